@@ -1,0 +1,1 @@
+//! Every reconciler that is not the scheduler or the kubelet.

@@ -1,0 +1,1 @@
+//! The request path: routes, admission, traffic, demand.

@@ -1,0 +1,1 @@
+//! One shared, decoded copy of each kind a process needs.

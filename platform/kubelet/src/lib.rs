@@ -1,0 +1,1 @@
+//! One node made to match its pods.

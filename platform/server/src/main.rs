@@ -1,0 +1,2 @@
+//! The Mayfly binary: roles, configuration, commands.
+fn main() {}

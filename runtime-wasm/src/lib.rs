@@ -1,0 +1,1 @@
+//! The wasm host: engine, component cache, pool, host capabilities, limits.
