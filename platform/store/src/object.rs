@@ -1,0 +1,119 @@
+//! The words of the store: what an object is, where it stands, what happened to it.
+
+use std::{fmt, sync::Arc};
+
+use bytes::Bytes;
+
+/// A point in the history of the whole store. Every single write takes the next one, so no two
+/// events share a revision; 0 is the empty store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Revision(pub u64);
+
+impl Revision {
+    pub(crate) fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+}
+
+impl fmt::Display for Revision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The name of an object. Ordered by resource, then namespace, then name.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key {
+    /// The plural, with its group when it has one: `pods`, `functions.mayfly.dev`.
+    pub resource: Arc<str>,
+    /// Empty for an object of the whole cluster.
+    pub namespace: Arc<str>,
+    pub name: Arc<str>,
+}
+
+impl Key {
+    pub fn new(
+        resource: impl Into<Arc<str>>,
+        namespace: impl Into<Arc<str>>,
+        name: impl Into<Arc<str>>,
+    ) -> Self {
+        Self { resource: resource.into(), namespace: namespace.into(), name: name.into() }
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &*self.namespace {
+            "" => write!(f, "{}/{}", self.resource, self.name),
+            namespace => write!(f, "{}/{}/{}", self.resource, namespace, self.name),
+        }
+    }
+}
+
+/// One object as it was after one write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    pub key: Key,
+    pub value: Bytes,
+    /// The revision of the write that created it.
+    pub created: Revision,
+    /// The revision of the write that made it look like this.
+    pub modified: Revision,
+}
+
+/// Which objects a list or a watch is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Range {
+    pub resource: Arc<str>,
+    /// `None`: all namespaces.
+    pub namespace: Option<Arc<str>>,
+    /// `None`: all names.
+    pub name: Option<Arc<str>>,
+}
+
+impl Range {
+    /// Every object of a resource.
+    pub fn resource(resource: impl Into<Arc<str>>) -> Self {
+        Self { resource: resource.into(), namespace: None, name: None }
+    }
+
+    /// The objects of a resource in one namespace.
+    pub fn namespace(resource: impl Into<Arc<str>>, namespace: impl Into<Arc<str>>) -> Self {
+        Self { resource: resource.into(), namespace: Some(namespace.into()), name: None }
+    }
+
+    /// One object, whether it exists or not.
+    pub fn key(key: &Key) -> Self {
+        Self {
+            resource: key.resource.clone(),
+            namespace: Some(key.namespace.clone()),
+            name: Some(key.name.clone()),
+        }
+    }
+
+    pub fn contains(&self, key: &Key) -> bool {
+        self.resource == key.resource
+            && self.namespace.as_ref().is_none_or(|namespace| *namespace == key.namespace)
+            && self.name.as_ref().is_none_or(|name| *name == key.name)
+    }
+}
+
+/// What a write did to an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventKind {
+    Created,
+    Modified,
+    Deleted,
+}
+
+/// One write, as watchers see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    pub kind: EventKind,
+    /// The object after the write. For [`EventKind::Deleted`]: its last state, with `modified` set to
+    /// the deletion's revision.
+    pub entry: Arc<Entry>,
+    /// The object before the write; `None` for [`EventKind::Created`].
+    pub previous: Option<Arc<Entry>>,
+    pub revision: Revision,
+}

@@ -1,0 +1,211 @@
+//! The store as its users hold it.
+
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use parking_lot::RwLock;
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+
+use crate::{
+    database::{Database, OpenError},
+    list::{ListError, ListOptions, Listing},
+    object::{Entry, Key, Range, Revision},
+    state::{HistoryLimits, State},
+    watch::{Watch, WatchError},
+    write::{Write, WriteError, Written},
+    writer::{self, Command, Request},
+};
+
+/// Where the store is and how much it may take.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The data file. SQLite keeps two more beside it (`-wal`, `-shm`), the store a `.lock`.
+    pub path: PathBuf,
+    /// Events kept for each resource. A watcher further behind is told to list again.
+    pub history_events_max: usize,
+    /// Bytes of values kept by the history of all resources together; beyond it, the resource
+    /// whose history is the largest forgets first.
+    pub history_bytes_max: usize,
+    /// Writes waiting for the disk, as a number…
+    pub queue_writes_max: usize,
+    /// …and as bytes of their values.
+    pub queue_bytes_max: usize,
+    /// How long a write waits for a place in the queue before it is [`WriteError::Overloaded`].
+    pub queue_wait_max: Duration,
+    /// The largest value of one object.
+    pub value_bytes_max: usize,
+}
+
+impl Config {
+    /// The defaults, for a data file at `path`.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self {
+            path: path.into(),
+            history_events_max: 8192,
+            history_bytes_max: 32 << 20,
+            queue_writes_max: 4096,
+            queue_bytes_max: 64 << 20,
+            queue_wait_max: Duration::from_secs(5),
+            // etcd's limit for one request, which the objects of this field are made to fit.
+            value_bytes_max: 3 << 19,
+        }
+    }
+}
+
+/// Revisioned, watchable objects. A handle: cloning it is cheap and gives the same store.
+#[derive(Clone)]
+pub struct Store {
+    shared: Arc<Shared>,
+    commands: mpsc::Sender<Command>,
+    /// Bytes that may still enter the queue.
+    queue_bytes: Arc<Semaphore>,
+    config: Arc<Config>,
+}
+
+/// What readers, watches and the writer share.
+pub(crate) struct Shared {
+    pub(crate) state: RwLock<State>,
+    pub(crate) counters: Counters,
+    /// Turns true when the writer has stopped and let go of the file.
+    pub(crate) closed: watch::Sender<bool>,
+}
+
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub(crate) writes: AtomicU64,
+    pub(crate) commits: AtomicU64,
+    pub(crate) checkpoints: AtomicU64,
+}
+
+/// Numbers for metrics. The counters count since the store was opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stats {
+    pub revision: Revision,
+    pub objects: usize,
+    pub history_events: usize,
+    pub history_bytes: usize,
+    /// Writes acknowledged.
+    pub writes: u64,
+    /// Transactions committed, each with one fsync of the write-ahead log.
+    pub commits: u64,
+    /// Times the write-ahead log was copied into the data file, each with an fsync of both.
+    pub checkpoints: u64,
+    /// Writes waiting for the writer now.
+    pub queued: usize,
+}
+
+impl Store {
+    /// Opens or creates the data file, checks it, and loads the index. Blocks while it reads.
+    ///
+    /// A file that is damaged, foreign, newer or in use is an error and is left as it is.
+    pub fn open(config: Config) -> Result<Self, OpenError> {
+        let (database, loaded) = Database::open(&config.path)?;
+        Ok(Self::start(config, database, loaded))
+    }
+
+    /// The same store over SQLite's `:memory:`, for tests that need no file.
+    pub fn in_memory() -> Result<Self, OpenError> {
+        let (database, loaded) = Database::in_memory()?;
+        Ok(Self::start(Config::new(":memory:"), database, loaded))
+    }
+
+    fn start(config: Config, database: Database, loaded: crate::database::Loaded) -> Self {
+        let limits = HistoryLimits { events: config.history_events_max, bytes: config.history_bytes_max };
+        let shared = Arc::new(Shared {
+            state: RwLock::new(State::new(loaded, limits)),
+            counters: Counters::default(),
+            closed: watch::Sender::new(false),
+        });
+        let (commands, queue) = mpsc::channel(config.queue_writes_max);
+        writer::start(Arc::clone(&shared), database, queue);
+        let queue_bytes = Arc::new(Semaphore::new(config.queue_bytes_max));
+        Self { shared, commands, queue_bytes, config: Arc::new(config) }
+    }
+
+    /// Makes one change durable. Returns once it is on the disk and visible to readers.
+    ///
+    /// A caller that goes away while waiting does not know whether the write happened.
+    pub async fn write(&self, write: Write) -> Result<Written, WriteError> {
+        let mut written = self.write_all(vec![write]).await?;
+        written.pop().ok_or(WriteError::Closed)
+    }
+
+    /// Makes all changes durable, or none. Later ones see the earlier ones; each takes a revision of
+    /// its own, and readers see either none or all.
+    pub async fn write_all(&self, writes: Vec<Write>) -> Result<Vec<Written>, WriteError> {
+        let limit = self.config.value_bytes_max;
+        if let Some(bytes) = writes.iter().map(Write::value_bytes).find(|bytes| *bytes > limit) {
+            return Err(WriteError::TooLarge { bytes, limit });
+        }
+        let bytes: usize = writes.iter().map(Write::value_bytes).sum();
+        if bytes > self.config.queue_bytes_max {
+            return Err(WriteError::TooLarge { bytes, limit: self.config.queue_bytes_max });
+        }
+        let (reply, answer) = oneshot::channel();
+        let enqueue = async {
+            let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+            let room = Arc::clone(&self.queue_bytes).acquire_many_owned(bytes).await;
+            let room = room.map_err(|_| WriteError::Closed)?;
+            let request = Request { writes, reply, room };
+            self.commands.send(Command::Write(request)).await.map_err(|_| WriteError::Closed)
+        };
+        match tokio::time::timeout(self.config.queue_wait_max, enqueue).await {
+            Ok(sent) => sent?,
+            Err(_) => return Err(WriteError::Overloaded),
+        }
+        answer.await.unwrap_or(Err(WriteError::Closed))
+    }
+
+    /// The revision of the newest write; [`Revision`] 0 when there never was one.
+    pub fn revision(&self) -> Revision {
+        self.shared.state.read().revision()
+    }
+
+    pub fn get(&self, key: &Key) -> Option<Arc<Entry>> {
+        self.shared.state.read().get(key)
+    }
+
+    /// One page of a range, consistent at one revision.
+    pub fn list(&self, range: &Range, options: &ListOptions) -> Result<Listing, ListError> {
+        let view = self.shared.state.read().view(range, options)?;
+        Ok(view.page(range, options))
+    }
+
+    /// Every event of a range after a revision, those of the past first.
+    pub fn watch(&self, range: Range, after: Revision) -> Result<Watch, WatchError> {
+        Watch::start(Arc::clone(&self.shared), range, after)
+    }
+
+    pub fn stats(&self) -> Stats {
+        let state = self.shared.state.read();
+        let counters = &self.shared.counters;
+        Stats {
+            revision: state.revision(),
+            objects: state.objects(),
+            history_events: state.history_events(),
+            history_bytes: state.history_bytes(),
+            writes: counters.writes.load(Ordering::Relaxed),
+            commits: counters.commits.load(Ordering::Relaxed),
+            checkpoints: counters.checkpoints.load(Ordering::Relaxed),
+            queued: self.commands.max_capacity() - self.commands.capacity(),
+        }
+    }
+
+    /// Finishes what is queued, folds the write-ahead log into the data file and lets go of it.
+    /// Later writes, of any clone, are [`WriteError::Closed`]; reads still answer.
+    ///
+    /// Without it the same happens in the background once the last clone is gone.
+    pub async fn close(&self) {
+        let mut closed = self.shared.closed.subscribe();
+        // Fails only when the writer has already been told.
+        let _ = self.commands.send(Command::Close).await;
+        // The sender lives in `shared`, so waiting cannot fail.
+        let _ = closed.wait_for(|closed| *closed).await;
+    }
+}

@@ -1,0 +1,66 @@
+//! What a writer asks for, and what it is told.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::object::{Entry, Key, Revision};
+
+/// One change to one object.
+#[derive(Clone, Debug)]
+pub enum Write {
+    /// Refused with [`WriteError::AlreadyExists`] when the key is taken.
+    Create { key: Key, value: Bytes },
+    /// `expected`: only when the object's `modified` is still this; `None`: whatever it is.
+    Update { key: Key, value: Bytes, expected: Option<Revision> },
+    /// `expected` as for an update.
+    Delete { key: Key, expected: Option<Revision> },
+}
+
+impl Write {
+    pub fn key(&self) -> &Key {
+        match self {
+            Self::Create { key, .. } | Self::Update { key, .. } | Self::Delete { key, .. } => key,
+        }
+    }
+
+    pub(crate) fn value_bytes(&self) -> usize {
+        match self {
+            Self::Create { value, .. } | Self::Update { value, .. } => value.len(),
+            Self::Delete { .. } => 0,
+        }
+    }
+}
+
+/// An acknowledged write: it is on the disk and visible to every reader.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Written {
+    /// The object after the write; for a delete, the object as it was before.
+    pub entry: Arc<Entry>,
+    /// The revision of this write.
+    pub revision: Revision,
+}
+
+/// Why a write did not happen. Nothing of it is kept, of none of the writes of a
+/// [`write_all`](crate::Store::write_all).
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WriteError {
+    #[error("the object already exists")]
+    AlreadyExists,
+    #[error("the object does not exist")]
+    NotFound,
+    #[error("the object has been modified: it is now at revision {current}")]
+    Conflict { current: Revision },
+    #[error("the value has {bytes} bytes, more than the {limit} allowed for one object")]
+    TooLarge { bytes: usize, limit: usize },
+    /// Nothing is lost, reads go on, and writes work again once there is space.
+    #[error("the disk of the data directory is full: free some space, then try again")]
+    Full,
+    #[error("more writes are waiting than the store can take: try again in a moment")]
+    Overloaded,
+    #[error("the store is closed")]
+    Closed,
+    /// The engine refused for a reason that is not the caller's. What is acknowledged is kept.
+    #[error("the data file could not be written: {0}")]
+    Failed(Arc<str>),
+}
