@@ -1,0 +1,210 @@
+//! `Function`: code that answers HTTP requests, and how it may run.
+
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    Digest,
+    duration::Span,
+    k8s::{
+        api::core::v1::EnvVar,
+        apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::Condition},
+    },
+};
+
+/// A function: a component (or, as a fallback, a container image) that answers HTTP requests, and the
+/// rules it runs under. Each change of what runs makes a new immutable Revision.
+#[derive(CustomResource, Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
+#[kube(
+    group = "mayfly.dev",
+    version = "v1",
+    kind = "Function",
+    plural = "functions",
+    shortname = "fn",
+    namespaced,
+    status = "FunctionStatus",
+    derive = "Default",
+    derive = "PartialEq"
+)]
+#[serde(rename_all = "camelCase")]
+pub struct FunctionSpec {
+    /// Where the code comes from. Exactly one of its fields is set.
+    pub source: Source,
+    /// Environment variables; `valueFrom` takes secretKeyRef and configMapKeyRef.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub env: Vec<EnvVar>,
+    /// What one instance, and the function on the whole, may use.
+    #[serde(default)]
+    pub limits: Limits,
+    /// How many replicas there may be, and when to add and remove them.
+    #[serde(default)]
+    pub scaling: Scaling,
+    /// Whether instances are shared between requests.
+    #[serde(default)]
+    pub isolation: Isolation,
+    /// Outbound HTTP is denied unless listed: `https://api.example.com`, `http://10.0.0.5:8080`,
+    /// `https://*.example.com`. Private and link-local addresses must be named themselves.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub egress: Vec<String>,
+    /// Which revisions answer, in which shares. Empty: all to the latest ready revision.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub traffic: Vec<TrafficTarget>,
+    /// How a client stays with the revision that answered it first, when traffic is split.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sticky: Option<Sticky>,
+}
+
+/// Where the code comes from. Exactly one field is set.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct Source {
+    /// A component uploaded to the artifact store.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub component: Option<Digest>,
+    /// A wasm component in an OCI registry.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub oci: Option<String>,
+    /// A container image with an HTTP server.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
+    /// The port the image's server listens on. Default 8080.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub port: Option<u16>,
+}
+
+/// What one instance, and the function on the whole, may use.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, PartialEq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Limits {
+    /// Memory of one instance, over all its linear memories. Default 64Mi.
+    pub memory: Quantity,
+    /// Wall-clock time from the request's admission to the end of the answer. Default 30s.
+    pub timeout: Span,
+    /// Requests that one replica handles at the same time. Default 100.
+    pub concurrency: u32,
+    /// Bytes of one answer's body. Default 256Mi.
+    pub response: Quantity,
+}
+
+impl Limits {
+    pub const MEMORY_DEFAULT: &str = "64Mi";
+    pub const TIMEOUT_DEFAULT: Span = Span::from_secs(30);
+    pub const CONCURRENCY_DEFAULT: u32 = 100;
+    pub const RESPONSE_DEFAULT: &str = "256Mi";
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            memory: Quantity(Self::MEMORY_DEFAULT.into()),
+            timeout: Self::TIMEOUT_DEFAULT,
+            concurrency: Self::CONCURRENCY_DEFAULT,
+            response: Quantity(Self::RESPONSE_DEFAULT.into()),
+        }
+    }
+}
+
+/// How many replicas there may be, and when to add and remove them. The words mean what they mean in
+/// Knative's pod autoscaler.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, PartialEq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Scaling {
+    /// Replicas that are kept even when nothing is asked. Default 0.
+    pub min: u32,
+    /// Replicas that there may be at most. Default 100.
+    pub max: u32,
+    /// Requests in flight that one replica should have, on average. Default 80.
+    pub target: u32,
+    /// The stable window, over which demand is averaged. Default 60s.
+    pub window: Span,
+    /// The panic window's share of the stable window, in percent. Default 10.
+    pub panic_window_percent: u32,
+    /// Demand in the panic window over capacity at which panic starts, in percent. Default 200.
+    pub panic_threshold_percent: u32,
+    /// How long demand must stay lower before a replica goes. Default 0s.
+    pub scale_down_delay: Span,
+    /// How long without a request until the last replica goes. Default 60s.
+    pub idle_after: Span,
+}
+
+impl Default for Scaling {
+    fn default() -> Self {
+        Self {
+            min: 0,
+            max: 100,
+            target: 80,
+            window: Span::from_secs(60),
+            panic_window_percent: 10,
+            panic_threshold_percent: 200,
+            scale_down_delay: Span::from_secs(0),
+            idle_after: Span::from_secs(60),
+        }
+    }
+}
+
+/// Whether instances are shared between requests.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[serde(rename_all = "lowercase")]
+pub enum Isolation {
+    /// A new instance for each request.
+    #[default]
+    Fresh,
+    /// Instances answer many requests of the same revision.
+    Reuse,
+}
+
+/// A share of the traffic.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct TrafficTarget {
+    /// A revision's name; or `latest: true`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revision: Option<String>,
+    /// The latest ready revision, whichever that is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latest: Option<bool>,
+    /// The share; all shares together are 100. Without one the target is reached by its tag only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub percent: Option<u32>,
+    /// Reaches this target directly: header `mayfly-tag: <tag>`, or host
+    /// `<tag>-<name>.<namespace>.fn.localhost`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tag: Option<String>,
+}
+
+/// How a client stays with one revision: exactly one field is set.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct Sticky {
+    /// Requests with the same value of this header go to the same revision.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub header: Option<String>,
+    /// The gateway sets this cookie and follows it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cookie: Option<String>,
+}
+
+/// What became of a function.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct FunctionStatus {
+    /// Where it answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub url: Option<String>,
+    /// The newest revision, ready or not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latest_revision: Option<String>,
+    /// The newest revision that can answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latest_ready_revision: Option<String>,
+    /// Replicas that are running, over all revisions.
+    #[serde(default)]
+    pub ready_replicas: i32,
+    /// The generation of the spec that this status speaks of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// `Ready`: every traffic target can answer.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<Condition>,
+}

@@ -1,0 +1,30 @@
+//! The words that every part of Mayfly speaks, and the rules of those words.
+//!
+//! **Belongs here:** our kinds ([`Function`], [`Revision`]), the built-in kinds ([`k8s`], re-exported from
+//! `k8s-openapi`), names, quantities, durations, digests, selectors; validation and defaults. Everything
+//! is plain data and pure functions.
+//!
+//! **Does not belong here:** tokio, HTTP, files, clocks. A thing that *does* something lives upstairs.
+//!
+//! Start reading at [`function`], then [`wellknown`] for labels and annotations.
+
+pub mod digest;
+pub mod duration;
+pub mod egress;
+pub mod env;
+pub mod function;
+pub mod names;
+pub mod quantity;
+pub mod resources;
+pub mod revision;
+pub mod selector;
+pub mod validation;
+pub mod wellknown;
+
+pub use digest::Digest;
+pub use function::{Function, FunctionSpec, FunctionStatus};
+pub use names::ObjectKey;
+pub use revision::{Revision, RevisionSpec, RevisionStatus};
+
+/// The built-in kinds, so that all crates use the same version of them.
+pub use k8s_openapi as k8s;

@@ -1,0 +1,100 @@
+//! What a pod asks of a node, summed over its containers.
+
+use std::collections::BTreeMap;
+
+use crate::{
+    k8s::{
+        api::core::v1::{Container, PodSpec},
+        apimachinery::pkg::api::resource::Quantity,
+    },
+    quantity,
+};
+
+/// Amounts by resource name: CPU in thousandths of a core, everything else in whole units (bytes, devices).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Amounts(pub BTreeMap<String, u64>);
+
+impl Amounts {
+    /// Reads a resource list; an entry that is not a quantity counts as nothing (validation refuses it).
+    pub fn from_quantities(quantities: &BTreeMap<String, Quantity>) -> Self {
+        Self(quantities.iter().map(|(name, value)| (name.clone(), amount(name, value))).collect())
+    }
+
+    /// A pod's effective requests (upstream: `component-helpers/resource`): the sum of its containers, or
+    /// its largest init container where that is more, and the overhead. A limit without a request counts
+    /// as the request.
+    pub fn of_pod(spec: &PodSpec) -> Self {
+        let mut total = Self::default();
+        for container in &spec.containers {
+            total.add(&Self::of_container(container));
+        }
+        for container in spec.init_containers.iter().flatten() {
+            total.max(&Self::of_container(container));
+        }
+        if let Some(overhead) = &spec.overhead {
+            total.add(&Self::from_quantities(overhead));
+        }
+        total
+    }
+
+    fn of_container(container: &Container) -> Self {
+        let Some(resources) = &container.resources else { return Self::default() };
+        let mut amounts = Self::from_quantities(resources.limits.as_ref().unwrap_or(&BTreeMap::new()));
+        if let Some(requests) = &resources.requests {
+            amounts.0.extend(Self::from_quantities(requests).0);
+        }
+        amounts
+    }
+
+    pub fn get(&self, name: &str) -> u64 {
+        self.0.get(name).copied().unwrap_or(0)
+    }
+
+    pub fn add(&mut self, other: &Self) {
+        for (name, amount) in &other.0 {
+            let sum = self.0.entry(name.clone()).or_default();
+            *sum = sum.saturating_add(*amount);
+        }
+    }
+
+    pub fn subtract(&mut self, other: &Self) {
+        for (name, amount) in &other.0 {
+            if let Some(left) = self.0.get_mut(name) {
+                *left = left.saturating_sub(*amount);
+            }
+        }
+    }
+
+    fn max(&mut self, other: &Self) {
+        for (name, amount) in &other.0 {
+            let most = self.0.entry(name.clone()).or_default();
+            *most = (*most).max(*amount);
+        }
+    }
+}
+
+fn amount(name: &str, value: &Quantity) -> u64 {
+    if name == "cpu" { quantity::millis(value) } else { quantity::whole(value) }.unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_containers_and_takes_the_largest_init_container() {
+        let spec: PodSpec = serde_json::from_value(serde_json::json!({
+            "containers": [
+                {"name": "a", "resources": {"requests": {"cpu": "500m", "memory": "1Mi"}}},
+                {"name": "b", "resources": {"limits": {"cpu": "1", "memory": "2Mi"}, "requests": {"cpu": "250m"}}}
+            ],
+            "initContainers": [{"name": "i", "resources": {"requests": {"cpu": "2", "memory": "1Mi"}}}],
+            "overhead": {"memory": "1Mi"}
+        }))
+        .unwrap();
+        let amounts = Amounts::of_pod(&spec);
+        assert_eq!(amounts.get("cpu"), 2000);
+        assert_eq!(amounts.get("memory"), 4 << 20);
+        assert_eq!(amounts.get("nvidia.com/gpu"), 0);
+    }
+}

@@ -1,0 +1,69 @@
+//! `Revision`: one immutable state of a function.
+
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    function::{FunctionSpec, Isolation, Limits, Scaling, Source},
+    k8s::{api::core::v1::EnvVar, apimachinery::pkg::apis::meta::v1::Condition},
+};
+
+/// One immutable state of a function: what ran, and under which rules. Owned by its Function.
+#[derive(CustomResource, Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
+#[kube(
+    group = "mayfly.dev",
+    version = "v1",
+    kind = "Revision",
+    plural = "revisions",
+    shortname = "rev",
+    namespaced,
+    status = "RevisionStatus",
+    derive = "Default",
+    derive = "PartialEq"
+)]
+#[serde(rename_all = "camelCase")]
+pub struct RevisionSpec {
+    /// The function this is a state of.
+    pub function: String,
+    pub source: Source,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub env: Vec<EnvVar>,
+    #[serde(default)]
+    pub limits: Limits,
+    #[serde(default)]
+    pub scaling: Scaling,
+    #[serde(default)]
+    pub isolation: Isolation,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub egress: Vec<String>,
+}
+
+impl RevisionSpec {
+    /// The part of a function's spec that makes a revision: all but the traffic.
+    pub fn from_function(name: &str, spec: &FunctionSpec) -> Self {
+        Self {
+            function: name.into(),
+            source: spec.source.clone(),
+            env: spec.env.clone(),
+            limits: spec.limits.clone(),
+            scaling: spec.scaling.clone(),
+            isolation: spec.isolation,
+            egress: spec.egress.clone(),
+        }
+    }
+}
+
+/// What became of a revision.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct RevisionStatus {
+    /// Replicas that are running.
+    #[serde(default)]
+    pub ready_replicas: i32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// `Ready`: the component is there and can be run; `Active`: it has replicas.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<Condition>,
+}

@@ -1,0 +1,277 @@
+//! What makes a Function valid. Errors carry the path of the field, as Kubernetes' `field.Error` does.
+
+use std::collections::HashSet;
+
+use crate::{
+    egress::EgressRule,
+    function::{FunctionSpec, Limits, Scaling, Source, TrafficTarget},
+    names, quantity,
+};
+
+/// Largest memory limit of one instance, in bytes: a 32-bit linear memory.
+pub const MEMORY_BYTES_MAX: u64 = 4 << 30;
+/// Smallest memory limit of one instance, in bytes: one wasm page.
+pub const MEMORY_BYTES_MIN: u64 = 64 << 10;
+/// Most replicas of one revision on the whole.
+pub const REPLICAS_MAX: u32 = 10_000;
+/// Most requests one replica may handle at the same time.
+pub const CONCURRENCY_MAX: u32 = 100_000;
+
+/// One thing wrong with one field.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FieldError {
+    /// `spec.source.component`
+    pub path: String,
+    pub kind: FieldErrorKind,
+    pub detail: String,
+}
+
+/// The kinds of `field.Error` in use; `cause` is the word in a Status's causes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FieldErrorKind {
+    Required,
+    Invalid { value: String },
+    Forbidden,
+    Duplicate { value: String },
+    NotSupported { value: String },
+}
+
+impl FieldError {
+    pub fn required(path: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self { path: path.into(), kind: FieldErrorKind::Required, detail: detail.into() }
+    }
+
+    /// `value` is shown to the user: quote strings.
+    pub fn invalid(path: impl Into<String>, value: impl ToString, detail: impl Into<String>) -> Self {
+        let kind = FieldErrorKind::Invalid { value: value.to_string() };
+        Self { path: path.into(), kind, detail: detail.into() }
+    }
+
+    pub fn forbidden(path: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self { path: path.into(), kind: FieldErrorKind::Forbidden, detail: detail.into() }
+    }
+
+    /// `FieldValueInvalid` and its kin.
+    pub fn cause(&self) -> &'static str {
+        match self.kind {
+            FieldErrorKind::Required => "FieldValueRequired",
+            FieldErrorKind::Invalid { .. } => "FieldValueInvalid",
+            FieldErrorKind::Forbidden => "FieldValueForbidden",
+            FieldErrorKind::Duplicate { .. } => "FieldValueDuplicate",
+            FieldErrorKind::NotSupported { .. } => "FieldValueNotSupported",
+        }
+    }
+
+    /// The message without the path: `Invalid value: "x": must be …`.
+    pub fn message(&self) -> String {
+        let detail = &self.detail;
+        match &self.kind {
+            FieldErrorKind::Required if detail.is_empty() => "Required value".into(),
+            FieldErrorKind::Required => format!("Required value: {detail}"),
+            FieldErrorKind::Invalid { value } => format!("Invalid value: {value}: {detail}"),
+            FieldErrorKind::Forbidden => format!("Forbidden: {detail}"),
+            FieldErrorKind::Duplicate { value } => format!("Duplicate value: {value}"),
+            FieldErrorKind::NotSupported { value } => format!("Unsupported value: {value}: {detail}"),
+        }
+    }
+}
+
+/// Everything that is wrong with a function, all at once. `name` becomes a host label.
+pub fn function(name: &str, spec: &FunctionSpec) -> Vec<FieldError> {
+    let mut errors = Vec::new();
+    if let Err(why) = names::dns_label(name) {
+        errors.push(FieldError::invalid("metadata.name", format!("{name:?}"), why));
+    }
+    source(&spec.source, &mut errors);
+    limits(&spec.limits, &mut errors);
+    scaling(&spec.scaling, &mut errors);
+    for (at, rule) in spec.egress.iter().enumerate() {
+        if let Err(why) = rule.parse::<EgressRule>() {
+            errors.push(FieldError::invalid(
+                format!("spec.egress[{at}]"),
+                format!("{rule:?}"),
+                why.to_string(),
+            ));
+        }
+    }
+    for (at, variable) in spec.env.iter().enumerate() {
+        let path = format!("spec.env[{at}]");
+        if variable.name.is_empty() || variable.name.contains(['=', '\0']) {
+            let detail = "a variable's name is not empty and has no '=' in it";
+            errors.push(FieldError::invalid(format!("{path}.name"), format!("{:?}", variable.name), detail));
+        }
+        if variable.value.as_ref().is_some_and(|v| !v.is_empty()) && variable.value_from.is_some() {
+            let detail = "may not be specified when `value` is not empty";
+            errors.push(FieldError::invalid(format!("{path}.valueFrom"), "\"\"", detail));
+        }
+    }
+    traffic(&spec.traffic, &mut errors);
+    if let Some(sticky) = &spec.sticky {
+        if sticky.header.is_some() == sticky.cookie.is_some() {
+            errors.push(FieldError::invalid("spec.sticky", "{}", "set exactly one of header and cookie"));
+        }
+        for (field, value) in [("header", &sticky.header), ("cookie", &sticky.cookie)] {
+            if value.as_ref().is_some_and(|v| !is_token(v)) {
+                let path = format!("spec.sticky.{field}");
+                errors.push(FieldError::invalid(path, format!("{value:?}"), "must be an HTTP token"));
+            }
+        }
+    }
+    errors
+}
+
+fn source(source: &Source, errors: &mut Vec<FieldError>) {
+    let set = [source.component.is_some(), source.oci.is_some(), source.image.is_some()];
+    match set.iter().filter(|set| **set).count() {
+        0 => errors.push(FieldError::required("spec.source", "set one of component, oci and image")),
+        1 => {}
+        _ => errors.push(FieldError::forbidden("spec.source", "set only one of component, oci and image")),
+    }
+    if source.port.is_some() && source.image.is_none() {
+        errors.push(FieldError::forbidden("spec.source.port", "a port belongs to an image"));
+    }
+    if source.port == Some(0) {
+        errors.push(FieldError::invalid("spec.source.port", 0, "must be between 1 and 65535, inclusive"));
+    }
+}
+
+fn limits(limits: &Limits, errors: &mut Vec<FieldError>) {
+    for (field, value, min, max) in [
+        ("memory", &limits.memory, MEMORY_BYTES_MIN, MEMORY_BYTES_MAX),
+        ("response", &limits.response, 1, u64::MAX),
+    ] {
+        let path = format!("spec.limits.{field}");
+        let shown = format!("{:?}", value.0);
+        match quantity::whole(value) {
+            Err(why) => errors.push(FieldError::invalid(path, shown, why.to_string())),
+            Ok(bytes) if bytes < min || bytes > max => {
+                errors.push(FieldError::invalid(
+                    path,
+                    shown,
+                    format!("must be between {min} and {max} bytes"),
+                ));
+            }
+            Ok(_) => {}
+        }
+    }
+    if limits.timeout.0.is_zero() {
+        errors.push(FieldError::invalid("spec.limits.timeout", "\"0s\"", "must be longer than nothing"));
+    }
+    if limits.concurrency == 0 || limits.concurrency > CONCURRENCY_MAX {
+        let detail = format!("must be between 1 and {CONCURRENCY_MAX}, inclusive");
+        errors.push(FieldError::invalid("spec.limits.concurrency", limits.concurrency, detail));
+    }
+}
+
+fn scaling(scaling: &Scaling, errors: &mut Vec<FieldError>) {
+    if scaling.max == 0 || scaling.max > REPLICAS_MAX {
+        let detail = format!("must be between 1 and {REPLICAS_MAX}, inclusive");
+        errors.push(FieldError::invalid("spec.scaling.max", scaling.max, detail));
+    }
+    if scaling.min > scaling.max {
+        errors.push(FieldError::invalid("spec.scaling.min", scaling.min, "must not be more than max"));
+    }
+    if scaling.target == 0 {
+        errors.push(FieldError::invalid("spec.scaling.target", 0, "must be at least 1"));
+    }
+    if scaling.window.0.as_secs() < 6 || scaling.window.0.as_secs() > 3600 {
+        let shown = format!("\"{}\"", scaling.window);
+        errors.push(FieldError::invalid("spec.scaling.window", shown, "must be between 6s and 1h"));
+    }
+    if !(1..=100).contains(&scaling.panic_window_percent) {
+        let detail = "must be between 1 and 100, inclusive";
+        errors.push(FieldError::invalid(
+            "spec.scaling.panicWindowPercent",
+            scaling.panic_window_percent,
+            detail,
+        ));
+    }
+    if !(110..=1000).contains(&scaling.panic_threshold_percent) {
+        let path = "spec.scaling.panicThresholdPercent";
+        let detail = "must be between 110 and 1000, inclusive";
+        errors.push(FieldError::invalid(path, scaling.panic_threshold_percent, detail));
+    }
+}
+
+fn traffic(targets: &[TrafficTarget], errors: &mut Vec<FieldError>) {
+    let mut tags = HashSet::new();
+    let mut total = 0u64;
+    for (at, target) in targets.iter().enumerate() {
+        let path = format!("spec.traffic[{at}]");
+        if target.revision.is_some() == target.latest.unwrap_or(false) {
+            errors.push(FieldError::invalid(&path, "{}", "set exactly one of revision and latest: true"));
+        }
+        total += u64::from(target.percent.unwrap_or(0));
+        if let Some(tag) = &target.tag {
+            if let Err(why) = names::dns_label(tag) {
+                errors.push(FieldError::invalid(format!("{path}.tag"), format!("{tag:?}"), why));
+            }
+            if !tags.insert(tag) {
+                let kind = FieldErrorKind::Duplicate { value: format!("{tag:?}") };
+                errors.push(FieldError { path: format!("{path}.tag"), kind, detail: String::new() });
+            }
+        }
+        if target.tag.is_none() && target.percent.is_none() {
+            errors.push(FieldError::required(
+                format!("{path}.percent"),
+                "a target has a percent, a tag, or both",
+            ));
+        }
+    }
+    if !targets.is_empty() && total != 100 {
+        errors.push(FieldError::invalid(
+            "spec.traffic",
+            total,
+            "the percents of all targets must be 100 together",
+        ));
+    }
+}
+
+fn is_token(text: &str) -> bool {
+    let allowed = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
+    !text.is_empty() && text.bytes().all(allowed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn errors(yaml: serde_json::Value) -> Vec<String> {
+        let spec: FunctionSpec = serde_json::from_value(yaml).unwrap();
+        function("hello", &spec).iter().map(|e| format!("{}: {}", e.path, e.message())).collect()
+    }
+
+    #[test]
+    fn a_small_function_is_valid() {
+        let digest = crate::Digest::of(b"x").to_string();
+        assert_eq!(errors(serde_json::json!({"source": {"component": digest}})), Vec::<String>::new());
+    }
+
+    #[test]
+    fn all_problems_are_named_at_once() {
+        let found = errors(serde_json::json!({
+            "source": {"oci": "a", "image": "b"},
+            "limits": {"memory": "1Ti", "timeout": "0s", "concurrency": 0},
+            "scaling": {"min": 3, "max": 2, "target": 0},
+            "egress": ["example.com"],
+            "env": [{"name": "A=B"}],
+            "traffic": [{"latest": true, "percent": 50, "tag": "t"}, {"revision": "r", "percent": 40, "tag": "t"}],
+            "sticky": {"header": "a b"}
+        }));
+        for path in [
+            "spec.source: Forbidden",
+            "spec.limits.memory: Invalid value: \"1Ti\"",
+            "spec.limits.timeout",
+            "spec.limits.concurrency",
+            "spec.scaling.min",
+            "spec.scaling.target",
+            "spec.egress[0]",
+            "spec.env[0].name",
+            "spec.traffic[1].tag: Duplicate value: \"t\"",
+            "spec.traffic: Invalid value: 90",
+            "spec.sticky.header",
+        ] {
+            assert!(found.iter().any(|error| error.starts_with(path)), "{path} is not in {found:#?}");
+        }
+    }
+}

@@ -1,0 +1,17 @@
+//! The contract between a node and the hosts that run things on it.
+//!
+//! **Belongs here:** [`Runtime`], what the kubelet asks of any host (wasm, OCI, simulated);
+//! [`FunctionHost`], what the gateway asks of a host that can answer requests in the same process; the
+//! values that cross these borders; the form of log files that all hosts write and the kubelet reads.
+//!
+//! **Does not belong here:** any host, any policy (when to scale, what to restart), the API.
+//!
+//! Start reading at [`function`] for the request path and at [`pod`] for the node.
+
+pub mod function;
+pub mod logs;
+pub mod pod;
+pub mod simulated;
+
+pub use function::{Answer, Body, BodyError, CallError, FunctionHost, HostedFunction, HostedSpec, Timings};
+pub use pod::{ContainerId, ContainerSpec, ContainerState, PodUid, Runtime, RuntimeError, SandboxSpec};

@@ -1,0 +1,265 @@
+//! Writing log files: one bounded queue and one thread for all files of a host, so that a guest that
+//! writes never waits for a disk, and never fills memory.
+
+use std::{
+    collections::HashMap,
+    fs::{File, OpenOptions},
+    io::{self, Write as _},
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+        mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel},
+    },
+    time::{Duration, Instant},
+};
+
+use bytes::{Bytes, BytesMut};
+
+use super::{FILE_BYTES_MAX, LINE_BYTES_MAX, rotated};
+
+/// Lines waiting for the disk, over all files. A full queue drops lines, and says how many.
+const QUEUE_LINES_MAX: usize = 8192;
+/// Files kept open at the same time.
+const OPEN_FILES_MAX: usize = 256;
+/// A file that nothing was written to for this long is closed.
+const IDLE_CLOSE: Duration = Duration::from_secs(10);
+
+/// Which of a program's two outputs a line came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Stream {
+    Stdout,
+    Stderr,
+}
+
+impl Stream {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stdout => "stdout",
+            Self::Stderr => "stderr",
+        }
+    }
+}
+
+enum Message {
+    Line { path: Arc<Path>, stream: Stream, time: jiff::Timestamp, text: Bytes, partial: bool },
+    Flush(SyncSender<()>),
+}
+
+/// Writes the log files of one host. Cheap to clone; the last clone's drop ends the thread when the queue
+/// is written.
+#[derive(Clone)]
+pub struct LogWriter {
+    queue: SyncSender<Message>,
+    dropped: Arc<AtomicU64>,
+}
+
+impl LogWriter {
+    /// Starts the writing thread.
+    pub fn start() -> io::Result<Self> {
+        let (queue, messages) = sync_channel(QUEUE_LINES_MAX);
+        let dropped = Arc::new(AtomicU64::new(0));
+        let counter = dropped.clone();
+        std::thread::Builder::new()
+            .name("log-writer".into())
+            .spawn(move || Writing::new(counter).run(&messages))?;
+        Ok(Self { queue, dropped })
+    }
+
+    /// A sink for one output of one program.
+    pub fn sink(&self, path: impl Into<PathBuf>, stream: Stream) -> LogSink {
+        let path: PathBuf = path.into();
+        LogSink { writer: self.clone(), path: path.into(), stream, unfinished: BytesMut::new() }
+    }
+
+    /// Lines dropped so far because the disk was slower than the programs.
+    pub fn dropped(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
+    }
+
+    /// Waits until everything queued before is in its file. Blocks: for tests and shutdown.
+    pub fn flush(&self) {
+        let (done, waiting) = sync_channel(1);
+        if self.queue.send(Message::Flush(done)).is_ok() {
+            // An error means that the thread is gone, and with it the queue.
+            waiting.recv().ok();
+        }
+    }
+}
+
+/// One output of one program: cuts bytes into lines.
+pub struct LogSink {
+    writer: LogWriter,
+    path: Arc<Path>,
+    stream: Stream,
+    unfinished: BytesMut,
+}
+
+impl LogSink {
+    /// Takes bytes as the program wrote them. Never waits.
+    pub fn write(&mut self, mut bytes: &[u8]) {
+        while let Some(end) = bytes.iter().position(|b| *b == b'\n') {
+            self.append(&bytes[..end]);
+            let line = self.unfinished.split().freeze();
+            self.send(line, false);
+            bytes = &bytes[end + 1..];
+        }
+        self.append(bytes);
+    }
+
+    fn append(&mut self, mut bytes: &[u8]) {
+        while self.unfinished.len() + bytes.len() > LINE_BYTES_MAX {
+            let room = LINE_BYTES_MAX - self.unfinished.len();
+            self.unfinished.extend_from_slice(&bytes[..room]);
+            bytes = &bytes[room..];
+            let part = self.unfinished.split().freeze();
+            self.send(part, true);
+        }
+        self.unfinished.extend_from_slice(bytes);
+    }
+
+    fn send(&self, text: Bytes, partial: bool) {
+        let time = jiff::Timestamp::now();
+        let line = Message::Line { path: self.path.clone(), stream: self.stream, time, text, partial };
+        if let Err(TrySendError::Full(_)) = self.writer.queue.try_send(line) {
+            self.writer.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for LogSink {
+    fn drop(&mut self) {
+        if !self.unfinished.is_empty() {
+            let line = self.unfinished.split().freeze();
+            self.send(line, false);
+        }
+    }
+}
+
+struct Writing {
+    open: HashMap<Arc<Path>, OpenFile>,
+    dropped: Arc<AtomicU64>,
+    dropped_told: u64,
+    failing: bool,
+}
+
+struct OpenFile {
+    file: File,
+    bytes: u64,
+    used: Instant,
+    buffer: Vec<u8>,
+}
+
+impl Writing {
+    fn new(dropped: Arc<AtomicU64>) -> Self {
+        Self { open: HashMap::new(), dropped, dropped_told: 0, failing: false }
+    }
+
+    fn run(mut self, messages: &Receiver<Message>) {
+        loop {
+            let first = match messages.recv_timeout(IDLE_CLOSE) {
+                Ok(message) => message,
+                Err(RecvTimeoutError::Timeout) => {
+                    self.open.retain(|_, file| file.used.elapsed() < IDLE_CLOSE);
+                    continue;
+                }
+                Err(RecvTimeoutError::Disconnected) => return,
+            };
+            // Take what is there, then write once per file.
+            let mut flushed = Vec::new();
+            for message in std::iter::once(first).chain(messages.try_iter().take(QUEUE_LINES_MAX)) {
+                match message {
+                    Message::Line { path, stream, time, text, partial } => {
+                        let result = self.append(&path, stream, time, &text, partial);
+                        self.note(&path, result);
+                    }
+                    Message::Flush(done) => flushed.push(done),
+                }
+            }
+            self.write_buffers();
+            for done in flushed {
+                done.send(()).ok();
+            }
+        }
+    }
+
+    fn append(
+        &mut self,
+        path: &Arc<Path>,
+        stream: Stream,
+        time: jiff::Timestamp,
+        text: &[u8],
+        partial: bool,
+    ) -> io::Result<()> {
+        if !self.open.contains_key(path) {
+            if self.open.len() >= OPEN_FILES_MAX {
+                self.write_buffers();
+                self.open.clear();
+            }
+            self.open.insert(path.clone(), OpenFile::open(path)?);
+        }
+        let Some(file) = self.open.get_mut(path) else { return Ok(()) };
+        let tag = if partial { 'P' } else { 'F' };
+        write!(file.buffer, "{time:.9} {} {tag} ", stream.name())?;
+        file.buffer.extend_from_slice(text);
+        file.buffer.push(b'\n');
+        file.used = Instant::now();
+        if file.buffer.len() as u64 + file.bytes > FILE_BYTES_MAX {
+            file.write_buffer()?;
+            std::fs::rename(path, rotated(path))?;
+            self.open.remove(path);
+        }
+        Ok(())
+    }
+
+    fn write_buffers(&mut self) {
+        let mut failed = None;
+        for (path, file) in &mut self.open {
+            if let Err(error) = file.write_buffer() {
+                file.buffer.clear();
+                failed = Some((path.clone(), error));
+            }
+        }
+        match failed {
+            Some((path, error)) => self.note(&path, Err(error)),
+            None => self.failing = false,
+        }
+        let dropped = self.dropped.load(Ordering::Relaxed);
+        if dropped > self.dropped_told {
+            tracing::warn!(
+                lines = dropped - self.dropped_told,
+                "log lines dropped: written faster than the disk takes them"
+            );
+            self.dropped_told = dropped;
+        }
+    }
+
+    /// Says that logs cannot be written once, not per line.
+    fn note(&mut self, path: &Path, result: io::Result<()>) {
+        if let Err(error) = result
+            && !std::mem::replace(&mut self.failing, true)
+        {
+            tracing::error!(path = %path.display(), %error, "cannot write log file; lines are lost until this is mended");
+        }
+    }
+}
+
+impl OpenFile {
+    fn open(path: &Path) -> io::Result<Self> {
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder)?;
+        }
+        let file = OpenOptions::new().create(true).append(true).open(path)?;
+        let bytes = file.metadata()?.len();
+        Ok(Self { file, bytes, used: Instant::now(), buffer: Vec::new() })
+    }
+
+    fn write_buffer(&mut self) -> io::Result<()> {
+        if !self.buffer.is_empty() {
+            self.file.write_all(&self.buffer)?;
+            self.bytes += self.buffer.len() as u64;
+            self.buffer.clear();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,130 @@
+//! The node's border: the kubelet decides what should run, a [`Runtime`] runs it.
+//!
+//! The shape is the container runtime interface's (CRI): a sandbox per pod, containers in it, each
+//! started once and never restarted by the host: restarts are the kubelet's policy and get a new attempt
+//! number, so a new [`ContainerId`].
+
+use std::{collections::BTreeMap, fmt, net::IpAddr, path::PathBuf, time::Duration};
+
+use async_trait::async_trait;
+use mayfly_api::ObjectKey;
+use tokio::sync::watch;
+
+/// A pod's UID: what tells two pods of the same name apart.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PodUid(pub String);
+
+impl fmt::Display for PodUid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// One attempt to run one container of one pod.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ContainerId {
+    pub pod: PodUid,
+    pub name: String,
+    /// 0 for the first start, one more at each restart.
+    pub attempt: u32,
+}
+
+impl fmt::Display for ContainerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}_{}_{}", self.pod, self.name, self.attempt)
+    }
+}
+
+/// What a pod's containers share.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SandboxSpec {
+    pub uid: PodUid,
+    pub pod: ObjectKey,
+    pub labels: BTreeMap<String, String>,
+    pub annotations: BTreeMap<String, String>,
+    /// The address the kubelet reserved for the pod, if this node gives addresses.
+    pub address: Option<IpAddr>,
+}
+
+/// One container, with everything resolved.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ContainerSpec {
+    pub id: ContainerId,
+    pub image: String,
+    pub command: Vec<String>,
+    pub args: Vec<String>,
+    pub env: Vec<(String, String)>,
+    /// `None`: the host's default.
+    pub memory_bytes_max: Option<u64>,
+    /// Thousandths of a core.
+    pub cpu_millis_max: Option<u64>,
+    /// TCP ports the container says it listens on.
+    pub ports: Vec<u16>,
+    /// Where stdout and stderr go, in the form of [`crate::logs`].
+    pub log_path: PathBuf,
+}
+
+/// What became of a container.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ContainerState {
+    Running {
+        started: jiff::Timestamp,
+    },
+    Exited {
+        started: jiff::Timestamp,
+        finished: jiff::Timestamp,
+        /// As a shell counts: 128 + signal for a killed one.
+        exit_code: i32,
+        /// `Completed`, `Error`, `OOMKilled`, `DeadlineExceeded`, …
+        reason: String,
+        /// For people: the trap, say.
+        message: String,
+    },
+}
+
+/// Why a host could not do what the kubelet asked.
+#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
+pub enum RuntimeError {
+    /// The image or component is not there. The kubelet retries with a growing pause (`ErrImagePull`).
+    #[error("{0}")]
+    ImageMissing(String),
+    /// The image or component can never run here (`CreateContainerError`).
+    #[error("{0}")]
+    Invalid(String),
+    /// No room at the moment (`OutOfmemory`).
+    #[error("{0}")]
+    NoRoom(String),
+    #[error("pod {0} has no sandbox here")]
+    NoSandbox(PodUid),
+    #[error("{0}")]
+    Internal(String),
+}
+
+/// A host that runs pods. Implemented by the wasm host, by containerd's, and by [`crate::simulated`].
+///
+/// All calls are idempotent by their ids, so that a kubelet that lost its memory may simply repeat them.
+#[async_trait]
+pub trait Runtime: Send + Sync + 'static {
+    /// The `runtimeClassName` it serves; empty for pods that name none.
+    fn class(&self) -> &str;
+
+    async fn create_sandbox(&self, sandbox: SandboxSpec) -> Result<(), RuntimeError>;
+
+    /// Returns when the container runs (for a function: when its component is loaded and can answer).
+    async fn start_container(&self, container: ContainerSpec) -> Result<(), RuntimeError>;
+
+    /// Asks the container to end, and ends it after `grace`. Returns when it has ended.
+    async fn stop_container(&self, id: &ContainerId, grace: Duration) -> Result<(), RuntimeError>;
+
+    /// Ends whatever still runs in the sandbox and removes it.
+    async fn remove_sandbox(&self, uid: &PodUid) -> Result<(), RuntimeError>;
+
+    /// The containers this host knows of a pod, ended ones included, by id.
+    fn containers(&self, uid: &PodUid) -> Vec<(ContainerId, ContainerState)>;
+
+    /// The pods this host has sandboxes of: what a restarted kubelet finds.
+    fn sandboxes(&self) -> Vec<PodUid>;
+
+    /// Changes whenever some container's state does. The value means nothing but "look again".
+    fn changes(&self) -> watch::Receiver<u64>;
+}

@@ -1,0 +1,1 @@
+//! End-to-end tests: the real binary, driven by real clients.
