@@ -57,8 +57,12 @@ pub async fn read(path: PathBuf, options: LogOptions) -> io::Result<LogStream> {
     let follow = options.follow;
     let limit = options.limit_bytes;
     let past = stream::iter(backlog.into_iter().map(Ok));
-    let lines =
-        if follow { past.chain(Follow { path, reader, options }.stream()).boxed() } else { past.boxed() };
+    let lines = if follow {
+        let waited_for = reader.is_none();
+        past.chain(Follow { path, reader, waited_for, seen: !waited_for, options }.stream()).boxed()
+    } else {
+        past.boxed()
+    };
     Ok(match limit {
         Some(limit) => limited(lines, limit),
         None => lines,
@@ -147,6 +151,9 @@ impl Lines {
 struct Follow {
     path: PathBuf,
     reader: Option<Lines>,
+    /// Nothing was there yet: when the file appears, it may already have been moved aside once.
+    waited_for: bool,
+    seen: bool,
     options: LogOptions,
 }
 
@@ -174,8 +181,15 @@ impl Follow {
                 }
             }
             if self.reader.is_none() {
-                self.reader = Lines::open(&self.path).await?;
+                if std::mem::take(&mut self.waited_for) {
+                    self.reader = Lines::open(&rotated(&self.path)).await?;
+                }
+                if self.reader.is_none() {
+                    self.reader = Lines::open(&self.path).await?;
+                    self.waited_for |= self.reader.is_none() && !self.seen;
+                }
                 if self.reader.is_some() {
+                    self.seen = true;
                     continue;
                 }
             }
