@@ -1,0 +1,50 @@
+//! Bad citizen for the isolation test: `/fill` writes a pattern over all the memory it can
+//! get, `/probe` takes all it can get and counts where the pattern already stands. In an
+//! instance of its own, that is nowhere.
+
+use std::arch::wasm32::{memory_grow, memory_size};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use mayfly::{Request, Response};
+
+const PAGE_BYTES: usize = 64 << 10;
+const PATTERN: u64 = 0xD1_57_1E57_D1_57_1E57;
+/// Memory kept back for the answer, in bytes: growing leaves the allocator none.
+const RESERVE_BYTES: usize = 1 << 20;
+
+/// A mark in a place of its own: a static.
+static MARK: AtomicU64 = AtomicU64::new(0);
+
+#[mayfly::http]
+async fn dirty(request: Request) -> Response {
+    let fill = request.path() == "/fill";
+    drop(std::hint::black_box(vec![if fill { PATTERN } else { 0 }; RESERVE_BYTES / 8]));
+    let start = memory_size(0) * PAGE_BYTES;
+    while memory_grow(0, 1) != usize::MAX {}
+    let end = memory_size(0) * PAGE_BYTES;
+    if fill {
+        MARK.store(PATTERN, Ordering::Relaxed);
+        write_pattern(start, end);
+        return Response::text(format!("{{\"filledBytes\":{}}}\n", end - start));
+    }
+    let mark = u64::from(MARK.load(Ordering::Relaxed) == PATTERN);
+    Response::text(format!("{{\"scannedBytes\":{end},\"hits\":{}}}\n", mark + count_pattern(end)))
+}
+
+fn write_pattern(start: usize, end: usize) {
+    for address in (start..end).step_by(8) {
+        // SAFETY: within the memory, in pages that were just added and nobody else uses.
+        unsafe { std::ptr::with_exposed_provenance_mut::<u64>(address).write_volatile(PATTERN) };
+    }
+}
+
+fn count_pattern(end: usize) -> u64 {
+    let mut hits = 0;
+    // From 8 on: Rust has no pointer to 0.
+    for address in (8..end).step_by(8) {
+        // SAFETY: within the memory; every byte of it may be read, whoever wrote it.
+        let word = unsafe { std::ptr::with_exposed_provenance::<u64>(address).read_volatile() };
+        hits += u64::from(word == PATTERN);
+    }
+    hits
+}

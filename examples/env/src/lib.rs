@@ -1,0 +1,10 @@
+//! Shows the environment a function sees, as JSON.
+
+use std::collections::BTreeMap;
+
+use mayfly::{Json, Request};
+
+#[mayfly::http]
+async fn env(_request: Request) -> Json<BTreeMap<String, String>> {
+    Json(std::env::vars().collect())
+}

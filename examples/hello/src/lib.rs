@@ -1,0 +1,8 @@
+//! Says hello: the smallest function.
+
+use mayfly::{Request, Response};
+
+#[mayfly::http]
+async fn hello(_request: Request) -> Response {
+    Response::text("Hello from Mayfly!\n")
+}

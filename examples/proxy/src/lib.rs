@@ -1,0 +1,14 @@
+//! Fetches `?url=…` (or the setting UPSTREAM) and streams the answer back.
+//!
+//! A destination that `egress` does not list is denied; the caller gets a 502 that says so.
+
+use mayfly::{Error, Request, Response};
+
+#[mayfly::http]
+async fn proxy(request: Request) -> Result<Response, Error> {
+    let url = request
+        .query("url")
+        .or_else(|| mayfly::config::get("UPSTREAM"))
+        .ok_or_else(|| Error::bad_request("say where to: ?url=… or the setting UPSTREAM"))?;
+    Ok(mayfly::http::get(url).await?)
+}

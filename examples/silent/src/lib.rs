@@ -1,0 +1,13 @@
+//! Bad citizen: returns without answering. The SDK cannot do that, so this one speaks to
+//! WASI itself.
+
+use wasip2::exports::http::incoming_handler::Guest;
+use wasip2::http::types::{IncomingRequest, ResponseOutparam};
+
+struct Silent;
+
+impl Guest for Silent {
+    fn handle(_request: IncomingRequest, _out: ResponseOutparam) {}
+}
+
+wasip2::http::proxy::export!(Silent);

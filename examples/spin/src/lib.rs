@@ -1,0 +1,10 @@
+//! Bad citizen: loops for ever. The platform ends it at `limits.timeout`.
+
+use mayfly::{Request, Response};
+
+#[mayfly::http]
+async fn spin(_request: Request) -> Response {
+    loop {
+        std::hint::spin_loop();
+    }
+}

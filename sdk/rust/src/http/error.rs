@@ -1,0 +1,112 @@
+use std::fmt;
+
+use wasip2::http::types::{ErrorCode, http_error_code};
+use wasip2::io::streams::StreamError;
+
+/// A request that could not be sent, or a body that could not be read or written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HttpError {
+    kind: HttpErrorKind,
+    message: String,
+}
+
+/// What went wrong, for code that decides whether to try again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum HttpErrorKind {
+    /// The platform does not let this function send there; list it under `egress`.
+    Denied,
+    /// It took longer than allowed.
+    Timeout,
+    /// The name is unknown or nobody answers at the address.
+    Unreachable,
+    /// No encrypted connection could be agreed on.
+    Tls,
+    /// The other side does not speak HTTP correctly, or broke off.
+    Protocol,
+    /// The request itself is not sendable: its URL, method or headers.
+    InvalidRequest,
+    /// A body is not what it was read as.
+    InvalidBody,
+    /// A body is larger than the reader allowed.
+    TooLarge,
+    /// Whoever read the body has gone.
+    Closed,
+}
+
+impl HttpErrorKind {
+    /// The name, as it stands in `errorType`.
+    pub fn name(self) -> &'static str {
+        match self {
+            HttpErrorKind::Denied => "Denied",
+            HttpErrorKind::Timeout => "Timeout",
+            HttpErrorKind::Unreachable => "Unreachable",
+            HttpErrorKind::Tls => "Tls",
+            HttpErrorKind::Protocol => "Protocol",
+            HttpErrorKind::InvalidRequest => "InvalidRequest",
+            HttpErrorKind::InvalidBody => "InvalidBody",
+            HttpErrorKind::TooLarge => "TooLarge",
+            HttpErrorKind::Closed => "Closed",
+        }
+    }
+}
+
+impl HttpError {
+    pub(crate) fn new(kind: HttpErrorKind, message: impl Into<String>) -> Self {
+        HttpError { kind, message: message.into() }
+    }
+
+    pub fn kind(&self) -> HttpErrorKind {
+        self.kind
+    }
+
+    pub(crate) fn from_code(code: &ErrorCode) -> Self {
+        use HttpErrorKind as Kind;
+        let kind = match code {
+            ErrorCode::HttpRequestDenied | ErrorCode::DestinationIpProhibited => {
+                return HttpError::new(
+                    Kind::Denied,
+                    "the platform denies this destination; list it under spec.egress of the function",
+                );
+            }
+            ErrorCode::DnsTimeout
+            | ErrorCode::ConnectionTimeout
+            | ErrorCode::ConnectionReadTimeout
+            | ErrorCode::ConnectionWriteTimeout
+            | ErrorCode::HttpResponseTimeout => Kind::Timeout,
+            ErrorCode::DnsError(_)
+            | ErrorCode::DestinationNotFound
+            | ErrorCode::DestinationUnavailable
+            | ErrorCode::DestinationIpUnroutable
+            | ErrorCode::ConnectionRefused
+            | ErrorCode::ConnectionLimitReached => Kind::Unreachable,
+            ErrorCode::TlsProtocolError | ErrorCode::TlsCertificateError | ErrorCode::TlsAlertReceived(_) => {
+                Kind::Tls
+            }
+            ErrorCode::HttpRequestMethodInvalid
+            | ErrorCode::HttpRequestUriInvalid
+            | ErrorCode::HttpRequestUriTooLong => Kind::InvalidRequest,
+            ErrorCode::HttpRequestBodySize(_) | ErrorCode::HttpResponseBodySize(_) => Kind::TooLarge,
+            _ => Kind::Protocol,
+        };
+        HttpError::new(kind, code.to_string())
+    }
+
+    pub(crate) fn from_stream(error: &StreamError) -> Self {
+        match error {
+            StreamError::Closed => HttpError::new(HttpErrorKind::Closed, "the reader has gone"),
+            StreamError::LastOperationFailed(cause) => match http_error_code(cause) {
+                Some(code) => HttpError::from_code(&code),
+                None => HttpError::new(HttpErrorKind::Protocol, cause.to_debug_string()),
+            },
+        }
+    }
+}
+
+impl fmt::Display for HttpError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for HttpError {}

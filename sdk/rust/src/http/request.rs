@@ -1,0 +1,195 @@
+use std::cell::OnceCell;
+use std::fmt;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use wasip2::http::types::IncomingRequest;
+
+use super::body::Incoming;
+use super::{Body, Content, Headers, HttpError, Method, Response, query};
+
+/// A request: the one a handler is called with, or one to [`send`](Request::send).
+///
+/// Of a request that came in, each part is fetched from the host when first asked for:
+/// a handler that looks at nothing pays for nothing.
+#[derive(Default)]
+pub struct Request {
+    method: OnceCell<Method>,
+    target: OnceCell<String>,
+    headers: OnceCell<Headers>,
+    body: Option<Body>,
+    timeout: Option<Duration>,
+    /// Where the parts come from, for a request that came in.
+    source: Option<IncomingRequest>,
+}
+
+impl Request {
+    /// A request to send: `target` is a whole URL. (For a handler's test, a path will do.)
+    pub fn new(method: Method, target: impl Into<String>) -> Self {
+        Request { method: method.into(), target: target.into().into(), ..Request::default() }
+    }
+
+    pub fn get(target: impl Into<String>) -> Self {
+        Request::new(Method::Get, target)
+    }
+
+    pub fn post(target: impl Into<String>) -> Self {
+        Request::new(Method::Post, target)
+    }
+
+    pub(crate) fn incoming(source: IncomingRequest) -> Self {
+        Request { source: Some(source), ..Request::default() }
+    }
+
+    pub fn method(&self) -> &Method {
+        self.method.get_or_init(|| match &self.source {
+            Some(source) => Method::from_wasi(source.method()),
+            None => Method::default(),
+        })
+    }
+
+    /// The request target: path and query of a request that came in, the URL of one to send.
+    pub fn target(&self) -> &str {
+        self.target.get_or_init(|| {
+            let target = self.source.as_ref().and_then(IncomingRequest::path_with_query);
+            target.unwrap_or_else(|| "/".to_owned())
+        })
+    }
+
+    /// The path, without the query.
+    pub fn path(&self) -> &str {
+        let target = self.target();
+        let bare = target.split(['?', '#']).next().unwrap_or(target);
+        match bare.split_once("://") {
+            // Of a URL: what follows the host.
+            Some((_, rest)) if !bare.starts_with('/') => rest.find('/').map_or("/", |slash| &rest[slash..]),
+            _ => bare,
+        }
+    }
+
+    /// The value of a query parameter, decoded: the first, if it is there several times.
+    pub fn query(&self, name: &str) -> Option<String> {
+        query::find(self.query_string()?, name)
+    }
+
+    /// All after the `?`, as it was sent.
+    pub fn query_string(&self) -> Option<&str> {
+        self.target().split('#').next()?.split_once('?').map(|(_, query)| query)
+    }
+
+    pub fn headers(&self) -> &Headers {
+        self.headers.get_or_init(|| match &self.source {
+            Some(source) => Headers::from_wasi(&source.headers()),
+            None => Headers::default(),
+        })
+    }
+
+    pub fn headers_mut(&mut self) -> &mut Headers {
+        self.headers();
+        self.headers.get_mut().expect("just set")
+    }
+
+    /// The first value of a header, when it is there and is text.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers().get(name)
+    }
+
+    pub fn with_header(mut self, name: &str, value: impl Into<Vec<u8>>) -> Self {
+        self.headers_mut().insert(name, value);
+        self
+    }
+
+    pub fn with_body(mut self, body: impl Into<Body>) -> Self {
+        self.body = Some(body.into());
+        self
+    }
+
+    /// A JSON body, with its content type.
+    ///
+    /// # Panics
+    /// When the value has no JSON form: a map whose keys are no strings, an error of a
+    /// hand-written `Serialize`.
+    pub fn with_json(self, value: &impl Serialize) -> Self {
+        let json = serde_json::to_vec(value).expect("a value with a JSON form");
+        self.with_header("content-type", "application/json").with_body(json)
+    }
+
+    /// How long to wait for the connection, for the head of the response, and between
+    /// two pieces of its body: each on its own.
+    pub fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// The body, to read in chunks.
+    pub fn body_mut(&mut self) -> &mut Body {
+        let source = &self.source;
+        self.body.get_or_insert_with(|| match source.as_ref().and_then(|source| source.consume().ok()) {
+            Some(body) => Body(Content::Incoming(Incoming::new(body))),
+            None => Body::empty(),
+        })
+    }
+
+    pub fn into_body(mut self) -> Body {
+        std::mem::take(self.body_mut())
+    }
+
+    /// The whole body as bytes, up to [`BODY_BYTES_MAX`](super::BODY_BYTES_MAX).
+    pub async fn bytes(self) -> Result<Vec<u8>, HttpError> {
+        self.into_body().bytes().await
+    }
+
+    pub async fn text(self) -> Result<String, HttpError> {
+        self.into_body().text().await
+    }
+
+    pub async fn json<T: DeserializeOwned>(self) -> Result<T, HttpError> {
+        self.into_body().json().await
+    }
+
+    /// Sends it and waits for the head of the response; its body can then be read, or
+    /// passed on.
+    pub async fn send(self) -> Result<Response, HttpError> {
+        super::client::send(self).await
+    }
+
+    pub(crate) fn timeout(&self) -> Option<Duration> {
+        self.timeout
+    }
+
+    /// The headers and body of a request to send.
+    pub(crate) fn into_parts(mut self) -> (Headers, Body) {
+        let headers = std::mem::take(self.headers_mut());
+        (headers, self.into_body())
+    }
+}
+
+impl fmt::Debug for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.method(), self.target())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets_are_taken_apart() {
+        let cases = [
+            ("/a/b?x=1#f", "/a/b", Some("x=1")),
+            ("/", "/", None),
+            ("/?", "/", Some("")),
+            ("https://host/p?q", "/p", Some("q")),
+            ("https://host", "/", None),
+            ("https://host?u=https://other/x", "/", Some("u=https://other/x")),
+            ("/p?u=https://other/x", "/p", Some("u=https://other/x")),
+            ("/p#f?x", "/p", None),
+        ];
+        for (target, path, query) in cases {
+            let request = Request::get(target);
+            assert_eq!((request.path(), request.query_string()), (path, query), "{target}");
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! What the attributes expand to: from the component's export to the handler and back.
+
+use std::future::Future;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+pub use wasip2;
+pub use wasip2::_export_proxy as export;
+pub use wasip2::exports::http::incoming_handler::Guest;
+pub use wasip2::http::types::{IncomingRequest, ResponseOutparam};
+use wasip2::http::types::{Fields, OutgoingResponse};
+
+use crate::http::{HttpError, HttpErrorKind, IntoResponse, Json, Method, Request, Response};
+use crate::{Error, block_on};
+
+/// Serves one request with an HTTP handler.
+pub fn serve<H, F>(request: IncomingRequest, out: ResponseOutparam, handler: H)
+where
+    H: FnOnce(Request) -> F,
+    F: Future<Output: IntoResponse>,
+{
+    block_on(async {
+        let response = handler(Request::incoming(request)).await.into_response();
+        answer(response, out).await;
+    });
+}
+
+/// Serves one request with an event handler.
+pub fn serve_event<H, F, In, Out, E>(request: IncomingRequest, out: ResponseOutparam, handler: H)
+where
+    H: FnOnce(In) -> F,
+    F: Future<Output = Result<Out, E>>,
+    In: DeserializeOwned,
+    Out: Serialize,
+    E: Into<Error>,
+{
+    block_on(async {
+        let response = call(Request::incoming(request), handler).await;
+        answer(response, out).await;
+    });
+}
+
+/// One event: JSON in by POST, JSON or an error out.
+async fn call<H, F, In, Out, E>(request: Request, handler: H) -> Response
+where
+    H: FnOnce(In) -> F,
+    F: Future<Output = Result<Out, E>>,
+    In: DeserializeOwned,
+    Out: Serialize,
+    E: Into<Error>,
+{
+    if *request.method() != Method::Post {
+        let error = Error::new("MethodNotAllowed", "send the event as JSON by POST").with_status(405);
+        return error.to_response().with_header("allow", "POST");
+    }
+    match read_event(request).await {
+        Ok(event) => handler(event).await.map(Json).into_response(),
+        Err(error) => Error::from(error).to_response(),
+    }
+}
+
+/// No body at all is the event `null`.
+async fn read_event<In: DeserializeOwned>(request: Request) -> Result<In, HttpError> {
+    let body = request.bytes().await?;
+    let text = if body.is_empty() { b"null" } else { body.as_slice() };
+    serde_json::from_slice(text).map_err(|error| {
+        HttpError::new(HttpErrorKind::InvalidBody, format!("the event is not what this function takes: {error}"))
+    })
+}
+
+/// The answer for a handler that failed; the function's log hears of it too.
+pub(crate) fn failed(error: Error) -> Response {
+    if error.status() >= 500 {
+        crate::log::error!(errorType = error.error_type(); "{}", error.message());
+    }
+    error.to_response()
+}
+
+/// Sends the response.
+async fn answer(response: Response, out: ResponseOutparam) {
+    let (status, mut headers, body) = response.into_parts();
+    if let Some(length) = body.known_len() {
+        headers.insert("content-length", length.to_string());
+    }
+    let outgoing = match headers.into_wasi() {
+        Ok(fields) => OutgoingResponse::new(fields),
+        Err(error) => return refuse(error, out),
+    };
+    if status != 200 && outgoing.set_status_code(status).is_err() {
+        let error = HttpError::new(HttpErrorKind::InvalidRequest, format!("{status} is no HTTP status"));
+        return refuse(error, out);
+    }
+    if body.known_len() == Some(0) {
+        return ResponseOutparam::set(out, Ok(outgoing));
+    }
+    let outgoing_body = outgoing.body().expect("the body of a response is taken once");
+    ResponseOutparam::set(out, Ok(outgoing));
+    if let Err(error) = body.send(outgoing_body).await {
+        // The head is out: all that is left is to break off, and to say why.
+        crate::log::warn!(errorType = error.error_type(); "the response broke off: {}", error.message());
+    }
+}
+
+/// A response that cannot be sent becomes a plain 500.
+fn refuse(error: HttpError, out: ResponseOutparam) {
+    crate::log::error!("the response cannot be sent: {error}");
+    let outgoing = OutgoingResponse::new(Fields::new());
+    outgoing.set_status_code(500).expect("500 is a status");
+    ResponseOutparam::set(out, Ok(outgoing));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(serde::Deserialize, serde::Serialize, PartialEq, Debug)]
+    struct Name {
+        name: String,
+    }
+
+    async fn greet(event: Name) -> Result<String, Error> {
+        match event.name.as_str() {
+            "" => Err(Error::bad_request("who?")),
+            "crash" => Err(Error::new("Crash", "as asked")),
+            name => Ok(format!("Hello, {name}!")),
+        }
+    }
+
+    fn answer_to(request: Request) -> (u16, serde_json::Value) {
+        let response = block_on(call(request, greet));
+        let status = response.status();
+        (status, block_on(response.into_json()).unwrap())
+    }
+
+    #[test]
+    fn events_come_and_go_as_json() {
+        let (status, body) = answer_to(Request::post("/").with_json(&Name { name: "Ada".into() }));
+        assert_eq!((status, body), (200, "Hello, Ada!".into()));
+    }
+
+    #[test]
+    fn errors_carry_type_and_message() {
+        let cases = [
+            ("{\"name\":\"\"}", 400, "BadRequest", "who?"),
+            ("{\"name\":\"crash\"}", 500, "Crash", "as asked"),
+            ("{\"name\":1}", 400, "InvalidBody", "expected a string"),
+            ("{", 400, "InvalidBody", "EOF"),
+            ("", 400, "InvalidBody", "null"),
+        ];
+        for (event, status, error_type, message) in cases {
+            let (got, body) = answer_to(Request::post("/").with_body(event));
+            assert_eq!((got, body["errorType"].as_str().unwrap()), (status, error_type), "{event}");
+            assert!(body["errorMessage"].as_str().unwrap().contains(message), "{body}");
+        }
+    }
+
+    #[test]
+    fn an_event_is_a_post() {
+        let (status, body) = answer_to(Request::get("/"));
+        assert_eq!((status, body["errorType"].as_str()), (405, Some("MethodNotAllowed")));
+    }
+
+    #[test]
+    fn an_empty_body_is_null() {
+        async fn anything(event: Option<Name>) -> Result<bool, Error> {
+            Ok(event.is_none())
+        }
+        let response = block_on(call(Request::post("/"), anything));
+        assert!(block_on(response.into_json::<bool>()).unwrap());
+    }
+}
