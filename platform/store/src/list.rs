@@ -1,8 +1,11 @@
 //! Lists: what is asked, what is answered, and how a past revision is put together.
 
-use std::sync::Arc;
+use std::{cmp::Ordering, collections::BTreeMap, ops::Bound, sync::Arc};
 
-use crate::object::{Entry, Key, Revision};
+use crate::{
+    object::{Entry, Event, Key, Range, Revision},
+    table::{Position, Table},
+};
 
 /// How much to list, and from where.
 #[derive(Clone, Debug, Default)]
@@ -35,4 +38,82 @@ pub enum ListError {
     Expired { oldest: Revision },
     #[error("the revision is in the future: the store is at {current}")]
     Future { current: Revision },
+}
+
+/// A resource at one revision: its table of now, and what to undo in it.
+pub(crate) struct View {
+    revision: Revision,
+    table: Table,
+    /// For each key that changed after `revision`, what it was then.
+    then: BTreeMap<Key, Option<Arc<Entry>>>,
+}
+
+impl View {
+    /// `newer`: the resource's events after `revision`, oldest first.
+    pub(crate) fn new(revision: Revision, table: Table, newer: &[Arc<Event>]) -> Self {
+        let mut then = BTreeMap::new();
+        for event in newer {
+            // The first change after the revision saw the state at the revision.
+            then.entry(event.entry.key.clone()).or_insert_with(|| event.previous.clone());
+        }
+        Self { revision, table, then }
+    }
+
+    pub(crate) fn page(&self, range: &Range, options: &ListOptions) -> Listing {
+        let after = options.after.as_ref();
+        let start = self.start(range, after);
+        let end = self.table.position(|key| range.scope.place(key) != Ordering::Greater);
+        let limit = options.limit.unwrap_or(usize::MAX);
+        let mut entries: Vec<Arc<Entry>> = Vec::with_capacity(limit.min(self.table.count(start, end)));
+        let mut merged = self.merged(range, after, start, end);
+        entries.extend(merged.by_ref().take(limit).cloned());
+        let last = entries.last().map(|entry| &entry.key).or(after);
+        let remaining = self.remaining(range, last, end);
+        let next = entries.last().filter(|_| remaining > 0).map(|entry| entry.key.clone());
+        Listing { revision: self.revision, entries, remaining, next }
+    }
+
+    /// The entries of the view in key order: the table's where nothing changed, else those of then.
+    fn merged<'a>(
+        &'a self,
+        range: &'a Range,
+        after: Option<&'a Key>,
+        start: Position,
+        end: Position,
+    ) -> impl Iterator<Item = &'a Arc<Entry>> {
+        let now = self.table.from(start).take(self.table.count(start, end));
+        let mut now =
+            now.filter(|entry| self.then.is_empty() || !self.then.contains_key(&entry.key)).peekable();
+        let mut then = self.then_after(range, after).filter_map(|(_, entry)| entry.as_ref()).peekable();
+        std::iter::from_fn(move || match (now.peek(), then.peek()) {
+            (Some(a), Some(b)) if a.key < b.key => now.next(),
+            (_, Some(_)) => then.next(),
+            (_, None) => now.next(),
+        })
+    }
+
+    fn start(&self, range: &Range, after: Option<&Key>) -> Position {
+        self.table.position(|key| {
+            range.scope.place(key) == Ordering::Less || after.is_some_and(|after| key <= after)
+        })
+    }
+
+    fn then_after<'a>(
+        &'a self,
+        range: &'a Range,
+        after: Option<&'a Key>,
+    ) -> impl Iterator<Item = (&'a Key, &'a Option<Arc<Entry>>)> {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        self.then.range::<Key, _>((from, Bound::Unbounded)).filter(|(key, _)| range.contains(key))
+    }
+
+    /// Counted, not walked: what the table holds there, corrected by what changed since.
+    fn remaining(&self, range: &Range, after: Option<&Key>, end: Position) -> usize {
+        let mut count = self.table.count(self.start(range, after), end);
+        for (key, then) in self.then_after(range, after) {
+            let now = self.table.get(&key.namespace, &key.name).is_some();
+            count = count + usize::from(then.is_some()) - usize::from(now);
+        }
+        count
+    }
 }

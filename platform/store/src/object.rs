@@ -1,6 +1,6 @@
 //! The words of the store: what an object is, where it stands, what happened to it.
 
-use std::{fmt, sync::Arc};
+use std::{cmp::Ordering, fmt, sync::Arc};
 
 use bytes::Bytes;
 
@@ -65,36 +65,52 @@ pub struct Entry {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Range {
     pub resource: Arc<str>,
-    /// `None`: all namespaces.
-    pub namespace: Option<Arc<str>>,
-    /// `None`: all names.
-    pub name: Option<Arc<str>>,
+    pub scope: Scope,
+}
+
+/// How much of a resource.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Scope {
+    All,
+    Namespace(Arc<str>),
+    /// One object, whether it exists or not.
+    Object {
+        namespace: Arc<str>,
+        name: Arc<str>,
+    },
 }
 
 impl Range {
     /// Every object of a resource.
     pub fn resource(resource: impl Into<Arc<str>>) -> Self {
-        Self { resource: resource.into(), namespace: None, name: None }
+        Self { resource: resource.into(), scope: Scope::All }
     }
 
     /// The objects of a resource in one namespace.
     pub fn namespace(resource: impl Into<Arc<str>>, namespace: impl Into<Arc<str>>) -> Self {
-        Self { resource: resource.into(), namespace: Some(namespace.into()), name: None }
+        Self { resource: resource.into(), scope: Scope::Namespace(namespace.into()) }
     }
 
     /// One object, whether it exists or not.
     pub fn key(key: &Key) -> Self {
-        Self {
-            resource: key.resource.clone(),
-            namespace: Some(key.namespace.clone()),
-            name: Some(key.name.clone()),
-        }
+        let scope = Scope::Object { namespace: key.namespace.clone(), name: key.name.clone() };
+        Self { resource: key.resource.clone(), scope }
     }
 
     pub fn contains(&self, key: &Key) -> bool {
-        self.resource == key.resource
-            && self.namespace.as_ref().is_none_or(|namespace| *namespace == key.namespace)
-            && self.name.as_ref().is_none_or(|name| *name == key.name)
+        self.resource == key.resource && self.scope.place(key) == Ordering::Equal
+    }
+}
+
+impl Scope {
+    /// Whether a key of the same resource sorts before, within or after the scope, which is one
+    /// stretch of the order of keys.
+    pub(crate) fn place(&self, key: &Key) -> Ordering {
+        match self {
+            Self::All => Ordering::Equal,
+            Self::Namespace(namespace) => key.namespace.cmp(namespace),
+            Self::Object { namespace, name } => (&key.namespace, &key.name).cmp(&(namespace, name)),
+        }
     }
 }
 

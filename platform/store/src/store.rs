@@ -14,7 +14,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use crate::{
     database::{Database, OpenError},
-    list::{ListError, ListOptions, Listing},
+    list::{ListError, ListOptions, Listing, View},
     object::{Entry, Key, Range, Revision},
     state::{HistoryLimits, State},
     watch::{Watch, WatchError},
@@ -173,8 +173,8 @@ impl Store {
 
     /// One page of a range, consistent at one revision.
     pub fn list(&self, range: &Range, options: &ListOptions) -> Result<Listing, ListError> {
-        let view = self.shared.state.read().view(range, options)?;
-        Ok(view.page(range, options))
+        let (revision, table, newer) = self.shared.state.read().snapshot(range, options.at)?;
+        Ok(View::new(revision, table, &newer).page(range, options))
     }
 
     /// Every event of a range after a revision, those of the past first.

@@ -36,3 +36,81 @@ pub enum WatchClosed {
     #[error("the store is closed")]
     Closed,
 }
+
+/// Events looked at under the lock at a time: a watch that has fallen far behind does not hold up
+/// the writer.
+const SCAN_MAX: usize = 256;
+
+impl Watch {
+    pub(crate) fn start(shared: Arc<Shared>, range: Range, after: Revision) -> Result<Self, WatchError> {
+        let signal = {
+            let mut state = shared.state.upgradable_read();
+            if state.history(&range.resource).is_none() {
+                state.with_upgraded(|state| state.add_resource(&range.resource));
+            }
+            if after > state.revision() {
+                return Err(WatchError::Future { current: state.revision() });
+            }
+            let history = state.history(&range.resource).expect("added above");
+            if after < history.floor() {
+                return Err(WatchError::TooOld { oldest: history.floor() });
+            }
+            history.signal().subscribe()
+        };
+        Ok(Self { shared, range, cursor: after, delivered: after, found: VecDeque::new(), signal })
+    }
+
+    /// The next event of the range. May be dropped while it waits without losing one.
+    pub async fn next(&mut self) -> Result<Arc<Event>, WatchClosed> {
+        loop {
+            if let Some(event) = self.found.pop_front() {
+                self.delivered = event.revision;
+                return Ok(event);
+            }
+            // Seen before looking, so that an event in between wakes the wait below.
+            self.signal.mark_unchanged();
+            let closed = *self.shared.closed.borrow();
+            let more = self.scan()?;
+            if !self.found.is_empty() || more {
+                continue;
+            }
+            if closed {
+                return Err(WatchClosed::Closed);
+            }
+            // The sender lives as long as the store's state, which `shared` keeps.
+            self.signal.changed().await.map_err(|_| WatchClosed::Closed)?;
+        }
+    }
+
+    /// The revision up to which every event of the range has been handed out: what a bookmark says.
+    /// It moves on while other objects change and this range is quiet.
+    pub fn progress(&mut self) -> Revision {
+        while self.found.is_empty() {
+            match self.scan() {
+                Ok(true) => {}
+                Ok(false) => break,
+                // `next` will say that the watch has lagged; until then nothing is promised.
+                Err(_) => return self.delivered,
+            }
+        }
+        if self.found.is_empty() { self.cursor } else { self.delivered }
+    }
+
+    /// Looks at the next few events; says whether there are more to look at.
+    fn scan(&mut self) -> Result<bool, WatchClosed> {
+        let state = self.shared.state.read();
+        let Some(history) = state.history(&self.range.resource) else { return Ok(false) };
+        let mut newer = history.after(self.cursor).ok_or(WatchClosed::Lagged)?;
+        for event in newer.by_ref().take(SCAN_MAX) {
+            self.cursor = event.revision;
+            if self.range.contains(&event.entry.key) {
+                self.found.push_back(Arc::clone(event));
+            }
+        }
+        let more = newer.next().is_some();
+        if !more {
+            self.cursor = state.revision();
+        }
+        Ok(more)
+    }
+}

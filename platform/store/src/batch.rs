@@ -1,0 +1,171 @@
+//! What a group of writes means: pure, so that it can be tested against a model.
+//!
+//! The writer plans a whole group before it touches the disk. Every write is judged by the published
+//! state *plus* what the group has already accepted; a refused request leaves no trace in the plan.
+
+use std::{collections::HashMap, ops::Range, sync::Arc};
+
+use crate::{
+    object::{Entry, Event, EventKind, Key, Revision},
+    write::{Write, WriteError, Written},
+};
+
+/// The events that one transaction will make true.
+pub(crate) struct Batch<F> {
+    /// What is published; it does not change while the batch is planned.
+    published: F,
+    /// What the batch made of the keys it touched.
+    pending: HashMap<Key, Option<Arc<Entry>>>,
+    events: Vec<Arc<Event>>,
+    revision: Revision,
+}
+
+impl<F: Fn(&Key) -> Option<Arc<Entry>>> Batch<F> {
+    pub(crate) fn new(revision: Revision, published: F) -> Self {
+        Self { published, pending: HashMap::new(), events: Vec::new(), revision }
+    }
+
+    /// Accepts all of the writes and returns where their events stand, or accepts none.
+    pub(crate) fn add(&mut self, writes: Vec<Write>) -> Result<Range<usize>, WriteError> {
+        let start = self.events.len();
+        for write in writes {
+            if let Err(error) = self.add_one(write) {
+                self.undo(start);
+                return Err(error);
+            }
+        }
+        Ok(start..self.events.len())
+    }
+
+    /// The accepted events, in the order of their revisions.
+    pub(crate) fn into_events(self) -> Vec<Arc<Event>> {
+        self.events
+    }
+
+    fn add_one(&mut self, write: Write) -> Result<(), WriteError> {
+        let current = self.current(write.key());
+        let revision = self.revision.next();
+        let (kind, entry, previous) = match write {
+            Write::Create { key, value } => {
+                if current.is_some() {
+                    return Err(WriteError::AlreadyExists);
+                }
+                let entry = Entry { key, value, created: revision, modified: revision };
+                (EventKind::Created, entry, None)
+            }
+            Write::Update { key: _, value, expected } => {
+                let current = expect(current, expected)?;
+                let entry =
+                    Entry { key: current.key.clone(), value, created: current.created, modified: revision };
+                (EventKind::Modified, entry, Some(current))
+            }
+            Write::Delete { key: _, expected } => {
+                let current = expect(current, expected)?;
+                let entry = Entry { modified: revision, ..Entry::clone(&current) };
+                (EventKind::Deleted, entry, Some(current))
+            }
+        };
+        let entry = Arc::new(entry);
+        let after = (kind != EventKind::Deleted).then(|| Arc::clone(&entry));
+        self.pending.insert(entry.key.clone(), after);
+        self.events.push(Arc::new(Event { kind, entry, previous, revision }));
+        self.revision = revision;
+        Ok(())
+    }
+
+    fn current(&self, key: &Key) -> Option<Arc<Entry>> {
+        self.pending.get(key).cloned().unwrap_or_else(|| (self.published)(key))
+    }
+
+    /// Takes back the events from `start` on, the newest first.
+    fn undo(&mut self, start: usize) {
+        for event in self.events.drain(start..).rev() {
+            self.revision.0 -= 1;
+            self.pending.insert(event.entry.key.clone(), event.previous.clone());
+        }
+    }
+}
+
+/// What the author of a write is told about its event.
+pub(crate) fn written(event: &Event) -> Written {
+    let entry = match (event.kind, &event.previous) {
+        (EventKind::Deleted, Some(previous)) => previous,
+        _ => &event.entry,
+    };
+    Written { entry: Arc::clone(entry), revision: event.revision }
+}
+
+fn expect(current: Option<Arc<Entry>>, expected: Option<Revision>) -> Result<Arc<Entry>, WriteError> {
+    let current = current.ok_or(WriteError::NotFound)?;
+    match expected {
+        Some(expected) if expected != current.modified => {
+            Err(WriteError::Conflict { current: current.modified })
+        }
+        _ => Ok(current),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(name: &str) -> Key {
+        Key::new("pods", "default", name)
+    }
+    fn create(name: &str) -> Write {
+        Write::Create { key: key(name), value: "1".into() }
+    }
+    fn update(name: &str, expected: Option<u64>) -> Write {
+        Write::Update { key: key(name), value: "2".into(), expected: expected.map(Revision) }
+    }
+    fn delete(name: &str, expected: Option<u64>) -> Write {
+        Write::Delete { key: key(name), expected: expected.map(Revision) }
+    }
+
+    /// Requests over a store at revision 10 that holds `old` (created 3, modified 7).
+    #[test]
+    fn writes_see_the_writes_before_them() {
+        use WriteError::{AlreadyExists, Conflict, NotFound};
+        let conflict = |current| Err(Conflict { current: Revision(current) });
+        let cases: Vec<(Vec<Write>, Result<usize, WriteError>)> = vec![
+            (vec![create("old")], Err(AlreadyExists)),
+            (vec![update("old", Some(6))], conflict(7)),
+            (vec![update("old", Some(7))], Ok(11)),
+            (vec![update("old", Some(7))], conflict(11)),
+            (vec![update("new", None)], Err(NotFound)),
+            (vec![delete("new", None)], Err(NotFound)),
+            (vec![create("new"), update("new", Some(12)), delete("new", Some(13))], Ok(14)),
+            (vec![create("new"), create("new")], Err(AlreadyExists)),
+            (vec![update("new", None)], Err(NotFound)),
+            (vec![delete("old", None), create("old"), update("old", Some(3))], conflict(16)),
+            (vec![update("old", Some(11))], Ok(15)),
+            (vec![delete("old", Some(15)), create("old")], Ok(17)),
+            (vec![], Ok(17)),
+        ];
+        let old = Entry { key: key("old"), value: "0".into(), created: Revision(3), modified: Revision(7) };
+        let old = Arc::new(old);
+        let mut batch = Batch::new(Revision(10), |asked: &Key| (*asked == old.key).then(|| Arc::clone(&old)));
+        for (step, (writes, expected)) in cases.into_iter().enumerate() {
+            let result = batch.add(writes).map(|events| 10 + events.end);
+            assert_eq!(result, expected, "step {step}");
+        }
+        let events = batch.into_events();
+        assert!(events.iter().map(|event| event.revision.0).eq(11..=17));
+        let kinds: Vec<_> = events.iter().map(|event| (event.kind, event.entry.created.0)).collect();
+        use EventKind::{Created, Deleted, Modified};
+        assert_eq!(
+            kinds,
+            [
+                (Modified, 3),
+                (Created, 12),
+                (Modified, 12),
+                (Deleted, 12),
+                (Modified, 3),
+                (Deleted, 3),
+                (Created, 17)
+            ]
+        );
+        assert_eq!(written(&events[5]).entry.modified, Revision(15));
+        assert_eq!(written(&events[5]).revision, Revision(16));
+    }
+}

@@ -1,0 +1,346 @@
+//! The SQLite file: opening it with suspicion, loading it, committing to it.
+
+use std::{
+    collections::HashMap,
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use rusqlite::{Connection, OpenFlags, TransactionBehavior, config::DbConfig, ffi, params};
+
+use crate::{
+    lock::{Lock, LockError},
+    object::{Entry, Event, EventKind, Key, Revision},
+};
+
+const SCHEMA: &str = include_str!("schema.sql");
+const SCHEMA_VERSION: i64 = 1;
+/// "MayO", Mayfly objects: tells the file from any other SQLite database.
+const APPLICATION_ID: i64 = 0x4d61_794f;
+
+/// SQLite's own cache. Reads come from the index, so it only has to hold what a commit touches.
+const CACHE_KIB: i64 = 1024;
+/// Frames (pages) in the write-ahead log before it is folded into the data file: 16 MiB.
+const WAL_FRAMES_MAX: i64 = 4096;
+/// An operator's `sqlite3` may hold the file for a moment.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Why a store cannot be opened. The files are left as they are.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error(
+        "{path} is in use by another process{}: stop it, or choose another data directory",
+        pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default()
+    )]
+    InUse { path: PathBuf, pid: Option<u32> },
+    #[error(
+        "{path} is damaged ({problem}); nothing was changed: put a backup in its place, or move it away \
+         (with the files beside it that share its name) to start empty"
+    )]
+    Damaged { path: PathBuf, problem: String },
+    #[error("{path} is a SQLite database, but not one of Mayfly's: choose another data directory")]
+    Foreign { path: PathBuf },
+    #[error(
+        "{path} was written by a newer Mayfly (format {found}, this one knows {known}): \
+         use that version, or a backup from before the upgrade"
+    )]
+    Newer { path: PathBuf, found: i64, known: i64 },
+    #[error("{path} cannot be opened: {source}")]
+    Io { path: PathBuf, source: io::Error },
+    #[error("{path} cannot be opened: {source}")]
+    Engine { path: PathBuf, source: rusqlite::Error },
+}
+
+/// What was in the file.
+pub(crate) struct Loaded {
+    pub(crate) revision: Revision,
+    pub(crate) entries: Vec<Arc<Entry>>,
+}
+
+/// Why a transaction did not commit.
+#[derive(Debug)]
+pub(crate) enum CommitError {
+    /// No space; the same may work later.
+    Full,
+    /// Something passing, such as an operator's tool that holds the file.
+    Refused(rusqlite::Error),
+    /// The file can no longer be trusted to take writes.
+    Broken(String),
+}
+
+pub(crate) struct Database {
+    connection: Connection,
+    /// Released after the connection is closed: fields drop in this order.
+    _lock: Option<Lock>,
+}
+
+impl Database {
+    pub(crate) fn open(path: &Path) -> Result<(Self, Loaded), OpenError> {
+        let io = |source| OpenError::Io { path: path.into(), source };
+        if let Some(directory) = path.parent() {
+            fs::create_dir_all(directory).map_err(io)?;
+        }
+        let lock = Lock::acquire(&beside(path, ".lock")).map_err(|error| match error {
+            LockError::Held { pid } => OpenError::InUse { path: path.into(), pid },
+            LockError::Io(source) => io(source),
+        })?;
+        refuse_orphaned_log(path)?;
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE;
+        let connection = Connection::open_with_flags(path, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX)
+            .map_err(|error| open_error(path, error))?;
+        let loaded = prepare(&connection, path)?;
+        Ok((Self { connection, _lock: Some(lock) }, loaded))
+    }
+
+    pub(crate) fn in_memory() -> Result<(Self, Loaded), OpenError> {
+        let path = Path::new(":memory:");
+        let connection = Connection::open_in_memory().map_err(|error| open_error(path, error))?;
+        let loaded = prepare(&connection, path)?;
+        Ok((Self { connection, _lock: None }, loaded))
+    }
+
+    /// Makes all events durable in one transaction. On an error none of them is.
+    pub(crate) fn commit(&mut self, events: &[Arc<Event>]) -> Result<(), CommitError> {
+        let Some(newest) = events.last() else { return Ok(()) };
+        let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        {
+            let mut insert = transaction.prepare_cached(
+                "INSERT INTO objects (created, modified, resource, namespace, name, value, checksum) \
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+            )?;
+            let mut update = transaction.prepare_cached(
+                "UPDATE objects SET modified = ?2, value = ?3, checksum = ?4 WHERE created = ?1",
+            )?;
+            let mut delete = transaction.prepare_cached("DELETE FROM objects WHERE created = ?1")?;
+            for event in events {
+                let Entry { key, value, created, modified } = &*event.entry;
+                let (created, modified) = (created.0.cast_signed(), modified.0.cast_signed());
+                let changed = match event.kind {
+                    EventKind::Created => insert.execute(params![
+                        created,
+                        modified,
+                        key.resource,
+                        key.namespace,
+                        key.name,
+                        &value[..],
+                        checksum(&event.entry)
+                    ])?,
+                    EventKind::Modified => {
+                        update.execute(params![created, modified, &value[..], checksum(&event.entry)])?
+                    }
+                    EventKind::Deleted => delete.execute(params![created])?,
+                };
+                if changed != 1 {
+                    return Err(CommitError::Broken(format!("{key} is not in the file as it should be")));
+                }
+            }
+            let mut revision = transaction.prepare_cached("UPDATE revision SET newest = ?1")?;
+            revision.execute(params![newest.revision.0.cast_signed()])?;
+        }
+        Ok(transaction.commit()?)
+    }
+
+    /// Folds the write-ahead log into the data file when it has grown to its limit; says whether.
+    pub(crate) fn checkpoint_if_due(&self) -> rusqlite::Result<bool> {
+        if self.checkpoint("NOOP")? < WAL_FRAMES_MAX {
+            return Ok(false);
+        }
+        self.checkpoint("PASSIVE")?;
+        Ok(true)
+    }
+
+    /// Folds the write-ahead log into the data file and lets go of both.
+    pub(crate) fn close(self) {
+        if let Err((_, error)) = self.connection.close() {
+            tracing::warn!(%error, "the data file was not closed cleanly; nothing acknowledged is lost");
+        }
+    }
+
+    /// Runs a checkpoint and returns the number of frames in the log; -1 when there is no log.
+    fn checkpoint(&self, mode: &str) -> rusqlite::Result<i64> {
+        let mut statement = self.connection.prepare_cached(&format!("PRAGMA wal_checkpoint({mode})"))?;
+        statement.query_row([], |row| row.get(1))
+    }
+
+    /// Lets the file grow by no more than so many pages, as if the disk were full.
+    #[cfg(test)]
+    pub(crate) fn pages_max(&self, more: i64) {
+        let now: i64 = self.connection.pragma_query_value(None, "page_count", |row| row.get(0)).unwrap();
+        self.connection.pragma_update_and_check(None, "max_page_count", now + more, |_| Ok(())).unwrap();
+    }
+}
+
+/// Checks a file that was just opened, makes it if it is new, and reads it.
+fn prepare(connection: &Connection, path: &Path) -> Result<Loaded, OpenError> {
+    let engine = |error| open_error(path, error);
+    connection.busy_timeout(BUSY_TIMEOUT).map_err(engine)?;
+    // Until the file is known to be sound, closing it must not write to it.
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).map_err(engine)?;
+    connection.pragma_update(None, "cache_size", -CACHE_KIB).map_err(engine)?;
+    let number = |pragma| connection.pragma_query_value(None, pragma, |row| row.get::<_, i64>(0));
+    let application = number("application_id").map_err(engine)?;
+    let version = number("user_version").map_err(engine)?;
+    let tables = "SELECT count(*) FROM sqlite_schema";
+    let tables: i64 = connection.query_row(tables, [], |row| row.get(0)).map_err(engine)?;
+    let new = (application, version, tables) == (0, 0, 0);
+    if !new {
+        if application != APPLICATION_ID {
+            return Err(OpenError::Foreign { path: path.into() });
+        }
+        if version != SCHEMA_VERSION {
+            return Err(OpenError::Newer { path: path.into(), found: version, known: SCHEMA_VERSION });
+        }
+        let check = connection.query_row("PRAGMA quick_check(1)", [], |row| row.get::<_, String>(0));
+        let check = check.map_err(engine)?;
+        if check != "ok" {
+            return Err(OpenError::Damaged { path: path.into(), problem: check });
+        }
+    }
+    configure(connection).map_err(engine)?;
+    if new {
+        create(connection).map_err(engine)?;
+    }
+    let loaded = load(connection, path)?;
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false).map_err(engine)?;
+    Ok(loaded)
+}
+
+fn configure(connection: &Connection) -> rusqlite::Result<()> {
+    connection.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(()))?;
+    // An acknowledged write survives the loss of power: one fsync of the log for each commit.
+    connection.pragma_update(None, "synchronous", "FULL")?;
+    // The writer folds the log after it has answered, not within a commit.
+    connection.pragma_update_and_check(None, "wal_autocheckpoint", 0, |_| Ok(()))
+}
+
+fn create(connection: &Connection) -> rusqlite::Result<()> {
+    connection.execute_batch(&format!(
+        "BEGIN IMMEDIATE; PRAGMA application_id = {APPLICATION_ID}; \
+         PRAGMA user_version = {SCHEMA_VERSION}; {SCHEMA} COMMIT;"
+    ))
+}
+
+fn load(connection: &Connection, path: &Path) -> Result<Loaded, OpenError> {
+    let engine = |error| open_error(path, error);
+    let damaged = |problem: String| OpenError::Damaged { path: path.into(), problem };
+    let revision: i64 = connection.query_row("SELECT newest FROM revision", [], |row| row.get(0)).map_err(
+        |error| match error {
+            rusqlite::Error::QueryReturnedNoRows => damaged("it does not say its revision".into()),
+            other => engine(other),
+        },
+    )?;
+    let revision = Revision(revision.cast_unsigned());
+    let mut statement = connection
+        .prepare("SELECT created, modified, resource, namespace, name, value, checksum FROM objects")
+        .map_err(engine)?;
+    let mut rows = statement.query([]).map_err(engine)?;
+    let mut names = Names::default();
+    let mut entries = Vec::new();
+    while let Some(row) = rows.next().map_err(engine)? {
+        let (entry, stored) = decode(row, &mut names).map_err(engine)?;
+        if stored != checksum(&entry) {
+            return Err(damaged(format!("the content of {} does not match its checksum", entry.key)));
+        }
+        if entry.modified > revision {
+            return Err(damaged(format!("{} is newer than the file's revision {revision}", entry.key)));
+        }
+        entries.push(Arc::new(entry));
+    }
+    entries.sort_by(|a, b| a.key.cmp(&b.key));
+    match entries.windows(2).find(|pair| pair[0].key == pair[1].key) {
+        Some(pair) => Err(damaged(format!("{} is there twice", pair[0].key))),
+        None => Ok(Loaded { revision, entries }),
+    }
+}
+
+fn decode(row: &rusqlite::Row<'_>, names: &mut Names) -> rusqlite::Result<(Entry, u32)> {
+    let text = |column| row.get_ref(column).and_then(|value| Ok(value.as_str()?));
+    let key = Key {
+        resource: names.shared(text(2)?),
+        namespace: names.shared(text(3)?),
+        name: Arc::from(text(4)?),
+    };
+    let entry = Entry {
+        key,
+        value: Bytes::copy_from_slice(row.get_ref(5)?.as_blob()?),
+        created: Revision(row.get::<_, i64>(0)?.cast_unsigned()),
+        modified: Revision(row.get::<_, i64>(1)?.cast_unsigned()),
+    };
+    Ok((entry, row.get(6)?))
+}
+
+/// Resources and namespaces are few: objects share their text.
+#[derive(Default)]
+struct Names(HashMap<Box<str>, Arc<str>>);
+
+impl Names {
+    fn shared(&mut self, name: &str) -> Arc<str> {
+        if let Some(known) = self.0.get(name) {
+            return Arc::clone(known);
+        }
+        let shared: Arc<str> = Arc::from(name);
+        self.0.insert(name.into(), Arc::clone(&shared));
+        shared
+    }
+}
+
+fn checksum(entry: &Entry) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(&entry.created.0.to_le_bytes());
+    hasher.update(&entry.modified.0.to_le_bytes());
+    for name in [&entry.key.resource, &entry.key.namespace, &entry.key.name] {
+        hasher.update(name.as_bytes());
+        hasher.update(&[0]);
+    }
+    hasher.update(&entry.value);
+    hasher.finalize()
+}
+
+/// A log without its data file holds writes that SQLite would throw away: it takes the file for new.
+fn refuse_orphaned_log(path: &Path) -> Result<(), OpenError> {
+    let bytes = |path: &Path| match fs::metadata(path) {
+        Ok(metadata) => Ok(metadata.len()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
+        Err(source) => Err(OpenError::Io { path: path.into(), source }),
+    };
+    if bytes(path)? == 0 && bytes(&beside(path, "-wal"))? > 0 {
+        let problem = "it is missing or empty, but its write-ahead log is not".into();
+        return Err(OpenError::Damaged { path: path.into(), problem });
+    }
+    Ok(())
+}
+
+fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+fn open_error(path: &Path, error: rusqlite::Error) -> OpenError {
+    use rusqlite::{Error as E, ErrorCode};
+    let path = path.to_owned();
+    match (&error, error.sqlite_error_code()) {
+        (_, Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase))
+        | (E::InvalidColumnType(..) | E::FromSqlConversionFailure(..) | E::IntegralValueOutOfRange(..), _) => {
+            OpenError::Damaged { path, problem: error.to_string() }
+        }
+        _ => OpenError::Engine { path, source: error },
+    }
+}
+
+impl From<rusqlite::Error> for CommitError {
+    fn from(error: rusqlite::Error) -> Self {
+        use rusqlite::ErrorCode as Code;
+        let extended = error.sqlite_error().map(|error| error.extended_code);
+        match (error.sqlite_error_code(), extended) {
+            (Some(Code::DiskFull), _) => Self::Full,
+            // The log's index could not grow: it lies on the same disk.
+            (_, Some(ffi::SQLITE_IOERR_SHMSIZE)) => Self::Full,
+            (Some(Code::DatabaseBusy | Code::DatabaseLocked | Code::OutOfMemory), _) => Self::Refused(error),
+            _ => Self::Broken(error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! The bounded history of one resource: what watches and past lists are answered from.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use tokio::sync::watch;
+
+use crate::object::{Event, Revision};
+
+/// The newest events of a resource, oldest first.
+pub(crate) struct History {
+    events: VecDeque<Arc<Event>>,
+    bytes: usize,
+    /// Every event of this resource after this revision is in `events`.
+    floor: Revision,
+    /// Carries the newest revision of this resource to the watches that wait for it.
+    signal: Arc<watch::Sender<Revision>>,
+}
+
+impl History {
+    /// Knows nothing of what happened up to `floor`.
+    pub(crate) fn new(floor: Revision) -> Self {
+        Self { events: VecDeque::new(), bytes: 0, floor, signal: Arc::new(watch::Sender::new(floor)) }
+    }
+
+    pub(crate) fn push(&mut self, event: Arc<Event>) {
+        self.bytes += bytes_of(&event);
+        self.events.push_back(event);
+    }
+
+    /// Forgets the oldest event.
+    pub(crate) fn forget(&mut self) -> Option<Arc<Event>> {
+        let event = self.events.pop_front()?;
+        self.bytes -= bytes_of(&event);
+        self.floor = event.revision;
+        Some(event)
+    }
+
+    /// The events after a revision, oldest first; `None` when some of them are forgotten.
+    pub(crate) fn after(&self, revision: Revision) -> Option<impl Iterator<Item = &Arc<Event>>> {
+        if revision < self.floor {
+            return None;
+        }
+        let start = self.events.partition_point(|event| event.revision <= revision);
+        Some(self.events.range(start..))
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.events.len()
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(crate) fn floor(&self) -> Revision {
+        self.floor
+    }
+
+    pub(crate) fn signal(&self) -> &Arc<watch::Sender<Revision>> {
+        &self.signal
+    }
+}
+
+/// What an event keeps alive at most: both states of the object, and the bookkeeping around them.
+fn bytes_of(event: &Event) -> usize {
+    const OVERHEAD: usize = 256;
+    let previous = event.previous.as_ref().map_or(0, |previous| previous.value.len());
+    OVERHEAD + event.entry.value.len() + previous
+}

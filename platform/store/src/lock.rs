@@ -1,0 +1,48 @@
+//! One process at a time: a lock on a file beside the data file.
+//!
+//! The kernel releases it when the process ends, however it ends, so a lock file left behind by a
+//! crash is no obstacle. The file itself stays: removing it would let two processes hold locks on
+//! two files of one name.
+
+use std::{
+    fs::{File, OpenOptions, TryLockError},
+    io::{self, Read as _, Seek as _, Write as _},
+    path::Path,
+};
+
+pub(crate) struct Lock {
+    _file: File,
+}
+
+pub(crate) enum LockError {
+    /// Another process has it; its id, when it could be read.
+    Held {
+        pid: Option<u32>,
+    },
+    Io(io::Error),
+}
+
+impl Lock {
+    pub(crate) fn acquire(path: &Path) -> Result<Self, LockError> {
+        let open = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
+        let mut file = open.map_err(LockError::Io)?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                let mut text = String::new();
+                // The holder may not have written its id yet: then it stays unknown.
+                let _ = file.take(32).read_to_string(&mut text);
+                return Err(LockError::Held { pid: text.trim().parse().ok() });
+            }
+            Err(TryLockError::Error(error)) => return Err(LockError::Io(error)),
+        }
+        Self::sign(&mut file).map_err(LockError::Io)?;
+        Ok(Self { _file: file })
+    }
+
+    fn sign(file: &mut File) -> io::Result<()> {
+        file.set_len(0)?;
+        file.rewind()?;
+        writeln!(file, "{}", std::process::id())
+    }
+}

@@ -1,0 +1,178 @@
+//! What is published: the index and the history of every resource, at one revision.
+//!
+//! Written only by the writer, after a commit; read by everyone under a lock that is held for as
+//! long as it takes to copy a pointer or look up a key.
+
+use std::{collections::HashMap, sync::Arc};
+
+use tokio::sync::watch;
+
+use crate::{
+    database::Loaded,
+    history::History,
+    list::ListError,
+    object::{Entry, Event, EventKind, Key, Range, Revision},
+    table::Table,
+};
+
+pub(crate) struct State {
+    revision: Revision,
+    /// The revision at which this process began to remember events.
+    opened: Revision,
+    resources: HashMap<Arc<str>, Resource>,
+    limits: HistoryLimits,
+    /// The sum of the bytes of all histories.
+    history_bytes: usize,
+}
+
+struct Resource {
+    table: Table,
+    history: History,
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct HistoryLimits {
+    /// For each resource.
+    pub(crate) events: usize,
+    /// For all resources together.
+    pub(crate) bytes: usize,
+}
+
+/// What is left to do once the lock is released: wake the watches, drop what was forgotten.
+#[must_use]
+pub(crate) struct Published {
+    signals: Vec<Arc<watch::Sender<Revision>>>,
+    revision: Revision,
+    _forgotten: Vec<Arc<Event>>,
+}
+
+impl Published {
+    pub(crate) fn wake(self) {
+        for signal in self.signals {
+            signal.send_replace(self.revision);
+        }
+    }
+}
+
+impl State {
+    pub(crate) fn new(loaded: Loaded, limits: HistoryLimits) -> Self {
+        let mut state = Self {
+            revision: loaded.revision,
+            opened: loaded.revision,
+            resources: HashMap::new(),
+            limits,
+            history_bytes: 0,
+        };
+        for entry in loaded.entries {
+            state.resource(&entry.key.resource).table.insert(entry);
+        }
+        state
+    }
+
+    pub(crate) fn revision(&self) -> Revision {
+        self.revision
+    }
+
+    pub(crate) fn get(&self, key: &Key) -> Option<Arc<Entry>> {
+        self.resources.get(&key.resource)?.table.get(&key.namespace, &key.name).cloned()
+    }
+
+    /// Makes committed events visible, all at once. They are in the order of their revisions.
+    pub(crate) fn publish(&mut self, events: &[Arc<Event>]) -> Published {
+        let mut signals: Vec<Arc<watch::Sender<Revision>>> = Vec::new();
+        let mut forgotten = Vec::new();
+        for event in events {
+            self.revision = event.revision;
+            let events_max = self.limits.events;
+            let resource = self.resource(&event.entry.key.resource);
+            match event.kind {
+                EventKind::Created | EventKind::Modified => resource.table.insert(Arc::clone(&event.entry)),
+                EventKind::Deleted => {
+                    resource.table.remove(&event.entry.key.namespace, &event.entry.key.name)
+                }
+            }
+            let bytes_before = resource.history.bytes();
+            resource.history.push(Arc::clone(event));
+            if resource.history.len() > events_max {
+                forgotten.extend(resource.history.forget());
+            }
+            let bytes_after = resource.history.bytes();
+            if !signals.iter().any(|signal| Arc::ptr_eq(signal, resource.history.signal())) {
+                signals.push(Arc::clone(resource.history.signal()));
+            }
+            self.history_bytes = self.history_bytes - bytes_before + bytes_after;
+        }
+        self.trim_bytes(&mut forgotten);
+        Published { signals, revision: self.revision, _forgotten: forgotten }
+    }
+
+    /// The largest history forgets first: a busy resource does not cost a quiet one its past.
+    fn trim_bytes(&mut self, forgotten: &mut Vec<Arc<Event>>) {
+        while self.history_bytes > self.limits.bytes {
+            let largest = self.resources.values_mut().max_by_key(|resource| resource.history.bytes());
+            let Some(history) = largest.map(|resource| &mut resource.history) else { return };
+            self.history_bytes -= history.bytes();
+            forgotten.extend(history.forget());
+            self.history_bytes += history.bytes();
+        }
+    }
+
+    /// What a list needs, taken out of the lock: the revision asked for, the table of now, and the
+    /// events between the two.
+    pub(crate) fn snapshot(
+        &self,
+        range: &Range,
+        at: Option<Revision>,
+    ) -> Result<(Revision, Table, Vec<Arc<Event>>), ListError> {
+        let revision = at.unwrap_or(self.revision);
+        if revision > self.revision {
+            return Err(ListError::Future { current: self.revision });
+        }
+        let Some(resource) = self.resources.get(&range.resource) else {
+            return match revision < self.opened {
+                true => Err(ListError::Expired { oldest: self.opened }),
+                false => Ok((revision, Table::default(), Vec::new())),
+            };
+        };
+        match resource.history.after(revision) {
+            Some(newer) => Ok((revision, resource.table.clone(), newer.cloned().collect())),
+            None => Err(ListError::Expired { oldest: resource.history.floor() }),
+        }
+    }
+
+    /// The history of a resource, if it has one.
+    pub(crate) fn history(&self, resource: &str) -> Option<&History> {
+        Some(&self.resources.get(resource)?.history)
+    }
+
+    /// Makes room for a resource that has no event yet: someone wants to wait for its first one.
+    pub(crate) fn add_resource(&mut self, resource: &Arc<str>) {
+        self.resource(resource);
+    }
+
+    pub(crate) fn objects(&self) -> usize {
+        self.resources.values().map(|resource| resource.table.len()).sum()
+    }
+
+    pub(crate) fn history_events(&self) -> usize {
+        self.resources.values().map(|resource| resource.history.len()).sum()
+    }
+
+    pub(crate) fn history_bytes(&self) -> usize {
+        self.history_bytes
+    }
+
+    /// Every watch's signal, to tell that there will be nothing more.
+    pub(crate) fn signals(&self) -> Vec<Arc<watch::Sender<Revision>>> {
+        self.resources.values().map(|resource| Arc::clone(resource.history.signal())).collect()
+    }
+
+    fn resource(&mut self, name: &Arc<str>) -> &mut Resource {
+        if !self.resources.contains_key(name) {
+            // Whatever happened to it before this process is not known; since then, nothing did.
+            let history = History::new(self.opened);
+            self.resources.insert(Arc::clone(name), Resource { table: Table::default(), history });
+        }
+        self.resources.get_mut(name).expect("inserted above")
+    }
+}

@@ -1,0 +1,167 @@
+//! The writer: one thread that owns the data file and commits groups of writes.
+//!
+//! ```text
+//!  wait for a write ─▶ take what else is queued ─▶ plan ─▶ commit (one fsync) ─▶ publish ─▶ answer
+//!        ▲                                           │ nothing accepted                       │
+//!        └───────────────────────────────────────────┴────────────── checkpoint if due ◀──────┘
+//! ```
+//!
+//! While a group is on its way to the disk the next one gathers in the queue, so the cost of an
+//! fsync is shared by as many writers as there are.
+
+use std::{
+    ops::Range,
+    sync::{Arc, atomic::Ordering},
+};
+
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
+
+use crate::{
+    batch::{Batch, written},
+    database::{CommitError, Database},
+    object::Event,
+    store::Shared,
+    write::{Write, WriteError, Written},
+};
+
+/// Requests in one transaction: bounds how long a single one can wait for its group.
+const BATCH_REQUESTS_MAX: usize = 1024;
+
+pub(crate) enum Command {
+    Write(Request),
+    Close,
+}
+
+pub(crate) struct Request {
+    pub(crate) writes: Vec<Write>,
+    pub(crate) reply: oneshot::Sender<Result<Vec<Written>, WriteError>>,
+    /// Its share of the queue's bytes.
+    pub(crate) room: OwnedSemaphorePermit,
+}
+
+struct Writer {
+    shared: Arc<Shared>,
+    database: Database,
+    queue: mpsc::Receiver<Command>,
+    /// Why no further write can be taken, once that is so.
+    broken: Option<Arc<str>>,
+}
+
+/// Requests whose writes are in a plan, and where.
+type Accepted = Vec<(Range<usize>, oneshot::Sender<Result<Vec<Written>, WriteError>>, OwnedSemaphorePermit)>;
+
+pub(crate) fn start(shared: Arc<Shared>, database: Database, queue: mpsc::Receiver<Command>) {
+    let writer = Writer { shared, database, queue, broken: None };
+    let thread = std::thread::Builder::new().name("store-writer".into());
+    thread.spawn(|| writer.run()).expect("a thread for the store's writer");
+}
+
+impl Writer {
+    fn run(mut self) {
+        let mut requests = Vec::new();
+        while let Some(command) = self.queue.blocking_recv() {
+            self.take(command, &mut requests);
+            while requests.len() < BATCH_REQUESTS_MAX
+                && let Ok(command) = self.queue.try_recv()
+            {
+                self.take(command, &mut requests);
+            }
+            self.write(requests.drain(..));
+            self.checkpoint();
+        }
+        let Self { shared, database, .. } = self;
+        database.close();
+        shared.closed.send_replace(true);
+        let signals = shared.state.read().signals();
+        for signal in signals {
+            signal.send_modify(|_| {});
+        }
+    }
+
+    fn take(&mut self, command: Command, requests: &mut Vec<Request>) {
+        match command {
+            Command::Write(request) => requests.push(request),
+            // What is already queued is still written; then the queue ends.
+            Command::Close => self.queue.close(),
+        }
+    }
+
+    fn write(&mut self, requests: impl Iterator<Item = Request>) {
+        let (events, accepted) = self.plan(requests);
+        if events.is_empty() {
+            return answer(accepted, &events);
+        }
+        match self.commit(&events) {
+            Ok(()) => {
+                let published = self.shared.state.write().publish(&events);
+                answer(accepted, &events);
+                published.wake();
+            }
+            Err(error) => accepted.into_iter().for_each(|(_, reply, _)| {
+                let _ = reply.send(Err(error.clone()));
+            }),
+        }
+    }
+
+    /// Judges every request; the refused are answered at once.
+    fn plan(&self, requests: impl Iterator<Item = Request>) -> (Vec<Arc<Event>>, Accepted) {
+        let state = self.shared.state.read();
+        let mut batch = Batch::new(state.revision(), |key| state.get(key));
+        let mut accepted = Accepted::new();
+        for Request { writes, reply, room } in requests {
+            match batch.add(writes) {
+                Ok(events) => accepted.push((events, reply, room)),
+                // A caller that went away needs no answer.
+                Err(error) => drop(reply.send(Err(error))),
+            }
+        }
+        (batch.into_events(), accepted)
+    }
+
+    fn commit(&mut self, events: &[Arc<Event>]) -> Result<(), WriteError> {
+        if let Some(reason) = &self.broken {
+            return Err(WriteError::Failed(Arc::clone(reason)));
+        }
+        match self.database.commit(events) {
+            Ok(()) => {
+                let counters = &self.shared.counters;
+                counters.commits.fetch_add(1, Ordering::Relaxed);
+                counters.writes.fetch_add(events.len() as u64, Ordering::Relaxed);
+                Ok(())
+            }
+            Err(CommitError::Full) => {
+                tracing::warn!(writes = events.len(), "disk full: writes are refused until there is space");
+                Err(WriteError::Full)
+            }
+            Err(CommitError::Refused(error)) => {
+                tracing::warn!(%error, writes = events.len(), "writes refused");
+                Err(WriteError::Failed(error.to_string().into()))
+            }
+            Err(CommitError::Broken(problem)) => {
+                tracing::error!(problem, "the data file takes no more writes until the next start");
+                let reason: Arc<str> = format!("{problem}; writing stopped until the next start").into();
+                self.broken = Some(Arc::clone(&reason));
+                Err(WriteError::Failed(reason))
+            }
+        }
+    }
+
+    fn checkpoint(&self) {
+        match self.database.checkpoint_if_due() {
+            Ok(false) => {}
+            Ok(true) => drop(self.shared.counters.checkpoints.fetch_add(1, Ordering::Relaxed)),
+            // The log keeps what the data file could not take; the next group tries again.
+            Err(error) => {
+                tracing::warn!(%error, "the write-ahead log could not be folded into the data file")
+            }
+        }
+    }
+}
+
+fn answer(accepted: Accepted, events: &[Arc<Event>]) {
+    for (range, reply, _room) in accepted {
+        let written = events[range].iter().map(|event| written(event)).collect();
+        // A caller that went away needs no answer.
+        let _ = reply.send(Ok(written));
+    }
+}
