@@ -1,0 +1,181 @@
+//! The data directory: where it is, and what lies in it. `mayfly up` writes it; every other command finds
+//! its server through it.
+
+use std::{
+    ffi::OsString,
+    fmt, io,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+
+/// A data directory, and who said so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct DataDir {
+    root: PathBuf,
+    origin: Origin,
+}
+
+/// What named the data directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    Flag,
+    Environment,
+    XdgStateHome,
+    Home,
+    /// No home directory is known.
+    System,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Flag => "--data-dir",
+            Self::Environment => "MAYFLY_DATA_DIR",
+            Self::XdgStateHome => "XDG_STATE_HOME",
+            Self::Home => "the default",
+            Self::System => "the default without a home directory",
+        })
+    }
+}
+
+impl DataDir {
+    /// The flag, else `MAYFLY_DATA_DIR`, else the XDG state directory: `$XDG_STATE_HOME/mayfly`, or
+    /// `~/.local/state/mayfly`.
+    pub(crate) fn resolve(flag: Option<PathBuf>) -> Self {
+        Self::choose(
+            flag,
+            std::env::var_os("MAYFLY_DATA_DIR"),
+            std::env::var_os("XDG_STATE_HOME"),
+            std::env::home_dir(),
+        )
+    }
+
+    fn choose(
+        flag: Option<PathBuf>,
+        environment: Option<OsString>,
+        state_home: Option<OsString>,
+        home: Option<PathBuf>,
+    ) -> Self {
+        let of = |root, origin| Self { root, origin };
+        if let Some(root) = flag {
+            return of(root, Origin::Flag);
+        }
+        if let Some(root) = environment.filter(|text| !text.is_empty()) {
+            return of(root.into(), Origin::Environment);
+        }
+        // The XDG specification: a relative path is invalid and ignored.
+        if let Some(base) = state_home.map(PathBuf::from).filter(|path| path.is_absolute()) {
+            return of(base.join("mayfly"), Origin::XdgStateHome);
+        }
+        match home.filter(|path| path.is_absolute()) {
+            Some(home) => of(home.join(".local/state/mayfly"), Origin::Home),
+            None => of("/var/lib/mayfly".into(), Origin::System),
+        }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.root
+    }
+
+    pub(crate) fn origin(&self) -> Origin {
+        self.origin
+    }
+
+    /// Where the server listens: an [`Endpoints`] as JSON. There while a server is, or was, ready.
+    pub(crate) fn endpoints(&self) -> PathBuf {
+        self.root.join("endpoints.json")
+    }
+
+    /// What kubectl and the commands connect with; mode 0600.
+    pub(crate) fn kubeconfig(&self) -> PathBuf {
+        self.root.join("kubeconfig")
+    }
+
+    /// The cluster objects.
+    pub(crate) fn database(&self) -> PathBuf {
+        self.root.join("mayfly.db")
+    }
+
+    /// Uploaded components, and what is made from them.
+    pub(crate) fn artifacts(&self) -> PathBuf {
+        self.root.join("artifacts")
+    }
+
+    /// Logs of functions and pods.
+    pub(crate) fn logs(&self) -> PathBuf {
+        self.root.join("logs")
+    }
+
+    /// The certificate authority, keys and tokens.
+    pub(crate) fn pki(&self) -> PathBuf {
+        self.root.join("pki")
+    }
+}
+
+/// The addresses of a running server, as URLs without a path: the real ones when a port was 0.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Endpoints {
+    pub(crate) api: String,
+    pub(crate) http: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) workflows: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) admin: Option<String>,
+}
+
+impl Endpoints {
+    /// Reads `endpoints.json`.
+    pub(crate) fn read(path: &Path) -> io::Result<Self> {
+        serde_json::from_slice(&std::fs::read(path)?).map_err(io::Error::from)
+    }
+
+    /// Writes `endpoints.json` so that a reader sees the old or the new one, never a part.
+    pub(crate) fn write(&self, path: &Path) -> io::Result<()> {
+        let mut text = serde_json::to_vec(self)?;
+        text.push(b'\n');
+        let folder = path.parent().unwrap_or(Path::new("."));
+        let file = tempfile::NamedTempFile::new_in(folder)?;
+        std::fs::write(file.path(), text)?;
+        file.persist(path)?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_strongest_name_wins() {
+        let some = |text: &str| Some(OsString::from(text));
+        let home = || Some(PathBuf::from("/home/ada"));
+        for (flag, environment, state, home, root, origin) in [
+            (Some("/f"), some("/e"), some("/x"), home(), "/f", Origin::Flag),
+            (None, some("/e"), some("/x"), home(), "/e", Origin::Environment),
+            (None, some(""), some("/x"), home(), "/x/mayfly", Origin::XdgStateHome),
+            (None, None, some("relative"), home(), "/home/ada/.local/state/mayfly", Origin::Home),
+            (None, None, None, home(), "/home/ada/.local/state/mayfly", Origin::Home),
+            (None, None, None, None, "/var/lib/mayfly", Origin::System),
+        ] {
+            let chosen = DataDir::choose(flag.map(PathBuf::from), environment, state, home);
+            assert_eq!(chosen, DataDir { root: root.into(), origin });
+        }
+    }
+
+    #[test]
+    fn endpoints_round_trip() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("endpoints.json");
+        let endpoints = Endpoints {
+            api: "https://127.0.0.1:6443".into(),
+            http: "http://127.0.0.1:8080".into(),
+            workflows: None,
+            admin: Some("http://127.0.0.1:9090".into()),
+        };
+        endpoints.write(&path).unwrap();
+        assert_eq!(Endpoints::read(&path).unwrap(), endpoints);
+        std::fs::write(&path, "{").unwrap();
+        assert!(Endpoints::read(&path).is_err());
+    }
+}
