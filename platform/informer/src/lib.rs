@@ -1,1 +1,25 @@
-//! One shared, decoded copy of each kind a process needs.
+//! One shared, decoded copy of each kind a process needs, and the loop that reconcilers run in.
+//!
+//! **Belongs here:** [`Informer`], a kind's objects kept up to date by list and watch; [`Informers`], the
+//! one set of them that a process shares, so that an event is decoded once; [`reconcile`], the work queue
+//! and loop that controllers and the kubelet drive with an informer's changes.
+//!
+//! **Does not belong here:** what any reconciler decides, any kind in particular, writes to the API.
+//!
+//! An outage of the API leaves every copy as it was: readers keep their last snapshot, and the informer
+//! lists again, with growing and jittered pauses, until the API is back.
+//!
+//! Start reading at [`informer`].
+
+mod backoff;
+mod changes;
+pub mod informer;
+mod objects;
+pub mod reconcile;
+mod set;
+
+pub use backoff::Backoff;
+pub use changes::Changes;
+pub use informer::{Change, Index, Informer};
+pub use kube::runtime::watcher::Config as WatchConfig;
+pub use set::Informers;

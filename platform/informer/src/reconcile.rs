@@ -1,0 +1,164 @@
+//! The loop that level-triggered reconcilers run in: a work queue and its workers.
+//!
+//! A key in the queue means "look at this again", never "this happened". Keys are deduplicated; one key is
+//! never worked on twice at the same time; a failure brings the key back after a growing, jittered pause.
+//! (The shape is client-go's `workqueue`.)
+
+mod queue;
+
+use std::{
+    collections::HashMap,
+    fmt::{Debug, Display},
+    hash::Hash,
+    sync::Arc,
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use tokio::{
+    sync::Notify,
+    task::JoinSet,
+    time::{Instant, sleep_until},
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::Backoff;
+use queue::{Next, Queue};
+
+/// Pauses after failures, unless a reconciler has its own.
+pub const RETRY: Backoff = Backoff { first: Duration::from_millis(5), most: Duration::from_secs(60) };
+
+/// What a key is: `ObjectKey`, a uid, …
+pub trait Key: Clone + Eq + Ord + Hash + Debug + Send + Sync + 'static {}
+impl<Q: Clone + Eq + Ord + Hash + Debug + Send + Sync + 'static> Key for Q {}
+
+/// How a reconciliation ended well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Nothing more until something changes.
+    Done,
+    /// Look again after this time, even if nothing changes.
+    RequeueAfter(Duration),
+}
+
+/// Keys to look at. Cheap to clone; holds each key at most once.
+pub struct WorkQueue<Q> {
+    shared: Arc<Shared<Q>>,
+}
+
+struct Shared<Q> {
+    queue: Mutex<Queue<Q>>,
+    notify: Notify,
+}
+
+impl<Q> Clone for WorkQueue<Q> {
+    fn clone(&self) -> Self {
+        Self { shared: self.shared.clone() }
+    }
+}
+
+impl<Q: Key> Default for WorkQueue<Q> {
+    fn default() -> Self {
+        Self::new(RETRY)
+    }
+}
+
+impl<Q: Key> WorkQueue<Q> {
+    pub fn new(retry: Backoff) -> Self {
+        let shared = Shared { queue: Mutex::new(Queue::new(retry)), notify: Notify::new() };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Look at `key` now, or as soon as the work on it that is under way has ended.
+    pub fn add(&self, key: Q) {
+        self.shared.queue.lock().add(key);
+        self.shared.notify.notify_one();
+    }
+
+    /// Look at `key` after `delay`, or earlier if something else says so.
+    pub fn add_after(&self, key: Q, delay: Duration) {
+        self.shared.queue.lock().add_at(key, Instant::now() + delay);
+        self.shared.notify.notify_one();
+    }
+
+    /// Keys that wait for a worker.
+    pub fn len(&self) -> usize {
+        self.shared.queue.lock().len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Works on the queue's keys, `parallel` at a time, until `stop`; then waits for the work under way.
+/// A panic in `reconcile` counts as a failure of its key.
+pub async fn run<Q, F, Fut, E>(
+    name: &'static str,
+    queue: WorkQueue<Q>,
+    parallel: usize,
+    stop: CancellationToken,
+    reconcile: F,
+) where
+    Q: Key,
+    F: Fn(Q) -> Fut,
+    Fut: Future<Output = Result<Outcome, E>> + Send + 'static,
+    E: Display + Send + 'static,
+{
+    let mut tasks = JoinSet::new();
+    let mut keys = HashMap::new();
+    loop {
+        let wake_at = loop {
+            if tasks.len() >= parallel || stop.is_cancelled() {
+                break None;
+            }
+            let next = queue.shared.queue.lock().next(Instant::now());
+            match next {
+                Next::Key(key) => {
+                    let task = tasks.spawn(reconcile(key.clone()));
+                    keys.insert(task.id(), key);
+                }
+                Next::At(at) => break at,
+            }
+        };
+        tokio::select! {
+            Some(joined) = tasks.join_next_with_id() => {
+                let (id, result) = match joined {
+                    Ok((id, result)) => (id, result.map_err(|error| error.to_string())),
+                    Err(error) => (error.id(), Err(format!("the reconciler panicked: {error}"))),
+                };
+                if let Some(key) = keys.remove(&id) {
+                    settle(name, &queue, key, result);
+                }
+            }
+            () = stop.cancelled(), if !stop.is_cancelled() => {}
+            () = queue.shared.notify.notified(), if !stop.is_cancelled() => {}
+            () = sleep_until(wake_at.unwrap_or_else(Instant::now)), if wake_at.is_some() => {}
+            else => return,
+        }
+        if stop.is_cancelled() && tasks.is_empty() {
+            return;
+        }
+    }
+}
+
+fn settle<Q: Key>(name: &'static str, queue: &WorkQueue<Q>, key: Q, result: Result<Outcome, String>) {
+    let now = Instant::now();
+    let mut queue = queue.shared.queue.lock();
+    match result {
+        Ok(Outcome::Done) => queue.succeeded(key, None),
+        Ok(Outcome::RequeueAfter(delay)) => queue.succeeded(key, Some(now + delay)),
+        Err(error) => {
+            let failures = queue.failed(key.clone(), now);
+            // The first failures are mostly lost races for a resourceVersion.
+            if failures <= 3 {
+                tracing::debug!(reconciler = name, ?key, %error, failures, "will try again");
+            } else {
+                tracing::warn!(reconciler = name, ?key, %error, failures, "keeps failing; will try again");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
