@@ -1,15 +1,24 @@
 //! Content-addressed files: uploaded components, and what is made from them.
 //!
-//! Here belong: taking a stream of bytes in by digest, finding, listing, verifying and removing it,
-//! and a place beside it for files derived from it (compiled components), which go when it goes.
+//! Here belong: taking a stream of bytes in under its digest, finding, listing, verifying and
+//! removing it, and a place beside it for files derived from it (compiled components), which go when
+//! it goes.
 //!
-//! Not here: what a component is, who may upload, which revision still names a digest; the API
-//! server and the artifact collector know that. Start reading at [`Artifacts`].
+//! Not here: what a component is, who may upload, which revision still names a digest.
+//!
+//! ```text
+//! DIR/sha256/<64 digits>                    a content; its name is its digest
+//! DIR/sha256/.upload-…                      one that is still arriving; swept at the next open
+//! DIR/derived/<engine>/<64 digits>.cwasm    made from the content of that name by that engine
+//! ```
+//! A file appears under its final name only when it is whole and on the disk. Start reading at
+//! [`Artifacts`].
 
 mod artifacts;
 mod derived;
+mod files;
 mod upload;
 
-pub use artifacts::{ArtifactInfo, Artifacts, VerifyError};
-pub use derived::EngineHash;
+pub use artifacts::{ArtifactInfo, Artifacts, OpenError, VerifyError};
+pub use derived::{EngineHash, InvalidEngineHash};
 pub use upload::{Stored, UploadError};

@@ -7,11 +7,13 @@
 //! ```
 //!
 //! While a group is on its way to the disk the next one gathers in the queue, so the cost of an
-//! fsync is shared by as many writers as there are.
+//! fsync is shared. Left at that, callers who write in a loop split into two halves that take turns;
+//! [`Gathering`] brings them into one group.
 
 use std::{
     ops::Range,
     sync::{Arc, atomic::Ordering},
+    time::{Duration, Instant},
 };
 
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
@@ -43,15 +45,39 @@ struct Writer {
     shared: Arc<Shared>,
     database: Database,
     queue: mpsc::Receiver<Command>,
+    gathering: Gathering,
     /// Why no further write can be taken, once that is so.
     broken: Option<Arc<str>>,
+}
+
+/// How long a group waits for more requests before it goes to the disk.
+///
+/// Those who were just answered tend to be back within microseconds, and those who queued up
+/// meanwhile are there already: together, that is how many to expect. Waiting for them pays as long
+/// as it is short beside the fsync that they would otherwise wait for. A lone writer never waits.
+#[derive(Default)]
+struct Gathering {
+    /// Requests in the last group, and in the queue when it was answered.
+    expected: usize,
+    /// What the last commit took.
+    commit: Duration,
+}
+
+impl Gathering {
+    /// One sleep; the kernel adds its own slack to it.
+    const STEP: Duration = Duration::from_micros(20);
+    const MAX: Duration = Duration::from_millis(1);
+
+    fn wait_max(&self) -> Duration {
+        (self.commit / 4).min(Self::MAX)
+    }
 }
 
 /// Requests whose writes are in a plan, and where.
 type Accepted = Vec<(Range<usize>, oneshot::Sender<Result<Vec<Written>, WriteError>>, OwnedSemaphorePermit)>;
 
 pub(crate) fn start(shared: Arc<Shared>, database: Database, queue: mpsc::Receiver<Command>) {
-    let writer = Writer { shared, database, queue, broken: None };
+    let writer = Writer { shared, database, queue, gathering: Gathering::default(), broken: None };
     let thread = std::thread::Builder::new().name("store-writer".into());
     thread.spawn(|| writer.run()).expect("a thread for the store's writer");
 }
@@ -61,12 +87,10 @@ impl Writer {
         let mut requests = Vec::new();
         while let Some(command) = self.queue.blocking_recv() {
             self.take(command, &mut requests);
-            while requests.len() < BATCH_REQUESTS_MAX
-                && let Ok(command) = self.queue.try_recv()
-            {
-                self.take(command, &mut requests);
-            }
+            self.gather(&mut requests);
+            let group = requests.len();
             self.write(requests.drain(..));
+            self.gathering.expected = group + self.queue.len();
             self.checkpoint();
         }
         let Self { shared, database, .. } = self;
@@ -75,6 +99,23 @@ impl Writer {
         let signals = shared.state.read().signals();
         for signal in signals {
             signal.send_modify(|_| {});
+        }
+    }
+
+    /// Takes what is queued, and waits a little for those who are expected.
+    fn gather(&mut self, requests: &mut Vec<Request>) {
+        let begin = Instant::now();
+        loop {
+            while requests.len() < BATCH_REQUESTS_MAX
+                && let Ok(command) = self.queue.try_recv()
+            {
+                self.take(command, requests);
+            }
+            let expected = self.gathering.expected.min(BATCH_REQUESTS_MAX);
+            if requests.len() >= expected || begin.elapsed() >= self.gathering.wait_max() {
+                return;
+            }
+            std::thread::sleep(Gathering::STEP);
         }
     }
 
@@ -122,7 +163,10 @@ impl Writer {
         if let Some(reason) = &self.broken {
             return Err(WriteError::Failed(Arc::clone(reason)));
         }
-        match self.database.commit(events) {
+        let begin = Instant::now();
+        let committed = self.database.commit(events);
+        self.gathering.commit = begin.elapsed();
+        match committed {
             Ok(()) => {
                 let counters = &self.shared.counters;
                 counters.commits.fetch_add(1, Ordering::Relaxed);

@@ -1,0 +1,177 @@
+//! The area as a whole: opening, finding, listing, verifying, removing, collecting.
+
+use std::{
+    collections::HashSet,
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use jiff::Timestamp;
+use mayfly_api::Digest;
+use parking_lot::Mutex;
+use sha2::{Digest as _, Sha256};
+
+use crate::{
+    derived::digest_of,
+    files::{self, blocking},
+};
+
+/// A directory of contents. A handle: cloning it is cheap and gives the same area.
+#[derive(Clone)]
+pub struct Artifacts {
+    directory: Arc<Path>,
+    /// Held while a file gets or loses its name, so that collecting and storing do not cross.
+    pub(crate) changes: Arc<Mutex<()>>,
+}
+
+/// One content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ArtifactInfo {
+    pub digest: Digest,
+    pub bytes: u64,
+    /// When it was last uploaded.
+    pub created: Timestamp,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("the artifact directory {path} cannot be used: {source}")]
+pub struct OpenError {
+    path: PathBuf,
+    source: io::Error,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum VerifyError {
+    #[error("{0} is not stored here: upload it")]
+    Missing(Digest),
+    #[error("{expected} is damaged on the disk (its content is {actual}): remove it and upload it again")]
+    Damaged { expected: Digest, actual: Digest },
+    #[error("{0} cannot be read: {1}")]
+    Io(Digest, #[source] io::Error),
+}
+
+impl Artifacts {
+    /// Opens or makes the area, and sweeps what a crash left behind. Blocks while it does.
+    pub fn open(directory: impl AsRef<Path>) -> Result<Self, OpenError> {
+        let directory = directory.as_ref();
+        let artifacts = Self { directory: directory.into(), changes: Arc::default() };
+        let prepare = || {
+            fs::create_dir_all(artifacts.contents())?;
+            fs::create_dir_all(artifacts.derived())?;
+            files::sync_directory(directory)?;
+            Ok(files::sweep(&artifacts.contents())? + artifacts.sweep_derived()?)
+        };
+        let swept = prepare().map_err(|source| OpenError { path: directory.into(), source })?;
+        if swept > 0 {
+            tracing::info!(files = swept, "swept unfinished and orphaned artifact files");
+        }
+        Ok(artifacts)
+    }
+
+    /// Where a content lies, if it is here. The file is whole and never written again.
+    pub fn path(&self, digest: &Digest) -> Option<PathBuf> {
+        let path = self.content(digest);
+        path.is_file().then_some(path)
+    }
+
+    /// A content, to be read as a stream. [`io::ErrorKind::NotFound`] when it is not here.
+    pub async fn open_content(&self, digest: &Digest) -> io::Result<tokio::fs::File> {
+        tokio::fs::File::open(self.content(digest)).await
+    }
+
+    /// Every content, in the order of the digests.
+    pub async fn list(&self) -> io::Result<Vec<ArtifactInfo>> {
+        let artifacts = self.clone();
+        blocking(move || artifacts.list_now()).await
+    }
+
+    /// Removes a content and what was made from it; says whether it was there.
+    pub async fn remove(&self, digest: &Digest) -> io::Result<bool> {
+        let (artifacts, digest) = (self.clone(), *digest);
+        blocking(move || {
+            let _guard = artifacts.changes.lock();
+            artifacts.remove_now(&digest)
+        })
+        .await
+    }
+
+    /// Removes every content that is not in `named` and was last uploaded before `before`; returns
+    /// what went.
+    ///
+    /// The age keeps those that were uploaded to be named in a moment. A content that is uploaded
+    /// again meanwhile is young again, and stays.
+    pub async fn collect(&self, named: HashSet<Digest>, before: Timestamp) -> io::Result<Vec<ArtifactInfo>> {
+        let artifacts = self.clone();
+        blocking(move || {
+            let _guard = artifacts.changes.lock();
+            let mut unnamed = artifacts.list_now()?;
+            unnamed.retain(|info| !named.contains(&info.digest) && info.created < before);
+            for info in &unnamed {
+                artifacts.remove_now(&info.digest)?;
+            }
+            Ok(unnamed)
+        })
+        .await
+    }
+
+    /// Reads a content and compares it with its digest.
+    pub async fn verify(&self, digest: &Digest) -> Result<(), VerifyError> {
+        let (path, expected) = (self.content(digest), *digest);
+        let actual = blocking(move || hash_file(&path)).await.map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => VerifyError::Missing(expected),
+            _ => VerifyError::Io(expected, error),
+        })?;
+        match actual == expected {
+            true => Ok(()),
+            false => Err(VerifyError::Damaged { expected, actual }),
+        }
+    }
+
+    fn list_now(&self) -> io::Result<Vec<ArtifactInfo>> {
+        let mut infos = Vec::new();
+        for path in files::entries(&self.contents())? {
+            let digest = path.file_name().and_then(|name| digest_of(name.to_str()?));
+            let Some(digest) = digest else { continue };
+            let metadata = match fs::metadata(&path) {
+                Ok(metadata) => metadata,
+                // Removed since the directory was read.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) => return Err(error),
+            };
+            let created = Timestamp::try_from(metadata.modified()?).unwrap_or(Timestamp::UNIX_EPOCH);
+            infos.push(ArtifactInfo { digest, bytes: metadata.len(), created });
+        }
+        infos.sort_by_key(|info| info.digest);
+        Ok(infos)
+    }
+
+    /// The caller holds `changes`.
+    fn remove_now(&self, digest: &Digest) -> io::Result<bool> {
+        let removed = files::remove(&self.content(digest))?;
+        self.remove_derived(digest)?;
+        if removed {
+            tracing::info!(%digest, "artifact removed");
+        }
+        Ok(removed)
+    }
+
+    pub(crate) fn contents(&self) -> PathBuf {
+        self.directory.join("sha256")
+    }
+
+    pub(crate) fn content(&self, digest: &Digest) -> PathBuf {
+        self.contents().join(digest.hex())
+    }
+
+    pub(crate) fn derived(&self) -> PathBuf {
+        self.directory.join("derived")
+    }
+}
+
+fn hash_file(path: &Path) -> io::Result<Digest> {
+    let mut file = fs::File::open(path)?;
+    let mut hasher = Sha256::new();
+    io::copy(&mut file, &mut hasher)?;
+    Ok(Digest::from_bytes(hasher.finalize().into()))
+}

@@ -1,0 +1,132 @@
+//! Files made from a content by an engine: compiled components. They can always be made again.
+
+use std::{
+    fmt, fs, io,
+    io::Write as _,
+    path::{Path, PathBuf},
+    str::FromStr,
+    sync::Arc,
+};
+
+use mayfly_api::Digest;
+
+use crate::{
+    artifacts::Artifacts,
+    files::{self, blocking},
+};
+
+/// Names everything about an engine that what it makes depends on: version, settings, processor.
+/// 1 to 64 lower-case letters, digits and dashes, so that it is a safe file name.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct EngineHash(Arc<str>);
+
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("{0:?} is not an engine's hash: expected 1 to 64 lower-case letters, digits or dashes")]
+pub struct InvalidEngineHash(String);
+
+impl FromStr for EngineHash {
+    type Err = InvalidEngineHash;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let safe = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+        if (1..=64).contains(&text.len()) && text.bytes().all(safe) {
+            return Ok(Self(text.into()));
+        }
+        Err(InvalidEngineHash(text.chars().take(100).collect()))
+    }
+}
+
+impl From<u64> for EngineHash {
+    fn from(hash: u64) -> Self {
+        Self(format!("{hash:016x}").into())
+    }
+}
+
+impl fmt::Display for EngineHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Artifacts {
+    /// What this engine made from the content, if it has.
+    pub fn derived_path(&self, digest: &Digest, engine: &EngineHash) -> Option<PathBuf> {
+        let path = self.derived_file(digest, engine);
+        path.is_file().then_some(path)
+    }
+
+    /// Keeps what an engine made from a content, and says where. The content must be there
+    /// (else [`io::ErrorKind::NotFound`]): what is derived from it goes with it.
+    pub async fn put_derived(
+        &self,
+        digest: &Digest,
+        engine: &EngineHash,
+        made: impl AsRef<[u8]> + Send + 'static,
+    ) -> io::Result<PathBuf> {
+        let (artifacts, content, path) =
+            (self.clone(), self.content(digest), self.derived_file(digest, engine));
+        blocking(move || {
+            let directory = path.parent().unwrap_or(Path::new("."));
+            fs::create_dir_all(directory)?;
+            let mut file = files::temporary(directory)?;
+            file.write_all(made.as_ref())?;
+            let _guard = artifacts.changes.lock();
+            fs::metadata(&content)?;
+            files::publish(file, &path)?;
+            Ok(path)
+        })
+        .await
+    }
+
+    /// Removes what other engines made, such as those of earlier versions; says how many files.
+    pub async fn remove_other_engines(&self, engine: &EngineHash) -> io::Result<usize> {
+        let (directory, keep) = (self.derived(), engine.to_string());
+        blocking(move || {
+            let mut removed = 0;
+            for other in files::entries(&directory)? {
+                if other.file_name().is_some_and(|name| *name != *keep) {
+                    removed += files::entries(&other)?.len();
+                    fs::remove_dir_all(&other)?;
+                }
+            }
+            Ok(removed)
+        })
+        .await
+    }
+
+    /// Removes what any engine made from a content.
+    pub(crate) fn remove_derived(&self, digest: &Digest) -> io::Result<()> {
+        for engine in files::entries(&self.derived())? {
+            files::remove(&engine.join(file_name(digest)))?;
+        }
+        Ok(())
+    }
+
+    /// Removes half-written files, and those whose content is gone.
+    pub(crate) fn sweep_derived(&self) -> io::Result<usize> {
+        let mut swept = 0;
+        for engine in files::entries(&self.derived())? {
+            swept += files::sweep(&engine)?;
+            for path in files::entries(&engine)? {
+                let digest = path.file_stem().and_then(|stem| digest_of(stem.to_str()?));
+                if digest.is_some_and(|digest| self.path(&digest).is_none()) {
+                    swept += usize::from(files::remove(&path)?);
+                }
+            }
+        }
+        Ok(swept)
+    }
+
+    fn derived_file(&self, digest: &Digest, engine: &EngineHash) -> PathBuf {
+        self.derived().join(&*engine.0).join(file_name(digest))
+    }
+}
+
+fn file_name(digest: &Digest) -> String {
+    format!("{}.cwasm", digest.hex())
+}
+
+/// The digest that a file is named after.
+pub(crate) fn digest_of(hex: &str) -> Option<Digest> {
+    format!("sha256:{hex}").parse().ok()
+}

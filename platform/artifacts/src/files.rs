@@ -1,0 +1,69 @@
+//! Files that appear whole or not at all.
+
+use std::{
+    fs::{self, File},
+    io,
+    path::{Path, PathBuf},
+};
+
+use tempfile::NamedTempFile;
+
+/// A file on its way to its name. Dropped before [`publish`], it leaves nothing.
+pub(crate) fn temporary(directory: &Path) -> io::Result<NamedTempFile> {
+    tempfile::Builder::new().prefix(TEMPORARY_PREFIX).tempfile_in(directory)
+}
+
+const TEMPORARY_PREFIX: &str = ".upload-";
+
+/// Gives a written file its name, replacing what was there, and makes both durable.
+pub(crate) fn publish(file: NamedTempFile, path: &Path) -> io::Result<()> {
+    file.as_file().sync_all()?;
+    file.persist(path).map_err(|error| error.error)?;
+    path.parent().map_or(Ok(()), sync_directory)
+}
+
+/// Removes a file; says whether it was there.
+pub(crate) fn remove(path: &Path) -> io::Result<bool> {
+    match fs::remove_file(path) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+pub(crate) fn sync_directory(directory: &Path) -> io::Result<()> {
+    File::open(directory)?.sync_all()
+}
+
+/// The paths in a directory; none when it does not exist.
+pub(crate) fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    match fs::read_dir(directory) {
+        Ok(entries) => entries.map(|entry| Ok(entry?.path())).collect(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Removes what a crash left half-written; says how many files.
+pub(crate) fn sweep(directory: &Path) -> io::Result<usize> {
+    let mut swept = 0;
+    for path in entries(directory)? {
+        let name = path.file_name().unwrap_or_default();
+        if name.as_encoded_bytes().starts_with(TEMPORARY_PREFIX.as_bytes()) {
+            swept += usize::from(remove(&path)?);
+        }
+    }
+    Ok(swept)
+}
+
+/// Runs file work where it may block. The work has no reason to panic; if it does, so does the caller.
+pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(value) => value,
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            // The runtime is going down and takes this task with it at the next await.
+            Err(_) => std::future::pending().await,
+        },
+    }
+}

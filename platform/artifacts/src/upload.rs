@@ -1,0 +1,134 @@
+//! Taking a content in: hashed while it is written, named once it is whole.
+
+use std::{
+    error::Error,
+    io::{self, Write as _},
+    time::SystemTime,
+};
+
+use bytes::Bytes;
+use futures::{Stream, StreamExt as _};
+use mayfly_api::Digest;
+use sha2::{Digest as _, Sha256};
+use tempfile::NamedTempFile;
+
+use crate::{
+    artifacts::Artifacts,
+    files::{blocking, publish, temporary},
+};
+
+/// What became of an upload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stored {
+    pub digest: Digest,
+    pub bytes: u64,
+    /// The content was there already. Its age starts anew, so that it is not collected before its
+    /// new user has named it.
+    pub existed: bool,
+}
+
+/// Why an upload was not taken. Nothing of it is left.
+#[derive(Debug, thiserror::Error)]
+pub enum UploadError {
+    #[error("the content's digest is {actual}, not {expected} as announced: it was damaged on its way")]
+    DigestMismatch { expected: Digest, actual: Digest },
+    #[error("the content is larger than the {limit} bytes allowed")]
+    TooLarge { limit: u64 },
+    #[error("the disk of the data directory is full: free some space, then upload again")]
+    Full,
+    /// The sender's side failed.
+    #[error("the upload broke off: {0}")]
+    Stream(#[source] Box<dyn Error + Send + Sync>),
+    #[error("the content could not be written: {0}")]
+    Io(#[source] io::Error),
+}
+
+impl From<io::Error> for UploadError {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::Full,
+            _ => Self::Io(error),
+        }
+    }
+}
+
+/// Bytes gathered before they are handed to a blocking thread: few hand-overs, little memory.
+const BUFFER_BYTES: usize = 1 << 20;
+
+/// A content that is arriving. Dropped, it leaves nothing.
+struct Arriving {
+    file: NamedTempFile,
+    hasher: Sha256,
+    bytes: u64,
+}
+
+impl Arriving {
+    fn append(mut self, chunks: &[Bytes]) -> io::Result<Self> {
+        for chunk in chunks {
+            self.file.write_all(chunk)?;
+            self.hasher.update(chunk);
+            self.bytes += chunk.len() as u64;
+        }
+        Ok(self)
+    }
+}
+
+impl Artifacts {
+    /// Stores a content of at most `limit_bytes` bytes under its digest, which must be `expected`
+    /// when that is given. Durable when it returns; an error, or dropping it, leaves nothing.
+    pub async fn upload<E: Into<Box<dyn Error + Send + Sync>>>(
+        &self,
+        expected: Option<Digest>,
+        limit_bytes: u64,
+        content: impl Stream<Item = Result<Bytes, E>>,
+    ) -> Result<Stored, UploadError> {
+        let directory = self.contents();
+        let mut arriving = blocking(move || {
+            Ok::<_, io::Error>(Arriving { file: temporary(&directory)?, hasher: Sha256::new(), bytes: 0 })
+        })
+        .await?;
+        let mut content = std::pin::pin!(content);
+        let mut room = limit_bytes;
+        loop {
+            let mut chunks = Vec::new();
+            let mut gathered = 0;
+            while gathered < BUFFER_BYTES
+                && let Some(chunk) = content.next().await
+            {
+                let chunk = chunk.map_err(|error| UploadError::Stream(error.into()))?;
+                room = room
+                    .checked_sub(chunk.len() as u64)
+                    .ok_or(UploadError::TooLarge { limit: limit_bytes })?;
+                gathered += chunk.len();
+                chunks.push(chunk);
+            }
+            let ended = gathered < BUFFER_BYTES;
+            arriving = blocking(move || arriving.append(&chunks)).await?;
+            if ended {
+                break;
+            }
+        }
+        let artifacts = self.clone();
+        blocking(move || artifacts.finish(arriving, expected)).await
+    }
+
+    fn finish(&self, arriving: Arriving, expected: Option<Digest>) -> Result<Stored, UploadError> {
+        let Arriving { file, hasher, bytes } = arriving;
+        let digest = Digest::from_bytes(hasher.finalize().into());
+        if let Some(expected) = expected.filter(|expected| *expected != digest) {
+            return Err(UploadError::DigestMismatch { expected, actual: digest });
+        }
+        let path = self.content(&digest);
+        // Against the collector: it must see either the new age or no file.
+        let _guard = self.changes.lock();
+        // One of another length was damaged since it was stored: this upload mends it.
+        if std::fs::metadata(&path).is_ok_and(|metadata| metadata.len() == bytes) {
+            let now = SystemTime::from(jiff::Timestamp::now());
+            std::fs::File::options().append(true).open(&path)?.set_modified(now)?;
+            return Ok(Stored { digest, bytes, existed: true });
+        }
+        publish(file, &path)?;
+        tracing::info!(%digest, bytes, "artifact stored");
+        Ok(Stored { digest, bytes, existed: false })
+    }
+}

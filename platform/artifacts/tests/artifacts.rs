@@ -1,0 +1,271 @@
+//! The area as its users see it, each way an upload can go wrong included.
+
+use std::{collections::HashSet, fs, io, path::Path, process::Command, time::Duration};
+
+use bytes::Bytes;
+use futures::stream;
+use jiff::Timestamp;
+use mayfly_api::Digest;
+use mayfly_artifacts::{Artifacts, EngineHash, Stored, UploadError, VerifyError};
+use tempfile::TempDir;
+
+const LIMIT: u64 = 10 << 20;
+
+fn area() -> (TempDir, Artifacts) {
+    let directory = tempfile::tempdir().unwrap();
+    let artifacts = Artifacts::open(directory.path()).unwrap();
+    (directory, artifacts)
+}
+
+/// A content in chunks of 1000 bytes, as a body would come.
+fn body(content: &[u8]) -> impl stream::Stream<Item = io::Result<Bytes>> + use<> {
+    let chunks: Vec<_> = content.chunks(1000).map(|chunk| Ok(Bytes::copy_from_slice(chunk))).collect();
+    stream::iter(chunks)
+}
+
+async fn upload(artifacts: &Artifacts, content: &[u8]) -> Result<Stored, UploadError> {
+    artifacts.upload(None, LIMIT, body(content)).await
+}
+
+/// Every file below a directory.
+fn files(directory: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => found.extend(files(&path)),
+            false => found.push(path.display().to_string()),
+        }
+    }
+    found
+}
+
+#[tokio::test]
+async fn a_content_is_found_by_its_digest_and_stored_once() {
+    let (directory, artifacts) = area();
+    let content: Vec<u8> = (0..3_000_000u32).flat_map(|n| n.to_le_bytes()).take(2_500_000).collect();
+    let digest = Digest::of(&content);
+    assert!(artifacts.path(&digest).is_none());
+    let stored = artifacts.upload(Some(digest), LIMIT, body(&content)).await.unwrap();
+    assert_eq!(stored, Stored { digest, bytes: 2_500_000, existed: false });
+    let again = upload(&artifacts, &content).await.unwrap();
+    assert_eq!(again, Stored { existed: true, ..stored });
+    assert_eq!(fs::read(artifacts.path(&digest).unwrap()).unwrap(), content);
+    assert_eq!(files(directory.path()).len(), 1);
+    artifacts.verify(&digest).await.unwrap();
+
+    let reopened = Artifacts::open(directory.path()).unwrap();
+    let list = reopened.list().await.unwrap();
+    assert_eq!(list.len(), 1);
+    assert_eq!((list[0].digest, list[0].bytes), (digest, 2_500_000));
+    let age = Timestamp::now().duration_since(list[0].created);
+    assert!(age < jiff::SignedDuration::from_mins(5), "{age}");
+}
+
+#[tokio::test]
+async fn an_empty_content_is_a_content() {
+    let (_directory, artifacts) = area();
+    let stored = upload(&artifacts, b"").await.unwrap();
+    assert_eq!(stored, Stored { digest: Digest::of(b""), bytes: 0, existed: false });
+}
+
+#[tokio::test]
+async fn another_digest_than_announced_is_refused() {
+    let (directory, artifacts) = area();
+    let expected = Digest::of(b"announced");
+    let error = artifacts.upload(Some(expected), LIMIT, body(b"sent")).await.unwrap_err();
+    let actual = Digest::of(b"sent");
+    assert!(
+        matches!(&error, UploadError::DigestMismatch { expected: e, actual: a } if (*e, *a) == (expected, actual))
+    );
+    assert!(
+        error.to_string().contains(&expected.to_string()) && error.to_string().contains(&actual.to_string())
+    );
+    assert_eq!(files(directory.path()), [""; 0]);
+}
+
+#[tokio::test]
+async fn the_limit_is_exact_and_ends_the_upload_at_once() {
+    let (directory, artifacts) = area();
+    let endless = stream::repeat_with(|| Ok::<_, io::Error>(Bytes::from_static(&[7; 4096])));
+    let error = artifacts.upload(None, 100_000, endless).await.unwrap_err();
+    assert!(matches!(error, UploadError::TooLarge { limit: 100_000 }));
+    assert_eq!(files(directory.path()), [""; 0]);
+    assert!(artifacts.upload(None, 4999, body(&[1; 5000])).await.is_err());
+    assert_eq!(artifacts.upload(None, 5000, body(&[1; 5000])).await.unwrap().bytes, 5000);
+}
+
+#[tokio::test]
+async fn a_broken_stream_leaves_nothing() {
+    let (directory, artifacts) = area();
+    let broken = stream::iter([
+        Ok(Bytes::from(vec![1; 2 << 20])),
+        Err(io::Error::new(io::ErrorKind::ConnectionReset, "peer hung up")),
+    ]);
+    let error = artifacts.upload(None, LIMIT, broken).await.unwrap_err();
+    assert!(matches!(&error, UploadError::Stream(_)));
+    assert!(error.to_string().contains("peer hung up"));
+    assert_eq!(files(directory.path()), [""; 0]);
+}
+
+#[tokio::test]
+async fn a_caller_that_goes_away_leaves_nothing() {
+    let (directory, artifacts) = area();
+    let (mut sender, receiver) = futures::channel::mpsc::channel::<io::Result<Bytes>>(0);
+    let upload = tokio::spawn({
+        let artifacts = artifacts.clone();
+        async move { artifacts.upload(None, LIMIT, receiver).await }
+    });
+    // The second is taken only once the first, which fills the buffer, is in the file.
+    for _ in 0..3 {
+        futures::SinkExt::send(&mut sender, Ok(Bytes::from(vec![1; 2 << 20]))).await.unwrap();
+    }
+    assert_eq!(files(directory.path()).len(), 1);
+    upload.abort();
+    assert!(upload.await.unwrap_err().is_cancelled());
+    // A write that was under way ends on its own thread, and takes the file with it.
+    tokio::time::timeout(Duration::from_secs(10), async {
+        while !files(directory.path()).is_empty() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await
+    .expect("the temporary file is removed");
+}
+
+#[tokio::test]
+async fn leftovers_of_a_crash_are_swept_at_open() {
+    let (directory, artifacts) = area();
+    let digest = upload(&artifacts, b"kept").await.unwrap().digest;
+    let gone = Digest::of(b"gone");
+    let engine: EngineHash = "engine-1".parse().unwrap();
+    let made = artifacts.put_derived(&digest, &engine, b"made".to_vec()).await.unwrap();
+    let orphan = made.with_file_name(format!("{}.cwasm", gone.hex()));
+    let half = directory.path().join("sha256/.upload-abc123");
+    let half_made = made.with_file_name(".upload-def456");
+    for leftover in [&orphan, &half, &half_made] {
+        fs::write(leftover, "left").unwrap();
+    }
+    let reopened = Artifacts::open(directory.path()).unwrap();
+    for leftover in [&orphan, &half, &half_made] {
+        assert!(!leftover.exists(), "{leftover:?}");
+    }
+    assert_eq!(reopened.path(&digest).map(|path| fs::read(path).unwrap()), Some(b"kept".to_vec()));
+    assert_eq!(reopened.derived_path(&digest, &engine), Some(made));
+}
+
+#[tokio::test]
+async fn damage_is_found_and_mended() {
+    let (_directory, artifacts) = area();
+    let digest = upload(&artifacts, b"precious content").await.unwrap().digest;
+    let path = artifacts.path(&digest).unwrap();
+    fs::write(&path, "precious contend").unwrap();
+    let error = artifacts.verify(&digest).await.unwrap_err();
+    assert!(matches!(error, VerifyError::Damaged { expected, .. } if expected == digest));
+    fs::write(&path, "prec").unwrap();
+    assert!(artifacts.verify(&digest).await.is_err());
+    let mended = upload(&artifacts, b"precious content").await.unwrap();
+    assert!(!mended.existed);
+    artifacts.verify(&digest).await.unwrap();
+    let missing = Digest::of(b"never stored");
+    assert!(
+        matches!(artifacts.verify(&missing).await, Err(VerifyError::Missing(digest)) if digest == missing)
+    );
+    let error = artifacts.open_content(&missing).await.unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::NotFound);
+}
+
+#[tokio::test]
+async fn what_is_derived_goes_with_its_source() {
+    let (directory, artifacts) = area();
+    let digest = upload(&artifacts, b"component").await.unwrap().digest;
+    let (old, new) = (EngineHash::from(1), EngineHash::from(2));
+    for engine in [&old, &new] {
+        assert_eq!(artifacts.derived_path(&digest, engine), None);
+        let path = artifacts.put_derived(&digest, engine, engine.to_string().into_bytes()).await.unwrap();
+        assert_eq!(artifacts.derived_path(&digest, engine), Some(path.clone()));
+        assert_eq!(fs::read_to_string(path).unwrap(), engine.to_string());
+    }
+    assert_eq!(artifacts.remove_other_engines(&new).await.unwrap(), 1);
+    assert_eq!(artifacts.derived_path(&digest, &old), None);
+    assert!(artifacts.derived_path(&digest, &new).is_some());
+
+    assert!(artifacts.remove(&digest).await.unwrap());
+    assert!(!artifacts.remove(&digest).await.unwrap());
+    assert_eq!(artifacts.derived_path(&digest, &new), None);
+    let late = artifacts.put_derived(&digest, &new, b"late".to_vec()).await.unwrap_err();
+    assert_eq!(late.kind(), io::ErrorKind::NotFound);
+    assert_eq!(files(directory.path()), [""; 0]);
+}
+
+#[tokio::test]
+async fn collecting_keeps_the_named_and_the_young() {
+    let (_directory, artifacts) = area();
+    let mut digests = Vec::new();
+    for content in ["named", "young", "uploaded again", "old"] {
+        let digest = upload(&artifacts, content.as_bytes()).await.unwrap().digest;
+        let file = fs::File::options().append(true).open(artifacts.path(&digest).unwrap()).unwrap();
+        if content != "young" {
+            let hour_ago = Timestamp::now() - jiff::SignedDuration::from_hours(1);
+            file.set_modified(hour_ago.into()).unwrap();
+        }
+        digests.push(digest);
+    }
+    assert!(upload(&artifacts, b"uploaded again").await.unwrap().existed);
+    let before = Timestamp::now() - jiff::SignedDuration::from_mins(10);
+    let collected = artifacts.collect(HashSet::from([digests[0]]), before).await.unwrap();
+    assert_eq!(collected.iter().map(|info| info.digest).collect::<Vec<_>>(), [digests[3]]);
+    let left: HashSet<_> = artifacts.list().await.unwrap().into_iter().map(|info| info.digest).collect();
+    assert_eq!(left, HashSet::from([digests[0], digests[1], digests[2]]));
+}
+
+#[test]
+fn engine_hashes_are_safe_file_names() {
+    for good in ["0", "abc-123", &"f".repeat(64)] {
+        assert_eq!(good.parse::<EngineHash>().unwrap().to_string(), good);
+    }
+    for bad in ["", "..", "a/b", "A", "a.b", &"f".repeat(65)] {
+        assert!(bad.parse::<EngineHash>().is_err(), "{bad}");
+    }
+    assert_eq!(EngineHash::from(255).to_string(), "00000000000000ff");
+}
+
+#[test]
+fn no_space_is_told_apart_from_other_failures() {
+    for kind in [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded] {
+        assert!(matches!(UploadError::from(io::Error::from(kind)), UploadError::Full));
+    }
+    let other = io::Error::from(io::ErrorKind::PermissionDenied);
+    assert!(matches!(UploadError::from(other), UploadError::Io(_)));
+}
+
+/// A real full disk, where mounting one is allowed.
+#[tokio::test]
+async fn a_full_disk_refuses_and_recovers() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(_mounted) = SmallDisk::mount(directory.path()) else {
+        eprintln!("not allowed to mount a small disk here: the error's mapping is tested by itself");
+        return;
+    };
+    let artifacts = Artifacts::open(directory.path()).unwrap();
+    let small = upload(&artifacts, &[1; 100_000]).await.unwrap().digest;
+    assert!(matches!(upload(&artifacts, &[2; 2_000_000]).await, Err(UploadError::Full)));
+    assert_eq!(files(directory.path()).len(), 1);
+    artifacts.verify(&small).await.unwrap();
+    upload(&artifacts, &[3; 200_000]).await.unwrap();
+}
+
+struct SmallDisk<'a>(&'a Path);
+
+impl<'a> SmallDisk<'a> {
+    fn mount(path: &'a Path) -> Option<Self> {
+        let mount = Command::new("mount").args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"]).arg(path).output();
+        mount.is_ok_and(|output| output.status.success()).then_some(Self(path))
+    }
+}
+
+impl Drop for SmallDisk<'_> {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(self.0).status();
+    }
+}
