@@ -14,6 +14,7 @@ use rusqlite::{Connection, OpenFlags, TransactionBehavior, config::DbConfig, ffi
 use crate::{
     lock::{Lock, LockError},
     object::{Entry, Event, EventKind, Key, Revision},
+    store::Config,
 };
 
 const SCHEMA: &str = include_str!("schema.sql");
@@ -23,8 +24,6 @@ const APPLICATION_ID: i64 = 0x4d61_794f;
 
 /// SQLite's own cache. Reads come from the index, so it only has to hold what a commit touches.
 const CACHE_KIB: i64 = 1024;
-/// Frames (pages) in the write-ahead log before it is folded into the data file: 16 MiB.
-const WAL_FRAMES_MAX: i64 = 4096;
 /// An operator's `sqlite3` may hold the file for a moment.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -73,12 +72,15 @@ pub(crate) enum CommitError {
 
 pub(crate) struct Database {
     connection: Connection,
+    /// Pages in the write-ahead log before it is folded into the data file.
+    log_frames_max: i64,
     /// Released after the connection is closed: fields drop in this order.
     _lock: Option<Lock>,
 }
 
 impl Database {
-    pub(crate) fn open(path: &Path) -> Result<(Self, Loaded), OpenError> {
+    pub(crate) fn open(config: &Config) -> Result<(Self, Loaded), OpenError> {
+        let path = &*config.path;
         let io = |source| OpenError::Io { path: path.into(), source };
         if let Some(directory) = path.parent() {
             fs::create_dir_all(directory).map_err(io)?;
@@ -87,19 +89,28 @@ impl Database {
             LockError::Held { pid } => OpenError::InUse { path: path.into(), pid },
             LockError::Io(source) => io(source),
         })?;
-        refuse_orphaned_log(path)?;
+        refuse_what_sqlite_would_overwrite(path)?;
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE;
         let connection = Connection::open_with_flags(path, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX)
             .map_err(|error| open_error(path, error))?;
-        let loaded = prepare(&connection, path)?;
-        Ok((Self { connection, _lock: Some(lock) }, loaded))
+        Self::start(connection, path, config, Some(lock))
     }
 
-    pub(crate) fn in_memory() -> Result<(Self, Loaded), OpenError> {
+    pub(crate) fn in_memory(config: &Config) -> Result<(Self, Loaded), OpenError> {
         let path = Path::new(":memory:");
         let connection = Connection::open_in_memory().map_err(|error| open_error(path, error))?;
+        Self::start(connection, path, config, None)
+    }
+
+    fn start(
+        connection: Connection,
+        path: &Path,
+        config: &Config,
+        lock: Option<Lock>,
+    ) -> Result<(Self, Loaded), OpenError> {
         let loaded = prepare(&connection, path)?;
-        Ok((Self { connection, _lock: None }, loaded))
+        let log_frames_max = set_limits(&connection, config).map_err(|error| open_error(path, error))?;
+        Ok((Self { connection, log_frames_max, _lock: lock }, loaded))
     }
 
     /// Makes all events durable in one transaction. On an error none of them is.
@@ -145,7 +156,7 @@ impl Database {
 
     /// Folds the write-ahead log into the data file when it has grown to its limit; says whether.
     pub(crate) fn checkpoint_if_due(&self) -> rusqlite::Result<bool> {
-        if self.checkpoint("NOOP")? < WAL_FRAMES_MAX {
+        if self.checkpoint("NOOP")? < self.log_frames_max {
             return Ok(false);
         }
         self.checkpoint("PASSIVE")?;
@@ -163,13 +174,6 @@ impl Database {
     fn checkpoint(&self, mode: &str) -> rusqlite::Result<i64> {
         let mut statement = self.connection.prepare_cached(&format!("PRAGMA wal_checkpoint({mode})"))?;
         statement.query_row([], |row| row.get(1))
-    }
-
-    /// Lets the file grow by no more than so many pages, as if the disk were full.
-    #[cfg(test)]
-    pub(crate) fn pages_max(&self, more: i64) {
-        let now: i64 = self.connection.pragma_query_value(None, "page_count", |row| row.get(0)).unwrap();
-        self.connection.pragma_update_and_check(None, "max_page_count", now + more, |_| Ok(())).unwrap();
     }
 }
 
@@ -214,6 +218,16 @@ fn configure(connection: &Connection) -> rusqlite::Result<()> {
     connection.pragma_update(None, "synchronous", "FULL")?;
     // The writer folds the log after it has answered, not within a commit.
     connection.pragma_update_and_check(None, "wal_autocheckpoint", 0, |_| Ok(()))
+}
+
+/// Bounds the data file; returns the bound of the log, in frames.
+fn set_limits(connection: &Connection, config: &Config) -> rusqlite::Result<i64> {
+    let page_bytes: u32 = connection.pragma_query_value(None, "page_size", |row| row.get(0))?;
+    let pages = |bytes: u64| bytes / u64::from(page_bytes);
+    // SQLite's own largest number of pages bounds it too; a larger file keeps the size it has.
+    let pages_max = u32::try_from(pages(config.file_bytes_max)).unwrap_or(u32::MAX - 1);
+    connection.pragma_update_and_check(None, "max_page_count", pages_max, |_| Ok(()))?;
+    Ok(i64::try_from(pages(config.log_bytes_max)).unwrap_or(i64::MAX))
 }
 
 fn create(connection: &Connection) -> rusqlite::Result<()> {
@@ -299,18 +313,23 @@ fn checksum(entry: &Entry) -> u32 {
     hasher.finalize()
 }
 
-/// A log without its data file holds writes that SQLite would throw away: it takes the file for new.
-fn refuse_orphaned_log(path: &Path) -> Result<(), OpenError> {
+/// SQLite takes a file that is empty, or shorter than a page, for a new one: it would write over the
+/// rest of a damaged one, and throw away a log whose data file is gone.
+fn refuse_what_sqlite_would_overwrite(path: &Path) -> Result<(), OpenError> {
+    let damaged = |problem: &str| OpenError::Damaged { path: path.into(), problem: problem.into() };
     let bytes = |path: &Path| match fs::metadata(path) {
         Ok(metadata) => Ok(metadata.len()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
         Err(source) => Err(OpenError::Io { path: path.into(), source }),
     };
-    if bytes(path)? == 0 && bytes(&beside(path, "-wal"))? > 0 {
-        let problem = "it is missing or empty, but its write-ahead log is not".into();
-        return Err(OpenError::Damaged { path: path.into(), problem });
+    match bytes(path)? {
+        0 if bytes(&beside(path, "-wal"))? > 0 => {
+            Err(damaged("it is missing or empty, but its write-ahead log is not"))
+        }
+        // With a rollback journal it is one whose making was interrupted: SQLite undoes that.
+        1..512 if bytes(&beside(path, "-journal"))? == 0 => Err(damaged("it is only a few bytes long")),
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 fn beside(path: &Path, suffix: &str) -> PathBuf {

@@ -40,6 +40,11 @@ pub struct Config {
     pub queue_wait_max: Duration,
     /// The largest value of one object.
     pub value_bytes_max: usize,
+    /// The largest data file. Beyond it, only writes that need no more room are taken: the others
+    /// are [`WriteError::Full`].
+    pub file_bytes_max: u64,
+    /// The write-ahead log is folded into the data file when it has grown to this.
+    pub log_bytes_max: u64,
 }
 
 impl Config {
@@ -54,6 +59,10 @@ impl Config {
             queue_wait_max: Duration::from_secs(5),
             // etcd's limit for one request, which the objects of this field are made to fit.
             value_bytes_max: 3 << 19,
+            // What etcd calls a sensible quota: beyond it, something writes what belongs elsewhere.
+            file_bytes_max: 8 << 30,
+            // Rare enough that its fsyncs do not count, short enough to be replayed at once.
+            log_bytes_max: 16 << 20,
         }
     }
 }
@@ -105,14 +114,19 @@ impl Store {
     ///
     /// A file that is damaged, foreign, newer or in use is an error and is left as it is.
     pub fn open(config: Config) -> Result<Self, OpenError> {
-        let (database, loaded) = Database::open(&config.path)?;
+        let (database, loaded) = Database::open(&config)?;
         Ok(Self::start(config, database, loaded))
     }
 
     /// The same store over SQLite's `:memory:`, for tests that need no file.
     pub fn in_memory() -> Result<Self, OpenError> {
-        let (database, loaded) = Database::in_memory()?;
-        Ok(Self::start(Config::new(":memory:"), database, loaded))
+        Self::in_memory_with(Config::new(":memory:"))
+    }
+
+    /// The same with limits of one's own; the path is not used.
+    pub fn in_memory_with(config: Config) -> Result<Self, OpenError> {
+        let (database, loaded) = Database::in_memory(&config)?;
+        Ok(Self::start(config, database, loaded))
     }
 
     fn start(config: Config, database: Database, loaded: crate::database::Loaded) -> Self {

@@ -54,7 +54,7 @@ pub enum WriteError {
     #[error("the value has {bytes} bytes, more than the {limit} allowed for one object")]
     TooLarge { bytes: usize, limit: usize },
     /// Nothing is lost, reads go on, and writes work again once there is space.
-    #[error("the disk of the data directory is full: free some space, then try again")]
+    #[error("the disk is full, or the data file has reached its limit: free some space, then try again")]
     Full,
     #[error("more writes are waiting than the store can take: try again in a moment")]
     Overloaded,

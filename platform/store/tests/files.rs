@@ -1,0 +1,187 @@
+//! The data file: kept across restarts, shared with nobody, never touched when something is wrong.
+
+use std::{fs, os::unix::fs::FileExt as _, path::Path};
+
+use mayfly_store::{
+    Config, Key, ListError, ListOptions, OpenError, Range, Revision, Store, WatchClosed, WatchError, Write,
+    WriteError,
+};
+
+fn key(name: &str) -> Key {
+    Key::new("pods", "default", name)
+}
+
+fn create(name: &str, value: impl Into<bytes::Bytes>) -> Write {
+    Write::Create { key: key(name), value: value.into() }
+}
+
+fn delete(name: &str) -> Write {
+    Write::Delete { key: key(name), expected: None }
+}
+
+fn open(directory: &Path) -> Result<Store, OpenError> {
+    Store::open(Config::new(directory.join("objects.db")))
+}
+
+/// Every file of a directory with its content, but those that SQLite makes to read and the lock.
+fn contents(directory: &Path) -> Vec<(String, Vec<u8>)> {
+    let mut contents = Vec::new();
+    for entry in fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        let content = fs::read(&path).unwrap();
+        let scratch = name.ends_with(".lock") || name.ends_with("-shm") || content.is_empty();
+        if !scratch {
+            contents.push((name, content));
+        }
+    }
+    contents.sort();
+    contents
+}
+
+#[tokio::test]
+async fn a_restart_keeps_objects_and_revision_and_forgets_the_history() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path()).unwrap();
+    assert_eq!(store.revision(), Revision(0));
+    let first = store.write(create("first", "1")).await.unwrap();
+    store.write(create("second", "2")).await.unwrap();
+    let update = Write::Update { key: key("first"), value: "3".into(), expected: Some(first.revision) };
+    let updated = store.write(update).await.unwrap();
+    assert_eq!((updated.revision, updated.entry.created), (Revision(3), Revision(1)));
+    let before = store.write(delete("second")).await.unwrap();
+    assert_eq!((before.revision, before.entry.modified), (Revision(4), Revision(2)));
+    store.close().await;
+    assert!(matches!(store.write(create("late", "")).await, Err(WriteError::Closed)));
+    assert_eq!(store.get(&key("first")).unwrap().value, "3");
+    let names: Vec<_> = contents(directory.path()).into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names, ["objects.db"], "the log is folded in");
+
+    let store = open(directory.path()).unwrap();
+    // The newest write was a delete: its revision is not given out again.
+    assert_eq!(store.revision(), Revision(4));
+    assert_eq!(store.get(&key("first")).unwrap(), updated.entry);
+    assert_eq!(store.get(&key("second")), None);
+    let range = Range::resource("pods");
+    let oldest = Revision(4);
+    assert_eq!(store.watch(range.clone(), Revision(3)).err(), Some(WatchError::TooOld { oldest }));
+    let past = ListOptions { at: Some(Revision(3)), ..ListOptions::default() };
+    assert_eq!(store.list(&range, &past), Err(ListError::Expired { oldest }));
+    assert_eq!(store.list(&Range::resource("unheard-of"), &past), Err(ListError::Expired { oldest }));
+    let future = ListOptions { at: Some(Revision(9)), ..ListOptions::default() };
+    assert_eq!(store.list(&range, &future), Err(ListError::Future { current: oldest }));
+    assert_eq!(store.watch(range.clone(), Revision(5)).err(), Some(WatchError::Future { current: oldest }));
+
+    let mut watch = store.watch(range, Revision(4)).unwrap();
+    assert_eq!(store.write(create("second", "4")).await.unwrap().revision, Revision(5));
+    assert_eq!(watch.next().await.unwrap().revision, Revision(5));
+    let waiting = tokio::spawn(async move { watch.next().await });
+    store.close().await;
+    assert_eq!(waiting.await.unwrap(), Err(WatchClosed::Closed));
+}
+
+#[tokio::test]
+async fn a_second_opener_is_told_who_has_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path()).unwrap();
+    let Err(error) = open(directory.path()) else { panic!("opened twice") };
+    assert!(matches!(&error, OpenError::InUse { pid: Some(pid), .. } if *pid == std::process::id()));
+    assert!(error.to_string().contains("in use by another process (pid "), "{error}");
+    store.write(create("unharmed", "")).await.unwrap();
+    store.close().await;
+    assert!(open(directory.path()).unwrap().get(&key("unharmed")).is_some());
+}
+
+/// A file with 200 objects on many pages.
+async fn filled(directory: &Path) {
+    let store = open(directory).unwrap();
+    let objects = (0..200).map(|n| create(&format!("pod-{n}"), vec![b'a'; 600])).collect();
+    store.write_all(objects).await.unwrap();
+    store.close().await;
+}
+
+#[tokio::test]
+async fn a_damaged_file_is_refused_and_left_alone() {
+    let wreck: &[(&str, &dyn Fn(&Path))] = &[
+        ("not a database", &|file| {
+            fs::write(file, "this is not a database, but quite a long text".repeat(50)).unwrap()
+        }),
+        ("a few bytes", &|file| fs::write(file, "x").unwrap()),
+        ("cut off", &|file| {
+            let half = fs::metadata(file).unwrap().len() / 2;
+            fs::OpenOptions::new().write(true).open(file).unwrap().set_len(half).unwrap();
+        }),
+        ("header overwritten", &|file| overwrite(file, 0, &[0xff; 64])),
+        ("page overwritten", &|file| overwrite(file, 8192, &[0xa5; 4096])),
+        ("one byte of a value", &|file| {
+            let content = fs::read(file).unwrap();
+            let at = content.windows(100).rposition(|window| window == [b'a'; 100]).unwrap();
+            overwrite(file, at as u64 + 50, b"b");
+        }),
+        ("emptied, but for the log", &|file| {
+            fs::write(file.with_file_name("objects.db-wal"), "some log").unwrap();
+            fs::write(file, "").unwrap();
+        }),
+        ("gone, but for the log", &|file| {
+            fs::write(file.with_file_name("objects.db-wal"), "some log").unwrap();
+            fs::remove_file(file).unwrap();
+        }),
+    ];
+    for (what, wreck) in wreck {
+        let directory = tempfile::tempdir().unwrap();
+        filled(directory.path()).await;
+        wreck(&directory.path().join("objects.db"));
+        let before = contents(directory.path());
+        for _ in 0..2 {
+            match open(directory.path()) {
+                Err(error @ OpenError::Damaged { .. }) => {
+                    let message = error.to_string();
+                    assert!(
+                        message.contains("objects.db is damaged (") && message.contains("backup"),
+                        "{message}"
+                    );
+                }
+                Err(error) => panic!("{what}: {error}"),
+                Ok(_) => panic!("{what}: opened"),
+            }
+            assert!(contents(directory.path()) == before, "{what}: the files changed");
+        }
+    }
+}
+
+fn overwrite(file: &Path, at: u64, bytes: &[u8]) {
+    fs::OpenOptions::new().write(true).open(file).unwrap().write_all_at(bytes, at).unwrap();
+}
+
+#[tokio::test]
+async fn a_foreign_or_newer_file_is_refused_and_left_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    filled(directory.path()).await;
+    let sql = |sql: &str| {
+        let connection = rusqlite::Connection::open(directory.path().join("objects.db")).unwrap();
+        connection.execute_batch(sql).unwrap();
+    };
+    sql("PRAGMA user_version = 2");
+    let before = contents(directory.path());
+    assert!(matches!(open(directory.path()), Err(OpenError::Newer { found: 2, known: 1, .. })));
+    assert!(contents(directory.path()) == before);
+    sql("PRAGMA user_version = 1; PRAGMA application_id = 7");
+    let before = contents(directory.path());
+    assert!(matches!(open(directory.path()), Err(OpenError::Foreign { .. })));
+    assert!(contents(directory.path()) == before);
+}
+
+#[tokio::test]
+async fn an_operator_can_look_inside_while_it_runs() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path()).unwrap();
+    store.write(create("seen", r#"{"kind":"Pod"}"#)).await.unwrap();
+    let connection = rusqlite::Connection::open(directory.path().join("objects.db")).unwrap();
+    let row: (String, i64, Vec<u8>) = connection
+        .query_row("SELECT name, modified, value FROM objects", [], |row| {
+            Ok((row.get(0)?, row.get(1)?, row.get(2)?))
+        })
+        .unwrap();
+    assert_eq!(row, ("seen".into(), 1, br#"{"kind":"Pod"}"#.to_vec()));
+    store.write(create("still-written", "")).await.unwrap();
+}

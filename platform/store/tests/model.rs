@@ -1,0 +1,337 @@
+//! The store against the plainest thing that could be right: the whole state after every write.
+
+use std::collections::BTreeMap;
+
+use futures::FutureExt as _;
+use mayfly_store::{
+    Config, Event, EventKind, Key, ListError, ListOptions, Range, Revision, Store, Watch, WatchClosed,
+    WatchError, Write, WriteError,
+};
+use proptest::prelude::*;
+
+/// Small, so that falling out of it happens in most runs.
+const HISTORY_EVENTS_MAX: usize = 24;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Write(Vec<Change>),
+    /// A paged list: where, at which part of the past (0: now), page size, and a write between pages.
+    List {
+        range: usize,
+        back: u64,
+        limit: usize,
+        between: Change,
+    },
+    /// A watch: of what, from which part of the past.
+    Watch {
+        range: usize,
+        back: u64,
+    },
+    /// One of the watches takes some events.
+    Drain {
+        watch: prop::sample::Index,
+        events: usize,
+    },
+}
+
+#[derive(Clone, Debug)]
+struct Change {
+    key: usize,
+    kind: u8,
+    /// 0: whatever it is; 1: the current revision; 2: another one.
+    expected: u8,
+}
+
+type State = BTreeMap<Key, (String, Revision, Revision)>;
+
+/// What happened, as an event should tell it.
+#[derive(Clone, Debug, PartialEq)]
+struct Told {
+    revision: Revision,
+    kind: EventKind,
+    key: Key,
+    value: String,
+    created: Revision,
+    previous: Option<(String, Revision)>,
+}
+
+#[derive(Default)]
+struct Model {
+    /// By revision.
+    states: Vec<State>,
+    events: Vec<Told>,
+}
+
+impl Model {
+    fn now(&self) -> &State {
+        self.states.last().unwrap()
+    }
+    fn revision(&self) -> Revision {
+        Revision(self.states.len() as u64 - 1)
+    }
+    fn back(&self, back: u64) -> Revision {
+        Revision(self.revision().0.saturating_sub(back))
+    }
+
+    fn write(&mut self, writes: &[Write]) -> Result<(), WriteError> {
+        let (states, events) = (self.states.len(), self.events.len());
+        for write in writes {
+            if let Err(error) = self.write_one(write) {
+                self.states.truncate(states);
+                self.events.truncate(events);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn write_one(&mut self, write: &Write) -> Result<(), WriteError> {
+        let mut state = self.now().clone();
+        let current = state.get(write.key()).cloned();
+        let revision = Revision(self.states.len() as u64);
+        let (kind, expected) = match write {
+            Write::Create { .. } => (EventKind::Created, None),
+            Write::Update { expected, .. } => (EventKind::Modified, *expected),
+            Write::Delete { expected, .. } => (EventKind::Deleted, *expected),
+        };
+        match (&current, kind) {
+            (Some(_), EventKind::Created) => return Err(WriteError::AlreadyExists),
+            (None, EventKind::Modified | EventKind::Deleted) => return Err(WriteError::NotFound),
+            (Some((_, _, current)), _) if expected.is_some_and(|expected| expected != *current) => {
+                return Err(WriteError::Conflict { current: *current });
+            }
+            _ => {}
+        }
+        let created = current.as_ref().map_or(revision, |(_, created, _)| *created);
+        let value = match write {
+            Write::Create { value, .. } | Write::Update { value, .. } => {
+                let value = String::from_utf8(value.to_vec()).unwrap();
+                state.insert(write.key().clone(), (value.clone(), created, revision));
+                value
+            }
+            Write::Delete { key, .. } => state.remove(key).unwrap().0,
+        };
+        let previous = current.map(|(value, _, modified)| (value, modified));
+        self.events.push(Told { revision, kind, key: write.key().clone(), value, created, previous });
+        self.states.push(state);
+        Ok(())
+    }
+
+    /// How many events of a resource lie after a revision: up to the bound they must be remembered.
+    fn events_after(&self, resource: &str, revision: Revision) -> usize {
+        self.events.iter().filter(|e| e.revision > revision && &*e.key.resource == resource).count()
+    }
+}
+
+fn keys() -> Vec<Key> {
+    let mut keys = Vec::new();
+    for resource in ["configmaps", "pods"] {
+        for namespace in ["", "a", "b"] {
+            keys.extend(["x", "y", "z"].map(|name| Key::new(resource, namespace, name)));
+        }
+    }
+    keys
+}
+
+fn ranges() -> Vec<Range> {
+    let mut ranges = vec![
+        Range::resource("pods"),
+        Range::resource("configmaps"),
+        Range::namespace("pods", "a"),
+        Range::namespace("pods", ""),
+        Range::namespace("configmaps", "nowhere"),
+        Range::resource("unheard-of"),
+    ];
+    ranges.extend([0, 4, 17].map(|key| Range::key(&keys()[key])));
+    ranges
+}
+
+fn to_write(model: &Model, change: &Change, count: usize) -> Write {
+    let key = keys()[change.key].clone();
+    let current = model.now().get(&key).map(|(_, _, modified)| *modified);
+    let expected = match change.expected {
+        0 => None,
+        1 => Some(current.unwrap_or(Revision(1))),
+        _ => Some(Revision(current.map_or(7, |current| current.0 - 1))),
+    };
+    let value = format!("value-{count}").into();
+    match change.kind {
+        0 => Write::Create { key, value },
+        1..=3 => Write::Update { key, value, expected },
+        _ => Write::Delete { key, expected },
+    }
+}
+
+struct Run {
+    store: Store,
+    model: Model,
+    /// Each with its range and the revision up to which it has been drained.
+    watches: Vec<(Watch, Range, Revision)>,
+    writes: usize,
+}
+
+impl Run {
+    async fn step(&mut self, step: Step) {
+        match step {
+            Step::Write(changes) => self.write(&changes).await,
+            Step::List { range, back, limit, between } => {
+                self.list(&ranges()[range], back, limit, between).await
+            }
+            Step::Watch { range, back } => self.watch(ranges()[range].clone(), self.model.back(back)),
+            Step::Drain { watch, events } => {
+                if !self.watches.is_empty() {
+                    let index = watch.index(self.watches.len());
+                    self.drain(index, events);
+                }
+            }
+        }
+    }
+
+    async fn write(&mut self, changes: &[Change]) {
+        let mut planned = Vec::new();
+        for change in changes {
+            self.writes += 1;
+            planned.push(to_write(&self.model, change, self.writes));
+        }
+        let expected = self.model.write(&planned);
+        let first = self.store.revision().0 + 1;
+        let written = self.store.write_all(planned.clone()).await;
+        match (&written, &expected) {
+            (Ok(written), Ok(())) => {
+                let revisions = written.iter().map(|written| written.revision.0);
+                assert!(revisions.eq(first..=self.model.revision().0));
+            }
+            (Err(error), Err(expected)) => assert_eq!(error, expected),
+            _ => panic!("{planned:?}: {written:?}, expected {expected:?}"),
+        }
+        assert_eq!(self.store.revision(), self.model.revision());
+        for key in keys() {
+            let entry = self.store.get(&key).map(|e| (e.value.to_vec(), e.created, e.modified));
+            let expected = self.model.now().get(&key).map(|(v, c, m)| (v.clone().into_bytes(), *c, *m));
+            assert_eq!(entry, expected, "{key}");
+        }
+    }
+
+    async fn list(&mut self, range: &Range, back: u64, limit: usize, between: Change) {
+        let at = self.model.back(back);
+        let mut options = ListOptions { limit: Some(limit), after: None, at: (back > 0).then_some(at) };
+        let expected: Vec<_> =
+            self.model.states[at.0 as usize].iter().filter(|(key, _)| range.contains(key)).collect();
+        let expected: Vec<_> =
+            expected.into_iter().map(|(k, (v, c, m))| (k.clone(), v.clone(), *c, *m)).collect();
+        let mut listed = Vec::new();
+        loop {
+            let page = match self.store.list(range, &options) {
+                Ok(page) => page,
+                Err(ListError::Expired { oldest }) => {
+                    assert!(at < oldest);
+                    assert!(self.model.events_after(&range.resource, at) > HISTORY_EVENTS_MAX);
+                    return;
+                }
+                Err(error) => panic!("{error}"),
+            };
+            assert_eq!(page.revision, at);
+            assert!(page.entries.len() <= limit);
+            listed.extend(page.entries.iter().map(|entry| {
+                let value = String::from_utf8(entry.value.to_vec()).unwrap();
+                (entry.key.clone(), value, entry.created, entry.modified)
+            }));
+            assert_eq!(page.remaining, expected.len() - listed.len());
+            assert_eq!(page.next.is_some(), page.remaining > 0);
+            let Some(next) = page.next else { break };
+            options = ListOptions { limit: Some(limit), after: Some(next), at: Some(at) };
+            self.write(std::slice::from_ref(&between)).await;
+        }
+        assert_eq!(listed, expected);
+    }
+
+    fn watch(&mut self, range: Range, after: Revision) {
+        match self.store.watch(range.clone(), after) {
+            Ok(watch) => self.watches.push((watch, range, after)),
+            Err(WatchError::TooOld { oldest }) => {
+                assert!(after < oldest);
+                assert!(self.model.events_after(&range.resource, after) > HISTORY_EVENTS_MAX);
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Takes up to so many events; a watch that lagged had reason to, and is gone.
+    fn drain(&mut self, index: usize, events: usize) {
+        let (watch, range, seen) = &mut self.watches[index];
+        for _ in 0..events {
+            let expected = self.model.events.iter().find(|e| e.revision > *seen && range.contains(&e.key));
+            match watch.next().now_or_never() {
+                Some(Ok(event)) => {
+                    assert_eq!(Some(&told(&event)), expected);
+                    *seen = event.revision;
+                    assert!(watch.progress() >= *seen);
+                }
+                Some(Err(WatchClosed::Lagged)) => {
+                    assert!(self.model.events_after(&range.resource, *seen) > HISTORY_EVENTS_MAX);
+                    self.watches.swap_remove(index);
+                    return;
+                }
+                Some(Err(error)) => panic!("{error}"),
+                None => {
+                    assert_eq!(None, expected);
+                    assert_eq!(watch.progress(), self.model.revision());
+                    return;
+                }
+            }
+        }
+    }
+}
+
+fn told(event: &Event) -> Told {
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+    assert_eq!(event.entry.modified, event.revision);
+    Told {
+        revision: event.revision,
+        kind: event.kind,
+        key: event.entry.key.clone(),
+        value: text(&event.entry.value),
+        created: event.entry.created,
+        previous: event.previous.as_ref().map(|previous| (text(&previous.value), previous.modified)),
+    }
+}
+
+fn change() -> impl Strategy<Value = Change> {
+    (0..keys().len(), 0u8..5, 0u8..3).prop_map(|(key, kind, expected)| Change { key, kind, expected })
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let (range, back) = (0..ranges().len(), prop_oneof![Just(0u64), 1u64..60]);
+    prop_oneof![
+        8 => prop::collection::vec(change(), 1..2).prop_map(Step::Write),
+        2 => prop::collection::vec(change(), 0..5).prop_map(Step::Write),
+        2 => (range.clone(), back.clone(), 1usize..6, change())
+            .prop_map(|(range, back, limit, between)| Step::List { range, back, limit, between }),
+        1 => (range, back).prop_map(|(range, back)| Step::Watch { range, back }),
+        2 => (any::<prop::sample::Index>(), 1usize..20).prop_map(|(watch, events)| Step::Drain { watch, events }),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn behaves_like_the_model(steps in prop::collection::vec(step(), 1..200)) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let config = Config { history_events_max: HISTORY_EVENTS_MAX, ..Config::new(":memory:") };
+            let store = Store::in_memory_with(config).unwrap();
+            let model = Model { states: vec![State::new()], events: Vec::new() };
+            let mut run = Run { store, model, watches: Vec::new(), writes: 0 };
+            for step in steps {
+                run.step(step).await;
+            }
+            for index in (0..run.watches.len()).rev() {
+                run.drain(index, usize::MAX);
+            }
+            let objects = run.model.now().len();
+            assert_eq!(run.store.stats().objects, objects);
+            run.store.close().await;
+        });
+    }
+}
