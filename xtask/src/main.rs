@@ -1,1 +1,101 @@
-fn main() {}
+//! The only front door for tasks: `cargo xtask …`.
+//!
+//! Here belong: checking the code, building guests, running every test, the demo, the benchmarks, and
+//! installing what those need. Each task says what it does, what it could not do and what that costs.
+//!
+//! Not here: anything the product does itself; the demo and the benchmarks drive the real binary from
+//! outside. No heavy dependencies: this starts on a clean clone before anything else is built.
+//! Start reading at [`TASKS`], then the module of the task.
+#![expect(clippy::print_stdout, reason = "what a task says on stdout is its product")]
+
+mod bench;
+mod cleanup;
+mod command;
+mod demo;
+mod floors;
+mod guests;
+mod http;
+mod lint;
+mod server;
+mod suite;
+mod table;
+mod tools;
+mod workspace;
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+
+struct Task {
+    name: &'static str,
+    about: &'static str,
+    help: &'static str,
+    run: fn(&[String]) -> Result<()>,
+}
+
+const TASKS: &[Task] = &[
+    Task {
+        name: "demo",
+        about: "the main job, start to end, in a temporary directory",
+        help: demo::HELP,
+        run: demo::run,
+    },
+    Task {
+        name: "test",
+        about: "every test there is, with a closing count",
+        help: suite::HELP,
+        run: suite::run,
+    },
+    Task {
+        name: "lint",
+        about: "fmt, clippy, floors, deny and the house's own checks",
+        help: lint::HELP,
+        run: lint::run,
+    },
+    Task { name: "floors", about: "who may depend on whom", help: floors::HELP, run: floors::run },
+    Task {
+        name: "guests",
+        about: "build the examples into components",
+        help: guests::HELP,
+        run: guests::run,
+    },
+    Task { name: "bench", about: "measure, side by side with the peers", help: bench::HELP, run: bench::run },
+];
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match dispatch(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn dispatch(arguments: &[String]) -> Result<()> {
+    let Some((name, rest)) = arguments.split_first() else {
+        print_overview();
+        bail!("say which task");
+    };
+    if matches!(name.as_str(), "help" | "--help" | "-h") {
+        print_overview();
+        return Ok(());
+    }
+    let Some(task) = TASKS.iter().find(|task| task.name == name) else {
+        print_overview();
+        bail!("there is no task {name:?}");
+    };
+    if rest.iter().any(|argument| argument == "--help" || argument == "-h") {
+        println!("cargo xtask {}: {}\n\n{}", task.name, task.about, task.help);
+        return Ok(());
+    }
+    (task.run)(rest)
+}
+
+fn print_overview() {
+    println!("cargo xtask TASK [--help]\n");
+    for task in TASKS {
+        println!("  {:<8} {}", task.name, task.about);
+    }
+}

@@ -1,0 +1,112 @@
+//! Measurements, side by side with the peers, in one run on one machine.
+//!
+//! Nothing here passes or fails by a number: machines differ. A run prints tables with ratios, and
+//! writes everything it saw as JSON.
+
+mod burst;
+mod functions;
+mod load;
+mod peer;
+mod start;
+mod writes;
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+
+use crate::{
+    command::{self, cargo},
+    workspace::Workspace,
+};
+
+pub(crate) const HELP: &str = "\
+Builds for release and measures. Mayfly and the peer take turns, round by round; medians are shown.
+
+  cargo xtask bench functions   requests/s and latency beside `wasmtime serve` 48 at 1, 16, 64 and 256
+                                connections, fresh and reused instances; first requests to 1,000 sleeping
+                                functions; memory with 10,000 idle ones; 20,000 requests at once
+  cargo xtask bench start       process start to ready, and idle memory
+  cargo xtask bench writes      durable writes: the store alone, through the API, beside etcd
+
+  --quick        fewer and shorter rounds: minutes instead of a quarter of an hour
+  --json PATH    where the figures go (default: target/bench/<name>.json)
+  --only PART    functions: throughput, cold, idle or burst alone
+
+`wasmtime` is built by cargo on first use (a quarter of an hour on two cores), outside target/;
+wrk and etcd come from Debian's packages when we are root.";
+
+pub(crate) struct Options {
+    pub(crate) quick: bool,
+    pub(crate) only: Option<String>,
+    json: Option<PathBuf>,
+}
+
+impl Options {
+    pub(crate) fn wants(&self, part: &str) -> bool {
+        self.only.as_deref().is_none_or(|only| only == part)
+    }
+
+    fn parse(arguments: &[String]) -> Result<Self> {
+        let mut options = Self { quick: false, only: None, json: None };
+        let mut arguments = arguments.iter();
+        while let Some(argument) = arguments.next() {
+            match argument.as_str() {
+                "--quick" => options.quick = true,
+                "--json" => options.json = Some(arguments.next().context("--json needs a path")?.into()),
+                "--only" => {
+                    let part = arguments.next().context("--only needs a part")?;
+                    if !functions::PARTS.contains(&part.as_str()) {
+                        bail!("--only takes one of {}", functions::PARTS.join(", "));
+                    }
+                    options.only = Some(part.clone());
+                }
+                _ => bail!("bench takes --quick, --json PATH and --only PART, not {argument:?}"),
+            }
+        }
+        Ok(options)
+    }
+}
+
+pub(crate) fn run(arguments: &[String]) -> Result<()> {
+    let Some((name, rest)) = arguments.split_first() else { bail!("say what: functions, start or writes") };
+    let options = Options::parse(rest)?;
+    let bench: fn(&Workspace, &Options) -> Result<Value> = match name.as_str() {
+        "functions" => functions::run,
+        "start" => start::run,
+        "writes" => writes::run,
+        _ => bail!("there is no benchmark {name:?}: functions, start or writes"),
+    };
+    let workspace = Workspace::locate()?;
+    let mut build = cargo();
+    build.args(["build", "--release", "--package", "mayfly"]).current_dir(&workspace.root);
+    command::run(&mut build)?;
+    let figures = bench(&workspace, &options)?;
+    let path = options.json.unwrap_or_else(|| workspace.target.join(format!("bench/{name}.json")));
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    }
+    let record = json!({"benchmark": name, "quick": options.quick, "machine": machine(), "figures": figures});
+    std::fs::write(&path, format!("{record:#}\n"))
+        .with_context(|| format!("cannot write {}", path.display()))?;
+    println!("\nfigures: {}", path.display());
+    Ok(())
+}
+
+/// What the figures were taken on.
+fn machine() -> Value {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let cpuinfo = read("/proc/cpuinfo");
+    let field = |text: &str, name: &str| {
+        let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_default();
+        line.split_once(':').map(|(_, value)| value.trim().to_owned())
+    };
+    let date = command::output(std::process::Command::new("date").args(["-u", "+%Y-%m-%dT%H:%M:%SZ"]));
+    json!({
+        "cpu": field(&cpuinfo, "model name"),
+        "cores": std::thread::available_parallelism().map(usize::from).ok(),
+        "memory": field(&read("/proc/meminfo"), "MemTotal"),
+        "kernel": read("/proc/sys/kernel/osrelease").trim(),
+        "date": date.ok().map(|date| date.trim().to_owned()),
+    })
+}

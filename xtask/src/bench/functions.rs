@@ -1,0 +1,393 @@
+//! The request path: throughput beside the peer, first requests, idle functions, a burst.
+
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    path::Path,
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Map, Value, json};
+
+use super::{
+    Options, burst,
+    load::{self, Load},
+    peer::{self, Peer},
+};
+use crate::{
+    cleanup::Scope,
+    demo::manifest,
+    guests,
+    http::Connection,
+    server::{self, Server},
+    table::{Table, median, mib, ms, percentile},
+    workspace::Workspace,
+};
+
+pub(super) const PARTS: &[&str] = &["throughput", "cold", "idle", "burst"];
+
+const CONNECTIONS: &[u32] = &[1, 16, 64, 256];
+/// Requests an instance of the peer may answer, where instances are reused.
+const PEER_REUSE: u32 = 128;
+/// Functions that sleep, and are each asked once.
+const COLD_FUNCTIONS: usize = 1_000;
+const IDLE_FUNCTIONS: usize = 10_000;
+/// How many of the idle ones are woken to see how long it takes.
+const IDLE_WOKEN: usize = 500;
+const BURST_REQUESTS: usize = 20_000;
+/// Open files that the burst needs at each end, with some room.
+const OPEN_FILES: u64 = 65_536;
+/// Manifests that are applied at once.
+const BATCH: usize = 500;
+/// How long many functions may take to become ready.
+const SETTLE: Duration = Duration::from_secs(600);
+
+pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {
+    raise_open_files()?;
+    load::ensure()?;
+    let guests = guests::build(workspace)?;
+    let hello = guests.join("hello.wasm");
+    let scope = Scope::new()?;
+    let bench =
+        Bench { scope: &scope, binary: &workspace.mayfly("release"), hello: &hello, quick: options.quick };
+    let mut figures = Map::new();
+    if options.wants("throughput") {
+        figures.insert("throughput".into(), bench.throughput()?);
+    }
+    if options.wants("cold") {
+        figures.insert("cold".into(), bench.cold()?);
+    }
+    if options.wants("idle") {
+        figures.insert("idle".into(), bench.idle()?);
+    }
+    if options.wants("burst") {
+        figures.insert("burst".into(), bench.burst()?);
+    }
+    Ok(Value::Object(figures))
+}
+
+struct Bench<'b> {
+    scope: &'b Scope,
+    binary: &'b Path,
+    hello: &'b Path,
+    quick: bool,
+}
+
+impl Bench<'_> {
+    fn start(&self) -> Result<Server> {
+        Server::start(self.scope, self.binary, &[])
+    }
+
+    /// Uploads hello; gives its digest.
+    fn upload(&self, server: &Server) -> Result<String> {
+        server.cli(&["deploy", &self.hello.to_string_lossy(), "--name", "hello"])?;
+        let function = server.get("function", "hello")?;
+        Ok(function["spec"]["source"]["component"].as_str().context("hello names no component")?.to_owned())
+    }
+
+    fn throughput(&self) -> Result<Value> {
+        println!("\nThroughput: hello, wrk with one thread on the same machine");
+        let wasmtime = peer::ensure()?;
+        let server = self.start()?;
+        let component = self.upload(&server)?;
+        for isolation in ["fresh", "reuse"] {
+            let spec = json!({
+                "isolation": isolation,
+                "limits": {"concurrency": 1000},
+                "scaling": {"idleAfter": "1h"},
+            });
+            server.apply(&manifest(&format!("hello-{isolation}"), &component, spec))?;
+        }
+        server.wait_until_functions_ready(3, SETTLE)?;
+        let fresh = peer::start(self.scope, &wasmtime, self.hello, None)?;
+        let reuse = peer::start(self.scope, &wasmtime, self.hello, Some(PEER_REUSE))?;
+        let targets = [
+            Target::new("fresh", "mayfly", server.http, "/fn/default/hello-fresh/"),
+            Target::new("fresh", "wasmtime", fresh.address, "/"),
+            Target::new("reuse", "mayfly", server.http, "/fn/default/hello-reuse/"),
+            Target::new("reuse", "wasmtime", reuse.address, "/"),
+        ];
+        let runs = self.rounds(&targets)?;
+        let figures = report_throughput(&runs);
+        let Peer { id: fresh, .. } = fresh;
+        for id in [fresh, reuse.id] {
+            self.scope.stop(id);
+        }
+        server.stop(self.scope);
+        Ok(json!({"peer": peer::version(&wasmtime), "tool": "wrk -t 1", "cells": figures}))
+    }
+
+    /// The targets take turns, so that a machine's moods are everyone's.
+    fn rounds(&self, targets: &[Target]) -> Result<BTreeMap<(u32, &'static str, &'static str), Vec<Load>>> {
+        let (rounds, duration) = if self.quick { (1, 2) } else { (3, 5) };
+        let duration = Duration::from_secs(duration);
+        for target in targets {
+            load::run(target.address, target.path, 16, Duration::from_secs(1))?;
+        }
+        let mut runs: BTreeMap<_, Vec<Load>> = BTreeMap::new();
+        for round in 1..=rounds {
+            for &connections in CONNECTIONS {
+                println!("  round {round} of {rounds}, {connections} connection(s)");
+                for target in targets {
+                    let load = load::run(target.address, target.path, connections, duration)?;
+                    runs.entry((connections, target.isolation, target.who)).or_default().push(load);
+                }
+            }
+        }
+        Ok(runs)
+    }
+
+    fn cold(&self) -> Result<Value> {
+        println!("\nFirst requests to {COLD_FUNCTIONS} sleeping functions, in random order, one connection");
+        let server = self.start()?;
+        let component = self.upload(&server)?;
+        self.deploy_many(&server, &component, COLD_FUNCTIONS)?;
+        let mut times = first_requests(server.http, shuffled(COLD_FUNCTIONS))?;
+        let figures = percentiles(&mut times);
+        println!("  mayfly: {}", described(&times));
+        server.stop(self.scope);
+        let wasmtime = peer::ensure()?;
+        let mut peer =
+            peer::cold_starts(self.scope, &wasmtime, self.hello, if self.quick { 10 } else { 50 })?;
+        Ok(
+            json!({"functions": COLD_FUNCTIONS, "mayfly": figures, "peerProcessStart": percentiles(&mut peer)}),
+        )
+    }
+
+    fn idle(&self) -> Result<Value> {
+        println!("\n{IDLE_FUNCTIONS} idle functions");
+        let server = self.start()?;
+        let component = self.upload(&server)?;
+        let empty = server.resident_bytes()?;
+        let started = Instant::now();
+        self.deploy_many(&server, &component, IDLE_FUNCTIONS)?;
+        let deployed_in = started.elapsed();
+        let resident = server.resident_bytes()?;
+        let mut woken = shuffled(IDLE_FUNCTIONS);
+        woken.truncate(IDLE_WOKEN);
+        let mut times = first_requests(server.http, woken)?;
+        println!("  resident before {}, with all {}", mib(empty as f64), mib(resident as f64));
+        println!(
+            "  deployed in {:.1} s; {IDLE_WOKEN} woken: {}",
+            deployed_in.as_secs_f64(),
+            described(&times)
+        );
+        let after = server.resident_bytes()?;
+        server.stop(self.scope);
+        Ok(json!({
+            "functions": IDLE_FUNCTIONS,
+            "residentBytesBefore": empty,
+            "residentBytes": resident,
+            "residentBytesAfterWaking": after,
+            "deploySeconds": deployed_in.as_secs_f64(),
+            "woken": percentiles(&mut times),
+        }))
+    }
+
+    fn burst(&self) -> Result<Value> {
+        println!("\n{BURST_REQUESTS} requests at once to one function");
+        let server = self.start()?;
+        let component = self.upload(&server)?;
+        let spec = json!({"limits": {"timeout": "60s"}, "scaling": {"idleAfter": "1h"}});
+        server.apply(&manifest("hello-burst", &component, spec))?;
+        server.wait_until_functions_ready(2, SETTLE)?;
+        Connection::open(server.http)?.get("/fn/default/hello-burst/")?;
+        let before = server.resident_bytes()?;
+        let watched = Watched::start(server.id);
+        let burst = burst::run(server.http, "/fn/default/hello-burst/", BURST_REQUESTS)?;
+        let peak = watched.peak_bytes();
+        println!(
+            "  {} answered, {} failed, in {:.2} s; resident {} before, {} at the peak",
+            burst.answered,
+            burst.failed(),
+            burst.took.as_secs_f64(),
+            mib(before as f64),
+            mib(peak as f64)
+        );
+        for (failure, count) in &burst.failures {
+            println!("  {count} × {failure}");
+        }
+        server.stop(self.scope);
+        Ok(
+            json!({"requests": BURST_REQUESTS, "residentBytesBefore": before, "residentBytesPeak": peak, "burst": burst.json()}),
+        )
+    }
+
+    fn deploy_many(&self, server: &Server, component: &str, count: usize) -> Result<()> {
+        let names: Vec<usize> = (0..count).collect();
+        for batch in names.chunks(BATCH) {
+            let manifests: Vec<String> =
+                batch.iter().map(|at| manifest(&format!("idle-{at}"), component, json!({}))).collect();
+            server.apply(&manifests.join("---\n"))?;
+        }
+        server.wait_until_functions_ready(count + 1, SETTLE)
+    }
+}
+
+/// One thing that is loaded.
+struct Target {
+    isolation: &'static str,
+    who: &'static str,
+    address: SocketAddr,
+    path: &'static str,
+}
+
+impl Target {
+    fn new(isolation: &'static str, who: &'static str, address: SocketAddr, path: &'static str) -> Self {
+        Self { isolation, who, address, path }
+    }
+}
+
+fn report_throughput(runs: &BTreeMap<(u32, &'static str, &'static str), Vec<Load>>) -> Value {
+    let mut cells = Vec::new();
+    for isolation in ["fresh", "reuse"] {
+        let mut table = Table::new(&[
+            isolation,
+            "mayfly/s",
+            "wasmtime/s",
+            "ratio",
+            "mayfly p50",
+            "wasmtime p50",
+            "mayfly p99",
+            "wasmtime p99",
+            "errors",
+        ]);
+        for &connections in CONNECTIONS {
+            let of = |who| runs.get(&(connections, isolation, who)).map_or(&[][..], Vec::as_slice);
+            let middle = |loads: &[Load], value: fn(&Load) -> f64| {
+                median(&mut loads.iter().map(value).collect::<Vec<_>>())
+            };
+            let (ours, theirs) = (of("mayfly"), of("wasmtime"));
+            let (our_rate, their_rate) = (middle(ours, |l| l.per_second), middle(theirs, |l| l.per_second));
+            let errors: u64 = ours.iter().chain(theirs).map(|load| load.errors).sum();
+            table.row(&[
+                format!("{connections} connection(s)"),
+                format!("{our_rate:.0}"),
+                format!("{their_rate:.0}"),
+                format!("{:.2} ×", our_rate / their_rate),
+                ms(middle(ours, |l| l.p50)),
+                ms(middle(theirs, |l| l.p50)),
+                ms(middle(ours, |l| l.p99)),
+                ms(middle(theirs, |l| l.p99)),
+                errors.to_string(),
+            ]);
+            cells.push(json!({
+                "isolation": isolation,
+                "connections": connections,
+                "ratio": our_rate / their_rate,
+                "mayfly": ours.iter().map(Load::json).collect::<Vec<_>>(),
+                "wasmtime": theirs.iter().map(Load::json).collect::<Vec<_>>(),
+            }));
+        }
+        println!("\n{}", table.text());
+    }
+    Value::Array(cells)
+}
+
+/// Asks each function once; gives the milliseconds of each.
+fn first_requests(address: SocketAddr, order: Vec<usize>) -> Result<Vec<f64>> {
+    let mut connection = Connection::open(address)?;
+    let mut times = Vec::with_capacity(order.len());
+    for at in order {
+        let path = format!("/fn/default/idle-{at}/");
+        let started = Instant::now();
+        let answer = connection.get(&path)?;
+        times.push(started.elapsed().as_secs_f64() * 1e3);
+        ensure!(answer.status == 200, "{path} answered {}: {}", answer.status, answer.text());
+    }
+    Ok(times)
+}
+
+/// The numbers below `count` in an order that is random enough and the same in each run.
+fn shuffled(count: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..count).collect();
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    order.sort_by_cached_key(|_| {
+        // xorshift64.
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    });
+    order
+}
+
+fn percentiles(times: &mut [f64]) -> Value {
+    json!({
+        "count": times.len(),
+        "p50Ms": percentile(times, 50.0),
+        "p99Ms": percentile(times, 99.0),
+        "maxMs": percentile(times, 100.0),
+    })
+}
+
+fn described(times: &[f64]) -> String {
+    let mut times = times.to_vec();
+    let [p50, p99, max] = [50.0, 99.0, 100.0].map(|percent| ms(percentile(&mut times, percent)));
+    format!("p50 {p50}, p99 {p99}, slowest {max}")
+}
+
+/// Looks at a process's memory until it is asked for the peak.
+struct Watched {
+    stop: std::sync::Arc<std::sync::atomic::AtomicBool>,
+    thread: std::thread::JoinHandle<u64>,
+}
+
+impl Watched {
+    fn start(id: u32) -> Self {
+        let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let stopped = stop.clone();
+        let thread = std::thread::spawn(move || {
+            let mut peak = 0;
+            while !stopped.load(std::sync::atomic::Ordering::Relaxed) {
+                peak = peak.max(server::resident_bytes(id).unwrap_or(0));
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            peak
+        });
+        Self { stop, thread }
+    }
+
+    fn peak_bytes(self) -> u64 {
+        self.stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        self.thread.join().unwrap_or(0)
+    }
+}
+
+/// A limit on open files is inherited: start again with a higher one when ours is too low.
+fn raise_open_files() -> Result<()> {
+    const RAISED: &str = "MAYFLY_XTASK_OPEN_FILES_RAISED";
+    let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap_or_default();
+    let soft = line.split_whitespace().next().and_then(|soft| soft.parse::<u64>().ok());
+    if soft.is_none_or(|soft| soft >= OPEN_FILES) {
+        return Ok(());
+    }
+    if std::env::var_os(RAISED).is_some() {
+        bail!(
+            "the burst needs {OPEN_FILES} open files: `ulimit -n {OPEN_FILES}` first (as root, or raise the hard limit)"
+        );
+    }
+    let script = format!("ulimit -n {OPEN_FILES} 2>/dev/null; exec \"$@\"");
+    let mut again = Command::new("sh");
+    again.args(["-c", &script, "sh"]).arg(std::env::current_exe()?).args(std::env::args_os().skip(1));
+    let status = again.env(RAISED, "1").status().context("cannot start again with more open files")?;
+    std::process::exit(status.code().unwrap_or(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_order_has_each_number_once_and_is_no_order() {
+        let order = shuffled(1_000);
+        assert!(!order.is_sorted());
+        let mut sorted = order.clone();
+        sorted.sort_unstable();
+        assert_eq!(sorted, (0..1_000).collect::<Vec<_>>());
+        assert_eq!(order, shuffled(1_000));
+    }
+}

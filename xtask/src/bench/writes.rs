@@ -1,0 +1,148 @@
+//! Durable writes: the store alone, through the API over TLS, and etcd over gRPC.
+
+use std::{
+    net::{TcpListener, TcpStream},
+    path::Path,
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use super::Options;
+use crate::{
+    cleanup::Scope,
+    command::{self, cargo},
+    server::{Server, wait_for},
+    table::{Table, median, ms},
+    tools,
+    workspace::Workspace,
+};
+
+const CLIENTS: &[u32] = &[1, 64];
+const ETCD_START_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A way to write, and the program that does it.
+struct Writer {
+    name: &'static str,
+    command: Box<dyn Fn(u32) -> Command>,
+}
+
+pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {
+    let (rounds, seconds) = if options.quick { (1, 3) } else { (3, 5) };
+    let mut build = cargo();
+    build.args(["build", "--release", "-p", "mayfly-store", "-p", "mayfly-e2e", "--examples"]);
+    command::run(build.current_dir(&workspace.root))?;
+    let examples = workspace.target.join("release/examples");
+    let scope = Scope::new()?;
+    let server = Server::start(&scope, &workspace.mayfly("release"), &[])?;
+    let mut writers = vec![store(&examples, seconds), api(&examples, &server, seconds)];
+    let mut notes = Vec::new();
+    match etcd(&scope, &examples, seconds) {
+        Ok(etcd) => writers.push(etcd),
+        Err(error) => {
+            println!("bench: SKIPPED etcd: {error:#}");
+            notes.push(format!("no etcd: {error:#}"));
+        }
+    }
+    let runs = rounds_of(&writers, rounds)?;
+    server.stop(&scope);
+    let mut table = Table::new(&["durable writes", "clients", "writes/s", "p50", "p99"]);
+    for (name, clients, figures) in &runs {
+        let middle = |field: &str| {
+            median(&mut figures.iter().filter_map(|figure| figure[field].as_f64()).collect::<Vec<_>>())
+        };
+        table.row(&[
+            (*name).to_owned(),
+            clients.to_string(),
+            format!("{:.0}", middle("writes_per_s")),
+            ms(middle("p50_us") / 1e3),
+            ms(middle("p99_us") / 1e3),
+        ]);
+    }
+    println!("\n{}", table.text());
+    let cells =
+        runs.iter().map(|(name, clients, runs)| json!({"writer": name, "clients": clients, "runs": runs}));
+    Ok(json!({"cells": cells.collect::<Vec<_>>(), "notes": notes}))
+}
+
+type Runs = Vec<(&'static str, u32, Vec<Value>)>;
+
+fn rounds_of(writers: &[Writer], rounds: usize) -> Result<Runs> {
+    let mut runs: Runs =
+        writers.iter().flat_map(|w| CLIENTS.iter().map(|clients| (w.name, *clients, Vec::new()))).collect();
+    for round in 1..=rounds {
+        println!("  round {round} of {rounds}");
+        for (at, (_, clients, figures)) in runs.iter_mut().enumerate() {
+            let text = command::output(&mut (writers[at / CLIENTS.len()].command)(*clients))?;
+            let line = text.lines().last().unwrap_or_default();
+            figures.push(serde_json::from_str(line).with_context(|| format!("no figures in {text:?}"))?);
+        }
+    }
+    Ok(runs)
+}
+
+fn store(examples: &Path, seconds: u32) -> Writer {
+    let program = examples.join("write_bench");
+    let command = move |clients: u32| {
+        let mut command = Command::new(&program);
+        command.args(["--clients", &clients.to_string(), "--seconds", &seconds.to_string()]);
+        command
+    };
+    Writer { name: "mayfly, store alone", command: Box::new(command) }
+}
+
+fn api(examples: &Path, server: &Server, seconds: u32) -> Writer {
+    let (program, kubeconfig) = (examples.join("write_load"), server.kubeconfig());
+    let command = move |clients: u32| {
+        let mut command = load(&program, clients, seconds);
+        command.arg("--kubeconfig").arg(&kubeconfig);
+        command
+    };
+    Writer { name: "mayfly, through the API", command: Box::new(command) }
+}
+
+/// The same load, on etcd. Its own data directory on the same disk, its own defaults.
+fn etcd(scope: &Scope, examples: &Path, seconds: u32) -> Result<Writer> {
+    if tools::find("etcd").is_none() {
+        anyhow::ensure!(
+            tools::can_use_apt(),
+            "etcd is not on the PATH, and without root and apt it cannot be installed"
+        );
+        tools::apt_install(&["etcd-server"])?;
+    }
+    let free =
+        || -> Result<String> { Ok(format!("http://{}", TcpListener::bind("127.0.0.1:0")?.local_addr()?)) };
+    let (client, peer) = (free()?, free()?);
+    let mut etcd = Command::new("etcd");
+    etcd.arg("--data-dir").arg(scope.temporary_folder("etcd")?);
+    etcd.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
+    etcd.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
+    etcd.args(["--initial-cluster", &format!("default={peer}")]);
+    let id = scope.spawn(etcd.stdout(Stdio::null()).stderr(Stdio::null()))?;
+    let address = crate::http::address_of(&client)?;
+    wait_for("etcd answering", ETCD_START_TIMEOUT, || {
+        if let Some(how) = scope.ended(id) {
+            anyhow::bail!("etcd ended: {how}");
+        }
+        let healthy = TcpStream::connect(address).is_ok()
+            && crate::http::Connection::open(address)?
+                .get("/health")
+                .is_ok_and(|answer| answer.text().contains("true"));
+        Ok(healthy.then_some(()))
+    })?;
+    let program = examples.join("write_load");
+    let command = move |clients: u32| {
+        let mut command = load(&program, clients, seconds);
+        command.args(["--etcd", &client]);
+        command
+    };
+    Ok(Writer { name: "etcd, over gRPC", command: Box::new(command) })
+}
+
+fn load(program: &Path, clients: u32, seconds: u32) -> Command {
+    let mut load = Command::new(program);
+    load.args(["--clients", &clients.to_string(), "--seconds", &seconds.to_string()]);
+    load
+}

@@ -1,0 +1,69 @@
+//! Running other programs, and saying which.
+
+use std::{
+    ffi::OsStr,
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, bail};
+
+/// The cargo that started us.
+pub(crate) fn cargo() -> Command {
+    Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}
+
+/// Shows the command, runs it on our own terminal, and fails when it does.
+pub(crate) fn run(command: &mut Command) -> Result<()> {
+    println!("$ {}", shown(command));
+    let status = command.status().with_context(|| format!("cannot run {}", shown(command)))?;
+    if !status.success() {
+        bail!("`{}` failed ({status})", shown(command));
+    }
+    Ok(())
+}
+
+/// Runs quietly; what it printed is in the error when it fails.
+pub(crate) fn quietly(command: &mut Command) -> Result<()> {
+    output(command).map(|_| ())
+}
+
+/// Runs quietly and gives its stdout; what it printed is in the error when it fails.
+pub(crate) fn output(command: &mut Command) -> Result<String> {
+    let output =
+        command.stdin(Stdio::null()).output().with_context(|| format!("cannot run {}", shown(command)))?;
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    if !output.status.success() {
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        let said = format!("{}{}", stdout, stderr);
+        bail!("`{}` failed ({}):\n{}", shown(command), output.status, last_lines(&said, 40));
+    }
+    Ok(stdout)
+}
+
+/// Whether a program can be run; `arguments` should do nothing (`--version`).
+pub(crate) fn works(program: impl AsRef<OsStr>, arguments: &[&str]) -> bool {
+    Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
+}
+
+/// The command as one would type it.
+pub(crate) fn shown(command: &Command) -> String {
+    let program = std::path::Path::new(command.get_program());
+    let name = program.file_name().unwrap_or(program.as_os_str());
+    std::iter::once(name)
+        .chain(command.get_args())
+        .map(|word| word.to_string_lossy().into_owned())
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+/// The end of a text, for messages.
+pub(crate) fn last_lines(text: &str, count: usize) -> String {
+    let lines: Vec<&str> = text.trim_end().lines().collect();
+    lines[lines.len().saturating_sub(count)..].join("\n")
+}

@@ -1,0 +1,301 @@
+//! The main job, start to end, on the real binary, as a person would do it.
+
+use std::{
+    collections::BTreeMap,
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+
+use crate::{
+    cleanup::Scope,
+    command::{self, cargo},
+    guests,
+    http::Connection,
+    server::{Server, is_ready, wait_for},
+    table::{Table, ms, percentile},
+    tools,
+    workspace::Workspace,
+};
+
+pub(crate) const HELP: &str = "\
+Builds the binary and the examples, starts `mayfly up` in a temporary directory on free ports, deploys
+functions, calls them cold and warm, with an event, split over two revisions, lets one sleep and wakes it,
+shows a denied outbound call and the logs. Leaves nothing behind, also on Ctrl-C.
+
+  cargo xtask demo [--release]";
+
+/// Functions that are called once each, to see first calls.
+const COLD_FUNCTIONS: usize = 50;
+/// Calls over one connection, to see warm ones.
+const WARM_CALLS: usize = 1_000;
+/// Calls over which a split is counted.
+const SPLIT_CALLS: usize = 400;
+/// The share of the newer revision, in percent.
+const SPLIT_PERCENT: usize = 25;
+/// How long a function sleeps in after its last call here.
+const IDLE_AFTER: &str = "2s";
+/// How long anything may take to settle.
+const SETTLE: Duration = Duration::from_secs(30);
+
+pub(crate) fn run(arguments: &[String]) -> Result<()> {
+    let profile = match arguments {
+        [] => "debug",
+        [one] if one == "--release" => "release",
+        _ => bail!("demo takes --release, not {arguments:?}"),
+    };
+    let workspace = Workspace::locate()?;
+    let guests = guests::build(&workspace).context("the demo needs the examples")?;
+    let mut build = cargo();
+    build.args(["build", "--package", "mayfly"]).current_dir(&workspace.root);
+    command::run(if profile == "release" { build.arg("--release") } else { &mut build })?;
+
+    let scope = Scope::new()?;
+    let server = Server::start(&scope, &workspace.mayfly(profile), &[])?;
+    let demo = Demo { server: &server, guests: &guests };
+    demo.title(&format!("mayfly up: ready in {}", ms(server.ready_after.as_secs_f64() * 1e3)));
+    demo.say(&format!("functions on http://{}, build profile {profile}", server.http));
+    demo.all().map_err(|error| {
+        error.context(format!("the demo failed; the server's log ends:\n{}", server.log_tail()))
+    })?;
+    server.stop(&scope);
+    drop(scope);
+    println!("\nDone: everything worked, and nothing is left behind.");
+    Ok(())
+}
+
+struct Demo<'s> {
+    server: &'s Server,
+    guests: &'s std::path::Path,
+}
+
+impl Demo<'_> {
+    fn all(&self) -> Result<()> {
+        self.deploy_and_call()?;
+        self.cold_and_warm()?;
+        self.event()?;
+        self.split()?;
+        self.sleep_and_wake()?;
+        self.egress()?;
+        self.logs()?;
+        self.overview()
+    }
+
+    fn title(&self, text: &str) {
+        println!("\n━━ {text}");
+    }
+
+    fn say(&self, text: &str) {
+        for line in text.trim_end().lines() {
+            println!("   {line}");
+        }
+    }
+
+    /// Shows a command as a person would type it, runs it and shows what it printed.
+    fn show(&self, arguments: &[&str]) -> Result<String> {
+        let words = arguments.iter().map(|word| match word.contains([' ', '{', '"']) {
+            true => format!("'{word}'"),
+            false => word.rsplit('/').next().unwrap_or(word).to_owned(),
+        });
+        println!("   $ mayfly {}", words.collect::<Vec<_>>().join(" "));
+        let text = self.server.cli(arguments)?;
+        self.say(&text);
+        Ok(text)
+    }
+
+    /// Deploys an example under its own name, with these settings.
+    fn deploy(&self, guest: &str, settings: &[&str]) -> Result<()> {
+        let component = self.guests.join(format!("{guest}.wasm"));
+        let component = component.to_string_lossy();
+        self.show(&[&["deploy", &*component], settings].concat())?;
+        Ok(())
+    }
+
+    fn connect(&self) -> Result<Connection> {
+        Connection::open(self.server.http)
+    }
+
+    /// The digest of a deployed function's component.
+    fn component(&self, function: &str) -> Result<String> {
+        let object = self.server.get("function", function)?;
+        let digest = object["spec"]["source"]["component"].as_str();
+        Ok(digest.with_context(|| format!("function {function} names no component"))?.to_owned())
+    }
+
+    fn deploy_and_call(&self) -> Result<()> {
+        self.title("Deploy a function, call it");
+        self.deploy("hello", &[])?;
+        let answer = self.connect()?.get("/fn/default/hello/")?;
+        ensure!(answer.status == 200, "hello answered {}: {}", answer.status, answer.text());
+        self.say(&format!("$ curl http://{}/fn/default/hello/", self.server.http));
+        self.say(&answer.text());
+        self.say(&format!("server-timing: {}", answer.header("server-timing").unwrap_or("none")));
+        Ok(())
+    }
+
+    fn cold_and_warm(&self) -> Result<()> {
+        self.title(&format!("First calls of {COLD_FUNCTIONS} functions, then {WARM_CALLS} calls of one"));
+        let component = self.component("hello")?;
+        let names: Vec<String> = (0..COLD_FUNCTIONS).map(|at| format!("cold-{at}")).collect();
+        let manifests = names.iter().map(|name| manifest(name, &component, json!({})));
+        self.server.apply(&manifests.collect::<Vec<_>>().join("---\n"))?;
+        self.server.wait_until_functions_ready(COLD_FUNCTIONS + 1, SETTLE)?;
+        let mut connection = self.connect()?;
+        let mut cold = Vec::new();
+        for name in &names {
+            cold.push(timed(&mut connection, &format!("/fn/default/{name}/"))?);
+        }
+        let mut warm = Vec::new();
+        for _ in 0..WARM_CALLS {
+            warm.push(timed(&mut connection, "/fn/default/hello/")?);
+        }
+        let mut table = Table::new(&["one connection", "p50", "p99", "slowest"]);
+        for (name, values) in [("cold: first call", &mut cold), ("warm", &mut warm)] {
+            let cells = [50.0, 99.0, 100.0].map(|percent| ms(percentile(values, percent)));
+            table.row(&[&[name.to_owned()], &cells[..]].concat());
+        }
+        self.say(&table.text());
+        Ok(())
+    }
+
+    fn event(&self) -> Result<()> {
+        self.title("Call a function with an event");
+        self.deploy("greet", &[])?;
+        let said = self.show(&["invoke", "greet", "-d", r#"{"name":"Ada"}"#])?;
+        ensure!(said.contains("Hello, Ada!"), "greet answered {said}");
+        Ok(())
+    }
+
+    fn split(&self) -> Result<()> {
+        self.title(&format!("Two revisions of greet: {SPLIT_PERCENT} % to the newer one"));
+        let component = self.component("greet")?;
+        let older = self.server.get("function", "greet")?["status"]["latestRevision"].clone();
+        let newer = json!({
+            "env": [{"name": "GREETING", "value": "Good day"}],
+            "traffic": [
+                {"revision": older, "percent": 100 - SPLIT_PERCENT},
+                {"latest": true, "percent": SPLIT_PERCENT},
+            ],
+        });
+        self.server.apply(&manifest("greet", &component, newer))?;
+        wait_for("the second revision of greet", SETTLE, || {
+            let function = self.server.get("function", "greet")?;
+            let latest = &function["status"]["latestReadyRevision"];
+            Ok((is_ready(&function) && *latest != older).then_some(()))
+        })?;
+        let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+        let mut connection = self.connect()?;
+        for _ in 0..SPLIT_CALLS {
+            let headers = [("content-type", "application/json")];
+            let answer = connection.call("POST", "/fn/default/greet/", &headers, br#"{"name":"Ada"}"#)?;
+            ensure!(answer.status == 200, "greet answered {}: {}", answer.status, answer.text());
+            *counts.entry(answer.text().trim().to_owned()).or_default() += 1;
+        }
+        for (answer, count) in &counts {
+            self.say(&format!("{count:>4} × {answer}"));
+        }
+        ensure!(counts.len() == 2, "both revisions should have answered");
+        Ok(())
+    }
+
+    fn sleep_and_wake(&self) -> Result<()> {
+        self.title(&format!("Scale to zero after {IDLE_AFTER} without a call, and back"));
+        self.deploy("hello", &["--idle-after", IDLE_AFTER])?;
+        let started = Instant::now();
+        self.wait_for_replicas(0, started)?;
+        let mut connection = self.connect()?;
+        let first = timed(&mut connection, "/fn/default/hello/")?;
+        let second = timed(&mut connection, "/fn/default/hello/")?;
+        self.say(&format!("woken by a call: answered in {}, the next in {}", ms(first), ms(second)));
+        self.wait_for_replicas(1, Instant::now())?;
+        self.wait_for_replicas(0, Instant::now())?;
+        Ok(())
+    }
+
+    fn wait_for_replicas(&self, replicas: i64, since: Instant) -> Result<()> {
+        wait_for(&format!("hello having {replicas} replicas"), SETTLE, || {
+            let function = self.server.get("function", "hello")?;
+            Ok((ready_replicas(&function) == replicas).then_some(()))
+        })?;
+        self.say(&format!("{replicas} replica(s) after {}", ms(since.elapsed().as_secs_f64() * 1e3)));
+        Ok(())
+    }
+
+    fn egress(&self) -> Result<()> {
+        self.title("Outbound calls are denied unless listed");
+        self.deploy("proxy", &[])?;
+        let target = format!("http://{}", self.server.admin);
+        let path = format!("/fn/default/proxy/?url={target}/healthz");
+        let denied = self.connect()?.get(&path)?;
+        self.say(&format!("egress: []  →  {} {}", denied.status, denied.text().trim()));
+        ensure!(denied.status == 502, "a denied call should give 502");
+        self.deploy("proxy", &["--egress", &target])?;
+        let allowed = wait_for("the call being allowed", SETTLE, || {
+            let answer = self.connect()?.get(&path)?;
+            Ok((answer.status == 200).then_some(answer))
+        })?;
+        self.say(&format!("egress: [{target}]  →  {} {}", allowed.status, allowed.text().trim()));
+        Ok(())
+    }
+
+    fn logs(&self) -> Result<()> {
+        self.title("Logs");
+        self.deploy("logger", &[])?;
+        let answer = self.connect()?.get("/fn/default/logger/?lines=2")?;
+        ensure!(answer.status == 200, "logger answered {}: {}", answer.status, answer.text());
+        wait_for("lines in the log", SETTLE, || {
+            Ok(self.server.cli(&["logs", "logger"])?.contains("plain line 2").then_some(()))
+        })?;
+        self.show(&["logs", "logger"])?;
+        Ok(())
+    }
+
+    fn overview(&self) -> Result<()> {
+        self.title("What is there now");
+        // Fifty of a kind tell nothing.
+        for at in 0..COLD_FUNCTIONS {
+            self.server.cli(&["delete", "function", &format!("cold-{at}")])?;
+        }
+        self.show(&["get", "functions"])?;
+        if tools::find("kubectl").is_none() {
+            self.say("kubectl is not on the PATH: `kubectl get` is left out");
+            return Ok(());
+        }
+        let mut kubectl = Command::new("kubectl");
+        kubectl.arg("--kubeconfig").arg(self.server.kubeconfig()).args(["get", "functions,revisions,nodes"]);
+        self.say("$ kubectl get functions,revisions,nodes");
+        self.say(&command::output(&mut kubectl)?);
+        Ok(())
+    }
+}
+
+/// A Function of a component; `extra` is laid over its spec.
+pub(crate) fn manifest(name: &str, component: &str, extra: Value) -> String {
+    let mut spec = json!({"source": {"component": component}});
+    if let (Some(spec), Value::Object(extra)) = (spec.as_object_mut(), extra) {
+        spec.extend(extra);
+    }
+    let object = json!({
+        "apiVersion": "mayfly.dev/v1",
+        "kind": "Function",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": spec,
+    });
+    // JSON is YAML.
+    format!("{object}\n")
+}
+
+fn ready_replicas(function: &Value) -> i64 {
+    function["status"]["readyReplicas"].as_i64().unwrap_or(0)
+}
+
+/// Calls, expects a 200, gives the milliseconds.
+fn timed(connection: &mut Connection, path: &str) -> Result<f64> {
+    let started = Instant::now();
+    let answer = connection.get(path)?;
+    let elapsed = started.elapsed().as_secs_f64() * 1e3;
+    ensure!(answer.status == 200, "{path} answered {}: {}", answer.status, answer.text());
+    Ok(elapsed)
+}

@@ -1,0 +1,220 @@
+//! What must hold of the code before its tests are run.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, bail};
+
+use crate::{
+    command::{self, cargo},
+    floors, tools,
+    workspace::Workspace,
+};
+
+pub(crate) const HELP: &str = "\
+Runs every check, also after one has failed, and says at the end which failed:
+  fmt      cargo fmt --check, on the platform, the SDK and the examples
+  house    nothing marked unfinished, no test that never runs; long files are reported
+  floors   cargo xtask floors
+  clippy   cargo clippy --workspace --all-targets -- -D warnings
+  deny     cargo deny check bans licenses sources; cargo-deny is built on demand (some minutes)
+
+  cargo xtask lint [CHECK…]
+
+Advisories are not checked: their database is a git repository that cannot be fetched everywhere.";
+
+/// The release of cargo-deny that deny.toml is written for.
+const CARGO_DENY_VERSION: &str = "^0.20";
+/// Past this length a file is reported: is there a second idea in it?
+const FILE_LINES_MAX: usize = 600;
+/// Left-overs that must not land. In pieces, so that this file does not find itself.
+const LEFT_OVERS: &[(&str, &str)] = &[
+    (concat!("todo", "!("), "finish it, or make it an error that a user can act on"),
+    (concat!("unimplemented", "!("), "finish it, or make it an error that a user can act on"),
+    (concat!("dbg", "!("), "log it, or let it go"),
+    (concat!("#[ign", "ore"), "print `SKIPPED <name>: <reason>` at run time (see CONTRIBUTING.md)"),
+    (concat!("// TO", "DO"), "do it, or file an issue"),
+    (concat!("FIX", "ME"), "do it, or file an issue"),
+];
+
+enum Outcome {
+    Passed,
+    Skipped(String),
+}
+
+type Check = fn(&Workspace) -> Result<Outcome>;
+
+const CHECKS: &[(&str, Check)] =
+    &[("fmt", fmt), ("house", house), ("floors", floors), ("clippy", clippy), ("deny", deny)];
+
+pub(crate) fn run(arguments: &[String]) -> Result<()> {
+    if let Some(unknown) = arguments.iter().find(|one| !CHECKS.iter().any(|(name, _)| name == one)) {
+        bail!("there is no check {unknown:?}: see `cargo xtask lint --help`");
+    }
+    let workspace = Workspace::locate()?;
+    let mut failed = Vec::new();
+    for (name, check) in CHECKS {
+        if !arguments.is_empty() && !arguments.iter().any(|one| one == name) {
+            continue;
+        }
+        match check(&workspace) {
+            Ok(Outcome::Passed) => println!("lint: {name} passed"),
+            Ok(Outcome::Skipped(why)) => println!("lint: SKIPPED {name}: {why}"),
+            Err(error) => {
+                println!("lint: {name} failed: {error:#}");
+                failed.push(*name);
+            }
+        }
+    }
+    if !failed.is_empty() {
+        bail!("lint failed: {}", failed.join(", "));
+    }
+    Ok(())
+}
+
+fn fmt(workspace: &Workspace) -> Result<Outcome> {
+    let manifests = ["Cargo.toml", "sdk/rust/Cargo.toml", "examples/Cargo.toml"];
+    if !command::works("rustfmt", &["--version"]) {
+        return Ok(Outcome::Skipped("rustfmt is not installed: rustup component add rustfmt".into()));
+    }
+    for manifest in manifests {
+        let manifest = workspace.root.join(manifest);
+        if !manifest.exists() {
+            continue;
+        }
+        let mut fmt = cargo();
+        fmt.args(["fmt", "--all", "--check", "--manifest-path"]).arg(&manifest);
+        command::quietly(&mut fmt)
+            .with_context(|| format!("run `cargo fmt --all` in {}", manifest.display()))?;
+    }
+    Ok(Outcome::Passed)
+}
+
+fn floors(_: &Workspace) -> Result<Outcome> {
+    floors::run(&[])?;
+    Ok(Outcome::Passed)
+}
+
+fn clippy(workspace: &Workspace) -> Result<Outcome> {
+    if !command::works("cargo-clippy", &["--version"]) {
+        return Ok(Outcome::Skipped("clippy is not installed: rustup component add clippy".into()));
+    }
+    let mut clippy = cargo();
+    clippy
+        .args(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])
+        .current_dir(&workspace.root);
+    command::run(&mut clippy)?;
+    Ok(Outcome::Passed)
+}
+
+fn deny(workspace: &Workspace) -> Result<Outcome> {
+    if let Err(error) = ensure_cargo_deny() {
+        return Ok(Outcome::Skipped(format!("cargo-deny cannot be installed here: {error:#}")));
+    }
+    let mut deny = Command::new("cargo-deny");
+    deny.args([
+        "--log-level",
+        "warn",
+        "--offline",
+        "check",
+        "--hide-inclusion-graph",
+        "bans",
+        "licenses",
+        "sources",
+    ]);
+    deny.env("PATH", tools::search_path()?).current_dir(&workspace.root);
+    if let Some(found) = tools::find("cargo-deny") {
+        println!("deny: {}", found.display());
+    }
+    command::run(&mut deny)?;
+    Ok(Outcome::Passed)
+}
+
+fn ensure_cargo_deny() -> Result<()> {
+    if tools::find("cargo-deny").is_some() {
+        return Ok(());
+    }
+    println!("lint: building cargo-deny (once; some minutes) into {}", tools::folder()?.display());
+    // Unoptimised: it runs for seconds, and is built on machines with two cores.
+    tools::cargo_install("cargo-deny", &["--version", CARGO_DENY_VERSION, "--debug", "--no-default-features"])
+}
+
+/// The house's own checks, on the sources as text.
+fn house(workspace: &Workspace) -> Result<Outcome> {
+    let mut files = Vec::new();
+    rust_files(&workspace.root, &mut files)?;
+    let mut left_over = 0;
+    for file in files {
+        let text =
+            std::fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        let shown = file.strip_prefix(&workspace.root).unwrap_or(&file).display();
+        let lines = text.lines().count();
+        if lines > FILE_LINES_MAX {
+            println!("house: {shown} has {lines} lines: is there a second idea in it?");
+        }
+        for (number, what, advice) in left_overs(&text) {
+            println!("house: {shown}:{number}: {what} is left over: {advice}");
+            left_over += 1;
+        }
+    }
+    if left_over > 0 {
+        bail!("{left_over} left-over(s)");
+    }
+    Ok(Outcome::Passed)
+}
+
+/// A test that another test runs in a process of its own is no test by itself.
+const CHILD_OF_A_TEST: &str = "= \"the child of ";
+
+/// Line number, what was found, and what to do about it.
+fn left_overs(text: &str) -> Vec<(usize, &'static str, &'static str)> {
+    let lines = text.lines().enumerate();
+    lines
+        .flat_map(|(at, line)| {
+            let here = move |mark| line.contains(mark) && !line.contains(CHILD_OF_A_TEST);
+            let found = LEFT_OVERS.iter().filter(move |(mark, _)| here(*mark));
+            found.map(move |(mark, advice)| (at + 1, *mark, *advice))
+        })
+        .collect()
+}
+
+fn rust_files(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+    let entries = std::fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))?;
+    for entry in entries.flatten() {
+        let path = entry.path();
+        let name = entry.file_name();
+        let kind = entry.file_type()?;
+        if kind.is_dir() && name != "target" && !name.as_encoded_bytes().starts_with(b".") {
+            rust_files(&path, files)?;
+        } else if kind.is_file() && path.extension().is_some_and(|extension| extension == "rs") {
+            files.push(path);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn left_overs_are_found_with_their_line() {
+        let text = format!("fn main() {{\n    {}\"later\");\n}}\n", LEFT_OVERS[0].0);
+        let found = left_overs(&text);
+        assert_eq!(found.len(), 1);
+        assert_eq!((found[0].0, found[0].1), (2, LEFT_OVERS[0].0));
+        assert!(left_overs("fn todo() {} // to do: nothing\n").is_empty());
+        let child = |reason: &str| left_overs(&format!("{} {reason}", LEFT_OVERS[3].0)).len();
+        assert_eq!((child("= \"the child of a_test\"]"), child("= \"slow\"]")), (0, 1));
+    }
+
+    #[test]
+    fn this_repository_has_sources_and_this_one_is_clean() {
+        let mut files = Vec::new();
+        rust_files(Path::new(env!("CARGO_MANIFEST_DIR")), &mut files).unwrap();
+        assert!(files.iter().any(|file| file.ends_with("src/lint.rs")));
+        assert_eq!(left_overs(include_str!("lint.rs")), []);
+    }
+}

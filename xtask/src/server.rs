@@ -1,0 +1,180 @@
+//! A `mayfly up` of our own, and its commands: what the demo and the benchmarks drive.
+
+use std::{
+    fs::File,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use crate::{cleanup::Scope, command, http};
+
+/// How long the server may take until it is ready.
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
+/// How often a condition is looked at.
+const POLL: Duration = Duration::from_millis(20);
+
+pub(crate) struct Server {
+    binary: PathBuf,
+    /// Everything of this server: its data, its log, the manifests it was given.
+    folder: PathBuf,
+    data: PathBuf,
+    pub(crate) id: u32,
+    /// Where functions answer.
+    pub(crate) http: SocketAddr,
+    /// Health and metrics.
+    pub(crate) admin: SocketAddr,
+    /// From starting the process to its endpoints being there.
+    pub(crate) ready_after: Duration,
+}
+
+impl Server {
+    /// Starts the binary in a new folder, on free ports, and waits until it is ready. The scope stops it.
+    pub(crate) fn start(scope: &Scope, binary: &Path, arguments: &[&str]) -> Result<Self> {
+        let folder = scope.temporary_folder("up")?;
+        let (data, log) = (folder.join("data"), folder.join("log"));
+        let mut up = Command::new(binary);
+        up.args(["up", "--api-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"]);
+        up.args(["--admin-listen", "127.0.0.1:0", "--data-dir"]).arg(&data).args(arguments);
+        clear_environment(&mut up);
+        let out = File::create(&log).with_context(|| format!("cannot make {}", log.display()))?;
+        up.stdout(out.try_clone()?).stderr(out);
+        let started = Instant::now();
+        let id = scope.spawn(&mut up)?;
+        let endpoints = wait_until_ready(scope, id, &data, started).with_context(|| {
+            format!("`{}` did not become ready; it said:\n{}", command::shown(&up), log_tail(&folder))
+        })?;
+        let ready_after = started.elapsed();
+        let address = |name: &str| http::address_of(endpoints[name].as_str().unwrap_or_default());
+        let (http, admin) = (address("http")?, address("admin")?);
+        Ok(Self { binary: binary.into(), folder, data, id, http, admin, ready_after })
+    }
+
+    /// Stops it and removes its data.
+    pub(crate) fn stop(self, scope: &Scope) {
+        scope.stop(self.id);
+        scope.remove(&self.folder);
+    }
+
+    /// The end of what it logged.
+    pub(crate) fn log_tail(&self) -> String {
+        log_tail(&self.folder)
+    }
+
+    /// A command of the binary that talks to this server.
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(&self.binary);
+        command.args(arguments).arg("--data-dir").arg(&self.data);
+        clear_environment(&mut command);
+        command
+    }
+
+    /// Runs a command; gives its stdout.
+    pub(crate) fn cli(&self, arguments: &[&str]) -> Result<String> {
+        command::output(&mut self.command(arguments))
+    }
+
+    /// Applies manifests, given as text.
+    pub(crate) fn apply(&self, manifests: &str) -> Result<String> {
+        let file = self.folder.join("manifest.yaml");
+        std::fs::write(&file, manifests).context("cannot write a manifest")?;
+        self.cli(&["apply", "-f", &file.to_string_lossy()])
+    }
+
+    /// An object as JSON.
+    pub(crate) fn get(&self, kind: &str, name: &str) -> Result<Value> {
+        let text = self.cli(&["get", kind, name, "--output", "json"])?;
+        serde_json::from_str(&text).with_context(|| format!("`mayfly get {kind} {name}` printed no JSON"))
+    }
+
+    /// Waits until so many functions are ready.
+    pub(crate) fn wait_until_functions_ready(&self, count: usize, timeout: Duration) -> Result<()> {
+        wait_for(&format!("{count} functions being ready"), timeout, || {
+            let list: Value = serde_json::from_str(&self.cli(&["get", "functions", "--output", "json"])?)?;
+            let ready = list["items"].as_array().into_iter().flatten().filter(|f| is_ready(f)).count();
+            if ready < count {
+                // A long list is work for the server, too.
+                std::thread::sleep(Duration::from_micros(50) * u32::try_from(count).unwrap_or(u32::MAX));
+            }
+            Ok((ready >= count).then_some(()))
+        })
+    }
+
+    /// The kubeconfig of this server.
+    pub(crate) fn kubeconfig(&self) -> PathBuf {
+        self.data.join("kubeconfig")
+    }
+
+    /// Resident memory, in bytes.
+    pub(crate) fn resident_bytes(&self) -> Result<u64> {
+        resident_bytes(self.id)
+    }
+}
+
+fn log_tail(folder: &Path) -> String {
+    let log = std::fs::read(folder.join("log")).unwrap_or_default();
+    command::last_lines(&String::from_utf8_lossy(&log), 30)
+}
+
+/// Resident memory of a process, in bytes.
+pub(crate) fn resident_bytes(id: u32) -> Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{id}/status")).context("the process is gone")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+    let kib: u64 = line.trim().trim_end_matches(" kB").trim().parse().context("VmRSS is no number")?;
+    Ok(kib * 1024)
+}
+
+/// Whether the controller has seen the newest spec and found it good.
+pub(crate) fn is_ready(function: &Value) -> bool {
+    let conditions = function["status"]["conditions"].as_array();
+    let ready = conditions.into_iter().flatten().any(|c| c["type"] == "Ready" && c["status"] == "True");
+    ready && function["status"]["observedGeneration"] == function["metadata"]["generation"]
+}
+
+/// Waits for a condition; the error says what it was.
+pub(crate) fn wait_for<T>(
+    what: &str,
+    timeout: Duration,
+    mut look: impl FnMut() -> Result<Option<T>>,
+) -> Result<T> {
+    let deadline = Instant::now() + timeout;
+    loop {
+        if let Some(value) = look()? {
+            return Ok(value);
+        }
+        if Instant::now() > deadline {
+            bail!("{what} did not happen within {timeout:?}");
+        }
+        std::thread::sleep(POLL);
+    }
+}
+
+fn wait_until_ready(scope: &Scope, id: u32, data: &Path, started: Instant) -> Result<Value> {
+    let file = data.join("endpoints.json");
+    while started.elapsed() < READY_TIMEOUT {
+        if let Some(endpoints) =
+            std::fs::read(&file).ok().and_then(|text| serde_json::from_slice::<Value>(&text).ok())
+        {
+            return Ok(endpoints);
+        }
+        if let Some(how) = scope.ended(id) {
+            bail!("it ended: {how}");
+        }
+        // Time to ready is measured with this.
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    bail!("no {} after {READY_TIMEOUT:?}", file.display())
+}
+
+/// A person's own settings must not reach our server, nor our commands theirs.
+fn clear_environment(command: &mut Command) {
+    for (name, _) in std::env::vars_os() {
+        if name.as_encoded_bytes().starts_with(b"MAYFLY_") || name == "KUBECONFIG" {
+            command.env_remove(&name);
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! Every test there is, and an honest count.
+//!
+//! A test that cannot run where it is prints `SKIPPED <name>: <reason>` on a line of its own and
+//! returns. Those lines are read from the output here, named in the report and counted as skipped.
+
+mod count;
+
+use std::{
+    io::{BufRead, BufReader},
+    process::{Command, Stdio},
+    time::Instant,
+};
+
+use anyhow::{Context, Result, bail};
+
+use self::count::{CargoTestOutput, Count};
+use crate::{
+    command::{self, cargo},
+    guests, tools,
+    workspace::Workspace,
+};
+
+pub(crate) const HELP: &str = "\
+Builds the guests and the binary, then runs the tests of every crate, the end-to-end tests, the
+documentation's tests and the SDK's on the host. Installs what it misses, or says what it could not.
+
+  cargo xtask test [--filter TEXT]      only tests whose name contains TEXT
+
+With cargo-nextest on the machine, that runs them; cargo itself otherwise. Ends with a line
+`N passed, N failed, N skipped`; tests that skipped themselves are named above it, with the reason.";
+
+pub(crate) fn run(arguments: &[String]) -> Result<()> {
+    let filter = match arguments {
+        [] => None,
+        [flag, filter] if flag == "--filter" => Some(filter.as_str()),
+        _ => bail!("test takes --filter TEXT, not {arguments:?}"),
+    };
+    let workspace = Workspace::locate()?;
+    let mut count = Count::default();
+    if tools::find("kubectl").is_none() {
+        println!("test: kubectl is not on the PATH and no package brings it: its tests will be skipped");
+    }
+    if let Err(error) = phase("guests", || guests::build(&workspace).map(|_| ())) {
+        println!("test: no guests: {error:#}");
+        println!("test: tests that call functions will be skipped");
+    }
+    phase("binary", || binary(&workspace))?;
+    let environment = environment(&workspace)?;
+    phase("crates and end to end", || crates(&workspace, filter, &environment, &mut count))?;
+    phase("documentation", || {
+        let mut doc = cargo();
+        doc.args(["test", "--workspace", "--doc"]).current_dir(&workspace.root);
+        cargo_test(doc, filter, &mut count)
+    })?;
+    let sdk = workspace.root.join("sdk/rust/Cargo.toml");
+    if sdk.exists() {
+        phase("sdk", || {
+            let mut sdk_tests = cargo();
+            sdk_tests.args(["test", "--workspace", "--manifest-path"]).arg(&sdk);
+            sdk_tests.arg("--target-dir").arg(workspace.target.join("sdk"));
+            cargo_test(sdk_tests, filter, &mut count)
+        })?;
+    }
+    report(&count)
+}
+
+/// Says what is done, does it, and says how long it took.
+fn phase(name: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
+    println!("\n== {name}");
+    let started = Instant::now();
+    let outcome = work();
+    println!("== {name}: {} s", started.elapsed().as_secs());
+    outcome
+}
+
+/// The binary as users build it, kept aside: building the tests makes another one, with features that
+/// only tests need.
+fn binary(workspace: &Workspace) -> Result<()> {
+    command::run(cargo().args(["build", "--package", "mayfly"]).current_dir(&workspace.root))?;
+    let kept = workspace.target.join("e2e");
+    std::fs::create_dir_all(&kept)?;
+    std::fs::copy(workspace.mayfly("debug"), kept.join("mayfly")).context("cannot keep the binary aside")?;
+    Ok(())
+}
+
+fn environment(workspace: &Workspace) -> Result<Vec<(&'static str, std::ffi::OsString)>> {
+    Ok(vec![
+        ("MAYFLY_BIN", workspace.target.join("e2e/mayfly").into()),
+        ("MAYFLY_GUESTS", workspace.guests().into()),
+        ("PATH", tools::search_path()?),
+    ])
+}
+
+fn crates(
+    workspace: &Workspace,
+    filter: Option<&str>,
+    environment: &[(&'static str, std::ffi::OsString)],
+    count: &mut Count,
+) -> Result<()> {
+    let mut tests = cargo();
+    tests.envs(environment.iter().cloned()).current_dir(&workspace.root);
+    if !command::works("cargo-nextest", &["--version"]) {
+        println!(
+            "test: cargo-nextest is not here: cargo runs the tests (cargo install cargo-nextest is nicer)"
+        );
+        tests.args(["test", "--workspace", "--lib", "--bins", "--tests", "--no-fail-fast"]);
+        return cargo_test(tests, filter, count);
+    }
+    let junit = workspace.target.join("nextest/xtask/junit.xml");
+    let _ = std::fs::remove_file(&junit);
+    tests.args([
+        "nextest",
+        "run",
+        "--workspace",
+        "--profile",
+        "xtask",
+        "--no-tests",
+        "pass",
+        "--config-file",
+    ]);
+    tests.arg(workspace.root.join("xtask/nextest.toml")).args(filter);
+    let outcome = command::run(&mut tests);
+    match std::fs::read_to_string(&junit) {
+        Ok(text) => count.add_junit(&text),
+        // Without a report nothing ran; a filter that fits no test is no failure.
+        Err(_) if filter.is_some() && outcome.is_ok() => Ok(()),
+        Err(_) => outcome.context("the tests did not run"),
+    }
+}
+
+/// Runs `cargo test` and counts; what passing tests printed is left out, but for what they skipped.
+fn cargo_test(mut tests: Command, filter: Option<&str>, count: &mut Count) -> Result<()> {
+    tests.args(["--", "--show-output"]).args(filter).stdout(Stdio::piped()).stdin(Stdio::null());
+    println!("$ {}", command::shown(&tests));
+    let mut running = tests.spawn().context("cannot run cargo")?;
+    let stdout = running.stdout.take().context("no output")?;
+    let mut output = CargoTestOutput::default();
+    for line in BufReader::new(stdout).lines() {
+        if let Some(shown) = output.take(&line?) {
+            println!("{shown}");
+        }
+    }
+    let status = running.wait()?;
+    let failed = output.count.failed;
+    count.add(output.count);
+    if !status.success() && failed == 0 {
+        bail!("`{}` failed before its tests ran ({status})", command::shown(&tests));
+    }
+    Ok(())
+}
+
+fn report(count: &Count) -> Result<()> {
+    println!();
+    for skipped in &count.skips {
+        println!("SKIPPED {skipped}");
+    }
+    for failure in &count.failures {
+        println!("FAILED {failure}");
+    }
+    println!("{} passed, {} failed, {} skipped", count.passed, count.failed, count.skips.len());
+    if count.failed > 0 {
+        bail!("{} test(s) failed", count.failed);
+    }
+    if count.passed == 0 {
+        bail!("no test ran");
+    }
+    Ok(())
+}

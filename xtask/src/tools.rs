@@ -1,0 +1,70 @@
+//! Programs that a task needs and may have to install, and the folder they go to.
+
+use std::{ffi::OsString, path::PathBuf, process::Command};
+
+use anyhow::{Context, Result};
+
+use crate::command::{self, cargo};
+
+/// Where programs that cargo builds for us go: outside the target directory, so that they outlive it.
+pub(crate) fn folder() -> Result<PathBuf> {
+    if let Some(chosen) = std::env::var_os("MAYFLY_TOOLS") {
+        return Ok(chosen.into());
+    }
+    let cache = match std::env::var_os("XDG_CACHE_HOME") {
+        Some(cache) => PathBuf::from(cache),
+        None => PathBuf::from(std::env::var_os("HOME").context("HOME is not set: say MAYFLY_TOOLS=folder")?)
+            .join(".cache"),
+    };
+    Ok(cache.join("mayfly-tools"))
+}
+
+/// `PATH` with the folder of our tools in front.
+pub(crate) fn search_path() -> Result<OsString> {
+    let own = folder()?.join("bin");
+    let inherited = std::env::var_os("PATH").unwrap_or_default();
+    Ok(std::env::join_paths(std::iter::once(own).chain(std::env::split_paths(&inherited)))?)
+}
+
+/// A program by name: ours, or one on the PATH. `None` when it is nowhere.
+pub(crate) fn find(program: &str) -> Option<PathBuf> {
+    let path = search_path().ok()?;
+    std::env::split_paths(&path).map(|folder| folder.join(program)).find(|file| file.is_file())
+}
+
+/// Builds and installs a program with cargo. `arguments` choose version, profile and features.
+pub(crate) fn cargo_install(package: &str, arguments: &[&str]) -> Result<()> {
+    let folder = folder()?;
+    let mut install = cargo();
+    install.args(["install", package, "--locked", "--root"]).arg(&folder).args(arguments);
+    // A target directory of its own: an interrupted build goes on where it was, and ours stays clean.
+    install.env("CARGO_TARGET_DIR", folder.join("build"));
+    command::run(&mut install)
+}
+
+/// Whether we are root on a machine with apt.
+pub(crate) fn can_use_apt() -> bool {
+    is_root() && find("apt-get").is_some()
+}
+
+/// Whether we are root.
+pub(crate) fn is_root() -> bool {
+    command::output(Command::new("id").arg("-u")).is_ok_and(|id| id.trim() == "0")
+}
+
+/// Installs Debian packages, quietly. Only when [`can_use_apt`] says so.
+pub(crate) fn apt_install(packages: &[&str]) -> Result<()> {
+    println!("installing Debian packages: {}", packages.join(" "));
+    if apt(&["install", "-y", "--no-install-recommends"], packages).is_ok() {
+        return Ok(());
+    }
+    // The list of packages is old, or was never fetched.
+    apt(&["update"], &[])?;
+    apt(&["install", "-y", "--no-install-recommends"], packages)
+}
+
+fn apt(arguments: &[&str], packages: &[&str]) -> Result<()> {
+    let mut apt = Command::new("apt-get");
+    apt.arg("-qq").args(arguments).args(packages).env("DEBIAN_FRONTEND", "noninteractive");
+    command::quietly(&mut apt)
+}

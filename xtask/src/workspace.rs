@@ -1,0 +1,48 @@
+//! Where the sources and the build outputs are.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use crate::command::{self, cargo};
+
+pub(crate) struct Workspace {
+    /// The folder of the root `Cargo.toml`.
+    pub(crate) root: PathBuf,
+    /// Cargo's target directory.
+    pub(crate) target: PathBuf,
+    /// `cargo metadata --no-deps`: the members and their direct dependencies.
+    pub(crate) metadata: Value,
+}
+
+impl Workspace {
+    pub(crate) fn locate() -> Result<Self> {
+        // At run time rather than from `env!`: a build cache may serve several clones.
+        let own = std::env::var_os("CARGO_MANIFEST_DIR")
+            .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
+        let root = own.parent().context("xtask has no parent folder")?.to_path_buf();
+        let metadata = metadata(&root.join("Cargo.toml"))?;
+        let target =
+            metadata["target_directory"].as_str().context("cargo metadata names no target_directory")?;
+        Ok(Self { target: target.into(), root, metadata })
+    }
+
+    /// Where components built from the examples are.
+    pub(crate) fn guests(&self) -> PathBuf {
+        self.target.join("guests")
+    }
+
+    /// The mayfly binary of a build profile (`debug`, `release`).
+    pub(crate) fn mayfly(&self, profile: &str) -> PathBuf {
+        self.target.join(profile).join("mayfly")
+    }
+}
+
+/// The members of the workspace that this manifest belongs to, and their direct dependencies.
+pub(crate) fn metadata(manifest: &Path) -> Result<Value> {
+    let mut cargo = cargo();
+    cargo.args(["metadata", "--no-deps", "--format-version", "1", "--manifest-path"]).arg(manifest);
+    let text = command::output(&mut cargo)?;
+    serde_json::from_str(&text).context("cargo metadata printed no JSON")
+}
