@@ -23,7 +23,8 @@ pub struct FitError {
 impl fmt::Display for FitError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "0/{} nodes are available", self.nodes)?;
-        let mut parts: Vec<_> = self.reasons.iter().map(|(reason, count)| format!("{count} {reason}")).collect();
+        let mut parts: Vec<_> =
+            self.reasons.iter().map(|(reason, count)| format!("{count} {reason}")).collect();
         parts.sort();
         if parts.is_empty() { write!(f, ".") } else { write!(f, ": {}.", parts.join(", ")) }
     }

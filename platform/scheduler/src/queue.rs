@@ -32,6 +32,8 @@ type Rank = (Reverse<i32>, u64);
 pub struct Queue {
     active: BTreeMap<Rank, String>,
     backoff: BTreeSet<(Instant, String)>,
+    /// By the moment they were found so.
+    unschedulable: BTreeSet<(Instant, String)>,
     pods: HashMap<String, Waiting>,
     arrivals: u64,
     /// Counts the changes that may help unschedulable pods.
@@ -50,9 +52,13 @@ struct Waiting {
 enum Place {
     Active,
     Backoff(Instant),
-    Unschedulable { since: Instant },
+    Unschedulable {
+        since: Instant,
+    },
     /// Popped; the number of changes at that moment, so that none that comes meanwhile is lost.
-    Deciding { changes: u64 },
+    Deciding {
+        changes: u64,
+    },
 }
 
 impl Queue {
@@ -99,6 +105,7 @@ impl Queue {
             Place::Deciding { changes } if changes == changed => {
                 waiting.failures += 1;
                 waiting.place = Place::Unschedulable { since: now };
+                self.unschedulable.insert((now, uid.to_owned()));
             }
             _ => self.failed(uid, now),
         }
@@ -116,27 +123,22 @@ impl Queue {
     /// Something changed that may help: a node came or grew, a pod went.
     pub fn something_changed(&mut self, now: Instant) {
         self.changes += 1;
-        let waiting: Vec<_> = self
-            .pods
-            .iter()
-            .filter_map(|(uid, pod)| match pod.place {
-                Place::Unschedulable { since } => Some((uid.clone(), since + pause(pod.failures))),
-                _ => None,
-            })
-            .collect();
-        for (uid, until) in waiting {
-            self.move_on(&uid, until, now);
+        for (since, uid) in std::mem::take(&mut self.unschedulable) {
+            let failures = self.pods.get(&uid).map_or(0, |pod| pod.failures);
+            self.move_on(&uid, since + pause(failures), now);
         }
     }
 
     /// When [`Queue::pop`] may have something again, if nothing else happens.
     pub fn wake_at(&self) -> Option<Instant> {
         let paused = self.backoff.first().map(|(until, _)| *until);
-        let stale = self.pods.values().filter_map(|pod| match pod.place {
-            Place::Unschedulable { since } => Some(since + UNSCHEDULABLE_MAX),
-            _ => None,
-        });
+        let stale = self.unschedulable.first().map(|(since, _)| *since + UNSCHEDULABLE_MAX);
         paused.into_iter().chain(stale).min()
+    }
+
+    /// Whether [`Queue::pop`] has something now.
+    pub fn has_active(&self) -> bool {
+        !self.active.is_empty()
     }
 
     pub fn len(&self) -> usize {
@@ -154,13 +156,10 @@ impl Queue {
             let Some((_, uid)) = self.backoff.pop_first() else { return };
             self.activate(&uid);
         }
-        let stale: Vec<_> = self
-            .pods
-            .iter()
-            .filter(|(_, pod)| matches!(pod.place, Place::Unschedulable { since } if since + UNSCHEDULABLE_MAX <= now))
-            .map(|(uid, _)| uid.clone())
-            .collect();
-        for uid in stale {
+        while let Some((since, _)) = self.unschedulable.first()
+            && *since + UNSCHEDULABLE_MAX <= now
+        {
+            let Some((_, uid)) = self.unschedulable.pop_first() else { return };
             self.activate(&uid);
         }
     }
@@ -186,7 +185,8 @@ impl Queue {
         match waiting.place {
             Place::Active => drop(self.active.remove(&(Reverse(waiting.request.priority), waiting.arrival))),
             Place::Backoff(until) => drop(self.backoff.remove(&(until, uid.to_owned()))),
-            Place::Unschedulable { .. } | Place::Deciding { .. } => {}
+            Place::Unschedulable { since } => drop(self.unschedulable.remove(&(since, uid.to_owned()))),
+            Place::Deciding { .. } => {}
         }
     }
 }

@@ -29,7 +29,11 @@ fn balanced(pod: &PodRequest, node: &NodeRow) -> u64 {
 fn free_share(pod: &PodRequest, node: &NodeRow, resource: &str) -> u64 {
     let all = node.allocatable.get(resource);
     let used = node.requested.get(resource).saturating_add(pod.amounts.get(resource));
-    if all == 0 { 0 } else { u128::from(all.saturating_sub(used)).saturating_mul(100).div_euclid(all.into()) as u64 }
+    if all == 0 {
+        0
+    } else {
+        u128::from(all.saturating_sub(used)).saturating_mul(100).div_euclid(all.into()) as u64
+    }
 }
 
 /// Fewer taints that merely prefer to be left alone (`TaintToleration`).
