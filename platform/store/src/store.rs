@@ -1,6 +1,7 @@
 //! The store as its users hold it.
 
 use std::{
+    fmt,
     path::PathBuf,
     sync::{
         Arc,
@@ -107,6 +108,12 @@ pub struct Stats {
     pub checkpoints: u64,
     /// Writes waiting for the writer now.
     pub queued: usize,
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Store").field("path", &self.config.path).finish_non_exhaustive()
+    }
 }
 
 impl Store {

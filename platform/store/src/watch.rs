@@ -1,6 +1,6 @@
 //! Watches: every event of a range, in order, exactly once, or the word that some were missed.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{collections::VecDeque, fmt, sync::Arc};
 
 use crate::{
     object::{Event, Range, Revision},
@@ -40,6 +40,13 @@ pub enum WatchClosed {
 /// Events looked at under the lock at a time: a watch that has fallen far behind does not hold up
 /// the writer.
 const SCAN_MAX: usize = 256;
+
+impl fmt::Debug for Watch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { range, cursor, .. } = self;
+        f.debug_struct("Watch").field("range", range).field("cursor", cursor).finish_non_exhaustive()
+    }
+}
 
 impl Watch {
     pub(crate) fn start(shared: Arc<Shared>, range: Range, after: Revision) -> Result<Self, WatchError> {

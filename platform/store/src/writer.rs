@@ -79,7 +79,24 @@ type Accepted = Vec<(Range<usize>, oneshot::Sender<Result<Vec<Written>, WriteErr
 pub(crate) fn start(shared: Arc<Shared>, database: Database, queue: mpsc::Receiver<Command>) {
     let writer = Writer { shared, database, queue, gathering: Gathering::default(), broken: None };
     let thread = std::thread::Builder::new().name("store-writer".into());
-    thread.spawn(|| writer.run()).expect("a thread for the store's writer");
+    let body = || {
+        let _stopped = Stopped(Arc::clone(&writer.shared));
+        writer.run();
+    };
+    thread.spawn(body).expect("a thread for the store's writer");
+}
+
+/// Tells everyone that there is no writer any more, however it ended.
+struct Stopped(Arc<Shared>);
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        self.0.closed.send_replace(true);
+        let signals = self.0.state.read().signals();
+        for signal in signals {
+            signal.send_modify(|_| {});
+        }
+    }
 }
 
 impl Writer {
@@ -93,13 +110,7 @@ impl Writer {
             self.gathering.expected = group + self.queue.len();
             self.checkpoint();
         }
-        let Self { shared, database, .. } = self;
-        database.close();
-        shared.closed.send_replace(true);
-        let signals = shared.state.read().signals();
-        for signal in signals {
-            signal.send_modify(|_| {});
-        }
+        self.database.close();
     }
 
     /// Takes what is queued, and waits a little for those who are expected.

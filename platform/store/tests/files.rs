@@ -102,27 +102,28 @@ async fn filled(directory: &Path) {
 
 #[tokio::test]
 async fn a_damaged_file_is_refused_and_left_alone() {
-    let wreck: &[(&str, &dyn Fn(&Path))] = &[
-        ("not a database", &|file| {
+    type Wreck = fn(&Path);
+    let wreck: &[(&str, Wreck)] = &[
+        ("not a database", |file| {
             fs::write(file, "this is not a database, but quite a long text".repeat(50)).unwrap()
         }),
-        ("a few bytes", &|file| fs::write(file, "x").unwrap()),
-        ("cut off", &|file| {
+        ("a few bytes", |file| fs::write(file, "x").unwrap()),
+        ("cut off", |file| {
             let half = fs::metadata(file).unwrap().len() / 2;
             fs::OpenOptions::new().write(true).open(file).unwrap().set_len(half).unwrap();
         }),
-        ("header overwritten", &|file| overwrite(file, 0, &[0xff; 64])),
-        ("page overwritten", &|file| overwrite(file, 8192, &[0xa5; 4096])),
-        ("one byte of a value", &|file| {
+        ("header overwritten", |file| overwrite(file, 0, &[0xff; 64])),
+        ("page overwritten", |file| overwrite(file, 8192, &[0xa5; 4096])),
+        ("one byte of a value", |file| {
             let content = fs::read(file).unwrap();
             let at = content.windows(100).rposition(|window| window == [b'a'; 100]).unwrap();
             overwrite(file, at as u64 + 50, b"b");
         }),
-        ("emptied, but for the log", &|file| {
+        ("emptied, but for the log", |file| {
             fs::write(file.with_file_name("objects.db-wal"), "some log").unwrap();
             fs::write(file, "").unwrap();
         }),
-        ("gone, but for the log", &|file| {
+        ("gone, but for the log", |file| {
             fs::write(file.with_file_name("objects.db-wal"), "some log").unwrap();
             fs::remove_file(file).unwrap();
         }),
@@ -147,6 +148,29 @@ async fn a_damaged_file_is_refused_and_left_alone() {
             assert!(contents(directory.path()) == before, "{what}: the files changed");
         }
     }
+}
+
+#[tokio::test]
+async fn a_file_changed_behind_its_back_stops_the_writing() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path()).unwrap();
+    store.write_all(vec![create("a", "1"), create("b", "1")]).await.unwrap();
+    let connection = rusqlite::Connection::open(directory.path().join("objects.db")).unwrap();
+    connection.execute("DELETE FROM objects WHERE name = 'a'", []).unwrap();
+    for name in ["a", "b"] {
+        let update = Write::Update { key: key(name), value: "2".into(), expected: None };
+        let Err(WriteError::Failed(why)) = store.write(update).await else { panic!("written") };
+        assert!(
+            why.contains("pods/default/a is not in the file") && why.contains("until the next start"),
+            "{why}"
+        );
+    }
+    // Reads go on, and the next start goes by the file.
+    assert_eq!(store.get(&key("b")).unwrap().value, "1");
+    store.close().await;
+    let store = open(directory.path()).unwrap();
+    assert_eq!((store.get(&key("a")), store.revision()), (None, Revision(2)));
+    store.write(create("a", "2")).await.unwrap();
 }
 
 fn overwrite(file: &Path, at: u64, bytes: &[u8]) {

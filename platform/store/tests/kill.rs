@@ -101,7 +101,8 @@ async fn write_for_ever(store: Store, client: usize) -> Result<(), WriteError> {
     loop {
         let object = |step: u64| Key::new("objects", client.to_string(), format!("{step:09}"));
         // Sizes differ, so that rows move between pages.
-        let value = bytes::Bytes::from(format!("{step:20}{}", "x".repeat((step % 37 * 50) as usize)));
+        let value =
+            bytes::Bytes::from(format!("{step:20}{}", "x".repeat(usize::try_from(step % 37 * 50).unwrap())));
         let create = Write::Create { key: object(step), value: value.clone() };
         let writes = match Operation::of(step) {
             Operation::Create => vec![create],
@@ -141,7 +142,7 @@ fn run_and_kill(path: &Path, lifetime: Duration) -> Vec<(usize, u64, u64)> {
     for line in lines.map_while(Result::ok) {
         let Some(line) = line.strip_prefix("acknowledged ") else { continue };
         let numbers: Vec<u64> = line.split(' ').map(|number| number.parse().unwrap()).collect();
-        acknowledged.push((numbers[0] as usize, numbers[1], numbers[2]));
+        acknowledged.push((usize::try_from(numbers[0]).unwrap(), numbers[1], numbers[2]));
         // Counted from the first word, so that every round gets to write.
         if begin.get_or_insert_with(Instant::now).elapsed() >= lifetime {
             child.kill().unwrap();

@@ -215,8 +215,10 @@ impl Run {
     async fn list(&mut self, range: &Range, back: u64, limit: usize, between: Change) {
         let at = self.model.back(back);
         let mut options = ListOptions { limit: Some(limit), after: None, at: (back > 0).then_some(at) };
-        let expected: Vec<_> =
-            self.model.states[at.0 as usize].iter().filter(|(key, _)| range.contains(key)).collect();
+        let expected: Vec<_> = self.model.states[usize::try_from(at.0).unwrap()]
+            .iter()
+            .filter(|(key, _)| range.contains(key))
+            .collect();
         let expected: Vec<_> =
             expected.into_iter().map(|(k, (v, c, m))| (k.clone(), v.clone(), *c, *m)).collect();
         let mut listed = Vec::new();
