@@ -1,0 +1,177 @@
+//! `/artifacts`: components, uploaded by digest.
+//!
+//! | request | answer |
+//! |---|---|
+//! | `PUT /artifacts/sha256:<hex>` | 201 new, 200 was there; 413 too large, 422 wrong digest or no component |
+//! | `GET /artifacts` | a list: digest, size, when it was last uploaded |
+//! | `GET /artifacts/sha256:<hex>` | the content |
+//! | `DELETE /artifacts/sha256:<hex>` | 409 while a function or a revision names it |
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Weak},
+};
+
+use axum::{body::Body, response::Response};
+use http::{HeaderValue, Method, StatusCode, header};
+use mayfly_api::Digest;
+use mayfly_artifacts::UploadError;
+use mayfly_store::{ListOptions, Range};
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tokio_util::io::ReaderStream;
+
+use crate::{render::json_value, server::Inner, status::ApiError};
+
+/// Kinds whose objects may name an artifact.
+const NAMED_BY: [&str; 2] = ["functions.mayfly.dev", "revisions.mayfly.dev"];
+
+/// One upload of a digest at a time: a second one waits until the first is looked at, kept or removed.
+#[derive(Default)]
+pub(crate) struct Uploads(Mutex<HashMap<Digest, Weak<tokio::sync::Mutex<()>>>>);
+
+impl Uploads {
+    fn of(&self, digest: &Digest) -> Arc<tokio::sync::Mutex<()>> {
+        let mut uploads = self.0.lock();
+        uploads.retain(|_, lock| lock.strong_count() > 0);
+        if let Some(lock) = uploads.get(digest).and_then(Weak::upgrade) {
+            return lock;
+        }
+        let lock = Arc::default();
+        uploads.insert(*digest, Arc::downgrade(&lock));
+        lock
+    }
+}
+
+impl Inner {
+    pub(crate) async fn artifact_request(
+        &self,
+        method: &Method,
+        digest: Option<&str>,
+        body: Body,
+    ) -> Result<Response, ApiError> {
+        let Some(text) = digest else {
+            return match *method {
+                Method::GET => self.list_artifacts().await,
+                _ => Err(ApiError::method_not_allowed()),
+            };
+        };
+        let digest: Digest = text.parse().map_err(|error: mayfly_api::digest::InvalidDigest| {
+            ApiError::bad_request(format!(
+                "{error}; an artifact's address is /artifacts/sha256:<64 hex digits>"
+            ))
+        })?;
+        match *method {
+            Method::PUT => self.upload_artifact(digest, body).await,
+            Method::GET => self.read_artifact(&digest).await,
+            Method::DELETE => self.remove_artifact(&digest).await,
+            _ => Err(ApiError::method_not_allowed()),
+        }
+    }
+
+    async fn upload_artifact(&self, digest: Digest, body: Body) -> Result<Response, ApiError> {
+        let lock = self.uploads.of(&digest);
+        let _alone = lock.lock().await;
+        let limit = self.config.artifact_bytes_max;
+        let upload = self.artifacts.upload(Some(digest), limit, body.into_data_stream());
+        let stored = tokio::time::timeout(self.config.upload_timeout, upload)
+            .await
+            .map_err(|_| ApiError::timeout("the upload took too long"))?
+            .map_err(upload_error)?;
+        let about = self.inspect(&digest).await?;
+        let code = if stored.existed { StatusCode::OK } else { StatusCode::CREATED };
+        Ok(json_value(
+            code,
+            &json!({"digest": digest.to_string(), "bytes": stored.bytes, "component": about}),
+        ))
+    }
+
+    /// Looks at a stored content; what is no component is removed.
+    async fn inspect(&self, digest: &Digest) -> Result<Value, ApiError> {
+        let Some(path) = self.artifacts.path(digest) else { return Err(no_artifact(digest)) };
+        let inspector = Arc::clone(&self.inspector);
+        match tokio::task::spawn_blocking(move || inspector(&path)).await.map_err(ApiError::internal)? {
+            Ok(about) => Ok(about),
+            Err(why) => {
+                self.artifacts.remove(digest).await.map_err(ApiError::internal)?;
+                Err(ApiError::unprocessable(why))
+            }
+        }
+    }
+
+    async fn list_artifacts(&self) -> Result<Response, ApiError> {
+        let list = self.artifacts.list().await.map_err(ApiError::internal)?;
+        let items: Vec<_> = list
+            .iter()
+            .map(|artifact| {
+                json!({
+                    "digest": artifact.digest.to_string(),
+                    "bytes": artifact.bytes,
+                    "created": crate::meta::timestamp(artifact.created),
+                })
+            })
+            .collect();
+        Ok(json_value(
+            StatusCode::OK,
+            &json!({"kind": "ArtifactList", "apiVersion": "mayfly.dev/v1", "items": items}),
+        ))
+    }
+
+    async fn read_artifact(&self, digest: &Digest) -> Result<Response, ApiError> {
+        let file = match self.artifacts.open_content(digest).await {
+            Ok(file) => file,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(no_artifact(digest)),
+            Err(error) => return Err(ApiError::internal(error)),
+        };
+        let bytes = file.metadata().await.map_err(ApiError::internal)?.len();
+        let mut response = Response::new(Body::from_stream(ReaderStream::new(file)));
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/wasm"));
+        headers.insert(header::CONTENT_LENGTH, HeaderValue::from(bytes));
+        Ok(response)
+    }
+
+    async fn remove_artifact(&self, digest: &Digest) -> Result<Response, ApiError> {
+        if let Some(user) = self.named_by(digest)? {
+            let message = format!("artifact {digest} is in use by {user}: delete that first");
+            return Err(ApiError::new(StatusCode::CONFLICT, "Conflict", message));
+        }
+        if !self.artifacts.remove(digest).await.map_err(ApiError::internal)? {
+            return Err(no_artifact(digest));
+        }
+        let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"});
+        Ok(json_value(StatusCode::OK, &status))
+    }
+
+    /// An object that names the artifact.
+    fn named_by(&self, digest: &Digest) -> Result<Option<String>, ApiError> {
+        let text = digest.to_string();
+        for resource in NAMED_BY {
+            let list = self
+                .store
+                .list(&Range::resource(resource), &ListOptions::default())
+                .map_err(ApiError::internal)?;
+            let names = |value: &[u8]| value.windows(text.len()).any(|window| window == text.as_bytes());
+            if let Some(entry) = list.entries.iter().find(|entry| names(&entry.value)) {
+                return Ok(Some(entry.key.to_string()));
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn no_artifact(digest: &Digest) -> ApiError {
+    ApiError::new(StatusCode::NOT_FOUND, "NotFound", format!("artifacts {:?} not found", digest.to_string()))
+}
+
+fn upload_error(error: UploadError) -> ApiError {
+    match error {
+        UploadError::DigestMismatch { .. } => ApiError::unprocessable(error.to_string()),
+        UploadError::TooLarge { .. } => {
+            ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "RequestEntityTooLarge", error.to_string())
+        }
+        UploadError::Full => ApiError::disk_full(error),
+        UploadError::Stream(_) => ApiError::bad_request(error.to_string()),
+        UploadError::Io(cause) => ApiError::internal(cause),
+    }
+}

@@ -1,0 +1,397 @@
+//! A request for a resource: from its target, query and body to a verb, and from what came of it to an answer.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{body::Body, response::Response};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Method, StatusCode, header, request::Parts};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use serde_json::{Value, json};
+use tokio::sync::OwnedSemaphorePermit;
+
+use crate::{
+    access::User,
+    decode::{Decoded, decode},
+    logs, meta,
+    negotiate::{self, BodyForm, Representation},
+    object::Object,
+    registry::{Kind, Subresource, Verbs},
+    render::{IncludeObject, View, json_response, json_value},
+    request::{Query, Target},
+    server::Inner,
+    status::ApiError,
+    subresources,
+    verbs::{self, DeleteOptions, Manager, Outcome, Part, Patch, PatchForm, State, WriteRequest},
+};
+
+/// How long a request waits for its turn before it is told to come again.
+const TURN_WAIT_MAX: Duration = Duration::from_secs(2);
+
+/// A request for a resource, understood.
+pub(crate) struct Call {
+    pub(crate) server: Arc<Inner>,
+    pub(crate) user: User,
+    pub(crate) target: Target,
+    pub(crate) query: Query,
+    pub(crate) parts: Parts,
+}
+
+impl Call {
+    pub(crate) async fn answer(self, body: Body) -> Result<Response, ApiError> {
+        if self.parts.method == Method::GET {
+            if self.query.watch && self.target.name.is_none() {
+                return self.watch();
+            }
+            if self.target.subresource.as_deref() == Some("log") {
+                return self.log().await;
+            }
+        }
+        let server = Arc::clone(&self.server);
+        let limit = server.config.request_timeout;
+        let work = async {
+            let _turn = match self.user.is_in_process() {
+                true => None,
+                false => Some(
+                    tokio::time::timeout(TURN_WAIT_MAX, server.in_flight.acquire()).await.map_err(|_| {
+                        ApiError::too_many_requests(
+                            "too many requests are being worked on: try again in a moment",
+                        )
+                    })?,
+                ),
+            };
+            self.short(body).await
+        };
+        match tokio::time::timeout(limit, Box::pin(work)).await {
+            Ok(answer) => answer,
+            Err(_) => {
+                let message = format!("the request did not finish within {} s", limit.as_secs());
+                Err(ApiError::timeout(message))
+            }
+        }
+    }
+
+    /// A place among the long-lived requests.
+    fn long_lived(&self) -> Result<OwnedSemaphorePermit, ApiError> {
+        if self.server.shutdown.is_cancelled() {
+            return Err(ApiError::unavailable("the server is shutting down"));
+        }
+        Arc::clone(&self.server.watches).try_acquire_owned().map_err(|_| {
+            let most = self.server.config.watches_max;
+            ApiError::too_many_requests(format!("there are {most} watches and logs being followed already"))
+        })
+    }
+
+    async fn log(self) -> Result<Response, ApiError> {
+        let kind = self.target.kind;
+        let (true, Some(name)) = (kind.has(Subresource::Log), &self.target.name) else {
+            return Err(ApiError::no_resource());
+        };
+        let query = self.parts.uri.query().unwrap_or("");
+        let permit = self.long_lived()?;
+        let namespace = &self.target.namespace;
+        let response = match logs::is_function(kind) {
+            true => self.server.function_log(kind, namespace, name, query).await?,
+            false => self.server.pod_log(kind, namespace, name, query).await?,
+        };
+        // The place is given back when the answer has ended or its reader has gone.
+        let stop = self.server.shutdown.clone();
+        Ok(response.map(|body| {
+            use futures::StreamExt;
+            let stream = body.into_data_stream().take_until(stop.cancelled_owned());
+            Body::from_stream(stream.map(move |chunk| {
+                let _ = &permit;
+                chunk
+            }))
+        }))
+    }
+
+    fn watch(self) -> Result<Response, ApiError> {
+        let permit = self.long_lived()?;
+        let view = self.view()?;
+        let lines = self.server.watch(&self.target.namespace, &self.query, view, permit)?;
+        let mut response = Response::new(Body::from_stream(lines));
+        let content_type = match view.representation {
+            Representation::Object => "application/json",
+            Representation::Table => "application/json;as=Table;v=v1;g=meta.k8s.io",
+            Representation::Metadata => "application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io",
+        };
+        response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+        Ok(response)
+    }
+
+    fn view(&self) -> Result<View, ApiError> {
+        Ok(View {
+            kind: self.target.kind,
+            representation: negotiate::representation(&self.parts.headers)?,
+            include: IncludeObject::parse(self.query.include_object.as_deref())?,
+            now: self.server.now(),
+        })
+    }
+
+    async fn short(&self, body: Body) -> Result<Response, ApiError> {
+        let kind = self.target.kind;
+        if kind.verbs == Verbs::CreateOnly {
+            return match (self.parts.method.as_str(), &self.target.name) {
+                ("POST", None) => self.question(body).await,
+                _ => Err(ApiError::method_not_allowed()),
+            };
+        }
+        if let (Some(name), Some(subresource)) = (&self.target.name, &self.target.subresource)
+            && let Some(row) = kind.subresources.iter().find(|row| row.describe().0 == subresource)
+            && *row != Subresource::Finalize
+        {
+            return self.subresource(*row, name, body).await;
+        }
+        let Some(part) = self.part() else { return Err(ApiError::no_resource()) };
+        match (self.parts.method.as_str(), &self.target.name) {
+            ("GET", None) => self.list(),
+            ("GET", Some(name)) => self.get(name),
+            ("POST", None) => self.create(body).await,
+            ("PUT", Some(name)) => self.update(name, part, body).await,
+            ("PATCH", Some(name)) if part != Part::Finalize => self.patch(name, part, body).await,
+            ("DELETE", Some(name)) if part == Part::Main => self.delete(name, body).await,
+            ("DELETE", None) => self.delete_collection(body).await,
+            _ => Err(ApiError::method_not_allowed()),
+        }
+    }
+
+    fn part(&self) -> Option<Part> {
+        match self.target.subresource.as_deref() {
+            None => Some(Part::Main),
+            Some("status") if self.target.kind.status => Some(Part::Status),
+            Some("finalize") if self.target.kind.has(Subresource::Finalize) => Some(Part::Finalize),
+            Some(_) => None,
+        }
+    }
+
+    async fn question(&self, body: Body) -> Result<Response, ApiError> {
+        let (object, _) = self.fitting(self.object_body(body).await?, None)?;
+        let answer = subresources::answer_question(self.target.kind, object, &self.user, self.server.now());
+        Ok(json_value(StatusCode::CREATED, &Value::Object(answer.0)))
+    }
+
+    async fn subresource(
+        &self,
+        subresource: Subresource,
+        name: &str,
+        body: Body,
+    ) -> Result<Response, ApiError> {
+        let request = self.write_request();
+        match (subresource, self.parts.method.as_str()) {
+            (Subresource::Scale, "GET") => {
+                let entry = self.server.get(self.target.kind, &self.target.namespace, name, &self.query)?;
+                let object = Object::from_entry(&entry).map_err(ApiError::internal)?;
+                Ok(json_value(StatusCode::OK, &subresources::scale_of(&object)))
+            }
+            (Subresource::Scale, "PUT") => {
+                let scale = self.object_body(body).await?.value;
+                let outcome = self.server.change_scale(&request, name, |_| Ok(scale.clone())).await?;
+                scale_response(outcome)
+            }
+            (Subresource::Scale, "PATCH") => {
+                let bytes = self.bytes(body).await?;
+                let patch = decode(BodyForm::Json, &bytes)?.value;
+                let json = negotiate::content_type(&self.parts.headers) == "application/json-patch+json";
+                let outcome = self
+                    .server
+                    .change_scale(&request, name, |scale| patch_scale(scale, &patch, json))
+                    .await?;
+                scale_response(outcome)
+            }
+            (Subresource::Binding, "POST") => {
+                let binding = self.object_body(body).await?.value;
+                self.server.bind(&request, name, &binding).await?;
+                Ok(success(StatusCode::CREATED))
+            }
+            (Subresource::Eviction, "POST") => {
+                let eviction = self.object_body(body).await?.value;
+                self.server.evict(&request, name, &eviction).await?;
+                Ok(success(StatusCode::CREATED))
+            }
+            _ => Err(ApiError::method_not_allowed()),
+        }
+    }
+
+    fn list(&self) -> Result<Response, ApiError> {
+        let view = self.view()?;
+        let (meta, entries) = self.server.list(view.kind, &self.target.namespace, &self.query)?;
+        let body = view.list(&meta, entries.iter().map(|entry| &**entry))?;
+        Ok(json_response(StatusCode::OK, body))
+    }
+
+    fn get(&self, name: &str) -> Result<Response, ApiError> {
+        let view = self.view()?;
+        let entry = self.server.get(view.kind, &self.target.namespace, name, &self.query)?;
+        let mut out = Vec::with_capacity(entry.value.len() + 64);
+        view.stored(&mut out, &entry.value, entry.modified)?;
+        Ok(json_response(StatusCode::OK, out))
+    }
+
+    async fn create(&self, body: Body) -> Result<Response, ApiError> {
+        let decoded = self.object_body(body).await?;
+        let (object, warnings) = self.fitting(decoded, None)?;
+        let outcome = self.server.create(&self.write_request(), object, warnings).await?;
+        self.written(outcome)
+    }
+
+    async fn update(&self, name: &str, part: Part, body: Body) -> Result<Response, ApiError> {
+        let decoded = self.object_body(body).await?;
+        let (object, warnings) = self.fitting(decoded, Some(name))?;
+        let outcome = self.server.update(&self.write_request(), part, object, warnings).await?;
+        self.written(outcome)
+    }
+
+    async fn patch(&self, name: &str, part: Part, body: Body) -> Result<Response, ApiError> {
+        let content_type = negotiate::content_type(&self.parts.headers);
+        let Some(form) = PatchForm::from_content_type(&content_type) else {
+            return Err(ApiError::unsupported_media_type(&[
+                "application/json-patch+json",
+                "application/merge-patch+json",
+                "application/strategic-merge-patch+json",
+                "application/apply-patch+yaml",
+            ]));
+        };
+        let bytes = self.bytes(body).await?;
+        let decoded = decode(BodyForm::Json, &bytes)?;
+        let patch = Patch::parse(form, self.target.kind, &decoded.value)?;
+        let outcome = self.server.patch(&self.write_request(), name, part, patch, &decoded).await?;
+        self.written(outcome)
+    }
+
+    async fn delete(&self, name: &str, body: Body) -> Result<Response, ApiError> {
+        let options = self.delete_options(body).await?;
+        let mut request = self.write_request();
+        request.dry_run = options.dry_run;
+        let outcome = self.server.delete(&request, name, &options).await?;
+        let State::Deleted(object) = &outcome.state else { return self.written(outcome) };
+        let kind = self.target.kind;
+        if kind.grace.is_some() {
+            return self.written(outcome);
+        }
+        let details = json!({"name": name, "group": kind.group, "kind": kind.plural, "uid": object.uid()});
+        let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details});
+        Ok(json_value(StatusCode::OK, &status))
+    }
+
+    async fn delete_collection(&self, body: Body) -> Result<Response, ApiError> {
+        let options = self.delete_options(body).await?;
+        let mut request = self.write_request();
+        request.dry_run = options.dry_run;
+        let (meta, entries) = self.server.delete_collection(&request, &self.query, &options).await?;
+        let body = self.view()?.list(&meta, entries.iter().map(|entry| &**entry))?;
+        Ok(json_response(StatusCode::OK, body))
+    }
+
+    async fn delete_options(&self, body: Body) -> Result<DeleteOptions, ApiError> {
+        let bytes = self.bytes(body).await?;
+        if bytes.is_empty() {
+            return DeleteOptions::parse(&Value::Null, &self.query);
+        }
+        let decoded = decode(negotiate::body_form(&self.parts.headers)?, &bytes)?;
+        DeleteOptions::parse(&decoded.value, &self.query)
+    }
+
+    fn write_request(&self) -> WriteRequest {
+        WriteRequest {
+            kind: self.target.kind,
+            namespace: self.target.namespace.clone(),
+            user: self.user.clone(),
+            now: self.server.now(),
+            dry_run: self.query.dry_run,
+            validation: self.query.field_validation,
+            manager: manager(&self.query, &self.parts.headers),
+        }
+    }
+
+    async fn bytes(&self, body: Body) -> Result<Bytes, ApiError> {
+        let limit = self.server.config.body_bytes_max;
+        match Limited::new(body, limit).collect().await {
+            Ok(collected) => Ok(collected.to_bytes()),
+            Err(error) if error.is::<LengthLimitError>() => Err(ApiError::too_large(limit)),
+            Err(error) => Err(ApiError::bad_request(format!("the body could not be read: {error}"))),
+        }
+    }
+
+    async fn object_body(&self, body: Body) -> Result<Decoded, ApiError> {
+        let form = negotiate::body_form(&self.parts.headers)?;
+        decode(form, &self.bytes(body).await?)
+    }
+
+    /// Makes a body an object of the target's kind, at the target's place.
+    fn fitting(&self, decoded: Decoded, name: Option<&str>) -> Result<(Object, Vec<String>), ApiError> {
+        let kind: &Kind = self.target.kind;
+        let Value::Object(map) = decoded.value else {
+            return Err(ApiError::bad_request("the body is not a JSON object"));
+        };
+        let mut object = Object(map);
+        verbs::set_type(kind, &mut object)?;
+        let strict = |why: String| {
+            let (kind, version) = (kind.kind, kind.version);
+            ApiError::bad_request(format!(
+                "{kind} in version {version:?} cannot be handled as a {kind}: {why}"
+            ))
+        };
+        let warnings =
+            verbs::fit(kind, &mut object, decoded.duplicates, self.query.field_validation, strict)?;
+        let namespace = &self.target.namespace;
+        if kind.namespaced && namespace.is_empty() {
+            return Err(ApiError::method_not_allowed());
+        }
+        meta::place(&mut object, kind, namespace, name)?;
+        Ok((object, warnings))
+    }
+
+    fn written(&self, outcome: Outcome) -> Result<Response, ApiError> {
+        let view = self.view()?;
+        let mut out = Vec::with_capacity(1024);
+        match outcome.state {
+            State::Stored(entry) => view.stored(&mut out, &entry.value, entry.modified)?,
+            State::Dry(object) | State::Deleted(object) => view.shown(&mut out, object, true),
+        }
+        let code = if outcome.created { StatusCode::CREATED } else { StatusCode::OK };
+        let mut response = json_response(code, out);
+        for warning in outcome.warnings {
+            let text = format!("299 - \"{}\"", warning.replace('\\', "\\\\").replace('"', "\\\""));
+            if let Ok(value) = HeaderValue::from_str(&text) {
+                response.headers_mut().append(header::WARNING, value);
+            }
+        }
+        Ok(response)
+    }
+}
+
+fn success(code: StatusCode) -> Response {
+    let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": code.as_u16()});
+    json_value(code, &status)
+}
+
+fn scale_response(outcome: Outcome) -> Result<Response, ApiError> {
+    let object = match outcome.state {
+        State::Stored(entry) => Object::from_entry(&entry).map_err(ApiError::internal)?,
+        State::Dry(object) | State::Deleted(object) => object,
+    };
+    Ok(json_value(StatusCode::OK, &subresources::scale_of(&object)))
+}
+
+/// A scale has no lists: a strategic patch of it is a merge patch.
+fn patch_scale(mut scale: Value, patch: &Value, json: bool) -> Result<Value, ApiError> {
+    if json {
+        let patch: json_patch::Patch = serde_json::from_value(patch.clone())
+            .map_err(|error| ApiError::bad_request(format!("error decoding patch: {error}")))?;
+        json_patch::patch(&mut scale, &patch.0)
+            .map_err(|error| ApiError::unprocessable(error.to_string()))?;
+    } else {
+        json_patch::merge(&mut scale, patch);
+    }
+    Ok(scale)
+}
+
+/// `fieldManager`, or what stands before the first slash of the user agent (upstream's rule).
+fn manager(query: &Query, headers: &HeaderMap) -> Manager {
+    if let Some(name) = &query.field_manager {
+        return Manager { name: name.clone(), explicit: true };
+    }
+    let agent = headers.get(header::USER_AGENT).and_then(|value| value.to_str().ok()).unwrap_or("");
+    let name = agent.split('/').next().filter(|name| !name.is_empty()).unwrap_or("unknown");
+    Manager { name: name.chars().take(128).collect(), explicit: false }
+}

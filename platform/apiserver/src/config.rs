@@ -1,0 +1,83 @@
+//! What the server is given: limits, and the parts it stands on.
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use axum::body::Body;
+use futures::future::BoxFuture;
+use jiff::Timestamp;
+use mayfly_artifacts::Artifacts;
+use mayfly_store::Store;
+
+/// Limits. Each can be set; the defaults fit one machine.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The bearer token of the administrator.
+    pub token: String,
+    /// Requests over the network that are worked on at the same time, watches and logs not counted.
+    pub requests_in_flight_max: usize,
+    /// Watches, and followed logs, at the same time.
+    pub watches_max: usize,
+    /// Connections over the network at the same time.
+    pub connections_max: usize,
+    /// Largest body of a request for an object, in bytes (upstream: 3 MiB).
+    pub body_bytes_max: usize,
+    /// Largest artifact, in bytes.
+    pub artifact_bytes_max: u64,
+    /// How long a request may take, watches and logs not counted.
+    pub request_timeout: Duration,
+    /// How long an upload of an artifact may take.
+    pub upload_timeout: Duration,
+    /// How long a watch lasts that does not ask for less; a random half more is added, so that not all
+    /// watchers come back in the same moment.
+    pub watch_timeout: Duration,
+    /// How often a quiet watch is told the revision it has seen.
+    pub bookmark_interval: Duration,
+    /// How long requests in flight may go on after shutdown began.
+    pub drain_timeout: Duration,
+}
+
+impl Config {
+    /// The defaults, for an administrator's token.
+    pub fn new(token: impl Into<String>) -> Self {
+        Self {
+            token: token.into(),
+            requests_in_flight_max: 400,
+            watches_max: 10_000,
+            connections_max: 10_000,
+            body_bytes_max: 3 << 20,
+            artifact_bytes_max: 64 << 20,
+            request_timeout: Duration::from_secs(60),
+            upload_timeout: Duration::from_secs(300),
+            watch_timeout: Duration::from_secs(1800),
+            bookmark_interval: Duration::from_secs(60),
+            drain_timeout: Duration::from_secs(10),
+        }
+    }
+}
+
+/// Tells the time.
+pub type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
+
+/// Why a node cannot be reached.
+pub type NodeError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Sends a request to the HTTP API of a node's kubelet: `(node name, request)`; the request's URI is a path.
+/// Dropping the answer's body ends the request.
+pub type NodeConnector = Arc<
+    dyn Fn(String, http::Request<Body>) -> BoxFuture<'static, Result<http::Response<Body>, NodeError>>
+        + Send
+        + Sync,
+>;
+
+/// Looks at an uploaded file before it is kept; says what it is, or why it is no component. May block.
+pub type Inspector = Arc<dyn Fn(&Path) -> Result<serde_json::Value, String> + Send + Sync>;
+
+/// What the server stands on.
+#[derive(Clone)]
+pub struct Deps {
+    pub store: Store,
+    pub artifacts: Artifacts,
+    pub clock: Clock,
+    pub nodes: NodeConnector,
+    pub inspector: Inspector,
+}

@@ -1,0 +1,113 @@
+//! A request's way: who asks, may they, what is it about; then the answer.
+
+use std::sync::Arc;
+
+use axum::{
+    body::Body,
+    extract::State,
+    response::{IntoResponse, Response},
+};
+use http::{HeaderValue, Method, Request, StatusCode, header};
+
+use crate::{
+    access::{User, is_allowed},
+    call::Call,
+    discovery, openapi,
+    render::json_value,
+    request::{Query, Target, segments},
+    server::Inner,
+    status::ApiError,
+};
+
+/// Longest URI, in bytes.
+const URI_BYTES_MAX: usize = 16 << 10;
+
+pub(crate) async fn handle(State(server): State<Arc<Inner>>, request: Request<Body>) -> Response {
+    let measure = server.metrics.start(&request);
+    let response = match Box::pin(route(server, request)).await {
+        Ok(response) => response,
+        Err(error) => error.into_response(),
+    };
+    measure.end(response.status());
+    response
+}
+
+async fn route(server: Arc<Inner>, request: Request<Body>) -> Result<Response, ApiError> {
+    let (parts, body) = request.into_parts();
+    let uri_bytes = parts.uri.path().len() + parts.uri.query().map_or(0, str::len);
+    if uri_bytes > URI_BYTES_MAX {
+        return Err(ApiError::bad_request("the request's URI is too long"));
+    }
+    let path = segments(parts.uri.path()).ok_or_else(ApiError::no_resource)?;
+    if let Some(response) = open_to_all(&server, &parts.method, &path) {
+        return Ok(response);
+    }
+    let user = match parts.extensions.get::<User>() {
+        Some(user) => user.clone(),
+        None => server.authenticator.user(&parts.headers)?,
+    };
+    if !is_allowed(&user) {
+        let message = format!("User {:?} cannot {} {}", user.name, parts.method, parts.uri.path());
+        return Err(ApiError::new(StatusCode::FORBIDDEN, "Forbidden", message));
+    }
+    let is_get = parts.method == Method::GET;
+    match path.first().map(String::as_str) {
+        None if is_get => return Ok(paths()),
+        Some("openapi") if is_get => {
+            let query = parts.uri.query().unwrap_or("");
+            let hash = url::form_urlencoded::parse(query.as_bytes()).find(|(key, _)| key == "hash");
+            return openapi::answer(&path, hash.as_ref().map(|(_, value)| &**value));
+        }
+        Some("artifacts") if path.len() <= 2 => {
+            return server.artifact_request(&parts.method, path.get(1).map(String::as_str), body).await;
+        }
+        Some("api" | "apis") if is_get => {
+            if let Some(answer) = discovery::answer(&path, &parts.headers) {
+                return answer;
+            }
+        }
+        _ => {}
+    }
+    let target = Target::parse(&path)?;
+    let query = Query::parse(parts.uri.query().unwrap_or(""))?;
+    Call { server, user, target, query, parts }.answer(body).await
+}
+
+/// Health and version, which need no token.
+fn open_to_all(server: &Inner, method: &Method, path: &[String]) -> Option<Response> {
+    let path: Vec<&str> = path.iter().map(String::as_str).collect();
+    if *method != Method::GET && *method != Method::HEAD {
+        return None;
+    }
+    match path.as_slice() {
+        ["healthz" | "livez", ..] => Some(text(StatusCode::OK, "ok")),
+        ["readyz", ..] if server.shutdown.is_cancelled() => {
+            Some(text(StatusCode::SERVICE_UNAVAILABLE, "[-]shutdown failed: the server is shutting down"))
+        }
+        ["readyz", ..] => Some(text(StatusCode::OK, "ok")),
+        ["version"] => Some(json_value(StatusCode::OK, &discovery::version())),
+        _ => None,
+    }
+}
+
+fn text(code: StatusCode, text: &'static str) -> Response {
+    let mut response = Response::new(Body::from(text));
+    *response.status_mut() = code;
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    response
+}
+
+/// `/`: where one can go from here.
+fn paths() -> Response {
+    let mut paths = vec!["/api".to_owned(), "/api/v1".into(), "/apis".into(), "/artifacts".into()];
+    for (group, versions) in
+        crate::registry::registry().groups().into_iter().filter(|(group, _)| !group.is_empty())
+    {
+        paths.push(format!("/apis/{group}"));
+        paths.extend(versions.iter().map(|version| format!("/apis/{group}/{version}")));
+    }
+    paths.extend(["/healthz", "/livez", "/openapi/v3", "/readyz", "/version"].map(String::from));
+    json_value(StatusCode::OK, &serde_json::json!({"paths": paths}))
+}

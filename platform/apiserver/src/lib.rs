@@ -1,0 +1,43 @@
+//! The Kubernetes HTTP API over the store: what `kubectl`, `kube` and every other client of Kubernetes speaks.
+//!
+//! **Belongs here:** the kinds that are served ([`registry`], a row each), the verbs, patches, printing,
+//! discovery and OpenAPI, authentication, the upload of artifacts, the forwarding of logs from nodes.
+//!
+//! **Does not belong here:** anything that reacts to objects. Two exceptions, because they are part of what a
+//! verb means: a deleted namespace is emptied here, and the standard namespaces are made at start.
+//!
+//! Start reading at [`ApiServer`], then `handler.rs` (a request's way), `registry/mod.rs` (a kind's row) and
+//! `verbs/`.
+
+mod access;
+mod artifacts;
+mod call;
+mod config;
+mod decode;
+mod discovery;
+mod handler;
+mod logs;
+mod meta;
+mod metrics;
+mod namespaces;
+mod negotiate;
+mod object;
+mod openapi;
+mod patch;
+mod pki;
+mod registry;
+mod render;
+mod request;
+mod schema;
+mod selection;
+mod serve;
+mod server;
+mod status;
+mod subresources;
+mod verbs;
+
+pub use access::User;
+pub use config::{Clock, Config, Deps, Inspector, NodeConnector, NodeError};
+pub use pki::{Identity, PkiError};
+pub use server::{ApiServer, StartError};
+pub use status::{ApiError, Cause, Details};

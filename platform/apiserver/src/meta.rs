@@ -1,0 +1,261 @@
+//! Metadata: what the server fills in, what a client may not change, and what is valid.
+//! The rules are upstream's (`apiserver/pkg/registry/rest`, `apimachinery/pkg/api/validation`).
+
+use jiff::Timestamp;
+use mayfly_api::validation::FieldError;
+use rand::RngExt;
+use serde_json::{Map, Value};
+
+use crate::{object::Object, registry::Kind, status::ApiError};
+
+/// Longest name made from a `generateName`, in bytes.
+const GENERATED_NAME_BYTES_MAX: usize = 63;
+/// Characters of the random part of a generated name.
+const SUFFIX_CHARACTERS: usize = 5;
+/// Without vowels and look-alikes, as upstream.
+const SUFFIX_ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
+/// Largest sum of annotation keys and values, in bytes.
+const ANNOTATIONS_BYTES_MAX: usize = 256 << 10;
+
+/// `2026-11-21T10:00:00Z`, as metadata holds it.
+pub(crate) fn timestamp(now: Timestamp) -> Value {
+    now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string().into()
+}
+
+/// Checks that a body's namespace and name fit the URL, and sets them.
+pub(crate) fn place(
+    object: &mut Object,
+    kind: &Kind,
+    namespace: &str,
+    name: Option<&str>,
+) -> Result<(), ApiError> {
+    let (own_namespace, own_name) = (object.meta_str("namespace"), object.name());
+    if let Some(name) = name
+        && !own_name.is_empty()
+        && own_name != name
+    {
+        let message =
+            format!("the name of the object ({own_name}) does not match the name on the URL ({name})");
+        return Err(ApiError::bad_request(message));
+    }
+    if kind.namespaced && !own_namespace.is_empty() && own_namespace != namespace {
+        let message = "the namespace of the provided object does not match the namespace sent on the request";
+        return Err(ApiError::bad_request(message));
+    }
+    let meta = object.meta_mut();
+    if kind.namespaced {
+        meta.insert("namespace".into(), namespace.into());
+    } else {
+        meta.remove("namespace");
+    }
+    if let Some(name) = name {
+        meta.insert("name".into(), name.into());
+    }
+    Ok(())
+}
+
+/// The metadata of a new object; its name is set by [`generate_name`] or by the client.
+pub(crate) fn on_create(object: &mut Object, kind: &Kind, now: Timestamp) {
+    let meta = object.meta_mut();
+    for field in
+        ["resourceVersion", "selfLink", "deletionTimestamp", "deletionGracePeriodSeconds", "generation"]
+    {
+        meta.remove(field);
+    }
+    meta.insert("uid".into(), uuid::Uuid::new_v4().to_string().into());
+    meta.insert("creationTimestamp".into(), timestamp(now));
+    if kind.generation {
+        meta.insert("generation".into(), 1.into());
+    }
+}
+
+/// A new name from `generateName`; `None` when there is none.
+pub(crate) fn generate_name(base: &str) -> Option<String> {
+    if base.is_empty() {
+        return None;
+    }
+    let most = GENERATED_NAME_BYTES_MAX - SUFFIX_CHARACTERS;
+    let end = (0..=base.len().min(most)).rev().find(|at| base.is_char_boundary(*at)).unwrap_or(0);
+    let mut random = rand::rng();
+    let suffix = (0..SUFFIX_CHARACTERS)
+        .map(|_| SUFFIX_ALPHABET[random.random_range(0..SUFFIX_ALPHABET.len())] as char);
+    Some(base[..end].chars().chain(suffix).collect())
+}
+
+/// What a client cannot change is taken from the old object. A different uid is a conflict.
+pub(crate) fn on_update(new: &mut Object, old: &Object, kind: &Kind) -> Result<(), ApiError> {
+    let (new_uid, old_uid) = (new.uid(), old.uid());
+    if !new_uid.is_empty() && new_uid != old_uid {
+        let why =
+            format!("Precondition failed: UID in precondition: {new_uid}, UID in object meta: {old_uid}");
+        return Err(ApiError::conflict(kind, old.name(), &why));
+    }
+    let fixed = [
+        "uid",
+        "creationTimestamp",
+        "deletionTimestamp",
+        "deletionGracePeriodSeconds",
+        "generation",
+        "generateName",
+    ];
+    let meta = new.meta_mut();
+    for field in fixed {
+        match old.meta().and_then(|old| old.get(field)) {
+            Some(value) => _ = meta.insert(field.into(), value.clone()),
+            None => _ = meta.remove(field),
+        }
+    }
+    meta.remove("selfLink");
+    for map in ["labels", "annotations"] {
+        if meta.get(map).and_then(Value::as_object).is_some_and(Map::is_empty) {
+            meta.remove(map);
+        }
+    }
+    Ok(())
+}
+
+/// Counts a change of what is desired: all but metadata and status.
+pub(crate) fn count_generation(new: &mut Object, old: &Object, kind: &Kind) {
+    if !kind.generation {
+        return;
+    }
+    let desired = |object: &Object| -> Map<String, Value> {
+        let kept = object.0.iter().filter(|(key, _)| !matches!(key.as_str(), "metadata" | "status"));
+        kept.map(|(key, value)| (key.clone(), value.clone())).collect()
+    };
+    if desired(new) != desired(old) {
+        let before = old.at(&["metadata", "generation"]).and_then(Value::as_i64).unwrap_or(0);
+        new.meta_mut().insert("generation".into(), (before + 1).into());
+    }
+}
+
+/// What is wrong with the metadata.
+pub(crate) fn validate(new: &Object, old: Option<&Object>, kind: &Kind) -> Vec<FieldError> {
+    let mut errors = Vec::new();
+    let name = new.name();
+    if name.is_empty() {
+        errors.push(FieldError::required("metadata.name", "name or generateName is required"));
+    } else if let (None, Err(why)) = (old, (kind.valid_name)(name)) {
+        errors.push(FieldError::invalid("metadata.name", format!("{name:?}"), why));
+    }
+    let entries = |field: &str| new.at(&["metadata", field]).and_then(Value::as_object).into_iter().flatten();
+    for (key, value) in entries("labels") {
+        if let Err(why) = qualified_name(key) {
+            errors.push(FieldError::invalid("metadata.labels", format!("{key:?}"), why));
+        }
+        if let Err(why) = label_value(value.as_str().unwrap_or("")) {
+            errors.push(FieldError::invalid("metadata.labels", value, why));
+        }
+    }
+    let mut bytes = 0;
+    for (key, value) in entries("annotations") {
+        bytes += key.len() + value.as_str().map_or(0, str::len);
+        if let Err(why) = qualified_name(&key.to_lowercase()) {
+            errors.push(FieldError::invalid("metadata.annotations", format!("{key:?}"), why));
+        }
+    }
+    if bytes > ANNOTATIONS_BYTES_MAX {
+        let kind = mayfly_api::validation::FieldErrorKind::Invalid { value: "\"\"".into() };
+        let detail = format!("Too long: may not be more than {ANNOTATIONS_BYTES_MAX} bytes");
+        errors.push(FieldError { path: "metadata.annotations".into(), kind, detail });
+    }
+    finalizer_errors(new, old, &mut errors);
+    owner_errors(new, &mut errors);
+    errors
+}
+
+fn finalizer_errors(new: &Object, old: Option<&Object>, errors: &mut Vec<FieldError>) {
+    for finalizer in new.finalizers() {
+        let known = matches!(finalizer, "orphan" | "foregroundDeletion" | "kubernetes");
+        if let (false, Err(why)) = (known, qualified_name(finalizer)) {
+            errors.push(FieldError::invalid("metadata.finalizers", format!("{finalizer:?}"), why));
+        }
+    }
+    let Some(old) = old.filter(|old| old.is_terminating()) else { return };
+    let before = old.finalizers();
+    let added: Vec<_> = new.finalizers().into_iter().filter(|f| !before.contains(f)).collect();
+    if !added.is_empty() {
+        let detail = format!(
+            "no new finalizers can be added if the object is being deleted, found new finalizers {added:?}"
+        );
+        errors.push(FieldError::forbidden("metadata.finalizers", detail));
+    }
+}
+
+fn owner_errors(new: &Object, errors: &mut Vec<FieldError>) {
+    let owners = new.at(&["metadata", "ownerReferences"]).and_then(Value::as_array);
+    let mut controllers = 0;
+    for (at, owner) in owners.into_iter().flatten().enumerate() {
+        for field in ["apiVersion", "kind", "name", "uid"] {
+            if owner[field].as_str().unwrap_or("").is_empty() {
+                let path = format!("metadata.ownerReferences[{at}].{field}");
+                errors.push(FieldError::invalid(path, "\"\"", "must not be empty"));
+            }
+        }
+        controllers += usize::from(owner["controller"] == true);
+    }
+    if controllers > 1 {
+        let detail = "Only one reference can have Controller set to true";
+        errors.push(FieldError::invalid("metadata.ownerReferences", "[]", detail));
+    }
+}
+
+/// `name` or `prefix/name` (upstream's `IsQualifiedName`).
+pub(crate) fn qualified_name(text: &str) -> Result<(), String> {
+    let (prefix, name) = match text.split_once('/') {
+        Some((prefix, name)) => (Some(prefix), name),
+        None => (None, text),
+    };
+    if let Some(prefix) = prefix {
+        mayfly_api::names::dns_subdomain(prefix).map_err(|why| format!("prefix part {why}"))?;
+    }
+    if is_name_part(name) && !name.is_empty() {
+        return Ok(());
+    }
+    Err("name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an \
+         alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is \
+         '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')"
+        .into())
+}
+
+fn label_value(text: &str) -> Result<(), String> {
+    if is_name_part(text) {
+        return Ok(());
+    }
+    Err("a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must \
+         start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used \
+         for validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')"
+        .into())
+}
+
+/// At most 63 of `[-_.A-Za-z0-9]`, alphanumeric at both ends; may be empty.
+fn is_name_part(text: &str) -> bool {
+    let ends = [text.bytes().next(), text.bytes().last()];
+    text.len() <= 63
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
+        && ends.iter().flatten().all(u8::is_ascii_alphanumeric)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn generated_names() {
+        assert_eq!(generate_name(""), None);
+        let name = generate_name("web-").unwrap();
+        assert!(name.starts_with("web-") && name.len() == 9, "{name}");
+        assert_eq!(generate_name(&"a".repeat(100)).unwrap().len(), GENERATED_NAME_BYTES_MAX);
+        assert_ne!(generate_name("x-"), generate_name("x-"));
+    }
+
+    #[test]
+    fn qualified_names() {
+        for good in ["a", "A_b.c-d", "mayfly.dev/function", "kubernetes.io/metadata.name"] {
+            assert_eq!(qualified_name(good), Ok(()), "{good}");
+        }
+        for bad in ["", "/a", "a/", "a/b/c", "-a", "a_", "A.com/x", "a b"] {
+            assert!(qualified_name(bad).is_err(), "{bad}");
+        }
+    }
+}

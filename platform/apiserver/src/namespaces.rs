@@ -1,0 +1,134 @@
+//! The end of a namespace: its contents are deleted, then it goes.
+//!
+//! ```text
+//! Active ──DELETE──▶ Terminating ──contents deleted──▶ (waits while something has finalizers or grace)
+//!                                        └── empty ──▶ finalizer "kubernetes" removed ──▶ gone
+//! ```
+//! One task, level-triggered: whatever wakes it, it looks at all terminating namespaces again.
+
+use std::{sync::Arc, time::Duration};
+
+use futures::future::try_join_all;
+use mayfly_store::{ListOptions, Range, Watch};
+use serde_json::Value;
+
+use crate::{
+    access::User,
+    object::{Object, map_at},
+    registry::{NAMESPACE_FINALIZER, Verbs, registry},
+    request::FieldValidation,
+    server::Inner,
+    status::ApiError,
+    subresources::namespaces,
+    verbs::{Change, DeleteOptions, Manager, Part, WriteRequest},
+};
+
+/// How long until contents that wait for someone else are looked at again.
+const RETRY: Duration = Duration::from_millis(250);
+/// Objects deleted at the same time.
+const CONCURRENT_DELETES: usize = 16;
+
+/// Runs until the server stops.
+pub(crate) async fn run(server: Arc<Inner>) {
+    let stop = server.shutdown.clone();
+    loop {
+        let waiting = server.sweep().await;
+        let mut watch = match server.store.watch(Range::resource("namespaces"), server.store.revision()) {
+            Ok(watch) => watch,
+            Err(_) => continue,
+        };
+        // What changed between the sweep and the watch is seen now.
+        if server.terminating().is_empty() || waiting {
+            let pause = if waiting { RETRY } else { Duration::MAX };
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(pause) => {}
+                closed = changed(&mut watch) => if closed { return },
+            }
+        }
+        if stop.is_cancelled() {
+            return;
+        }
+    }
+}
+
+/// Waits for a change of a namespace; says whether the store is closed.
+async fn changed(watch: &mut Watch) -> bool {
+    matches!(watch.next().await, Err(mayfly_store::WatchClosed::Closed))
+}
+
+impl Inner {
+    fn terminating(&self) -> Vec<String> {
+        let list = self.store.list(&Range::resource("namespaces"), &ListOptions::default());
+        let entries = list.map(|list| list.entries).unwrap_or_default();
+        let objects = entries.iter().filter_map(|entry| Object::from_entry(entry).ok());
+        objects.filter(Object::is_terminating).map(|object| object.name().to_owned()).collect()
+    }
+
+    /// Looks at every terminating namespace; says whether some of them have to wait.
+    async fn sweep(&self) -> bool {
+        let mut waiting = false;
+        for namespace in self.terminating() {
+            match self.empty(&namespace).await {
+                Ok(done) => waiting |= !done,
+                Err(error) => {
+                    tracing::warn!(%error, namespace, "a namespace could not be emptied, will try again");
+                    waiting = true;
+                }
+            }
+        }
+        waiting
+    }
+
+    /// Deletes what is in a namespace, and the namespace once nothing is left; says whether it is gone.
+    async fn empty(&self, namespace: &str) -> Result<bool, ApiError> {
+        let mut left = 0;
+        let kinds = registry().kinds().filter(|kind| kind.namespaced && kind.verbs == Verbs::All);
+        for kind in kinds {
+            let range = Range::namespace(registry().store_resource(kind), namespace);
+            let list = self.store.list(&range, &ListOptions::default()).map_err(ApiError::internal)?;
+            let request = self.own_request(kind, namespace);
+            for entries in list.entries.chunks(CONCURRENT_DELETES) {
+                try_join_all(entries.iter().map(|entry| self.delete_if_there(&request, &entry.key.name)))
+                    .await?;
+            }
+            let list = self.store.list(&range, &ListOptions::default()).map_err(ApiError::internal)?;
+            left += list.entries.len();
+        }
+        if left > 0 {
+            return Ok(false);
+        }
+        let request = self.own_request(namespaces(), "");
+        let without_finalizer = |current: &Object| {
+            let mut object = current.clone();
+            if let Some(Value::Array(list)) = map_at(&mut object.0, "spec").get_mut("finalizers") {
+                list.retain(|finalizer| finalizer != NAMESPACE_FINALIZER);
+            }
+            Ok(Change { object, warnings: Vec::new() })
+        };
+        match self.change(&request, namespace, Part::Finalize, without_finalizer).await {
+            Err(error) if error.has_reason("NotFound") => Ok(true),
+            Err(error) => Err(error),
+            Ok(outcome) => Ok(outcome.is_deleted()),
+        }
+    }
+
+    async fn delete_if_there(&self, request: &WriteRequest, name: &str) -> Result<(), ApiError> {
+        match self.delete(request, name, &DeleteOptions::default()).await {
+            Err(error) if !error.has_reason("NotFound") => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    fn own_request(&self, kind: &'static crate::registry::Kind, namespace: &str) -> WriteRequest {
+        WriteRequest {
+            kind,
+            namespace: namespace.to_owned(),
+            user: User::in_process("system:namespace-finaliser"),
+            now: self.now(),
+            dry_run: false,
+            validation: FieldValidation::Ignore,
+            manager: Manager { name: "mayfly".into(), explicit: false },
+        }
+    }
+}

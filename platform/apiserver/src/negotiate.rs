@@ -1,0 +1,146 @@
+//! Which representation a client wants, and in which form it sent a body.
+
+use http::{HeaderMap, header};
+
+use crate::status::ApiError;
+
+/// How objects are shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Representation {
+    Object,
+    Table,
+    /// `PartialObjectMetadata`, and its list.
+    Metadata,
+}
+
+/// The form of a body, by its content type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BodyForm {
+    Json,
+    Yaml,
+}
+
+/// One media range of an `Accept` header.
+struct Range<'a> {
+    media: &'a str,
+    parameters: Vec<(&'a str, &'a str)>,
+}
+
+fn ranges(accept: &str) -> impl Iterator<Item = Range<'_>> {
+    accept.split(',').filter(|part| !part.trim().is_empty()).map(|part| {
+        let mut pieces = part.split(';').map(str::trim);
+        let media = pieces.next().unwrap_or("");
+        Range { media, parameters: pieces.filter_map(|piece| piece.split_once('=')).collect() }
+    })
+}
+
+impl Range<'_> {
+    fn get(&self, name: &str) -> &str {
+        self.parameters.iter().find(|(key, _)| *key == name).map_or("", |(_, value)| value)
+    }
+
+    fn is_json(&self) -> bool {
+        matches!(self.media, "application/json" | "application/*" | "*/*")
+    }
+}
+
+fn accept(headers: &HeaderMap) -> String {
+    let all = headers.get_all(header::ACCEPT);
+    all.iter().filter_map(|value| value.to_str().ok()).collect::<Vec<_>>().join(",")
+}
+
+/// The first acceptable range decides, as upstream's clients expect.
+pub(crate) fn representation(headers: &HeaderMap) -> Result<Representation, ApiError> {
+    let accept = accept(headers);
+    if accept.trim().is_empty() {
+        return Ok(Representation::Object);
+    }
+    let json = ranges(&accept).filter(Range::is_json);
+    json.filter_map(|range| match (range.get("as"), range.get("v")) {
+        ("", _) => Some(Representation::Object),
+        ("Table", "v1" | "v1beta1") => Some(Representation::Table),
+        ("PartialObjectMetadata" | "PartialObjectMetadataList", "v1" | "v1beta1") => {
+            Some(Representation::Metadata)
+        }
+        _ => None,
+    })
+    .next()
+    .ok_or_else(ApiError::not_acceptable)
+}
+
+/// Which form of discovery: `Some(version)` for the aggregated one.
+pub(crate) fn aggregated_discovery(headers: &HeaderMap) -> Option<&'static str> {
+    let accept = accept(headers);
+    for range in ranges(&accept).filter(Range::is_json) {
+        match (range.get("as"), range.get("g"), range.get("v")) {
+            ("APIGroupDiscoveryList", "apidiscovery.k8s.io", "v2") => return Some("v2"),
+            ("APIGroupDiscoveryList", "apidiscovery.k8s.io", "v2beta1") => return Some("v2beta1"),
+            ("", ..) => return None,
+            _ => {}
+        }
+    }
+    None
+}
+
+/// A body's media type without parameters; `application/json` when there is none.
+pub(crate) fn content_type(headers: &HeaderMap) -> String {
+    let text = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
+    match text.split(';').next().map(str::trim) {
+        None | Some("" | "*/*") => "application/json".into(),
+        Some(media) => media.to_ascii_lowercase(),
+    }
+}
+
+/// The form of an object's body; protobuf is refused.
+pub(crate) fn body_form(headers: &HeaderMap) -> Result<BodyForm, ApiError> {
+    match content_type(headers).as_str() {
+        "application/json" => Ok(BodyForm::Json),
+        "application/yaml" | "application/x-yaml" | "text/yaml" => Ok(BodyForm::Yaml),
+        _ => Err(ApiError::unsupported_media_type(&["application/json", "application/yaml"])),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    fn with(accept: &'static str) -> HeaderMap {
+        [(header::ACCEPT, HeaderValue::from_static(accept))].into_iter().collect()
+    }
+
+    #[test]
+    fn representations() {
+        let table = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json";
+        for (accept, expected) in [
+            ("", Some(Representation::Object)),
+            ("*/*", Some(Representation::Object)),
+            ("application/json, */*", Some(Representation::Object)),
+            (table, Some(Representation::Table)),
+            (
+                "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io",
+                Some(Representation::Metadata),
+            ),
+            ("application/vnd.kubernetes.protobuf,application/json", Some(Representation::Object)),
+            ("application/vnd.kubernetes.protobuf", None),
+            ("application/json;as=Chart;v=v1", None),
+            ("application/json;as=Chart;v=v1,application/json", Some(Representation::Object)),
+        ] {
+            assert_eq!(representation(&with(accept)).ok(), expected, "{accept}");
+        }
+    }
+
+    #[test]
+    fn discovery_forms() {
+        let kubectl = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList,application/json";
+        assert_eq!(aggregated_discovery(&with(kubectl)), Some("v2"));
+        assert_eq!(aggregated_discovery(&with("application/json")), None);
+        assert_eq!(
+            aggregated_discovery(&with(
+                "application/json;as=APIGroupDiscoveryList;v=v9;g=apidiscovery.k8s.io"
+            )),
+            None
+        );
+    }
+}

@@ -1,0 +1,195 @@
+//! Objects as JSON, and how they lie in the store.
+//!
+//! Stored bytes open with `{"apiVersion":…,"kind":…,"metadata":{` and carry no `resourceVersion`: that is the
+//! entry's revision. So an answer is made by splicing it in at a known place, without parsing.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use mayfly_store::{Entry, Revision};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+/// Where metadata opens in stored bytes.
+const METADATA_OPENS: &[u8] = b"\"metadata\":{";
+
+/// One object, decoded.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Object(pub(crate) Map<String, Value>);
+
+impl Object {
+    /// Decodes an entry, its resourceVersion set.
+    pub(crate) fn from_entry(entry: &Entry) -> Result<Self, serde_json::Error> {
+        Self::from_stored(&entry.value, entry.modified)
+    }
+
+    pub(crate) fn from_stored(value: &[u8], revision: Revision) -> Result<Self, serde_json::Error> {
+        let mut object = Self(serde_json::from_slice(value)?);
+        object.set_resource_version(revision);
+        Ok(object)
+    }
+
+    pub(crate) fn set_resource_version(&mut self, revision: Revision) {
+        self.meta_mut().insert("resourceVersion".into(), Value::String(revision.to_string()));
+    }
+
+    pub(crate) fn meta(&self) -> Option<&Map<String, Value>> {
+        self.0.get("metadata").and_then(Value::as_object)
+    }
+
+    pub(crate) fn meta_mut(&mut self) -> &mut Map<String, Value> {
+        map_at(&mut self.0, "metadata")
+    }
+
+    /// A map below the top, made when absent.
+    pub(crate) fn map_mut(&mut self, key: &str) -> &mut Map<String, Value> {
+        map_at(&mut self.0, key)
+    }
+
+    /// A text in metadata; empty when absent.
+    pub(crate) fn meta_str(&self, key: &str) -> &str {
+        self.meta().and_then(|meta| meta.get(key)).and_then(Value::as_str).unwrap_or("")
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        self.meta_str("name")
+    }
+
+    pub(crate) fn uid(&self) -> &str {
+        self.meta_str("uid")
+    }
+
+    pub(crate) fn resource_version(&self) -> &str {
+        self.meta_str("resourceVersion")
+    }
+
+    pub(crate) fn is_terminating(&self) -> bool {
+        self.meta().is_some_and(|meta| meta.get("deletionTimestamp").is_some_and(|v| !v.is_null()))
+    }
+
+    /// The value at a path such as `["spec", "nodeName"]`.
+    pub(crate) fn at(&self, path: &[&str]) -> Option<&Value> {
+        let (first, rest) = path.split_first()?;
+        rest.iter().try_fold(self.0.get(*first)?, |value, key| value.get(key))
+    }
+
+    pub(crate) fn str_at(&self, path: &[&str]) -> &str {
+        self.at(path).and_then(Value::as_str).unwrap_or("")
+    }
+
+    /// Strings of a list in metadata (finalizers).
+    pub(crate) fn finalizers(&self) -> Vec<&str> {
+        let list = self.meta().and_then(|meta| meta.get("finalizers")).and_then(Value::as_array);
+        list.into_iter().flatten().filter_map(Value::as_str).collect()
+    }
+
+    /// The stored form: see the module's head.
+    pub(crate) fn encode(&self) -> Bytes {
+        let mut out = Vec::with_capacity(512);
+        out.push(b'{');
+        for key in ["apiVersion", "kind"] {
+            write_string(&mut out, key);
+            out.push(b':');
+            write_string(&mut out, self.0.get(key).and_then(Value::as_str).unwrap_or(""));
+            out.push(b',');
+        }
+        out.extend_from_slice(METADATA_OPENS);
+        let mut first = true;
+        for (key, value) in self.meta().into_iter().flatten().filter(|(key, _)| *key != "resourceVersion") {
+            if !std::mem::take(&mut first) {
+                out.push(b',');
+            }
+            write_member(&mut out, key, value);
+        }
+        out.push(b'}');
+        for (key, value) in &self.0 {
+            if !matches!(key.as_str(), "apiVersion" | "kind" | "metadata") {
+                out.push(b',');
+                write_member(&mut out, key, value);
+            }
+        }
+        out.push(b'}');
+        Bytes::from(out)
+    }
+}
+
+/// The map under `key`, made when absent or of another type.
+pub(crate) fn map_at<'a>(map: &'a mut Map<String, Value>, key: &str) -> &'a mut Map<String, Value> {
+    let value = map.entry(key).or_insert_with(|| Value::Object(Map::new()));
+    if !value.is_object() {
+        *value = Value::Object(Map::new());
+    }
+    value.as_object_mut().expect("made an object above")
+}
+
+fn write_member(out: &mut Vec<u8>, key: &str, value: &Value) {
+    write_string(out, key);
+    out.push(b':');
+    serde_json::to_writer(out, value).expect("a Vec takes every byte");
+}
+
+fn write_string(out: &mut Vec<u8>, text: &str) {
+    serde_json::to_writer(out, text).expect("a Vec takes every byte");
+}
+
+/// Appends a stored object with its resourceVersion.
+pub(crate) fn splice(out: &mut Vec<u8>, stored: &[u8], revision: Revision) {
+    let head = &stored[..stored.len().min(HEAD_BYTES_MAX)];
+    let opens = head.windows(METADATA_OPENS.len()).position(|window| window == METADATA_OPENS);
+    let Some(at) = opens.map(|at| at + METADATA_OPENS.len()) else {
+        return out.extend_from_slice(stored);
+    };
+    out.extend_from_slice(&stored[..at]);
+    out.extend_from_slice(b"\"resourceVersion\":\"");
+    out.extend_from_slice(revision.to_string().as_bytes());
+    out.extend_from_slice(if stored.get(at) == Some(&b'}') { b"\"" } else { b"\"," });
+    out.extend_from_slice(&stored[at..]);
+}
+
+/// `apiVersion` and `kind` come before metadata and are short.
+const HEAD_BYTES_MAX: usize = 400;
+
+/// What label selectors need of a stored object.
+pub(crate) fn labels_of(stored: &[u8]) -> BTreeMap<String, String> {
+    #[derive(Deserialize)]
+    struct Head {
+        metadata: Labels,
+    }
+    #[derive(Deserialize)]
+    struct Labels {
+        #[serde(default)]
+        labels: Option<BTreeMap<String, String>>,
+    }
+    serde_json::from_slice::<Head>(stored).ok().and_then(|head| head.metadata.labels).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn encoding_puts_metadata_first_and_splicing_adds_the_version() {
+        let value = json!({
+            "apiVersion": "v1", "kind": "ConfigMap", "data": {"a": "\"metadata\":{"},
+            "metadata": {"name": "x", "resourceVersion": "7", "labels": {"k": "v"}}
+        });
+        let object = Object(value.as_object().unwrap().clone());
+        let stored = object.encode();
+        assert!(stored.starts_with(br#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"#));
+        assert!(!String::from_utf8_lossy(&stored).contains("resourceVersion"));
+        let mut out = Vec::new();
+        splice(&mut out, &stored, Revision(7));
+        assert_eq!(serde_json::from_slice::<Value>(&out).unwrap(), value);
+        assert_eq!(labels_of(&stored)["k"], "v");
+    }
+
+    #[test]
+    fn empty_metadata_is_spliced_too() {
+        let stored = Object(json!({"apiVersion": "v1", "kind": "X"}).as_object().unwrap().clone()).encode();
+        let mut out = Vec::new();
+        splice(&mut out, &stored, Revision(3));
+        assert_eq!(serde_json::from_slice::<Value>(&out).unwrap()["metadata"]["resourceVersion"], "3");
+    }
+}

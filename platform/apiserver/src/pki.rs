@@ -1,0 +1,253 @@
+//! The server's identity: a certificate authority of its own and the administrator's token, made at the first
+//! start and kept; the server's certificate is issued anew at every start, so it always fits the host.
+//!
+//! | file | mode | what |
+//! |---|---|---|
+//! | `ca.crt` | 0644 | the authority's certificate, embedded in kubeconfigs |
+//! | `ca.key` | 0600 | its key |
+//! | `token` | 0600 | the administrator's bearer token |
+
+use std::{
+    fs,
+    io::{self, Write},
+    net::IpAddr,
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use jiff::{Timestamp, ToSpan, tz::TimeZone};
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
+    KeyPair, KeyUsagePurpose, SanType, date_time_ymd,
+};
+use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
+
+/// How long certificates are valid.
+const VALID_YEARS: i16 = 10;
+/// Bytes of randomness in the token.
+const TOKEN_BYTES: usize = 32;
+/// Names by which the server is reached, besides the host's own.
+const NAMES: [&str; 5] = [
+    "localhost",
+    "kubernetes",
+    "kubernetes.default",
+    "kubernetes.default.svc",
+    "kubernetes.default.svc.cluster.local",
+];
+const ADDRESSES: [&str; 2] = ["127.0.0.1", "::1"];
+
+/// Why there is no identity.
+#[derive(Debug, thiserror::Error)]
+pub enum PkiError {
+    #[error("{}: {source}", path.display())]
+    File { path: PathBuf, source: io::Error },
+    #[error("{}: not a key or a certificate of ours ({source}); remove the folder to make a new one", path.display())]
+    Damaged { path: PathBuf, source: rcgen::Error },
+    #[error("{} exists but {} does not: restore it, or remove the folder to make a new identity", present.display(), absent.display())]
+    Incomplete { present: PathBuf, absent: PathBuf },
+    #[error("a certificate cannot be issued: {0}")]
+    Issue(#[from] rcgen::Error),
+    #[error("TLS cannot be set up: {0}")]
+    Tls(#[from] rustls::Error),
+}
+
+/// The authority and the token, and a TLS configuration issued from them.
+#[derive(Clone)]
+pub struct Identity {
+    ca_pem: String,
+    token: String,
+    tls: Arc<rustls::ServerConfig>,
+}
+
+impl Identity {
+    /// Reads the identity in `folder`, or makes it. `extra_names` are further names or addresses under which
+    /// clients reach the server. Blocks.
+    pub fn load_or_create(folder: &Path, extra_names: &[String], now: Timestamp) -> Result<Self, PkiError> {
+        let at = |path: &Path, source| PkiError::File { path: path.to_owned(), source };
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(|e| at(folder, e))?;
+        let (certificate, key) = (folder.join("ca.crt"), folder.join("ca.key"));
+        let (ca_pem, ca_key) = match (read(&certificate)?, read(&key)?) {
+            (Some(certificate), Some(text)) => {
+                let parsed = KeyPair::from_pem(&text);
+                (certificate, parsed.map_err(|source| PkiError::Damaged { path: key, source })?)
+            }
+            (None, None) => make_authority(&certificate, &key, now)?,
+            (Some(_), None) => return Err(PkiError::Incomplete { present: certificate, absent: key }),
+            (None, Some(_)) => return Err(PkiError::Incomplete { present: key, absent: certificate }),
+        };
+        let path = folder.join("token");
+        let token = match read(&path)? {
+            Some(token) => token.trim().to_owned(),
+            None => {
+                let token = hex::encode(rand::random::<[u8; TOKEN_BYTES]>());
+                write(&path, &token, 0o600)?;
+                token
+            }
+        };
+        let tls = issue(&ca_key, extra_names, now)?;
+        Ok(Self { ca_pem, token, tls: Arc::new(tls) })
+    }
+
+    /// The administrator's bearer token.
+    pub fn token(&self) -> &str {
+        &self.token
+    }
+
+    /// The authority's certificate, as PEM.
+    pub fn ca_pem(&self) -> &str {
+        &self.ca_pem
+    }
+
+    /// For [`crate::ApiServer::serve`]; HTTP/2 and HTTP/1.1.
+    pub fn tls(&self) -> Arc<rustls::ServerConfig> {
+        Arc::clone(&self.tls)
+    }
+
+    /// A kubeconfig for the administrator, authority and token embedded. `server`: `https://127.0.0.1:6443`.
+    pub fn kubeconfig(&self, server: &str) -> String {
+        let (ca, token) = (STANDARD.encode(&self.ca_pem), &self.token);
+        format!(
+            "apiVersion: v1\n\
+             kind: Config\n\
+             clusters:\n\
+             - name: mayfly\n\
+             \x20 cluster:\n\
+             \x20   server: {server}\n\
+             \x20   certificate-authority-data: {ca}\n\
+             users:\n\
+             - name: mayfly-admin\n\
+             \x20 user:\n\
+             \x20   token: {token}\n\
+             contexts:\n\
+             - name: mayfly\n\
+             \x20 context:\n\
+             \x20   cluster: mayfly\n\
+             \x20   user: mayfly-admin\n\
+             \x20   namespace: default\n\
+             current-context: mayfly\n"
+        )
+    }
+}
+
+fn read(path: &Path) -> Result<Option<String>, PkiError> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(PkiError::File { path: path.to_owned(), source }),
+    }
+}
+
+/// Writes a file whole or not at all: a crash in between leaves no half of it under its name.
+fn write(path: &Path, text: &str, mode: u32) -> Result<(), PkiError> {
+    let write = || {
+        let temporary = path.with_extension("new");
+        let mut options = fs::OpenOptions::new();
+        let mut file = options.write(true).create(true).truncate(true).mode(mode).open(&temporary)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&temporary, path)
+    };
+    write().map_err(|source| PkiError::File { path: path.to_owned(), source })
+}
+
+/// The authority's name and uses: the same at every start, since certificates are issued in its name.
+fn authority(now: Timestamp) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, "mayfly-ca");
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages =
+        vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign, KeyUsagePurpose::DigitalSignature];
+    set_validity(&mut params, now);
+    params
+}
+
+/// From yesterday, for clocks that are behind.
+fn set_validity(params: &mut CertificateParams, now: Timestamp) {
+    let today = now.to_zoned(TimeZone::UTC).date();
+    let yesterday = today.checked_sub(1.day()).unwrap_or(today);
+    let day = |date: jiff::civil::Date, years: i16| {
+        // The 28th is in every month of every year.
+        let (month, day) = (date.month().unsigned_abs(), date.day().unsigned_abs().min(28));
+        date_time_ymd(i32::from(date.year() + years), month, day)
+    };
+    params.not_before = day(yesterday, 0);
+    params.not_after = day(today, VALID_YEARS);
+}
+
+fn make_authority(certificate: &Path, key: &Path, now: Timestamp) -> Result<(String, KeyPair), PkiError> {
+    let pair = KeyPair::generate()?;
+    let pem = authority(now).self_signed(&pair)?.pem();
+    write(key, &pair.serialize_pem(), 0o600)?;
+    write(certificate, &pem, 0o644)?;
+    Ok((pem, pair))
+}
+
+/// A certificate for this host, ready to serve.
+fn issue(ca_key: &KeyPair, extra_names: &[String], now: Timestamp) -> Result<rustls::ServerConfig, PkiError> {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, "mayfly-apiserver");
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    params.use_authority_key_identifier_extension = true;
+    set_validity(&mut params, now);
+    let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let fixed = NAMES.iter().chain(&ADDRESSES).map(|name| (*name).to_owned());
+    for name in fixed.chain([host.trim().to_owned()]).chain(extra_names.iter().cloned()) {
+        let name = match name.parse::<IpAddr>() {
+            Ok(address) => Some(SanType::IpAddress(address)),
+            // A host name that is not one in the certificate's sense is left out.
+            Err(_) => name.try_into().ok().map(SanType::DnsName),
+        };
+        params.subject_alt_names.extend(name.filter(|name| !params.subject_alt_names.contains(name)));
+    }
+    let key = KeyPair::generate()?;
+    let issuer = Issuer::new(authority(now), ca_key);
+    let certificate = params.signed_by(&key, &issuer)?;
+    let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut tls = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate.der().clone()], key)?;
+    tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(tls)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn an_identity_is_kept_and_its_secrets_are_private() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pki");
+        let now = Timestamp::now();
+        let first = Identity::load_or_create(&path, &["example.test".into()], now).unwrap();
+        let second = Identity::load_or_create(&path, &[], now).unwrap();
+        assert_eq!((first.token(), first.ca_pem()), (second.token(), second.ca_pem()));
+        assert_eq!(first.token().len(), 2 * TOKEN_BYTES);
+        for secret in ["ca.key", "token"] {
+            let mode = fs::metadata(path.join(secret)).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o600, "{secret}");
+        }
+        assert!(first.kubeconfig("https://127.0.0.1:1").contains(&format!("token: {}", first.token())));
+    }
+
+    #[test]
+    fn damage_is_reported_and_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        Identity::load_or_create(folder.path(), &[], Timestamp::now()).unwrap();
+        let key = folder.path().join("ca.key");
+        fs::write(&key, "nonsense").unwrap();
+        let again = || Identity::load_or_create(folder.path(), &[], Timestamp::now()).map(|_| ());
+        assert!(matches!(again(), Err(PkiError::Damaged { .. })));
+        assert_eq!(fs::read_to_string(&key).unwrap(), "nonsense");
+        fs::remove_file(&key).unwrap();
+        assert!(matches!(again(), Err(PkiError::Incomplete { .. })));
+    }
+}

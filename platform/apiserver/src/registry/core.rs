@@ -1,0 +1,229 @@
+//! Namespaces, ConfigMaps, Secrets, Events.
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use k8s_openapi::api::core::v1::{ConfigMap, Event, Namespace, Secret};
+use mayfly_api::{names, validation::FieldError, wellknown};
+use serde_json::{Map, Value, json};
+
+use super::{AGE, Column, Kind, NAME, Subresource, immutable, print};
+use crate::object::Object;
+
+/// Largest sum of the values of a ConfigMap or a Secret, in bytes (upstream's `MaxSecretSize`).
+const DATA_BYTES_MAX: usize = 1 << 20;
+/// Longest key of a ConfigMap or a Secret, in bytes.
+const DATA_KEY_BYTES_MAX: usize = 253;
+/// What a namespace carries until its contents are gone.
+pub(crate) const NAMESPACE_FINALIZER: &str = "kubernetes";
+
+pub(super) fn kinds() -> Vec<Kind> {
+    vec![namespace(), config_map(), secret(), event()]
+}
+
+fn namespace() -> Kind {
+    Kind {
+        short_names: &["ns"],
+        namespaced: false,
+        subresources: &[Subresource::Finalize],
+        columns: const { &[NAME, Column::text("Status", "The status of the namespace"), AGE] },
+        cells: |object, now| {
+            vec![object.name().into(), object.str_at(&["status", "phase"]).into(), print::age(object, now)]
+        },
+        selectable: &[("status.phase", "")],
+        defaults: |object| {
+            let name = object.name().to_owned();
+            let labels = crate::object::map_at(object.meta_mut(), "labels");
+            labels.insert(wellknown::LABEL_NAMESPACE_NAME.into(), name.into());
+        },
+        on_create: |object| {
+            object.0.insert("spec".into(), json!({"finalizers": [NAMESPACE_FINALIZER]}));
+            object.0.insert("status".into(), json!({"phase": "Active"}));
+        },
+        // Only `finalize` changes the spec.
+        on_update: |new, old| {
+            let spec = old.0.get("spec").cloned().unwrap_or_else(|| json!({}));
+            new.0.insert("spec".into(), spec);
+        },
+        valid_name: names::dns_label,
+        ..Kind::built_in::<Namespace>("namespace")
+    }
+}
+
+fn config_map() -> Kind {
+    Kind {
+        short_names: &["cm"],
+        status: false,
+        columns: const { &[NAME, Column::text("Data", "The number of entries"), AGE] },
+        cells: |object, now| {
+            vec![object.name().into(), print::count(object, &["data", "binaryData"]), print::age(object, now)]
+        },
+        validate: |new, old| data_errors(new, old, &["data", "binaryData"]),
+        ..Kind::built_in::<ConfigMap>("configmap")
+    }
+}
+
+fn secret() -> Kind {
+    Kind {
+        status: false,
+        columns: const {
+            &[
+                NAME,
+                Column::text("Type", "Used to facilitate programmatic handling of secret data."),
+                Column::text("Data", "The number of entries"),
+                AGE,
+            ]
+        },
+        cells: |object, now| {
+            let kind = object.str_at(&["type"]);
+            vec![object.name().into(), kind.into(), print::count(object, &["data"]), print::age(object, now)]
+        },
+        selectable: &[("type", "")],
+        defaults: |object| {
+            if let Some(Value::Object(texts)) = object.0.remove("stringData") {
+                let data = object.map_mut("data");
+                for (key, text) in texts {
+                    data.insert(key, STANDARD.encode(text.as_str().unwrap_or("")).into());
+                }
+            }
+            object.0.entry("type").or_insert_with(|| "Opaque".into());
+        },
+        validate: |new, old| {
+            let mut errors = data_errors(new, old, &["data"]);
+            immutable(new, old, &["type"], &mut errors);
+            errors
+        },
+        ..Kind::built_in::<Secret>("secret")
+    }
+}
+
+/// Keys, sizes and, once `immutable` is set, that nothing changes.
+fn data_errors(new: &Object, old: Option<&Object>, fields: &[&'static str]) -> Vec<FieldError> {
+    let mut errors = Vec::new();
+    let mut bytes = 0;
+    let entries = |field: &str| new.0.get(field).and_then(Value::as_object);
+    for field in fields {
+        for (key, value) in entries(field).into_iter().flatten() {
+            bytes += value.as_str().map_or(0, str::len);
+            let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+            if key.is_empty()
+                || key.len() > DATA_KEY_BYTES_MAX
+                || !key.chars().all(good)
+                || key == "."
+                || key.starts_with("..")
+            {
+                let detail = "a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. \
+                              'key.name',  or 'KEY_NAME',  or 'key-name', regex used for validation is \
+                              '[-._a-zA-Z0-9]+')";
+                errors.push(FieldError::invalid(format!("{field}[{key}]"), format!("{key:?}"), detail));
+            }
+            let both = *field == "binaryData" && entries("data").is_some_and(|data| data.contains_key(key));
+            if both {
+                let path = format!("data[{key}]");
+                errors.push(FieldError::invalid(
+                    path,
+                    format!("{key:?}"),
+                    "duplicate of key present in binaryData",
+                ));
+            }
+        }
+    }
+    if bytes > DATA_BYTES_MAX {
+        let kind = mayfly_api::validation::FieldErrorKind::Invalid { value: String::new() };
+        let detail = format!("Too long: must have at most {DATA_BYTES_MAX} bytes");
+        errors.push(FieldError { path: String::new(), kind, detail });
+    }
+    if old.is_some_and(|old| old.at(&["immutable"]) == Some(&Value::Bool(true))) {
+        let detail = "field is immutable when `immutable` is set";
+        for field in fields.iter().chain(&["immutable"]) {
+            if new.0.get(*field) != old.and_then(|old| old.0.get(*field)) {
+                errors.push(FieldError::forbidden(*field, detail));
+            }
+        }
+    }
+    errors
+}
+
+fn event() -> Kind {
+    Kind {
+        short_names: &["ev"],
+        status: false,
+        create_on_update: true,
+        columns: const {
+            &[
+                Column::text(
+                    "Last Seen",
+                    "The time at which the most recent occurrence of this event was recorded.",
+                ),
+                Column::text(
+                    "Type",
+                    "Type of this event (Normal, Warning), new types could be added in the future",
+                ),
+                Column::text("Reason", "The reason for the transition into the object's current status."),
+                Column::text("Object", "The object that this event is about."),
+                Column::text("Subobject", "The part of the object that this event is about.").wide(),
+                Column::text("Source", "The component reporting this event.").wide(),
+                Column::text("Message", "A human-readable description of the status of this operation."),
+                Column::text("First Seen", "The time at which the event was first recorded.").wide(),
+                Column::text("Count", "The number of times this event has occurred.").wide(),
+                Column { priority: 1, ..NAME },
+            ]
+        },
+        cells: event_cells,
+        selectable: &[
+            ("involvedObject.kind", ""),
+            ("involvedObject.namespace", ""),
+            ("involvedObject.name", ""),
+            ("involvedObject.uid", ""),
+            ("involvedObject.apiVersion", ""),
+            ("involvedObject.resourceVersion", ""),
+            ("involvedObject.fieldPath", ""),
+            ("reason", ""),
+            ("reportingComponent", ""),
+            ("source", ""),
+            ("type", ""),
+        ],
+        defaults: |object| {
+            let namespace = object.meta_str("namespace").to_owned();
+            let involved = object.map_mut("involvedObject");
+            involved.entry("namespace").or_insert_with(|| namespace.into());
+            object.0.entry("source").or_insert_with(|| Value::Object(Map::new()));
+        },
+        validate: |new, _| {
+            let mut errors = Vec::new();
+            let (involved, own) = (new.str_at(&["involvedObject", "namespace"]), new.meta_str("namespace"));
+            // Cluster-scoped objects' events live in `default`.
+            if involved != own && !(involved.is_empty() && own == wellknown::NAMESPACE_DEFAULT) {
+                let detail = "does not match event.namespace";
+                errors.push(FieldError::invalid("involvedObject.namespace", format!("{involved:?}"), detail));
+            }
+            errors
+        },
+        ..Kind::built_in::<Event>("event")
+    }
+}
+
+fn event_cells(object: &Object, now: jiff::Timestamp) -> Vec<Value> {
+    let text = |path: &[&str]| object.str_at(path);
+    let first = [text(&["firstTimestamp"]), text(&["eventTime"]), object.meta_str("creationTimestamp")];
+    let first = first.into_iter().find(|time| !time.is_empty()).unwrap_or("");
+    let series = text(&["series", "lastObservedTime"]);
+    let last = [series, text(&["lastTimestamp"]), first].into_iter().find(|t| !t.is_empty()).unwrap_or("");
+    let count = object.at(&["series", "count"]).or_else(|| object.at(&["count"]));
+    let source = match (text(&["source", "component"]), text(&["source", "host"])) {
+        ("", _) => text(&["reportingComponent"]).to_owned(),
+        (component, "") => component.to_owned(),
+        (component, host) => format!("{component}, {host}"),
+    };
+    let kind = text(&["involvedObject", "kind"]).to_ascii_lowercase();
+    vec![
+        print::since(last, now).into(),
+        text(&["type"]).into(),
+        text(&["reason"]).into(),
+        format!("{kind}/{}", text(&["involvedObject", "name"])).into(),
+        text(&["involvedObject", "fieldPath"]).into(),
+        source.into(),
+        text(&["message"]).trim().into(),
+        print::since(first, now).into(),
+        count.filter(|count| count.is_number()).cloned().unwrap_or(1.into()),
+        object.name().into(),
+    ]
+}

@@ -1,0 +1,118 @@
+//! Our own kinds.
+
+use mayfly_api::{
+    Function, Revision, names,
+    validation::{self, FieldError},
+};
+use serde_json::{Value, json};
+
+use super::{AGE, Column, Kind, NAME, Subresource, immutable, print, typed};
+use crate::object::Object;
+
+pub(super) fn kinds() -> Vec<Kind> {
+    vec![function(), revision()]
+}
+
+fn function() -> Kind {
+    Kind {
+        short_names: &["fn"],
+        categories: &["all", "mayfly"],
+        subresources: &[Subresource::Log],
+        columns: const {
+            &[
+                NAME,
+                Column::text("URL", "Where the function answers."),
+                Column::text("Latest", "The newest revision."),
+                Column::text("Ready", "Whether every traffic target can answer; else why not."),
+                Column::integer("Replicas", "Replicas that are running, over all revisions."),
+                AGE,
+                Column::text("Source", "Where the code comes from.").wide(),
+            ]
+        },
+        cells: |object, now| {
+            vec![
+                object.name().into(),
+                object.str_at(&["status", "url"]).into(),
+                object.str_at(&["status", "latestRevision"]).into(),
+                ready(object),
+                print::number(object, &["status", "readyReplicas"]),
+                print::age(object, now),
+                source(object).into(),
+            ]
+        },
+        defaults: |object| fill_in::<Function>(object),
+        validate: |new, _| match typed::<Function>(new) {
+            Some(function) => validation::function(new.name(), &function.spec),
+            None => Vec::new(),
+        },
+        valid_name: names::dns_label,
+        ..Kind::own::<Function>("Function", "functions", "function")
+    }
+}
+
+fn revision() -> Kind {
+    Kind {
+        short_names: &["rev"],
+        categories: &["all", "mayfly"],
+        columns: const {
+            &[
+                NAME,
+                Column::text("Function", "The function this is a state of."),
+                Column::text("Ready", "Whether it can answer; else why not."),
+                Column::integer("Replicas", "Replicas that are running."),
+                AGE,
+                Column::text("Source", "Where the code comes from.").wide(),
+            ]
+        },
+        cells: |object, now| {
+            vec![
+                object.name().into(),
+                object.str_at(&["spec", "function"]).into(),
+                ready(object),
+                print::number(object, &["status", "readyReplicas"]),
+                print::age(object, now),
+                source(object).into(),
+            ]
+        },
+        selectable: &[("spec.function", "")],
+        defaults: |object| fill_in::<Revision>(object),
+        validate: |new, old| {
+            let mut errors = Vec::new();
+            immutable(new, old, &["spec"], &mut errors);
+            if new.str_at(&["spec", "function"]).is_empty() {
+                errors.push(FieldError::required("spec.function", "a revision is a state of a function"));
+            }
+            errors
+        },
+        ..Kind::own::<Revision>("Revision", "revisions", "revision")
+    }
+}
+
+/// The defaults of our kinds are those of their types: decode and encode the spec. An object that does not
+/// decode stays as it is, and is refused afterwards.
+fn fill_in<K: serde::de::DeserializeOwned + serde::Serialize>(object: &mut Object) {
+    let filled = typed::<K>(object).and_then(|typed| serde_json::to_value(typed).ok());
+    if let Some(Value::Object(mut filled)) = filled {
+        object.0.insert("spec".into(), filled.remove("spec").unwrap_or_else(|| json!({})));
+    }
+}
+
+/// `True`, or `False (Reason)`.
+fn ready(object: &Object) -> Value {
+    match print::condition(object, "Ready") {
+        Some((status, reason)) if status != "True" && !reason.is_empty() => {
+            format!("{status} ({reason})").into()
+        }
+        Some((status, _)) => status.into(),
+        None => "Unknown".into(),
+    }
+}
+
+/// The short form of where the code comes from.
+fn source(object: &Object) -> String {
+    let text = |field| object.str_at(&["spec", "source", field]);
+    if let Some(hex) = text("component").strip_prefix("sha256:") {
+        return format!("sha256:{}", &hex[..hex.len().min(12)]);
+    }
+    [text("oci"), text("image")].into_iter().find(|text| !text.is_empty()).unwrap_or("<none>").to_owned()
+}

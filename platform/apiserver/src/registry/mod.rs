@@ -1,0 +1,324 @@
+//! Every kind that is served: one row each.
+//!
+//! A row says all that the verbs need to know about a kind: its names, its subresources, what `kubectl get`
+//! prints, its defaults, its validation. A new kind is a new row in the file of its group.
+
+mod apps;
+mod auth;
+mod coordination;
+mod core;
+mod mayfly;
+mod node;
+mod pod;
+mod pod_print;
+pub(crate) mod print;
+
+pub(crate) use self::{apps::selector_text, core::NAMESPACE_FINALIZER};
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, LazyLock},
+};
+
+use jiff::Timestamp;
+use mayfly_api::{names, validation::FieldError};
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::object::Object;
+
+/// One row.
+pub(crate) struct Kind {
+    /// Empty: the core group.
+    pub(crate) group: &'static str,
+    pub(crate) version: &'static str,
+    pub(crate) kind: &'static str,
+    pub(crate) plural: &'static str,
+    pub(crate) singular: &'static str,
+    pub(crate) short_names: &'static [&'static str],
+    pub(crate) categories: &'static [&'static str],
+    pub(crate) namespaced: bool,
+    pub(crate) verbs: Verbs,
+    /// `status` is a subresource: writes to the object leave it alone, and the other way round.
+    pub(crate) status: bool,
+    /// Subresources beyond `status`.
+    pub(crate) subresources: &'static [Subresource],
+    pub(crate) columns: &'static [Column],
+    /// One cell for each column.
+    pub(crate) cells: fn(&Object, Timestamp) -> Vec<Value>,
+    /// Fields (dotted) that field selectors may name, and what their absence means.
+    pub(crate) selectable: &'static [(&'static str, &'static str)],
+    /// Fills in what was left out. Runs on every write, so it changes nothing the second time.
+    pub(crate) defaults: fn(&mut Object),
+    /// Puts a new object into its first state; by default the status goes.
+    pub(crate) on_create: fn(&mut Object),
+    /// Old state that an update may not touch is carried over; `(new, old)`.
+    pub(crate) on_update: fn(&mut Object, &Object),
+    /// `(new, old)`; `old` is `None` for a create.
+    pub(crate) validate: fn(&Object, Option<&Object>) -> Vec<FieldError>,
+    pub(crate) valid_name: fn(&str) -> Result<(), String>,
+    /// Seconds of grace that a deletion gives an object; `None`: it goes at once. `(object, asked for)`.
+    pub(crate) grace: Option<fn(&Object, Option<i64>) -> i64>,
+    /// PUT without a resourceVersion is allowed.
+    pub(crate) unconditional_update: bool,
+    /// PUT of an absent object creates it.
+    pub(crate) create_on_update: bool,
+    /// metadata.generation counts changes outside metadata and status.
+    pub(crate) generation: bool,
+    /// One of our own kinds, with the rules of custom resources: required fields are required, and there is no
+    /// strategic merge.
+    pub(crate) custom: bool,
+    pub(crate) schema: fn(&mut SchemaGenerator) -> Schema,
+    /// Decodes into the Rust type, to see that it can be done.
+    pub(crate) check: fn(&Value) -> Result<(), serde_json::Error>,
+}
+
+/// What may be done with a kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verbs {
+    All,
+    /// A question that is answered and not kept (`SelfSubjectAccessReview`).
+    CreateOnly,
+}
+
+impl Verbs {
+    pub(crate) fn names(self) -> &'static [&'static str] {
+        match self {
+            Self::All => &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"],
+            Self::CreateOnly => &["create"],
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Subresource {
+    Scale,
+    Log,
+    Binding,
+    Eviction,
+    Finalize,
+}
+
+impl Subresource {
+    /// Name, group, version and kind, verbs.
+    pub(crate) fn describe(
+        self,
+    ) -> (&'static str, &'static str, &'static str, &'static str, &'static [&'static str]) {
+        match self {
+            Self::Scale => ("scale", "autoscaling", "v1", "Scale", &["get", "patch", "update"]),
+            Self::Log => ("log", "", "", "", &["get"]),
+            Self::Binding => ("binding", "", "v1", "Binding", &["create"]),
+            Self::Eviction => ("eviction", "policy", "v1", "Eviction", &["create"]),
+            Self::Finalize => ("finalize", "", "", "", &["update"]),
+        }
+    }
+}
+
+/// A column of a printed table.
+pub(crate) struct Column {
+    pub(crate) name: &'static str,
+    /// `string`, `integer` or `date`.
+    pub(crate) kind: &'static str,
+    pub(crate) format: &'static str,
+    pub(crate) description: &'static str,
+    /// 0 is always shown, 1 with `-o wide`.
+    pub(crate) priority: u8,
+}
+
+impl Column {
+    const fn text(name: &'static str, description: &'static str) -> Self {
+        Self { name, kind: "string", format: "", description, priority: 0 }
+    }
+    const fn integer(name: &'static str, description: &'static str) -> Self {
+        Self { name, kind: "integer", format: "", description, priority: 0 }
+    }
+    const fn wide(self) -> Self {
+        Self { priority: 1, ..self }
+    }
+}
+
+/// The first column of every table.
+const NAME: Column = Column {
+    name: "Name",
+    kind: "string",
+    format: "name",
+    description: "Name must be unique within a namespace. Is required when creating resources, although some \
+                  resources may allow a client to request the generation of an appropriate name automatically.",
+    priority: 0,
+};
+const AGE: Column = Column::text(
+    "Age",
+    "CreationTimestamp is a timestamp representing the server time when this object was created.",
+);
+
+impl Kind {
+    /// A namespaced built-in kind with a status and no peculiarities.
+    fn built_in<K>(singular: &'static str) -> Self
+    where
+        K: k8s_openapi::Resource + JsonSchema + DeserializeOwned,
+    {
+        Self {
+            group: K::GROUP,
+            version: K::VERSION,
+            kind: K::KIND,
+            plural: K::URL_PATH_SEGMENT,
+            singular,
+            short_names: &[],
+            categories: &[],
+            namespaced: true,
+            verbs: Verbs::All,
+            status: true,
+            subresources: &[],
+            columns: &[NAME, AGE],
+            cells: |object, now| vec![object.name().into(), print::age(object, now)],
+            selectable: &[],
+            defaults: |_| {},
+            on_create: |object| {
+                object.0.remove("status");
+            },
+            on_update: |_, _| {},
+            validate: |_, _| Vec::new(),
+            valid_name: names::dns_subdomain,
+            grace: None,
+            unconditional_update: true,
+            create_on_update: false,
+            generation: false,
+            custom: false,
+            schema: |generator| generator.subschema_for::<K>(),
+            check: |value| K::deserialize(value).map(drop),
+        }
+    }
+
+    /// One of our own kinds.
+    fn own<K>(kind: &'static str, plural: &'static str, singular: &'static str) -> Self
+    where
+        K: JsonSchema + DeserializeOwned,
+    {
+        Self {
+            group: "mayfly.dev",
+            kind,
+            plural,
+            unconditional_update: false,
+            generation: true,
+            custom: true,
+            schema: |generator| generator.subschema_for::<K>(),
+            check: |value| K::deserialize(value).map(drop),
+            ..Self::built_in::<k8s_openapi::api::core::v1::Pod>(singular)
+        }
+    }
+
+    /// `pods`, `functions.mayfly.dev`: how errors and the store name it.
+    pub(crate) fn resource(&self) -> String {
+        match self.group {
+            "" => self.plural.to_owned(),
+            group => format!("{}.{group}", self.plural),
+        }
+    }
+
+    /// `v1`, `mayfly.dev/v1`.
+    pub(crate) fn api_version(&self) -> String {
+        match self.group {
+            "" => self.version.to_owned(),
+            group => format!("{group}/{}", self.version),
+        }
+    }
+
+    pub(crate) fn has(&self, subresource: Subresource) -> bool {
+        self.subresources.contains(&subresource)
+    }
+
+    /// What a selectable field says; `None` when the field cannot be selected by.
+    pub(crate) fn selectable_default(&self, field: &str) -> Option<&'static str> {
+        if field == "metadata.name" || (field == "metadata.namespace" && self.namespaced) {
+            return Some("");
+        }
+        self.selectable.iter().find(|(name, _)| *name == field).map(|(_, default)| *default)
+    }
+}
+
+impl std::fmt::Debug for Kind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.resource())
+    }
+}
+
+/// All rows.
+pub(crate) struct Registry {
+    kinds: Vec<Row>,
+    by_path: HashMap<(&'static str, &'static str, &'static str), usize>,
+}
+
+/// A kind, and its resource as the store wants it.
+struct Row {
+    kind: Kind,
+    resource: Arc<str>,
+}
+
+static REGISTRY: LazyLock<Registry> = LazyLock::new(|| {
+    let kinds = [
+        core::kinds(),
+        node::kinds(),
+        pod::kinds(),
+        apps::kinds(),
+        coordination::kinds(),
+        mayfly::kinds(),
+        auth::kinds(),
+    ];
+    let kinds: Vec<_> =
+        kinds.into_iter().flatten().map(|kind| Row { resource: kind.resource().into(), kind }).collect();
+    let path = |row: &Row| (row.kind.group, row.kind.version, row.kind.plural);
+    let by_path = kinds.iter().enumerate().map(|(at, row)| (path(row), at)).collect();
+    Registry { kinds, by_path }
+});
+
+pub(crate) fn registry() -> &'static Registry {
+    &REGISTRY
+}
+
+impl Registry {
+    pub(crate) fn find(&self, group: &str, version: &str, plural: &str) -> Option<&Kind> {
+        let found = self.by_path.get(&(group, version, plural))?;
+        Some(&self.kinds[*found].kind)
+    }
+
+    pub(crate) fn kinds(&self) -> impl Iterator<Item = &Kind> {
+        self.kinds.iter().map(|row| &row.kind)
+    }
+
+    /// The store's name of a kind, without an allocation.
+    pub(crate) fn store_resource(&self, kind: &Kind) -> Arc<str> {
+        self.kinds[self.by_path[&(kind.group, kind.version, kind.plural)]].resource.clone()
+    }
+
+    /// Groups in the order of their first row, each with its versions.
+    pub(crate) fn groups(&self) -> Vec<(&'static str, Vec<&'static str>)> {
+        let mut groups: Vec<(&str, Vec<&str>)> = Vec::new();
+        for kind in self.kinds() {
+            match groups.iter_mut().find(|(group, _)| *group == kind.group) {
+                Some((_, versions)) if versions.contains(&kind.version) => {}
+                Some((_, versions)) => versions.push(kind.version),
+                None => groups.push((kind.group, vec![kind.version])),
+            }
+        }
+        groups
+    }
+
+    pub(crate) fn in_group<'a>(&'a self, group: &'a str, version: &'a str) -> impl Iterator<Item = &'a Kind> {
+        self.kinds().filter(move |kind| kind.group == group && kind.version == version)
+    }
+}
+
+/// Decodes for a validation; an object that cannot be decoded was refused before.
+fn typed<K: DeserializeOwned>(object: &Object) -> Option<K> {
+    serde_json::from_value(Value::Object(object.0.clone())).ok()
+}
+
+/// Refuses a change of a part of an object.
+fn immutable(new: &Object, old: Option<&Object>, path: &[&str], errors: &mut Vec<FieldError>) {
+    let Some(old) = old else { return };
+    if new.at(path) != old.at(path) {
+        let shown = new.at(path).map_or_else(|| "null".into(), Value::to_string);
+        errors.push(FieldError::invalid(path.join("."), shown, "field is immutable"));
+    }
+}

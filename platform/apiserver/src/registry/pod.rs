@@ -1,0 +1,457 @@
+//! Pods: defaults, validation, printing. The rules are upstream's (`pkg/apis/core/{v1/defaults,validation}`,
+//! `pkg/registry/core/pod/strategy.go`, `pkg/printers/internalversion`).
+
+use std::collections::HashSet;
+
+use k8s_openapi::api::core::v1::Pod;
+use mayfly_api::{names, validation::FieldError};
+use serde_json::{Map, Value, json};
+
+use super::{AGE, Column, Kind, NAME, Subresource, typed};
+use crate::object::{Object, map_at};
+
+/// How long a pod may take to stop when it does not say, in seconds.
+const GRACE_SECONDS_DEFAULT: i64 = 30;
+
+pub(super) fn kinds() -> Vec<Kind> {
+    vec![Kind {
+        short_names: &["po"],
+        categories: &["all"],
+        subresources: &[Subresource::Log, Subresource::Binding, Subresource::Eviction],
+        columns: const {
+            &[
+                NAME,
+                Column::text("Ready", "The aggregate readiness state of this pod for accepting traffic."),
+                Column::text("Status", "The aggregate status of the containers in this pod."),
+                Column::text(
+                    "Restarts",
+                    "The number of times the containers in this pod have been restarted and when the last container in this pod has restarted.",
+                ),
+                AGE,
+                Column::text("IP", "podIP address allocated to the pod. Empty if not yet allocated.").wide(),
+                Column::text("Node", "NodeName indicates in which node this pod is scheduled.").wide(),
+                Column::text(
+                    "Nominated Node",
+                    "nominatedNodeName is set only when this pod preempts other pods on the node.",
+                )
+                .wide(),
+                Column::text(
+                    "Readiness Gates",
+                    "If specified, all readiness gates will be evaluated for pod readiness.",
+                )
+                .wide(),
+            ]
+        },
+        cells: super::pod_print::cells,
+        selectable: &[
+            ("spec.nodeName", ""),
+            ("spec.restartPolicy", ""),
+            ("spec.schedulerName", ""),
+            ("spec.serviceAccountName", ""),
+            ("spec.hostNetwork", "false"),
+            ("status.phase", ""),
+            ("status.podIP", ""),
+            ("status.nominatedNodeName", ""),
+        ],
+        defaults: |object| pod_spec_defaults(object.map_mut("spec")),
+        on_create: |object| {
+            let class = qos_class(object);
+            object.0.insert("status".into(), json!({"phase": "Pending", "qosClass": class}));
+        },
+        validate,
+        grace: Some(grace),
+        ..Kind::built_in::<Pod>("pod")
+    }]
+}
+
+/// Seconds until the kubelet may kill it; 0: nobody has to stop anything.
+fn grace(object: &Object, asked: Option<i64>) -> i64 {
+    let finished = matches!(object.str_at(&["status", "phase"]), "Failed" | "Succeeded");
+    if finished || object.str_at(&["spec", "nodeName"]).is_empty() {
+        return 0;
+    }
+    let own = || object.at(&["spec", "terminationGracePeriodSeconds"]).and_then(Value::as_i64);
+    match asked.or_else(own).unwrap_or(GRACE_SECONDS_DEFAULT) {
+        ..0 => 1,
+        seconds => seconds,
+    }
+}
+
+/// Fills in a pod's spec, or a template's.
+pub(super) fn pod_spec_defaults(spec: &mut Map<String, Value>) {
+    let host_network = spec.get("hostNetwork") == Some(&Value::Bool(true));
+    for (field, value) in [
+        ("restartPolicy", json!("Always")),
+        ("terminationGracePeriodSeconds", json!(GRACE_SECONDS_DEFAULT)),
+        ("dnsPolicy", json!("ClusterFirst")),
+        ("schedulerName", json!("default-scheduler")),
+        ("securityContext", json!({})),
+    ] {
+        spec.entry(field).or_insert(value);
+    }
+    for list in ["containers", "initContainers"] {
+        for container in objects(spec, list) {
+            container_defaults(container, host_network);
+        }
+    }
+    for volume in objects(spec, "volumes") {
+        for (source, mode) in [
+            ("configMap", "defaultMode"),
+            ("secret", "defaultMode"),
+            ("projected", "defaultMode"),
+            ("downwardAPI", "defaultMode"),
+        ] {
+            if let Some(source) = volume.get_mut(source).and_then(Value::as_object_mut) {
+                source.entry(mode).or_insert(json!(0o644));
+            }
+        }
+        if let Some(source) = volume.get_mut("hostPath").and_then(Value::as_object_mut) {
+            source.entry("type").or_insert(json!(""));
+        }
+    }
+}
+
+fn objects<'a>(
+    map: &'a mut Map<String, Value>,
+    list: &str,
+) -> impl Iterator<Item = &'a mut Map<String, Value>> {
+    map.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten().filter_map(Value::as_object_mut)
+}
+
+fn container_defaults(container: &mut Map<String, Value>, host_network: bool) {
+    let image = container.get("image").and_then(Value::as_str).unwrap_or("");
+    let policy = if is_latest(image) { "Always" } else { "IfNotPresent" };
+    for (field, value) in [
+        ("imagePullPolicy", json!(policy)),
+        ("resources", json!({})),
+        ("terminationMessagePath", json!("/dev/termination-log")),
+        ("terminationMessagePolicy", json!("File")),
+    ] {
+        container.entry(field).or_insert(value);
+    }
+    for port in objects(container, "ports") {
+        port.entry("protocol").or_insert(json!("TCP"));
+        if let Some(number) = port.get("containerPort").filter(|_| host_network).cloned() {
+            port.entry("hostPort").or_insert(number);
+        }
+    }
+    for variable in objects(container, "env") {
+        let field = variable.get_mut("valueFrom").and_then(|from| from.get_mut("fieldRef"));
+        if let Some(field) = field.and_then(Value::as_object_mut) {
+            field.entry("apiVersion").or_insert(json!("v1"));
+        }
+    }
+    for probe in ["livenessProbe", "readinessProbe", "startupProbe"] {
+        if let Some(probe) = container.get_mut(probe).and_then(Value::as_object_mut) {
+            probe_defaults(probe);
+        }
+    }
+    // What is limited and not requested is requested.
+    let resources = map_at(container, "resources");
+    if let Some(limits) = resources.get("limits").and_then(Value::as_object).cloned() {
+        let requests = map_at(resources, "requests");
+        for (name, amount) in limits {
+            requests.entry(name).or_insert(amount);
+        }
+    }
+}
+
+fn probe_defaults(probe: &mut Map<String, Value>) {
+    for (field, value) in
+        [("timeoutSeconds", 1), ("periodSeconds", 10), ("successThreshold", 1), ("failureThreshold", 3)]
+    {
+        probe.entry(field).or_insert(json!(value));
+    }
+    if let Some(get) = probe.get_mut("httpGet").and_then(Value::as_object_mut) {
+        get.entry("path").or_insert(json!("/"));
+        get.entry("scheme").or_insert(json!("HTTP"));
+    }
+    if let Some(grpc) = probe.get_mut("grpc").and_then(Value::as_object_mut) {
+        grpc.entry("service").or_insert(json!(""));
+    }
+}
+
+/// An image without a digest whose tag is absent or `latest`.
+fn is_latest(image: &str) -> bool {
+    if image.contains('@') {
+        return false;
+    }
+    let last = image.rsplit('/').next().unwrap_or("");
+    last.split_once(':').is_none_or(|(_, tag)| tag == "latest")
+}
+
+/// `Guaranteed`, `Burstable` or `BestEffort`, from requests and limits of cpu and memory.
+fn qos_class(object: &Object) -> &'static str {
+    let containers: Vec<_> = super::print::items(object, &["spec", "containers"])
+        .chain(super::print::items(object, &["spec", "initContainers"]))
+        .collect();
+    let amount = |container: &Value, side: &str, name: &str| container["resources"][side].get(name).cloned();
+    let any = |container: &&Value| {
+        ["requests", "limits"]
+            .iter()
+            .any(|side| ["cpu", "memory"].iter().any(|name| amount(container, side, name).is_some()))
+    };
+    if !containers.iter().any(any) {
+        return "BestEffort";
+    }
+    let guaranteed = containers.iter().all(|container| {
+        ["cpu", "memory"].iter().all(|name| {
+            let limit = amount(container, "limits", name);
+            limit.is_some()
+                && amount(container, "requests", name).is_none_or(|request| Some(request) == limit)
+        })
+    });
+    if guaranteed { "Guaranteed" } else { "Burstable" }
+}
+
+fn validate(new: &Object, old: Option<&Object>) -> Vec<FieldError> {
+    let mut errors = Vec::new();
+    let empty = Map::new();
+    let spec = new.0.get("spec").and_then(Value::as_object).unwrap_or(&empty);
+    match old {
+        None => pod_spec_errors(spec, "spec", &mut errors),
+        Some(old) => update_errors(new, old, &mut errors),
+    }
+    if errors.is_empty() && typed::<Pod>(new).is_none() {
+        errors.push(FieldError::invalid("spec", "{}", "it cannot be decoded"));
+    }
+    errors
+}
+
+/// What is wrong with a pod's spec, or a template's.
+pub(super) fn pod_spec_errors(spec: &Map<String, Value>, path: &str, errors: &mut Vec<FieldError>) {
+    let list = |field: &str| spec.get(field).and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    let mut volumes = HashSet::new();
+    for (at, volume) in list("volumes").iter().enumerate() {
+        let name = volume["name"].as_str().unwrap_or("");
+        label_errors(name, &format!("{path}.volumes[{at}].name"), errors);
+        if !volumes.insert(name) {
+            let path = format!("{path}.volumes[{at}].name");
+            errors.push(duplicate(path, name));
+        }
+    }
+    if list("containers").is_empty() {
+        errors.push(FieldError::required(format!("{path}.containers"), ""));
+    }
+    let mut containers = HashSet::new();
+    for (field, container) in
+        [("initContainers", list("initContainers")), ("containers", list("containers"))].iter().flat_map(
+            |(field, list)| list.iter().enumerate().map(move |(at, c)| (format!("{path}.{field}[{at}]"), c)),
+        )
+    {
+        container_errors(container, &field, &volumes, errors);
+        let name = container["name"].as_str().unwrap_or("");
+        if !name.is_empty() && !containers.insert(name) {
+            errors.push(duplicate(format!("{field}.name"), name));
+        }
+    }
+    for (field, allowed) in [
+        ("restartPolicy", &["Always", "OnFailure", "Never"][..]),
+        ("dnsPolicy", &["ClusterFirstWithHostNet", "ClusterFirst", "Default", "None"]),
+    ] {
+        let value = spec.get(field).and_then(Value::as_str).unwrap_or("");
+        one_of(value, allowed, format!("{path}.{field}"), errors);
+    }
+    for field in ["terminationGracePeriodSeconds", "activeDeadlineSeconds"] {
+        let seconds = spec.get(field).and_then(Value::as_i64);
+        if let Some(seconds) = seconds.filter(|s| *s < i64::from(field == "activeDeadlineSeconds")) {
+            let detail = "must be greater than or equal to 0";
+            errors.push(FieldError::invalid(format!("{path}.{field}"), seconds, detail));
+        }
+    }
+}
+
+fn duplicate(path: String, name: &str) -> FieldError {
+    let kind = mayfly_api::validation::FieldErrorKind::Duplicate { value: format!("{name:?}") };
+    FieldError { path, kind, detail: String::new() }
+}
+
+fn one_of(value: &str, allowed: &[&str], path: String, errors: &mut Vec<FieldError>) {
+    if !allowed.contains(&value) {
+        let kind = mayfly_api::validation::FieldErrorKind::NotSupported { value: format!("{value:?}") };
+        let list: Vec<_> = allowed.iter().map(|a| format!("{a:?}")).collect();
+        errors.push(FieldError { path, kind, detail: format!("supported values: {}", list.join(", ")) });
+    }
+}
+
+fn label_errors(name: &str, path: &str, errors: &mut Vec<FieldError>) {
+    if name.is_empty() {
+        errors.push(FieldError::required(path, ""));
+    } else if let Err(why) = names::dns_label(name) {
+        errors.push(FieldError::invalid(path, format!("{name:?}"), why));
+    }
+}
+
+fn container_errors(container: &Value, path: &str, volumes: &HashSet<&str>, errors: &mut Vec<FieldError>) {
+    let items = |field: &str| container[field].as_array().map_or(&[][..], Vec::as_slice);
+    label_errors(container["name"].as_str().unwrap_or(""), &format!("{path}.name"), errors);
+    if container["image"].as_str().unwrap_or("").trim().is_empty() {
+        errors.push(FieldError::required(format!("{path}.image"), ""));
+    }
+    let policy = container["imagePullPolicy"].as_str().unwrap_or("");
+    one_of(policy, &["Always", "IfNotPresent", "Never"], format!("{path}.imagePullPolicy"), errors);
+    for (at, port) in items("ports").iter().enumerate() {
+        let number = port["containerPort"].as_i64().unwrap_or(0);
+        if !(1..=65535).contains(&number) {
+            let path = format!("{path}.ports[{at}].containerPort");
+            errors.push(FieldError::invalid(path, number, "must be between 1 and 65535, inclusive"));
+        }
+        let protocol = port["protocol"].as_str().unwrap_or("");
+        one_of(protocol, &["SCTP", "TCP", "UDP"], format!("{path}.ports[{at}].protocol"), errors);
+    }
+    for (at, variable) in items("env").iter().enumerate() {
+        if variable["name"].as_str().unwrap_or("").is_empty() {
+            errors.push(FieldError::required(format!("{path}.env[{at}].name"), ""));
+        }
+        let value = variable["value"].as_str().unwrap_or("");
+        if !value.is_empty() && variable["valueFrom"].is_object() {
+            let detail = "may not be specified when `value` is not empty";
+            errors.push(FieldError::invalid(format!("{path}.env[{at}].valueFrom"), "\"\"", detail));
+        }
+    }
+    for (at, mount) in items("volumeMounts").iter().enumerate() {
+        let name = mount["name"].as_str().unwrap_or("");
+        if !volumes.contains(name) {
+            let kind = mayfly_api::validation::FieldErrorKind::Invalid { value: format!("{name:?}") };
+            let path = format!("{path}.volumeMounts[{at}].name");
+            errors.push(FieldError { path, kind, detail: format!("Not found: {name:?}") });
+        }
+        if mount["mountPath"].as_str().unwrap_or("").is_empty() {
+            errors.push(FieldError::required(format!("{path}.volumeMounts[{at}].mountPath"), ""));
+        }
+    }
+    quantity_errors(container, path, errors);
+}
+
+fn quantity_errors(container: &Value, path: &str, errors: &mut Vec<FieldError>) {
+    for side in ["limits", "requests"] {
+        for (name, amount) in container["resources"][side].as_object().into_iter().flatten() {
+            let quantity =
+                k8s_openapi::apimachinery::pkg::api::resource::Quantity(amount.as_str().unwrap_or("").into());
+            if mayfly_api::quantity::millis(&quantity).is_err()
+                && mayfly_api::quantity::whole(&quantity).is_err()
+            {
+                let detail = "must be a quantity such as 500m, 2 or 64Mi";
+                errors.push(FieldError::invalid(format!("{path}.resources.{side}[{name}]"), amount, detail));
+            }
+        }
+    }
+}
+
+/// What stands still in a pod: all of its spec but images, deadline, added tolerations and removed gates.
+fn update_errors(new: &Object, old: &Object, errors: &mut Vec<FieldError>) {
+    let (mut new_spec, mut old_spec) =
+        (new.0.get("spec").cloned().unwrap_or_default(), old.0.get("spec").cloned().unwrap_or_default());
+    let kept = |list: &Value, whole: &Value| {
+        let whole = whole.as_array().map_or(&[][..], Vec::as_slice);
+        list.as_array().is_none_or(|list| list.iter().all(|item| whole.contains(item)))
+    };
+    let may_change = kept(&old_spec["tolerations"], &new_spec["tolerations"])
+        && kept(&new_spec["schedulingGates"], &old_spec["schedulingGates"]);
+    for spec in [&mut new_spec, &mut old_spec] {
+        let Some(spec) = spec.as_object_mut() else { continue };
+        for list in ["containers", "initContainers"] {
+            for container in objects(spec, list) {
+                container.remove("image");
+            }
+        }
+        for field in
+            ["activeDeadlineSeconds", "tolerations", "schedulingGates", "terminationGracePeriodSeconds"]
+        {
+            spec.remove(field);
+        }
+    }
+    if new_spec != old_spec || !may_change {
+        let detail = "pod updates may not change fields other than `spec.containers[*].image`,\
+                      `spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only \
+                      additions to existing tolerations),`spec.terminationGracePeriodSeconds` (allow it to be \
+                      set to 1 if it was previously negative)";
+        errors.push(FieldError::forbidden("spec", detail));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(spec: Value) -> Object {
+        let mut object =
+            Object(json!({"metadata": {"name": "p"}, "spec": spec}).as_object().unwrap().clone());
+        pod_spec_defaults(object.map_mut("spec"));
+        object
+    }
+
+    #[test]
+    fn defaults_are_upstreams_and_stable() {
+        let mut object =
+            pod(json!({"containers": [{"name": "a", "image": "x", "ports": [{"containerPort": 1}],
+            "resources": {"limits": {"cpu": "1"}}, "livenessProbe": {"httpGet": {"port": 1}}}]}));
+        let container = &object.0["spec"]["containers"][0];
+        assert_eq!(container["imagePullPolicy"], "Always");
+        assert_eq!(container["ports"][0]["protocol"], "TCP");
+        assert_eq!(container["resources"]["requests"]["cpu"], "1");
+        assert_eq!(container["livenessProbe"]["periodSeconds"], 10);
+        assert_eq!(object.0["spec"]["restartPolicy"], "Always");
+        let before = object.clone();
+        pod_spec_defaults(object.map_mut("spec"));
+        assert_eq!(object, before);
+        for (image, latest) in [
+            ("x", true),
+            ("x:1", false),
+            ("r:5000/x", true),
+            ("r:5000/x:latest", true),
+            ("x@sha256:0", false),
+        ] {
+            assert_eq!(is_latest(image), latest, "{image}");
+        }
+    }
+
+    #[test]
+    fn errors_carry_paths() {
+        let good = json!({"name": "a", "image": "x"});
+        for (spec, expected) in [
+            (json!({"containers": [good]}), vec![]),
+            (json!({}), vec!["spec.containers: Required value"]),
+            (json!({"containers": [{"name": "a"}]}), vec!["spec.containers[0].image: Required value"]),
+            (json!({"containers": [good, good]}), vec!["spec.containers[1].name: Duplicate value: \"a\""]),
+            (
+                json!({"containers": [good], "restartPolicy": "Sometimes"}),
+                vec![
+                    "spec.restartPolicy: Unsupported value: \"Sometimes\": supported values: \"Always\", \"OnFailure\", \"Never\"",
+                ],
+            ),
+        ] {
+            let errors = validate(&pod(spec.clone()), None);
+            let shown: Vec<_> = errors.iter().map(|e| format!("{}: {}", e.path, e.message())).collect();
+            assert_eq!(shown, expected, "{spec}");
+        }
+    }
+
+    #[test]
+    fn only_some_fields_of_a_pod_may_change() {
+        let old = pod(json!({"containers": [{"name": "a", "image": "x"}], "tolerations": [{"key": "k"}]}));
+        let changed = |change: fn(&mut Value)| {
+            let mut new = old.clone();
+            change(new.0.get_mut("spec").unwrap());
+            validate(&new, Some(&old)).len()
+        };
+        assert_eq!(changed(|spec| spec["containers"][0]["image"] = json!("y")), 0);
+        assert_eq!(changed(|spec| spec["tolerations"] = json!([{"key": "k"}, {"key": "l"}])), 0);
+        assert_eq!(changed(|spec| spec["tolerations"] = json!([])), 1);
+        assert_eq!(changed(|spec| spec["nodeName"] = json!("n")), 1);
+        assert_eq!(changed(|spec| spec["containers"][0]["name"] = json!("b")), 1);
+    }
+
+    #[test]
+    fn grace_and_class() {
+        let mut object = pod(
+            json!({"containers": [{"name": "a", "image": "x", "resources": {"limits": {"cpu": "1", "memory": "1Mi"}}}]}),
+        );
+        assert_eq!(qos_class(&object), "Guaranteed");
+        assert_eq!(grace(&object, None), 0, "not on a node yet");
+        object.map_mut("spec").insert("nodeName".into(), json!("n"));
+        assert_eq!((grace(&object, None), grace(&object, Some(5)), grace(&object, Some(-1))), (30, 5, 1));
+        object.map_mut("status").insert("phase".into(), json!("Failed"));
+        assert_eq!(grace(&object, None), 0);
+    }
+}

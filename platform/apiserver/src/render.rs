@@ -1,0 +1,175 @@
+//! Answers: objects, lists, tables and metadata, as bytes.
+
+use axum::{body::Body, response::Response};
+use bytes::Bytes;
+use http::{HeaderValue, StatusCode, header};
+use jiff::Timestamp;
+use mayfly_store::{Entry, Revision};
+use serde_json::{Map, Value, json};
+
+use crate::{
+    negotiate::Representation,
+    object::{Object, splice},
+    registry::Kind,
+    status::ApiError,
+};
+
+/// What a table carries of each object besides its cells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum IncludeObject {
+    None,
+    Metadata,
+    Object,
+}
+
+impl IncludeObject {
+    pub(crate) fn parse(text: Option<&str>) -> Result<Self, ApiError> {
+        match text {
+            None | Some("" | "Metadata") => Ok(Self::Metadata),
+            Some("None") => Ok(Self::None),
+            Some("Object") => Ok(Self::Object),
+            Some(other) => Err(ApiError::bad_request(format!("unrecognized includeObject value: {other:?}"))),
+        }
+    }
+}
+
+/// How a client wants objects of a kind shown.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct View {
+    pub(crate) kind: &'static Kind,
+    pub(crate) representation: Representation,
+    pub(crate) include: IncludeObject,
+    pub(crate) now: Timestamp,
+}
+
+/// The frame of a list.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ListMeta {
+    pub(crate) revision: Revision,
+    pub(crate) continue_token: Option<String>,
+    pub(crate) remaining: Option<usize>,
+}
+
+impl ListMeta {
+    fn to_value(&self) -> Value {
+        let mut meta = json!({"resourceVersion": self.revision.to_string()});
+        if let Some(token) = &self.continue_token {
+            meta["continue"] = token.as_str().into();
+        }
+        if let Some(remaining) = self.remaining {
+            meta["remainingItemCount"] = remaining.into();
+        }
+        meta
+    }
+}
+
+pub(crate) fn json_response(code: StatusCode, body: impl Into<Bytes>) -> Response {
+    let mut response = Response::new(Body::from(body.into()));
+    *response.status_mut() = code;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+pub(crate) fn json_value(code: StatusCode, value: &Value) -> Response {
+    json_response(code, serde_json::to_vec(value).expect("a JSON value serialises"))
+}
+
+impl View {
+    /// One stored object, appended.
+    pub(crate) fn stored(
+        &self,
+        out: &mut Vec<u8>,
+        stored: &[u8],
+        revision: Revision,
+    ) -> Result<(), ApiError> {
+        match self.representation {
+            Representation::Object => splice(out, stored, revision),
+            _ => {
+                let object = Object::from_stored(stored, revision).map_err(ApiError::internal)?;
+                self.shown(out, object, true);
+            }
+        }
+        Ok(())
+    }
+
+    /// One decoded object, appended.
+    pub(crate) fn shown(&self, out: &mut Vec<u8>, object: Object, with_columns: bool) {
+        let value = match self.representation {
+            Representation::Object => Value::Object(object.0),
+            Representation::Metadata => partial(&object),
+            Representation::Table => {
+                let version = object.resource_version().to_owned();
+                let rows = vec![self.row(object)];
+                self.table(json!({"resourceVersion": version}), rows, with_columns)
+            }
+        };
+        serde_json::to_writer(out, &value).expect("a Vec takes every byte");
+    }
+
+    /// A list, whole.
+    pub(crate) fn list<'a>(
+        &self,
+        meta: &ListMeta,
+        entries: impl Iterator<Item = &'a Entry>,
+    ) -> Result<Vec<u8>, ApiError> {
+        let mut out = Vec::with_capacity(1024);
+        let decode = |entry: &Entry| Object::from_entry(entry).map_err(ApiError::internal);
+        if self.representation == Representation::Table {
+            let rows = entries.map(|entry| Ok(self.row(decode(entry)?))).collect::<Result<_, ApiError>>()?;
+            let table = self.table(meta.to_value(), rows, true);
+            serde_json::to_writer(&mut out, &table).expect("a Vec takes every byte");
+            return Ok(out);
+        }
+        let (kind, api_version) = match self.representation {
+            Representation::Metadata => ("PartialObjectMetadataList".to_owned(), "meta.k8s.io/v1".to_owned()),
+            _ => (format!("{}List", self.kind.kind), self.kind.api_version()),
+        };
+        let meta = meta.to_value();
+        out.extend_from_slice(
+            format!("{{\"kind\":\"{kind}\",\"apiVersion\":\"{api_version}\",\"metadata\":{meta},\"items\":[")
+                .as_bytes(),
+        );
+        for (at, entry) in entries.enumerate() {
+            if at > 0 {
+                out.push(b',');
+            }
+            self.stored(&mut out, &entry.value, entry.modified)?;
+        }
+        out.extend_from_slice(b"]}");
+        Ok(out)
+    }
+
+    fn row(&self, object: Object) -> Value {
+        let cells = (self.kind.cells)(&object, self.now);
+        match self.include {
+            IncludeObject::None => json!({"cells": cells}),
+            IncludeObject::Metadata => json!({"cells": cells, "object": partial(&object)}),
+            IncludeObject::Object => json!({"cells": cells, "object": Value::Object(object.0)}),
+        }
+    }
+
+    fn table(&self, meta: Value, rows: Vec<Value>, with_columns: bool) -> Value {
+        let columns = self.kind.columns.iter().filter(|_| with_columns).map(|column| {
+            json!({
+                "name": column.name,
+                "type": column.kind,
+                "format": column.format,
+                "description": column.description,
+                "priority": column.priority,
+            })
+        });
+        let columns: Vec<Value> = columns.collect();
+        json!({
+            "kind": "Table",
+            "apiVersion": "meta.k8s.io/v1",
+            "metadata": meta,
+            "columnDefinitions": columns,
+            "rows": rows,
+        })
+    }
+}
+
+fn partial(object: &Object) -> Value {
+    let metadata = object.meta().cloned().unwrap_or_else(Map::new);
+    json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": metadata})
+}

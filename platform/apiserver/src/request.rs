@@ -1,0 +1,247 @@
+//! What a request asks for: its path and its query.
+
+use std::borrow::Cow;
+
+use crate::{
+    registry::{Kind, registry},
+    status::ApiError,
+};
+
+/// A resource's path, understood.
+#[derive(Clone, Debug)]
+pub(crate) struct Target {
+    pub(crate) kind: &'static Kind,
+    /// Empty for cluster-scoped kinds, and for namespaced ones over all namespaces.
+    pub(crate) namespace: String,
+    pub(crate) name: Option<String>,
+    pub(crate) subresource: Option<String>,
+}
+
+/// Splits a path into decoded segments; `None` when one is not UTF-8 or smuggles a slash.
+pub(crate) fn segments(path: &str) -> Option<Vec<String>> {
+    let decoded = path.split('/').filter(|segment| !segment.is_empty()).map(percent_decode);
+    decoded.map(|segment| segment.filter(|s| !s.contains('/')).map(Cow::into_owned)).collect()
+}
+
+fn percent_decode(segment: &str) -> Option<Cow<'_, str>> {
+    if !segment.contains('%') {
+        return Some(segment.into());
+    }
+    let (mut bytes, mut rest) = (Vec::with_capacity(segment.len()), segment.as_bytes());
+    while let Some((first, after)) = rest.split_first() {
+        if *first == b'%' {
+            let digits = std::str::from_utf8(after.get(..2)?).ok()?;
+            bytes.push(u8::from_str_radix(digits, 16).ok()?);
+            rest = &after[2..];
+        } else {
+            bytes.push(*first);
+            rest = after;
+        }
+    }
+    String::from_utf8(bytes).ok().map(Cow::Owned)
+}
+
+impl Target {
+    /// Parses `/api/v1/…` and `/apis/<group>/<version>/…` (upstream: `apiserver/pkg/endpoints/request`).
+    pub(crate) fn parse(segments: &[String]) -> Result<Self, ApiError> {
+        let texts: Vec<&str> = segments.iter().map(String::as_str).collect();
+        let (group, version, rest) = match texts.as_slice() {
+            ["api", version, rest @ ..] => ("", *version, rest),
+            ["apis", group, version, rest @ ..] => (*group, *version, rest),
+            _ => return Err(ApiError::no_resource()),
+        };
+        let find = |plural: &str| registry().find(group, version, plural).ok_or_else(ApiError::no_resource);
+        let (kind, namespace, rest) = match rest {
+            // A namespace's own subresources look like resources inside of it.
+            ["namespaces", name, sub @ ("status" | "finalize")] => {
+                return Ok(Self {
+                    kind: find("namespaces")?,
+                    namespace: String::new(),
+                    name: Some((*name).into()),
+                    subresource: Some((*sub).into()),
+                });
+            }
+            ["namespaces", namespace, plural, rest @ ..] => {
+                let kind = find(plural)?;
+                if !kind.namespaced {
+                    return Err(ApiError::no_resource());
+                }
+                (kind, (*namespace).to_owned(), rest)
+            }
+            [plural, rest @ ..] => (find(plural)?, String::new(), rest),
+            [] => return Err(ApiError::no_resource()),
+        };
+        let (name, subresource) = match rest {
+            [] => (None, None),
+            [name] => (Some((*name).to_owned()), None),
+            [name, subresource] => (Some((*name).to_owned()), Some((*subresource).to_owned())),
+            _ => return Err(ApiError::no_resource()),
+        };
+        if name.is_some() && kind.namespaced && namespace.is_empty() {
+            return Err(ApiError::no_resource());
+        }
+        Ok(Self { kind, namespace, name, subresource })
+    }
+}
+
+/// `fieldValidation`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum FieldValidation {
+    Ignore,
+    #[default]
+    Warn,
+    Strict,
+}
+
+/// The query parameters of the API's verbs.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Query {
+    pub(crate) resource_version: Option<String>,
+    pub(crate) resource_version_match: Option<String>,
+    pub(crate) limit: Option<usize>,
+    pub(crate) continue_token: Option<String>,
+    pub(crate) label_selector: Option<String>,
+    pub(crate) field_selector: Option<String>,
+    pub(crate) watch: bool,
+    pub(crate) allow_watch_bookmarks: bool,
+    pub(crate) send_initial_events: Option<bool>,
+    pub(crate) timeout_seconds: Option<u64>,
+    pub(crate) dry_run: bool,
+    pub(crate) field_manager: Option<String>,
+    pub(crate) field_validation: FieldValidation,
+    pub(crate) force: bool,
+    pub(crate) propagation_policy: Option<String>,
+    pub(crate) grace_period_seconds: Option<i64>,
+    pub(crate) orphan_dependents: Option<bool>,
+    pub(crate) include_object: Option<String>,
+}
+
+/// Longest name of a field manager, in bytes (upstream's limit).
+const FIELD_MANAGER_BYTES_MAX: usize = 128;
+
+impl Query {
+    pub(crate) fn parse(text: &str) -> Result<Self, ApiError> {
+        let mut query = Self::default();
+        for (key, value) in url::form_urlencoded::parse(text.as_bytes()) {
+            query.set(&key, value.into_owned())?;
+        }
+        Ok(query)
+    }
+
+    fn set(&mut self, key: &str, value: String) -> Result<(), ApiError> {
+        let some = |value: String| Some(value).filter(|value| !value.is_empty());
+        match key {
+            "resourceVersion" => self.resource_version = some(value),
+            "resourceVersionMatch" => self.resource_version_match = some(value),
+            "limit" => {
+                let limit: i64 = number(key, &value)?;
+                self.limit = usize::try_from(limit).ok().filter(|limit| *limit > 0);
+            }
+            "continue" => self.continue_token = some(value),
+            "labelSelector" => self.label_selector = some(value),
+            "fieldSelector" => self.field_selector = some(value),
+            "watch" => self.watch = boolean(key, &value)?,
+            "allowWatchBookmarks" => self.allow_watch_bookmarks = boolean(key, &value)?,
+            "sendInitialEvents" => self.send_initial_events = Some(boolean(key, &value)?),
+            "timeoutSeconds" => self.timeout_seconds = Some(number(key, &value)?),
+            "dryRun" => match value.as_str() {
+                "All" => self.dry_run = true,
+                "" => {}
+                other => {
+                    let message = format!(
+                        "Invalid value: [{other:?}]: dryRun: Unsupported value: {other:?}: supported values: \"All\""
+                    );
+                    return Err(ApiError::bad_request(message));
+                }
+            },
+            "fieldManager" => {
+                let printable = value.chars().all(|c| !c.is_control());
+                if value.len() > FIELD_MANAGER_BYTES_MAX || !printable {
+                    let message = format!(
+                        "fieldManager: Invalid value: {value:?}: must be at most {FIELD_MANAGER_BYTES_MAX} printable characters"
+                    );
+                    return Err(ApiError::unprocessable(message));
+                }
+                self.field_manager = some(value);
+            }
+            "fieldValidation" => {
+                self.field_validation = match value.as_str() {
+                    "Ignore" => FieldValidation::Ignore,
+                    "Warn" | "" => FieldValidation::Warn,
+                    "Strict" => FieldValidation::Strict,
+                    other => {
+                        let message = format!(
+                            "fieldValidation: Unsupported value: {other:?}: supported values: \"Ignore\", \"Strict\", \"Warn\""
+                        );
+                        return Err(ApiError::unprocessable(message));
+                    }
+                }
+            }
+            "force" => self.force = boolean(key, &value)?,
+            "propagationPolicy" => self.propagation_policy = some(value),
+            "gracePeriodSeconds" => self.grace_period_seconds = Some(number(key, &value)?),
+            "orphanDependents" => self.orphan_dependents = Some(boolean(key, &value)?),
+            "includeObject" => self.include_object = some(value),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+fn number<T: std::str::FromStr>(key: &str, value: &str) -> Result<T, ApiError> {
+    value.parse().map_err(|_| ApiError::bad_request(format!("{key}: {value:?} is not a number it can be")))
+}
+
+fn boolean(key: &str, value: &str) -> Result<bool, ApiError> {
+    match value {
+        "true" | "1" | "True" | "TRUE" | "t" => Ok(true),
+        "false" | "0" | "False" | "FALSE" | "f" | "" => Ok(false),
+        _ => Err(ApiError::bad_request(format!("{key}: {value:?} is neither true nor false"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths() {
+        let parse = |path: &str| {
+            Target::parse(&segments(path).unwrap()).ok().map(|t| {
+                (t.kind.plural, t.namespace, t.name.unwrap_or_default(), t.subresource.unwrap_or_default())
+            })
+        };
+        let target =
+            |plural, ns: &str, name: &str, sub: &str| Some((plural, ns.into(), name.into(), sub.into()));
+        for (path, expected) in [
+            ("/api/v1/pods", target("pods", "", "", "")),
+            ("/api/v1/namespaces/a/pods", target("pods", "a", "", "")),
+            ("/api/v1/namespaces/a/pods/p/log", target("pods", "a", "p", "log")),
+            ("/api/v1/namespaces/a", target("namespaces", "", "a", "")),
+            ("/api/v1/namespaces/a/finalize", target("namespaces", "", "a", "finalize")),
+            ("/api/v1/nodes/n/status", target("nodes", "", "n", "status")),
+            ("/apis/mayfly.dev/v1/functions", target("functions", "", "", "")),
+            ("/apis/mayfly.dev/v1/namespaces/d/functions/a%2Db", target("functions", "d", "a-b", "")),
+            ("/api/v1/namespaces/a/nodes", None),
+            ("/api/v1/pods/p", None),
+            ("/api/v2/pods", None),
+            ("/api/v1", None),
+        ] {
+            assert_eq!(parse(path), expected, "{path}");
+        }
+        assert_eq!(segments("/a%2fb"), None);
+        assert_eq!(segments("/a%zz"), None);
+    }
+
+    #[test]
+    fn queries() {
+        let query =
+            Query::parse("limit=5&watch=1&labelSelector=a%3Db&dryRun=All&fieldValidation=Strict").unwrap();
+        assert_eq!((query.limit, query.watch, query.dry_run), (Some(5), true, true));
+        assert_eq!(query.label_selector.as_deref(), Some("a=b"));
+        assert_eq!(query.field_validation, FieldValidation::Strict);
+        for bad in ["limit=x", "watch=maybe", "dryRun=Some", "fieldValidation=Loose"] {
+            assert!(Query::parse(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! Builds the arena of shapes from the kinds' schemas.
+
+use std::collections::HashMap;
+
+use schemars::{SchemaGenerator, generate::SchemaSettings};
+use serde_json::{Map, Value};
+
+use super::{Field, ListType, Merge, Node, NodeId, Schemas, Struct};
+use crate::registry::{Kind, registry};
+
+/// Definition, then field, then the rules, as in upstream's OpenAPI document.
+const MERGE_KEYS: &str = include_str!("merge_keys.json");
+/// The rules of our own kinds.
+const OWN_MERGE_KEYS: &str = r#"{
+"FunctionSpec": {"env": {"list-type": "map", "list-map-keys": ["name"]}},
+"FunctionStatus": {"conditions": {"list-type": "map", "list-map-keys": ["type"]}},
+"RevisionSpec": {"env": {"list-type": "map", "list-map-keys": ["name"]}},
+"RevisionStatus": {"conditions": {"list-type": "map", "list-map-keys": ["type"]}}
+}"#;
+const PREFIX: &str = "#/components/schemas/";
+const OBJECT_META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
+const QUANTITY: &str = "io.k8s.apimachinery.pkg.api.resource.Quantity";
+
+/// Rules by definition and field.
+pub(crate) type MergeKeys = HashMap<String, HashMap<String, Map<String, Value>>>;
+
+pub(crate) fn merge_keys() -> MergeKeys {
+    let mut keys: MergeKeys = serde_json::from_str(MERGE_KEYS).expect("the embedded file is JSON");
+    keys.extend(serde_json::from_str::<MergeKeys>(OWN_MERGE_KEYS).expect("the constant is JSON"));
+    keys
+}
+
+/// The schemas of some kinds with all they refer to, by definition name, merge rules included
+/// (`x-kubernetes-…`); and the kinds' own definition names, in the same order.
+pub(crate) fn definitions(kinds: &[&Kind]) -> (Map<String, Value>, Vec<String>) {
+    let mut generator = SchemaSettings::openapi3().into_generator();
+    generator.subschema_for::<k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta>();
+    let names: Vec<_> = kinds.iter().map(|kind| reference(&(kind.schema)(&mut generator))).collect();
+    let mut definitions = take(&mut generator);
+    for name in &names {
+        complete_root(&mut definitions, name);
+    }
+    for (name, fields) in merge_keys() {
+        let Some(properties) = definitions.get_mut(&name).and_then(|d| d.get_mut("properties")) else {
+            continue;
+        };
+        for (field, rules) in fields {
+            let Some(property) = properties.get_mut(&field).and_then(Value::as_object_mut) else { continue };
+            property.extend(rules.into_iter().map(|(rule, value)| (format!("x-kubernetes-{rule}"), value)));
+        }
+    }
+    (definitions, names)
+}
+
+fn take(generator: &mut SchemaGenerator) -> Map<String, Value> {
+    generator.take_definitions(true)
+}
+
+fn reference(schema: &schemars::Schema) -> String {
+    let reference = schema.get("$ref").and_then(Value::as_str).unwrap_or_default();
+    reference.strip_prefix(PREFIX).unwrap_or(reference).to_owned()
+}
+
+/// Derived kinds leave metadata, apiVersion and kind open: fill them in.
+fn complete_root(definitions: &mut Map<String, Value>, name: &str) {
+    let Some(properties) = definitions.get_mut(name).and_then(|d| d.get_mut("properties")) else { return };
+    let Some(properties) = properties.as_object_mut() else { return };
+    for (field, description) in [
+        ("apiVersion", "APIVersion defines the versioned schema of this representation of an object."),
+        ("kind", "Kind is a string value representing the REST resource this object represents."),
+    ] {
+        properties
+            .entry(field)
+            .or_insert_with(|| serde_json::json!({"type": "string", "description": description}));
+    }
+    let metadata = properties.entry("metadata").or_insert(Value::Null);
+    if metadata.get("allOf").is_none() && metadata.get("$ref").is_none() {
+        *metadata = serde_json::json!({
+            "description": "Standard object's metadata.",
+            "allOf": [{"$ref": format!("{PREFIX}{OBJECT_META}")}]
+        });
+    }
+}
+
+/// Compiles the shapes of all kinds in the registry.
+pub(super) fn compile() -> Schemas {
+    let kinds: Vec<&Kind> = registry().kinds().collect();
+    let (definitions, names) = definitions(&kinds);
+    let merge_keys = merge_keys();
+    let mut compiler = Compiler {
+        definitions: &definitions,
+        merge_keys: &merge_keys,
+        nodes: Vec::new(),
+        known: HashMap::new(),
+    };
+    let mut roots = HashMap::new();
+    for (kind, name) in kinds.iter().zip(&names) {
+        roots.insert((kind.group, kind.version, kind.kind), compiler.definition(name));
+    }
+    Schemas { nodes: compiler.nodes, roots }
+}
+
+struct Compiler<'a> {
+    definitions: &'a Map<String, Value>,
+    merge_keys: &'a MergeKeys,
+    nodes: Vec<Node>,
+    known: HashMap<&'a str, NodeId>,
+}
+
+impl<'a> Compiler<'a> {
+    fn push(&mut self, node: Node) -> NodeId {
+        self.nodes.push(node);
+        NodeId(u32::try_from(self.nodes.len() - 1).expect("fewer than 2^32 schema nodes"))
+    }
+
+    fn definition(&mut self, name: &'a str) -> NodeId {
+        if let Some(id) = self.known.get(name) {
+            return *id;
+        }
+        // Known before its fields are: types may be recursive.
+        let id = self.push(Node::Any);
+        self.known.insert(name, id);
+        let definitions = self.definitions;
+        if name == QUANTITY {
+            self.nodes[id.0 as usize] = Node::Quantity;
+        } else if let Some(schema) = definitions.get(name) {
+            let node = self.shape(schema, name);
+            self.nodes[id.0 as usize] = node;
+        }
+        id
+    }
+
+    fn schema(&mut self, schema: &'a Value) -> NodeId {
+        let target = |schema: &'a Value| schema.get("$ref").and_then(Value::as_str);
+        let all_of = || schema.get("allOf").and_then(Value::as_array).filter(|all| all.len() == 1);
+        let reference = target(schema).or_else(|| target(all_of()?.first()?));
+        if let Some(reference) = reference {
+            return self.definition(reference.strip_prefix(PREFIX).unwrap_or(reference));
+        }
+        let node = self.shape(schema, "");
+        self.push(node)
+    }
+
+    fn shape(&mut self, schema: &'a Value, name: &str) -> Node {
+        if schema.get("x-kubernetes-int-or-string").is_some() {
+            return Node::IntOrString;
+        }
+        if let Some(alternatives) = schema.get("oneOf").or_else(|| schema.get("anyOf")) {
+            return one_type(alternatives);
+        }
+        let kind = schema.get("type").and_then(Value::as_str);
+        match kind {
+            Some("string") => Node::String,
+            Some("integer") => Node::Integer,
+            Some("number") => Node::Number,
+            Some("boolean") => Node::Boolean,
+            Some("array") => {
+                let items = schema.get("items").map(|items| self.schema(items));
+                Node::List(items.unwrap_or_else(|| self.push(Node::Any)))
+            }
+            Some("object") if schema.get("properties").is_some() => self.fields(schema, name),
+            Some("object") => match schema.get("additionalProperties").filter(|v| v.is_object()) {
+                Some(values) => Node::Map(self.schema(values)),
+                None => Node::Any,
+            },
+            _ => Node::Any,
+        }
+    }
+
+    fn fields(&mut self, schema: &'a Value, name: &str) -> Node {
+        let rules = self.merge_keys.get(name);
+        let mut fields = HashMap::new();
+        for (field, property) in schema["properties"].as_object().into_iter().flatten() {
+            let merge = rules.and_then(|rules| rules.get(field)).map(merge_rule).unwrap_or_default();
+            fields.insert(field.as_str().into(), Field { node: self.schema(property), merge });
+        }
+        let required = schema.get("required").and_then(Value::as_array);
+        let required = required.into_iter().flatten().filter_map(Value::as_str).map(Into::into).collect();
+        Node::Struct(Struct { name: name.into(), fields, required })
+    }
+}
+
+/// The one type of an enum's variants; anything goes when they differ.
+fn one_type(alternatives: &Value) -> Node {
+    let types: Vec<_> = alternatives
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|a| a.get("type").and_then(Value::as_str))
+        .collect();
+    match types.first() {
+        Some(Some("string")) if types.iter().all(|t| *t == types[0]) => Node::String,
+        _ => Node::Any,
+    }
+}
+
+fn merge_rule(rules: &Map<String, Value>) -> Merge {
+    let text = |rule: &str| rules.get(rule).and_then(Value::as_str).unwrap_or("");
+    let strategies: Vec<&str> = text("patch-strategy").split(',').collect();
+    let keys = rules.get("list-map-keys").and_then(Value::as_array).into_iter().flatten();
+    Merge {
+        patch_merge: strategies.contains(&"merge"),
+        patch_retain_keys: strategies.contains(&"retainKeys"),
+        patch_replace: strategies.contains(&"replace"),
+        merge_key: Some(text("patch-merge-key")).filter(|key| !key.is_empty()).map(Into::into),
+        list: match text("list-type") {
+            "map" => ListType::Map(keys.filter_map(Value::as_str).map(Into::into).collect()),
+            "set" => ListType::Set,
+            _ => ListType::Atomic,
+        },
+        atomic_map: text("map-type") == "atomic",
+    }
+}

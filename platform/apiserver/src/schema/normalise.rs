@@ -1,0 +1,259 @@
+//! Makes a decoded body fit its kind: unknown fields and nulls go, types are checked.
+
+use std::fmt;
+
+use serde_json::{Map, Number, Value};
+
+use super::{Node, NodeId, Schemas, schemas};
+use crate::registry::Kind;
+
+/// Deepest nesting that is looked at; the decoder's own limit is lower.
+const DEPTH_MAX: usize = 256;
+
+/// What was found on the way.
+#[derive(Debug, Default)]
+pub(crate) struct Findings {
+    /// Paths of fields that the kind does not have.
+    pub(crate) unknown: Vec<String>,
+    /// Paths of fields that must be there and are not.
+    pub(crate) missing: Vec<String>,
+    /// The first value of a wrong type, in upstream's words.
+    pub(crate) wrong: Option<String>,
+}
+
+/// Removes unknown fields and nulls from an object of `kind`, and says what was found.
+pub(crate) fn normalise(kind: &Kind, object: &mut Map<String, Value>) -> Findings {
+    let schemas = schemas();
+    let mut walk = Walk { schemas, kind: kind.kind, path: Vec::new(), findings: Findings::default() };
+    let mut value = Value::Object(std::mem::take(object));
+    walk.value(schemas.root(kind), &mut value);
+    if let Value::Object(map) = value {
+        *object = map;
+    }
+    walk.findings
+}
+
+enum Step {
+    Field(String),
+    Index(usize),
+}
+
+struct Walk<'a> {
+    schemas: &'a Schemas,
+    kind: &'static str,
+    path: Vec<Step>,
+    findings: Findings,
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Field(name) => f.write_str(name),
+            Self::Index(at) => write!(f, "[{at}]"),
+        }
+    }
+}
+
+impl Walk<'_> {
+    fn path(&self, last: Option<&str>) -> String {
+        let mut text = String::new();
+        for step in &self.path {
+            if matches!(step, Step::Field(_)) && !text.is_empty() {
+                text.push('.');
+            }
+            text.push_str(&step.to_string());
+        }
+        if let Some(last) = last {
+            if !text.is_empty() {
+                text.push('.');
+            }
+            text.push_str(last);
+        }
+        text
+    }
+
+    fn wrong(&mut self, value: &Value, expected: &str) {
+        let found = match value {
+            Value::Null => "null",
+            Value::Bool(_) => "bool",
+            Value::Number(_) => "number",
+            Value::String(_) => "string",
+            Value::Array(_) => "array",
+            Value::Object(_) => "object",
+        };
+        if self.findings.wrong.is_none() {
+            let field = self.path(None);
+            let text = format!(
+                "json: cannot unmarshal {found} into Go struct field {}.{field} of type {expected}",
+                self.kind
+            );
+            self.findings.wrong = Some(text);
+        }
+    }
+
+    fn value(&mut self, id: NodeId, value: &mut Value) {
+        if self.path.len() > DEPTH_MAX {
+            return self.wrong(value, "a value that is nested less deep");
+        }
+        match (self.schemas.node(id), &mut *value) {
+            (Node::Any, _)
+            | (Node::String, Value::String(_))
+            | (Node::Boolean, Value::Bool(_))
+            | (Node::Number, Value::Number(_))
+            | (Node::IntOrString | Node::Quantity, Value::String(_)) => {}
+            (Node::Quantity, Value::Number(number)) => *value = Value::String(number.to_string()),
+            (Node::Integer | Node::IntOrString, Value::Number(number)) => match integral(number) {
+                Some(number) => *value = Value::Number(number),
+                None => self.wrong(value, "int64"),
+            },
+            (Node::Map(values), Value::Object(map)) => self.map(*values, map),
+            (Node::List(items), Value::Array(list)) => {
+                for (at, item) in list.iter_mut().enumerate() {
+                    self.path.push(Step::Index(at));
+                    self.value(*items, item);
+                    self.path.pop();
+                }
+            }
+            (Node::Struct(_), Value::Object(map)) => self.fields(id, map),
+            (node, value) => self.wrong(value, expected(node)),
+        }
+    }
+
+    fn map(&mut self, values: NodeId, map: &mut Map<String, Value>) {
+        for (key, value) in map.iter_mut() {
+            if value.is_null() {
+                // What Go makes of a null in a map: the zero value.
+                match self.schemas.node(values) {
+                    Node::String => *value = Value::String(String::new()),
+                    Node::Quantity => *value = Value::String("0".into()),
+                    _ => {}
+                }
+                if value.is_null() {
+                    continue;
+                }
+            }
+            self.path.push(Step::Field(key.clone()));
+            self.value(values, value);
+            self.path.pop();
+        }
+        map.retain(|_, value| !value.is_null());
+    }
+
+    fn fields(&mut self, id: NodeId, map: &mut Map<String, Value>) {
+        let Node::Struct(shape) = self.schemas.node(id) else { return };
+        map.retain(|key, value| {
+            let known = shape.fields.contains_key(key.as_str());
+            if !known {
+                self.findings.unknown.push(self.path(Some(key)));
+            }
+            known && !value.is_null()
+        });
+        for (key, value) in map.iter_mut() {
+            self.path.push(Step::Field(key.clone()));
+            self.value(shape.fields[key.as_str()].node, value);
+            self.path.pop();
+        }
+        for required in shape.required.iter().filter(|key| !map.contains_key(&***key)) {
+            self.findings.missing.push(self.path(Some(required)));
+        }
+    }
+}
+
+fn integral(number: &Number) -> Option<Number> {
+    if number.is_i64() || number.is_u64() {
+        return Some(number.clone());
+    }
+    let float = number.as_f64().filter(|float| float.fract() == 0.0 && float.abs() < 9e15)?;
+    #[expect(clippy::cast_possible_truncation, reason = "integral and below 2^53, checked above")]
+    Some(Number::from(float as i64))
+}
+
+fn expected(node: &Node) -> &'static str {
+    match node {
+        Node::Any => "interface {}",
+        Node::String => "string",
+        Node::Integer => "int64",
+        Node::Number => "float64",
+        Node::Boolean => "bool",
+        Node::IntOrString => "intstr.IntOrString",
+        Node::Quantity => "resource.Quantity",
+        Node::Map(_) => "map[string]…",
+        Node::List(_) => "[]…",
+        Node::Struct(_) => "struct",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::registry::registry;
+
+    fn check(group: &str, version: &str, plural: &str, value: Value) -> (Value, Findings) {
+        let kind = registry().find(group, version, plural).unwrap();
+        let mut map = value.as_object().unwrap().clone();
+        let findings = normalise(kind, &mut map);
+        (Value::Object(map), findings)
+    }
+
+    #[test]
+    fn unknown_fields_are_named_by_path_and_removed() {
+        let (value, findings) = check(
+            "",
+            "v1",
+            "pods",
+            json!({
+                "metadata": {"name": "x", "labels": {"anything": "goes"}, "lables": {}},
+                "spec": {"containers": [{"name": "a", "imagee": "x"}], "replics": 1, "nodeName": null}
+            }),
+        );
+        assert_eq!(findings.unknown, ["metadata.lables", "spec.replics", "spec.containers[0].imagee"]);
+        assert_eq!(
+            value,
+            json!({"metadata": {"name": "x", "labels": {"anything": "goes"}}, "spec": {"containers": [{"name": "a"}]}})
+        );
+        assert_eq!(findings.wrong, None);
+    }
+
+    #[test]
+    fn our_kinds_have_their_metadata_and_required_fields() {
+        let (_, findings) = check(
+            "mayfly.dev",
+            "v1",
+            "functions",
+            json!({"apiVersion": "mayfly.dev/v1", "kind": "Function", "metadata": {"name": "f"},
+                   "spec": {"sorce": {}, "limits": {"memory": "64Mi", "momory": 1}, "isolation": "fresh"}}),
+        );
+        assert_eq!(findings.unknown, ["spec.sorce", "spec.limits.momory"]);
+        assert_eq!(findings.missing, ["spec.source"]);
+        assert_eq!(findings.wrong, None);
+    }
+
+    #[test]
+    fn types_are_checked() {
+        let wrong = |spec: Value| {
+            check("apps", "v1", "replicasets", json!({"metadata": {"name": "x"}, "spec": spec})).1.wrong
+        };
+        assert_eq!(wrong(json!({"replicas": 3})), None);
+        assert_eq!(wrong(json!({"replicas": 3.0})), None);
+        let text =
+            "json: cannot unmarshal string into Go struct field ReplicaSet.spec.replicas of type int64";
+        assert_eq!(wrong(json!({"replicas": "3"})).as_deref(), Some(text));
+        assert!(wrong(json!({"selector": {"matchLabels": {"a": 1}}})).is_some());
+        assert!(wrong(json!({"replicas": 1.5})).is_some());
+    }
+
+    #[test]
+    fn quantities_become_strings() {
+        let (value, findings) = check(
+            "",
+            "v1",
+            "pods",
+            json!({"spec": {"containers": [{"name": "a", "resources": {"limits": {"cpu": 2, "memory": "1Gi"}}}]}}),
+        );
+        assert_eq!(findings.wrong, None);
+        let limits = &value["spec"]["containers"][0]["resources"]["limits"];
+        assert_eq!(limits, &json!({"cpu": "2", "memory": "1Gi"}));
+    }
+}

@@ -1,0 +1,246 @@
+//! Which objects of a range a list or a watch is about: label and field selectors.
+
+use mayfly_api::selector::Selector;
+use mayfly_store::{Entry, Range, Scope};
+use serde_json::Value;
+
+use crate::{
+    object::{Object, labels_of},
+    registry::{Kind, registry},
+    request::Query,
+    status::ApiError,
+};
+
+/// Both selectors, parsed.
+#[derive(Clone, Debug)]
+pub(crate) struct Selection {
+    labels: Selector,
+    fields: Vec<FieldRequirement>,
+    /// From `metadata.name=x` and `metadata.namespace=x`, which narrow the range itself where they can.
+    name: Option<String>,
+    namespace: Option<String>,
+}
+
+#[derive(Clone, Debug)]
+struct FieldRequirement {
+    path: Vec<String>,
+    default: &'static str,
+    equal: bool,
+    value: String,
+}
+
+impl Selection {
+    pub(crate) fn parse(kind: &Kind, query: &Query) -> Result<Self, ApiError> {
+        let labels = query.label_selector.as_deref().unwrap_or("");
+        let labels = Selector::parse(labels).map_err(|error| ApiError::bad_request(error.to_string()))?;
+        let mut selection = Self { labels, fields: Vec::new(), name: None, namespace: None };
+        for (path, equal, value) in terms(query.field_selector.as_deref().unwrap_or(""))? {
+            let Some(default) = kind.selectable_default(&path) else {
+                let message = format!(
+                    "Unable to find \"{}, Resource={}\" that match label selector \"{}\", field selector \"{}\": \
+                     field label not supported: {path}",
+                    kind.api_version(),
+                    kind.plural,
+                    query.label_selector.as_deref().unwrap_or(""),
+                    query.field_selector.as_deref().unwrap_or(""),
+                );
+                return Err(ApiError::bad_request(message));
+            };
+            match (path.as_str(), equal) {
+                ("metadata.name", true) if selection.name.is_none() => selection.name = Some(value),
+                ("metadata.namespace", true) if selection.namespace.is_none() => {
+                    selection.namespace = Some(value)
+                }
+                _ => {
+                    let path = path.split('.').map(str::to_owned).collect();
+                    selection.fields.push(FieldRequirement { path, default, equal, value });
+                }
+            }
+        }
+        Ok(selection)
+    }
+
+    /// The narrowest range of the store for a request in `namespace` (empty: all, or no namespaces at all).
+    /// What it does not narrow is left to [`Self::matches`].
+    pub(crate) fn range(&mut self, kind: &Kind, namespace: &str) -> Range {
+        let resource = registry().store_resource(kind);
+        let within = match (namespace, &self.namespace) {
+            ("", Some(_)) => self.namespace.take(),
+            ("", None) => None,
+            (path, Some(asked)) if path == asked => self.namespace.take(),
+            (path, _) => Some(path.to_owned()),
+        };
+        let scope = match (within, kind.namespaced) {
+            (Some(namespace), _) => match self.name.take() {
+                Some(name) => Scope::Object { namespace: namespace.into(), name: name.into() },
+                None => Scope::Namespace(namespace.into()),
+            },
+            (None, false) => match self.name.take() {
+                Some(name) => Scope::Object { namespace: "".into(), name: name.into() },
+                None => Scope::All,
+            },
+            (None, true) => Scope::All,
+        };
+        Range { resource, scope }
+    }
+
+    /// Whether everything in the range is selected: no object needs to be looked at.
+    pub(crate) fn is_everything(&self) -> bool {
+        self.labels.is_empty() && self.fields.is_empty() && self.name.is_none() && self.namespace.is_none()
+    }
+
+    pub(crate) fn matches(&self, entry: &Entry) -> bool {
+        let differs =
+            |asked: &Option<String>, found: &str| asked.as_deref().is_some_and(|asked| asked != found);
+        if differs(&self.name, &entry.key.name) || differs(&self.namespace, &entry.key.namespace) {
+            return false;
+        }
+        if !self.labels.is_empty() && !self.labels.matches(&labels_of(&entry.value)) {
+            return false;
+        }
+        if self.fields.is_empty() {
+            return true;
+        }
+        let Ok(object) = Object::from_entry(entry) else { return false };
+        self.fields.iter().all(|field| field.matches(&object))
+    }
+}
+
+impl FieldRequirement {
+    fn matches(&self, object: &Object) -> bool {
+        let path: Vec<&str> = self.path.iter().map(String::as_str).collect();
+        let found = match object.at(&path) {
+            None | Some(Value::Null) => self.default == self.value,
+            Some(Value::String(text)) => *text == self.value,
+            Some(other) => other.to_string() == self.value,
+        };
+        found == self.equal
+    }
+}
+
+/// `a=b,c==d,e!=f`, with `\,`, `\=` and `\\` inside values.
+fn terms(text: &str) -> Result<Vec<(String, bool, String)>, ApiError> {
+    let invalid =
+        || ApiError::bad_request(format!("invalid field selector {text:?}: it is a list of field=value"));
+    let mut terms = Vec::new();
+    for term in split_unescaped(text) {
+        if term.is_empty() {
+            continue;
+        }
+        let (path, equal, value) = if let Some((path, value)) = term.split_once("!=") {
+            (path, false, value)
+        } else if let Some((path, value)) = term.split_once("==") {
+            (path, true, value)
+        } else {
+            let (path, value) = term.split_once('=').ok_or_else(invalid)?;
+            (path, true, value)
+        };
+        terms.push((path.trim().to_owned(), equal, unescape(value).ok_or_else(invalid)?));
+    }
+    Ok(terms)
+}
+
+fn split_unescaped(text: &str) -> Vec<&str> {
+    let (mut parts, mut start, mut escaped) = (Vec::new(), 0, false);
+    for (at, character) in text.char_indices() {
+        match character {
+            _ if escaped => escaped = false,
+            '\\' => escaped = true,
+            ',' => {
+                parts.push(&text[start..at]);
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    parts.push(&text[start..]);
+    parts
+}
+
+fn unescape(text: &str) -> Option<String> {
+    let (mut out, mut characters) = (String::new(), text.chars());
+    while let Some(character) = characters.next() {
+        match character {
+            '\\' => out.push(characters.next().filter(|next| matches!(next, '\\' | ',' | '='))?),
+            ',' | '=' => return None,
+            other => out.push(other),
+        }
+    }
+    Some(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::registry::registry;
+
+    #[test]
+    fn fields_are_compared_with_their_defaults() {
+        let pods = registry().find("", "v1", "pods").unwrap();
+        let entry = |value: Value| {
+            let object = Object(value.as_object().unwrap().clone());
+            Entry {
+                key: mayfly_store::Key::new("pods", "a", "x"),
+                value: object.encode(),
+                created: mayfly_store::Revision(1),
+                modified: mayfly_store::Revision(1),
+            }
+        };
+        let placed =
+            entry(json!({"metadata": {"name": "x", "labels": {"a": "b"}}, "spec": {"nodeName": "n"}}));
+        let unplaced = entry(json!({"metadata": {"name": "x"}, "spec": {}}));
+        for (labels, fields, first, second) in [
+            ("", "spec.nodeName=n", true, false),
+            ("", "spec.nodeName=", false, true),
+            ("", "spec.nodeName!=n", false, true),
+            ("", "spec.nodeName!=", true, false),
+            ("", "spec.hostNetwork=false", true, true),
+            ("a=b", "", true, false),
+            ("!a", "", false, true),
+            ("a=b", "spec.nodeName=m", false, false),
+        ] {
+            let query = Query {
+                label_selector: Some(labels.into()),
+                field_selector: Some(fields.into()),
+                ..Query::default()
+            };
+            let selection = Selection::parse(pods, &query).unwrap();
+            assert_eq!(
+                (selection.matches(&placed), selection.matches(&unplaced)),
+                (first, second),
+                "{labels} {fields}"
+            );
+        }
+    }
+
+    #[test]
+    fn unknown_fields_are_refused_and_names_narrow_the_range() {
+        let pods = registry().find("", "v1", "pods").unwrap();
+        let parse = |fields: &str| {
+            Selection::parse(pods, &Query { field_selector: Some(fields.into()), ..Query::default() })
+        };
+        let error = parse("spec.color=red").unwrap_err();
+        assert!(error.message.contains("field label not supported: spec.color"), "{error}");
+        let object = |namespace: &str| Scope::Object { namespace: namespace.into(), name: "x".into() };
+        for (fields, namespace, scope, everything) in [
+            ("metadata.name=x,metadata.namespace=y", "", object("y"), true),
+            ("metadata.name=x", "y", object("y"), true),
+            ("metadata.name=x", "", Scope::All, false),
+            ("metadata.namespace=z", "y", Scope::Namespace("y".into()), false),
+            ("metadata.namespace=y", "y", Scope::Namespace("y".into()), true),
+            ("", "", Scope::All, true),
+        ] {
+            let mut selection = parse(fields).unwrap();
+            let range = selection.range(pods, namespace);
+            assert_eq!(
+                (range.scope, selection.is_everything()),
+                (scope, everything),
+                "{fields} in {namespace}"
+            );
+        }
+        assert!(parse("metadata.name").is_err());
+        assert_eq!(parse(r"metadata.name=a\,b").unwrap().name.as_deref(), Some("a,b"));
+    }
+}

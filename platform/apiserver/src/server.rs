@@ -1,0 +1,142 @@
+//! The server: made from its parts, then used in process and over TLS.
+
+use std::sync::Arc;
+
+use axum::{Router, body::Body};
+use http::Request;
+use mayfly_api::wellknown;
+use mayfly_artifacts::Artifacts;
+use mayfly_store::{Store, Write, WriteError};
+use prometheus_client::registry::Registry;
+use serde_json::json;
+use tokio::sync::{RwLock, Semaphore};
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tower::ServiceExt;
+
+use crate::{
+    access::{Authenticator, User},
+    artifacts::Uploads,
+    config::{Clock, Config, Deps, Inspector, NodeConnector},
+    handler, meta,
+    metrics::Metrics,
+    namespaces,
+    object::Object,
+    registry::registry,
+    verbs,
+};
+
+/// The namespaces that always exist.
+const NAMESPACES: [&str; 4] = [
+    wellknown::NAMESPACE_DEFAULT,
+    wellknown::NAMESPACE_SYSTEM,
+    wellknown::NAMESPACE_PUBLIC,
+    wellknown::NAMESPACE_NODE_LEASE,
+];
+
+/// Why the server cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error("the standard namespaces cannot be written: {0}")]
+    Namespaces(WriteError),
+}
+
+/// The API server. A handle: cloning it is cheap and gives the same server.
+#[derive(Clone)]
+pub struct ApiServer {
+    pub(crate) inner: Arc<Inner>,
+    /// Ends background work and watches once the last handle is gone.
+    _stop: Arc<DropGuard>,
+}
+
+/// What requests share.
+pub(crate) struct Inner {
+    pub(crate) config: Config,
+    pub(crate) store: Store,
+    pub(crate) artifacts: Artifacts,
+    pub(crate) clock: Clock,
+    pub(crate) nodes: NodeConnector,
+    pub(crate) inspector: Inspector,
+    pub(crate) authenticator: Authenticator,
+    /// Creations hold it shared, the marking of a namespace for deletion alone: what is marked is closed.
+    pub(crate) namespaces: RwLock<()>,
+    pub(crate) in_flight: Arc<Semaphore>,
+    pub(crate) watches: Arc<Semaphore>,
+    pub(crate) uploads: Uploads,
+    pub(crate) metrics: Metrics,
+    pub(crate) shutdown: CancellationToken,
+}
+
+impl ApiServer {
+    /// Builds the server, makes the standard namespaces, and starts what empties deleted ones. `metrics` is
+    /// where requests are counted.
+    pub async fn create(config: Config, deps: Deps, metrics: &mut Registry) -> Result<Self, StartError> {
+        let shutdown = CancellationToken::new();
+        let inner = Arc::new(Inner {
+            authenticator: Authenticator::new(&config.token),
+            namespaces: RwLock::new(()),
+            in_flight: Arc::new(Semaphore::new(config.requests_in_flight_max)),
+            watches: Arc::new(Semaphore::new(config.watches_max)),
+            uploads: Uploads::default(),
+            metrics: Metrics::register(metrics),
+            shutdown: shutdown.clone(),
+            store: deps.store,
+            artifacts: deps.artifacts,
+            clock: deps.clock,
+            nodes: deps.nodes,
+            inspector: deps.inspector,
+            config,
+        });
+        inner.make_namespaces().await?;
+        tokio::spawn(namespaces::run(Arc::clone(&inner)));
+        Ok(Self { inner, _stop: Arc::new(shutdown.drop_guard()) })
+    }
+
+    /// The whole API as a tower service, for a server or a test of one's own.
+    pub fn router(&self) -> Router {
+        Router::new().fallback(handler::handle).with_state(Arc::clone(&self.inner))
+    }
+
+    /// A client in this process: no socket, no TLS; requests carry the user with them.
+    pub fn client(&self, user: User) -> kube::Client {
+        let router = self.router();
+        let service = tower::service_fn(move |request: Request<kube::client::Body>| {
+            let (mut parts, body) = request.into_parts();
+            parts.extensions.insert(user.clone());
+            router.clone().oneshot(Request::from_parts(parts, Body::new(body)))
+        });
+        kube::Client::new(service, wellknown::NAMESPACE_DEFAULT)
+    }
+
+    /// Ends all watches and refuses new ones: the first step of a shutdown.
+    pub fn shut_down(&self) {
+        self.inner.shutdown.cancel();
+    }
+}
+
+impl Inner {
+    pub(crate) fn now(&self) -> jiff::Timestamp {
+        (self.clock)()
+    }
+
+    async fn make_namespaces(&self) -> Result<(), StartError> {
+        let kind = registry().find("", "v1", "namespaces").expect("the row is there");
+        let missing =
+            NAMESPACES.into_iter().filter(|name| self.store.get(&verbs::key(kind, "", name)).is_none());
+        let writes: Vec<_> = missing
+            .map(|name| {
+                let mut object = Object::default();
+                object.0.insert("apiVersion".into(), json!(kind.api_version()));
+                object.0.insert("kind".into(), json!(kind.kind));
+                object.meta_mut().insert("name".into(), json!(name));
+                meta::on_create(&mut object, kind, self.now());
+                (kind.on_create)(&mut object);
+                (kind.defaults)(&mut object);
+                Write::Create { key: verbs::key(kind, "", name), value: object.encode() }
+            })
+            .collect();
+        if !writes.is_empty() {
+            self.store.write_all(writes).await.map_err(StartError::Namespaces)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,326 @@
+//! Errors of the API, and their one mapping to `Status` objects. The words are upstream's
+//! (`apimachinery/pkg/api/errors`), so that people and programs recognise them.
+
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use http::{HeaderValue, StatusCode, header};
+use mayfly_api::validation::FieldError;
+use serde::Serialize;
+
+use crate::registry::Kind;
+
+/// A refusal, in the form in which a client gets it.
+#[derive(Clone, Debug, Serialize)]
+pub struct ApiError {
+    kind: &'static str,
+    #[serde(rename = "apiVersion")]
+    api_version: &'static str,
+    metadata: Empty,
+    status: &'static str,
+    pub message: String,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub reason: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub details: Option<Box<Details>>,
+    pub code: u16,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct Empty {}
+
+/// Which object, and what about it.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Details {
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub name: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub group: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub kind: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub uid: String,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub causes: Vec<Cause>,
+    #[serde(rename = "retryAfterSeconds", skip_serializing_if = "is_zero")]
+    pub retry_after_seconds: u32,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct Cause {
+    pub reason: &'static str,
+    pub message: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub field: String,
+}
+
+fn is_zero(number: &u32) -> bool {
+    *number == 0
+}
+
+impl std::fmt::Display for ApiError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for ApiError {}
+
+impl ApiError {
+    pub(crate) fn new(code: StatusCode, reason: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            kind: "Status",
+            api_version: "v1",
+            metadata: Empty {},
+            status: "Failure",
+            message: message.into(),
+            reason,
+            details: None,
+            code: code.as_u16(),
+        }
+    }
+
+    fn about(mut self, group: &str, kind: &str, name: &str) -> Self {
+        let details = self.details.get_or_insert_default();
+        details.group = group.into();
+        details.kind = kind.into();
+        details.name = name.into();
+        self
+    }
+
+    fn because(mut self, reason: &'static str, message: impl Into<String>, field: impl Into<String>) -> Self {
+        let cause = Cause { reason, message: message.into(), field: field.into() };
+        self.details.get_or_insert_default().causes.push(cause);
+        self
+    }
+
+    fn retry_after(mut self, seconds: u32) -> Self {
+        self.details.get_or_insert_default().retry_after_seconds = seconds;
+        self
+    }
+
+    pub(crate) fn not_found(kind: &Kind, name: &str) -> Self {
+        let message = format!("{} {name:?} not found", kind.resource());
+        Self::new(StatusCode::NOT_FOUND, "NotFound", message).about(kind.group, kind.plural, name)
+    }
+
+    pub(crate) fn already_exists(kind: &Kind, name: &str) -> Self {
+        let message = format!("{} {name:?} already exists", kind.resource());
+        Self::new(StatusCode::CONFLICT, "AlreadyExists", message).about(kind.group, kind.plural, name)
+    }
+
+    /// `generateName` met a taken name every time.
+    pub(crate) fn generated_name_taken(kind: &Kind, name: &str) -> Self {
+        let mut error = Self::already_exists(kind, name).retry_after(1);
+        error.message = format!(
+            "{} {name:?} already exists, the server was not able to generate a unique name for the object",
+            kind.resource()
+        );
+        error
+    }
+
+    pub(crate) fn conflict(kind: &Kind, name: &str, why: &str) -> Self {
+        let message = format!("Operation cannot be fulfilled on {} {name:?}: {why}", kind.resource());
+        Self::new(StatusCode::CONFLICT, "Conflict", message).about(kind.group, kind.plural, name)
+    }
+
+    /// The object is not the one that the client read.
+    pub(crate) fn modified(kind: &Kind, name: &str) -> Self {
+        let why =
+            "the object has been modified; please apply your changes to the latest version and try again";
+        Self::conflict(kind, name, why)
+    }
+
+    /// Server-side apply met other managers' fields: `(manager, field path)` each.
+    pub(crate) fn apply_conflict(conflicts: Vec<(String, String)>) -> Self {
+        let word = if conflicts.len() == 1 { "conflict" } else { "conflicts" };
+        let list: Vec<_> = conflicts.iter().map(|(manager, field)| format!("{manager}: {field}")).collect();
+        let shown = if conflicts.len() == 1 {
+            format!("conflict with {}", list[0])
+        } else {
+            format!("conflicts with {}", conflict_list(&conflicts))
+        };
+        let message = format!("Apply failed with {} {word}: {shown}", conflicts.len());
+        let mut error = Self::new(StatusCode::CONFLICT, "Conflict", message);
+        for (manager, field) in conflicts {
+            error = error.because("FieldManagerConflict", format!("conflict with {manager}"), field);
+        }
+        error
+    }
+
+    pub(crate) fn invalid(kind: &Kind, name: &str, errors: &[FieldError]) -> Self {
+        let qualified = match kind.group {
+            "" => kind.kind.to_owned(),
+            group => format!("{}.{group}", kind.kind),
+        };
+        let list: Vec<_> = errors.iter().map(|e| format!("{}: {}", e.path, e.message())).collect();
+        let all = if let [one] = list.as_slice() { one.clone() } else { format!("[{}]", list.join(", ")) };
+        let message = format!("{qualified} {name:?} is invalid: {all}");
+        let mut error = Self::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message);
+        error = error.about(kind.group, kind.kind, name);
+        for field in errors {
+            error = error.because(field.cause(), field.message(), field.path.clone());
+        }
+        error
+    }
+
+    /// A patch, or a patched object, that does not fit the kind.
+    pub(crate) fn invalid_patch(patch: &str, why: &str) -> Self {
+        let message = format!("\"\" is invalid: patch: Invalid value: {patch:?}: {why}");
+        let cause = format!("Invalid value: {patch:?}: {why}");
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message).because(
+            "FieldValueInvalid",
+            cause,
+            "patch",
+        )
+    }
+
+    pub(crate) fn unprocessable(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message)
+    }
+
+    pub(crate) fn bad_request(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "BadRequest", message)
+    }
+
+    pub(crate) fn unauthorized() -> Self {
+        Self::new(StatusCode::UNAUTHORIZED, "Unauthorized", "Unauthorized")
+    }
+
+    pub(crate) fn forbidden(kind: &Kind, name: &str, why: &str) -> Self {
+        let message = format!("{} {name:?} is forbidden: {why}", kind.resource());
+        Self::new(StatusCode::FORBIDDEN, "Forbidden", message).about(kind.group, kind.plural, name)
+    }
+
+    pub(crate) fn namespace_terminating(kind: &Kind, name: &str, namespace: &str) -> Self {
+        let why =
+            format!("unable to create new content in namespace {namespace} because it is being terminated");
+        Self::forbidden(kind, name, &why).because(
+            "NamespaceTerminating",
+            format!("namespace {namespace} is being terminated"),
+            "metadata.namespace",
+        )
+    }
+
+    /// No such path.
+    pub(crate) fn no_resource() -> Self {
+        let message = "the server could not find the requested resource";
+        let mut error = Self::new(StatusCode::NOT_FOUND, "NotFound", message);
+        error.details = Some(Box::default());
+        error
+    }
+
+    pub(crate) fn method_not_allowed() -> Self {
+        let message = "the server does not allow this method on the requested resource";
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed", message)
+    }
+
+    pub(crate) fn not_acceptable() -> Self {
+        let message = "only the following media types are accepted: application/json, application/yaml, \
+                       application/json;as=Table, application/json;as=PartialObjectMetadata";
+        Self::new(StatusCode::NOT_ACCEPTABLE, "NotAcceptable", message)
+    }
+
+    pub(crate) fn unsupported_media_type(allowed: &[&str]) -> Self {
+        let message = format!(
+            "the body of the request was in an unknown format - accepted media types include: {}",
+            allowed.join(", ")
+        );
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "UnsupportedMediaType", message)
+    }
+
+    pub(crate) fn too_large(limit_bytes: usize) -> Self {
+        let message = format!("Request entity too large: limit is {limit_bytes}");
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "RequestEntityTooLarge", message)
+    }
+
+    pub(crate) fn too_large_patch(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "RequestEntityTooLarge", message)
+    }
+
+    pub(crate) fn too_many_requests(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", message).retry_after(1)
+    }
+
+    /// A watch or an exact list from a revision that is no longer kept.
+    pub(crate) fn expired(asked: u64, oldest: u64) -> Self {
+        Self::new(StatusCode::GONE, "Expired", format!("too old resource version: {asked} ({oldest})"))
+    }
+
+    /// A list cannot go on from where it was.
+    pub(crate) fn continue_expired() -> Self {
+        let message = "The provided continue parameter is too old to display a consistent list result. You must \
+                       start a new list without the continue parameter.";
+        Self::new(StatusCode::GONE, "Expired", message)
+    }
+
+    /// A revision that has not been reached yet.
+    pub(crate) fn future_version(asked: u64, current: u64) -> Self {
+        let message = format!("Too large resource version: {asked}, current: {current}");
+        Self::new(StatusCode::GATEWAY_TIMEOUT, "Timeout", message)
+            .because("ResourceVersionTooLarge", "Too large resource version", "")
+            .retry_after(1)
+    }
+
+    pub(crate) fn timeout(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::GATEWAY_TIMEOUT, "Timeout", message).retry_after(1)
+    }
+
+    pub(crate) fn unavailable(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", message).retry_after(1)
+    }
+
+    pub(crate) fn internal(cause: impl std::fmt::Display) -> Self {
+        tracing::error!(%cause, "internal error while answering an API request");
+        let message = format!("Internal error occurred: {cause}");
+        let shown = cause.to_string();
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", message).because("", shown, "")
+    }
+
+    pub(crate) fn disk_full(cause: impl std::fmt::Display) -> Self {
+        tracing::error!(%cause, "the disk is full");
+        let message = format!(
+            "the server's disk is full: nothing was written; free some space and try again ({cause})"
+        );
+        Self::new(StatusCode::INSUFFICIENT_STORAGE, "InternalError", message)
+    }
+
+    pub(crate) fn has_reason(&self, reason: &str) -> bool {
+        self.reason == reason
+    }
+
+    pub(crate) fn to_json(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("strings and numbers serialise")
+    }
+}
+
+/// `"a" with subresource…` is upstream's longer form; managers are grouped as there: `"a": .x, .y`.
+fn conflict_list(conflicts: &[(String, String)]) -> String {
+    let mut shown = String::new();
+    let mut managers: Vec<&str> = conflicts.iter().map(|(manager, _)| manager.as_str()).collect();
+    managers.dedup();
+    for manager in managers {
+        shown.push_str(&format!("{manager}:"));
+        for (_, field) in conflicts.iter().filter(|(other, _)| other == manager) {
+            shown.push_str(&format!("\n- {field}"));
+        }
+        shown.push('\n');
+    }
+    shown.trim_end().to_owned()
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let code = StatusCode::from_u16(self.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let mut response = Response::new(Bytes::from(self.to_json()).into());
+        *response.status_mut() = code;
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if let Some(seconds) = self.details.as_ref().map(|d| d.retry_after_seconds).filter(|s| *s > 0) {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if code == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}

@@ -1,0 +1,171 @@
+//! Subresources that are no part of the object: scale, binding, eviction; and the questions about oneself.
+
+use serde_json::{Value, json};
+
+use crate::{
+    access::{User, is_allowed},
+    object::{Object, map_at},
+    registry::{Kind, registry, selector_text},
+    server::Inner,
+    status::ApiError,
+    verbs::{Change, DeleteOptions, Outcome, Part, WriteRequest},
+};
+
+/// The `Scale` of an object.
+pub(crate) fn scale_of(object: &Object) -> Value {
+    let meta = ["name", "namespace", "uid", "resourceVersion", "creationTimestamp"];
+    let meta: serde_json::Map<String, Value> = meta
+        .iter()
+        .filter_map(|key| Some(((*key).to_owned(), object.at(&["metadata", key])?.clone())))
+        .collect();
+    let number = |path: &[&str]| object.at(path).and_then(Value::as_i64).unwrap_or(0);
+    json!({
+        "kind": "Scale",
+        "apiVersion": "autoscaling/v1",
+        "metadata": meta,
+        "spec": {"replicas": number(&["spec", "replicas"])},
+        "status": {
+            "replicas": number(&["status", "replicas"]),
+            "selector": selector_text(object.at(&["spec", "selector"])),
+        },
+    })
+}
+
+impl Inner {
+    /// Writes a scale: `change` turns the current one into the wanted one.
+    pub(crate) async fn change_scale(
+        &self,
+        request: &WriteRequest,
+        name: &str,
+        change: impl Fn(Value) -> Result<Value, ApiError> + Send + Sync,
+    ) -> Result<Outcome, ApiError> {
+        let kind = request.kind;
+        self.change(request, name, Part::Main, |current| {
+            let scale = change(scale_of(current))?;
+            let replicas = scale["spec"]["replicas"].as_i64().unwrap_or(0);
+            if replicas < 0 {
+                let detail = "must be greater than or equal to 0";
+                let error = mayfly_api::validation::FieldError::invalid("spec.replicas", replicas, detail);
+                return Err(ApiError::invalid(kind, name, &[error]));
+            }
+            let mut object = current.clone();
+            if let Some(version) =
+                scale["metadata"]["resourceVersion"].as_str().filter(|text| !text.is_empty())
+            {
+                object.meta_mut().insert("resourceVersion".into(), version.into());
+            }
+            object.map_mut("spec").insert("replicas".into(), replicas.into());
+            Ok(Change { object, warnings: Vec::new() })
+        })
+        .await
+    }
+
+    /// `pods/x/binding`: sets the node (upstream: `pkg/registry/core/pod/storage`, `setPodHostAndAnnotations`).
+    pub(crate) async fn bind(
+        &self,
+        request: &WriteRequest,
+        name: &str,
+        binding: &Value,
+    ) -> Result<Outcome, ApiError> {
+        let kind = request.kind;
+        let node = binding["target"]["name"].as_str().unwrap_or("");
+        if node.is_empty() {
+            let error = mayfly_api::validation::FieldError::required("target.name", "");
+            return Err(ApiError::invalid(kind, name, &[error]));
+        }
+        let target = binding["target"]["kind"].as_str().unwrap_or("");
+        if !matches!(target, "" | "Node") {
+            return Err(ApiError::bad_request(format!("a pod is bound to a Node, not to a {target}")));
+        }
+        let conflict = |why: String| ApiError::conflict(kind, name, &why);
+        self.change(request, name, Part::Binding, |current| {
+            let uid = binding["metadata"]["uid"].as_str().unwrap_or("");
+            if !uid.is_empty() && uid != current.uid() {
+                return Err(conflict(format!(
+                    "Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
+                    current.uid()
+                )));
+            }
+            if current.is_terminating() {
+                return Err(conflict(format!("pod {name} is being deleted, cannot be assigned to a host")));
+            }
+            let before = current.str_at(&["spec", "nodeName"]);
+            if !before.is_empty() {
+                return Err(conflict(format!("pod {name} is already assigned to node {before:?}")));
+            }
+            if current
+                .at(&["spec", "schedulingGates"])
+                .and_then(Value::as_array)
+                .is_some_and(|gates| !gates.is_empty())
+            {
+                return Err(conflict(format!("pod {name} has non-empty .spec.schedulingGates")));
+            }
+            let mut object = current.clone();
+            object.map_mut("spec").insert("nodeName".into(), node.into());
+            for map in ["labels", "annotations"] {
+                let added = binding["metadata"][map].as_object().cloned().unwrap_or_default();
+                if !added.is_empty() {
+                    map_at(object.meta_mut(), map).extend(added);
+                }
+            }
+            scheduled(&mut object, request.now);
+            Ok(Change { object, warnings: Vec::new() })
+        })
+        .await
+    }
+
+    /// `pods/x/eviction`: a deletion with the options in the body. There are no disruption budgets yet.
+    pub(crate) async fn evict(
+        &self,
+        request: &WriteRequest,
+        name: &str,
+        eviction: &Value,
+    ) -> Result<Outcome, ApiError> {
+        let mut options =
+            DeleteOptions::parse(&eviction["deleteOptions"], &crate::request::Query::default())?;
+        options.dry_run |= request.dry_run;
+        self.delete(request, name, &options).await
+    }
+}
+
+/// The condition that says a pod has a node.
+fn scheduled(pod: &mut Object, now: jiff::Timestamp) {
+    let status = pod.map_mut("status");
+    let conditions = status.entry("conditions").or_insert_with(|| json!([]));
+    if let Some(conditions) = conditions.as_array_mut() {
+        conditions.retain(|condition| condition["type"] != "PodScheduled");
+        let now = crate::meta::timestamp(now);
+        conditions.push(json!({"type": "PodScheduled", "status": "True", "lastProbeTime": null, "lastTransitionTime": now}));
+        for condition in conditions.iter_mut().filter_map(Value::as_object_mut) {
+            condition.retain(|_, value| !value.is_null());
+        }
+    }
+}
+
+/// Answers `SelfSubjectReview` and its kin; nothing is kept.
+pub(crate) fn answer_question(
+    kind: &Kind,
+    mut question: Object,
+    user: &User,
+    now: jiff::Timestamp,
+) -> Object {
+    let allowed = is_allowed(user);
+    let status = match kind.kind {
+        "SelfSubjectReview" => json!({"userInfo": {"username": user.name, "groups": user.groups}}),
+        "SelfSubjectAccessReview" => json!({"allowed": allowed}),
+        _ => {
+            let all = json!({"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]});
+            let paths = json!({"verbs": ["*"], "nonResourceURLs": ["*"]});
+            let rules = |rule: Value| if allowed { vec![rule] } else { Vec::new() };
+            json!({"resourceRules": rules(all), "nonResourceRules": rules(paths), "incomplete": false})
+        }
+    };
+    question.0.insert("status".into(), status);
+    question.meta_mut().insert("creationTimestamp".into(), crate::meta::timestamp(now));
+    question
+}
+
+/// The namespaces' row.
+pub(crate) fn namespaces() -> &'static Kind {
+    registry().find("", "v1", "namespaces").expect("the row is there")
+}

@@ -1,0 +1,88 @@
+//! `create`.
+
+use mayfly_store::{Write, WriteError};
+
+use super::{Outcome, State, WriteRequest, key, write_error};
+use crate::{meta, object::Object, registry::Kind, server::Inner, status::ApiError};
+
+/// How many names are tried for a `generateName` (upstream's `maxNameGenerationCreateAttempts`).
+const NAME_ATTEMPTS: usize = 8;
+
+impl Inner {
+    /// Creates an object that already fits its kind (see [`super::fit`]).
+    pub(crate) async fn create(
+        &self,
+        request: &WriteRequest,
+        mut object: Object,
+        warnings: Vec<String>,
+    ) -> Result<Outcome, ApiError> {
+        let kind = request.kind;
+        if !matches!(object.resource_version(), "" | "0") {
+            return Err(ApiError::bad_request("resourceVersion should not be set on objects to be created"));
+        }
+        meta::on_create(&mut object, kind, request.now);
+        (kind.on_create)(&mut object);
+        let base = object.meta_str("generateName").to_owned();
+        let generated = object.name().is_empty() && !base.is_empty();
+        for _ in 0..NAME_ATTEMPTS {
+            if generated && let Some(name) = meta::generate_name(&base) {
+                object.meta_mut().insert("name".into(), name.into());
+            }
+            match self.create_named(request, &mut object).await {
+                Err(error) if generated && error.has_reason("AlreadyExists") => {}
+                Err(error) => return Err(error),
+                Ok(state) => return Ok(Outcome { state, created: true, warnings }),
+            }
+        }
+        Err(ApiError::generated_name_taken(kind, object.name()))
+    }
+
+    async fn create_named(&self, request: &WriteRequest, object: &mut Object) -> Result<State, ApiError> {
+        let kind = request.kind;
+        (kind.defaults)(object);
+        validate(kind, object, None)?;
+        // Held until the write is done: see `Inner::namespaces`.
+        let _open = self.namespaces.read().await;
+        self.check_namespace(request, object.name())?;
+        let key = key(kind, &request.namespace, object.name());
+        if request.dry_run {
+            if self.store.get(&key).is_some() {
+                return Err(ApiError::already_exists(kind, object.name()));
+            }
+            return Ok(State::Dry(object.clone()));
+        }
+        let write = Write::Create { key, value: object.encode() };
+        match self.store.write(write).await {
+            Ok(written) => Ok(State::Stored(written.entry)),
+            Err(WriteError::AlreadyExists) => Err(ApiError::already_exists(kind, object.name())),
+            Err(error) => Err(write_error(kind, object.name(), error)),
+        }
+    }
+
+    /// Nothing comes into a namespace that is absent or on its way out.
+    fn check_namespace(&self, request: &WriteRequest, name: &str) -> Result<(), ApiError> {
+        if !request.kind.namespaced {
+            return Ok(());
+        }
+        let namespaces = crate::registry::registry().find("", "v1", "namespaces").expect("the row is there");
+        let entry = super::load(&self.store, namespaces, &key(namespaces, "", &request.namespace))?;
+        let namespace = Object::from_entry(&entry).map_err(ApiError::internal)?;
+        if namespace.is_terminating() {
+            return Err(ApiError::namespace_terminating(request.kind, name, &request.namespace));
+        }
+        Ok(())
+    }
+}
+
+/// Metadata and the kind's own rules, all at once.
+pub(super) fn validate(kind: &Kind, new: &Object, old: Option<&Object>) -> Result<(), ApiError> {
+    let mut errors = meta::validate(new, old, kind);
+    for error in (kind.validate)(new, old) {
+        if !errors.contains(&error)
+            && !errors.iter().any(|known| known.path == error.path && error.path == "metadata.name")
+        {
+            errors.push(error);
+        }
+    }
+    if errors.is_empty() { Ok(()) } else { Err(ApiError::invalid(kind, new.name(), &errors)) }
+}

@@ -1,0 +1,215 @@
+//! `delete` and `deletecollection`: preconditions, grace, finalizers, and who deletes the dependents.
+//! The order of the rules is upstream's (`apiserver/pkg/registry/generic/registry/store.go`).
+
+use std::sync::Arc;
+
+use mayfly_store::{Entry, WriteError};
+use serde_json::Value;
+
+use super::{Change, Outcome, Part, State, WriteRequest, key, load, write_error};
+use crate::{
+    meta,
+    object::Object,
+    registry::{Kind, Subresource},
+    request::Query,
+    server::Inner,
+    status::ApiError,
+};
+
+const ORPHAN: &str = "orphan";
+const FOREGROUND: &str = "foregroundDeletion";
+
+/// `DeleteOptions`, from the body and the query.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct DeleteOptions {
+    pub(crate) grace_period_seconds: Option<i64>,
+    pub(crate) propagation: Option<Propagation>,
+    pub(crate) uid: Option<String>,
+    pub(crate) resource_version: Option<String>,
+    pub(crate) dry_run: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Propagation {
+    Foreground,
+    Background,
+    Orphan,
+}
+
+impl DeleteOptions {
+    /// The body wins over the query, as upstream.
+    pub(crate) fn parse(body: &Value, query: &Query) -> Result<Self, ApiError> {
+        let text = |value: &Value| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
+        let policy = text(&body["propagationPolicy"]).or_else(|| query.propagation_policy.clone());
+        let orphan = body["orphanDependents"].as_bool().or(query.orphan_dependents);
+        if policy.is_some() && orphan.is_some() {
+            let message = "DeleteOptions.meta.k8s.io \"\" is invalid: propagationPolicy: Invalid value: orphanDependents and deletionPropagation cannot be both set";
+            return Err(ApiError::unprocessable(message));
+        }
+        let propagation = match (policy.as_deref(), orphan) {
+            (Some("Foreground"), _) => Some(Propagation::Foreground),
+            (Some("Background"), _) | (None, Some(false)) => Some(Propagation::Background),
+            (Some("Orphan"), _) | (None, Some(true)) => Some(Propagation::Orphan),
+            (None, None) => None,
+            (Some(other), _) => {
+                let message = format!(
+                    "DeleteOptions.meta.k8s.io \"\" is invalid: propagationPolicy: Unsupported value: {other:?}: supported values: \"Foreground\", \"Background\", \"Orphan\""
+                );
+                return Err(ApiError::unprocessable(message));
+            }
+        };
+        let dry_run = body["dryRun"].as_array().is_some_and(|list| list.iter().any(|item| item == "All"));
+        Ok(Self {
+            grace_period_seconds: body["gracePeriodSeconds"].as_i64().or(query.grace_period_seconds),
+            propagation,
+            uid: text(&body["preconditions"]["uid"]),
+            resource_version: text(&body["preconditions"]["resourceVersion"]),
+            dry_run: dry_run || query.dry_run,
+        })
+    }
+
+    fn check(&self, kind: &Kind, entry: &Entry, object: &Object) -> Result<(), ApiError> {
+        let mismatch = |what: &str, asked: &str, found: &str| {
+            let (upper, rest) = (what.to_uppercase(), format!("in precondition: {asked}"));
+            let why = format!("Precondition failed: {upper} {rest}, {upper} in object meta: {found}");
+            ApiError::conflict(kind, object.name(), &why)
+        };
+        if let Some(uid) = self.uid.as_deref().filter(|uid| *uid != object.uid()) {
+            return Err(mismatch("uid", uid, object.uid()));
+        }
+        let current = entry.modified.to_string();
+        match self.resource_version.as_deref().filter(|version| *version != current) {
+            Some(version) => Err(mismatch("resourceVersion", version, &current)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What a deletion does to an object as it is now.
+enum Step {
+    Remove,
+    Mark(Object),
+    /// It is being deleted, and nothing of it changes.
+    Nothing,
+}
+
+impl Inner {
+    pub(crate) async fn delete(
+        &self,
+        request: &WriteRequest,
+        name: &str,
+        options: &DeleteOptions,
+    ) -> Result<Outcome, ApiError> {
+        let kind = request.kind;
+        let key = key(kind, &request.namespace, name);
+        let outcome = |state| Ok(Outcome { state, created: false, warnings: Vec::new() });
+        // After a namespace is marked nothing comes into it any more: wait for creations under way.
+        let _closed = match kind.has(Subresource::Finalize) {
+            true => Some(self.namespaces.write().await),
+            false => None,
+        };
+        loop {
+            let entry = load(&self.store, kind, &key)?;
+            let object = Object::from_entry(&entry).map_err(ApiError::internal)?;
+            options.check(kind, &entry, &object)?;
+            match plan(kind, &object, options, request.now) {
+                Step::Nothing => return outcome(State::Stored(entry)),
+                Step::Remove if options.dry_run => return outcome(State::Deleted(object)),
+                Step::Remove => match self.remove(&key, entry.modified).await {
+                    Ok(revision) => {
+                        let mut object = object;
+                        object.set_resource_version(revision);
+                        return outcome(State::Deleted(object));
+                    }
+                    Err(WriteError::Conflict { .. }) => {}
+                    Err(error) => return Err(write_error(kind, name, error)),
+                },
+                Step::Mark(marked) if options.dry_run => return outcome(State::Dry(marked)),
+                Step::Mark(marked) => {
+                    let change = |_: &Object| Ok(Change { object: marked.clone(), warnings: Vec::new() });
+                    match self.change(request, name, Part::Whole, change).await {
+                        Err(error) if error.has_reason("Conflict") => {}
+                        other => return other,
+                    }
+                }
+            }
+        }
+    }
+
+    /// Deletes what a list selects; returns what it was.
+    pub(crate) async fn delete_collection(
+        &self,
+        request: &WriteRequest,
+        query: &Query,
+        options: &DeleteOptions,
+    ) -> Result<(crate::render::ListMeta, Vec<Arc<Entry>>), ApiError> {
+        let (meta, entries) = self.list(request.kind, &request.namespace, query)?;
+        for entry in &entries {
+            let request = WriteRequest { namespace: entry.key.namespace.to_string(), ..request.clone() };
+            match self.delete(&request, &entry.key.name, options).await {
+                Err(error) if !error.has_reason("NotFound") => return Err(error),
+                _ => {}
+            }
+        }
+        Ok((meta, entries))
+    }
+}
+
+/// Decides; nothing is written here.
+fn plan(kind: &Kind, object: &Object, options: &DeleteOptions, now: jiff::Timestamp) -> Step {
+    let mut marked = object.clone();
+    set_finalizers(&mut marked, options.propagation);
+    let mut grace = kind.grace.map_or(0, |grace| grace(object, options.grace_period_seconds));
+    let meta_number = |field: &str| object.at(&["metadata", field]).and_then(Value::as_i64);
+    if object.is_terminating() {
+        // A grace period can only become shorter.
+        let before = meta_number("deletionGracePeriodSeconds").unwrap_or(0);
+        let asked = options.grace_period_seconds.is_some();
+        grace = if asked { grace.min(before) } else { before };
+    }
+    let held = !marked.finalizers().is_empty() || spec_finalizers(&marked);
+    if grace == 0 && !held {
+        return Step::Remove;
+    }
+    if object.is_terminating()
+        && meta_number("deletionGracePeriodSeconds").unwrap_or(0) == grace
+        && marked == *object
+    {
+        return Step::Nothing;
+    }
+    let meta = marked.meta_mut();
+    let deadline = now.checked_add(jiff::SignedDuration::from_secs(grace)).unwrap_or(now);
+    meta.insert("deletionTimestamp".into(), meta::timestamp(deadline));
+    meta.insert("deletionGracePeriodSeconds".into(), grace.into());
+    if !object.is_terminating()
+        && let Some(generation) = meta_number("generation")
+    {
+        meta.insert("generation".into(), (generation + 1).into());
+    }
+    if kind.has(Subresource::Finalize) {
+        marked.map_mut("status").insert("phase".into(), "Terminating".into());
+    }
+    Step::Mark(marked)
+}
+
+fn spec_finalizers(object: &Object) -> bool {
+    object.at(&["spec", "finalizers"]).and_then(Value::as_array).is_some_and(|list| !list.is_empty())
+}
+
+/// The finalizers that tell the collector what to do with the dependents. No policy: those that are there stay.
+fn set_finalizers(object: &mut Object, propagation: Option<Propagation>) {
+    let Some(propagation) = propagation else { return };
+    let wanted = match propagation {
+        Propagation::Foreground => Some(FOREGROUND),
+        Propagation::Orphan => Some(ORPHAN),
+        Propagation::Background => None,
+    };
+    let kept = object.finalizers().into_iter().filter(|finalizer| ![FOREGROUND, ORPHAN].contains(finalizer));
+    let finalizers: Vec<Value> = kept.chain(wanted).map(Value::from).collect();
+    let meta = object.meta_mut();
+    if finalizers.is_empty() {
+        meta.remove("finalizers");
+    } else {
+        meta.insert("finalizers".into(), finalizers.into());
+    }
+}

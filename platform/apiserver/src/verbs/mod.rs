@@ -1,0 +1,157 @@
+//! What each verb means. Every verb works on the store and returns what the client is to see; none knows HTTP
+//! beyond its query parameters.
+
+mod create;
+mod delete;
+mod patch;
+mod read;
+mod update;
+mod watch;
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use mayfly_store::{Entry, Key, Revision, Store, WriteError};
+
+pub(crate) use delete::DeleteOptions;
+pub(crate) use patch::{Patch, PatchForm};
+pub(crate) use update::{Change, Part};
+
+use crate::{
+    access::User,
+    object::Object,
+    registry::{Kind, registry},
+    request::FieldValidation,
+    schema::{Findings, normalise},
+    status::ApiError,
+};
+
+/// What all writes of one request have in common.
+#[derive(Clone, Debug)]
+pub(crate) struct WriteRequest {
+    pub(crate) kind: &'static Kind,
+    pub(crate) namespace: String,
+    pub(crate) user: User,
+    pub(crate) now: Timestamp,
+    pub(crate) dry_run: bool,
+    pub(crate) validation: FieldValidation,
+    /// The name under which fields are owned, and whether the client gave it.
+    pub(crate) manager: Manager,
+}
+
+/// `fieldManager`, or the first word of the user agent.
+#[derive(Clone, Debug)]
+pub(crate) struct Manager {
+    pub(crate) name: String,
+    pub(crate) explicit: bool,
+}
+
+/// What came of a write.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    pub(crate) state: State,
+    pub(crate) created: bool,
+    pub(crate) warnings: Vec<String>,
+}
+
+impl Outcome {
+    pub(crate) fn is_deleted(&self) -> bool {
+        matches!(self.state, State::Deleted(_))
+    }
+}
+
+/// The object after a write.
+#[derive(Debug)]
+pub(crate) enum State {
+    /// As it is stored now.
+    Stored(Arc<Entry>),
+    /// As it would be (dry run).
+    Dry(Object),
+    /// It is gone; this is what it was.
+    Deleted(Object),
+}
+
+pub(crate) fn key(kind: &Kind, namespace: &str, name: &str) -> Key {
+    Key { resource: registry().store_resource(kind), namespace: namespace.into(), name: name.into() }
+}
+
+pub(crate) fn load(store: &Store, kind: &Kind, key: &Key) -> Result<Arc<Entry>, ApiError> {
+    store.get(key).ok_or_else(|| ApiError::not_found(kind, &key.name))
+}
+
+/// A write that failed for a reason that is nobody's mistake; the others are handled where they mean something.
+pub(crate) fn write_error(kind: &Kind, name: &str, error: WriteError) -> ApiError {
+    match error {
+        WriteError::AlreadyExists => ApiError::already_exists(kind, name),
+        WriteError::NotFound => ApiError::not_found(kind, name),
+        WriteError::Conflict { .. } => ApiError::modified(kind, name),
+        WriteError::TooLarge { limit, .. } => ApiError::too_large(limit),
+        WriteError::Full => ApiError::disk_full(error),
+        WriteError::Overloaded => ApiError::too_many_requests(error.to_string()),
+        WriteError::Closed => ApiError::unavailable("the server is shutting down"),
+        WriteError::Failed(why) => ApiError::internal(why),
+    }
+}
+
+/// `"12"` → 12. The empty text and "0" are no revision at all.
+pub(crate) fn parse_revision(text: &str) -> Result<Option<Revision>, ApiError> {
+    match text {
+        "" | "0" => Ok(None),
+        _ => match text.parse() {
+            Ok(number) => Ok(Some(Revision(number))),
+            Err(_) => {
+                Err(ApiError::bad_request(format!("invalid resource version {text:?}: it is a number")))
+            }
+        },
+    }
+}
+
+/// Makes a body fit its kind, by the request's field validation. Returns the warnings.
+pub(crate) fn fit(
+    kind: &Kind,
+    object: &mut Object,
+    mut duplicates: Vec<String>,
+    validation: FieldValidation,
+    strict_error: impl FnOnce(String) -> ApiError,
+) -> Result<Vec<String>, ApiError> {
+    let Findings { unknown, missing, wrong } = normalise(kind, &mut object.0);
+    let cannot = |why: &str| {
+        let (kind, version) = (kind.kind, kind.version);
+        ApiError::bad_request(format!("{kind} in version {version:?} cannot be handled as a {kind}: {why}"))
+    };
+    if let Some(why) = wrong {
+        return Err(cannot(&why));
+    }
+    let mut found: Vec<String> =
+        duplicates.drain(..).map(|path| format!("duplicate field {path:?}")).collect();
+    found.extend(unknown.into_iter().map(|path| format!("unknown field {path:?}")));
+    if !found.is_empty() && validation == FieldValidation::Strict {
+        return Err(strict_error(format!("strict decoding error: {}", found.join(", "))));
+    }
+    if kind.custom && !missing.is_empty() {
+        let errors: Vec<_> =
+            missing.into_iter().map(|path| mayfly_api::validation::FieldError::required(path, "")).collect();
+        return Err(ApiError::invalid(kind, object.name(), &errors));
+    }
+    let value = serde_json::Value::Object(std::mem::take(&mut object.0));
+    let checked = (kind.check)(&value);
+    if let serde_json::Value::Object(map) = value {
+        object.0 = map;
+    }
+    checked.map_err(|why| cannot(&why.to_string()))?;
+    Ok(if validation == FieldValidation::Warn { found } else { Vec::new() })
+}
+
+/// Checks the type of a body, and sets it where it was left out.
+pub(crate) fn set_type(kind: &Kind, object: &mut Object) -> Result<(), ApiError> {
+    for (field, expected) in [("apiVersion", kind.api_version()), ("kind", kind.kind.to_owned())] {
+        let found = object.0.get(field).and_then(serde_json::Value::as_str).unwrap_or("");
+        if !found.is_empty() && found != expected {
+            let message =
+                format!("the {field} in the data ({found}) does not match the expected one ({expected})");
+            return Err(ApiError::bad_request(message));
+        }
+        object.0.insert(field.into(), expected.into());
+    }
+    Ok(())
+}

@@ -1,0 +1,153 @@
+//! `get` and `list`.
+
+use std::sync::Arc;
+
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use mayfly_store::{Entry, Key, ListError, ListOptions, Revision};
+use serde::{Deserialize, Serialize};
+
+use super::{key, load, parse_revision};
+use crate::{
+    registry::Kind, render::ListMeta, request::Query, selection::Selection, server::Inner, status::ApiError,
+};
+
+/// Entries looked at in one go while a selector is applied.
+const PAGE_ENTRIES: usize = 500;
+
+/// Where a list goes on. Opaque to clients; the form is upstream's.
+#[derive(Debug, Serialize, Deserialize)]
+struct Token {
+    v: String,
+    /// The revision of the first page.
+    rv: u64,
+    /// The last key seen: `namespace/name`.
+    start: String,
+}
+
+const TOKEN_VERSION: &str = "meta.k8s.io/v1";
+
+impl Token {
+    fn encode(revision: Revision, after: &Key) -> String {
+        let start = format!("{}/{}", after.namespace, after.name);
+        let token = Self { v: TOKEN_VERSION.into(), rv: revision.0, start };
+        URL_SAFE_NO_PAD.encode(serde_json::to_vec(&token).expect("texts and a number serialise"))
+    }
+
+    fn decode(kind: &Kind, text: &str) -> Result<(Revision, Key), ApiError> {
+        let invalid = || ApiError::bad_request(format!("continue key is not valid: {text:?}"));
+        let bytes = URL_SAFE_NO_PAD.decode(text.trim_end_matches('=')).map_err(|_| invalid())?;
+        let token: Self = serde_json::from_slice(&bytes).map_err(|_| invalid())?;
+        let (namespace, name) = token.start.split_once('/').ok_or_else(invalid)?;
+        if token.v != TOKEN_VERSION {
+            return Err(invalid());
+        }
+        Ok((Revision(token.rv), key(kind, namespace, name)))
+    }
+}
+
+impl Inner {
+    pub(crate) fn get(
+        &self,
+        kind: &'static Kind,
+        namespace: &str,
+        name: &str,
+        query: &Query,
+    ) -> Result<Arc<Entry>, ApiError> {
+        if let Some(asked) = parse_revision(query.resource_version.as_deref().unwrap_or(""))? {
+            self.not_in_the_future(asked)?;
+        }
+        load(&self.store, kind, &key(kind, namespace, name))
+    }
+
+    pub(crate) fn not_in_the_future(&self, asked: Revision) -> Result<(), ApiError> {
+        let current = self.store.revision();
+        if asked > current { Err(ApiError::future_version(asked.0, current.0)) } else { Ok(()) }
+    }
+
+    pub(crate) fn list(
+        &self,
+        kind: &'static Kind,
+        namespace: &str,
+        query: &Query,
+    ) -> Result<(ListMeta, Vec<Arc<Entry>>), ApiError> {
+        let mut selection = Selection::parse(kind, query)?;
+        let range = selection.range(kind, namespace);
+        let (mut at, mut after) = (self.list_revision(query)?, None);
+        if let Some(token) = &query.continue_token {
+            let (revision, key) = Token::decode(kind, token)?;
+            (at, after) = (Some(revision), Some(key));
+        }
+        let continued = after.is_some();
+        let everything = selection.is_everything();
+        let mut found: Vec<Arc<Entry>> = Vec::new();
+        loop {
+            // Without a selector a page is exactly what is missing; with one, as much as it takes.
+            let missing = query.limit.map(|limit| limit - found.len());
+            let page = if everything { missing } else { query.limit.map(|_| PAGE_ENTRIES) };
+            let options = ListOptions { limit: page, after: after.take(), at };
+            let listing =
+                self.store.list(&range, &options).map_err(|error| list_error(error, at, continued))?;
+            at = Some(listing.revision);
+            let mut meta = ListMeta { revision: listing.revision, ..ListMeta::default() };
+            let total = listing.entries.len();
+            for (index, entry) in listing.entries.into_iter().enumerate() {
+                if everything || selection.matches(&entry) {
+                    found.push(entry);
+                }
+                let full = query.limit.is_some_and(|limit| found.len() >= limit);
+                let rest = listing.remaining + (total - index - 1);
+                if full && rest > 0 {
+                    let last = &found[found.len() - 1].key;
+                    meta.continue_token = Some(Token::encode(listing.revision, last));
+                    meta.remaining = everything.then_some(rest);
+                    return Ok((meta, found));
+                }
+            }
+            match listing.next {
+                Some(next) => after = Some(next),
+                None => return Ok((meta, found)),
+            }
+        }
+    }
+
+    /// The revision a list is asked for; `None`: as it is now.
+    fn list_revision(&self, query: &Query) -> Result<Option<Revision>, ApiError> {
+        let asked = parse_revision(query.resource_version.as_deref().unwrap_or(""))?;
+        let rule = query.resource_version_match.as_deref();
+        if query.continue_token.is_some() && (rule.is_some() || asked.is_some()) {
+            let message = "resourceVersion and resourceVersionMatch are forbidden when continue is provided";
+            return Err(ApiError::bad_request(message));
+        }
+        if let Some(asked) = asked {
+            self.not_in_the_future(asked)?;
+        }
+        match (rule, asked) {
+            (None, _) if query.limit.is_none() => Ok(None),
+            // Upstream's legacy meaning of a limit with a version, and its exact form.
+            (None | Some("Exact"), Some(asked)) => Ok(Some(asked)),
+            (Some("Exact"), None) => Err(ApiError::bad_request(
+                "resourceVersionMatch \"Exact\" is forbidden for resourceVersion \"0\"",
+            )),
+            (Some("NotOlderThan"), _) if query.resource_version.is_some() => Ok(None),
+            (Some("NotOlderThan"), _) => Err(ApiError::bad_request(
+                "resourceVersionMatch is forbidden unless resourceVersion is provided",
+            )),
+            (None, None) => Ok(None),
+            (Some(other), _) => {
+                let message = format!(
+                    "resourceVersionMatch: Unsupported value: {other:?}: supported values: \"Exact\", \"NotOlderThan\""
+                );
+                Err(ApiError::bad_request(message))
+            }
+        }
+    }
+}
+
+fn list_error(error: ListError, at: Option<Revision>, continued: bool) -> ApiError {
+    let asked = at.unwrap_or_default().0;
+    match error {
+        ListError::Expired { .. } if continued => ApiError::continue_expired(),
+        ListError::Expired { oldest } => ApiError::expired(asked, oldest.0),
+        ListError::Future { current } => ApiError::future_version(asked, current.0),
+    }
+}

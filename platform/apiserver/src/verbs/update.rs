@@ -1,0 +1,181 @@
+//! `update`, and what `patch` shares with it: a compare-and-swap loop around one change.
+
+use mayfly_store::{Key, Revision, Write, WriteError};
+use serde_json::Value;
+
+use super::{Outcome, State, WriteRequest, create::validate, key, load, parse_revision, write_error};
+use crate::{
+    meta,
+    object::{Object, map_at},
+    registry::Kind,
+    server::Inner,
+    status::ApiError,
+};
+
+/// How often a change is made again on a newer object before the client is told of the conflict. Upstream
+/// patches five times; a change that names no version has no reason to give up so early.
+const ATTEMPTS: usize = 32;
+
+/// Which part of an object a write is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    Main,
+    Status,
+    /// `namespaces/x/finalize`: the finalizers in the spec.
+    Finalize,
+    /// `pods/x/binding`: the node's name, and what comes with it.
+    Binding,
+    /// What the server itself changes (deletion marks).
+    Whole,
+}
+
+/// What becomes of the current object.
+pub(crate) struct Change {
+    pub(crate) object: Object,
+    pub(crate) warnings: Vec<String>,
+}
+
+impl Inner {
+    /// PUT: replaces an object by one that already fits its kind.
+    pub(crate) async fn update(
+        &self,
+        request: &WriteRequest,
+        part: Part,
+        object: Object,
+        warnings: Vec<String>,
+    ) -> Result<Outcome, ApiError> {
+        let kind = request.kind;
+        let name = object.name().to_owned();
+        let expected = parse_revision(object.resource_version())?;
+        if expected.is_none() && !kind.unconditional_update && part == Part::Main {
+            let path = "metadata.resourceVersion";
+            let error =
+                mayfly_api::validation::FieldError::invalid(path, "0x0", "must be specified for an update");
+            return Err(ApiError::invalid(kind, &name, &[error]));
+        }
+        if kind.create_on_update
+            && part == Part::Main
+            && self.store.get(&key(kind, &request.namespace, &name)).is_none()
+        {
+            let mut object = object;
+            object.meta_mut().remove("resourceVersion");
+            return self.create(request, object, warnings).await;
+        }
+        self.change(request, &name, part, |_| {
+            Ok(Change { object: object.clone(), warnings: warnings.clone() })
+        })
+        .await
+    }
+
+    /// Changes an object: reads it, lets `change` make the new one, writes it if nobody was faster, else starts
+    /// over. When the new object names a version other than the current one, that is a conflict at once.
+    pub(crate) async fn change(
+        &self,
+        request: &WriteRequest,
+        name: &str,
+        part: Part,
+        mut change: impl FnMut(&Object) -> Result<Change, ApiError> + Send,
+    ) -> Result<Outcome, ApiError> {
+        let kind = request.kind;
+        let key = key(kind, &request.namespace, name);
+        for _ in 0..ATTEMPTS {
+            let entry = load(&self.store, kind, &key)?;
+            let current = Object::from_entry(&entry).map_err(ApiError::internal)?;
+            let Change { object: mut new, warnings } = change(&current)?;
+            let expected = parse_revision(new.resource_version())?;
+            if expected.is_some_and(|expected| expected != entry.modified) {
+                return Err(ApiError::modified(kind, name));
+            }
+            prepare(kind, part, &mut new, &current)?;
+            let value = new.encode();
+            let outcome = |state| Ok(Outcome { state, created: false, warnings });
+            if value == entry.value {
+                return outcome(State::Stored(entry));
+            }
+            if request.dry_run {
+                return outcome(State::Dry(new));
+            }
+            if is_finished(&new) {
+                return match self.remove(&key, entry.modified).await {
+                    Ok(revision) => {
+                        new.set_resource_version(revision);
+                        outcome(State::Deleted(new))
+                    }
+                    Err(WriteError::Conflict { .. }) => continue,
+                    Err(error) => Err(write_error(kind, name, error)),
+                };
+            }
+            let write = Write::Update { key: key.clone(), value, expected: Some(entry.modified) };
+            match self.store.write(write).await {
+                Ok(written) => return outcome(State::Stored(written.entry)),
+                // Read again: a version that the client named no longer fits, and is refused above.
+                Err(WriteError::Conflict { .. }) => {}
+                Err(error) => return Err(write_error(kind, name, error)),
+            }
+        }
+        Err(ApiError::modified(kind, name))
+    }
+
+    pub(super) async fn remove(&self, key: &Key, expected: Revision) -> Result<Revision, WriteError> {
+        let write = Write::Delete { key: key.clone(), expected: Some(expected) };
+        self.store.write(write).await.map(|written| written.revision)
+    }
+}
+
+/// Waiting for nothing any more: marked for deletion, no finalizers, no grace.
+fn is_finished(object: &Object) -> bool {
+    let grace = object.at(&["metadata", "deletionGracePeriodSeconds"]).and_then(Value::as_i64).unwrap_or(0);
+    let spec_finalizers =
+        object.at(&["spec", "finalizers"]).and_then(Value::as_array).is_some_and(|list| !list.is_empty());
+    object.is_terminating() && grace == 0 && object.finalizers().is_empty() && !spec_finalizers
+}
+
+/// Carries over what this part of the object may not change, fills in defaults, and validates.
+fn prepare(kind: &Kind, part: Part, new: &mut Object, old: &Object) -> Result<(), ApiError> {
+    if part == Part::Whole {
+        return Ok(());
+    }
+    meta::on_update(new, old, kind)?;
+    match part {
+        Part::Main => {
+            if kind.status {
+                copy(new, old, "status");
+            }
+            (kind.on_update)(new, old);
+        }
+        Part::Status => {
+            let (status, managed) = (new.0.get("status").cloned(), new.meta_mut().remove("managedFields"));
+            *new = old.clone();
+            match status {
+                Some(status) => _ = new.0.insert("status".into(), status),
+                None => _ = new.0.remove("status"),
+            }
+            if let Some(managed) = managed {
+                new.meta_mut().insert("managedFields".into(), managed);
+            }
+        }
+        Part::Finalize => {
+            let finalizers = new.at(&["spec", "finalizers"]).cloned();
+            *new = old.clone();
+            let spec = map_at(&mut new.0, "spec");
+            match finalizers {
+                Some(finalizers) => _ = spec.insert("finalizers".into(), finalizers),
+                None => _ = spec.remove("finalizers"),
+            }
+        }
+        Part::Binding | Part::Whole => {}
+    }
+    if part == Part::Main {
+        (kind.defaults)(new);
+        meta::count_generation(new, old, kind);
+    }
+    // Of a status only the metadata has rules; a bound pod was valid before.
+    if part == Part::Main { validate(kind, new, Some(old)) } else { Ok(()) }
+}
+
+fn copy(new: &mut Object, old: &Object, field: &str) {
+    match old.0.get(field) {
+        Some(value) => _ = new.0.insert(field.into(), value.clone()),
+        None => _ = new.0.remove(field),
+    }
+}
