@@ -1,1 +1,19 @@
-//! One node made to match its pods.
+//! One node, made to match the pods that are bound to it.
+//!
+//! **Belongs here:** the node's own object and lease ([`node`]); one worker for each pod ([`pod`]), which
+//! plans purely ([`pod::plan`]) and acts through a [`mayfly_runtime::Runtime`]; pod addresses; the HTTP API
+//! by which the API server reads logs ([`http`]).
+//!
+//! **Does not belong here:** how anything runs (the runtimes'), where pods go (the scheduler's), routes.
+//!
+//! With the API away everything that runs goes on running; statuses are written when it is back.
+//!
+//! Start reading at [`Kubelet`], then `pod/worker.rs`.
+
+mod addresses;
+mod http;
+mod kubelet;
+mod node;
+mod pod;
+
+pub use kubelet::{Config, Kubelet};

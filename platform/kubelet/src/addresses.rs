@@ -1,0 +1,75 @@
+//! Addresses for pods of a node without root: out of 127.64.0.0/10, all of which the kernel takes as local.
+
+use std::{
+    collections::HashMap,
+    net::{IpAddr, Ipv4Addr},
+};
+
+use mayfly_runtime::PodUid;
+
+const FIRST: u32 = u32::from_be_bytes([127, 64, 0, 1]);
+const LAST: u32 = u32::from_be_bytes([127, 127, 255, 254]);
+
+/// Who has which address. A plain struct; nothing is kept on disk: a restarted kubelet learns the addresses
+/// from the pods' statuses.
+#[derive(Debug, Default)]
+pub(crate) struct Addresses {
+    of_pod: HashMap<PodUid, IpAddr>,
+    taken: HashMap<IpAddr, PodUid>,
+    next: u32,
+}
+
+impl Addresses {
+    /// The pod's address; a new one if it has none. `None` when all four million are taken.
+    pub(crate) fn of(&mut self, uid: &PodUid) -> Option<IpAddr> {
+        if let Some(address) = self.of_pod.get(uid) {
+            return Some(*address);
+        }
+        // Going round keeps an address unused for long after its pod went.
+        for _ in FIRST..=LAST {
+            let number = FIRST + self.next % (LAST - FIRST + 1);
+            self.next = self.next.wrapping_add(1) % (LAST - FIRST + 1);
+            let address = IpAddr::V4(Ipv4Addr::from(number));
+            if self.claim(uid, address) {
+                return Some(address);
+            }
+        }
+        None
+    }
+
+    /// Takes a certain address for a pod, if nobody has it.
+    pub(crate) fn claim(&mut self, uid: &PodUid, address: IpAddr) -> bool {
+        if self.of_pod.contains_key(uid) || self.taken.contains_key(&address) {
+            return false;
+        }
+        self.of_pod.insert(uid.clone(), address);
+        self.taken.insert(address, uid.clone());
+        true
+    }
+
+    pub(crate) fn release(&mut self, uid: &PodUid) {
+        if let Some(address) = self.of_pod.remove(uid) {
+            self.taken.remove(&address);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_pod_has_its_own_and_keeps_it() {
+        let mut addresses = Addresses::default();
+        let uid = |name: &str| PodUid(name.into());
+        let known: IpAddr = "127.64.0.2".parse().unwrap();
+        assert!(addresses.claim(&uid("old"), known));
+        assert!(!addresses.claim(&uid("other"), known));
+        let first = addresses.of(&uid("a")).unwrap();
+        assert_eq!(first.to_string(), "127.64.0.1");
+        assert_eq!(addresses.of(&uid("b")).unwrap().to_string(), "127.64.0.3");
+        assert_eq!(addresses.of(&uid("a")), Some(first));
+        addresses.release(&uid("a"));
+        assert_eq!(addresses.of(&uid("c")).unwrap().to_string(), "127.64.0.4", "not the one just freed");
+    }
+}

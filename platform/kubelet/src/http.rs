@@ -1,0 +1,234 @@
+//! The kubelet's HTTP API: logs, for the API server.
+
+use std::{io, time::Duration};
+
+use axum::{
+    Router,
+    body::Body,
+    extract::{Path, Query, State},
+    http::StatusCode,
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use bytes::Bytes;
+use futures::{FutureExt as _, StreamExt as _, stream};
+use mayfly_api::{
+    ObjectKey,
+    k8s::{api::core::v1::Pod, jiff::Timestamp},
+};
+use mayfly_informer::Informer;
+use mayfly_runtime::{
+    ContainerId, PodUid,
+    logs::{LogLayout, LogOptions, LogStream, read},
+};
+use serde::Deserialize;
+
+use crate::pod::container::log_path;
+
+/// Where the logs are.
+#[derive(Clone)]
+pub(crate) struct Logs {
+    pub(crate) node: String,
+    pub(crate) pods: Informer<Pod>,
+    pub(crate) layout: LogLayout,
+}
+
+/// The query of `kubectl logs`, and `revision` for functions.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct LogQuery {
+    follow: bool,
+    timestamps: bool,
+    previous: bool,
+    tail_lines: Option<usize>,
+    since_seconds: Option<i64>,
+    since_time: Option<Timestamp>,
+    limit_bytes: Option<u64>,
+    revision: Option<String>,
+}
+
+impl LogQuery {
+    fn options(&self) -> LogOptions {
+        let ago = |seconds| Timestamp::now() - mayfly_api::k8s::jiff::SignedDuration::from_secs(seconds);
+        LogOptions {
+            follow: self.follow,
+            timestamps: self.timestamps,
+            tail_lines: self.tail_lines,
+            since: self.since_time.or(self.since_seconds.map(ago)),
+            limit_bytes: self.limit_bytes,
+        }
+    }
+}
+
+pub(crate) fn router(logs: Logs) -> Router {
+    Router::new()
+        .route("/healthz", get(|| async { "ok" }))
+        .route("/containerLogs/{namespace}/{pod}/{container}", get(container_logs))
+        .route("/functionLogs/{namespace}/{function}", get(function_logs))
+        .with_state(logs)
+}
+
+async fn container_logs(
+    State(logs): State<Logs>,
+    Path((namespace, name, container)): Path<(String, String, String)>,
+    Query(query): Query<LogQuery>,
+) -> Response {
+    let pod = logs.pods.get(&ObjectKey::new(namespace, &name));
+    let here = |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(&logs.node);
+    let Some(pod) = pod.filter(|pod| here(pod)) else {
+        return (StatusCode::NOT_FOUND, format!("pod {name:?} is not on this node")).into_response();
+    };
+    let statuses = pod.status.iter().flat_map(|status| {
+        status.container_statuses.iter().flatten().chain(status.init_container_statuses.iter().flatten())
+    });
+    let status = statuses.into_iter().find(|status| status.name == container);
+    let attempt = status.map_or(0, |status| u32::try_from(status.restart_count).unwrap_or(0));
+    let waiting = status.and_then(|status| status.state.as_ref()?.waiting.as_ref());
+    let attempt = match (query.previous, waiting, attempt) {
+        (true, _, 0) => {
+            let message = format!("previous terminated container {container:?} in pod {name:?} not found");
+            return (StatusCode::BAD_REQUEST, message).into_response();
+        }
+        // While it waits to start again, its log is that of the attempt that ended.
+        (true, None, attempt) | (false, Some(_), attempt @ 1..) => attempt - 1,
+        (true, Some(_), attempt) => attempt.saturating_sub(2),
+        (false, Some(waiting), 0) => {
+            let reason = waiting.reason.as_deref().unwrap_or("ContainerCreating");
+            let message = format!("container {container:?} in pod {name:?} is waiting to start: {reason}");
+            return (StatusCode::BAD_REQUEST, message).into_response();
+        }
+        (false, None, attempt) => attempt,
+    };
+    let id =
+        ContainerId { pod: PodUid(pod.metadata.uid.clone().unwrap_or_default()), name: container, attempt };
+    respond(read(log_path(&pod, &id, &logs.layout), query.options()).await)
+}
+
+async fn function_logs(
+    State(logs): State<Logs>,
+    Path((namespace, function)): Path<(String, String)>,
+    Query(query): Query<LogQuery>,
+) -> Response {
+    let folder = logs.layout.function(&namespace, &function);
+    respond(Merged { folder, revision: query.revision.clone(), options: query.options() }.read().await)
+}
+
+fn respond(lines: io::Result<LogStream>) -> Response {
+    match lines {
+        Ok(lines) => Body::from_stream(lines).into_response(),
+        Err(error) => {
+            (StatusCode::INTERNAL_SERVER_ERROR, format!("cannot read the log: {error}")).into_response()
+        }
+    }
+}
+
+/// How often a followed function is looked at for new revisions.
+const NEW_REVISIONS_EVERY: Duration = Duration::from_secs(1);
+
+/// The files of a function's revisions as one log, in the order of time.
+struct Merged {
+    folder: std::path::PathBuf,
+    revision: Option<String>,
+    options: LogOptions,
+}
+
+impl Merged {
+    async fn read(self) -> io::Result<LogStream> {
+        let each = LogOptions { timestamps: true, limit_bytes: None, ..self.options.clone() };
+        let mut known = self.files().await?;
+        let mut live = Vec::new();
+        let mut backlog = Vec::new();
+        for file in &known {
+            let mut lines = read(file.clone(), each.clone()).await?;
+            // What is there is ready at once; the rest is still to be written.
+            while let Some(Some(line)) = lines.next().now_or_never() {
+                backlog.push(line?);
+            }
+            live.push(lines);
+        }
+        // Lines begin with their time, so the order of bytes is the order of time.
+        backlog.sort();
+        let skip = self.options.tail_lines.map_or(0, |tail| backlog.len().saturating_sub(tail));
+        let past = stream::iter(backlog.into_iter().skip(skip).map(Ok));
+        let (timestamps, limit) = (self.options.timestamps, self.options.limit_bytes);
+        let lines = if self.options.follow {
+            let mut merged = stream::select_all(live);
+            let more = async_lines(self, each, known.split_off(0));
+            merged.push(more);
+            past.chain(merged).boxed()
+        } else {
+            past.boxed()
+        };
+        let shown =
+            lines.map(move |line| line.map(|line: Bytes| if timestamps { line } else { without_time(line) }));
+        Ok(match limit {
+            Some(limit) => limited(shown.boxed(), limit),
+            None => shown.boxed(),
+        })
+    }
+
+    async fn files(&self) -> io::Result<Vec<std::path::PathBuf>> {
+        let mut files = Vec::new();
+        let mut folder = match tokio::fs::read_dir(&self.folder).await {
+            Ok(folder) => folder,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(files),
+            Err(error) => return Err(error),
+        };
+        while let Some(entry) = folder.next_entry().await? {
+            let path = entry.path();
+            let revision = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+            let wanted = self.revision.is_none() || self.revision == revision;
+            if path.extension().is_some_and(|extension| extension == "log") && wanted {
+                files.push(path);
+            }
+        }
+        files.sort();
+        Ok(files)
+    }
+}
+
+/// Lines of revisions that appear after the log was opened.
+fn async_lines(merged: Merged, each: LogOptions, known: Vec<std::path::PathBuf>) -> LogStream {
+    let found = stream::unfold((merged, known), move |(merged, mut known)| {
+        let each = each.clone();
+        async move {
+            loop {
+                tokio::time::sleep(NEW_REVISIONS_EVERY).await;
+                let files = merged.files().await.unwrap_or_default();
+                let fresh: Vec<_> = files.into_iter().filter(|file| !known.contains(file)).collect();
+                let mut streams = Vec::new();
+                for file in fresh {
+                    if let Ok(lines) =
+                        read(file.clone(), LogOptions { tail_lines: None, ..each.clone() }).await
+                    {
+                        streams.push(lines);
+                        known.push(file);
+                    }
+                }
+                if !streams.is_empty() {
+                    return Some((stream::select_all(streams), (merged, known)));
+                }
+            }
+        }
+    });
+    // Revisions are few; every one is followed until the reader goes.
+    found.flatten_unordered(None).boxed()
+}
+
+fn without_time(line: Bytes) -> Bytes {
+    match line.iter().position(|byte| *byte == b' ') {
+        Some(at) => line.slice(at + 1..),
+        None => line,
+    }
+}
+
+fn limited(lines: LogStream, limit: u64) -> LogStream {
+    let mut left = usize::try_from(limit).unwrap_or(usize::MAX);
+    lines
+        .take_while(move |line| {
+            let open = left > 0;
+            left = left.saturating_sub(line.as_ref().map_or(0, Bytes::len));
+            std::future::ready(open)
+        })
+        .boxed()
+}

@@ -1,0 +1,227 @@
+//! The node's own object: registered at start, kept alive by its lease.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use kube::{
+    Api, Client,
+    api::{Patch, PatchParams},
+};
+use mayfly_api::{
+    k8s::{
+        api::{
+            coordination::v1::{Lease, LeaseSpec},
+            core::v1::{Node, NodeAddress, NodeCondition, NodeStatus, NodeSystemInfo},
+        },
+        apimachinery::pkg::{
+            api::resource::Quantity,
+            apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference, Time},
+        },
+        jiff::Timestamp,
+    },
+    wellknown,
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{Config, pod::status::HOST_ADDRESS};
+
+/// How often the lease is renewed, and how long it lasts (upstream's values).
+const LEASE_RENEW_EVERY: Duration = Duration::from_secs(10);
+const LEASE_SECONDS: i32 = 40;
+/// How often an unchanged status is written again.
+const STATUS_EVERY: Duration = Duration::from_secs(300);
+/// Pause after a failed write.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+const FIELD_MANAGER: &str = "kubelet";
+
+/// Keeps one node's object and lease.
+pub(crate) struct NodeObject {
+    client: Client,
+    name: String,
+    labels: BTreeMap<String, String>,
+    status: NodeStatus,
+}
+
+impl NodeObject {
+    pub(crate) fn new(client: Client, config: &Config, classes: &[String]) -> Self {
+        let mut labels: BTreeMap<String, String> = [
+            (wellknown::LABEL_HOSTNAME.into(), config.node_name.clone()),
+            (wellknown::LABEL_OS.into(), "linux".into()),
+            (wellknown::LABEL_ARCH.into(), arch().into()),
+        ]
+        .into();
+        for class in classes.iter().filter(|class| !class.is_empty()) {
+            labels.insert(format!("{}{class}", wellknown::LABEL_RUNTIME_PREFIX), "true".into());
+        }
+        Self { client, name: config.node_name.clone(), labels, status: status(config) }
+    }
+
+    /// Writes the node, then keeps it alive until `stop`. A failure is tried again: the API may be away.
+    pub(crate) async fn run(self, stop: CancellationToken) {
+        let mut written: Option<tokio::time::Instant> = None;
+        let mut uid = None;
+        loop {
+            let mut pause = LEASE_RENEW_EVERY;
+            if written.is_none_or(|at| at.elapsed() >= STATUS_EVERY) {
+                match self.register().await {
+                    Ok(node) => {
+                        uid = node.metadata.uid;
+                        written = Some(tokio::time::Instant::now());
+                    }
+                    Err(error) => {
+                        tracing::warn!(node = self.name, %error, "could not write the node's object; will try again");
+                        pause = RETRY_AFTER;
+                    }
+                }
+            }
+            if let Err(error) = self.renew(uid.as_deref()).await {
+                tracing::warn!(node = self.name, %error, "could not renew the node's lease; will try again");
+                pause = RETRY_AFTER;
+            }
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+    }
+
+    /// Creates the node or brings it up to date; leaves what others put on it (taints, cordons, labels).
+    pub(crate) async fn register(&self) -> kube::Result<Node> {
+        let api: Api<Node> = Api::all(self.client.clone());
+        let labels = self.labels.clone();
+        let node = match api.get_opt(&self.name).await? {
+            Some(node) => node,
+            None => {
+                let metadata = ObjectMeta {
+                    name: Some(self.name.clone()),
+                    labels: Some(labels.clone()),
+                    ..ObjectMeta::default()
+                };
+                api.create(&Default::default(), &Node { metadata, ..Node::default() }).await?
+            }
+        };
+        let known = node.metadata.labels.unwrap_or_default();
+        if labels.iter().any(|(key, value)| known.get(key) != Some(value)) {
+            let patch = Patch::Merge(serde_json::json!({"metadata": {"labels": labels}}));
+            api.patch(&self.name, &params(), &patch).await?;
+        }
+        let old = node.status.unwrap_or_default();
+        let status = NodeStatus { conditions: Some(self.conditions(&old)), ..self.status.clone() };
+        let patch = Patch::Merge(serde_json::json!({"status": status}));
+        api.patch_status(&self.name, &params(), &patch).await
+    }
+
+    fn conditions(&self, old: &NodeStatus) -> Vec<NodeCondition> {
+        let now = Time(Timestamp::now());
+        [
+            (
+                "MemoryPressure",
+                "False",
+                "KubeletHasSufficientMemory",
+                "kubelet has sufficient memory available",
+            ),
+            ("DiskPressure", "False", "KubeletHasNoDiskPressure", "kubelet has no disk pressure"),
+            ("PIDPressure", "False", "KubeletHasSufficientPID", "kubelet has sufficient PID available"),
+            ("Ready", "True", "KubeletReady", "kubelet is posting ready status"),
+        ]
+        .into_iter()
+        .map(|(kind, status, reason, message)| {
+            let before =
+                old.conditions.iter().flatten().find(|known| known.type_ == kind && known.status == status);
+            NodeCondition {
+                type_: kind.into(),
+                status: status.into(),
+                reason: Some(reason.into()),
+                message: Some(message.into()),
+                last_heartbeat_time: Some(now.clone()),
+                last_transition_time: before
+                    .and_then(|known| known.last_transition_time.clone())
+                    .or(Some(now.clone())),
+            }
+        })
+        .collect()
+    }
+
+    async fn renew(&self, uid: Option<&str>) -> kube::Result<()> {
+        let api: Api<Lease> = Api::namespaced(self.client.clone(), wellknown::NAMESPACE_NODE_LEASE);
+        let now = MicroTime(Timestamp::now());
+        let patch = Patch::Merge(serde_json::json!({"spec": {"renewTime": now}}));
+        match api.patch(&self.name, &params(), &patch).await {
+            Err(kube::Error::Api(status)) if status.is_not_found() => {}
+            result => return result.map(|_| ()),
+        }
+        let owner = uid.map(|uid| OwnerReference {
+            api_version: "v1".into(),
+            kind: "Node".into(),
+            name: self.name.clone(),
+            uid: uid.into(),
+            ..OwnerReference::default()
+        });
+        let lease = Lease {
+            metadata: ObjectMeta {
+                name: Some(self.name.clone()),
+                owner_references: owner.map(|owner| vec![owner]),
+                ..ObjectMeta::default()
+            },
+            spec: Some(LeaseSpec {
+                holder_identity: Some(self.name.clone()),
+                lease_duration_seconds: Some(LEASE_SECONDS),
+                renew_time: Some(now),
+                ..LeaseSpec::default()
+            }),
+        };
+        api.create(&Default::default(), &lease).await.map(|_| ())
+    }
+}
+
+fn params() -> PatchParams {
+    PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() }
+}
+
+fn status(config: &Config) -> NodeStatus {
+    let capacity: BTreeMap<String, Quantity> = [
+        ("cpu".into(), Quantity(format!("{}m", config.cpu_millis))),
+        ("memory".into(), Quantity(format!("{}Ki", config.memory_bytes / 1024))),
+        ("pods".into(), Quantity(config.pods_max.to_string())),
+    ]
+    .into();
+    let host = rustix::system::uname();
+    let address = |kind: &str, address: &str| NodeAddress { type_: kind.into(), address: address.into() };
+    NodeStatus {
+        allocatable: Some(capacity.clone()),
+        capacity: Some(capacity),
+        addresses: Some(vec![address("InternalIP", HOST_ADDRESS), address("Hostname", &config.node_name)]),
+        node_info: Some(NodeSystemInfo {
+            architecture: arch().into(),
+            kernel_version: host.release().to_string_lossy().into_owned(),
+            kubelet_version: config.version.clone(),
+            kube_proxy_version: config.version.clone(),
+            container_runtime_version: format!("mayfly://{}", env!("CARGO_PKG_VERSION")),
+            operating_system: "linux".into(),
+            os_image: os_image(),
+            machine_id: read_line("/etc/machine-id"),
+            system_uuid: read_line("/etc/machine-id"),
+            boot_id: read_line("/proc/sys/kernel/random/boot_id"),
+            ..NodeSystemInfo::default()
+        }),
+        ..NodeStatus::default()
+    }
+}
+
+/// The architecture as Go names it.
+fn arch() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
+}
+
+fn os_image() -> String {
+    let text = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
+    let name = text.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="));
+    name.map_or_else(|| "Linux".into(), |name| name.trim_matches('"').to_owned())
+}
+
+fn read_line(path: &str) -> String {
+    std::fs::read_to_string(path).unwrap_or_default().trim().to_owned()
+}

@@ -1,0 +1,20 @@
+//! One pod on this node.
+//!
+//! ```text
+//!            bound here         sandbox made      init containers done
+//!  (unknown) ──────────▶ New ───────────────▶ Initialising ──────────▶ Running ──┐ a container ended and
+//!                         │                        │                     ▲  │    │ may start again: back-off
+//!                         │                        │ an init container   └──┼────┘
+//!                         │ deleted                │ failed for good        │ all ended for good
+//!                         ▼                        ▼                        ▼
+//!                     Terminating ◀─ deleted ── Failed                Succeeded / Failed
+//!                         │ stopped, sandbox removed
+//!                         ▼
+//!                       (gone: the API object is deleted with grace 0)
+//! ```
+
+pub(crate) mod container;
+pub(crate) mod local;
+pub(crate) mod plan;
+pub(crate) mod status;
+pub(crate) mod worker;

@@ -1,0 +1,165 @@
+//! From a container in a pod's spec to what a runtime starts: everything resolved.
+
+use std::sync::Arc;
+
+use mayfly_api::{
+    ObjectKey,
+    env::{self, EnvError, EnvSources},
+    k8s::api::core::v1::{ConfigMap, Container, EnvVar, Pod, Secret},
+    quantity, wellknown,
+};
+use mayfly_informer::Informer;
+use mayfly_runtime::{ContainerId, ContainerSpec, PodUid, SandboxSpec, logs::LogLayout};
+
+/// ConfigMaps and Secrets as this process knows them.
+#[derive(Clone)]
+pub(crate) struct Sources {
+    pub(crate) config_maps: Informer<ConfigMap>,
+    pub(crate) secrets: Informer<Secret>,
+}
+
+impl EnvSources for Sources {
+    fn config_map(&self, namespace: &str, name: &str) -> Option<Arc<ConfigMap>> {
+        self.config_maps.get(&ObjectKey::new(namespace, name))
+    }
+    fn secret(&self, namespace: &str, name: &str) -> Option<Arc<Secret>> {
+        self.secrets.get(&ObjectKey::new(namespace, name))
+    }
+}
+
+pub(crate) fn sandbox(pod: &Pod, address: Option<std::net::IpAddr>) -> SandboxSpec {
+    SandboxSpec {
+        uid: PodUid(pod.metadata.uid.clone().unwrap_or_default()),
+        pod: ObjectKey::of(pod),
+        labels: pod.metadata.labels.clone().unwrap_or_default(),
+        annotations: pod.metadata.annotations.clone().unwrap_or_default(),
+        address,
+    }
+}
+
+/// Resolves one container. Fails when its environment names something that is not there.
+pub(crate) fn resolve(
+    pod: &Pod,
+    container: &Container,
+    attempt: u32,
+    address: Option<std::net::IpAddr>,
+    node: &str,
+    sources: &impl EnvSources,
+    logs: &LogLayout,
+) -> Result<ContainerSpec, EnvError> {
+    let key = ObjectKey::of(pod);
+    let pod_fields = |variable: &EnvVar| field(pod, variable, address, node);
+    let variables: Vec<EnvVar> = container
+        .env
+        .iter()
+        .flatten()
+        .map(|variable| pod_fields(variable).unwrap_or_else(|| variable.clone()))
+        .collect();
+    let mut resolved = env_from(&key, container, sources)?;
+    for (name, value) in env::resolve(&key.namespace, &variables, sources)? {
+        resolved.retain(|(known, _)| *known != name);
+        resolved.push((name, value));
+    }
+    let limits = container.resources.as_ref().and_then(|resources| resources.limits.as_ref());
+    let limit = |name: &str| limits.and_then(|limits| limits.get(name));
+    let id = ContainerId {
+        pod: PodUid(pod.metadata.uid.clone().unwrap_or_default()),
+        name: container.name.clone(),
+        attempt,
+    };
+    Ok(ContainerSpec {
+        image: container.image.clone().unwrap_or_default(),
+        command: container.command.clone().unwrap_or_default(),
+        args: container.args.clone().unwrap_or_default(),
+        env: resolved,
+        memory_bytes_max: limit("memory").and_then(|value| quantity::whole(value).ok()),
+        cpu_millis_max: limit("cpu").and_then(|value| quantity::millis(value).ok()),
+        ports: container
+            .ports
+            .iter()
+            .flatten()
+            .filter_map(|port| u16::try_from(port.container_port).ok())
+            .collect(),
+        log_path: log_path(pod, &id, logs),
+        id,
+    })
+}
+
+/// Where a container's lines go: a function's replica writes into its revision's file.
+pub(crate) fn log_path(pod: &Pod, id: &ContainerId, logs: &LogLayout) -> std::path::PathBuf {
+    let labels = pod.metadata.labels.as_ref();
+    let label = |name: &str| labels.and_then(|labels| labels.get(name));
+    match (label(wellknown::LABEL_FUNCTION), label(wellknown::LABEL_REVISION)) {
+        (Some(function), Some(revision)) => {
+            logs.revision(pod.metadata.namespace.as_deref().unwrap_or_default(), function, revision)
+        }
+        _ => logs.container(id),
+    }
+}
+
+/// `envFrom`: whole ConfigMaps and Secrets, with a prefix.
+fn env_from(
+    key: &ObjectKey,
+    container: &Container,
+    sources: &impl EnvSources,
+) -> Result<Vec<(String, String)>, EnvError> {
+    let mut all: Vec<(String, String)> = Vec::new();
+    for source in container.env_from.iter().flatten() {
+        let prefix = source.prefix.as_deref().unwrap_or("");
+        let missing = |kind, name: &str, optional: Option<bool>| match optional {
+            Some(true) => Ok(()),
+            _ => Err(EnvError::SourceMissing {
+                kind,
+                namespace: key.namespace.clone(),
+                name: name.into(),
+                variable: format!("{prefix}*"),
+            }),
+        };
+        let mut add = |name: &String, value: String| {
+            let name = format!("{prefix}{name}");
+            all.retain(|(known, _)| *known != name);
+            all.push((name, value));
+        };
+        if let Some(reference) = &source.config_map_ref {
+            match sources.config_map(&key.namespace, &reference.name) {
+                Some(map) => map.data.iter().flatten().for_each(|(name, value)| add(name, value.clone())),
+                None => missing("configmap", &reference.name, reference.optional)?,
+            }
+        }
+        if let Some(reference) = &source.secret_ref {
+            match sources.secret(&key.namespace, &reference.name) {
+                Some(secret) => secret
+                    .data
+                    .iter()
+                    .flatten()
+                    .for_each(|(name, value)| add(name, String::from_utf8_lossy(&value.0).into_owned())),
+                None => missing("secret", &reference.name, reference.optional)?,
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// `fieldRef`: what a pod may know of itself, as a literal.
+fn field(pod: &Pod, variable: &EnvVar, address: Option<std::net::IpAddr>, node: &str) -> Option<EnvVar> {
+    let path = &variable.value_from.as_ref()?.field_ref.as_ref()?.field_path;
+    let of = |map: &Option<std::collections::BTreeMap<String, String>>, key: &str| {
+        map.as_ref().and_then(|map| map.get(key)).cloned().unwrap_or_default()
+    };
+    let quoted =
+        |prefix: &str| path.strip_prefix(prefix)?.strip_prefix("['")?.strip_suffix("']").map(str::to_owned);
+    let value = match path.as_str() {
+        "metadata.name" => pod.metadata.name.clone().unwrap_or_default(),
+        "metadata.namespace" => pod.metadata.namespace.clone().unwrap_or_default(),
+        "metadata.uid" => pod.metadata.uid.clone().unwrap_or_default(),
+        "spec.nodeName" => node.to_owned(),
+        "status.podIP" | "status.podIPs" => address.map(|address| address.to_string()).unwrap_or_default(),
+        "status.hostIP" | "status.hostIPs" => super::status::HOST_ADDRESS.into(),
+        _ => match (quoted("metadata.labels"), quoted("metadata.annotations")) {
+            (Some(key), _) => of(&pod.metadata.labels, &key),
+            (_, Some(key)) => of(&pod.metadata.annotations, &key),
+            _ => return None,
+        },
+    };
+    Some(EnvVar { name: variable.name.clone(), value: Some(value), value_from: None })
+}

@@ -1,0 +1,200 @@
+//! What this node knows of a pod besides its object: which containers ran, how they ended, when the next
+//! may start. A plain struct.
+
+use std::{collections::BTreeMap, net::IpAddr, time::Duration};
+
+use mayfly_api::k8s::{
+    api::core::v1::{ContainerStatus, Pod},
+    jiff::Timestamp,
+};
+use mayfly_runtime::{ContainerId, ContainerState, PodUid};
+
+/// A container that ran at least this long starts again without a pause.
+const STABLE_AFTER: Duration = Duration::from_secs(600);
+/// Pauses between restarts: none, then these, doubling (upstream's values).
+const CRASH_FIRST: Duration = Duration::from_secs(10);
+const CRASH_MAX: Duration = Duration::from_secs(300);
+/// Pauses after a failed start: a component that was not uploaded yet may be there in a moment.
+const START_FIRST: Duration = Duration::from_secs(1);
+const START_MAX: Duration = Duration::from_secs(60);
+
+/// How a container ended.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Exit {
+    pub(crate) started: Timestamp,
+    pub(crate) finished: Timestamp,
+    pub(crate) exit_code: i32,
+    pub(crate) reason: String,
+    pub(crate) message: String,
+}
+
+/// Where a container is.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Now {
+    /// Not started (again) yet; the reason is what `kubectl get pods` shows.
+    Waiting {
+        reason: String,
+        message: String,
+    },
+    Running {
+        started: Timestamp,
+    },
+    Exited(Exit),
+}
+
+/// One container of the pod.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct LocalContainer {
+    pub(crate) now: Now,
+    /// How the attempt before the current one ended.
+    pub(crate) last: Option<Exit>,
+    /// The number of the current attempt, which is also the restart count.
+    pub(crate) attempt: u32,
+    /// Ends (or failed starts) in a row, for the pause.
+    failures: u32,
+    /// Not before this time.
+    pub(crate) not_before: Option<Timestamp>,
+}
+
+/// The pod.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct LocalPod {
+    pub(crate) uid: PodUid,
+    pub(crate) sandbox: bool,
+    pub(crate) address: Option<IpAddr>,
+    pub(crate) containers: BTreeMap<String, LocalContainer>,
+    /// Ended for a reason of its own (`DeadlineExceeded`, …), with a message.
+    pub(crate) ended: Option<(&'static str, String)>,
+}
+
+impl Default for LocalContainer {
+    fn default() -> Self {
+        let now = Now::Waiting { reason: "ContainerCreating".into(), message: String::new() };
+        Self { now, last: None, attempt: 0, failures: 0, not_before: None }
+    }
+}
+
+impl LocalPod {
+    /// What is known of a pod that this process sees for the first time: what an earlier one wrote into its
+    /// status. A container that ran then and is unknown to the host now is lost.
+    pub(crate) fn learn(pod: &Pod, known_to_host: &[(ContainerId, ContainerState)]) -> Self {
+        let uid = PodUid(pod.metadata.uid.clone().unwrap_or_default());
+        let status = pod.status.clone().unwrap_or_default();
+        let address = status.pod_ip.as_deref().and_then(|text| text.parse().ok());
+        let statuses = status.init_container_statuses.into_iter().chain(status.container_statuses);
+        let mut containers = BTreeMap::new();
+        for status in statuses.flatten() {
+            let known = known_to_host.iter().any(|(id, _)| id.name == status.name);
+            containers.insert(status.name.clone(), LocalContainer::learn(&status, known));
+        }
+        Self { uid, sandbox: !known_to_host.is_empty(), address, containers, ended: None }
+    }
+
+    pub(crate) fn container(&self, name: &str) -> LocalContainer {
+        self.containers.get(name).cloned().unwrap_or_default()
+    }
+
+    /// Takes in what the host says.
+    pub(crate) fn observe(&mut self, observed: &[(ContainerId, ContainerState)]) {
+        for (id, state) in observed {
+            let container = self.containers.entry(id.name.clone()).or_default();
+            if id.attempt == container.attempt {
+                container.observe(state);
+            }
+        }
+    }
+}
+
+impl LocalContainer {
+    fn learn(status: &ContainerStatus, known_to_host: bool) -> Self {
+        let attempt = u32::try_from(status.restart_count).unwrap_or(0);
+        let mut container = Self { attempt, ..Self::default() };
+        let terminated = |state: &Option<_>| -> Option<Exit> {
+            let state: &mayfly_api::k8s::api::core::v1::ContainerState = state.as_ref()?;
+            let ended = state.terminated.as_ref()?;
+            Some(Exit {
+                started: ended.started_at.as_ref().map_or(Timestamp::UNIX_EPOCH, |time| time.0),
+                finished: ended.finished_at.as_ref().map_or(Timestamp::UNIX_EPOCH, |time| time.0),
+                exit_code: ended.exit_code,
+                reason: ended.reason.clone().unwrap_or_default(),
+                message: ended.message.clone().unwrap_or_default(),
+            })
+        };
+        container.last = terminated(&status.last_state);
+        if let Some(exit) = terminated(&status.state) {
+            container.now = Now::Exited(exit);
+        } else if let Some(running) = status.state.as_ref().and_then(|state| state.running.as_ref()) {
+            let started = running.started_at.as_ref().map_or(Timestamp::UNIX_EPOCH, |time| time.0);
+            container.now = Now::Running { started };
+            if !known_to_host {
+                container.now = Now::Exited(Exit {
+                    started,
+                    finished: Timestamp::now(),
+                    exit_code: 137,
+                    reason: "ContainerStatusUnknown".into(),
+                    message: "The container could not be located when the node's agent started again".into(),
+                });
+            }
+        }
+        container
+    }
+
+    fn observe(&mut self, state: &ContainerState) {
+        match state {
+            ContainerState::Running { started } => self.now = Now::Running { started: *started },
+            ContainerState::Exited { started, finished, exit_code, reason, message } => {
+                if matches!(self.now, Now::Exited(_)) || self.not_before.is_some() {
+                    return;
+                }
+                self.now = Now::Exited(Exit {
+                    started: *started,
+                    finished: *finished,
+                    exit_code: *exit_code,
+                    reason: reason.clone(),
+                    message: message.clone(),
+                });
+            }
+        }
+    }
+
+    /// The container ended and shall start again: the next attempt, after a pause. `name` is
+    /// `container=… pod=…`, for the message.
+    pub(crate) fn restart_later(&mut self, name: &str) {
+        let Now::Exited(exit) = self.now.clone() else { return };
+        let ran = Duration::try_from(exit.finished.duration_since(exit.started)).unwrap_or_default();
+        self.failures = if ran >= STABLE_AFTER { 1 } else { self.failures.saturating_add(1) };
+        let pause = match self.failures {
+            0 | 1 => Duration::ZERO,
+            more => doubled(CRASH_FIRST, more - 2, CRASH_MAX),
+        };
+        self.not_before = Some(exit.finished.saturating_add(signed(pause)).unwrap_or(exit.finished));
+        self.last = Some(exit);
+        self.attempt += 1;
+        let span = mayfly_api::duration::Span(pause);
+        self.now = Now::Waiting {
+            reason: "CrashLoopBackOff".into(),
+            message: format!("back-off {span} restarting failed container {name}"),
+        };
+    }
+
+    /// The container could not be started: the same attempt again, after a pause.
+    pub(crate) fn start_failed(&mut self, reason: &str, message: String, now: Timestamp) {
+        self.failures = self.failures.saturating_add(1);
+        let pause = doubled(START_FIRST, self.failures - 1, START_MAX);
+        self.not_before = Some(now.saturating_add(signed(pause)).unwrap_or(now));
+        self.now = Now::Waiting { reason: reason.into(), message };
+    }
+
+    pub(crate) fn started(&mut self, at: Timestamp) {
+        self.now = Now::Running { started: at };
+        self.not_before = None;
+    }
+}
+
+fn doubled(first: Duration, times: u32, most: Duration) -> Duration {
+    first.saturating_mul(1 << times.min(16)).min(most)
+}
+
+fn signed(duration: Duration) -> mayfly_api::k8s::jiff::SignedDuration {
+    duration.try_into().unwrap_or(mayfly_api::k8s::jiff::SignedDuration::MAX)
+}

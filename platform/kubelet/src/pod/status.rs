@@ -1,0 +1,200 @@
+//! A pod's status, as upstream words it, from its object and what is known here. Pure.
+
+use mayfly_api::k8s::{
+    api::core::v1::{
+        Container, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
+        ContainerStatus, HostIP, Pod, PodCondition, PodIP, PodSpec, PodStatus,
+    },
+    apimachinery::pkg::apis::meta::v1::Time,
+    jiff::Timestamp,
+};
+
+use super::{
+    local::{Exit, LocalContainer, LocalPod, Now},
+    plan::{Standing, init_failed, standing},
+};
+
+/// The node's own address, without root.
+pub(crate) const HOST_ADDRESS: &str = "127.0.0.1";
+
+/// The status that the object should have.
+pub(crate) fn status(pod: &Pod, local: &LocalPod, now: Timestamp) -> PodStatus {
+    let old = pod.status.clone().unwrap_or_default();
+    let Some(spec) = &pod.spec else { return old };
+    let phase = phase(spec, local, &old);
+    let over = matches!(phase, "Succeeded" | "Failed");
+    let inits = spec.init_containers.as_deref().unwrap_or_default();
+    let initialised = inits.iter().all(
+        |container| matches!(&local.container(&container.name).now, Now::Exited(exit) if exit.exit_code == 0),
+    );
+    let unready: Vec<&str> = spec
+        .containers
+        .iter()
+        .filter(|container| !matches!(local.container(&container.name).now, Now::Running { .. }))
+        .map(|container| container.name.as_str())
+        .collect();
+    let address = local.address.filter(|_| local.sandbox || over).map(|address| address.to_string());
+    let (reason, message) = match &local.ended {
+        Some((reason, message)) => (Some((*reason).to_owned()), Some(message.clone())),
+        None => (old.reason.clone(), old.message.clone()),
+    };
+    PodStatus {
+        phase: Some(phase.into()),
+        conditions: Some(conditions(&old, &Facts { phase, initialised, unready: &unready }, now)),
+        container_statuses: Some(statuses(&spec.containers, local, "ContainerCreating", initialised)),
+        init_container_statuses: spec
+            .init_containers
+            .as_ref()
+            .map(|containers| statuses(containers, local, "PodInitializing", true)),
+        host_ip: Some(HOST_ADDRESS.into()),
+        host_ips: Some(vec![HostIP { ip: HOST_ADDRESS.into() }]),
+        pod_ips: address.clone().map(|ip| vec![PodIP { ip }]),
+        pod_ip: address,
+        start_time: old.start_time.clone().or(Some(Time(now))),
+        qos_class: old.qos_class.clone(),
+        reason,
+        message,
+        ..old
+    }
+}
+
+fn phase(spec: &PodSpec, local: &LocalPod, old: &PodStatus) -> &'static str {
+    match old.phase.as_deref() {
+        Some("Succeeded") => return "Succeeded",
+        Some("Failed") => return "Failed",
+        _ => {}
+    }
+    if local.ended.is_some() || init_failed(spec, local) {
+        return "Failed";
+    }
+    let standings: Vec<_> =
+        spec.containers.iter().map(|container| standing(spec, local, &container.name)).collect();
+    if standings.iter().all(|standing| matches!(standing, Standing::Succeeded)) {
+        return "Succeeded";
+    }
+    if standings.iter().all(|standing| !matches!(standing, Standing::Alive)) {
+        return "Failed";
+    }
+    // Upstream: running once every container was started at least once.
+    let started = |container: &Container| {
+        let local = local.container(&container.name);
+        local.last.is_some() || !matches!(local.now, Now::Waiting { .. })
+    };
+    if spec.containers.iter().all(started) { "Running" } else { "Pending" }
+}
+
+struct Facts<'a> {
+    phase: &'static str,
+    initialised: bool,
+    unready: &'a [&'a str],
+}
+
+fn conditions(old: &PodStatus, facts: &Facts<'_>, now: Timestamp) -> Vec<PodCondition> {
+    let completed = facts.phase == "Succeeded";
+    let ready = facts.unready.is_empty() && facts.phase == "Running";
+    let unready = || format!("containers with unready status: [{}]", facts.unready.join(" "));
+    let why = |good: bool| match (good, completed) {
+        (true, _) => (None, None),
+        (false, true) => (Some("PodCompleted".into()), None),
+        (false, false) => (Some("ContainersNotReady".into()), Some(unready())),
+    };
+    let initialised = facts.initialised || completed;
+    let wanted = [
+        ("PodReadyToStartContainers", facts.phase == "Running", (None, None)),
+        (
+            "Initialized",
+            initialised,
+            if initialised { (None, None) } else { (Some("ContainersNotInitialized".into()), None) },
+        ),
+        ("Ready", ready, why(ready)),
+        ("ContainersReady", ready, why(ready)),
+        ("PodScheduled", true, (None, None)),
+    ];
+    let known = old.conditions.as_deref().unwrap_or_default();
+    let mut conditions: Vec<PodCondition> = wanted
+        .into_iter()
+        .map(|(kind, holds, (reason, message))| {
+            let status = if holds { "True" } else { "False" };
+            let before = known.iter().find(|condition| condition.type_ == kind);
+            let since = before.filter(|condition| condition.status == status);
+            PodCondition {
+                type_: kind.into(),
+                status: status.into(),
+                reason,
+                message,
+                last_transition_time: since
+                    .and_then(|condition| condition.last_transition_time.clone())
+                    .or(Some(Time(now))),
+                ..PodCondition::default()
+            }
+        })
+        .collect();
+    let foreign = known.iter().filter(|known| !conditions.iter().any(|own| own.type_ == known.type_));
+    let foreign: Vec<_> = foreign.cloned().collect();
+    conditions.extend(foreign);
+    conditions
+}
+
+fn statuses(
+    containers: &[Container],
+    local: &LocalPod,
+    waiting: &str,
+    may_start: bool,
+) -> Vec<ContainerStatus> {
+    containers
+        .iter()
+        .map(|container| {
+            let mut known = local.container(&container.name);
+            if let Now::Waiting { reason, .. } = &mut known.now
+                && reason == "ContainerCreating"
+            {
+                *reason = if may_start { waiting.into() } else { "PodInitializing".into() };
+            }
+            container_status(container, &local.uid.0, &known)
+        })
+        .collect()
+}
+
+fn container_status(container: &Container, uid: &str, known: &LocalContainer) -> ContainerStatus {
+    let running = matches!(known.now, Now::Running { .. });
+    let started = !matches!(known.now, Now::Waiting { .. });
+    ContainerStatus {
+        name: container.name.clone(),
+        image: container.image.clone().unwrap_or_default(),
+        image_id: if started { container.image.clone().unwrap_or_default() } else { String::new() },
+        container_id: started.then(|| format!("mayfly://{uid}_{}_{}", container.name, known.attempt)),
+        ready: running,
+        started: Some(running),
+        restart_count: i32::try_from(known.attempt).unwrap_or(i32::MAX),
+        state: Some(match &known.now {
+            Now::Waiting { reason, message } => ContainerState {
+                waiting: Some(ContainerStateWaiting {
+                    reason: Some(reason.clone()),
+                    message: Some(message.clone()).filter(|text| !text.is_empty()),
+                }),
+                ..ContainerState::default()
+            },
+            Now::Running { started } => ContainerState {
+                running: Some(ContainerStateRunning { started_at: Some(Time(*started)) }),
+                ..ContainerState::default()
+            },
+            Now::Exited(exit) => terminated(exit),
+        }),
+        last_state: known.last.as_ref().map(terminated),
+        ..ContainerStatus::default()
+    }
+}
+
+fn terminated(exit: &Exit) -> ContainerState {
+    ContainerState {
+        terminated: Some(ContainerStateTerminated {
+            exit_code: exit.exit_code,
+            reason: Some(exit.reason.clone()),
+            message: Some(exit.message.clone()).filter(|text| !text.is_empty()),
+            started_at: Some(Time(exit.started)),
+            finished_at: Some(Time(exit.finished)),
+            ..ContainerStateTerminated::default()
+        }),
+        ..ContainerState::default()
+    }
+}

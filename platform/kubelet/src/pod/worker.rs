@@ -1,0 +1,284 @@
+//! Carries out one pod's steps until there is nothing to do.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use kube::{
+    Api, Client,
+    api::{DeleteParams, Patch, PatchParams, Preconditions},
+};
+use mayfly_api::{
+    ObjectKey,
+    k8s::{
+        api::core::v1::{Container, Pod},
+        jiff::Timestamp,
+    },
+};
+use mayfly_informer::{EventRecorder, Informer, reconcile::Outcome};
+use mayfly_runtime::{PodUid, Runtime, RuntimeError, logs::LogLayout};
+use parking_lot::Mutex;
+use serde_json::json;
+
+use super::{
+    container::{self, Sources},
+    local::{LocalPod, Now},
+    plan::{Step, plan},
+    status,
+};
+use crate::addresses::Addresses;
+
+/// Steps for one pod in a row; a pod that needs more comes back at once.
+const STEPS_MAX: usize = 64;
+/// How long to wait for a runtime class that this node does not have.
+const NO_RUNTIME_RETRY: Duration = Duration::from_secs(300);
+
+/// What all pods of the node share.
+pub(crate) struct Worker {
+    pub(crate) node: String,
+    pub(crate) client: Client,
+    pub(crate) pods: Informer<Pod>,
+    pub(crate) sources: Sources,
+    pub(crate) runtimes: HashMap<String, Arc<dyn Runtime>>,
+    pub(crate) logs: LogLayout,
+    pub(crate) events: EventRecorder,
+    pub(crate) local: Mutex<HashMap<ObjectKey, LocalPod>>,
+    pub(crate) addresses: Mutex<Addresses>,
+}
+
+impl Worker {
+    /// Brings one pod closer to what it should be.
+    pub(crate) async fn reconcile(&self, key: ObjectKey) -> kube::Result<Outcome> {
+        let pod = self.pods.get(&key).filter(|pod| self.is_mine(pod));
+        self.forget_replaced(&key, pod.as_deref()).await;
+        let Some(pod) = pod else { return Ok(Outcome::Done) };
+        let Some(runtime) = self.runtime(&pod) else { return self.no_runtime(&pod).await };
+        let mut local = self.local_of(&key, &pod, &*runtime);
+        for _ in 0..STEPS_MAX {
+            local.observe(&runtime.containers(&local.uid));
+            let now = Timestamp::now();
+            match plan(&pod, &local, now) {
+                Step::Wait(at) => {
+                    self.keep(&key, &local);
+                    self.write_status(&pod, &local, now).await?;
+                    return Ok(at.map_or(Outcome::Done, |at| Outcome::RequeueAfter(until(at))));
+                }
+                Step::Terminate { grace } => {
+                    return self.terminate(&key, &pod, &local, &*runtime, grace).await;
+                }
+                step => self.act(step, &pod, &mut local, &*runtime).await,
+            }
+            self.keep(&key, &local);
+        }
+        self.write_status(&pod, &local, Timestamp::now()).await?;
+        Ok(Outcome::RequeueAfter(Duration::ZERO))
+    }
+
+    fn is_mine(&self, pod: &Pod) -> bool {
+        pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(self.node.as_str())
+    }
+
+    fn runtime(&self, pod: &Pod) -> Option<Arc<dyn Runtime>> {
+        let class = pod.spec.as_ref().and_then(|spec| spec.runtime_class_name.as_deref()).unwrap_or("");
+        self.runtimes.get(class).cloned()
+    }
+
+    fn keep(&self, key: &ObjectKey, local: &LocalPod) {
+        self.local.lock().insert(key.clone(), local.clone());
+    }
+
+    fn local_of(&self, key: &ObjectKey, pod: &Pod, runtime: &dyn Runtime) -> LocalPod {
+        if let Some(local) = self.local.lock().get(key) {
+            return local.clone();
+        }
+        let uid = PodUid(pod.metadata.uid.clone().unwrap_or_default());
+        let mut local = LocalPod::learn(pod, &runtime.containers(&uid));
+        local.sandbox |= runtime.sandboxes().contains(&uid);
+        let mut addresses = self.addresses.lock();
+        if let Some(address) = local.address {
+            addresses.claim(&uid, address);
+        }
+        local.address = addresses.of(&uid);
+        local
+    }
+
+    /// The object is gone, or another one has its name: what still runs of the old one is ended at once.
+    async fn forget_replaced(&self, key: &ObjectKey, pod: Option<&Pod>) {
+        let uid = pod.and_then(|pod| pod.metadata.uid.as_deref());
+        let old = self.local.lock().get(key).filter(|local| uid != Some(local.uid.0.as_str())).cloned();
+        let Some(old) = old else { return };
+        for runtime in self.runtimes.values() {
+            if runtime.sandboxes().contains(&old.uid)
+                && let Err(error) = runtime.remove_sandbox(&old.uid).await
+            {
+                tracing::warn!(pod = %key, uid = %old.uid, %error, "could not remove what ran of a deleted pod");
+            }
+        }
+        self.addresses.lock().release(&old.uid);
+        self.local.lock().remove(key);
+        let folder = self.logs.pod(&old.uid.0);
+        // Function replicas and pods that never started have none.
+        let _ = tokio::fs::remove_dir_all(folder).await;
+    }
+
+    async fn act(&self, step: Step, pod: &Pod, local: &mut LocalPod, runtime: &dyn Runtime) {
+        match step {
+            Step::CreateSandbox => match runtime.create_sandbox(container::sandbox(pod, local.address)).await
+            {
+                Ok(()) => local.sandbox = true,
+                Err(error) => {
+                    let message = format!("Failed to create pod sandbox: {error}");
+                    self.events.warning(pod, "FailedCreatePodSandBox", message.clone());
+                    local.ended = Some(("FailedCreatePodSandBox", message));
+                }
+            },
+            Step::Start(container) => self.start(&container, pod, local, runtime).await,
+            Step::Restart(name) => {
+                let title = format!("container={name} pod={}", ObjectKey::of(pod));
+                local.containers.entry(name).or_default().restart_later(&title);
+            }
+            Step::End { reason, message } => {
+                self.events.warning(pod, reason, message.clone());
+                local.ended = Some((reason, message));
+            }
+            Step::Finish => {
+                self.stop_all(local, runtime, Duration::ZERO).await;
+                local.observe(&runtime.containers(&local.uid));
+                self.remove_sandbox(local, runtime).await;
+            }
+            Step::Terminate { .. } | Step::Wait(_) => {}
+        }
+    }
+
+    async fn start(&self, spec: &Container, pod: &Pod, local: &mut LocalPod, runtime: &dyn Runtime) {
+        let attempt = local.container(&spec.name).attempt;
+        let resolved =
+            container::resolve(pod, spec, attempt, local.address, &self.node, &self.sources, &self.logs);
+        let (reason, message) = match resolved {
+            Err(error) => ("CreateContainerConfigError", error.to_string()),
+            Ok(resolved) => match runtime.start_container(resolved).await {
+                Ok(()) => {
+                    local.containers.entry(spec.name.clone()).or_default().started(Timestamp::now());
+                    self.events.normal(pod, "Started", format!("Started container {}", spec.name));
+                    return;
+                }
+                Err(RuntimeError::ImageMissing(message)) => ("ErrImagePull", message),
+                Err(error @ RuntimeError::NoSandbox(_)) => {
+                    local.sandbox = false;
+                    ("ContainerCreating", error.to_string())
+                }
+                Err(error) => ("CreateContainerError", error.to_string()),
+            },
+        };
+        self.events.warning(pod, "Failed", format!("Error: {message}"));
+        let container = local.containers.entry(spec.name.clone()).or_default();
+        container.start_failed(reason, message, Timestamp::now());
+    }
+
+    async fn stop_all(&self, local: &LocalPod, runtime: &dyn Runtime, grace: Duration) {
+        let running = runtime.containers(&local.uid).into_iter();
+        let running = running
+            .filter(|(_, state)| matches!(state, mayfly_runtime::ContainerState::Running { .. }))
+            .map(|(id, _)| async move {
+                if let Err(error) = runtime.stop_container(&id, grace).await {
+                    tracing::warn!(container = %id, %error, "could not stop a container");
+                }
+            });
+        futures::future::join_all(running).await;
+    }
+
+    async fn remove_sandbox(&self, local: &mut LocalPod, runtime: &dyn Runtime) {
+        if let Err(error) = runtime.remove_sandbox(&local.uid).await {
+            tracing::warn!(uid = %local.uid, %error, "could not remove a sandbox");
+        }
+        local.sandbox = false;
+    }
+
+    async fn terminate(
+        &self,
+        key: &ObjectKey,
+        pod: &Pod,
+        local: &LocalPod,
+        runtime: &dyn Runtime,
+        grace: Duration,
+    ) -> kube::Result<Outcome> {
+        let runs = local.containers.values().any(|container| matches!(container.now, Now::Running { .. }));
+        if runs {
+            self.events.normal(pod, "Killing", "Stopping the pod's containers");
+        }
+        self.stop_all(local, runtime, grace).await;
+        let mut local = local.clone();
+        local.observe(&runtime.containers(&local.uid));
+        self.remove_sandbox(&mut local, runtime).await;
+        self.keep(key, &local);
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), &key.namespace);
+        let preconditions = Preconditions { uid: Some(local.uid.0.clone()), resource_version: None };
+        let params = DeleteParams {
+            grace_period_seconds: Some(0),
+            preconditions: Some(preconditions),
+            ..Default::default()
+        };
+        match api.delete(&key.name, &params).await {
+            Ok(_) => Ok(Outcome::Done),
+            // Gone already, or replaced: then the informer says so.
+            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {
+                Ok(Outcome::Done)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn no_runtime(&self, pod: &Pod) -> kube::Result<Outcome> {
+        let class = pod.spec.as_ref().and_then(|spec| spec.runtime_class_name.as_deref()).unwrap_or("");
+        let have: Vec<_> = self.runtimes.keys().map(String::as_str).collect();
+        let message = if class.is_empty() {
+            format!(
+                "Failed to create pod sandbox: this node runs no OCI containers (its runtime classes: {}); set \
+                 spec.runtimeClassName: wasm for a wasm component",
+                have.join(", ")
+            )
+        } else {
+            format!(
+                "Failed to create pod sandbox: no runtime for {class:?} is configured (there are: {})",
+                have.join(", ")
+            )
+        };
+        if pod.metadata.deletion_timestamp.is_some() {
+            let key = ObjectKey::of(pod);
+            let api: Api<Pod> = Api::namespaced(self.client.clone(), &key.namespace);
+            let params = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
+            return match api.delete(&key.name, &params).await {
+                Err(error) if !matches!(&error, kube::Error::Api(status) if status.is_not_found()) => {
+                    Err(error)
+                }
+                _ => Ok(Outcome::Done),
+            };
+        }
+        self.events.warning(pod, "FailedCreatePodSandBox", message.clone());
+        let mut local = LocalPod::learn(pod, &[]);
+        for container in pod.spec.iter().flat_map(|spec| &spec.containers) {
+            let waiting = Now::Waiting { reason: "ContainerCreating".into(), message: message.clone() };
+            local.containers.entry(container.name.clone()).or_default().now = waiting;
+        }
+        self.write_status(pod, &local, Timestamp::now()).await?;
+        Ok(Outcome::RequeueAfter(NO_RUNTIME_RETRY))
+    }
+
+    async fn write_status(&self, pod: &Pod, local: &LocalPod, now: Timestamp) -> kube::Result<()> {
+        let wanted = status::status(pod, local, now);
+        if pod.status.as_ref() == Some(&wanted) {
+            return Ok(());
+        }
+        let key = ObjectKey::of(pod);
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), &key.namespace);
+        // The uid makes the API refuse the status of a pod that was replaced.
+        let patch = json!({"metadata": {"uid": local.uid.0}, "status": wanted});
+        match api.patch_status(&key.name, &PatchParams::default(), &Patch::Merge(patch)).await {
+            Ok(_) => Ok(()),
+            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn until(at: Timestamp) -> Duration {
+    Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or_default()
+}
