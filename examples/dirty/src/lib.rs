@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use mayfly::{Request, Response};
 
 const PAGE_BYTES: usize = 64 << 10;
+/// One less than a 32-bit memory has: its size in bytes then fits a `usize`.
+const PAGES_MAX: usize = (1 << 16) - 1;
 const PATTERN: u64 = 0xD1_57_1E57_D1_57_1E57;
 /// Memory kept back for the answer, in bytes: growing leaves the allocator none.
 const RESERVE_BYTES: usize = 1 << 20;
@@ -20,7 +22,7 @@ async fn dirty(request: Request) -> Response {
     let fill = request.path() == "/fill";
     drop(std::hint::black_box(vec![if fill { PATTERN } else { 0 }; RESERVE_BYTES / 8]));
     let start = memory_size(0) * PAGE_BYTES;
-    while memory_grow(0, 1) != usize::MAX {}
+    while memory_size(0) < PAGES_MAX && memory_grow(0, 1) != usize::MAX {}
     let end = memory_size(0) * PAGE_BYTES;
     if fill {
         MARK.store(PATTERN, Ordering::Relaxed);

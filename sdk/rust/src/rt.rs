@@ -79,7 +79,9 @@ pub(crate) fn failed(error: Error) -> Response {
 /// Sends the response.
 async fn answer(response: Response, out: ResponseOutparam) {
     let (status, mut headers, body) = response.into_parts();
-    if let Some(length) = body.known_len() {
+    // These have no body, and so no length.
+    let bodiless = matches!(status, 100..=199 | 204 | 304);
+    if let Some(length) = body.known_len().filter(|_| !bodiless) {
         headers.insert("content-length", length.to_string());
     }
     let outgoing = match headers.into_wasi() {

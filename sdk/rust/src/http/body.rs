@@ -16,6 +16,9 @@ pub const BODY_BYTES_MAX: usize = 16 << 20;
 /// What one read or splice asks the host for, in bytes.
 const CHUNK_BYTES_MAX: u64 = 64 << 10;
 
+/// What `blocking-write-and-flush` takes at most, in bytes, by its definition.
+const BLOCKING_WRITE_BYTES_MAX: usize = 4096;
+
 /// The body of a request or a response: nothing, bytes, or a stream.
 pub struct Body(pub(crate) Content);
 
@@ -117,11 +120,21 @@ impl Body {
         let stream = body.write().expect("the stream of a body is taken once");
         let mut writer = BodyWriter(Sink::Wasi(stream));
         match self.0 {
-            Content::Bytes(bytes) => writer.write(bytes).await?,
-            Content::Incoming(incoming) => writer.splice(incoming).await?,
-            Content::Written(write) => writer = write(writer).await?,
+            // The common case, in one call to the host. Nothing is left to do meanwhile.
+            Content::Bytes(bytes) if bytes.len() <= BLOCKING_WRITE_BYTES_MAX => writer.write_blocking(&bytes)?,
+            Content::Bytes(bytes) => {
+                writer.write(bytes).await?;
+                writer.flush().await?;
+            }
+            Content::Incoming(incoming) => {
+                writer.splice(incoming).await?;
+                writer.flush().await?;
+            }
+            Content::Written(write) => {
+                writer = write(writer).await?;
+                writer.flush().await?;
+            }
         }
-        writer.flush().await?;
         drop(writer); // a child of the body, which cannot end before it
         OutgoingBody::finish(body, None).map_err(|code| HttpError::from_code(&code))?;
         Ok(())
@@ -232,6 +245,16 @@ impl BodyWriter {
             rest = &rest[count..];
         }
         Ok(())
+    }
+
+    fn write_blocking(&mut self, bytes: &[u8]) -> Result<(), HttpError> {
+        match &mut self.0 {
+            Sink::Wasi(stream) => stream.blocking_write_and_flush(bytes).map_err(|e| HttpError::from_stream(&e)),
+            Sink::Memory(memory) => {
+                memory.extend_from_slice(bytes);
+                Ok(())
+            }
+        }
     }
 
     /// Passes a whole body on, inside the host: its bytes do not enter the function.

@@ -21,6 +21,11 @@ pub async fn post(url: impl Into<String>, body: impl Into<Body>) -> Result<Respo
 ///
 /// The request's body goes on being sent after the head of the response has come.
 pub async fn send(request: Request) -> Result<Response, HttpError> {
+    let what = format!("{} {}", request.method(), request.target());
+    exchange(request).await.map_err(|error| error.while_doing(&what))
+}
+
+async fn exchange(request: Request) -> Result<Response, HttpError> {
     let method = request.method().to_wasi();
     let url = Url::parse(request.target())?;
     let options = request.timeout().map(|timeout| {
@@ -83,10 +88,8 @@ struct Url<'a> {
 
 impl<'a> Url<'a> {
     fn parse(text: &'a str) -> Result<Self, HttpError> {
-        let invalid = |problem: &str| {
-            HttpError::new(HttpErrorKind::InvalidRequest, format!("cannot send to {text:?}: {problem}"))
-        };
-        let (scheme, rest) = text.split_once("://").ok_or_else(|| invalid("not a URL"))?;
+        let invalid = |problem: &str| HttpError::new(HttpErrorKind::InvalidRequest, problem);
+        let (scheme, rest) = text.split_once("://").ok_or_else(|| invalid("this is not a URL"))?;
         let encrypted = match scheme.to_ascii_lowercase().as_str() {
             "https" => true,
             "http" => false,

@@ -49,6 +49,20 @@ impl HttpErrorKind {
             HttpErrorKind::Closed => "Closed",
         }
     }
+
+    fn says(self) -> &'static str {
+        match self {
+            HttpErrorKind::Denied => "the destination is denied",
+            HttpErrorKind::Timeout => "it took too long",
+            HttpErrorKind::Unreachable => "nobody answers there",
+            HttpErrorKind::Tls => "no encrypted connection could be made",
+            HttpErrorKind::Protocol => "the exchange broke off",
+            HttpErrorKind::InvalidRequest => "the request cannot be sent",
+            HttpErrorKind::InvalidBody => "the body is not what was expected",
+            HttpErrorKind::TooLarge => "the body is too large",
+            HttpErrorKind::Closed => "the reader has gone",
+        }
+    }
 }
 
 impl HttpError {
@@ -66,7 +80,7 @@ impl HttpError {
             ErrorCode::HttpRequestDenied | ErrorCode::DestinationIpProhibited => {
                 return HttpError::new(
                     Kind::Denied,
-                    "the platform denies this destination; list it under spec.egress of the function",
+                    "this destination is denied; list it under spec.egress of the function",
                 );
             }
             ErrorCode::DnsTimeout
@@ -89,7 +103,14 @@ impl HttpError {
             ErrorCode::HttpRequestBodySize(_) | ErrorCode::HttpResponseBodySize(_) => Kind::TooLarge,
             _ => Kind::Protocol,
         };
-        HttpError::new(kind, code.to_string())
+        // `ErrorCode::ConnectionRefused` → `ConnectionRefused`
+        let code = format!("{code:?}").replace("ErrorCode::", "");
+        HttpError::new(kind, format!("{} ({code})", kind.says()))
+    }
+
+    /// The same error, told with what was being done.
+    pub(crate) fn while_doing(self, what: &str) -> Self {
+        HttpError { message: format!("{what}: {}", self.message), ..self }
     }
 
     pub(crate) fn from_stream(error: &StreamError) -> Self {

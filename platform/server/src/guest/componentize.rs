@@ -1,0 +1,82 @@
+//! From a core module to a component.
+
+use anyhow::{Context, Result, bail};
+use wasi_preview1_component_adapter_provider::{
+    WASI_SNAPSHOT_PREVIEW1_ADAPTER_NAME, WASI_SNAPSHOT_PREVIEW1_COMMAND_ADAPTER,
+    WASI_SNAPSHOT_PREVIEW1_REACTOR_ADAPTER,
+};
+use wit_component::ComponentEncoder;
+
+/// What the module is: that decides who calls whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shape {
+    /// A library whose exports are called: a function.
+    Library,
+    /// A program with a `main`: a job.
+    Program,
+}
+
+/// The preamble of a core module and of a component: magic, version, layer.
+const MODULE: [u8; 8] = *b"\0asm\x01\0\0\0";
+const COMPONENT: [u8; 8] = *b"\0asm\x0d\0\x01\0";
+
+/// Makes a component. What is one already (from `wasm32-wasip2`) stays as it is.
+pub(super) fn componentize(wasm: Vec<u8>, shape: Shape) -> Result<Vec<u8>> {
+    if wasm.starts_with(&COMPONENT) {
+        return Ok(wasm);
+    }
+    if !wasm.starts_with(&MODULE) {
+        bail!("the compiler's output is not WebAssembly");
+    }
+    let adapter = match shape {
+        Shape::Library => WASI_SNAPSHOT_PREVIEW1_REACTOR_ADAPTER,
+        Shape::Program => WASI_SNAPSHOT_PREVIEW1_COMMAND_ADAPTER,
+    };
+    ComponentEncoder::default()
+        .validate(true)
+        .module(&wasm)
+        .context("cannot read what the module says about its interfaces")?
+        // The adapter and the program may name different patch versions of WASI: one import will do.
+        .merge_imports_based_on_semver(true)
+        .adapter(WASI_SNAPSHOT_PREVIEW1_ADAPTER_NAME, adapter)
+        .and_then(|mut encoder| encoder.encode())
+        .context("cannot make a component of the module")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_module_becomes_a_component_and_stays_one() {
+        let component = componentize(MODULE.to_vec(), Shape::Library).unwrap();
+        assert!(component.starts_with(&COMPONENT));
+        assert_eq!(componentize(component.clone(), Shape::Program).unwrap(), component);
+    }
+
+    #[test]
+    fn anything_else_is_refused() {
+        for bytes in [b"".as_slice(), b"#!/bin/sh", b"\0asm\x02\0\0\0"] {
+            let error = componentize(bytes.to_vec(), Shape::Library).unwrap_err();
+            assert_eq!(error.to_string(), "the compiler's output is not WebAssembly");
+        }
+    }
+
+    #[test]
+    fn an_import_nobody_provides_is_named() {
+        // (module (import "wasi_snapshot_preview1" "no_such_call" (func)))
+        let mut module = MODULE.to_vec();
+        module.extend([1, 4, 1, 0x60, 0, 0]);
+        let (space, name) = (b"wasi_snapshot_preview1", b"no_such_call");
+        let mut import = vec![1];
+        for text in [space.as_slice(), name] {
+            import.push(u8::try_from(text.len()).unwrap());
+            import.extend(text);
+        }
+        import.extend([0, 0]);
+        module.extend([2, u8::try_from(import.len()).unwrap()]);
+        module.extend(import);
+        let error = componentize(module, Shape::Library).unwrap_err();
+        assert!(format!("{error:#}").contains("no_such_call"), "{error:#}");
+    }
+}

@@ -1,0 +1,166 @@
+//! `mayfly new`: a project that builds as it is.
+
+use std::fmt;
+use std::fs;
+use std::path::Path;
+use std::str::FromStr;
+
+use anyhow::{Context, Result, bail};
+use mayfly_api::names;
+
+use super::sdk;
+
+/// What a new project starts as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Template {
+    /// Requests in, responses out.
+    Rust,
+    /// JSON in, JSON out.
+    RustEvent,
+}
+
+impl Template {
+    pub(crate) const ALL: [Template; 2] = [Template::Rust, Template::RustEvent];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Template::Rust => "rust",
+            Template::RustEvent => "rust-event",
+        }
+    }
+
+    fn source(self) -> &'static str {
+        match self {
+            Template::Rust => include_str!("templates/rust.rs.in"),
+            Template::RustEvent => include_str!("templates/rust-event.rs.in"),
+        }
+    }
+}
+
+impl fmt::Display for Template {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Template {
+    type Err = anyhow::Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        let known = Template::ALL.map(Template::name).join(", ");
+        let found = Template::ALL.into_iter().find(|template| template.name() == name);
+        found.with_context(|| format!("there is no template {name:?}; there are {known}"))
+    }
+}
+
+/// Writes a project into a folder that is empty or not there yet.
+pub(crate) fn new_project(template: Template, dir: &Path, name: &str) -> Result<()> {
+    names::dns_label(name).map_err(|rule| anyhow::anyhow!("{name:?} cannot be a function's name: {rule}"))?;
+    if let Ok(mut entries) = fs::read_dir(dir)
+        && entries.next().is_some()
+    {
+        bail!("{} is there and not empty; nothing was written", dir.display());
+    }
+    let package = package_name(name);
+    let write = |path: &str, text: &str| -> Result<()> {
+        let file = dir.join(path);
+        let parent = file.parent().expect("a file lies in a folder");
+        fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
+        let text = text.replace("{{package}}", &package).replace("{{name}}", name);
+        fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))
+    };
+    write("Cargo.toml", include_str!("templates/Cargo.toml.in"))?;
+    write("Cargo.lock", sdk::LOCKFILE)?;
+    write("src/lib.rs", template.source())?;
+    write("function.yaml", include_str!("templates/function.yaml.in"))?;
+    write(".gitignore", "/target\n# Written by mayfly build.\n/.mayfly\n")?;
+    sdk::refresh(dir)?;
+    Ok(())
+}
+
+/// A name cargo takes: it wants no digit first and no word of its own, a function has no such rule.
+fn package_name(name: &str) -> String {
+    const TAKEN: [&str; 12] = [
+        "test",
+        "core",
+        "std",
+        "alloc",
+        "proc-macro",
+        "deps",
+        "build",
+        "examples",
+        "incremental",
+        "mayfly",
+        "mayfly-sdk",
+        "self",
+    ];
+    if name.starts_with(|c: char| c.is_ascii_digit()) || TAKEN.contains(&name) || is_keyword(name) {
+        return format!("fn-{name}");
+    }
+    name.to_owned()
+}
+
+fn is_keyword(name: &str) -> bool {
+    const KEYWORDS: &str = "abstract as async await become box break const continue crate do dyn else enum extern false \
+        final fn for gen if impl in let loop macro match mod move mut override priv pub ref return self static struct \
+        super trait true try type typeof unsafe unsized use virtual where while yield";
+    KEYWORDS.split_whitespace().any(|keyword| keyword == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::guest::project::Project;
+
+    #[test]
+    fn a_new_project_is_one() {
+        for template in Template::ALL {
+            let parent = tempfile::tempdir().unwrap();
+            let dir = parent.path().join("deep/er");
+            new_project(template, &dir, "shop").unwrap();
+            let project = Project::load(&dir).unwrap();
+            assert_eq!(project.name, "shop");
+            assert!(project.uses_carried_sdk().unwrap());
+            let written: Vec<String> = ["Cargo.toml", "src/lib.rs", "function.yaml"]
+                .iter()
+                .map(|file| fs::read_to_string(dir.join(file)).unwrap())
+                .collect();
+            assert!(written.iter().all(|text| !text.contains("{{")), "{written:?}");
+            assert!(written[0].contains("name = \"shop\""));
+            assert!(dir.join(".mayfly/sdk/src/lib.rs").is_file());
+        }
+    }
+
+    #[test]
+    fn nothing_is_overwritten() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("precious"), "").unwrap();
+        let error = new_project(Template::Rust, dir.path(), "shop").unwrap_err().to_string();
+        assert!(error.contains("not empty; nothing was written"), "{error}");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn names_are_checked_before_anything_is_written() {
+        let parent = tempfile::tempdir().unwrap();
+        for name in ["", "Hello", "a_b", "-a", "a.b", "../x"] {
+            let dir = parent.path().join("new");
+            assert!(new_project(Template::Rust, &dir, name).is_err(), "{name}");
+            assert!(!dir.exists());
+        }
+        for (name, package) in
+            [("hello", "hello"), ("3d", "fn-3d"), ("test", "fn-test"), ("match", "fn-match")]
+        {
+            assert_eq!(package_name(name), package);
+        }
+    }
+
+    #[test]
+    fn templates_have_names() {
+        for template in Template::ALL {
+            assert_eq!(template.to_string().parse::<Template>().unwrap(), template);
+        }
+        let error = "python".parse::<Template>().unwrap_err().to_string();
+        assert_eq!(error, "there is no template \"python\"; there are rust, rust-event");
+    }
+}
