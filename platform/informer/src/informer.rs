@@ -12,13 +12,9 @@
 //! A task of its own applies the watch's events to the copy, and then tells the handlers. Handlers run in
 //! that task: they only note what to do (an entry in a work queue, a mark in a cache) and return.
 
-use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fmt, sync::Arc};
 
-use futures::StreamExt as _;
-use kube::{
-    Api, Resource,
-    runtime::watcher::{self, Event},
-};
+use kube::{Api, Resource, runtime::watcher::Event};
 use mayfly_api::ObjectKey;
 use parking_lot::{Mutex, RwLock};
 use serde::de::DeserializeOwned;
@@ -26,13 +22,11 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    Backoff, WatchConfig,
+    WatchConfig,
     changes::{Changes, Dirty},
+    follow::follow,
     objects::Objects,
 };
-
-/// Pauses between tries to reach the API.
-const RETRY: Backoff = Backoff { first: Duration::from_millis(50), most: Duration::from_secs(5) };
 
 /// One kind's objects, shared by everyone in the process who reads them. Cheap to clone.
 pub struct Informer<K> {
@@ -102,7 +96,7 @@ where
     /// runtime. Managed fields are dropped, since nobody inside reads them.
     pub fn start(api: Api<K>, config: WatchConfig, stop: CancellationToken) -> Self {
         let informer = Self { shared: Arc::new(Shared::default()) };
-        tokio::spawn(follow(informer.shared.clone(), api, config, stop));
+        tokio::spawn(keep(informer.shared.clone(), api, config, stop));
         informer
     }
 }
@@ -264,48 +258,19 @@ fn same_version<K: Resource>(one: &K, other: &K) -> bool {
 }
 
 /// The informer's task.
-async fn follow<K>(shared: Arc<Shared<K>>, api: Api<K>, config: WatchConfig, stop: CancellationToken)
+async fn keep<K>(shared: Arc<Shared<K>>, api: Api<K>, config: WatchConfig, stop: CancellationToken)
 where
     K: Resource + Clone + DeserializeOwned + fmt::Debug + Send + Sync + 'static,
 {
-    let url = api.resource_url().to_owned();
-    let mut events = std::pin::pin!(watcher::watcher(api, config));
     let mut listed = BTreeMap::new();
-    let mut failures = 0;
-    loop {
-        let event = tokio::select! {
-            () = stop.cancelled() => return,
-            event = events.next() => event,
-        };
-        let Some(event) = event else { return };
-        match event.map(|event| event.modify(|object| object.meta_mut().managed_fields = None)) {
-            // A list begins, perhaps of an API that is away: only what the API says ends a row of failures.
-            Ok(Event::Init) => listed.clear(),
-            Ok(event) => {
-                failures = 0;
-                match event {
-                    Event::InitApply(object) => {
-                        listed.insert(ObjectKey::of(&object), Arc::new(object));
-                    }
-                    Event::InitDone => shared.replace(std::mem::take(&mut listed)),
-                    Event::Apply(object) => shared.apply(object),
-                    Event::Delete(object) => shared.delete(object),
-                    Event::Init => {}
-                }
-            }
-            Err(error) => {
-                failures += 1;
-                let pause = RETRY.pause(failures);
-                if failures == 1 {
-                    tracing::info!(%url, %error, "lost the watch; trying again");
-                } else {
-                    tracing::debug!(%url, %error, failures, ?pause, "cannot list or watch; trying again");
-                }
-                tokio::select! {
-                    () = stop.cancelled() => return,
-                    () = tokio::time::sleep(pause) => {}
-                }
-            }
+    follow(api, config, stop, |event| match event.modify(|object| object.meta_mut().managed_fields = None) {
+        Event::Init => listed.clear(),
+        Event::InitApply(object) => {
+            listed.insert(ObjectKey::of(&object), Arc::new(object));
         }
-    }
+        Event::InitDone => shared.replace(std::mem::take(&mut listed)),
+        Event::Apply(object) => shared.apply(object),
+        Event::Delete(object) => shared.delete(object),
+    })
+    .await;
 }

@@ -2,9 +2,10 @@
 //!
 //! **Belongs here:** [`Informer`], a kind's objects kept up to date by list and watch; [`Informers`], the
 //! one set of them that a process shares, so that an event is decoded once; [`reconcile`], the work queue
-//! and loop that controllers and the kubelet drive with an informer's changes.
+//! and loop that controllers and the kubelet drive with an informer's changes; [`events`], by which they
+//! tell people what they did.
 //!
-//! **Does not belong here:** what any reconciler decides, any kind in particular, writes to the API.
+//! **Does not belong here:** what any reconciler decides, any kind in particular, other writes to the API.
 //!
 //! An outage of the API leaves every copy as it was: readers keep their last snapshot, and the informer
 //! lists again, with growing and jittered pauses, until the API is back.
@@ -13,6 +14,8 @@
 
 mod backoff;
 mod changes;
+pub mod events;
+mod follow;
 pub mod informer;
 mod objects;
 pub mod reconcile;
@@ -20,6 +23,8 @@ mod set;
 
 pub use backoff::Backoff;
 pub use changes::Changes;
+pub use events::EventRecorder;
+pub use follow::follow;
 pub use informer::{Change, Index, Informer};
 pub use kube::runtime::watcher::Config as WatchConfig;
 pub use set::Informers;

@@ -1,0 +1,278 @@
+//! Events: what parts say about an object, for `kubectl describe` (core/v1 Event).
+//!
+//! Saying never waits and never fails: a bounded queue takes the record, a task writes it. Equal events
+//! about one object become one Event with a count. An object that is talked about too much is not heard
+//! for a while (client-go's spam filter: a burst of [`BURST`], then one each [`REFILL_EVERY`]).
+
+use std::{
+    collections::{HashMap, VecDeque},
+    time::Duration,
+};
+
+use kube::{
+    Api, Client, Resource,
+    api::{Patch, PatchParams, PostParams},
+};
+use mayfly_api::k8s::{
+    api::core::v1::{Event, EventSource, ObjectReference},
+    apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time},
+    jiff::Timestamp,
+};
+use rand::RngExt as _;
+use serde_json::json;
+use tokio::{sync::mpsc, time::Instant};
+use tokio_util::sync::CancellationToken;
+
+/// Records that wait to be written. Past that they are dropped: events are for people, who cannot read
+/// more than this at once.
+const QUEUE_MAX: usize = 1024;
+/// Events whose repetition is recognised.
+const REMEMBERED_MAX: usize = 4096;
+/// How long after its last repetition an event is still the same one.
+const SAME_FOR: Duration = Duration::from_secs(600);
+/// Events in a row about one object, and how often one more is allowed.
+const BURST: u32 = 25;
+const REFILL_EVERY: Duration = Duration::from_secs(300);
+/// Events that are about cluster-scoped objects live in this namespace, as upstream's do.
+const NAMESPACE_OF_CLUSTER_SCOPED: &str = "default";
+
+/// Says things about objects, in the name of one component. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct EventRecorder {
+    records: mpsc::Sender<Record>,
+}
+
+/// How bad it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Severity {
+    Normal,
+    Warning,
+}
+
+#[derive(Debug)]
+struct Record {
+    regarding: ObjectReference,
+    severity: Severity,
+    reason: &'static str,
+    message: String,
+    at: Timestamp,
+}
+
+impl EventRecorder {
+    /// `component` is shown as the event's source, `host` as its node.
+    pub fn start(
+        client: Client,
+        component: &'static str,
+        host: Option<String>,
+        stop: CancellationToken,
+    ) -> Self {
+        let (records, queue) = mpsc::channel(QUEUE_MAX);
+        let writer = Writer { client, component, host, memory: Memory::default() };
+        tokio::spawn(writer.run(queue, stop));
+        Self { records }
+    }
+
+    /// Something ordinary happened. `reason` is one word in UpperCamelCase.
+    pub fn normal<K: Resource<DynamicType = ()>>(
+        &self,
+        about: &K,
+        reason: &'static str,
+        message: impl Into<String>,
+    ) {
+        self.say(about.object_ref(&()), Severity::Normal, reason, message.into());
+    }
+
+    /// Something went wrong, and somebody may want to do something about it.
+    pub fn warning<K: Resource<DynamicType = ()>>(
+        &self,
+        about: &K,
+        reason: &'static str,
+        message: impl Into<String>,
+    ) {
+        self.say(about.object_ref(&()), Severity::Warning, reason, message.into());
+    }
+
+    pub fn say(&self, regarding: ObjectReference, severity: Severity, reason: &'static str, message: String) {
+        let record = Record { regarding, severity, reason, message, at: Timestamp::now() };
+        if let Err(mpsc::error::TrySendError::Full(record)) = self.records.try_send(record) {
+            tracing::debug!(reason = record.reason, name = ?record.regarding.name, "dropped an event: too many");
+        }
+    }
+}
+
+/// What makes two records the same event.
+type Sameness = (String, Severity, &'static str, String);
+
+#[derive(Clone, Debug)]
+struct Written {
+    namespace: String,
+    name: String,
+    count: i32,
+    last: Instant,
+}
+
+/// What was written lately: a plain struct.
+#[derive(Default)]
+struct Memory {
+    written: HashMap<Sameness, Written>,
+    order: VecDeque<Sameness>,
+    budgets: HashMap<String, Budget>,
+}
+
+struct Budget {
+    left: u32,
+    refilled: Instant,
+}
+
+impl Memory {
+    /// Whether one more event about this object may be written.
+    fn allows(&mut self, uid: &str, now: Instant) -> bool {
+        if self.budgets.len() >= REMEMBERED_MAX {
+            self.budgets.retain(|_, budget| now.duration_since(budget.refilled) < REFILL_EVERY);
+        }
+        if self.budgets.len() >= REMEMBERED_MAX {
+            self.budgets.clear();
+        }
+        let budget = self.budgets.entry(uid.to_owned()).or_insert(Budget { left: BURST, refilled: now });
+        while budget.left < BURST && now.duration_since(budget.refilled) >= REFILL_EVERY {
+            budget.left += 1;
+            budget.refilled += REFILL_EVERY;
+        }
+        if budget.left == BURST {
+            budget.refilled = now;
+        }
+        let allowed = budget.left > 0;
+        budget.left = budget.left.saturating_sub(1);
+        allowed
+    }
+
+    /// The event this one repeats, with its count raised.
+    fn repeated(&mut self, sameness: &Sameness, now: Instant) -> Option<Written> {
+        let written = self.written.get_mut(sameness)?;
+        if now.duration_since(written.last) > SAME_FOR {
+            return None;
+        }
+        written.count = written.count.saturating_add(1);
+        written.last = now;
+        Some(written.clone())
+    }
+
+    fn remember(&mut self, sameness: Sameness, written: Written) {
+        if self.written.insert(sameness.clone(), written).is_none() {
+            self.order.push_back(sameness);
+        }
+        while self.order.len() > REMEMBERED_MAX {
+            if let Some(oldest) = self.order.pop_front() {
+                self.written.remove(&oldest);
+            }
+        }
+    }
+}
+
+struct Writer {
+    client: Client,
+    component: &'static str,
+    host: Option<String>,
+    memory: Memory,
+}
+
+impl Writer {
+    async fn run(mut self, mut queue: mpsc::Receiver<Record>, stop: CancellationToken) {
+        loop {
+            let record = tokio::select! {
+                () = stop.cancelled() => return,
+                record = queue.recv() => record,
+            };
+            let Some(record) = record else { return };
+            let reason = record.reason;
+            if let Err(error) = self.write(record).await {
+                tracing::debug!(reason, %error, "could not write an event");
+            }
+        }
+    }
+
+    async fn write(&mut self, record: Record) -> kube::Result<()> {
+        let now = Instant::now();
+        let uid = record.regarding.uid.clone().unwrap_or_default();
+        if !self.memory.allows(&uid, now) {
+            return Ok(());
+        }
+        let sameness = (uid, record.severity, record.reason, record.message.clone());
+        if let Some(written) = self.memory.repeated(&sameness, now) {
+            let events: Api<Event> = Api::namespaced(self.client.clone(), &written.namespace);
+            let patch = json!({"count": written.count, "lastTimestamp": Time(record.at)});
+            match events.patch(&written.name, &PatchParams::default(), &Patch::Merge(patch)).await {
+                Err(kube::Error::Api(status)) if status.is_not_found() => {}
+                result => return result.map(|_| ()),
+            }
+        }
+        let event = self.event(record);
+        let namespace = event.metadata.namespace.clone().unwrap_or_default();
+        let name = event.metadata.name.clone().unwrap_or_default();
+        let events: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
+        events.create(&PostParams::default(), &event).await?;
+        self.memory.remember(sameness, Written { namespace, name, count: 1, last: now });
+        Ok(())
+    }
+
+    fn event(&self, record: Record) -> Event {
+        let regarding = record.regarding;
+        let namespace = regarding.namespace.clone().filter(|namespace| !namespace.is_empty());
+        let namespace = namespace.unwrap_or_else(|| NAMESPACE_OF_CLUSTER_SCOPED.into());
+        let suffix: u64 = rand::rng().random();
+        let name = format!("{}.{suffix:016x}", regarding.name.as_deref().unwrap_or("unnamed"));
+        Event {
+            metadata: ObjectMeta { name: Some(name), namespace: Some(namespace), ..ObjectMeta::default() },
+            involved_object: regarding,
+            reason: Some(record.reason.into()),
+            message: Some(record.message),
+            type_: Some(format!("{:?}", record.severity)),
+            source: Some(EventSource { component: Some(self.component.into()), host: self.host.clone() }),
+            reporting_component: Some(self.component.into()),
+            reporting_instance: self.host.clone().or_else(|| Some(String::new())),
+            first_timestamp: Some(Time(record.at)),
+            last_timestamp: Some(Time(record.at)),
+            count: Some(1),
+            ..Event::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sameness(message: &str) -> Sameness {
+        ("uid".into(), Severity::Normal, "Test", message.into())
+    }
+
+    fn written(now: Instant) -> Written {
+        Written { namespace: "ns".into(), name: "e".into(), count: 1, last: now }
+    }
+
+    #[test]
+    fn equal_events_are_counted_while_they_keep_coming() {
+        let (mut memory, now) = (Memory::default(), Instant::now());
+        assert!(memory.repeated(&sameness("a"), now).is_none());
+        memory.remember(sameness("a"), written(now));
+        assert_eq!(memory.repeated(&sameness("a"), now + SAME_FOR).map(|w| w.count), Some(2));
+        assert_eq!(memory.repeated(&sameness("a"), now + SAME_FOR * 2).map(|w| w.count), Some(3));
+        assert!(memory.repeated(&sameness("a"), now + SAME_FOR * 4).is_none(), "that was long ago");
+        assert!(memory.repeated(&sameness("b"), now).is_none());
+        for n in 0..REMEMBERED_MAX {
+            memory.remember(sameness(&n.to_string()), written(now));
+        }
+        assert_eq!(memory.written.len(), REMEMBERED_MAX);
+        assert!(!memory.written.contains_key(&sameness("a")), "the oldest goes first");
+    }
+
+    #[test]
+    fn an_object_has_a_budget_that_comes_back_slowly() {
+        let (mut memory, now) = (Memory::default(), Instant::now());
+        let burst = (0..100).filter(|_| memory.allows("noisy", now)).count();
+        assert_eq!(burst, BURST as usize);
+        assert!(memory.allows("quiet", now));
+        assert!(memory.allows("noisy", now + REFILL_EVERY));
+        assert!(!memory.allows("noisy", now + REFILL_EVERY));
+    }
+}
