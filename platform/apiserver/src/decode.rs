@@ -32,8 +32,10 @@ pub(crate) fn decode(form: BodyForm, bytes: &[u8]) -> Result<Decoded, ApiError> 
 
 fn yaml(bytes: &[u8]) -> Result<Found, String> {
     let text = std::str::from_utf8(bytes).map_err(|_| "it is not UTF-8".to_owned())?;
-    let mut options = serde_saphyr::Options::default();
-    options.duplicate_keys = serde_saphyr::DuplicateKeyPolicy::PassThrough;
+    let options = serde_saphyr::options! {
+        duplicate_keys: serde_saphyr::DuplicateKeyPolicy::PassThrough,
+        strict_booleans: true,
+    };
     serde_saphyr::from_str_with_options(text, options).map_err(|error| error.to_string())
 }
 

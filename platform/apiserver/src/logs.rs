@@ -204,11 +204,6 @@ fn lines(body: Body) -> impl Stream<Item = Result<Bytes, axum::Error>> + Send {
     })
 }
 
-/// Whether a log goes on until the client leaves.
-pub(crate) fn follows(query: &str) -> bool {
-    parameter(query, "follow").is_some_and(|value| matches!(value.as_str(), "true" | "1"))
-}
-
 /// The row of a kind with a log.
 pub(crate) fn is_function(kind: &Kind) -> bool {
     registry().find("mayfly.dev", "v1", "functions").is_some_and(|row| std::ptr::eq(row, kind))

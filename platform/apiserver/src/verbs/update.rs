@@ -47,12 +47,6 @@ impl Inner {
         let kind = request.kind;
         let name = object.name().to_owned();
         let expected = parse_revision(object.resource_version())?;
-        if expected.is_none() && !kind.unconditional_update && part == Part::Main {
-            let path = "metadata.resourceVersion";
-            let error =
-                mayfly_api::validation::FieldError::invalid(path, "0x0", "must be specified for an update");
-            return Err(ApiError::invalid(kind, &name, &[error]));
-        }
         if kind.create_on_update
             && part == Part::Main
             && self.store.get(&key(kind, &request.namespace, &name)).is_none()
@@ -60,6 +54,12 @@ impl Inner {
             let mut object = object;
             object.meta_mut().remove("resourceVersion");
             return self.create(request, object, warnings).await;
+        }
+        if expected.is_none() && !kind.unconditional_update && part == Part::Main {
+            let path = "metadata.resourceVersion";
+            let error =
+                mayfly_api::validation::FieldError::invalid(path, "0x0", "must be specified for an update");
+            return Err(ApiError::invalid(kind, &name, &[error]));
         }
         self.change(request, &name, part, |_| {
             Ok(Change { object: object.clone(), warnings: warnings.clone() })

@@ -1,0 +1,121 @@
+//! Who may come in, what is open to all, discovery, and what is refused on the way.
+
+mod support;
+
+use axum::body::Body;
+use http::{Request, StatusCode};
+use serde_json::json;
+use support::{Fixture, json_of};
+
+#[tokio::test]
+async fn strangers_see_health_and_nothing_else() {
+    let server = Fixture::new().await;
+    for (path, code) in [
+        ("/healthz", 200),
+        ("/livez", 200),
+        ("/readyz?verbose", 200),
+        ("/version", 200),
+        ("/api", 401),
+        ("/apis/mayfly.dev/v1/functions", 401),
+        ("/artifacts", 401),
+        ("/openapi/v3", 401),
+        ("/nothing", 401),
+    ] {
+        let response = server.send(Request::get(path).body(Body::empty()).unwrap()).await;
+        assert_eq!(response.status().as_u16(), code, "{path}");
+    }
+    let wrong = Request::get("/api").header("authorization", "Bearer wrong").body(Body::empty()).unwrap();
+    let (code, status) = json_of(server.send(wrong).await).await;
+    assert_eq!((code, status["reason"].as_str()), (StatusCode::UNAUTHORIZED, Some("Unauthorized")));
+    server.server.shut_down();
+    let response = server.send(Request::get("/readyz").body(Body::empty()).unwrap()).await;
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+}
+
+#[tokio::test]
+async fn unknown_paths_and_methods() {
+    let server = Fixture::new().await;
+    for (method, path, code) in [
+        ("GET", "/nothing", 404),
+        ("GET", "/api/v1/widgets", 404),
+        ("GET", "/apis/nobody.dev/v1", 404),
+        ("GET", "/api/v1/namespaces/default/pods/p/nothing", 404),
+        ("GET", "/openapi/v2", 404),
+        ("POST", "/api/v1/namespaces/default/pods/p", 405),
+        ("PUT", "/api/v1/namespaces/default/pods", 405),
+        ("POST", "/api/v1/pods", 405),
+        ("DELETE", "/api/v1/namespaces/default/pods/p/status", 405),
+        ("GET", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", 405),
+    ] {
+        let body = json!({"metadata": {"name": "p"}});
+        let (found, status) = server.call(method, path, body).await;
+        assert_eq!(
+            (found.as_u16(), status["kind"].as_str()),
+            (code, Some("Status")),
+            "{method} {path}: {status}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn questions_about_oneself() {
+    let server = Fixture::new().await;
+    let review = json!({"spec": {"resourceAttributes": {"verb": "create", "resource": "pods"}}});
+    let (code, answer) =
+        server.call("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review).await;
+    assert_eq!((code, &answer["status"]["allowed"]), (StatusCode::CREATED, &json!(true)));
+    let (_, answer) =
+        server.call("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", json!({})).await;
+    assert_eq!(answer["status"]["userInfo"]["username"], "mayfly-admin");
+}
+
+#[tokio::test]
+async fn both_forms_of_discovery_agree() {
+    let server = Fixture::new().await;
+    let accept = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json";
+    let mut aggregated = Vec::new();
+    for path in ["/api", "/apis"] {
+        let (_, list) = server.get_as(path, accept).await;
+        assert_eq!(list["kind"], "APIGroupDiscoveryList");
+        for group in list["items"].as_array().unwrap() {
+            for version in group["versions"].as_array().unwrap() {
+                for resource in version["resources"].as_array().unwrap() {
+                    let name = group["metadata"]["name"].as_str().unwrap_or("");
+                    aggregated.push(format!(
+                        "{name}/{}/{}",
+                        version["version"].as_str().unwrap(),
+                        resource["resource"].as_str().unwrap()
+                    ));
+                    for sub in resource["subresources"].as_array().into_iter().flatten() {
+                        aggregated.push(format!(
+                            "{name}/{}/{}/{}",
+                            version["version"].as_str().unwrap(),
+                            resource["resource"].as_str().unwrap(),
+                            sub["subresource"].as_str().unwrap()
+                        ));
+                    }
+                }
+            }
+        }
+    }
+    let mut legacy = Vec::new();
+    let mut paths = vec![(String::new(), "/api/v1".to_owned())];
+    for group in server.get("/apis").await.1["groups"].as_array().unwrap() {
+        let name = group["name"].as_str().unwrap();
+        let version = group["preferredVersion"]["groupVersion"].as_str().unwrap();
+        paths.push((name.to_owned(), format!("/apis/{version}")));
+    }
+    for (group, path) in paths {
+        let (code, list) = server.get(&path).await;
+        assert_eq!(code, StatusCode::OK);
+        let version = list["groupVersion"].as_str().unwrap().rsplit('/').next().unwrap().to_owned();
+        for resource in list["resources"].as_array().unwrap() {
+            legacy.push(format!("{group}/{version}/{}", resource["name"].as_str().unwrap()));
+        }
+    }
+    aggregated.sort();
+    legacy.sort();
+    assert_eq!(aggregated, legacy);
+    assert!(legacy.contains(&"mayfly.dev/v1/functions/log".to_owned()), "{legacy:?}");
+    assert!(legacy.contains(&"/v1/pods/binding".to_owned()), "{legacy:?}");
+}

@@ -1,0 +1,254 @@
+//! Ends: finalizers, grace, propagation, namespaces; and the subresources scale, binding, eviction.
+
+mod support;
+
+use std::time::Duration;
+
+use http::StatusCode;
+use serde_json::{Value, json};
+use support::{Fixture, config_map, function, pod};
+
+const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+const PODS: &str = "/api/v1/namespaces/default/pods";
+const SETS: &str = "/apis/apps/v1/namespaces/default/replicasets";
+
+async fn bound_pod(server: &Fixture, name: &str) {
+    assert_eq!(server.call("POST", PODS, pod(name)).await.0, StatusCode::CREATED);
+    let binding = json!({"metadata": {"name": name}, "target": {"kind": "Node", "name": "n"}});
+    let (code, status) = server.call("POST", &format!("{PODS}/{name}/binding"), binding).await;
+    assert_eq!(code, StatusCode::CREATED, "{status}");
+}
+
+#[tokio::test]
+async fn finalizers_hold_an_object() {
+    let server = Fixture::new().await;
+    let mut body = config_map("a", json!({}));
+    body["metadata"]["finalizers"] = json!(["example.com/wait"]);
+    server.call("POST", MAPS, body).await;
+    let one = format!("{MAPS}/a");
+    let (code, marked) = server.call("DELETE", &one, Value::Null).await;
+    assert_eq!(code, StatusCode::OK);
+    assert!(marked["metadata"]["deletionTimestamp"].is_string(), "{marked}");
+    let (_, again) = server.call("DELETE", &one, Value::Null).await;
+    assert_eq!(again["metadata"], marked["metadata"], "the second deletion changes nothing");
+
+    let (code, status) = server
+        .merge(&one, json!({"metadata": {"finalizers": ["example.com/wait", "example.com/more"]}}))
+        .await;
+    assert_eq!(code, StatusCode::UNPROCESSABLE_ENTITY);
+    assert!(
+        status["message"]
+            .as_str()
+            .unwrap()
+            .contains("no new finalizers can be added if the object is being deleted")
+    );
+    let mut watch = server
+        .watch(&format!(
+            "{MAPS}?watch=true&resourceVersion={}",
+            marked["metadata"]["resourceVersion"].as_str().unwrap()
+        ))
+        .await;
+    let (code, last) = server.merge(&one, json!({"metadata": {"finalizers": null}})).await;
+    assert_eq!(code, StatusCode::OK, "{last}");
+    assert_eq!(server.get(&one).await.0, StatusCode::NOT_FOUND);
+    assert_eq!(watch.event().await, ("DELETED".into(), "a".into()));
+}
+
+#[tokio::test]
+async fn propagation_becomes_finalizers() {
+    let server = Fixture::new().await;
+    for (policy, finalizer) in [("Foreground", "foregroundDeletion"), ("Orphan", "orphan")] {
+        server.call("POST", MAPS, config_map("a", json!({}))).await;
+        let options = json!({"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": policy});
+        let (_, marked) = server.call("DELETE", &format!("{MAPS}/a"), options).await;
+        assert_eq!(marked["metadata"]["finalizers"], json!([finalizer]), "{marked}");
+        server.merge(&format!("{MAPS}/a"), json!({"metadata": {"finalizers": null}})).await;
+    }
+    server.call("POST", MAPS, config_map("a", json!({}))).await;
+    let (_, gone) =
+        server.call("DELETE", &format!("{MAPS}/a?propagationPolicy=Background"), Value::Null).await;
+    assert_eq!(gone["status"], "Success");
+    server.call("POST", MAPS, config_map("a", json!({}))).await;
+    let (code, _) = server.call("DELETE", &format!("{MAPS}/a?propagationPolicy=Sideways"), Value::Null).await;
+    assert_eq!(code, StatusCode::UNPROCESSABLE_ENTITY);
+}
+
+#[tokio::test]
+async fn preconditions_guard_a_deletion() {
+    let server = Fixture::new().await;
+    let (_, created) = server.call("POST", MAPS, config_map("a", json!({}))).await;
+    for preconditions in [json!({"uid": "other"}), json!({"resourceVersion": "1"})] {
+        let (code, status) =
+            server.call("DELETE", &format!("{MAPS}/a"), json!({"preconditions": preconditions})).await;
+        assert_eq!(code, StatusCode::CONFLICT);
+        assert!(status["message"].as_str().unwrap().contains("Precondition failed"), "{status}");
+    }
+    let right = json!({"preconditions": {"uid": created["metadata"]["uid"], "resourceVersion": created["metadata"]["resourceVersion"]}});
+    assert_eq!(server.call("DELETE", &format!("{MAPS}/a"), right).await.0, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn collections_are_deleted_by_selector() {
+    let server = Fixture::new().await;
+    for (name, label) in [("a", "x"), ("b", "x"), ("c", "y")] {
+        let mut body = config_map(name, json!({}));
+        body["metadata"]["labels"] = json!({"l": label});
+        server.call("POST", MAPS, body).await;
+    }
+    let (code, list) = server.call("DELETE", &format!("{MAPS}?labelSelector=l=x"), Value::Null).await;
+    assert_eq!((code, list["items"].as_array().unwrap().len()), (StatusCode::OK, 2));
+    let (_, left) = server.get(MAPS).await;
+    assert_eq!(left["items"][0]["metadata"]["name"], "c");
+}
+
+#[tokio::test]
+async fn pods_go_when_their_kubelet_says_so() {
+    let server = Fixture::new().await;
+    server.call("POST", PODS, pod("loose")).await;
+    let (_, gone) = server.call("DELETE", &format!("{PODS}/loose"), Value::Null).await;
+    assert_eq!(
+        (gone["kind"].as_str(), gone["metadata"]["name"].as_str()),
+        (Some("Pod"), Some("loose")),
+        "no node, no grace"
+    );
+    assert_eq!(server.get(&format!("{PODS}/loose")).await.0, StatusCode::NOT_FOUND);
+
+    bound_pod(&server, "p").await;
+    let one = format!("{PODS}/p");
+    let (_, marked) = server.call("DELETE", &one, Value::Null).await;
+    assert_eq!(marked["metadata"]["deletionGracePeriodSeconds"], 30);
+    let (_, longer) = server.call("DELETE", &format!("{one}?gracePeriodSeconds=60"), Value::Null).await;
+    assert_eq!(longer["metadata"]["deletionGracePeriodSeconds"], 30, "it can only become shorter");
+    let (_, shorter) = server.call("DELETE", &format!("{one}?gracePeriodSeconds=5"), Value::Null).await;
+    assert_eq!(shorter["metadata"]["deletionGracePeriodSeconds"], 5);
+    assert!(
+        shorter["metadata"]["deletionTimestamp"].as_str() < marked["metadata"]["deletionTimestamp"].as_str()
+    );
+    let status = json!({"status": {"phase": "Succeeded"}});
+    assert_eq!(
+        server.merge(&format!("{one}/status"), status).await.0,
+        StatusCode::OK,
+        "its status can still be written"
+    );
+    let (code, _) = server.call("DELETE", &format!("{one}?gracePeriodSeconds=0"), Value::Null).await;
+    assert_eq!(code, StatusCode::OK);
+    assert_eq!(server.get(&one).await.0, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test]
+async fn pods_are_bound_once() {
+    let server = Fixture::new().await;
+    bound_pod(&server, "p").await;
+    let (_, bound) = server.get(&format!("{PODS}/p")).await;
+    assert_eq!(bound["spec"]["nodeName"], "n");
+    assert_eq!(bound["status"]["conditions"][0]["type"], "PodScheduled");
+    let binding = json!({"metadata": {"name": "p"}, "target": {"kind": "Node", "name": "m"}});
+    let (code, status) = server.call("POST", &format!("{PODS}/p/binding"), binding).await;
+    assert_eq!(code, StatusCode::CONFLICT);
+    assert!(status["message"].as_str().unwrap().contains("pod p is already assigned to node \"n\""));
+    let nowhere = json!({"metadata": {"name": "p"}, "target": {}});
+    assert_eq!(
+        server.call("POST", &format!("{PODS}/p/binding"), nowhere).await.0,
+        StatusCode::UNPROCESSABLE_ENTITY
+    );
+
+    let eviction = json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "p"}, "deleteOptions": {"gracePeriodSeconds": 7}});
+    assert_eq!(server.call("POST", &format!("{PODS}/p/eviction"), eviction).await.0, StatusCode::CREATED);
+    assert_eq!(server.get(&format!("{PODS}/p")).await.1["metadata"]["deletionGracePeriodSeconds"], 7);
+}
+
+fn replica_set(name: &str) -> Value {
+    json!({"metadata": {"name": name}, "spec": {"replicas": 1, "selector": {"matchLabels": {"a": "b"}},
+        "template": {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "x:1"}]}}}})
+}
+
+#[tokio::test]
+async fn replica_sets_are_scaled() {
+    let server = Fixture::new().await;
+    let (code, created) = server.call("POST", SETS, replica_set("s")).await;
+    assert_eq!(code, StatusCode::CREATED, "{created}");
+    assert_eq!(created["spec"]["template"]["spec"]["restartPolicy"], "Always");
+    let scale = format!("{SETS}/s/scale");
+    let (_, found) = server.get(&scale).await;
+    assert_eq!(
+        (&found["kind"], &found["spec"]["replicas"], &found["status"]["selector"]),
+        (&json!("Scale"), &json!(1), &json!("a=b"))
+    );
+    let mut wanted = found.clone();
+    wanted["spec"]["replicas"] = json!(3);
+    let (code, scaled) = server.call("PUT", &scale, wanted.clone()).await;
+    assert_eq!((code, &scaled["spec"]["replicas"]), (StatusCode::OK, &json!(3)));
+    assert_eq!(server.call("PUT", &scale, wanted).await.0, StatusCode::CONFLICT, "the version is stale now");
+    let (_, patched) = server.merge(&scale, json!({"spec": {"replicas": 0}})).await;
+    assert_eq!(patched["spec"]["replicas"], 0);
+    assert_eq!(
+        server.merge(&scale, json!({"spec": {"replicas": -1}})).await.0,
+        StatusCode::UNPROCESSABLE_ENTITY
+    );
+    let (_, set) = server.get(&format!("{SETS}/s")).await;
+    assert_eq!((&set["spec"]["replicas"], &set["metadata"]["generation"]), (&json!(0), &json!(3)));
+
+    let mut mismatch = replica_set("t");
+    mismatch["spec"]["selector"]["matchLabels"]["a"] = json!("c");
+    let (code, status) = server.call("POST", SETS, mismatch).await;
+    assert_eq!(code, StatusCode::UNPROCESSABLE_ENTITY);
+    assert!(
+        status["message"].as_str().unwrap().contains("`selector` does not match template `labels`"),
+        "{status}"
+    );
+}
+
+#[tokio::test]
+async fn namespaces_are_emptied() {
+    let server = Fixture::new().await;
+    let (_, list) = server.get("/api/v1/namespaces").await;
+    let names: Vec<_> =
+        list["items"].as_array().unwrap().iter().map(|n| n["metadata"]["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["default", "kube-node-lease", "kube-public", "kube-system"]);
+
+    let (code, created) =
+        server.call("POST", "/api/v1/namespaces", json!({"metadata": {"name": "team"}})).await;
+    assert_eq!(code, StatusCode::CREATED, "{created}");
+    assert_eq!(
+        (&created["status"]["phase"], &created["spec"]["finalizers"]),
+        (&json!("Active"), &json!(["kubernetes"]))
+    );
+    assert_eq!(created["metadata"]["labels"]["kubernetes.io/metadata.name"], "team");
+    server.call("POST", "/api/v1/namespaces/team/configmaps", config_map("a", json!({}))).await;
+    server.call("POST", "/apis/mayfly.dev/v1/namespaces/team/functions", function("f")).await;
+    let mut held = config_map("held", json!({}));
+    held["metadata"]["finalizers"] = json!(["example.com/wait"]);
+    server.call("POST", "/api/v1/namespaces/team/configmaps", held).await;
+
+    let since =
+        server.get("/api/v1/configmaps").await.1["metadata"]["resourceVersion"].as_str().unwrap().to_owned();
+    let mut maps =
+        server.watch(&format!("/api/v1/namespaces/team/configmaps?watch=true&resourceVersion={since}")).await;
+    let mut spaces = server.watch(&format!("/api/v1/namespaces?watch=true&resourceVersion={since}")).await;
+    let (code, marked) = server.call("DELETE", "/api/v1/namespaces/team", Value::Null).await;
+    assert_eq!((code, marked["status"]["phase"].as_str()), (StatusCode::OK, Some("Terminating")));
+    assert_eq!(spaces.event().await, ("MODIFIED".into(), "team".into()));
+
+    let (code, status) =
+        server.call("POST", "/api/v1/namespaces/team/configmaps", config_map("late", json!({}))).await;
+    assert_eq!(code, StatusCode::FORBIDDEN);
+    assert_eq!(
+        status["message"],
+        "configmaps \"late\" is forbidden: unable to create new content in namespace team because it is being terminated"
+    );
+    assert_eq!(maps.event().await, ("DELETED".into(), "a".into()));
+    assert_eq!(maps.event().await, ("MODIFIED".into(), "held".into()));
+    assert_eq!(server.get("/api/v1/namespaces/team").await.0, StatusCode::OK, "it waits for the finalizer");
+    server.merge("/api/v1/namespaces/team/configmaps/held", json!({"metadata": {"finalizers": null}})).await;
+    loop {
+        let event = tokio::time::timeout(Duration::from_secs(10), spaces.event()).await.unwrap();
+        if event == ("DELETED".into(), "team".into()) {
+            break;
+        }
+    }
+    assert_eq!(server.get("/apis/mayfly.dev/v1/namespaces/team/functions/f").await.0, StatusCode::NOT_FOUND);
+    assert_eq!(
+        server.call("POST", "/api/v1/namespaces", json!({"metadata": {"name": "team"}})).await.0,
+        StatusCode::CREATED
+    );
+}
