@@ -1,1 +1,28 @@
 //! Every reconciler that is not the scheduler or the kubelet.
+//!
+//! **Belongs here:** a module for each controller: it watches some kinds, plans (a pure function from a
+//! snapshot to steps), and acts through the API. All are level-triggered: an event only says "look again".
+//!
+//! **Does not belong here:** placing pods (the scheduler), running them (the kubelet), the number of a
+//! function's replicas (the gateway's autoscaler), the store (nobody but the API server opens it).
+//!
+//! Start reading at [`function`], then [`replica_set`] and [`garbage`]; [`Controllers`] starts them all.
+
+mod artifacts;
+mod controllers;
+mod events;
+mod function;
+mod garbage;
+mod metadata;
+mod node;
+mod pods;
+mod replica_set;
+
+pub use artifacts::Config as ArtifactsConfig;
+pub use controllers::{Config, Controllers};
+pub use events::Config as EventsConfig;
+pub use function::Config as FunctionConfig;
+pub use garbage::Config as GarbageConfig;
+pub use node::Config as NodeConfig;
+pub use pods::Config as PodsConfig;
+pub use replica_set::Config as ReplicaSetConfig;

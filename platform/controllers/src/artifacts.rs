@@ -1,0 +1,129 @@
+//! Components that no Function and no Revision names are removed from the artifact store.
+
+use std::{collections::HashSet, time::Duration};
+
+use http::Request;
+use kube::Client;
+use mayfly_api::{Digest, Function, Revision, k8s::jiff::Timestamp};
+use mayfly_informer::{Informer, Informers};
+use serde::Deserialize;
+use tokio::time::{MissedTickBehavior, interval};
+use tokio_util::sync::CancellationToken;
+
+/// What the artifact collector is told.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// How often to look.
+    pub every: Duration,
+    /// How long an upload may wait for the function that names it, and how long a component outlives the
+    /// last revision that does.
+    pub grace: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self { every: Duration::from_secs(600), grace: Duration::from_secs(3600) }
+    }
+}
+
+/// Removes artifacts that nobody names.
+pub(crate) struct Collector {
+    config: Config,
+    client: Client,
+    functions: Informer<Function>,
+    revisions: Informer<Revision>,
+}
+
+#[derive(Deserialize)]
+struct ArtifactList {
+    items: Vec<Artifact>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct Artifact {
+    digest: Digest,
+    created: Timestamp,
+}
+
+/// The artifacts to remove: pure.
+fn plan(artifacts: &[Artifact], named: &HashSet<Digest>, grace: Duration, now: Timestamp) -> Vec<Digest> {
+    let old = |artifact: &&Artifact| {
+        Duration::try_from(now.duration_since(artifact.created)).is_ok_and(|age| age >= grace)
+    };
+    let unnamed = artifacts.iter().filter(|artifact| !named.contains(&artifact.digest));
+    unnamed.filter(old).map(|artifact| artifact.digest).collect()
+}
+
+impl Collector {
+    pub(crate) fn create(config: Config, client: Client, informers: &Informers) -> Self {
+        Self { config, client, functions: informers.of(), revisions: informers.of() }
+    }
+
+    pub(crate) async fn run(self, stop: CancellationToken) {
+        let mut ticks = interval(self.config.every);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                _ = ticks.tick() => {}
+            }
+            let synced = async {
+                self.functions.synced().await;
+                self.revisions.synced().await;
+            };
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = synced => {}
+            }
+            if let Err(error) = self.sweep().await {
+                tracing::warn!(%error, "could not look through the artifacts; will try again");
+            }
+        }
+    }
+
+    async fn sweep(&self) -> kube::Result<()> {
+        let request = Request::get("/artifacts").body(Vec::new()).map_err(kube::Error::HttpError)?;
+        let list: ArtifactList = self.client.request(request).await?;
+        for digest in plan(&list.items, &self.named(), self.config.grace, Timestamp::now()) {
+            let request = Request::delete(format!("/artifacts/{digest}"));
+            let request = request.body(Vec::new()).map_err(kube::Error::HttpError)?;
+            match self.client.request_text(request).await {
+                Ok(_) => tracing::info!(%digest, "removed a component that no revision names"),
+                // Named since, or gone: the API looks at the newest state.
+                Err(kube::Error::Api(status)) if status.is_conflict() || status.is_not_found() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn named(&self) -> HashSet<Digest> {
+        let functions =
+            self.functions.list().into_iter().filter_map(|function| function.spec.source.component);
+        let revisions =
+            self.revisions.list().into_iter().filter_map(|revision| revision.spec.source.component);
+        functions.chain(revisions).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn removes_old_and_unnamed_ones_only() {
+        let now: Timestamp = "2026-01-01T12:00:00Z".parse().unwrap();
+        let artifact = |text: &str, created: &str| Artifact {
+            digest: Digest::of(text.as_bytes()),
+            created: created.parse().unwrap(),
+        };
+        let artifacts = [
+            artifact("named", "2026-01-01T00:00:00Z"),
+            artifact("fresh", "2026-01-01T11:00:01Z"),
+            artifact("future", "2026-01-01T13:00:00Z"),
+            artifact("old", "2026-01-01T11:00:00Z"),
+        ];
+        let named = [Digest::of(b"named")].into();
+        assert_eq!(plan(&artifacts, &named, Duration::from_secs(3600), now), [Digest::of(b"old")]);
+    }
+}

@@ -1,0 +1,59 @@
+//! All controllers of one process.
+
+use kube::Client;
+use mayfly_informer::Informers;
+use tokio_util::sync::CancellationToken;
+
+use crate::{artifacts, events, function, garbage, node, pods, replica_set};
+
+/// What each controller is told.
+#[derive(Clone, Debug, Default)]
+pub struct Config {
+    pub function: function::Config,
+    pub replica_set: replica_set::Config,
+    pub garbage: garbage::Config,
+    pub node: node::Config,
+    pub pods: pods::Config,
+    pub artifacts: artifacts::Config,
+    pub events: events::Config,
+}
+
+/// Every controller, ready to run.
+pub struct Controllers {
+    function: function::Controller,
+    replica_set: replica_set::Controller,
+    garbage: garbage::Collector,
+    node: node::Controller,
+    pods: pods::Collector,
+    artifacts: artifacts::Collector,
+    events: events::Collector,
+}
+
+impl Controllers {
+    /// Starts the informers it needs; acts on nothing yet. Must be called inside a tokio runtime.
+    pub fn create(config: Config, client: Client, informers: &Informers) -> Self {
+        Self {
+            function: function::Controller::create(config.function, client.clone(), informers),
+            replica_set: replica_set::Controller::create(config.replica_set, client.clone(), informers),
+            garbage: garbage::Collector::create(config.garbage, client.clone()),
+            node: node::Controller::create(config.node, client.clone(), informers),
+            pods: pods::Collector::create(config.pods, client.clone(), informers),
+            artifacts: artifacts::Collector::create(config.artifacts, client.clone(), informers),
+            events: events::Collector::create(config.events, client),
+        }
+    }
+
+    /// Runs until `stop`, then lets the work under way end. Each controller waits for its own informers,
+    /// and none waits for another.
+    pub async fn start(self, stop: CancellationToken) {
+        tokio::join!(
+            self.function.run(stop.clone()),
+            self.replica_set.run(stop.clone()),
+            self.garbage.run(stop.clone()),
+            self.node.run(stop.clone()),
+            self.pods.run(stop.clone()),
+            self.artifacts.run(stop.clone()),
+            self.events.run(stop),
+        );
+    }
+}

@@ -1,0 +1,123 @@
+//! Events are for reading within the hour: older ones, and more than anyone can read, are removed.
+
+use std::time::Duration;
+
+use kube::{
+    Api, Client, ResourceExt as _,
+    api::{DeleteParams, ListParams},
+};
+use mayfly_api::k8s::{api::core::v1::Event, jiff::Timestamp};
+use tokio::time::{MissedTickBehavior, interval};
+use tokio_util::sync::CancellationToken;
+
+use crate::metadata::is_gone;
+
+/// What the event collector is told.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// How often to look.
+    pub every: Duration,
+    /// How long an event is kept after it last happened. Upstream's value.
+    pub keep_for: Duration,
+    /// Events that are kept.
+    pub events_max: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self { every: Duration::from_secs(60), keep_for: Duration::from_secs(3600), events_max: 10_000 }
+    }
+}
+
+/// Removes old events. Lists them now and then, rather than keeping a copy that nobody reads.
+pub(crate) struct Collector {
+    config: Config,
+    client: Client,
+}
+
+/// Namespace, name and time of an event.
+type Seen = (String, String, Option<Timestamp>);
+
+fn seen(event: &Event) -> Seen {
+    let last = event.last_timestamp.as_ref().or(event.first_timestamp.as_ref());
+    let last = last.or(event.metadata.creation_timestamp.as_ref()).map(|time| time.0);
+    (event.namespace().unwrap_or_default(), event.name_any(), last)
+}
+
+/// The events to remove: pure.
+fn plan(mut events: Vec<Seen>, config: &Config, now: Timestamp) -> Vec<Seen> {
+    events.sort_by_key(|(_, _, at)| std::cmp::Reverse(*at));
+    let kept = events.iter().take(config.events_max).take_while(|(_, _, at)| {
+        at.is_some_and(|at| Duration::try_from(now.duration_since(at)).is_ok_and(|age| age < config.keep_for))
+    });
+    let kept = kept.count();
+    events.split_off(kept)
+}
+
+impl Collector {
+    pub(crate) fn create(config: Config, client: Client) -> Self {
+        Self { config, client }
+    }
+
+    pub(crate) async fn run(self, stop: CancellationToken) {
+        let mut ticks = interval(self.config.every);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                _ = ticks.tick() => {}
+            }
+            tokio::select! {
+                () = stop.cancelled() => return,
+                result = self.sweep() => if let Err(error) = result {
+                    tracing::warn!(%error, "could not look through the events; will try again");
+                },
+            }
+        }
+    }
+
+    async fn sweep(&self) -> kube::Result<()> {
+        let all: Api<Event> = Api::all(self.client.clone());
+        let (mut events, mut next) = (Vec::new(), None);
+        loop {
+            let params = ListParams { limit: Some(500), continue_token: next, ..ListParams::default() };
+            let page = all.list(&params).await?;
+            events.extend(page.items.iter().map(seen));
+            next = page.metadata.continue_.filter(|token| !token.is_empty());
+            if next.is_none() {
+                break;
+            }
+        }
+        for (namespace, name, _) in plan(events, &self.config, Timestamp::now()) {
+            let api: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
+            let result = api.delete(&name, &DeleteParams::default()).await;
+            if !is_gone(&result) {
+                result?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keeps_the_newest_of_the_last_hour() {
+        let now: Timestamp = "2026-01-01T12:00:00Z".parse().unwrap();
+        let event = |name: &str, at: &str| (String::new(), name.to_owned(), at.parse().ok());
+        let events = vec![
+            event("a", "2026-01-01T11:59:00Z"),
+            event("too old", "2026-01-01T11:00:00Z"),
+            event("b", "2026-01-01T11:30:00Z"),
+            event("timeless", "?"),
+        ];
+        let names = |max: usize| {
+            let config = Config { events_max: max, ..Config::default() };
+            plan(events.clone(), &config, now).into_iter().map(|(_, name, _)| name).collect::<Vec<_>>()
+        };
+        assert_eq!(names(10), ["too old", "timeless"]);
+        assert_eq!(names(1), ["b", "too old", "timeless"]);
+    }
+}

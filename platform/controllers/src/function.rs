@@ -1,0 +1,55 @@
+//! Function → Revision → ReplicaSet.
+//!
+//! ```text
+//!  Function spec changed ──▶ number N (annotated on the Function first) ──▶ Revision <name>-N, immutable
+//!  Revision, component there ──▶ ReplicaSet of the same name, `scaling.min` replicas if it gets traffic
+//!  Revision old, without traffic, past the history limit ──▶ deleted (its ReplicaSet goes with it)
+//! ```
+//!
+//! [`plan`] decides, from what is known; [`act`] does what it says; [`status`] says how it stands. Once a
+//! ReplicaSet is there, its `replicas` are the autoscaler's; this controller only lifts them to
+//! `scaling.min` while the revision gets traffic.
+
+mod act;
+mod plan;
+mod presence;
+mod status;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use act::Controller;
+
+use mayfly_api::ObjectKey;
+
+/// What the function controller is told.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where the gateway answers, without a slash at the end: `http://127.0.0.1:8080`.
+    pub gateway_url: String,
+    /// Revisions without traffic that are kept for a function.
+    pub history_max: usize,
+    /// Functions worked on at the same time.
+    pub parallel: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self { gateway_url: "http://127.0.0.1:8080".into(), history_max: 10, parallel: 16 }
+    }
+}
+
+/// The name of a function's revision.
+fn revision_name(function: &str, number: u32) -> String {
+    format!("{function}-{number:05}")
+}
+
+/// The number in a revision's name.
+fn revision_number(function: &str, revision: &str) -> Option<u32> {
+    revision.strip_prefix(function)?.strip_prefix('-')?.parse().ok()
+}
+
+/// The function whose revision, ReplicaSet or pod this is.
+fn function_key<K: kube::Resource>(object: &K) -> Option<ObjectKey> {
+    let function = crate::metadata::label(object, mayfly_api::wellknown::LABEL_FUNCTION)?;
+    Some(ObjectKey::new(object.meta().namespace.clone()?, function))
+}

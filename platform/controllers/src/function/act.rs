@@ -1,0 +1,306 @@
+//! Reads the snapshot, asks [`plan`], does the steps, writes the status.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use kube::{
+    Api, Client, ResourceExt as _,
+    api::{Patch, PatchParams, PostParams},
+};
+use mayfly_api::{
+    Function, ObjectKey, Revision,
+    k8s::{
+        api::{apps::v1::ReplicaSet, core::v1::Pod},
+        jiff::Timestamp,
+    },
+    wellknown,
+};
+use mayfly_informer::{
+    Change, EventRecorder, Index, Informer, Informers,
+    reconcile::{self, Outcome, WorkQueue},
+};
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Config, function_key,
+    plan::{self, Readiness, RevisionState, Snapshot, Step},
+    presence::{Presence, PresenceError},
+    revision_name, revision_number, status,
+};
+use crate::metadata::{BY_CONTROLLER, by_controller, is_gone, only, uid};
+
+/// How soon to look again for a component that is not uploaded yet, and for the collector's work.
+const COMPONENT_RECHECK: Duration = Duration::from_secs(2);
+const COLLECTOR_RECHECK: Duration = Duration::from_millis(100);
+
+/// An index by the label that names the revision: `namespace/revision`.
+const BY_REVISION: &str = "revision";
+
+/// Keeps every function's revisions and ReplicaSets as its spec says.
+pub(crate) struct Controller {
+    config: Config,
+    queue: WorkQueue<ObjectKey>,
+    reconciler: Arc<Reconciler>,
+    client: Client,
+}
+
+struct Reconciler {
+    config: Config,
+    client: Client,
+    functions: Informer<Function>,
+    revisions: Informer<Revision>,
+    revisions_by_owner: Index<Revision>,
+    replica_sets: Informer<ReplicaSet>,
+    pods: Informer<Pod>,
+    pods_by_revision: Index<Pod>,
+    presence: Presence,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error(transparent)]
+    Api(#[from] kube::Error),
+    #[error(transparent)]
+    Presence(#[from] PresenceError),
+}
+
+impl Controller {
+    pub(crate) fn create(config: Config, client: Client, informers: &Informers) -> Self {
+        let revisions = informers.of::<Revision>();
+        let pods = informers.of::<Pod>();
+        let reconciler = Reconciler {
+            config: config.clone(),
+            client: client.clone(),
+            functions: informers.of(),
+            revisions_by_owner: revisions.index(BY_CONTROLLER, by_controller),
+            revisions,
+            replica_sets: informers.of(),
+            pods_by_revision: pods.index(BY_REVISION, pod_revision),
+            pods,
+            presence: Presence::new(client.clone()),
+        };
+        Self { config, queue: WorkQueue::default(), reconciler: Arc::new(reconciler), client }
+    }
+
+    pub(crate) async fn run(self, stop: CancellationToken) {
+        let reconciler = self.reconciler;
+        let events = EventRecorder::start(self.client, "function-controller", None, stop.clone());
+        let ready = async {
+            reconciler.functions.synced().await;
+            reconciler.revisions.synced().await;
+            reconciler.replica_sets.synced().await;
+            reconciler.pods.synced().await;
+        };
+        tokio::select! {
+            () = ready => {}
+            () = stop.cancelled() => return,
+        }
+        let queue = self.queue.clone();
+        reconciler.functions.handle(move |change| queue.add(ObjectKey::of(&**change.latest())));
+        wake_on(&reconciler.revisions, &self.queue);
+        wake_on(&reconciler.replica_sets, &self.queue);
+        wake_on(&reconciler.pods, &self.queue);
+        reconcile::run("function", self.queue, self.config.parallel, stop, move |key| {
+            let (reconciler, events) = (reconciler.clone(), events.clone());
+            async move { reconciler.reconcile(key, &events).await }
+        })
+        .await;
+    }
+}
+
+/// Looks at a function again when something that carries its label changes.
+fn wake_on<K: kube::Resource + 'static>(informer: &Informer<K>, queue: &WorkQueue<ObjectKey>) {
+    let queue = queue.clone();
+    informer.handle(move |change: Change<'_, K>| {
+        for object in change.states() {
+            if let Some(key) = function_key(&**object) {
+                queue.add(key);
+            }
+        }
+    });
+}
+
+/// A status whose absent fields are spelled out as null, so that a merge patch removes them.
+fn whole(status: &impl serde::Serialize, optional: &[&str]) -> serde_json::Value {
+    let mut value = json!(status);
+    if let Some(fields) = value.as_object_mut() {
+        for field in optional {
+            fields.entry(*field).or_insert(serde_json::Value::Null);
+        }
+    }
+    value
+}
+
+fn pod_revision(pod: &Pod) -> Vec<String> {
+    let revision = crate::metadata::label(pod, wellknown::LABEL_REVISION);
+    revision
+        .map(|revision| format!("{}/{revision}", pod.namespace().unwrap_or_default()))
+        .into_iter()
+        .collect()
+}
+
+impl Reconciler {
+    async fn reconcile(&self, key: ObjectKey, events: &EventRecorder) -> Result<Outcome, Error> {
+        let Some(function) = self.functions.get(&key) else { return Ok(Outcome::Done) };
+        let snapshot = self.snapshot(&key, function).await?;
+        let mut awaits_collector = false;
+        for step in plan::plan(&snapshot, self.config.history_max) {
+            awaits_collector |= step == Step::AwaitCollector;
+            self.act(&key, &snapshot, step, events).await?;
+        }
+        if snapshot.function.metadata.deletion_timestamp.is_none() {
+            self.write_status(&key, &snapshot, events).await?;
+        }
+        if awaits_collector {
+            return Ok(Outcome::RequeueAfter(COLLECTOR_RECHECK));
+        }
+        let missing = |state: &RevisionState| matches!(state.readiness, Readiness::ComponentMissing { .. });
+        Ok(if snapshot.revisions.values().any(missing) {
+            Outcome::RequeueAfter(COMPONENT_RECHECK)
+        } else {
+            Outcome::Done
+        })
+    }
+
+    async fn snapshot(&self, key: &ObjectKey, function: Arc<Function>) -> Result<Snapshot, Error> {
+        let mut revisions = BTreeMap::new();
+        for revision in self.revisions_by_owner.get(uid(&*function)) {
+            if let Some(number) = revision_number(&key.name, &revision.name_any()) {
+                revisions.insert(number, self.revision_state(revision).await?);
+            }
+        }
+        let mut snapshot = Snapshot { function, revisions, name_taken: false };
+        // A number that was given out, and whose revision is not seen: just made, or deleted since?
+        let taken = snapshot.number_taken();
+        if snapshot.needs_revision() && taken > snapshot.newest_number() {
+            let live = self.revision_api(key).get_opt(&revision_name(&key.name, taken)).await?;
+            if let Some(revision) = live.filter(|live| plan::owned_by(live, &snapshot.function)) {
+                let state = self.revision_state(Arc::new(revision)).await?;
+                snapshot.revisions.insert(taken, state);
+            }
+        }
+        let next = ObjectKey::new(&key.namespace, revision_name(&key.name, snapshot.next_number()));
+        snapshot.name_taken =
+            self.revisions.get(&next).is_some_and(|other| !plan::owned_by(&other, &snapshot.function));
+        Ok(snapshot)
+    }
+
+    async fn revision_state(&self, revision: Arc<Revision>) -> Result<RevisionState, Error> {
+        let key = ObjectKey::of(&*revision);
+        let present = match revision.spec.source.component {
+            Some(component) => self.presence.has(component).await?,
+            None => false,
+        };
+        let pods = self.pods_by_revision.get(&key.to_string());
+        let replica_set = self.replica_sets.get(&key).filter(|set| {
+            crate::metadata::controller_of(&**set).is_some_and(|owner| owner.uid == uid(&*revision))
+        });
+        let readiness = plan::readiness(&revision, present, &pods);
+        Ok(RevisionState { revision, replica_set, readiness })
+    }
+
+    fn revision_api(&self, key: &ObjectKey) -> Api<Revision> {
+        Api::namespaced(self.client.clone(), &key.namespace)
+    }
+
+    async fn act(
+        &self,
+        key: &ObjectKey,
+        snapshot: &Snapshot,
+        step: Step,
+        events: &EventRecorder,
+    ) -> Result<(), Error> {
+        let sets: Api<ReplicaSet> = Api::namespaced(self.client.clone(), &key.namespace);
+        match step {
+            Step::AwaitCollector => {}
+            Step::TakeNumber(number) => {
+                let functions: Api<Function> = Api::namespaced(self.client.clone(), &key.namespace);
+                // With the version that was looked at: two hands cannot take the same number.
+                let patch = json!({"metadata": {
+                    "resourceVersion": snapshot.function.metadata.resource_version,
+                    "annotations": {wellknown::ANNOTATION_GENERATION: number.to_string()}}});
+                functions.patch(&key.name, &PatchParams::default(), &Patch::Merge(patch)).await?;
+            }
+            Step::CreateRevision(revision) => {
+                self.revision_api(key).create(&PostParams::default(), &revision).await?;
+                let message = format!("Created revision {}", revision.name_any());
+                events.normal(&*snapshot.function, "RevisionCreated", message);
+            }
+            Step::CreateReplicaSet(set) => match sets.create(&PostParams::default(), &set).await {
+                // Ours, and the informer is behind; or another's, and the next look will tell.
+                Err(kube::Error::Api(status)) if status.is_already_exists() => {}
+                result => drop(result?),
+            },
+            Step::RaiseReplicas { replica_set, replicas } => {
+                let patch = Patch::Merge(json!({"spec": {"replicas": replicas}}));
+                sets.patch(&replica_set, &PatchParams::default(), &patch).await?;
+            }
+            Step::DeleteRevision { name, uid } => {
+                let result = self.revision_api(key).delete(&name, &only(&uid)).await;
+                if !is_gone(&result) {
+                    result?;
+                }
+                events.normal(&*snapshot.function, "RevisionRemoved", format!("Removed old revision {name}"));
+            }
+        }
+        Ok(())
+    }
+
+    async fn write_status(
+        &self,
+        key: &ObjectKey,
+        snapshot: &Snapshot,
+        events: &EventRecorder,
+    ) -> Result<(), Error> {
+        let now = Timestamp::now();
+        for state in snapshot.revisions.values() {
+            let wanted = status::revision(state, now);
+            if state.revision.status.as_ref() != Some(&wanted) {
+                let patch = Patch::Merge(json!({"status": whole(&wanted, &["observedGeneration"])}));
+                let revisions = self.revision_api(key);
+                let result = revisions.patch_status(state.name(), &PatchParams::default(), &patch).await;
+                if !is_gone(&result) {
+                    result?;
+                }
+            }
+        }
+        let wanted = status::function(snapshot, &self.config, now);
+        if snapshot.function.status.as_ref() == Some(&wanted) {
+            return Ok(());
+        }
+        let optional = ["url", "latestRevision", "latestReadyRevision", "observedGeneration"];
+        let patch = Patch::Merge(json!({"status": whole(&wanted, &optional)}));
+        let functions: Api<Function> = Api::namespaced(self.client.clone(), &key.namespace);
+        let result = functions.patch_status(&key.name, &PatchParams::default(), &patch).await;
+        if !is_gone(&result) {
+            result?;
+        }
+        self.tell_transition(snapshot, &wanted, events);
+        Ok(())
+    }
+
+    /// An event when readiness, or what is in its way, changed.
+    fn tell_transition(
+        &self,
+        snapshot: &Snapshot,
+        wanted: &mayfly_api::FunctionStatus,
+        events: &EventRecorder,
+    ) {
+        let old = snapshot.function.status.as_ref().and_then(|status| status.conditions.first());
+        let Some(new) = wanted.conditions.first() else { return };
+        if old.is_some_and(|old| old.reason == new.reason && old.message == new.message) {
+            return;
+        }
+        match new.reason.as_str() {
+            "RevisionPending" => {}
+            "Ready" => {
+                let revision = wanted.latest_ready_revision.as_deref().unwrap_or_default();
+                events.normal(&*snapshot.function, "Ready", format!("Revision {revision} can answer"));
+            }
+            "ComponentMissing" => events.warning(&*snapshot.function, "ComponentMissing", &new.message),
+            "ComponentInvalid" => events.warning(&*snapshot.function, "ComponentInvalid", &new.message),
+            "RuntimeMissing" => events.warning(&*snapshot.function, "RuntimeMissing", &new.message),
+            _ => events.warning(&*snapshot.function, "NotReady", &new.message),
+        }
+    }
+}

@@ -1,0 +1,319 @@
+//! What to do about a function: pure, from a snapshot to steps.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use kube::Resource as _;
+use mayfly_api::{
+    Function, Revision, RevisionSpec,
+    function::TrafficTarget,
+    k8s::{
+        api::{
+            apps::v1::{ReplicaSet, ReplicaSetSpec},
+            core::v1::{Container, ContainerPort, Pod, PodSpec, PodTemplateSpec, ResourceRequirements},
+        },
+        apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta},
+    },
+    wellknown,
+};
+
+use super::{revision_name, revision_number};
+use crate::metadata::{controller_of, uid};
+
+/// All that is known about one function.
+pub(super) struct Snapshot {
+    pub(super) function: Arc<Function>,
+    /// Its own revisions, by number.
+    pub(super) revisions: BTreeMap<u32, RevisionState>,
+    /// A revision of another owner has the name that the next one would get: the leftover of a deleted
+    /// function of this name, which the garbage collector is about to remove.
+    pub(super) name_taken: bool,
+}
+
+/// One revision and what hangs on it.
+pub(super) struct RevisionState {
+    pub(super) revision: Arc<Revision>,
+    pub(super) replica_set: Option<Arc<ReplicaSet>>,
+    pub(super) readiness: Readiness,
+}
+
+/// Whether a revision can answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Readiness {
+    Ready,
+    /// Its source is not something that this node can run.
+    RuntimeMissing {
+        source: &'static str,
+    },
+    ComponentMissing {
+        digest: String,
+    },
+    /// The component is there, but its pods say that it cannot run.
+    ComponentInvalid {
+        message: String,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Step {
+    /// Writes the number down on the function, so that no later revision gets it.
+    TakeNumber(u32),
+    CreateRevision(Box<Revision>),
+    CreateReplicaSet(Box<ReplicaSet>),
+    /// Lifts a ReplicaSet to `scaling.min`.
+    RaiseReplicas {
+        replica_set: String,
+        replicas: i32,
+    },
+    DeleteRevision {
+        name: String,
+        uid: String,
+    },
+    /// The collector has to work first.
+    AwaitCollector,
+}
+
+impl Snapshot {
+    pub(super) fn name(&self) -> &str {
+        self.function.metadata.name.as_deref().unwrap_or_default()
+    }
+
+    pub(super) fn latest(&self) -> Option<&RevisionState> {
+        self.revisions.values().next_back()
+    }
+
+    pub(super) fn latest_ready(&self) -> Option<&RevisionState> {
+        self.revisions.values().rev().find(|state| state.readiness == Readiness::Ready)
+    }
+
+    pub(super) fn revision(&self, name: &str) -> Option<&RevisionState> {
+        self.revisions.get(&revision_number(self.name(), name)?).filter(|state| state.name() == name)
+    }
+
+    /// Where traffic goes, the default spelled out.
+    pub(super) fn targets(&self) -> Vec<TrafficTarget> {
+        if self.function.spec.traffic.is_empty() {
+            return vec![TrafficTarget {
+                latest: Some(true),
+                percent: Some(100),
+                ..TrafficTarget::default()
+            }];
+        }
+        self.function.spec.traffic.clone()
+    }
+
+    /// The revision a target means, if it is there (and, for the latest, ready).
+    pub(super) fn resolve(&self, target: &TrafficTarget) -> Option<&RevisionState> {
+        match &target.revision {
+            Some(name) => self.revision(name),
+            None => self.latest_ready(),
+        }
+    }
+
+    fn gets_traffic(&self, state: &RevisionState) -> bool {
+        self.targets().iter().any(|target| self.resolve(target).is_some_and(|to| std::ptr::eq(to, state)))
+    }
+
+    /// The number on the function: the highest that was ever given out, as far as it was written down.
+    pub(super) fn number_taken(&self) -> u32 {
+        let annotations = self.function.metadata.annotations.as_ref();
+        let text = annotations.and_then(|annotations| annotations.get(wellknown::ANNOTATION_GENERATION));
+        text.and_then(|text| text.parse().ok()).unwrap_or(0)
+    }
+
+    pub(super) fn newest_number(&self) -> u32 {
+        self.revisions.keys().next_back().copied().unwrap_or(0)
+    }
+
+    pub(super) fn next_number(&self) -> u32 {
+        self.number_taken().max(self.newest_number()) + 1
+    }
+
+    /// The revision that the function's spec asks for.
+    fn wanted(&self) -> RevisionSpec {
+        RevisionSpec::from_function(self.name(), &self.function.spec)
+    }
+
+    pub(super) fn needs_revision(&self) -> bool {
+        self.latest().is_none_or(|state| state.revision.spec != self.wanted())
+    }
+}
+
+impl RevisionState {
+    pub(super) fn name(&self) -> &str {
+        self.revision.metadata.name.as_deref().unwrap_or_default()
+    }
+
+    pub(super) fn ready_replicas(&self) -> i32 {
+        let status = self.replica_set.as_ref().and_then(|set| set.status.as_ref());
+        status.and_then(|status| status.ready_replicas).unwrap_or(0)
+    }
+}
+
+/// The steps that bring the function's objects to what its spec says.
+pub(super) fn plan(snapshot: &Snapshot, history_max: usize) -> Vec<Step> {
+    if snapshot.function.metadata.deletion_timestamp.is_some() {
+        return Vec::new();
+    }
+    let mut steps = Vec::new();
+    if snapshot.needs_revision() {
+        if snapshot.name_taken {
+            return vec![Step::AwaitCollector];
+        }
+        let number = snapshot.next_number();
+        steps.push(Step::TakeNumber(number));
+        steps.push(Step::CreateRevision(Box::new(new_revision(snapshot, number))));
+        // Its ReplicaSet follows when the revision has been seen.
+    }
+    for state in snapshot.revisions.values() {
+        steps.extend(replica_set_step(snapshot, state));
+    }
+    steps.extend(history(snapshot, history_max));
+    steps
+}
+
+fn replica_set_step(snapshot: &Snapshot, state: &RevisionState) -> Option<Step> {
+    if state.revision.metadata.deletion_timestamp.is_some() {
+        return None;
+    }
+    let min = i32::try_from(state.revision.spec.scaling.min).unwrap_or(i32::MAX);
+    let floor = if snapshot.gets_traffic(state) { min } else { 0 };
+    match &state.replica_set {
+        None if state.readiness == Readiness::Ready => {
+            Some(Step::CreateReplicaSet(Box::new(new_replica_set(&state.revision, floor)?)))
+        }
+        None => None,
+        Some(set) => {
+            let replicas = set.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1);
+            (replicas < floor)
+                .then(|| Step::RaiseReplicas { replica_set: state.name().into(), replicas: floor })
+        }
+    }
+}
+
+/// Deletes the oldest revisions that nobody needs, past the limit.
+fn history(snapshot: &Snapshot, history_max: usize) -> Vec<Step> {
+    let latest = snapshot.latest().map(RevisionState::name);
+    let spare: Vec<_> = snapshot
+        .revisions
+        .values()
+        .filter(|state| {
+            Some(state.name()) != latest
+                && !snapshot.gets_traffic(state)
+                && snapshot.latest_ready().is_none_or(|ready| ready.name() != state.name())
+        })
+        .collect();
+    let surplus = spare.len().saturating_sub(history_max);
+    let mut steps = Vec::new();
+    for state in spare.into_iter().take(surplus) {
+        if state.revision.metadata.deletion_timestamp.is_none() {
+            let uid = uid(&*state.revision).to_owned();
+            steps.push(Step::DeleteRevision { name: state.name().into(), uid });
+        }
+    }
+    steps
+}
+
+fn labels(function: &str, revision: &str) -> BTreeMap<String, String> {
+    [(wellknown::LABEL_FUNCTION, function), (wellknown::LABEL_REVISION, revision)]
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .into()
+}
+
+fn new_revision(snapshot: &Snapshot, number: u32) -> Revision {
+    let name = revision_name(snapshot.name(), number);
+    let mut revision = Revision::new(&name, snapshot.wanted());
+    revision.metadata.namespace = snapshot.function.metadata.namespace.clone();
+    revision.metadata.labels = Some(labels(snapshot.name(), &name));
+    revision.metadata.owner_references = snapshot.function.controller_owner_ref(&()).map(|owner| vec![owner]);
+    revision
+}
+
+/// The ReplicaSet of a revision whose source is a component; `None` for any other source.
+pub(super) fn new_replica_set(revision: &Revision, replicas: i32) -> Option<ReplicaSet> {
+    let component = revision.spec.source.component?;
+    let name = revision.metadata.name.clone()?;
+    let labels = labels(&revision.spec.function, &name);
+    let spec = &revision.spec;
+    let container = Container {
+        name: wellknown::FUNCTION_CONTAINER.into(),
+        image: Some(format!("{}{}", wellknown::COMPONENT_IMAGE_PREFIX, component.hex())),
+        env: (!spec.env.is_empty()).then(|| spec.env.clone()),
+        ports: Some(vec![ContainerPort {
+            container_port: wellknown::FUNCTION_PORT.into(),
+            name: Some("http".into()),
+            protocol: Some("TCP".into()),
+            ..ContainerPort::default()
+        }]),
+        resources: Some(ResourceRequirements {
+            limits: Some([("memory".to_owned(), spec.limits.memory.clone())].into()),
+            ..ResourceRequirements::default()
+        }),
+        ..Container::default()
+    };
+    let pod = PodSpec {
+        containers: vec![container],
+        runtime_class_name: Some(wellknown::RUNTIME_CLASS_WASM.into()),
+        automount_service_account_token: Some(false),
+        termination_grace_period_seconds: Some(whole_seconds(spec.limits.timeout.0)),
+        ..PodSpec::default()
+    };
+    let template_metadata = ObjectMeta { labels: Some(labels.clone()), ..ObjectMeta::default() };
+    Some(ReplicaSet {
+        metadata: ObjectMeta {
+            name: Some(name),
+            namespace: revision.metadata.namespace.clone(),
+            labels: Some(labels.clone()),
+            owner_references: revision.controller_owner_ref(&()).map(|owner| vec![owner]),
+            ..ObjectMeta::default()
+        },
+        spec: Some(ReplicaSetSpec {
+            replicas: Some(replicas),
+            selector: LabelSelector { match_labels: Some(labels), match_expressions: None },
+            template: Some(PodTemplateSpec { metadata: Some(template_metadata), spec: Some(pod) }),
+            min_ready_seconds: None,
+        }),
+        status: None,
+    })
+}
+
+/// A call that was admitted may finish: its timeout, rounded up.
+fn whole_seconds(timeout: Duration) -> i64 {
+    let seconds = timeout.as_secs() + u64::from(timeout.subsec_nanos() > 0);
+    i64::try_from(seconds.max(1)).unwrap_or(i64::MAX)
+}
+
+/// Waiting reasons that say the component itself cannot run, so that more pods will not help.
+const REASONS_INVALID: [&str; 2] = ["CreateContainerError", "RunContainerError"];
+
+/// Whether a revision can answer. `present` is whether the artifact store has its component.
+pub(super) fn readiness(revision: &Revision, present: bool, pods: &[Arc<Pod>]) -> Readiness {
+    let source = &revision.spec.source;
+    let Some(component) = source.component else {
+        let source = if source.oci.is_some() { "oci" } else { "image" };
+        return Readiness::RuntimeMissing { source };
+    };
+    if !present {
+        return Readiness::ComponentMissing { digest: component.to_string() };
+    }
+    if pods.iter().any(|pod| crate::pods::is_ready(pod)) {
+        return Readiness::Ready;
+    }
+    match pods.iter().find_map(|pod| refusal(pod)) {
+        Some(message) => Readiness::ComponentInvalid { message },
+        None => Readiness::Ready,
+    }
+}
+
+fn refusal(pod: &Pod) -> Option<String> {
+    let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
+    statuses.iter().find_map(|status| {
+        let waiting = status.state.as_ref()?.waiting.as_ref()?;
+        let reason = waiting.reason.as_deref()?;
+        REASONS_INVALID.contains(&reason).then(|| waiting.message.clone().unwrap_or_default())
+    })
+}
+
+/// Whether this revision is the function's own, and not one of an earlier function of the same name.
+pub(super) fn owned_by(revision: &Revision, function: &Function) -> bool {
+    controller_of(revision).is_some_and(|owner| owner.uid == uid(function))
+}

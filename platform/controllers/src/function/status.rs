@@ -1,0 +1,115 @@
+//! What to say about a function and its revisions: pure.
+
+use mayfly_api::{FunctionStatus, RevisionStatus, function::TrafficTarget, k8s::jiff::Timestamp};
+
+use super::{
+    Config,
+    plan::{Readiness, RevisionState, Snapshot},
+};
+use crate::metadata::condition;
+
+pub(super) const READY: &str = "Ready";
+pub(super) const ACTIVE: &str = "Active";
+
+/// Why something is not ready: a word for machines, a sentence for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Trouble {
+    pub(super) reason: &'static str,
+    pub(super) message: String,
+}
+
+impl Readiness {
+    pub(super) fn trouble(&self) -> Option<Trouble> {
+        let (reason, message) = match self {
+            Self::Ready => return None,
+            Self::RuntimeMissing { source } => (
+                "RuntimeMissing",
+                format!(
+                    "this node has no container or OCI runtime, which spec.source.{source} needs: build a \
+                     component and deploy it with `mayfly deploy`"
+                ),
+            ),
+            Self::ComponentMissing { digest } => (
+                "ComponentMissing",
+                format!(
+                    "component {digest} is not in the artifact store: upload it with `mayfly deploy`, or PUT \
+                     it to /artifacts/{digest}"
+                ),
+            ),
+            Self::ComponentInvalid { message } => ("ComponentInvalid", message.clone()),
+        };
+        Some(Trouble { reason, message })
+    }
+}
+
+/// The status of a function.
+pub(super) fn function(snapshot: &Snapshot, config: &Config, now: Timestamp) -> FunctionStatus {
+    let function = &snapshot.function;
+    let old = function.status.clone().unwrap_or_default();
+    let generation = function.metadata.generation;
+    let namespace = function.metadata.namespace.as_deref().unwrap_or_default();
+    let trouble = trouble(snapshot);
+    let ready = match &trouble {
+        None => condition(&old.conditions, READY, true, "Ready", String::new(), generation, now),
+        Some(Trouble { reason, message }) => {
+            condition(&old.conditions, READY, false, reason, message.clone(), generation, now)
+        }
+    };
+    FunctionStatus {
+        url: Some(format!("{}/fn/{namespace}/{}/", config.gateway_url, snapshot.name())),
+        latest_revision: snapshot.latest().map(|state| state.name().to_owned()),
+        latest_ready_revision: snapshot.latest_ready().map(|state| state.name().to_owned()),
+        ready_replicas: snapshot.revisions.values().map(RevisionState::ready_replicas).sum(),
+        observed_generation: generation,
+        conditions: vec![ready],
+    }
+}
+
+/// The first thing that keeps some target of the traffic from answering.
+fn trouble(snapshot: &Snapshot) -> Option<Trouble> {
+    if snapshot.needs_revision() {
+        let message = "the revision of this spec is being made".into();
+        return Some(Trouble { reason: "RevisionPending", message });
+    }
+    snapshot.targets().iter().find_map(|target| target_trouble(snapshot, target))
+}
+
+fn target_trouble(snapshot: &Snapshot, target: &TrafficTarget) -> Option<Trouble> {
+    if let Some(name) = &target.revision {
+        let Some(state) = snapshot.revision(name) else {
+            let known: Vec<_> = snapshot.revisions.values().map(RevisionState::name).collect();
+            let message = format!(
+                "traffic names revision {name}, which does not exist; there is: {}",
+                if known.is_empty() { "none".to_owned() } else { known.join(", ") }
+            );
+            return Some(Trouble { reason: "RevisionMissing", message });
+        };
+        return state.readiness.trouble();
+    }
+    let mut trouble = snapshot.latest()?.readiness.trouble()?;
+    if let Some(ready) = snapshot.latest_ready() {
+        trouble.message = format!("{}; until then revision {} answers", trouble.message, ready.name());
+    }
+    Some(trouble)
+}
+
+/// The status of one of its revisions.
+pub(super) fn revision(state: &RevisionState, now: Timestamp) -> RevisionStatus {
+    let revision = &state.revision;
+    let old = revision.status.clone().unwrap_or_default();
+    let generation = revision.metadata.generation;
+    let ready = match state.readiness.trouble() {
+        None => condition(&old.conditions, READY, true, "Ready", String::new(), generation, now),
+        Some(Trouble { reason, message }) => {
+            condition(&old.conditions, READY, false, reason, message, generation, now)
+        }
+    };
+    let replicas = state.replica_set.as_ref().and_then(|set| set.spec.as_ref()?.replicas).unwrap_or(0);
+    let (active, reason) = if replicas > 0 { (true, "Scaled") } else { (false, "ScaledToZero") };
+    let active = condition(&old.conditions, ACTIVE, active, reason, String::new(), generation, now);
+    RevisionStatus {
+        ready_replicas: state.ready_replicas(),
+        observed_generation: generation,
+        conditions: vec![ready, active],
+    }
+}

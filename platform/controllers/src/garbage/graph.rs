@@ -1,0 +1,265 @@
+//! Who owns whom: a plain struct, keyed by uid.
+//!
+//! An owner that a dependent names and nobody has seen is *virtual*: it has the identity that the
+//! dependent gave it, and somebody has to ask the API about it. Two dependents may disagree about an
+//! owner's identity; a "not there" for one identity does not remove a node that was seen under another.
+
+use std::collections::{BTreeSet, HashMap};
+
+use mayfly_api::k8s::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+
+use super::{FINALIZER_FOREGROUND, FINALIZER_ORPHAN};
+
+/// An object's uid, as the API gave it.
+pub(super) type Uid = String;
+
+/// Full coordinates: a uid alone is not enough, since dependents may lie about where it lives.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct Identity {
+    pub(super) api_version: String,
+    pub(super) kind: String,
+    /// Empty for a cluster-scoped object.
+    pub(super) namespace: String,
+    pub(super) name: String,
+    pub(super) uid: Uid,
+}
+
+impl Identity {
+    /// The owner a reference names, in the namespace of the object that holds the reference.
+    pub(super) fn of_owner(owner: &OwnerReference, namespace: &str) -> Self {
+        Self {
+            api_version: owner.api_version.clone(),
+            kind: owner.kind.clone(),
+            namespace: namespace.into(),
+            name: owner.name.clone(),
+            uid: owner.uid.clone(),
+        }
+    }
+}
+
+/// One object.
+#[derive(Clone, Debug)]
+pub(super) struct Node {
+    pub(super) identity: Identity,
+    pub(super) owners: Vec<OwnerReference>,
+    pub(super) dependents: BTreeSet<Uid>,
+    pub(super) being_deleted: bool,
+    /// It waits for its dependents to go.
+    pub(super) deleting_dependents: bool,
+    /// Its dependents shall be kept.
+    pub(super) orphaning: bool,
+    /// Only named by dependents, not seen.
+    pub(super) is_virtual: bool,
+}
+
+/// "Look at this object."
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Work {
+    Delete(Uid),
+    Orphan(Uid),
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Graph {
+    nodes: HashMap<Uid, Node>,
+}
+
+impl Graph {
+    pub(super) fn get(&self, uid: &str) -> Option<&Node> {
+        self.nodes.get(uid)
+    }
+
+    #[cfg(test)]
+    pub(super) fn uids(&self) -> impl Iterator<Item = &Uid> {
+        self.nodes.keys()
+    }
+
+    /// The seen nodes of one kind: what a new list is compared with.
+    pub(super) fn of_kind<'a>(
+        &'a self,
+        api_version: &'a str,
+        kind: &'a str,
+    ) -> impl Iterator<Item = &'a Identity> {
+        self.nodes
+            .values()
+            .filter(move |node| {
+                !node.is_virtual && node.identity.api_version == api_version && node.identity.kind == kind
+            })
+            .map(|node| &node.identity)
+    }
+
+    /// The dependents that keep an owner in foreground deletion from going.
+    pub(super) fn blocking_dependents(&self, uid: &str) -> Vec<&Node> {
+        let blocks = |dependent: &&Node| {
+            dependent.owners.iter().any(|owner| owner.uid == uid && owner.block_owner_deletion == Some(true))
+        };
+        self.dependents(uid).filter(blocks).collect()
+    }
+
+    pub(super) fn dependents(&self, uid: &str) -> impl Iterator<Item = &Node> {
+        let uids = self.nodes.get(uid).into_iter().flat_map(|node| &node.dependents);
+        uids.filter_map(|uid| self.nodes.get(uid))
+    }
+
+    /// An object was seen, for the first time or changed.
+    pub(super) fn observe(&mut self, identity: Identity, meta: &ObjectMeta) -> Vec<Work> {
+        let uid = identity.uid.clone();
+        let has = |name: &str| meta.finalizers.iter().flatten().any(|finalizer| finalizer == name);
+        let being_deleted = meta.deletion_timestamp.is_some();
+        let deleting_dependents = being_deleted && has(FINALIZER_FOREGROUND);
+        let orphaning = being_deleted && has(FINALIZER_ORPHAN);
+        let owners = meta.owner_references.clone().unwrap_or_default();
+        let old = self.nodes.get(&uid).cloned();
+        let known = old.as_ref();
+        let mut work = Vec::new();
+
+        let dependents = known.map(|node| node.dependents.clone()).unwrap_or_default();
+        // Dependents that placed this owner elsewhere have to be looked at again: for them it is absent.
+        if let Some(node) = known.filter(|node| node.is_virtual && node.identity != identity) {
+            work.extend(node.dependents.iter().cloned().map(Work::Delete));
+        }
+        let old_owners = known.map(|node| node.owners.clone()).unwrap_or_default();
+        let node = Node {
+            identity,
+            owners: owners.clone(),
+            dependents,
+            being_deleted,
+            deleting_dependents,
+            orphaning,
+            is_virtual: false,
+        };
+        let namespace = node.identity.namespace.clone();
+        let first_seen = known.is_none_or(|node| node.is_virtual);
+        self.nodes.insert(uid.clone(), node);
+        work.extend(self.link(&uid, &namespace, &old_owners, &owners));
+        work.extend(unblocked(&old_owners, &owners));
+
+        let was = |flag: fn(&Node) -> bool| known.is_some_and(flag);
+        if orphaning && !was(|node| node.orphaning) {
+            work.push(Work::Orphan(uid.clone()));
+        }
+        if deleting_dependents && !was(|node| node.deleting_dependents) {
+            // Its dependents go first; itself when none is left.
+            work.extend(self.dependents(&uid).map(|node| Work::Delete(node.identity.uid.clone())));
+            work.push(Work::Delete(uid.clone()));
+        } else if !owners.is_empty() && (first_seen || old_owners != owners) && !being_deleted {
+            // Whether its owners are there is asked only where there is doubt: one that was never seen.
+            if owners
+                .iter()
+                .any(|owner| self.nodes.get(&owner.uid).is_none_or(|node| doubtful(node, owner, &namespace)))
+            {
+                work.push(Work::Delete(uid));
+            }
+        }
+        work
+    }
+
+    /// An object is gone: the watch said so (`seen`), or the API did when asked about a virtual node.
+    pub(super) fn remove(&mut self, identity: &Identity, seen: bool) -> Vec<Work> {
+        let Some(node) = self.nodes.get(&identity.uid) else { return Vec::new() };
+        if !seen && node.identity != *identity {
+            // Only this identity is absent. Dependents that name it are looked at again; the node stays.
+            let named_it = self.dependents(&identity.uid).filter(|dependent| {
+                let namespace = &dependent.identity.namespace;
+                dependent.owners.iter().any(|owner| {
+                    owner.uid == identity.uid
+                        && owner.kind == identity.kind
+                        && owner.api_version == identity.api_version
+                        && owner.name == identity.name
+                        && (identity.namespace.is_empty() || identity.namespace == *namespace)
+                })
+            });
+            return named_it.map(|dependent| Work::Delete(dependent.identity.uid.clone())).collect();
+        }
+        let other = if seen || !node.is_virtual { None } else { self.alternate_identity(node) };
+        if let Some(other) = other
+            && let Some(node) = self.nodes.get_mut(&identity.uid)
+        {
+            // Some dependents place it elsewhere: ask about that next.
+            node.identity = other;
+            let dependents = node.dependents.clone().into_iter().map(Work::Delete);
+            return dependents.chain([Work::Delete(identity.uid.clone())]).collect();
+        }
+        let Some(node) = self.nodes.remove(&identity.uid) else { return Vec::new() };
+        let mut work: Vec<_> = node.dependents.iter().cloned().map(Work::Delete).collect();
+        work.extend(self.link(&identity.uid, &identity.namespace, &node.owners, &[]));
+        // An owner in foreground deletion may have waited for this one.
+        work.extend(node.owners.iter().filter_map(|owner| {
+            let waits = self.nodes.get(&owner.uid)?.deleting_dependents;
+            waits.then(|| Work::Delete(owner.uid.clone()))
+        }));
+        work
+    }
+
+    /// An identity that some dependent gives to the node, other than the one it has, and after it in order
+    /// (so that asking comes to an end).
+    fn alternate_identity(&self, node: &Node) -> Option<Identity> {
+        let identities = self.dependents(&node.identity.uid).flat_map(|dependent| {
+            let namespace = dependent.identity.namespace.clone();
+            let names_it = dependent.owners.iter().filter(|owner| owner.uid == node.identity.uid);
+            names_it.map(move |owner| Identity::of_owner(owner, &namespace))
+        });
+        identities.filter(|identity| *identity > node.identity).min()
+    }
+
+    /// Keeps both directions of ownership in step. A new owner that nobody has seen becomes virtual.
+    fn link(
+        &mut self,
+        uid: &Uid,
+        namespace: &str,
+        old: &[OwnerReference],
+        new: &[OwnerReference],
+    ) -> Vec<Work> {
+        let mut work = Vec::new();
+        for owner in old {
+            if new.iter().any(|kept| kept.uid == owner.uid) {
+                continue;
+            }
+            let forgotten = self.nodes.get_mut(&owner.uid).is_some_and(|node| {
+                node.dependents.remove(uid);
+                node.is_virtual && node.dependents.is_empty()
+            });
+            if forgotten {
+                self.nodes.remove(&owner.uid);
+            }
+        }
+        for owner in new {
+            let node = self.nodes.entry(owner.uid.clone()).or_insert_with(|| {
+                work.push(Work::Delete(owner.uid.clone()));
+                Node {
+                    identity: Identity::of_owner(owner, namespace),
+                    owners: Vec::new(),
+                    dependents: BTreeSet::new(),
+                    being_deleted: false,
+                    deleting_dependents: false,
+                    orphaning: false,
+                    is_virtual: true,
+                }
+            });
+            node.dependents.insert(uid.clone());
+            // A dependent that comes while its owner waits for dependents to go has to go too.
+            if node.deleting_dependents {
+                work.push(Work::Delete(uid.clone()));
+            }
+        }
+        work
+    }
+}
+
+/// Whether what a reference says of its owner is not what the graph saw.
+fn doubtful(node: &Node, owner: &OwnerReference, namespace: &str) -> bool {
+    let identity = &node.identity;
+    let elsewhere = !identity.namespace.is_empty() && identity.namespace != namespace;
+    node.is_virtual || elsewhere || identity.kind != owner.kind || identity.name != owner.name
+}
+
+/// Owners that a change of references stopped blocking: they may be able to go now.
+fn unblocked(old: &[OwnerReference], new: &[OwnerReference]) -> Vec<Work> {
+    let blocks = |owner: &&OwnerReference| owner.block_owner_deletion == Some(true);
+    let still = |owner: &&OwnerReference| new.iter().filter(blocks).any(|kept| kept.uid == owner.uid);
+    old.iter()
+        .filter(blocks)
+        .filter(|owner| !still(owner))
+        .map(|owner| Work::Delete(owner.uid.clone()))
+        .collect()
+}

@@ -1,0 +1,330 @@
+//! One object looked at: is it still wanted by any owner? The API is asked, never only the graph.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use kube::{
+    Api, Client, ResourceExt as _,
+    api::{DeleteParams, Patch, PatchParams, Preconditions, PropagationPolicy},
+    core::{DynamicObject, PartialObjectMeta},
+};
+use mayfly_api::k8s::{api::core::v1::ObjectReference, apimachinery::pkg::apis::meta::v1::OwnerReference};
+use mayfly_informer::{
+    EventRecorder,
+    events::Severity,
+    reconcile::{Outcome, WorkQueue},
+};
+use parking_lot::{Mutex, RwLock};
+use serde_json::{Value, json};
+
+use super::{
+    FINALIZER_FOREGROUND, FINALIZER_ORPHAN,
+    graph::{Graph, Identity, Work},
+    kinds::Kinds,
+};
+use crate::metadata::is_gone;
+
+/// An object's metadata, as the API has it now.
+pub(super) type Live = PartialObjectMeta<DynamicObject>;
+
+/// What workers share.
+pub(super) struct Shared {
+    pub(super) client: Client,
+    pub(super) graph: Mutex<Graph>,
+    pub(super) kinds: RwLock<Arc<Kinds>>,
+    pub(super) absent: Mutex<AbsentOwners>,
+    pub(super) queue: WorkQueue<Work>,
+    pub(super) events: EventRecorder,
+}
+
+/// Owners that the API said are not there, by full coordinates; the oldest is forgotten first.
+pub(super) struct AbsentOwners {
+    order: VecDeque<Identity>,
+    most: usize,
+}
+
+impl AbsentOwners {
+    pub(super) fn new(most: usize) -> Self {
+        Self { order: VecDeque::new(), most }
+    }
+
+    fn has(&self, identity: &Identity) -> bool {
+        self.order.contains(identity)
+    }
+
+    fn add(&mut self, identity: Identity) {
+        if !self.has(&identity) {
+            self.order.push_back(identity);
+        }
+        while self.order.len() > self.most {
+            self.order.pop_front();
+        }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Error {
+    #[error(transparent)]
+    Api(#[from] kube::Error),
+    #[error("the API does not serve {kind} of {api_version}; nothing is deleted on its account")]
+    NotServed { api_version: String, kind: String },
+    #[error("{0} is not seen by its watch yet")]
+    NotObserved(String),
+    #[error("{0} changed while it was looked at")]
+    Changed(String),
+}
+
+/// What became of an owner.
+#[derive(Debug, PartialEq, Eq)]
+enum OwnerState {
+    /// It is there.
+    Solid,
+    /// It is not.
+    Dangling,
+    /// It is being deleted and waits for its dependents.
+    Waiting,
+}
+
+/// An object's owner references by what became of the owners.
+#[derive(Debug, Default)]
+struct Owners {
+    solid: Vec<OwnerReference>,
+    dangling: Vec<OwnerReference>,
+    waiting: Vec<OwnerReference>,
+}
+
+fn has_finalizer(live: &Live, finalizer: &str) -> bool {
+    live.finalizers().iter().any(|known| known == finalizer)
+}
+
+impl Shared {
+    pub(super) fn enqueue(&self, work: impl IntoIterator<Item = Work>) {
+        for item in work {
+            self.queue.add(item);
+        }
+    }
+
+    pub(super) fn api(&self, identity: &Identity) -> Result<Api<DynamicObject>, Error> {
+        let kinds = self.kinds.read().clone();
+        let kind = kinds.get(&identity.api_version, &identity.kind).ok_or_else(|| Error::NotServed {
+            api_version: identity.api_version.clone(),
+            kind: identity.kind.clone(),
+        })?;
+        Ok(kind.api(self.client.clone(), identity))
+    }
+
+    /// The object as the API has it now, if it is this very object.
+    pub(super) async fn live(&self, identity: &Identity) -> Result<Option<Live>, Error> {
+        let live = self.api(identity)?.get_metadata_opt(&identity.name).await?;
+        Ok(live.filter(|live| live.metadata.uid.as_deref() == Some(&identity.uid)))
+    }
+
+    pub(super) async fn delete_item(&self, uid: &str) -> Result<Outcome, Error> {
+        let Some(node) = self.graph.lock().get(uid).cloned() else { return Ok(Outcome::Done) };
+        if node.being_deleted && !node.deleting_dependents && !node.is_virtual {
+            return Ok(Outcome::Done);
+        }
+        let Some(live) = self.live(&node.identity).await? else {
+            self.absent.lock().add(node.identity.clone());
+            let work = self.graph.lock().remove(&node.identity, false);
+            self.enqueue(work);
+            return Ok(Outcome::Done);
+        };
+        if node.is_virtual {
+            // It is there, and its watch will say so. Looked at again until then: the watch may be broken.
+            return Err(Error::NotObserved(node.identity.name));
+        }
+        if live.metadata.deletion_timestamp.is_some() {
+            if has_finalizer(&live, FINALIZER_FOREGROUND) {
+                self.finish_foreground(&node.identity, &live).await?;
+            }
+            return Ok(Outcome::Done);
+        }
+        self.decide(&node.identity, &live).await?;
+        Ok(Outcome::Done)
+    }
+
+    /// An owner in foreground deletion: goes when no dependent blocks it any more.
+    async fn finish_foreground(&self, identity: &Identity, live: &Live) -> Result<(), Error> {
+        let blocking: Vec<_> = {
+            let graph = self.graph.lock();
+            graph
+                .blocking_dependents(&identity.uid)
+                .into_iter()
+                .map(|node| node.identity.uid.clone())
+                .collect()
+        };
+        if blocking.is_empty() {
+            return self.remove_finalizer(identity, live, FINALIZER_FOREGROUND).await;
+        }
+        self.enqueue(blocking.into_iter().map(Work::Delete));
+        Ok(())
+    }
+
+    async fn decide(&self, identity: &Identity, live: &Live) -> Result<(), Error> {
+        if live.owner_references().is_empty() {
+            return Ok(());
+        }
+        let (owners, unknown) = self.classify(identity, live).await?;
+        if !owners.solid.is_empty() {
+            // Wanted. References to owners that are not there, or that wait for this, are taken away.
+            let gone: Vec<_> =
+                owners.dangling.iter().chain(&owners.waiting).map(|owner| &owner.uid).collect();
+            if !gone.is_empty() {
+                let kept = live.owner_references().iter().filter(|owner| !gone.contains(&&owner.uid));
+                let kept: Vec<_> = kept.collect();
+                self.patch(identity, live, json!({"ownerReferences": kept})).await?;
+            }
+            return unknown.map_or(Ok(()), Err);
+        }
+        if let Some(error) = unknown {
+            return Err(error);
+        }
+        if owners.dangling.is_empty() && owners.waiting.is_empty() {
+            // Only references that cannot be judged (a namespaced owner of a cluster-scoped object).
+            return Ok(());
+        }
+        let policy = if !owners.waiting.is_empty() && self.has_dependents(identity) {
+            self.break_circle(identity, live).await?;
+            PropagationPolicy::Foreground
+        } else if has_finalizer(live, FINALIZER_ORPHAN) {
+            PropagationPolicy::Orphan
+        } else if has_finalizer(live, FINALIZER_FOREGROUND) {
+            PropagationPolicy::Foreground
+        } else {
+            PropagationPolicy::Background
+        };
+        self.delete(identity, policy).await
+    }
+
+    /// Asks about every owner. An owner whose kind is not served cannot be judged: that is an error, but
+    /// one that does not hide an owner that is there.
+    async fn classify(&self, identity: &Identity, live: &Live) -> Result<(Owners, Option<Error>), Error> {
+        let (mut owners, mut unknown) = (Owners::default(), None);
+        for owner in live.owner_references() {
+            match self.owner_state(identity, owner).await {
+                Ok(Some(OwnerState::Solid)) => owners.solid.push(owner.clone()),
+                Ok(Some(OwnerState::Dangling)) => owners.dangling.push(owner.clone()),
+                Ok(Some(OwnerState::Waiting)) => owners.waiting.push(owner.clone()),
+                Ok(None) => owners.solid.push(owner.clone()),
+                Err(error @ Error::NotServed { .. }) => unknown = Some(error),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok((owners, unknown))
+    }
+
+    /// `None`: such a reference is invalid, and its object is never deleted for it.
+    async fn owner_state(
+        &self,
+        identity: &Identity,
+        owner: &OwnerReference,
+    ) -> Result<Option<OwnerState>, Error> {
+        let kinds = self.kinds.read().clone();
+        let kind = kinds.get(&owner.api_version, &owner.kind).ok_or_else(|| Error::NotServed {
+            api_version: owner.api_version.clone(),
+            kind: owner.kind.clone(),
+        })?;
+        let mut owner_identity = Identity::of_owner(owner, &identity.namespace);
+        if !kind.namespaced {
+            owner_identity.namespace.clear();
+        } else if identity.namespace.is_empty() {
+            self.warn(identity, "a cluster-scoped object cannot have a namespaced owner", owner);
+            return Ok(None);
+        }
+        if self.absent.lock().has(&owner_identity) {
+            return Ok(Some(OwnerState::Dangling));
+        }
+        let found = kind.api(self.client.clone(), &owner_identity).get_metadata_opt(&owner.name).await?;
+        let Some(found) = found.filter(|found| found.metadata.uid.as_deref() == Some(&owner.uid)) else {
+            let elsewhere = self.graph.lock().get(&owner.uid).is_some_and(|node| {
+                !node.is_virtual && kind.namespaced && node.identity.namespace != identity.namespace
+            });
+            if elsewhere {
+                self.warn(identity, "the owner lives in another namespace", owner);
+            }
+            self.absent.lock().add(owner_identity);
+            return Ok(Some(OwnerState::Dangling));
+        };
+        let waiting =
+            found.metadata.deletion_timestamp.is_some() && has_finalizer(&found, FINALIZER_FOREGROUND);
+        Ok(Some(if waiting { OwnerState::Waiting } else { OwnerState::Solid }))
+    }
+
+    fn has_dependents(&self, identity: &Identity) -> bool {
+        self.graph.lock().dependents(&identity.uid).next().is_some()
+    }
+
+    /// When a dependent is itself waiting for its dependents, this may be a circle: nobody would go first.
+    /// The object stops blocking its owners (upstream accepts that this may hit chains that are none).
+    async fn break_circle(&self, identity: &Identity, live: &Live) -> Result<(), Error> {
+        let circle = self.graph.lock().dependents(&identity.uid).any(|node| node.deleting_dependents);
+        if !circle {
+            return Ok(());
+        }
+        let references: Vec<_> = live
+            .owner_references()
+            .iter()
+            .map(|owner| OwnerReference { block_owner_deletion: Some(false), ..owner.clone() })
+            .collect();
+        self.patch(identity, live, json!({"ownerReferences": references})).await
+    }
+
+    async fn delete(&self, identity: &Identity, policy: PropagationPolicy) -> Result<(), Error> {
+        // Upstream adds the resourceVersion; the uid is enough to never hit a successor, and an object
+        // that was given a new owner in this moment is rarer than one whose status changes.
+        let preconditions = Some(Preconditions { uid: Some(identity.uid.clone()), resource_version: None });
+        let params =
+            DeleteParams { propagation_policy: Some(policy), preconditions, ..DeleteParams::default() };
+        let result = self.api(identity)?.delete(&identity.name, &params).await;
+        if !is_gone(&result) {
+            result?;
+        }
+        tracing::debug!(kind = %identity.kind, name = %identity.name, "deleted an object without owners");
+        Ok(())
+    }
+
+    pub(super) async fn remove_finalizer(
+        &self,
+        identity: &Identity,
+        live: &Live,
+        finalizer: &str,
+    ) -> Result<(), Error> {
+        let kept: Vec<_> = live.finalizers().iter().filter(|known| *known != finalizer).collect();
+        self.patch(identity, live, json!({"finalizers": kept})).await
+    }
+
+    /// Changes metadata of exactly this state of the object.
+    pub(super) async fn patch(
+        &self,
+        identity: &Identity,
+        live: &Live,
+        mut metadata: Value,
+    ) -> Result<(), Error> {
+        metadata["uid"] = json!(live.metadata.uid);
+        metadata["resourceVersion"] = json!(live.metadata.resource_version);
+        let patch = Patch::Merge(json!({"metadata": metadata}));
+        match self.api(identity)?.patch_metadata(&identity.name, &PatchParams::default(), &patch).await {
+            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+            Err(kube::Error::Api(status)) if status.is_conflict() => {
+                Err(Error::Changed(identity.name.clone()))
+            }
+            result => Ok(result.map(|_| ())?),
+        }
+    }
+
+    fn warn(&self, identity: &Identity, why: &str, owner: &OwnerReference) {
+        let regarding = ObjectReference {
+            api_version: Some(identity.api_version.clone()),
+            kind: Some(identity.kind.clone()),
+            namespace: Some(identity.namespace.clone()).filter(|namespace| !namespace.is_empty()),
+            name: Some(identity.name.clone()),
+            uid: Some(identity.uid.clone()),
+            ..ObjectReference::default()
+        };
+        let message = format!(
+            "ownerRef [{}/{}, name: {}, uid: {}]: {why}",
+            owner.api_version, owner.kind, owner.name, owner.uid
+        );
+        self.events.say(regarding, Severity::Warning, "OwnerRefInvalidNamespace", message);
+    }
+}

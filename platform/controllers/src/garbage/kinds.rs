@@ -1,0 +1,72 @@
+//! The kinds that the API serves, as discovery says.
+
+use std::collections::HashMap;
+
+use kube::{
+    Api, Client, Discovery,
+    core::{ApiResource, DynamicObject, discovery::Scope},
+    discovery::verbs,
+};
+
+use super::graph::Identity;
+
+/// Kinds that own nothing and are owned by nothing: watching them would only cost.
+const IGNORED: [&str; 1] = ["Event"];
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Kinds {
+    /// By apiVersion and kind, every served version.
+    served: HashMap<(String, String), Kind>,
+    /// One version of each kind that can be collected.
+    collected: Vec<Kind>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Kind {
+    pub(super) resource: ApiResource,
+    pub(super) namespaced: bool,
+}
+
+impl Kinds {
+    pub(super) async fn discover(client: Client) -> kube::Result<Self> {
+        let discovery = Discovery::new(client).run().await?;
+        let mut kinds = Self::default();
+        for group in discovery.groups() {
+            for version in group.versions() {
+                for (resource, capabilities) in group.versioned_resources(version) {
+                    let key = (resource.api_version.clone(), resource.kind.clone());
+                    let namespaced = capabilities.scope == Scope::Namespaced;
+                    kinds.served.insert(key, Kind { resource, namespaced });
+                }
+            }
+            for (resource, capabilities) in group.recommended_resources() {
+                let needed = [verbs::GET, verbs::LIST, verbs::WATCH, verbs::DELETE];
+                let can = needed.iter().all(|verb| capabilities.supports_operation(verb));
+                if can && !IGNORED.contains(&resource.kind.as_str()) {
+                    let namespaced = capabilities.scope == Scope::Namespaced;
+                    kinds.collected.push(Kind { resource, namespaced });
+                }
+            }
+        }
+        Ok(kinds)
+    }
+
+    pub(super) fn collected(&self) -> &[Kind] {
+        &self.collected
+    }
+
+    pub(super) fn get(&self, api_version: &str, kind: &str) -> Option<&Kind> {
+        self.served.get(&(api_version.to_owned(), kind.to_owned()))
+    }
+}
+
+impl Kind {
+    /// The kind's API where an object of this identity lives.
+    pub(super) fn api(&self, client: Client, identity: &Identity) -> Api<DynamicObject> {
+        if self.namespaced {
+            Api::namespaced_with(client, &identity.namespace, &self.resource)
+        } else {
+            Api::all_with(client, &self.resource)
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! Watches every kind, feeds the graph, works through the queue.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use kube::{
+    Api, Client,
+    core::{DynamicObject, PartialObjectMeta},
+    runtime::watcher::Event,
+};
+use mayfly_informer::{
+    Backoff, EventRecorder, WatchConfig, follow,
+    reconcile::{self, WorkQueue},
+};
+use parking_lot::{Mutex, RwLock};
+use tokio::{sync::watch, task::JoinSet};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Config,
+    graph::{Graph, Identity, Work},
+    item::{AbsentOwners, Live, Shared},
+    kinds::{Kind, Kinds},
+};
+
+/// Pauses after failures: of a watch, and of an object that could not be judged.
+const RETRY: Backoff = Backoff { first: Duration::from_millis(50), most: Duration::from_secs(30) };
+
+/// Collects objects whose owners are gone.
+pub(crate) struct Collector {
+    config: Config,
+    client: Client,
+}
+
+impl Collector {
+    pub(crate) fn create(config: Config, client: Client) -> Self {
+        Self { config, client }
+    }
+
+    pub(crate) async fn run(self, stop: CancellationToken) {
+        let events =
+            EventRecorder::start(self.client.clone(), "garbage-collector-controller", None, stop.clone());
+        let shared = Arc::new(Shared {
+            client: self.client.clone(),
+            graph: Mutex::new(Graph::default()),
+            kinds: RwLock::default(),
+            absent: Mutex::new(AbsentOwners::new(self.config.absent_max)),
+            queue: WorkQueue::new(RETRY),
+            events,
+        });
+        let (synced, mut all_synced) = watch::channel(false);
+        let monitors = monitor_all(shared.clone(), self.config.clone(), synced, stop.clone());
+        let work = async {
+            // Half a graph would take an owner's dependents for none.
+            tokio::select! {
+                () = stop.cancelled() => return,
+                _ = all_synced.wait_for(|synced| *synced) => {}
+            }
+            let (queue, stop) = (shared.queue.clone(), stop.clone());
+            let parallel = self.config.parallel;
+            reconcile::run("garbage", queue, parallel, stop, move |work: Work| {
+                let shared = shared.clone();
+                async move {
+                    match work {
+                        Work::Delete(uid) => shared.delete_item(&uid).await,
+                        Work::Orphan(uid) => shared.orphan_dependents(&uid).await,
+                    }
+                }
+            })
+            .await;
+        };
+        tokio::join!(monitors, work);
+    }
+}
+
+/// Keeps a monitor for every kind that discovery names.
+async fn monitor_all(
+    shared: Arc<Shared>,
+    config: Config,
+    synced: watch::Sender<bool>,
+    stop: CancellationToken,
+) {
+    let mut tasks = JoinSet::new();
+    let mut monitors: HashMap<(String, String), watch::Receiver<bool>> = HashMap::new();
+    let mut failures = 0;
+    loop {
+        let pause = match Kinds::discover(shared.client.clone()).await {
+            Ok(kinds) => {
+                failures = 0;
+                for kind in kinds.collected() {
+                    let key = (kind.resource.group.clone(), kind.resource.kind.clone());
+                    monitors.entry(key).or_insert_with(|| {
+                        let (listed, is_listed) = watch::channel(false);
+                        tasks.spawn(monitor(shared.clone(), kind.clone(), listed, stop.clone()));
+                        is_listed
+                    });
+                }
+                *shared.kinds.write() = Arc::new(kinds);
+                for listed in monitors.values_mut() {
+                    tokio::select! {
+                        () = stop.cancelled() => break,
+                        _ = listed.wait_for(|listed| *listed) => {}
+                    }
+                }
+                synced.send_replace(true);
+                config.rediscover_every
+            }
+            Err(error) => {
+                failures += 1;
+                tracing::debug!(%error, failures, "cannot ask the API for its kinds; trying again");
+                RETRY.pause(failures)
+            }
+        };
+        tokio::select! {
+            () = stop.cancelled() => break,
+            () = tokio::time::sleep(pause) => {}
+        }
+    }
+    while tasks.join_next().await.is_some() {}
+}
+
+/// Follows the metadata of one kind.
+async fn monitor(shared: Arc<Shared>, kind: Kind, listed: watch::Sender<bool>, stop: CancellationToken) {
+    let api: Api<PartialObjectMeta<DynamicObject>> = Api::all_with(shared.client.clone(), &kind.resource);
+    let mut seen = HashSet::new();
+    follow(api, WatchConfig::default(), stop, |event| match event {
+        Event::Init => seen.clear(),
+        Event::InitApply(object) => {
+            seen.extend(object.metadata.uid.clone());
+            observe(&shared, &kind, &object);
+        }
+        Event::InitDone => {
+            forget_unseen(&shared, &kind, &seen);
+            listed.send_replace(true);
+        }
+        Event::Apply(object) => observe(&shared, &kind, &object),
+        Event::Delete(object) => {
+            let work = shared.graph.lock().remove(&identity(&kind, &object), true);
+            shared.enqueue(work);
+        }
+    })
+    .await;
+}
+
+fn identity(kind: &Kind, object: &Live) -> Identity {
+    Identity {
+        api_version: kind.resource.api_version.clone(),
+        kind: kind.resource.kind.clone(),
+        namespace: object.metadata.namespace.clone().unwrap_or_default(),
+        name: object.metadata.name.clone().unwrap_or_default(),
+        uid: object.metadata.uid.clone().unwrap_or_default(),
+    }
+}
+
+fn observe(shared: &Shared, kind: &Kind, object: &Live) {
+    let work = shared.graph.lock().observe(identity(kind, object), &object.metadata);
+    shared.enqueue(work);
+}
+
+/// What a complete list does not have any more is gone.
+fn forget_unseen(shared: &Shared, kind: &Kind, seen: &HashSet<String>) {
+    let mut graph = shared.graph.lock();
+    let known = graph.of_kind(&kind.resource.api_version, &kind.resource.kind);
+    let gone: Vec<_> = known.filter(|identity| !seen.contains(&identity.uid)).cloned().collect();
+    let work: Vec<_> = gone.iter().flat_map(|identity| graph.remove(identity, true)).collect();
+    drop(graph);
+    shared.enqueue(work);
+}

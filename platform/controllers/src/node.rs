@@ -1,0 +1,41 @@
+//! Nodes that went silent, and their pods.
+//!
+//! ```text
+//!            Lease not renewed for `grace`                  for `eviction_after` more
+//!   Ready ──────────────────────────────▶ Unknown, tainted ──────────────────────────▶ pods deleted
+//!     ▲                                        │
+//!     └────────────── Lease renewed ───────────┘   (taints removed; the kubelet says Ready itself)
+//! ```
+//!
+//! Silence is measured by this process's own clock from the moment it saw the last renewal, so that clocks
+//! of machines need not agree. (Behaviour: upstream `pkg/controller/nodelifecycle`, `tainteviction`.)
+
+mod act;
+mod plan;
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+pub(crate) use act::Controller;
+
+/// What the node controller is told.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// How often to look at all nodes.
+    pub every: Duration,
+    /// How long a Lease may stay without renewal.
+    pub grace: Duration,
+    /// How long pods without a toleration of their own stay on a node that is not ready. Upstream's value.
+    pub eviction_after: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            every: Duration::from_secs(5),
+            grace: Duration::from_secs(40),
+            eviction_after: Duration::from_secs(300),
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Looks at all nodes again and again, and does what [`super::plan`] says.
+
+use std::collections::HashMap;
+
+use kube::{
+    Api, Client, ResourceExt as _,
+    api::{Patch, PatchParams},
+};
+use mayfly_api::{
+    k8s::{
+        api::{
+            coordination::v1::Lease,
+            core::v1::{Node, NodeCondition, Pod},
+        },
+        apimachinery::pkg::apis::meta::v1::Time,
+        jiff::Timestamp,
+    },
+    wellknown::NAMESPACE_NODE_LEASE,
+};
+use mayfly_informer::{EventRecorder, Index, Informer, Informers};
+use serde_json::json;
+use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Config,
+    plan::{Health, Step},
+};
+use crate::metadata::{is_gone, only, uid};
+
+/// An index of pods by the node they are bound to.
+const BY_NODE: &str = "node";
+/// Upstream's words.
+const SILENT_REASON: &str = "NodeStatusUnknown";
+const SILENT_MESSAGE: &str = "Kubelet stopped posting node status.";
+
+/// Watches over the nodes' Leases.
+pub(crate) struct Controller {
+    config: Config,
+    client: Client,
+    nodes: Informer<Node>,
+    leases: Informer<Lease>,
+    pods: Informer<Pod>,
+    pods_by_node: Index<Pod>,
+    health: Health,
+}
+
+impl Controller {
+    pub(crate) fn create(config: Config, client: Client, informers: &Informers) -> Self {
+        let pods = informers.of::<Pod>();
+        let pods_by_node = pods.index(BY_NODE, |pod: &Pod| {
+            pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).into_iter().collect()
+        });
+        let (nodes, leases) = (informers.of(), informers.of());
+        Self { config, client, nodes, leases, pods, pods_by_node, health: Health::default() }
+    }
+
+    pub(crate) async fn run(mut self, stop: CancellationToken) {
+        let events = EventRecorder::start(self.client.clone(), "node-controller", None, stop.clone());
+        let mut ticks = interval(self.config.every);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                _ = ticks.tick() => {}
+            }
+            if !(self.nodes.is_synced() && self.leases.is_synced() && self.pods.is_synced()) {
+                continue;
+            }
+            let leases = self.leases.list_namespace(NAMESPACE_NODE_LEASE).into_iter();
+            let leases: HashMap<_, _> = leases.map(|lease| (lease.name_any(), lease)).collect();
+            let nodes = self.nodes.list();
+            let pods_of = |node: &str| self.pods_by_node.get(node);
+            for step in self.health.plan(&nodes, &leases, pods_of, &self.config, Instant::now()) {
+                if let Err(error) = act(&self.client, &self.nodes, step, &events).await {
+                    tracing::warn!(%error, "could not act on a node; will look again");
+                }
+            }
+        }
+    }
+}
+
+async fn act(
+    client: &Client,
+    nodes: &Informer<Node>,
+    step: Step,
+    events: &EventRecorder,
+) -> kube::Result<()> {
+    let api: Api<Node> = Api::all(client.clone());
+    match step {
+        Step::MarkUnknown { node } => {
+            let Some(known) = nodes.get(&mayfly_api::ObjectKey::cluster(&node)) else { return Ok(()) };
+            events.normal(&*known, "NodeNotReady", format!("Node {node} status is now: NodeNotReady"));
+            let patch = Patch::Merge(json!({"status": {"conditions": silent_conditions(&known)}}));
+            api.patch_status(&node, &PatchParams::default(), &patch).await?;
+        }
+        Step::SetTaints { node, resource_version, taints } => {
+            let metadata = json!({"resourceVersion": resource_version});
+            let patch = Patch::Merge(json!({"metadata": metadata, "spec": {"taints": taints}}));
+            api.patch(&node, &PatchParams::default(), &patch).await?;
+        }
+        Step::Evict { pod } => {
+            events.normal(
+                &*pod,
+                "TaintManagerEviction",
+                "Deleting the pod: its node does not answer".to_owned(),
+            );
+            let pods: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace().unwrap_or_default());
+            let result = pods.delete(&pod.name_any(), &only(uid(&*pod))).await;
+            if !is_gone(&result) {
+                result?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// All of a node's conditions, as not known.
+fn silent_conditions(node: &Node) -> Vec<NodeCondition> {
+    let known = node.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default();
+    let mut conditions: Vec<_> = known
+        .into_iter()
+        .map(|condition| NodeCondition {
+            status: "Unknown".into(),
+            reason: Some(SILENT_REASON.into()),
+            message: Some(SILENT_MESSAGE.into()),
+            last_transition_time: Some(Time(Timestamp::now())),
+            ..condition
+        })
+        .collect();
+    if !conditions.iter().any(|condition| condition.type_ == "Ready") {
+        conditions.push(NodeCondition {
+            type_: "Ready".into(),
+            status: "Unknown".into(),
+            reason: Some("NodeStatusNeverUpdated".into()),
+            message: Some("Kubelet never posted node status.".into()),
+            last_transition_time: Some(Time(Timestamp::now())),
+            ..NodeCondition::default()
+        });
+    }
+    conditions
+}

@@ -1,0 +1,163 @@
+//! Which nodes are silent, what to say about them, which pods to evict: pure, time comes in.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use kube::ResourceExt as _;
+use mayfly_api::k8s::{
+    api::{
+        coordination::v1::Lease,
+        core::v1::{Node, Pod, Taint},
+    },
+    apimachinery::pkg::apis::meta::v1::MicroTime,
+};
+use tokio::time::Instant;
+
+use super::Config;
+use crate::pods::is_active;
+
+pub(super) const NOT_READY: &str = "node.kubernetes.io/not-ready";
+pub(super) const UNREACHABLE: &str = "node.kubernetes.io/unreachable";
+
+/// When each node was last heard of, and since when it is unwell.
+#[derive(Default)]
+pub(super) struct Health {
+    nodes: HashMap<String, NodeHealth>,
+}
+
+struct NodeHealth {
+    renewed: Option<MicroTime>,
+    heard: Instant,
+    unwell: Option<Instant>,
+}
+
+#[derive(Debug, PartialEq)]
+pub(super) enum Step {
+    /// The kubelet stopped speaking: the conditions are not known any more.
+    MarkUnknown {
+        node: String,
+    },
+    /// The node's taints, as they should be.
+    SetTaints {
+        node: String,
+        resource_version: Option<String>,
+        taints: Vec<Taint>,
+    },
+    Evict {
+        pod: Arc<Pod>,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Ready,
+    NotReady,
+    Silent,
+}
+
+impl Health {
+    pub(super) fn plan(
+        &mut self,
+        nodes: &[Arc<Node>],
+        leases: &HashMap<String, Arc<Lease>>,
+        pods_of: impl Fn(&str) -> Vec<Arc<Pod>>,
+        config: &Config,
+        now: Instant,
+    ) -> Vec<Step> {
+        let mut steps = Vec::new();
+        self.nodes.retain(|name, _| nodes.iter().any(|node| node.name_any() == *name));
+        for node in nodes {
+            let name = node.name_any();
+            let renewed = leases.get(&name).and_then(|lease| lease.spec.as_ref()?.renew_time.clone());
+            let health = self.nodes.entry(name.clone()).or_insert_with(|| NodeHealth {
+                renewed: renewed.clone(),
+                heard: now,
+                unwell: None,
+            });
+            if health.renewed != renewed {
+                (health.renewed, health.heard) = (renewed, now);
+            }
+            let state =
+                if now.duration_since(health.heard) > config.grace { State::Silent } else { reported(node) };
+            if state == State::Ready {
+                health.unwell = None;
+            } else {
+                health.unwell.get_or_insert(now);
+            }
+            if state == State::Silent && ready_status(node) != Some("Unknown") {
+                steps.push(Step::MarkUnknown { node: name.clone() });
+            }
+            steps.extend(taint_step(node, state));
+            if let Some(since) = health.unwell {
+                let unwell = now.duration_since(since);
+                let evicted = pods_of(&name).into_iter().filter(|pod| must_go(pod, state, unwell, config));
+                steps.extend(evicted.map(|pod| Step::Evict { pod }));
+            }
+        }
+        steps
+    }
+}
+
+fn ready_status(node: &Node) -> Option<&str> {
+    let conditions = node.status.as_ref()?.conditions.as_ref()?;
+    conditions.iter().find(|condition| condition.type_ == "Ready").map(|condition| condition.status.as_str())
+}
+
+fn reported(node: &Node) -> State {
+    match ready_status(node) {
+        Some("True") => State::Ready,
+        // Marked by us: it speaks again, and will say by itself how it is.
+        Some("Unknown") => State::Silent,
+        _ => State::NotReady,
+    }
+}
+
+/// The taints that a state calls for, if the node has others. Taints of anyone else are kept.
+fn taint_step(node: &Node, state: State) -> Option<Step> {
+    let key = match state {
+        State::Ready => None,
+        State::NotReady => Some(NOT_READY),
+        State::Silent => Some(UNREACHABLE),
+    };
+    let old = node.spec.as_ref().and_then(|spec| spec.taints.clone()).unwrap_or_default();
+    let ours = |taint: &Taint| taint.key == NOT_READY || taint.key == UNREACHABLE;
+    let mut taints: Vec<_> =
+        old.iter().filter(|taint| !ours(taint) || Some(taint.key.as_str()) == key).cloned().collect();
+    for effect in ["NoSchedule", "NoExecute"] {
+        if let Some(key) = key
+            && !taints.iter().any(|taint| taint.key == key && taint.effect == effect)
+        {
+            taints.push(Taint { key: key.into(), effect: effect.into(), value: None, time_added: None });
+        }
+    }
+    let resource_version = node.metadata.resource_version.clone();
+    (taints != old).then(|| Step::SetTaints { node: node.name_any(), resource_version, taints })
+}
+
+fn must_go(pod: &Pod, state: State, unwell: Duration, config: &Config) -> bool {
+    let key = match state {
+        State::Ready => return false,
+        State::NotReady => NOT_READY,
+        State::Silent => UNREACHABLE,
+    };
+    is_active(pod) && tolerated_for(pod, key, config).is_some_and(|limit| unwell >= limit)
+}
+
+/// How long a pod stays under a NoExecute taint; `None`: for ever.
+fn tolerated_for(pod: &Pod, key: &str, config: &Config) -> Option<Duration> {
+    let tolerations = pod.spec.as_ref().and_then(|spec| spec.tolerations.as_ref());
+    let mut matching = tolerations.into_iter().flatten().filter(|toleration| {
+        let key_matches = match toleration.key.as_deref() {
+            Some("") | None => toleration.operator.as_deref() == Some("Exists"),
+            Some(known) => known == key,
+        };
+        key_matches && toleration.effect.as_deref().is_none_or(|e| e.is_empty() || e == "NoExecute")
+    });
+    match matching.next() {
+        None => Some(config.eviction_after),
+        Some(first) => std::iter::once(first)
+            .chain(matching)
+            .filter_map(|toleration| toleration.toleration_seconds)
+            .min()
+            .map(|seconds| Duration::from_secs(u64::try_from(seconds).unwrap_or(0))),
+    }
+}

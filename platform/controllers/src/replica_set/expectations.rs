@@ -1,0 +1,144 @@
+//! What was created and deleted, and not seen yet: a plain struct.
+
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
+
+use mayfly_api::ObjectKey;
+use tokio::time::Instant;
+
+/// After this long, an expectation that was not met is dropped: the informer missed it for good (an
+/// object that came and went between two lists). Upstream's value.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(300);
+
+/// Uids of pods that a ReplicaSet's own writes made or unmade.
+#[derive(Default)]
+pub(super) struct Expectations {
+    sets: HashMap<ObjectKey, Expected>,
+}
+
+#[derive(Default)]
+struct Expected {
+    created: HashSet<String>,
+    deleted: HashSet<String>,
+    /// Writes whose answers are still on the way, and what was seen meanwhile: the event of a write may
+    /// come before its answer.
+    in_flight: usize,
+    seen: HashSet<String>,
+    since: Option<Instant>,
+}
+
+impl Expectations {
+    /// Whether everything that this ReplicaSet did was seen, and its pods may be counted.
+    pub(super) fn met(&mut self, set: &ObjectKey, now: Instant) -> bool {
+        let Some(expected) = self.sets.get(set) else { return true };
+        let waiting = !expected.created.is_empty() || !expected.deleted.is_empty();
+        if waiting && expected.since.is_some_and(|since| now.duration_since(since) < TIMEOUT) {
+            return false;
+        }
+        if expected.in_flight == 0 {
+            self.sets.remove(set);
+        }
+        true
+    }
+
+    pub(super) fn forget(&mut self, set: &ObjectKey) {
+        self.sets.remove(set);
+    }
+
+    /// Writes begin. [`Expectations::end`] must follow.
+    pub(super) fn begin(&mut self, set: &ObjectKey, now: Instant) {
+        let expected = self.sets.entry(set.clone()).or_default();
+        expected.in_flight += 1;
+        expected.since = Some(now);
+    }
+
+    pub(super) fn end(&mut self, set: &ObjectKey) {
+        if let Some(expected) = self.sets.get_mut(set) {
+            expected.in_flight = expected.in_flight.saturating_sub(1);
+            if expected.in_flight == 0 {
+                expected.seen.clear();
+            }
+        }
+    }
+
+    /// The API says that it made this pod.
+    pub(super) fn created(&mut self, set: &ObjectKey, uid: &str) {
+        let expected = self.sets.entry(set.clone()).or_default();
+        if !expected.seen.contains(uid) {
+            expected.created.insert(uid.to_owned());
+        }
+    }
+
+    /// This pod is about to be deleted.
+    pub(super) fn deleting(&mut self, set: &ObjectKey, uid: &str) {
+        self.sets.entry(set.clone()).or_default().deleted.insert(uid.to_owned());
+    }
+
+    /// It was not deleted after all.
+    pub(super) fn not_deleted(&mut self, set: &ObjectKey, uid: &str) {
+        if let Some(expected) = self.sets.get_mut(set) {
+            expected.deleted.remove(uid);
+        }
+    }
+
+    /// The informer showed this pod; `going` when it is gone or on its way out.
+    pub(super) fn saw(&mut self, set: &ObjectKey, uid: &str, going: bool) {
+        let Some(expected) = self.sets.get_mut(set) else { return };
+        expected.created.remove(uid);
+        if expected.in_flight > 0 {
+            expected.seen.insert(uid.to_owned());
+        }
+        if going {
+            expected.deleted.remove(uid);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_only_when_its_own_writes_were_seen() {
+        let (mut expectations, now) = (Expectations::default(), Instant::now());
+        let set = ObjectKey::new("ns", "set");
+        assert!(expectations.met(&set, now));
+        expectations.begin(&set, now);
+        expectations.created(&set, "a");
+        expectations.deleting(&set, "b");
+        expectations.end(&set);
+        expectations.saw(&set, "a", false);
+        assert!(!expectations.met(&set, now));
+        expectations.saw(&set, "b", false);
+        assert!(!expectations.met(&set, now), "seen alive is not seen deleted");
+        expectations.saw(&set, "b", true);
+        assert!(expectations.met(&set, now));
+        assert!(expectations.sets.is_empty(), "nothing is kept that is not needed");
+    }
+
+    #[test]
+    fn an_event_may_overtake_the_answer() {
+        let (mut expectations, now) = (Expectations::default(), Instant::now());
+        let set = ObjectKey::new("ns", "set");
+        expectations.begin(&set, now);
+        expectations.saw(&set, "a", true);
+        expectations.created(&set, "a");
+        expectations.end(&set);
+        assert!(expectations.met(&set, now));
+    }
+
+    #[test]
+    fn failed_deletions_and_lost_events_do_not_block_for_ever() {
+        let (mut expectations, now) = (Expectations::default(), Instant::now());
+        let set = ObjectKey::new("ns", "set");
+        expectations.begin(&set, now);
+        expectations.deleting(&set, "a");
+        expectations.not_deleted(&set, "a");
+        expectations.created(&set, "lost");
+        expectations.end(&set);
+        assert!(!expectations.met(&set, now + TIMEOUT / 2));
+        assert!(expectations.met(&set, now + TIMEOUT));
+    }
+}
