@@ -1,0 +1,292 @@
+//! A node with a simulated runtime against the real API server, in one process.
+
+use std::{sync::Arc, time::Duration};
+
+use http_body_util::BodyExt as _;
+use kube::{
+    Api, Client,
+    api::{DeleteParams, Patch, PatchParams, PostParams},
+};
+use mayfly_api::k8s::api::{
+    coordination::v1::Lease,
+    core::v1::{Node, Pod},
+};
+use mayfly_apiserver::{ApiServer, Config as ApiConfig, Deps, User};
+use mayfly_artifacts::Artifacts;
+use mayfly_informer::Informers;
+use mayfly_kubelet::{Config, Kubelet};
+use mayfly_runtime::{
+    ContainerId, PodUid, Runtime as _,
+    logs::{LogLayout, LogWriter, Stream},
+    simulated::SimulatedRuntime,
+};
+use mayfly_store::Store;
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+use tower::ServiceExt as _;
+
+struct Cluster {
+    client: Client,
+    runtime: Arc<SimulatedRuntime>,
+    logs: LogLayout,
+    router: axum::Router,
+    stop: CancellationToken,
+    _folder: tempfile::TempDir,
+    _api: ApiServer,
+}
+
+impl Cluster {
+    async fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let deps = Deps {
+            store: Store::in_memory().unwrap(),
+            artifacts: Artifacts::open(folder.path().join("artifacts")).unwrap(),
+            clock: Arc::new(jiff::Timestamp::now),
+            nodes: Arc::new(|_, _| Box::pin(async { Err("no node".into()) })),
+            inspector: Arc::new(|_| Ok(Value::Null)),
+        };
+        let api = ApiServer::create(ApiConfig::new("token"), deps, &mut Default::default()).await.unwrap();
+        let client = api.client(User::in_process("test"));
+        let stop = CancellationToken::new();
+        let informers = Informers::create(client.clone(), stop.clone());
+        let runtime = Arc::new(SimulatedRuntime::new("wasm"));
+        let logs = LogLayout::new(folder.path().join("logs"));
+        let config = Config::of_this_machine("n1", logs.clone(), "v0");
+        let kubelet = Kubelet::create(config, client.clone(), &informers, vec![runtime.clone()]);
+        let router = kubelet.router();
+        tokio::spawn(kubelet.run(stop.clone()));
+        Self { client, runtime, logs, router, stop, _folder: folder, _api: api }
+    }
+
+    fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), "default")
+    }
+
+    async fn create(&self, name: &str, spec: Value, annotations: Value) -> Pod {
+        let mut pod = json!({
+            "metadata": {"name": name, "annotations": annotations},
+            "spec": {"nodeName": "n1", "runtimeClassName": "wasm", "terminationGracePeriodSeconds": 1,
+                     "containers": [{"name": "main", "image": "x"}]}
+        });
+        for (key, value) in spec.as_object().unwrap() {
+            pod["spec"][key] = value.clone();
+        }
+        let pod: Pod = serde_json::from_value(pod).unwrap();
+        self.pods().create(&PostParams::default(), &pod).await.unwrap()
+    }
+
+    /// Waits until the pod is as asked, and gives it.
+    async fn until(&self, name: &str, what: &str, holds: impl Fn(&Pod) -> bool) -> Pod {
+        let waiting = async {
+            loop {
+                let pod = self.pods().get(name).await.unwrap();
+                if holds(&pod) {
+                    return pod;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        match tokio::time::timeout(Duration::from_secs(20), waiting).await {
+            Ok(pod) => pod,
+            Err(_) => panic!("{name} is not {what}: {:#?}", self.pods().get(name).await.unwrap().status),
+        }
+    }
+
+    async fn get(&self, path: &str) -> (u16, String) {
+        let request = http::Request::get(path).body(axum::body::Body::empty()).unwrap();
+        let answer = self.router.clone().oneshot(request).await.unwrap();
+        let code = answer.status().as_u16();
+        let body = answer.into_body().collect().await.unwrap().to_bytes();
+        (code, String::from_utf8(body.to_vec()).unwrap())
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+fn phase(pod: &Pod) -> &str {
+    pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or("")
+}
+
+fn state(pod: &Pod) -> Value {
+    let statuses =
+        pod.status.as_ref().and_then(|status| status.container_statuses.clone()).unwrap_or_default();
+    serde_json::to_value(statuses).unwrap()
+}
+
+fn is_true(pod: &Pod, kind: &str) -> bool {
+    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions.into_iter().any(|condition| condition.type_ == kind && condition.status == "True")
+}
+
+#[tokio::test]
+async fn a_node_registers_and_renews_its_lease() {
+    let cluster = Cluster::start().await;
+    let nodes: Api<Node> = Api::all(cluster.client.clone());
+    let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), "kube-node-lease");
+    let lease = async {
+        loop {
+            if let Some(lease) = leases.get_opt("n1").await.unwrap() {
+                return lease;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let lease = tokio::time::timeout(Duration::from_secs(10), lease).await.unwrap();
+    assert_eq!(lease.spec.unwrap().holder_identity.as_deref(), Some("n1"));
+    let node = nodes.get("n1").await.unwrap();
+    assert_eq!(node.metadata.labels.unwrap()["runtime.mayfly.dev/wasm"], "true");
+    let status = node.status.unwrap();
+    assert!(status.conditions.unwrap().iter().any(|c| c.type_ == "Ready" && c.status == "True"));
+    assert_eq!(status.allocatable.unwrap()["pods"].0, "10000");
+}
+
+#[tokio::test]
+async fn a_pod_runs_is_ready_and_goes_when_deleted() {
+    let cluster = Cluster::start().await;
+    cluster.create("web", json!({}), json!({})).await;
+    let pod = cluster.until("web", "ready", |pod| is_true(pod, "Ready")).await;
+    assert_eq!(phase(&pod), "Running");
+    let status = pod.status.clone().unwrap();
+    assert!(status.pod_ip.unwrap().starts_with("127.64."));
+    assert_eq!(status.host_ip.as_deref(), Some("127.0.0.1"));
+    let uid = PodUid(pod.metadata.uid.clone().unwrap());
+    assert_eq!(cluster.runtime.sandboxes(), [uid]);
+    cluster.pods().delete("web", &DeleteParams::default()).await.unwrap();
+    let gone = async {
+        while cluster.pods().get_opt("web").await.unwrap().is_some() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), gone).await.unwrap();
+    assert!(cluster.runtime.sandboxes().is_empty());
+}
+
+#[tokio::test]
+async fn jobs_end_and_crashes_come_back_with_a_pause() {
+    let cluster = Cluster::start().await;
+    let exits = |code: &str| json!({"simulated.mayfly.dev/exit-code": code});
+    cluster.create("done", json!({"restartPolicy": "Never"}), exits("0")).await;
+    cluster.create("failed", json!({"restartPolicy": "Never"}), exits("3")).await;
+    cluster.create("crash", json!({}), exits("1")).await;
+    let done = cluster.until("done", "over", |pod| phase(pod) == "Succeeded").await;
+    assert_eq!(state(&done)[0]["state"]["terminated"]["reason"], "Completed");
+    let failed = cluster.until("failed", "over", |pod| phase(pod) == "Failed").await;
+    assert_eq!(state(&failed)[0]["state"]["terminated"]["exitCode"], 3);
+    let waiting = |pod: &Pod| state(pod)[0]["state"]["waiting"]["reason"] == "CrashLoopBackOff";
+    let crash = cluster.until("crash", "backing off", waiting).await;
+    assert_eq!(phase(&crash), "Running");
+    assert_eq!(state(&crash)[0]["restartCount"], 2, "the first restart is at once");
+    assert_eq!(state(&crash)[0]["lastState"]["terminated"]["exitCode"], 1);
+    let uid = PodUid(done.metadata.uid.unwrap());
+    assert!(!cluster.runtime.sandboxes().contains(&uid), "what is over holds nothing");
+}
+
+#[tokio::test]
+async fn init_containers_run_first_and_one_after_the_other() {
+    let cluster = Cluster::start().await;
+    let init = json!({"initContainers": [{"name": "one", "image": "x"}, {"name": "two", "image": "x"}]});
+    let pod = cluster.create("init", init, json!({})).await;
+    let uid = PodUid(pod.metadata.uid.clone().unwrap());
+    for name in ["one", "two"] {
+        let running = |pod: &Pod| {
+            let statuses = pod.status.clone().unwrap_or_default().init_container_statuses.unwrap_or_default();
+            statuses.iter().any(|s| s.name == name && s.state.clone().unwrap_or_default().running.is_some())
+        };
+        let pod = cluster.until("init", name, running).await;
+        assert_eq!(state(&pod)[0]["state"]["waiting"]["reason"], "PodInitializing");
+        cluster.runtime.exit(&ContainerId { pod: uid.clone(), name: name.into(), attempt: 0 }, 0);
+    }
+    cluster.until("init", "ready", |pod| is_true(pod, "Ready") && is_true(pod, "Initialized")).await;
+}
+
+#[tokio::test]
+async fn what_is_missing_is_named_and_waited_for() {
+    let cluster = Cluster::start().await;
+    let env =
+        json!([{"name": "MODE", "valueFrom": {"configMapKeyRef": {"name": "settings", "key": "mode"}}}]);
+    cluster
+        .create("needy", json!({"containers": [{"name": "main", "image": "x", "env": env}]}), json!({}))
+        .await;
+    let waiting = |pod: &Pod| state(pod)[0]["state"]["waiting"]["reason"] == "CreateContainerConfigError";
+    let pod = cluster.until("needy", "waiting", waiting).await;
+    let message = state(&pod)[0]["state"]["waiting"]["message"].clone();
+    assert_eq!(message, "configmap default/settings not found (env MODE)");
+    let maps: Api<mayfly_api::k8s::api::core::v1::ConfigMap> =
+        Api::namespaced(cluster.client.clone(), "default");
+    let map =
+        serde_json::from_value(json!({"metadata": {"name": "settings"}, "data": {"mode": "fast"}})).unwrap();
+    maps.create(&PostParams::default(), &map).await.unwrap();
+    cluster.until("needy", "ready", |pod| is_true(pod, "Ready")).await;
+
+    cluster.create("foreign", json!({"runtimeClassName": "gvisor"}), json!({})).await;
+    let waiting = |pod: &Pod| state(pod)[0]["state"]["waiting"]["message"].is_string();
+    let pod = cluster.until("foreign", "waiting", waiting).await;
+    assert!(
+        state(&pod)[0]["state"]["waiting"]["message"].as_str().unwrap().contains("no runtime for \"gvisor\"")
+    );
+}
+
+#[tokio::test]
+async fn a_deadline_ends_a_pod() {
+    let cluster = Cluster::start().await;
+    cluster.create("late", json!({"activeDeadlineSeconds": 1}), json!({})).await;
+    let pod = cluster.until("late", "over", |pod| phase(pod) == "Failed").await;
+    assert_eq!(pod.status.unwrap().reason.as_deref(), Some("DeadlineExceeded"));
+}
+
+#[tokio::test]
+async fn logs_of_containers_and_functions() {
+    let cluster = Cluster::start().await;
+    let pod = cluster.create("talk", json!({}), json!({})).await;
+    let pod_uid = PodUid(pod.metadata.uid.clone().unwrap());
+    cluster.until("talk", "ready", |pod| is_true(pod, "Ready")).await;
+    let writer = LogWriter::start().unwrap();
+    let id = ContainerId { pod: pod_uid, name: "main".into(), attempt: 0 };
+    writer.sink(cluster.logs.container(&id), Stream::Stdout).write(b"one\ntwo\nthree\n");
+    for (revision, line) in [("f-00001", "old\n"), ("f-00002", "new\n")] {
+        writer.sink(cluster.logs.revision("default", "f", revision), Stream::Stdout).write(line.as_bytes());
+    }
+    writer.flush();
+    // The informer may be a moment behind the API.
+    let path = "/containerLogs/default/talk/main?tailLines=2";
+    let read = async {
+        loop {
+            let answer = cluster.get(path).await;
+            if answer.0 == 200 {
+                return answer.1;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    assert_eq!(tokio::time::timeout(Duration::from_secs(10), read).await.unwrap(), "two\nthree\n");
+    assert_eq!(cluster.get("/functionLogs/default/f").await, (200, "old\nnew\n".into()));
+    assert_eq!(cluster.get("/functionLogs/default/f?revision=f-00002").await, (200, "new\n".into()));
+    assert_eq!(cluster.get("/functionLogs/default/f?tailLines=1").await, (200, "new\n".into()));
+    assert_eq!(cluster.get("/functionLogs/default/none").await, (200, String::new()));
+    assert_eq!(cluster.get("/containerLogs/default/none/main").await.0, 404);
+    let (code, text) = cluster.get("/containerLogs/default/talk/main?previous=true").await;
+    assert_eq!(
+        (code, text.as_str()),
+        (400, "previous terminated container \"main\" in pod \"talk\" not found")
+    );
+}
+
+#[tokio::test]
+async fn a_replaced_pod_is_another_pod() {
+    let cluster = Cluster::start().await;
+    let first = cluster.create("web", json!({}), json!({})).await;
+    cluster.until("web", "ready", |pod| is_true(pod, "Ready")).await;
+    let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
+    cluster.pods().delete("web", &now).await.unwrap();
+    let second = cluster.create("web", json!({}), json!({})).await;
+    assert_ne!(first.metadata.uid, second.metadata.uid);
+    cluster.until("web", "ready", |pod| is_true(pod, "Ready")).await;
+    assert_eq!(cluster.runtime.sandboxes(), [PodUid(second.metadata.uid.unwrap())]);
+    let patch = Patch::Merge(json!({"metadata": {"labels": {"a": "b"}}}));
+    cluster.pods().patch("web", &PatchParams::default(), &patch).await.unwrap();
+    cluster.until("web", "still ready", |pod| is_true(pod, "Ready")).await;
+}
