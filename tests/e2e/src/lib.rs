@@ -1,1 +1,53 @@
-//! End-to-end tests: the real binary, driven by real clients.
+//! What the end-to-end tests stand on: the real binary in a process of its own, driven by real clients.
+//!
+//! Here belong: starting, killing and restarting `mayfly up` ([`Up`]), its commands ([`Cli`]), HTTP to
+//! functions ([`Http`]), TLS to the API ([`Api`]), the components of the examples ([`guest`]), waiting
+//! for a condition with a deadline ([`wait::until`]).
+//!
+//! Not here: any crate of the platform. What a test sees is what a person outside sees.
+//! Start reading at [`Up`]; the tests are in `tests/e2e/`.
+
+mod api;
+mod cli;
+mod guests;
+mod http_client;
+mod manifests;
+mod up;
+pub mod wait;
+
+pub use api::{Api, ApiAnswer, digest_of};
+pub use cli::{Cli, Finished};
+pub use guests::guest;
+pub use http_client::{Answer, Body, Http, full, streamed};
+pub use manifests::{function, is_ready, ready_replicas};
+pub use up::{Start, Up, binary};
+
+/// The name of the test that this is written in.
+#[macro_export]
+macro_rules! test_name {
+    () => {{
+        fn here() {}
+        let name = std::any::type_name_of_val(&here);
+        name.trim_end_matches("::here").trim_end_matches("::{{closure}}")
+    }};
+}
+
+/// The component of an example; where it was not built, says that the test is skipped, and returns.
+#[macro_export]
+macro_rules! guest_or_skip {
+    ($name:expr) => {
+        match $crate::guest($name) {
+            Ok(component) => component,
+            Err(reason) => {
+                $crate::skipped($crate::test_name!(), &reason);
+                return Ok(());
+            }
+        }
+    };
+}
+
+/// Says that a test cannot run here. `cargo xtask test` counts these lines.
+#[expect(clippy::print_stdout, reason = "the runner reads this line from the test's output")]
+pub fn skipped(test: &str, reason: &str) {
+    println!("\nSKIPPED {test}: {reason}");
+}

@@ -1,0 +1,35 @@
+//! Waiting for what will be so, with a deadline.
+
+use std::{future::Future, time::Duration};
+
+use anyhow::{Result, anyhow};
+use tokio::time::Instant;
+
+/// How long anything may take: generous, as a machine may be busy with something else.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+/// How often a condition is looked at.
+const POLL: Duration = Duration::from_millis(20);
+
+/// Looks until the condition gives a value. An error of looking counts as "not yet", and is told at the
+/// deadline.
+pub async fn until<T, F>(what: &str, mut look: impl FnMut() -> F) -> Result<T>
+where
+    F: Future<Output = Result<Option<T>>>,
+{
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let last = match look().await {
+            Ok(Some(value)) => return Ok(value),
+            Ok(None) => None,
+            Err(error) => Some(error),
+        };
+        if Instant::now() > deadline {
+            let waited = format!("{what}: not so after {PATIENCE:?}");
+            return Err(match last {
+                Some(error) => error.context(waited),
+                None => anyhow!(waited),
+            });
+        }
+        tokio::time::sleep(POLL).await;
+    }
+}

@@ -1,0 +1,162 @@
+//! Uploads that must be refused: each with a clear message and the right status, and nothing kept.
+
+use anyhow::{Result, ensure};
+use bytes::Bytes;
+use futures::StreamExt;
+use http::Method;
+use mayfly_e2e::{ApiAnswer, Start, Up, digest_of, full, guest_or_skip, streamed};
+use serde_json::Value;
+
+const CORE_MODULE: &[u8] = b"\0asm\x01\0\0\0";
+
+/// A program (wasi:cli/run) that imports something no host has.
+const UNKNOWN_IMPORT: &str = r#"(component
+    (import "acme:sky/rain@1.0.0" (instance (export "fall" (func))))
+    (core module $m (func (export "run") (result i32) i32.const 0))
+    (core instance $i (instantiate $m))
+    (func $run (result (result)) (canon lift (core func $i "run")))
+    (instance $program (export "run" (func $run)))
+    (export "wasi:cli/run@0.2.0" (instance $program)))"#;
+
+async fn put(up: &Up, content: impl Into<Bytes>, digest: &str) -> Result<ApiAnswer> {
+    let path = format!("/artifacts/{digest}");
+    up.api()?.call(Method::PUT, &path, "application/wasm", full(content)).await
+}
+
+/// Uploads this under its own digest; expects the status, and every word in the message; nothing is kept.
+async fn refused(up: &Up, content: Vec<u8>, status: u16, words: &[&str]) -> Result<()> {
+    let digest = digest_of(&content);
+    let answer = put(up, content, &digest).await?;
+    ensure!(answer.status == status, "{answer:?}");
+    for word in words {
+        ensure!(answer.message().contains(word), "{word:?} is not in {answer:?}");
+    }
+    ensure!(answer.body["kind"] == "Status", "{answer:?}");
+    nothing_kept(up).await
+}
+
+async fn nothing_kept(up: &Up) -> Result<()> {
+    let list = up.api()?.get("/artifacts").await?;
+    ensure!(list.body["items"] == Value::Array(Vec::new()), "something was kept: {list:?}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_no_wasm_is_refused() -> Result<()> {
+    let up = Up::start().await?;
+    refused(&up, b"#!/bin/sh\necho no\n".to_vec(), 422, &["WebAssembly"]).await?;
+    refused(&up, Vec::new(), 422, &[]).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_core_module_is_refused_with_the_way_to_a_component() -> Result<()> {
+    let up = Up::start().await?;
+    refused(&up, CORE_MODULE.to_vec(), 422, &["core module", "component"]).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unknown_import_is_named() -> Result<()> {
+    let up = Up::start().await?;
+    refused(&up, wat::parse_str(UNKNOWN_IMPORT)?, 422, &["acme:sky/rain@1.0.0"]).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_component_of_no_known_world_is_refused() -> Result<()> {
+    let up = Up::start().await?;
+    refused(&up, wat::parse_str("(component)")?, 422, &["wasi:http"]).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_component_is_refused() -> Result<()> {
+    let hello = guest_or_skip!("hello");
+    let up = Up::start().await?;
+    let mut content = std::fs::read(hello)?;
+    content.truncate(content.len() / 2);
+    refused(&up, content, 422, &[]).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_program_is_no_function_and_its_author_is_told() -> Result<()> {
+    let job = guest_or_skip!("job");
+    let up = Up::start().await?;
+    let told = up.cli().fails(&["deploy", &job.to_string_lossy(), "--wait-timeout", "20s"]).await?;
+    ensure!(told.contains("wasi:http"), "{told}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_digest_that_does_not_match_is_refused() -> Result<()> {
+    let hello = guest_or_skip!("hello");
+    let up = Up::start().await?;
+    let (announced, content) = (digest_of(b"something else"), std::fs::read(hello)?);
+    let actual = digest_of(&content);
+    let answer = put(&up, content, &announced).await?;
+    ensure!(answer.status == 422, "{answer:?}");
+    ensure!(answer.message().contains(&announced) && answer.message().contains(&actual), "{answer:?}");
+    nothing_kept(&up).await?;
+    let answer = put(&up, "x", "sha256:12").await?;
+    ensure!(answer.status == 400, "{answer:?}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upload_past_the_limit_is_cut_off() -> Result<()> {
+    let up = Up::start().await?;
+    let before = up.resident_bytes()?;
+    // 100 MB, in pieces of one; the limit is 64 MiB.
+    let piece = Bytes::from(vec![0; 1_000_000]);
+    let pieces = futures::stream::iter(0..100).map(move |_| piece.clone());
+    let path = format!("/artifacts/{}", digest_of(b"whatever"));
+    let sent = up.api()?.call(Method::PUT, &path, "application/wasm", streamed(pieces)).await;
+    // The server may answer while we still send, and close: then our side may see either.
+    if let Ok(answer) = sent {
+        ensure!(answer.status == 413 && answer.message().contains("larger than"), "{answer:?}");
+    }
+    let grown = up.resident_bytes()?.saturating_sub(before);
+    ensure!(grown < 48 << 20, "the upload was held in memory: {grown} bytes more");
+    nothing_kept(&up).await?;
+    ensure!(up.api()?.get("/readyz").await?.status == 200);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_limit_is_the_operators_and_is_told() -> Result<()> {
+    let up = Start::default().with(&["--artifact-limit", "64Ki"]).ready().await?;
+    refused(&up, vec![0; 100_000], 413, &["65536"]).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_command_refuses_before_it_sends() -> Result<()> {
+    let up = Up::start().await?;
+    let folder = tempfile::tempdir()?;
+    for (name, content, expect) in
+        [("text.wasm", &b"hello"[..], "not WebAssembly"), ("core.wasm", CORE_MODULE, "core module")]
+    {
+        let file = folder.path().join(name);
+        std::fs::write(&file, content)?;
+        let told = up.cli().fails(&["deploy", &file.to_string_lossy()]).await?;
+        ensure!(told.contains(expect), "{name}: {told}");
+    }
+    let told = up.cli().fails(&["deploy", "/nowhere/at/all.wasm"]).await?;
+    ensure!(told.contains("/nowhere/at/all.wasm"), "{told}");
+    nothing_kept(&up).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_artifact_in_use_stays_and_one_that_nobody_names_can_go() -> Result<()> {
+    guest_or_skip!("hello");
+    let up = Up::start().await?;
+    up.deploy("hello", "hello", &[]).await?;
+    let function = up.cli().get("function", "hello").await?;
+    let digest = function["spec"]["source"]["component"].as_str().unwrap_or_default().to_owned();
+    let path = format!("/artifacts/{digest}");
+    let kept = up.api()?.delete(&path).await?;
+    ensure!(kept.status == 409 && kept.message().contains("hello"), "{kept:?}");
+    up.cli().ok(&["delete", "function", "hello"]).await?;
+    mayfly_e2e::wait::until("the artifact can be deleted, or was collected", || async {
+        let answer = up.api()?.delete(&path).await?;
+        Ok(matches!(answer.status, 200 | 404).then_some(()))
+    })
+    .await?;
+    nothing_kept(&up).await
+}

@@ -1,0 +1,153 @@
+//! What a person does on the first day, with the commands of the binary.
+
+use anyhow::{Context, Result, ensure};
+use mayfly_e2e::{Up, guest_or_skip, wait};
+use serde_json::Value;
+use tokio::io::{AsyncBufReadExt, BufReader};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_function_is_deployed_called_shown_and_deleted() -> Result<()> {
+    let hello = guest_or_skip!("hello");
+    let up = Up::start().await?;
+    let said = up.cli().ok(&["deploy", &hello.to_string_lossy()]).await?;
+    ensure!(said.contains("hello") && said.contains("/fn/default/hello/"), "{said}");
+
+    let answer = up.http().get("/fn/default/hello/").await?;
+    assert_eq!((answer.status.as_u16(), answer.text().as_str()), (200, "Hello from Mayfly!\n"));
+    ensure!(!answer.header("x-request-id").is_empty(), "{answer:?}");
+    let timing = answer.header("server-timing");
+    for part in ["queue", "load", "instantiate", "run"] {
+        ensure!(timing.contains(part), "server-timing has no {part}: {timing:?}");
+    }
+
+    let table = up.cli().ok(&["get", "functions"]).await?;
+    ensure!(table.contains("NAME") && table.contains("hello"), "{table}");
+    let described = up.cli().ok(&["describe", "function", "hello"]).await?;
+    ensure!(described.contains("hello-00001") && described.contains("Ready"), "{described}");
+
+    up.cli().ok(&["delete", "function", "hello"]).await?;
+    wait::until("hello is gone from the gateway and its revisions from the API", || async {
+        let gone = up.http().get("/fn/default/hello/").await?.status == 404;
+        let left = up.cli().ok(&["get", "revisions,replicasets,pods", "--output", "json"]).await?;
+        let left: Value = serde_json::from_str(&left)?;
+        Ok((gone && left["items"].as_array().is_some_and(Vec::is_empty)).then_some(()))
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn its_own_host_leads_to_a_function_too() -> Result<()> {
+    guest_or_skip!("hello");
+    let up = Up::start().await?;
+    up.deploy("hello", "hello", &[]).await?;
+    let http = up.http();
+    let request = http.request(http::Method::GET, "/").header("host", "hello.default.fn.localhost");
+    let answer = http.call(request, mayfly_e2e::full("")).await?;
+    assert_eq!(answer.text(), "Hello from Mayfly!\n");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_goes_in_and_its_result_or_typed_error_comes_out() -> Result<()> {
+    guest_or_skip!("greet");
+    let up = Up::start().await?;
+    up.deploy("greet", "greet", &[]).await?;
+    let said = up.cli().ok(&["invoke", "greet", "-d", r#"{"name":"Ada"}"#]).await?;
+    assert_eq!(serde_json::from_str::<Value>(&said)?["message"], "Hello, Ada!");
+    let refused = up.cli().run(&["invoke", "greet", "-d", r#"{"name":""}"#]).await?;
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    ensure!(
+        refused.stderr.contains("NoName") && refused.stderr.contains("a person needs a name"),
+        "{refused:?}"
+    );
+    let answer = up.http().post("/fn/default/greet/", r#"{"nam": 1}"#).await?;
+    ensure!(answer.status.is_client_error(), "{answer:?}");
+    ensure!(
+        answer.json()?["errorType"].is_string() && answer.json()?["errorMessage"].is_string(),
+        "{answer:?}"
+    );
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn logs_are_shown_and_followed() -> Result<()> {
+    guest_or_skip!("logger");
+    let up = Up::start().await?;
+    up.deploy("logger", "logger", &[]).await?;
+    up.http().get("/fn/default/logger/?lines=2").await?;
+    wait::until("the log has the first call's lines", || async {
+        let log = up.cli().ok(&["logs", "logger"]).await?;
+        Ok((log.contains("plain line 2 on stdout") && log.contains("plain line 2 on stderr")).then_some(()))
+    })
+    .await?;
+    let mut follow = up.cli().command(&["logs", "logger", "--follow", "--tail", "0"])?;
+    let mut follow = follow.stdout(std::process::Stdio::piped()).spawn()?;
+    let mut lines = BufReader::new(follow.stdout.take().context("no stdout")?).lines();
+    // The follower may not be there yet when the first of these calls writes: call until it shows one.
+    let seen = tokio::spawn(async move {
+        while let Some(line) = lines.next_line().await? {
+            if line.contains("plain line 7 on stdout") {
+                return Ok(());
+            }
+        }
+        anyhow::bail!("the log ended")
+    });
+    let http = up.http();
+    wait::until("a followed log shows new lines", || async {
+        http.get("/fn/default/logger/?lines=7").await?;
+        Ok(seen.is_finished().then_some(()))
+    })
+    .await?;
+    seen.await??;
+    follow.kill().await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_project_is_built_deployed_and_called_anywhere() -> Result<()> {
+    // The toolchain that built the examples builds this.
+    guest_or_skip!("hello");
+    let up = Up::start().await?;
+    let folder = tempfile::tempdir()?;
+    let project = folder.path().join("first");
+    let mut new = up.cli().command(&["new", "rust", "first"])?;
+    ensure!(new.current_dir(&folder).status().await?.success(), "mayfly new failed");
+    let mut build = up.cli().command(&["build"])?;
+    let built = build.current_dir(&project).output().await?;
+    let printed = String::from_utf8_lossy(&built.stdout).into_owned();
+    ensure!(built.status.success(), "{printed}{}", String::from_utf8_lossy(&built.stderr));
+    let component = printed.split_whitespace().find(|word| word.ends_with(".wasm"));
+    let component = component.with_context(|| format!("mayfly build names no component: {printed:?}"))?;
+    ensure!(project.join(component).is_file(), "{component} is not there");
+    let mut deploy = up.cli().command(&["deploy"])?;
+    ensure!(deploy.current_dir(&project).status().await?.success(), "mayfly deploy failed");
+    let answer = up.http().get("/fn/default/first/").await?;
+    assert_eq!(answer.status, 200, "{answer:?}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn health_and_metrics_tell_how_it_is() -> Result<()> {
+    guest_or_skip!("hello");
+    let up = Up::start().await?;
+    for path in ["/healthz", "/readyz"] {
+        assert_eq!(up.admin().get(path).await?.status, 200, "{path}");
+    }
+    up.deploy("hello", "hello", &[]).await?;
+    up.http().get("/fn/default/hello/").await?;
+    let metrics = up.admin().get("/metrics").await?.text();
+    let names = |text: &str| metrics.lines().any(|line| !line.starts_with('#') && line.contains(text));
+    ensure!(names("mayfly_") && names("hello"), "no metric of the function in\n{metrics}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_server_a_command_says_where_it_looked() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let mut command = tokio::process::Command::new(mayfly_e2e::binary()?);
+    command.args(["get", "functions", "--data-dir"]).arg(folder.path());
+    let output = command.env_remove("KUBECONFIG").output().await?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(!output.status.success() && said.contains(&*folder.path().to_string_lossy()), "{said}");
+    Ok(())
+}

@@ -1,0 +1,258 @@
+//! kubectl, the real one, on the kinds that are here.
+
+use anyhow::{Result, ensure};
+use mayfly_e2e::{Finished, Up, guest_or_skip, skipped, test_name, wait};
+use serde_json::json;
+use tokio::process::Command;
+
+/// kubectl with the server's kubeconfig, and a home of its own for its caches.
+struct Kubectl {
+    up: Up,
+    home: tempfile::TempDir,
+}
+
+/// A server and kubectl; `None` when there is no kubectl here.
+async fn kubectl(test: &str) -> Result<Option<Kubectl>> {
+    let found = std::process::Command::new("kubectl").args(["version", "--client"]).output();
+    if !found.is_ok_and(|output| output.status.success()) {
+        skipped(test, "no kubectl on the PATH");
+        return Ok(None);
+    }
+    Ok(Some(Kubectl { up: Up::start().await?, home: tempfile::tempdir()? }))
+}
+
+macro_rules! kubectl_or_skip {
+    () => {
+        match kubectl(test_name!()).await? {
+            Some(kubectl) => kubectl,
+            None => return Ok(()),
+        }
+    };
+}
+
+impl Kubectl {
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new("kubectl");
+        command.arg("--kubeconfig").arg(self.up.kubeconfig()).args(arguments);
+        command.env("HOME", self.home.path()).env_remove("KUBECONFIG").kill_on_drop(true);
+        command
+    }
+
+    async fn run(&self, arguments: &[&str]) -> Result<Finished> {
+        let output = tokio::time::timeout(wait::PATIENCE, self.command(arguments).output()).await??;
+        Ok(Finished {
+            code: output.status.code(),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        })
+    }
+
+    async fn ok(&self, arguments: &[&str]) -> Result<String> {
+        let finished = self.run(arguments).await?;
+        ensure!(finished.code == Some(0), "kubectl {arguments:?}: {finished:?}");
+        Ok(finished.stdout)
+    }
+
+    /// Writes a manifest and gives its path.
+    fn file(&self, name: &str, manifest: &serde_json::Value) -> Result<String> {
+        let file = self.home.path().join(name);
+        std::fs::write(&file, manifest.to_string())?;
+        Ok(file.to_string_lossy().into_owned())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn discovery_lists_and_explains_the_kinds() -> Result<()> {
+    let kubectl = kubectl_or_skip!();
+    let listed = kubectl.ok(&["api-resources", "-o", "name"]).await?;
+    for kind in [
+        "namespaces",
+        "nodes",
+        "pods",
+        "replicasets.apps",
+        "configmaps",
+        "secrets",
+        "events",
+        "leases.coordination.k8s.io",
+        "functions.mayfly.dev",
+        "revisions.mayfly.dev",
+    ] {
+        ensure!(listed.lines().any(|line| line == kind), "{kind} is not in\n{listed}");
+    }
+    let explained = kubectl.ok(&["explain", "function.spec.scaling"]).await?;
+    ensure!(explained.contains("idleAfter") && explained.contains("KIND:"), "{explained}");
+    kubectl.ok(&["explain", "pod.spec.containers"]).await?;
+    ensure!(kubectl.ok(&["version"]).await?.contains("Server Version"));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_function_and_what_it_is_made_of_are_shown() -> Result<()> {
+    guest_or_skip!("hello");
+    let kubectl = kubectl_or_skip!();
+    kubectl.up.deploy("hello", "hello", &["--min", "1"]).await?;
+    kubectl.ok(&["wait", "--for=condition=Ready", "function/hello", "--timeout=60s"]).await?;
+    kubectl.up.wait_until_function("hello", "runs", |f| mayfly_e2e::ready_replicas(f) == 1).await?;
+    let all = kubectl.ok(&["get", "functions,revisions,replicasets,pods,nodes", "-o", "wide"]).await?;
+    for part in [
+        "function.mayfly.dev/hello",
+        "hello-00001",
+        "replicaset.apps/",
+        "pod/hello-00001",
+        "node/",
+        "Running",
+    ] {
+        ensure!(all.contains(part), "{part} is not in\n{all}");
+    }
+    let described = kubectl.ok(&["describe", "function", "hello"]).await?;
+    ensure!(described.contains("Ready") && described.contains("Events"), "{described}");
+    let pod = kubectl.ok(&["get", "pods", "-o", "name"]).await?;
+    let described = kubectl.ok(&["describe", pod.trim()]).await?;
+    ensure!(described.contains("wasm") && described.contains("Node:"), "{described}");
+    kubectl.ok(&["describe", "node"]).await?;
+    let yaml = kubectl.ok(&["get", "function", "hello", "-o", "yaml"]).await?;
+    ensure!(yaml.contains("sha256:"), "{yaml}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn objects_are_applied_changed_patched_and_deleted() -> Result<()> {
+    let kubectl = kubectl_or_skip!();
+    let map = |colour: &str| json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}, "data": {"colour": colour}});
+    let file = kubectl.file("map.json", &map("blue"))?;
+    ensure!(kubectl.ok(&["apply", "-f", &file]).await?.contains("created"));
+    ensure!(kubectl.ok(&["apply", "-f", &file]).await?.contains("unchanged"));
+    kubectl.file("map.json", &map("green"))?;
+    ensure!(kubectl.ok(&["diff", "-f", &file]).await.is_err(), "diff sees no difference");
+    ensure!(kubectl.ok(&["apply", "-f", &file]).await?.contains("configured"));
+    let colour = || kubectl.ok(&["get", "configmap", "settings", "-o", "jsonpath={.data.colour}"]);
+    assert_eq!(colour().await?, "green");
+    for (kind, patch) in [
+        ("merge", r#"{"data":{"colour":"red"}}"#),
+        ("json", r#"[{"op":"replace","path":"/data/colour","value":"red"}]"#),
+        ("strategic", r#"{"data":{"colour":"red"}}"#),
+    ] {
+        kubectl.ok(&["apply", "-f", &file]).await?;
+        kubectl.ok(&["patch", "configmap", "settings", "--type", kind, "-p", patch]).await?;
+        assert_eq!(colour().await?, "red", "{kind}");
+    }
+    kubectl.ok(&["label", "configmap", "settings", "team=blue"]).await?;
+    ensure!(kubectl.ok(&["get", "configmaps", "-l", "team=blue", "-o", "name"]).await?.contains("settings"));
+    kubectl.ok(&["apply", "--server-side", "--force-conflicts", "-f", &file]).await?;
+    kubectl.ok(&["delete", "configmap", "settings"]).await?;
+    let gone = kubectl.run(&["get", "configmap", "settings"]).await?;
+    ensure!(gone.code == Some(1) && gone.stderr.contains("NotFound"), "{gone:?}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_function_is_applied_edited_and_deleted_with_all_it_made() -> Result<()> {
+    guest_or_skip!("hello");
+    let kubectl = kubectl_or_skip!();
+    let component = kubectl.up.upload("hello").await?;
+    let manifest = mayfly_e2e::function("hello", &component, json!({"env": [{"name": "A", "value": "1"}]}));
+    let file = kubectl.file("function.json", &manifest)?;
+    kubectl.ok(&["apply", "-f", &file]).await?;
+    kubectl.ok(&["wait", "--for=condition=Ready", "function/hello", "--timeout=60s"]).await?;
+    ensure!(kubectl.up.http().get("/fn/default/hello/").await?.status == 200);
+    // An editor that changes a value.
+    let editor = kubectl.home.path().join("editor");
+    std::fs::write(&editor, "#!/bin/sh\nsed -i 's/value: \"1\"/value: \"2\"/' \"$1\"\n")?;
+    std::fs::set_permissions(&editor, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+    let mut edit = kubectl.command(&["edit", "function", "hello"]);
+    let edited = edit.env("KUBE_EDITOR", &editor).output().await?;
+    ensure!(edited.status.success(), "{edited:?}");
+    kubectl
+        .up
+        .wait_until_function("hello", "has a second revision", |function| {
+            function["status"]["latestReadyRevision"] == "hello-00002"
+        })
+        .await?;
+    kubectl.ok(&["delete", "function", "hello"]).await?;
+    wait::until("everything of it is gone", || async {
+        let left = kubectl.ok(&["get", "revisions,replicasets,pods", "-o", "name"]).await?;
+        Ok(left.trim().is_empty().then_some(()))
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn logs_of_a_functions_pod_are_shown() -> Result<()> {
+    guest_or_skip!("logger");
+    let kubectl = kubectl_or_skip!();
+    kubectl.up.deploy("logger", "logger", &["--min", "1"]).await?;
+    kubectl.up.wait_until_function("logger", "runs", |f| mayfly_e2e::ready_replicas(f) == 1).await?;
+    kubectl.up.http().get("/fn/default/logger/?lines=3").await?;
+    let pod = kubectl.ok(&["get", "pods", "-o", "name"]).await?;
+    wait::until("the pod's log has the lines", || async {
+        let log = kubectl.ok(&["logs", pod.trim(), "--tail", "50"]).await?;
+        Ok(log.contains("plain line 3 on stdout").then_some(()))
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_runs_to_its_end_in_a_pod() -> Result<()> {
+    guest_or_skip!("job");
+    let kubectl = kubectl_or_skip!();
+    let digest = kubectl.up.upload("job").await?;
+    for (name, code, phase) in [("good", "0", "Succeeded"), ("bad", "3", "Failed")] {
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
+            "spec": {
+                "runtimeClassName": "wasm", "restartPolicy": "Never",
+                "containers": [{
+                    "name": "job",
+                    "image": format!("component.mayfly.dev/sha256@{digest}"),
+                    "args": ["one", "two"],
+                    "env": [{"name": "EXIT_CODE", "value": code}],
+                }],
+            },
+        });
+        kubectl.ok(&["apply", "-f", &kubectl.file("pod.json", &pod)?]).await?;
+        let condition = format!("--for=jsonpath={{.status.phase}}={phase}");
+        kubectl.ok(&["wait", &condition, &format!("pod/{name}"), "--timeout=60s"]).await?;
+        let log = kubectl.ok(&["logs", name]).await?;
+        ensure!(
+            log.contains("argument one") && log.contains(&format!("environment EXIT_CODE={code}")),
+            "{log}"
+        );
+        let path = "jsonpath={.status.containerStatuses[0].state.terminated.exitCode}";
+        assert_eq!(kubectl.ok(&["get", "pod", name, "-o", path]).await?, code);
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watch_sees_changes() -> Result<()> {
+    let kubectl = kubectl_or_skip!();
+    let mut watch = kubectl.command(&["get", "configmaps", "--watch", "-o", "name"]);
+    let mut watch = watch.stdout(std::process::Stdio::piped()).spawn()?;
+    let stdout = watch.stdout.take().ok_or_else(|| anyhow::anyhow!("no stdout"))?;
+    let seen = tokio::spawn(async move {
+        let mut lines = tokio::io::AsyncBufReadExt::lines(tokio::io::BufReader::new(stdout));
+        while let Some(line) = lines.next_line().await? {
+            if line.contains("seen") {
+                return Ok(());
+            }
+        }
+        anyhow::bail!("the watch ended")
+    });
+    kubectl.ok(&["create", "configmap", "seen", "--from-literal=a=b"]).await?;
+    tokio::time::timeout(wait::PATIENCE, seen).await???;
+    watch.kill().await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_namespace_goes_with_everything_in_it() -> Result<()> {
+    let kubectl = kubectl_or_skip!();
+    kubectl.ok(&["create", "namespace", "team"]).await?;
+    kubectl.ok(&["create", "configmap", "settings", "-n", "team", "--from-literal=a=b"]).await?;
+    kubectl.ok(&["delete", "namespace", "team", "--timeout=60s"]).await?;
+    let gone = kubectl.run(&["get", "namespace", "team"]).await?;
+    ensure!(gone.stderr.contains("NotFound"), "{gone:?}");
+    let refused = kubectl.run(&["create", "configmap", "late", "-n", "team"]).await?;
+    ensure!(refused.code != Some(0) && refused.stderr.contains("team"), "{refused:?}");
+    Ok(())
+}

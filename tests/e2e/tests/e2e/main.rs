@@ -1,0 +1,13 @@
+//! The tests that drive the whole: see each module's first line. One program, so that it links once.
+
+mod bad_components;
+mod bad_guests;
+mod bad_manifests;
+mod clients;
+mod environment;
+mod first_day;
+mod kubectl;
+mod restarts;
+mod scaling;
+mod starting;
+mod traffic;

@@ -1,0 +1,85 @@
+//! To zero and back.
+
+use anyhow::{Result, ensure};
+use mayfly_e2e::{Up, guest_or_skip, ready_replicas, wait};
+use serde_json::json;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idle_function_goes_to_zero_and_a_call_brings_it_back() -> Result<()> {
+    guest_or_skip!("hello");
+    let up = Up::start().await?;
+    up.deploy("hello", "hello", &["--idle-after", "1s"]).await?;
+    let first = up.http().get("/fn/default/hello/").await?;
+    ensure!(first.status == 200, "{first:?}");
+    for round in 0..2 {
+        up.wait_until_function("hello", "has a replica", |function| ready_replicas(function) == 1).await?;
+        let pods = pods(&up).await?;
+        ensure!(pods == ["Running"], "round {round}: {pods:?}");
+        up.wait_until_function("hello", "has none", |function| ready_replicas(function) == 0).await?;
+        wait::until("its pods are gone", || async { Ok(self::pods(&up).await?.is_empty().then_some(())) })
+            .await?;
+        let answer = up.http().get("/fn/default/hello/").await?;
+        assert_eq!((answer.status.as_u16(), answer.text().as_str()), (200, "Hello from Mayfly!\n"));
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_minimum_is_kept_without_any_request() -> Result<()> {
+    guest_or_skip!("hello");
+    let up = Up::start().await?;
+    up.deploy("hello", "hello", &["--min", "2", "--idle-after", "1s"]).await?;
+    up.wait_until_function("hello", "has two replicas", |function| ready_replicas(function) == 2).await?;
+    up.deploy("hello", "hello", &["--min", "0"]).await?;
+    up.wait_until_function("hello", "has none", |function| ready_replicas(function) == 0).await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn load_raises_replicas_up_to_the_maximum() -> Result<()> {
+    guest_or_skip!("sleep");
+    let up = Up::start().await?;
+    up.deploy("sleep", "sleep", &["--target", "1", "--max", "3", "--concurrency", "100"]).await?;
+    let http = up.http();
+    let calls = tokio::spawn(async move {
+        let call = |_| {
+            let http = http.clone();
+            async move { http.get("/fn/default/sleep/?ms=20000").await }
+        };
+        futures::future::join_all((0..12).map(call)).await
+    });
+    up.wait_until_function("sleep", "has three replicas", |function| ready_replicas(function) == 3).await?;
+    calls.abort();
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn more_calls_than_there_is_room_for_are_queued_then_refused_with_a_hint() -> Result<()> {
+    guest_or_skip!("sleep");
+    let up = Up::start().await?;
+    let component = up.upload("sleep").await?;
+    let limits = json!({"limits": {"concurrency": 1, "timeout": "2s"}, "scaling": {"max": 1}});
+    up.apply_function("sleep", &component, limits).await?;
+    let http = up.http();
+    let calls = (0..12).map(|_| {
+        let http = http.clone();
+        async move { http.get("/fn/default/sleep/?ms=300").await }
+    });
+    let answers: Vec<_> = futures::future::join_all(calls).await.into_iter().collect::<Result<_>>()?;
+    let (good, bad): (Vec<_>, Vec<_>) = answers.iter().partition(|answer| answer.status == 200);
+    // Two seconds are room for at least two and for fewer than twelve calls of 300 ms, one by one.
+    ensure!(good.len() >= 2 && !bad.is_empty(), "{} answered, {} refused", good.len(), bad.len());
+    for refused in bad {
+        ensure!(matches!(refused.status.as_u16(), 429 | 503 | 504), "{refused:?}");
+        ensure!(refused.json()?["error"]["hint"].is_string(), "{refused:?}");
+    }
+    Ok(())
+}
+
+/// The phases of all pods.
+async fn pods(up: &Up) -> Result<Vec<String>> {
+    let list = up.api()?.get("/api/v1/namespaces/default/pods").await?;
+    let items = list.body["items"].as_array().cloned().unwrap_or_default();
+    let alive = items.iter().filter(|pod| pod["metadata"]["deletionTimestamp"].is_null());
+    Ok(alive.map(|pod| pod["status"]["phase"].as_str().unwrap_or_default().to_owned()).collect())
+}
