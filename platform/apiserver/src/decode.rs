@@ -5,7 +5,11 @@ use std::fmt;
 use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
-use crate::{negotiate::BodyForm, status::ApiError};
+use crate::{
+    negotiate::{BodyForm, unsupported_body},
+    protobuf,
+    status::ApiError,
+};
 
 /// A decoded body, and the paths of fields that stand in it more than once (the last one counts).
 #[derive(Debug, Default)]
@@ -24,6 +28,11 @@ pub(crate) fn decode(form: BodyForm, bytes: &[u8]) -> Result<Decoded, ApiError> 
             found.map_err(|error| error.to_string())
         }
         BodyForm::Yaml => yaml(bytes),
+        BodyForm::Protobuf => match protobuf::decode(bytes) {
+            Ok(value) => Ok(Found { value, duplicates: Vec::new() }),
+            Err(protobuf::Refusal::UnknownKind) => return Err(unsupported_body()),
+            Err(protobuf::Refusal::Malformed(why)) => Err(why.to_owned()),
+        },
     };
     let found =
         found.map_err(|why| ApiError::bad_request(format!("the body could not be decoded: {why}")))?;

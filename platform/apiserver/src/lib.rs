@@ -25,6 +25,7 @@ mod object;
 mod openapi;
 mod patch;
 mod pki;
+mod protobuf;
 mod registry;
 mod render;
 mod request;

@@ -18,6 +18,8 @@ pub(crate) enum Representation {
 pub(crate) enum BodyForm {
     Json,
     Yaml,
+    /// For some kinds only: see [`crate::protobuf`].
+    Protobuf,
 }
 
 /// One media range of an `Accept` header.
@@ -91,13 +93,19 @@ pub(crate) fn content_type(headers: &HeaderMap) -> String {
     }
 }
 
-/// The form of an object's body; protobuf is refused.
+/// The form of an object's body.
 pub(crate) fn body_form(headers: &HeaderMap) -> Result<BodyForm, ApiError> {
     match content_type(headers).as_str() {
         "application/json" => Ok(BodyForm::Json),
+        "application/vnd.kubernetes.protobuf" => Ok(BodyForm::Protobuf),
         "application/yaml" | "application/x-yaml" | "text/yaml" => Ok(BodyForm::Yaml),
-        _ => Err(ApiError::unsupported_media_type(&["application/json", "application/yaml"])),
+        _ => Err(unsupported_body()),
     }
+}
+
+/// What is said of a body in an unknown form.
+pub(crate) fn unsupported_body() -> ApiError {
+    ApiError::unsupported_media_type(&["application/json", "application/yaml"])
 }
 
 #[cfg(test)]

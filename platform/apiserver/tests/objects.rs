@@ -200,7 +200,10 @@ async fn bodies_may_be_yaml_but_not_protobuf_nor_endless() {
     let yaml = "metadata:\n  name: y\ndata:\n  k: v\n".to_owned();
     let (code, created) = server.call_as("POST", MAPS, "application/yaml", yaml).await;
     assert_eq!((code, &created["data"]["k"]), (StatusCode::CREATED, &json!("v")));
-    let (code, _) = server.call_as("POST", MAPS, "application/vnd.kubernetes.protobuf", "k8s\0".into()).await;
+    let (code, _) =
+        server.call_as("POST", PODS, "application/vnd.kubernetes.protobuf", "k8s\0\x0a\x00".into()).await;
+    assert_eq!(code, StatusCode::UNSUPPORTED_MEDIA_TYPE, "only some kinds are understood in it");
+    let (code, _) = server.call_as("POST", MAPS, "application/cbor", "x".into()).await;
     assert_eq!(code, StatusCode::UNSUPPORTED_MEDIA_TYPE);
     let (code, status) = server.call("POST", MAPS, config_map("big", json!({"k": "v".repeat(3000)}))).await;
     assert_eq!(
