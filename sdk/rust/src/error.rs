@@ -8,7 +8,7 @@ use crate::http::{HttpError, HttpErrorKind, Response};
 /// `Retry`), people read the message.
 ///
 /// Every `std::error::Error` converts into it (so `?` works), with the name of the
-/// Rust type as error type and status 500. Errors of [`http`](crate::http) keep their
+/// Rust type as error type and status 500. Errors of [`http`](mod@crate::http) keep their
 /// kind as type and get the fitting status (an unreadable request is a 400, an upstream
 /// that cannot be reached a 502).
 ///

@@ -43,7 +43,7 @@
 //! # assert_eq!(mayfly::block_on(price(order)).unwrap().total_cents, 500);
 //! ```
 //!
-//! Where things are: [`http`] has requests, responses, bodies and the outbound client;
+//! Where things are: [`mod@http`] has requests, responses, bodies and the outbound client;
 //! [`config`] reads the function's settings; [`log`] writes structured lines; [`time`]
 //! sleeps; [`Error`] is what a failed call answers with.
 //!

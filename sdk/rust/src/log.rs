@@ -39,7 +39,9 @@ impl Level {
 /// Whether lines of this level are written.
 pub fn enabled(level: Level) -> bool {
     static LEAST: OnceLock<Option<Level>> = OnceLock::new();
-    LEAST.get_or_init(|| least(crate::config::get("MAYFLY_LOG").as_deref())).is_some_and(|least| level >= least)
+    LEAST
+        .get_or_init(|| least(crate::config::get("MAYFLY_LOG").as_deref()))
+        .is_some_and(|least| level >= least)
 }
 
 fn least(setting: Option<&str>) -> Option<Level> {

@@ -7,8 +7,8 @@ use serde::de::DeserializeOwned;
 pub use wasip2;
 pub use wasip2::_export_proxy as export;
 pub use wasip2::exports::http::incoming_handler::Guest;
-pub use wasip2::http::types::{IncomingRequest, ResponseOutparam};
 use wasip2::http::types::{Fields, OutgoingResponse};
+pub use wasip2::http::types::{IncomingRequest, ResponseOutparam};
 
 use crate::http::{HttpError, HttpErrorKind, IntoResponse, Json, Method, Request, Response};
 use crate::{Error, block_on};
@@ -64,7 +64,10 @@ async fn read_event<In: DeserializeOwned>(request: Request) -> Result<In, HttpEr
     let body = request.bytes().await?;
     let text = if body.is_empty() { b"null" } else { body.as_slice() };
     serde_json::from_slice(text).map_err(|error| {
-        HttpError::new(HttpErrorKind::InvalidBody, format!("the event is not what this function takes: {error}"))
+        HttpError::new(
+            HttpErrorKind::InvalidBody,
+            format!("the event is not what this function takes: {error}"),
+        )
     })
 }
 

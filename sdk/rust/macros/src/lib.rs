@@ -114,7 +114,10 @@ impl Handler {
         }
         if parameters > 1 {
             let wanted = if attribute == "http" { "the request" } else { "the event" };
-            return Err((list.span(), format!("a #[mayfly::{attribute}] handler takes one parameter, {wanted}")));
+            return Err((
+                list.span(),
+                format!("a #[mayfly::{attribute}] handler takes one parameter, {wanted}"),
+            ));
         }
         Ok(Handler { name, has_parameter: parameters == 1 })
     }

@@ -121,7 +121,9 @@ impl Body {
         let mut writer = BodyWriter(Sink::Wasi(stream));
         match self.0 {
             // The common case, in one call to the host. Nothing is left to do meanwhile.
-            Content::Bytes(bytes) if bytes.len() <= BLOCKING_WRITE_BYTES_MAX => writer.write_blocking(&bytes)?,
+            Content::Bytes(bytes) if bytes.len() <= BLOCKING_WRITE_BYTES_MAX => {
+                writer.write_blocking(&bytes)?
+            }
             Content::Bytes(bytes) => {
                 writer.write(bytes).await?;
                 writer.flush().await?;
@@ -249,7 +251,9 @@ impl BodyWriter {
 
     fn write_blocking(&mut self, bytes: &[u8]) -> Result<(), HttpError> {
         match &mut self.0 {
-            Sink::Wasi(stream) => stream.blocking_write_and_flush(bytes).map_err(|e| HttpError::from_stream(&e)),
+            Sink::Wasi(stream) => {
+                stream.blocking_write_and_flush(bytes).map_err(|e| HttpError::from_stream(&e))
+            }
             Sink::Memory(memory) => {
                 memory.extend_from_slice(bytes);
                 Ok(())

@@ -54,8 +54,7 @@ async fn exchange(request: Request) -> Result<Response, HttpError> {
     outgoing.set_path_with_query(Some(&target)).map_err(invalid("path in the URL"))?;
 
     let outgoing_body = outgoing.body().expect("the body of a request is taken once");
-    let pending =
-        outgoing_handler::handle(outgoing, options).map_err(|code| HttpError::from_code(&code))?;
+    let pending = outgoing_handler::handle(outgoing, options).map_err(|code| HttpError::from_code(&code))?;
     // A failed upload shows in the response, or in its absence.
     executor::spawn(async move {
         let _ = body.send(outgoing_body).await;
@@ -65,11 +64,8 @@ async fn exchange(request: Request) -> Result<Response, HttpError> {
 
 async fn receive(pending: FutureIncomingResponse) -> Result<Response, HttpError> {
     executor::ready(pending.subscribe()).await;
-    let incoming = pending
-        .get()
-        .expect("ready")
-        .expect("taken once")
-        .map_err(|code| HttpError::from_code(&code))?;
+    let incoming =
+        pending.get().expect("ready").expect("taken once").map_err(|code| HttpError::from_code(&code))?;
     let headers = Headers::from_wasi(&incoming.headers());
     let body = match incoming.consume() {
         Ok(body) => Body(Content::Incoming(Incoming::new(body))),
