@@ -113,21 +113,9 @@ fn deny(workspace: &Workspace) -> Result<Outcome> {
     if let Err(error) = ensure_cargo_deny() {
         return Ok(Outcome::Skipped(format!("cargo-deny cannot be installed here: {error:#}")));
     }
-    let mut deny = Command::new("cargo-deny");
-    deny.args([
-        "--log-level",
-        "warn",
-        "--offline",
-        "check",
-        "--hide-inclusion-graph",
-        "bans",
-        "licenses",
-        "sources",
-    ]);
-    deny.env("PATH", tools::search_path()?).current_dir(&workspace.root);
-    if let Some(found) = tools::find("cargo-deny") {
-        println!("deny: {}", found.display());
-    }
+    let mut deny = Command::new(tools::find("cargo-deny").context("cargo-deny is not where cargo put it")?);
+    deny.args(["--log-level", "warn", "--offline", "check", "--hide-inclusion-graph"]);
+    deny.args(["bans", "licenses", "sources"]).current_dir(&workspace.root);
     command::run(&mut deny)?;
     Ok(Outcome::Passed)
 }

@@ -38,8 +38,12 @@ pub(crate) fn cargo_install(package: &str, arguments: &[&str]) -> Result<()> {
     let mut install = cargo();
     install.args(["install", package, "--locked", "--root"]).arg(&folder).args(arguments);
     // A target directory of its own: an interrupted build goes on where it was, and ours stays clean.
-    install.env("CARGO_TARGET_DIR", folder.join("build"));
-    command::run(&mut install)
+    let build = folder.join("build");
+    install.env("CARGO_TARGET_DIR", &build);
+    command::run(&mut install)?;
+    // A gigabyte that nobody needs any more.
+    let _ = std::fs::remove_dir_all(build);
+    Ok(())
 }
 
 /// Whether we are root on a machine with apt.

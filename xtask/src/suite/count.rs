@@ -2,8 +2,9 @@
 
 use anyhow::{Context, Result};
 
-/// How a line begins by which a test says that it could not run here.
+/// How a line begins by which a test says that it could not run here: with its name, or without.
 const SKIPPED: &str = "SKIPPED ";
+const SKIPPED_NAMELESS: &str = "skipped: ";
 
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Count {
@@ -31,14 +32,15 @@ impl Count {
         for case in cases {
             let end = case.find("</testcase>").or_else(|| case.find("/>")).unwrap_or(case.len());
             let case = &case[..end];
+            let name = attribute(case, "name").unwrap_or_default();
             // A failure counts once all its retries failed; those that passed later are `flakyFailure`.
             if case.contains("<failure") || case.contains("<error") {
                 self.failed += 1;
                 let suite = attribute(case, "classname").unwrap_or_default();
-                self.failures.push(format!("{suite} {}", attribute(case, "name").unwrap_or_default()));
+                self.failures.push(format!("{suite} {name}"));
                 continue;
             }
-            let skips: Vec<String> = printed(case).lines().filter_map(skip).collect();
+            let skips: Vec<String> = printed(case).lines().filter_map(|line| skip(line, &name)).collect();
             if skips.is_empty() {
                 self.passed += 1;
             }
@@ -48,8 +50,10 @@ impl Count {
     }
 }
 
-fn skip(line: &str) -> Option<String> {
-    line.trim_start().strip_prefix(SKIPPED).map(|rest| rest.trim_end().to_owned())
+fn skip(line: &str, test: &str) -> Option<String> {
+    let line = line.trim();
+    let nameless = || line.strip_prefix(SKIPPED_NAMELESS).map(|reason| format!("{test}: {reason}"));
+    line.strip_prefix(SKIPPED).map(str::to_owned).or_else(nameless)
 }
 
 fn attribute(element: &str, name: &str) -> Option<String> {
@@ -80,6 +84,8 @@ pub(crate) struct CargoTestOutput {
     /// Between `successes:` and the next heading: what passing tests printed.
     in_successes: bool,
     skips_of_this_binary: usize,
+    /// Whose output comes now.
+    test: String,
 }
 
 impl CargoTestOutput {
@@ -93,7 +99,11 @@ impl CargoTestOutput {
             self.in_successes = false;
         }
         if self.in_successes {
-            if let Some(skip) = skip(line) {
+            if let Some(test) = line.strip_prefix("---- ").and_then(|rest| rest.strip_suffix(" stdout ----"))
+            {
+                self.test = test.to_owned();
+            }
+            if let Some(skip) = skip(line, &self.test) {
                 self.skips_of_this_binary += 1;
                 self.count.skips.push(skip);
             }
@@ -161,8 +171,9 @@ test kubectl::gets ... ok
     #[test]
     fn the_output_of_cargo_test_is_counted_and_thinned() {
         let output = "
-running 3 tests
+running 4 tests
 test quick ... ok
+test mount ... ok
 test kubectl_gets ... ok
 test broken ... FAILED
 
@@ -172,9 +183,13 @@ successes:
 SKIPPED kubectl_gets: no kubectl on the PATH
 noise
 
+---- mount stdout ----
+skipped: not root
+
 successes:
     quick
     kubectl_gets
+    mount
 
 failures:
 
@@ -184,7 +199,7 @@ it broke
 failures:
     broken
 
-test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s
+test result: FAILED. 3 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s
 
 running 0 tests
 
@@ -195,7 +210,7 @@ test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; fini
         let expect = Count {
             passed: 1,
             failed: 1,
-            skips: vec!["kubectl_gets: no kubectl on the PATH".into()],
+            skips: vec!["kubectl_gets: no kubectl on the PATH".into(), "mount: not root".into()],
             failures: vec!["broken".into()],
         };
         assert_eq!(reader.count, expect);
