@@ -1,0 +1,317 @@
+//! Watches the revisions that have work or replicas, and writes how many replicas they should have.
+//!
+//! ```text
+//!            first request, replicas to keep or to drop
+//!   at rest ────────────────────────────────────────────▶ watched: decided on each second, and at once
+//!      ▲                                                    │      when somebody has to wait
+//!      └───── fewest replicas reached, written, running ────┘
+//! ```
+//!
+//! One task. A request is answered whether or not a write succeeds; a write that fails is tried again for
+//! as long as it is what should be.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use kube::{
+    Api, Client,
+    api::{Patch, PatchParams},
+};
+use mayfly_api::k8s::api::apps::v1::ReplicaSet;
+use mayfly_informer::Backoff;
+use tokio::{task::JoinSet, time::Instant};
+use tokio_util::sync::CancellationToken;
+
+use super::policy::{Observation, Policy};
+use crate::{
+    admission::Demand,
+    metrics::GatewayCounts,
+    target::{DemandSignal, RevisionTarget, Upstream},
+};
+
+/// Between decisions while something is watched.
+const TICK: Duration = Duration::from_secs(1);
+/// Decisions are no closer together than this, however often they are asked for.
+const DECISIONS_APART_MIN: Duration = Duration::from_millis(100);
+/// Writes under way at the same time.
+const WRITES_MAX: usize = 16;
+/// How long one write may take.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Pauses between tries of one write.
+const RETRY: Backoff = Backoff { first: Duration::from_millis(50), most: Duration::from_secs(10) };
+/// Replicas that still are not what was written after this time are written again: somebody else may have
+/// changed them.
+const WRITE_AGAIN: Duration = Duration::from_secs(30);
+
+/// The autoscaler's task.
+pub(crate) struct Autoscaler {
+    client: Client,
+    demand: Arc<DemandSignal>,
+    counts: Arc<GatewayCounts>,
+    origin: Instant,
+    /// By the revision's uid.
+    watched: HashMap<String, Watched>,
+    /// Those that have something to write and wait for their turn.
+    to_write: VecDeque<String>,
+    writes: JoinSet<Written>,
+    decided_at: Instant,
+}
+
+struct Watched {
+    target: Arc<RevisionTarget>,
+    policy: Policy,
+    seen: Demand,
+    spent: Duration,
+    replicas: u32,
+    /// Unloaded since its last request.
+    unloaded: bool,
+    write: Write,
+}
+
+/// How far the writing of `replicas` is.
+struct Write {
+    state: WriteState,
+    failures: u32,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum WriteState {
+    /// Not yet, or it failed; not to be tried before this.
+    Due(Instant),
+    /// In `to_write`, or under way.
+    Busy,
+    Done {
+        replicas: u32,
+        at: Instant,
+    },
+}
+
+/// What became of a write.
+struct Written {
+    uid: String,
+    replicas: u32,
+    outcome: Result<(), kube::Error>,
+}
+
+impl Autoscaler {
+    pub(crate) fn new(client: Client, demand: Arc<DemandSignal>, counts: Arc<GatewayCounts>) -> Self {
+        let origin = Instant::now();
+        Self {
+            client,
+            demand,
+            counts,
+            origin,
+            watched: HashMap::new(),
+            to_write: VecDeque::new(),
+            writes: JoinSet::new(),
+            decided_at: origin,
+        }
+    }
+
+    pub(crate) async fn run(mut self, stop: CancellationToken) {
+        let demand = self.demand.clone();
+        let mut next = None;
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = demand.woken() => {
+                    for target in demand.take() {
+                        self.watch(target);
+                    }
+                    next = Some(self.decided_at + DECISIONS_APART_MIN);
+                }
+                () = sleep_until(next) => next = self.decide_all(),
+                Some(written) = self.writes.join_next() => {
+                    if let Ok(written) = written {
+                        self.written(written);
+                    }
+                    self.start_writes();
+                    if !self.watched.is_empty() {
+                        next = Some(next.unwrap_or(self.decided_at + TICK).min(self.next_retry()));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Looks at a revision from now on, and decides for it at once.
+    fn watch(&mut self, target: Arc<RevisionTarget>) {
+        let now = Instant::now();
+        let uid = target.uid.clone();
+        if !self.watched.contains_key(&uid) {
+            let seen = target.gate.demand(now);
+            let start = observe(&target, now - self.origin, Duration::ZERO, &seen);
+            let watched = Watched {
+                policy: Policy::new(&target.scaling, &start),
+                seen,
+                spent: Duration::ZERO,
+                replicas: 0,
+                unloaded: false,
+                write: Write { state: WriteState::Due(now), failures: 0 },
+                target,
+            };
+            self.watched.insert(uid.clone(), watched);
+        }
+        self.decide(&uid, now);
+        self.start_writes();
+    }
+
+    /// Decides for all that are watched. Returns when to do so again, if there is anything left to watch.
+    fn decide_all(&mut self) -> Option<Instant> {
+        let now = Instant::now();
+        self.decided_at = now;
+        let uids: Vec<_> = self.watched.keys().cloned().collect();
+        for uid in uids {
+            self.decide(&uid, now);
+        }
+        self.start_writes();
+        (!self.watched.is_empty()).then(|| (now + TICK).min(self.next_retry()))
+    }
+
+    fn decide(&mut self, uid: &str, now: Instant) {
+        let Some(watched) = self.watched.get_mut(uid) else { return };
+        let target = watched.target.clone();
+        if target.deleted.load(Ordering::Acquire) {
+            self.watched.remove(uid);
+            return;
+        }
+        let demand = target.gate.demand(now);
+        watched.spent += demand.spent_since(watched.seen);
+        watched.seen = demand;
+        let seen = observe(&target, now - self.origin, watched.spent, &demand);
+        let decision = watched.policy.decide(&seen);
+        if watched.replicas != decision.replicas {
+            tracing::debug!(
+                revision = %target.key, from = watched.replicas, to = decision.replicas,
+                panicking = decision.panicking, requests = seen.requests, ready = seen.ready, "replicas"
+            );
+        }
+        watched.replicas = decision.replicas;
+        target.desired_replicas.store(decision.replicas, Ordering::Relaxed);
+        watched.unload_when_idle(&seen);
+        if watched.write.is_due(decision.replicas, seen.ready, now) {
+            watched.write.state = WriteState::Busy;
+            self.to_write.push_back(uid.to_owned());
+        } else if decision.at_rest
+            && seen.ready == decision.replicas
+            && watched.write.is_done(decision.replicas)
+        {
+            self.watched.remove(uid);
+            self.demand.release(&target);
+        }
+    }
+
+    fn start_writes(&mut self) {
+        while self.writes.len() < WRITES_MAX {
+            let Some(uid) = self.to_write.pop_front() else { return };
+            let Some(watched) = self.watched.get(&uid) else { continue };
+            let (replicas, key) = (watched.replicas, watched.target.key.clone());
+            let api: Api<ReplicaSet> = Api::namespaced(self.client.clone(), &key.namespace);
+            self.counts.scale_writes.fetch_add(1, Ordering::Relaxed);
+            self.writes.spawn(async move {
+                let write = write(&api, &key.name, replicas);
+                let outcome = match tokio::time::timeout(WRITE_TIMEOUT, write).await {
+                    Ok(outcome) => outcome,
+                    Err(_) => Err(kube::Error::Service("the API did not answer in time".into())),
+                };
+                Written { uid, replicas, outcome }
+            });
+        }
+    }
+
+    fn written(&mut self, written: Written) {
+        let Written { uid, replicas, outcome } = written;
+        let Some(watched) = self.watched.get_mut(&uid) else { return };
+        let now = Instant::now();
+        let write = &mut watched.write;
+        match outcome {
+            Ok(()) => *write = Write { state: WriteState::Done { replicas, at: now }, failures: 0 },
+            Err(error) => {
+                self.counts.scale_write_failures.fetch_add(1, Ordering::Relaxed);
+                write.failures = write.failures.saturating_add(1);
+                write.state = WriteState::Due(now + RETRY.pause(write.failures));
+                let revision = &watched.target.key;
+                if write.failures == FAILURES_NOTICED {
+                    tracing::info!(%revision, replicas, %error, "cannot write replicas; trying on (functions keep answering)");
+                } else {
+                    tracing::debug!(%revision, replicas, %error, failures = write.failures, "cannot write replicas");
+                }
+            }
+        }
+    }
+
+    /// When the first failed write is to be tried again.
+    fn next_retry(&self) -> Instant {
+        let due = self.watched.values().filter_map(|watched| match watched.write.state {
+            WriteState::Due(at) if watched.write.failures > 0 => Some(at),
+            _ => None,
+        });
+        due.min().unwrap_or_else(|| self.decided_at + TICK).max(self.decided_at + DECISIONS_APART_MIN)
+    }
+}
+
+/// A write that fails once or twice is nothing to tell: a new revision's ReplicaSet may be on its way.
+const FAILURES_NOTICED: u32 = 5;
+
+impl Watched {
+    /// With no replica left to keep, nothing keeps the component in memory either. This does not wait for
+    /// the pod to go, so that memory comes back even while the API is away.
+    fn unload_when_idle(&mut self, seen: &Observation) {
+        if seen.requests > 0 || self.replicas > 0 {
+            self.unloaded = false;
+        } else if !std::mem::replace(&mut self.unloaded, true)
+            && let Upstream::Local(function) = &**self.target.upstream.load()
+            && function.is_loaded()
+        {
+            tracing::debug!(revision = %self.target.key, "idle: dropping the component");
+            function.unload();
+        }
+    }
+}
+
+impl Write {
+    fn is_due(&self, replicas: u32, ready: u32, now: Instant) -> bool {
+        match self.state {
+            WriteState::Due(at) => now >= at,
+            WriteState::Busy => false,
+            WriteState::Done { replicas: written, at } => {
+                written != replicas || (ready != replicas && now >= at + WRITE_AGAIN)
+            }
+        }
+    }
+
+    fn is_done(&self, replicas: u32) -> bool {
+        matches!(self.state, WriteState::Done { replicas: written, .. } if written == replicas)
+    }
+}
+
+fn observe(target: &RevisionTarget, at: Duration, spent: Duration, demand: &Demand) -> Observation {
+    Observation {
+        at,
+        spent,
+        requests: demand.count(),
+        ready: target.ready_replicas.load(Ordering::Acquire),
+        routed: target.routed.load(Ordering::Acquire),
+    }
+}
+
+/// The ReplicaSet of a revision has the revision's name.
+async fn write(api: &Api<ReplicaSet>, name: &str, replicas: u32) -> Result<(), kube::Error> {
+    let patch = serde_json::json!({"spec": {"replicas": replicas}});
+    match api.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await {
+        Ok(_) => Ok(()),
+        // What is not there has no replicas.
+        Err(kube::Error::Api(status)) if status.code == 404 && replicas == 0 => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+async fn sleep_until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}

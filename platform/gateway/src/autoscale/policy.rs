@@ -1,0 +1,152 @@
+//! The decision: demand and time in, replicas out. No clock, no lock, no IO.
+//!
+//! ```text
+//!             demand of the panic window ≥ threshold
+//!   stable ──────────────────────────────────────────▶ panic: the larger of both windows, never down
+//!      ▲                                                 │
+//!      └───── a whole stable window below threshold ─────┘
+//! ```
+//!
+//! The meanings, and the order of steps, are those of Knative's pod autoscaler
+//! (`pkg/autoscaler/scaling/autoscaler.go`). Where it differs: demand is exact rather than scraped, and the
+//! last replica goes after `idleAfter` of each function, rather than after a window and a grace period.
+
+use std::time::Duration;
+
+use mayfly_api::function::Scaling;
+
+use super::window::{Demand, GRANULARITY, Maximum};
+
+/// In one step, replicas grow by this factor at most (Knative's `max-scale-up-rate`).
+const SCALE_UP_RATE_MAX: f64 = 1000.0;
+/// In one step, replicas shrink by this factor at most (Knative's `max-scale-down-rate`).
+const SCALE_DOWN_RATE_MAX: f64 = 2.0;
+
+/// What is known of a revision at one moment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Observation {
+    /// Time since any fixed moment.
+    pub(crate) at: Duration,
+    /// The time that all requests spent, running or waiting, since that moment.
+    pub(crate) spent: Duration,
+    /// Requests that run or wait.
+    pub(crate) requests: u32,
+    /// Replicas that run.
+    pub(crate) ready: u32,
+    /// Some route leads to the revision.
+    pub(crate) routed: bool,
+}
+
+/// What should be.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Decision {
+    pub(crate) replicas: u32,
+    pub(crate) panicking: bool,
+    /// Nothing will change without a new request: the replicas are the fewest there may be, and what is
+    /// remembered of demand does not matter any more.
+    pub(crate) at_rest: bool,
+}
+
+/// One revision's decisions, and what they remember.
+#[derive(Debug)]
+pub(crate) struct Policy {
+    scaling: Scaling,
+    demand: Demand,
+    delay: Maximum,
+    panic: Option<Panic>,
+    /// When there last was a request.
+    busy_at: Duration,
+    spent: Duration,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Panic {
+    /// When demand was last over the threshold.
+    over_at: Duration,
+    replicas_most: u32,
+}
+
+impl Policy {
+    /// Starts to decide. A revision that has replicas already keeps them for a window: what they were
+    /// needed for is not known yet (Knative starts in panic too).
+    pub(crate) fn new(scaling: &Scaling, start: &Observation) -> Self {
+        let mut demand = Demand::new(scaling.window.0);
+        demand.record(start.at, start.spent);
+        let panic = (start.ready > 1).then_some(Panic { over_at: start.at, replicas_most: start.ready });
+        Self {
+            scaling: scaling.clone(),
+            demand,
+            delay: Maximum::new(scaling.scale_down_delay.0),
+            panic,
+            busy_at: start.at,
+            spent: start.spent,
+        }
+    }
+
+    pub(crate) fn decide(&mut self, seen: &Observation) -> Decision {
+        self.demand.record(seen.at, seen.spent);
+        if seen.requests > 0 || seen.spent > self.spent {
+            self.busy_at = seen.at;
+        }
+        self.spent = seen.spent;
+
+        let quiet = seen.at - self.busy_at;
+        let idle = quiet >= self.scaling.idle_after.0;
+        let wanted = if idle {
+            self.panic = None;
+            0
+        } else if seen.routed {
+            self.wanted(seen).max(1)
+        } else {
+            self.wanted(seen).max(u32::from(seen.requests > 0))
+        };
+        let fewest = if seen.routed { self.scaling.min } else { 0 };
+        let bounded = wanted.clamp(fewest.min(self.scaling.max), self.scaling.max);
+        let replicas = self.delay.record(seen.at, bounded);
+        let forgotten = if fewest == 0 { idle } else { quiet >= self.scaling.window.0 };
+        Decision {
+            replicas,
+            panicking: self.panic.is_some(),
+            at_rest: forgotten && seen.requests == 0 && replicas == fewest,
+        }
+    }
+
+    /// What demand alone asks for.
+    fn wanted(&mut self, seen: &Observation) -> u32 {
+        let window = self.scaling.window.0;
+        let panic_window = (window * self.scaling.panic_window_percent / 100).max(GRANULARITY);
+        let target = f64::from(self.scaling.target.max(1));
+        let ready = f64::from(seen.ready.max(1));
+        let up_most = (ready * SCALE_UP_RATE_MAX).ceil();
+        let down_most = if seen.routed { (ready / SCALE_DOWN_RATE_MAX).floor() } else { 0.0 };
+        let limited = |replicas: f64| whole(replicas.max(down_most).min(up_most));
+
+        let for_stable = (self.demand.average(window) / target).ceil();
+        let for_panic = (self.demand.average(panic_window) / target).ceil();
+        let over = for_panic / ready >= f64::from(self.scaling.panic_threshold_percent) / 100.0;
+        self.panic = match self.panic {
+            Some(panic) if over => Some(Panic { over_at: seen.at, ..panic }),
+            Some(panic) if seen.at - panic.over_at > window => None,
+            None if over => Some(Panic { over_at: seen.at, replicas_most: 0 }),
+            unchanged => unchanged,
+        };
+        let stable = limited(for_stable);
+        match &mut self.panic {
+            None => stable,
+            Some(panic) => {
+                panic.replicas_most = panic.replicas_most.max(stable).max(limited(for_panic));
+                panic.replicas_most
+            }
+        }
+    }
+}
+
+fn whole(replicas: f64) -> u32 {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to what fits")]
+    let whole = replicas.clamp(0.0, f64::from(u32::MAX)) as u32;
+    whole
+}
+
+#[cfg(test)]
+#[path = "policy_tests.rs"]
+mod tests;

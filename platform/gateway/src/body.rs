@@ -1,0 +1,198 @@
+//! Bodies in both directions, with their bounds.
+
+use std::{
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::{Buf as _, Bytes};
+use http_body::{Body as _, Frame, SizeHint};
+use http_body_util::{BodyExt as _, Empty};
+use hyper::body::Incoming;
+use mayfly_runtime::{Body, BodyError};
+use tokio::time::{Instant, Sleep};
+
+use crate::{listen::Active, target::Permit};
+
+/// An answer's body. Its end, or its drop, ends the request's turn.
+pub struct ResponseBody {
+    inner: Inner,
+    /// Keeps the connection from being idle.
+    #[expect(dead_code, reason = "held for its drop")]
+    active: Option<Active>,
+}
+
+enum Inner {
+    /// Written by the gateway.
+    Full(Option<Bytes>),
+    /// Streamed by a guest.
+    Guest { body: Body, permit: Option<Permit> },
+}
+
+impl ResponseBody {
+    pub(crate) fn full(bytes: Bytes) -> Self {
+        let inner = Inner::Full(Some(bytes).filter(|bytes| !bytes.is_empty()));
+        Self { inner, active: None }
+    }
+
+    pub(crate) fn guest(body: Body, permit: Permit) -> Self {
+        // An empty body may never be polled.
+        let permit = if body.is_end_stream() { None } else { Some(permit) };
+        Self { inner: Inner::Guest { body, permit }, active: None }
+    }
+
+    /// Keeps its connection from being idle until it ends.
+    pub(crate) fn holding(self, active: Active) -> Self {
+        Self { active: Some(active), ..self }
+    }
+}
+
+impl http_body::Body for ResponseBody {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        match &mut self.inner {
+            Inner::Full(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Inner::Guest { body, permit } => {
+                let polled = Pin::new(body).poll_frame(context);
+                if matches!(polled, Poll::Ready(None | Some(Err(_)))) {
+                    permit.take();
+                }
+                polled
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.inner {
+            Inner::Full(bytes) => bytes.is_none(),
+            Inner::Guest { body, .. } => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.inner {
+            Inner::Full(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |b| b.len() as u64)),
+            Inner::Guest { body, .. } => body.size_hint(),
+        }
+    }
+}
+
+/// Why a request's body ended early, as the guest's host sees it.
+#[derive(Debug, thiserror::Error)]
+enum RequestBodyError {
+    #[error("the request's body is larger than the limit of {0} bytes")]
+    TooLarge(u64),
+    #[error("the client sent nothing of the request's body for {} seconds", .0.as_secs())]
+    Stalled(Duration),
+    #[error("the client's connection failed: {0}")]
+    Client(#[from] hyper::Error),
+}
+
+/// A request's body from a socket.
+struct RequestBody {
+    incoming: Incoming,
+    limit_bytes: u64,
+    left_bytes: u64,
+    too_large: Option<Arc<AtomicBool>>,
+    stall_timeout: Duration,
+    /// Set while nothing comes.
+    stall: Option<Pin<Box<Sleep>>>,
+    stalled: bool,
+}
+
+/// What the request path knows of a body before and while it is read.
+pub(crate) enum Bounded {
+    /// Announced to be larger than the bound.
+    TooLarge,
+    /// `exceeded` turns true if more comes than the bound; a length that was announced is checked already.
+    Body { body: Body, exceeded: Option<Arc<AtomicBool>> },
+}
+
+/// Puts the bounds around a request's body. Costs nothing for one without a body.
+pub(crate) fn bounded(incoming: Incoming, limit_bytes: u64, stall_timeout: Duration) -> Bounded {
+    if incoming.is_end_stream() {
+        let body = Empty::new().map_err(|never| match never {}).boxed_unsync();
+        return Bounded::Body { body, exceeded: None };
+    }
+    let announced = incoming.size_hint().exact();
+    if announced.is_some_and(|bytes| bytes > limit_bytes) {
+        return Bounded::TooLarge;
+    }
+    let exceeded = announced.is_none().then(|| Arc::new(AtomicBool::new(false)));
+    let body = RequestBody {
+        incoming,
+        limit_bytes,
+        left_bytes: limit_bytes,
+        too_large: exceeded.clone(),
+        stall_timeout,
+        stall: None,
+        stalled: false,
+    };
+    Bounded::Body { body: body.boxed_unsync(), exceeded }
+}
+
+impl http_body::Body for RequestBody {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let this = &mut *self;
+        let Poll::Ready(frame) = Pin::new(&mut this.incoming).poll_frame(context) else {
+            return this
+                .poll_stall(context)
+                .map(|()| Some(Err(RequestBodyError::Stalled(this.stall_timeout).into())));
+        };
+        this.stalled = false;
+        let frame = match frame {
+            None => return Poll::Ready(None),
+            Some(Err(error)) => return Poll::Ready(Some(Err(RequestBodyError::from(error).into()))),
+            Some(Ok(frame)) => frame,
+        };
+        let bytes = frame.data_ref().map_or(0, |data| data.remaining() as u64);
+        let Some(left_bytes) = this.left_bytes.checked_sub(bytes) else {
+            if let Some(too_large) = &this.too_large {
+                too_large.store(true, Ordering::Release);
+            }
+            return Poll::Ready(Some(Err(RequestBodyError::TooLarge(this.limit_bytes).into())));
+        };
+        this.left_bytes = left_bytes;
+        Poll::Ready(Some(Ok(frame)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.incoming.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.incoming.size_hint()
+    }
+}
+
+impl RequestBody {
+    fn poll_stall(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let deadline = || Instant::now() + self.stall_timeout;
+        let stall = match &mut self.stall {
+            Some(stall) if self.stalled => stall,
+            Some(stall) => {
+                stall.as_mut().reset(deadline());
+                stall
+            }
+            None => self.stall.insert(Box::pin(tokio::time::sleep(self.stall_timeout))),
+        };
+        self.stalled = true;
+        stall.as_mut().poll(context)
+    }
+}

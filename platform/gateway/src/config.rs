@@ -1,0 +1,65 @@
+//! What an operator may set, and the bounds that hold otherwise.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    time::Duration,
+};
+
+/// The gateway's settings. Every bound has a default here, with its reason.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where functions answer. Port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// Connections at the same time; more wait in the kernel's backlog.
+    pub connections_max: usize,
+    /// Streams at the same time on one HTTP/2 connection.
+    pub h2_streams_max: u32,
+    /// Bytes of a request's head (and of its trailers).
+    pub header_bytes_max: usize,
+    /// How long a connection may take to send a request's head, idle time before it included.
+    pub header_timeout: Duration,
+    /// How long a peer may leave a write, or the rest of a request's body, without any progress.
+    pub stall_timeout: Duration,
+    /// Bytes of a request's body. It is streamed, so this bounds a request's work, not memory.
+    pub request_bytes_max: u64,
+    /// Requests that wait for one revision; more are refused with 503.
+    pub queue_max: u32,
+    /// How long requests in flight may take to finish once a shutdown began.
+    pub drain_timeout: Duration,
+    /// A proxy that can be trusted stands in front: its `x-forwarded-*` headers are kept and continued.
+    /// Otherwise they are replaced, since any client can send them.
+    pub trust_forwarded: bool,
+}
+
+impl Config {
+    pub const LISTEN_DEFAULT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
+    /// 20,000 requests at once, each on its own connection, and room to spare.
+    pub const CONNECTIONS_MAX_DEFAULT: usize = 32_768;
+    pub const H2_STREAMS_MAX_DEFAULT: u32 = 256;
+    /// What most servers take; a browser's cookies fit.
+    pub const HEADER_BYTES_MAX_DEFAULT: usize = 64 << 10;
+    pub const HEADER_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
+    pub const STALL_TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
+    /// As large as an answer may be by default.
+    pub const REQUEST_BYTES_MAX_DEFAULT: u64 = 256 << 20;
+    /// 20,000 requests at once to one function wait rather than fail.
+    pub const QUEUE_MAX_DEFAULT: u32 = 32_768;
+    pub const DRAIN_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            listen: Self::LISTEN_DEFAULT,
+            connections_max: Self::CONNECTIONS_MAX_DEFAULT,
+            h2_streams_max: Self::H2_STREAMS_MAX_DEFAULT,
+            header_bytes_max: Self::HEADER_BYTES_MAX_DEFAULT,
+            header_timeout: Self::HEADER_TIMEOUT_DEFAULT,
+            stall_timeout: Self::STALL_TIMEOUT_DEFAULT,
+            request_bytes_max: Self::REQUEST_BYTES_MAX_DEFAULT,
+            queue_max: Self::QUEUE_MAX_DEFAULT,
+            drain_timeout: Self::DRAIN_TIMEOUT_DEFAULT,
+            trust_forwarded: false,
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! The role: created, then started, then drained.
+
+use std::{io, net::SocketAddr, sync::Arc};
+
+use http::{Request, Response};
+use mayfly_api::{
+    Function, Revision,
+    k8s::api::core::v1::{ConfigMap, Secret},
+};
+use mayfly_informer::Informer;
+use mayfly_runtime::{Body, FunctionHost};
+use prometheus_client::registry::Registry;
+use tokio::{net::TcpListener, sync::watch, task::JoinSet};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    Config, Refusal, ResponseBody,
+    autoscale::Autoscaler,
+    listen,
+    metrics::{GatewayCollector, GatewayCounts},
+    proxy::Proxy,
+    routes::{
+        Owner, Table,
+        owner::{Objects, Parts},
+    },
+    target::{DemandSignal, Targets},
+};
+
+/// What the gateway is given.
+pub struct Deps {
+    pub functions: Informer<Function>,
+    pub revisions: Informer<Revision>,
+    /// For values of environment variables.
+    pub config_maps: Informer<ConfigMap>,
+    pub secrets: Informer<Secret>,
+    /// Runs the functions, in this process.
+    pub host: Arc<dyn FunctionHost>,
+    /// Writes `replicas` of revisions' ReplicaSets, nothing else. No request waits for it.
+    pub client: kube::Client,
+    /// Ends [`Gateway::start`], after a drain.
+    pub stop: CancellationToken,
+}
+
+/// Why there is no gateway.
+#[derive(Debug, thiserror::Error)]
+pub enum CreateError {
+    #[error("cannot listen on {address} for functions: {source}{}", hint(source))]
+    Listen { address: SocketAddr, source: io::Error },
+}
+
+fn hint(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::AddrInUse => "; stop what uses it, or choose another with --http-listen (port 0: any)",
+        io::ErrorKind::PermissionDenied => "; ports below 1024 need root: choose another with --http-listen",
+        _ => "; choose another with --http-listen",
+    }
+}
+
+/// How the gateway ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Drained {
+    /// Every request got its answer.
+    Clean,
+    /// The drain timeout came first; the rest was cancelled.
+    Cut,
+}
+
+/// The gateway, its port bound.
+pub struct Gateway {
+    config: Config,
+    listener: TcpListener,
+    address: SocketAddr,
+    proxy: Arc<Proxy>,
+    owner: Owner,
+    autoscaler: Autoscaler,
+    ready: watch::Sender<bool>,
+    stop: CancellationToken,
+}
+
+/// A way in for other parts of the process. Cheap to clone.
+#[derive(Clone)]
+pub struct GatewayHandle {
+    proxy: Arc<Proxy>,
+    ready: watch::Receiver<bool>,
+    address: SocketAddr,
+    stop: CancellationToken,
+}
+
+impl Gateway {
+    /// Binds the port and subscribes to what routes are made from. Must be called inside a tokio runtime.
+    pub fn create(config: Config, deps: Deps, registry: &mut Registry) -> Result<Self, CreateError> {
+        let Deps { functions, revisions, config_maps, secrets, host, client, stop } = deps;
+        let refused = |source| CreateError::Listen { address: config.listen, source };
+        let listener = listen::bind(config.listen).map_err(refused)?;
+        let address = listener.local_addr().map_err(refused)?;
+
+        let table = Arc::new(Table::new());
+        let targets = Arc::new(Targets::default());
+        let demand = Arc::new(DemandSignal::default());
+        let counts = Arc::new(GatewayCounts::default());
+        let collector = GatewayCollector { targets: targets.clone(), counts: counts.clone() };
+        registry.register_collector(Box::new(collector));
+
+        let objects = Objects { functions, revisions, config_maps, secrets };
+        let parts = Parts {
+            host,
+            table: table.clone(),
+            targets,
+            demand: demand.clone(),
+            counts: counts.clone(),
+            queue_max: config.queue_max,
+        };
+        let owner = Owner::new(objects, parts);
+        let autoscaler = Autoscaler::new(client, demand.clone(), counts.clone());
+        let proxy = Arc::new(Proxy {
+            table,
+            demand,
+            counts,
+            request_bytes_max: config.request_bytes_max,
+            stall_timeout: config.stall_timeout,
+            trust_forwarded: config.trust_forwarded,
+        });
+        let ready = watch::Sender::new(false);
+        Ok(Self { config, listener, address, proxy, owner, autoscaler, ready, stop })
+    }
+
+    /// Where it listens: the real port when the configured one is 0.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    pub fn handle(&self) -> GatewayHandle {
+        GatewayHandle {
+            proxy: self.proxy.clone(),
+            ready: self.ready.subscribe(),
+            address: self.address,
+            stop: self.stop.clone(),
+        }
+    }
+
+    /// Serves until `Deps::stop`, then lets requests in flight finish within the drain timeout.
+    pub async fn start(self) -> Drained {
+        let Self { config, listener, address, proxy, owner, autoscaler, ready, stop } = self;
+        tracing::info!(%address, "functions answer here");
+        // Routes and replicas are kept until the last request is answered.
+        let background_stop = CancellationToken::new();
+        let mut background = JoinSet::new();
+        background.spawn(owner.run(ready, background_stop.clone()));
+        background.spawn(autoscaler.run(background_stop.clone()));
+
+        let cut = CancellationToken::new();
+        let serving = listen::serve(listener, proxy, &config, stop.clone(), cut.clone());
+        let deadline = async {
+            stop.cancelled().await;
+            tokio::time::sleep(config.drain_timeout).await;
+        };
+        let mut serving = std::pin::pin!(serving);
+        let drained = tokio::select! {
+            () = serving.as_mut() => Drained::Clean,
+            () = deadline => {
+                cut.cancel();
+                serving.await;
+                Drained::Cut
+            }
+        };
+        background_stop.cancel();
+        while let Some(ended) = background.join_next().await {
+            if let Err(error) = ended {
+                tracing::error!(%error, "a task of the gateway failed");
+            }
+        }
+        tracing::info!(%address, how = ?drained, "functions do not answer here any more");
+        drained
+    }
+}
+
+impl GatewayHandle {
+    /// Asks a function, under the same rules as a request from a socket: traffic, turns, timeouts. The
+    /// request's URI is what the function sees. Dropping the future, or the answer's body, cancels it.
+    pub async fn call(
+        &self,
+        namespace: &str,
+        name: &str,
+        request: Request<Body>,
+    ) -> Result<Response<ResponseBody>, Refusal> {
+        if self.stop.is_cancelled() {
+            return Err(Refusal::shutting_down());
+        }
+        self.proxy.ask(&format!("{namespace}/{name}"), request).await
+    }
+
+    /// Waits until all functions there were at the start have their routes.
+    pub async fn ready(&self) {
+        // It fails only when the gateway ended; then there is nothing to wait for.
+        let _ = self.ready.clone().wait_for(|ready| *ready).await;
+    }
+
+    pub fn is_ready(&self) -> bool {
+        *self.ready.borrow()
+    }
+
+    /// Where the gateway listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+}

@@ -1,0 +1,215 @@
+//! The headers that a gateway takes off and puts on.
+
+use std::{fmt::Write as _, net::IpAddr, time::Duration};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, header};
+use mayfly_runtime::Timings;
+
+pub(crate) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+pub(crate) const X_FORWARDED_PREFIX: HeaderName = HeaderName::from_static("x-forwarded-prefix");
+const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+pub(crate) const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
+/// On the answer of a request that found its component not loaded.
+pub(crate) const MAYFLY_COLD: HeaderName = HeaderName::from_static("mayfly-cold");
+const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
+
+/// Bytes of a request's id from a client; longer ones are replaced.
+const REQUEST_ID_BYTES_MAX: usize = 128;
+
+/// Takes off what belongs to one connection (RFC 9110, section 7.6.1). `te: trailers` stays: it says that
+/// the client takes trailers, and they are passed on.
+pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
+    // Most messages have none: one pass over the few names there are, no hashing.
+    if !headers.keys().any(is_hop_by_hop) {
+        return;
+    }
+    let named: Vec<HeaderName> = headers
+        .get_all(header::CONNECTION)
+        .into_iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|name| name.trim().parse().ok())
+        .collect();
+    for name in named.iter().filter(|name| **name != header::TE) {
+        headers.remove(name);
+    }
+    let trailers = headers.get_all(header::TE).into_iter().any(|value| {
+        value.to_str().is_ok_and(|text| text.split(',').any(|t| t.trim().eq_ignore_ascii_case("trailers")))
+    });
+    for name in HOP_BY_HOP {
+        headers.remove(name);
+    }
+    if trailers {
+        headers.insert(header::TE, HeaderValue::from_static("trailers"));
+    }
+}
+
+const HOP_BY_HOP: [HeaderName; 8] = [
+    header::CONNECTION,
+    header::TE,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+    header::PROXY_AUTHENTICATE,
+    header::PROXY_AUTHORIZATION,
+    KEEP_ALIVE,
+    PROXY_CONNECTION,
+];
+
+fn is_hop_by_hop(name: &HeaderName) -> bool {
+    HOP_BY_HOP.contains(name)
+}
+
+/// Who is at the other end of a connection, ready to be put on its requests.
+pub(crate) struct Peer {
+    address: HeaderValue,
+}
+
+impl Peer {
+    pub(crate) fn new(address: IpAddr) -> Self {
+        let address = HeaderValue::try_from(address.to_canonical().to_string());
+        Self { address: address.unwrap_or(HeaderValue::from_static("unknown")) }
+    }
+
+    /// Says where the request came from. What the client says of that itself counts only behind a proxy
+    /// that is trusted.
+    pub(crate) fn forward(&self, headers: &mut HeaderMap, host: Option<HeaderValue>, trusted: bool) {
+        if !trusted {
+            headers.insert(X_FORWARDED_FOR, self.address.clone());
+            headers.insert(X_FORWARDED_PROTO, HeaderValue::from_static("http"));
+            if let Some(host) = host {
+                headers.insert(X_FORWARDED_HOST, host);
+            }
+            return;
+        }
+        headers.append(X_FORWARDED_FOR, self.address.clone());
+        headers.entry(X_FORWARDED_PROTO).or_insert(HeaderValue::from_static("http"));
+        if let Some(host) = host {
+            headers.entry(X_FORWARDED_HOST).or_insert(host);
+        }
+    }
+}
+
+/// The request's id: the client's own if it is sane, else a new one. It is on the request afterwards.
+pub(crate) fn request_id(headers: &mut HeaderMap) -> HeaderValue {
+    if let Some(id) = headers.get(X_REQUEST_ID).filter(|id| is_sane(id.as_bytes())) {
+        return id.clone();
+    }
+    let id = new_request_id();
+    headers.insert(X_REQUEST_ID, id.clone());
+    id
+}
+
+fn is_sane(id: &[u8]) -> bool {
+    let allowed = |b: &u8| b.is_ascii_alphanumeric() || b"-_.:/+=@".contains(b);
+    !id.is_empty() && id.len() <= REQUEST_ID_BYTES_MAX && id.iter().all(allowed)
+}
+
+fn new_request_id() -> HeaderValue {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let mut random: u128 = rand::random();
+    let mut text = [0u8; 32];
+    for digit in &mut text {
+        *digit = DIGITS[(random & 0xf) as usize];
+        random >>= 4;
+    }
+    let text = Bytes::copy_from_slice(&text);
+    HeaderValue::from_maybe_shared(text).unwrap_or(HeaderValue::from_static("unknown"))
+}
+
+/// Where the time of a request went, in milliseconds, as browsers show it.
+pub(crate) fn server_timing(queue: Duration, timings: &Timings) -> HeaderValue {
+    let mut text = String::with_capacity(80);
+    let mut entry = |name: &str, took: Duration| {
+        let us = took.as_micros();
+        // Writing to a String cannot fail.
+        let _ = write!(text, "{name};dur={}.{:03}", us / 1000, us % 1000);
+    };
+    entry("queue", queue + timings.queue);
+    entry(", load", timings.load);
+    entry(", instantiate", timings.instantiate);
+    entry(", run", timings.run);
+    HeaderValue::from_maybe_shared(Bytes::from(text)).unwrap_or(HeaderValue::from_static(""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
+        let pairs = pairs.iter().map(|(n, v)| (HeaderName::from_static(n), HeaderValue::from_static(v)));
+        let mut map = HeaderMap::new();
+        pairs.for_each(|(name, value)| {
+            map.append(name, value);
+        });
+        map
+    }
+
+    #[test]
+    fn hop_by_hop_headers_go() {
+        for (before, after) in [
+            (map(&[("accept", "*/*")]), map(&[("accept", "*/*")])),
+            (map(&[("connection", "keep-alive, X-Mine"), ("x-mine", "1"), ("a", "b")]), map(&[("a", "b")])),
+            (map(&[("te", "gzip, Trailers"), ("connection", "te")]), map(&[("te", "trailers")])),
+            (map(&[("te", "gzip"), ("upgrade", "websocket"), ("keep-alive", "5")]), map(&[])),
+            (map(&[("transfer-encoding", "chunked"), ("trailer", "x")]), map(&[("trailer", "x")])),
+            (map(&[("proxy-connection", "x"), ("proxy-authorization", "y")]), map(&[])),
+        ] {
+            let mut headers = before.clone();
+            strip_hop_by_hop(&mut headers);
+            assert_eq!(headers, after, "{before:?}");
+        }
+    }
+
+    #[test]
+    fn forwarded_headers_are_the_sockets_unless_a_proxy_is_trusted() {
+        let peer = Peer::new("::ffff:10.0.0.9".parse().unwrap());
+        let host = || Some(HeaderValue::from_static("example.com"));
+        let claimed = map(&[("x-forwarded-for", "1.1.1.1"), ("x-forwarded-proto", "https")]);
+        let mut headers = claimed.clone();
+        peer.forward(&mut headers, host(), false);
+        let expected = map(&[
+            ("x-forwarded-for", "10.0.0.9"),
+            ("x-forwarded-proto", "http"),
+            ("x-forwarded-host", "example.com"),
+        ]);
+        assert_eq!(headers, expected);
+        let mut headers = claimed;
+        peer.forward(&mut headers, host(), true);
+        let expected = map(&[
+            ("x-forwarded-for", "1.1.1.1"),
+            ("x-forwarded-for", "10.0.0.9"),
+            ("x-forwarded-proto", "https"),
+            ("x-forwarded-host", "example.com"),
+        ]);
+        assert_eq!(headers, expected);
+    }
+
+    #[test]
+    fn sane_ids_stay() {
+        let long = "a".repeat(REQUEST_ID_BYTES_MAX + 1);
+        for (id, stays) in [("abc-1.2_3:4", true), ("a b", false), ("", false), (long.as_str(), false)] {
+            let mut headers = HeaderMap::new();
+            headers.insert(X_REQUEST_ID, HeaderValue::from_str(id).unwrap());
+            let found = request_id(&mut headers);
+            assert_eq!(found == id, stays, "{id}");
+            assert_eq!(headers[X_REQUEST_ID], found);
+            assert!(is_sane(found.as_bytes()));
+        }
+        assert_ne!(request_id(&mut HeaderMap::new()), request_id(&mut HeaderMap::new()));
+    }
+
+    #[test]
+    fn timing_reads_as_browsers_want_it() {
+        let ms = Duration::from_millis;
+        let timings =
+            Timings { queue: ms(1), load: ms(2), run: Duration::from_micros(12), ..Timings::default() };
+        assert_eq!(
+            server_timing(Duration::from_micros(500), &timings),
+            "queue;dur=1.500, load;dur=2.000, instantiate;dur=0.000, run;dur=0.012"
+        );
+    }
+}

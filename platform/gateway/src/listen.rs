@@ -1,0 +1,92 @@
+//! The listener: connections in, requests out; HTTP/1.1 and h2c on one port.
+//!
+//! ```text
+//!   accepting ──stop──▶ draining: no new connections; `connection: close`, GOAWAY; requests finish
+//!                          │ all gone             │ drain timeout
+//!                          ▼                      ▼
+//!                       stopped cleanly        cut: the rest is dropped, which cancels its guests
+//! ```
+//!
+//! No peer can hold a connection for ever without getting on: a request's head has its time, idle included;
+//! a write, and each piece of a request's body, must make progress.
+
+mod connection;
+mod stream;
+
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+
+use tokio::{
+    net::{TcpListener, TcpSocket, TcpStream},
+    sync::Semaphore,
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+pub(crate) use self::connection::Active;
+use self::connection::Connections;
+use crate::{Config, headers::Peer, proxy::Proxy};
+
+/// Connections that the kernel keeps for us until they are accepted (it has a limit of its own,
+/// `net.core.somaxconn`).
+const BACKLOG: u32 = 4096;
+/// A pause when the process has no file descriptors left, so that the loop does not spin.
+const ACCEPT_RETRY: Duration = Duration::from_millis(50);
+
+/// Binds the port. `SO_REUSEPORT` is left alone on purpose: with it a second server would share the port
+/// in silence.
+pub(crate) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
+/// Accepts until `drain`; ends when every connection has. `cut` ends them all.
+pub(crate) async fn serve(
+    listener: TcpListener,
+    proxy: Arc<Proxy>,
+    config: &Config,
+    drain: CancellationToken,
+    cut: CancellationToken,
+) {
+    let tracker = TaskTracker::new();
+    let connections = Arc::new(Connections::new(proxy, config, drain.clone(), cut.clone(), tracker.clone()));
+    let slots = Arc::new(Semaphore::new(config.connections_max));
+    let accepting = async {
+        loop {
+            // Acquiring fails only when the semaphore is closed, which nobody does.
+            let Ok(slot) = slots.clone().acquire_owned().await else { return };
+            let (stream, peer) = accept(&listener).await;
+            let connections = connections.clone();
+            tracker.spawn(cut.clone().run_until_cancelled_owned(async move {
+                connections.serve(stream, Peer::new(peer.ip())).await;
+                drop(slot);
+            }));
+        }
+    };
+    drain.run_until_cancelled(accepting).await;
+    drop(listener);
+    tracker.close();
+    tracker.wait().await;
+}
+
+async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
+    let mut failing = false;
+    loop {
+        match listener.accept().await {
+            Ok((stream, peer)) => {
+                // Without it the last part of an answer may wait for the client's acknowledgement. Where
+                // it cannot be set the connection works all the same.
+                let _ = stream.set_nodelay(true);
+                return (stream, peer);
+            }
+            // The client went before it was accepted.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+            Err(error) => {
+                if !std::mem::replace(&mut failing, true) {
+                    tracing::warn!(%error, "cannot accept connections; raise the limit of open files (ulimit -n) if it says so");
+                }
+                tokio::time::sleep(ACCEPT_RETRY).await;
+            }
+        }
+    }
+}

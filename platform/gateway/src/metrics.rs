@@ -1,0 +1,114 @@
+//! What is counted, and how it is shown to Prometheus.
+//!
+//! A revision's counts live in its target and are read at a scrape: a request touches nothing that other
+//! revisions share, and a revision that was never asked costs nothing.
+
+mod collector;
+
+use std::{
+    sync::{
+        OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+pub(crate) use self::collector::{GatewayCollector, GatewayCounts};
+
+/// Upper ends of the histograms' buckets, in microseconds: a warm call takes tens of them, a timeout 30 s.
+const BUCKETS_US: [u64; 15] = [
+    100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000, 5_000_000,
+    10_000_000, 30_000_000,
+];
+
+/// How answers are grouped: by the first digit of the status, or that the client went before it.
+pub(crate) const CLASSES: [&str; 6] = ["1xx", "2xx", "3xx", "4xx", "5xx", "canceled"];
+
+/// One revision's counts; empty until its first request.
+#[derive(Default)]
+pub(crate) struct Traffic(OnceLock<Box<Counts>>);
+
+/// The counts of a revision that was asked.
+#[derive(Default)]
+pub(crate) struct Counts {
+    pub(crate) by_class: [AtomicU64; CLASSES.len()],
+    /// From arrival to the answer's end.
+    pub(crate) total: Histogram,
+    /// Of those that waited.
+    pub(crate) queue: Histogram,
+    /// Load and instantiate, of cold starts.
+    pub(crate) cold: Histogram,
+}
+
+impl Traffic {
+    pub(crate) fn get(&self) -> Option<&Counts> {
+        self.0.get().map(|counts| &**counts)
+    }
+
+    pub(crate) fn counts(&self) -> &Counts {
+        self.0.get_or_init(Box::default)
+    }
+}
+
+impl Counts {
+    /// An answer ended. `status` is none when the client went before there was one.
+    pub(crate) fn ended(&self, status: Option<u16>, took: Duration) {
+        let class = status.map_or(CLASSES.len() - 1, |status| usize::from(status / 100).clamp(1, 5) - 1);
+        self.by_class[class].fetch_add(1, Ordering::Relaxed);
+        self.total.observe(took);
+    }
+}
+
+/// A histogram of durations without a lock.
+#[derive(Default)]
+pub(crate) struct Histogram {
+    /// The last one counts what is longer than every bucket.
+    buckets: [AtomicU64; BUCKETS_US.len() + 1],
+    sum_us: AtomicU64,
+}
+
+impl Histogram {
+    pub(crate) fn observe(&self, took: Duration) {
+        let took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        let bucket = BUCKETS_US.partition_point(|end_us| *end_us < took_us);
+        self.buckets[bucket].fetch_add(1, Ordering::Relaxed);
+        self.sum_us.fetch_add(took_us, Ordering::Relaxed);
+    }
+
+    /// Sum in seconds, count, and the buckets as prometheus-client takes them.
+    pub(crate) fn read(&self) -> (f64, u64, Vec<(f64, u64)>) {
+        let ends = BUCKETS_US.iter().map(|us| *us as f64 / 1e6).chain([f64::INFINITY]);
+        let buckets: Vec<_> =
+            ends.zip(&self.buckets).map(|(end, count)| (end, count.load(Ordering::Relaxed))).collect();
+        let count = buckets.iter().map(|(_, count)| count).sum();
+        (self.sum_us.load(Ordering::Relaxed) as f64 / 1e6, count, buckets)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_take_their_upper_end() {
+        let histogram = Histogram::default();
+        for us in [0, 100, 101, 30_000_000, 30_000_001] {
+            histogram.observe(Duration::from_micros(us));
+        }
+        let (sum, count, buckets) = histogram.read();
+        assert_eq!(count, 5);
+        assert!((sum - 60.000_202).abs() < 1e-9, "{sum}");
+        let filled: Vec<_> = buckets.iter().filter(|(_, count)| *count > 0).copied().collect();
+        assert_eq!(filled, [(0.0001, 2), (0.00025, 1), (30.0, 1), (f64::INFINITY, 1)]);
+    }
+
+    #[test]
+    fn classes() {
+        let counts = Counts::default();
+        for status in [Some(200), Some(204), Some(404), Some(599), Some(999), None] {
+            counts.ended(status, Duration::ZERO);
+        }
+        let by_class: Vec<_> = counts.by_class.iter().map(|n| n.load(Ordering::Relaxed)).collect();
+        assert_eq!(by_class, [0, 2, 0, 1, 2, 1]);
+    }
+}

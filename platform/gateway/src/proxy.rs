@@ -1,0 +1,277 @@
+//! The way of one request, from its head to its answer's:
+//! route → revision → bounds → a turn → the host → the answer's headers.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{
+    HeaderValue, Request, Response, Uri, header,
+    request::Parts,
+    uri::{Authority, PathAndQuery},
+};
+use hyper::body::Incoming;
+use mayfly_runtime::{Answer, Body, CallError};
+use tokio::time::Instant;
+
+use crate::{
+    body::{self, Bounded, ResponseBody},
+    headers::{self, Peer},
+    metrics::GatewayCounts,
+    refusal::Refusal,
+    routes::{Found, Place, Table},
+    target::{DemandSignal, Permit, RevisionTarget, Upstream},
+};
+
+/// What every request needs. Nothing in it is locked on a request's way.
+pub(crate) struct Proxy {
+    pub(crate) table: Arc<Table>,
+    pub(crate) demand: Arc<DemandSignal>,
+    pub(crate) counts: Arc<GatewayCounts>,
+    pub(crate) request_bytes_max: u64,
+    pub(crate) stall_timeout: Duration,
+    pub(crate) trust_forwarded: bool,
+}
+
+impl Proxy {
+    /// Answers a request from a socket. Dropping the future, or the answer's body, cancels the guest.
+    pub(crate) async fn serve(&self, peer: &Peer, request: Request<Incoming>) -> Response<ResponseBody> {
+        let arrived = Instant::now();
+        let (mut parts, incoming) = request.into_parts();
+        let id = headers::request_id(&mut parts.headers);
+        headers::strip_hop_by_hop(&mut parts.headers);
+        let host = settle_host(&mut parts);
+        peer.forward(&mut parts.headers, host, self.trust_forwarded);
+        let outcome = match body::bounded(incoming, self.request_bytes_max, self.stall_timeout) {
+            Bounded::TooLarge => Err(Refusal::request_too_large(self.request_bytes_max)),
+            Bounded::Body { body, exceeded } => match self.table.find(&Place::of(&parts)) {
+                Ok(found) => self.call(found, parts, body, exceeded, arrived).await,
+                Err(refusal) => Err(refusal),
+            },
+        };
+        self.finish(outcome, id)
+    }
+
+    /// Asks a function from inside the process.
+    pub(crate) async fn ask(
+        &self,
+        key: &str,
+        request: Request<Body>,
+    ) -> Result<Response<ResponseBody>, Refusal> {
+        let arrived = Instant::now();
+        let (mut parts, body) = request.into_parts();
+        let id = headers::request_id(&mut parts.headers);
+        // Its path is the function's own already, as it is under the function's host.
+        let found = Found { by_host: true, ..self.table.find(&Place::Path { key })? };
+        let mut response = self.call(found, parts, body, None, arrived).await.inspect_err(|refusal| {
+            self.counts.refused(refusal.code);
+        })?;
+        response.headers_mut().insert(headers::X_REQUEST_ID, id);
+        Ok(response)
+    }
+
+    fn finish(
+        &self,
+        outcome: Result<Response<ResponseBody>, Refusal>,
+        id: HeaderValue,
+    ) -> Response<ResponseBody> {
+        let mut response = outcome.unwrap_or_else(|refusal| {
+            self.counts.refused(refusal.code);
+            refusal.into_response(id.to_str().unwrap_or_default())
+        });
+        response.headers_mut().insert(headers::X_REQUEST_ID, id);
+        response
+    }
+
+    async fn call(
+        &self,
+        found: Found,
+        mut parts: Parts,
+        body: Body,
+        exceeded: Option<Arc<AtomicBool>>,
+        arrived: Instant,
+    ) -> Result<Response<ResponseBody>, Refusal> {
+        let choice = found.route.choose(&parts.headers, found.tag.as_deref(), found.by_host)?;
+        let (target, set_cookie) = (choice.target.clone(), choice.set_cookie.cloned());
+        if found.by_host {
+            parts.headers.remove(headers::X_FORWARDED_PREFIX);
+        } else {
+            parts.uri = without_prefix(&parts.uri, found.route.prefix.len());
+            parts.headers.insert(headers::X_FORWARDED_PREFIX, found.route.prefix.clone());
+        }
+        drop(found);
+        let access = AccessLog::of(&parts);
+        let called = self.answer(&target, Request::from_parts(parts, body), arrived).await;
+        let too_large = exceeded.is_some_and(|exceeded| exceeded.load(Ordering::Acquire));
+        let answered = match called {
+            Ok(_) | Err(_) if too_large => Err(Refusal::request_too_large(self.request_bytes_max)),
+            Ok((answer, permit, queue)) => Ok(response(answer, permit, queue, set_cookie)),
+            Err(refusal) => Err(refusal),
+        };
+        if let Some(access) = access {
+            access.write(&target, &answered, arrived);
+        }
+        answered
+    }
+
+    /// Waits for a turn, and calls the revision.
+    async fn answer(
+        &self,
+        target: &Arc<RevisionTarget>,
+        request: Request<Body>,
+        arrived: Instant,
+    ) -> Result<(Answer, Permit, Duration), Refusal> {
+        if let Upstream::Unavailable(refusal) = &**target.upstream.load() {
+            return Err(refusal.clone());
+        }
+        let deadline = arrived + target.timeout;
+        let mut permit = match target.admit(&self.demand, arrived, deadline).await {
+            Ok(permit) => permit,
+            Err(refusal) => {
+                let counts = target.traffic.counts();
+                counts.ended(Some(refusal.code.status().as_u16()), arrived.elapsed());
+                return Err(refusal);
+            }
+        };
+        let started = permit.started();
+        let call = match &**target.upstream.load() {
+            Upstream::Local(function) => function.call(request, deadline),
+            Upstream::Unavailable(refusal) => return Err(refusal.clone()),
+        };
+        match call.await {
+            Ok(answer) => {
+                target.gate.note_run(started.elapsed());
+                permit.status = Some(answer.response.status().as_u16());
+                let (queue, timings) = (started - arrived, &answer.timings);
+                if !queue.is_zero() || timings.cold {
+                    let counts = target.traffic.counts();
+                    if !queue.is_zero() {
+                        counts.queue.observe(queue);
+                    }
+                    if timings.cold {
+                        counts.cold.observe(timings.load + timings.instantiate);
+                    }
+                }
+                Ok((answer, permit, queue))
+            }
+            Err(error) => {
+                if let CallError::Internal(cause) = &error {
+                    tracing::error!(revision = %target.key, %cause, "the host could not run a request");
+                }
+                let refusal = Refusal::from(error);
+                permit.status = Some(refusal.code.status().as_u16());
+                Err(refusal)
+            }
+        }
+    }
+}
+
+/// The guest's answer as the client gets it.
+fn response(
+    answer: Answer,
+    permit: Permit,
+    queue: Duration,
+    set_cookie: Option<HeaderValue>,
+) -> Response<ResponseBody> {
+    let Answer { response, timings } = answer;
+    let mut response = response.map(|body| ResponseBody::guest(body, permit));
+    let answer_headers = response.headers_mut();
+    headers::strip_hop_by_hop(answer_headers);
+    answer_headers.insert(headers::SERVER_TIMING, headers::server_timing(queue, &timings));
+    if timings.cold {
+        answer_headers.insert(headers::MAYFLY_COLD, HeaderValue::from_static("true"));
+    }
+    if let Some(cookie) = set_cookie {
+        answer_headers.append(header::SET_COOKIE, cookie);
+    }
+    response
+}
+
+/// Puts the host into the `host` header, wherever the client put it, and leaves the path alone in the URI:
+/// one form for guests, whichever HTTP the client speaks. Returns the host.
+fn settle_host(parts: &mut Parts) -> Option<HeaderValue> {
+    if let Some(authority) = parts.uri.authority() {
+        let value = HeaderValue::from_str(Authority::as_str(authority)).ok()?;
+        let path = parts.uri.path_and_query().cloned();
+        parts.uri = path.map_or(Uri::from_static("/"), Uri::from);
+        parts.headers.insert(header::HOST, value);
+    }
+    parts.headers.get(header::HOST).cloned()
+}
+
+/// What is left of a path behind its function's prefix: `/` at least.
+fn without_prefix(uri: &Uri, prefix_bytes: usize) -> Uri {
+    let whole = uri.path_and_query().map_or("/", PathAndQuery::as_str);
+    let rest = match whole.get(prefix_bytes..) {
+        None | Some("" | "/") => return Uri::from_static("/"),
+        Some(rest) if rest.starts_with('/') => Bytes::copy_from_slice(rest.as_bytes()),
+        Some(rest) => Bytes::from(format!("/{rest}")),
+    };
+    PathAndQuery::from_maybe_shared(rest).map_or(Uri::from_static("/"), Uri::from)
+}
+
+/// One line for each request, when somebody wants to see them.
+struct AccessLog {
+    method: http::Method,
+    path: String,
+    request_id: HeaderValue,
+}
+
+impl AccessLog {
+    fn of(parts: &Parts) -> Option<Self> {
+        if !tracing::enabled!(target: "mayfly_gateway::access", tracing::Level::DEBUG) {
+            return None;
+        }
+        let request_id = parts.headers.get(headers::X_REQUEST_ID).cloned();
+        Some(Self {
+            method: parts.method.clone(),
+            path: parts.uri.path().to_owned(),
+            request_id: request_id.unwrap_or(HeaderValue::from_static("")),
+        })
+    }
+
+    fn write(
+        self,
+        target: &RevisionTarget,
+        outcome: &Result<Response<ResponseBody>, Refusal>,
+        arrived: Instant,
+    ) {
+        let (status, code, timing) = match outcome {
+            Ok(response) => (response.status(), "", response.headers().get(headers::SERVER_TIMING)),
+            Err(refusal) => (refusal.code.status(), refusal.code.as_str(), None),
+        };
+        tracing::debug!(
+            target: "mayfly_gateway::access",
+            revision = %target.key,
+            method = %self.method,
+            path = self.path,
+            status = status.as_u16(),
+            refusal = code,
+            request_id = self.request_id.to_str().unwrap_or_default(),
+            took_us = u64::try_from(arrived.elapsed().as_micros()).unwrap_or(u64::MAX),
+            timing = timing.and_then(|timing| timing.to_str().ok()).unwrap_or_default(),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_guest_sees_the_rest_of_the_path() {
+        for (path, rest) in [
+            ("/fn/ns/hello", "/"),
+            ("/fn/ns/hello/", "/"),
+            ("/fn/ns/hello/a//b?c=%20d", "/a//b?c=%20d"),
+            ("/fn/ns/hello?x=1", "/?x=1"),
+        ] {
+            assert_eq!(without_prefix(&path.parse().unwrap(), "/fn/ns/hello".len()), rest, "{path}");
+        }
+    }
+}

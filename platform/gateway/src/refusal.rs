@@ -1,0 +1,311 @@
+//! What a request is told that gets no answer from a function. The one place where causes become statuses.
+
+use std::{borrow::Cow, time::Duration};
+
+use bytes::Bytes;
+use http::{HeaderValue, Response, StatusCode, header};
+use mayfly_runtime::CallError;
+use serde::Serialize;
+
+use crate::{body::ResponseBody, target::RevisionTarget};
+
+/// Why a request was refused, or why its function gave no answer.
+#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
+#[error("{message}")]
+pub struct Refusal {
+    pub code: Code,
+    /// What happened, for a person.
+    pub message: Cow<'static, str>,
+    /// What to do about it.
+    pub hint: Cow<'static, str>,
+    /// When to try again, where that can help.
+    pub retry_after: Option<Duration>,
+}
+
+/// The kinds of refusals; the text in `error.code`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Code {
+    /// No route, or no such tag.
+    NotFound,
+    /// The request's body is larger than the gateway takes.
+    RequestTooLarge,
+    /// The function, or the revision its traffic goes to, is not ready.
+    NotReady,
+    /// Too many requests wait already.
+    QueueFull,
+    /// No turn came in time.
+    QueueTimeout,
+    /// The host has no room.
+    Overloaded,
+    /// The component is not in the artifact store.
+    ComponentMissing,
+    /// The component cannot be loaded or linked.
+    ComponentInvalid,
+    /// The guest trapped.
+    Trapped,
+    OutOfMemory,
+    TimedOut,
+    /// The guest returned without an answer.
+    NoAnswer,
+    /// The guest set an error as its answer.
+    GuestError,
+    ResponseTooLarge,
+    ShuttingDown,
+    Internal,
+}
+
+impl Code {
+    pub const ALL: [Self; 16] = [
+        Self::NotFound,
+        Self::RequestTooLarge,
+        Self::NotReady,
+        Self::QueueFull,
+        Self::QueueTimeout,
+        Self::Overloaded,
+        Self::ComponentMissing,
+        Self::ComponentInvalid,
+        Self::Trapped,
+        Self::OutOfMemory,
+        Self::TimedOut,
+        Self::NoAnswer,
+        Self::GuestError,
+        Self::ResponseTooLarge,
+        Self::ShuttingDown,
+        Self::Internal,
+    ];
+
+    pub fn status(self) -> StatusCode {
+        match self {
+            Self::NotFound => StatusCode::NOT_FOUND,
+            Self::RequestTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::NotReady
+            | Self::QueueFull
+            | Self::QueueTimeout
+            | Self::Overloaded
+            | Self::ComponentMissing
+            | Self::ComponentInvalid
+            | Self::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Trapped
+            | Self::OutOfMemory
+            | Self::NoAnswer
+            | Self::GuestError
+            | Self::ResponseTooLarge => StatusCode::BAD_GATEWAY,
+            Self::TimedOut => StatusCode::GATEWAY_TIMEOUT,
+            Self::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    /// The text in `error.code` and in metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::NotFound => "not_found",
+            Self::RequestTooLarge => "request_too_large",
+            Self::NotReady => "not_ready",
+            Self::QueueFull => "queue_full",
+            Self::QueueTimeout => "queue_timeout",
+            Self::Overloaded => "overloaded",
+            Self::ComponentMissing => "component_missing",
+            Self::ComponentInvalid => "component_invalid",
+            Self::Trapped => "trapped",
+            Self::OutOfMemory => "out_of_memory",
+            Self::TimedOut => "timed_out",
+            Self::NoAnswer => "no_answer",
+            Self::GuestError => "guest_error",
+            Self::ResponseTooLarge => "response_too_large",
+            Self::ShuttingDown => "shutting_down",
+            Self::Internal => "internal",
+        }
+    }
+}
+
+const HINT_ROUTES: &str = "see the routes with `kubectl get functions -A` or `mayfly get functions`";
+
+impl Refusal {
+    pub(crate) fn new(
+        code: Code,
+        message: impl Into<Cow<'static, str>>,
+        hint: impl Into<Cow<'static, str>>,
+    ) -> Self {
+        Self { code, message: message.into(), hint: hint.into(), retry_after: None }
+    }
+
+    fn retry(mut self, after: Duration) -> Self {
+        self.retry_after = Some(after);
+        self
+    }
+
+    pub(crate) fn no_function(namespace: &str, name: &str) -> Self {
+        let message = format!("there is no function {name:?} in namespace {namespace:?}");
+        Self::new(Code::NotFound, message, HINT_ROUTES)
+    }
+
+    pub(crate) fn no_route() -> Self {
+        let message = "no route leads to this address: functions answer at /fn/<namespace>/<name>/ and at \
+                       <name>.<namespace>.fn.localhost";
+        Self::new(Code::NotFound, message, HINT_ROUTES)
+    }
+
+    pub(crate) fn starting() -> Self {
+        let message = "this server was just started and does not know its functions yet";
+        Self::new(Code::NotReady, message, "try again in a moment").retry(Duration::from_secs(1))
+    }
+
+    pub(crate) fn no_tag(function: &str, tag: &str, tags: &[&str]) -> Self {
+        let message = format!("function {function} has no traffic target with the tag {tag:?}");
+        let hint = match tags {
+            [] => "its traffic has no tags: set one with `tag:` under spec.traffic".into(),
+            tags => format!("its tags are: {}", tags.join(", ")),
+        };
+        Self::new(Code::NotFound, message, hint)
+    }
+
+    pub(crate) fn no_revision(function: &str) -> Self {
+        let message = format!("function {function} has no revision yet");
+        let hint = "it was deployed a moment ago; if this stays, see `kubectl describe function`";
+        Self::new(Code::NotReady, message, hint).retry(Duration::from_secs(1))
+    }
+
+    pub(crate) fn revision_missing(function: &str, revision: &str) -> Self {
+        let message =
+            format!("the traffic of function {function} goes to revision {revision}, which is not there");
+        let hint = "see `kubectl get revisions` and set spec.traffic to one of them, or to `latest: true`";
+        Self::new(Code::NotReady, message, hint)
+    }
+
+    pub(crate) fn revision_not_ready(revision: &str, why: &str) -> Self {
+        let message = format!("revision {revision} is not ready: {why}");
+        Self::new(Code::NotReady, message, "see `kubectl describe revision`; deploy again once it is fixed")
+    }
+
+    pub(crate) fn request_too_large(limit_bytes: u64) -> Self {
+        let message = format!("the request's body is larger than {limit_bytes} bytes");
+        Self::new(Code::RequestTooLarge, message, "send less, or raise the gateway's limit")
+    }
+
+    pub(crate) fn queue_full(target: &RevisionTarget) -> Self {
+        let message = format!("{} requests wait for revision {} already", target.gate.waiting(), target.key);
+        let hint = "try again later; raise limits.concurrency or scaling.max if this is the usual load";
+        Self::new(Code::QueueFull, message, hint).retry(target.gate.retry_after())
+    }
+
+    pub(crate) fn queue_too_slow(target: &RevisionTarget) -> Self {
+        let timeout = mayfly_api::duration::Span(target.timeout);
+        let message =
+            format!("no turn came for this request within the {timeout} of revision {}", target.key);
+        let hint = "it did not run; try again later, or raise limits.concurrency or scaling.max";
+        Self::new(Code::QueueTimeout, message, hint).retry(target.gate.retry_after())
+    }
+
+    pub(crate) fn shutting_down() -> Self {
+        CallError::ShuttingDown.into()
+    }
+}
+
+impl From<CallError> for Refusal {
+    fn from(error: CallError) -> Self {
+        let message = error.to_string();
+        let (code, hint, retry_after) = match error {
+            CallError::Overloaded { retry_after } => {
+                (Code::Overloaded, "try again later; neighbours use the room", Some(retry_after))
+            }
+            CallError::ComponentMissing(_) => (Code::ComponentMissing, "`mayfly deploy` uploads it", None),
+            CallError::ComponentInvalid(_) => {
+                (Code::ComponentInvalid, "build it for wasi:http and deploy it again", None)
+            }
+            CallError::Trapped(_) => (Code::Trapped, "`mayfly logs` shows what it wrote before", None),
+            CallError::OutOfMemory { .. } => {
+                (Code::OutOfMemory, "raise limits.memory if it needs more", None)
+            }
+            CallError::TimedOut { .. } => (Code::TimedOut, "raise limits.timeout if it needs longer", None),
+            CallError::NoAnswer => (Code::NoAnswer, "its handler must set a response on every path", None),
+            CallError::GuestError(_) => (Code::GuestError, "`mayfly logs` shows what it wrote before", None),
+            CallError::ResponseTooLarge { .. } => {
+                (Code::ResponseTooLarge, "raise limits.response if answers are that large", None)
+            }
+            CallError::ShuttingDown => {
+                (Code::ShuttingDown, "try again: this server is being stopped", Some(Duration::from_secs(1)))
+            }
+            CallError::Internal(_) => (Code::Internal, "the server's log has more about this request", None),
+        };
+        Self { code, message: message.into(), hint: hint.into(), retry_after }
+    }
+}
+
+#[derive(Serialize)]
+struct Document<'a> {
+    error: Fields<'a>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Fields<'a> {
+    code: &'a str,
+    message: &'a str,
+    hint: &'a str,
+    request_id: &'a str,
+}
+
+impl Refusal {
+    /// The answer, as JSON. `request_id` is the one that the answer's header carries.
+    pub fn into_response(self, request_id: &str) -> Response<ResponseBody> {
+        let Self { code, message, hint, retry_after } = &self;
+        let error = Fields { code: code.as_str(), message, hint, request_id };
+        let mut text = serde_json::to_vec(&Document { error }).unwrap_or_default();
+        text.push(b'\n');
+        let mut response = Response::new(ResponseBody::full(Bytes::from(text)));
+        *response.status_mut() = code.status();
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if let Some(after) = retry_after {
+            let seconds = after.as_secs() + u64::from(after.subsec_nanos() > 0);
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds.max(1)));
+        }
+        response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt as _;
+    use mayfly_api::Digest;
+
+    use super::*;
+
+    /// Every cause has its status; the body is what clients parse.
+    #[tokio::test]
+    async fn every_call_error_has_its_status() {
+        let retry_after = Duration::from_millis(1500);
+        for (error, status, code) in [
+            (CallError::Overloaded { retry_after }, 503, "overloaded"),
+            (CallError::ComponentMissing(Digest::of(b"x")), 503, "component_missing"),
+            (CallError::ComponentInvalid("wasi:foo".into()), 503, "component_invalid"),
+            (CallError::Trapped("unreachable".into()), 502, "trapped"),
+            (CallError::OutOfMemory { limit_bytes: 5 }, 502, "out_of_memory"),
+            (CallError::TimedOut { limit: Duration::from_secs(3) }, 504, "timed_out"),
+            (CallError::NoAnswer, 502, "no_answer"),
+            (CallError::GuestError("dns".into()), 502, "guest_error"),
+            (CallError::ResponseTooLarge { limit_bytes: 5 }, 502, "response_too_large"),
+            (CallError::ShuttingDown, 503, "shutting_down"),
+            (CallError::Internal("disk".into()), 500, "internal"),
+        ] {
+            let message = error.to_string();
+            let response = Refusal::from(error).into_response("id-1");
+            assert_eq!(response.status(), status, "{code}");
+            if code == "overloaded" {
+                assert_eq!(response.headers()[header::RETRY_AFTER], "2");
+            }
+            let body = response.into_body().collect().await.unwrap().to_bytes();
+            let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
+            assert_eq!(body["error"]["code"], code);
+            assert_eq!(body["error"]["message"], message);
+            assert_eq!(body["error"]["requestId"], "id-1");
+            assert!(!body["error"]["hint"].as_str().unwrap().is_empty());
+        }
+    }
+
+    #[test]
+    fn codes_are_distinct() {
+        let texts: std::collections::BTreeSet<_> = Code::ALL.iter().map(|code| code.as_str()).collect();
+        assert_eq!(texts.len(), Code::ALL.len());
+    }
+}

@@ -1,0 +1,23 @@
+//! Which function a request is for.
+//!
+//! ```text
+//!   informers ──dirty keys──▶ owner (one task) ──plan──▶ Route ──▶ Table ──▶ requests
+//! ```
+//!
+//! [`plan`] says what a function's route should be, from objects alone; [`owner`] makes it so; [`table`]
+//! holds all routes, immutable and without locks for those who read; [`route`] chooses a revision;
+//! [`place`] reads from a request where it wants to go. An Ingress will be one more kind of place, and
+//! one more map in the table.
+
+pub(crate) mod owner;
+pub(crate) mod place;
+mod plan;
+mod route;
+mod table;
+
+pub(crate) use self::{
+    owner::Owner,
+    place::Place,
+    route::Route,
+    table::{Found, Table},
+};

@@ -1,0 +1,405 @@
+//! Keeps the table as the objects say. One task; woken by changed keys, idle otherwise.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    sync::{Arc, atomic::Ordering},
+};
+
+use mayfly_api::{
+    Function, ObjectKey, Revision,
+    env::EnvSources,
+    k8s::api::core::v1::{ConfigMap, Secret},
+};
+use mayfly_informer::{Changes, Index, Informer};
+use mayfly_runtime::FunctionHost;
+use tokio::{sync::watch, time::Instant};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Route, Table,
+    plan::{self, PlannedTarget},
+    route::End,
+    table::{Batch, TagHost},
+};
+use crate::{
+    metrics::GatewayCounts,
+    target::{DemandSignal, RevisionTarget, Targets, Upstream},
+};
+
+/// The copies of objects that routes are made from.
+#[derive(Clone)]
+pub(crate) struct Objects {
+    pub(crate) functions: Informer<Function>,
+    pub(crate) revisions: Informer<Revision>,
+    pub(crate) config_maps: Informer<ConfigMap>,
+    pub(crate) secrets: Informer<Secret>,
+}
+
+impl EnvSources for Objects {
+    fn config_map(&self, namespace: &str, name: &str) -> Option<Arc<ConfigMap>> {
+        self.config_maps.get(&ObjectKey::new(namespace, name))
+    }
+
+    fn secret(&self, namespace: &str, name: &str) -> Option<Arc<Secret>> {
+        self.secrets.get(&ObjectKey::new(namespace, name))
+    }
+}
+
+/// The one who writes the table.
+pub(crate) struct Owner {
+    objects: Objects,
+    of_function: Index<Revision>,
+    changes: Subscriptions,
+    host: Arc<dyn FunctionHost>,
+    table: Arc<Table>,
+    targets: Arc<Targets>,
+    demand: Arc<DemandSignal>,
+    counts: Arc<GatewayCounts>,
+    queue_max: u32,
+    /// The revisions seen, by key: whose they are, and which one of that name.
+    known: HashMap<ObjectKey, Known>,
+    /// Which revisions take values from a ConfigMap or Secret.
+    users: HashMap<Source, HashSet<ObjectKey>>,
+    /// Which functions' tags claim a host, by `<namespace>/<label>`; the first claim has it.
+    claims: HashMap<Arc<str>, BTreeSet<(Arc<str>, Arc<str>)>>,
+    /// The hosts that each function's tags claim.
+    claimed: HashMap<Arc<str>, BTreeMap<Arc<str>, Arc<str>>>,
+    /// The revisions that each function's route led to.
+    routed: HashMap<Arc<str>, Vec<Arc<RevisionTarget>>>,
+}
+
+struct Subscriptions {
+    functions: Changes,
+    revisions: Changes,
+    config_maps: Changes,
+    secrets: Changes,
+}
+
+struct Known {
+    function: ObjectKey,
+    uid: String,
+    sources: Vec<Source>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Source {
+    ConfigMap(ObjectKey),
+    Secret(ObjectKey),
+}
+
+/// What the owner works on, handed over by the gateway.
+pub(crate) struct Parts {
+    pub(crate) host: Arc<dyn FunctionHost>,
+    pub(crate) table: Arc<Table>,
+    pub(crate) targets: Arc<Targets>,
+    pub(crate) demand: Arc<DemandSignal>,
+    pub(crate) counts: Arc<GatewayCounts>,
+    pub(crate) queue_max: u32,
+}
+
+impl Owner {
+    pub(crate) fn new(objects: Objects, parts: Parts) -> Self {
+        let changes = Subscriptions {
+            functions: objects.functions.subscribe(),
+            revisions: objects.revisions.subscribe(),
+            config_maps: objects.config_maps.subscribe(),
+            secrets: objects.secrets.subscribe(),
+        };
+        let of_function =
+            objects.revisions.index("gateway/function", |revision| vec![function_of(revision).to_string()]);
+        let Parts { host, table, targets, demand, counts, queue_max } = parts;
+        Self {
+            objects,
+            of_function,
+            changes,
+            host,
+            table,
+            targets,
+            demand,
+            counts,
+            queue_max,
+            known: HashMap::new(),
+            users: HashMap::new(),
+            claims: HashMap::new(),
+            claimed: HashMap::new(),
+            routed: HashMap::new(),
+        }
+    }
+
+    /// Runs until `stop`. `ready` turns true when everything there was at the start is in the table.
+    pub(crate) async fn run(mut self, ready: watch::Sender<bool>, stop: CancellationToken) {
+        let synced = async {
+            self.objects.config_maps.synced().await;
+            self.objects.secrets.synced().await;
+            self.objects.revisions.synced().await;
+            self.objects.functions.synced().await;
+        };
+        if stop.run_until_cancelled(synced).await.is_none() {
+            return;
+        }
+        let mut dirty = self.changes.take();
+        loop {
+            self.update(dirty);
+            self.table.set_complete();
+            ready.send_if_modified(|ready| !std::mem::replace(ready, true));
+            dirty = match stop.run_until_cancelled(self.changes.next()).await {
+                Some(dirty) => dirty,
+                None => return,
+            };
+        }
+    }
+
+    fn update(&mut self, dirty: Dirty) {
+        let started = Instant::now();
+        let mut functions = dirty.functions;
+        for source in dirty.sources {
+            for revision in self.users.get(&source).into_iter().flatten() {
+                functions.extend(self.known.get(revision).map(|known| known.function.clone()));
+            }
+        }
+        for revision in dirty.revisions {
+            self.note_revision(&revision, &mut functions);
+        }
+        let mut batch = Batch::default();
+        for function in &functions {
+            self.function(function, &mut batch);
+        }
+        let claims_changed = !batch.tag_hosts.is_empty()
+            || batch.functions.keys().any(|function| self.claims.contains_key(function));
+        if claims_changed {
+            self.counts.conflicts.store(self.conflicts(), Ordering::Relaxed);
+        }
+        self.table.apply(batch);
+        self.counts.routes.store(self.table.len(), Ordering::Relaxed);
+        self.counts.route_update.observe(started.elapsed());
+        tracing::debug!(functions = functions.len(), took = ?started.elapsed(), "took changes into the routes");
+    }
+
+    /// Keeps track of a revision that came, changed or went.
+    fn note_revision(&mut self, key: &ObjectKey, functions: &mut BTreeSet<ObjectKey>) {
+        let now = self.objects.revisions.get(key);
+        let uid = now.as_ref().and_then(|revision| revision.metadata.uid.clone()).unwrap_or_default();
+        if let Some(before) = self.known.remove(key) {
+            for source in &before.sources {
+                if let Some(users) = self.users.get_mut(source) {
+                    users.remove(key);
+                    if users.is_empty() {
+                        self.users.remove(source);
+                    }
+                }
+            }
+            if now.is_none() || before.uid != uid {
+                self.forget(key, &before.uid);
+            }
+            functions.insert(before.function);
+        }
+        let Some(revision) = now else { return };
+        let sources = sources_of(&revision, &key.namespace);
+        for source in &sources {
+            self.users.entry(source.clone()).or_default().insert(key.clone());
+        }
+        let function = function_of(&revision);
+        functions.insert(function.clone());
+        self.known.insert(key.clone(), Known { function, uid, sources });
+    }
+
+    fn forget(&self, key: &ObjectKey, uid: &str) {
+        if let Some(target) = self.targets.remove(uid) {
+            target.deleted.store(true, Ordering::Release);
+            target.routed.store(false, Ordering::Release);
+            self.demand.raise(&target);
+            self.demand.wake();
+        }
+        self.host.forget(key);
+    }
+
+    /// Makes one function's route what it should be.
+    fn function(&mut self, key: &ObjectKey, batch: &mut Batch) {
+        let name: Arc<str> = format!("{}/{}", key.namespace, key.name).into();
+        let revisions = self.of_function.get(&name);
+        let function = self.objects.functions.get(key).filter(|f| f.metadata.deletion_timestamp.is_none());
+        let Some(function) = function else {
+            self.set_routed(&name, Vec::new());
+            self.retire(&revisions);
+            self.claim(&name, BTreeMap::new(), batch);
+            batch.functions.insert(name, None);
+            return;
+        };
+        let plan = plan::plan(&function, &revisions);
+        let ends: Vec<_> = plan.targets.into_iter().map(|planned| self.end(planned)).collect();
+        self.set_routed(&name, ends.iter().filter_map(|end| end.to.clone().ok()).collect());
+        self.retire(&revisions);
+        let before = self.table.function(&name);
+        if let (None, Some(claims)) = (&before, self.claims.get(&name)) {
+            tracing::warn!(host = %name, ?claims, "a new function has a host that a tag had; header mayfly-tag reaches the tag");
+        }
+        let route = Route::new(key.clone(), ends, plan.sticky.as_ref(), before.as_deref());
+        let claims = route.tags().map(|tag| (tag_host(key, tag), Arc::from(tag))).collect();
+        self.claim(&name, claims, batch);
+        batch.functions.insert(name, Some(Arc::new(route)));
+    }
+
+    fn end(&self, planned: PlannedTarget) -> End {
+        let PlannedTarget { revision, identity, percent, tag } = planned;
+        End { to: revision.map(|revision| self.target(&revision)), identity, percent, tag }
+    }
+
+    /// The revision's one target, as the revision is now.
+    fn target(&self, revision: &Revision) -> Arc<RevisionTarget> {
+        let upstream = match plan::hosted_spec(revision, &self.objects) {
+            Ok(spec) => Upstream::Local(self.host.prepare(spec)),
+            Err(refusal) => Upstream::Unavailable(refusal),
+        };
+        let uid = revision.metadata.uid.clone().unwrap_or_default();
+        let target = match self.targets.get(&uid) {
+            Some(target) => {
+                target.upstream.store(Arc::new(upstream));
+                target
+            }
+            None => {
+                let key = ObjectKey::of(revision);
+                let target =
+                    Arc::new(RevisionTarget::new(uid, key, &revision.spec, upstream, self.queue_max));
+                self.targets.insert(target.clone());
+                target
+            }
+        };
+        let ready = revision.status.as_ref().map_or(0, |status| status.ready_replicas);
+        let ready = u32::try_from(ready).unwrap_or(0);
+        let before = target.ready_replicas.swap(ready, Ordering::AcqRel);
+        if ready != before || ready < target.scaling.min {
+            self.demand.raise(&target);
+            self.demand.wake();
+        }
+        target
+    }
+
+    /// Notes which revisions a function's route leads to, and has the autoscaler look at those it left.
+    fn set_routed(&mut self, name: &Arc<str>, now: Vec<Arc<RevisionTarget>>) {
+        let before = self.routed.remove(name).unwrap_or_default();
+        for target in before.iter().filter(|before| !now.iter().any(|now| Arc::ptr_eq(before, now))) {
+            target.routed.store(false, Ordering::Release);
+            self.demand.raise(target);
+            self.demand.wake();
+        }
+        for target in &now {
+            target.routed.store(true, Ordering::Release);
+        }
+        if !now.is_empty() {
+            self.routed.insert(name.clone(), now);
+        }
+    }
+
+    /// Revisions that no route leads to but that have replicas: they are to go.
+    fn retire(&self, revisions: &[Arc<Revision>]) {
+        for revision in revisions {
+            let running = revision.status.as_ref().is_some_and(|status| status.ready_replicas > 0);
+            let uid = revision.metadata.uid.as_deref().unwrap_or_default();
+            let routed = self.targets.get(uid).is_some_and(|t| t.routed.load(Ordering::Acquire));
+            if running && !routed {
+                self.target(revision);
+            }
+        }
+    }
+
+    /// Claims hosts for a function's tags, and lets go of those it claimed before.
+    fn claim(&mut self, function: &Arc<str>, now: BTreeMap<Arc<str>, Arc<str>>, batch: &mut Batch) {
+        let before = self.claimed.remove(function).unwrap_or_default();
+        if before == now {
+            if !now.is_empty() {
+                self.claimed.insert(function.clone(), now);
+            }
+            return;
+        }
+        for (host, tag) in &before {
+            if let Some(claims) = self.claims.get_mut(host) {
+                claims.remove(&(function.clone(), tag.clone()));
+            }
+        }
+        for (host, tag) in &now {
+            self.claims.entry(host.clone()).or_default().insert((function.clone(), tag.clone()));
+        }
+        for host in before.keys().chain(now.keys()) {
+            let claims = self.claims.get(host);
+            if let Some(claims) = claims.filter(|claims| claims.len() > 1) {
+                tracing::warn!(%host, ?claims, "several tags claim one host; the first has it, header mayfly-tag reaches the others");
+            }
+            let winner = claims.and_then(BTreeSet::first).cloned();
+            if winner.is_none() {
+                self.claims.remove(host);
+            } else if now.contains_key(host) && self.is_function(host) {
+                tracing::warn!(%host, tag_of = %function, "a tag's host is also a function's, which has it; header mayfly-tag reaches the tag");
+            }
+            let winner = winner.map(|(function, tag)| TagHost { function, tag });
+            batch.tag_hosts.insert(host.clone(), winner);
+        }
+        if !now.is_empty() {
+            self.claimed.insert(function.clone(), now);
+        }
+    }
+
+    fn is_function(&self, host: &str) -> bool {
+        let key = host.split_once('/').map(|(namespace, name)| ObjectKey::new(namespace, name));
+        key.is_some_and(|key| self.objects.functions.get(&key).is_some())
+    }
+
+    /// Tags whose host somebody else has.
+    fn conflicts(&self) -> usize {
+        let lost =
+            |(host, claims): (&Arc<str>, &BTreeSet<_>)| claims.len() - usize::from(!self.is_function(host));
+        self.claims.iter().map(lost).sum()
+    }
+}
+
+/// What changed, once the kinds are sorted out.
+struct Dirty {
+    functions: BTreeSet<ObjectKey>,
+    revisions: BTreeSet<ObjectKey>,
+    sources: Vec<Source>,
+}
+
+impl Subscriptions {
+    async fn next(&mut self) -> Dirty {
+        let mut dirty = Dirty { functions: BTreeSet::new(), revisions: BTreeSet::new(), sources: Vec::new() };
+        tokio::select! {
+            keys = self.functions.next() => dirty.functions = keys,
+            keys = self.revisions.next() => dirty.revisions = keys,
+            keys = self.config_maps.next() => dirty.sources.extend(keys.into_iter().map(Source::ConfigMap)),
+            keys = self.secrets.next() => dirty.sources.extend(keys.into_iter().map(Source::Secret)),
+        }
+        let rest = self.take();
+        dirty.functions.extend(rest.functions);
+        dirty.revisions.extend(rest.revisions);
+        dirty.sources.extend(rest.sources);
+        dirty
+    }
+
+    fn take(&mut self) -> Dirty {
+        let config_maps = self.config_maps.take().into_iter().map(Source::ConfigMap);
+        let secrets = self.secrets.take().into_iter().map(Source::Secret);
+        Dirty {
+            sources: config_maps.chain(secrets).collect(),
+            revisions: self.revisions.take(),
+            functions: self.functions.take(),
+        }
+    }
+}
+
+fn function_of(revision: &Revision) -> ObjectKey {
+    ObjectKey::new(revision.metadata.namespace.clone().unwrap_or_default(), &revision.spec.function)
+}
+
+fn tag_host(function: &ObjectKey, tag: &str) -> Arc<str> {
+    format!("{}/{tag}-{}", function.namespace, function.name).into()
+}
+
+fn sources_of(revision: &Revision, namespace: &str) -> Vec<Source> {
+    let references = revision.spec.env.iter().filter_map(|variable| variable.value_from.as_ref());
+    let sources = references.flat_map(|from| {
+        let config_map = from.config_map_key_ref.as_ref();
+        let secret = from.secret_key_ref.as_ref();
+        let config_map = config_map.map(|r| Source::ConfigMap(ObjectKey::new(namespace, &r.name)));
+        config_map.into_iter().chain(secret.map(|r| Source::Secret(ObjectKey::new(namespace, &r.name))))
+    });
+    sources.collect()
+}

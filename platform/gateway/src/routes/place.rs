@@ -1,0 +1,116 @@
+//! Where a request wants to go, read from its head alone.
+
+use http::{header, request::Parts};
+use mayfly_api::wellknown::{FUNCTION_HOST_SUFFIX, FUNCTION_PATH_PREFIX};
+
+/// A place in the route table.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Place<'a> {
+    /// `/fn/<namespace>/<name>/…`
+    Path {
+        /// `<namespace>/<name>`
+        key: &'a str,
+    },
+    /// `<label>.<namespace>.fn.localhost`, the label being a name, or a tag and a name.
+    Host {
+        /// `<namespace>/<label>`
+        key: String,
+    },
+    /// No kind of place that is known.
+    Nowhere,
+}
+
+impl<'a> Place<'a> {
+    /// A function's own host wins over a path: all of its paths are the function's.
+    pub(crate) fn of(parts: &'a Parts) -> Self {
+        if let Some(key) = host_of(parts).and_then(function_host) {
+            return Self::Host { key };
+        }
+        match function_path(parts.uri.path()) {
+            Some(key) => Self::Path { key },
+            None => Self::Nowhere,
+        }
+    }
+}
+
+/// The host that a request names: HTTP/2 in its URI, HTTP/1.1 in a header.
+pub(crate) fn host_of(parts: &Parts) -> Option<&str> {
+    match parts.uri.authority() {
+        Some(authority) => Some(authority.as_str()),
+        None => parts.headers.get(header::HOST)?.to_str().ok(),
+    }
+}
+
+fn function_host(host: &str) -> Option<String> {
+    let host = match host.rsplit_once(':') {
+        Some((host, port)) if port.bytes().all(|b| b.is_ascii_digit()) => host,
+        _ => host,
+    };
+    let host = host.strip_suffix('.').unwrap_or(host);
+    let front = host.len().checked_sub(FUNCTION_HOST_SUFFIX.len())?;
+    let (labels, suffix) = (host.get(..front)?, host.get(front..)?);
+    if !suffix.eq_ignore_ascii_case(FUNCTION_HOST_SUFFIX) {
+        return None;
+    }
+    let (label, namespace) = labels.split_once('.')?;
+    let mut key = String::with_capacity(labels.len());
+    key.push_str(namespace);
+    key.push('/');
+    key.push_str(label);
+    key.make_ascii_lowercase();
+    Some(key)
+}
+
+fn function_path(path: &str) -> Option<&str> {
+    let rest = path.strip_prefix(FUNCTION_PATH_PREFIX)?;
+    let namespace = rest.find('/')?;
+    let name = rest[namespace + 1..].find('/').map_or(rest.len(), |end| namespace + 1 + end);
+    if namespace == 0 || name == namespace + 1 { None } else { Some(&rest[..name]) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(uri: &str, host: Option<&str>) -> String {
+        let mut request = http::Request::builder().uri(uri);
+        if let Some(host) = host {
+            request = request.header(header::HOST, host);
+        }
+        let (parts, ()) = request.body(()).unwrap().into_parts();
+        match Place::of(&parts) {
+            Place::Path { key } => format!("path {key}"),
+            Place::Host { key } => format!("host {key}"),
+            Place::Nowhere => "nowhere".into(),
+        }
+    }
+
+    #[test]
+    fn paths_and_hosts() {
+        for (uri, host, expected) in [
+            ("/fn/ns/hello", None, "path ns/hello"),
+            ("/fn/ns/hello/", None, "path ns/hello"),
+            ("/fn/ns/hello/a/b?c=d/e", None, "path ns/hello"),
+            ("/fn/ns/hello?c=d/e", None, "path ns/hello"),
+            ("/fn/ns/hello", Some("127.0.0.1:8080"), "path ns/hello"),
+            ("/fn/ns/", None, "nowhere"),
+            ("/fn/ns", None, "nowhere"),
+            ("/fn//hello", None, "nowhere"),
+            ("/fn/ns//x", None, "nowhere"),
+            ("/FN/ns/hello", None, "nowhere"),
+            ("/", None, "nowhere"),
+            ("/", Some("hello.ns.fn.localhost"), "host ns/hello"),
+            ("/fn/other/x", Some("hello.ns.fn.localhost:8080"), "host ns/hello"),
+            ("/", Some("Hello.NS.FN.localhost."), "host ns/hello"),
+            ("/", Some("canary-hello.ns.fn.localhost"), "host ns/canary-hello"),
+            ("/", Some("a.b.c.fn.localhost"), "host b.c/a"),
+            ("/", Some("hello.fn.localhost"), "nowhere"),
+            ("/", Some(".fn.localhost"), "nowhere"),
+            ("/", Some("fn.localhost"), "nowhere"),
+            ("http://hello.ns.fn.localhost:8080/x", None, "host ns/hello"),
+            ("http://example.com/fn/ns/hello/", Some("hello.ns.fn.localhost"), "path ns/hello"),
+        ] {
+            assert_eq!(place(uri, host), expected, "{uri} {host:?}");
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! What a function's route should be: objects in, a plan out.
+
+use std::sync::Arc;
+
+use mayfly_api::{
+    Function, ObjectKey, Revision,
+    egress::EgressRule,
+    env::{self, EnvSources},
+    function::{Sticky, TrafficTarget},
+    k8s::apimachinery::pkg::apis::meta::v1::Time,
+    quantity,
+};
+use mayfly_runtime::HostedSpec;
+
+use crate::refusal::{Code, Refusal};
+
+/// A function's route before anything is made for it.
+#[derive(Debug)]
+pub(crate) struct RoutePlan {
+    pub(crate) targets: Vec<PlannedTarget>,
+    pub(crate) sticky: Option<Sticky>,
+}
+
+#[derive(Debug)]
+pub(crate) struct PlannedTarget {
+    /// The revision, or why there is none.
+    pub(crate) revision: Result<Arc<Revision>, Refusal>,
+    /// What sticky clients stay with: a revision's name, or `latest` whichever that is.
+    pub(crate) identity: String,
+    pub(crate) percent: u32,
+    pub(crate) tag: Option<String>,
+}
+
+/// The identity of the target `latest: true`; no revision's name, since those have a number.
+const LATEST: &str = "latest";
+
+/// `revisions`: those that say they are the function's.
+pub(crate) fn plan(function: &Function, revisions: &[Arc<Revision>]) -> RoutePlan {
+    let own: Vec<_> = revisions.iter().filter(|revision| belongs(revision, function)).collect();
+    let everything = [TrafficTarget { latest: Some(true), percent: Some(100), ..TrafficTarget::default() }];
+    let traffic = match function.spec.traffic.as_slice() {
+        [] => everything.as_slice(),
+        traffic => traffic,
+    };
+    let name = ObjectKey::of(function).to_string();
+    let targets = traffic.iter().map(|target| {
+        let (identity, revision) = match &target.revision {
+            Some(wanted) => {
+                let found = own.iter().find(|revision| revision.metadata.name.as_ref() == Some(wanted));
+                let missing = || Refusal::revision_missing(&name, wanted);
+                (wanted.clone(), found.map(|found| Arc::clone(found)).ok_or_else(missing))
+            }
+            None => {
+                let latest = latest(function, &own).ok_or_else(|| Refusal::no_revision(&name));
+                (LATEST.to_owned(), latest)
+            }
+        };
+        PlannedTarget {
+            revision,
+            identity,
+            percent: target.percent.unwrap_or(0).min(100),
+            tag: target.tag.clone(),
+        }
+    });
+    RoutePlan { targets: targets.collect(), sticky: function.spec.sticky.clone() }
+}
+
+/// Not a leftover of an earlier function of the same name, and not on its way out.
+fn belongs(revision: &Revision, function: &Function) -> bool {
+    let meta = &revision.metadata;
+    let mut owners = meta.owner_references.iter().flatten().filter(|owner| owner.kind == "Function");
+    Some(revision.spec.function.as_str()) == function.metadata.name.as_deref()
+        && meta.deletion_timestamp.is_none()
+        && owners.all(|owner| Some(owner.uid.as_str()) == function.metadata.uid.as_deref())
+}
+
+/// The newest that can answer, as the status says; else the newest.
+fn latest(function: &Function, own: &[&Arc<Revision>]) -> Option<Arc<Revision>> {
+    let ready = function.status.as_ref().and_then(|status| status.latest_ready_revision.as_ref());
+    let named = own.iter().find(|revision| ready.is_some() && revision.metadata.name.as_ref() == ready);
+    let age = |revision: &&&Arc<Revision>| -> (Option<Time>, Option<String>) {
+        (revision.metadata.creation_timestamp.clone(), revision.metadata.name.clone())
+    };
+    named.or_else(|| own.iter().max_by_key(age)).map(|found| Arc::clone(found))
+}
+
+/// Everything the host must know of a revision, or why it cannot run.
+pub(crate) fn hosted_spec(revision: &Revision, sources: &impl EnvSources) -> Result<HostedSpec, Refusal> {
+    let key = ObjectKey::of(revision);
+    let spec = &revision.spec;
+    let name = key.to_string();
+    let not_ready = |why: &str| Refusal::revision_not_ready(&name, why);
+    if let Some(why) = unready(revision) {
+        return Err(not_ready(&why));
+    }
+    let Some(component) = spec.source.component else {
+        return Err(not_ready("this server runs uploaded components only (spec.source.component)"));
+    };
+    let invalid = |why: String| Refusal { code: Code::ComponentInvalid, ..not_ready(&why) };
+    let egress: Result<Vec<EgressRule>, _> = spec.egress.iter().map(|rule| rule.parse()).collect();
+    Ok(HostedSpec {
+        function: spec.function.clone(),
+        component,
+        env: env::resolve(&key.namespace, &spec.env, sources).map_err(|why| not_ready(&why.to_string()))?,
+        memory_bytes_max: quantity::whole(&spec.limits.memory).map_err(|why| invalid(why.to_string()))?,
+        timeout: spec.limits.timeout.0,
+        response_bytes_max: quantity::whole(&spec.limits.response).map_err(|why| invalid(why.to_string()))?,
+        isolation: spec.isolation,
+        egress: egress.map_err(|why| invalid(why.to_string()))?,
+        revision: key,
+    })
+}
+
+/// Why a revision says of itself that it cannot answer. One that says nothing yet may.
+fn unready(revision: &Revision) -> Option<String> {
+    let conditions = revision.status.as_ref().map(|status| status.conditions.as_slice())?;
+    let ready = conditions.iter().find(|condition| condition.type_ == "Ready")?;
+    (ready.status == "False").then(|| match ready.message.as_str() {
+        "" => ready.reason.clone(),
+        message => message.to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn function(spec: Value, latest_ready: Option<&str>) -> Function {
+        let mut spec = spec;
+        spec["source"] = json!({});
+        serde_json::from_value(json!({
+            "apiVersion": "mayfly.dev/v1", "kind": "Function",
+            "metadata": {"name": "hello", "namespace": "ns", "uid": "f-1"},
+            "spec": spec, "status": {"latestReadyRevision": latest_ready},
+        }))
+        .unwrap()
+    }
+
+    fn revision(name: &str, minute: u8, owner: &str) -> Arc<Revision> {
+        Arc::new(
+            serde_json::from_value(json!({
+                "apiVersion": "mayfly.dev/v1", "kind": "Revision",
+                "metadata": {"name": name, "namespace": "ns",
+                    "creationTimestamp": format!("2026-01-01T00:{minute:02}:00Z"),
+                    "ownerReferences": [{"apiVersion": "mayfly.dev/v1", "kind": "Function",
+                        "name": "hello", "uid": owner}]},
+                "spec": {"function": "hello", "source": {}},
+            }))
+            .unwrap(),
+        )
+    }
+
+    /// `name percent tag` for each target.
+    fn check(spec: Value, latest_ready: Option<&str>, revisions: &[Arc<Revision>], expected: &[&str]) {
+        let plan = plan(&function(spec, latest_ready), revisions);
+        let shown = plan.targets.iter().map(|target| {
+            let name = match &target.revision {
+                Ok(revision) => revision.metadata.name.clone().unwrap(),
+                Err(refusal) => format!("<{}>", refusal.code.as_str()),
+            };
+            format!("{name} {} {} {:?}", target.identity, target.percent, target.tag.as_deref().unwrap_or(""))
+        });
+        assert_eq!(shown.collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn traffic_finds_its_revisions() {
+        let old = revision("hello-00001", 1, "f-1");
+        let new = revision("hello-00002", 2, "f-1");
+        let foreign = revision("hello-00009", 9, "f-0");
+        let all = [old.clone(), new, foreign];
+        check(json!({}), Some("hello-00001"), &all, &["hello-00001 latest 100 \"\""]);
+        check(json!({}), None, &all, &["hello-00002 latest 100 \"\""]);
+        check(json!({}), Some("hello-00003"), &all, &["hello-00002 latest 100 \"\""]);
+        check(json!({}), None, &[], &["<not_ready> latest 100 \"\""]);
+        let split = json!({"traffic": [
+            {"revision": "hello-00001", "percent": 90},
+            {"latest": true, "percent": 10, "tag": "canary"},
+            {"revision": "hello-00009", "tag": "gone"},
+        ]});
+        check(
+            split,
+            Some("hello-00002"),
+            &all,
+            &[
+                "hello-00001 hello-00001 90 \"\"",
+                "hello-00002 latest 10 \"canary\"",
+                "<not_ready> hello-00009 0 \"gone\"",
+            ],
+        );
+    }
+
+    struct NoSources;
+
+    impl EnvSources for NoSources {
+        fn config_map(&self, _: &str, _: &str) -> Option<Arc<mayfly_api::k8s::api::core::v1::ConfigMap>> {
+            None
+        }
+        fn secret(&self, _: &str, _: &str) -> Option<Arc<mayfly_api::k8s::api::core::v1::Secret>> {
+            None
+        }
+    }
+
+    #[test]
+    fn what_cannot_run_says_why() {
+        let base = revision("hello-00001", 1, "f-1");
+        for (change, expected) in [
+            (json!({"spec": {"source": {"image": "x:1"}}}), "uploaded components only"),
+            (
+                json!({"status": {"conditions": [{"type": "Ready", "status": "False", "reason": "Broken",
+                    "message": "imports wasi:foo", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}}),
+                "imports wasi:foo",
+            ),
+            (
+                json!({"spec": {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
+                    "source": {"component": mayfly_api::Digest::of(b"x")}}}),
+                "secret ns/s not found",
+            ),
+        ] {
+            let mut value = serde_json::to_value(&*base).unwrap();
+            json_patch::merge(&mut value, &change);
+            let revision: Revision = serde_json::from_value(value).unwrap();
+            let refusal = hosted_spec(&revision, &NoSources).unwrap_err();
+            assert!(refusal.message.contains(expected), "{refusal}");
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! One function's route: which of its revisions answers a request.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU32, Ordering},
+};
+
+use http::{HeaderMap, HeaderName, HeaderValue, header};
+use mayfly_api::{ObjectKey, function::Sticky, wellknown::FUNCTION_PATH_PREFIX};
+
+use crate::{refusal::Refusal, target::RevisionTarget};
+
+/// Reaches one traffic target, whatever the shares are.
+pub(crate) const HEADER_TAG: HeaderName = HeaderName::from_static("mayfly-tag");
+
+/// A function's route. Everything that can be known before a request is.
+pub(crate) struct Route {
+    pub(crate) key: ObjectKey,
+    /// `/fn/<namespace>/<name>`
+    pub(crate) prefix: HeaderValue,
+    ends: Vec<End>,
+    split: Split,
+    sticky: Option<StickyBy>,
+}
+
+/// One traffic target.
+pub(crate) struct End {
+    pub(crate) to: Result<Arc<RevisionTarget>, Refusal>,
+    pub(crate) identity: String,
+    pub(crate) percent: u32,
+    pub(crate) tag: Option<String>,
+}
+
+/// How untagged requests are shared out.
+enum Split {
+    /// No target has a share.
+    None,
+    All(usize),
+    /// A target for each hundredth, spread evenly, and whose turn it is.
+    Hundredths {
+        slots: Box<[u16]>,
+        next: AtomicU32,
+    },
+}
+
+enum StickyBy {
+    Header(HeaderName),
+    Cookie {
+        name: String,
+        /// For each target: the value that names it, and what sets it under the path and under the host.
+        targets: Vec<(String, HeaderValue, HeaderValue)>,
+    },
+}
+
+/// The way a request goes.
+pub(crate) struct Choice<'a> {
+    pub(crate) target: &'a Arc<RevisionTarget>,
+    pub(crate) set_cookie: Option<&'a HeaderValue>,
+}
+
+impl Route {
+    /// `before`: the route that this one replaces; its turns go on.
+    pub(crate) fn new(
+        key: ObjectKey,
+        ends: Vec<End>,
+        sticky: Option<&Sticky>,
+        before: Option<&Self>,
+    ) -> Self {
+        let prefix = format!("{FUNCTION_PATH_PREFIX}{}/{}", key.namespace, key.name);
+        let split = Split::of(&ends, before.map_or(0, Self::turn));
+        let sticky = match &split {
+            Split::Hundredths { .. } => sticky.and_then(|sticky| StickyBy::of(sticky, &ends, &prefix)),
+            Split::None | Split::All(_) => None,
+        };
+        let prefix = HeaderValue::try_from(prefix).unwrap_or(HeaderValue::from_static("/"));
+        Self { key, prefix, ends, split, sticky }
+    }
+
+    fn turn(&self) -> u32 {
+        match &self.split {
+            Split::Hundredths { next, .. } => next.load(Ordering::Relaxed),
+            Split::None | Split::All(_) => 0,
+        }
+    }
+
+    pub(crate) fn tags(&self) -> impl Iterator<Item = &str> {
+        self.ends.iter().filter_map(|end| end.tag.as_deref())
+    }
+
+    /// `tag` comes from the host; a header says the same. `by_host`: cookies are for all paths.
+    pub(crate) fn choose(
+        &self,
+        headers: &HeaderMap,
+        tag: Option<&str>,
+        by_host: bool,
+    ) -> Result<Choice<'_>, Refusal> {
+        let tag = match (tag, headers.get(HEADER_TAG)) {
+            (Some(tag), _) => Some(tag),
+            (None, Some(tag)) => Some(tag.to_str().unwrap_or("?")),
+            (None, None) => None,
+        };
+        let (end, set_cookie) = match tag {
+            Some(tag) => (self.tagged(tag)?, None),
+            None => self.untagged(headers, by_host)?,
+        };
+        match &self.ends[end].to {
+            Ok(target) => Ok(Choice { target, set_cookie }),
+            Err(refusal) => Err(refusal.clone()),
+        }
+    }
+
+    fn tagged(&self, tag: &str) -> Result<usize, Refusal> {
+        let found = self.ends.iter().position(|end| end.tag.as_deref() == Some(tag));
+        found.ok_or_else(|| {
+            let tags: Vec<_> = self.tags().collect();
+            Refusal::no_tag(&self.key.to_string(), tag, &tags)
+        })
+    }
+
+    fn untagged(&self, headers: &HeaderMap, by_host: bool) -> Result<(usize, Option<&HeaderValue>), Refusal> {
+        let (slots, next) = match &self.split {
+            Split::All(end) => return Ok((*end, None)),
+            Split::None => return Err(Refusal::no_revision(&self.key.to_string())),
+            Split::Hundredths { slots, next } => (slots, next),
+        };
+        let in_turn = || usize::from(slots[next.fetch_add(1, Ordering::Relaxed) as usize % slots.len()]);
+        Ok(match &self.sticky {
+            None => (in_turn(), None),
+            Some(StickyBy::Header(name)) => match headers.get(name) {
+                Some(value) => (self.by_hash(value.as_bytes()), None),
+                None => (in_turn(), None),
+            },
+            Some(StickyBy::Cookie { name, targets }) => {
+                let value = cookie(headers, name);
+                match targets.iter().position(|(identity, ..)| Some(identity.as_str()) == value) {
+                    Some(end) if self.ends[end].percent > 0 => (end, None),
+                    _ => {
+                        let end = in_turn();
+                        let (_, by_path, for_host) = &targets[end];
+                        (end, Some(if by_host { for_host } else { by_path }))
+                    }
+                }
+            }
+        })
+    }
+
+    /// Weighted rendezvous hashing: each value has its own order of targets, and a change of shares moves
+    /// only as many values as it must. The same in every process.
+    fn by_hash(&self, value: &[u8]) -> usize {
+        let score = |end: &End| {
+            let hash = mixed(fnv1a(fnv1a(FNV_OFFSET, end.identity.as_bytes()), value));
+            // Uniform over (0, 1), then exponential with the share as its rate: the smallest wins.
+            let uniform = ((hash >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
+            -uniform.ln() / f64::from(end.percent)
+        };
+        let weighted = self.ends.iter().enumerate().filter(|(_, end)| end.percent > 0);
+        let best = weighted.min_by(|(_, a), (_, b)| score(a).total_cmp(&score(b)));
+        best.map_or(0, |(at, _)| at)
+    }
+}
+
+impl Split {
+    fn of(ends: &[End], turn: u32) -> Self {
+        let weighted: Vec<usize> = (0..ends.len()).filter(|at| ends[*at].percent > 0).collect();
+        match weighted.as_slice() {
+            [] => Self::None,
+            [only] => Self::All(*only),
+            _ => Self::Hundredths { slots: spread(ends), next: AtomicU32::new(turn) },
+        }
+    }
+}
+
+/// Smooth weighted round robin (as nginx does it), written out: in every run of a hundred each target has
+/// exactly its share, and its turns lie as far apart as they can.
+fn spread(ends: &[End]) -> Box<[u16]> {
+    let total: i64 = ends.iter().map(|end| i64::from(end.percent)).sum();
+    let mut credit = vec![0i64; ends.len()];
+    let turns = (0..total).map(|_| {
+        for (credit, end) in credit.iter_mut().zip(ends) {
+            *credit += i64::from(end.percent);
+        }
+        // The first of the richest.
+        let mut richest = 0;
+        for at in 1..credit.len() {
+            if credit[at] > credit[richest] {
+                richest = at;
+            }
+        }
+        credit[richest] -= total;
+        // A manifest with more targets than that would be larger than the API takes.
+        u16::try_from(richest).unwrap_or(u16::MAX)
+    });
+    turns.collect()
+}
+
+impl StickyBy {
+    fn of(sticky: &Sticky, ends: &[End], prefix: &str) -> Option<Self> {
+        if let Some(name) = &sticky.header {
+            return HeaderName::try_from(name.as_str()).ok().map(Self::Header);
+        }
+        let name = sticky.cookie.clone()?;
+        let targets = ends.iter().map(|end| {
+            let set = |path: &str| {
+                let text = format!("{name}={}; Path={path}; HttpOnly; SameSite=Lax", end.identity);
+                HeaderValue::try_from(text).ok()
+            };
+            Some((end.identity.clone(), set(prefix)?, set("/")?))
+        });
+        Some(Self::Cookie { targets: targets.collect::<Option<_>>()?, name })
+    }
+}
+
+/// The value of a cookie.
+fn cookie<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    let lines = headers.get_all(header::COOKIE).into_iter().filter_map(|line| line.to_str().ok());
+    lines.flat_map(|line| line.split(';')).find_map(|pair| {
+        let (found, value) = pair.trim().split_once('=')?;
+        (found == name).then_some(value)
+    })
+}
+
+const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+
+fn fnv1a(hash: u64, bytes: &[u8]) -> u64 {
+    bytes.iter().fold(hash, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// The finalizer of splitmix64: FNV alone leaves the high bits poor.
+fn mixed(mut hash: u64) -> u64 {
+    hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    hash ^ (hash >> 31)
+}
+
+#[cfg(test)]
+#[path = "route_tests.rs"]
+mod tests;

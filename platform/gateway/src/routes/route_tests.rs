@@ -1,0 +1,122 @@
+use std::{collections::HashMap, time::Duration};
+
+use mayfly_api::{RevisionSpec, function::Sticky};
+use proptest::prelude::*;
+
+use super::*;
+use crate::target::Upstream;
+
+fn target(name: &str) -> Arc<RevisionTarget> {
+    let upstream = Upstream::Unavailable(Refusal::no_route());
+    let key = ObjectKey::new("ns", name);
+    Arc::new(RevisionTarget::new(name.into(), key, &RevisionSpec::default(), upstream, 10))
+}
+
+fn end(name: &str, percent: u32, tag: Option<&str>) -> End {
+    End { to: Ok(target(name)), identity: name.into(), percent, tag: tag.map(str::to_owned) }
+}
+
+fn route(shares: &[u32], sticky: Option<Sticky>) -> Route {
+    let ends = shares.iter().enumerate().map(|(at, share)| end(&format!("r{at}"), *share, None)).collect();
+    Route::new(ObjectKey::new("ns", "hello"), ends, sticky.as_ref(), None)
+}
+
+fn chosen(route: &Route, headers: &HeaderMap) -> (String, Option<String>) {
+    let choice = route.choose(headers, None, false).unwrap();
+    let cookie = choice.set_cookie.map(|cookie| cookie.to_str().unwrap().to_owned());
+    (choice.target.key.name.clone(), cookie)
+}
+
+fn headers(name: &'static str, value: &str) -> HeaderMap {
+    HeaderMap::from_iter([(HeaderName::from_static(name), HeaderValue::from_str(value).unwrap())])
+}
+
+fn shares() -> impl Strategy<Value = Vec<u32>> {
+    prop::collection::vec(1u32..=100, 1..8).prop_map(|weights| {
+        let total: u32 = weights.iter().sum();
+        let mut shares: Vec<_> = weights.iter().map(|weight| weight * 100 / total).collect();
+        shares[0] += 100 - shares.iter().sum::<u32>();
+        shares
+    })
+}
+
+proptest! {
+    /// Every run of a hundred, wherever it starts, holds each share exactly.
+    #[test]
+    fn shares_are_exact(shares in shares(), start in 0usize..200) {
+        let route = route(&shares, None);
+        for _ in 0..start {
+            chosen(&route, &HeaderMap::new());
+        }
+        let mut counts: HashMap<String, u32> = HashMap::new();
+        for _ in 0..100 {
+            *counts.entry(chosen(&route, &HeaderMap::new()).0).or_default() += 1;
+        }
+        for (at, share) in shares.iter().enumerate() {
+            prop_assert_eq!(counts.get(&format!("r{at}")).copied().unwrap_or(0), *share);
+        }
+    }
+}
+
+#[test]
+fn turns_lie_apart_and_go_on() {
+    let first = route(&[90, 10], None);
+    let at = |route: &Route| (0..100).position(|_| chosen(route, &HeaderMap::new()).0 == "r1");
+    let before = at(&first).unwrap();
+    assert!(before < 10, "{before}");
+    // A replaced route goes on where the old one was: the next turn of the small share is 10 later.
+    let ends = vec![end("r0", 90, None), end("r1", 10, None)];
+    let second = Route::new(ObjectKey::new("ns", "hello"), ends, None, Some(&first));
+    assert_eq!(at(&second), Some(9));
+}
+
+#[test]
+fn sticky_header_keeps_and_shares() {
+    let sticky = || Some(Sticky { header: Some("x-user".into()), cookie: None });
+    let before = route(&[90, 10], sticky());
+    let after = route(&[80, 20], sticky());
+    let (mut second, mut moved) = (0, 0);
+    for user in 0..10_000 {
+        let headers = headers("x-user", &format!("user-{user}"));
+        let (name, _) = chosen(&before, &headers);
+        assert_eq!(chosen(&before, &headers).0, name);
+        second += u32::from(name == "r1");
+        let (later, _) = chosen(&after, &headers);
+        moved += u32::from(later != name);
+        assert!(!(name == "r1" && later == "r0"), "the share grew, nobody leaves it");
+    }
+    assert!((900..1100).contains(&second), "{second}");
+    assert!((900..1100).contains(&moved), "{moved}");
+}
+
+#[test]
+fn sticky_cookie_is_set_and_followed() {
+    let route = route(&[50, 50, 0], Some(Sticky { header: None, cookie: Some("rev".into()) }));
+    let (name, cookie) = chosen(&route, &HeaderMap::new());
+    let expected = format!("rev={name}; Path=/fn/ns/hello; HttpOnly; SameSite=Lax");
+    assert_eq!(cookie.as_deref(), Some(expected.as_str()));
+    let headers_back = headers("cookie", &format!("a=b; rev={name}; c=d"));
+    for _ in 0..10 {
+        assert_eq!(chosen(&route, &headers_back), (name.clone(), None));
+    }
+    // One that names nothing, or a target without a share, is replaced.
+    for stale in ["rev=gone", "rev=r2", "other=r0"] {
+        assert!(chosen(&route, &headers("cookie", stale)).1.is_some(), "{stale}");
+    }
+    let by_host = route.choose(&HeaderMap::new(), None, true).unwrap();
+    assert!(by_host.set_cookie.unwrap().to_str().unwrap().contains("Path=/;"));
+}
+
+#[test]
+fn tags_reach_their_target() {
+    let ends = vec![end("r0", 100, None), end("r1", 0, Some("canary"))];
+    let route = Route::new(ObjectKey::new("ns", "hello"), ends, None, None);
+    let name = |choice: Result<Choice<'_>, Refusal>| choice.map(|choice| choice.target.key.name.clone());
+    assert_eq!(name(route.choose(&HeaderMap::new(), None, false)), Ok("r0".into()));
+    assert_eq!(name(route.choose(&HeaderMap::new(), Some("canary"), true)), Ok("r1".into()));
+    assert_eq!(name(route.choose(&headers("mayfly-tag", "canary"), None, false)), Ok("r1".into()));
+    let refusal = name(route.choose(&headers("mayfly-tag", "blue"), None, false)).unwrap_err();
+    assert_eq!(refusal.code, crate::Code::NotFound);
+    assert!(refusal.hint.contains("canary"), "{}", refusal.hint);
+    assert!(target("x").timeout > Duration::ZERO);
+}

@@ -1,0 +1,222 @@
+//! One revision, as requests see it: the way to its host, its gate, and what is counted about it.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use arc_swap::ArcSwap;
+use mayfly_api::{ObjectKey, function::Scaling};
+use mayfly_runtime::HostedFunction;
+use parking_lot::{Mutex, RwLock};
+use tokio::{sync::Notify, sync::oneshot, time::Instant};
+
+use crate::{
+    admission::{Arrival, Gate},
+    load::COUNT_MAX,
+    metrics::Traffic,
+    refusal::Refusal,
+};
+
+/// One revision. Lives as long as the revision does, whatever becomes of the routes to it, so that its
+/// queue and its counts survive every change of the table.
+pub(crate) struct RevisionTarget {
+    pub(crate) uid: String,
+    pub(crate) key: ObjectKey,
+    pub(crate) function: String,
+    pub(crate) timeout: Duration,
+    pub(crate) scaling: Scaling,
+    pub(crate) gate: Gate,
+    pub(crate) traffic: Traffic,
+    /// Where its requests go. Changes with the values of its Secrets and ConfigMaps, and with its
+    /// readiness.
+    pub(crate) upstream: ArcSwap<Upstream>,
+    /// Replicas that run, as the revision's status says.
+    pub(crate) ready_replicas: AtomicU32,
+    /// Replicas that the autoscaler asks for.
+    pub(crate) desired_replicas: AtomicU32,
+    /// Some route leads here. Without one its replicas are not needed.
+    pub(crate) routed: AtomicBool,
+    /// The revision is gone.
+    pub(crate) deleted: AtomicBool,
+    /// The autoscaler looks at it.
+    watched: AtomicBool,
+}
+
+/// Where a revision's requests go.
+pub(crate) enum Upstream {
+    /// A call in this process.
+    Local(Arc<dyn HostedFunction>),
+    /// Nowhere: it cannot answer, and this is why.
+    Unavailable(Refusal),
+}
+
+impl RevisionTarget {
+    pub(crate) fn new(
+        uid: String,
+        key: ObjectKey,
+        spec: &mayfly_api::RevisionSpec,
+        upstream: Upstream,
+        queue_max: u32,
+    ) -> Self {
+        // Capacity is booked first and bound afterwards: a request need not wait for the replica that it
+        // is the reason for. The bound is what all replicas together may take; the host guards the machine.
+        let limit = spec.limits.concurrency.saturating_mul(spec.scaling.max).clamp(1, COUNT_MAX);
+        Self {
+            uid,
+            key,
+            function: spec.function.clone(),
+            timeout: spec.limits.timeout.0,
+            scaling: spec.scaling.clone(),
+            gate: Gate::new(Instant::now(), limit, queue_max),
+            traffic: Traffic::default(),
+            upstream: ArcSwap::from_pointee(upstream),
+            ready_replicas: AtomicU32::new(0),
+            desired_replicas: AtomicU32::new(0),
+            routed: AtomicBool::new(false),
+            deleted: AtomicBool::new(false),
+            watched: AtomicBool::new(false),
+        }
+    }
+
+    /// Waits for a turn. The permit's drop ends it.
+    pub(crate) async fn admit(
+        self: &Arc<Self>,
+        demand: &DemandSignal,
+        now: Instant,
+        deadline: Instant,
+    ) -> Result<Permit, Refusal> {
+        let arrival = self.gate.arrive(now, deadline);
+        demand.raise(self);
+        match arrival {
+            Arrival::Running => Ok(self.permit(now, now)),
+            Arrival::Full => Err(Refusal::queue_full(self)),
+            Arrival::Waiting(receiver) => {
+                demand.wake();
+                let mut waiting = Waiting { target: self, receiver };
+                match tokio::time::timeout_at(deadline, &mut waiting.receiver).await {
+                    Ok(Ok(())) => Ok(self.permit(now, Instant::now())),
+                    Ok(Err(_)) | Err(_) => Err(Refusal::queue_too_slow(self)),
+                }
+            }
+        }
+    }
+
+    fn permit(self: &Arc<Self>, arrived: Instant, started: Instant) -> Permit {
+        Permit { target: self.clone(), arrived, started, status: None }
+    }
+}
+
+/// A request that runs. It ends with its answer's last byte, or when the client goes.
+pub(crate) struct Permit {
+    target: Arc<RevisionTarget>,
+    arrived: Instant,
+    started: Instant,
+    /// None until there is an answer.
+    pub(crate) status: Option<u16>,
+}
+
+impl Permit {
+    /// When its turn came.
+    pub(crate) fn started(&self) -> Instant {
+        self.started
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        let now = Instant::now();
+        self.target.gate.leave(now);
+        self.target.traffic.counts().ended(self.status, now.saturating_duration_since(self.arrived));
+    }
+}
+
+/// A request in the queue. May be dropped at any moment: a turn that was given but not taken goes back.
+struct Waiting<'a> {
+    target: &'a RevisionTarget,
+    receiver: oneshot::Receiver<()>,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.receiver.close();
+        let now = Instant::now();
+        self.target.gate.stop_waiting(now);
+        // After `close` no turn can be given any more, and one given before is found here. A turn that was
+        // taken is not: it was received.
+        if self.receiver.try_recv().is_ok() {
+            self.target.gate.leave(now);
+        }
+    }
+}
+
+/// Every revision that a route led to since it came to be.
+#[derive(Default)]
+pub(crate) struct Targets {
+    by_uid: RwLock<HashMap<String, Arc<RevisionTarget>>>,
+}
+
+impl Targets {
+    pub(crate) fn get(&self, uid: &str) -> Option<Arc<RevisionTarget>> {
+        self.by_uid.read().get(uid).cloned()
+    }
+
+    pub(crate) fn insert(&self, target: Arc<RevisionTarget>) {
+        self.by_uid.write().insert(target.uid.clone(), target);
+    }
+
+    pub(crate) fn remove(&self, uid: &str) -> Option<Arc<RevisionTarget>> {
+        self.by_uid.write().remove(uid)
+    }
+
+    /// Those that got a request since the start.
+    pub(crate) fn asked(&self) -> Vec<Arc<RevisionTarget>> {
+        let by_uid = self.by_uid.read();
+        let mut asked: Vec<_> =
+            by_uid.values().filter(|target| target.traffic.get().is_some()).cloned().collect();
+        asked.sort_by(|a, b| a.key.cmp(&b.key));
+        asked
+    }
+}
+
+/// How the request path tells the autoscaler that a revision has work. Holds each revision at most once.
+#[derive(Default)]
+pub(crate) struct DemandSignal {
+    raised: Mutex<Vec<Arc<RevisionTarget>>>,
+    notify: Notify,
+}
+
+impl DemandSignal {
+    /// Has the autoscaler look at the revision from now on. One load where it already does.
+    pub(crate) fn raise(&self, target: &Arc<RevisionTarget>) {
+        if !target.watched.load(Ordering::SeqCst) && !target.watched.swap(true, Ordering::SeqCst) {
+            self.raised.lock().push(target.clone());
+            self.notify.notify_one();
+        }
+    }
+
+    /// Has the autoscaler look at everything it watches, now.
+    pub(crate) fn wake(&self) {
+        self.notify.notify_one();
+    }
+
+    pub(crate) async fn woken(&self) {
+        self.notify.notified().await;
+    }
+
+    pub(crate) fn take(&self) -> Vec<Arc<RevisionTarget>> {
+        std::mem::take(&mut *self.raised.lock())
+    }
+
+    /// The autoscaler stops looking. Whoever arrives after this raises the revision again.
+    pub(crate) fn release(&self, target: &Arc<RevisionTarget>) {
+        target.watched.store(false, Ordering::SeqCst);
+        if target.gate.running() + target.gate.waiting() > 0 {
+            self.raise(target);
+        }
+    }
+}

@@ -1,0 +1,329 @@
+//! A gateway with its surroundings: an API that is only its wire, a host, and a client.
+
+#![allow(dead_code, unreachable_pub, reason = "each test file is a crate that uses its own part")]
+
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures::{TryStreamExt as _, stream};
+use http::{Method, Request, Response, StatusCode};
+use http_body::Frame;
+use http_body_util::{BodyExt as _, Full, StreamBody, combinators::UnsyncBoxBody};
+use hyper_util::{
+    client::legacy::{Client as HttpClient, connect::HttpConnector},
+    rt::TokioExecutor,
+};
+use kube::Client;
+use mayfly_api::{Digest, ObjectKey};
+use mayfly_gateway::{Config, Deps, Drained, Gateway, GatewayHandle};
+use mayfly_informer::Informers;
+use mayfly_runtime::{
+    FunctionHost,
+    simulated::{SimulatedFunction, SimulatedFunctions},
+};
+use prometheus_client::registry::Registry;
+use serde_json::{Value, json};
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinHandle,
+};
+use tokio_util::sync::CancellationToken;
+
+pub type Answer = UnsyncBoxBody<Bytes, std::io::Error>;
+
+const FUNCTIONS: &str = "/apis/mayfly.dev/v1/functions";
+const REVISIONS: &str = "/apis/mayfly.dev/v1/revisions";
+const SECRETS: &str = "/api/v1/secrets";
+const CONFIG_MAPS: &str = "/api/v1/configmaps";
+
+/// An API server as its clients see it: lists, watches, and patches of ReplicaSets.
+#[derive(Clone, Default)]
+pub struct FakeApi {
+    state: Arc<Mutex<FakeState>>,
+    /// `name=replicas` for each write, in order.
+    writes: watch::Sender<Vec<String>>,
+    down: watch::Sender<bool>,
+}
+
+#[derive(Default)]
+struct FakeState {
+    revision: u64,
+    kinds: BTreeMap<&'static str, Kind>,
+    replica_sets: BTreeMap<String, u64>,
+}
+
+#[derive(Default)]
+struct Kind {
+    objects: BTreeMap<String, Value>,
+    watches: Vec<mpsc::Sender<Value>>,
+}
+
+impl FakeApi {
+    pub fn client(&self) -> Client {
+        let api = self.clone();
+        let service = tower::service_fn(move |request: Request<kube::client::Body>| {
+            let api = api.clone();
+            async move { api.answer(request).await }
+        });
+        Client::new(service, "default")
+    }
+
+    pub fn put(&self, path: &'static str, mut object: Value) {
+        let mut state = self.state.lock().unwrap();
+        state.revision += 1;
+        let name = object["metadata"]["name"].as_str().unwrap().to_owned();
+        object["metadata"]["namespace"] = json!("ns");
+        object["metadata"]["resourceVersion"] = json!(state.revision.to_string());
+        let kind = state.kinds.entry(path).or_default();
+        let event = if kind.objects.contains_key(&name) { "MODIFIED" } else { "ADDED" };
+        kind.objects.insert(name, object.clone());
+        let event = json!({"type": event, "object": object});
+        kind.watches.retain(|watch| watch.try_send(event.clone()).is_ok());
+    }
+
+    pub fn delete(&self, path: &'static str, name: &str) {
+        let mut state = self.state.lock().unwrap();
+        let kind = state.kinds.entry(path).or_default();
+        let object = kind.objects.remove(name).expect("only what exists is deleted");
+        let event = json!({"type": "DELETED", "object": object});
+        kind.watches.retain(|watch| watch.try_send(event.clone()).is_ok());
+    }
+
+    /// A function and its first revision, `<name>-00001`, and the ReplicaSet of that.
+    pub fn function(&self, name: &str, spec: Value) {
+        self.revision(name, 1, spec.clone());
+        self.traffic(name, spec);
+    }
+
+    /// The function alone.
+    pub fn traffic(&self, name: &str, mut spec: Value) {
+        spec["source"] = json!({"component": Digest::of(name.as_bytes())});
+        self.put(
+            FUNCTIONS,
+            json!({"apiVersion": "mayfly.dev/v1", "kind": "Function",
+            "metadata": {"name": name, "uid": format!("uid-{name}")}, "spec": spec}),
+        );
+    }
+
+    pub fn revision(&self, function: &str, number: u32, spec: Value) -> String {
+        let name = format!("{function}-{number:05}");
+        self.state.lock().unwrap().replica_sets.insert(name.clone(), 0);
+        self.revision_with(function, number, spec, json!({}));
+        name
+    }
+
+    pub fn revision_with(&self, function: &str, number: u32, mut spec: Value, status: Value) {
+        let name = format!("{function}-{number:05}");
+        let fields = spec.as_object_mut().unwrap();
+        fields.remove("traffic");
+        fields.remove("sticky");
+        spec["function"] = json!(function);
+        if spec["source"].is_null() {
+            spec["source"] = json!({"component": Digest::of(name.as_bytes())});
+        }
+        self.put(
+            REVISIONS,
+            json!({"apiVersion": "mayfly.dev/v1", "kind": "Revision",
+            "metadata": {"name": name, "uid": format!("uid-{name}"),
+                "creationTimestamp": format!("2026-01-01T00:{:02}:00Z", number % 60)},
+            "spec": spec, "status": status}),
+        );
+    }
+
+    pub fn secret(&self, name: &str, key: &str, base64: &str) {
+        self.put(
+            SECRETS,
+            json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name},
+            "data": {key: base64}}),
+        );
+    }
+
+    pub fn delete_function(&self, name: &str) {
+        self.delete(FUNCTIONS, name);
+    }
+
+    pub fn delete_revision(&self, name: &str) {
+        self.delete(REVISIONS, name);
+    }
+
+    /// From now on every request fails and every watch is cut; or all is well again.
+    pub fn set_down(&self, down: bool) {
+        self.down.send_replace(down);
+        self.state.lock().unwrap().kinds.values_mut().for_each(|kind| kind.watches.clear());
+    }
+
+    pub fn writes(&self) -> Vec<String> {
+        self.writes.borrow().clone()
+    }
+
+    /// Waits for a write such as `hello-00001=1`.
+    pub async fn written(&self, write: &str) {
+        let mut writes = self.writes.subscribe();
+        let seen = writes.wait_for(|writes| writes.iter().any(|seen| seen == write));
+        tokio::time::timeout(Duration::from_secs(600), seen)
+            .await
+            .unwrap_or_else(|_| panic!("{write} was not written: {:?}", self.writes()))
+            .unwrap();
+    }
+
+    async fn answer(&self, request: Request<kube::client::Body>) -> Result<Response<Answer>, std::io::Error> {
+        if *self.down.borrow() {
+            return Err(std::io::ErrorKind::ConnectionRefused.into());
+        }
+        let (parts, body) = request.into_parts();
+        let path = parts.uri.path().to_owned();
+        if parts.method == Method::PATCH {
+            let body = body.collect().await.unwrap().to_bytes();
+            let patch: Value = serde_json::from_slice(&body).unwrap();
+            return Ok(self.patch(&path, &patch));
+        }
+        let mut state = self.state.lock().unwrap();
+        let revision = state.revision;
+        let path = [FUNCTIONS, REVISIONS, SECRETS, CONFIG_MAPS].into_iter().find(|known| *known == path);
+        let kind = state.kinds.entry(path.expect("a kind that gateways list")).or_default();
+        if !parts.uri.query().unwrap_or_default().contains("watch=true") {
+            let items: Vec<_> = kind.objects.values().cloned().collect();
+            let list = json!({"kind": "List", "apiVersion": "v1",
+                "metadata": {"resourceVersion": revision.to_string()}, "items": items});
+            return Ok(Response::new(full(&list)));
+        }
+        // Between a list and its watch the tests write nothing.
+        let (sender, events) = mpsc::channel(20_000);
+        kind.watches.push(sender);
+        let lines = stream::unfold(events, |mut events| async {
+            let line = Bytes::from(format!("{}\n", events.recv().await?));
+            Some((Ok::<_, std::io::Error>(line), events))
+        });
+        Ok(Response::new(StreamBody::new(lines.map_ok(Frame::data)).boxed_unsync()))
+    }
+
+    fn patch(&self, path: &str, patch: &Value) -> Response<Answer> {
+        let name =
+            path.strip_prefix("/apis/apps/v1/namespaces/ns/replicasets/").expect("nothing else is written");
+        let replicas = patch["spec"]["replicas"].as_u64().unwrap();
+        let mut state = self.state.lock().unwrap();
+        let Some(known) = state.replica_sets.get_mut(name) else {
+            let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure",
+                "message": "not found", "reason": "NotFound", "code": 404});
+            let mut response = Response::new(full(&status));
+            *response.status_mut() = StatusCode::NOT_FOUND;
+            return response;
+        };
+        *known = replicas;
+        self.writes.send_modify(|writes| writes.push(format!("{name}={replicas}")));
+        Response::new(full(&json!({"kind": "ReplicaSet", "apiVersion": "apps/v1",
+            "metadata": {"name": name, "namespace": "ns"},
+            "spec": {"replicas": replicas, "selector": {}}})))
+    }
+}
+
+fn full(value: &Value) -> Answer {
+    Full::new(Bytes::from(value.to_string())).map_err(|never| match never {}).boxed_unsync()
+}
+
+/// A running gateway.
+pub struct World {
+    pub api: FakeApi,
+    pub simulated: Arc<SimulatedFunctions>,
+    pub handle: GatewayHandle,
+    pub address: SocketAddr,
+    pub stop: CancellationToken,
+    pub registry: Registry,
+    pub running: JoinHandle<Drained>,
+    pub http: HttpClient<HttpConnector, Full<Bytes>>,
+    informers_stop: CancellationToken,
+}
+
+pub fn config() -> Config {
+    Config { listen: "127.0.0.1:0".parse().unwrap(), ..Config::default() }
+}
+
+impl World {
+    /// With functions that answer with their revision, method and URI after `delay`.
+    pub async fn new(api: FakeApi, delay: Duration) -> Self {
+        Self::with(api, config(), Arc::new(SimulatedFunctions::new(delay)), None).await
+    }
+
+    pub async fn with(
+        api: FakeApi,
+        config: Config,
+        simulated: Arc<SimulatedFunctions>,
+        host: Option<Arc<dyn FunctionHost>>,
+    ) -> Self {
+        let (stop, informers_stop) = (CancellationToken::new(), CancellationToken::new());
+        let informers = Informers::create(api.client(), informers_stop.clone());
+        let mut registry = Registry::default();
+        let deps = Deps {
+            functions: informers.of(),
+            revisions: informers.of(),
+            config_maps: informers.of(),
+            secrets: informers.of(),
+            host: host.unwrap_or_else(|| simulated.clone()),
+            client: api.client(),
+            stop: stop.clone(),
+        };
+        let gateway = Gateway::create(config, deps, &mut registry).unwrap();
+        let (handle, address) = (gateway.handle(), gateway.address());
+        let running = tokio::spawn(gateway.start());
+        handle.ready().await;
+        let http = HttpClient::builder(TokioExecutor::new()).build_http();
+        Self { api, simulated, handle, address, stop, registry, running, http, informers_stop }
+    }
+
+    pub async fn get(&self, path: &str) -> (StatusCode, String) {
+        let (parts, body) = self.request(path, &[]).await;
+        (parts.status, body)
+    }
+
+    pub async fn request(&self, path: &str, headers: &[(&str, &str)]) -> (http::response::Parts, String) {
+        let mut request = Request::builder().uri(format!("http://{}{path}", self.address));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let response = self.http.request(request.body(Full::default()).unwrap()).await.unwrap();
+        let (parts, body) = response.into_parts();
+        let body = body.collect().await.unwrap().to_bytes();
+        (parts, String::from_utf8(body.to_vec()).unwrap())
+    }
+
+    pub fn revision(&self, name: &str) -> Arc<SimulatedFunction> {
+        self.simulated.function(&ObjectKey::new("ns", name)).expect("it is prepared")
+    }
+
+    /// Asks until the answer is as wished.
+    pub async fn until(&self, path: &str, wished: impl Fn(StatusCode, &str) -> bool) {
+        eventually(|| async {
+            let (status, body) = self.get(path).await;
+            wished(status, &body)
+        })
+        .await;
+    }
+
+    pub fn metrics(&self) -> String {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();
+        text
+    }
+
+    pub async fn shut_down(self) -> Drained {
+        self.stop.cancel();
+        let drained = self.running.await.unwrap();
+        self.informers_stop.cancel();
+        drained
+    }
+}
+
+/// Looks again and again, for as long as a slow machine may need.
+pub async fn eventually<F: Future<Output = bool>>(wished: impl Fn() -> F) {
+    let looks = async {
+        while !wished().await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), looks).await.expect("it came to be in time");
+}
