@@ -61,13 +61,6 @@ impl Project {
         Ok(Project { dir, name, manifest })
     }
 
-    /// The Function to apply once the component is uploaded.
-    pub(crate) fn function(&self, component: &str) -> Value {
-        let mut function = self.manifest.clone();
-        function["spec"]["source"] = json!({"component": component});
-        function
-    }
-
     /// Whether it depends on the SDK that the binary carries (a project made by `mayfly new` does).
     pub(super) fn uses_carried_sdk(&self) -> Result<bool> {
         let manifest = toml_of(&self.dir.join("Cargo.toml"))?;
@@ -124,10 +117,7 @@ mod tests {
             "apiVersion: mayfly.dev/v1\nkind: Function\nmetadata: {name: shop}\nspec: {isolation: reuse}\n";
         let named = project(PACKAGE, Some(manifest)).unwrap();
         assert_eq!(named.name, "shop");
-        assert_eq!(
-            named.function("sha256:00")["spec"],
-            json!({"isolation": "reuse", "source": {"component": "sha256:00"}})
-        );
+        assert_eq!(named.manifest["spec"], json!({"isolation": "reuse"}));
         assert_eq!(project(PACKAGE, None).unwrap().name, "my-shop");
     }
 
@@ -168,6 +158,44 @@ mod tests {
             fs::write(dir.path().join("Cargo.toml"), cargo).unwrap();
             let project = Project::load(dir.path()).unwrap();
             assert_eq!(project.uses_carried_sdk().unwrap(), carried, "{dependency}");
+        }
+    }
+
+    #[test]
+    fn the_examples_are_valid_projects() {
+        let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
+        let mut seen = 0;
+        for folder in fs::read_dir(examples).unwrap().flatten().map(|entry| entry.path()) {
+            if !folder.join("function.yaml").is_file() {
+                continue;
+            }
+            let project = Project::load(&folder).unwrap();
+            assert_eq!(project.name, folder.file_name().unwrap().to_str().unwrap());
+            let mut written = project.manifest["spec"].clone();
+            written["source"] = json!({"image": "any"});
+            let spec: mayfly_api::FunctionSpec = serde_json::from_value(written.clone()).unwrap();
+            assert!(mayfly_api::validation::function(&project.name, &spec).is_empty(), "{}", project.name);
+            assert_kept(&written, &serde_json::to_value(spec).unwrap(), &project.name);
+            seen += 1;
+        }
+        assert!(seen > 10, "{seen}");
+    }
+
+    /// What is written is known: it is still there after reading.
+    fn assert_kept(written: &Value, read: &Value, place: &str) {
+        match (written, read) {
+            (Value::Object(written), Value::Object(read)) => {
+                for (key, value) in written {
+                    let place = format!("{place}.{key}");
+                    assert_kept(value, read.get(key).unwrap_or_else(|| panic!("{place} is unknown")), &place);
+                }
+            }
+            (Value::Array(written), Value::Array(read)) => {
+                for (value, read) in written.iter().zip(read) {
+                    assert_kept(value, read, place);
+                }
+            }
+            _ => assert_eq!(written, read, "{place}"),
         }
     }
 }
