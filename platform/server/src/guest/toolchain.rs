@@ -171,7 +171,7 @@ impl fmt::Display for NoToolchain {
         }
         writeln!(f, "install one with rustup:")?;
         writeln!(f, "  rustup target add wasm32-wasip2")?;
-        writeln!(f, "or with Debian's packages, beside whatever is there:")?;
+        writeln!(f, "or with Debian's packages:")?;
         write!(f, "  apt-get install rustc-web rust-web-src cargo-web lld wasi-libc")
     }
 }
