@@ -1,1 +1,217 @@
+//! Plans and conditions, as data.
 
+use std::{collections::BTreeMap, sync::Arc};
+
+use kube::{Resource as _, ResourceExt as _};
+use mayfly_api::{
+    Function, Revision, RevisionSpec,
+    k8s::{
+        api::{apps::v1::ReplicaSet, core::v1::Pod},
+        jiff::Timestamp,
+    },
+    wellknown,
+};
+use serde_json::{Value, json};
+
+use super::{
+    Config,
+    plan::{Readiness, RevisionState, Snapshot, Step, new_replica_set, plan, readiness},
+    revision_name, revision_number, status,
+};
+
+fn function(change: Value) -> Function {
+    let digest = mayfly_api::Digest::of(b"x");
+    let mut spec = json!({"source": {"component": digest}});
+    for (key, value) in change.as_object().unwrap() {
+        spec[key] = value.clone();
+    }
+    let mut function = Function::new("hello", serde_json::from_value(spec).unwrap());
+    function.metadata.namespace = Some("ns".into());
+    function.metadata.uid = Some("f".into());
+    function
+}
+
+/// Revisions with the function's own spec, except where `env` says otherwise.
+fn snapshot(function: Function, revisions: &[(u32, &str, Readiness)]) -> Snapshot {
+    let states = revisions.iter().map(|(number, env, readiness)| {
+        let mut spec = RevisionSpec::from_function("hello", &function.spec);
+        if !env.is_empty() {
+            spec.env = vec![serde_json::from_value(json!({"name": env})).unwrap()];
+        }
+        let mut revision = Revision::new(&revision_name("hello", *number), spec);
+        revision.metadata.namespace = Some("ns".into());
+        revision.metadata.uid = Some(format!("r{number}"));
+        revision.metadata.owner_references = function.controller_owner_ref(&()).map(|owner| vec![owner]);
+        let set = new_replica_set(&revision, 0).map(Arc::new);
+        (
+            *number,
+            RevisionState { revision: Arc::new(revision), replica_set: set, readiness: readiness.clone() },
+        )
+    });
+    let revisions: BTreeMap<_, _> = states.collect();
+    Snapshot { function: Arc::new(function), revisions, name_taken: false }
+}
+
+fn told(steps: &[Step]) -> Vec<String> {
+    let tell = |step: &Step| match step {
+        Step::TakeNumber(number) => format!("take {number}"),
+        Step::CreateRevision(revision) => format!("create {}", revision.name_any()),
+        Step::CreateReplicaSet(set) => {
+            format!("set {} {:?}", set.name_any(), set.spec.as_ref().unwrap().replicas)
+        }
+        Step::RaiseReplicas { replica_set, replicas } => format!("raise {replica_set} {replicas}"),
+        Step::DeleteRevision { name, .. } => format!("delete {name}"),
+        Step::AwaitCollector => "await".into(),
+    };
+    steps.iter().map(tell).collect()
+}
+
+fn missing() -> Readiness {
+    Readiness::ComponentMissing { digest: "sha256:x".into() }
+}
+
+#[test]
+fn names_and_numbers() {
+    assert_eq!(revision_name("a", 7), "a-00007");
+    assert_eq!(revision_number("a", "a-00007"), Some(7));
+    assert_eq!(revision_number("a", "a-123456"), Some(123_456));
+    assert_eq!(revision_number("a", "a-b-00001"), None);
+    assert_eq!(revision_number("a", "ab-00001"), None);
+}
+
+#[test]
+fn a_revision_is_made_when_the_spec_differs_from_the_newest() {
+    use Readiness::Ready;
+    let annotated = |number: &str| {
+        let mut function = function(json!({}));
+        function.annotations_mut().insert(wellknown::ANNOTATION_GENERATION.into(), number.into());
+        function
+    };
+    for (given, expected) in [
+        (snapshot(function(json!({})), &[]), vec!["take 1", "create hello-00001"]),
+        (snapshot(function(json!({})), &[(1, "", Ready)]), vec![]),
+        (snapshot(function(json!({})), &[(1, "OLD", Ready)]), vec!["take 2", "create hello-00002"]),
+        // Back to an older state: the newest counts.
+        (
+            snapshot(function(json!({})), &[(1, "", Ready), (2, "OLD", Ready)]),
+            vec!["take 3", "create hello-00003"],
+        ),
+        // Numbers of deleted revisions do not come back.
+        (snapshot(annotated("7"), &[(2, "OLD", Ready)]), vec!["take 8", "create hello-00008"]),
+    ] {
+        assert_eq!(told(&plan(&given, 10)), expected);
+    }
+    let taken = Snapshot { name_taken: true, ..snapshot(function(json!({})), &[]) };
+    assert_eq!(told(&plan(&taken, 10)), ["await"]);
+}
+
+#[test]
+fn replicas_are_lifted_only_where_traffic_goes() {
+    use Readiness::Ready;
+    let without_sets = |mut snapshot: Snapshot| {
+        snapshot.revisions.values_mut().for_each(|state| state.replica_set = None);
+        snapshot
+    };
+    let min = json!({"scaling": {"min": 2}});
+    let pinned = json!({"scaling": {"min": 2}, "traffic": [{"revision": "hello-00001", "percent": 100}]});
+    for (given, expected) in [
+        (without_sets(snapshot(function(min.clone()), &[(1, "", Ready)])), vec!["set hello-00001 Some(2)"]),
+        (without_sets(snapshot(function(json!({})), &[(1, "", Ready)])), vec!["set hello-00001 Some(0)"]),
+        (without_sets(snapshot(function(min.clone()), &[(1, "", missing())])), vec![]),
+        (snapshot(function(min.clone()), &[(1, "", Ready)]), vec!["raise hello-00001 2"]),
+        (snapshot(function(pinned.clone()), &[(1, "", Ready), (2, "", Ready)]), vec!["raise hello-00001 2"]),
+        // The latest is not ready: the one before answers.
+        (snapshot(function(min), &[(1, "", Ready), (2, "", missing())]), vec!["raise hello-00001 2"]),
+    ] {
+        assert_eq!(told(&plan(&given, 10)), expected);
+    }
+}
+
+#[test]
+fn history_keeps_what_is_needed() {
+    use Readiness::Ready;
+    let traffic =
+        json!({"traffic": [{"revision": "hello-00002", "percent": 50}, {"latest": true, "percent": 50}]});
+    let revisions: Vec<_> =
+        (1..=5).map(|number| (number, "", if number == 5 { missing() } else { Ready })).collect();
+    let given = snapshot(function(traffic), &revisions);
+    assert_eq!(told(&plan(&given, 10)), Vec::<String>::new());
+    assert_eq!(told(&plan(&given, 1)), ["delete hello-00001"]);
+    assert_eq!(told(&plan(&given, 0)), ["delete hello-00001", "delete hello-00003"]);
+}
+
+#[test]
+fn readiness_is_read_from_the_store_and_the_pods() {
+    let pod = |status: Value| {
+        Arc::new(serde_json::from_value::<Pod>(json!({"metadata": {}, "status": status})).unwrap())
+    };
+    let refused = pod(json!({"containerStatuses": [{"name": "function", "ready": false, "restartCount": 0,
+        "image": "", "imageID": "", "state": {"waiting": {"reason": "CreateContainerError", "message": "no such import"}}}]}));
+    let ready = pod(json!({"conditions": [{"type": "Ready", "status": "True"}]}));
+    let component = Revision::new("r", RevisionSpec::from_function("f", &function(json!({})).spec));
+    let image = function(json!({"source": {"image": "x"}}));
+    let image = Revision::new("r", RevisionSpec::from_function("f", &image.spec));
+    let invalid = Readiness::ComponentInvalid { message: "no such import".into() };
+    for (revision, present, pods, expected) in [
+        (&component, true, vec![], Readiness::Ready),
+        (&component, true, vec![refused.clone()], invalid),
+        (&component, true, vec![refused, ready], Readiness::Ready),
+        (&image, true, vec![], Readiness::RuntimeMissing { source: "image" }),
+    ] {
+        assert_eq!(readiness(revision, present, &pods), expected);
+    }
+    assert!(matches!(readiness(&component, false, &[]), Readiness::ComponentMissing { .. }));
+}
+
+#[test]
+fn a_function_is_ready_when_every_target_can_answer() {
+    use Readiness::Ready;
+    let to = |traffic: Value| function(json!({"traffic": traffic}));
+    let pinned = json!([{"revision": "hello-00001", "percent": 100}]);
+    for (given, expected) in [
+        (snapshot(function(json!({})), &[(1, "", Ready)]), "Ready"),
+        (snapshot(function(json!({})), &[(1, "OLD", Ready)]), "RevisionPending"),
+        (snapshot(function(json!({})), &[(1, "", Ready), (2, "", missing())]), "ComponentMissing"),
+        (snapshot(to(pinned.clone()), &[(1, "", Ready), (2, "", missing())]), "Ready"),
+        (snapshot(to(pinned), &[(2, "", Ready)]), "RevisionMissing"),
+    ] {
+        let now: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+        let status = status::function(&given, &Config::default(), now);
+        assert_eq!(status.conditions[0].reason, expected);
+        assert_eq!(status.conditions[0].status == "True", expected == "Ready");
+    }
+}
+
+#[test]
+fn a_condition_keeps_the_time_of_its_last_change() {
+    let first: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+    let later: Timestamp = "2026-01-01T01:00:00Z".parse().unwrap();
+    let given = snapshot(function(json!({})), &[(1, "", Readiness::Ready)]);
+    let config = Config::default();
+    let before = status::function(&given, &config, first);
+    let mut again = (*given.function).clone();
+    again.status = Some(before.clone());
+    let same =
+        Snapshot { function: Arc::new(again.clone()), ..snapshot(again, &[(1, "", Readiness::Ready)]) };
+    assert_eq!(status::function(&same, &config, later), before);
+}
+
+#[test]
+fn a_replica_set_runs_the_component() {
+    let given = snapshot(
+        function(json!({"limits": {"memory": "32Mi", "timeout": "1500ms"}})),
+        &[(1, "", Readiness::Ready)],
+    );
+    let set: &ReplicaSet = given.revisions[&1].replica_set.as_ref().unwrap();
+    let spec = set.spec.as_ref().unwrap();
+    let pod = spec.template.as_ref().unwrap().spec.as_ref().unwrap();
+    assert_eq!(pod.termination_grace_period_seconds, Some(2));
+    assert_eq!(pod.automount_service_account_token, Some(false));
+    let limits = pod.containers[0].resources.as_ref().unwrap().limits.as_ref().unwrap();
+    assert_eq!(limits["memory"].0, "32Mi");
+    assert_eq!(
+        spec.selector.match_labels.as_ref(),
+        spec.template.as_ref().unwrap().metadata.as_ref().unwrap().labels.as_ref()
+    );
+    assert_eq!(set.owner_references()[0].kind, "Revision");
+}

@@ -1,1 +1,85 @@
+//! A node's silence and its return, by a clock that the test moves.
 
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use mayfly_api::k8s::api::{
+    coordination::v1::Lease,
+    core::v1::{Node, Pod},
+};
+use serde_json::json;
+use tokio::time::Instant;
+
+use super::{
+    Config,
+    plan::{Health, NOT_READY, Step, UNREACHABLE},
+};
+
+fn node(ready: &str, taints: &[(&str, &str)]) -> Arc<Node> {
+    let taints: Vec<_> = taints.iter().map(|(key, effect)| json!({"key": key, "effect": effect})).collect();
+    let node = json!({"metadata": {"name": "n"}, "spec": {"taints": taints},
+        "status": {"conditions": [{"type": "Ready", "status": ready}]}});
+    Arc::new(serde_json::from_value(node).unwrap())
+}
+
+fn lease(second: u32) -> HashMap<String, Arc<Lease>> {
+    let renewed = format!("2026-01-01T00:00:{second:02}.000000Z");
+    let lease = json!({"metadata": {"name": "n"}, "spec": {"renewTime": renewed}});
+    [("n".to_owned(), Arc::new(serde_json::from_value(lease).unwrap()))].into()
+}
+
+fn pod(name: &str, tolerations: serde_json::Value) -> Arc<Pod> {
+    let pod = json!({"metadata": {"name": name}, "spec": {"nodeName": "n", "tolerations": tolerations, "containers": []}});
+    Arc::new(serde_json::from_value(pod).unwrap())
+}
+
+/// What is done, in short.
+fn told(steps: &[Step]) -> Vec<String> {
+    let tell = |step: &Step| match step {
+        Step::MarkUnknown { node } => format!("unknown {node}"),
+        Step::SetTaints { taints, .. } => {
+            let taints: Vec<_> =
+                taints.iter().map(|taint| format!("{}:{}", taint.key, taint.effect)).collect();
+            format!("taints {}", taints.join(" "))
+        }
+        Step::Evict { pod } => format!("evict {}", pod.metadata.name.as_deref().unwrap_or_default()),
+    };
+    steps.iter().map(tell).collect()
+}
+
+const OTHER: (&str, &str) = ("mine", "NoSchedule");
+
+#[test]
+fn a_silent_node_is_marked_tainted_emptied_and_comes_back() {
+    let (config, start, mut health) = (Config::default(), Instant::now(), Health::default());
+    let pods = [
+        pod("plain", json!([])),
+        pod("patient", json!([{"key": UNREACHABLE, "operator": "Exists", "effect": "NoExecute"}])),
+        pod("hasty", json!([{"key": UNREACHABLE, "operator": "Exists", "tolerationSeconds": 10}])),
+    ];
+    let mut at = |seconds: u64, node: Arc<Node>, lease: HashMap<_, _>| {
+        let now = start + Duration::from_secs(seconds);
+        told(&health.plan(&[node], &lease, |_| pods.to_vec(), &config, now))
+    };
+    assert!(at(0, node("True", &[OTHER]), lease(0)).is_empty());
+    assert!(at(30, node("True", &[OTHER]), lease(10)).is_empty(), "it was renewed");
+    assert!(at(70, node("True", &[OTHER]), lease(10)).is_empty(), "just within the grace");
+    let taints = format!("taints mine:NoSchedule {UNREACHABLE}:NoSchedule {UNREACHABLE}:NoExecute");
+    assert_eq!(at(71, node("True", &[OTHER]), lease(10)), ["unknown n".to_owned(), taints]);
+    let tainted = [OTHER, (UNREACHABLE, "NoSchedule"), (UNREACHABLE, "NoExecute")];
+    assert!(at(80, node("Unknown", &tainted), lease(10)).is_empty());
+    assert_eq!(at(81, node("Unknown", &tainted), lease(10)), ["evict hasty"]);
+    assert_eq!(at(371, node("Unknown", &tainted), lease(10)), ["evict plain", "evict hasty"]);
+    // It speaks again: first the lease, then its own word.
+    assert!(!at(380, node("Unknown", &tainted), lease(20)).iter().any(|step| step.starts_with("unknown")));
+    assert_eq!(at(381, node("True", &tainted), lease(20)), ["taints mine:NoSchedule"]);
+    assert!(at(382, node("True", &[OTHER]), lease(20)).is_empty());
+}
+
+#[test]
+fn a_node_that_says_it_is_not_ready_is_tainted_otherwise() {
+    let (config, now, mut health) = (Config::default(), Instant::now(), Health::default());
+    let mut plan = |node: Arc<Node>| told(&health.plan(&[node], &lease(0), |_| Vec::new(), &config, now));
+    let expected = format!("taints {NOT_READY}:NoSchedule {NOT_READY}:NoExecute");
+    assert_eq!(plan(node("False", &[(UNREACHABLE, "NoExecute")])), [expected]);
+    assert!(plan(node("False", &[(NOT_READY, "NoSchedule"), (NOT_READY, "NoExecute")])).is_empty());
+}
