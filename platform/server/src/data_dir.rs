@@ -74,6 +74,12 @@ impl DataDir {
         }
     }
 
+    /// The same directory, named by someone else.
+    #[cfg(test)]
+    pub(crate) fn with_origin(self, origin: Origin) -> Self {
+        Self { origin, ..self }
+    }
+
     pub(crate) fn path(&self) -> &Path {
         &self.root
     }

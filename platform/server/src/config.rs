@@ -1,0 +1,184 @@
+//! What an operator can set, and where each value comes from: a flag, else `MAYFLY_*` in the environment,
+//! else the config file, else the default. This is the one place that reads the environment.
+
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+use serde::Deserialize;
+
+/// Default addresses (DESIGN §3): all loopback.
+const API_LISTEN: &str = "127.0.0.1:6443";
+const HTTP_LISTEN: &str = "127.0.0.1:8080";
+const ADMIN_LISTEN: &str = "127.0.0.1:9090";
+
+/// Flags of `mayfly up`.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct UpArgs {
+    /// Where the Kubernetes API listens (HTTPS) [default: 127.0.0.1:6443]
+    #[arg(long, env = "MAYFLY_API_LISTEN", value_name = "ADDR:PORT")]
+    api_listen: Option<String>,
+    /// Where functions answer (HTTP/1.1 and h2c) [default: 127.0.0.1:8080]
+    #[arg(long, env = "MAYFLY_HTTP_LISTEN", value_name = "ADDR:PORT")]
+    http_listen: Option<String>,
+    /// Where health and metrics are served [default: 127.0.0.1:9090]
+    #[arg(long, env = "MAYFLY_ADMIN_LISTEN", value_name = "ADDR:PORT")]
+    admin_listen: Option<String>,
+    /// A TOML file with the same names as these flags (api-listen = "…")
+    #[arg(long, env = "MAYFLY_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The name of this node [default: the host's name]
+    #[arg(long, env = "MAYFLY_NODE_NAME", value_name = "NAME")]
+    node_name: Option<String>,
+    /// The largest component that may be uploaded, such as 64Mi [default: 64Mi]
+    #[arg(long, env = "MAYFLY_ARTIFACT_LIMIT", value_name = "QUANTITY")]
+    artifact_limit: Option<String>,
+    /// Memory for all instances of all functions, such as 4Gi [default: half of this machine's]
+    #[arg(long, env = "MAYFLY_FUNCTION_MEMORY", value_name = "QUANTITY")]
+    function_memory: Option<String>,
+    /// What to log, as in `info,mayfly_gateway=debug` [default: warn for everyone, info for Mayfly]
+    #[arg(long, env = "MAYFLY_LOG", value_name = "FILTER")]
+    log: Option<String>,
+    /// How log lines look: text for people, json for machines [default: text on a terminal, else json]
+    #[arg(long, env = "MAYFLY_LOG_FORMAT", value_name = "FORMAT", value_enum)]
+    log_format: Option<LogFormat>,
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum LogFormat {
+    Text,
+    Json,
+}
+
+/// The config file: the same names as the flags.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct ConfigFile {
+    api_listen: Option<String>,
+    http_listen: Option<String>,
+    admin_listen: Option<String>,
+    node_name: Option<String>,
+    artifact_limit: Option<String>,
+    function_memory: Option<String>,
+    log: Option<String>,
+    log_format: Option<LogFormat>,
+}
+
+/// Everything `mayfly up` needs to know, parsed.
+#[derive(Clone, Debug)]
+pub(crate) struct UpConfig {
+    pub(crate) api_listen: SocketAddr,
+    pub(crate) http_listen: SocketAddr,
+    pub(crate) admin_listen: SocketAddr,
+    pub(crate) node_name: String,
+    pub(crate) artifact_bytes_max: u64,
+    /// `None`: half of the machine's.
+    pub(crate) function_memory_bytes: Option<u64>,
+    pub(crate) log: String,
+    pub(crate) log_format: LogFormat,
+}
+
+/// Our own crates at info, the rest only when something is wrong.
+const LOG_DEFAULT: &str = "warn,mayfly=info,mayfly_apiserver=info,mayfly_controllers=info,mayfly_gateway=info,\
+                           mayfly_kubelet=info,mayfly_runtime=info,mayfly_runtime_wasm=info,\
+                           mayfly_scheduler=info,mayfly_store=info";
+const ARTIFACT_LIMIT_DEFAULT: &str = "64Mi";
+
+impl UpArgs {
+    /// Resolves flags, environment and config file.
+    pub(crate) fn resolve(self) -> anyhow::Result<UpConfig> {
+        let file = match &self.config {
+            Some(path) => ConfigFile::read(path)?,
+            None => ConfigFile::default(),
+        };
+        let address = |flag: Option<String>, file: Option<String>, default: &str, name: &str| {
+            let text = flag.or(file).unwrap_or_else(|| default.to_owned());
+            parse_address(&text).with_context(|| format!("--{name} {text}: expected an address and a port, such as {default}"))
+        };
+        let is_terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
+        let format_default = if is_terminal { LogFormat::Text } else { LogFormat::Json };
+        Ok(UpConfig {
+            api_listen: address(self.api_listen, file.api_listen, API_LISTEN, "api-listen")?,
+            http_listen: address(self.http_listen, file.http_listen, HTTP_LISTEN, "http-listen")?,
+            admin_listen: address(self.admin_listen, file.admin_listen, ADMIN_LISTEN, "admin-listen")?,
+            node_name: node_name(self.node_name.or(file.node_name))?,
+            artifact_bytes_max: bytes(
+                "artifact-limit",
+                &self.artifact_limit.or(file.artifact_limit).unwrap_or_else(|| ARTIFACT_LIMIT_DEFAULT.into()),
+            )?,
+            function_memory_bytes: self
+                .function_memory
+                .or(file.function_memory)
+                .map(|text| bytes("function-memory", &text))
+                .transpose()?,
+            log: self.log.or(file.log).unwrap_or_else(|| LOG_DEFAULT.into()),
+            log_format: self.log_format.or(file.log_format).unwrap_or(format_default),
+        })
+    }
+}
+
+impl ConfigFile {
+    fn read(path: &Path) -> anyhow::Result<Self> {
+        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read config file {}", path.display()))?;
+        toml::from_str(&text).with_context(|| format!("config file {} is not right", path.display()))
+    }
+}
+
+/// `localhost:8080` is what people type; the socket wants a number.
+fn parse_address(text: &str) -> anyhow::Result<SocketAddr> {
+    let text = text.replacen("localhost", "127.0.0.1", 1);
+    Ok(match text.strip_prefix(':') {
+        Some(port) => format!("127.0.0.1:{port}").parse()?,
+        None => text.parse()?,
+    })
+}
+
+fn bytes(flag: &str, text: &str) -> anyhow::Result<u64> {
+    let quantity = mayfly_api::k8s::apimachinery::pkg::api::resource::Quantity(text.to_owned());
+    mayfly_api::quantity::whole(&quantity).with_context(|| format!("--{flag} {text}"))
+}
+
+fn node_name(given: Option<String>) -> anyhow::Result<String> {
+    if let Some(name) = given {
+        if let Err(why) = mayfly_api::names::dns_subdomain(&name) {
+            bail!("--node-name {name:?}: {why}");
+        }
+        return Ok(name);
+    }
+    let host = rustix::system::uname().nodename().to_string_lossy().to_lowercase();
+    Ok(if mayfly_api::names::dns_subdomain(&host).is_ok() { host } else { "localhost".into() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flag_is_stronger_than_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("c.toml");
+        std::fs::write(&file, "http-listen = \"127.0.0.1:1\"\nadmin-listen = \":2\"\nnode-name = \"n\"").unwrap();
+        let args = UpArgs { http_listen: Some("localhost:0".into()), config: Some(file), ..Default::default() };
+        let config = args.resolve().unwrap();
+        assert_eq!(config.http_listen.to_string(), "127.0.0.1:0");
+        assert_eq!(config.admin_listen.to_string(), "127.0.0.1:2");
+        assert_eq!(config.api_listen.to_string(), API_LISTEN);
+        assert_eq!(config.node_name, "n");
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let listen = UpArgs { api_listen: Some("nowhere".into()), ..Default::default() };
+        assert!(format!("{:#}", listen.resolve().unwrap_err()).contains("--api-listen nowhere"));
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("c.toml");
+        std::fs::write(&file, "htpp-listen = \"x\"").unwrap();
+        let unknown = UpArgs { config: Some(file), ..Default::default() };
+        assert!(format!("{:#}", unknown.resolve().unwrap_err()).contains("htpp-listen"));
+    }
+}

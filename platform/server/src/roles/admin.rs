@@ -1,0 +1,46 @@
+//! The admin address: health, readiness, metrics.
+
+use std::sync::Arc;
+
+use axum::{Router, extract::State, http::StatusCode, http::header, response::IntoResponse, routing::get};
+use prometheus_client::registry::Registry;
+use tokio::{net::TcpListener, sync::watch};
+use tokio_util::sync::CancellationToken;
+
+/// What `/readyz` answers from, and what `/metrics` prints.
+#[derive(Clone)]
+pub(crate) struct Admin {
+    pub(crate) ready: watch::Receiver<bool>,
+    pub(crate) metrics: Arc<Registry>,
+}
+
+const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+impl Admin {
+    /// Serves until `stop`.
+    pub(crate) async fn serve(self, listener: TcpListener, stop: CancellationToken) -> std::io::Result<()> {
+        axum::serve(listener, self.router()).with_graceful_shutdown(async move { stop.cancelled().await }).await
+    }
+
+    fn router(self) -> Router {
+        Router::new()
+            .route("/", get(|| async { "mayfly: /healthz  /livez  /readyz  /metrics\n" }))
+            .route("/healthz", get(|| async { "ok\n" }))
+            .route("/livez", get(|| async { "ok\n" }))
+            .route("/readyz", get(ready))
+            .route("/metrics", get(metrics))
+            .with_state(self)
+    }
+}
+
+async fn ready(State(admin): State<Admin>) -> impl IntoResponse {
+    if *admin.ready.borrow() { (StatusCode::OK, "ok\n") } else { (StatusCode::SERVICE_UNAVAILABLE, "not ready\n") }
+}
+
+async fn metrics(State(admin): State<Admin>) -> impl IntoResponse {
+    let mut text = String::new();
+    match prometheus_client::encoding::text::encode(&mut text, &admin.metrics) {
+        Ok(()) => ([(header::CONTENT_TYPE, OPENMETRICS)], text).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}

@@ -1,0 +1,8 @@
+//! The roles a process can take. Each is thin: it creates the parts, hands them to each other, starts them,
+//! and stops them in order.
+
+mod admin;
+mod components;
+mod nodes;
+mod tasks;
+pub(crate) mod up;

@@ -1,0 +1,81 @@
+//! The tasks of a role: each has a name, a failure is data, and stopping has an order and a deadline.
+
+use std::{future::Future, time::Duration};
+
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+/// Named tasks that are expected to run until they are told to stop.
+pub(crate) struct Tasks {
+    name: &'static str,
+    set: JoinSet<(&'static str, anyhow::Result<()>)>,
+    stop: CancellationToken,
+}
+
+impl Tasks {
+    pub(crate) fn new(name: &'static str) -> Self {
+        Self { name, set: JoinSet::new(), stop: CancellationToken::new() }
+    }
+
+    /// What the tasks of this group watch.
+    pub(crate) fn token(&self) -> CancellationToken {
+        self.stop.clone()
+    }
+
+    /// Starts a task. It ends when [`Tasks::token`] is cancelled; ending earlier is a failure of the role.
+    pub(crate) fn spawn<F, E>(&mut self, name: &'static str, task: F)
+    where
+        F: Future<Output = Result<(), E>> + Send + 'static,
+        E: Into<anyhow::Error>,
+    {
+        self.set.spawn(async move { (name, task.await.map_err(Into::into)) });
+    }
+
+    /// Resolves when a task ends although nobody told it to: with its name and why.
+    pub(crate) async fn failed(&mut self) -> anyhow::Error {
+        match self.set.join_next().await {
+            None => std::future::pending().await,
+            Some(Ok((name, Ok(())))) => anyhow::anyhow!("{}: task {name} ended by itself", self.name),
+            Some(Ok((name, Err(error)))) => error.context(format!("{}: task {name} failed", self.name)),
+            Some(Err(error)) => anyhow::Error::new(error).context(format!("{}: a task panicked", self.name)),
+        }
+    }
+
+    /// Tells all tasks to stop, waits for them up to `deadline`, then cuts them off. Says how it ended.
+    pub(crate) async fn stop(mut self, deadline: Duration) {
+        self.stop.cancel();
+        let drained = tokio::time::timeout(deadline, async {
+            while let Some(ended) = self.set.join_next().await {
+                match ended {
+                    Ok((_, Ok(()))) => {}
+                    Ok((name, Err(error))) => {
+                        tracing::warn!(role = self.name, task = name, error = format!("{error:#}"), "ended with an error");
+                    }
+                    Err(error) => tracing::error!(role = self.name, %error, "a task panicked"),
+                }
+            }
+        });
+        if drained.await.is_err() {
+            tracing::warn!(role = self.name, left = self.set.len(), ?deadline, "did not stop in time; cut off");
+            self.set.shutdown().await;
+        } else {
+            tracing::debug!(role = self.name, "stopped");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_failure_has_the_tasks_name_and_stop_has_a_deadline() {
+        let mut tasks = Tasks::new("role");
+        tasks.spawn("broken", async { Err::<(), _>(anyhow::anyhow!("oh")) });
+        assert_eq!(format!("{:#}", tasks.failed().await), "role: task broken failed: oh");
+        let token = tasks.token();
+        tasks.spawn("polite", async move { Ok::<_, anyhow::Error>(token.cancelled().await) });
+        tasks.spawn("deaf", async { std::future::pending::<anyhow::Result<()>>().await });
+        tasks.stop(Duration::from_secs(5)).await;
+    }
+}

@@ -1,0 +1,342 @@
+//! `mayfly up`: everything in one process.
+//!
+//! Created bottom up: files, listeners (so that a port that is taken is told before anything runs), the API,
+//! the host, then everyone who reacts to objects. Stopped from the outside in: the gateway drains first, so
+//! that functions are answered to the end; the API goes last but the store.
+
+use std::{net::SocketAddr, path::Path, process::ExitCode, sync::Arc, time::Duration};
+
+use anyhow::Context as _;
+use mayfly_apiserver::{ApiServer, Identity, User};
+use mayfly_artifacts::Artifacts;
+use mayfly_controllers::Controllers;
+use mayfly_gateway::{Gateway, GatewayHandle};
+use mayfly_api::Revision;
+use mayfly_informer::{Informer, Informers};
+use mayfly_kubelet::Kubelet;
+use mayfly_runtime::logs::{LogLayout, LogWriter};
+use mayfly_runtime_wasm::WasmHost;
+use mayfly_scheduler::Scheduler;
+use mayfly_store::Store;
+use prometheus_client::registry::Registry;
+use tokio::{
+    net::TcpListener,
+    signal::unix::{SignalKind, signal},
+    sync::watch,
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{admin::Admin, components, nodes::LocalNodes, tasks::Tasks};
+use crate::{
+    config::{UpArgs, UpConfig},
+    data_dir::{DataDir, Endpoints},
+    logging,
+};
+
+/// How long the parts that react to objects may take to end; what they leave is done at the next start.
+const STOP_DEADLINE: Duration = Duration::from_secs(10);
+/// Longer than the gateway's own drain, which decides.
+const GATEWAY_STOP_DEADLINE: Duration = Duration::from_secs(40);
+/// The Kubernetes version whose kinds are served, as the node shows it.
+const KUBERNETES_VERSION: &str = concat!("v1.33.0+mayfly-", env!("CARGO_PKG_VERSION"));
+
+/// Runs until SIGINT or SIGTERM.
+pub(crate) fn run(args: UpArgs, data_dir: DataDir) -> anyhow::Result<ExitCode> {
+    let config = args.resolve()?;
+    logging::start(&config.log, config.log_format)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let result = runtime.block_on(async {
+        let up = Box::pin(Up::create(config, data_dir)).await?;
+        Box::pin(up.run()).await
+    });
+    // Compilations under way are left: their result is made again at the next start.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    result.map(|()| ExitCode::SUCCESS)
+}
+
+/// Everything, created and not yet running.
+struct Up {
+    data_dir: DataDir,
+    store: Store,
+    identity: Identity,
+    api: ApiServer,
+    api_listener: TcpListener,
+    admin_listener: TcpListener,
+    gateway: Gateway,
+    gateway_stop: CancellationToken,
+    informers_stop: CancellationToken,
+    controllers: Controllers,
+    scheduler: Scheduler,
+    kubelet: Kubelet,
+    host: Arc<WasmHost>,
+    revisions: Informer<Revision>,
+    metrics: Registry,
+    endpoints: Endpoints,
+}
+
+impl Up {
+    async fn create(config: UpConfig, data_dir: DataDir) -> anyhow::Result<Self> {
+        let mut metrics = Registry::with_prefix("mayfly");
+        make_folder(data_dir.path())?;
+        let store = Store::open(mayfly_store::Config::new(data_dir.database()))?;
+        // A reader must not find the addresses of an earlier run.
+        remove_stale(&data_dir.endpoints())?;
+        let artifacts = Artifacts::open(data_dir.artifacts()).context("cannot open the artifact store")?;
+        let identity = Identity::load_or_create(&data_dir.pki(), &[config.node_name.clone()], jiff::Timestamp::now())
+            .context("cannot make or read the server's certificates")?;
+        let api_listener = listen(config.api_listen, "api-listen").await?;
+        let admin_listener = listen(config.admin_listen, "admin-listen").await?;
+
+        let logs = LogLayout::new(data_dir.logs());
+        let writer = LogWriter::start().context("cannot start the log writer")?;
+        let host_config =
+            mayfly_runtime_wasm::Config { memory_bytes_max: config.function_memory_bytes, ..Default::default() };
+        let host = WasmHost::create(host_config, artifacts.clone(), writer, logs.clone(), &mut metrics)
+            .context("cannot start the wasm host")?;
+        let host = Arc::new(host);
+
+        let nodes = LocalNodes::default();
+        let api = create_api(&config, &store, &artifacts, &identity, &nodes, &mut metrics).await?;
+        let client = |user: &str| api.client(User::in_process(user));
+
+        let informers_stop = CancellationToken::new();
+        let informers = Informers::create(client("system:mayfly:informers"), informers_stop.clone());
+        let gateway_stop = CancellationToken::new();
+        let gateway = Gateway::create(
+            mayfly_gateway::Config { listen: config.http_listen, ..Default::default() },
+            mayfly_gateway::Deps {
+                functions: informers.of(),
+                revisions: informers.of(),
+                config_maps: informers.of(),
+                secrets: informers.of(),
+                host: host.clone(),
+                client: client("system:mayfly:gateway"),
+                stop: gateway_stop.clone(),
+            },
+            &mut metrics,
+        )?;
+        let endpoints = Endpoints {
+            api: format!("https://{}", api_listener.local_addr()?),
+            http: format!("http://{}", gateway.address()),
+            workflows: None,
+            admin: Some(format!("http://{}", admin_listener.local_addr()?)),
+        };
+        let mut controllers_config = mayfly_controllers::Config::default();
+        controllers_config.function.gateway_url = endpoints.http.clone();
+        let controllers = Controllers::create(controllers_config, client("system:mayfly:controllers"), &informers);
+        let scheduler =
+            Scheduler::create(Default::default(), client("system:kube-scheduler"), &informers);
+        let node = format!("system:node:{}", config.node_name);
+        let kubelet_config = mayfly_kubelet::Config::of_this_machine(&config.node_name, logs, KUBERNETES_VERSION);
+        let kubelet = Kubelet::create(kubelet_config, client(&node), &informers, vec![host.clone()]);
+        nodes.attach(&config.node_name, kubelet.router());
+        Ok(Self {
+            data_dir,
+            store,
+            identity,
+            api,
+            api_listener,
+            admin_listener,
+            gateway,
+            gateway_stop,
+            informers_stop,
+            controllers,
+            scheduler,
+            kubelet,
+            host,
+            revisions: informers.of(),
+            metrics,
+            endpoints,
+        })
+    }
+
+    /// Starts everything, says where it is, and runs until a signal or a failure.
+    async fn run(self) -> anyhow::Result<()> {
+        let Self { data_dir, store, identity, api, endpoints, .. } = self;
+        let (ready, is_ready) = watch::channel(false);
+        let gateway_handle = self.gateway.handle();
+
+        let mut outside = Tasks::new("api");
+        let (stop, listener, server, tls) = (outside.token(), self.api_listener, api.clone(), identity.tls());
+        outside.spawn("api", async move {
+            server.serve(listener, tls, stop).await;
+            anyhow::Ok(())
+        });
+        let admin = Admin { ready: is_ready, metrics: Arc::new(self.metrics) };
+        outside.spawn("admin", admin.serve(self.admin_listener, outside.token()));
+
+        let mut inside = Tasks::new("control plane");
+        let (stop, controllers) = (inside.token(), self.controllers);
+        inside.spawn("controllers", async move { anyhow::Ok(controllers.start(stop).await) });
+        let (stop, scheduler) = (inside.token(), self.scheduler);
+        inside.spawn("scheduler", async move { anyhow::Ok(scheduler.run(stop).await) });
+        let (stop, kubelet) = (inside.token(), self.kubelet);
+        inside.spawn("kubelet", async move { anyhow::Ok(kubelet.run(stop).await) });
+
+        let (stop, host, revisions) = (inside.token(), self.host.clone(), self.revisions);
+        inside.spawn("compile ahead", async move { anyhow::Ok(components::compile_ahead(host, revisions, stop).await) });
+
+        let mut front = Tasks::new("gateway");
+        let gateway = self.gateway;
+        front.spawn("gateway", async move {
+            gateway.start().await;
+            anyhow::Ok(())
+        });
+
+        let mut stopping = Signals::listen()?;
+        let failure = tokio::select! {
+            () = stopping.received() => None,
+            error = failed(&mut outside, &mut inside, &mut front) => Some(error),
+            announced = announce(&data_dir, &identity, &endpoints, &gateway_handle, &ready) => match announced {
+                Err(error) => Some(error),
+                Ok(()) => tokio::select! {
+                    () = stopping.received() => None,
+                    error = failed(&mut outside, &mut inside, &mut front) => Some(error),
+                },
+            },
+        };
+        ready.send_replace(false);
+        stopping.exit_on_the_next();
+        let _ = std::fs::remove_file(data_dir.endpoints());
+        tracing::info!("stopping; once more to stop at once");
+        self.gateway_stop.cancel();
+        front.stop(GATEWAY_STOP_DEADLINE).await;
+        self.host.stop();
+        inside.stop(STOP_DEADLINE).await;
+        self.informers_stop.cancel();
+        api.shut_down();
+        outside.stop(STOP_DEADLINE).await;
+        store.close().await;
+        tracing::info!("stopped");
+        failure.map_or(Ok(()), Err)
+    }
+}
+
+async fn failed(outside: &mut Tasks, inside: &mut Tasks, front: &mut Tasks) -> anyhow::Error {
+    tokio::select! {
+        error = outside.failed() => error,
+        error = inside.failed() => error,
+        error = front.failed() => error,
+    }
+}
+
+async fn create_api(
+    config: &UpConfig,
+    store: &Store,
+    artifacts: &Artifacts,
+    identity: &Identity,
+    nodes: &LocalNodes,
+    metrics: &mut Registry,
+) -> anyhow::Result<ApiServer> {
+    let mut api_config = mayfly_apiserver::Config::new(identity.token());
+    api_config.artifact_bytes_max = config.artifact_bytes_max;
+    let deps = mayfly_apiserver::Deps {
+        store: store.clone(),
+        artifacts: artifacts.clone(),
+        clock: Arc::new(jiff::Timestamp::now),
+        nodes: nodes.connector(),
+        inspector: Arc::new(components::inspect),
+    };
+    Ok(ApiServer::create(api_config, deps, metrics).await?)
+}
+
+/// Waits until functions answer, then tells the world: files for programs, lines for people.
+async fn announce(
+    data_dir: &DataDir,
+    identity: &Identity,
+    endpoints: &Endpoints,
+    gateway: &GatewayHandle,
+    ready: &watch::Sender<bool>,
+) -> anyhow::Result<()> {
+    gateway.ready().await;
+    let kubeconfig = data_dir.kubeconfig();
+    write_private(&kubeconfig, &identity.kubeconfig(&endpoints.api))
+        .with_context(|| format!("cannot write {}", kubeconfig.display()))?;
+    endpoints
+        .write(&data_dir.endpoints())
+        .with_context(|| format!("cannot write {}", data_dir.endpoints().display()))?;
+    ready.send_replace(true);
+    say(&format!(
+        "mayfly is up\n  \
+           API        {}\n  \
+           functions  {}/fn/<namespace>/<name>/\n  \
+           admin      {}  (/healthz /readyz /metrics)\n  \
+           data       {}\n\n  \
+           export KUBECONFIG={}\n  \
+           mayfly new rust hello && cd hello && mayfly deploy",
+        endpoints.api,
+        endpoints.http,
+        endpoints.admin.as_deref().unwrap_or("-"),
+        data_dir.path().display(),
+        kubeconfig.display(),
+    ));
+    Ok(())
+}
+
+#[expect(clippy::print_stdout, reason = "where things are is what the command is asked for")]
+fn say(text: &str) {
+    println!("{text}");
+}
+
+/// SIGINT and SIGTERM.
+struct Signals {
+    interrupt: tokio::signal::unix::Signal,
+    terminate: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    fn listen() -> anyhow::Result<Self> {
+        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
+    }
+
+    async fn received(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+
+    /// Whoever asks twice does not want to wait. Nothing acknowledged is lost by it.
+    fn exit_on_the_next(mut self) {
+        tokio::spawn(async move {
+            self.received().await;
+            std::process::exit(130);
+        });
+    }
+}
+
+async fn listen(address: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address).await.map_err(|error| match error.kind() {
+        std::io::ErrorKind::AddrInUse => anyhow::anyhow!(
+            "cannot listen on {address}: something else does; stop it, or choose another address with --{flag} \
+             (port 0: any)"
+        ),
+        _ => anyhow::anyhow!("cannot listen on {address}: {error}; choose another address with --{flag}"),
+    })
+}
+
+fn make_folder(path: &Path) -> anyhow::Result<()> {
+    use std::os::unix::fs::DirBuilderExt as _;
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path).with_context(|| {
+        format!("cannot make the data directory {}; choose another with --data-dir", path.display())
+    })
+}
+
+fn remove_stale(path: &Path) -> anyhow::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", path.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Writes a file that only its owner can read; a reader sees the old or the new one.
+fn write_private(path: &Path, text: &str) -> std::io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    // A temporary file is made with mode 0600.
+    let mut file = tempfile::NamedTempFile::new_in(folder)?;
+    std::io::Write::write_all(&mut file, text.as_bytes())?;
+    file.persist(path)?;
+    Ok(())
+}
