@@ -1,0 +1,191 @@
+//! `mayfly apply`: server-side apply of manifests, with the field manager `mayfly`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use http::{Method, StatusCode};
+use serde_json::{Value, json};
+
+use super::{
+    discovery::{Discovery, Kind},
+    failure::Failure,
+    manifest::{self, Document},
+    output::{self, OutputFormat},
+    server::{FIELD_MANAGER, Server, is_not_found, with_query},
+    session::Session,
+};
+
+#[derive(Args, Debug)]
+#[command(after_help = "Example:
+  mayfly apply -f function.yaml
+  mayfly get fn hello -o yaml | mayfly apply -f -")]
+pub(crate) struct ApplyArgs {
+    /// A manifest, a folder of manifests, or - for stdin; may be given several times
+    #[arg(short, long = "filename", required = true, value_name = "FILE|DIR|-")]
+    file: Vec<PathBuf>,
+    /// Also look into the folders below a folder
+    #[arg(short = 'R', long)]
+    recursive: bool,
+    /// Take over fields that someone else set
+    #[arg(long)]
+    force_conflicts: bool,
+    /// Have the server check everything and change nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// What became of one object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    Created,
+    Configured,
+    Unchanged,
+}
+
+pub(crate) async fn run(args: ApplyArgs, session: &Session) -> anyhow::Result<()> {
+    let documents = manifest::read(&args.file, args.recursive)?;
+    let (server, discovery) = (session.server().await?, session.discovery().await?);
+    let mut applied = Vec::new();
+    let mut failures = Vec::new();
+    let total = documents.len();
+    for document in documents {
+        match apply(&document, &args, session, server, discovery).await {
+            Ok((line, object)) => {
+                if matches!(session.format(), OutputFormat::Table | OutputFormat::Wide | OutputFormat::Name) {
+                    output::line(line)?;
+                }
+                applied.push(object);
+            }
+            Err(error) if total == 1 => return Err(error),
+            // The others do not depend on it: they are applied, and the end tells.
+            Err(error) => {
+                let error = session.explain(error.context(document.source));
+                output::note(format_args!("error: {}", super::failure::text(&error)));
+                failures.push(document.name);
+            }
+        }
+    }
+    print_objects(session.format(), applied)?;
+    if !failures.is_empty() {
+        let what = format!("{} of {total} objects were not applied: {}", failures.len(), failures.join(", "));
+        return Err(Failure::error(what, "the others were; correct these and apply again"));
+    }
+    Ok(())
+}
+
+fn print_objects(format: OutputFormat, mut objects: Vec<Value>) -> anyhow::Result<()> {
+    let value = match objects.len() {
+        0 => return Ok(()),
+        1 => objects.remove(0),
+        _ => json!({"apiVersion": "v1", "kind": "List", "items": objects}),
+    };
+    match format {
+        OutputFormat::Json => output::out(output::json(&value)?)?,
+        OutputFormat::Yaml => output::out(output::yaml(&value)?)?,
+        OutputFormat::Table | OutputFormat::Wide | OutputFormat::Name => {}
+    }
+    Ok(())
+}
+
+/// Applies one object; returns the line to print, and the object as it is now.
+async fn apply(
+    document: &Document,
+    args: &ApplyArgs,
+    session: &Session,
+    server: &Server,
+    discovery: &Discovery,
+) -> anyhow::Result<(String, Value)> {
+    let kind = discovery.of_manifest(&document.api_version, &document.kind)?;
+    let namespace = namespace(document, kind, session).await?;
+    let path = kind.object(&namespace, &document.name);
+    let before = match server.get(&path).await {
+        Ok(object) => Some(object),
+        Err(error) if is_not_found(&error) => None,
+        Err(error) => return Err(error.into()),
+    };
+    let query = [
+        ("fieldManager", Some(FIELD_MANAGER)),
+        ("fieldValidation", Some("Strict")),
+        ("force", args.force_conflicts.then_some("true")),
+        ("dryRun", args.dry_run.then_some("All")),
+    ];
+    let path = with_query(&path, &query);
+    let body = to_send(document, kind, &namespace);
+    let answer = server.send(Method::PATCH, &path, "application/apply-patch+yaml", &body).await?;
+    let outcome = outcome(before.as_ref(), answer.status, &answer.body);
+    let shown = kind.full_name(&document.name);
+    let line = match session.format() {
+        OutputFormat::Name => shown,
+        _ => {
+            let dry = if args.dry_run { " (dry run)" } else { "" };
+            let word = match outcome {
+                Outcome::Created => "created",
+                Outcome::Configured => "configured",
+                Outcome::Unchanged => "unchanged",
+            };
+            format!("{shown} {word}{dry}")
+        }
+    };
+    Ok((line, answer.body))
+}
+
+/// The manifest's own namespace, else the one of the command; both must agree when both are said.
+async fn namespace(document: &Document, kind: &Kind, session: &Session) -> anyhow::Result<String> {
+    let said = session.globals().namespace.as_ref();
+    match (&document.namespace, said) {
+        (Some(own), Some(said)) if kind.namespaced && own != said => Err(Failure::error(
+            format!("{} names the namespace {own:?}, the command {said:?}", document.source),
+            format!("run without -n, or with -n {own}"),
+        )),
+        (Some(own), _) => Ok(own.clone()),
+        (None, _) => session.namespace().await,
+    }
+}
+
+/// The manifest without what the server alone writes, so that `get -o yaml | apply -f -` works.
+fn to_send(document: &Document, kind: &Kind, namespace: &str) -> Value {
+    let mut value = document.value.clone();
+    if let Some(metadata) = value["metadata"].as_object_mut() {
+        for field in ["managedFields", "creationTimestamp", "resourceVersion", "uid", "generation"] {
+            metadata.remove(field);
+        }
+        if kind.namespaced {
+            metadata.insert("namespace".into(), namespace.into());
+        }
+    }
+    value
+}
+
+fn outcome(before: Option<&Value>, status: StatusCode, after: &Value) -> Outcome {
+    let Some(before) = before else { return Outcome::Created };
+    if status == StatusCode::CREATED {
+        return Outcome::Created;
+    }
+    // A dry run raises no version, so its content is compared as well.
+    let stripped = |object: &Value| {
+        let mut object = object.clone();
+        if let Some(metadata) = object["metadata"].as_object_mut() {
+            metadata.remove("managedFields");
+            metadata.remove("resourceVersion");
+        }
+        object
+    };
+    let same_version = before["metadata"]["resourceVersion"] == after["metadata"]["resourceVersion"];
+    if same_version && stripped(before) == stripped(after) { Outcome::Unchanged } else { Outcome::Configured }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outcomes() {
+        let object = |version: &str, data: i32| json!({"metadata": {"resourceVersion": version}, "data": data});
+        let ok = StatusCode::OK;
+        assert_eq!(outcome(None, StatusCode::CREATED, &object("1", 1)), Outcome::Created);
+        assert_eq!(outcome(Some(&object("1", 1)), ok, &object("1", 1)), Outcome::Unchanged);
+        assert_eq!(outcome(Some(&object("1", 1)), ok, &object("2", 2)), Outcome::Configured);
+        let dry_run = outcome(Some(&object("1", 1)), ok, &object("1", 2));
+        assert_eq!(dry_run, Outcome::Configured);
+    }
+}

@@ -1,0 +1,115 @@
+//! `mayfly artifact`: the components in the artifact store.
+
+use clap::{Args, Subcommand};
+use http::Method;
+use jiff::Timestamp;
+use mayfly_api::Digest;
+use serde_json::Value;
+
+use super::{
+    failure::Failure, format, output, server::is_not_found, session::Session, table, upload,
+};
+
+#[derive(Args, Debug)]
+#[command(after_help = "Example:
+  mayfly artifact list")]
+pub(crate) struct ArtifactArgs {
+    #[command(subcommand)]
+    command: ArtifactCommand,
+}
+
+#[derive(Subcommand, Debug)]
+enum ArtifactCommand {
+    /// List uploaded components
+    #[command(visible_alias = "ls")]
+    #[command(after_help = "Example:
+  mayfly artifact list -o json")]
+    List,
+    /// Delete a component; those that no revision names go by themselves
+    #[command(visible_alias = "rm")]
+    #[command(after_help = "Example:
+  mayfly artifact delete sha256:2cf24dba5fb0")]
+    Delete {
+        /// The digest, or the beginning of it
+        #[arg(required = true, value_name = "DIGEST")]
+        digests: Vec<String>,
+    },
+}
+
+pub(crate) async fn run(args: ArtifactArgs, session: &Session) -> anyhow::Result<()> {
+    let server = session.server().await?;
+    let list = server.get("/artifacts").await?;
+    let items = list["items"].as_array().cloned().unwrap_or_default();
+    match args.command {
+        ArtifactCommand::List => {
+            if items.is_empty() && session.globals().output.is_none() {
+                output::note("no artifacts; mayfly deploy uploads them");
+                return Ok(());
+            }
+            output::result(session.format(), &list, || rows(&items, Timestamp::now()))
+        }
+        ArtifactCommand::Delete { digests } => {
+            for text in digests {
+                let digest = complete(&text, &items)?;
+                let path = upload::path(&digest);
+                match server.send(Method::DELETE, &path, "application/json", &Value::Null).await {
+                    Ok(_) => output::line(format_args!("{digest} deleted"))?,
+                    Err(error) if is_not_found(&error) => return Err(missing(&text)),
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            Ok(())
+        }
+    }
+}
+
+fn rows(items: &[Value], now: Timestamp) -> String {
+    let rows: Vec<_> = items
+        .iter()
+        .map(|item| {
+            vec![
+                item["digest"].as_str().unwrap_or("").to_owned(),
+                item["bytes"].as_u64().map_or_else(String::new, format::bytes),
+                format::age(item["created"].as_str(), now),
+            ]
+        })
+        .collect();
+    table::render(&["DIGEST", "SIZE", "AGE"], &rows)
+}
+
+/// A whole digest, or the only one that begins so.
+fn complete(text: &str, items: &[Value]) -> anyhow::Result<Digest> {
+    if let Ok(digest) = text.parse() {
+        return Ok(digest);
+    }
+    let begins = if text.starts_with("sha256:") { text.to_owned() } else { format!("sha256:{text}") };
+    let known = items.iter().filter_map(|item| item["digest"].as_str()?.parse::<Digest>().ok());
+    let found: Vec<_> = known.filter(|digest| digest.to_string().starts_with(&begins)).collect();
+    match found.as_slice() {
+        [only] => Ok(*only),
+        [] => Err(missing(text)),
+        many => Err(Failure::error(format!("{} artifacts begin with {text:?}", many.len()), "write more digits")),
+    }
+}
+
+fn missing(text: &str) -> anyhow::Error {
+    Failure::error(format!("there is no artifact {text}"), "see what there is: mayfly artifact list")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_beginning_of_a_digest_is_enough() {
+        let (a, b) = (Digest::of(b"a"), Digest::of(b"b"));
+        let items = [json!({"digest": a.to_string()}), json!({"digest": b.to_string()})];
+        assert_eq!(complete(&a.to_string(), &[]).unwrap(), a);
+        assert_eq!(complete(&a.short(), &items).unwrap(), a);
+        assert_eq!(complete(&format!("sha256:{}", b.short()), &items).unwrap(), b);
+        assert!(complete("", &items).unwrap_err().to_string().contains("2 artifacts begin"));
+        assert!(complete("zz", &items).is_err());
+    }
+}

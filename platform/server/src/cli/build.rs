@@ -1,0 +1,90 @@
+//! `mayfly build`: from a project to a component.
+
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use clap::Args;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::{Globals, format, output};
+use crate::guest::{
+    build::{self, BuiltComponent},
+    project::Project,
+};
+
+#[derive(Args, Debug)]
+#[command(after_help = "Example:
+  mayfly build
+  mayfly build --workspace examples --out target/guests")]
+pub(crate) struct BuildArgs {
+    /// The project
+    #[arg(default_value = ".", value_name = "DIR", conflicts_with = "workspace")]
+    directory: PathBuf,
+    /// Build every package of a cargo workspace instead
+    #[arg(long, value_name = "DIR", requires = "out")]
+    workspace: Option<PathBuf>,
+    /// Where the components of a workspace go
+    #[arg(long, value_name = "DIR", requires = "workspace")]
+    out: Option<PathBuf>,
+    /// Without optimisation: quicker to build, slower to run
+    #[arg(long)]
+    debug: bool,
+}
+
+/// What was built.
+#[derive(Serialize)]
+struct Built<'a> {
+    name: &'a str,
+    path: &'a Path,
+    bytes: u64,
+    toolchain: &'a str,
+}
+
+pub(crate) fn run(args: BuildArgs, globals: &Globals) -> anyhow::Result<ExitCode> {
+    let built = match (&args.workspace, &args.out) {
+        (Some(workspace), Some(out)) => build::build_workspace(workspace, out, !args.debug, &mut say)?,
+        _ => vec![build::build(&args.directory, !args.debug, &mut say)?],
+    };
+    let list: Vec<_> = built.iter().map(as_data).collect();
+    let format = globals.output.unwrap_or_default();
+    match list.as_slice() {
+        [one] if args.workspace.is_none() => output::result(format, one, || lines(&built))?,
+        _ => output::result(format, &list, || lines(&built))?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn as_data(built: &BuiltComponent) -> Built<'_> {
+    let BuiltComponent { name, path, bytes, toolchain } = built;
+    Built { name, path, bytes: *bytes, toolchain }
+}
+
+/// The paths alone go to stdout, for scripts; the sizes to people.
+fn lines(built: &[BuiltComponent]) -> String {
+    for BuiltComponent { name, bytes, .. } in built {
+        output::note(format_args!("built {name}: {}", format::bytes(*bytes)));
+    }
+    built.iter().map(|built| format!("{}\n", built.path.display())).collect()
+}
+
+fn say(line: &str) {
+    output::note(line);
+}
+
+/// A project that was built to be deployed.
+pub(crate) struct BuiltProject {
+    pub(crate) name: String,
+    pub(crate) component: PathBuf,
+    /// The Function as the project has it, without a source.
+    pub(crate) manifest: Value,
+}
+
+/// Builds the project in a directory. Blocks.
+pub(crate) fn project(directory: &Path) -> anyhow::Result<BuiltProject> {
+    let built = build::build(directory, true, &mut say)?;
+    let manifest = Project::load(directory)?.manifest;
+    Ok(BuiltProject { name: built.name, component: built.path, manifest })
+}

@@ -1,0 +1,150 @@
+//! `mayfly delete`: objects by kind and name, by label, or as manifests name them.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::Args;
+use http::Method;
+use serde_json::{Value, json};
+
+use super::{
+    discovery::Kind,
+    failure::Failure,
+    get::{Target, targets},
+    manifest, output,
+    server::{Server, is_not_found, with_query},
+    session::Session,
+};
+
+#[derive(Args, Debug)]
+#[command(after_help = "Example:
+  mayfly delete function hello
+  mayfly delete -f function.yaml")]
+pub(crate) struct DeleteArgs {
+    /// KIND NAME…, or KIND/NAME…
+    #[arg(value_name = "KIND NAME", required_unless_present = "file", conflicts_with = "file")]
+    what: Vec<String>,
+    /// The objects of a manifest, of a folder, or of stdin (-)
+    #[arg(short, long = "filename", value_name = "FILE|DIR|-")]
+    file: Vec<PathBuf>,
+    /// Also look into the folders below a folder
+    #[arg(short = 'R', long)]
+    recursive: bool,
+    /// All objects with these labels
+    #[arg(short = 'l', long, value_name = "LABELS", conflicts_with = "file")]
+    selector: Option<String>,
+    /// All objects of the kind in the namespace
+    #[arg(long, conflicts_with_all = ["selector", "file"])]
+    all: bool,
+    /// Succeed when the object is not there
+    #[arg(long)]
+    ignore_not_found: bool,
+    /// Do not wait until the object is gone
+    #[arg(long)]
+    no_wait: bool,
+}
+
+/// An object to delete.
+struct Doomed {
+    kind: Kind,
+    namespace: String,
+    name: String,
+}
+
+pub(crate) async fn run(args: DeleteArgs, session: &Session) -> anyhow::Result<()> {
+    let server = session.server().await?;
+    let doomed = if args.file.is_empty() {
+        named(&args, session, server).await?
+    } else {
+        of_manifests(&args, session).await?
+    };
+    let mut gone = Vec::new();
+    for object in doomed {
+        let path = object.kind.object(&object.namespace, &object.name);
+        let body = json!({"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"});
+        match server.send(Method::DELETE, &path, "application/json", &body).await {
+            Ok(answer) => {
+                let shown = object.kind.full_name(&object.name);
+                output::line(format_args!("{shown} deleted"))?;
+                if !args.no_wait {
+                    gone.push((path, shown, uid(&answer.body)));
+                }
+            }
+            Err(error) if args.ignore_not_found && is_not_found(&error) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    for (path, shown, uid) in gone {
+        wait_until_gone(server, &path, &shown, &uid).await?;
+    }
+    Ok(())
+}
+
+async fn named(args: &DeleteArgs, session: &Session, server: &Server) -> anyhow::Result<Vec<Doomed>> {
+    let namespace = session.namespace().await?;
+    let mut doomed = Vec::new();
+    for Target { kind, names } in targets(session.discovery().await?, &args.what)? {
+        let whole_kind = args.all || args.selector.is_some();
+        if names.is_empty() && !whole_kind {
+            return Err(Failure::error(
+                format!("which {}?", kind.plural),
+                format!(
+                    "mayfly delete {} NAME, or -l LABELS, or --all for every one in the namespace",
+                    kind.singular_name()
+                ),
+            ));
+        }
+        let names = if names.is_empty() {
+            let path = kind.collection(Some(&namespace));
+            let list = server.get(&with_query(&path, &[("labelSelector", args.selector.as_deref())])).await?;
+            let items = list["items"].as_array().cloned().unwrap_or_default();
+            items.iter().filter_map(|item| item["metadata"]["name"].as_str().map(str::to_owned)).collect()
+        } else {
+            names
+        };
+        let named = names.into_iter();
+        doomed.extend(named.map(|name| Doomed { kind: kind.clone(), namespace: namespace.clone(), name }));
+    }
+    if doomed.is_empty() {
+        output::note("nothing to delete");
+    }
+    Ok(doomed)
+}
+
+async fn of_manifests(args: &DeleteArgs, session: &Session) -> anyhow::Result<Vec<Doomed>> {
+    let mut doomed = Vec::new();
+    for document in manifest::read(&args.file, args.recursive)? {
+        let kind = session.discovery().await?.of_manifest(&document.api_version, &document.kind)?.clone();
+        let namespace = match document.namespace {
+            Some(namespace) => namespace,
+            None => session.namespace().await?,
+        };
+        doomed.push(Doomed { kind, namespace, name: document.name });
+    }
+    Ok(doomed)
+}
+
+/// The deleted object's uid: the answer is the object itself, or a Status about it.
+fn uid(answer: &Value) -> String {
+    let uid = answer.pointer("/metadata/uid").or_else(|| answer.pointer("/details/uid"));
+    uid.and_then(Value::as_str).unwrap_or("").to_owned()
+}
+
+/// Waits for finalizers and graceful stops. A new object of the same name is not the one we wait for.
+async fn wait_until_gone(server: &Server, path: &str, shown: &str, uid_deleted: &str) -> anyhow::Result<()> {
+    let mut pause = Duration::from_millis(20);
+    let mut said = false;
+    loop {
+        match server.get(path).await {
+            Err(error) if is_not_found(&error) => return Ok(()),
+            Err(error) => return Err(error.into()),
+            Ok(object) if uid(&object) != uid_deleted => return Ok(()),
+            Ok(_) => {}
+        }
+        if pause > Duration::from_millis(500) && !said {
+            output::note(format_args!("waiting for {shown} to go (Ctrl-C stops waiting, not the deletion)"));
+            said = true;
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(Duration::from_secs(1));
+    }
+}

@@ -1,0 +1,81 @@
+//! Plain HTTP to the parts that are not the API: the gateway, the admin port.
+
+use bytes::Bytes;
+use http::{Request, Response, Uri};
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::body::Incoming;
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::TokioExecutor,
+};
+use mayfly_api::{Function, wellknown};
+
+use super::{failure::Failure, server::segment, session::Session};
+
+/// Answers of the admin port are never larger, in bytes.
+const TEXT_BYTES_MAX: usize = 256 << 20;
+
+pub(crate) struct HttpClient(Client<HttpsConnector<HttpConnector>, Full<Bytes>>);
+
+impl HttpClient {
+    pub(crate) fn new() -> Self {
+        let connector =
+            HttpsConnectorBuilder::new().with_webpki_roots().https_or_http().enable_all_versions().build();
+        Self(Client::builder(TokioExecutor::new()).build(connector))
+    }
+
+    /// Sends a request; an error says that nobody answers, and names the innermost reason.
+    pub(crate) async fn send(&self, request: Request<Full<Bytes>>) -> anyhow::Result<Response<Incoming>> {
+        let uri = request.uri().clone();
+        self.0.request(request).await.map_err(|error| {
+            let mut last: &(dyn std::error::Error + 'static) = &error;
+            while let Some(source) = last.source() {
+                last = source;
+            }
+            let what = match error.is_connect() {
+                true => format!("nobody answers at {} ({last})", origin(&uri)),
+                false => format!("the connection to {} broke ({last})", origin(&uri)),
+            };
+            Failure::error(what, "is the server running? start one with: mayfly up")
+        })
+    }
+
+    /// GET of a text.
+    pub(crate) async fn text(&self, url: &str) -> anyhow::Result<String> {
+        let request = Request::get(url).body(Full::default())?;
+        let response = self.send(request).await?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), TEXT_BYTES_MAX).collect().await;
+        let body = body.map_err(|error| anyhow::anyhow!("reading {url}: {error}"))?.to_bytes();
+        let text = String::from_utf8_lossy(&body).into_owned();
+        if !status.is_success() {
+            anyhow::bail!("{url} answered {status}: {}", text.trim());
+        }
+        Ok(text)
+    }
+}
+
+fn origin(uri: &Uri) -> String {
+    format!("{}://{}", uri.scheme_str().unwrap_or("http"), uri.authority().map_or("", |a| a.as_str()))
+}
+
+/// Where a function answers, with a slash at the end. The local server's own gateway is known without asking
+/// the API, so that calls work while the control plane is down; otherwise the function's status says.
+pub(crate) async fn function_url(session: &Session, namespace: &str, name: &str) -> anyhow::Result<String> {
+    let server = session.server().await?;
+    if let Some(endpoints) = server.endpoints() {
+        let gateway = endpoints.http.trim_end_matches('/');
+        let prefix = wellknown::FUNCTION_PATH_PREFIX;
+        return Ok(format!("{gateway}{prefix}{}/{}/", segment(namespace), segment(name)));
+    }
+    let functions: kube::Api<Function> = kube::Api::namespaced(server.client().clone(), namespace);
+    let function = functions.get(name).await?;
+    match function.status.and_then(|status| status.url) {
+        Some(url) => Ok(if url.ends_with('/') { url } else { url + "/" }),
+        None => Err(Failure::error(
+            format!("function {name} has no address yet"),
+            format!("see why: mayfly describe function {name} -n {namespace}"),
+        )),
+    }
+}

@@ -1,0 +1,419 @@
+//! `mayfly get`: objects in the server's own columns, or as data.
+
+use std::time::Duration;
+
+use clap::Args;
+use futures::{AsyncBufReadExt as _, TryStreamExt as _};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::{
+    discovery::{Discovery, Kind},
+    failure::Failure,
+    output::{self, OutputFormat},
+    server::{Server, with_query},
+    session::Session,
+    table::{self, ServerTable, View},
+};
+
+#[derive(Args, Debug)]
+#[command(after_help = "Example:
+  mayfly get functions
+  mayfly get fn,rev,pods -A -o wide
+  mayfly get function hello -o yaml")]
+pub(crate) struct GetArgs {
+    /// KIND [NAME…], or KIND/NAME…; several kinds with commas, as in functions,pods
+    #[arg(value_name = "KIND [NAME]", required = true)]
+    what: Vec<String>,
+    /// In all namespaces
+    #[arg(short = 'A', long)]
+    all_namespaces: bool,
+    /// Only objects with these labels, such as mayfly.dev/function=hello
+    #[arg(short = 'l', long, value_name = "LABELS")]
+    selector: Option<String>,
+    /// Only objects with these fields, such as metadata.name=hello
+    #[arg(long, value_name = "FIELDS")]
+    field_selector: Option<String>,
+    /// Stay, and show every change
+    #[arg(short, long)]
+    watch: bool,
+    /// Succeed when a named object is not there
+    #[arg(long)]
+    ignore_not_found: bool,
+}
+
+/// Objects of one kind: the named ones, or all.
+#[derive(Debug)]
+pub(crate) struct Target {
+    pub(crate) kind: Kind,
+    pub(crate) names: Vec<String>,
+}
+
+/// Objects fetched at a time.
+const PAGE: &str = "500";
+
+/// What `KIND [NAME…]` and `KIND/NAME…` mean.
+pub(crate) fn targets(discovery: &Discovery, words: &[String]) -> anyhow::Result<Vec<Target>> {
+    let Some(first) = words.first() else {
+        return Err(Failure::error("no kind was named", "name one, such as functions"));
+    };
+    if !words.iter().any(|word| word.contains('/')) {
+        let kinds = discovery.find_all(first)?;
+        return Ok(kinds
+            .into_iter()
+            .map(|kind| Target { kind: kind.clone(), names: words[1..].to_vec() })
+            .collect());
+    }
+    let mut targets: Vec<Target> = Vec::new();
+    for word in words {
+        let Some((kind, name)) = word.split_once('/').filter(|(_, name)| !name.is_empty()) else {
+            return Err(Failure::error(
+                format!("{word:?} has no kind"),
+                "write either KIND NAME NAME… or KIND/NAME KIND/NAME…",
+            ));
+        };
+        let kind = discovery.find(kind)?;
+        match targets.iter_mut().find(|target| target.kind == *kind) {
+            Some(target) => target.names.push(name.into()),
+            None => targets.push(Target { kind: kind.clone(), names: vec![name.into()] }),
+        }
+    }
+    Ok(targets)
+}
+
+pub(crate) async fn run(args: GetArgs, session: &Session) -> anyhow::Result<()> {
+    let targets = targets(session.discovery().await?, &args.what)?;
+    let server = session.server().await?;
+    let namespace = session.namespace().await?;
+    let namespace = if args.all_namespaces { None } else { Some(namespace.as_str()) };
+    if args.all_namespaces && targets.iter().any(|target| !target.names.is_empty() && target.kind.namespaced) {
+        return Err(Failure::error(
+            "a name is looked up in one namespace",
+            "use -n NAMESPACE, or leave the name out",
+        ));
+    }
+    let get = Get { args: &args, server, namespace, format: session.format() };
+    if args.watch {
+        let [target] = targets.as_slice() else {
+            return Err(Failure::error("only one kind can be watched at a time", "name one kind with --watch"));
+        };
+        return get.watch(target).await;
+    }
+    match get.format {
+        OutputFormat::Json | OutputFormat::Yaml => get.data(&targets).await,
+        OutputFormat::Table | OutputFormat::Wide | OutputFormat::Name => get.tables(&targets).await,
+    }
+}
+
+/// One `get`.
+struct Get<'a> {
+    args: &'a GetArgs,
+    server: &'a Server,
+    namespace: Option<&'a str>,
+    format: OutputFormat,
+}
+
+impl Get<'_> {
+    async fn data(&self, targets: &[Target]) -> anyhow::Result<()> {
+        let mut objects = Vec::new();
+        for Target { kind, names } in targets {
+            for name in names {
+                let path = kind.object(self.namespace.unwrap_or_default(), name);
+                objects.extend(self.unless_missing(self.server.get(&path).await)?);
+            }
+            if names.is_empty() {
+                objects.extend(self.list(kind).await?.0);
+            }
+        }
+        let one = targets.len() == 1 && targets[0].names.len() == 1;
+        let value = match one {
+            true => match objects.pop() {
+                Some(object) => object,
+                None => return Ok(()),
+            },
+            false => json!({"apiVersion": "v1", "kind": "List", "metadata": {}, "items": objects}),
+        };
+        output::result(self.format, &value, String::new)
+    }
+
+    /// All objects of a kind, and the version of the list.
+    async fn list(&self, kind: &Kind) -> anyhow::Result<(Vec<Value>, String)> {
+        let (mut items, mut token) = (Vec::new(), String::new());
+        loop {
+            let mut page = self.server.get(&self.list_path(kind, &token)).await?;
+            if let Some(found) = page["items"].as_array_mut() {
+                items.append(found);
+            }
+            for item in &mut items {
+                // Items of a list do not say what they are.
+                if let Some(object) = item.as_object_mut() {
+                    object.entry("apiVersion").or_insert_with(|| kind.api_version().into());
+                    object.entry("kind").or_insert_with(|| kind.kind.clone().into());
+                }
+            }
+            match page["metadata"]["continue"].as_str() {
+                Some(next) if !next.is_empty() => token = next.to_owned(),
+                _ => return Ok((items, resource_version(&page))),
+            }
+        }
+    }
+
+    async fn tables(&self, targets: &[Target]) -> anyhow::Result<()> {
+        let mut shown = 0;
+        for Target { kind, names } in targets {
+            let Some(found) = self.table(kind, names).await?.filter(|table| !table.rows.is_empty()) else {
+                continue;
+            };
+            if self.format == OutputFormat::Name {
+                let names: Vec<_> = found.rows.iter().map(|row| kind.full_name(row.metadata("name"))).collect();
+                output::line(names.join("\n"))?;
+            } else {
+                let prefix = format!("{}/", kind.singular_name());
+                let prefix = if targets.len() > 1 { prefix.as_str() } else { "" };
+                let gap = if shown > 0 { "\n" } else { "" };
+                output::out(format!("{gap}{}", found.render(self.view(kind, prefix))))?;
+            }
+            shown += 1;
+        }
+        if shown == 0 && !self.args.ignore_not_found {
+            output::note(self.nothing(targets));
+        }
+        Ok(())
+    }
+
+    fn nothing(&self, targets: &[Target]) -> String {
+        let kinds: Vec<_> = targets.iter().map(|target| target.kind.plural.as_str()).collect();
+        match self.namespace.filter(|_| targets.iter().any(|target| target.kind.namespaced)) {
+            Some(namespace) => format!("no {} in namespace {namespace}", kinds.join(", ")),
+            None => format!("no {}", kinds.join(", ")),
+        }
+    }
+
+    fn view<'v>(&self, kind: &Kind, prefix: &'v str) -> View<'v> {
+        let with_namespace = self.namespace.is_none() && kind.namespaced;
+        View { wide: self.format == OutputFormat::Wide, with_namespace, prefix }
+    }
+
+    /// The named objects in one table, or all of the kind; none when all named ones are missing and that is
+    /// allowed.
+    async fn table(&self, kind: &Kind, names: &[String]) -> anyhow::Result<Option<ServerTable>> {
+        let mut whole: Option<ServerTable> = None;
+        let mut add = |page: ServerTable| match &mut whole {
+            None => whole = Some(page),
+            Some(whole) => whole.extend(page),
+        };
+        for name in names {
+            let path = kind.object(self.namespace.unwrap_or_default(), name);
+            if let Some(found) = self.unless_missing(self.server.get_as(&path, table::ACCEPT).await)? {
+                add(serde_json::from_value(found)?);
+            }
+        }
+        let mut token = String::new();
+        while names.is_empty() {
+            let answer = self.server.get_as(&self.list_path(kind, &token), table::ACCEPT).await?;
+            let page: ServerTable = serde_json::from_value(answer)?;
+            token.clone_from(&page.metadata.continue_token);
+            add(page);
+            if token.is_empty() {
+                break;
+            }
+        }
+        Ok(whole)
+    }
+
+    fn unless_missing(&self, answer: Result<Value, kube::Error>) -> Result<Option<Value>, kube::Error> {
+        match answer {
+            Err(error) if self.args.ignore_not_found && super::server::is_not_found(&error) => Ok(None),
+            answer => answer.map(Some),
+        }
+    }
+
+    fn list_path(&self, kind: &Kind, token: &str) -> String {
+        with_query(
+            &kind.collection(self.namespace),
+            &[
+                ("limit", Some(PAGE)),
+                ("labelSelector", self.args.selector.as_deref()),
+                ("fieldSelector", self.args.field_selector.as_deref()),
+                ("continue", Some(token).filter(|token| !token.is_empty())),
+            ],
+        )
+    }
+
+    fn watch_path(&self, target: &Target, version: &str) -> anyhow::Result<String> {
+        let by_name = match target.names.as_slice() {
+            [] => None,
+            [name] => Some(format!("metadata.name={name}")),
+            _ => {
+                return Err(Failure::error(
+                    "only one object, or all, can be watched",
+                    "name one object, or use -l LABELS",
+                ));
+            }
+        };
+        Ok(with_query(
+            &target.kind.collection(self.namespace),
+            &[
+                ("watch", Some("true")),
+                ("resourceVersion", Some(version)),
+                ("allowWatchBookmarks", Some("true")),
+                ("labelSelector", self.args.selector.as_deref()),
+                ("fieldSelector", by_name.as_deref().or(self.args.field_selector.as_deref())),
+            ],
+        ))
+    }
+
+    /// Shows what there is, then every change until Ctrl-C. The server ends a watch now and then; the next
+    /// one goes on where it ended.
+    async fn watch(&self, target: &Target) -> anyhow::Result<()> {
+        let mut screen = Screen::new(self, &target.kind);
+        let mut version = screen.first(target).await?;
+        loop {
+            let started = Instant::now();
+            let stream =
+                self.server.stream(&self.watch_path(target, &version)?, screen.accept()).await?;
+            let mut lines = stream.lines();
+            while let Some(line) = lines.try_next().await? {
+                let event: WatchEvent = serde_json::from_str(&line)?;
+                if event.event_type == "ERROR" {
+                    let message = event.object["message"].as_str().unwrap_or("the watch was broken off");
+                    return Err(Failure::error(message, "run the command again"));
+                }
+                if let Some(seen) = screen.event(&event)? {
+                    version = seen;
+                }
+            }
+            // A server that ends every watch at once must not be asked in a circle.
+            tokio::time::sleep_until(started + Duration::from_secs(1)).await;
+        }
+    }
+}
+
+fn resource_version(object: &Value) -> String {
+    object["metadata"]["resourceVersion"].as_str().unwrap_or("").to_owned()
+}
+
+#[derive(Deserialize)]
+struct WatchEvent {
+    #[serde(rename = "type")]
+    event_type: String,
+    object: Value,
+}
+
+/// What a watch prints.
+struct Screen<'a> {
+    get: &'a Get<'a>,
+    kind: &'a Kind,
+    /// The columns: only the first table of a watch says them.
+    columns: ServerTable,
+    widths: Vec<u16>,
+    titles_shown: bool,
+}
+
+impl<'a> Screen<'a> {
+    fn new(get: &'a Get<'a>, kind: &'a Kind) -> Self {
+        Self { get, kind, columns: ServerTable::default(), widths: Vec::new(), titles_shown: false }
+    }
+
+    fn is_data(&self) -> bool {
+        matches!(self.get.format, OutputFormat::Json | OutputFormat::Yaml)
+    }
+
+    fn accept(&self) -> &'static str {
+        if self.is_data() { "application/json" } else { table::ACCEPT }
+    }
+
+    /// Shows what there is; returns the version to watch from.
+    async fn first(&mut self, target: &Target) -> anyhow::Result<String> {
+        if self.is_data() {
+            let (objects, version) = match target.names.as_slice() {
+                [] => self.get.list(&target.kind).await?,
+                names => {
+                    let path = target.kind.object(self.get.namespace.unwrap_or_default(), &names[0]);
+                    let object = self.get.server.get(&path).await?;
+                    let version = resource_version(&object);
+                    (vec![object], version)
+                }
+            };
+            for object in &objects {
+                self.object(object)?;
+            }
+            return Ok(version);
+        }
+        let table = self.get.table(&target.kind, &target.names).await?.unwrap_or_default();
+        self.columns = table.without_rows();
+        if !table.rows.is_empty() {
+            self.rows(&table)?;
+        }
+        Ok(match table.metadata.resource_version.as_str() {
+            "" => table.rows.first().map(|row| row.metadata("resourceVersion").into()).unwrap_or_default(),
+            version => version.into(),
+        })
+    }
+
+    fn object(&self, object: &Value) -> anyhow::Result<()> {
+        output::out(match self.get.format {
+            OutputFormat::Json => output::json(object)?,
+            _ => format!("---\n{}", output::yaml(object)?),
+        })?;
+        Ok(())
+    }
+
+    fn rows(&mut self, table: &ServerTable) -> anyhow::Result<()> {
+        if self.get.format == OutputFormat::Name {
+            for row in &table.rows {
+                output::line(self.kind.full_name(row.metadata("name")))?;
+            }
+            return Ok(());
+        }
+        let view = self.get.view(self.kind, "");
+        let rows: Vec<_> = table.rows.iter().map(|row| self.columns.cells(row, view)).collect();
+        let titles = if self.titles_shown { Vec::new() } else { self.columns.titles(view) };
+        self.titles_shown = true;
+        output::out(table::render_wider(&titles, &rows, &mut self.widths))?;
+        Ok(())
+    }
+
+    /// Shows an event; returns the version that was seen.
+    fn event(&mut self, event: &WatchEvent) -> anyhow::Result<Option<String>> {
+        let is_change = event.event_type != "BOOKMARK";
+        let mut seen = resource_version(&event.object);
+        if self.is_data() {
+            if is_change {
+                self.object(&event.object)?;
+            }
+        } else {
+            let table: ServerTable = serde_json::from_value(event.object.clone())?;
+            if let Some(row) = table.rows.last() {
+                seen = row.metadata("resourceVersion").to_owned();
+            }
+            if is_change {
+                self.rows(&table)?;
+            }
+        }
+        Ok(Some(seen).filter(|seen| !seen.is_empty()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::discovery, *};
+
+    #[test]
+    fn kinds_and_names() {
+        let discovery = discovery::for_tests();
+        let meant = |words: &[&str]| -> anyhow::Result<Vec<String>> {
+            let words: Vec<_> = words.iter().map(|word| (*word).to_owned()).collect();
+            let targets = targets(&discovery, &words)?;
+            Ok(targets.iter().map(|t| format!("{}:{}", t.kind.plural, t.names.join("+"))).collect())
+        };
+        assert_eq!(meant(&["fn"]).unwrap(), ["functions:"]);
+        assert_eq!(meant(&["fn", "a", "b"]).unwrap(), ["functions:a+b"]);
+        assert_eq!(meant(&["fn,po"]).unwrap(), ["functions:", "pods:"]);
+        assert_eq!(meant(&["fn/a", "po/b", "fn/c"]).unwrap(), ["functions:a+c", "pods:b"]);
+        for wrong in [&["fn/a", "b"][..], &["fn/"], &["nothing"], &[]] {
+            assert!(meant(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}

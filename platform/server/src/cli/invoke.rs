@@ -1,0 +1,217 @@
+//! `mayfly invoke`: calls a function with an event, as a workflow would.
+
+use std::{io::Read as _, path::Path, process::ExitCode, str::FromStr};
+
+use anyhow::Context as _;
+use bytes::Bytes;
+use clap::Args;
+use http::{HeaderName, HeaderValue, Method, Request, StatusCode, header};
+use http_body_util::{BodyExt as _, Full};
+use serde_json::Value;
+use tokio::time::Instant;
+
+use super::{
+    failure::Failure,
+    gateway::{HttpClient, function_url},
+    output::{self, OutputFormat},
+    session::Session,
+};
+
+#[derive(Args, Debug)]
+#[command(after_help = "Example:
+  mayfly invoke greet -d '{\"name\":\"Ada\"}'
+  mayfly invoke hello --method GET --path /status -v
+
+The exit code is 1 when the function answers with an error.")]
+pub(crate) struct InvokeArgs {
+    /// The function's name
+    name: String,
+    /// The event, as JSON; @FILE reads a file, - reads stdin [default: {}]
+    #[arg(short, long, value_name = "JSON|@FILE|-", allow_hyphen_values = true)]
+    data: Option<String>,
+    /// The path below the function's own
+    #[arg(long, default_value = "/", value_name = "PATH")]
+    path: String,
+    /// The HTTP method
+    #[arg(short = 'X', long, default_value = "POST", value_name = "METHOD")]
+    method: Method,
+    /// A header, as 'Name: value'; may be given several times
+    #[arg(short = 'H', long, value_name = "HEADER")]
+    header: Vec<Header>,
+}
+
+/// A header as people type it.
+#[derive(Clone, Debug)]
+struct Header(HeaderName, HeaderValue);
+
+impl FromStr for Header {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, value) = text.split_once(':').ok_or("write 'Name: value'")?;
+        let name = name.trim().parse().map_err(|_| format!("{name:?} is not a header's name"))?;
+        let value = value.trim().parse().map_err(|_| format!("{value:?} cannot be a header's value"))?;
+        Ok(Self(name, value))
+    }
+}
+
+/// An error's body is read up to here, in bytes; what a function streams is not held.
+const ERROR_BYTES_MAX: usize = 1 << 20;
+
+pub(crate) async fn run(args: InvokeArgs, session: &Session) -> anyhow::Result<ExitCode> {
+    let namespace = session.namespace().await?;
+    let url = function_url(session, &namespace, &args.name).await?;
+    let request = request(&args, &url)?;
+    let started = Instant::now();
+    let response = HttpClient::new().send(request).await?;
+    let status = response.status();
+    if session.globals().verbose {
+        let text = |name: &str| response.headers().get(name).map(|value| String::from_utf8_lossy(value.as_bytes()));
+        output::note(format_args!("{status} in {}", super::format::seconds(started.elapsed().as_secs_f64())));
+        for name in ["server-timing", "x-request-id", "mayfly-revision", "content-type"] {
+            if let Some(value) = text(name) {
+                output::note(format_args!("{name}: {value}"));
+            }
+        }
+    }
+    if status.is_success() {
+        return stream(response.into_body()).await.map(|()| ExitCode::SUCCESS);
+    }
+    let body = http_body_util::Limited::new(response.into_body(), ERROR_BYTES_MAX).collect().await;
+    let body = body.map(|body| body.to_bytes()).unwrap_or_default();
+    let text = error_text(&args.name, status, &body);
+    if session.format() == OutputFormat::Json || text.is_none() {
+        output::out(with_line_end(&body))?;
+    }
+    let text = text.unwrap_or_else(|| format!("function {} answered {status}", args.name));
+    output::note(format_args!("error: {text}"));
+    Ok(ExitCode::FAILURE)
+}
+
+fn request(args: &InvokeArgs, url: &str) -> anyhow::Result<Request<Full<Bytes>>> {
+    let has_body = args.data.is_some() || !matches!(args.method, Method::GET | Method::HEAD | Method::DELETE);
+    let body = match args.data.as_deref() {
+        None if has_body => Bytes::from_static(b"{}"),
+        None => Bytes::new(),
+        Some("-") => {
+            let mut body = Vec::new();
+            std::io::stdin().read_to_end(&mut body).context("cannot read stdin")?;
+            body.into()
+        }
+        Some(text) => match text.strip_prefix('@') {
+            Some(path) => read(Path::new(path))?,
+            None => Bytes::copy_from_slice(text.as_bytes()),
+        },
+    };
+    let says_type = args.header.iter().any(|header| header.0 == header::CONTENT_TYPE);
+    if has_body && !says_type && let Err(error) = serde_json::from_slice::<serde::de::IgnoredAny>(&body) {
+        return Err(Failure::error(
+            format!("the event is not JSON: {error}"),
+            "quote it, as in -d '{\"name\":\"Ada\"}', or name its type: -H 'content-type: text/plain'",
+        ));
+    }
+    let path = args.path.trim_start_matches('/');
+    let mut request = Request::builder().method(args.method.clone()).uri(format!("{url}{path}"));
+    if has_body && !says_type {
+        request = request.header(header::CONTENT_TYPE, "application/json");
+    }
+    for Header(name, value) in &args.header {
+        request = request.header(name, value);
+    }
+    request.body(Full::new(body)).map_err(|error| {
+        Failure::error(format!("--path {:?} cannot be called: {error}", args.path), "escape it as in a URL")
+    })
+}
+
+fn read(path: &Path) -> anyhow::Result<Bytes> {
+    let content = std::fs::read(path).map_err(|error| {
+        Failure::error(
+            format!("cannot read {}: {error}", path.display()),
+            "-d @FILE reads a file, -d '{}' is the event itself",
+        )
+    })?;
+    Ok(content.into())
+}
+
+/// Writes the body as it comes.
+async fn stream(mut body: hyper::body::Incoming) -> anyhow::Result<()> {
+    let mut last = None;
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| {
+            Failure::error(
+                format!("the answer broke off: {error}"),
+                "the function's log may say why: mayfly logs NAME",
+            )
+        })?;
+        if let Some(data) = frame.data_ref() {
+            last = data.last().copied().or(last);
+            output::out(data)?;
+        }
+    }
+    // A terminal's prompt belongs on a line of its own; a pipe gets the exact bytes.
+    if last.is_some_and(|last| last != b'\n') && std::io::IsTerminal::is_terminal(&std::io::stdout()) {
+        output::out("\n")?;
+    }
+    Ok(())
+}
+
+fn with_line_end(body: &[u8]) -> Vec<u8> {
+    let mut body = body.to_vec();
+    if body.last().is_some_and(|last| *last != b'\n') {
+        body.push(b'\n');
+    }
+    body
+}
+
+/// What an error's body says, when it has the form that functions use, or the gateway's.
+fn error_text(name: &str, status: StatusCode, body: &[u8]) -> Option<String> {
+    let value: Value = serde_json::from_slice(body).ok()?;
+    if let Some(kind) = value["errorType"].as_str() {
+        let message = value["errorMessage"].as_str().unwrap_or("");
+        return Some(format!("{kind}: {message}\n  function {name} answered {status}"));
+    }
+    let message = value["error"]["message"].as_str()?;
+    let hint = value["error"]["hint"].as_str().map(|hint| format!("\n  {hint}")).unwrap_or_default();
+    Some(format!("{message} ({status}){hint}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(data: Option<&str>, method: Method, headers: &[&str]) -> InvokeArgs {
+        InvokeArgs {
+            name: "f".into(),
+            data: data.map(str::to_owned),
+            path: "/x?y=1".into(),
+            method,
+            header: headers.iter().map(|header| header.parse().unwrap()).collect(),
+        }
+    }
+
+    #[test]
+    fn an_event_is_a_post_of_json() {
+        let sent = request(&args(Some("{\"a\":1}"), Method::POST, &[]), "http://g/fn/d/f/").unwrap();
+        assert_eq!(sent.uri(), "http://g/fn/d/f/x?y=1");
+        assert_eq!(sent.headers()["content-type"], "application/json");
+        let error = request(&args(Some("name=Ada"), Method::POST, &[]), "http://g/").unwrap_err().to_string();
+        assert!(error.contains("not JSON"), "{error}");
+        let text = args(Some("name=Ada"), Method::POST, &["Content-Type: text/plain"]);
+        assert_eq!(request(&text, "http://g/").unwrap().headers()["content-type"], "text/plain");
+        let get = request(&args(None, Method::GET, &["x-a: b"]), "http://g/").unwrap();
+        assert!(!get.headers().contains_key("content-type") && get.headers()["x-a"] == "b");
+        assert!("no colon".parse::<Header>().is_err());
+        assert!("bad name: x".parse::<Header>().is_err());
+    }
+
+    #[test]
+    fn errors_of_functions_are_told() {
+        let body = br#"{"errorType": "NameMissing", "errorMessage": "say who you are"}"#;
+        let text = error_text("greet", StatusCode::BAD_REQUEST, body).unwrap();
+        assert_eq!(text, "NameMissing: say who you are\n  function greet answered 400 Bad Request");
+        let body = br#"{"error": {"code": "timed_out", "message": "too slow", "hint": "raise limits.timeout"}}"#;
+        let text = error_text("greet", StatusCode::GATEWAY_TIMEOUT, body).unwrap();
+        assert_eq!(text, "too slow (504 Gateway Timeout)\n  raise limits.timeout");
+        assert_eq!(error_text("greet", StatusCode::BAD_REQUEST, b"<html>"), None);
+    }
+}

@@ -1,0 +1,198 @@
+//! Manifests: objects in YAML or JSON, from files, folders or stdin.
+
+use std::{
+    io::Read as _,
+    path::{Path, PathBuf},
+};
+
+use anyhow::Context as _;
+use serde_json::Value;
+
+use super::failure::Failure;
+
+/// No manifest is larger, in bytes; a folder given by mistake is noticed before memory is.
+const MANIFEST_BYTES_MAX: u64 = 32 << 20;
+
+/// One object, and where it was read.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Document {
+    pub(crate) value: Value,
+    pub(crate) api_version: String,
+    pub(crate) kind: String,
+    pub(crate) name: String,
+    pub(crate) namespace: Option<String>,
+    /// `app.yaml`, or `app.yaml, document 2`.
+    pub(crate) source: String,
+}
+
+/// Reads all objects of files, folders (their `.yaml`, `.yml` and `.json`, in the order of their names) and
+/// `-` for stdin.
+pub(crate) fn read(paths: &[PathBuf], recursive: bool) -> anyhow::Result<Vec<Document>> {
+    let mut documents = Vec::new();
+    for path in paths {
+        if path.as_os_str() == "-" {
+            let mut text = String::new();
+            std::io::stdin().take(MANIFEST_BYTES_MAX).read_to_string(&mut text).context("cannot read stdin")?;
+            documents.extend(parse(&text, "stdin")?);
+            continue;
+        }
+        for file in files(path, recursive)? {
+            let source = file.display().to_string();
+            let bytes = std::fs::metadata(&file).with_context(|| format!("cannot read {source}"))?.len();
+            if bytes > MANIFEST_BYTES_MAX {
+                let what = format!("{source} has {}, more than a manifest may have", super::format::bytes(bytes));
+                return Err(Failure::error(what, "a component is deployed with: mayfly deploy FILE.wasm"));
+            }
+            let text = std::fs::read_to_string(&file).with_context(|| format!("cannot read {source}"))?;
+            documents.extend(parse(&text, &source)?);
+        }
+    }
+    if documents.is_empty() {
+        let names: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
+        return Err(Failure::error(
+            format!("no object in {}", names.join(", ")),
+            "a manifest has apiVersion, kind and metadata.name; --recursive also looks into folders below",
+        ));
+    }
+    Ok(documents)
+}
+
+fn files(path: &Path, recursive: bool) -> anyhow::Result<Vec<PathBuf>> {
+    let metadata = std::fs::metadata(path).map_err(|error| {
+        Failure::error(
+            format!("cannot read {}: {error}", path.display()),
+            "name a file, a folder, or - for stdin",
+        )
+    })?;
+    if !metadata.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(path).with_context(|| format!("cannot read {}", path.display()))? {
+        let entry = entry?;
+        let inner = entry.path();
+        // A link is not followed as a folder, so that no circle can be walked.
+        if entry.file_type()?.is_dir() {
+            if recursive {
+                found.extend(files(&inner, true)?);
+            }
+        } else if inner.extension().is_some_and(|e| e == "yaml" || e == "yml" || e == "json") {
+            found.push(inner);
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// All objects of a text; a `List` is taken apart.
+fn parse(text: &str, source: &str) -> anyhow::Result<Vec<Document>> {
+    let mut options = serde_saphyr::Options::default();
+    // As Kubernetes reads them: 0644 is a file's mode.
+    options.legacy_octal_numbers = true;
+    let values: Vec<Value> = serde_saphyr::from_multiple_with_options(text, options).map_err(|error| {
+        Failure::error(format!("{source} is not YAML: {error}"), "nothing was sent to the server")
+    })?;
+    let values: Vec<_> = values.into_iter().filter(|value| !value.is_null()).collect();
+    let many = values.len() > 1;
+    let mut documents = Vec::new();
+    for (at, value) in values.into_iter().enumerate() {
+        let source = if many { format!("{source}, document {}", at + 1) } else { source.to_owned() };
+        let is_list = value["kind"].as_str().is_some_and(|kind| kind.ends_with("List"));
+        match value["items"].as_array() {
+            Some(items) if is_list => {
+                for (at, item) in items.iter().enumerate() {
+                    documents.push(document(item.clone(), format!("{source}, item {}", at + 1))?);
+                }
+            }
+            _ => documents.push(document(value, source)?),
+        }
+    }
+    Ok(documents)
+}
+
+fn document(value: Value, source: String) -> anyhow::Result<Document> {
+    let text = |pointer: &str| -> anyhow::Result<String> {
+        match value.pointer(pointer).and_then(Value::as_str) {
+            Some(text) if !text.is_empty() => Ok(text.to_owned()),
+            _ => {
+                let field = pointer[1..].replace('/', ".");
+                let todo = "an object has apiVersion, kind and metadata.name; nothing was sent to the server";
+                Err(Failure::error(format!("{source}: {field} is missing"), todo))
+            }
+        }
+    };
+    let (api_version, kind, name) = (text("/apiVersion")?, text("/kind")?, text("/metadata/name")?);
+    let namespace = value["metadata"]["namespace"].as_str().map(str::to_owned);
+    Ok(Document { api_version, kind, name, namespace, value, source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(text: &str) -> anyhow::Result<Vec<String>> {
+        Ok(parse(text, "f.yaml")?.into_iter().map(|d| format!("{}/{} ({})", d.kind, d.name, d.source)).collect())
+    }
+
+    #[test]
+    fn documents_lists_and_json() {
+        for (text, expected) in [
+            ("apiVersion: v1\nkind: Pod\nmetadata: {name: a}\n", &["Pod/a (f.yaml)"][..]),
+            (
+                "---\napiVersion: v1\nkind: Pod\nmetadata: {name: a}\n---\n# nothing\n---\napiVersion: v1\nkind: Node\n\
+                 metadata: {name: b}\n",
+                &["Pod/a (f.yaml, document 1)", "Node/b (f.yaml, document 2)"],
+            ),
+            (r#"{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}}"#, &["Pod/a (f.yaml)"]),
+            (
+                "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Pod, metadata: {name: a}}\n",
+                &["Pod/a (f.yaml, item 1)"],
+            ),
+            ("", &[]),
+            ("---\n---\n", &[]),
+        ] {
+            assert_eq!(names(text).unwrap(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_missing_is_named_with_its_place() {
+        for (text, expected) in [
+            ("kind: Pod\nmetadata: {name: a}", "f.yaml: apiVersion is missing"),
+            ("apiVersion: v1\nkind: Pod", "f.yaml: metadata.name is missing"),
+            ("apiVersion: v1\nkind: [", "f.yaml is not YAML"),
+            ("apiVersion: v1\nkind: Pod\nkind: Node", "f.yaml is not YAML"),
+            ("just words", "apiVersion is missing"),
+        ] {
+            let error = parse(text, "f.yaml").unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn octal_modes_and_quoted_numbers() {
+        let text = "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec: {mode: 0644, text: \"0644\", port: 8080}";
+        let spec = &parse(text, "f").unwrap()[0].value["spec"];
+        assert_eq!(*spec, serde_json::json!({"mode": 420, "text": "0644", "port": 8080}));
+    }
+
+    #[test]
+    fn folders() {
+        let folder = tempfile::tempdir().unwrap();
+        let pod = |name: &str| format!("apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}}}\n");
+        std::fs::create_dir(folder.path().join("inner")).unwrap();
+        for (file, name) in [("b.yaml", "b"), ("a.yml", "a"), ("note.txt", "x"), ("inner/c.json", "c")] {
+            std::fs::write(folder.path().join(file), pod(name)).unwrap();
+        }
+        let names = |recursive| -> Vec<_> {
+            let read = read(&[folder.path().to_owned()], recursive).unwrap();
+            read.into_iter().map(|document| document.name).collect()
+        };
+        assert_eq!(names(false), ["a", "b"]);
+        assert_eq!(names(true), ["a", "b", "c"]);
+        let error = read(&[folder.path().join("nothing")], false).unwrap_err().to_string();
+        assert!(error.contains("nothing"), "{error}");
+        std::fs::write(folder.path().join("empty.yaml"), "").unwrap();
+        assert!(read(&[folder.path().join("empty.yaml")], false).unwrap_err().to_string().contains("no object"));
+    }
+}

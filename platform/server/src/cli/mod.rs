@@ -1,0 +1,235 @@
+//! The commands of the `mayfly` binary that talk to a server, and those that need none.
+//!
+//! Here belong: flags, finding the server ([`find`]), speaking to it ([`server`]), showing what it said
+//! ([`output`], [`failure`]). One file per command; each begins with its arguments and ends with what it
+//! prints. The product goes to stdout, everything else to stderr.
+//!
+//! Not here: what an object means, how a function is scaffolded or built (`guest`), the roles (`roles`).
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::{Args, Parser, Subcommand};
+
+mod apply;
+mod artifact;
+mod build;
+mod completion;
+mod component;
+mod delete;
+mod deploy;
+mod describe;
+mod dev;
+mod discovery;
+mod explain;
+mod failure;
+mod find;
+mod format;
+mod gateway;
+mod get;
+mod image;
+mod invoke;
+mod logs;
+mod manifest;
+mod metrics;
+mod new;
+mod output;
+mod server;
+mod session;
+mod table;
+mod top;
+mod upload;
+mod version;
+mod wait;
+mod wish;
+
+use output::OutputFormat;
+use session::Session;
+
+/// WebAssembly-first serverless: functions that scale to zero and come back in a millisecond.
+#[derive(Parser, Debug)]
+#[command(name = "mayfly", version, about, disable_help_subcommand = true, max_term_width = 110)]
+#[command(after_help = "Example:
+  mayfly up &
+  mayfly new rust hello && cd hello && mayfly deploy
+  mayfly invoke hello -d '{\"name\":\"Ada\"}'")]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    globals: Globals,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// Flags of every command.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Global options")]
+pub(crate) struct Globals {
+    /// The server's data directory [default: MAYFLY_DATA_DIR, else the XDG state directory]
+    #[arg(long, global = true, value_name = "DIR")]
+    pub(crate) data_dir: Option<PathBuf>,
+    /// The kubeconfig to connect with [default: KUBECONFIG, else the data directory's]
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) kubeconfig: Option<PathBuf>,
+    /// The API server's URL, instead of the kubeconfig's
+    #[arg(long, global = true, value_name = "URL")]
+    pub(crate) server: Option<String>,
+    /// The namespace [default: the kubeconfig's, else default]
+    #[arg(short, long, global = true, value_name = "NAMESPACE")]
+    pub(crate) namespace: Option<String>,
+    /// How results are shown
+    #[arg(short, long, global = true, value_name = "FORMAT", value_enum)]
+    pub(crate) output: Option<OutputFormat>,
+    /// Say more on stderr
+    #[arg(short, long, global = true)]
+    pub(crate) verbose: bool,
+}
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum Command {
+    /// Start everything in this process: API, scheduler, controllers, node and gateway
+    #[command(after_help = "Example:\n  mayfly up --data-dir ./data --http-listen 127.0.0.1:8080")]
+    Up(Box<crate::config::UpArgs>),
+    /// Make a new function from a template
+    New(new::NewArgs),
+    /// Build a function into a component
+    Build(build::BuildArgs),
+    /// Upload a component and run it as a function
+    Deploy(Box<deploy::DeployArgs>),
+    /// Rebuild and deploy on every save, and follow the logs
+    Dev(Box<dev::DevArgs>),
+    /// Call a function with an event
+    Invoke(invoke::InvokeArgs),
+    /// Show what a function wrote
+    Logs(logs::LogsArgs),
+    /// List objects, or show some
+    Get(get::GetArgs),
+    /// Create or change objects to match manifests
+    Apply(apply::ApplyArgs),
+    /// Delete objects
+    Delete(delete::DeleteArgs),
+    /// Show an object readably, with its conditions and events
+    Describe(describe::DescribeArgs),
+    /// Show what fields a kind has
+    Explain(explain::ExplainArgs),
+    /// Show what functions, nodes and pods are doing
+    Top(top::TopArgs),
+    /// Uploaded components
+    Artifact(artifact::ArtifactArgs),
+    /// Container images
+    Image(image::ImageArgs),
+    /// Print a shell's completion script
+    Completion(completion::CompletionArgs),
+    /// Print the versions of this program and of the server
+    Version(version::VersionArgs),
+}
+
+/// The process that a Ctrl-C ends exits with this, as shells expect.
+const EXIT_INTERRUPTED: u8 = 130;
+
+/// Parses the arguments (a wrong one exits with 2), runs the command, and shows what went wrong.
+pub(crate) fn main() -> ExitCode {
+    let cli = Cli::parse();
+    cli.command.run(cli.globals).unwrap_or_else(|error| failure::report(&error))
+}
+
+impl Command {
+    /// Runs the command to its end.
+    pub(crate) fn run(self, globals: Globals) -> anyhow::Result<ExitCode> {
+        // The only error: someone installed one before us, which serves as well.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        match self {
+            Self::Up(args) => crate::roles::up::run(*args, crate::data_dir::DataDir::resolve(globals.data_dir)),
+            Self::New(args) => new::run(args, &globals),
+            Self::Build(args) => build::run(args, &globals),
+            Self::Completion(args) => completion::run(&args),
+            Self::Image(args) => image::run(&args),
+            command => client_runtime()?.block_on(command.run_client(globals)),
+        }
+    }
+
+    async fn run_client(self, globals: Globals) -> anyhow::Result<ExitCode> {
+        let session = Session::new(globals);
+        // `dev` says what it leaves behind, so it hears Ctrl-C itself.
+        let hears_interrupt = matches!(self, Self::Dev(_));
+        let work = Box::pin(self.run_with(&session));
+        let done = tokio::select! {
+            done = work => done,
+            _ = tokio::signal::ctrl_c(), if !hears_interrupt => return Ok(ExitCode::from(EXIT_INTERRUPTED)),
+        };
+        done.map_err(|error| session.explain(error))
+    }
+
+    async fn run_with(self, session: &Session) -> anyhow::Result<ExitCode> {
+        match self {
+            Self::Deploy(args) => deploy::run(*args, session).await?,
+            Self::Dev(args) => dev::run(*args, session).await?,
+            Self::Invoke(args) => return invoke::run(args, session).await,
+            Self::Logs(args) => logs::run(args, session).await?,
+            Self::Get(args) => get::run(args, session).await?,
+            Self::Apply(args) => apply::run(args, session).await?,
+            Self::Delete(args) => delete::run(args, session).await?,
+            Self::Describe(args) => describe::run(args, session).await?,
+            Self::Explain(args) => explain::run(args, session).await?,
+            Self::Top(args) => top::run(args, session).await?,
+            Self::Artifact(args) => artifact::run(args, session).await?,
+            Self::Version(args) => version::run(args, session).await?,
+            Self::Up(_) | Self::New(_) | Self::Build(_) | Self::Completion(_) | Self::Image(_) => {
+                unreachable!("`run` takes the commands without a server")
+            }
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Commands mostly wait: one thread drives them, blocking work goes to the pool.
+fn client_runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_ends_its_help_with_an_example() {
+        fn check(command: &clap::Command) {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            assert!(help.starts_with("Example:\n"), "{} has no example", command.get_name());
+            for inner in command.get_subcommands() {
+                check(inner);
+            }
+        }
+        check(&Cli::command());
+    }
+
+    #[test]
+    fn global_flags_stand_before_or_after_the_command() {
+        for line in [
+            &["mayfly", "-n", "a", "--data-dir", "/d", "get", "functions"][..],
+            &["mayfly", "get", "functions", "-n", "a", "--data-dir", "/d"],
+        ] {
+            let cli = Cli::try_parse_from(line).unwrap();
+            assert_eq!(cli.globals.namespace.as_deref(), Some("a"));
+            assert_eq!(cli.globals.data_dir, Some(PathBuf::from("/d")));
+        }
+    }
+
+    #[test]
+    fn what_is_misspelt_is_suggested() {
+        for (line, suggestion) in [
+            (&["mayfly", "deplyo"][..], "deploy"),
+            (&["mayfly", "logs", "x", "--folow"], "--follow"),
+            (&["mayfly", "get", "fn", "-o", "jsno"], "json"),
+        ] {
+            let error = Cli::try_parse_from(line).unwrap_err();
+            assert_eq!(error.exit_code(), 2);
+            assert!(error.to_string().contains(suggestion), "{error}");
+        }
+    }
+}

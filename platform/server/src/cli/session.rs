@@ -1,0 +1,104 @@
+//! What one run of a command shares: the global flags, and the server once it is found.
+
+use tokio::sync::OnceCell;
+
+use super::{Globals, discovery::Discovery, failure::Failure, find, output::OutputFormat, server::Server};
+
+/// One run of a command.
+pub(crate) struct Session {
+    globals: Globals,
+    server: OnceCell<Server>,
+    discovery: OnceCell<Discovery>,
+}
+
+impl Session {
+    pub(crate) fn new(globals: Globals) -> Self {
+        Self { globals, server: OnceCell::new(), discovery: OnceCell::new() }
+    }
+
+    pub(crate) fn globals(&self) -> &Globals {
+        &self.globals
+    }
+
+    pub(crate) fn format(&self) -> OutputFormat {
+        self.globals.output.unwrap_or_default()
+    }
+
+    /// The server; found at the first call.
+    pub(crate) async fn server(&self) -> anyhow::Result<&Server> {
+        self.server.get_or_try_init(|| async { find::find(&self.globals).await }).await
+    }
+
+    /// The kinds the server knows; asked once.
+    pub(crate) async fn discovery(&self) -> anyhow::Result<&Discovery> {
+        let server = self.server().await?;
+        self.discovery.get_or_try_init(|| Discovery::fetch(server)).await
+    }
+
+    /// The namespace to work in.
+    pub(crate) async fn namespace(&self) -> anyhow::Result<String> {
+        match &self.globals.namespace {
+            Some(namespace) => Ok(namespace.clone()),
+            None => Ok(self.server().await?.namespace().to_owned()),
+        }
+    }
+
+    /// Adds what only the session knows to an error: where the server was looked for when none answered,
+    /// and what to do about an answer of the API.
+    pub(crate) fn explain(&self, error: anyhow::Error) -> anyhow::Error {
+        let Some(server) = self.server.get() else { return error };
+        let is_ours = |cause: &&(dyn std::error::Error + 'static)| cause.is::<kube::Error>();
+        let Some(cause) = error.chain().find(is_ours).and_then(|cause| cause.downcast_ref::<kube::Error>()) else {
+            return error;
+        };
+        let explained = match cause {
+            kube::Error::Api(status) => {
+                let (what, todo) = api_failure(status, server);
+                Failure::error(what, todo)
+            }
+            _ => match innermost(cause) {
+                Some(why) => server.places().nothing_answers(&server.url(), &why),
+                None => return error,
+            },
+        };
+        // What was being done stays in front.
+        let doing: Vec<_> = error.chain().take_while(|cause| !is_ours(cause)).map(ToString::to_string).collect();
+        doing.into_iter().rev().fold(explained, |error, doing| error.context(doing))
+    }
+}
+
+/// The API's message, and what a person can do about it.
+fn api_failure(status: &kube::core::Status, server: &Server) -> (String, String) {
+    let what = match status.message.is_empty() {
+        true => format!("the server answered {} {}", status.code, status.reason),
+        false => status.message.clone(),
+    };
+    let todo = match (status.code, status.reason.as_str()) {
+        (401, _) => format!("{} does not know this token; {}", server.url(), server.places().used()),
+        (403, _) => "this user may not do that".to_owned(),
+        (404, "NotFound") => match status.details.as_ref().filter(|details| !details.kind.is_empty()) {
+            Some(details) => format!("see what there is: mayfly get {} -A", details.kind),
+            None => "see what there is: mayfly get functions -A".to_owned(),
+        },
+        (409, "Conflict") => "someone changed it meanwhile: try again, or take the fields over with --force-conflicts \
+                              (apply)"
+            .to_owned(),
+        (422, _) => "correct the manifest; mayfly explain KIND shows the fields".to_owned(),
+        (429, _) => "the server is busy: try again in a moment".to_owned(),
+        (500.., _) => "the server's log says more".to_owned(),
+        _ => String::new(),
+    };
+    (what, todo)
+}
+
+/// The last cause of an error that is about the connection, not about the answer.
+fn innermost(error: &kube::Error) -> Option<String> {
+    if !matches!(error, kube::Error::Service(_) | kube::Error::HyperError(_)) {
+        return None;
+    }
+    let mut last: &(dyn std::error::Error + 'static) = error;
+    while let Some(source) = last.source() {
+        last = source;
+    }
+    Some(last.to_string())
+}

@@ -1,0 +1,435 @@
+//! `mayfly top`: what functions are doing, from two readings of the metrics; what nodes and pods hold, from
+//! the API.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use clap::{Args, ValueEnum};
+use jiff::Timestamp;
+use mayfly_api::{
+    duration::Span,
+    k8s::api::core::v1::{Node, Pod},
+    resources::Amounts,
+    wellknown::LABEL_FUNCTION,
+};
+use serde::Serialize;
+use serde_json::Value;
+use tokio::time::Instant;
+
+use super::{
+    failure::Failure,
+    format,
+    gateway::HttpClient,
+    metrics::{self, Histogram, Sample},
+    output,
+    session::Session,
+    table,
+};
+
+#[derive(Args, Debug)]
+#[command(after_help = "Example:
+  mayfly top
+  mayfly top functions -A --interval 5s
+  mayfly top nodes")]
+pub(crate) struct TopArgs {
+    /// What to look at
+    #[arg(value_enum, default_value_t = What::Functions)]
+    what: What,
+    /// In all namespaces
+    #[arg(short = 'A', long)]
+    all_namespaces: bool,
+    /// How long to measure functions. Latencies are those of this time, or since the server's start when
+    /// nothing was asked in it
+    #[arg(long, default_value = "1s", value_name = "DURATION")]
+    interval: Span,
+    /// The server's admin address [default: as in the data directory]
+    #[arg(long, value_name = "URL")]
+    admin: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum What {
+    #[value(alias = "function", alias = "fn")]
+    Functions,
+    #[value(alias = "node", alias = "no")]
+    Nodes,
+    #[value(alias = "pod", alias = "po")]
+    Pods,
+}
+
+pub(crate) async fn run(args: TopArgs, session: &Session) -> anyhow::Result<()> {
+    let own = session.namespace().await?;
+    let namespace = if args.all_namespaces { None } else { Some(own.as_str()) };
+    match args.what {
+        What::Functions => functions(&args, namespace, session).await,
+        What::Nodes => nodes(session).await,
+        What::Pods => pods(namespace, session).await,
+    }
+}
+
+/// The gateway's names for what is counted per revision.
+mod name {
+    pub(super) const REQUESTS: &str = "mayfly_gateway_requests_total";
+    pub(super) const DURATION: &str = "mayfly_gateway_request_duration_seconds_bucket";
+    pub(super) const COLD: &str = "mayfly_gateway_cold_start_duration_seconds_count";
+    pub(super) const RUNNING: &str = "mayfly_gateway_requests_running";
+    pub(super) const WAITING: &str = "mayfly_gateway_requests_waiting";
+}
+
+/// What one function is doing.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct FunctionRow {
+    namespace: String,
+    name: String,
+    replicas: u64,
+    requests_per_second: f64,
+    running: f64,
+    waiting: f64,
+    /// Since the server's start.
+    requests: f64,
+    /// Answers of 500 and above since the server's start.
+    errors: f64,
+    /// Since the server's start.
+    cold_starts: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    p50_seconds: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    p99_seconds: Option<f64>,
+}
+
+/// The sums over a function's revisions.
+#[derive(Clone, Debug, Default)]
+struct Counts {
+    requests: f64,
+    errors: f64,
+    cold_starts: f64,
+    running: f64,
+    waiting: f64,
+    durations: Histogram,
+}
+
+type Key = (String, String);
+
+async fn functions(args: &TopArgs, namespace: Option<&str>, session: &Session) -> anyhow::Result<()> {
+    let server = session.server().await?;
+    let admin = args.admin.clone().or_else(|| server.endpoints().and_then(|endpoints| endpoints.admin.clone()));
+    let Some(admin) = admin else {
+        return Err(Failure::error(
+            "the server's metrics address is not known here",
+            "name it with --admin http://HOST:9090, or use --data-dir on the server's machine",
+        ));
+    };
+    let kind = session.discovery().await?.find("functions.mayfly.dev")?;
+    let list = server.get(&kind.collection(namespace)).await?;
+    let (http, url) = (HttpClient::new(), format!("{}/metrics", admin.trim_end_matches('/')));
+    let before = counts(&metrics::parse(&http.text(&url).await?));
+    let started = Instant::now();
+    tokio::time::sleep(args.interval.0).await;
+    let after = counts(&metrics::parse(&http.text(&url).await?));
+    let rows: Vec<_> = list["items"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|function| function_row(function, &before, &after, started.elapsed()))
+        .collect();
+    output::result(session.format(), &rows, || function_table(&rows, namespace.is_none()))
+}
+
+fn counts(samples: &[Sample]) -> BTreeMap<Key, Counts> {
+    let mut all: BTreeMap<Key, Counts> = BTreeMap::new();
+    for sample in samples.iter().filter(|sample| sample.labels.contains_key("function")) {
+        let key = (sample.label("namespace").to_owned(), sample.label("function").to_owned());
+        let counts = all.entry(key).or_default();
+        match sample.name.as_str() {
+            name::REQUESTS => {
+                counts.requests += sample.value;
+                if sample.label("code") == "5xx" {
+                    counts.errors += sample.value;
+                }
+            }
+            name::COLD => counts.cold_starts += sample.value,
+            name::RUNNING => counts.running += sample.value,
+            name::WAITING => counts.waiting += sample.value,
+            name::DURATION => {
+                let bound = sample.label("le");
+                let bound = if bound == "+Inf" { f64::INFINITY } else { bound.parse().unwrap_or(f64::INFINITY) };
+                counts.durations.add(bound, sample.value);
+            }
+            _ => {}
+        }
+    }
+    all
+}
+
+fn function_row(
+    function: &Value,
+    before: &BTreeMap<Key, Counts>,
+    after: &BTreeMap<Key, Counts>,
+    took: Duration,
+) -> FunctionRow {
+    let text = |field: &str| function["metadata"][field].as_str().unwrap_or("").to_owned();
+    let (namespace, name) = (text("namespace"), text("name"));
+    let key = (namespace, name);
+    let (then, now) = (before.get(&key).cloned().unwrap_or_default(), after.get(&key).cloned().unwrap_or_default());
+    let recent = now.durations.since(&then.durations);
+    let durations = if recent.count() > 0.0 { &recent } else { &now.durations };
+    FunctionRow {
+        replicas: function["status"]["readyReplicas"].as_u64().unwrap_or(0),
+        requests_per_second: (now.requests - then.requests).max(0.0) / took.as_secs_f64().max(0.001),
+        running: now.running,
+        waiting: now.waiting,
+        requests: now.requests,
+        errors: now.errors,
+        cold_starts: now.cold_starts,
+        p50_seconds: durations.quantile(0.5),
+        p99_seconds: durations.quantile(0.99),
+        namespace: key.0,
+        name: key.1,
+    }
+}
+
+fn function_table(rows: &[FunctionRow], with_namespace: bool) -> String {
+    if rows.is_empty() {
+        return "no functions\n".into();
+    }
+    let seconds = |value: Option<f64>| value.map_or_else(|| "-".into(), format::seconds);
+    let mut titles =
+        vec!["NAME", "REPLICAS", "REQ/S", "RUNNING", "WAITING", "REQUESTS", "ERRORS", "COLD", "P50", "P99"];
+    if with_namespace {
+        titles.insert(0, "NAMESPACE");
+    }
+    let cells: Vec<Vec<String>> = rows
+        .iter()
+        .map(|row| {
+            let mut cells = vec![
+                row.name.clone(),
+                row.replicas.to_string(),
+                format!("{:.1}", row.requests_per_second),
+                row.running.to_string(),
+                row.waiting.to_string(),
+                row.requests.to_string(),
+                row.errors.to_string(),
+                row.cold_starts.to_string(),
+                seconds(row.p50_seconds),
+                seconds(row.p99_seconds),
+            ];
+            if with_namespace {
+                cells.insert(0, row.namespace.clone());
+            }
+            cells
+        })
+        .collect();
+    table::render(&titles, &cells)
+}
+
+/// What a node offers, and what its pods asked for.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct NodeRow {
+    name: String,
+    ready: bool,
+    pods: u64,
+    pods_max: u64,
+    cpu_requested_millis: u64,
+    cpu_millis: u64,
+    memory_requested_bytes: u64,
+    memory_bytes: u64,
+}
+
+async fn nodes(session: &Session) -> anyhow::Result<()> {
+    let client = session.server().await?.client();
+    let all = kube::api::ListParams::default();
+    let nodes = kube::Api::<Node>::all(client.clone()).list(&all).await?.items;
+    let pods = kube::Api::<Pod>::all(client.clone()).list(&all).await?.items;
+    let rows: Vec<_> = nodes.iter().map(|node| node_row(node, &pods)).collect();
+    output::result(session.format(), &rows, || node_table(&rows))
+}
+
+/// Whether a pod still holds what it asked for.
+fn holds(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    !matches!(phase, Some("Succeeded" | "Failed"))
+}
+
+fn node_row(node: &Node, pods: &[Pod]) -> NodeRow {
+    let name = node.metadata.name.clone().unwrap_or_default();
+    let mut requested = Amounts::default();
+    let mut count = 0;
+    for spec in pods.iter().filter(|pod| holds(pod)).filter_map(|pod| pod.spec.as_ref()) {
+        if spec.node_name.as_ref() == Some(&name) {
+            requested.add(&Amounts::of_pod(spec));
+            count += 1;
+        }
+    }
+    let status = node.status.as_ref();
+    let offered = status.and_then(|status| status.allocatable.as_ref()).map(Amounts::from_quantities);
+    let offered = offered.unwrap_or_default();
+    let conditions = status.and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+    NodeRow {
+        ready: conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True"),
+        pods: count,
+        pods_max: offered.get("pods"),
+        cpu_requested_millis: requested.get("cpu"),
+        cpu_millis: offered.get("cpu"),
+        memory_requested_bytes: requested.get("memory"),
+        memory_bytes: offered.get("memory"),
+        name,
+    }
+}
+
+fn node_table(rows: &[NodeRow]) -> String {
+    if rows.is_empty() {
+        return "no nodes\n".into();
+    }
+    let cells: Vec<Vec<String>> = rows
+        .iter()
+        .map(|row| {
+            vec![
+                row.name.clone(),
+                if row.ready { "True".into() } else { "False".into() },
+                format!("{}/{}", row.pods, row.pods_max),
+                format!("{}m/{}m", row.cpu_requested_millis, row.cpu_millis),
+                format!("{}/{}", format::bytes(row.memory_requested_bytes), format::bytes(row.memory_bytes)),
+            ]
+        })
+        .collect();
+    table::render(&["NAME", "READY", "PODS", "CPU REQUESTED", "MEMORY REQUESTED"], &cells)
+}
+
+/// Where a pod is, and what it asked for.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct PodRow {
+    namespace: String,
+    name: String,
+    function: String,
+    node: String,
+    phase: String,
+    restarts: i64,
+    cpu_requested_millis: u64,
+    memory_requested_bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    started: Option<String>,
+}
+
+async fn pods(namespace: Option<&str>, session: &Session) -> anyhow::Result<()> {
+    let client = session.server().await?.client().clone();
+    let api: kube::Api<Pod> = match namespace {
+        Some(namespace) => kube::Api::namespaced(client, namespace),
+        None => kube::Api::all(client),
+    };
+    let pods = api.list(&kube::api::ListParams::default()).await?.items;
+    let rows: Vec<_> = pods.iter().map(pod_row).collect();
+    output::result(session.format(), &rows, || pod_table(&rows, namespace, Timestamp::now()))
+}
+
+fn pod_row(pod: &Pod) -> PodRow {
+    let (spec, status) = (pod.spec.clone().unwrap_or_default(), pod.status.clone().unwrap_or_default());
+    let requested = Amounts::of_pod(&spec);
+    let labels = pod.metadata.labels.clone().unwrap_or_default();
+    let containers = status.container_statuses.unwrap_or_default();
+    PodRow {
+        namespace: pod.metadata.namespace.clone().unwrap_or_default(),
+        name: pod.metadata.name.clone().unwrap_or_default(),
+        function: labels.get(LABEL_FUNCTION).cloned().unwrap_or_default(),
+        node: spec.node_name.unwrap_or_default(),
+        phase: status.phase.unwrap_or_else(|| "Pending".into()),
+        restarts: containers.iter().map(|container| i64::from(container.restart_count)).sum(),
+        cpu_requested_millis: requested.get("cpu"),
+        memory_requested_bytes: requested.get("memory"),
+        started: status.start_time.map(|time| time.0.to_string()),
+    }
+}
+
+fn pod_table(rows: &[PodRow], namespace: Option<&str>, now: Timestamp) -> String {
+    if rows.is_empty() {
+        return "no pods\n".into();
+    }
+    let or_dash = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
+    let mut titles = vec!["NAME", "FUNCTION", "NODE", "PHASE", "RESTARTS", "CPU", "MEMORY", "RUNS FOR"];
+    if namespace.is_none() {
+        titles.insert(0, "NAMESPACE");
+    }
+    let cells: Vec<Vec<String>> = rows
+        .iter()
+        .map(|row| {
+            let runs = row.started.as_deref().map_or_else(|| "-".into(), |at| format::age(Some(at), now));
+            let mut cells = vec![
+                row.name.clone(),
+                or_dash(&row.function),
+                or_dash(&row.node),
+                row.phase.clone(),
+                row.restarts.to_string(),
+                format!("{}m", row.cpu_requested_millis),
+                format::bytes(row.memory_requested_bytes),
+                runs,
+            ];
+            if namespace.is_none() {
+                cells.insert(0, row.namespace.clone());
+            }
+            cells
+        })
+        .collect();
+    table::render(&titles, &cells)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn reading(ok: u32, fast: u32) -> BTreeMap<Key, Counts> {
+        let labels = "namespace=\"default\",function=\"hello\",revision=\"hello-00001\"";
+        let text = format!(
+            "mayfly_gateway_requests_total{{{labels},code=\"2xx\"}} {ok}\n\
+             mayfly_gateway_requests_total{{{labels},code=\"5xx\"}} 2\n\
+             mayfly_gateway_request_duration_seconds_bucket{{le=\"0.001\",{labels}}} {fast}\n\
+             mayfly_gateway_request_duration_seconds_bucket{{le=\"+Inf\",{labels}}} {fast}\n\
+             mayfly_gateway_cold_start_duration_seconds_count{{{labels}}} 3\n\
+             mayfly_gateway_requests_running{{{labels}}} 4\n\
+             mayfly_gateway_refusals_total{{code=\"not_found\"}} 9\n"
+        );
+        counts(&metrics::parse(&text))
+    }
+
+    #[test]
+    fn rates_come_from_two_readings() {
+        let function = json!({"metadata": {"namespace": "default", "name": "hello"}, "status": {"readyReplicas": 1}});
+        let took = Duration::from_secs(2);
+        let row = function_row(&function, &reading(10, 12), &reading(30, 32), took);
+        assert_eq!((row.requests_per_second, row.requests, row.errors), (10.0, 32.0, 2.0));
+        assert_eq!((row.running, row.waiting, row.cold_starts, row.replicas), (4.0, 0.0, 3.0, 1));
+        assert_eq!(row.p50_seconds, Some(0.0005));
+        let quiet = function_row(&function, &reading(30, 32), &reading(30, 32), took);
+        assert_eq!((quiet.requests_per_second, quiet.p50_seconds), (0.0, Some(0.0005)));
+        let unknown = json!({"metadata": {"namespace": "default", "name": "other"}});
+        assert_eq!(function_row(&unknown, &reading(1, 1), &reading(2, 2), took).p99_seconds, None);
+        let text = function_table(&[row], false);
+        assert!(text.starts_with("NAME    REPLICAS   REQ/S"), "{text}");
+        assert!(text.contains("hello   1          10.0"), "{text}");
+    }
+
+    #[test]
+    fn a_node_adds_up_what_its_pods_asked_for() {
+        let node: Node = serde_json::from_value(json!({
+            "metadata": {"name": "n1"},
+            "status": {"allocatable": {"cpu": "2", "memory": "4Gi", "pods": "110"},
+                       "conditions": [{"type": "Ready", "status": "True"}]}
+        }))
+        .unwrap();
+        let pod = |node: &str, phase: &str| -> Pod {
+            serde_json::from_value(json!({
+                "metadata": {"name": "p"}, "status": {"phase": phase},
+                "spec": {"nodeName": node, "containers": [
+                    {"name": "c", "resources": {"requests": {"cpu": "250m", "memory": "64Mi"}}}]}
+            }))
+            .unwrap()
+        };
+        let pods = [pod("n1", "Running"), pod("n1", "Succeeded"), pod("n2", "Running"), pod("n1", "Pending")];
+        let row = node_row(&node, &pods);
+        assert_eq!((row.pods, row.pods_max, row.ready), (2, 110, true));
+        assert_eq!((row.cpu_requested_millis, row.cpu_millis), (500, 2000));
+        assert!(node_table(&[row]).contains("128 MiB/4 GiB"));
+    }
+}

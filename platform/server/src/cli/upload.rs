@@ -1,0 +1,81 @@
+//! Uploading a component by its digest, once.
+
+use bytes::Bytes;
+use futures::{StreamExt as _, stream};
+use http::{Method, Request, Response, StatusCode, header};
+use http_body_util::{BodyExt as _, Limited, StreamBody};
+use hyper::body::{Frame, Incoming};
+use indicatif::{ProgressBar, ProgressStyle};
+use mayfly_api::Digest;
+use tower::ServiceExt as _;
+
+use super::server::{Server, api_error};
+
+/// One step of the progress bar, in bytes.
+const CHUNK_BYTES: usize = 64 << 10;
+/// An answer to an upload is never larger, in bytes.
+const ANSWER_BYTES_MAX: usize = 1 << 20;
+
+/// What became of an upload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Upload {
+    Sent,
+    AlreadyThere,
+}
+
+/// The path of an artifact.
+pub(crate) fn path(digest: &Digest) -> String {
+    format!("/artifacts/{digest}")
+}
+
+/// Uploads a component unless the server has it already. A progress bar shows on a terminal.
+pub(crate) async fn upload(server: &Server, digest: &Digest, component: Bytes) -> anyhow::Result<Upload> {
+    let path = path(digest);
+    let answer = call(server, Method::GET, &path, Bytes::new()).await?;
+    match answer.status() {
+        // The content is not read: dropping the answer ends it.
+        status if status.is_success() => return Ok(Upload::AlreadyThere),
+        StatusCode::NOT_FOUND => {}
+        status => return Err(api_error(status, &content(answer).await).into()),
+    }
+    let answer = call(server, Method::PUT, &path, component).await?;
+    match answer.status() {
+        status if status.is_success() => Ok(Upload::Sent),
+        status => Err(api_error(status, &content(answer).await).into()),
+    }
+}
+
+async fn content(answer: Response<Incoming>) -> Bytes {
+    let body = Limited::new(answer.into_body(), ANSWER_BYTES_MAX).collect().await;
+    body.map(|body| body.to_bytes()).unwrap_or_default()
+}
+
+async fn call(server: &Server, method: Method, path: &str, body: Bytes) -> anyhow::Result<Response<Incoming>> {
+    let bar = progress(body.len());
+    let counted = bar.clone();
+    let mut request = Request::builder().method(method).uri(path);
+    if !body.is_empty() {
+        request = request
+            .header(header::CONTENT_TYPE, "application/wasm")
+            .header(header::CONTENT_LENGTH, body.len());
+    }
+    let chunks = (0..body.len()).step_by(CHUNK_BYTES).map(move |at| {
+        let chunk = body.slice(at..body.len().min(at + CHUNK_BYTES));
+        counted.inc(chunk.len() as u64);
+        Ok::<_, std::io::Error>(Frame::data(chunk))
+    });
+    let request = request.body(StreamBody::new(stream::iter(chunks).boxed()))?;
+    let answer = server.streaming()?.oneshot(request).await;
+    bar.finish_and_clear();
+    // As an error of the API's client, so that the places looked at are told when nobody answers.
+    Ok(answer.map_err(kube::Error::Service)?)
+}
+
+fn progress(bytes: usize) -> ProgressBar {
+    if bytes < CHUNK_BYTES {
+        return ProgressBar::hidden();
+    }
+    let template = "uploading {bar:30} {bytes}/{total_bytes} {bytes_per_sec}";
+    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(bytes as u64).with_style(style)
+}

@@ -1,0 +1,115 @@
+//! Waiting until a function can answer.
+
+use std::time::Duration;
+
+use futures::{StreamExt as _, pin_mut};
+use kube::runtime::{WatchStreamExt as _, watcher::watch_object};
+use mayfly_api::{Function, k8s::apimachinery::pkg::apis::meta::v1::Condition};
+use tokio::time::{Instant, timeout_at};
+
+use super::{failure::Failure, server::Server};
+
+/// How a function stands to its newest spec.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Verdict {
+    Ready,
+    Failed { reason: String, message: String },
+    /// With the reason, where one is known.
+    Pending(String),
+}
+
+/// Waits until every traffic target of the function's newest spec can answer.
+pub(crate) async fn ready(
+    server: &Server,
+    namespace: &str,
+    name: &str,
+    patience: Duration,
+) -> anyhow::Result<Function> {
+    let api: kube::Api<Function> = kube::Api::namespaced(server.client().clone(), namespace);
+    let deadline = Instant::now() + patience;
+    let states = watch_object(api, name).default_backoff();
+    pin_mut!(states);
+    let mut last = String::new();
+    let describe = format!("see why: mayfly describe function {name} -n {namespace}");
+    loop {
+        match timeout_at(deadline, states.next()).await {
+            Err(_) => {
+                let what = format!("function {name} is not ready after {}s{last}", patience.as_secs());
+                return Err(Failure::error(what, describe));
+            }
+            Ok(None) => anyhow::bail!("the watch of function {name} ended"),
+            Ok(Some(Err(error))) => last = format!(" ({error})"),
+            Ok(Some(Ok(None))) => {
+                let what = format!("function {name} was deleted while it was waited for");
+                return Err(Failure::error(what, "deploy it again"));
+            }
+            Ok(Some(Ok(Some(function)))) => match verdict(&function) {
+                Verdict::Ready => return Ok(function),
+                Verdict::Failed { reason, message } => {
+                    return Err(Failure::error(format!("function {name} cannot run: {message} ({reason})"), describe));
+                }
+                Verdict::Pending(why) => {
+                    last = if why.is_empty() { String::new() } else { format!(": {why}") };
+                }
+            },
+        }
+    }
+}
+
+/// Reasons of `Ready: False` that time alone does not heal.
+const REASONS_FINAL: [&str; 3] = ["ComponentInvalid", "RuntimeMissing", "RevisionMissing"];
+
+fn verdict(function: &Function) -> Verdict {
+    let Some(status) = &function.status else { return Verdict::Pending(String::new()) };
+    if status.observed_generation < function.metadata.generation {
+        return Verdict::Pending(String::new());
+    }
+    let ready: Option<&Condition> = status.conditions.iter().find(|condition| condition.type_ == "Ready");
+    match ready {
+        Some(condition) if condition.status == "True" => Verdict::Ready,
+        Some(condition) if REASONS_FINAL.contains(&condition.reason.as_str()) => {
+            Verdict::Failed { reason: condition.reason.clone(), message: condition.message.clone() }
+        }
+        Some(condition) => Verdict::Pending(condition.message.clone()),
+        None => Verdict::Pending(String::new()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn judged(generation: i64, observed: i64, ready: Option<(&str, &str)>) -> Verdict {
+        let conditions: Vec<_> = ready
+            .iter()
+            .map(|(status, reason)| {
+                json!({"type": "Ready", "status": status, "reason": reason, "message": "m",
+                       "lastTransitionTime": "2026-01-02T00:00:00Z"})
+            })
+            .collect();
+        let function = json!({
+            "apiVersion": "mayfly.dev/v1", "kind": "Function",
+            "metadata": {"name": "f", "generation": generation}, "spec": {"source": {}},
+            "status": {"observedGeneration": observed, "conditions": conditions}
+        });
+        verdict(&serde_json::from_value(function).unwrap())
+    }
+
+    #[test]
+    fn only_the_newest_spec_counts() {
+        assert_eq!(judged(2, 1, Some(("True", "Ready"))), Verdict::Pending(String::new()));
+        assert_eq!(judged(2, 2, Some(("True", "Ready"))), Verdict::Ready);
+        assert_eq!(judged(2, 2, None), Verdict::Pending(String::new()));
+    }
+
+    #[test]
+    fn only_what_time_does_not_heal_is_a_failure() {
+        for reason in ["RevisionPending", "ComponentMissing"] {
+            assert_eq!(judged(2, 2, Some(("False", reason))), Verdict::Pending("m".into()));
+        }
+        let failed = Verdict::Failed { reason: "ComponentInvalid".into(), message: "m".into() };
+        assert_eq!(judged(2, 2, Some(("False", "ComponentInvalid"))), failed);
+    }
+}

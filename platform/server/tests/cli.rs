@@ -1,0 +1,10 @@
+//! The commands of the real binary, against a server that says what each test wants it to say.
+
+#[path = "cli/fake.rs"]
+mod fake;
+#[path = "cli/finding.rs"]
+mod finding;
+#[path = "cli/functions.rs"]
+mod functions;
+#[path = "cli/objects.rs"]
+mod objects;
