@@ -1,1 +1,33 @@
-//! The wasm host: engine, component cache, pool, host capabilities, limits.
+//! The wasm host: it makes components ready, makes instances of them, and lets requests and pods run in
+//! them, within limits.
+//!
+//! **Belongs here:** everything that names wasmtime. The engines and their pools ([`config`], `engine`),
+//! what a component is and whether it can run here ([`inspect`]), compiling ahead of time and mapping what
+//! was compiled (`compile`, `cache`), calls (`function`, `call`), what a guest may ask of its host
+//! (`guest`, `capability`), pods (`pods`).
+//!
+//! **Does not belong here:** routes, queues, when to scale (the gateway's), restarts (the kubelet's), the
+//! API. Nothing here knows of an API object.
+//!
+//! Start reading at [`WasmHost`], then `function` for the request path.
+
+mod cache;
+mod call;
+mod capability;
+mod compile;
+pub mod config;
+mod engine;
+mod failure;
+mod function;
+mod guest;
+mod host;
+mod inspect;
+mod machine;
+mod metrics;
+mod pods;
+mod reuse;
+
+pub use config::Config;
+pub use host::{CreateError, WasmHost};
+pub use inspect::{ComponentRefused, ComponentReport, World, inspect};
+pub use pods::ANNOTATION_EGRESS;

@@ -1,0 +1,262 @@
+//! Components in memory: compiled once, kept on the disk by digest and engine, mapped when a call or a pod
+//! needs them, gone when nobody holds them.
+//!
+//! ```text
+//! absent ──(first holder)──▶ loading ──▶ loaded ──(last holder)──▶ absent
+//!                              │ mapped if it was compiled before; else compiled, kept, mapped
+//! ```
+//! Loading is single-flight: whoever comes meanwhile waits for the same result.
+
+use std::{
+    collections::HashMap,
+    hash::{DefaultHasher, Hash, Hasher as _},
+    io,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use mayfly_api::Digest;
+use mayfly_artifacts::{Artifacts, EngineHash};
+use mayfly_runtime::CallError;
+use parking_lot::Mutex;
+use tokio::sync::OnceCell;
+use wasmtime::component::{Component, InstancePre};
+use wasmtime_wasi_http::{p2, p3};
+
+use crate::{
+    ComponentReport, World,
+    compile::{CompileError, Compiler},
+    engine::{Engines, Flavour, Host},
+    guest::Guest,
+    inspect,
+    metrics::HostMetrics,
+};
+
+mod file;
+
+/// Machine code larger than this is mapped on a thread that may block, so that no other request waits
+/// for it, in bytes.
+const MAP_INLINE_BYTES_MAX: u64 = 4 << 20;
+
+/// All components of this host.
+pub(crate) struct Cache {
+    artifacts: Artifacts,
+    engines: Engines,
+    compiler: Compiler,
+    metrics: Arc<HostMetrics>,
+    known: Mutex<HashMap<Digest, Weak<Entry>>>,
+    bytes: Arc<AtomicU64>,
+}
+
+/// One component; as long as it is held, it is in memory.
+pub(crate) struct Entry {
+    digest: Digest,
+    cache: Weak<Cache>,
+    loaded: OnceCell<Loaded>,
+}
+
+/// A component that is in memory.
+pub(crate) struct Loaded {
+    pub(crate) host: Arc<Host>,
+    pub(crate) pre: Pre,
+    bytes: u64,
+    total: Arc<AtomicU64>,
+}
+
+/// What it can be asked for, ready to be instantiated.
+pub(crate) enum Pre {
+    Http2(p2::bindings::ProxyPre<Guest>),
+    Http3(p3::bindings::ServicePre<Guest>),
+    Command2(wasmtime_wasi::p2::bindings::CommandPre<Guest>),
+    Command3(wasmtime_wasi::p3::bindings::CommandPre<Guest>),
+}
+
+impl Entry {
+    /// The component. Entries are only given out loaded.
+    pub(crate) fn loaded(&self) -> &Loaded {
+        self.loaded.get().unwrap_or_else(|| unreachable!("an entry is given out when it is loaded"))
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        let Some(cache) = self.cache.upgrade() else { return };
+        let mut known = cache.known.lock();
+        // A new entry may have taken the place.
+        if known.get(&self.digest).is_some_and(|entry| entry.strong_count() == 0) {
+            known.remove(&self.digest);
+        }
+    }
+}
+
+impl Drop for Loaded {
+    fn drop(&mut self) {
+        self.total.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+impl Cache {
+    pub(crate) fn new(
+        artifacts: Artifacts,
+        engines: Engines,
+        compiler: Compiler,
+        metrics: Arc<HostMetrics>,
+    ) -> Self {
+        let (known, bytes) = (Mutex::default(), Arc::default());
+        Self { artifacts, engines, compiler, metrics, known, bytes }
+    }
+
+    /// Bytes of machine code in memory.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Components in memory.
+    pub(crate) fn len(&self) -> usize {
+        self.known.lock().len()
+    }
+
+    /// Instances that exist.
+    pub(crate) fn instances(&self) -> u64 {
+        self.engines.instances()
+    }
+
+    /// The component, loaded.
+    pub(crate) async fn get(self: &Arc<Self>, digest: Digest) -> Result<Arc<Entry>, CallError> {
+        let entry = {
+            let mut known = self.known.lock();
+            match known.get(&digest).and_then(Weak::upgrade) {
+                Some(entry) => entry,
+                None => {
+                    let cache = Arc::downgrade(self);
+                    let entry = Arc::new(Entry { digest, cache, loaded: OnceCell::new() });
+                    known.insert(digest, Arc::downgrade(&entry));
+                    entry
+                }
+            }
+        };
+        entry.loaded.get_or_try_init(|| self.load(&digest)).await?;
+        Ok(entry)
+    }
+
+    /// Compiles a component that is not compiled yet. A call that comes meanwhile waits for the same work.
+    pub(crate) async fn precompile(self: &Arc<Self>, digest: Digest) -> Result<(), CallError> {
+        self.get(digest).await.map(drop)
+    }
+
+    async fn load(&self, digest: &Digest) -> Result<Loaded, CallError> {
+        let engine = self.engine_hash()?;
+        if let Some(path) = self.artifacts.derived_path(digest, &engine) {
+            match file::check(&path) {
+                Ok(checked) => match self.map(checked).await {
+                    Ok(loaded) => return Ok(loaded),
+                    Err(error) => {
+                        tracing::warn!(%digest, %error, "compiling again: cannot map what was compiled")
+                    }
+                },
+                Err(error) => {
+                    tracing::warn!(%digest, %error, "compiling again: the compiled file is damaged")
+                }
+            }
+        }
+        let (wasm, report) = self.read(digest).await?;
+        let path = self.compile(digest, wasm, &report).await?;
+        let checked = file::check(&path).map_err(|error| CallError::Internal(error.to_string()))?;
+        self.map(checked).await
+    }
+
+    async fn read(&self, digest: &Digest) -> Result<(Vec<u8>, ComponentReport), CallError> {
+        let path = self.artifacts.path(digest).ok_or(CallError::ComponentMissing(*digest))?;
+        let wasm = tokio::fs::read(path).await.map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => CallError::ComponentMissing(*digest),
+            _ => CallError::Internal(format!("component {digest} cannot be read: {error}")),
+        })?;
+        let report = inspect(&wasm).map_err(|refused| CallError::ComponentInvalid(refused.to_string()))?;
+        Ok((wasm, report))
+    }
+
+    async fn compile(
+        &self,
+        digest: &Digest,
+        wasm: Vec<u8>,
+        report: &ComponentReport,
+    ) -> Result<std::path::PathBuf, CallError> {
+        let world = report.worlds[0];
+        let host = self.host(flavour(world))?;
+        let compiled = self.compiler.compile(&host.engine, wasm).await.map_err(|error| match error {
+            CompileError::Full => CallError::Overloaded { retry_after: std::time::Duration::from_secs(1) },
+            CompileError::Invalid(why) => CallError::ComponentInvalid(why),
+            CompileError::Lost => CallError::Internal(error.to_string()),
+        })?;
+        self.metrics.compiled(compiled.took);
+        let bytes = compiled.machine_code.len();
+        tracing::info!(%digest, %world, bytes, took_ms = compiled.took.as_millis(), "component compiled");
+        let content = file::seal(compiled.machine_code, world);
+        let put = self.artifacts.put_derived(digest, &self.engine_hash()?, content).await;
+        put.map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => CallError::ComponentMissing(*digest),
+            _ => CallError::Internal(format!("what was compiled of {digest} cannot be kept: {error}")),
+        })
+    }
+
+    /// Maps a compiled component and links it.
+    async fn map(&self, checked: file::Checked) -> Result<Loaded, CallError> {
+        let host = self.host(flavour(checked.world))?;
+        let total = self.bytes.clone();
+        if checked.bytes <= MAP_INLINE_BYTES_MAX {
+            return map(host, &checked, total);
+        }
+        let mapping = tokio::task::spawn_blocking(move || map(host, &checked, total));
+        mapping.await.map_err(|error| CallError::Internal(error.to_string()))?
+    }
+
+    fn host(&self, flavour: Flavour) -> Result<Arc<Host>, CallError> {
+        self.engines.get(flavour).map_err(|error| CallError::Internal(format!("no engine: {error:#}")))
+    }
+
+    /// Names the folder of what both engines compile: a component has one flavour, and each file says
+    /// which. wasmtime itself refuses a file of an engine with other settings.
+    fn engine_hash(&self) -> Result<EngineHash, CallError> {
+        let host = self.host(Flavour::Sync)?;
+        let mut hasher = DefaultHasher::new();
+        file::VERSION.hash(&mut hasher);
+        host.engine.precompile_compatibility_hash().hash(&mut hasher);
+        Ok(hasher.finish().into())
+    }
+}
+
+fn flavour(world: World) -> Flavour {
+    match world {
+        World::Http2 | World::Command2 => Flavour::Sync,
+        World::Http3 | World::Command3 => Flavour::Async,
+    }
+}
+
+#[expect(unsafe_code, reason = "wasmtime cannot know that a compiled file is ours; see the argument")]
+fn map(host: Arc<Host>, checked: &file::Checked, total: Arc<AtomicU64>) -> Result<Loaded, CallError> {
+    // SAFETY: the file must be what an engine's `precompile_component` made, and must not change while it
+    // is mapped. It lies in the artifact store's own directory, which only this host writes compiled files
+    // into, under a name that is given when the file is whole and never again; `file::check` found the
+    // seal that `file::seal` put on it and the checksum over all of it; wasmtime checks its own header
+    // (version, settings, processor) besides. Removing the file leaves the mapping as it is.
+    let component = unsafe { Component::deserialize_file(&host.engine, &checked.path) };
+    let component = component.map_err(|error| CallError::Internal(format!("{error:#}")))?;
+    let pre = host.linker.instantiate_pre(&component);
+    let pre = pre.and_then(|pre| Pre::new(checked.world, pre));
+    let pre = pre.map_err(|error| CallError::ComponentInvalid(format!("{error:#}")))?;
+    total.fetch_add(checked.bytes, Ordering::Relaxed);
+    Ok(Loaded { host, pre, bytes: checked.bytes, total })
+}
+
+impl Pre {
+    fn new(world: World, pre: InstancePre<Guest>) -> wasmtime::Result<Self> {
+        Ok(match world {
+            World::Http2 => Self::Http2(p2::bindings::ProxyPre::new(pre)?),
+            World::Http3 => Self::Http3(p3::bindings::ServicePre::new(pre)?),
+            World::Command2 => Self::Command2(wasmtime_wasi::p2::bindings::CommandPre::new(pre)?),
+            World::Command3 => Self::Command3(wasmtime_wasi::p3::bindings::CommandPre::new(pre)?),
+        })
+    }
+}

@@ -1,0 +1,172 @@
+//! The body of an answer: what is there already, then what still comes.
+
+use std::{
+    collections::VecDeque,
+    pin::Pin,
+    sync::{Arc, OnceLock},
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use mayfly_runtime::{BodyError, CallError};
+use tokio::task::AbortHandle;
+use wasmtime_wasi_http::WasiBody;
+
+use super::{Limits, Running};
+
+/// A guest's body.
+pub(crate) struct AnswerBody {
+    ready: VecDeque<Frame<Bytes>>,
+    /// Bytes in `ready`, if that is all there is and without trailers.
+    whole_bytes: Option<u64>,
+    rest: Rest,
+}
+
+enum Rest {
+    Nothing,
+    /// It ends here, with an error.
+    Cut(Option<CallError>),
+    Streaming(Streaming),
+}
+
+struct Streaming {
+    body: WasiBody,
+    bytes: u64,
+    limits: Limits,
+    /// The task in which the guest goes on; `None` if it has ended.
+    guest: Option<GuestTask>,
+}
+
+/// Cancels the guest when nobody wants its answer any more.
+struct GuestTask {
+    task: AbortHandle,
+    failed: Arc<OnceLock<CallError>>,
+    /// The body came to its end: what the guest does now is its own business until its deadline.
+    let_go: bool,
+}
+
+impl Drop for GuestTask {
+    fn drop(&mut self) {
+        if !self.let_go {
+            self.task.abort();
+        }
+    }
+}
+
+/// Lets a guest work on in a task of its own, until its deadline.
+pub(super) fn run_on(guest: Running, limits: Limits) -> (AbortHandle, Arc<OnceLock<CallError>>) {
+    let failed = Arc::new(OnceLock::new());
+    let failing = failed.clone();
+    let task = tokio::spawn(async move {
+        let mut guest = guest;
+        let ended = tokio::time::timeout_at(limits.deadline, &mut guest).await;
+        // Before the guest is dropped, and with it its end of the body.
+        match ended {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => drop(failing.set(error)),
+            Err(_) => drop(failing.set(CallError::TimedOut { limit: limits.timeout })),
+        }
+        drop(guest);
+    });
+    (task.abort_handle(), failed)
+}
+
+impl AnswerBody {
+    /// All of it.
+    pub(super) fn whole(ready: VecDeque<Frame<Bytes>>) -> Self {
+        let mut whole_bytes = Some(0);
+        for frame in &ready {
+            whole_bytes = whole_bytes.zip(frame.data_ref()).map(|(sum, data)| sum + data.len() as u64);
+        }
+        Self { ready, whole_bytes, rest: Rest::Nothing }
+    }
+
+    /// What a failed guest left: whole if it had finished its body before.
+    pub(super) fn cut(ready: VecDeque<Frame<Bytes>>, ended: bool, failed: Option<CallError>) -> Self {
+        if ended {
+            return Self::whole(ready);
+        }
+        Self { ready, whole_bytes: None, rest: Rest::Cut(failed) }
+    }
+
+    pub(super) fn streaming(
+        ready: VecDeque<Frame<Bytes>>,
+        bytes: usize,
+        body: WasiBody,
+        guest: Option<Running>,
+        limits: Limits,
+    ) -> Self {
+        let guest = guest.map(|guest| {
+            let (task, failed) = run_on(guest, limits);
+            GuestTask { task, failed, let_go: false }
+        });
+        let streaming = Streaming { body, bytes: bytes as u64, limits, guest };
+        Self { ready, whole_bytes: None, rest: Rest::Streaming(streaming) }
+    }
+}
+
+impl Streaming {
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, CallError>>> {
+        let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) else { return Poll::Pending };
+        let failed = self.guest.as_ref().and_then(|guest| guest.failed.get().cloned());
+        Poll::Ready(match frame {
+            Some(Ok(frame)) => {
+                self.bytes += frame.data_ref().map_or(0, |data| data.len() as u64);
+                let limit_bytes = self.limits.response_bytes_max;
+                if self.bytes > limit_bytes {
+                    self.guest = None;
+                    Some(Err(CallError::ResponseTooLarge { limit_bytes }))
+                } else {
+                    Some(Ok(frame))
+                }
+            }
+            Some(Err(error)) => Some(Err(failed.unwrap_or(CallError::GuestError(error.to_string())))),
+            None => match failed {
+                Some(error) => Some(Err(error)),
+                None => {
+                    if let Some(guest) = &mut self.guest {
+                        guest.let_go = true;
+                    }
+                    None
+                }
+            },
+        })
+    }
+}
+
+impl Body for AnswerBody {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        if let Some(frame) = self.ready.pop_front() {
+            if let (Some(left), Some(data)) = (&mut self.whole_bytes, frame.data_ref()) {
+                *left -= data.len() as u64;
+            }
+            return Poll::Ready(Some(Ok(frame)));
+        }
+        match &mut self.rest {
+            Rest::Nothing => Poll::Ready(None),
+            Rest::Cut(error) => Poll::Ready(error.take().map(|error| Err(error.into()))),
+            Rest::Streaming(streaming) => {
+                let frame = std::task::ready!(streaming.poll_frame(cx));
+                if !matches!(frame, Some(Ok(_))) {
+                    self.rest = Rest::Nothing;
+                }
+                Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.ready.is_empty() && matches!(self.rest, Rest::Nothing)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.whole_bytes.map_or_else(SizeHint::new, SizeHint::with_exact)
+    }
+}

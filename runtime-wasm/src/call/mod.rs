@@ -1,0 +1,234 @@
+//! One request through one instance.
+//!
+//! ```text
+//! running ──(guest answers, and ends or waits)──▶ answered ──(body read to its end)──▶ done
+//!    │ traps, returns without answer, deadline        │ traps, deadline: the body ends with an error
+//!    └▶ failed                                        └▶ client gone: the instance is dropped
+//! ```
+//! The guest runs inside the caller's future, without a task of its own, until its answer is there and it
+//! waits for something. Most guests have ended by then, and the whole answer is one piece. Only a guest
+//! that still has something to do gets a task, so that its deadline holds even when nobody reads its body.
+
+use std::{
+    collections::VecDeque,
+    future::poll_fn,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http::{Response, response::Parts};
+use http_body::{Body as _, Frame};
+use mayfly_runtime::CallError;
+use parking_lot::Mutex;
+use tokio::time::{Instant, Sleep};
+use wasmtime_wasi_http::WasiBody;
+
+mod body;
+pub(crate) mod p2;
+pub(crate) mod p3;
+
+pub(crate) use body::AnswerBody;
+
+/// Bytes of a body that are gathered before the answer is given, at most.
+const GATHERED_BYTES_MAX: usize = 64 << 10;
+
+/// A guest at work on one request: ends when the guest has.
+pub(crate) type Running = Pin<Box<dyn Future<Output = Result<(), CallError>> + Send>>;
+
+/// Where the guest's answer is put.
+#[derive(Clone, Default)]
+pub(crate) struct Reply(Arc<Mutex<ReplyState>>);
+
+#[derive(Default)]
+struct ReplyState {
+    answer: Option<Result<Response<WasiBody>, String>>,
+    instantiated: Option<Instant>,
+    /// The body of a guest that failed after its answer, up to where it was whole.
+    rescued: Option<Gathered>,
+}
+
+impl Reply {
+    /// Puts the answer; `Err` is the guest's own error code.
+    pub(crate) fn put(&self, answer: Result<Response<WasiBody>, String>) {
+        self.0.lock().answer = Some(answer);
+    }
+
+    /// Notes that the instance is made.
+    pub(crate) fn instantiated(&self) {
+        self.0.lock().instantiated = Some(Instant::now());
+    }
+
+    fn take(&self) -> Option<Result<Response<WasiBody>, String>> {
+        self.0.lock().answer.take()
+    }
+}
+
+/// Everything of a body that could be had at once.
+#[derive(Default)]
+struct Gathered {
+    frames: VecDeque<Frame<Bytes>>,
+    bytes: usize,
+    /// The body's end was there, too.
+    ended: bool,
+}
+
+impl Gathered {
+    /// Takes what is ready; `true` if there was something.
+    fn gather(&mut self, body: &mut WasiBody, cx: &mut Context<'_>) -> Result<bool, CallError> {
+        let before = self.frames.len();
+        while !self.ended && self.bytes < GATHERED_BYTES_MAX {
+            match Pin::new(&mut *body).poll_frame(cx) {
+                Poll::Ready(Some(Ok(frame))) => {
+                    self.bytes += frame.data_ref().map_or(0, Bytes::len);
+                    self.frames.push_back(frame);
+                }
+                Poll::Ready(Some(Err(error))) => return Err(CallError::GuestError(error.to_string())),
+                Poll::Ready(None) => self.ended = true,
+                Poll::Pending => break,
+            }
+        }
+        Ok(self.frames.len() > before || self.ended)
+    }
+}
+
+/// What [`answer`] found.
+pub(crate) struct Answered {
+    pub(crate) response: Response<AnswerBody>,
+    pub(crate) instantiated: Option<Instant>,
+}
+
+/// How much an answer may be.
+#[derive(Clone, Copy)]
+pub(crate) struct Limits {
+    pub(crate) deadline: Instant,
+    pub(crate) timeout: std::time::Duration,
+    pub(crate) response_bytes_max: u64,
+}
+
+/// Runs a guest until its answer can be given.
+pub(crate) async fn answer(guest: Running, reply: Reply, limits: Limits) -> Result<Answered, CallError> {
+    let mut exchange = Exchange { guest: Some(guest), reply, limits, late: None, head: None };
+    poll_fn(|cx| exchange.poll(cx)).await?;
+    exchange.finish()
+}
+
+struct Exchange {
+    /// `None` when the guest has ended.
+    guest: Option<Running>,
+    reply: Reply,
+    limits: Limits,
+    late: Option<Pin<Box<Sleep>>>,
+    head: Option<Head>,
+}
+
+struct Head {
+    parts: Parts,
+    body: WasiBody,
+    gathered: Gathered,
+    /// Why the guest ended, if it failed after its answer.
+    failed: Option<CallError>,
+}
+
+impl Exchange {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), CallError>> {
+        loop {
+            let ended = self.poll_guest(cx);
+            if self.head.is_none() {
+                match self.reply.take() {
+                    Some(Ok(response)) => self.head = Some(Head::new(response)),
+                    Some(Err(code)) => return Poll::Ready(Err(CallError::GuestError(code))),
+                    None => match ended {
+                        Some(Err(error)) => return Poll::Ready(Err(error)),
+                        Some(Ok(())) => return Poll::Ready(Err(CallError::NoAnswer)),
+                        None => return self.poll_deadline(cx),
+                    },
+                }
+            }
+            let Some(head) = &mut self.head else { continue };
+            if let Some(Err(error)) = ended {
+                head.fail(error, &self.reply, cx);
+                return Poll::Ready(Ok(()));
+            }
+            let progress = match head.gathered.gather(&mut head.body, cx) {
+                Ok(progress) => progress,
+                Err(error) => return Poll::Ready(Err(error)),
+            };
+            if head.gathered.bytes as u64 > self.limits.response_bytes_max {
+                let limit_bytes = self.limits.response_bytes_max;
+                return Poll::Ready(Err(CallError::ResponseTooLarge { limit_bytes }));
+            }
+            let full = head.gathered.bytes >= GATHERED_BYTES_MAX;
+            if self.guest.is_none() || head.gathered.ended || full || !progress {
+                return Poll::Ready(Ok(()));
+            }
+            // There is room in the body again: the guest may have waited for that.
+        }
+    }
+
+    fn poll_guest(&mut self, cx: &mut Context<'_>) -> Option<Result<(), CallError>> {
+        let Poll::Ready(ended) = self.guest.as_mut()?.as_mut().poll(cx) else { return None };
+        self.guest = None;
+        Some(ended)
+    }
+
+    fn poll_deadline(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), CallError>> {
+        let deadline = self.limits.deadline;
+        let late = self.late.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline)));
+        late.as_mut().poll(cx).map(|()| Err(CallError::TimedOut { limit: self.limits.timeout }))
+    }
+
+    fn finish(self) -> Result<Answered, CallError> {
+        let head = self.head.ok_or(CallError::NoAnswer)?;
+        let instantiated = self.reply.0.lock().instantiated;
+        let Head { parts, body, gathered, failed } = head;
+        let body = match (self.guest, gathered.ended) {
+            // All there, and the guest too: the usual case.
+            (None, true) if failed.is_none() => AnswerBody::whole(gathered.frames),
+            (None, _) if failed.is_some() => AnswerBody::cut(gathered.frames, gathered.ended, failed),
+            // The guest works on after its answer.
+            (Some(guest), true) => {
+                body::run_on(guest, self.limits);
+                AnswerBody::whole(gathered.frames)
+            }
+            (guest, _) => AnswerBody::streaming(gathered.frames, gathered.bytes, body, guest, self.limits),
+        };
+        Ok(Answered { response: Response::from_parts(parts, body), instantiated })
+    }
+}
+
+impl Head {
+    fn new(response: Response<WasiBody>) -> Self {
+        let (parts, body) = response.into_parts();
+        Self { parts, body, gathered: Gathered::default(), failed: None }
+    }
+
+    /// The guest failed after its answer: what it wrote until then is the answer.
+    fn fail(&mut self, error: CallError, reply: &Reply, cx: &mut Context<'_>) {
+        match reply.0.lock().rescued.take() {
+            Some(rescued) => self.gathered = rescued,
+            None if self.gathered.ended => {}
+            // Its end, if it comes now, may only mean that the guest is gone.
+            None => {
+                self.gathered.gather(&mut self.body, cx).ok();
+                self.gathered.ended = false;
+            }
+        }
+        self.failed = Some(error);
+    }
+}
+
+impl Reply {
+    /// Reads what a failed guest wrote before it failed, while its instance still exists: afterwards a body
+    /// that was finished and one that was left cannot be told apart.
+    pub(crate) fn rescue(&self) {
+        let mut state = self.0.lock();
+        let mut gathered = Gathered::default();
+        let Some(Ok(response)) = &mut state.answer else { return };
+        let mut cx = Context::from_waker(std::task::Waker::noop());
+        // An error of the body is the failure itself.
+        gathered.gather(response.body_mut(), &mut cx).ok();
+        state.rescued = Some(gathered);
+    }
+}

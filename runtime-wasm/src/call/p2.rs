@@ -1,0 +1,71 @@
+//! Calls of `wasi:http/incoming-handler@0.2`.
+
+use http::Request;
+use http_body::Body as _;
+use http_body_util::{BodyExt as _, Empty};
+use mayfly_runtime::{Body, CallError};
+use wasmtime::component::Resource;
+use wasmtime_wasi_http::{
+    Error, WasiBody, WasiHttpView as _,
+    p2::{
+        bindings::http::types::{IncomingRequest, ResponseOutparam, Scheme},
+        bindings::{Proxy, ProxyPre},
+    },
+};
+
+use super::Reply;
+use crate::{
+    failure,
+    guest::Guest,
+    reuse::{Instance, Store},
+};
+
+/// A new instance.
+pub(crate) async fn instantiate(pre: &ProxyPre<Guest>, store: &mut Store) -> wasmtime::Result<Proxy> {
+    pre.instantiate_async(store).await
+}
+
+/// One call. The answer goes to `reply` as soon as the guest gives it.
+pub(crate) async fn call(
+    instance: &mut Instance<Proxy>,
+    request: Request<Body>,
+    reply: &Reply,
+) -> Result<(), CallError> {
+    let called = async {
+        let (request, answer) = arguments(&mut instance.store, request, reply)?;
+        let handler = instance.exports.wasi_http_incoming_handler();
+        handler.call_handle(&mut instance.store, request, answer).await
+    };
+    called.await.map_err(|error| {
+        reply.rescue();
+        failure::call_error(&error, &instance.store.data().memory)
+    })
+}
+
+fn arguments(
+    store: &mut Store,
+    request: Request<Body>,
+    reply: &Reply,
+) -> wasmtime::Result<(Resource<IncomingRequest>, Resource<ResponseOutparam>)> {
+    let mut http = store.data_mut().http();
+    let request = http.new_incoming_request(Scheme::Http, to_guest(request))?;
+    let reply = reply.clone();
+    let answer = http.new_response_outparam_from_callback(move |answer| {
+        reply.put(answer.map_err(|code| format!("{code:?}")));
+    })?;
+    Ok((request, answer))
+}
+
+/// The request in the form that the bindings take, with an authority, which they insist on.
+pub(super) fn to_guest(request: Request<Body>) -> Request<WasiBody> {
+    let (mut parts, body) = request.into_parts();
+    if parts.uri.authority().is_none() && !parts.headers.contains_key(http::header::HOST) {
+        parts.headers.insert(http::header::HOST, http::HeaderValue::from_static("localhost"));
+    }
+    let body = if body.is_end_stream() {
+        Empty::new().map_err(|never| match never {}).boxed_unsync()
+    } else {
+        body.map_err(|error| Error::InternalError(Some(error.to_string()))).boxed_unsync()
+    };
+    Request::from_parts(parts, body)
+}

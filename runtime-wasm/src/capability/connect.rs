@@ -1,0 +1,225 @@
+//! Connecting to an address that was judged: resolve, judge every address, connect to one that passed.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use http::Uri;
+use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper_util::{
+    client::legacy::connect::{Connected, Connection},
+    rt::TokioIo,
+};
+use mayfly_api::egress::{EgressRule, Verdict, is_public, judge};
+use tokio::{
+    net::TcpStream,
+    sync::{OwnedSemaphorePermit, Semaphore},
+};
+use wasmtime_wasi_http::Error;
+
+use super::egress::Connecting;
+use crate::config::EgressConfig;
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConnectError {
+    #[error("not listed")]
+    Denied,
+    #[error("none of its addresses is allowed")]
+    Prohibited,
+    #[error("too many connections")]
+    Limit,
+    #[error("no connection in time")]
+    TimedOut,
+    #[error("the name has no address: {0}")]
+    Dns(io::Error),
+    #[error("{0}")]
+    Io(io::Error),
+}
+
+impl ConnectError {
+    pub(crate) fn to_guest(&self) -> Error {
+        match self {
+            Self::Denied => Error::HttpRequestDenied,
+            Self::Prohibited => Error::DestinationIpProhibited,
+            Self::Limit => Error::ConnectionLimitReached,
+            Self::TimedOut => Error::ConnectionTimeout,
+            Self::Dns(error) => Error::DnsError { rcode: Some(error.to_string()), info_code: None },
+            Self::Io(error) => match error.kind() {
+                io::ErrorKind::ConnectionRefused => Error::ConnectionRefused,
+                io::ErrorKind::TimedOut => Error::ConnectionTimeout,
+                _ => Error::DestinationUnavailable,
+            },
+        }
+    }
+}
+
+/// Makes the connections of one program.
+#[derive(Clone)]
+pub(crate) struct CheckedConnector {
+    rules: Arc<[EgressRule]>,
+    timeout: Duration,
+    connections: Arc<Semaphore>,
+}
+
+impl CheckedConnector {
+    pub(crate) fn new(rules: Arc<[EgressRule]>, config: &EgressConfig) -> Self {
+        Self {
+            rules,
+            timeout: config.connect_timeout,
+            connections: Arc::new(Semaphore::new(config.connections_max)),
+        }
+    }
+
+    async fn connect(self, uri: Uri) -> Result<CountedStream, ConnectError> {
+        let (scheme, host) = (uri.scheme_str().unwrap_or_default(), uri.host().unwrap_or_default());
+        let verdict = judge(&self.rules, scheme, host, uri.port_u16());
+        if verdict == Verdict::Denied {
+            return Err(ConnectError::Denied);
+        }
+        let permit = self.connections.try_acquire_owned().map_err(|_| ConnectError::Limit)?;
+        let port = uri.port_u16().unwrap_or(if scheme == "https" { 443 } else { 80 });
+        let connecting = async {
+            let addresses = allowed(verdict, resolve(host, port).await?)?;
+            let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
+            for address in addresses {
+                match TcpStream::connect(address).await {
+                    Ok(stream) => return Ok(stream),
+                    Err(error) => last = error,
+                }
+            }
+            Err(ConnectError::Io(last))
+        };
+        let stream =
+            tokio::time::timeout(self.timeout, connecting).await.map_err(|_| ConnectError::TimedOut)??;
+        // Only latency depends on it.
+        stream.set_nodelay(true).ok();
+        Ok(CountedStream { stream: TokioIo::new(stream), _permit: permit })
+    }
+}
+
+async fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, ConnectError> {
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    if let Ok(address) = host.parse::<IpAddr>() {
+        return Ok(vec![SocketAddr::new(address, port)]);
+    }
+    Ok(tokio::net::lookup_host((host, port)).await.map_err(ConnectError::Dns)?.collect())
+}
+
+/// Which of a destination's addresses may be connected to.
+fn allowed(verdict: Verdict, mut addresses: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, ConnectError> {
+    match verdict {
+        Verdict::Denied => return Err(ConnectError::Denied),
+        Verdict::AnyAddress => {}
+        Verdict::PublicAddressesOnly => addresses.retain(|address| is_public(address.ip())),
+    }
+    if addresses.is_empty() {
+        return Err(ConnectError::Prohibited);
+    }
+    Ok(addresses)
+}
+
+impl tower::Service<Uri> for CheckedConnector {
+    type Response = CountedStream;
+    type Error = ConnectError;
+    type Future = Connecting<CountedStream>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), ConnectError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, uri: Uri) -> Self::Future {
+        Box::pin(self.clone().connect(uri))
+    }
+}
+
+/// A connection that counts against its program's limit as long as it is open.
+pub(crate) struct CountedStream {
+    stream: TokioIo<TcpStream>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Connection for CountedStream {
+    fn connected(&self) -> Connected {
+        self.stream.connected()
+    }
+}
+
+impl Read for CountedStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
+    }
+}
+
+impl Write for CountedStream {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, slices)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn addresses(texts: &[&str]) -> Vec<SocketAddr> {
+        texts.iter().map(|text| SocketAddr::new(text.parse().unwrap(), 80)).collect()
+    }
+
+    #[test]
+    fn a_name_reaches_its_public_addresses_only() {
+        let mixed = addresses(&["10.0.0.1", "1.1.1.1", "169.254.169.254", "::1"]);
+        assert_eq!(
+            allowed(Verdict::PublicAddressesOnly, mixed.clone()).unwrap(),
+            addresses(&["1.1.1.1"]),
+            "a name that also resolves inside the network must not lead there"
+        );
+        assert_eq!(allowed(Verdict::AnyAddress, mixed.clone()).unwrap(), mixed);
+        let private = addresses(&["127.0.0.1", "fd00::1"]);
+        assert!(matches!(allowed(Verdict::PublicAddressesOnly, private), Err(ConnectError::Prohibited)));
+        assert!(matches!(allowed(Verdict::Denied, mixed), Err(ConnectError::Denied)));
+    }
+
+    #[tokio::test]
+    async fn connections_are_limited_and_come_back() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let uri: Uri = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
+        let rules = vec![uri.to_string().parse().unwrap()];
+        let config = EgressConfig { connections_max: 1, ..EgressConfig::default() };
+        let connector = CheckedConnector::new(rules.into(), &config);
+        let first = connector.clone().connect(uri.clone()).await.unwrap();
+        assert!(matches!(connector.clone().connect(uri.clone()).await, Err(ConnectError::Limit)));
+        drop(first);
+        connector.clone().connect(uri).await.unwrap();
+        let other = "http://127.0.0.1:1".parse().unwrap();
+        assert!(matches!(connector.connect(other).await, Err(ConnectError::Denied)));
+    }
+}

@@ -1,0 +1,194 @@
+//! Outbound HTTP: denied unless the function's rules allow the destination, over pooled connections.
+//!
+//! A destination is judged twice: its name when the guest asks ([`mayfly_api::egress::judge`]), and each
+//! of its addresses when a connection is made ([`super::connect`]); the connection goes to an address that
+//! was judged, so a name that changes its addresses gains nothing. Redirects are the guest's to follow, and
+//! are judged like any other request.
+
+use std::{
+    error::Error as _,
+    pin::Pin,
+    sync::{Arc, LazyLock, OnceLock},
+    time::Duration,
+};
+
+use http::{HeaderName, Request, Response, uri::Scheme};
+use http_body_util::BodyExt as _;
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::{
+    client::legacy::Client,
+    rt::{TokioExecutor, TokioTimer},
+};
+use mayfly_api::egress::{EgressRule, Verdict, judge};
+use wasmtime_wasi_http::{
+    DEFAULT_FORBIDDEN_HEADERS, Error, ForbiddenHeaderFilter, RequestOptions, WasiBody, WasiHttpHooks,
+};
+
+use super::{
+    body::TimedBody,
+    connect::{CheckedConnector, ConnectError},
+};
+use crate::{config::EgressConfig, guest::Program};
+
+type HttpClient = Client<HttpsConnector<CheckedConnector>, WasiBody>;
+
+/// One program's way out: its rules, and the connections it has made.
+pub(crate) struct Egress {
+    rules: Arc<[EgressRule]>,
+    config: EgressConfig,
+    /// Made at the first request.
+    client: OnceLock<HttpClient>,
+}
+
+impl Egress {
+    pub(crate) fn new(rules: Vec<EgressRule>, config: EgressConfig) -> Self {
+        Self { rules: rules.into(), config, client: OnceLock::new() }
+    }
+
+    fn client(&self) -> &HttpClient {
+        self.client.get_or_init(|| {
+            let connector = CheckedConnector::new(self.rules.clone(), &self.config);
+            let connector = HttpsConnectorBuilder::new()
+                .with_tls_config(tls())
+                .https_or_http()
+                .enable_all_versions()
+                .wrap_connector(connector);
+            Client::builder(TokioExecutor::new())
+                .pool_max_idle_per_host(self.config.idle_connections_max)
+                .pool_idle_timeout(self.config.idle_timeout)
+                .pool_timer(TokioTimer::new())
+                .timer(TokioTimer::new())
+                .build(connector)
+        })
+    }
+
+    fn verdict(&self, request: &Request<WasiBody>) -> Verdict {
+        let uri = request.uri();
+        match (uri.scheme_str(), uri.host()) {
+            (Some(scheme), Some(host)) => judge(&self.rules, scheme, host, uri.port_u16()),
+            _ => Verdict::Denied,
+        }
+    }
+
+    async fn send(
+        &self,
+        request: Request<WasiBody>,
+        options: Option<RequestOptions>,
+    ) -> Result<Response<WasiBody>, Error> {
+        let options = options.unwrap_or_default();
+        let at_most = |asked: Option<Duration>, max: Duration| asked.map_or(max, |asked| asked.min(max));
+        let connect = at_most(options.connect_timeout, self.config.connect_timeout);
+        let first_byte = at_most(options.first_byte_timeout, self.config.first_byte_timeout);
+        let between_bytes = at_most(options.between_bytes_timeout, self.config.between_bytes_timeout);
+        let answer = tokio::time::timeout(connect + first_byte, self.client().request(request))
+            .await
+            .map_err(|_| Error::ConnectionReadTimeout)?
+            .map_err(|error| client_error(&error))?;
+        Ok(answer.map(|body| TimedBody::new(body, between_bytes).boxed_unsync()))
+    }
+}
+
+/// The roots and protocols of all TLS connections, made once.
+fn tls() -> rustls::ClientConfig {
+    static TLS: LazyLock<rustls::ClientConfig> = LazyLock::new(|| {
+        use hyper_rustls::ConfigBuilderExt as _;
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        rustls::ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap_or_else(|error| unreachable!("ring speaks the default versions: {error}"))
+            .with_webpki_roots()
+            .with_no_client_auth()
+    });
+    TLS.clone()
+}
+
+/// What the client ran into, in the guest's words. What the connector said is somewhere among the causes.
+fn client_error(error: &hyper_util::client::legacy::Error) -> Error {
+    let mut cause = error.source();
+    while let Some(at) = cause {
+        if let Some(error) = at.downcast_ref::<ConnectError>() {
+            return error.to_guest();
+        }
+        if let Some(error) = at.downcast_ref::<rustls::Error>() {
+            return match error {
+                rustls::Error::InvalidCertificate(_) => Error::TlsCertificateError,
+                _ => Error::TlsProtocolError,
+            };
+        }
+        // An error inside an io::Error is not its source, but its content.
+        if let Some(error) = at.downcast_ref::<std::io::Error>()
+            && let Some(inner) = error.get_ref()
+            && inner.is::<rustls::Error>()
+        {
+            cause = Some(inner);
+            continue;
+        }
+        if let Some(error) = at.downcast_ref::<Error>() {
+            return Error::InternalError(Some(error.to_string()));
+        }
+        cause = at.source();
+    }
+    match error.is_connect() {
+        true => Error::ConnectionRefused,
+        false => Error::ConnectionTerminated,
+    }
+}
+
+/// One instance's hooks into `wasi:http`.
+pub(crate) struct Outbound {
+    program: Arc<Program>,
+}
+
+impl Outbound {
+    pub(crate) fn new(program: Arc<Program>) -> Self {
+        Self { program }
+    }
+}
+
+type Io = Box<dyn Future<Output = Result<(), Error>> + Send>;
+
+impl WasiHttpHooks for Outbound {
+    fn is_forbidden_header(&mut self, name: &HeaderName) -> bool {
+        DEFAULT_FORBIDDEN_HEADERS.contains(name)
+    }
+
+    fn forbidden_header_filter(&mut self) -> ForbiddenHeaderFilter {
+        static FILTER: LazyLock<ForbiddenHeaderFilter> =
+            LazyLock::new(|| Arc::new(|name| DEFAULT_FORBIDDEN_HEADERS.contains(name)));
+        FILTER.clone()
+    }
+
+    fn is_supported_scheme(&mut self, scheme: &Scheme) -> bool {
+        *scheme == Scheme::HTTP || *scheme == Scheme::HTTPS
+    }
+
+    fn send_request(
+        &mut self,
+        request: Request<WasiBody>,
+        options: Option<RequestOptions>,
+        _: Box<dyn Future<Output = Result<(), Error>> + Send>,
+    ) -> Box<dyn Future<Output = Result<(Response<WasiBody>, Io), Error>> + Send> {
+        let program = self.program.clone();
+        Box::new(async move {
+            let target = request.uri().to_string();
+            if program.egress.verdict(&request) == Verdict::Denied {
+                program.log.note(&format!("request to {target} denied: not listed in spec.egress"));
+                return Err(Error::HttpRequestDenied);
+            }
+            match program.egress.send(request, options).await {
+                Ok(response) => Ok((response, Box::new(async { Ok(()) }) as Io)),
+                Err(error) => {
+                    if matches!(error, Error::DestinationIpProhibited) {
+                        let why = "it has no public address; private ones must be listed themselves";
+                        program.log.note(&format!("request to {target} denied: {why}"));
+                        return Err(Error::HttpRequestDenied);
+                    }
+                    Err(error)
+                }
+            }
+        })
+    }
+}
+
+/// For `Pin<Box<…>>` in signatures elsewhere.
+pub(crate) type Connecting<T> = Pin<Box<dyn Future<Output = Result<T, ConnectError>> + Send>>;

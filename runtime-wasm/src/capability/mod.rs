@@ -1,0 +1,24 @@
+//! What a guest may ask of its host. All of it is linked here, on one screen: `wasi:cli` (environment,
+//! outputs into the log; no input), `wasi:clocks`, `wasi:random`, `wasi:http`, `wasi:config`. Interfaces
+//! of files and sockets are there because toolchains import them, with no file and no address in them.
+
+use wasmtime::{Engine, component::Linker};
+
+use crate::{engine::Flavour, guest::Guest};
+
+pub(crate) mod body;
+pub(crate) mod connect;
+pub(crate) mod egress;
+pub(crate) mod output;
+
+pub(crate) fn linker(engine: &Engine, flavour: Flavour) -> wasmtime::Result<Linker<Guest>> {
+    let mut linker = Linker::new(engine);
+    wasmtime_wasi::p2::add_to_linker_async(&mut linker)?;
+    wasmtime_wasi_http::p2::add_only_http_to_linker_async(&mut linker)?;
+    wasmtime_wasi_config::add_to_linker(&mut linker, |guest: &mut Guest| guest.program.config().into())?;
+    if flavour == Flavour::Async {
+        wasmtime_wasi::p3::add_to_linker(&mut linker)?;
+        wasmtime_wasi_http::p3::add_to_linker(&mut linker)?;
+    }
+    Ok(linker)
+}

@@ -1,0 +1,209 @@
+//! A guest's stdout and stderr: lines into its log, at a bounded rate.
+
+use std::{
+    io,
+    path::PathBuf,
+    pin::Pin,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use mayfly_runtime::logs::{LogSink, LogWriter, Stream};
+use parking_lot::Mutex;
+use tokio::{
+    io::AsyncWrite,
+    time::{Instant, Sleep},
+};
+use wasmtime_wasi::{
+    cli::{IsTerminal, StdoutStream},
+    p2::{OutputStream, Pollable, StreamResult},
+};
+
+/// Bytes a guest may hand over in one write.
+const WRITE_BYTES_MAX: usize = 64 << 10;
+/// How far ahead of its rate a guest may write before it waits.
+const BURST: Duration = Duration::from_secs(1);
+
+/// Where one program's output goes.
+#[derive(Clone)]
+pub(crate) struct ProgramLog(Arc<Inner>);
+
+struct Inner {
+    writer: LogWriter,
+    path: PathBuf,
+    pace: Pace,
+}
+
+impl ProgramLog {
+    pub(crate) fn new(writer: LogWriter, path: PathBuf, bytes_per_second: u64) -> Self {
+        Self(Arc::new(Inner { writer, path, pace: Pace::new(bytes_per_second) }))
+    }
+
+    /// One output of one instance. Instances do not share a sink, so their lines do not mix.
+    pub(crate) fn output(&self, stream: Stream) -> Output {
+        Output(Arc::new(OutputInner { log: self.clone(), stream, sink: OnceLock::new() }))
+    }
+
+    /// A line from the host itself.
+    pub(crate) fn note(&self, text: &str) {
+        let mut sink = self.0.writer.sink(&self.0.path, Stream::Stderr);
+        sink.write(b"mayfly: ");
+        sink.write(text.as_bytes());
+        sink.write(b"\n");
+    }
+}
+
+/// A rate limit: the moment until which what was written is paid for, in nanoseconds after `start`.
+struct Pace {
+    start: Instant,
+    paid_until: AtomicU64,
+    bytes_per_second: u64,
+}
+
+impl Pace {
+    fn new(bytes_per_second: u64) -> Self {
+        Self {
+            start: Instant::now(),
+            paid_until: AtomicU64::new(0),
+            bytes_per_second: bytes_per_second.max(1),
+        }
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    fn take(&self, bytes: usize) {
+        let cost = (bytes as u64).saturating_mul(1_000_000_000) / self.bytes_per_second;
+        let now = self.now();
+        let pay = |until: u64| Some(until.max(now).saturating_add(cost));
+        self.paid_until.fetch_update(Ordering::Relaxed, Ordering::Relaxed, pay).ok();
+    }
+
+    /// When the next write may come, if not now.
+    fn wait_until(&self) -> Option<Instant> {
+        let ahead = self.paid_until.load(Ordering::Relaxed).saturating_sub(self.now());
+        let ahead = Duration::from_nanos(ahead);
+        (ahead > BURST).then(|| Instant::now() + (ahead - BURST))
+    }
+}
+
+/// One output of one instance.
+#[derive(Clone)]
+pub(crate) struct Output(Arc<OutputInner>);
+
+struct OutputInner {
+    log: ProgramLog,
+    stream: Stream,
+    sink: OnceLock<Mutex<LogSink>>,
+}
+
+impl Output {
+    fn pace(&self) -> &Pace {
+        &self.0.log.0.pace
+    }
+
+    fn append(&self, bytes: &[u8]) {
+        let inner = &*self.0;
+        let sink = || Mutex::new(inner.log.0.writer.sink(&inner.log.0.path, inner.stream));
+        inner.sink.get_or_init(sink).lock().write(bytes);
+        self.pace().take(bytes.len());
+    }
+}
+
+impl IsTerminal for Output {
+    fn is_terminal(&self) -> bool {
+        false
+    }
+}
+
+impl StdoutStream for Output {
+    fn async_stream(&self) -> Box<dyn AsyncWrite + Send + Sync> {
+        Box::new(AsyncOutput { output: self.clone(), waiting: None })
+    }
+
+    fn p2_stream(&self) -> Box<dyn OutputStream> {
+        Box::new(self.clone())
+    }
+}
+
+impl OutputStream for Output {
+    fn write(&mut self, bytes: Bytes) -> StreamResult<()> {
+        self.append(&bytes);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> StreamResult<()> {
+        Ok(())
+    }
+
+    fn check_write(&mut self) -> StreamResult<usize> {
+        Ok(if self.pace().wait_until().is_some() { 0 } else { WRITE_BYTES_MAX })
+    }
+}
+
+#[async_trait::async_trait]
+impl Pollable for Output {
+    async fn ready(&mut self) {
+        while let Some(moment) = self.pace().wait_until() {
+            tokio::time::sleep_until(moment).await;
+        }
+    }
+}
+
+/// The same for components of 0.3.
+struct AsyncOutput {
+    output: Output,
+    waiting: Option<Pin<Box<Sleep>>>,
+}
+
+impl AsyncWrite for AsyncOutput {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        loop {
+            if let Some(waiting) = &mut self.waiting {
+                ready!(waiting.as_mut().poll(cx));
+                self.waiting = None;
+            }
+            match self.output.pace().wait_until() {
+                Some(moment) => self.waiting = Some(Box::pin(tokio::time::sleep_until(moment))),
+                None => break,
+            }
+        }
+        let taken = bytes.len().min(WRITE_BYTES_MAX);
+        self.output.append(&bytes[..taken]);
+        Poll::Ready(Ok(taken))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_talkative_guest_waits_for_its_rate() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("f.log");
+        let log = ProgramLog::new(LogWriter::start().unwrap(), path, 1000);
+        let mut output = log.output(Stream::Stdout);
+        assert_eq!(output.check_write().unwrap(), WRITE_BYTES_MAX);
+        output.write(Bytes::from(vec![b'x'; 3000])).unwrap();
+        assert_eq!(output.check_write().unwrap(), 0, "3 s of its rate are written, 1 s may be");
+        let before = Instant::now();
+        output.ready().await;
+        assert!((1900..2100).contains(&before.elapsed().as_millis()), "{:?}", before.elapsed());
+        assert_eq!(output.check_write().unwrap(), WRITE_BYTES_MAX);
+    }
+}

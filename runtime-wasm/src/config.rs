@@ -1,0 +1,113 @@
+//! What an operator may set of the wasm host; every value has a default and its reason.
+
+use std::time::Duration;
+
+/// How the wasm host uses the machine.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Instances that exist at the same time. `None`: one per [`INSTANCE_BYTES_EXPECTED`] of memory,
+    /// between [`INSTANCES_MIN`] and [`INSTANCES_MAX`].
+    pub instances_max: Option<u32>,
+    /// Bytes of linear memory over all instances. `None`: half of the machine's memory (or of the cgroup's
+    /// limit), so that the rest of the server, compiling and the page cache keep theirs.
+    pub memory_bytes_max: Option<u64>,
+    /// How large one linear memory can be, in bytes; a function's own limit may be lower. Every slot
+    /// reserves address space for it, so 4 GiB (all that wasm32 can address) costs nothing else.
+    pub linear_memory_bytes_max: u64,
+    /// How often running guests are looked at. A guest that computes gives its thread back after one
+    /// tick, and one past its deadline ends a tick later at most. 5 ms costs 200 wake-ups a second.
+    pub tick: Duration,
+    /// Threads that compile components. `None`: half of the cores, at least one, so that compiling never
+    /// takes the machine from serving.
+    pub compile_threads: Option<usize>,
+    /// Components that wait for a compile thread; more are refused as overload.
+    pub compile_queue_max: usize,
+    /// Bytes of mapped machine code that stay loaded; beyond it the longest unused component goes.
+    pub loaded_bytes_max: u64,
+    /// How long a call waits for an instance slot at most (its own deadline may be sooner).
+    pub slot_wait_max: Duration,
+    /// Calls that one instance of a `reuse` function answers before it is replaced, so that a leak in the
+    /// guest stays small.
+    pub reuse_calls_max: u32,
+    /// How old an instance of a `reuse` function gets.
+    pub reuse_age_max: Duration,
+    /// Idle instances that one `reuse` function keeps.
+    pub reuse_idle_max: usize,
+    /// Memory of one container of a pod that names no limit, in bytes.
+    pub pod_memory_bytes_default: u64,
+    /// How instances' memory is made clean again.
+    pub wipe: Wipe,
+    /// Outbound HTTP.
+    pub egress: EgressConfig,
+    /// Bytes a second that one function or container may write to its log; beyond it, it waits. Keeps one
+    /// talkative guest from taking the disk from all.
+    pub log_bytes_per_second: u64,
+}
+
+/// Memory that an instance is expected to use, in bytes: the measure by which slots are counted.
+pub const INSTANCE_BYTES_EXPECTED: u64 = 8 << 20;
+/// Fewest instance slots, however small the machine.
+pub const INSTANCES_MIN: u32 = 64;
+/// Most instance slots: each may need a few of the kernel's 65,530 mappings a process.
+pub const INSTANCES_MAX: u32 = 2000;
+
+/// How memory is wiped between instances.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wipe {
+    /// By asking the kernel which pages were touched, where that is safe; see `machine`.
+    Auto,
+    /// Always by overwriting and unmapping.
+    Plain,
+}
+
+/// Limits of outbound HTTP.
+#[derive(Clone, Debug)]
+pub struct EgressConfig {
+    /// Connections that one function may have open.
+    pub connections_max: usize,
+    /// Idle connections kept per destination.
+    pub idle_connections_max: usize,
+    /// How long an idle connection is kept.
+    pub idle_timeout: Duration,
+    /// Resolving and connecting, TLS included.
+    pub connect_timeout: Duration,
+    /// From the request sent to the answer's headers.
+    pub first_byte_timeout: Duration,
+    /// Between two pieces of the answer's body.
+    pub between_bytes_timeout: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            instances_max: None,
+            memory_bytes_max: None,
+            linear_memory_bytes_max: 4 << 30,
+            tick: Duration::from_millis(5),
+            compile_threads: None,
+            compile_queue_max: 1024,
+            loaded_bytes_max: 1 << 30,
+            slot_wait_max: Duration::from_secs(10),
+            reuse_calls_max: 10_000,
+            reuse_age_max: Duration::from_secs(600),
+            reuse_idle_max: 64,
+            pod_memory_bytes_default: 256 << 20,
+            wipe: Wipe::Auto,
+            egress: EgressConfig::default(),
+            log_bytes_per_second: 4 << 20,
+        }
+    }
+}
+
+impl Default for EgressConfig {
+    fn default() -> Self {
+        Self {
+            connections_max: 256,
+            idle_connections_max: 32,
+            idle_timeout: Duration::from_secs(60),
+            connect_timeout: Duration::from_secs(10),
+            first_byte_timeout: Duration::from_secs(600),
+            between_bytes_timeout: Duration::from_secs(600),
+        }
+    }
+}

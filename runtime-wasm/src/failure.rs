@@ -1,0 +1,60 @@
+//! What went wrong in a guest, in words.
+
+use std::time::Duration;
+
+use mayfly_runtime::CallError;
+use wasmtime::{PoolConcurrencyLimitError, Trap, WasmBacktrace};
+
+use crate::guest::{MemoryUse, Refused};
+
+/// Frames of the guest's stack that a trap's message names.
+const FRAMES_SHOWN: usize = 4;
+/// How soon to come again when the host is full.
+pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// A failed instantiation or call.
+pub(crate) fn call_error(error: &wasmtime::Error, memory: &MemoryUse) -> CallError {
+    if error.is::<PoolConcurrencyLimitError>() {
+        return CallError::Overloaded { retry_after: RETRY_AFTER };
+    }
+    // A guest whose memory cannot grow ends in `unreachable` or aborts; so it was memory.
+    match memory.refused() {
+        Some(Refused::Limit) => CallError::OutOfMemory { limit_bytes: memory.max() },
+        Some(Refused::Host) => CallError::Overloaded { retry_after: RETRY_AFTER },
+        None => CallError::Trapped(trap(error)),
+    }
+}
+
+/// The trap and where it was: `wasm unreachable instruction executed in app::parse (called by app::handle)`.
+pub(crate) fn trap(error: &wasmtime::Error) -> String {
+    let what = match error.downcast_ref::<Trap>() {
+        Some(trap) => trap.to_string().trim_start_matches("wasm trap: ").to_owned(),
+        // What a host function refused with.
+        None => error.root_cause().to_string(),
+    };
+    let Some(backtrace) = error.downcast_ref::<WasmBacktrace>() else { return what };
+    let names: Vec<String> = backtrace
+        .frames()
+        .iter()
+        .filter_map(|frame| frame.func_name().map(|name| demangled(name)))
+        .filter(|name| !is_plumbing(name))
+        .take(FRAMES_SHOWN)
+        .collect();
+    match names.split_first() {
+        None => what,
+        Some((first, [])) => format!("{what} in {first}"),
+        Some((first, callers)) => format!("{what} in {first} (called by {})", callers.join(", ")),
+    }
+}
+
+/// A Rust name without its hash; others as they are.
+fn demangled(name: &str) -> String {
+    format!("{:#}", rustc_demangle::demangle(name))
+}
+
+/// Functions that every panic passes through and that tell nobody anything.
+fn is_plumbing(name: &str) -> bool {
+    ["rust_panic", "__rust_", "std::panicking", "core::panicking", "abort", "std::sys", "__rustc"]
+        .iter()
+        .any(|prefix| name.starts_with(prefix))
+}

@@ -1,0 +1,372 @@
+//! One revision on this host: from a request to an answer.
+
+use std::{
+    sync::{
+        Arc, OnceLock, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use arc_swap::ArcSwapOption;
+use futures::future::BoxFuture;
+use http::Request;
+use http_body_util::BodyExt as _;
+use mayfly_api::function::Isolation;
+use mayfly_runtime::{Answer, Body, CallError, HostedFunction, HostedSpec, Timings};
+use prometheus_client::metrics::counter::Counter;
+use tokio::{sync::OwnedSemaphorePermit, time::Instant};
+use wasmtime_wasi_http::{p2::bindings::Proxy, p3::bindings::Service};
+
+use crate::{
+    cache::{Entry, Pre},
+    call::{self, Limits, Reply, Running},
+    engine, failure,
+    guest::Program,
+    host::Shared,
+    metrics::Outcome,
+    reuse::{self, Idle, Instance},
+};
+
+/// A revision. The handle that the gateway keeps; small as long as it is cold.
+pub(crate) struct Function {
+    pub(crate) spec: HostedSpec,
+    host: Arc<Shared>,
+    program: Arc<Program>,
+    component: ArcSwapOption<Entry>,
+    /// Milliseconds after the host's start.
+    used: AtomicU64,
+    warm: OnceLock<Warm>,
+}
+
+/// What a revision has once it was called.
+struct Warm {
+    answered: Counter,
+    idle2: Idle<Proxy>,
+    idle3: Idle<Service>,
+}
+
+impl Function {
+    pub(crate) fn new(spec: HostedSpec, host: Arc<Shared>, program: Program) -> Arc<Self> {
+        Arc::new(Self {
+            spec,
+            host,
+            program: Arc::new(program),
+            component: ArcSwapOption::empty(),
+            used: AtomicU64::new(0),
+            warm: OnceLock::new(),
+        })
+    }
+
+    fn warm(&self) -> &Warm {
+        self.warm.get_or_init(|| Warm {
+            answered: self.counter(Outcome::Answered),
+            idle2: Idle::new(&self.host.config),
+            idle3: Idle::new(&self.host.config),
+        })
+    }
+
+    fn counter(&self, outcome: Outcome) -> Counter {
+        self.host.metrics.counter(&self.spec.revision.namespace, &self.spec.function, outcome)
+    }
+
+    /// The component, loaded if it was not.
+    pub(crate) async fn component(self: &Arc<Self>) -> Result<Arc<Entry>, CallError> {
+        if let Some(entry) = self.component.load_full() {
+            return Ok(entry);
+        }
+        let entry = self.host.cache.get(self.spec.component).await?;
+        if self.component.swap(Some(entry.clone())).is_none() {
+            self.host.loaded(self);
+        }
+        Ok(entry)
+    }
+
+    pub(crate) fn is_loaded(&self) -> bool {
+        self.component.load().is_some()
+    }
+
+    /// Whether nobody else (a pod, a call in flight) holds the component.
+    pub(crate) fn holds_alone(&self) -> bool {
+        self.component.load().as_ref().is_some_and(|entry| Arc::strong_count(entry) == 1)
+    }
+
+    pub(crate) fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Drops the component, and the idle instances with it.
+    pub(crate) fn drop_component(&self) {
+        self.component.store(None);
+        self.drop_idle();
+    }
+
+    /// Gives the slots of idle instances back.
+    pub(crate) fn drop_idle(&self) {
+        if let Some(warm) = self.warm.get() {
+            warm.idle2.clear();
+            warm.idle3.clear();
+        }
+    }
+
+    /// Takes the place of a function whose spec changed: what was in memory stays.
+    pub(crate) fn succeed(self: &Arc<Self>, before: &Function) {
+        if before.spec.component == self.spec.component
+            && let Some(entry) = before.component.load_full()
+        {
+            self.component.store(Some(entry));
+            self.host.loaded(self);
+        }
+        before.drop_component();
+        self.host.unloaded(before);
+    }
+
+    /// Answers one request.
+    pub(crate) async fn call(
+        self: Arc<Self>,
+        request: Request<Body>,
+        deadline: Instant,
+    ) -> Result<Answer, CallError> {
+        let mut cancelled = Cancelled(Some(&self));
+        let result = self.answer(request, deadline).await;
+        cancelled.0 = None;
+        self.note(&result);
+        let (answered, timings) = result?;
+        Ok(Answer { response: answered.response.map(|body| body.boxed_unsync()), timings })
+    }
+
+    async fn answer(
+        self: &Arc<Self>,
+        request: Request<Body>,
+        deadline: Instant,
+    ) -> Result<(call::Answered, Timings), CallError> {
+        if self.host.is_stopping() {
+            return Err(CallError::ShuttingDown);
+        }
+        let started = Instant::now();
+        self.used.store(self.host.moment(started), Ordering::Relaxed);
+        let limit = self.spec.timeout;
+        let (component, cold) = match self.component.load_full() {
+            Some(component) => (component, false),
+            None => {
+                let loading = tokio::time::timeout_at(deadline, self.component()).await;
+                (loading.map_err(|_| CallError::TimedOut { limit })??, true)
+            }
+        };
+        let loaded = if cold { Instant::now() } else { started };
+        let reply = Reply::default();
+        let (running, slotted) = self.start(component, request, &reply, deadline, loaded).await?;
+        let limits = Limits { deadline, timeout: limit, response_bytes_max: self.spec.response_bytes_max };
+        let answered = call::answer(running, reply, limits).await?;
+        let run_from = answered.instantiated.unwrap_or(slotted);
+        let timings = Timings {
+            cold,
+            queue: slotted - loaded,
+            load: loaded - started,
+            instantiate: run_from - slotted,
+            run: run_from.elapsed(),
+        };
+        Ok((answered, timings))
+    }
+
+    /// The guest's future, and when it had its slot.
+    async fn start(
+        self: &Arc<Self>,
+        component: Arc<Entry>,
+        request: Request<Body>,
+        reply: &Reply,
+        deadline: Instant,
+        now: Instant,
+    ) -> Result<(Running, Instant), CallError> {
+        let reuse = self.spec.isolation == Isolation::Reuse;
+        let (function, reply) = (self.clone(), reply.clone());
+        match &component.loaded().pre {
+            Pre::Http2(_) => {
+                if let Some(instance) = reuse.then(|| self.warm().idle2.take()).flatten() {
+                    return Ok((Box::pin(function.call2(instance, request, reply)), now));
+                }
+                let (slot, slotted) = self.slot(&component.loaded().host, deadline, now).await?;
+                Ok((Box::pin(function.fresh2(component, slot, request, reply)), slotted))
+            }
+            Pre::Http3(_) => {
+                if let Some(instance) = reuse.then(|| self.warm().idle3.take()).flatten() {
+                    return Ok((Box::pin(function.call3(instance, request, reply)), now));
+                }
+                let (slot, slotted) = self.slot(&component.loaded().host, deadline, now).await?;
+                Ok((Box::pin(function.fresh3(component, slot, request, reply)), slotted))
+            }
+            Pre::Command2(_) | Pre::Command3(_) => Err(CallError::ComponentInvalid(
+                "it is a program (wasi:cli/run), not a function: run it in a Pod or a Job".into(),
+            )),
+        }
+    }
+
+    /// A place for one more instance, waited for if there is none.
+    async fn slot(
+        &self,
+        host: &engine::Host,
+        deadline: Instant,
+        now: Instant,
+    ) -> Result<(OwnedSemaphorePermit, Instant), CallError> {
+        if let Ok(slot) = host.slots.clone().try_acquire_owned() {
+            return Ok((slot, now));
+        }
+        self.host.reclaim_idle();
+        let until = deadline.min(now + self.host.config.slot_wait_max);
+        match tokio::time::timeout_at(until, host.slots.clone().acquire_owned()).await {
+            Ok(Ok(slot)) => Ok((slot, Instant::now())),
+            Ok(Err(_)) => Err(CallError::ShuttingDown),
+            Err(_) => Err(CallError::Overloaded { retry_after: failure::RETRY_AFTER }),
+        }
+    }
+
+    async fn fresh2(
+        self: Arc<Self>,
+        component: Arc<Entry>,
+        slot: OwnedSemaphorePermit,
+        request: Request<Body>,
+        reply: Reply,
+    ) -> Result<(), CallError> {
+        let Pre::Http2(pre) = &component.loaded().pre else { return Err(CallError::NoAnswer) };
+        let mut store = reuse::store(&component.loaded().host, self.program.clone());
+        let made = call::p2::instantiate(pre, &mut store).await;
+        let exports = made.map_err(|error| failure::call_error(&error, &store.data().memory))?;
+        reply.instantiated();
+        self.call2(Instance::new(store, exports, slot), request, reply).await
+    }
+
+    async fn call2(
+        self: Arc<Self>,
+        mut instance: Instance<Proxy>,
+        request: Request<Body>,
+        reply: Reply,
+    ) -> Result<(), CallError> {
+        let called = call::p2::call(&mut instance, request, &reply).await;
+        self.ended(&called, instance.store.data().memory.used());
+        called?;
+        if self.spec.isolation == Isolation::Reuse {
+            self.keep(&self.warm().idle2, instance);
+        }
+        Ok(())
+    }
+
+    async fn fresh3(
+        self: Arc<Self>,
+        component: Arc<Entry>,
+        slot: OwnedSemaphorePermit,
+        request: Request<Body>,
+        reply: Reply,
+    ) -> Result<(), CallError> {
+        let Pre::Http3(pre) = &component.loaded().pre else { return Err(CallError::NoAnswer) };
+        let mut store = reuse::store(&component.loaded().host, self.program.clone());
+        let made = call::p3::instantiate(pre, &mut store).await;
+        let exports = made.map_err(|error| failure::call_error(&error, &store.data().memory))?;
+        reply.instantiated();
+        self.call3(Instance::new(store, exports, slot), request, reply).await
+    }
+
+    async fn call3(
+        self: Arc<Self>,
+        mut instance: Instance<Service>,
+        request: Request<Body>,
+        reply: Reply,
+    ) -> Result<(), CallError> {
+        let called = call::p3::call(&mut instance, request, &reply).await;
+        self.ended(&called, instance.store.data().memory.used());
+        called?;
+        if self.spec.isolation == Isolation::Reuse {
+            self.keep(&self.warm().idle3, instance);
+        }
+        Ok(())
+    }
+
+    fn keep<E>(&self, idle: &Idle<E>, instance: Instance<E>) {
+        if !idle.put(instance) {
+            self.host.metrics.recycled.inc();
+        }
+        // Unloaded meanwhile: nobody would clear it any more.
+        if !self.is_loaded() {
+            idle.clear();
+        }
+    }
+
+    /// The guest ended, before its answer or after it.
+    fn ended(&self, called: &Result<(), CallError>, memory_bytes: u64) {
+        self.host.metrics.memory_peak(memory_bytes);
+        if let Err(error) = called {
+            self.program.log.note(&error.to_string());
+            tracing::debug!(revision = %self.spec.revision, %error, "the guest failed");
+        }
+    }
+
+    fn note(&self, result: &Result<(call::Answered, Timings), CallError>) {
+        match result {
+            Ok((_, timings)) => {
+                self.warm().answered.inc();
+                self.host.metrics.timings(timings);
+                tracing::debug!(
+                    revision = %self.spec.revision,
+                    cold = timings.cold,
+                    queue_us = timings.queue.as_micros(),
+                    load_us = timings.load.as_micros(),
+                    instantiate_us = timings.instantiate.as_micros(),
+                    run_us = timings.run.as_micros(),
+                    "answered"
+                );
+            }
+            Err(error) => {
+                self.counter(error.into()).inc();
+                if matches!(error, CallError::TimedOut { .. } | CallError::NoAnswer) {
+                    self.program.log.note(&error.to_string());
+                }
+                tracing::debug!(revision = %self.spec.revision, %error, "not answered");
+            }
+        }
+    }
+}
+
+/// Counts a call that its caller gave up.
+struct Cancelled<'a>(Option<&'a Function>);
+
+impl Drop for Cancelled<'_> {
+    fn drop(&mut self) {
+        if let Some(function) = self.0 {
+            function.counter(Outcome::Cancelled).inc();
+        }
+    }
+}
+
+/// What the gateway holds.
+pub(crate) struct Handle(pub(crate) Arc<Function>);
+
+impl HostedFunction for Handle {
+    fn call(
+        &self,
+        request: Request<Body>,
+        deadline: Instant,
+    ) -> BoxFuture<'static, Result<Answer, CallError>> {
+        Box::pin(self.0.clone().call(request, deadline))
+    }
+
+    fn load(&self) -> BoxFuture<'static, Result<(), CallError>> {
+        let function = self.0.clone();
+        Box::pin(async move { function.component().await.map(|_| ()) })
+    }
+
+    fn is_loaded(&self) -> bool {
+        self.0.is_loaded()
+    }
+
+    fn unload(&self) {
+        self.0.drop_component();
+        self.0.host.unloaded(&self.0);
+    }
+}
+
+/// A function that is in memory, for the host's list of them.
+pub(crate) type LoadedFunction = Weak<Function>;
+
+/// How long ago something was, coarsely.
+pub(crate) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,197 @@
+//! What the host holds for one instance: its limits, its handles, and what it may ask for.
+
+use std::sync::{
+    Arc, OnceLock,
+    atomic::{AtomicU64, Ordering},
+};
+
+use wasmtime::ResourceLimiter;
+use wasmtime_wasi::{ResourceTable, WasiCtx, WasiCtxView, WasiView};
+use wasmtime_wasi_config::WasiConfigVariables;
+use wasmtime_wasi_http::{WasiHttpCtx, WasiHttpCtxView, WasiHttpView};
+
+use crate::capability::{
+    egress::{Egress, Outbound},
+    output::ProgramLog,
+};
+
+/// Elements that one table of a guest may have; each takes 8 bytes outside its linear memories.
+const TABLE_ELEMENTS_MAX: usize = 200_000;
+/// Handles that a guest may hold at the same time.
+const HANDLES_MAX: usize = 100_000;
+
+/// Everything that all instances of one revision (or container) share.
+pub(crate) struct Program {
+    pub(crate) args: Vec<String>,
+    pub(crate) env: Vec<(String, String)>,
+    pub(crate) memory_bytes_max: u64,
+    pub(crate) log: ProgramLog,
+    pub(crate) egress: Arc<Egress>,
+    pub(crate) budget: Arc<MemoryBudget>,
+    /// `wasi:config` reads the environment, too. Made when first asked for.
+    config: OnceLock<WasiConfigVariables>,
+}
+
+impl Program {
+    pub(crate) fn new(
+        args: Vec<String>,
+        env: Vec<(String, String)>,
+        memory_bytes_max: u64,
+        log: ProgramLog,
+        egress: Arc<Egress>,
+        budget: Arc<MemoryBudget>,
+    ) -> Self {
+        Self { args, env, memory_bytes_max, log, egress, budget, config: OnceLock::new() }
+    }
+
+    pub(crate) fn config(&self) -> &WasiConfigVariables {
+        self.config.get_or_init(|| self.env.iter().cloned().collect())
+    }
+}
+
+/// The data of a store.
+pub(crate) struct Guest {
+    pub(crate) memory: MemoryUse,
+    pub(crate) program: Arc<Program>,
+    table: ResourceTable,
+    /// Made when the guest first asks for anything in it: many never do.
+    wasi: Option<Box<WasiCtx>>,
+    http: WasiHttpCtx,
+    outbound: Outbound,
+}
+
+impl Guest {
+    pub(crate) fn new(program: Arc<Program>) -> Self {
+        let mut table = ResourceTable::new();
+        table.set_max_capacity(HANDLES_MAX);
+        Self {
+            memory: MemoryUse::new(program.memory_bytes_max, program.budget.clone()),
+            table,
+            wasi: None,
+            http: WasiHttpCtx::new(),
+            outbound: Outbound::new(program.clone()),
+            program,
+        }
+    }
+}
+
+impl WasiView for Guest {
+    fn ctx(&mut self) -> WasiCtxView<'_> {
+        let program = &self.program;
+        let ctx = self.wasi.get_or_insert_with(|| {
+            let mut builder = WasiCtx::builder();
+            builder.args(&program.args).envs(&program.env);
+            builder.stdout(program.log.output(mayfly_runtime::logs::Stream::Stdout));
+            builder.stderr(program.log.output(mayfly_runtime::logs::Stream::Stderr));
+            Box::new(builder.build())
+        });
+        WasiCtxView { ctx, table: &mut self.table }
+    }
+}
+
+impl WasiHttpView for Guest {
+    fn http(&mut self) -> WasiHttpCtxView<'_> {
+        WasiHttpCtxView { hooks: &mut self.outbound, table: &mut self.table, ctx: &mut self.http }
+    }
+}
+
+/// Bytes of linear memory that all instances of the host use together.
+pub(crate) struct MemoryBudget {
+    used: AtomicU64,
+    max: u64,
+}
+
+impl MemoryBudget {
+    pub(crate) fn new(max: u64) -> Self {
+        Self { used: AtomicU64::new(0), max }
+    }
+
+    pub(crate) fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    fn take(&self, bytes: u64) -> bool {
+        let before = self.used.fetch_add(bytes, Ordering::Relaxed);
+        let fits = before.saturating_add(bytes) <= self.max;
+        if !fits {
+            self.give(bytes);
+        }
+        fits
+    }
+
+    fn give(&self, bytes: u64) {
+        self.used.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+/// Which limit refused a guest more memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// Its own.
+    Limit,
+    /// The host's.
+    Host,
+}
+
+/// Bytes of linear memory that one instance uses, over all its memories.
+pub(crate) struct MemoryUse {
+    used: u64,
+    max: u64,
+    refused: Option<Refused>,
+    budget: Arc<MemoryBudget>,
+}
+
+impl MemoryUse {
+    fn new(max: u64, budget: Arc<MemoryBudget>) -> Self {
+        Self { used: 0, max, refused: None, budget }
+    }
+
+    /// Memory never shrinks, so this is the peak as well.
+    pub(crate) fn used(&self) -> u64 {
+        self.used
+    }
+
+    /// The limit that refused the last growth that was refused, if any was.
+    pub(crate) fn refused(&self) -> Option<Refused> {
+        self.refused
+    }
+
+    pub(crate) fn max(&self) -> u64 {
+        self.max
+    }
+}
+
+impl Drop for MemoryUse {
+    fn drop(&mut self) {
+        self.budget.give(self.used);
+    }
+}
+
+impl ResourceLimiter for MemoryUse {
+    fn memory_growing(
+        &mut self,
+        current: usize,
+        desired: usize,
+        maximum: Option<usize>,
+    ) -> wasmtime::Result<bool> {
+        // What the memory's own type forbids fails anyway, and is no matter of limits.
+        if maximum.is_some_and(|maximum| desired > maximum) {
+            return Ok(false);
+        }
+        let more = desired.saturating_sub(current) as u64;
+        if self.used.saturating_add(more) > self.max {
+            self.refused = Some(Refused::Limit);
+            return Ok(false);
+        }
+        if !self.budget.take(more) {
+            self.refused = Some(Refused::Host);
+            return Ok(false);
+        }
+        self.used += more;
+        Ok(true)
+    }
+
+    fn table_growing(&mut self, _: usize, desired: usize, maximum: Option<usize>) -> wasmtime::Result<bool> {
+        Ok(desired <= TABLE_ELEMENTS_MAX && maximum.is_none_or(|maximum| desired <= maximum))
+    }
+}

@@ -1,0 +1,201 @@
+//! The host itself: what all functions and pods share, and which functions there are.
+
+use std::{
+    collections::HashMap,
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use mayfly_api::{Digest, ObjectKey};
+use mayfly_artifacts::Artifacts;
+use mayfly_runtime::{
+    CallError, FunctionHost, HostedFunction, HostedSpec,
+    logs::{LogLayout, LogWriter},
+};
+use parking_lot::Mutex;
+use prometheus_client::registry::Registry;
+use tokio::time::Instant;
+
+use crate::{
+    Config,
+    cache::Cache,
+    capability::{egress::Egress, output::ProgramLog},
+    compile::Compiler,
+    engine::Engines,
+    function::{Function, Handle, LoadedFunction, millis},
+    guest::{MemoryBudget, Program},
+    machine,
+    metrics::HostMetrics,
+    pods::Pods,
+};
+
+/// Runs components: functions that the gateway calls, and pods that the kubelet starts.
+#[derive(Clone)]
+pub struct WasmHost {
+    shared: Arc<Shared>,
+    pub(crate) pods: Arc<Pods>,
+}
+
+/// Why there is no host.
+#[derive(Debug, thiserror::Error)]
+pub enum CreateError {
+    #[error("the wasm host cannot start its ticker thread: {0}")]
+    Ticker(#[source] io::Error),
+}
+
+/// What functions and pods share.
+pub(crate) struct Shared {
+    pub(crate) config: Arc<Config>,
+    pub(crate) cache: Arc<Cache>,
+    pub(crate) metrics: Arc<HostMetrics>,
+    pub(crate) logs: LogWriter,
+    pub(crate) layout: LogLayout,
+    pub(crate) budget: Arc<MemoryBudget>,
+    started: Instant,
+    stopping: AtomicBool,
+    functions: Mutex<HashMap<ObjectKey, Arc<Handle>>>,
+    /// Functions that are in memory, or were a moment ago.
+    loaded: Mutex<Vec<LoadedFunction>>,
+}
+
+impl WasmHost {
+    /// Makes the host. Quick: engines, pools and compile threads are made when they are first needed.
+    pub fn create(
+        config: Config,
+        artifacts: Artifacts,
+        logs: LogWriter,
+        layout: LogLayout,
+        registry: &mut Registry,
+    ) -> Result<Self, CreateError> {
+        let config = Arc::new(config);
+        let memory_bytes = machine::memory_bytes();
+        let metrics = HostMetrics::register(registry);
+        let engines = Engines::new(config.clone(), memory_bytes).map_err(CreateError::Ticker)?;
+        let compiler = Compiler::new(&config);
+        let cache = Arc::new(Cache::new(artifacts, engines, compiler, metrics.clone()));
+        let budget = Arc::new(MemoryBudget::new(config.memory_bytes_max.unwrap_or(memory_bytes / 2)));
+        crate::metrics::register_gauges(registry, cache.clone(), budget.clone());
+        let shared = Arc::new(Shared {
+            config,
+            cache,
+            metrics,
+            logs,
+            layout,
+            budget,
+            started: Instant::now(),
+            stopping: AtomicBool::new(false),
+            functions: Mutex::default(),
+            loaded: Mutex::default(),
+        });
+        let pods = Arc::new(Pods::new(shared.clone()));
+        Ok(Self { shared, pods })
+    }
+
+    /// Compiles a component ahead of its first call, on the compile threads.
+    pub async fn precompile(&self, digest: &Digest) -> Result<(), CallError> {
+        self.shared.cache.precompile(*digest).await
+    }
+
+    /// From now on every call is refused. Calls in flight go on until their end or their deadline.
+    pub fn stop(&self) {
+        self.shared.stopping.store(true, Ordering::Relaxed);
+        self.shared.reclaim_idle();
+    }
+}
+
+impl FunctionHost for WasmHost {
+    fn prepare(&self, spec: HostedSpec) -> Arc<dyn HostedFunction> {
+        self.shared.prepare(spec)
+    }
+
+    fn forget(&self, revision: &ObjectKey) {
+        if let Some(function) = self.shared.functions.lock().remove(revision) {
+            function.unload();
+        }
+    }
+}
+
+impl Shared {
+    fn prepare(self: &Arc<Self>, spec: HostedSpec) -> Arc<Handle> {
+        let mut functions = self.functions.lock();
+        if let Some(handle) = functions.get(&spec.revision)
+            && handle.0.spec == spec
+        {
+            return handle.clone();
+        }
+        let function = Function::new(spec.clone(), self.clone(), self.program_of(&spec));
+        let handle = Arc::new(Handle(function));
+        let before = functions.insert(spec.revision, handle.clone());
+        drop(functions);
+        if let Some(before) = before {
+            handle.0.succeed(&before.0);
+        }
+        handle
+    }
+
+    /// The function of a revision, if the gateway prepared it.
+    pub(crate) fn function(&self, revision: &ObjectKey) -> Option<Arc<Function>> {
+        self.functions.lock().get(revision).map(|handle| handle.0.clone())
+    }
+
+    fn program_of(&self, spec: &HostedSpec) -> Program {
+        let path = self.layout.revision(&spec.revision.namespace, &spec.function, &spec.revision.name);
+        Program::new(
+            Vec::new(),
+            spec.env.clone(),
+            spec.memory_bytes_max,
+            ProgramLog::new(self.logs.clone(), path, self.config.log_bytes_per_second),
+            Arc::new(Egress::new(spec.egress.clone(), self.config.egress.clone())),
+            self.budget.clone(),
+        )
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Relaxed)
+    }
+
+    /// A moment as functions remember it, in milliseconds.
+    pub(crate) fn moment(&self, now: Instant) -> u64 {
+        millis(now - self.started)
+    }
+
+    /// A function came into memory: if that is too much, those go that were not used for longest.
+    pub(crate) fn loaded(&self, function: &Arc<Function>) {
+        let mut loaded = self.loaded.lock();
+        loaded.push(Arc::downgrade(function));
+        if self.cache.bytes() <= self.config.loaded_bytes_max {
+            return;
+        }
+        let mut candidates: Vec<Arc<Function>> = loaded
+            .iter()
+            .filter_map(LoadedFunction::upgrade)
+            .filter(|other| other.holds_alone() && !Arc::ptr_eq(other, function))
+            .collect();
+        candidates.sort_by_key(|other| other.used());
+        for other in candidates {
+            if self.cache.bytes() <= self.config.loaded_bytes_max {
+                break;
+            }
+            tracing::debug!(revision = %other.spec.revision, "component dropped: others were used later");
+            other.drop_component();
+        }
+        loaded.retain(|other| other.upgrade().is_some_and(|other| other.is_loaded()));
+    }
+
+    /// A function left memory.
+    pub(crate) fn unloaded(&self, function: &Function) {
+        self.loaded.lock().retain(|other| !std::ptr::eq(other.as_ptr(), function));
+    }
+
+    /// Gives back the slots that idle instances hold.
+    pub(crate) fn reclaim_idle(&self) {
+        for function in self.loaded.lock().iter() {
+            if let Some(function) = function.upgrade() {
+                function.drop_idle();
+            }
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! What the wasm host counts. Labels name functions, not revisions, so that their number stays bounded by
+//! what people deploy.
+
+use std::{sync::Arc, time::Duration};
+
+use mayfly_runtime::{CallError, Timings};
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeLabelValue, EncodeMetric as _},
+    metrics::{
+        counter::Counter,
+        family::Family,
+        gauge::ConstGauge,
+        histogram::{Histogram, exponential_buckets},
+    },
+    registry::{Registry, Unit},
+};
+
+use crate::{cache::Cache, guest::MemoryBudget};
+
+/// All metrics of one host.
+pub(crate) struct HostMetrics {
+    calls: Family<CallLabels, Counter>,
+    phases: Phases,
+    memory_peak: Histogram,
+    compile: Histogram,
+    pub(crate) recycled: Counter,
+}
+
+struct Phases {
+    queue: Histogram,
+    load: Histogram,
+    instantiate: Histogram,
+    run: Histogram,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CallLabels {
+    namespace: String,
+    function: String,
+    outcome: Outcome,
+}
+
+/// How a call ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
+pub(crate) enum Outcome {
+    Answered,
+    Cancelled,
+    Overloaded,
+    Missing,
+    Invalid,
+    Trapped,
+    OutOfMemory,
+    TimedOut,
+    NoAnswer,
+    GuestError,
+    TooLarge,
+    ShuttingDown,
+    Internal,
+}
+
+impl From<&CallError> for Outcome {
+    fn from(error: &CallError) -> Self {
+        match error {
+            CallError::Overloaded { .. } => Self::Overloaded,
+            CallError::ComponentMissing(_) => Self::Missing,
+            CallError::ComponentInvalid(_) => Self::Invalid,
+            CallError::Trapped(_) => Self::Trapped,
+            CallError::OutOfMemory { .. } => Self::OutOfMemory,
+            CallError::TimedOut { .. } => Self::TimedOut,
+            CallError::NoAnswer => Self::NoAnswer,
+            CallError::GuestError(_) => Self::GuestError,
+            CallError::ResponseTooLarge { .. } => Self::TooLarge,
+            CallError::ShuttingDown => Self::ShuttingDown,
+            CallError::Internal(_) => Self::Internal,
+        }
+    }
+}
+
+impl HostMetrics {
+    pub(crate) fn register(registry: &mut Registry) -> Arc<Self> {
+        // 2 µs to 17 s.
+        let seconds = || Histogram::new(exponential_buckets(2e-6, 4.0, 12));
+        let metrics = Self {
+            calls: Family::default(),
+            phases: Phases { queue: seconds(), load: seconds(), instantiate: seconds(), run: seconds() },
+            // 64 KiB to 4 GiB.
+            memory_peak: Histogram::new(exponential_buckets(65536.0, 4.0, 9)),
+            compile: Histogram::new(exponential_buckets(0.01, 2.0, 14)),
+            recycled: Counter::default(),
+        };
+        let registry = registry.sub_registry_with_prefix("mayfly_wasm");
+        registry.register("calls", "Calls of functions, by how they ended", metrics.calls.clone());
+        let phases = [
+            ("queue", "Waiting for an instance slot", &metrics.phases.queue),
+            ("load", "Mapping or compiling the component, of cold calls", &metrics.phases.load),
+            ("instantiate", "Making the instance, where one was made", &metrics.phases.instantiate),
+            ("run", "The guest's time until it answered", &metrics.phases.run),
+        ];
+        for (name, help, metric) in phases {
+            registry.register_with_unit(name, help, Unit::Seconds, metric.clone());
+        }
+        let peak = metrics.memory_peak.clone();
+        registry.register_with_unit(
+            "memory_peak",
+            "Linear memory of an instance at its end",
+            Unit::Bytes,
+            peak,
+        );
+        let compile = metrics.compile.clone();
+        registry.register_with_unit("compile", "Compiling a component", Unit::Seconds, compile);
+        let recycled = metrics.recycled.clone();
+        registry.register("instances_recycled", "Reused instances replaced for age or count", recycled);
+        Arc::new(metrics)
+    }
+
+    /// The counter of one function's outcome; the caller keeps it.
+    pub(crate) fn counter(&self, namespace: &str, function: &str, outcome: Outcome) -> Counter {
+        let labels = CallLabels { namespace: namespace.to_owned(), function: function.to_owned(), outcome };
+        self.calls.get_or_create(&labels).clone()
+    }
+
+    pub(crate) fn timings(&self, timings: &Timings) {
+        let phases = &self.phases;
+        phases.run.observe(timings.run.as_secs_f64());
+        for (metric, time) in [
+            (&phases.queue, timings.queue),
+            (&phases.load, timings.load),
+            (&phases.instantiate, timings.instantiate),
+        ] {
+            if !time.is_zero() {
+                metric.observe(time.as_secs_f64());
+            }
+        }
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "a histogram's buckets are coarser than the loss")]
+    pub(crate) fn memory_peak(&self, bytes: u64) {
+        self.memory_peak.observe(bytes as f64);
+    }
+
+    pub(crate) fn compiled(&self, took: Duration) {
+        self.compile.observe(took.as_secs_f64());
+    }
+}
+
+/// What can be read off the host at any moment.
+#[derive(Debug)]
+struct Gauges(Arc<State>);
+
+struct State {
+    cache: Arc<Cache>,
+    budget: Arc<MemoryBudget>,
+}
+
+impl std::fmt::Debug for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("State").finish_non_exhaustive()
+    }
+}
+
+pub(crate) fn register_gauges(registry: &mut Registry, cache: Arc<Cache>, budget: Arc<MemoryBudget>) {
+    registry.register_collector(Box::new(Gauges(Arc::new(State { cache, budget }))));
+}
+
+impl Collector for Gauges {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), std::fmt::Error> {
+        let State { cache, budget } = &*self.0;
+        let gauges: [(&str, &str, u64); 4] = [
+            ("components_loaded", "Components in memory", cache.len() as u64),
+            ("components_loaded_bytes", "Machine code in memory", cache.bytes()),
+            ("memory_used_bytes", "Linear memory of all instances", budget.used()),
+            ("instances", "Instances that exist, idle ones included", cache.instances()),
+        ];
+        for (name, help, value) in gauges {
+            let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
+            let name = format!("mayfly_wasm_{name}");
+            let encoder = encoder.encode_descriptor(&name, help, None, gauge.metric_type())?;
+            gauge.encode(encoder)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,119 @@
+//! Programs: `wasi:cli/run`, once, to their end.
+
+use std::sync::Arc;
+
+use mayfly_runtime::{CallError, ContainerSpec, RuntimeError, SandboxSpec};
+use tokio::sync::OwnedSemaphorePermit;
+use wasmtime_wasi::I32Exit;
+
+use super::{ANNOTATION_EGRESS, EXIT_KILLED, Exit, Pods, RunningTask};
+use crate::{
+    cache::{Entry, Pre},
+    capability::{egress::Egress, output::ProgramLog},
+    failure,
+    guest::Program,
+    reuse::{self, Store},
+};
+
+/// Exit code of a program that trapped, as a shell counts (128 + SIGABRT).
+const EXIT_TRAPPED: i32 = 134;
+
+/// Starts a program.
+pub(super) async fn start(
+    pods: &Arc<Pods>,
+    sandbox: &SandboxSpec,
+    spec: ContainerSpec,
+    component: Arc<Entry>,
+) -> Result<RunningTask, RuntimeError> {
+    let slots = component.loaded().host.slots.clone();
+    let waiting = tokio::time::timeout(pods.shared.config.slot_wait_max, slots.acquire_owned());
+    let Ok(Ok(slot)) = waiting.await else {
+        return Err(RuntimeError::NoRoom("this node has no room for another instance".into()));
+    };
+    let program = Arc::new(program(pods, sandbox, &spec)?);
+    let work = async move { run(component, program, slot).await };
+    Ok(RunningTask::spawn(pods, spec.id, |_| work))
+}
+
+/// What the program gets: its name, or the container's command, and the arguments.
+fn program(pods: &Pods, sandbox: &SandboxSpec, spec: &ContainerSpec) -> Result<Program, RuntimeError> {
+    let shared = &pods.shared;
+    let mut args = spec.command.clone();
+    if args.is_empty() {
+        args.push(spec.id.name.clone());
+    }
+    args.extend_from_slice(&spec.args);
+    Ok(Program::new(
+        args,
+        spec.env.clone(),
+        spec.memory_bytes_max.unwrap_or(shared.config.pod_memory_bytes_default),
+        ProgramLog::new(shared.logs.clone(), spec.log_path.clone(), shared.config.log_bytes_per_second),
+        Arc::new(egress(pods, sandbox)?),
+        shared.budget.clone(),
+    ))
+}
+
+pub(super) fn egress(pods: &Pods, sandbox: &SandboxSpec) -> Result<Egress, RuntimeError> {
+    Ok(Egress::new(rules(sandbox)?, pods.shared.config.egress.clone()))
+}
+
+/// The destinations that the pod's annotation lists.
+pub(super) fn rules(sandbox: &SandboxSpec) -> Result<Vec<mayfly_api::egress::EgressRule>, RuntimeError> {
+    let listed = sandbox.annotations.get(ANNOTATION_EGRESS).map(String::as_str).unwrap_or_default();
+    listed
+        .split(',')
+        .map(str::trim)
+        .filter(|rule| !rule.is_empty())
+        .map(|rule| {
+            rule.parse().map_err(|error| RuntimeError::Invalid(format!("{ANNOTATION_EGRESS}: {error}")))
+        })
+        .collect()
+}
+
+async fn run(component: Arc<Entry>, program: Arc<Program>, slot: OwnedSemaphorePermit) -> Exit {
+    let loaded = component.loaded();
+    let mut store = reuse::store(&loaded.host, program.clone());
+    let ran = match &loaded.pre {
+        Pre::Command2(pre) => {
+            async {
+                let command = pre.instantiate_async(&mut store).await?;
+                command.wasi_cli_run().call_run(&mut store).await
+            }
+            .await
+        }
+        Pre::Command3(pre) => {
+            async {
+                let command = pre.instantiate_async(&mut store).await?;
+                store.run_concurrent(async |accessor| command.wasi_cli_run().call_run(accessor).await).await?
+            }
+            .await
+        }
+        Pre::Http2(_) | Pre::Http3(_) => unreachable!("those are started as services"),
+    };
+    let exit = exit(ran, &store);
+    if exit.code != 0 && !exit.message.is_empty() {
+        program.log.note(&exit.message);
+    }
+    drop(store);
+    drop(slot);
+    exit
+}
+
+fn exit(ran: wasmtime::Result<Result<(), ()>>, store: &Store) -> Exit {
+    let error = match ran {
+        Ok(Ok(())) => return Exit::completed(),
+        Ok(Err(())) => return Exit { code: 1, reason: "Error", message: String::new() },
+        Err(error) => error,
+    };
+    match error.downcast_ref::<I32Exit>() {
+        Some(I32Exit(0)) => return Exit::completed(),
+        Some(I32Exit(code)) => return Exit { code: *code, reason: "Error", message: String::new() },
+        None => {}
+    }
+    let error = failure::call_error(&error, &store.data().memory);
+    let (code, reason) = match &error {
+        CallError::OutOfMemory { .. } | CallError::Overloaded { .. } => (EXIT_KILLED, "OOMKilled"),
+        _ => (EXIT_TRAPPED, "Error"),
+    };
+    Exit { code, reason, message: error.to_string() }
+}

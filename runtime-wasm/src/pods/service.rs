@@ -1,0 +1,142 @@
+//! Components that answer requests, in a pod of their own: HTTP/1.1 on the pod's address.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use http::{Request, Response, StatusCode};
+use http_body_util::{BodyExt as _, Full};
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    server::graceful::GracefulShutdown,
+};
+use mayfly_api::{Digest, function::Isolation, wellknown};
+use mayfly_runtime::{Body, BodyError, CallError, ContainerSpec, HostedSpec, RuntimeError, SandboxSpec};
+use tokio::{net::TcpListener, sync::Semaphore, time::Instant};
+
+use super::{
+    Exit, Pods, RunningTask,
+    command::{egress, rules},
+    task::StopRequest,
+};
+use crate::{capability::output::ProgramLog, function::Function, guest::Program};
+
+/// How long one answer may take. A pod says nothing about it; most proxies give up sooner.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(300);
+const ANSWER_BYTES_MAX: u64 = 1 << 30;
+/// Connections that one pod serves at the same time; more wait to be accepted.
+const CONNECTIONS_MAX: usize = 1024;
+const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Binds the pod's port and serves.
+pub(super) async fn start(
+    pods: &Arc<Pods>,
+    sandbox: &SandboxSpec,
+    spec: ContainerSpec,
+    component: Digest,
+) -> Result<RunningTask, RuntimeError> {
+    let address = sandbox.address.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
+    let port = spec.ports.first().copied().unwrap_or(wellknown::FUNCTION_PORT);
+    let address = SocketAddr::new(address, port);
+    let listener = TcpListener::bind(address)
+        .await
+        .map_err(|error| RuntimeError::Internal(format!("cannot listen on {address}: {error}")))?;
+    let function = function(pods, sandbox, &spec, component)?;
+    Ok(RunningTask::spawn(pods, spec.id, |stopping| serve(listener, function, stopping)))
+}
+
+fn function(
+    pods: &Pods,
+    sandbox: &SandboxSpec,
+    spec: &ContainerSpec,
+    component: Digest,
+) -> Result<Arc<Function>, RuntimeError> {
+    let shared = &pods.shared;
+    let memory_bytes_max = spec.memory_bytes_max.unwrap_or(shared.config.pod_memory_bytes_default);
+    let hosted = HostedSpec {
+        revision: sandbox.pod.clone(),
+        // One name for all pods, so that metrics do not grow with them.
+        function: "(pod)".into(),
+        component,
+        env: spec.env.clone(),
+        memory_bytes_max,
+        timeout: ANSWER_TIMEOUT,
+        response_bytes_max: ANSWER_BYTES_MAX,
+        isolation: Isolation::Fresh,
+        egress: rules(sandbox)?,
+    };
+    let log = ProgramLog::new(shared.logs.clone(), spec.log_path.clone(), shared.config.log_bytes_per_second);
+    let program = Program::new(
+        spec.args.clone(),
+        spec.env.clone(),
+        memory_bytes_max,
+        log,
+        Arc::new(egress(pods, sandbox)?),
+        shared.budget.clone(),
+    );
+    Ok(Function::new(hosted, shared.clone(), program))
+}
+
+async fn serve(listener: TcpListener, function: Arc<Function>, mut stopping: StopRequest) -> Exit {
+    let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let graceful = GracefulShutdown::new();
+    loop {
+        let Ok(permit) = connections.clone().acquire_owned().await else { break };
+        let accepted = tokio::select! {
+            biased;
+            // An error means that nobody can ask any more, because the pod is gone.
+            _ = stopping.wait_for(Option::is_some) => break,
+            accepted = listener.accept() => accepted,
+        };
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                // Out of file descriptors, say: others close theirs meanwhile.
+                tracing::warn!(%error, "cannot accept a connection for a pod");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        stream.set_nodelay(true).ok();
+        let function = function.clone();
+        let service = service_fn(move |request| answer(function.clone(), request));
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEADER_TIMEOUT)
+            .serve_connection(TokioIo::new(stream), service);
+        let connection = graceful.watch(connection);
+        tokio::spawn(async move {
+            // What a client does to its connection is its own matter.
+            connection.await.ok();
+            drop(permit);
+        });
+    }
+    drop(listener);
+    graceful.shutdown().await;
+    Exit::completed()
+}
+
+async fn answer(
+    function: Arc<Function>,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, std::convert::Infallible> {
+    let request = request.map(|body| body.map_err(|error| Box::new(error) as BodyError).boxed_unsync());
+    let deadline = Instant::now() + function.spec.timeout;
+    match function.call(request, deadline).await {
+        Ok(answer) => Ok(answer.response),
+        Err(error) => {
+            let status = match &error {
+                CallError::Overloaded { .. } | CallError::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
+                CallError::TimedOut { .. } => StatusCode::GATEWAY_TIMEOUT,
+                _ => StatusCode::BAD_GATEWAY,
+            };
+            let body = Full::from(format!("{error}\n")).map_err(|never| match never {}).boxed_unsync();
+            let mut response = Response::new(body);
+            *response.status_mut() = status;
+            Ok(response)
+        }
+    }
+}

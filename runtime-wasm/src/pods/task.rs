@@ -1,0 +1,96 @@
+//! A container's task: something that runs until it ends, is asked to end, or is killed.
+
+use std::{sync::Arc, time::Duration};
+
+use mayfly_runtime::ContainerId;
+use tokio::{sync::watch, task::AbortHandle, time::Instant};
+
+use super::{EXIT_KILLED, Pods};
+
+/// How a container ended.
+#[derive(Clone, Debug)]
+pub(super) struct Exit {
+    pub(super) code: i32,
+    pub(super) reason: &'static str,
+    pub(super) message: String,
+}
+
+impl Exit {
+    pub(super) fn completed() -> Self {
+        Self { code: 0, reason: "Completed", message: String::new() }
+    }
+
+    fn killed() -> Self {
+        let message = "it was still running when its grace period was over".into();
+        Self { code: EXIT_KILLED, reason: "Error", message }
+    }
+}
+
+/// When a task must be at its end, as soon as it is asked to.
+pub(super) type StopRequest = watch::Receiver<Option<Instant>>;
+
+/// The handle of a container's task. Dropping it kills the task.
+pub(super) struct RunningTask {
+    stop: watch::Sender<Option<Instant>>,
+    ended: watch::Receiver<bool>,
+    task: AbortHandle,
+}
+
+/// A task's end, to be waited for.
+pub(super) struct Ended(watch::Receiver<bool>);
+
+impl Ended {
+    pub(super) async fn wait(mut self) {
+        // An error means that the task is gone, which is its end, too.
+        self.0.wait_for(|ended| *ended).await.ok();
+    }
+}
+
+impl RunningTask {
+    /// Runs `work` until it ends or a stop's grace is over; then tells `pods` how it ended. `work` sees the
+    /// request to stop, and may end sooner for it.
+    pub(super) fn spawn<W>(pods: &Arc<Pods>, id: ContainerId, work: impl FnOnce(StopRequest) -> W) -> Self
+    where
+        W: Future<Output = Exit> + Send + 'static,
+    {
+        let (stop, mut stopping) = watch::channel(None);
+        let (end, ended) = watch::channel(false);
+        let work = work(stopping.clone());
+        let pods = Arc::downgrade(pods);
+        let task = tokio::spawn(async move {
+            let killed = async {
+                let until = stopping.wait_for(Option::is_some).await.map(|until| *until);
+                // An error means that nobody can stop it any more.
+                let Ok(until) = until else { return std::future::pending().await };
+                tokio::time::sleep_until(until.unwrap_or_else(Instant::now)).await;
+            };
+            let exit = tokio::select! {
+                biased;
+                exit = work => exit,
+                () = killed => Exit::killed(),
+            };
+            if let Some(pods) = pods.upgrade() {
+                pods.ended(&id, exit);
+            }
+            end.send_replace(true);
+        });
+        Self { stop, ended, task: task.abort_handle() }
+    }
+
+    /// Asks the task to end within `grace`; `None` if it has.
+    pub(super) fn stop(&self, grace: Duration) -> Option<Ended> {
+        if *self.ended.borrow() {
+            return None;
+        }
+        let until = Instant::now() + grace;
+        // A later stop may shorten the grace, not lengthen it.
+        self.stop.send_modify(|asked| *asked = Some(asked.map_or(until, |asked| asked.min(until))));
+        Some(Ended(self.ended.clone()))
+    }
+}
+
+impl Drop for RunningTask {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}

@@ -1,0 +1,80 @@
+//! Instances, and the idle ones that a function with `isolation: reuse` keeps.
+
+use std::{sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+use tokio::{sync::OwnedSemaphorePermit, time::Instant};
+
+use crate::guest::{Guest, Program};
+use crate::{Config, engine::Host};
+
+pub(crate) type Store = wasmtime::Store<Guest>;
+
+/// A component's instance, and all that belongs to it.
+pub(crate) struct Instance<E> {
+    pub(crate) store: Store,
+    pub(crate) exports: E,
+    calls: u32,
+    born: Instant,
+    /// Its slot; after the store, so that the slot is free only when the instance is gone.
+    _slot: OwnedSemaphorePermit,
+}
+
+impl<E> Instance<E> {
+    pub(crate) fn new(store: Store, exports: E, slot: OwnedSemaphorePermit) -> Self {
+        Self { store, exports, calls: 0, born: Instant::now(), _slot: slot }
+    }
+}
+
+/// A store with this host's rules: limits, and giving the thread back at every tick.
+pub(crate) fn store(host: &Host, program: Arc<Program>) -> Store {
+    let mut store = Store::new(&host.engine, Guest::new(program));
+    store.limiter(|guest| &mut guest.memory);
+    store.epoch_deadline_async_yield_and_update(1);
+    store.set_epoch_deadline(1);
+    store
+}
+
+/// Idle instances of one revision, the last used first.
+pub(crate) struct Idle<E> {
+    instances: Mutex<Vec<Instance<E>>>,
+    calls_max: u32,
+    age_max: Duration,
+    idle_max: usize,
+}
+
+impl<E> Idle<E> {
+    pub(crate) fn new(config: &Config) -> Self {
+        Self {
+            instances: Mutex::default(),
+            calls_max: config.reuse_calls_max,
+            age_max: config.reuse_age_max,
+            idle_max: config.reuse_idle_max,
+        }
+    }
+
+    pub(crate) fn take(&self) -> Option<Instance<E>> {
+        self.instances.lock().pop()
+    }
+
+    /// Takes an instance back after a call that went well; `false` if it was at its end.
+    pub(crate) fn put(&self, mut instance: Instance<E>) -> bool {
+        instance.calls += 1;
+        let spent = instance.calls >= self.calls_max || instance.born.elapsed() >= self.age_max;
+        if spent {
+            return false;
+        }
+        let mut instances = self.instances.lock();
+        if instances.len() >= self.idle_max {
+            return false;
+        }
+        instances.push(instance);
+        true
+    }
+
+    /// Drops all of them.
+    pub(crate) fn clear(&self) {
+        let instances = std::mem::take(&mut *self.instances.lock());
+        drop(instances);
+    }
+}
