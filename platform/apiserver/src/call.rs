@@ -1,6 +1,6 @@
 //! A request for a resource: from its target, query and body to a verb, and from what came of it to an answer.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use axum::{body::Body, response::Response};
 use bytes::Bytes;
@@ -24,9 +24,6 @@ use crate::{
     verbs::{self, DeleteOptions, Manager, Outcome, Part, Patch, PatchForm, State, WriteRequest},
 };
 
-/// How long a request waits for its turn before it is told to come again.
-const TURN_WAIT_MAX: Duration = Duration::from_secs(2);
-
 /// A request for a resource, understood.
 pub(crate) struct Call {
     pub(crate) server: Arc<Inner>,
@@ -49,16 +46,7 @@ impl Call {
         let server = Arc::clone(&self.server);
         let limit = server.config.request_timeout;
         let work = async {
-            let _turn = match self.user.is_in_process() {
-                true => None,
-                false => Some(
-                    tokio::time::timeout(TURN_WAIT_MAX, server.in_flight.acquire()).await.map_err(|_| {
-                        ApiError::too_many_requests(
-                            "too many requests are being worked on: try again in a moment",
-                        )
-                    })?,
-                ),
-            };
+            let _turn = server.turn(&self.user).await?;
             self.short(body).await
         };
         match tokio::time::timeout(limit, Box::pin(work)).await {
@@ -243,6 +231,19 @@ impl Call {
 
     async fn patch(&self, name: &str, part: Part, body: Body) -> Result<Response, ApiError> {
         let content_type = negotiate::content_type(&self.parts.headers);
+        if content_type == "application/apply-patch+yaml" {
+            // JSON is YAML, and its own decoder is faster and takes every JSON there is.
+            let bytes = self.bytes(body).await?;
+            let is_json = bytes.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'{');
+            let decoded = decode(if is_json { BodyForm::Json } else { BodyForm::Yaml }, &bytes)?;
+            let outcome =
+                self.server.apply(&self.write_request(), name, part, decoded, self.query.force).await?;
+            return self.written(outcome);
+        }
+        if self.query.force {
+            let message = "PatchOptions.meta.k8s.io \"\" is invalid: force: Forbidden: may not be specified for non-apply patch";
+            return Err(ApiError::unprocessable(message));
+        }
         let Some(form) = PatchForm::from_content_type(&content_type) else {
             return Err(ApiError::unsupported_media_type(&[
                 "application/json-patch+json",
@@ -295,7 +296,6 @@ impl Call {
         WriteRequest {
             kind: self.target.kind,
             namespace: self.target.namespace.clone(),
-            user: self.user.clone(),
             now: self.server.now(),
             dry_run: self.query.dry_run,
             validation: self.query.field_validation,

@@ -23,8 +23,10 @@ use crate::{
 const URI_BYTES_MAX: usize = 16 << 10;
 
 pub(crate) async fn handle(State(server): State<Arc<Inner>>, request: Request<Body>) -> Response {
-    let measure = server.metrics.start(&request);
-    let response = match Box::pin(route(server, request)).await {
+    let path = segments(request.uri().path());
+    let target = path.as_deref().map_or_else(|| Err(ApiError::no_resource()), Target::parse);
+    let measure = server.metrics.start(request.method(), request.uri(), target.as_ref().ok());
+    let response = match Box::pin(route(server, request, path.unwrap_or_default(), target)).await {
         Ok(response) => response,
         Err(error) => error.into_response(),
     };
@@ -32,13 +34,17 @@ pub(crate) async fn handle(State(server): State<Arc<Inner>>, request: Request<Bo
     response
 }
 
-async fn route(server: Arc<Inner>, request: Request<Body>) -> Result<Response, ApiError> {
+async fn route(
+    server: Arc<Inner>,
+    request: Request<Body>,
+    path: Vec<String>,
+    target: Result<Target, ApiError>,
+) -> Result<Response, ApiError> {
     let (parts, body) = request.into_parts();
     let uri_bytes = parts.uri.path().len() + parts.uri.query().map_or(0, str::len);
     if uri_bytes > URI_BYTES_MAX {
         return Err(ApiError::bad_request("the request's URI is too long"));
     }
-    let path = segments(parts.uri.path()).ok_or_else(ApiError::no_resource)?;
     if let Some(response) = open_to_all(&server, &parts.method, &path) {
         return Ok(response);
     }
@@ -59,6 +65,7 @@ async fn route(server: Arc<Inner>, request: Request<Body>) -> Result<Response, A
             return openapi::answer(&path, hash.as_ref().map(|(_, value)| &**value));
         }
         Some("artifacts") if path.len() <= 2 => {
+            let _turn = server.turn(&user).await?;
             return server.artifact_request(&parts.method, path.get(1).map(String::as_str), body).await;
         }
         Some("api" | "apis") if is_get => {
@@ -68,7 +75,7 @@ async fn route(server: Arc<Inner>, request: Request<Body>) -> Result<Response, A
         }
         _ => {}
     }
-    let target = Target::parse(&path)?;
+    let target = target?;
     let query = Query::parse(parts.uri.query().unwrap_or(""))?;
     Call { server, user, target, query, parts }.answer(body).await
 }

@@ -17,6 +17,7 @@ mod decode;
 mod discovery;
 mod handler;
 mod logs;
+mod managed;
 mod meta;
 mod metrics;
 mod namespaces;

@@ -2,8 +2,7 @@
 
 use std::time::Instant;
 
-use axum::body::Body;
-use http::{Request, StatusCode};
+use http::{Method, StatusCode, Uri};
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{
@@ -15,7 +14,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use crate::request::{Target, segments};
+use crate::request::Target;
 
 /// From 0.2 ms to 13 s, doubling. A function, since the family makes histograms as they are needed.
 fn buckets() -> Histogram {
@@ -64,14 +63,11 @@ impl Metrics {
         metrics
     }
 
-    pub(crate) fn start(&self, request: &Request<Body>) -> Measure {
-        let target = segments(request.uri().path()).and_then(|path| Target::parse(&path).ok());
-        let watch = request
-            .uri()
-            .query()
-            .is_some_and(|query| query.contains("watch=true") || query.contains("watch=1"));
-        let one = target.as_ref().is_some_and(|target| target.name.is_some());
-        let verb = match (request.method().as_str(), one) {
+    pub(crate) fn start(&self, method: &Method, uri: &Uri, target: Option<&Target>) -> Measure {
+        let watch =
+            uri.query().is_some_and(|query| query.contains("watch=true") || query.contains("watch=1"));
+        let one = target.is_some_and(|target| target.name.is_some());
+        let verb = match (method.as_str(), one) {
             ("GET", _) if watch => "watch",
             ("GET", true) => "get",
             ("GET", false) if target.is_some() => "list",

@@ -13,7 +13,6 @@ use mayfly_store::{ListOptions, Range, Watch};
 use serde_json::Value;
 
 use crate::{
-    access::User,
     object::{Object, map_at},
     registry::{NAMESPACE_FINALIZER, Verbs, registry},
     request::FieldValidation,
@@ -104,7 +103,7 @@ impl Inner {
             if let Some(Value::Array(list)) = map_at(&mut object.0, "spec").get_mut("finalizers") {
                 list.retain(|finalizer| finalizer != NAMESPACE_FINALIZER);
             }
-            Ok(Change { object, warnings: Vec::new() })
+            Ok(Change::new(object))
         };
         match self.change(&request, namespace, Part::Finalize, without_finalizer).await {
             Err(error) if error.has_reason("NotFound") => Ok(true),
@@ -124,7 +123,6 @@ impl Inner {
         WriteRequest {
             kind,
             namespace: namespace.to_owned(),
-            user: User::in_process("system:namespace-finaliser"),
             now: self.now(),
             dry_run: false,
             validation: FieldValidation::Ignore,

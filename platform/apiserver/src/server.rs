@@ -1,6 +1,6 @@
 //! The server: made from its parts, then used in process and over TLS.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use axum::{Router, body::Body};
 use http::Request;
@@ -9,7 +9,7 @@ use mayfly_artifacts::Artifacts;
 use mayfly_store::{Store, Write, WriteError};
 use prometheus_client::registry::Registry;
 use serde_json::json;
-use tokio::sync::{RwLock, Semaphore};
+use tokio::sync::{RwLock, Semaphore, SemaphorePermit};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tower::ServiceExt;
 
@@ -22,9 +22,12 @@ use crate::{
     namespaces,
     object::Object,
     registry::registry,
+    status::ApiError,
     verbs,
 };
 
+/// How long a request waits for its turn before it is told to come again.
+const TURN_WAIT_MAX: Duration = Duration::from_secs(2);
 /// The namespaces that always exist.
 const NAMESPACES: [&str; 4] = [
     wellknown::NAMESPACE_DEFAULT,
@@ -59,7 +62,7 @@ pub(crate) struct Inner {
     pub(crate) authenticator: Authenticator,
     /// Creations hold it shared, the marking of a namespace for deletion alone: what is marked is closed.
     pub(crate) namespaces: RwLock<()>,
-    pub(crate) in_flight: Arc<Semaphore>,
+    in_flight: Semaphore,
     pub(crate) watches: Arc<Semaphore>,
     pub(crate) uploads: Uploads,
     pub(crate) metrics: Metrics,
@@ -74,7 +77,7 @@ impl ApiServer {
         let inner = Arc::new(Inner {
             authenticator: Authenticator::new(&config.token),
             namespaces: RwLock::new(()),
-            in_flight: Arc::new(Semaphore::new(config.requests_in_flight_max)),
+            in_flight: Semaphore::new(config.requests_in_flight_max),
             watches: Arc::new(Semaphore::new(config.watches_max)),
             uploads: Uploads::default(),
             metrics: Metrics::register(metrics),
@@ -116,6 +119,18 @@ impl ApiServer {
 impl Inner {
     pub(crate) fn now(&self) -> jiff::Timestamp {
         (self.clock)()
+    }
+
+    /// A place among the requests that are worked on at the same time; parts of this process need none.
+    pub(crate) async fn turn(&self, user: &User) -> Result<Option<SemaphorePermit<'_>>, ApiError> {
+        if user.is_in_process() {
+            return Ok(None);
+        }
+        let turn = tokio::time::timeout(TURN_WAIT_MAX, self.in_flight.acquire()).await;
+        let permit = turn.map_err(|_| {
+            ApiError::too_many_requests("too many requests are being worked on: try again in a moment")
+        })?;
+        Ok(permit.ok())
     }
 
     async fn make_namespaces(&self) -> Result<(), StartError> {

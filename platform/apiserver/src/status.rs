@@ -130,16 +130,13 @@ impl ApiError {
         Self::conflict(kind, name, why)
     }
 
-    /// Server-side apply met other managers' fields: `(manager, field path)` each.
-    pub(crate) fn apply_conflict(conflicts: Vec<(String, String)>) -> Self {
-        let word = if conflicts.len() == 1 { "conflict" } else { "conflicts" };
-        let list: Vec<_> = conflicts.iter().map(|(manager, field)| format!("{manager}: {field}")).collect();
-        let shown = if conflicts.len() == 1 {
-            format!("conflict with {}", list[0])
-        } else {
-            format!("conflicts with {}", conflict_list(&conflicts))
+    /// Server-side apply met other managers' fields: `(manager, field path)` each, by manager.
+    pub(crate) fn apply_conflict(mut conflicts: Vec<(String, String)>) -> Self {
+        conflicts.sort();
+        let message = match conflicts.as_slice() {
+            [(manager, field)] => format!("Apply failed with 1 conflict: conflict with {manager}: {field}"),
+            _ => format!("Apply failed with {} conflicts: {}", conflicts.len(), conflict_list(&conflicts)),
         };
-        let message = format!("Apply failed with {} {word}: {shown}", conflicts.len());
         let mut error = Self::new(StatusCode::CONFLICT, "Conflict", message);
         for (manager, field) in conflicts {
             error = error.because("FieldManagerConflict", format!("conflict with {manager}"), field);
@@ -293,19 +290,17 @@ impl ApiError {
     }
 }
 
-/// `"a" with subresource…` is upstream's longer form; managers are grouped as there: `"a": .x, .y`.
+/// `conflicts with "a":`, then a line for each field, then the next manager.
 fn conflict_list(conflicts: &[(String, String)]) -> String {
-    let mut shown = String::new();
-    let mut managers: Vec<&str> = conflicts.iter().map(|(manager, _)| manager.as_str()).collect();
-    managers.dedup();
-    for manager in managers {
-        shown.push_str(&format!("{manager}:"));
-        for (_, field) in conflicts.iter().filter(|(other, _)| other == manager) {
-            shown.push_str(&format!("\n- {field}"));
+    let mut lines: Vec<String> = Vec::new();
+    let mut last = None;
+    for (manager, field) in conflicts {
+        if last.replace(manager) != Some(manager) {
+            lines.push(format!("conflicts with {manager}:"));
         }
-        shown.push('\n');
+        lines.push(format!("- {field}"));
     }
-    shown.trim_end().to_owned()
+    lines.join("\n")
 }
 
 impl IntoResponse for ApiError {

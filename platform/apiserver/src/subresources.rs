@@ -55,7 +55,7 @@ impl Inner {
                 object.meta_mut().insert("resourceVersion".into(), version.into());
             }
             object.map_mut("spec").insert("replicas".into(), replicas.into());
-            Ok(Change { object, warnings: Vec::new() })
+            Ok(Change::new(object))
         })
         .await
     }
@@ -109,7 +109,7 @@ impl Inner {
                 }
             }
             scheduled(&mut object, request.now);
-            Ok(Change { object, warnings: Vec::new() })
+            Ok(Change::new(object))
         })
         .await
     }

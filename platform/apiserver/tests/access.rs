@@ -119,3 +119,51 @@ async fn both_forms_of_discovery_agree() {
     assert!(legacy.contains(&"mayfly.dev/v1/functions/log".to_owned()), "{legacy:?}");
     assert!(legacy.contains(&"/v1/pods/binding".to_owned()), "{legacy:?}");
 }
+
+#[tokio::test]
+async fn requests_are_counted() {
+    let server = Fixture::new().await;
+    server.get("/api/v1/pods").await;
+    server.get("/api/v1/namespaces/default/pods/absent").await;
+    server.call("POST", "/api/v1/namespaces/default/pods", support::pod("p")).await;
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &server.metrics).unwrap();
+    for line in [
+        "apiserver_requests_total{verb=\"list\",resource=\"pods\",code=\"200\"} 1",
+        "apiserver_requests_total{verb=\"get\",resource=\"pods\",code=\"404\"} 1",
+        "apiserver_requests_total{verb=\"create\",resource=\"pods\",code=\"201\"} 1",
+        "apiserver_request_duration_seconds_count{verb=\"list\",resource=\"pods\"} 1",
+        "apiserver_requests_in_flight 0",
+    ] {
+        assert!(text.contains(line), "{line} in\n{text}");
+    }
+}
+
+#[tokio::test]
+async fn requests_in_flight_are_bounded() {
+    let server = Fixture::with(|config| config.requests_in_flight_max = 1, |_| {}).await;
+    let (sender, body) = tokio::sync::mpsc::channel::<Result<bytes::Bytes, std::io::Error>>(1);
+    let slow = support::request("POST", "/api/v1/namespaces/default/configmaps")
+        .header("content-type", "application/json")
+        .body(Body::from_stream(tokio_stream::wrappers::ReceiverStream::new(body)))
+        .unwrap();
+    let (slow, (code, status)) = tokio::join!(server.send(slow), async {
+        let refused = server.get("/api/v1/pods").await;
+        sender.send(Ok(support::config_map("slow", json!({})).to_string().into())).await.unwrap();
+        drop(sender);
+        refused
+    });
+    assert_eq!((code, status["reason"].as_str()), (StatusCode::TOO_MANY_REQUESTS, Some("TooManyRequests")));
+    assert_eq!(slow.status(), StatusCode::CREATED);
+    assert_eq!(server.get("/api/v1/pods").await.0, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn slow_requests_are_ended() {
+    let server =
+        Fixture::with(|config| config.request_timeout = std::time::Duration::from_millis(50), |_| {}).await;
+    let endless = Body::from_stream(futures::stream::pending::<Result<bytes::Bytes, std::io::Error>>());
+    let request = support::request("POST", "/api/v1/namespaces/default/configmaps").body(endless).unwrap();
+    let (code, status) = json_of(server.send(request).await).await;
+    assert_eq!((code, status["reason"].as_str()), (StatusCode::GATEWAY_TIMEOUT, Some("Timeout")));
+}

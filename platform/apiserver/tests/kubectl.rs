@@ -434,3 +434,53 @@ async fn logs_are_streamed_and_hung_up() {
     assert_eq!(lines.next_line().await.unwrap().unwrap(), "n /containerLogs/default/p/c?follow=true");
     follow.kill().await.unwrap();
 }
+
+#[tokio::test]
+async fn server_side_apply_knows_who_owns_what() {
+    let Some(cluster) = Cluster::start().await else { return };
+    let applied = cluster.ok_with("apply --server-side -f -", MAP).await;
+    assert_eq!(applied.trim(), "configmap/m serverside-applied");
+    cluster.ok_with("apply --server-side --field-manager=other -f -", &MAP.replace("  two: '2'\n", "")).await;
+    let error =
+        cluster.fails("apply --server-side --field-manager=other -f -", &MAP.replace("'2'", "'other'")).await;
+    assert!(error.contains("Apply failed with 1 conflict: conflict with \"kubectl\": .data.two"), "{error}");
+    cluster
+        .ok_with(
+            "apply --server-side --force-conflicts --field-manager=other -f -",
+            &MAP.replace("'2'", "'other'"),
+        )
+        .await;
+    cluster.ok_with("apply --server-side -f -", &MAP.replace("  two: '2'\n", "").replace("a: b, ", "")).await;
+    let map = cluster.json("get cm m").await;
+    assert_eq!(
+        (&map["data"], &map["metadata"]["labels"]),
+        (&json!({"one": "1", "two": "other"}), &json!({"a": "b", "c": "d"}))
+    );
+    let managers = cluster.json("get cm m --show-managed-fields").await;
+    let names: Vec<_> = managers["metadata"]["managedFields"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|entry| entry["manager"].as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(names.len(), 2, "{managers}");
+
+    for manifest in [SET, &function("  env: [{name: A, value: '1'}]\n"), POD] {
+        cluster.ok_with("apply -f -", manifest).await;
+        let over = cluster
+            .ok_with("apply --server-side -f -", &manifest.replace("x:1", "x:2").replace("'1'}]", "'2'}]"))
+            .await;
+        assert!(
+            over.trim().ends_with("serverside-applied"),
+            "from client-side to server-side without a conflict: {over}"
+        );
+    }
+    assert_eq!(cluster.json("get fn f").await["spec"]["env"][0]["value"], "2");
+    assert_eq!(cluster.json("get pod p").await["spec"]["containers"][0]["image"], "x:2");
+    let error = cluster.fails("apply --server-side -f -", &function("  sorce: {}\n")).await;
+    assert!(error.contains("unknown field \"spec.sorce\""), "{error}");
+    let said = cluster.run_with("diff --server-side -f -", &SET.replace("replicas: 1", "replicas: 7")).await;
+    assert!(!said.ok && said.out.contains("+  replicas: 7"), "{said:?}");
+    let created = cluster.ok_with("apply --server-side -f -", &POD.replace("name: p", "name: fresh")).await;
+    assert_eq!(created.trim(), "pod/fresh serverside-applied");
+}

@@ -176,7 +176,7 @@ impl<'a> Compiler<'a> {
         }
         let required = schema.get("required").and_then(Value::as_array);
         let required = required.into_iter().flatten().filter_map(Value::as_str).map(Into::into).collect();
-        Node::Struct(Struct { name: name.into(), fields, required })
+        Node::Struct(Struct { fields, required })
     }
 }
 
@@ -200,7 +200,6 @@ fn merge_rule(rules: &Map<String, Value>) -> Merge {
     let keys = rules.get("list-map-keys").and_then(Value::as_array).into_iter().flatten();
     Merge {
         patch_merge: strategies.contains(&"merge"),
-        patch_retain_keys: strategies.contains(&"retainKeys"),
         patch_replace: strategies.contains(&"replace"),
         merge_key: Some(text("patch-merge-key")).filter(|key| !key.is_empty()).map(Into::into),
         list: match text("list-type") {

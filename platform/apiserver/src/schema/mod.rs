@@ -37,7 +37,6 @@ pub(crate) enum Node {
 
 #[derive(Debug, Default)]
 pub(crate) struct Struct {
-    pub(crate) name: Box<str>,
     pub(crate) fields: HashMap<Box<str>, Field>,
     pub(crate) required: Vec<Box<str>>,
 }
@@ -54,7 +53,6 @@ pub(crate) struct Field {
 pub(crate) struct Merge {
     /// Strategic merge: lists merge (by `merge_key`, or as a set of primitives) instead of being replaced.
     pub(crate) patch_merge: bool,
-    pub(crate) patch_retain_keys: bool,
     pub(crate) patch_replace: bool,
     pub(crate) merge_key: Option<Box<str>>,
     /// Server-side apply: what a list's items are told apart by.

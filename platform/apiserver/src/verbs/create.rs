@@ -2,8 +2,8 @@
 
 use mayfly_store::{Write, WriteError};
 
-use super::{Outcome, State, WriteRequest, key, write_error};
-use crate::{meta, object::Object, registry::Kind, server::Inner, status::ApiError};
+use super::{Change, Outcome, Part, State, WriteRequest, key, write_error};
+use crate::{managed, meta, object::Object, registry::Kind, server::Inner, status::ApiError};
 
 /// How many names are tried for a `generateName` (upstream's `maxNameGenerationCreateAttempts`).
 const NAME_ATTEMPTS: usize = 8;
@@ -13,9 +13,18 @@ impl Inner {
     pub(crate) async fn create(
         &self,
         request: &WriteRequest,
-        mut object: Object,
+        object: Object,
         warnings: Vec<String>,
     ) -> Result<Outcome, ApiError> {
+        self.create_change(request, Change { object, warnings, applied: false }).await
+    }
+
+    pub(super) async fn create_change(
+        &self,
+        request: &WriteRequest,
+        change: Change,
+    ) -> Result<Outcome, ApiError> {
+        let Change { mut object, warnings, applied } = change;
         let kind = request.kind;
         if !matches!(object.resource_version(), "" | "0") {
             return Err(ApiError::bad_request("resourceVersion should not be set on objects to be created"));
@@ -28,7 +37,7 @@ impl Inner {
             if generated && let Some(name) = meta::generate_name(&base) {
                 object.meta_mut().insert("name".into(), name.into());
             }
-            match self.create_named(request, &mut object).await {
+            match self.create_named(request, &mut object, applied).await {
                 Err(error) if generated && error.has_reason("AlreadyExists") => {}
                 Err(error) => return Err(error),
                 Ok(state) => return Ok(Outcome { state, created: true, warnings }),
@@ -37,9 +46,17 @@ impl Inner {
         Err(ApiError::generated_name_taken(kind, object.name()))
     }
 
-    async fn create_named(&self, request: &WriteRequest, object: &mut Object) -> Result<State, ApiError> {
+    async fn create_named(
+        &self,
+        request: &WriteRequest,
+        object: &mut Object,
+        applied: bool,
+    ) -> Result<State, ApiError> {
         let kind = request.kind;
         (kind.defaults)(object);
+        if !applied {
+            managed::on_write(request, Part::Main, object, None);
+        }
         validate(kind, object, None)?;
         // Held until the write is done: see `Inner::namespaces`.
         let _open = self.namespaces.read().await;

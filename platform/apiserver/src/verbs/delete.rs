@@ -126,7 +126,7 @@ impl Inner {
                 },
                 Step::Mark(marked) if options.dry_run => return outcome(State::Dry(marked)),
                 Step::Mark(marked) => {
-                    let change = |_: &Object| Ok(Change { object: marked.clone(), warnings: Vec::new() });
+                    let change = |_: &Object| Ok(Change::new(marked.clone()));
                     match self.change(request, name, Part::Whole, change).await {
                         Err(error) if error.has_reason("Conflict") => {}
                         other => return other,

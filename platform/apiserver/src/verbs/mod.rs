@@ -1,6 +1,7 @@
 //! What each verb means. Every verb works on the store and returns what the client is to see; none knows HTTP
 //! beyond its query parameters.
 
+mod apply;
 mod create;
 mod delete;
 mod patch;
@@ -18,7 +19,6 @@ pub(crate) use patch::{Patch, PatchForm};
 pub(crate) use update::{Change, Part};
 
 use crate::{
-    access::User,
     object::Object,
     registry::{Kind, registry},
     request::FieldValidation,
@@ -31,7 +31,6 @@ use crate::{
 pub(crate) struct WriteRequest {
     pub(crate) kind: &'static Kind,
     pub(crate) namespace: String,
-    pub(crate) user: User,
     pub(crate) now: Timestamp,
     pub(crate) dry_run: bool,
     pub(crate) validation: FieldValidation,
@@ -110,24 +109,16 @@ pub(crate) fn parse_revision(text: &str) -> Result<Option<Revision>, ApiError> {
 pub(crate) fn fit(
     kind: &Kind,
     object: &mut Object,
-    mut duplicates: Vec<String>,
+    duplicates: Vec<String>,
     validation: FieldValidation,
     strict_error: impl FnOnce(String) -> ApiError,
 ) -> Result<Vec<String>, ApiError> {
-    let Findings { unknown, missing, wrong } = normalise(kind, &mut object.0);
-    let cannot = |why: &str| {
+    let found = normalise(kind, &mut object.0);
+    let cannot = |why: String| {
         let (kind, version) = (kind.kind, kind.version);
         ApiError::bad_request(format!("{kind} in version {version:?} cannot be handled as a {kind}: {why}"))
     };
-    if let Some(why) = wrong {
-        return Err(cannot(&why));
-    }
-    let mut found: Vec<String> =
-        duplicates.drain(..).map(|path| format!("duplicate field {path:?}")).collect();
-    found.extend(unknown.into_iter().map(|path| format!("unknown field {path:?}")));
-    if !found.is_empty() && validation == FieldValidation::Strict {
-        return Err(strict_error(format!("strict decoding error: {}", found.join(", "))));
-    }
+    let (warnings, missing) = judge(found, duplicates, validation, strict_error, cannot)?;
     if kind.custom && !missing.is_empty() {
         let errors: Vec<_> =
             missing.into_iter().map(|path| mayfly_api::validation::FieldError::required(path, "")).collect();
@@ -138,8 +129,31 @@ pub(crate) fn fit(
     if let serde_json::Value::Object(map) = value {
         object.0 = map;
     }
-    checked.map_err(|why| cannot(&why.to_string()))?;
-    Ok(if validation == FieldValidation::Warn { found } else { Vec::new() })
+    checked.map_err(|why| cannot(why.to_string()))?;
+    Ok(warnings)
+}
+
+/// What findings mean under a field validation: an error, or warnings, and the fields that are missing.
+fn judge(
+    found: Findings,
+    duplicates: Vec<String>,
+    validation: FieldValidation,
+    strict_error: impl FnOnce(String) -> ApiError,
+    cannot: impl FnOnce(String) -> ApiError,
+) -> Result<(Vec<String>, Vec<String>), ApiError> {
+    if let Some(why) = found.wrong {
+        return Err(cannot(why));
+    }
+    let mut warnings: Vec<String> =
+        duplicates.into_iter().map(|path| format!("duplicate field {path:?}")).collect();
+    warnings.extend(found.unknown.into_iter().map(|path| format!("unknown field {path:?}")));
+    if !warnings.is_empty() && validation == FieldValidation::Strict {
+        return Err(strict_error(format!("strict decoding error: {}", warnings.join(", "))));
+    }
+    if validation == FieldValidation::Ignore {
+        warnings.clear();
+    }
+    Ok((warnings, found.missing))
 }
 
 /// Checks the type of a body, and sets it where it was left out.

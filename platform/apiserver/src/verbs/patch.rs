@@ -108,7 +108,7 @@ impl Inner {
             let duplicates = body.duplicates.clone();
             let strict = |why: String| ApiError::invalid_patch(&body.value.to_string(), &why);
             let warnings = fit(kind, &mut object, duplicates, request.validation, strict)?;
-            Ok(Change { object, warnings })
+            Ok(Change { object, warnings, applied: false })
         })
         .await
     }

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::{Outcome, State, WriteRequest, create::validate, key, load, parse_revision, write_error};
 use crate::{
-    meta,
+    managed, meta,
     object::{Object, map_at},
     registry::Kind,
     server::Inner,
@@ -33,6 +33,14 @@ pub(crate) enum Part {
 pub(crate) struct Change {
     pub(crate) object: Object,
     pub(crate) warnings: Vec<String>,
+    /// The owners of the fields are right already: the change is an apply.
+    pub(crate) applied: bool,
+}
+
+impl Change {
+    pub(crate) fn new(object: Object) -> Self {
+        Self { object, warnings: Vec::new(), applied: false }
+    }
 }
 
 impl Inner {
@@ -62,7 +70,7 @@ impl Inner {
             return Err(ApiError::invalid(kind, &name, &[error]));
         }
         self.change(request, &name, part, |_| {
-            Ok(Change { object: object.clone(), warnings: warnings.clone() })
+            Ok(Change { object: object.clone(), warnings: warnings.clone(), applied: false })
         })
         .await
     }
@@ -81,12 +89,15 @@ impl Inner {
         for _ in 0..ATTEMPTS {
             let entry = load(&self.store, kind, &key)?;
             let current = Object::from_entry(&entry).map_err(ApiError::internal)?;
-            let Change { object: mut new, warnings } = change(&current)?;
+            let Change { object: mut new, warnings, applied } = change(&current)?;
             let expected = parse_revision(new.resource_version())?;
             if expected.is_some_and(|expected| expected != entry.modified) {
                 return Err(ApiError::modified(kind, name));
             }
             prepare(kind, part, &mut new, &current)?;
+            if !applied && part != Part::Whole {
+                managed::on_write(request, part, &mut new, Some(&current));
+            }
             let value = new.encode();
             let outcome = |state| Ok(Outcome { state, created: false, warnings });
             if value == entry.value {

@@ -21,6 +21,7 @@ pub struct Fixture {
     pub server: ApiServer,
     pub store: Store,
     pub folder: TempDir,
+    pub metrics: prometheus_client::registry::Registry,
 }
 
 impl Fixture {
@@ -49,7 +50,7 @@ impl Fixture {
         config(&mut limits);
         let mut metrics = prometheus_client::registry::Registry::default();
         let server = ApiServer::create(limits, own, &mut metrics).await.unwrap();
-        Self { server, store, folder }
+        Self { server, store, folder, metrics }
     }
 
     pub fn client(&self) -> kube::Client {

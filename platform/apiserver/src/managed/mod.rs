@@ -1,0 +1,325 @@
+//! Who owns which field (`metadata.managedFields`), and server-side apply on top of it.
+//!
+//! The rules are those of upstream's `apimachinery/pkg/util/managedfields` and of structured-merge-diff's
+//! `merge.Updater`. An object is tracked once somebody creates it under a name of its own (`fieldManager`, as
+//! kubectl does) or applies it. Until then its fields cost nothing; at the first apply what was there before
+//! belongs to `before-first-apply`.
+
+mod set;
+mod typed;
+
+use jiff::Timestamp;
+use serde_json::{Value, json};
+use set::FieldSet;
+use typed::Shape;
+
+use crate::{
+    object::{Object, map_at},
+    registry::Kind,
+    schema::schemas,
+    status::ApiError,
+    verbs::{Part, WriteRequest},
+};
+
+const MANAGED_FIELDS: &str = "managedFields";
+const BEFORE_FIRST_APPLY: &str = "before-first-apply";
+const ANCIENT_CHANGES: &str = "ancient-changes";
+/// The manager's name of `kubectl apply --server-side`, and where the other `kubectl apply` keeps its notes.
+const KUBECTL: &str = "kubectl";
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+/// Most managers that update; older ones are put together (upstream's `DefaultMaxUpdateManagers`).
+const UPDATE_MANAGERS_MAX: usize = 10;
+/// Metadata that nobody owns: it is the server's.
+const OWN_METADATA: [&str; 9] = [
+    "f:name",
+    "f:namespace",
+    "f:creationTimestamp",
+    "f:selfLink",
+    "f:uid",
+    "f:generation",
+    "f:managedFields",
+    "f:resourceVersion",
+    "f:deletionTimestamp",
+];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Operation {
+    Apply,
+    Update,
+}
+
+/// One entry of `managedFields`.
+#[derive(Clone, Debug, PartialEq)]
+struct Entry {
+    manager: String,
+    operation: Operation,
+    api_version: String,
+    subresource: String,
+    time: Option<String>,
+    fields: FieldSet,
+}
+
+impl Entry {
+    fn decode(value: &Value) -> Option<Self> {
+        let text = |key: &str| value[key].as_str().unwrap_or("").to_owned();
+        let operation = match value["operation"].as_str()? {
+            "Apply" => Operation::Apply,
+            "Update" => Operation::Update,
+            _ => return None,
+        };
+        Some(Self {
+            manager: text("manager"),
+            operation,
+            api_version: text("apiVersion"),
+            subresource: text("subresource"),
+            time: value["time"].as_str().map(str::to_owned),
+            fields: FieldSet::from_json(&value["fieldsV1"]),
+        })
+    }
+
+    fn encode(&self) -> Value {
+        let operation = if self.operation == Operation::Apply { "Apply" } else { "Update" };
+        let mut value = json!({
+            "manager": self.manager,
+            "operation": operation,
+            "apiVersion": self.api_version,
+            "fieldsType": "FieldsV1",
+            "fieldsV1": self.fields.to_json(),
+        });
+        if let Some(time) = &self.time {
+            value["time"] = time.as_str().into();
+        }
+        if !self.subresource.is_empty() {
+            value["subresource"] = self.subresource.as_str().into();
+        }
+        value
+    }
+
+    fn is(&self, other: &Self) -> bool {
+        (&self.manager, self.operation, &self.api_version, &self.subresource)
+            == (&other.manager, other.operation, &other.api_version, &other.subresource)
+    }
+
+    /// As conflicts name it.
+    fn shown(&self) -> String {
+        let mut text = format!("{:?}", self.manager);
+        if !self.subresource.is_empty() {
+            text.push_str(&format!(" with subresource {:?}", self.subresource));
+        }
+        if self.operation == Operation::Update {
+            text.push_str(&format!(" using {}", self.api_version));
+            if let Some(time) = &self.time {
+                text.push_str(&format!(" at {time}"));
+            }
+        }
+        text
+    }
+}
+
+/// The entries of an object; `None` when it is not tracked.
+fn entries_of(object: &Object) -> Option<Vec<Entry>> {
+    let list = object.meta()?.get(MANAGED_FIELDS)?.as_array()?;
+    let entries: Vec<_> = list.iter().filter_map(Entry::decode).collect();
+    (!entries.is_empty()).then_some(entries)
+}
+
+/// `managedFields: [{}]`, or an empty list, is a client's wish to track the object no longer.
+fn is_reset(object: &Object) -> bool {
+    let list = object.meta().and_then(|meta| meta.get(MANAGED_FIELDS)).and_then(Value::as_array);
+    list.is_some_and(|list| list.iter().all(|entry| entry.as_object().is_some_and(serde_json::Map::is_empty)))
+}
+
+fn store(object: &mut Object, mut entries: Vec<Entry>) {
+    entries.retain(|entry| !entry.fields.is_empty());
+    entries.sort_by(|a, b| (a.operation, &a.time, &a.manager).cmp(&(b.operation, &b.time, &b.manager)));
+    let meta = object.meta_mut();
+    if entries.is_empty() {
+        meta.remove(MANAGED_FIELDS);
+    } else {
+        meta.insert(MANAGED_FIELDS.into(), entries.iter().map(Entry::encode).collect());
+    }
+}
+
+fn entry(request: &WriteRequest, part: Part, operation: Operation) -> Entry {
+    Entry {
+        manager: request.manager.name.clone(),
+        operation,
+        api_version: request.kind.api_version(),
+        subresource: if part == Part::Status { "status".into() } else { String::new() },
+        time: Some(time(request.now)),
+        fields: FieldSet::default(),
+    }
+}
+
+fn time(now: Timestamp) -> String {
+    now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
+
+fn shape(kind: &Kind) -> Shape<'static> {
+    Shape::root(schemas().root(kind))
+}
+
+/// The fields of a set that managers can own in this part of the object.
+fn ownable(kind: &Kind, part: Part, set: FieldSet) -> FieldSet {
+    let set = match part {
+        Part::Status => set.only(&["f:status"]),
+        Part::Main if kind.status => set.without(&["f:status", "f:apiVersion", "f:kind"]),
+        _ => set.without(&["f:apiVersion", "f:kind"]),
+    };
+    set.without_below("f:metadata", &OWN_METADATA)
+}
+
+/// Keeps `managedFields` true after a write that is no apply. `old` is `None` for a create.
+pub(crate) fn on_write(request: &WriteRequest, part: Part, new: &mut Object, old: Option<&Object>) {
+    let reset = is_reset(new);
+    let given = entries_of(new).filter(|_| part == Part::Main);
+    let entries = given.or_else(|| old.and_then(entries_of).filter(|_| !reset));
+    let entries = match (entries, old) {
+        (Some(entries), _) => entries,
+        (None, None) if request.manager.explicit && !reset => Vec::new(),
+        _ => {
+            new.meta_mut().remove(MANAGED_FIELDS);
+            return;
+        }
+    };
+    new.meta_mut().remove(MANAGED_FIELDS);
+    let mut before = old.cloned().unwrap_or_default();
+    before.meta_mut().remove(MANAGED_FIELDS);
+    let change = Change::between(request.kind, part, &before, new);
+    store(new, update(entries, &change, entry(request, part, Operation::Update)));
+}
+
+/// What a write changes.
+struct Change {
+    /// Added, or there before with another value.
+    set: FieldSet,
+    removed: FieldSet,
+}
+
+impl Change {
+    fn between(kind: &Kind, part: Part, old: &Object, new: &Object) -> Self {
+        let (old, new) = (Value::Object(old.0.clone()), Value::Object(new.0.clone()));
+        let shape = shape(kind);
+        let (before, after) = (typed::fields_of(shape, &old), typed::fields_of(shape, &new));
+        let set = after.minus(&before).union(&typed::modified(shape, &old, &new));
+        Self { set: ownable(kind, part, set), removed: ownable(kind, part, before.minus(&after)) }
+    }
+}
+
+/// The entries after an update by one manager: what it set is its own, what it removed is nobody's.
+fn update(mut entries: Vec<Entry>, change: &Change, by: Entry) -> Vec<Entry> {
+    for entry in entries.iter_mut().filter(|entry| !entry.is(&by)) {
+        entry.fields = entry.fields.minus(&change.set).minus(&change.removed);
+    }
+    match entries.iter_mut().find(|entry| entry.is(&by)) {
+        Some(own) => {
+            let fields = own.fields.union(&change.set).minus(&change.removed);
+            if fields != own.fields || !change.set.is_empty() {
+                *own = Entry { fields, ..by };
+            }
+        }
+        None => entries.push(Entry { fields: change.set.clone(), ..by }),
+    }
+    cap(entries)
+}
+
+/// Puts the oldest updating managers together when there are too many.
+fn cap(mut entries: Vec<Entry>) -> Vec<Entry> {
+    entries.retain(|entry| !entry.fields.is_empty());
+    let updating = entries.iter().filter(|entry| entry.operation == Operation::Update).count();
+    if updating <= UPDATE_MANAGERS_MAX {
+        return entries;
+    }
+    entries.sort_by(|a, b| (a.operation, &a.time).cmp(&(b.operation, &b.time)));
+    let first = entries.iter().position(|entry| entry.operation == Operation::Update).unwrap_or(0);
+    let mut ancient = entries.remove(first);
+    ancient.manager = ANCIENT_CHANGES.into();
+    for _ in 0..updating - UPDATE_MANAGERS_MAX {
+        let next = entries.remove(first);
+        ancient.fields = ancient.fields.union(&next.fields);
+        ancient.time = next.time;
+    }
+    entries.insert(first, ancient);
+    entries
+}
+
+/// The object that an apply makes: of the live one (`None`: it is created) and what is applied.
+pub(crate) fn apply(
+    request: &WriteRequest,
+    part: Part,
+    live: Option<&Object>,
+    applied: &Object,
+    force: bool,
+) -> Result<Object, ApiError> {
+    let kind = request.kind;
+    let shape = shape(kind);
+    let mut applied = applied.clone();
+    applied.meta_mut().remove(MANAGED_FIELDS);
+    let config = Value::Object(applied.0.clone()).to_string();
+    let mut base = live.cloned().unwrap_or_default();
+    let old_entries = entries_of(&base);
+    base.meta_mut().remove(MANAGED_FIELDS);
+    let mut entries = old_entries.unwrap_or_else(|| {
+        let change = Change::between(kind, Part::Whole, &Object::default(), &base);
+        let first =
+            Entry { manager: BEFORE_FIRST_APPLY.into(), ..entry(request, Part::Main, Operation::Update) };
+        if live.is_some() { vec![Entry { fields: change.set, ..first }] } else { Vec::new() }
+    });
+
+    let by = entry(request, part, Operation::Apply);
+    let wanted = ownable(kind, part, typed::fields_of(shape, &Value::Object(applied.0.clone())));
+    let live_value = Value::Object(base.0.clone());
+    let mut value = typed::merged(shape, &live_value, &Value::Object(applied.0));
+
+    let last = entries.iter().position(|entry| entry.is(&by)).map(|at| entries.remove(at));
+    if let Some(last) = &last {
+        let kept = entries.iter().fold(wanted.clone(), |all, entry| all.union(&entry.fields));
+        let gone = last.fields.with_parents().minus(&kept.with_parents());
+        typed::remove(shape, &mut value, &gone);
+    }
+    let Value::Object(map) = value else {
+        return Err(ApiError::internal("an object merged to something else"));
+    };
+    let mut object = Object(map);
+
+    let change = Change::between(kind, part, &base, &object);
+    let allowed = live.map(|live| last_applied(request, live)).unwrap_or_default();
+    let mut conflicts = Vec::new();
+    for entry in &mut entries {
+        let contested = entry.fields.intersection(&change.set);
+        let refused = contested.minus(&allowed);
+        conflicts.extend(refused.paths().into_iter().map(|path| (entry.shown(), path)));
+        entry.fields = entry.fields.minus(&contested).minus(&change.removed);
+    }
+    if !force && !conflicts.is_empty() {
+        return Err(ApiError::apply_conflict(conflicts));
+    }
+    let same = last
+        .as_ref()
+        .filter(|last| last.fields == wanted && change.set.is_empty() && change.removed.is_empty());
+    let time = same.map_or(by.time.clone(), |last| last.time.clone());
+    entries.push(Entry { fields: wanted, time, ..by });
+    store(&mut object, entries);
+    if request.manager.name == KUBECTL && !live.map_or("", last_applied_text).is_empty() {
+        let annotations = map_at(object.meta_mut(), "annotations");
+        annotations.insert(LAST_APPLIED.into(), config.into());
+    }
+    Ok(object)
+}
+
+fn last_applied_text(object: &Object) -> &str {
+    object.str_at(&["metadata", "annotations", LAST_APPLIED])
+}
+
+/// The fields that `kubectl apply` set without the server's help: `kubectl apply --server-side` may go on with
+/// them (upstream's `lastAppliedManager`).
+fn last_applied(request: &WriteRequest, live: &Object) -> FieldSet {
+    if request.manager.name != KUBECTL {
+        return FieldSet::default();
+    }
+    let config = serde_json::from_str(last_applied_text(live)).unwrap_or(Value::Null);
+    if config.is_object() { typed::fields_of(shape(request.kind), &config) } else { FieldSet::default() }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,238 @@
+//! Sets of fields, as `fieldsV1` writes them (`sigs.k8s.io/structured-merge-diff`, `fieldpath`).
+//!
+//! A set is a tree. Each step is the text that the format uses: `f:name` a field or a key of a map, `k:{…}` an
+//! item of a list by its keys, `v:…` an item of a set by its value. A node may be a member itself (`.`), lead to
+//! members, or both.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value};
+
+/// A set of fields.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct FieldSet(BTreeMap<String, Node>);
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Node {
+    member: bool,
+    children: FieldSet,
+}
+
+impl FieldSet {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn insert(&mut self, path: &[String]) {
+        let Some((last, before)) = path.split_last() else { return };
+        let mut set = self;
+        for step in before {
+            set = &mut set.0.entry(step.clone()).or_default().children;
+        }
+        set.0.entry(last.clone()).or_default().member = true;
+    }
+
+    pub(crate) fn has(&self, step: &str) -> bool {
+        self.0.get(step).is_some_and(|node| node.member)
+    }
+
+    /// What is below a step.
+    pub(crate) fn below(&self, step: &str) -> Option<&Self> {
+        self.0.get(step).map(|node| &node.children).filter(|set| !set.is_empty())
+    }
+
+    /// Only what is below (or is) one of the steps at the top.
+    pub(crate) fn only(mut self, steps: &[&str]) -> Self {
+        self.0.retain(|step, _| steps.contains(&step.as_str()));
+        self
+    }
+
+    /// Without what is below (or is) one of the steps at the top.
+    pub(crate) fn without(mut self, steps: &[&str]) -> Self {
+        self.0.retain(|step, _| !steps.contains(&step.as_str()));
+        self
+    }
+
+    /// The same for a path of two steps: `metadata`, then one of these.
+    pub(crate) fn without_below(mut self, step: &str, steps: &[&str]) -> Self {
+        if let Some(node) = self.0.get_mut(step) {
+            node.member = false;
+            node.children = std::mem::take(&mut node.children).without(steps);
+            if node.children.is_empty() {
+                self.0.remove(step);
+            }
+        }
+        self
+    }
+
+    pub(crate) fn union(&self, other: &Self) -> Self {
+        let mut union = self.clone();
+        for (step, node) in &other.0 {
+            let own = union.0.entry(step.clone()).or_default();
+            own.member |= node.member;
+            own.children = own.children.union(&node.children);
+        }
+        union
+    }
+
+    /// Members of this set that are not members of the other.
+    pub(crate) fn minus(&self, other: &Self) -> Self {
+        self.combine(other, |own, other| own && !other, true)
+    }
+
+    pub(crate) fn intersection(&self, other: &Self) -> Self {
+        self.combine(other, |own, other| own && other, false)
+    }
+
+    fn combine(&self, other: &Self, member: fn(bool, bool) -> bool, keep_unmatched: bool) -> Self {
+        let mut result = BTreeMap::new();
+        for (step, own) in &self.0 {
+            let node = match other.0.get(step) {
+                Some(other) => Node {
+                    member: member(own.member, other.member),
+                    children: own.children.combine(&other.children, member, keep_unmatched),
+                },
+                None if keep_unmatched => own.clone(),
+                None => continue,
+            };
+            if node.member || !node.children.is_empty() {
+                result.insert(step.clone(), node);
+            }
+        }
+        Self(result)
+    }
+
+    /// With every field that leads to a member made a member too, so that what nobody owns a part of goes as a
+    /// whole. Items of lists are left as they are.
+    pub(crate) fn with_parents(&self) -> Self {
+        let with = |(step, node): (&String, &Node)| {
+            let children = node.children.with_parents();
+            (step.clone(), Node { member: node.member || step.starts_with("f:"), children })
+        };
+        Self(self.0.iter().map(with).collect())
+    }
+
+    /// Each member as a readable path: `.spec.containers[name="c"].image`.
+    pub(crate) fn paths(&self) -> Vec<String> {
+        let mut paths = Vec::new();
+        self.collect_paths("", &mut paths);
+        paths
+    }
+
+    fn collect_paths(&self, before: &str, paths: &mut Vec<String>) {
+        for (step, node) in &self.0 {
+            let path = format!("{before}{}", readable(step));
+            if node.member {
+                paths.push(path.clone());
+            }
+            node.children.collect_paths(&path, paths);
+        }
+    }
+
+    pub(crate) fn to_json(&self) -> Value {
+        let map: Map<String, Value> = self
+            .0
+            .iter()
+            .map(|(step, node)| {
+                let mut below = match node.children.to_json() {
+                    Value::Object(map) => map,
+                    _ => Map::new(),
+                };
+                if node.member && !below.is_empty() {
+                    below.insert(".".into(), Value::Object(Map::new()));
+                }
+                (step.clone(), Value::Object(below))
+            })
+            .collect();
+        Value::Object(map)
+    }
+
+    /// Reads `fieldsV1`; what is no field set in it is left out.
+    pub(crate) fn from_json(value: &Value) -> Self {
+        let entries = value.as_object().into_iter().flatten().filter(|(step, _)| *step != ".");
+        let nodes = entries.filter_map(|(step, below)| {
+            let below = below.as_object()?;
+            let children = Self::from_json(&Value::Object(below.clone()));
+            let member = below.is_empty() || below.contains_key(".");
+            Some((canonical(step)?, Node { member, children }))
+        });
+        Self(nodes.collect())
+    }
+}
+
+/// The step of a field or of a map's key.
+pub(crate) fn field(name: &str) -> String {
+    format!("f:{name}")
+}
+
+/// The step of an item of a set.
+pub(crate) fn value(item: &Value) -> String {
+    format!("v:{item}")
+}
+
+/// The step of an item of a list with keys.
+pub(crate) fn keys(keys: Map<String, Value>) -> String {
+    format!("k:{}", Value::Object(keys))
+}
+
+/// The same step written in the same way: JSON in it compact, its keys sorted.
+fn canonical(step: &str) -> Option<String> {
+    let (kind, rest) = step.split_once(':')?;
+    match kind {
+        "f" | "i" => Some(step.to_owned()),
+        "k" | "v" => serde_json::from_str::<Value>(rest).ok().map(|json| format!("{kind}:{json}")),
+        _ => None,
+    }
+}
+
+fn readable(step: &str) -> String {
+    let (kind, rest) = step.split_once(':').unwrap_or(("f", step));
+    match kind {
+        "k" => match serde_json::from_str::<Map<String, Value>>(rest) {
+            Ok(keys) => {
+                let pairs: Vec<_> = keys.iter().map(|(key, value)| format!("{key}={value}")).collect();
+                format!("[{}]", pairs.join(","))
+            }
+            Err(_) => format!("[{rest}]"),
+        },
+        "v" => format!("[={rest}]"),
+        "i" => format!("[{rest}]"),
+        _ => format!(".{rest}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn sets_and_their_text() {
+        let json = json!({
+            "f:metadata": {"f:labels": {".": {}, "f:a": {}}, "f:finalizers": {"v:\"x\"": {}}},
+            "f:spec": {"f:containers": {"k:{\"name\":\"c\"}": {".": {}, "f:image": {}}}}
+        });
+        let set = FieldSet::from_json(&json);
+        assert_eq!(set.to_json(), json);
+        assert_eq!(
+            set.paths(),
+            [
+                ".metadata.finalizers[=\"x\"]",
+                ".metadata.labels",
+                ".metadata.labels.a",
+                ".spec.containers[name=\"c\"]",
+                ".spec.containers[name=\"c\"].image"
+            ]
+        );
+        let other = FieldSet::from_json(&json!({"f:metadata": {"f:labels": {"f:a": {}, "f:b": {}}}}));
+        assert_eq!(set.intersection(&other).paths(), [".metadata.labels.a"]);
+        assert_eq!(other.minus(&set).paths(), [".metadata.labels.b"]);
+        assert_eq!(set.minus(&set), FieldSet::default());
+        assert_eq!(set.union(&other).minus(&set).paths(), [".metadata.labels.b"]);
+        assert_eq!(
+            other.with_parents().paths(),
+            [".metadata", ".metadata.labels", ".metadata.labels.a", ".metadata.labels.b"]
+        );
+    }
+}

@@ -1,0 +1,252 @@
+//! Ownership and apply, as scripts of writes.
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::{registry::registry, request::FieldValidation, verbs::Manager};
+
+/// An object that is written by several managers in turn.
+struct Script {
+    kind: &'static Kind,
+    live: Option<Object>,
+    clock: i64,
+}
+
+impl Script {
+    fn new(kind: &str) -> Self {
+        let kind = registry().kinds().find(|row| row.kind == kind).unwrap();
+        Self { kind, live: None, clock: 0 }
+    }
+
+    fn request(&mut self, manager: &str) -> WriteRequest {
+        self.clock += 1;
+        WriteRequest {
+            kind: self.kind,
+            namespace: "default".into(),
+            now: Timestamp::from_second(self.clock).unwrap(),
+            dry_run: false,
+            validation: FieldValidation::Strict,
+            manager: Manager { name: manager.into(), explicit: true },
+        }
+    }
+
+    fn object(&self, body: Value) -> Object {
+        let mut object = Object(body.as_object().unwrap().clone());
+        object.0.insert("apiVersion".into(), self.kind.api_version().into());
+        object.0.insert("kind".into(), self.kind.kind.into());
+        object.meta_mut().insert("name".into(), "x".into());
+        object
+    }
+
+    fn apply(&mut self, manager: &str, body: Value, force: bool) -> Result<(), ApiError> {
+        let (request, applied) = (self.request(manager), self.object(body));
+        let live = apply(&request, Part::Main, self.live.as_ref(), &applied, force)?;
+        self.live = Some(live);
+        Ok(())
+    }
+
+    /// A write that replaces everything but metadata.managedFields.
+    fn update(&mut self, manager: &str, body: Value) {
+        let (request, mut new) = (self.request(manager), self.object(body));
+        on_write(&request, Part::Main, &mut new, self.live.as_ref());
+        self.live = Some(new);
+    }
+
+    fn at(&self, pointer: &str) -> Value {
+        let value = Value::Object(self.live.clone().unwrap().0);
+        value.pointer(pointer).cloned().unwrap_or_default()
+    }
+
+    fn owns(&self, manager: &str) -> Vec<String> {
+        let entries = entries_of(self.live.as_ref().unwrap()).unwrap_or_default();
+        entries
+            .iter()
+            .filter(|entry| entry.manager == manager)
+            .flat_map(|entry| entry.fields.paths())
+            .collect()
+    }
+}
+
+fn message(result: Result<(), ApiError>) -> String {
+    result.unwrap_err().message
+}
+
+#[test]
+fn an_applied_object_is_owned_and_what_is_no_longer_applied_goes() {
+    let mut script = Script::new("ConfigMap");
+    script.apply("me", json!({"data": {"a": "1", "b": "2"}}), false).unwrap();
+    assert_eq!(script.owns("me"), [".data.a", ".data.b"]);
+    script.apply("me", json!({"data": {"b": "3"}}), false).unwrap();
+    assert_eq!(script.at("/data"), json!({"b": "3"}));
+    let before = script.live.clone();
+    script.apply("me", json!({"data": {"b": "3"}}), false).unwrap();
+    assert_eq!(script.live, before, "the time of the entry stands, nothing changed");
+    script.apply("me", json!({}), false).unwrap();
+    assert_eq!(script.at("/data"), Value::Null);
+}
+
+#[test]
+fn others_fields_are_conflicts_until_forced() {
+    let mut script = Script::new("ConfigMap");
+    script.apply("me", json!({"data": {"a": "1"}}), false).unwrap();
+    assert_eq!(
+        message(script.apply("you", json!({"data": {"a": "2"}}), false)),
+        "Apply failed with 1 conflict: conflict with \"me\": .data.a"
+    );
+    script.apply("you", json!({"data": {"a": "1", "b": "1"}}), false).unwrap();
+    assert_eq!(
+        (script.owns("me"), script.owns("you")),
+        (vec![".data.a".to_owned()], vec![".data.a".to_owned(), ".data.b".to_owned()]),
+        "the same value is shared"
+    );
+    script.apply("you", json!({"data": {"a": "2"}}), true).unwrap();
+    assert_eq!((script.at("/data"), script.owns("me").len()), (json!({"a": "2"}), 0));
+}
+
+#[test]
+fn shared_fields_stay_while_one_manager_applies_them() {
+    let mut script = Script::new("ConfigMap");
+    script.apply("me", json!({"data": {"a": "1", "b": "2"}}), false).unwrap();
+    script.apply("you", json!({"data": {"a": "1"}}), false).unwrap();
+    script.apply("me", json!({"data": {"b": "2"}}), false).unwrap();
+    assert_eq!(script.at("/data"), json!({"a": "1", "b": "2"}));
+    script.apply("you", json!({}), false).unwrap();
+    assert_eq!(script.at("/data"), json!({"b": "2"}));
+}
+
+#[test]
+fn updates_take_fields_over() {
+    let mut script = Script::new("ConfigMap");
+    script.apply("me", json!({"data": {"a": "1", "b": "2"}}), false).unwrap();
+    script.update("editor", json!({"data": {"a": "9", "c": "3"}}));
+    assert_eq!(
+        (script.owns("me").len(), script.owns("editor")),
+        (0, vec![".data.a".to_owned(), ".data.c".to_owned()])
+    );
+    let text = message(script.apply("me", json!({"data": {"a": "1", "c": "1"}}), false));
+    assert_eq!(
+        text,
+        "Apply failed with 2 conflicts: conflicts with \"editor\" using v1 at 1970-01-01T00:00:02Z:\n- .data.a\n- .data.c"
+    );
+}
+
+#[test]
+fn items_of_lists_have_owners_of_their_own() {
+    let mut script = Script::new("Pod");
+    let container = |name: &str, image: &str| json!({"name": name, "image": image});
+    script.apply("me", json!({"spec": {"containers": [container("a", "x")]}}), false).unwrap();
+    script.apply("sidecar", json!({"spec": {"containers": [container("s", "y")]}}), false).unwrap();
+    assert_eq!(script.at("/spec/containers/0/name"), "a", "live items keep their place");
+    assert_eq!(
+        script.owns("sidecar"),
+        [
+            ".spec.containers[name=\"s\"]",
+            ".spec.containers[name=\"s\"].image",
+            ".spec.containers[name=\"s\"].name"
+        ]
+    );
+    script.apply("me", json!({"spec": {"containers": [container("b", "z")]}}), false).unwrap();
+    let names: Vec<_> =
+        script.at("/spec/containers").as_array().unwrap().iter().map(|c| c["name"].clone()).collect();
+    assert_eq!(names, ["s", "b"]);
+    let text = message(script.apply("me", json!({"spec": {"containers": [container("s", "other")]}}), false));
+    assert_eq!(
+        text,
+        "Apply failed with 1 conflict: conflict with \"sidecar\": .spec.containers[name=\"s\"].image"
+    );
+}
+
+#[test]
+fn a_removed_item_takes_unowned_fields_along() {
+    let mut script = Script::new("Pod");
+    script
+        .apply(
+            "me",
+            json!({"spec": {"containers": [{"name": "a", "image": "x"}, {"name": "b", "image": "y"}]}}),
+            false,
+        )
+        .unwrap();
+    // Defaults, which nobody owns.
+    let mut live = script.live.clone().unwrap();
+    live.0["spec"]["containers"][1]["imagePullPolicy"] = json!("Always");
+    script.live = Some(live);
+    script.apply("me", json!({"spec": {"containers": [{"name": "a", "image": "x"}]}}), false).unwrap();
+    assert_eq!(script.at("/spec/containers"), json!([{"name": "a", "image": "x"}]));
+}
+
+#[test]
+fn ports_are_told_apart_by_number_and_protocol() {
+    let mut script = Script::new("Pod");
+    let spec = |ports: Value| json!({"spec": {"containers": [{"name": "a", "image": "x", "ports": ports}]}});
+    script.apply("me", spec(json!([{"containerPort": 53}])), false).unwrap();
+    let mut live = script.live.clone().unwrap();
+    live.0["spec"]["containers"][0]["ports"][0]["protocol"] = json!("TCP");
+    script.live = Some(live);
+    script
+        .apply("me", spec(json!([{"containerPort": 53}, {"containerPort": 53, "protocol": "UDP"}])), false)
+        .unwrap();
+    assert_eq!(
+        script.at("/spec/containers/0/ports"),
+        json!([{"containerPort": 53, "protocol": "TCP"}, {"containerPort": 53, "protocol": "UDP"}])
+    );
+}
+
+#[test]
+fn sets_and_atomic_values() {
+    let mut script = Script::new("Pod");
+    script
+        .apply(
+            "me",
+            json!({"metadata": {"finalizers": ["e.com/a"]}, "spec": {"nodeSelector": {"a": "1"}}}),
+            false,
+        )
+        .unwrap();
+    script.apply("you", json!({"metadata": {"finalizers": ["e.com/b"]}}), false).unwrap();
+    assert_eq!(script.at("/metadata/finalizers"), json!(["e.com/a", "e.com/b"]));
+    script.apply("me", json!({"spec": {"nodeSelector": {"b": "1"}}}), false).unwrap();
+    assert_eq!(script.at("/metadata/finalizers"), json!(["e.com/b"]));
+    assert_eq!(script.at("/spec/nodeSelector"), json!({"b": "1"}), "an atomic map is replaced");
+    assert_eq!(script.owns("me"), [".spec.nodeSelector"]);
+}
+
+#[test]
+fn what_was_there_before_the_first_apply_has_an_owner() {
+    let mut script = Script::new("ConfigMap");
+    script.live = Some(script.object(json!({"data": {"a": "1", "b": "2"}})));
+    let text = message(script.apply("me", json!({"data": {"a": "9"}}), false));
+    assert!(
+        text.starts_with("Apply failed with 1 conflict: conflict with \"before-first-apply\" using v1"),
+        "{text}"
+    );
+    script.apply("me", json!({"data": {"a": "1"}}), false).unwrap();
+    assert_eq!(script.owns("before-first-apply"), [".data.a", ".data.b"]);
+}
+
+#[test]
+fn untracked_objects_stay_untracked_until_someone_names_himself() {
+    let mut script = Script::new("ConfigMap");
+    let mut request = script.request("controller");
+    request.manager.explicit = false;
+    let mut object = script.object(json!({"data": {"a": "1"}}));
+    on_write(&request, Part::Main, &mut object, None);
+    assert_eq!(entries_of(&object), None);
+    script.update("kubectl-create", json!({"data": {"a": "1"}}));
+    assert_eq!(script.owns("kubectl-create"), [".data.a"]);
+    let mut reset = script.live.clone().unwrap();
+    reset.meta_mut().insert(MANAGED_FIELDS.into(), json!([{}]));
+    on_write(&script.request("x"), Part::Main, &mut reset, script.live.clone().as_ref());
+    assert_eq!(entries_of(&reset), None);
+}
+
+#[test]
+fn many_managers_are_put_together() {
+    let mut script = Script::new("ConfigMap");
+    let mut data = serde_json::Map::new();
+    for n in 0..20 {
+        data.insert(format!("k{n:02}"), json!("v"));
+        script.update(&format!("m{n:02}"), json!({"data": data}));
+    }
+    let entries = entries_of(script.live.as_ref().unwrap()).unwrap();
+    assert_eq!(entries.len(), UPDATE_MANAGERS_MAX);
+    assert_eq!(script.owns(ANCIENT_CHANGES).len(), 20 - (UPDATE_MANAGERS_MAX - 1));
+}

@@ -1,0 +1,243 @@
+//! Values seen through their shape: which fields they have, what differs, how they merge, what goes.
+//! The rules are those of structured-merge-diff's `typed` package.
+
+use serde_json::{Map, Value};
+
+use super::set::{self, FieldSet};
+use crate::schema::{Field, ListType, Merge, Node, NodeId, schemas};
+
+/// The key of a port that nobody writes.
+const DEFAULT_KEYS: [(&str, &str); 1] = [("protocol", "TCP")];
+
+/// A value's shape together with how it merges.
+#[derive(Clone, Copy)]
+pub(crate) struct Shape<'a> {
+    node: Option<NodeId>,
+    merge: Option<&'a Merge>,
+}
+
+/// How the parts of a value are told apart.
+enum Form<'a> {
+    /// One owner for all of it.
+    Leaf,
+    Fields,
+    /// Items by value.
+    Set,
+    /// Items by these keys; the shape of an item.
+    Keyed(&'a [Box<str>], Shape<'a>),
+}
+
+impl Shape<'static> {
+    pub(crate) fn root(node: NodeId) -> Self {
+        Self { node: Some(node), merge: None }
+    }
+
+    fn of(field: &'static Field) -> Self {
+        Self { node: Some(field.node), merge: Some(&field.merge) }
+    }
+
+    fn form(self, value: &Value) -> Form<'static> {
+        let Some(node) = self.node.map(|id| schemas().node(id)) else { return Form::Leaf };
+        match (node, value) {
+            (Node::Struct(_) | Node::Map(_), Value::Object(_))
+                if self.merge.is_none_or(|merge| !merge.atomic_map) =>
+            {
+                Form::Fields
+            }
+            (Node::List(items), Value::Array(_)) => match self.merge.map(|merge| &merge.list) {
+                Some(ListType::Set) => Form::Set,
+                Some(ListType::Map(keys)) => Form::Keyed(keys, Self { node: Some(*items), merge: None }),
+                _ => Form::Leaf,
+            },
+            _ => Form::Leaf,
+        }
+    }
+
+    /// The shape of a field, and whether it is a named one of a struct.
+    fn field(self, name: &str) -> (Self, bool) {
+        let unknown = (Self { node: None, merge: None }, false);
+        let Some(id) = self.node else { return unknown };
+        match schemas().node(id) {
+            Node::Struct(_) => schemas().field(id, name).map_or(unknown, |field| (Self::of(field), true)),
+            Node::Map(values) => (Self { node: Some(*values), merge: None }, false),
+            _ => unknown,
+        }
+    }
+}
+
+/// The step of a list's item, by its keys.
+fn keys_of(item: &Value, keys: &[Box<str>]) -> String {
+    let mut found = Map::new();
+    for key in keys {
+        let default =
+            || DEFAULT_KEYS.iter().find(|(name, _)| **name == **key).map(|(_, value)| Value::from(*value));
+        if let Some(value) = item.get(&**key).cloned().or_else(default) {
+            found.insert(key.to_string(), value);
+        }
+    }
+    set::keys(found)
+}
+
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Object(map) => map.is_empty(),
+        Value::Array(list) => list.is_empty(),
+        _ => false,
+    }
+}
+
+/// All fields of a value.
+pub(crate) fn fields_of(shape: Shape<'static>, value: &Value) -> FieldSet {
+    let mut set = FieldSet::default();
+    collect(shape, value, &mut Vec::new(), &mut set);
+    set
+}
+
+fn collect(shape: Shape<'static>, value: &Value, path: &mut Vec<String>, set: &mut FieldSet) {
+    match (shape.form(value), value) {
+        (Form::Fields, Value::Object(map)) => {
+            for (name, value) in map {
+                let (below, named) = shape.field(name);
+                path.push(set::field(name));
+                collect(below, value, path, set);
+                if !named || is_empty(value) {
+                    set.insert(path);
+                }
+                path.pop();
+            }
+        }
+        (Form::Set, Value::Array(list)) => {
+            for item in list {
+                path.push(set::value(item));
+                set.insert(path);
+                path.pop();
+            }
+        }
+        (Form::Keyed(keys, items), Value::Array(list)) => {
+            for item in list {
+                path.push(keys_of(item, keys));
+                collect(items, item, path, set);
+                set.insert(path);
+                path.pop();
+            }
+        }
+        _ => set.insert(path),
+    }
+}
+
+/// Fields that both values have, with different contents.
+pub(crate) fn modified(shape: Shape<'static>, old: &Value, new: &Value) -> FieldSet {
+    let mut set = FieldSet::default();
+    differ(shape, old, new, &mut Vec::new(), &mut set);
+    set
+}
+
+fn differ(shape: Shape<'static>, old: &Value, new: &Value, path: &mut Vec<String>, set: &mut FieldSet) {
+    if old == new {
+        return;
+    }
+    match (shape.form(new), old, new) {
+        (Form::Fields, Value::Object(old), Value::Object(new)) => {
+            for (name, new) in new {
+                let Some(old) = old.get(name) else { continue };
+                path.push(set::field(name));
+                differ(shape.field(name).0, old, new, path, set);
+                path.pop();
+            }
+        }
+        (Form::Keyed(keys, items), Value::Array(old), Value::Array(new)) => {
+            for new in new {
+                let step = keys_of(new, keys);
+                let Some(old) = old.iter().find(|old| keys_of(old, keys) == step) else { continue };
+                path.push(step);
+                differ(items, old, new, path, set);
+                path.pop();
+            }
+        }
+        (Form::Set, Value::Array(_), Value::Array(_)) => {}
+        _ => set.insert(path),
+    }
+}
+
+/// The live value with what is applied put over it.
+pub(crate) fn merged(shape: Shape<'static>, live: &Value, applied: &Value) -> Value {
+    match (shape.form(applied), live, applied) {
+        (Form::Fields, Value::Object(live), Value::Object(applied)) => {
+            let mut out = live.clone();
+            for (name, applied) in applied {
+                let value = match live.get(name) {
+                    Some(live) => merged(shape.field(name).0, live, applied),
+                    None => applied.clone(),
+                };
+                out.insert(name.clone(), value);
+            }
+            Value::Object(out)
+        }
+        (Form::Set, Value::Array(live), Value::Array(applied)) => {
+            let same = |left: &Value, right: &Value| left == right;
+            Value::Array(merge_lists(live, applied, same, |_, applied| applied.clone()))
+        }
+        (Form::Keyed(keys, items), Value::Array(live), Value::Array(applied)) => {
+            let same = |left: &Value, right: &Value| keys_of(left, keys) == keys_of(right, keys);
+            Value::Array(merge_lists(live, applied, same, |live, applied| merged(items, live, applied)))
+        }
+        _ => applied.clone(),
+    }
+}
+
+/// Items of both, in the order in which they are applied; live items that are not applied keep their place
+/// among their neighbours.
+fn merge_lists(
+    live: &[Value],
+    applied: &[Value],
+    same: impl Fn(&Value, &Value) -> bool,
+    merge: impl Fn(&Value, &Value) -> Value,
+) -> Vec<Value> {
+    let in_live = |item: &Value| live.iter().position(|other| same(other, item));
+    let is_applied = |item: &Value| applied.iter().any(|other| same(item, other));
+    let (mut out, mut next) = (Vec::with_capacity(live.len() + applied.len()), 0);
+    for item in applied {
+        if let Some(at) = in_live(item) {
+            while next <= at {
+                if !is_applied(&live[next]) {
+                    out.push(live[next].clone());
+                }
+                next += 1;
+            }
+            out.push(merge(&live[at], item));
+        } else {
+            while next < live.len() && !is_applied(&live[next]) {
+                out.push(live[next].clone());
+                next += 1;
+            }
+            out.push(item.clone());
+        }
+    }
+    out.extend(live[next..].iter().filter(|item| !is_applied(item)).cloned());
+    out
+}
+
+/// Removes the members of a set from a value.
+pub(crate) fn remove(shape: Shape<'static>, value: &mut Value, gone: &FieldSet) {
+    match (shape.form(value), value) {
+        (Form::Fields, Value::Object(map)) => {
+            map.retain(|name, _| !gone.has(&set::field(name)));
+            for (name, value) in map {
+                if let Some(below) = gone.below(&set::field(name)) {
+                    remove(shape.field(name).0, value, below);
+                }
+            }
+        }
+        (Form::Set, Value::Array(list)) => list.retain(|item| !gone.has(&set::value(item))),
+        (Form::Keyed(keys, items), Value::Array(list)) => {
+            list.retain(|item| !gone.has(&keys_of(item, keys)));
+            for item in list {
+                if let Some(below) = gone.below(&keys_of(item, keys)) {
+                    remove(items, item, below);
+                }
+            }
+        }
+        _ => {}
+    }
+}

@@ -1,0 +1,87 @@
+//! Server-side apply: a patch that says what its manager wants, and only that.
+
+use super::{Change, Outcome, Part, WriteRequest, fit, key, set_type};
+use crate::{
+    decode::Decoded, managed, meta, object::Object, schema::normalise, server::Inner, status::ApiError,
+};
+
+impl Inner {
+    pub(crate) async fn apply(
+        &self,
+        request: &WriteRequest,
+        name: &str,
+        part: Part,
+        body: Decoded,
+        force: bool,
+    ) -> Result<Outcome, ApiError> {
+        let kind = request.kind;
+        if !request.manager.explicit {
+            let message = "PatchOptions.meta.k8s.io \"\" is invalid: fieldManager: Required value: is required for apply patch";
+            return Err(ApiError::unprocessable(message));
+        }
+        let (applied, warnings) = self.applied_object(request, name, body)?;
+        let exists = self.store.get(&key(kind, &request.namespace, name)).is_some();
+        if !exists && part == Part::Main {
+            if !applied.uid().is_empty() {
+                let why = format!(
+                    "uid mismatch: the provided object specified uid {}, and no existing object was found",
+                    applied.uid()
+                );
+                return Err(ApiError::conflict(kind, name, &why));
+            }
+            let mut object = managed::apply(request, part, None, &applied, force)?;
+            let strict = |why: String| ApiError::bad_request(why);
+            fit(kind, &mut object, Vec::new(), request.validation, strict)?;
+            let created = self
+                .create_change(request, Change { object, warnings: warnings.clone(), applied: true })
+                .await;
+            // Somebody else created it in between: apply to that.
+            if !created.as_ref().is_err_and(|error| error.has_reason("AlreadyExists")) {
+                return created;
+            }
+        }
+        self.change(request, name, part, |live| {
+            let mut object = managed::apply(request, part, Some(live), &applied, force)?;
+            fit(kind, &mut object, Vec::new(), request.validation, ApiError::bad_request)?;
+            Ok(Change { object, warnings: warnings.clone(), applied: true })
+        })
+        .await
+    }
+
+    /// What is applied, checked against its kind; fields that are left out are no mistake.
+    fn applied_object(
+        &self,
+        request: &WriteRequest,
+        name: &str,
+        body: Decoded,
+    ) -> Result<(Object, Vec<String>), ApiError> {
+        let kind = request.kind;
+        let serde_json::Value::Object(map) = body.value else {
+            return Err(ApiError::bad_request("the applied object is not a map"));
+        };
+        let mut object = Object(map);
+        for field in ["apiVersion", "kind"] {
+            if object.str_at(&[field]).is_empty() {
+                return Err(ApiError::bad_request(format!("the applied object has no {field}")));
+            }
+        }
+        set_type(kind, &mut object)?;
+        if object
+            .at(&["metadata", "managedFields"])
+            .and_then(serde_json::Value::as_array)
+            .is_some_and(|list| !list.is_empty())
+        {
+            return Err(ApiError::bad_request("metadata.managedFields must be nil"));
+        }
+        let found = normalise(kind, &mut object.0);
+        let cannot = |why: String| {
+            let (kind, version) = (kind.kind, kind.version);
+            ApiError::bad_request(format!(
+                "{kind} in version {version:?} cannot be handled as a {kind}: {why}"
+            ))
+        };
+        let warnings = super::judge(found, body.duplicates, request.validation, cannot, cannot)?.0;
+        meta::place(&mut object, kind, &request.namespace, Some(name))?;
+        Ok((object, warnings))
+    }
+}

@@ -1,0 +1,83 @@
+//! Uploads: kept once, checked before they are kept, and refused with words.
+
+mod support;
+
+use axum::body::Body;
+use bytes::Bytes;
+use http::{Request, StatusCode};
+use http_body_util::BodyExt;
+use mayfly_api::Digest;
+use serde_json::{Value, json};
+use support::{Fixture, json_of, request};
+
+const WASM: &[u8] = b"\0asm rest of it";
+
+async fn put(server: &Fixture, digest: &str, content: &'static [u8]) -> (StatusCode, Value) {
+    let request = request("PUT", &format!("/artifacts/{digest}")).body(Body::from(content)).unwrap();
+    json_of(server.send(request).await).await
+}
+
+#[tokio::test]
+async fn a_component_is_kept_once() {
+    let server = Fixture::new().await;
+    let digest = Digest::of(WASM).to_string();
+    let (code, said) = put(&server, &digest, WASM).await;
+    assert_eq!((code, &said["component"]["bytes"]), (StatusCode::CREATED, &json!(WASM.len())), "{said}");
+    assert_eq!(put(&server, &digest, WASM).await.0, StatusCode::OK);
+    let (_, list) = server.get("/artifacts").await;
+    assert_eq!((list["items"].as_array().unwrap().len(), &list["items"][0]["digest"]), (1, &json!(digest)));
+    let response =
+        server.send(request("GET", &format!("/artifacts/{digest}")).body(Body::empty()).unwrap()).await;
+    assert_eq!(response.headers()["content-length"], WASM.len().to_string());
+    assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), WASM);
+}
+
+#[tokio::test]
+async fn bad_uploads_leave_nothing() {
+    let server = Fixture::with(|config| config.artifact_bytes_max = 100, |_| {}).await;
+    let text: &[u8] = b"just text";
+    let large: &'static [u8] = &[0; 101];
+    for (digest, content, code, words) in [
+        (Digest::of(b"other").to_string(), WASM, 422, "the content's digest is"),
+        (Digest::of(text).to_string(), text, 422, "not a component"),
+        (Digest::of(large).to_string(), large, 413, "larger than the 100 bytes allowed"),
+        ("sha256:short".into(), WASM, 400, "/artifacts/sha256:<64 hex digits>"),
+    ] {
+        let (found, status) = put(&server, &digest, content).await;
+        let message = status["message"].as_str().unwrap_or("");
+        assert!(found.as_u16() == code && message.contains(words), "{found} {status}");
+    }
+    assert_eq!(server.get("/artifacts").await.1["items"], json!([]));
+    let absent = Digest::of(WASM);
+    assert_eq!(server.get(&format!("/artifacts/{absent}")).await.0, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test]
+async fn an_upload_that_breaks_off_is_forgotten() {
+    let server = Fixture::new().await;
+    let chunks = [Ok(Bytes::from(WASM)), Err(std::io::Error::other("the line went dead"))];
+    let body = Body::from_stream(futures::stream::iter(chunks));
+    let request = request("PUT", &format!("/artifacts/{}", Digest::of(WASM))).body(body).unwrap();
+    assert_eq!(server.send(request).await.status(), StatusCode::BAD_REQUEST);
+    assert_eq!(server.get("/artifacts").await.1["items"], json!([]));
+}
+
+#[tokio::test]
+async fn what_is_in_use_stays() {
+    let server = Fixture::new().await;
+    let digest = Digest::of(WASM).to_string();
+    put(&server, &digest, WASM).await;
+    let functions = "/apis/mayfly.dev/v1/namespaces/default/functions";
+    let function = json!({"metadata": {"name": "f"}, "spec": {"source": {"component": digest}}});
+    assert_eq!(server.call("POST", functions, function).await.0, StatusCode::CREATED);
+    let one = format!("/artifacts/{digest}");
+    let (code, status) = server.call("DELETE", &one, Value::Null).await;
+    assert_eq!(code, StatusCode::CONFLICT);
+    assert!(status["message"].as_str().unwrap().contains("functions.mayfly.dev/default/f"), "{status}");
+    server.call("DELETE", &format!("{functions}/f"), Value::Null).await;
+    assert_eq!(server.call("DELETE", &one, Value::Null).await.0, StatusCode::OK);
+    assert_eq!(server.call("DELETE", &one, Value::Null).await.0, StatusCode::NOT_FOUND);
+    assert_eq!(server.call("POST", "/artifacts", json!({})).await.0, StatusCode::METHOD_NOT_ALLOWED);
+    let stranger = Request::put(&one).body(Body::from(WASM)).unwrap();
+    assert_eq!(server.send(stranger).await.status(), StatusCode::UNAUTHORIZED);
+}
