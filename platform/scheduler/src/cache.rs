@@ -1,187 +1,250 @@
-//! What every node has, and what has been given away: bound pods, and pods assumed to be bound soon.
+//! Nodes, what they can hold, and what is bound to them: a plain struct, no locks, no async.
 //!
-//! ```text
-//!            assume                 seen bound in the API
-//!  (waiting) ──────▶ Assumed ────────────────────────────▶ Bound ──▶ gone or finished
-//!                       │ binding failed                     
-//!                       └──────▶ forgotten
-//! ```
-//!
-//! A plain struct: no lock, no clock. A [`Snapshot`] shares the rows; only rows that changed since the last
-//! one are exchanged.
+//! A pod is *assumed* on its node as soon as it is planned, and *confirmed* when the API shows it there.
+//! Each change puts its node on a list of changed ones; a snapshot takes over only those.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, HashMap},
     sync::Arc,
 };
 
 use mayfly_api::{
     ObjectKey,
-    k8s::api::core::v1::{Node, Pod, Taint},
+    k8s::api::core::v1::{Node, Pod},
     resources::Amounts,
 };
 
-use crate::request::{self, PodRequest};
+use crate::{
+    facts::NodeFacts,
+    request::{HostPort, PodRequest, is_finished},
+};
 
-/// One node, as decisions see it.
+/// A node's place in the packed arrays. Given again after the node is gone.
+pub type NodeId = usize;
+
+/// One node and the sums over its pods.
 #[derive(Clone, Debug, Default)]
-pub struct NodeRow {
-    pub name: String,
-    pub labels: BTreeMap<String, String>,
-    pub taints: Vec<Taint>,
-    pub unschedulable: bool,
+pub struct NodeState {
+    pub facts: Arc<NodeFacts>,
     pub allocatable: Amounts,
     pub requested: Amounts,
-    pub host_ports: HashSet<(i32, String)>,
-    /// Replicas by revision.
-    pub revisions: HashMap<ObjectKey, u32>,
-    /// A node whose object is gone but whose pods are not.
-    pub missing: bool,
+    pub pods: u64,
+    pub cpu_millis_scored: u64,
+    pub memory_bytes_scored: u64,
+    pub host_ports: Vec<HostPort>,
+    /// Pods by revision (`namespace/name`).
+    pub revisions: BTreeMap<Arc<str>, u32>,
 }
 
-/// The rows of all nodes at one moment, in the order of their names' first appearance.
-#[derive(Clone, Debug, Default)]
-pub struct Snapshot {
-    pub nodes: Vec<Arc<NodeRow>>,
+/// A pod that holds resources on a node.
+#[derive(Clone, Debug)]
+struct Held {
+    node: String,
+    request: PodRequest,
+    assumed: bool,
 }
 
-/// See the module's text.
 #[derive(Debug, Default)]
 pub struct Cache {
-    rows: Vec<Arc<NodeRow>>,
-    index: HashMap<String, usize>,
-    pods: HashMap<String, CachedPod>,
-    dirty: HashSet<usize>,
+    ids: HashMap<String, NodeId>,
+    slots: Vec<Option<NodeState>>,
+    free: Vec<NodeId>,
+    changed: Vec<NodeId>,
+    is_changed: Vec<bool>,
+    pods: HashMap<ObjectKey, Held>,
+    /// Pods bound to a node that is not known (yet).
+    homeless: HashMap<String, Vec<ObjectKey>>,
 }
 
-#[derive(Debug)]
-struct CachedPod {
-    node: String,
-    assumed: bool,
-    request: PodRequest,
+/// What a change means to pods that wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    None,
+    /// Some pod that did not fit may fit now.
+    MayFit,
 }
 
 impl Cache {
-    /// A node appeared or changed.
-    pub fn set_node(&mut self, node: &Node) {
-        let name = node.metadata.name.clone().unwrap_or_default();
-        let spec = node.spec.clone().unwrap_or_default();
+    pub fn slots(&self) -> &[Option<NodeState>] {
+        &self.slots
+    }
+
+    pub fn node_count(&self) -> usize {
+        self.ids.len()
+    }
+
+    pub fn node(&self, name: &str) -> Option<&NodeState> {
+        self.slots.get(*self.ids.get(name)?)?.as_ref()
+    }
+
+    /// The nodes that changed since the last call.
+    pub fn take_changed(&mut self) -> Vec<NodeId> {
+        let changed = std::mem::take(&mut self.changed);
+        for id in &changed {
+            self.is_changed[*id] = false;
+        }
+        changed
+    }
+
+    /// A node as the API shows it; `None` when it is gone.
+    pub fn set_node(&mut self, name: &str, node: Option<&Node>) -> Effect {
+        let Some(node) = node else {
+            if let Some(id) = self.ids.remove(name) {
+                self.slots[id] = None;
+                self.free.push(id);
+                self.mark(id);
+                let left = self.pods.iter().filter(|(_, held)| held.node == name);
+                let left: Vec<_> = left.map(|(key, _)| key.clone()).collect();
+                if !left.is_empty() {
+                    self.homeless.insert(name.into(), left);
+                }
+            }
+            return Effect::None;
+        };
         let allocatable = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
-        let at = self.row_at(&name);
-        let row = self.edit(at);
-        row.labels = node.metadata.labels.clone().unwrap_or_default();
-        row.taints = spec.taints.unwrap_or_default();
-        row.unschedulable = spec.unschedulable.unwrap_or(false);
-        row.allocatable = allocatable.map(Amounts::from_quantities).unwrap_or_default();
-        row.missing = false;
-    }
-
-    /// A node's object is gone. What its pods take stays booked until they are gone too.
-    pub fn remove_node(&mut self, name: &str) {
-        if let Some(&at) = self.index.get(name) {
-            let row = self.edit(at);
-            *row = NodeRow {
-                name: name.to_owned(),
-                requested: std::mem::take(&mut row.requested),
-                host_ports: std::mem::take(&mut row.host_ports),
-                revisions: std::mem::take(&mut row.revisions),
-                missing: true,
-                ..NodeRow::default()
-            };
+        let allocatable = allocatable.map(Amounts::from_quantities).unwrap_or_default();
+        let facts = NodeFacts::of(node);
+        if let Some(id) = self.ids.get(name).copied()
+            && let Some(state) = &mut self.slots[id]
+        {
+            if *state.facts == facts && state.allocatable == allocatable {
+                return Effect::None;
+            }
+            state.facts = Arc::new(facts);
+            state.allocatable = allocatable;
+            self.mark(id);
+            return Effect::MayFit;
         }
-    }
-
-    /// The API says where a pod is. A finished or unbound pod takes nothing.
-    pub fn set_pod(&mut self, pod: &Pod) {
-        let uid = pod.metadata.uid.as_deref().unwrap_or_default();
-        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).unwrap_or("");
-        if request::is_finished(pod) {
-            return self.remove_pod(uid);
+        let state = NodeState { facts: Arc::new(facts), allocatable, ..NodeState::default() };
+        let id = self.free.pop().unwrap_or(self.slots.len());
+        if id == self.slots.len() {
+            self.slots.push(None);
+            self.is_changed.push(false);
         }
-        if node.is_empty() {
-            return;
-        }
-        match self.pods.get_mut(uid) {
-            Some(known) if known.node == node => known.assumed = false,
-            _ => {
-                self.remove_pod(uid);
-                self.add(PodRequest::of(pod), node, false);
+        self.slots[id] = Some(state);
+        self.ids.insert(name.into(), id);
+        self.mark(id);
+        for key in self.homeless.remove(name).unwrap_or_default() {
+            if let Some(held) = self.pods.get(&key).cloned().filter(|held| held.node == name) {
+                self.add_to_node(name, &held.request);
             }
         }
+        Effect::MayFit
     }
 
-    /// A pod is gone from the API, or its binding failed.
-    pub fn remove_pod(&mut self, uid: &str) {
-        let Some(pod) = self.pods.remove(uid) else { return };
-        let Some(&at) = self.index.get(&pod.node) else { return };
-        let row = self.edit(at);
-        row.requested.subtract(&pod.request.amounts);
-        for port in &pod.request.host_ports {
-            row.host_ports.remove(port);
+    /// A pod as the API shows it; `None` when it is gone.
+    pub fn set_pod(&mut self, key: &ObjectKey, pod: Option<&Pod>) -> Effect {
+        let bound = pod.filter(|pod| !is_finished(pod)).and_then(|pod| {
+            let node = pod.spec.as_ref()?.node_name.clone().filter(|node| !node.is_empty())?;
+            Some((node, pod))
+        });
+        let Some((node, pod)) = bound else {
+            // A pod that is assumed is not bound yet in the API's eyes: it keeps its place while it is there.
+            let assumed = self.pods.get(key).is_some_and(|held| {
+                held.assumed && pod.is_some_and(|pod| pod.metadata.uid.as_deref() == Some(&held.request.uid))
+            });
+            return if assumed && pod.is_some_and(|pod| !is_finished(pod)) {
+                Effect::None
+            } else {
+                self.release(key)
+            };
+        };
+        if let Some(held) = self.pods.get_mut(key)
+            && held.node == node
+            && pod.metadata.uid.as_deref() == Some(&held.request.uid)
+        {
+            // Requests of a bound pod do not change (in-place resize is not offered).
+            held.assumed = false;
+            return Effect::None;
         }
-        if let Some(revision) = &pod.request.revision
-            && let Some(count) = row.revisions.get_mut(revision)
+        let effect = self.release(key);
+        self.hold(node, PodRequest::of(pod), false);
+        effect
+    }
+
+    /// Books a planned pod on its node.
+    pub fn assume(&mut self, request: &PodRequest, node: &str) {
+        self.release(&request.key);
+        self.hold(node.into(), request.clone(), true);
+    }
+
+    /// The binding of an assumed pod failed.
+    pub fn forget(&mut self, key: &ObjectKey, uid: &str) -> Effect {
+        let assumed = self.pods.get(key).is_some_and(|held| held.assumed && held.request.uid == uid);
+        if assumed { self.release(key) } else { Effect::None }
+    }
+
+    /// Whether a pod is assumed or bound.
+    pub fn holds(&self, key: &ObjectKey, uid: &str) -> bool {
+        self.pods.get(key).is_some_and(|held| held.request.uid == uid)
+    }
+
+    fn hold(&mut self, node: String, request: PodRequest, assumed: bool) {
+        if self.ids.contains_key(&node) {
+            self.add_to_node(&node, &request);
+        } else {
+            self.homeless.entry(node.clone()).or_default().push(request.key.clone());
+        }
+        self.pods.insert(request.key.clone(), Held { node, request, assumed });
+    }
+
+    fn release(&mut self, key: &ObjectKey) -> Effect {
+        let Some(held) = self.pods.remove(key) else { return Effect::None };
+        if let Some(keys) = self.homeless.get_mut(&held.node) {
+            keys.retain(|other| other != key);
+        }
+        let Some(id) = self.ids.get(&held.node).copied() else { return Effect::None };
+        if let Some(state) = &mut self.slots[id] {
+            state.remove(&held.request);
+            self.mark(id);
+        }
+        Effect::MayFit
+    }
+
+    fn add_to_node(&mut self, node: &str, request: &PodRequest) {
+        let Some(id) = self.ids.get(node).copied() else { return };
+        if let Some(state) = &mut self.slots[id] {
+            state.add(request);
+            self.mark(id);
+        }
+    }
+
+    fn mark(&mut self, id: NodeId) {
+        if !std::mem::replace(&mut self.is_changed[id], true) {
+            self.changed.push(id);
+        }
+    }
+}
+
+impl NodeState {
+    fn add(&mut self, request: &PodRequest) {
+        self.requested.add(&request.amounts);
+        self.pods += 1;
+        self.cpu_millis_scored += request.cpu_millis_scored;
+        self.memory_bytes_scored += request.memory_bytes_scored;
+        self.host_ports.extend(request.host_ports.iter().cloned());
+        if let Some(revision) = &request.revision {
+            *self.revisions.entry(revision.clone()).or_default() += 1;
+        }
+    }
+
+    fn remove(&mut self, request: &PodRequest) {
+        self.requested.subtract(&request.amounts);
+        self.pods = self.pods.saturating_sub(1);
+        self.cpu_millis_scored = self.cpu_millis_scored.saturating_sub(request.cpu_millis_scored);
+        self.memory_bytes_scored = self.memory_bytes_scored.saturating_sub(request.memory_bytes_scored);
+        for port in &request.host_ports {
+            if let Some(at) = self.host_ports.iter().position(|known| known == port) {
+                self.host_ports.swap_remove(at);
+            }
+        }
+        if let Some(revision) = &request.revision
+            && let Some(count) = self.revisions.get_mut(revision)
         {
             *count -= 1;
             if *count == 0 {
-                row.revisions.remove(revision);
+                self.revisions.remove(revision);
             }
         }
-    }
-
-    /// Books a pod on a node before the API knows.
-    pub fn assume(&mut self, request: PodRequest, node: &str) {
-        self.remove_pod(&request.uid.clone());
-        self.add(request, node, true);
-    }
-
-    /// Takes an assumption back; a pod that the API has meanwhile shown as bound stays.
-    pub fn forget(&mut self, uid: &str) {
-        if self.pods.get(uid).is_some_and(|pod| pod.assumed) {
-            self.remove_pod(uid);
-        }
-    }
-
-    /// Whether the pod is booked somewhere.
-    pub fn holds(&self, uid: &str) -> bool {
-        self.pods.contains_key(uid)
-    }
-
-    /// Brings a snapshot up to date. Costs as much as changed.
-    pub fn update(&mut self, snapshot: &mut Snapshot) {
-        for at in self.dirty.drain() {
-            if at < snapshot.nodes.len() {
-                snapshot.nodes[at] = self.rows[at].clone();
-            }
-        }
-        for row in &self.rows[snapshot.nodes.len()..] {
-            snapshot.nodes.push(row.clone());
-        }
-    }
-
-    fn add(&mut self, request: PodRequest, node: &str, assumed: bool) {
-        let at = self.row_at(node);
-        let row = self.edit(at);
-        row.requested.add(&request.amounts);
-        row.host_ports.extend(request.host_ports.iter().cloned());
-        if let Some(revision) = &request.revision {
-            *row.revisions.entry(revision.clone()).or_default() += 1;
-        }
-        self.pods.insert(request.uid.clone(), CachedPod { node: node.to_owned(), assumed, request });
-    }
-
-    fn row_at(&mut self, name: &str) -> usize {
-        if let Some(&at) = self.index.get(name) {
-            return at;
-        }
-        let at = self.rows.len();
-        self.rows.push(Arc::new(NodeRow { name: name.to_owned(), missing: true, ..NodeRow::default() }));
-        self.index.insert(name.to_owned(), at);
-        at
-    }
-
-    fn edit(&mut self, at: usize) -> &mut NodeRow {
-        self.dirty.insert(at);
-        Arc::make_mut(&mut self.rows[at])
     }
 }

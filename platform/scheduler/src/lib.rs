@@ -1,24 +1,27 @@
 //! Places pods on nodes.
 //!
-//! **Belongs here:** the [`cache`] of what every node has and has given away; the [`filter`]s that say
-//! whether a pod fits a node and the [`score`]s that say how well; [`plan`], the pure decision over a
-//! snapshot; the [`queue`] of pods that wait; the loop that assumes, binds and tells why not.
+//! **Belongs here:** the cache of nodes and of what is bound to them, the snapshot made from it, the plan
+//! (filters and scores) for one pod, the queue of pods that wait, binding.
 //!
-//! **Does not belong here:** making pods, running them, evicting them.
+//! **Does not belong here:** how many pods there are (controllers), running them (the kubelet), any store
+//! but the API.
 //!
-//! The shape is upstream's: a pod is *assumed* on its node at once, so that the next decision sees it, and
-//! bound in the background; a binding that fails is forgotten and the pod comes back. Every decision looks
-//! at every node: rows are packed and small, so there is no sampling.
-//!
-//! Start reading at [`scheduler`], then [`plan`].
+//! ```text
+//!  informers ──▶ cache ──(changed nodes only)──▶ snapshot ──▶ plan ──▶ assume in the cache ──▶ bind (async)
+//!      └───────▶ queue: active │ backing off │ unschedulable ──▲                  └─ failed: forget, retry
+//! ```
+//! One task owns cache, snapshot and queue; binding runs beside it. Start reading at [`plan`], then
+//! [`Scheduler`].
 
 pub mod cache;
-pub mod filter;
+pub mod facts;
 pub mod plan;
 pub mod queue;
+pub mod rehearsal;
 pub mod request;
-pub mod scheduler;
-pub mod score;
+mod run;
+pub mod snapshot;
+mod state;
 
-pub use plan::{FitError, Placement, plan};
-pub use scheduler::{Config, Scheduler};
+pub use rehearsal::Rehearsal;
+pub use run::{Config, Scheduler};

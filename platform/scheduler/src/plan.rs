@@ -1,58 +1,198 @@
-//! The decision: a pod and a snapshot in, a node or the reasons out. Pure.
+//! Where to put one pod: pure and deterministic, every node looked at.
+//!
+//! Filters, cheapest first: what constraints say of the node's facts (judged once per template), room for
+//! pods, free amounts of every resource asked for, host ports. Scores: the free share of CPU and memory
+//! after placing (upstream's LeastAllocated), disliked taints × 3, preferred affinity × 2, and a bonus for
+//! a node that already runs the pod's revision, where it is warm.
 
 use std::{collections::BTreeMap, fmt};
 
-use crate::{cache::Snapshot, filter, request::PodRequest, score};
+use mayfly_api::resources::Amounts;
 
-/// Where a pod should go.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Placement {
-    pub node: String,
-    pub score: u64,
+use crate::{
+    cache::NodeId,
+    request::{HostPort, PodRequest},
+    snapshot::{Snapshot, Verdicts},
+};
+
+/// Weights, in the scale where a whole score is 100.
+const TAINT_WEIGHT: f32 = 3.0;
+const AFFINITY_WEIGHT: f32 = 2.0;
+const REVISION_BONUS: f32 = 100.0;
+
+/// The planner's own state: where the next scan starts, so that equal nodes take turns.
+#[derive(Debug, Default)]
+pub struct Planner {
+    start: usize,
 }
 
-/// Why no node takes the pod. Printed in upstream's form:
-/// `0/3 nodes are available: 1 Insufficient memory, 2 node(s) were unschedulable.`
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What to do with a pod.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Decision {
+    Place { node: String },
+    Unschedulable(FitError),
+}
+
+/// Why no node takes the pod: the number of nodes, and of those with each reason.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FitError {
     pub nodes: usize,
-    /// How many nodes gave each reason.
     pub reasons: BTreeMap<String, usize>,
 }
 
+/// Upstream's wording.
 impl fmt::Display for FitError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "0/{} nodes are available", self.nodes)?;
-        let mut parts: Vec<_> =
+        if self.nodes == 0 {
+            return f.write_str("no nodes available to schedule pods");
+        }
+        write!(f, "0/{} nodes are available:", self.nodes)?;
+        let mut reasons: Vec<_> =
             self.reasons.iter().map(|(reason, count)| format!("{count} {reason}")).collect();
-        parts.sort();
-        if parts.is_empty() { write!(f, ".") } else { write!(f, ": {}.", parts.join(", ")) }
+        reasons.sort();
+        write!(f, " {}.", reasons.join(", "))
     }
 }
 
-impl std::error::Error for FitError {}
+/// The amounts a pod asks for, each with the column of what is free.
+type Wanted<'a> = Vec<(u64, Option<&'a [u64]>)>;
 
-/// Looks at every node and takes the best. Among equals the one whose turn it is by `turn` (any number that
-/// grows by one each time), so that equal nodes fill evenly and a decision can be repeated.
-pub fn plan(pod: &PodRequest, snapshot: &Snapshot, turn: u64) -> Result<Placement, FitError> {
-    let count = snapshot.nodes.len();
-    let start = usize::try_from(turn % (count.max(1) as u64)).unwrap_or(0);
-    let in_turn = snapshot.nodes[start..].iter().chain(&snapshot.nodes[..start]);
-    let mut best: Option<Placement> = None;
-    for node in in_turn.filter(|node| filter::fits(pod, node)) {
-        let score = score::score(pod, node);
-        if best.as_ref().is_none_or(|best| score > best.score) {
-            best = Some(Placement { node: node.name.clone(), score });
+struct Scan<'a> {
+    snapshot: &'a Snapshot,
+    verdicts: &'a Verdicts,
+    /// By verdict: its part of the score, or `None` when it is a misfit.
+    static_scores: Vec<Option<f32>>,
+    wanted: Wanted<'a>,
+    request: &'a PodRequest,
+    cpu: f32,
+    memory: f32,
+}
+
+impl Planner {
+    /// Finds the best node. The snapshot is only changed by what it remembers of constraints.
+    pub fn plan(&mut self, snapshot: &mut Snapshot, request: &PodRequest) -> Decision {
+        let verdicts = snapshot.verdicts(&request.constraints);
+        let snapshot = &*snapshot;
+        let scan = Scan::new(snapshot, &verdicts, request);
+        let places = snapshot.facts.len();
+        let start = if places == 0 { 0 } else { self.start % places };
+        let mut best: Option<(f32, NodeId)> = None;
+        for id in (start..places).chain(0..start) {
+            if let Some(score) = scan.score(id)
+                && best.is_none_or(|(most, _)| score > most)
+            {
+                best = Some((score, id));
+            }
+        }
+        let warm = request.revision.as_ref().and_then(|revision| snapshot.revisions.get(revision));
+        for id in warm.into_iter().flat_map(BTreeMap::keys) {
+            if let Some(score) = scan.score(*id).map(|score| score + REVISION_BONUS)
+                && best.is_none_or(|(most, _)| score > most)
+            {
+                best = Some((score, *id));
+            }
+        }
+        match best.and_then(|(_, id)| Some((id, snapshot.facts[id].as_ref()?))) {
+            Some((id, facts)) => {
+                self.start = id + 1;
+                Decision::Place { node: facts.name.clone() }
+            }
+            None => Decision::Unschedulable(scan.explain()),
         }
     }
-    best.ok_or_else(|| explain(pod, snapshot))
 }
 
-fn explain(pod: &PodRequest, snapshot: &Snapshot) -> FitError {
-    let mut reasons = BTreeMap::new();
-    let known = snapshot.nodes.iter().filter(|node| !node.missing);
-    for reason in known.clone().flat_map(|node| filter::refusals(pod, node)) {
-        *reasons.entry(reason).or_default() += 1;
+impl<'a> Scan<'a> {
+    #[expect(clippy::cast_precision_loss, reason = "scores are compared, not counted")]
+    fn new(snapshot: &'a Snapshot, verdicts: &'a Verdicts, request: &'a PodRequest) -> Self {
+        let fitting = verdicts.table.iter().filter(|verdict| verdict.misfit.is_none());
+        let most_disliked = fitting.clone().map(|verdict| verdict.taints_disliked).max().unwrap_or(0);
+        let most_preferred = fitting.map(|verdict| verdict.preference).max().unwrap_or(0);
+        let share = |part: u32, most: u32| if most == 0 { 0.0 } else { part as f32 / most as f32 };
+        let score = |verdict: &crate::facts::Verdict| {
+            verdict.misfit.is_none().then(|| {
+                (1.0 - share(verdict.taints_disliked, most_disliked)) * 100.0 * TAINT_WEIGHT
+                    + share(verdict.preference, most_preferred) * 100.0 * AFFINITY_WEIGHT
+            })
+        };
+        Self {
+            snapshot,
+            verdicts,
+            static_scores: verdicts.table.iter().map(score).collect(),
+            wanted: wanted(snapshot, &request.amounts),
+            request,
+            cpu: request.cpu_millis_scored as f32,
+            memory: request.memory_bytes_scored as f32,
+        }
     }
-    FitError { nodes: known.count(), reasons }
+
+    /// The node's score, or `None` when it cannot take the pod.
+    fn score(&self, id: NodeId) -> Option<f32> {
+        self.snapshot.facts[id].as_ref()?;
+        let fixed = self.static_scores[self.verdicts.of_node[id] as usize]?;
+        if self.snapshot.pods_free[id] == 0 {
+            return None;
+        }
+        for (amount, free) in &self.wanted {
+            if free.is_none_or(|free| free[id] < *amount) {
+                return None;
+            }
+        }
+        if !self.request.host_ports.is_empty() && self.ports_taken(id) {
+            return None;
+        }
+        let (cpu, memory) = (self.snapshot.cpu[id], self.snapshot.memory[id]);
+        let cpu = ((cpu.left - self.cpu) * cpu.inverse).max(0.0);
+        let memory = ((memory.left - self.memory) * memory.inverse).max(0.0);
+        Some(fixed + (cpu + memory) * 50.0)
+    }
+
+    fn ports_taken(&self, id: NodeId) -> bool {
+        let taken = self.snapshot.host_ports.get(&id).map(Vec::as_slice).unwrap_or_default();
+        let conflicts = |wanted: &HostPort| taken.iter().any(|port| port.conflicts(wanted));
+        self.request.host_ports.iter().any(conflicts)
+    }
+
+    /// Looks at every node again, slowly, and says what is in the way.
+    fn explain(&self) -> FitError {
+        let mut error = FitError { nodes: self.snapshot.node_count, reasons: BTreeMap::new() };
+        for (id, facts) in self.snapshot.facts.iter().enumerate() {
+            if facts.is_some() {
+                for reason in self.reasons(id) {
+                    *error.reasons.entry(reason).or_default() += 1;
+                }
+            }
+        }
+        error
+    }
+
+    fn reasons(&self, id: NodeId) -> Vec<String> {
+        if let Some(misfit) = &self.verdicts.table[self.verdicts.of_node[id] as usize].misfit {
+            return vec![misfit.to_string()];
+        }
+        if !self.request.host_ports.is_empty() && self.ports_taken(id) {
+            return vec!["node(s) didn't have free ports for the requested pod ports".into()];
+        }
+        let mut reasons = Vec::new();
+        if self.snapshot.pods_free[id] == 0 {
+            reasons.push("Too many pods".into());
+        }
+        for (name, amount) in asked(&self.request.amounts) {
+            let free = self.snapshot.free.get(name).map_or(0, |free| free[id]);
+            if free < amount {
+                reasons.push(format!("Insufficient {name}"));
+            }
+        }
+        reasons
+    }
+}
+
+/// What is asked for; nothing of a resource fits everywhere.
+fn asked(amounts: &Amounts) -> impl Iterator<Item = (&str, u64)> {
+    let asked = amounts.0.iter().filter(|(name, amount)| **amount > 0 && *name != "pods");
+    asked.map(|(name, amount)| (name.as_str(), *amount))
+}
+
+fn wanted<'a>(snapshot: &'a Snapshot, amounts: &Amounts) -> Wanted<'a> {
+    asked(amounts).map(|(name, amount)| (amount, snapshot.free.get(name).map(Vec::as_slice))).collect()
 }

@@ -1,196 +1,284 @@
-//! The pods that wait, and when each is tried again. A plain struct: time comes in as an argument.
+//! Pods that wait for a node: a plain struct, no locks, no async; time comes in as an argument.
 //!
 //! ```text
-//!            pop                no node fits               something changed that may help,
-//!  Active ────────▶ (deciding) ─────────────▶ Unschedulable ── or it waited long enough ──▶ Backoff or Active
-//!    ▲                  │ binding failed                                                      │
-//!    │                  └──────────────────▶ Backoff ◀────────────────────────────────────────┘
-//!    └──────────── its pause is over ───────────┘
+//!             pop                 no node fits             something changed, back-off over
+//!   active ─────────▶ (planned) ───────────────▶ unschedulable ─────────────────────────▶ active
+//!     ▲                   │ failed, or changed meanwhile     │ something changed
+//!     │                   ▼                                  │
+//!     └───────────── backing off ◀───────────────────────────┘
 //! ```
+//! Active pods go by priority, then by when they came. (Shape: upstream `pkg/scheduler/backend/queue`.)
 
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap},
     time::Duration,
 };
 
+use mayfly_api::ObjectKey;
 use tokio::time::Instant;
 
 use crate::request::PodRequest;
 
-/// The first pause after a failure; it doubles up to [`BACKOFF_MAX`] (upstream's values).
-pub const BACKOFF_FIRST: Duration = Duration::from_secs(1);
-pub const BACKOFF_MAX: Duration = Duration::from_secs(10);
-/// After this long an unschedulable pod is tried again even if nothing seemed to help.
-pub const UNSCHEDULABLE_MAX: Duration = Duration::from_secs(300);
+/// Pauses between tries of one pod: the first, doubled up to the most.
+const BACKOFF_FIRST: Duration = Duration::from_secs(1);
+const BACKOFF_MOST: Duration = Duration::from_secs(10);
+/// After this long an unschedulable pod is tried again even if nothing seems to have changed.
+const UNSCHEDULABLE_MOST: Duration = Duration::from_secs(300);
 
-/// Highest priority first, then the order of arrival.
-type Rank = (Reverse<i32>, u64);
-
-/// See the module's text.
 #[derive(Debug, Default)]
 pub struct Queue {
-    active: BTreeMap<Rank, String>,
-    backoff: BTreeSet<(Instant, String)>,
-    /// By the moment they were found so.
-    unschedulable: BTreeSet<(Instant, String)>,
-    pods: HashMap<String, Waiting>,
+    waiting: HashMap<ObjectKey, Waiting>,
+    active: BTreeSet<Turn>,
+    later: BTreeSet<(Instant, ObjectKey)>,
     arrivals: u64,
-    /// Counts the changes that may help unschedulable pods.
+    /// Raised whenever something changed that may let a pod fit.
     changes: u64,
 }
+
+type Turn = (Reverse<i32>, u64, ObjectKey);
 
 #[derive(Debug)]
 struct Waiting {
     request: PodRequest,
     arrival: u64,
-    failures: u32,
+    attempts: u32,
+    /// When its back-off ends.
+    rested: Option<Instant>,
     place: Place,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Active,
-    Backoff(Instant),
-    Unschedulable {
-        since: Instant,
-    },
-    /// Popped; the number of changes at that moment, so that none that comes meanwhile is lost.
-    Deciding {
-        changes: u64,
-    },
+    BackingOff(Instant),
+    /// Tried again at this time at the latest.
+    Unschedulable(Instant),
+}
+
+/// A pod taken out to be planned.
+#[derive(Debug)]
+pub struct Popped {
+    pub request: PodRequest,
+    arrival: u64,
+    attempts: u32,
+    changes: u64,
 }
 
 impl Queue {
-    /// A pod waits, or its spec changed while it did.
-    pub fn add(&mut self, request: PodRequest) {
-        let uid = request.uid.clone();
-        if let Some(waiting) = self.pods.get_mut(&uid) {
-            let rank = (Reverse(waiting.request.priority), waiting.arrival);
-            waiting.request = request;
-            if waiting.place == Place::Active {
-                self.active.remove(&rank);
-                self.active.insert((Reverse(waiting.request.priority), waiting.arrival), uid);
-            }
+    pub fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// A pod that wants a node, as it is now; `None` when it is gone or wants none any more.
+    pub fn set(&mut self, key: &ObjectKey, request: Option<PodRequest>) {
+        let Some(request) = request else {
+            self.take(key);
             return;
-        }
-        self.arrivals += 1;
-        let arrival = self.arrivals;
-        self.active.insert((Reverse(request.priority), arrival), uid.clone());
-        self.pods.insert(uid, Waiting { request, arrival, failures: 0, place: Place::Active });
-    }
-
-    /// A pod waits no more: bound, deleted or finished.
-    pub fn remove(&mut self, uid: &str) {
-        if let Some(waiting) = self.pods.remove(uid) {
-            self.unplace(&waiting, uid);
-        }
-    }
-
-    /// The next pod to decide on.
-    pub fn pop(&mut self, now: Instant) -> Option<PodRequest> {
-        self.release(now);
-        let (_, uid) = self.active.pop_first()?;
-        let changes = self.changes;
-        let waiting = self.pods.get_mut(&uid)?;
-        waiting.place = Place::Deciding { changes };
-        Some(waiting.request.clone())
-    }
-
-    /// No node takes the pod. If something changed since it was popped, it only pauses.
-    pub fn unschedulable(&mut self, uid: &str, now: Instant) {
-        let changed = self.changes;
-        let Some(waiting) = self.pods.get_mut(uid) else { return };
-        match waiting.place {
-            Place::Deciding { changes } if changes == changed => {
-                waiting.failures += 1;
-                waiting.place = Place::Unschedulable { since: now };
-                self.unschedulable.insert((now, uid.to_owned()));
+        };
+        match self.waiting.get_mut(key) {
+            Some(known) if known.request == request => {}
+            Some(known)
+                if known.request.uid == request.uid
+                    && known.place == Place::Active
+                    && known.request.priority == request.priority =>
+            {
+                known.request = request;
             }
-            _ => self.failed(uid, now),
+            _ => {
+                let known = self.take(key).filter(|known| known.request.uid == request.uid);
+                let (arrival, attempts) = match known {
+                    Some(known) => (known.arrival, known.attempts),
+                    None => {
+                        self.arrivals += 1;
+                        (self.arrivals, 0)
+                    }
+                };
+                self.put(Waiting { request, arrival, attempts, rested: None, place: Place::Active });
+            }
         }
     }
 
-    /// The pod could not be bound: again after a pause.
-    pub fn failed(&mut self, uid: &str, now: Instant) {
-        let Some(waiting) = self.pods.get_mut(uid) else { return };
-        waiting.failures += 1;
-        let until = now + pause(waiting.failures);
-        waiting.place = Place::Backoff(until);
-        self.backoff.insert((until, uid.to_owned()));
+    pub fn pop(&mut self, now: Instant) -> Option<Popped> {
+        self.wake(now);
+        let (_, _, key) = self.active.first()?.clone();
+        let waiting = self.take(&key)?;
+        Some(Popped {
+            request: waiting.request,
+            arrival: waiting.arrival,
+            attempts: waiting.attempts + 1,
+            changes: self.changes,
+        })
     }
 
-    /// Something changed that may help: a node came or grew, a pod went.
-    pub fn something_changed(&mut self, now: Instant) {
+    /// No node fits it now.
+    pub fn unschedulable(&mut self, popped: Popped, now: Instant) {
+        let rested = now + backoff(popped.attempts);
+        let changed = popped.changes != self.changes;
+        let place =
+            if changed { Place::BackingOff(rested) } else { Place::Unschedulable(now + UNSCHEDULABLE_MOST) };
+        self.put_back(popped, place, rested);
+    }
+
+    /// Something went wrong that time may heal.
+    pub fn failed(&mut self, popped: Popped, now: Instant) {
+        let rested = now + backoff(popped.attempts);
+        self.put_back(popped, Place::BackingOff(rested), rested);
+    }
+
+    /// Something changed that may let a pod fit.
+    pub fn may_fit(&mut self, now: Instant) {
         self.changes += 1;
-        for (since, uid) in std::mem::take(&mut self.unschedulable) {
-            let failures = self.pods.get(&uid).map_or(0, |pod| pod.failures);
-            self.move_on(&uid, since + pause(failures), now);
+        let unschedulable = |waiting: &&Waiting| matches!(waiting.place, Place::Unschedulable(_));
+        let keys: Vec<_> =
+            self.waiting.values().filter(unschedulable).map(|waiting| waiting.request.key.clone()).collect();
+        for key in keys {
+            if let Some(waiting) = self.take(&key) {
+                let place = match waiting.rested {
+                    Some(rested) if rested > now => Place::BackingOff(rested),
+                    _ => Place::Active,
+                };
+                self.put(Waiting { place, ..waiting });
+            }
         }
     }
 
-    /// When [`Queue::pop`] may have something again, if nothing else happens.
-    pub fn wake_at(&self) -> Option<Instant> {
-        let paused = self.backoff.first().map(|(until, _)| *until);
-        let stale = self.unschedulable.first().map(|(since, _)| *since + UNSCHEDULABLE_MAX);
-        paused.into_iter().chain(stale).min()
+    /// When a pod becomes active by time alone.
+    pub fn next_wake(&self) -> Option<Instant> {
+        self.later.first().map(|(at, _)| *at)
     }
 
-    /// Whether [`Queue::pop`] has something now.
     pub fn has_active(&self) -> bool {
         !self.active.is_empty()
     }
 
-    pub fn len(&self) -> usize {
-        self.pods.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.pods.is_empty()
-    }
-
-    fn release(&mut self, now: Instant) {
-        while let Some((until, _)) = self.backoff.first()
-            && *until <= now
-        {
-            let Some((_, uid)) = self.backoff.pop_first() else { return };
-            self.activate(&uid);
-        }
-        while let Some((since, _)) = self.unschedulable.first()
-            && *since + UNSCHEDULABLE_MAX <= now
-        {
-            let Some((_, uid)) = self.unschedulable.pop_first() else { return };
-            self.activate(&uid);
+    fn wake(&mut self, now: Instant) {
+        while let Some((at, key)) = self.later.first().cloned() {
+            if at > now {
+                return;
+            }
+            if let Some(waiting) = self.take(&key) {
+                self.put(Waiting { place: Place::Active, ..waiting });
+            }
         }
     }
 
-    fn move_on(&mut self, uid: &str, until: Instant, now: Instant) {
-        if until <= now {
-            return self.activate(uid);
+    fn put_back(&mut self, popped: Popped, place: Place, rested: Instant) {
+        if self.waiting.contains_key(&popped.request.key) {
+            return; // It changed meanwhile and is waiting again.
         }
-        if let Some(waiting) = self.pods.get_mut(uid) {
-            waiting.place = Place::Backoff(until);
-            self.backoff.insert((until, uid.to_owned()));
-        }
+        let Popped { request, arrival, attempts, .. } = popped;
+        self.put(Waiting { request, arrival, attempts, rested: Some(rested), place });
     }
 
-    fn activate(&mut self, uid: &str) {
-        if let Some(waiting) = self.pods.get_mut(uid) {
-            waiting.place = Place::Active;
-            self.active.insert((Reverse(waiting.request.priority), waiting.arrival), uid.to_owned());
-        }
-    }
-
-    fn unplace(&mut self, waiting: &Waiting, uid: &str) {
+    fn put(&mut self, waiting: Waiting) {
+        let key = waiting.request.key.clone();
         match waiting.place {
-            Place::Active => drop(self.active.remove(&(Reverse(waiting.request.priority), waiting.arrival))),
-            Place::Backoff(until) => drop(self.backoff.remove(&(until, uid.to_owned()))),
-            Place::Unschedulable { since } => drop(self.unschedulable.remove(&(since, uid.to_owned()))),
-            Place::Deciding { .. } => {}
+            Place::Active => {
+                self.active.insert((Reverse(waiting.request.priority), waiting.arrival, key.clone()));
+            }
+            Place::BackingOff(at) | Place::Unschedulable(at) => {
+                self.later.insert((at, key.clone()));
+            }
         }
+        self.waiting.insert(key, waiting);
+    }
+
+    fn take(&mut self, key: &ObjectKey) -> Option<Waiting> {
+        let waiting = self.waiting.remove(key)?;
+        match waiting.place {
+            Place::Active => {
+                self.active.remove(&(Reverse(waiting.request.priority), waiting.arrival, key.clone()));
+            }
+            Place::BackingOff(at) | Place::Unschedulable(at) => {
+                self.later.remove(&(at, key.clone()));
+            }
+        }
+        Some(waiting)
     }
 }
 
-fn pause(failures: u32) -> Duration {
-    BACKOFF_FIRST.saturating_mul(1 << failures.saturating_sub(1).min(8)).min(BACKOFF_MAX)
+fn backoff(attempts: u32) -> Duration {
+    BACKOFF_FIRST.saturating_mul(1 << attempts.saturating_sub(1).min(16)).min(BACKOFF_MOST)
+}
+
+#[cfg(test)]
+mod tests {
+    use mayfly_api::k8s::api::core::v1::Pod;
+    use serde_json::json;
+
+    use super::*;
+
+    fn request(name: &str, priority: i32) -> PodRequest {
+        let pod = json!({"metadata": {"name": name, "namespace": "ns", "uid": name},
+            "spec": {"priority": priority, "containers": []}});
+        PodRequest::of(&serde_json::from_value::<Pod>(pod).unwrap())
+    }
+
+    fn add(queue: &mut Queue, name: &str, priority: i32) {
+        queue.set(&ObjectKey::new("ns", name), Some(request(name, priority)));
+    }
+
+    fn pop(queue: &mut Queue, now: Instant) -> Option<String> {
+        queue.pop(now).map(|popped| popped.request.key.name)
+    }
+
+    #[test]
+    fn by_priority_then_by_arrival() {
+        let (mut queue, now) = (Queue::default(), Instant::now());
+        for (name, priority) in [("a", 0), ("b", 10), ("c", 0), ("d", 10)] {
+            add(&mut queue, name, priority);
+        }
+        queue.set(&ObjectKey::new("ns", "c"), None);
+        let order: Vec<_> = std::iter::from_fn(|| pop(&mut queue, now)).collect();
+        assert_eq!(order, ["b", "d", "a"]);
+    }
+
+    #[test]
+    fn unschedulable_pods_come_back_when_something_changes_and_they_have_rested() {
+        let (mut queue, now) = (Queue::default(), Instant::now());
+        add(&mut queue, "a", 0);
+        let popped = queue.pop(now).unwrap();
+        queue.unschedulable(popped, now);
+        assert_eq!(pop(&mut queue, now + BACKOFF_MOST), None, "nothing changed");
+        queue.may_fit(now);
+        assert_eq!(pop(&mut queue, now), None, "it has to rest");
+        assert_eq!(queue.next_wake(), Some(now + BACKOFF_FIRST));
+        let popped = queue.pop(now + BACKOFF_FIRST).unwrap();
+        queue.unschedulable(popped, now);
+        assert_eq!(pop(&mut queue, now + UNSCHEDULABLE_MOST), Some("a".into()), "tried again anyway");
+    }
+
+    #[test]
+    fn a_change_during_the_plan_is_not_lost() {
+        let (mut queue, now) = (Queue::default(), Instant::now());
+        add(&mut queue, "a", 0);
+        let popped = queue.pop(now).unwrap();
+        queue.may_fit(now);
+        queue.unschedulable(popped, now);
+        assert_eq!(queue.next_wake(), Some(now + BACKOFF_FIRST));
+    }
+
+    #[test]
+    fn a_changed_pod_is_tried_at_once() {
+        let (mut queue, now) = (Queue::default(), Instant::now());
+        add(&mut queue, "a", 0);
+        let popped = queue.pop(now).unwrap();
+        queue.unschedulable(popped, now);
+        add(&mut queue, "a", 0);
+        assert_eq!(pop(&mut queue, now), None, "the same as before");
+        add(&mut queue, "a", 7);
+        assert_eq!(pop(&mut queue, now), Some("a".into()));
+        assert!(queue.is_empty() && queue.later.is_empty());
+    }
+
+    #[test]
+    fn pauses_grow() {
+        let seconds: Vec<_> = (1..=6).map(|attempts| backoff(attempts).as_secs()).collect();
+        assert_eq!(seconds, [1, 2, 4, 8, 10, 10]);
+    }
 }

@@ -1,101 +1,144 @@
-//! What a pod asks for, read once from its spec when it enters the queue.
+//! What one pod asks for, read once from its spec.
 
-use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use mayfly_api::{
     ObjectKey,
-    k8s::api::core::v1::{NodeSelector, NodeSelectorRequirement, Pod, Toleration},
+    k8s::api::core::v1::{NodeSelector, Pod, PodSpec, PreferredSchedulingTerm, Toleration},
     resources::Amounts,
-    wellknown,
+    wellknown::LABEL_REVISION,
 };
 
-/// The default name of a pod's scheduler: the only one that this scheduler listens to.
+/// Pods for another scheduler are left to it.
 pub const SCHEDULER_NAME: &str = "default-scheduler";
-/// The resource every pod takes one of.
-pub const PODS: &str = "pods";
+/// What a container counts as in scores when it asks for nothing (upstream: `GetNonzeroRequests`).
+const CPU_MILLIS_ASSUMED: u64 = 100;
+const MEMORY_BYTES_ASSUMED: u64 = 200 << 20;
 
-/// One pod as the scheduler sees it.
-#[derive(Clone, Debug)]
+/// A pod to be placed.
+#[derive(Clone, Debug, PartialEq)]
 pub struct PodRequest {
     pub key: ObjectKey,
     pub uid: String,
     pub priority: i32,
     pub amounts: Amounts,
-    pub node_name: Option<String>,
-    pub node_selector: BTreeMap<String, String>,
-    pub required_affinity: Option<NodeSelector>,
+    /// CPU and memory for scores: with an assumption where nothing is asked.
+    pub cpu_millis_scored: u64,
+    pub memory_bytes_scored: u64,
+    pub host_ports: Vec<HostPort>,
+    /// `namespace/revision` of a function's pod.
+    pub revision: Option<Arc<str>>,
+    /// Where it may run at all; shared by all pods of a template.
+    pub constraints: Arc<Constraints>,
+}
+
+/// A port of the node that a container wants for itself.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct HostPort {
+    pub protocol: String,
+    /// Empty: all addresses.
+    pub address: String,
+    pub port: i32,
+}
+
+impl HostPort {
+    /// Whether both cannot be had on one node.
+    pub fn conflicts(&self, other: &Self) -> bool {
+        let any = |address: &str| address.is_empty() || address == "0.0.0.0";
+        self.port == other.port
+            && self.protocol == other.protocol
+            && (any(&self.address) || any(&other.address) || self.address == other.address)
+    }
+}
+
+/// The part of a pod's wishes that depends on a node's facts (labels, taints, runtimes) alone, and not on
+/// what runs there. Equal constraints are judged once per node.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Constraints {
+    pub runtime_class: Option<String>,
+    pub node_selector: Vec<(String, String)>,
+    pub required: Option<NodeSelector>,
+    pub preferred: Vec<PreferredSchedulingTerm>,
     pub tolerations: Vec<Toleration>,
-    /// Host ports, each with its protocol.
-    pub host_ports: Vec<(i32, String)>,
-    /// The label a node must carry for the pod's runtime class, if it names one.
-    pub runtime_label: Option<String>,
-    /// The revision the pod is a replica of: a node that already runs it is preferred.
-    pub revision: Option<ObjectKey>,
 }
 
 impl PodRequest {
     pub fn of(pod: &Pod) -> Self {
-        let key = ObjectKey::of(pod);
-        let spec = pod.spec.clone().unwrap_or_default();
-        let mut amounts = Amounts::of_pod(&spec);
-        amounts.0.insert(PODS.into(), 1);
-        let label = |name: &str| pod.metadata.labels.as_ref().and_then(|labels| labels.get(name)).cloned();
-        let host_ports = spec
-            .containers
-            .iter()
-            .flat_map(|container| container.ports.iter().flatten())
-            .filter_map(|port| Some((port.host_port?, port.protocol.clone().unwrap_or_else(|| "TCP".into()))))
-            .collect();
+        let empty = PodSpec::default();
+        let spec = pod.spec.as_ref().unwrap_or(&empty);
+        let namespace = pod.metadata.namespace.clone().unwrap_or_default();
+        let labels = pod.metadata.labels.as_ref();
+        let revision = labels.and_then(|labels| labels.get(LABEL_REVISION));
+        let (cpu_millis_scored, memory_bytes_scored) = scored(spec);
         Self {
-            revision: label(wellknown::LABEL_REVISION).map(|name| ObjectKey::new(&key.namespace, name)),
-            key,
+            key: ObjectKey::of(pod),
             uid: pod.metadata.uid.clone().unwrap_or_default(),
             priority: spec.priority.unwrap_or(0),
-            amounts,
-            node_name: spec.node_name.filter(|name| !name.is_empty()),
-            node_selector: spec.node_selector.unwrap_or_default(),
-            required_affinity: spec
-                .affinity
-                .and_then(|affinity| affinity.node_affinity)
-                .and_then(|affinity| affinity.required_during_scheduling_ignored_during_execution),
-            tolerations: spec.tolerations.unwrap_or_default(),
-            host_ports,
-            runtime_label: spec
-                .runtime_class_name
-                .map(|class| format!("{}{class}", wellknown::LABEL_RUNTIME_PREFIX)),
+            amounts: Amounts::of_pod(spec),
+            cpu_millis_scored,
+            memory_bytes_scored,
+            host_ports: host_ports(spec),
+            revision: revision.map(|revision| format!("{namespace}/{revision}").into()),
+            constraints: Arc::new(Constraints::of(spec)),
         }
     }
 }
 
-/// Whether a pod waits for this scheduler.
-pub fn is_waiting(pod: &Pod) -> bool {
-    let Some(spec) = &pod.spec else { return false };
-    let gated = spec.scheduling_gates.as_ref().is_some_and(|gates| !gates.is_empty());
-    spec.node_name.as_deref().unwrap_or("").is_empty()
-        && spec.scheduler_name.as_deref().unwrap_or(SCHEDULER_NAME) == SCHEDULER_NAME
-        && pod.metadata.deletion_timestamp.is_none()
-        && !gated
-        && !is_finished(pod)
+impl Constraints {
+    fn of(spec: &PodSpec) -> Self {
+        let affinity = spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
+        Self {
+            runtime_class: spec.runtime_class_name.clone().filter(|class| !class.is_empty()),
+            node_selector: spec.node_selector.clone().unwrap_or_default().into_iter().collect(),
+            required: affinity
+                .and_then(|affinity| affinity.required_during_scheduling_ignored_during_execution.clone()),
+            preferred: affinity
+                .and_then(|affinity| affinity.preferred_during_scheduling_ignored_during_execution.clone())
+                .unwrap_or_default(),
+            tolerations: spec.tolerations.clone().unwrap_or_default(),
+        }
+    }
 }
 
-/// Whether a pod takes nothing from its node any more.
+/// Whether this scheduler has to find a node for the pod.
+pub fn wants_node(pod: &Pod) -> bool {
+    let Some(spec) = &pod.spec else { return false };
+    let bound = spec.node_name.as_deref().is_some_and(|name| !name.is_empty());
+    let ours = spec.scheduler_name.as_deref().is_none_or(|name| name.is_empty() || name == SCHEDULER_NAME);
+    let gated = spec.scheduling_gates.as_ref().is_some_and(|gates| !gates.is_empty());
+    !bound && ours && !gated && pod.metadata.deletion_timestamp.is_none() && !is_finished(pod)
+}
+
+/// Whether a pod gave its resources back.
 pub fn is_finished(pod: &Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     matches!(phase, Some("Succeeded" | "Failed"))
 }
 
-/// Whether labels meet one requirement of a node selector (upstream: `component-helpers/nodeaffinity`).
-pub(crate) fn meets(requirement: &NodeSelectorRequirement, labels: &BTreeMap<String, String>) -> bool {
-    let value = labels.get(&requirement.key);
-    let values = requirement.values.as_deref().unwrap_or_default();
-    let numbers = || Some((value?.parse::<i64>().ok()?, values.first()?.parse::<i64>().ok()?));
-    match requirement.operator.as_str() {
-        "In" => value.is_some_and(|value| values.contains(value)),
-        "NotIn" => value.is_none_or(|value| !values.contains(value)),
-        "Exists" => value.is_some(),
-        "DoesNotExist" => value.is_none(),
-        "Gt" => numbers().is_some_and(|(have, bound)| have > bound),
-        "Lt" => numbers().is_some_and(|(have, bound)| have < bound),
-        _ => false,
+fn scored(spec: &PodSpec) -> (u64, u64) {
+    let (mut cpu, mut memory) = (0, 0);
+    for container in &spec.containers {
+        let one = PodSpec { containers: vec![container.clone()], ..PodSpec::default() };
+        let amounts = Amounts::of_pod(&one);
+        let or = |name: &str, assumed: u64| Some(amounts.get(name)).filter(|n| *n > 0).unwrap_or(assumed);
+        cpu += or("cpu", CPU_MILLIS_ASSUMED);
+        memory += or("memory", MEMORY_BYTES_ASSUMED);
     }
+    (cpu, memory)
+}
+
+fn host_ports(spec: &PodSpec) -> Vec<HostPort> {
+    let ports = spec.containers.iter().flat_map(|container| container.ports.iter().flatten());
+    let mut wanted: Vec<_> = ports
+        .filter_map(|port| {
+            Some(HostPort {
+                protocol: port.protocol.clone().unwrap_or_else(|| "TCP".into()),
+                address: port.host_ip.clone().unwrap_or_default(),
+                port: port.host_port.filter(|port| *port > 0)?,
+            })
+        })
+        .collect();
+    wanted.sort();
+    wanted.dedup();
+    wanted
 }

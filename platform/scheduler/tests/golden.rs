@@ -6,28 +6,26 @@
 
 use std::time::Duration;
 
-use mayfly_api::k8s::api::core::v1::{Node, Pod};
-use mayfly_scheduler::{
-    cache::{Cache, Snapshot},
-    plan,
-    queue::Queue,
-    request::PodRequest,
+use mayfly_api::{
+    ObjectKey,
+    k8s::api::core::v1::{Node, Pod},
 };
+use mayfly_scheduler::{Rehearsal, plan::Decision};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
 struct Cluster {
-    cache: Cache,
-    snapshot: Snapshot,
-    queue: Queue,
+    scheduler: Rehearsal,
     now: Instant,
-    turn: u64,
+}
+
+fn key(name: &str) -> ObjectKey {
+    ObjectKey::new("default", name)
 }
 
 impl Cluster {
     fn new() -> Self {
-        let (cache, snapshot, queue) = (Cache::default(), Snapshot::default(), Queue::default());
-        Self { cache, snapshot, queue, now: Instant::now(), turn: 0 }
+        Self { scheduler: Rehearsal::default(), now: Instant::now() }
     }
 
     fn run(&mut self, script: &str) -> String {
@@ -35,17 +33,10 @@ impl Cluster {
         for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {
             let words: Vec<_> = line.split_whitespace().collect();
             match words[0] {
-                "node" => {
-                    self.cache.set_node(&node(&words[1..]));
-                    self.queue.something_changed(self.now);
-                }
-                "drop-node" => self.cache.remove_node(words[1]),
-                "pod" => self.queue.add(PodRequest::of(&pod(&words[1..]))),
-                "gone" => {
-                    self.cache.remove_pod(words[1]);
-                    self.queue.remove(words[1]);
-                    self.queue.something_changed(self.now);
-                }
+                "node" => self.scheduler.set_node(words[1], Some(&node(&words[1..])), self.now),
+                "drop-node" => self.scheduler.set_node(words[1], None, self.now),
+                "pod" => self.scheduler.set_pod(&key(words[1]), Some(&pod(&words[1..])), self.now),
+                "gone" => self.scheduler.set_pod(&key(words[1]), None, self.now),
                 "after" => self.now += Duration::from_secs(words[1].parse().unwrap()),
                 "decide" => decisions += &self.decide(),
                 other => panic!("the script says {other}"),
@@ -56,20 +47,10 @@ impl Cluster {
 
     fn decide(&mut self) -> String {
         let mut decisions = String::new();
-        while let Some(pod) = self.queue.pop(self.now) {
-            self.cache.update(&mut self.snapshot);
-            self.turn += 1;
-            let name = pod.key.name.clone();
-            match plan(&pod, &self.snapshot, self.turn) {
-                Ok(placement) => {
-                    decisions += &format!("{name} -> {}\n", placement.node);
-                    self.queue.remove(&pod.uid);
-                    self.cache.assume(pod, &placement.node);
-                }
-                Err(error) => {
-                    decisions += &format!("{name}: {error}\n");
-                    self.queue.unschedulable(&pod.uid, self.now);
-                }
+        while let Some((key, decision)) = self.scheduler.step(self.now) {
+            match decision {
+                Decision::Place { node } => decisions += &format!("{} -> {node}\n", key.name),
+                Decision::Unschedulable(error) => decisions += &format!("{}: {error}\n", key.name),
             }
         }
         decisions
@@ -160,8 +141,8 @@ fn the_emptier_node_is_taken_until_nothing_fits() {
          node c cpu=4 memory=1Gi taint:team=red:NoSchedule
          pod p cpu=2 memory=2Gi
          decide",
-        "p: 0/3 nodes are available: 1 node(s) had untolerated taint {team: red}, 1 node(s) were unschedulable, \
-         2 Insufficient cpu, 3 Insufficient memory.",
+        "p: 0/3 nodes are available: 1 Insufficient cpu, 1 Insufficient memory, 1 node(s) had untolerated taint \
+         {team: red}, 1 node(s) were unschedulable.",
     );
 }
 
@@ -181,10 +162,10 @@ fn selectors_taints_classes_ports_and_devices() {
         "ssd -> b
          wasm -> b
          gpu -> g
-         gpu2: 0/3 nodes are available: 1 node(s) had untolerated taint {x: y}, 3 Insufficient nvidia.com/gpu.
+         gpu2: 0/3 nodes are available: 1 node(s) had untolerated taint {x: y}, 2 Insufficient nvidia.com/gpu.
          web1 -> a
          web2: 0/3 nodes are available: 1 node(s) didn't have free ports for the requested pod ports, \
-         1 node(s) had untolerated taint {x: y}, 2 node(s) didn't match Pod's node affinity/selector.",
+         1 node(s) didn't match Pod's node affinity/selector, 1 node(s) had untolerated taint {x: y}.",
     );
 }
 
@@ -198,10 +179,10 @@ fn replicas_stay_with_their_revision_and_priority_goes_first() {
          pod late
          pod urgent priority=10
          decide",
-        "urgent -> b
-         r1 -> a
-         r2 -> a
-         late -> b",
+        "urgent -> a
+         r1 -> b
+         r2 -> b
+         late -> a",
     );
 }
 
@@ -225,8 +206,8 @@ fn a_pod_that_fits_nowhere_waits_for_a_change_and_its_pause() {
         "one -> a
          two: 0/1 nodes are available: 1 Insufficient cpu.
          two -> a
-         three: 0/0 nodes are available.
-         three: 0/0 nodes are available.",
+         three: no nodes available to schedule pods
+         three: no nodes available to schedule pods",
     );
 }
 
@@ -285,17 +266,17 @@ mod never_over_commits {
                     }
                     Step::Forget(at) if at < placed.len() => {
                         let (pod, ..) = placed.remove(at);
-                        cluster.cache.forget(&pod);
+                        cluster.scheduler.forget(&key(&pod), &pod, cluster.now);
                     }
                     Step::Gone(_) | Step::Forget(_) => {}
                 }
-                cluster.cache.update(&mut cluster.snapshot);
-                for row in &cluster.snapshot.nodes {
-                    let on_it = placed.iter().filter(|(_, node, ..)| *node == row.name);
+                for (name, most) in &capacity {
+                    let on_it = placed.iter().filter(|(_, node, ..)| node == name);
                     let (cpu, gpu) = on_it.fold((0, 0), |(c, g), (_, _, cpu, gpu)| (c + cpu, g + gpu));
-                    prop_assert_eq!(row.requested.get("cpu"), cpu * 1000);
-                    prop_assert_eq!(row.requested.get("nvidia.com/gpu"), gpu);
-                    prop_assert!(cpu <= capacity[&row.name] && gpu <= capacity[&row.name]);
+                    let state = cluster.scheduler.cache().node(name).unwrap();
+                    prop_assert_eq!(state.requested.get("cpu"), cpu * 1000);
+                    prop_assert_eq!(state.requested.get("nvidia.com/gpu"), gpu);
+                    prop_assert!(cpu <= *most && gpu <= *most);
                 }
             }
         }

@@ -1,0 +1,149 @@
+//! A node's facts (labels, taints, runtimes) against a pod's constraints: pure.
+
+use std::collections::BTreeMap;
+
+use mayfly_api::{
+    k8s::api::core::v1::{Node, NodeSelectorRequirement, NodeSelectorTerm, Taint, Toleration},
+    wellknown::LABEL_RUNTIME_PREFIX,
+};
+
+use crate::request::Constraints;
+
+/// What is true of a node until somebody changes the node itself.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct NodeFacts {
+    pub name: String,
+    pub labels: BTreeMap<String, String>,
+    pub taints: Vec<Taint>,
+    pub unschedulable: bool,
+}
+
+/// Why a node cannot take a pod whatever runs on it. The words are upstream's where upstream has the rule.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Misfit {
+    Unschedulable,
+    Selector,
+    Taint { key: String, value: String },
+    Runtime { class: String },
+}
+
+impl std::fmt::Display for Misfit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Unschedulable => f.write_str("node(s) were unschedulable"),
+            Self::Selector => f.write_str("node(s) didn't match Pod's node affinity/selector"),
+            Self::Taint { key, value } => write!(f, "node(s) had untolerated taint {{{key}: {value}}}"),
+            Self::Runtime { class } => write!(f, "node(s) had no runtime of class {class:?}"),
+        }
+    }
+}
+
+/// A verdict that holds until the node's facts change.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Verdict {
+    pub misfit: Option<Misfit>,
+    /// PreferNoSchedule taints that the pod does not tolerate.
+    pub taints_disliked: u32,
+    /// Sum of the weights of the preferred terms that match.
+    pub preference: u32,
+}
+
+const UNSCHEDULABLE_TAINT: &str = "node.kubernetes.io/unschedulable";
+
+impl NodeFacts {
+    pub fn of(node: &Node) -> Self {
+        let spec = node.spec.as_ref();
+        Self {
+            name: node.metadata.name.clone().unwrap_or_default(),
+            labels: node.metadata.labels.clone().unwrap_or_default(),
+            taints: spec.and_then(|spec| spec.taints.clone()).unwrap_or_default(),
+            unschedulable: spec.and_then(|spec| spec.unschedulable).unwrap_or(false),
+        }
+    }
+
+    pub fn judge(&self, wanted: &Constraints) -> Verdict {
+        let disliked = |taint: &&Taint| taint.effect == "PreferNoSchedule" && !tolerated(taint, wanted);
+        let preferred = wanted.preferred.iter().filter(|term| self.matches_term(&term.preference));
+        Verdict {
+            misfit: self.misfit(wanted),
+            taints_disliked: u32::try_from(self.taints.iter().filter(disliked).count()).unwrap_or(u32::MAX),
+            preference: preferred.map(|term| u32::try_from(term.weight).unwrap_or(0)).sum(),
+        }
+    }
+
+    fn misfit(&self, wanted: &Constraints) -> Option<Misfit> {
+        if self.unschedulable {
+            let taint =
+                Taint { key: UNSCHEDULABLE_TAINT.into(), effect: "NoSchedule".into(), ..Taint::default() };
+            if !tolerated(&taint, wanted) {
+                return Some(Misfit::Unschedulable);
+            }
+        }
+        if let Some(class) = &wanted.runtime_class
+            && !self.labels.contains_key(&format!("{LABEL_RUNTIME_PREFIX}{class}"))
+        {
+            return Some(Misfit::Runtime { class: class.clone() });
+        }
+        let hard = |taint: &&Taint| matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute");
+        if let Some(taint) = self.taints.iter().filter(hard).find(|taint| !tolerated(taint, wanted)) {
+            let (key, value) = (taint.key.clone(), taint.value.clone().unwrap_or_default());
+            return Some(Misfit::Taint { key, value });
+        }
+        let selected = wanted.node_selector.iter().all(|(key, value)| self.labels.get(key) == Some(value));
+        let terms = wanted.required.as_ref().map(|selector| &selector.node_selector_terms);
+        let matches = terms.is_none_or(|terms| terms.iter().any(|term| self.matches_term(term)));
+        (!selected || !matches).then_some(Misfit::Selector)
+    }
+
+    /// A term without requirements matches nothing, as upstream.
+    fn matches_term(&self, term: &NodeSelectorTerm) -> bool {
+        let expressions = term.match_expressions.iter().flatten();
+        let fields = term.match_fields.iter().flatten();
+        if expressions.clone().next().is_none() && fields.clone().next().is_none() {
+            return false;
+        }
+        let labels = expressions
+            .into_iter()
+            .all(|expression| holds(expression, self.labels.get(&expression.key).map(String::as_str)));
+        labels
+            && fields
+                .into_iter()
+                .all(|field| field.key == "metadata.name" && holds(field, Some(self.name.as_str())))
+    }
+}
+
+fn holds(requirement: &NodeSelectorRequirement, value: Option<&str>) -> bool {
+    let values = requirement.values.as_deref().unwrap_or_default();
+    let number = |text: Option<&str>| text.and_then(|text| text.parse::<i64>().ok());
+    match requirement.operator.as_str() {
+        "In" => value.is_some_and(|value| values.iter().any(|known| known == value)),
+        "NotIn" => value.is_none_or(|value| values.iter().all(|known| known != value)),
+        "Exists" => value.is_some(),
+        "DoesNotExist" => value.is_none(),
+        "Gt" => number(value).zip(number(values.first().map(String::as_str))).is_some_and(|(a, b)| a > b),
+        "Lt" => number(value).zip(number(values.first().map(String::as_str))).is_some_and(|(a, b)| a < b),
+        _ => false,
+    }
+}
+
+fn tolerated(taint: &Taint, wanted: &Constraints) -> bool {
+    wanted.tolerations.iter().any(|toleration| tolerates(toleration, taint))
+}
+
+/// Upstream: `Toleration.ToleratesTaint`.
+fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
+    let effect = toleration.effect.as_deref().unwrap_or_default();
+    let key = toleration.key.as_deref().unwrap_or_default();
+    if (!effect.is_empty() && effect != taint.effect) || (!key.is_empty() && key != taint.key) {
+        return false;
+    }
+    match toleration.operator.as_deref() {
+        Some("Exists") => true,
+        Some("Equal" | "") | None => {
+            !key.is_empty()
+                && toleration.value.as_deref().unwrap_or_default()
+                    == taint.value.as_deref().unwrap_or_default()
+        }
+        _ => false,
+    }
+}

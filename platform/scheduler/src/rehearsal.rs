@@ -1,0 +1,60 @@
+//! Decisions without an API: for tests, benchmarks and questions of "what if".
+
+use mayfly_api::{
+    ObjectKey,
+    k8s::api::core::v1::{Node, Pod},
+};
+use tokio::time::Instant;
+
+use crate::{
+    cache::{Cache, Effect},
+    plan::Decision,
+    state::State,
+};
+
+/// A scheduler that is told everything and binds nothing. Time comes in as an argument.
+#[derive(Default)]
+pub struct Rehearsal {
+    state: State,
+}
+
+impl Rehearsal {
+    /// A node as the API would show it; `None` when it is gone.
+    pub fn set_node(&mut self, name: &str, node: Option<&Node>, now: Instant) {
+        let effect = self.state.cache.set_node(name, node);
+        self.told(effect, now);
+    }
+
+    /// A pod as the API would show it; `None` when it is gone.
+    pub fn set_pod(&mut self, key: &ObjectKey, pod: Option<&Pod>, now: Instant) {
+        let effect = self.state.take_pod(key, pod);
+        self.told(effect, now);
+    }
+
+    /// The binding of a placed pod failed.
+    pub fn forget(&mut self, key: &ObjectKey, uid: &str, now: Instant) {
+        let effect = self.state.cache.forget(key, uid);
+        self.told(effect, now);
+    }
+
+    /// The next pod in line, if one is active, and what is decided for it.
+    pub fn step(&mut self, now: Instant) -> Option<(ObjectKey, Decision)> {
+        let popped = self.state.queue.pop(now)?;
+        let decision = self.state.decide(&popped.request);
+        let key = popped.request.key.clone();
+        if matches!(decision, Decision::Unschedulable(_)) {
+            self.state.queue.unschedulable(popped, now);
+        }
+        Some((key, decision))
+    }
+
+    pub fn cache(&self) -> &Cache {
+        &self.state.cache
+    }
+
+    fn told(&mut self, effect: Effect, now: Instant) {
+        if effect == Effect::MayFit {
+            self.state.queue.may_fit(now);
+        }
+    }
+}

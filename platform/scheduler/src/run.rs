@@ -1,0 +1,255 @@
+//! The scheduler's task: changes in, decisions out, bindings beside it.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use kube::{
+    Api, Client,
+    api::{Patch, PatchParams, PostParams},
+};
+use mayfly_api::{
+    ObjectKey,
+    k8s::{
+        api::core::v1::{Binding, Node, ObjectReference, Pod, PodCondition},
+        apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time},
+        jiff::Timestamp,
+    },
+};
+use mayfly_informer::{EventRecorder, Informer, Informers};
+use serde_json::json;
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep_until},
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    cache::Effect,
+    plan::{Decision, FitError},
+    queue::Popped,
+    request::{PodRequest, wants_node},
+    state::State,
+};
+
+/// What the scheduler is told.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Bindings on their way to the API at the same time.
+    pub bindings_max: usize,
+    /// Pods planned before changes are looked at again.
+    pub batch: usize,
+    /// Failure reports on their way to the API at the same time; past that, reports wait for the next try.
+    pub reports_max: usize,
+    /// How long a stop waits for bindings under way.
+    pub drain: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self { bindings_max: 512, batch: 256, reports_max: 64, drain: Duration::from_secs(5) }
+    }
+}
+
+/// Places pods, one at a time, on the best of all nodes.
+pub struct Scheduler {
+    config: Config,
+    client: Client,
+    pods: Informer<Pod>,
+    nodes: Informer<Node>,
+    state: State,
+}
+
+/// How a binding ended.
+struct Bound {
+    popped: Popped,
+    node: String,
+    result: kube::Result<()>,
+}
+
+impl Scheduler {
+    /// Starts the informers it needs. Must be called inside a tokio runtime.
+    pub fn create(config: Config, client: Client, informers: &Informers) -> Self {
+        Self { config, client, pods: informers.of(), nodes: informers.of(), state: State::default() }
+    }
+
+    /// Runs until `stop`, then waits for the bindings under way.
+    pub async fn run(mut self, stop: CancellationToken) {
+        let events = EventRecorder::start(self.client.clone(), "default-scheduler", None, stop.clone());
+        let synced = async {
+            self.nodes.synced().await;
+            self.pods.synced().await;
+        };
+        tokio::select! {
+            () = synced => {}
+            () = stop.cancelled() => return,
+        }
+        let (mut node_changes, mut pod_changes) = (self.nodes.subscribe(), self.pods.subscribe());
+        let (mut bindings, mut reports) = (JoinSet::new(), JoinSet::new());
+        // What is bound already counts before the first decision.
+        self.take_nodes(node_changes.take());
+        self.take_pods(pod_changes.take());
+        loop {
+            self.schedule(&mut bindings, &mut reports, &events);
+            let has_room = bindings.len() < self.config.bindings_max;
+            let more = self.state.queue.has_active() && has_room;
+            let wake = self.state.queue.next_wake();
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                Some(Ok(bound)) = bindings.join_next() => {
+                    self.settle(bound, &events);
+                    while let Some(Ok(bound)) = bindings.try_join_next() {
+                        self.settle(bound, &events);
+                    }
+                }
+                changed = node_changes.next() => self.take_nodes(changed),
+                changed = pod_changes.next() => self.take_pods(changed),
+                Some(_) = reports.join_next() => {}
+                () = sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() && has_room && !more => {}
+                () = std::future::ready(()), if more => tokio::task::yield_now().await,
+            }
+        }
+        let drained = async { while bindings.join_next().await.is_some() {} };
+        if tokio::time::timeout(self.config.drain, drained).await.is_err() {
+            tracing::warn!("stopped with bindings under way; their pods will be placed at the next start");
+        }
+    }
+
+    fn take_nodes(&mut self, keys: BTreeSet<ObjectKey>) {
+        let mut effect = Effect::None;
+        for key in keys {
+            let node = self.nodes.get(&key);
+            if self.state.cache.set_node(&key.name, node.as_deref()) == Effect::MayFit {
+                effect = Effect::MayFit;
+            }
+        }
+        if effect == Effect::MayFit {
+            self.state.queue.may_fit(Instant::now());
+        }
+    }
+
+    fn take_pods(&mut self, keys: BTreeSet<ObjectKey>) {
+        let mut effect = Effect::None;
+        for key in keys {
+            let pod = self.pods.get(&key);
+            if self.state.take_pod(&key, pod.as_deref()) == Effect::MayFit {
+                effect = Effect::MayFit;
+            }
+        }
+        if effect == Effect::MayFit {
+            self.state.queue.may_fit(Instant::now());
+        }
+    }
+
+    /// Decides for a batch of pods.
+    fn schedule(&mut self, bindings: &mut JoinSet<Bound>, reports: &mut JoinSet<()>, events: &EventRecorder) {
+        for _ in 0..self.config.batch {
+            if bindings.len() >= self.config.bindings_max {
+                return;
+            }
+            let now = Instant::now();
+            let Some(popped) = self.state.queue.pop(now) else { return };
+            match self.state.decide(&popped.request) {
+                Decision::Place { node } => {
+                    bindings.spawn(bind(self.client.clone(), popped, node));
+                }
+                Decision::Unschedulable(error) => {
+                    self.report(&popped.request, &error, reports, events);
+                    self.state.queue.unschedulable(popped, now);
+                }
+            }
+        }
+    }
+
+    fn settle(&mut self, bound: Bound, events: &EventRecorder) {
+        let Bound { popped, node, result } = bound;
+        let pod = self.pods.get(&popped.request.key);
+        let pod = pod.filter(|pod| pod.metadata.uid.as_deref() == Some(&popped.request.uid));
+        match result {
+            Ok(()) => {
+                if let Some(pod) = pod {
+                    let message = format!("Successfully assigned {} to {node}", popped.request.key);
+                    events.normal(&*pod, "Scheduled", message);
+                }
+            }
+            Err(error) => {
+                tracing::debug!(pod = %popped.request.key, %node, %error, "a binding failed");
+                if self.state.cache.forget(&popped.request.key, &popped.request.uid) == Effect::MayFit {
+                    self.state.queue.may_fit(Instant::now());
+                }
+                if pod.is_some_and(|pod| wants_node(&pod)) {
+                    self.state.queue.failed(popped, Instant::now());
+                }
+            }
+        }
+    }
+
+    /// Tells the pod's readers why it has no node: a condition, and an event.
+    fn report(
+        &self,
+        request: &PodRequest,
+        error: &FitError,
+        reports: &mut JoinSet<()>,
+        events: &EventRecorder,
+    ) {
+        let Some(pod) = self.pods.get(&request.key) else { return };
+        let message = error.to_string();
+        events.warning(&*pod, "FailedScheduling", message.clone());
+        let Some(conditions) = with_unschedulable(&pod, &message) else { return };
+        if reports.len() >= self.config.reports_max {
+            return;
+        }
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), &request.key.namespace);
+        let (name, uid) = (request.key.name.clone(), pod.metadata.uid.clone());
+        reports.spawn(async move {
+            let patch = json!({"metadata": {"uid": uid}, "status": {"conditions": conditions}});
+            let result = api.patch_status(&name, &PatchParams::default(), &Patch::Merge(patch)).await;
+            if let Err(error) = result {
+                tracing::debug!(pod = name, %error, "could not report that a pod has no node");
+            }
+        });
+    }
+}
+
+async fn bind(client: Client, popped: Popped, node: String) -> Bound {
+    let key = &popped.request.key;
+    let api: Api<Pod> = Api::namespaced(client, &key.namespace);
+    let binding = Binding {
+        metadata: ObjectMeta {
+            name: Some(key.name.clone()),
+            namespace: Some(key.namespace.clone()),
+            uid: Some(popped.request.uid.clone()),
+            ..ObjectMeta::default()
+        },
+        target: ObjectReference {
+            kind: Some("Node".into()),
+            name: Some(node.clone()),
+            ..ObjectReference::default()
+        },
+    };
+    let params = PostParams::default();
+    let answer =
+        api.create_subresource::<_, serde_json::Value>("binding", &key.name, &params, &binding).await;
+    let result = answer.map(|_| ());
+    Bound { popped, node, result }
+}
+
+/// The pod's conditions with the one that says why it has no node; `None` when they say so already.
+fn with_unschedulable(pod: &Pod, message: &str) -> Option<Vec<PodCondition>> {
+    let mut conditions = pod.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default();
+    let known = conditions.iter().find(|condition| condition.type_ == "PodScheduled");
+    if known.is_some_and(|known| known.status == "False" && known.message.as_deref() == Some(message)) {
+        return None;
+    }
+    let since =
+        known.filter(|known| known.status == "False").and_then(|known| known.last_transition_time.clone());
+    conditions.retain(|condition| condition.type_ != "PodScheduled");
+    conditions.push(PodCondition {
+        type_: "PodScheduled".into(),
+        status: "False".into(),
+        reason: Some("Unschedulable".into()),
+        message: Some(message.into()),
+        last_transition_time: Some(since.unwrap_or_else(|| Time(Timestamp::now()))),
+        ..PodCondition::default()
+    });
+    Some(conditions)
+}
