@@ -98,7 +98,9 @@ impl UpArgs {
         };
         let address = |flag: Option<String>, file: Option<String>, default: &str, name: &str| {
             let text = flag.or(file).unwrap_or_else(|| default.to_owned());
-            parse_address(&text).with_context(|| format!("--{name} {text}: expected an address and a port, such as {default}"))
+            parse_address(&text).with_context(|| {
+                format!("--{name} {text}: expected an address and a port, such as {default}")
+            })
         };
         let is_terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
         let format_default = if is_terminal { LogFormat::Text } else { LogFormat::Json };
@@ -124,7 +126,8 @@ impl UpArgs {
 
 impl ConfigFile {
     fn read(path: &Path) -> anyhow::Result<Self> {
-        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read config file {}", path.display()))?;
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read config file {}", path.display()))?;
         toml::from_str(&text).with_context(|| format!("config file {} is not right", path.display()))
     }
 }
@@ -162,8 +165,10 @@ mod tests {
     fn a_flag_is_stronger_than_the_file() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("c.toml");
-        std::fs::write(&file, "http-listen = \"127.0.0.1:1\"\nadmin-listen = \":2\"\nnode-name = \"n\"").unwrap();
-        let args = UpArgs { http_listen: Some("localhost:0".into()), config: Some(file), ..Default::default() };
+        std::fs::write(&file, "http-listen = \"127.0.0.1:1\"\nadmin-listen = \":2\"\nnode-name = \"n\"")
+            .unwrap();
+        let args =
+            UpArgs { http_listen: Some("localhost:0".into()), config: Some(file), ..Default::default() };
         let config = args.resolve().unwrap();
         assert_eq!(config.http_listen.to_string(), "127.0.0.1:0");
         assert_eq!(config.admin_listen.to_string(), "127.0.0.1:2");

@@ -19,7 +19,9 @@ const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=
 impl Admin {
     /// Serves until `stop`.
     pub(crate) async fn serve(self, listener: TcpListener, stop: CancellationToken) -> std::io::Result<()> {
-        axum::serve(listener, self.router()).with_graceful_shutdown(async move { stop.cancelled().await }).await
+        axum::serve(listener, self.router())
+            .with_graceful_shutdown(async move { stop.cancelled().await })
+            .await
     }
 
     fn router(self) -> Router {
@@ -34,7 +36,11 @@ impl Admin {
 }
 
 async fn ready(State(admin): State<Admin>) -> impl IntoResponse {
-    if *admin.ready.borrow() { (StatusCode::OK, "ok\n") } else { (StatusCode::SERVICE_UNAVAILABLE, "not ready\n") }
+    if *admin.ready.borrow() {
+        (StatusCode::OK, "ok\n")
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, "not ready\n")
+    }
 }
 
 async fn metrics(State(admin): State<Admin>) -> impl IntoResponse {

@@ -18,7 +18,11 @@ pub(crate) fn inspect(path: &Path) -> Result<serde_json::Value, String> {
 
 /// Compiles the component of every revision as soon as the revision is there, so that no request has to
 /// wait for it; also after an update of Mayfly, when what was compiled before cannot be used any more.
-pub(crate) async fn compile_ahead(host: Arc<WasmHost>, revisions: Informer<Revision>, stop: CancellationToken) {
+pub(crate) async fn compile_ahead(
+    host: Arc<WasmHost>,
+    revisions: Informer<Revision>,
+    stop: CancellationToken,
+) {
     let mut changes = revisions.subscribe();
     let mut compiled = HashSet::new();
     loop {
@@ -36,7 +40,9 @@ pub(crate) async fn compile_ahead(host: Arc<WasmHost>, revisions: Informer<Revis
             match result {
                 Ok(_) => drop(compiled.insert(digest)),
                 // The first call says the same to whoever made it.
-                Err(error) => tracing::warn!(revision = %key, %digest, %error, "could not compile a component"),
+                Err(error) => {
+                    tracing::warn!(revision = %key, %digest, %error, "could not compile a component")
+                }
             }
         }
     }

@@ -49,14 +49,24 @@ impl Tasks {
                 match ended {
                     Ok((_, Ok(()))) => {}
                     Ok((name, Err(error))) => {
-                        tracing::warn!(role = self.name, task = name, error = format!("{error:#}"), "ended with an error");
+                        tracing::warn!(
+                            role = self.name,
+                            task = name,
+                            error = format!("{error:#}"),
+                            "ended with an error"
+                        );
                     }
                     Err(error) => tracing::error!(role = self.name, %error, "a task panicked"),
                 }
             }
         });
         if drained.await.is_err() {
-            tracing::warn!(role = self.name, left = self.set.len(), ?deadline, "did not stop in time; cut off");
+            tracing::warn!(
+                role = self.name,
+                left = self.set.len(),
+                ?deadline,
+                "did not stop in time; cut off"
+            );
             self.set.shutdown().await;
         } else {
             tracing::debug!(role = self.name, "stopped");

@@ -7,11 +7,11 @@
 use std::{net::SocketAddr, path::Path, process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
+use mayfly_api::Revision;
 use mayfly_apiserver::{ApiServer, Identity, User};
 use mayfly_artifacts::Artifacts;
 use mayfly_controllers::Controllers;
 use mayfly_gateway::{Gateway, GatewayHandle};
-use mayfly_api::Revision;
 use mayfly_informer::{Informer, Informers};
 use mayfly_kubelet::Kubelet;
 use mayfly_runtime::logs::{LogLayout, LogWriter};
@@ -82,15 +82,18 @@ impl Up {
         // A reader must not find the addresses of an earlier run.
         remove_stale(&data_dir.endpoints())?;
         let artifacts = Artifacts::open(data_dir.artifacts()).context("cannot open the artifact store")?;
-        let identity = Identity::load_or_create(&data_dir.pki(), &[config.node_name.clone()], jiff::Timestamp::now())
-            .context("cannot make or read the server's certificates")?;
+        let identity =
+            Identity::load_or_create(&data_dir.pki(), &[config.node_name.clone()], jiff::Timestamp::now())
+                .context("cannot make or read the server's certificates")?;
         let api_listener = listen(config.api_listen, "api-listen").await?;
         let admin_listener = listen(config.admin_listen, "admin-listen").await?;
 
         let logs = LogLayout::new(data_dir.logs());
         let writer = LogWriter::start().context("cannot start the log writer")?;
-        let host_config =
-            mayfly_runtime_wasm::Config { memory_bytes_max: config.function_memory_bytes, ..Default::default() };
+        let host_config = mayfly_runtime_wasm::Config {
+            memory_bytes_max: config.function_memory_bytes,
+            ..Default::default()
+        };
         let host = WasmHost::create(host_config, artifacts.clone(), writer, logs.clone(), &mut metrics)
             .context("cannot start the wasm host")?;
         let host = Arc::new(host);
@@ -123,11 +126,12 @@ impl Up {
         };
         let mut controllers_config = mayfly_controllers::Config::default();
         controllers_config.function.gateway_url = endpoints.http.clone();
-        let controllers = Controllers::create(controllers_config, client("system:mayfly:controllers"), &informers);
-        let scheduler =
-            Scheduler::create(Default::default(), client("system:kube-scheduler"), &informers);
+        let controllers =
+            Controllers::create(controllers_config, client("system:mayfly:controllers"), &informers);
+        let scheduler = Scheduler::create(Default::default(), client("system:kube-scheduler"), &informers);
         let node = format!("system:node:{}", config.node_name);
-        let kubelet_config = mayfly_kubelet::Config::of_this_machine(&config.node_name, logs, KUBERNETES_VERSION);
+        let kubelet_config =
+            mayfly_kubelet::Config::of_this_machine(&config.node_name, logs, KUBERNETES_VERSION);
         let kubelet = Kubelet::create(kubelet_config, client(&node), &informers, vec![host.clone()]);
         nodes.attach(&config.node_name, kubelet.router());
         Ok(Self {
@@ -174,7 +178,9 @@ impl Up {
         inside.spawn("kubelet", async move { anyhow::Ok(kubelet.run(stop).await) });
 
         let (stop, host, revisions) = (inside.token(), self.host.clone(), self.revisions);
-        inside.spawn("compile ahead", async move { anyhow::Ok(components::compile_ahead(host, revisions, stop).await) });
+        inside.spawn("compile ahead", async move {
+            anyhow::Ok(components::compile_ahead(host, revisions, stop).await)
+        });
 
         let mut front = Tasks::new("gateway");
         let gateway = self.gateway;
