@@ -154,8 +154,18 @@ impl Gateway {
             stop.cancelled().await;
             tokio::time::sleep(config.drain_timeout).await;
         };
+        // Both tasks run until they are told to stop; if one fails, what is served already goes on.
+        let failure = async {
+            while let Some(ended) = background.join_next().await {
+                if let Err(error) = ended {
+                    tracing::error!(%error, "a task of the gateway failed: routes or replicas stay as they are");
+                }
+            }
+            std::future::pending::<()>().await;
+        };
         let mut serving = std::pin::pin!(serving);
         let drained = tokio::select! {
+            () = failure => unreachable!("it never ends"),
             () = serving.as_mut() => Drained::Clean,
             () = deadline => {
                 cut.cancel();
@@ -164,11 +174,7 @@ impl Gateway {
             }
         };
         background_stop.cancel();
-        while let Some(ended) = background.join_next().await {
-            if let Err(error) = ended {
-                tracing::error!(%error, "a task of the gateway failed");
-            }
-        }
+        while background.join_next().await.is_some() {}
         tracing::info!(%address, how = ?drained, "functions do not answer here any more");
         drained
     }

@@ -90,6 +90,7 @@ impl RevisionTarget {
         now: Instant,
         deadline: Instant,
     ) -> Result<Permit, Refusal> {
+        self.traffic.counts();
         let arrival = self.gate.arrive(now, deadline);
         demand.raise(self);
         match arrival {

@@ -115,6 +115,7 @@ impl Autoscaler {
         let demand = self.demand.clone();
         let mut next = None;
         loop {
+            self.counts.watched.store(self.watched.len(), Ordering::Relaxed);
             tokio::select! {
                 () = stop.cancelled() => return,
                 () = demand.woken() => {

@@ -1,1 +1,247 @@
+//! Golden scripts (demand over time in, decisions out) and properties.
 
+use std::fmt::Write as _;
+
+use mayfly_api::duration::Span;
+use proptest::prelude::*;
+
+use super::*;
+
+/// A revision whose replicas follow the decision after a while, asked once a second.
+struct Run {
+    policy: Policy,
+    at_s: u64,
+    spent: Duration,
+    load: u32,
+    ready: u32,
+    routed: bool,
+    /// Seconds until what was decided runs.
+    lag_s: u64,
+    decided: Vec<u32>,
+}
+
+impl Run {
+    fn new(scaling: &Scaling, ready: u32, lag_s: u64) -> Self {
+        let start =
+            Observation { at: Duration::ZERO, spent: Duration::ZERO, requests: 0, ready, routed: true };
+        Self {
+            policy: Policy::new(scaling, &start),
+            at_s: 0,
+            spent: Duration::ZERO,
+            load: 0,
+            ready,
+            routed: true,
+            lag_s,
+            decided: Vec::new(),
+        }
+    }
+
+    fn observation(&self) -> Observation {
+        Observation {
+            at: Duration::from_secs(self.at_s),
+            spent: self.spent,
+            requests: self.load,
+            ready: self.ready,
+            routed: self.routed,
+        }
+    }
+
+    /// One second passes.
+    fn tick(&mut self) -> Decision {
+        self.at_s += 1;
+        self.spent += Duration::from_secs(u64::from(self.load));
+        let decision = self.policy.decide(&self.observation());
+        self.decided.push(decision.replicas);
+        if let Some(past) = self.decided.len().checked_sub(usize::try_from(self.lag_s).unwrap() + 1) {
+            self.ready = self.decided[past];
+        }
+        decision
+    }
+}
+
+fn scaling(change: serde_json::Value) -> Scaling {
+    serde_json::from_value(change).unwrap()
+}
+
+/// `script`: from which second on there are how many requests. Prints each change of the decision:
+/// `second:replicas`, with a `!` while panicking.
+fn check(scaling: &Scaling, start: (u32, u64), script: &[(u64, u32)], end_s: u64, expected: &str) {
+    let mut run = Run::new(scaling, start.0, start.1);
+    let mut shown = String::new();
+    let mut last = None;
+    for second in 0..end_s {
+        if let Some((_, load)) = script.iter().find(|(at, _)| *at == second) {
+            run.load = *load;
+        }
+        let decision = run.tick();
+        let now = (decision.replicas, decision.panicking);
+        if last != Some(now) {
+            let panic = if decision.panicking { "!" } else { "" };
+            write!(shown, " {}:{}{panic}", second + 1, decision.replicas).unwrap();
+            last = Some(now);
+        }
+    }
+    assert_eq!(shown.trim(), expected);
+}
+
+#[test]
+fn one_request_wakes_and_idleness_ends() {
+    // One request of two seconds: one replica, gone 60 s after the request ended.
+    let scaling = scaling(serde_json::json!({"target": 10}));
+    check(&scaling, (0, 1), &[(0, 1), (2, 0)], 100, "1:1 62:0");
+}
+
+#[test]
+fn idle_after_is_each_functions_own() {
+    let quick = scaling(serde_json::json!({"target": 10, "idleAfter": "5s"}));
+    check(&quick, (0, 1), &[(0, 1), (2, 0)], 100, "1:1 7:0");
+    let slow = scaling(serde_json::json!({"target": 10, "idleAfter": "3m"}));
+    check(&slow, (0, 1), &[(0, 1), (2, 0)], 300, "1:1 182:0");
+}
+
+#[test]
+fn steady_load_divides_by_the_target() {
+    // 75 at a target of 10: the panic window sees it first (a second of 75 is 8 replicas, eight times
+    // the capacity), and panic ends a stable window after demand fell under twice the capacity. 75 for
+    // 60 s then still needs 8.
+    let scaling = scaling(serde_json::json!({"target": 10}));
+    check(&scaling, (0, 1), &[(0, 75)], 200, "1:8! 63:8");
+}
+
+#[test]
+fn growth_below_the_threshold_does_not_panic() {
+    // It starts in panic, since it finds two replicas, and leaves that after a window. From 20 to 30: the
+    // stable average is over two replicas' worth at once.
+    let scaling = scaling(serde_json::json!({"target": 10, "window": "10s"}));
+    check(&scaling, (2, 0), &[(0, 20), (30, 30)], 60, "1:2! 11:2 31:3");
+}
+
+#[test]
+fn panic_never_goes_down_and_lasts_a_window() {
+    // A burst of 5 s: up in panic at once. Demand is twice what runs until second 23, so panic holds until
+    // 60 s after that. Then one request is left, but replicas are at most halved, each time they ran.
+    let scaling = scaling(serde_json::json!({"target": 10, "idleAfter": "10m"}));
+    check(
+        &scaling,
+        (0, 1),
+        &[(0, 1), (20, 400), (25, 1)],
+        200,
+        "1:1 21:7! 22:14! 23:21! 24:27! 25:34! 84:17 86:8 88:4 90:2 92:1",
+    );
+}
+
+#[test]
+fn bounds_hold() {
+    let scaling = scaling(serde_json::json!({"target": 10, "min": 2, "max": 5, "idleAfter": "5s"}));
+    check(&scaling, (0, 1), &[(0, 1000), (10, 0)], 200, "1:5! 15:2");
+}
+
+#[test]
+fn scale_down_delay_holds_the_most_of_its_time() {
+    // Without it: 3 until second 11, then 2, 1 from second 14, none from second 16. Each comes 30 s later.
+    let scaling = scaling(serde_json::json!({"target": 10, "window": "6s", "idleAfter": "6s",
+        "scaleDownDelay": "30s", "panicThresholdPercent": 1000}));
+    check(&scaling, (0, 1), &[(0, 30), (10, 0)], 100, "1:3 42:2 44:1 46:0");
+}
+
+#[test]
+fn a_restart_keeps_what_runs_for_a_window() {
+    let scaling = scaling(serde_json::json!({"target": 10, "idleAfter": "2m"}));
+    check(&scaling, (6, 1), &[(0, 5)], 100, "1:6! 61:3 63:1");
+}
+
+#[test]
+fn a_retired_revision_goes_when_its_last_request_ends() {
+    let scaling = scaling(serde_json::json!({"target": 1, "min": 3}));
+    let mut run = Run::new(&scaling, 3, 1);
+    run.load = 2;
+    assert_eq!(run.tick().replicas, 3);
+    run.routed = false;
+    for _ in 0..200 {
+        assert!(run.tick().replicas >= 1);
+    }
+    run.load = 0;
+    let gone_after = (1..200).find(|_| run.tick().replicas == 0);
+    assert_eq!(gone_after, Some(60));
+    assert!(run.tick().at_rest);
+}
+
+#[test]
+fn at_rest_means_that_nothing_changes() {
+    for min in [0, 2] {
+        let scaling = scaling(serde_json::json!({"target": 5, "min": min}));
+        let mut run = Run::new(&scaling, min, 1);
+        run.load = 50;
+        for _ in 0..20 {
+            assert!(!run.tick().at_rest);
+        }
+        run.load = 0;
+        let mut rested = 0;
+        for _ in 0..600 {
+            let decision = run.tick();
+            assert!(!decision.at_rest || decision.replicas == min);
+            rested += u32::from(decision.at_rest);
+        }
+        assert!(rested > 500, "{rested}");
+    }
+}
+
+proptest! {
+    /// Whatever the load: bounds hold, work has a replica, panic never shrinks, and an end of demand leads
+    /// to the fewest replicas and to rest.
+    #[test]
+    fn sane_under_any_load(
+        min in 0u32..3,
+        max in 3u32..50,
+        target in 1u32..100,
+        window in 6u64..120,
+        idle_after in 1u64..120,
+        delay in 0u64..60,
+        lag_s in 0u64..10,
+        loads in prop::collection::vec((1u64..40, 0u32..2000), 1..12),
+    ) {
+        let scaling = Scaling {
+            min, max, target,
+            window: Span::from_secs(window),
+            idle_after: Span::from_secs(idle_after),
+            scale_down_delay: Span::from_secs(delay),
+            ..Scaling::default()
+        };
+        let mut run = Run::new(&scaling, 0, lag_s);
+        let mut before: Option<Decision> = None;
+        for (seconds, load) in loads {
+            run.load = load;
+            for _ in 0..seconds {
+                let decision = run.tick();
+                prop_assert!((min..=max).contains(&decision.replicas));
+                if load > 0 {
+                    prop_assert!(decision.replicas >= 1);
+                    prop_assert!(!decision.at_rest);
+                }
+                // A delay may end during a panic, and what it held from before goes.
+                if let Some(before) = before && before.panicking && decision.panicking && delay == 0 {
+                    prop_assert!(decision.replicas >= before.replicas);
+                }
+                before = Some(decision);
+            }
+        }
+        run.load = 0;
+        for _ in 0..idle_after + delay + window + 2 {
+            run.tick();
+        }
+        let last = run.tick();
+        prop_assert_eq!(last.replicas, min);
+        prop_assert!(last.at_rest);
+    }
+
+    /// A load that stays gets what it divides to.
+    #[test]
+    fn steady_load_converges(load in 1u32..3000, target in 1u32..100) {
+        let scaling = Scaling { target, max: 10_000, ..Scaling::default() };
+        let mut run = Run::new(&scaling, 0, 1);
+        run.load = load;
+        let last = (0..200).map(|_| run.tick()).last().unwrap();
+        prop_assert_eq!(last.replicas, load.div_ceil(target));
+        prop_assert!(!last.panicking);
+    }
+}

@@ -30,6 +30,8 @@ pub(crate) struct GatewayCounts {
     /// One round of taking changes into the table.
     pub(crate) route_update: Histogram,
     refusals: [AtomicU64; Code::ALL.len()],
+    /// Revisions that the autoscaler looks at.
+    pub(crate) watched: AtomicUsize,
     pub(crate) scale_writes: AtomicU64,
     pub(crate) scale_write_failures: AtomicU64,
 }
@@ -149,6 +151,7 @@ impl GatewayCollector {
             ("mayfly_gateway_connections", "Open connections.", &counts.connections),
             ("mayfly_gateway_routes", "Functions in the route table.", &counts.routes),
             ("mayfly_gateway_route_conflicts", "Hosts that two functions claim.", &counts.conflicts),
+            ("mayfly_autoscaler_watched", "Revisions that are not at rest.", &counts.watched),
         ] {
             let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             metric.encode_gauge(&value.load(Ordering::Relaxed))?;

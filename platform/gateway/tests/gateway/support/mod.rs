@@ -2,6 +2,8 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test file is a crate that uses its own part")]
 
+pub mod host;
+
 use std::{
     collections::BTreeMap,
     net::SocketAddr,
@@ -133,6 +135,16 @@ impl FakeApi {
                 "creationTimestamp": format!("2026-01-01T00:{:02}:00Z", number % 60)},
             "spec": spec, "status": status}),
         );
+    }
+
+    pub fn replica_set(&self, name: &str) {
+        self.state.lock().unwrap().replica_sets.insert(name.into(), 0);
+    }
+
+    pub fn function_status(&self, name: &str, status: Value) {
+        let mut function = self.state.lock().unwrap().kinds[FUNCTIONS].objects[name].clone();
+        function["status"] = status;
+        self.put(FUNCTIONS, function);
     }
 
     pub fn secret(&self, name: &str, key: &str, base64: &str) {
@@ -326,4 +338,15 @@ pub async fn eventually<F: Future<Output = bool>>(wished: impl Fn() -> F) {
         }
     };
     tokio::time::timeout(Duration::from_secs(60), looks).await.expect("it came to be in time");
+}
+
+/// Sends bytes over a connection of their own, and reads until the server closes it.
+pub async fn raw(address: SocketAddr, request: &str) -> String {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    // What came before a reset counts.
+    let _ = stream.read_to_end(&mut answer).await;
+    String::from_utf8(answer).unwrap()
 }

@@ -1,0 +1,178 @@
+//! Turns and queues, over sockets.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body_util::{BodyExt as _, Empty};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use mayfly_gateway::{Code, Config};
+use serde_json::{Value, json};
+use tokio::{net::TcpStream, sync::Semaphore, task::JoinSet};
+
+use crate::support::{
+    FakeApi, World, config, eventually,
+    host::{ScriptedHost, text},
+};
+
+/// One request at a time.
+fn narrow(timeout: &str) -> Value {
+    json!({"limits": {"concurrency": 1, "timeout": timeout}, "scaling": {"max": 1, "target": 1}})
+}
+
+fn waiting(world: &World, count: u32) -> bool {
+    let line = format!(
+        "mayfly_gateway_requests_waiting{{namespace=\"ns\",function=\"hello\",revision=\"hello-00001\"}} {count}\n"
+    );
+    world.metrics().contains(&line)
+}
+
+/// A host that notes the order of calls, and answers each when `turns` has a permit for it.
+fn ordered(turns: Arc<Semaphore>, order: Arc<Mutex<Vec<String>>>) -> Arc<ScriptedHost> {
+    ScriptedHost::new(move |_, request| {
+        order.lock().unwrap().push(request.uri().path().to_owned());
+        let turns = turns.clone();
+        async move {
+            turns.acquire().await.unwrap().forget();
+            Ok(Response::new(text("done")))
+        }
+    })
+}
+
+fn ask(world: &World, path: String) -> impl Future<Output = Result<(), Code>> + use<> {
+    let handle = world.handle.clone();
+    async move {
+        let request = Request::get(path).body(text("")).unwrap();
+        let response = handle.call("ns", "hello", request).await.map_err(|refusal| refusal.code)?;
+        response.into_body().collect().await.unwrap();
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn turns_go_in_order_and_those_who_left_lose_theirs() {
+    let api = FakeApi::default();
+    api.function("hello", narrow("10m"));
+    let (turns, order) = (Arc::new(Semaphore::new(0)), Arc::new(Mutex::new(Vec::new())));
+    let world = World::with(api, config(), Arc::default(), Some(ordered(turns.clone(), order.clone()))).await;
+    let mut asking = Vec::new();
+    for n in 0..10u32 {
+        asking.push(tokio::spawn(ask(&world, format!("/{n}"))));
+        // One runs, the others wait in the order they came.
+        eventually(|| async { if n == 0 { order.lock().unwrap().len() == 1 } else { waiting(&world, n) } })
+            .await;
+    }
+    for gone in [3, 7] {
+        asking[gone].abort();
+    }
+    eventually(|| async { waiting(&world, 7) }).await;
+    turns.add_permits(10);
+    for (n, asking) in asking.into_iter().enumerate() {
+        match asking.await {
+            Ok(answer) => assert_eq!(answer, Ok(())),
+            Err(error) => assert!(error.is_cancelled() && [3, 7].contains(&n)),
+        }
+    }
+    assert_eq!(*order.lock().unwrap(), ["/0", "/1", "/2", "/4", "/5", "/6", "/8", "/9"]);
+    // No turn was lost on those who left.
+    assert_eq!(tokio::spawn(ask(&world, "/last".into())).await.unwrap(), Ok(()));
+}
+
+#[tokio::test]
+async fn a_full_queue_refuses_with_retry_after() {
+    let api = FakeApi::default();
+    api.function("hello", narrow("10m"));
+    let turns = Arc::new(Semaphore::new(0));
+    let host = ordered(turns.clone(), Arc::default());
+    let world = World::with(api, Config { queue_max: 2, ..config() }, Arc::default(), Some(host)).await;
+    let mut asking = JoinSet::new();
+    for n in 0..3u32 {
+        asking.spawn(ask(&world, format!("/{n}")));
+        if n > 0 {
+            eventually(|| async { waiting(&world, n) }).await;
+        } else {
+            let running = "mayfly_gateway_requests_running{namespace=\"ns\",function=\"hello\",revision=\"hello-00001\"} 1\n";
+            eventually(|| async { world.metrics().contains(running) }).await;
+        }
+    }
+    let (parts, body) = world.request("/fn/ns/hello/", &[]).await;
+    assert_eq!(parts.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(parts.headers["retry-after"], "1");
+    assert!(body.contains("\"queue_full\"") && body.contains("2 requests wait"), "{body}");
+    turns.add_permits(3);
+    while let Some(answer) = asking.join_next().await {
+        assert_eq!(answer.unwrap(), Ok(()));
+    }
+}
+
+#[tokio::test]
+async fn whoever_gets_no_turn_in_time_is_told_so() {
+    let api = FakeApi::default();
+    api.function("hello", narrow("200ms"));
+    let host = ScriptedHost::new(|_, _| std::future::pending());
+    let world = World::with(api, config(), Arc::default(), Some(host)).await;
+    let (first, second) = tokio::join!(world.request("/fn/ns/hello", &[]), async {
+        let running = "mayfly_gateway_requests_running{namespace=\"ns\",function=\"hello\",revision=\"hello-00001\"} 1\n";
+        eventually(|| async { world.metrics().contains(running) }).await;
+        // Less time than the first has left would not be in the queue at all; it has as much, and a bit.
+        world.request("/fn/ns/hello", &[]).await
+    });
+    assert_eq!(first.0.status, StatusCode::GATEWAY_TIMEOUT, "{}", first.1);
+    // The first one's end gives the second a turn with too little time left, or none.
+    let second_code = serde_json::from_str::<Value>(&second.1).unwrap()["error"]["code"].clone();
+    assert!(second_code == "queue_timeout" || second_code == "timed_out", "{second_code}");
+}
+
+#[tokio::test]
+async fn a_wait_shows_in_server_timing() {
+    let api = FakeApi::default();
+    api.function("hello", narrow("10m"));
+    let world = World::new(api, Duration::from_millis(50)).await;
+    let (first, second) =
+        tokio::join!(world.request("/fn/ns/hello", &[]), world.request("/fn/ns/hello", &[]));
+    let queue_ms = |answer: &(http::response::Parts, String)| -> f64 {
+        let timing = answer.0.headers["server-timing"].to_str().unwrap();
+        timing.strip_prefix("queue;dur=").unwrap().split_once(',').unwrap().0.parse().unwrap()
+    };
+    let (shorter, longer) =
+        (queue_ms(&first).min(queue_ms(&second)), queue_ms(&first).max(queue_ms(&second)));
+    assert!(shorter < 30.0 && longer > 30.0, "{shorter} {longer}");
+    let counted = "mayfly_gateway_queue_duration_seconds_count{namespace=\"ns\",function=\"hello\",revision=\"hello-00001\"} 1\n";
+    assert!(world.metrics().contains(counted));
+}
+
+/// 80 connections of 250 requests each, all at once, to one function that takes 100 at a time.
+#[tokio::test(flavor = "multi_thread")]
+async fn twenty_thousand_at_once_without_an_error() {
+    let api = FakeApi::default();
+    api.function("hello", json!({"limits": {"concurrency": 10, "timeout": "5m"}, "scaling": {"max": 10}}));
+    let world = World::new(api, Duration::from_millis(1)).await;
+    let mut asking = JoinSet::new();
+    for _ in 0..80 {
+        let stream = TcpStream::connect(world.address).await.unwrap();
+        let (sender, connection) =
+            hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+        tokio::spawn(connection);
+        for _ in 0..250 {
+            let mut sender = sender.clone();
+            asking.spawn(async move {
+                let request = Request::get("http://a/fn/ns/hello").body(Empty::<Bytes>::new()).unwrap();
+                let response = sender.send_request(request).await.unwrap();
+                let status = response.status();
+                response.into_body().collect().await.unwrap();
+                status
+            });
+        }
+    }
+    let mut answered = 0;
+    while let Some(status) = asking.join_next().await {
+        assert_eq!(status.unwrap(), StatusCode::OK);
+        answered += 1;
+    }
+    assert_eq!(answered, 20_000);
+    assert_eq!(world.revision("hello-00001").running(), 0);
+    assert!(waiting(&world, 0));
+}

@@ -1,0 +1,156 @@
+//! Replicas follow demand. Time is paused: no sockets here, requests go through the handle.
+
+use std::time::Duration;
+
+use http::Request;
+use http_body_util::BodyExt as _;
+use serde_json::json;
+use tokio::{task::JoinSet, time::Instant};
+
+use crate::support::{FakeApi, World, eventually, host::text};
+
+async fn ask(world: &World, function: &str) {
+    let request = Request::get("/").body(text("")).unwrap();
+    let response = world.handle.call("ns", function, request).await.unwrap();
+    response.into_body().collect().await.unwrap();
+}
+
+fn watched(world: &World, count: usize) -> bool {
+    world.metrics().contains(&format!("mayfly_autoscaler_watched {count}\n"))
+}
+
+#[tokio::test(start_paused = true)]
+async fn from_zero_and_back() {
+    let api = FakeApi::default();
+    api.function("hello", json!({"scaling": {"idleAfter": "20s"}}));
+    api.function("other", json!({}));
+    let world = World::new(api, Duration::from_millis(10)).await;
+    assert!(watched(&world, 0));
+    ask(&world, "hello").await;
+    let answered = Instant::now();
+    assert!(world.revision("hello-00001").loads() == 1);
+    world.api.written("hello-00001=1").await;
+    assert!(answered.elapsed() < Duration::from_millis(100), "the write follows at once");
+    world.api.revision_with(
+        "hello",
+        1,
+        json!({"scaling": {"idleAfter": "20s"}}),
+        json!({"readyReplicas": 1}),
+    );
+
+    world.api.written("hello-00001=0").await;
+    let idle = answered.elapsed();
+    assert!((Duration::from_secs(19)..Duration::from_secs(22)).contains(&idle), "{idle:?}");
+    assert!(!mayfly_runtime::HostedFunction::is_loaded(&*world.revision("hello-00001")));
+    // The pod goes; nothing is left to do.
+    world.api.revision_with(
+        "hello",
+        1,
+        json!({"scaling": {"idleAfter": "20s"}}),
+        json!({"readyReplicas": 0}),
+    );
+    eventually(|| async { watched(&world, 0) }).await;
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    assert_eq!(world.api.writes(), ["hello-00001=1", "hello-00001=0"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn load_grows_replicas_to_the_bound() {
+    let api = FakeApi::default();
+    let spec = json!({"scaling": {"target": 10, "max": 30}});
+    api.function("hello", spec);
+    let world = std::sync::Arc::new(World::new(api, Duration::from_secs(5)).await);
+    let mut asking = JoinSet::new();
+    let started = Instant::now();
+    for _ in 0..1000 {
+        let world = world.clone();
+        asking.spawn(async move { ask(&world, "hello").await });
+    }
+    world.api.written("hello-00001=30").await;
+    let took = started.elapsed();
+    assert!(took <= Duration::from_secs(3), "{took:?}");
+    asking.join_all().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn functions_answer_while_the_api_is_away() {
+    let api = FakeApi::default();
+    api.function("hello", json!({"scaling": {"idleAfter": "1h"}}));
+    let world = World::new(api, Duration::from_millis(10)).await;
+    world.api.set_down(true);
+    for _ in 0..20 {
+        ask(&world, "hello").await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    assert_eq!(world.api.writes(), Vec::<String>::new());
+    assert!(world.metrics().contains("mayfly_gateway_requests_total{namespace=\"ns\",function=\"hello\",revision=\"hello-00001\",code=\"2xx\"} 20"));
+    world.api.set_down(false);
+    world.api.written("hello-00001=1").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn memory_comes_back_while_the_api_is_away() {
+    let api = FakeApi::default();
+    api.function("hello", json!({"scaling": {"idleAfter": "5s"}}));
+    let world = World::new(api, Duration::from_millis(10)).await;
+    world.api.set_down(true);
+    ask(&world, "hello").await;
+    assert!(mayfly_runtime::HostedFunction::is_loaded(&*world.revision("hello-00001")));
+    eventually(|| async { !mayfly_runtime::HostedFunction::is_loaded(&*world.revision("hello-00001")) })
+        .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_fewest_are_kept_without_a_request() {
+    let api = FakeApi::default();
+    // The ReplicaSet comes after the revision: the write is tried until it is there.
+    api.revision_with("hello", 1, json!({"scaling": {"min": 2}}), json!({}));
+    api.traffic("hello", json!({}));
+    let world = World::new(api, Duration::ZERO).await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(world.api.writes(), Vec::<String>::new());
+    world.api.replica_set("hello-00001");
+    world.api.written("hello-00001=2").await;
+    world.api.revision_with("hello", 1, json!({"scaling": {"min": 2}}), json!({"readyReplicas": 2}));
+    eventually(|| async { watched(&world, 0) }).await;
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    assert_eq!(world.api.writes(), ["hello-00001=2"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_revision_without_traffic_goes() {
+    let api = FakeApi::default();
+    api.function("hello", json!({"scaling": {"min": 1, "idleAfter": "5s"}}));
+    let world = World::new(api, Duration::ZERO).await;
+    world.api.written("hello-00001=1").await;
+    world.api.revision_with(
+        "hello",
+        1,
+        json!({"scaling": {"min": 1, "idleAfter": "5s"}}),
+        json!({"readyReplicas": 1}),
+    );
+    // Demand is remembered for a window.
+    tokio::time::sleep(Duration::from_secs(70)).await;
+    assert!(watched(&world, 0));
+    world.api.revision("hello", 2, json!({}));
+    world.api.written("hello-00001=0").await;
+    // One that had no traffic since the start, but replicas, goes as well.
+    world.api.revision("old", 1, json!({}));
+    world.api.revision("old", 2, json!({}));
+    world.api.revision_with("old", 1, json!({}), json!({"readyReplicas": 3}));
+    world.api.traffic("old", json!({}));
+    world.api.written("old-00001=0").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_somebody_else_changed_is_written_again() {
+    let api = FakeApi::default();
+    api.function("hello", json!({"scaling": {"min": 1}}));
+    let world = World::new(api, Duration::ZERO).await;
+    world.api.written("hello-00001=1").await;
+    // It runs three, for as long as nobody says otherwise.
+    world.api.revision_with("hello", 1, json!({"scaling": {"min": 1}}), json!({"readyReplicas": 3}));
+    tokio::time::sleep(Duration::from_secs(200)).await;
+    let writes = world.api.writes().len();
+    assert!((4..=8).contains(&writes), "{:?}", world.api.writes());
+}

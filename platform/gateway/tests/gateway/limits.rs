@@ -1,0 +1,152 @@
+//! Clients that are slow, large or many.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body::Frame;
+use http_body_util::{BodyExt as _, Empty, StreamBody};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use mayfly_gateway::Config;
+use mayfly_runtime::CallError;
+use serde_json::json;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
+
+use crate::support::{
+    FakeApi, World, config, eventually,
+    host::{ScriptedHost, text},
+    raw,
+};
+
+/// A guest that reads all of its request, and answers with its length or the error it met.
+fn reader() -> Arc<ScriptedHost> {
+    ScriptedHost::new(|_, request| async move {
+        match request.into_body().collect().await {
+            Ok(body) => Ok(Response::new(text(format!("{} bytes", body.to_bytes().len())))),
+            Err(error) => Err(CallError::GuestError(error.to_string())),
+        }
+    })
+}
+
+async fn world(config: Config, host: Arc<ScriptedHost>) -> World {
+    let api = FakeApi::default();
+    api.function("hello", json!({}));
+    World::with(api, config, Arc::default(), Some(host)).await
+}
+
+async fn closed(mut stream: TcpStream) -> String {
+    let mut rest = Vec::new();
+    // A reset is an end too.
+    let read = tokio::time::timeout(Duration::from_secs(20), stream.read_to_end(&mut rest));
+    let _ = read.await.expect("the server closes it");
+    String::from_utf8_lossy(&rest).into_owned()
+}
+
+#[tokio::test]
+async fn slow_heads_and_idle_connections_are_closed() {
+    let config = Config { header_timeout: Duration::from_millis(150), ..config() };
+    let world = world(config, reader()).await;
+    for start in ["", "P", "PR", "PRI * HT", "GET /fn/ns/hel", "GET /fn/ns/hello HTTP/1.1\r\nhost: a\r\n"] {
+        let mut stream = TcpStream::connect(world.address).await.unwrap();
+        stream.write_all(start.as_bytes()).await.unwrap();
+        assert!(!closed(stream).await.contains("200"), "{start:?}");
+    }
+    // A connection that was used and then is not.
+    let mut stream = TcpStream::connect(world.address).await.unwrap();
+    stream.write_all(b"GET /fn/ns/hello HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+    assert!(closed(stream).await.ends_with("0 bytes"));
+    // The same over HTTP/2.
+    let stream = TcpStream::connect(world.address).await.unwrap();
+    let (mut sender, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+    let connection = tokio::spawn(connection);
+    let request = Request::get("http://a/fn/ns/hello").body(Empty::<Bytes>::new()).unwrap();
+    assert_eq!(sender.send_request(request).await.unwrap().status(), 200);
+    let _ = tokio::time::timeout(Duration::from_secs(20), connection).await.expect("the server closes it");
+    eventually(|| async { world.metrics().contains("mayfly_gateway_connections 0\n") }).await;
+}
+
+#[tokio::test]
+async fn a_long_answer_is_not_an_idle_connection() {
+    let config = Config { header_timeout: Duration::from_millis(100), ..config() };
+    let host = ScriptedHost::new(|_, _| async {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        Ok(Response::new(text("late")))
+    });
+    let world = world(config, host).await;
+    assert_eq!(world.get("/fn/ns/hello").await, (StatusCode::OK, "late".into()));
+    let stream = TcpStream::connect(world.address).await.unwrap();
+    let (mut sender, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+    tokio::spawn(connection);
+    let request = Request::get("http://a/fn/ns/hello").body(Empty::<Bytes>::new()).unwrap();
+    let body = sender.send_request(request).await.unwrap().into_body().collect().await.unwrap();
+    assert_eq!(body.to_bytes(), "late");
+}
+
+#[tokio::test]
+async fn large_bodies_are_refused_and_large_heads_too() {
+    let config = Config { request_bytes_max: 1000, header_bytes_max: 8192, ..config() };
+    let world = world(config, reader()).await;
+    let post = |head: &str, body: &str| {
+        format!("POST /fn/ns/hello HTTP/1.1\r\nhost: a\r\nconnection: close\r\n{head}\r\n\r\n{body}")
+    };
+    let exactly = raw(world.address, &post("content-length: 1000", &"x".repeat(1000))).await;
+    assert!(exactly.ends_with("1000 bytes"), "{exactly}");
+    // Announced: refused before a byte of it is read.
+    let announced = raw(world.address, &post("content-length: 1001", "")).await;
+    assert!(announced.starts_with("HTTP/1.1 413 "), "{announced}");
+    assert!(announced.contains("\"request_too_large\"") && announced.contains("1000 bytes"), "{announced}");
+    // Not announced: refused when it is too much.
+    let chunked = format!("3e8\r\n{}\r\n1\r\nx\r\n0\r\n\r\n", "x".repeat(1000));
+    let chunked = raw(world.address, &post("transfer-encoding: chunked", &chunked)).await;
+    assert!(chunked.starts_with("HTTP/1.1 413 "), "{chunked}");
+    let head = raw(world.address, &post(&format!("x-large: {}", "x".repeat(9000)), "")).await;
+    assert!(head.starts_with("HTTP/1.1 431 "), "{head}");
+}
+
+#[tokio::test]
+async fn a_body_that_stops_coming_ends_the_request() {
+    let config = Config { stall_timeout: Duration::from_millis(150), ..config() };
+    let world = world(config, reader()).await;
+    let mut stream = TcpStream::connect(world.address).await.unwrap();
+    let head = "POST /fn/ns/hello HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 9\r\n\r\nabc";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let answer = closed(stream).await;
+    assert!(answer.starts_with("HTTP/1.1 502 "), "{answer}");
+    assert!(answer.contains("sent nothing of the request's body"), "{answer}");
+}
+
+#[tokio::test]
+async fn an_answer_that_nobody_takes_ends_the_request() {
+    let config = Config { stall_timeout: Duration::from_millis(300), ..config() };
+    let host = ScriptedHost::new(|_, _| async {
+        let frames = futures::stream::repeat_with(|| Ok(Frame::data(Bytes::from(vec![0; 64 << 10]))));
+        Ok(Response::new(StreamBody::new(frames).boxed_unsync()))
+    });
+    let world = world(config, host).await;
+    let mut stream = TcpStream::connect(world.address).await.unwrap();
+    stream.write_all(b"GET /fn/ns/hello HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+    eventually(|| async { world.metrics().contains("mayfly_gateway_connections 1\n") }).await;
+    // The client keeps the connection and reads nothing.
+    eventually(|| async { world.metrics().contains("mayfly_gateway_connections 0\n") }).await;
+    drop(stream);
+}
+
+#[tokio::test]
+async fn connections_beyond_the_bound_wait() {
+    let config = Config { connections_max: 1, ..config() };
+    let world = world(config, reader()).await;
+    let first = TcpStream::connect(world.address).await.unwrap();
+    eventually(|| async { world.metrics().contains("mayfly_gateway_connections 1\n") }).await;
+    let mut second = TcpStream::connect(world.address).await.unwrap();
+    second.write_all(b"GET /fn/ns/hello HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await.unwrap();
+    let mut byte = [0];
+    let early = tokio::time::timeout(Duration::from_millis(100), second.read(&mut byte)).await;
+    assert!(early.is_err(), "it is not served yet");
+    drop(first);
+    assert!(closed(second).await.ends_with("0 bytes"));
+}

@@ -1,0 +1,249 @@
+//! Routes, heads and answers.
+
+use std::time::Duration;
+
+use http::{Method, Request, StatusCode};
+use http_body_util::BodyExt as _;
+use mayfly_api::Digest;
+use mayfly_gateway::{Code, Drained};
+use mayfly_runtime::CallError;
+use serde_json::{Value, json};
+
+use crate::support::{
+    FakeApi, World, config, eventually,
+    host::{ScriptedHost, text},
+    raw,
+};
+
+#[tokio::test]
+async fn a_function_answers_by_path_and_by_host() {
+    let api = FakeApi::default();
+    api.function("hello", json!({}));
+    let world = World::new(api, Duration::ZERO).await;
+    for (path, headers, expected) in [
+        ("/fn/ns/hello", vec![], "ns/hello-00001 GET /\n"),
+        ("/fn/ns/hello/", vec![], "ns/hello-00001 GET /\n"),
+        ("/fn/ns/hello/a/b?c=d", vec![], "ns/hello-00001 GET /a/b?c=d\n"),
+        ("/a?b", vec![("host", "hello.ns.fn.localhost:8080")], "ns/hello-00001 GET /a?b\n"),
+    ] {
+        let (parts, body) = world.request(path, &headers).await;
+        assert_eq!((parts.status, body.as_str()), (StatusCode::OK, expected), "{path}");
+        assert!(parts.headers.contains_key("x-request-id"));
+        let timing = parts.headers["server-timing"].to_str().unwrap();
+        assert!(timing.starts_with("queue;dur=0.000, load;dur="), "{timing}");
+    }
+    assert_eq!(world.revision("hello-00001").loads(), 1);
+    assert_eq!(world.shut_down().await, Drained::Clean);
+}
+
+#[tokio::test]
+async fn the_first_answer_says_it_was_cold() {
+    let api = FakeApi::default();
+    api.function("hello", json!({}));
+    let world = World::new(api, Duration::ZERO).await;
+    let (first, _) = world.request("/fn/ns/hello", &[]).await;
+    assert_eq!(first.headers["mayfly-cold"], "true");
+    let (second, _) = world.request("/fn/ns/hello", &[]).await;
+    assert!(!second.headers.contains_key("mayfly-cold"));
+}
+
+#[tokio::test]
+async fn unknown_routes_say_how_to_see_routes() {
+    let world = World::new(FakeApi::default(), Duration::ZERO).await;
+    for path in ["/", "/fn/ns/nobody/", "/fn/ns", "/other"] {
+        let (parts, body) = world.request(path, &[("x-request-id", "id-7")]).await;
+        assert_eq!(parts.status, StatusCode::NOT_FOUND);
+        assert_eq!(parts.headers["content-type"], "application/json");
+        assert_eq!(parts.headers["x-request-id"], "id-7");
+        let body: Value = serde_json::from_str(&body).unwrap();
+        assert_eq!(body["error"]["code"], "not_found");
+        assert_eq!(body["error"]["requestId"], "id-7");
+        let hint = body["error"]["hint"].as_str().unwrap();
+        assert!(hint.contains("kubectl get functions -A") && hint.contains("mayfly get functions"), "{hint}");
+    }
+}
+
+#[tokio::test]
+async fn functions_come_and_go() {
+    let world = World::new(FakeApi::default(), Duration::ZERO).await;
+    world.api.function("late", json!({}));
+    world.until("/fn/ns/late/", |status, _| status == StatusCode::OK).await;
+    world.api.delete_function("late");
+    world.until("/fn/ns/late/", |status, _| status == StatusCode::NOT_FOUND).await;
+}
+
+/// A host that fails as the request's path says, and shows heads.
+fn failing() -> std::sync::Arc<ScriptedHost> {
+    ScriptedHost::new(|_, request| async move {
+        let ms = Duration::from_millis;
+        Err(match request.uri().path() {
+            "/overloaded" => CallError::Overloaded { retry_after: ms(2500) },
+            "/missing" => CallError::ComponentMissing(Digest::of(b"x")),
+            "/invalid" => CallError::ComponentInvalid("imports wasi:foo".into()),
+            "/trap" => CallError::Trapped("unreachable".into()),
+            "/memory" => CallError::OutOfMemory { limit_bytes: 1 },
+            "/silent" => CallError::NoAnswer,
+            "/error" => CallError::GuestError("DNS-timeout".into()),
+            "/large" => CallError::ResponseTooLarge { limit_bytes: 1 },
+            "/stopping" => CallError::ShuttingDown,
+            "/internal" => CallError::Internal("disk full".into()),
+            "/sleep" => {
+                tokio::time::sleep(Duration::from_secs(3600)).await;
+                CallError::NoAnswer
+            }
+            "/head" => {
+                let mut shown: Vec<_> =
+                    request.headers().iter().map(|(n, v)| format!("{n}={}", v.to_str().unwrap())).collect();
+                shown.sort();
+                let mut response =
+                    http::Response::new(text(format!("{}\n{}", request.uri(), shown.join("\n"))));
+                let headers = response.headers_mut();
+                headers.insert("connection", "x-hop".parse().unwrap());
+                headers.insert("x-hop", "1".parse().unwrap());
+                headers.insert("x-end", "2".parse().unwrap());
+                return Ok(response);
+            }
+            other => panic!("{other}"),
+        })
+    })
+}
+
+#[tokio::test]
+async fn every_failure_has_its_status() {
+    let api = FakeApi::default();
+    api.function("hello", json!({"limits": {"timeout": "100ms"}}));
+    let world = World::with(api, config(), std::sync::Arc::default(), Some(failing())).await;
+    for (path, status, code) in [
+        ("overloaded", 503, "overloaded"),
+        ("missing", 503, "component_missing"),
+        ("invalid", 503, "component_invalid"),
+        ("trap", 502, "trapped"),
+        ("memory", 502, "out_of_memory"),
+        ("silent", 502, "no_answer"),
+        ("error", 502, "guest_error"),
+        ("large", 502, "response_too_large"),
+        ("stopping", 503, "shutting_down"),
+        ("internal", 500, "internal"),
+        ("sleep", 504, "timed_out"),
+    ] {
+        let (parts, body) = world.request(&format!("/fn/ns/hello/{path}"), &[]).await;
+        let body: Value = serde_json::from_str(&body).unwrap();
+        assert_eq!((parts.status.as_u16(), &body["error"]["code"]), (status, &json!(code)));
+        assert_eq!(body["error"]["requestId"].as_str(), parts.headers["x-request-id"].to_str().ok());
+        let retry = parts.headers.get("retry-after").map(|value| value.to_str().unwrap());
+        match code {
+            "overloaded" => assert_eq!(retry, Some("3")),
+            "shutting_down" => assert_eq!(retry, Some("1")),
+            _ => assert_eq!(retry, None),
+        }
+    }
+    // Every turn was given back.
+    eventually(|| async {
+        world.metrics().contains(
+            "mayfly_gateway_requests_running{namespace=\"ns\",function=\"hello\",revision=\"hello-00001\"} 0",
+        )
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn headers_are_rewritten_both_ways() {
+    let api = FakeApi::default();
+    api.function("hello", json!({}));
+    let world = World::with(api, config(), std::sync::Arc::default(), Some(failing())).await;
+    let request = "GET /fn/ns/hello/head?q HTTP/1.1\r\nhost: localhost:1\r\nconnection: close, x-mine\r\n\
+                   x-mine: 1\r\nkeep-alive: 5\r\nte: trailers, gzip\r\nupgrade: h2c\r\nx-forwarded-for: 6.6.6.6\r\n\
+                   x-request-id: my-id\r\naccept: */*\r\n\r\n";
+    let answer = raw(world.address, request).await;
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    assert_eq!(
+        body.lines().collect::<Vec<_>>(),
+        [
+            "/head?q",
+            "accept=*/*",
+            "host=localhost:1",
+            "te=trailers",
+            "x-forwarded-for=127.0.0.1",
+            "x-forwarded-host=localhost:1",
+            "x-forwarded-prefix=/fn/ns/hello",
+            "x-forwarded-proto=http",
+            "x-request-id=my-id",
+        ]
+    );
+    let head = head.to_ascii_lowercase();
+    assert!(head.contains("x-end: 2") && !head.contains("x-hop"), "{head}");
+    assert!(head.contains("x-request-id: my-id"), "{head}");
+}
+
+#[tokio::test]
+async fn head_and_continue() {
+    let api = FakeApi::default();
+    api.function("hello", json!({}));
+    let host = ScriptedHost::new(|_, request| async move {
+        let body = request.into_body().collect().await.map_err(|e| CallError::GuestError(e.to_string()))?;
+        Ok(http::Response::new(text(format!("{} bytes", body.to_bytes().len()))))
+    });
+    let world = World::with(api, config(), std::sync::Arc::default(), Some(host)).await;
+    let head = raw(world.address, "HEAD /fn/ns/hello HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await;
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+    assert!(head.contains("content-length: 7\r\n") && head.ends_with("\r\n\r\n"), "{head}");
+
+    // The client sends its body only when it is asked to.
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let mut stream = tokio::net::TcpStream::connect(world.address).await.unwrap();
+    let request = "POST /fn/ns/hello HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 5\r\nexpect: 100-continue\r\n\r\n";
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut continued = [0; 25];
+    stream.read_exact(&mut continued).await.unwrap();
+    assert_eq!(&continued, b"HTTP/1.1 100 Continue\r\n\r\n");
+    stream.write_all(b"12345").await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.ends_with("5 bytes"), "{answer}");
+}
+
+#[tokio::test]
+async fn other_parts_of_the_process_ask_by_the_handle() {
+    let api = FakeApi::default();
+    api.function("hello", json!({}));
+    let world = World::new(api, Duration::ZERO).await;
+    let request = || Request::builder().method(Method::POST).uri("/a?b").body(text("{}")).unwrap();
+    let response = world.handle.call("ns", "hello", request()).await.unwrap();
+    assert!(response.headers().contains_key("x-request-id"));
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    assert_eq!(body, "ns/hello-00001 POST /a?b\n");
+    let refusal = world.handle.call("ns", "nobody", request()).await.err().unwrap();
+    assert_eq!(refusal.code, Code::NotFound);
+    world.stop.cancel();
+    let refusal = world.handle.call("ns", "hello", request()).await.err().unwrap();
+    assert_eq!(refusal.code, Code::ShuttingDown);
+}
+
+#[tokio::test]
+async fn requests_are_counted() {
+    let api = FakeApi::default();
+    api.function("hello", json!({}));
+    api.function("idle", json!({}));
+    let world = World::new(api, Duration::ZERO).await;
+    for _ in 0..3 {
+        world.get("/fn/ns/hello").await;
+    }
+    world.get("/fn/ns/nobody").await;
+    let of_hello = "namespace=\"ns\",function=\"hello\",revision=\"hello-00001\"";
+    // A request is counted when its answer's body is dropped, which may be after the client has it all.
+    eventually(|| async {
+        world.metrics().contains(&format!("mayfly_gateway_requests_total{{{of_hello},code=\"2xx\"}} 3"))
+    })
+    .await;
+    let metrics = world.metrics();
+    for line in [
+        format!("mayfly_gateway_request_duration_seconds_count{{{of_hello}}} 3"),
+        format!("mayfly_gateway_cold_start_duration_seconds_count{{{of_hello}}} 1"),
+        format!("mayfly_gateway_requests_running{{{of_hello}}} 0"),
+        "mayfly_gateway_refusals_total{code=\"not_found\"} 1".into(),
+        "mayfly_gateway_routes 2".into(),
+    ] {
+        assert!(metrics.contains(&line), "{line} is not in\n{metrics}");
+    }
+    assert!(!metrics.contains("function=\"idle\""), "what was never asked shows nothing:\n{metrics}");
+}

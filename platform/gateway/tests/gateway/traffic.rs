@@ -1,0 +1,146 @@
+//! Which revision answers.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use http::StatusCode;
+use serde_json::{Value, json};
+
+use crate::support::{
+    FakeApi, World, config, eventually,
+    host::{ScriptedHost, text},
+};
+
+fn split(api: &FakeApi, sticky: Value) {
+    api.revision("hello", 2, json!({}));
+    let mut spec = json!({"traffic": [
+        {"revision": "hello-00001", "percent": 90},
+        {"revision": "hello-00002", "percent": 10, "tag": "canary"},
+    ]});
+    if !sticky.is_null() {
+        spec["sticky"] = sticky;
+    }
+    api.function("hello", spec);
+}
+
+#[tokio::test]
+async fn a_split_is_exact() {
+    let api = FakeApi::default();
+    split(&api, Value::Null);
+    let world = World::new(api, Duration::ZERO).await;
+    let mut answers: BTreeMap<String, u32> = BTreeMap::new();
+    for _ in 0..200 {
+        *answers.entry(world.get("/fn/ns/hello").await.1).or_default() += 1;
+    }
+    let expected = [("ns/hello-00001 GET /\n".into(), 180), ("ns/hello-00002 GET /\n".into(), 20)];
+    assert_eq!(answers, BTreeMap::from(expected));
+}
+
+#[tokio::test]
+async fn tags_by_header_and_by_host() {
+    let api = FakeApi::default();
+    split(&api, Value::Null);
+    let world = World::new(api, Duration::ZERO).await;
+    for (path, headers) in
+        [("/fn/ns/hello", [("mayfly-tag", "canary")]), ("/", [("host", "canary-hello.ns.fn.localhost")])]
+    {
+        for _ in 0..5 {
+            assert_eq!(world.request(path, &headers).await.1, "ns/hello-00002 GET /\n");
+        }
+    }
+    let (parts, body) = world.request("/fn/ns/hello", &[("mayfly-tag", "blue")]).await;
+    assert_eq!(parts.status, StatusCode::NOT_FOUND);
+    assert!(body.contains("its tags are: canary"), "{body}");
+}
+
+#[tokio::test]
+async fn a_functions_name_wins_over_a_tag_of_that_host() {
+    let api = FakeApi::default();
+    split(&api, Value::Null);
+    api.function("canary-hello", json!({}));
+    let world = World::new(api, Duration::ZERO).await;
+    let host = [("host", "canary-hello.ns.fn.localhost")];
+    assert_eq!(world.request("/", &host).await.1, "ns/canary-hello-00001 GET /\n");
+    eventually(|| async { world.metrics().contains("mayfly_gateway_route_conflicts 1\n") }).await;
+    // With the function gone the tag has its host.
+    world.api.delete_function("canary-hello");
+    eventually(|| async { world.request("/", &host).await.1 == "ns/hello-00002 GET /\n" }).await;
+    eventually(|| async { world.metrics().contains("mayfly_gateway_route_conflicts 0\n") }).await;
+}
+
+#[tokio::test]
+async fn sticky_by_cookie_and_by_header() {
+    let api = FakeApi::default();
+    split(&api, json!({"cookie": "rev"}));
+    let world = World::new(api, Duration::ZERO).await;
+    let (parts, first) = world.request("/fn/ns/hello", &[]).await;
+    let cookie = parts.headers["set-cookie"].to_str().unwrap();
+    let (pair, rest) = cookie.split_once(';').unwrap();
+    assert_eq!(rest, " Path=/fn/ns/hello; HttpOnly; SameSite=Lax");
+    for _ in 0..30 {
+        let (parts, body) = world.request("/fn/ns/hello", &[("cookie", pair)]).await;
+        assert_eq!(body, first);
+        assert!(!parts.headers.contains_key("set-cookie"));
+    }
+    let api = FakeApi::default();
+    split(&api, json!({"header": "x-user"}));
+    let world = World::new(api, Duration::ZERO).await;
+    for user in ["ada", "grace", "edsger"] {
+        let first = world.request("/fn/ns/hello", &[("x-user", user)]).await.1;
+        for _ in 0..30 {
+            assert_eq!(world.request("/fn/ns/hello", &[("x-user", user)]).await.1, first);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_revision_that_is_not_ready_says_why() {
+    let api = FakeApi::default();
+    api.traffic("hello", json!({}));
+    let world = World::new(api, Duration::ZERO).await;
+    let (status, body) = world.get("/fn/ns/hello").await;
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+    assert!(body.contains("has no revision yet"), "{body}");
+
+    let condition = |status: &str| {
+        json!({"conditions": [{"type": "Ready", "status": status,
+        "reason": "ComponentInvalid", "message": "it imports acme:thing/nothing",
+        "lastTransitionTime": "2026-01-01T00:00:00Z"}]})
+    };
+    world.api.revision_with("hello", 1, json!({}), condition("False"));
+    world.until("/fn/ns/hello", |_, body| body.contains("it imports acme:thing/nothing")).await;
+    world.api.revision_with("hello", 1, json!({}), condition("True"));
+    world.until("/fn/ns/hello", |status, _| status == StatusCode::OK).await;
+
+    world.api.traffic("hello", json!({"traffic": [{"revision": "hello-00009", "percent": 100}]}));
+    world.until("/fn/ns/hello", |_, body| body.contains("revision hello-00009, which is not there")).await;
+}
+
+#[tokio::test]
+async fn latest_is_the_latest_ready_one() {
+    let api = FakeApi::default();
+    api.function("hello", json!({}));
+    let world = World::new(api, Duration::ZERO).await;
+    world.api.revision("hello", 2, json!({}));
+    world.until("/fn/ns/hello", |_, body| body.contains("hello-00002")).await;
+    world.api.function_status("hello", json!({"latestReadyRevision": "hello-00001"}));
+    world.until("/fn/ns/hello", |_, body| body.contains("hello-00001")).await;
+    world.api.function_status("hello", json!({"latestReadyRevision": "hello-00002"}));
+    world.until("/fn/ns/hello", |_, body| body.contains("hello-00002")).await;
+}
+
+#[tokio::test]
+async fn a_changed_secret_reaches_the_next_request() {
+    let env = json!({"env": [{"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]});
+    let api = FakeApi::default();
+    api.function("hello", env);
+    let host =
+        ScriptedHost::new(|spec, _| async move { Ok(http::Response::new(text(format!("{:?}", spec.env)))) });
+    let world = World::with(api, config(), Arc::default(), Some(host)).await;
+    let (status, body) = world.get("/fn/ns/hello").await;
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+    assert!(body.contains("secret ns/s not found"), "{body}");
+    world.api.secret("s", "k", "b25l");
+    world.until("/fn/ns/hello", |_, body| body == r#"[("KEY", "one")]"#).await;
+    world.api.secret("s", "k", "dHdv");
+    world.until("/fn/ns/hello", |_, body| body == r#"[("KEY", "two")]"#).await;
+}
