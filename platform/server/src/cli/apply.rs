@@ -180,7 +180,8 @@ mod tests {
 
     #[test]
     fn outcomes() {
-        let object = |version: &str, data: i32| json!({"metadata": {"resourceVersion": version}, "data": data});
+        let object =
+            |version: &str, data: i32| json!({"metadata": {"resourceVersion": version}, "data": data});
         let ok = StatusCode::OK;
         assert_eq!(outcome(None, StatusCode::CREATED, &object("1", 1)), Outcome::Created);
         assert_eq!(outcome(Some(&object("1", 1)), ok, &object("1", 1)), Outcome::Unchanged);

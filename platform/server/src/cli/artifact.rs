@@ -6,9 +6,7 @@ use jiff::Timestamp;
 use mayfly_api::Digest;
 use serde_json::Value;
 
-use super::{
-    failure::Failure, format, output, server::is_not_found, session::Session, table, upload,
-};
+use super::{failure::Failure, format, output, server::is_not_found, session::Session, table, upload};
 
 #[derive(Args, Debug)]
 #[command(after_help = "Example:
@@ -88,7 +86,9 @@ fn complete(text: &str, items: &[Value]) -> anyhow::Result<Digest> {
     match found.as_slice() {
         [only] => Ok(*only),
         [] => Err(missing(text)),
-        many => Err(Failure::error(format!("{} artifacts begin with {text:?}", many.len()), "write more digits")),
+        many => {
+            Err(Failure::error(format!("{} artifacts begin with {text:?}", many.len()), "write more digits"))
+        }
     }
 }
 

@@ -12,12 +12,8 @@ use std::{
 use bytes::Bytes;
 use clap::Args;
 use mayfly_api::{
-    Digest,
-    duration::Span,
-    egress::EgressRule,
-    function::Isolation,
-    k8s::apimachinery::pkg::api::resource::Quantity,
-    names, quantity,
+    Digest, duration::Span, egress::EgressRule, function::Isolation,
+    k8s::apimachinery::pkg::api::resource::Quantity, names, quantity,
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -174,7 +170,7 @@ fn summary(deployed: &Deployed) -> String {
     let elsewhere = if namespace == "default" { String::new() } else { format!(" -n {namespace}") };
     format!(
         "function {name} {state} ({revision})\n  {url}\n\
-         call it:    mayfly invoke {name}{elsewhere} -d '{{}}'    or: curl {url}\n\
+         call it:    curl {url}    or: mayfly invoke {name}{elsewhere} -d JSON\n\
          its output: mayfly logs {name}{elsewhere} --follow\n"
     )
 }

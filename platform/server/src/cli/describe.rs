@@ -149,7 +149,10 @@ fn conditions_table(conditions: &[Value], now: Timestamp) -> String {
             vec![text("type"), text("status"), since, text("reason"), text("message")]
         })
         .collect();
-    format!("Conditions:\n{}", indented(&table::render(&["TYPE", "STATUS", "SINCE", "REASON", "MESSAGE"], &rows)))
+    format!(
+        "Conditions:\n{}",
+        indented(&table::render(&["TYPE", "STATUS", "SINCE", "REASON", "MESSAGE"], &rows))
+    )
 }
 
 fn events_table(events: &[Value], now: Timestamp) -> String {
@@ -159,7 +162,8 @@ fn events_table(events: &[Value], now: Timestamp) -> String {
     let rows: Vec<Vec<String>> = events
         .iter()
         .map(|event| {
-            let text = |pointer: &str| event.pointer(pointer).and_then(Value::as_str).unwrap_or("").to_owned();
+            let text =
+                |pointer: &str| event.pointer(pointer).and_then(Value::as_str).unwrap_or("").to_owned();
             let count = event.pointer("/series/count").or_else(|| event.get("count"));
             let times = match count.and_then(Value::as_i64) {
                 Some(count) if count > 1 => format!(" (x{count})"),
@@ -173,7 +177,10 @@ fn events_table(events: &[Value], now: Timestamp) -> String {
             vec![seen, text("/type"), text("/reason"), from, text("/message").replace('\n', " ")]
         })
         .collect();
-    format!("Events:\n{}", indented(&table::render(&["LAST SEEN", "TYPE", "REASON", "FROM", "MESSAGE"], &rows)))
+    format!(
+        "Events:\n{}",
+        indented(&table::render(&["LAST SEEN", "TYPE", "REASON", "FROM", "MESSAGE"], &rows))
+    )
 }
 
 fn indented(text: &str) -> String {
@@ -259,7 +266,8 @@ impl Lines {
         match (name, item.as_object()) {
             (Some(_), Some(fields)) => {
                 self.0.push_str(&format!("{}{key}:\n", "  ".repeat(depth)));
-                for (inner, value) in fields.iter().filter(|(inner, _)| *inner != "name" && *inner != "type") {
+                for (inner, value) in fields.iter().filter(|(inner, _)| *inner != "name" && *inner != "type")
+                {
                     self.value(depth + 1, &title(inner), value);
                 }
             }
@@ -284,9 +292,12 @@ mod tests {
 
     #[test]
     fn titles() {
-        for (field, expected) in
-            [("url", "Url"), ("latestReadyRevision", "Latest Ready Revision"), ("podIPs", "Pod IPs"), ("", "")]
-        {
+        for (field, expected) in [
+            ("url", "Url"),
+            ("latestReadyRevision", "Latest Ready Revision"),
+            ("podIPs", "Pod IPs"),
+            ("", ""),
+        ] {
             assert_eq!(title(field), expected);
         }
     }

@@ -20,6 +20,7 @@ use super::{
     failure, format, logs, output,
     session::Session,
 };
+use crate::guest::project::Project;
 
 #[derive(Args, Debug)]
 #[command(after_help = "Example:
@@ -51,6 +52,10 @@ pub(crate) async fn run(args: DevArgs, session: &Session) -> anyhow::Result<()> 
             "name a project's directory; mayfly new makes one",
         )
     })?;
+    // What is no project will not become one by saving.
+    if !directory.join("Cargo.toml").is_file() {
+        Project::load(&directory)?;
+    }
     // One place is enough: a change while another waits to be built is the same news.
     let (saved, mut saves) = mpsc::channel(1);
     let _watcher = watcher(&directory, saved)?;
@@ -117,7 +122,9 @@ async fn round(directory: &Path, args: &DevArgs, session: &Session) -> anyhow::R
 /// again.
 async fn follow(session: &Session, mut known: watch::Receiver<Option<Deployed>>) -> ! {
     let path = match known.wait_for(Option::is_some).await {
-        Ok(deployed) => deployed.as_ref().map(|d| logs::follow_path(&d.namespace, &d.name)).unwrap_or_default(),
+        Ok(deployed) => {
+            deployed.as_ref().map(|d| logs::follow_path(&d.namespace, &d.name)).unwrap_or_default()
+        }
         // The sender lives as long as the command.
         Err(_) => std::future::pending().await,
     };

@@ -185,7 +185,8 @@ pub(crate) fn for_tests() -> Discovery {
             "scope": scope, "singularResource": kind.to_lowercase(), "shortNames": [short],
             "categories": if kind == "Node" { vec![] } else { vec!["all"] }, "verbs": verbs})
     };
-    let list = |items: serde_json::Value| serde_json::from_value(serde_json::json!({"items": items})).unwrap();
+    let list =
+        |items: serde_json::Value| serde_json::from_value(serde_json::json!({"items": items})).unwrap();
     let core = serde_json::json!([{"metadata": {"name": ""}, "versions": [{"version": "v1", "resources": [
         resource("nodes", "Node", "", "no", "Cluster"), resource("pods", "Pod", "", "po", "Namespaced")]}]}]);
     let groups = serde_json::json!([{"metadata": {"name": "mayfly.dev"}, "versions": [{"version": "v1",
@@ -200,13 +201,17 @@ mod tests {
     #[test]
     fn a_word_means_a_kind() {
         let discovery = for_tests();
-        for word in ["functions", "function", "fn", "Function", "FN", "functions.mayfly.dev", "fn.v1.mayfly.dev"] {
+        for word in
+            ["functions", "function", "fn", "Function", "FN", "functions.mayfly.dev", "fn.v1.mayfly.dev"]
+        {
             assert_eq!(discovery.find(word).unwrap().kind, "Function", "{word}");
         }
         for word in ["fnx", "functions.other.dev", "", "pods.mayfly.dev"] {
             assert!(discovery.find(word).is_err(), "{word}");
         }
-        let kinds = |words| discovery.find_all(words).map(|kinds| kinds.iter().map(|k| k.kind.clone()).collect::<Vec<_>>());
+        let kinds = |words| {
+            discovery.find_all(words).map(|kinds| kinds.iter().map(|k| k.kind.clone()).collect::<Vec<_>>())
+        };
         assert_eq!(kinds("po,fn,pods").unwrap(), ["Pod", "Function"]);
         assert_eq!(kinds("all").unwrap(), ["Pod", "Function"]);
         assert!(kinds(",").is_err());

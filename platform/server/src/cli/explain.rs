@@ -92,7 +92,8 @@ impl<'a> Schemas<'a> {
                 let inner = schema[*key].as_array()?;
                 let mut real = inner.iter().filter(|inner| !is_null(inner));
                 let only = real.next()?;
-                (schema["properties"].is_null() && schema["type"].is_null() && real.next().is_none()).then_some(only)
+                (schema["properties"].is_null() && schema["type"].is_null() && real.next().is_none())
+                    .then_some(only)
             });
             match around {
                 Some(inner) => schema = inner,
@@ -119,7 +120,8 @@ impl<'a> Schemas<'a> {
         for field in fields {
             let properties = &self.inside(found.schema)["properties"];
             let Some(property) = properties.get(*field) else {
-                let names: Vec<_> = properties.as_object().into_iter().flatten().map(|(name, _)| name.as_str()).collect();
+                let names: Vec<_> =
+                    properties.as_object().into_iter().flatten().map(|(name, _)| name.as_str()).collect();
                 let todo = match names.is_empty() {
                     true => format!("{path} has no fields"),
                     false => format!("{path} has: {}", names.join(", ")),
@@ -182,11 +184,16 @@ fn text(kind: &Kind, fields: &[&str], schemas: &Schemas<'_>, found: &Found<'_>, 
     let inside = schemas.inside(found.schema);
     let resolved = schemas.resolve(found.schema);
     text.push_str("\nDESCRIPTION:\n");
-    let mut said = Vec::new();
-    for description in [found.description, resolved["description"].as_str(), inside["description"].as_str()] {
-        let Some(description) = description.filter(|description| !said.contains(description)) else { continue };
-        said.push(description);
-        text.push_str(&wrapped(description, 4));
+    // A field's description is often the beginning of its type's.
+    let all = [found.description, resolved["description"].as_str(), inside["description"].as_str()];
+    let mut said: Vec<&str> = Vec::new();
+    for (at, description) in all.iter().enumerate() {
+        let Some(description) = *description else { continue };
+        let later = all[at + 1..].iter().flatten();
+        if !said.contains(&description) && !later.clone().any(|more| more.starts_with(description)) {
+            said.push(description);
+            text.push_str(&wrapped(description, 4));
+        }
     }
     if said.is_empty() {
         text.push_str("    none\n");
@@ -207,7 +214,8 @@ fn limits(schema: &Value) -> String {
         let constant = (!one["const"].is_null()).then(|| one["const"].clone());
         constant.into_iter().chain(one["enum"].as_array().cloned().unwrap_or_default())
     });
-    let all: Vec<_> = values.into_iter().chain(constants).filter_map(|v| v.as_str().map(str::to_owned)).collect();
+    let all: Vec<_> =
+        values.into_iter().chain(constants).filter_map(|v| v.as_str().map(str::to_owned)).collect();
     let mut text = String::new();
     if !all.is_empty() {
         text.push_str(&format!("\nONE OF: {}\n", all.join(", ")));
@@ -222,7 +230,8 @@ fn properties(schemas: &Schemas<'_>, schema: &Value, depth: usize, recursive: bo
     if depth > DEPTH_MAX {
         return;
     }
-    let required: Vec<_> = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let required: Vec<_> =
+        schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
     for (name, property) in schema["properties"].as_object().into_iter().flatten() {
         let indent = "  ".repeat(depth);
         let need = if required.contains(&name.as_str()) { " -required-" } else { "" };
@@ -316,7 +325,10 @@ mod tests {
     #[test]
     fn all_fields_at_once() {
         let all = explain(&[], true).unwrap();
-        assert!(all.contains("  spec <Spec> -required-\n    env <[]EnvVar>\n      name <string> -required-\n"), "{all}");
+        assert!(
+            all.contains("  spec <Spec> -required-\n    env <[]EnvVar>\n      name <string> -required-\n"),
+            "{all}"
+        );
         assert!(all.contains("    labels <map[string]string>\n"), "{all}");
     }
 

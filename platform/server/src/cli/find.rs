@@ -69,7 +69,8 @@ pub(crate) async fn find(globals: &Globals) -> anyhow::Result<Server> {
 }
 
 fn parse_url(text: &str) -> anyhow::Result<http::Uri> {
-    let usable = |uri: &http::Uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.authority().is_some();
+    let usable =
+        |uri: &http::Uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.authority().is_some();
     text.parse::<http::Uri>().ok().filter(usable).ok_or_else(|| {
         Failure::error(
             format!("--server {text:?} is not a URL"),
@@ -192,7 +193,10 @@ impl Places {
     }
 
     fn unusable(&self, why: &str) -> anyhow::Error {
-        Failure::error(format!("the kubeconfig cannot be used: {why}"), self.listed("start one with: mayfly up"))
+        Failure::error(
+            format!("the kubeconfig cannot be used: {why}"),
+            self.listed("start one with: mayfly up"),
+        )
     }
 
     pub(crate) fn nothing_answers(&self, url: &str, why: &str) -> anyhow::Error {
@@ -251,7 +255,8 @@ mod tests {
         let data_dir = DataDir::resolve(Some(folder.at("data")));
         let environment = Some(folder.at("other").into_os_string());
 
-        let flag = Lookup { kubeconfig: Some(folder.at("other")), data_dir: data_dir.clone(), ..folder.lookup() };
+        let flag =
+            Lookup { kubeconfig: Some(folder.at("other")), data_dir: data_dir.clone(), ..folder.lookup() };
         assert_eq!(url(&flag.look().unwrap()).as_deref(), Some("https://other"));
 
         let flag = Lookup { environment: environment.clone(), data_dir: data_dir.clone(), ..folder.lookup() };

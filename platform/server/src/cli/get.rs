@@ -41,6 +41,9 @@ pub(crate) struct GetArgs {
     /// Succeed when a named object is not there
     #[arg(long)]
     ignore_not_found: bool,
+    /// In JSON and YAML, also who set which field
+    #[arg(long)]
+    show_managed_fields: bool,
 }
 
 /// Objects of one kind: the named ones, or all.
@@ -87,7 +90,8 @@ pub(crate) async fn run(args: GetArgs, session: &Session) -> anyhow::Result<()> 
     let server = session.server().await?;
     let namespace = session.namespace().await?;
     let namespace = if args.all_namespaces { None } else { Some(namespace.as_str()) };
-    if args.all_namespaces && targets.iter().any(|target| !target.names.is_empty() && target.kind.namespaced) {
+    if args.all_namespaces && targets.iter().any(|target| !target.names.is_empty() && target.kind.namespaced)
+    {
         return Err(Failure::error(
             "a name is looked up in one namespace",
             "use -n NAMESPACE, or leave the name out",
@@ -96,7 +100,10 @@ pub(crate) async fn run(args: GetArgs, session: &Session) -> anyhow::Result<()> 
     let get = Get { args: &args, server, namespace, format: session.format() };
     if args.watch {
         let [target] = targets.as_slice() else {
-            return Err(Failure::error("only one kind can be watched at a time", "name one kind with --watch"));
+            return Err(Failure::error(
+                "only one kind can be watched at a time",
+                "name one kind with --watch",
+            ));
         };
         return get.watch(target).await;
     }
@@ -126,6 +133,7 @@ impl Get<'_> {
                 objects.extend(self.list(kind).await?.0);
             }
         }
+        let mut objects: Vec<_> = objects.into_iter().map(|object| self.shown(object)).collect();
         let one = targets.len() == 1 && targets[0].names.len() == 1;
         let value = match one {
             true => match objects.pop() {
@@ -166,7 +174,8 @@ impl Get<'_> {
                 continue;
             };
             if self.format == OutputFormat::Name {
-                let names: Vec<_> = found.rows.iter().map(|row| kind.full_name(row.metadata("name"))).collect();
+                let names: Vec<_> =
+                    found.rows.iter().map(|row| kind.full_name(row.metadata("name"))).collect();
                 output::line(names.join("\n"))?;
             } else {
                 let prefix = format!("{}/", kind.singular_name());
@@ -229,6 +238,16 @@ impl Get<'_> {
         }
     }
 
+    /// The object as data: without what hides the rest.
+    fn shown(&self, mut object: Value) -> Value {
+        if !self.args.show_managed_fields
+            && let Some(metadata) = object["metadata"].as_object_mut()
+        {
+            metadata.remove("managedFields");
+        }
+        object
+    }
+
     fn list_path(&self, kind: &Kind, token: &str) -> String {
         with_query(
             &kind.collection(self.namespace),
@@ -271,8 +290,7 @@ impl Get<'_> {
         let mut version = screen.first(target).await?;
         loop {
             let started = Instant::now();
-            let stream =
-                self.server.stream(&self.watch_path(target, &version)?, screen.accept()).await?;
+            let stream = self.server.stream(&self.watch_path(target, &version)?, screen.accept()).await?;
             let mut lines = stream.lines();
             while let Some(line) = lines.try_next().await? {
                 let event: WatchEvent = serde_json::from_str(&line)?;
@@ -353,9 +371,10 @@ impl<'a> Screen<'a> {
     }
 
     fn object(&self, object: &Value) -> anyhow::Result<()> {
+        let object = self.get.shown(object.clone());
         output::out(match self.get.format {
-            OutputFormat::Json => output::json(object)?,
-            _ => format!("---\n{}", output::yaml(object)?),
+            OutputFormat::Json => output::json(&object)?,
+            _ => format!("---\n{}", output::yaml(&object)?),
         })?;
         Ok(())
     }

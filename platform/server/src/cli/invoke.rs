@@ -66,7 +66,8 @@ pub(crate) async fn run(args: InvokeArgs, session: &Session) -> anyhow::Result<E
     let response = HttpClient::new().send(request).await?;
     let status = response.status();
     if session.globals().verbose {
-        let text = |name: &str| response.headers().get(name).map(|value| String::from_utf8_lossy(value.as_bytes()));
+        let text =
+            |name: &str| response.headers().get(name).map(|value| String::from_utf8_lossy(value.as_bytes()));
         output::note(format_args!("{status} in {}", super::format::seconds(started.elapsed().as_secs_f64())));
         for name in ["server-timing", "x-request-id", "mayfly-revision", "content-type"] {
             if let Some(value) = text(name) {
@@ -104,7 +105,10 @@ fn request(args: &InvokeArgs, url: &str) -> anyhow::Result<Request<Full<Bytes>>>
         },
     };
     let says_type = args.header.iter().any(|header| header.0 == header::CONTENT_TYPE);
-    if has_body && !says_type && let Err(error) = serde_json::from_slice::<serde::de::IgnoredAny>(&body) {
+    if has_body
+        && !says_type
+        && let Err(error) = serde_json::from_slice::<serde::de::IgnoredAny>(&body)
+    {
         return Err(Failure::error(
             format!("the event is not JSON: {error}"),
             "quote it, as in -d '{\"name\":\"Ada\"}', or name its type: -H 'content-type: text/plain'",
@@ -209,7 +213,8 @@ mod tests {
         let body = br#"{"errorType": "NameMissing", "errorMessage": "say who you are"}"#;
         let text = error_text("greet", StatusCode::BAD_REQUEST, body).unwrap();
         assert_eq!(text, "NameMissing: say who you are\n  function greet answered 400 Bad Request");
-        let body = br#"{"error": {"code": "timed_out", "message": "too slow", "hint": "raise limits.timeout"}}"#;
+        let body =
+            br#"{"error": {"code": "timed_out", "message": "too slow", "hint": "raise limits.timeout"}}"#;
         let text = error_text("greet", StatusCode::GATEWAY_TIMEOUT, body).unwrap();
         assert_eq!(text, "too slow (504 Gateway Timeout)\n  raise limits.timeout");
         assert_eq!(error_text("greet", StatusCode::BAD_REQUEST, b"<html>"), None);

@@ -32,7 +32,10 @@ pub(crate) fn read(paths: &[PathBuf], recursive: bool) -> anyhow::Result<Vec<Doc
     for path in paths {
         if path.as_os_str() == "-" {
             let mut text = String::new();
-            std::io::stdin().take(MANIFEST_BYTES_MAX).read_to_string(&mut text).context("cannot read stdin")?;
+            std::io::stdin()
+                .take(MANIFEST_BYTES_MAX)
+                .read_to_string(&mut text)
+                .context("cannot read stdin")?;
             documents.extend(parse(&text, "stdin")?);
             continue;
         }
@@ -40,7 +43,8 @@ pub(crate) fn read(paths: &[PathBuf], recursive: bool) -> anyhow::Result<Vec<Doc
             let source = file.display().to_string();
             let bytes = std::fs::metadata(&file).with_context(|| format!("cannot read {source}"))?.len();
             if bytes > MANIFEST_BYTES_MAX {
-                let what = format!("{source} has {}, more than a manifest may have", super::format::bytes(bytes));
+                let what =
+                    format!("{source} has {}, more than a manifest may have", super::format::bytes(bytes));
                 return Err(Failure::error(what, "a component is deployed with: mayfly deploy FILE.wasm"));
             }
             let text = std::fs::read_to_string(&file).with_context(|| format!("cannot read {source}"))?;
@@ -131,7 +135,10 @@ mod tests {
     use super::*;
 
     fn names(text: &str) -> anyhow::Result<Vec<String>> {
-        Ok(parse(text, "f.yaml")?.into_iter().map(|d| format!("{}/{} ({})", d.kind, d.name, d.source)).collect())
+        Ok(parse(text, "f.yaml")?
+            .into_iter()
+            .map(|d| format!("{}/{} ({})", d.kind, d.name, d.source))
+            .collect())
     }
 
     #[test]
@@ -171,7 +178,8 @@ mod tests {
 
     #[test]
     fn octal_modes_and_quoted_numbers() {
-        let text = "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec: {mode: 0644, text: \"0644\", port: 8080}";
+        let text =
+            "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec: {mode: 0644, text: \"0644\", port: 8080}";
         let spec = &parse(text, "f").unwrap()[0].value["spec"];
         assert_eq!(*spec, serde_json::json!({"mode": 420, "text": "0644", "port": 8080}));
     }
@@ -193,6 +201,8 @@ mod tests {
         let error = read(&[folder.path().join("nothing")], false).unwrap_err().to_string();
         assert!(error.contains("nothing"), "{error}");
         std::fs::write(folder.path().join("empty.yaml"), "").unwrap();
-        assert!(read(&[folder.path().join("empty.yaml")], false).unwrap_err().to_string().contains("no object"));
+        assert!(
+            read(&[folder.path().join("empty.yaml")], false).unwrap_err().to_string().contains("no object")
+        );
     }
 }

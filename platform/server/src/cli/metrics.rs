@@ -81,7 +81,8 @@ impl Histogram {
 
     /// What was counted since an earlier reading.
     pub(crate) fn since(&self, earlier: &Self) -> Self {
-        let before = |bound: f64| earlier.0.iter().find(|(known, _)| *known == bound).map_or(0.0, |(_, n)| *n);
+        let before =
+            |bound: f64| earlier.0.iter().find(|(known, _)| *known == bound).map_or(0.0, |(_, n)| *n);
         Self(self.0.iter().map(|(bound, count)| (*bound, (count - before(*bound)).max(0.0))).collect())
     }
 

@@ -137,7 +137,9 @@ impl Command {
         // The only error: someone installed one before us, which serves as well.
         let _ = rustls::crypto::ring::default_provider().install_default();
         match self {
-            Self::Up(args) => crate::roles::up::run(*args, crate::data_dir::DataDir::resolve(globals.data_dir)),
+            Self::Up(args) => {
+                crate::roles::up::run(*args, crate::data_dir::DataDir::resolve(globals.data_dir))
+            }
             Self::New(args) => new::run(args, &globals),
             Self::Build(args) => build::run(args, &globals),
             Self::Completion(args) => completion::run(&args),

@@ -48,7 +48,8 @@ impl Session {
     pub(crate) fn explain(&self, error: anyhow::Error) -> anyhow::Error {
         let Some(server) = self.server.get() else { return error };
         let is_ours = |cause: &&(dyn std::error::Error + 'static)| cause.is::<kube::Error>();
-        let Some(cause) = error.chain().find(is_ours).and_then(|cause| cause.downcast_ref::<kube::Error>()) else {
+        let Some(cause) = error.chain().find(is_ours).and_then(|cause| cause.downcast_ref::<kube::Error>())
+        else {
             return error;
         };
         let explained = match cause {
@@ -62,7 +63,8 @@ impl Session {
             },
         };
         // What was being done stays in front.
-        let doing: Vec<_> = error.chain().take_while(|cause| !is_ours(cause)).map(ToString::to_string).collect();
+        let doing: Vec<_> =
+            error.chain().take_while(|cause| !is_ours(cause)).map(ToString::to_string).collect();
         doing.into_iter().rev().fold(explained, |error, doing| error.context(doing))
     }
 }
@@ -80,9 +82,12 @@ fn api_failure(status: &kube::core::Status, server: &Server) -> (String, String)
             Some(details) => format!("see what there is: mayfly get {} -A", details.kind),
             None => "see what there is: mayfly get functions -A".to_owned(),
         },
-        (409, "Conflict") => "someone changed it meanwhile: try again, or take the fields over with --force-conflicts \
-                              (apply)"
-            .to_owned(),
+        (409, "Conflict") if what.starts_with("Apply failed") => {
+            "take the fields over with --force-conflicts, or leave them out of the manifest".to_owned()
+        }
+        (409, "Conflict") if what.contains("has been modified") => {
+            "someone changed it meanwhile: try again".to_owned()
+        }
         (422, _) => "correct the manifest; mayfly explain KIND shows the fields".to_owned(),
         (429, _) => "the server is busy: try again in a moment".to_owned(),
         (500.., _) => "the server's log says more".to_owned(),

@@ -5,8 +5,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 /// Asks for the Table representation; a plain object is the answer of a server that has none.
-pub(crate) const ACCEPT: &str =
-    "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json";
+pub(crate) const ACCEPT: &str = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json";
 
 /// What the server answers to [`ACCEPT`].
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -129,7 +128,9 @@ pub(crate) fn render_wider<T: AsRef<str>>(
     widths.resize(widths.len().max(found.len()), 0);
     for (at, column) in table.column_iter_mut().enumerate() {
         widths[at] = widths[at].max(found[at]);
-        column.set_padding((0, 3)).set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(widths[at] + 3)));
+        column
+            .set_padding((0, 3))
+            .set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(widths[at] + 3)));
     }
     let text = table.trim_fmt();
     if text.is_empty() { text } else { text + "\n" }

@@ -66,13 +66,13 @@ pub(crate) async fn run(args: TopArgs, session: &Session) -> anyhow::Result<()> 
     }
 }
 
-/// The gateway's names for what is counted per revision.
+/// The gateway's names for what is counted per revision, after whatever prefix the server's registry has.
 mod name {
-    pub(super) const REQUESTS: &str = "mayfly_gateway_requests_total";
-    pub(super) const DURATION: &str = "mayfly_gateway_request_duration_seconds_bucket";
-    pub(super) const COLD: &str = "mayfly_gateway_cold_start_duration_seconds_count";
-    pub(super) const RUNNING: &str = "mayfly_gateway_requests_running";
-    pub(super) const WAITING: &str = "mayfly_gateway_requests_waiting";
+    pub(super) const REQUESTS: &str = "requests_total";
+    pub(super) const DURATION: &str = "request_duration_seconds_bucket";
+    pub(super) const COLD: &str = "cold_start_duration_seconds_count";
+    pub(super) const RUNNING: &str = "requests_running";
+    pub(super) const WAITING: &str = "requests_waiting";
 }
 
 /// What one function is doing.
@@ -112,7 +112,8 @@ type Key = (String, String);
 
 async fn functions(args: &TopArgs, namespace: Option<&str>, session: &Session) -> anyhow::Result<()> {
     let server = session.server().await?;
-    let admin = args.admin.clone().or_else(|| server.endpoints().and_then(|endpoints| endpoints.admin.clone()));
+    let admin =
+        args.admin.clone().or_else(|| server.endpoints().and_then(|endpoints| endpoints.admin.clone()));
     let Some(admin) = admin else {
         return Err(Failure::error(
             "the server's metrics address is not known here",
@@ -138,9 +139,10 @@ async fn functions(args: &TopArgs, namespace: Option<&str>, session: &Session) -
 fn counts(samples: &[Sample]) -> BTreeMap<Key, Counts> {
     let mut all: BTreeMap<Key, Counts> = BTreeMap::new();
     for sample in samples.iter().filter(|sample| sample.labels.contains_key("function")) {
+        let Some((_, name)) = sample.name.split_once("gateway_") else { continue };
         let key = (sample.label("namespace").to_owned(), sample.label("function").to_owned());
         let counts = all.entry(key).or_default();
-        match sample.name.as_str() {
+        match name {
             name::REQUESTS => {
                 counts.requests += sample.value;
                 if sample.label("code") == "5xx" {
@@ -152,7 +154,8 @@ fn counts(samples: &[Sample]) -> BTreeMap<Key, Counts> {
             name::WAITING => counts.waiting += sample.value,
             name::DURATION => {
                 let bound = sample.label("le");
-                let bound = if bound == "+Inf" { f64::INFINITY } else { bound.parse().unwrap_or(f64::INFINITY) };
+                let bound =
+                    if bound == "+Inf" { f64::INFINITY } else { bound.parse().unwrap_or(f64::INFINITY) };
                 counts.durations.add(bound, sample.value);
             }
             _ => {}
@@ -170,7 +173,8 @@ fn function_row(
     let text = |field: &str| function["metadata"][field].as_str().unwrap_or("").to_owned();
     let (namespace, name) = (text("namespace"), text("name"));
     let key = (namespace, name);
-    let (then, now) = (before.get(&key).cloned().unwrap_or_default(), after.get(&key).cloned().unwrap_or_default());
+    let (then, now) =
+        (before.get(&key).cloned().unwrap_or_default(), after.get(&key).cloned().unwrap_or_default());
     let recent = now.durations.since(&then.durations);
     let durations = if recent.count() > 0.0 { &recent } else { &now.durations };
     FunctionRow {
@@ -395,7 +399,8 @@ mod tests {
 
     #[test]
     fn rates_come_from_two_readings() {
-        let function = json!({"metadata": {"namespace": "default", "name": "hello"}, "status": {"readyReplicas": 1}});
+        let function =
+            json!({"metadata": {"namespace": "default", "name": "hello"}, "status": {"readyReplicas": 1}});
         let took = Duration::from_secs(2);
         let row = function_row(&function, &reading(10, 12), &reading(30, 32), took);
         assert_eq!((row.requests_per_second, row.requests, row.errors), (10.0, 32.0, 2.0));

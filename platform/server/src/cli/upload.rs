@@ -50,7 +50,12 @@ async fn content(answer: Response<Incoming>) -> Bytes {
     body.map(|body| body.to_bytes()).unwrap_or_default()
 }
 
-async fn call(server: &Server, method: Method, path: &str, body: Bytes) -> anyhow::Result<Response<Incoming>> {
+async fn call(
+    server: &Server,
+    method: Method,
+    path: &str,
+    body: Bytes,
+) -> anyhow::Result<Response<Incoming>> {
     let bar = progress(body.len());
     let counted = bar.clone();
     let mut request = Request::builder().method(method).uri(path);

@@ -13,7 +13,10 @@ use super::{failure::Failure, server::Server};
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Verdict {
     Ready,
-    Failed { reason: String, message: String },
+    Failed {
+        reason: String,
+        message: String,
+    },
     /// With the reason, where one is known.
     Pending(String),
 }
@@ -46,7 +49,10 @@ pub(crate) async fn ready(
             Ok(Some(Ok(Some(function)))) => match verdict(&function) {
                 Verdict::Ready => return Ok(function),
                 Verdict::Failed { reason, message } => {
-                    return Err(Failure::error(format!("function {name} cannot run: {message} ({reason})"), describe));
+                    return Err(Failure::error(
+                        format!("function {name} cannot run: {message} ({reason})"),
+                        describe,
+                    ));
                 }
                 Verdict::Pending(why) => {
                     last = if why.is_empty() { String::new() } else { format!(": {why}") };

@@ -36,7 +36,9 @@ impl Wish<'_> {
         let answer = match server.get(&one).await {
             Ok(before) => {
                 let path = with_query(&one, &query);
-                server.send(Method::PATCH, &path, "application/merge-patch+json", &self.patch(&before)).await?
+                server
+                    .send(Method::PATCH, &path, "application/merge-patch+json", &self.patch(&before))
+                    .await?
             }
             Err(error) if is_not_found(&error) => {
                 let path = with_query(&functions, &query);
@@ -188,8 +190,22 @@ mod tests {
             json!({"apiVersion": "mayfly.dev/v1", "kind": "Function", "metadata": metadata, "spec": {"source": source()}})
         );
         let all = settings(&[
-            "--env", "A=b=c", "--memory", "32Mi", "--timeout", "90s", "--min", "1", "--idle-after", "5m",
-            "--isolation", "reuse", "--egress", "https://a.example", "--egress", "http://10.0.0.1:80",
+            "--env",
+            "A=b=c",
+            "--memory",
+            "32Mi",
+            "--timeout",
+            "90s",
+            "--min",
+            "1",
+            "--idle-after",
+            "5m",
+            "--isolation",
+            "reuse",
+            "--egress",
+            "https://a.example",
+            "--egress",
+            "http://10.0.0.1:80",
         ]);
         assert_eq!(
             wish(&all, None).create()["spec"],
@@ -247,8 +263,10 @@ mod tests {
 
     #[test]
     fn the_command_is_stronger_than_the_manifest() {
-        let manifest = json!({"metadata": {}, "spec": {"env": [{"name": "A", "value": "1"}], "isolation": "reuse"}});
-        let spec = wish(&settings(&["-e", "B=2", "--isolation", "fresh"]), Some(&manifest)).create()["spec"].clone();
+        let manifest =
+            json!({"metadata": {}, "spec": {"env": [{"name": "A", "value": "1"}], "isolation": "reuse"}});
+        let spec =
+            wish(&settings(&["-e", "B=2", "--isolation", "fresh"]), Some(&manifest)).create()["spec"].clone();
         assert_eq!(spec["env"], json!([{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]));
         assert_eq!(spec["isolation"], "fresh");
     }

@@ -60,7 +60,11 @@ async fn every_way_to_name_a_server_leads_to_it() {
         let mut command = mayfly(&fake.path(""));
         command.arg("version").args(flags).envs(environment.iter().copied());
         let ran = finish(command, b"").await;
-        assert!(ran.stdout.contains("server: Kubernetes API v1.33.0"), "{flags:?} {environment:?}: {}", ran.stderr);
+        assert!(
+            ran.stdout.contains("server: Kubernetes API v1.33.0"),
+            "{flags:?} {environment:?}: {}",
+            ran.stderr
+        );
     }
     let tokens: Vec<_> = fake.seen().iter().map(|seen| seen.authorization.clone()).collect();
     assert_eq!(tokens.iter().filter(|token| *token == "Bearer secret").count(), 5, "{tokens:?}");

@@ -4,8 +4,12 @@ use std::sync::Mutex;
 
 use axum::{body::Body, response::Response};
 use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt as _, BufReader};
 
-use crate::fake::{Fake, Seen, answer, ok, status};
+use crate::{
+    fake::{Fake, Seen, answer, mayfly, ok, status},
+    objects::interrupt,
+};
 
 const FUNCTIONS: &str = "/apis/mayfly.dev/v1/namespaces/default/functions";
 /// The smallest component that claims to answer requests: an empty instance, exported as the handler.
@@ -84,7 +88,10 @@ async fn deploy_uploads_once_and_waits_until_ready() {
     let first = fake.run(&["deploy", &file, "--env", "A=1", "--min", "1"]).await;
     assert!(first.stderr.contains("uploaded 53 B as sha256:"), "{}", first.stderr);
     let out = first.ok();
-    assert!(out.starts_with("function hello is ready (hello-00001)\n  http://gateway/fn/default/hello/\n"), "{out}");
+    assert!(
+        out.starts_with("function hello is ready (hello-00001)\n  http://gateway/fn/default/hello/\n"),
+        "{out}"
+    );
     let put = fake.seen().into_iter().find(|seen| seen.method == "PUT").unwrap();
     assert_eq!((put.body.as_slice(), put.content_type.as_str()), (COMPONENT, "application/wasm"));
     assert_eq!(put.authorization, "Bearer secret");
@@ -158,10 +165,13 @@ async fn invoke_posts_the_event_and_prints_the_answer() {
         "/fn/default/greet/fail" => {
             Some(answer(400, &json!({"errorType": "NameMissing", "errorMessage": "say who you are"})))
         }
-        "/fn/default/greet/slow" => {
-            Some(answer(504, &json!({"error": {"code": "timed_out", "message": "too slow", "hint": "raise it"}})))
+        "/fn/default/greet/slow" => Some(answer(
+            504,
+            &json!({"error": {"code": "timed_out", "message": "too slow", "hint": "raise it"}}),
+        )),
+        "/fn/default/greet/page" => {
+            Some(Response::builder().status(404).body(Body::from("no such page")).unwrap())
         }
-        "/fn/default/greet/page" => Some(Response::builder().status(404).body(Body::from("no such page")).unwrap()),
         _ => None,
     })
     .await;
@@ -210,4 +220,34 @@ async fn logs_are_copied_as_they_are() {
     assert_eq!(fake.lines(), [format!("GET {FUNCTIONS}/hello/log?{query}")]);
     let error = fake.run(&["logs", "other"]).await.failed();
     assert!(error.contains("not found"), "{error}");
+}
+
+#[tokio::test]
+async fn dev_shows_what_is_wrong_and_waits_for_the_next_save() {
+    let fake = platform().await;
+    std::fs::create_dir(fake.path("project")).unwrap();
+    let none = fake.run(&["dev", "project"]).await.failed();
+    assert!(none.contains("is no project"), "{none}");
+
+    fake.file("project/Cargo.toml", "[package]\nname = \"p\"\n");
+    fake.file("project/function.yaml", "kind: Pod\n");
+    let mut command = mayfly(&fake.path(""));
+    command.args(["dev", "project"]).env("MAYFLY_DATA_DIR", fake.path("data"));
+    let mut child = command.spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let mut expect = async |part: &str| loop {
+        let line = lines.next_line().await.unwrap().unwrap_or_else(|| panic!("{part:?} was not said"));
+        if line.contains(part) {
+            break;
+        }
+    };
+    expect("must be a Function").await;
+    expect("waiting for the next save").await;
+    fake.file("project/function.yaml", "kind: [\n");
+    expect("is not one YAML document").await;
+    expect("waiting for the next save").await;
+    interrupt(&child);
+    expect("nothing was deployed").await;
+    assert_eq!(child.wait().await.unwrap().code(), Some(0));
+    assert_eq!(fake.lines(), Vec::<String>::new());
 }

@@ -20,8 +20,10 @@ fn function(name: &str, version: &str) -> Value {
 fn table(names: &[&str], token: Option<&str>) -> Value {
     let rows: Vec<_> = names
         .iter()
-        .map(|name| json!({"cells": [name, "True", "sha256:1"], "object": {"metadata": {
-            "name": name, "namespace": "default", "resourceVersion": "7"}}}))
+        .map(|name| {
+            json!({"cells": [name, "True", "sha256:1"], "object": {"metadata": {
+            "name": name, "namespace": "default", "resourceVersion": "7"}}})
+        })
         .collect();
     json!({"kind": "Table", "apiVersion": "meta.k8s.io/v1",
            "metadata": {"resourceVersion": "7", "continue": token.unwrap_or("")},
@@ -50,7 +52,10 @@ async fn get_shows_the_servers_columns_over_all_pages() {
     );
     let wide = fake.run(&["get", "functions", "-A", "-o", "wide"]).await.ok();
     assert!(wide.starts_with("NAMESPACE   NAME    READY   SOURCE\n"), "{wide}");
-    assert_eq!(fake.run(&["get", "function", "-o", "name"]).await.ok(), "function.mayfly.dev/hello\nfunction.mayfly.dev/b\n");
+    assert_eq!(
+        fake.run(&["get", "function", "-o", "name"]).await.ok(),
+        "function.mayfly.dev/hello\nfunction.mayfly.dev/b\n"
+    );
 }
 
 #[tokio::test]
@@ -66,7 +71,8 @@ async fn get_as_data_is_exact() {
         _ => None,
     })
     .await;
-    let one: Value = serde_json::from_str(&fake.run(&["get", "fn", "hello", "-o", "json"]).await.ok()).unwrap();
+    let one: Value =
+        serde_json::from_str(&fake.run(&["get", "fn", "hello", "-o", "json"]).await.ok()).unwrap();
     assert_eq!(one, function("hello", "7"));
     let list: Value = serde_json::from_str(&fake.run(&["get", "fn", "-o", "json"]).await.ok()).unwrap();
     assert_eq!(list["items"], json!([function("hello", "7")]));
@@ -91,7 +97,10 @@ async fn what_is_not_there_is_said_once() {
     );
     assert_eq!(fake.run(&["get", "function", "x", "--ignore-not-found"]).await.ok(), "");
     let unknown = fake.run(&["get", "functionz"]).await.failed();
-    assert!(unknown.contains("no kind \"functionz\"\n  it has: nodes, pods, configmaps, functions"), "{unknown}");
+    assert!(
+        unknown.contains("no kind \"functionz\"\n  it has: nodes, pods, configmaps, functions"),
+        "{unknown}"
+    );
 }
 
 #[tokio::test]
@@ -127,7 +136,10 @@ async fn watch_goes_on_where_the_server_ended_it() {
     assert_eq!(output.status.code(), Some(130));
     assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
     let watches: Vec<_> = fake.lines().into_iter().filter(|line| line.contains("watch=true")).collect();
-    assert!(watches[0].contains("resourceVersion=7") && watches[1].contains("resourceVersion=8"), "{watches:?}");
+    assert!(
+        watches[0].contains("resourceVersion=7") && watches[1].contains("resourceVersion=8"),
+        "{watches:?}"
+    );
 }
 
 /// Ctrl-C.
@@ -169,7 +181,8 @@ async fn apply_says_what_became_of_each_object() {
     assert_eq!(patches[0].json()["metadata"], json!({"name": "hello", "namespace": "default"}));
     assert_eq!(patches[1].path, format!("/api/v1/namespaces/other/configmaps/settings{query}"));
     assert_eq!(patches[1].json()["metadata"], json!({"name": "settings", "namespace": "other"}));
-    let piped = fake.run_with(&["apply", "-f", "-", "--dry-run", "--force-conflicts"], MANIFEST.as_bytes()).await;
+    let piped =
+        fake.run_with(&["apply", "-f", "-", "--dry-run", "--force-conflicts"], MANIFEST.as_bytes()).await;
     assert!(piped.ok().starts_with("function.mayfly.dev/hello created (dry run)\n"));
     assert!(fake.lines().last().unwrap().ends_with("&force=true&dryRun=All"));
 }
@@ -187,7 +200,10 @@ async fn a_refused_object_does_not_stop_the_others() {
     let ran = fake.run(&["apply", "-f", &fake.file("app.yaml", MANIFEST)]).await;
     assert_eq!(ran.stdout, "configmap/settings created\n");
     let error = ran.failed();
-    assert!(error.contains("app.yaml, document 1: Function \"hello\" is invalid: spec.source.component"), "{error}");
+    assert!(
+        error.contains("app.yaml, document 1: Function \"hello\" is invalid: spec.source.component"),
+        "{error}"
+    );
     assert!(error.contains("error: 1 of 2 objects were not applied: hello\n"), "{error}");
     let other = fake.run(&["apply", "-n", "third", "-f", &fake.path("app.yaml").display().to_string()]).await;
     assert!(other.failed().contains("names the namespace \"other\", the command \"third\""));
@@ -204,7 +220,10 @@ async fn delete_waits_until_the_object_is_gone() {
     .await;
     assert_eq!(fake.run(&["delete", "function", "hello"]).await.ok(), "function.mayfly.dev/hello deleted\n");
     let one = format!("{FUNCTIONS}/hello");
-    assert_eq!(fake.lines(), [format!("DELETE {one}"), format!("GET {one}"), format!("GET {one}"), format!("GET {one}")]);
+    assert_eq!(
+        fake.lines(),
+        [format!("DELETE {one}"), format!("GET {one}"), format!("GET {one}"), format!("GET {one}")]
+    );
     assert_eq!(fake.seen()[0].json()["propagationPolicy"], "Background");
     let error = fake.run(&["delete", "function"]).await.failed();
     assert!(error.contains("which functions?"), "{error}");
@@ -264,7 +283,10 @@ async fn top_reads_the_metrics() {
     .await;
     let line = ["top", "functions", "--interval", "10ms", "-o", "json"];
     let rows: Value = serde_json::from_str(&fake.run(&line).await.ok()).unwrap();
-    assert_eq!((&rows[0]["name"], &rows[0]["requests"], &rows[0]["replicas"]), (&json!("hello"), &json!(41.0), &json!(2)));
+    assert_eq!(
+        (&rows[0]["name"], &rows[0]["requests"], &rows[0]["replicas"]),
+        (&json!("hello"), &json!(41.0), &json!(2))
+    );
 }
 
 #[tokio::test]
@@ -272,7 +294,9 @@ async fn artifacts_by_the_beginning_of_their_digest() {
     let digest = "sha256:2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824";
     let fake = Fake::start(move |seen| match seen.method.as_str() {
         "DELETE" => Some(ok(&json!({"kind": "Status", "status": "Success"}))),
-        _ => Some(ok(&json!({"items": [{"digest": digest, "bytes": 2048, "created": "2026-01-02T00:00:00Z"}]}))),
+        _ => Some(ok(
+            &json!({"items": [{"digest": digest, "bytes": 2048, "created": "2026-01-02T00:00:00Z"}]}),
+        )),
     })
     .await;
     let out = fake.run(&["artifact", "list"]).await.ok();
