@@ -23,7 +23,6 @@ use crate::{listen::Active, target::Permit};
 pub struct ResponseBody {
     inner: Inner,
     /// Keeps the connection from being idle.
-    #[expect(dead_code, reason = "held for its drop")]
     active: Option<Active>,
 }
 
@@ -47,8 +46,8 @@ impl ResponseBody {
     }
 
     /// Keeps its connection from being idle until it ends.
-    pub(crate) fn holding(self, active: Active) -> Self {
-        Self { active: Some(active), ..self }
+    pub(crate) fn hold(&mut self, active: Active) {
+        self.active = Some(active);
     }
 }
 

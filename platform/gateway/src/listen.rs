@@ -11,6 +11,7 @@
 //! a write, and each piece of a request's body, must make progress.
 
 mod connection;
+mod signal;
 mod stream;
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
@@ -22,7 +23,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub(crate) use self::connection::Active;
-use self::connection::Connections;
+use self::{connection::Connections, signal::Signal};
 use crate::{Config, headers::Peer, proxy::Proxy};
 
 /// Connections that the kernel keeps for us until they are accepted (it has a limit of its own,
@@ -49,7 +50,7 @@ pub(crate) async fn serve(
     cut: CancellationToken,
 ) {
     let tracker = TaskTracker::new();
-    let connections = Arc::new(Connections::new(proxy, config, drain.clone(), cut.clone(), tracker.clone()));
+    let connections = Arc::new(Connections::new(proxy, config, tracker.clone()));
     let slots = Arc::new(Semaphore::new(config.connections_max));
     let accepting = async {
         loop {
@@ -57,16 +58,20 @@ pub(crate) async fn serve(
             let Ok(slot) = slots.clone().acquire_owned().await else { return };
             let (stream, peer) = accept(&listener).await;
             let connections = connections.clone();
-            tracker.spawn(cut.clone().run_until_cancelled_owned(async move {
+            tracker.spawn(async move {
                 connections.serve(stream, Peer::new(peer.ip())).await;
                 drop(slot);
-            }));
+            });
         }
     };
     drain.run_until_cancelled(accepting).await;
     drop(listener);
+    connections.say(Signal::Drain);
     tracker.close();
-    tracker.wait().await;
+    if cut.run_until_cancelled(tracker.wait()).await.is_none() {
+        connections.say(Signal::Cut);
+        tracker.wait().await;
+    }
 }
 
 async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {

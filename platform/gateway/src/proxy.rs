@@ -10,11 +10,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{
-    HeaderValue, Request, Response, Uri, header,
-    request::Parts,
-    uri::{Authority, PathAndQuery},
-};
+use http::{HeaderMap, HeaderValue, Request, Response, Uri, header, uri::PathAndQuery};
 use hyper::body::Incoming;
 use mayfly_runtime::{Answer, Body, CallError};
 use tokio::time::Instant;
@@ -38,48 +34,24 @@ pub(crate) struct Proxy {
     pub(crate) trust_forwarded: bool,
 }
 
+/// A request that knows its way.
+struct Ready {
+    target: Arc<RevisionTarget>,
+    request: Request<Body>,
+    set_cookie: Option<HeaderValue>,
+    /// Turns true when more of the body came than the bound allows.
+    exceeded: Option<Arc<AtomicBool>>,
+}
+
 impl Proxy {
     /// Answers a request from a socket. Dropping the future, or the answer's body, cancels the guest.
-    pub(crate) async fn serve(&self, peer: &Peer, request: Request<Incoming>) -> Response<ResponseBody> {
+    pub(crate) async fn serve(&self, peer: &Peer, mut request: Request<Incoming>) -> Response<ResponseBody> {
         let arrived = Instant::now();
-        let (mut parts, incoming) = request.into_parts();
-        let id = headers::request_id(&mut parts.headers);
-        headers::strip_hop_by_hop(&mut parts.headers);
-        let host = settle_host(&mut parts);
-        peer.forward(&mut parts.headers, host, self.trust_forwarded);
-        let outcome = match body::bounded(incoming, self.request_bytes_max, self.stall_timeout) {
-            Bounded::TooLarge => Err(Refusal::request_too_large(self.request_bytes_max)),
-            Bounded::Body { body, exceeded } => match self.table.find(&Place::of(&parts)) {
-                Ok(found) => self.call(found, parts, body, exceeded, arrived).await,
-                Err(refusal) => Err(refusal),
-            },
+        let id = headers::request_id(request.headers_mut());
+        let outcome = match self.prepare(peer, request) {
+            Ok(ready) => self.call(ready, arrived).await,
+            Err(refusal) => Err(refusal),
         };
-        self.finish(outcome, id)
-    }
-
-    /// Asks a function from inside the process.
-    pub(crate) async fn ask(
-        &self,
-        key: &str,
-        request: Request<Body>,
-    ) -> Result<Response<ResponseBody>, Refusal> {
-        let arrived = Instant::now();
-        let (mut parts, body) = request.into_parts();
-        let id = headers::request_id(&mut parts.headers);
-        // Its path is the function's own already, as it is under the function's host.
-        let found = Found { by_host: true, ..self.table.find(&Place::Path { key })? };
-        let mut response = self.call(found, parts, body, None, arrived).await.inspect_err(|refusal| {
-            self.counts.refused(refusal.code);
-        })?;
-        response.headers_mut().insert(headers::X_REQUEST_ID, id);
-        Ok(response)
-    }
-
-    fn finish(
-        &self,
-        outcome: Result<Response<ResponseBody>, Refusal>,
-        id: HeaderValue,
-    ) -> Response<ResponseBody> {
         let mut response = outcome.unwrap_or_else(|refusal| {
             self.counts.refused(refusal.code);
             refusal.into_response(id.to_str().unwrap_or_default())
@@ -88,30 +60,62 @@ impl Proxy {
         response
     }
 
-    async fn call(
+    /// Asks a function from inside the process.
+    pub(crate) async fn ask(
         &self,
-        found: Found,
-        mut parts: Parts,
-        body: Body,
-        exceeded: Option<Arc<AtomicBool>>,
-        arrived: Instant,
+        key: &str,
+        mut request: Request<Body>,
     ) -> Result<Response<ResponseBody>, Refusal> {
-        let choice = found.route.choose(&parts.headers, found.tag.as_deref(), found.by_host)?;
-        let (target, set_cookie) = (choice.target.clone(), choice.set_cookie.cloned());
-        if found.by_host {
-            parts.headers.remove(headers::X_FORWARDED_PREFIX);
-        } else {
-            parts.uri = without_prefix(&parts.uri, found.route.prefix.len());
-            parts.headers.insert(headers::X_FORWARDED_PREFIX, found.route.prefix.clone());
-        }
-        drop(found);
-        let access = AccessLog::of(&parts);
-        let called = self.answer(&target, Request::from_parts(parts, body), arrived).await;
-        let too_large = exceeded.is_some_and(|exceeded| exceeded.load(Ordering::Acquire));
-        let answered = match called {
-            Ok(_) | Err(_) if too_large => Err(Refusal::request_too_large(self.request_bytes_max)),
-            Ok((answer, permit, queue)) => Ok(response(answer, permit, queue, set_cookie)),
+        let arrived = Instant::now();
+        let id = headers::request_id(request.headers_mut());
+        let outcome = match self.prepare_from_inside(key, request) {
+            Ok(ready) => self.call(ready, arrived).await,
             Err(refusal) => Err(refusal),
+        };
+        let mut response = outcome.inspect_err(|refusal| self.counts.refused(refusal.code))?;
+        response.headers_mut().insert(headers::X_REQUEST_ID, id);
+        Ok(response)
+    }
+
+    /// Everything that can be done without waiting.
+    fn prepare(&self, peer: &Peer, mut request: Request<Incoming>) -> Result<Ready, Refusal> {
+        headers::strip_hop_by_hop(request.headers_mut());
+        let host = settle_host(&mut request);
+        peer.forward(request.headers_mut(), host, self.trust_forwarded);
+        let found = self.table.find(&Place::of(request.uri(), request.headers()))?;
+        let (target, set_cookie) = choose(&found, request.headers())?;
+        if found.by_host {
+            request.headers_mut().remove(headers::X_FORWARDED_PREFIX);
+        } else {
+            let prefix = found.route.prefix.clone();
+            *request.uri_mut() = without_prefix(request.uri(), prefix.len());
+            request.headers_mut().insert(headers::X_FORWARDED_PREFIX, prefix);
+        }
+        let (parts, incoming) = request.into_parts();
+        match body::bounded(incoming, self.request_bytes_max, self.stall_timeout) {
+            Bounded::TooLarge => Err(Refusal::request_too_large(self.request_bytes_max)),
+            Bounded::Body { body, exceeded } => {
+                Ok(Ready { target, request: Request::from_parts(parts, body), set_cookie, exceeded })
+            }
+        }
+    }
+
+    /// The path is the function's own already, as it is under the function's host.
+    fn prepare_from_inside(&self, key: &str, request: Request<Body>) -> Result<Ready, Refusal> {
+        let found = Found { by_host: true, ..self.table.find(&Place::Path { key })? };
+        let (target, set_cookie) = choose(&found, request.headers())?;
+        Ok(Ready { target, request, set_cookie, exceeded: None })
+    }
+
+    /// Waits for a turn, calls the revision, and makes its answer the client's.
+    async fn call(&self, ready: Ready, arrived: Instant) -> Result<Response<ResponseBody>, Refusal> {
+        let Ready { target, request, set_cookie, exceeded } = ready;
+        let access = AccessLog::of(&request);
+        let called = self.answer(&target, request, arrived).await;
+        let answered = if exceeded.is_some_and(|exceeded| exceeded.load(Ordering::Acquire)) {
+            Err(Refusal::request_too_large(self.request_bytes_max))
+        } else {
+            called.map(|(answer, permit, queue)| response(answer, permit, queue, set_cookie))
         };
         if let Some(access) = access {
             access.write(&target, &answered, arrived);
@@ -119,7 +123,6 @@ impl Proxy {
         answered
     }
 
-    /// Waits for a turn, and calls the revision.
     async fn answer(
         &self,
         target: &Arc<RevisionTarget>,
@@ -171,6 +174,12 @@ impl Proxy {
     }
 }
 
+/// The revision that answers, and the cookie that keeps the client with it.
+fn choose(found: &Found, headers: &HeaderMap) -> Result<(Arc<RevisionTarget>, Option<HeaderValue>), Refusal> {
+    let choice = found.route.choose(headers, found.tag.as_deref(), found.by_host)?;
+    Ok((choice.target.clone(), choice.set_cookie.cloned()))
+}
+
 /// The guest's answer as the client gets it.
 fn response(
     answer: Answer,
@@ -194,14 +203,14 @@ fn response(
 
 /// Puts the host into the `host` header, wherever the client put it, and leaves the path alone in the URI:
 /// one form for guests, whichever HTTP the client speaks. Returns the host.
-fn settle_host(parts: &mut Parts) -> Option<HeaderValue> {
-    if let Some(authority) = parts.uri.authority() {
-        let value = HeaderValue::from_str(Authority::as_str(authority)).ok()?;
-        let path = parts.uri.path_and_query().cloned();
-        parts.uri = path.map_or(Uri::from_static("/"), Uri::from);
-        parts.headers.insert(header::HOST, value);
+fn settle_host(request: &mut Request<Incoming>) -> Option<HeaderValue> {
+    if let Some(authority) = request.uri().authority() {
+        let value = HeaderValue::from_str(authority.as_str()).ok()?;
+        let path = request.uri().path_and_query().cloned();
+        *request.uri_mut() = path.map_or(Uri::from_static("/"), Uri::from);
+        request.headers_mut().insert(header::HOST, value);
     }
-    parts.headers.get(header::HOST).cloned()
+    request.headers().get(header::HOST).cloned()
 }
 
 /// What is left of a path behind its function's prefix: `/` at least.
@@ -223,14 +232,14 @@ struct AccessLog {
 }
 
 impl AccessLog {
-    fn of(parts: &Parts) -> Option<Self> {
+    fn of(request: &Request<Body>) -> Option<Self> {
         if !tracing::enabled!(target: "mayfly_gateway::access", tracing::Level::DEBUG) {
             return None;
         }
-        let request_id = parts.headers.get(headers::X_REQUEST_ID).cloned();
+        let request_id = request.headers().get(headers::X_REQUEST_ID).cloned();
         Some(Self {
-            method: parts.method.clone(),
-            path: parts.uri.path().to_owned(),
+            method: request.method().clone(),
+            path: request.uri().path().to_owned(),
             request_id: request_id.unwrap_or(HeaderValue::from_static("")),
         })
     }

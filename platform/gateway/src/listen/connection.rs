@@ -2,28 +2,36 @@
 
 use std::{
     convert::Infallible,
+    future::poll_fn,
     io,
-    pin::pin,
+    pin::{Pin, pin},
     sync::{
         Arc,
-        atomic::{AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
+    task::Poll,
     time::Duration,
 };
 
-use http::{Request, Response};
+use http::Request;
 use hyper::{
     body::Incoming,
     rt::Executor,
     server::conn::{http1, http2},
     service::service_fn,
 };
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    server::graceful::GracefulConnection,
+};
 use tokio::{net::TcpStream, time::Instant};
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::task::TaskTracker;
 
-use super::stream::PatientStream;
-use crate::{Config, body::ResponseBody, headers::Peer, proxy::Proxy};
+use super::{
+    signal::{Listener, Signal, Signals},
+    stream::PatientStream,
+};
+use crate::{Config, headers::Peer, proxy::Proxy};
 
 /// What every HTTP/2 connection begins with.
 const H2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -36,24 +44,22 @@ const H2_CONNECTION_WINDOW_BYTES: u32 = 1 << 20;
 const H2_SEND_BUFFER_BYTES: usize = 128 << 10;
 /// A silent HTTP/2 peer is asked for a sign of life this often.
 const H2_PING_INTERVAL: Duration = Duration::from_secs(30);
+/// A connection is looked at this often within the time it has for a request's head.
+const LOOKS: u32 = 4;
 
 /// What all connections share.
 pub(super) struct Connections {
     proxy: Arc<Proxy>,
+    signals: Signals,
     http1: http1::Builder,
     http2: http2::Builder<Streams>,
     header_timeout: Duration,
     stall_timeout: Duration,
-    drain: CancellationToken,
-    origin: Instant,
 }
 
-/// Where the requests of HTTP/2 connections run.
+/// Where the requests of HTTP/2 connections run. They end with their connection.
 #[derive(Clone)]
-struct Streams {
-    tracker: TaskTracker,
-    cut: CancellationToken,
-}
+struct Streams(TaskTracker);
 
 impl<F> Executor<F> for Streams
 where
@@ -61,25 +67,19 @@ where
     F::Output: Send,
 {
     fn execute(&self, stream: F) {
-        self.tracker.spawn(self.cut.clone().run_until_cancelled_owned(stream));
+        self.0.spawn(stream);
     }
 }
 
 impl Connections {
-    pub(super) fn new(
-        proxy: Arc<Proxy>,
-        config: &Config,
-        drain: CancellationToken,
-        cut: CancellationToken,
-        tracker: TaskTracker,
-    ) -> Self {
+    pub(super) fn new(proxy: Arc<Proxy>, config: &Config, tracker: TaskTracker) -> Self {
         let mut http1 = http1::Builder::new();
         http1
-            .timer(TokioTimer::new())
-            .header_read_timeout(config.header_timeout)
+            // Ours watches both protocols, and needs no timer for each request.
+            .header_read_timeout(None)
             .max_header_size(config.header_bytes_max)
             .max_buf_size(config.header_bytes_max.max(64 << 10));
-        let mut http2 = http2::Builder::new(Streams { tracker, cut });
+        let mut http2 = http2::Builder::new(Streams(tracker));
         http2
             .timer(TokioTimer::new())
             .max_concurrent_streams(config.h2_streams_max)
@@ -90,87 +90,120 @@ impl Connections {
             .keep_alive_interval(H2_PING_INTERVAL);
         Self {
             proxy,
+            signals: Signals::default(),
             http1,
             http2,
             header_timeout: config.header_timeout,
             stall_timeout: config.stall_timeout,
-            drain,
-            origin: Instant::now(),
         }
+    }
+
+    pub(super) fn say(&self, signal: Signal) {
+        self.signals.say(signal);
     }
 
     /// Serves a connection until either side ends it.
     pub(super) async fn serve(&self, stream: TcpStream, peer: Peer) {
-        let open = Open::of(&self.proxy);
-        let speaks_h2 = tokio::time::timeout(self.header_timeout, speaks_h2(&stream));
-        // Too slow, broken, or never spoke: there is nothing to answer.
-        let Some(Ok(Ok(h2))) = self.drain.run_until_cancelled(speaks_h2).await else { return };
+        let _open = Open::of(&self.proxy);
+        let mut listener = self.signals.listen();
+        let h2 = {
+            let mut speaks_h2 = pin!(tokio::time::timeout(self.header_timeout, speaks_h2(&stream)));
+            poll_fn(|context| match listener.poll(context) {
+                Signal::Serve => speaks_h2.as_mut().poll(context).map(Some),
+                Signal::Drain | Signal::Cut => Poll::Ready(None),
+            })
+            .await
+        };
+        // Told to go, too slow, broken, or never spoke: there is nothing to answer.
+        let Some(Ok(Ok(h2))) = h2 else { return };
         let io = TokioIo::new(PatientStream::new(stream, self.stall_timeout));
         let ended = if h2 {
             // On the heap: it is large, and most connections are not of its kind.
-            Box::pin(self.serve_h2(io, peer)).await
+            Box::pin(self.serve_h2(io, peer, listener)).await
         } else {
-            self.serve_h1(io, peer).await
+            self.serve_h1(io, peer, listener).await
         };
         if let Err(error) = ended {
             tracing::debug!(%error, "a connection ended early");
         }
-        drop(open);
     }
 
-    async fn serve_h1(&self, io: TokioIo<PatientStream>, peer: Peer) -> hyper::Result<()> {
-        let proxy = &self.proxy;
-        let peer = &peer;
+    async fn serve_h1(
+        &self,
+        io: TokioIo<PatientStream>,
+        peer: Peer,
+        listener: Listener<'_>,
+    ) -> hyper::Result<()> {
+        let (proxy, peer, activity) = (&self.proxy, &peer, &Arc::new(Activity::default()));
         let service = service_fn(move |request: Request<Incoming>| async move {
-            Ok::<_, Infallible>(proxy.serve(peer, request).await)
+            let active = activity.begin();
+            let mut response = proxy.serve(peer, request).await;
+            response.body_mut().hold(active);
+            Ok::<_, Infallible>(response)
         });
-        let mut connection = pin!(self.http1.serve_connection(io, service));
-        tokio::select! {
-            biased;
-            ended = connection.as_mut() => return ended,
-            () = self.drain.cancelled() => connection.as_mut().graceful_shutdown(),
-        }
-        connection.await
+        let connection = pin!(self.http1.serve_connection(io, service));
+        drive(connection, listener, activity, self.header_timeout).await
     }
 
-    async fn serve_h2(&self, io: TokioIo<PatientStream>, peer: Peer) -> hyper::Result<()> {
-        let activity = Arc::new(Activity::new(self.origin));
+    async fn serve_h2(
+        &self,
+        io: TokioIo<PatientStream>,
+        peer: Peer,
+        listener: Listener<'_>,
+    ) -> hyper::Result<()> {
+        let activity = Arc::new(Activity::default());
         let shared = Arc::new((self.proxy.clone(), peer, activity.clone()));
         let service = service_fn(move |request: Request<Incoming>| {
             let shared = shared.clone();
             async move {
                 let (proxy, peer, activity) = &*shared;
-                let active = Active::of(activity);
-                let response: Response<ResponseBody> = proxy.serve(peer, request).await;
-                Ok::<_, Infallible>(response.map(|body| body.holding(active)))
+                let active = activity.begin();
+                let mut response = proxy.serve(peer, request).await;
+                response.body_mut().hold(active);
+                Ok::<_, Infallible>(response)
             }
         });
-        let mut connection = pin!(self.http2.serve_connection(io, service));
-        let mut closing = false;
-        loop {
-            let idle_at = activity.idle_since() + self.header_timeout;
-            tokio::select! {
-                biased;
-                ended = connection.as_mut() => return ended,
-                () = self.drain.cancelled(), if !closing => {
-                    closing = true;
-                    connection.as_mut().graceful_shutdown();
-                }
-                () = tokio::time::sleep_until(idle_at.max(Instant::now())) => {
-                    if activity.is_active() {
-                        // Looked at again once it had the time to become idle.
-                        activity.touch();
-                    } else if activity.idle_since() + self.header_timeout <= Instant::now() {
-                        if std::mem::replace(&mut closing, true) {
-                            return Ok(());
-                        }
-                        activity.touch();
-                        connection.as_mut().graceful_shutdown();
-                    }
-                }
-            }
-        }
+        let connection = pin!(self.http2.serve_connection(io, service));
+        drive(connection, listener, &activity, self.header_timeout).await
     }
+}
+
+/// Runs a connection until it ends, is cut, or has had no request under way for `patience`.
+async fn drive<C>(
+    mut connection: Pin<&mut C>,
+    mut listener: Listener<'_>,
+    activity: &Activity,
+    patience: Duration,
+) -> hyper::Result<()>
+where
+    C: GracefulConnection<Error = hyper::Error>,
+{
+    let pause = patience / LOOKS;
+    let mut look = pin!(tokio::time::sleep(pause));
+    let (mut seen, mut quiet_looks, mut draining) = (activity.now(), 0, false);
+    poll_fn(|context| {
+        match listener.poll(context) {
+            Signal::Cut => return Poll::Ready(Ok(())),
+            Signal::Drain if !std::mem::replace(&mut draining, true) => {
+                connection.as_mut().graceful_shutdown()
+            }
+            Signal::Drain | Signal::Serve => {}
+        }
+        if let Poll::Ready(ended) = connection.as_mut().poll(context) {
+            return Poll::Ready(ended);
+        }
+        while look.as_mut().poll(context).is_ready() {
+            let now = activity.now();
+            quiet_looks = if now == seen && now.is_quiet() { quiet_looks + 1 } else { 0 };
+            seen = now;
+            if quiet_looks >= LOOKS {
+                return Poll::Ready(Ok(()));
+            }
+            look.as_mut().reset(Instant::now() + pause);
+        }
+        Poll::Pending
+    })
+    .await
 }
 
 /// Tells the protocols apart by the first bytes, which stay in the socket.
@@ -208,48 +241,36 @@ impl Drop for Open<'_> {
     }
 }
 
-/// How busy an HTTP/2 connection is, and since when it is not.
-pub(crate) struct Activity {
-    origin: Instant,
-    requests: AtomicU32,
-    /// Milliseconds after `origin`.
-    touched_ms: AtomicU64,
-}
+/// The requests of a connection: in the low half of the word those under way, in the high half how many
+/// began so far.
+#[derive(Default)]
+struct Activity(AtomicU64);
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Requests(u64);
 
 impl Activity {
-    fn new(origin: Instant) -> Self {
-        let activity = Self { origin, requests: AtomicU32::new(0), touched_ms: AtomicU64::new(0) };
-        activity.touch();
-        activity
+    fn begin(self: &Arc<Self>) -> Active {
+        self.0.fetch_add((1 << 32) + 1, Ordering::Relaxed);
+        Active(self.clone())
     }
 
-    fn touch(&self) {
-        let ms = u64::try_from(self.origin.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.touched_ms.store(ms, Ordering::Relaxed);
-    }
-
-    fn is_active(&self) -> bool {
-        self.requests.load(Ordering::Relaxed) > 0
-    }
-
-    fn idle_since(&self) -> Instant {
-        self.origin + Duration::from_millis(self.touched_ms.load(Ordering::Relaxed))
+    fn now(&self) -> Requests {
+        Requests(self.0.load(Ordering::Relaxed))
     }
 }
 
-/// A request on an HTTP/2 connection, to the end of its answer.
+impl Requests {
+    fn is_quiet(self) -> bool {
+        self.0 << 32 == 0
+    }
+}
+
+/// A request, to the end of its answer.
 pub(crate) struct Active(Arc<Activity>);
-
-impl Active {
-    fn of(activity: &Arc<Activity>) -> Self {
-        activity.requests.fetch_add(1, Ordering::Relaxed);
-        Self(activity.clone())
-    }
-}
 
 impl Drop for Active {
     fn drop(&mut self) {
-        self.0.touch();
-        self.0.requests.fetch_sub(1, Ordering::Relaxed);
+        self.0.0.fetch_sub(1, Ordering::Relaxed);
     }
 }

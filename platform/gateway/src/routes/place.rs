@@ -1,6 +1,6 @@
 //! Where a request wants to go, read from its head alone.
 
-use http::{header, request::Parts};
+use http::{HeaderMap, Uri, header};
 use mayfly_api::wellknown::{FUNCTION_HOST_SUFFIX, FUNCTION_PATH_PREFIX};
 
 /// A place in the route table.
@@ -22,11 +22,11 @@ pub(crate) enum Place<'a> {
 
 impl<'a> Place<'a> {
     /// A function's own host wins over a path: all of its paths are the function's.
-    pub(crate) fn of(parts: &'a Parts) -> Self {
-        if let Some(key) = host_of(parts).and_then(function_host) {
+    pub(crate) fn of(uri: &'a Uri, headers: &HeaderMap) -> Self {
+        if let Some(key) = host_of(uri, headers).and_then(function_host) {
             return Self::Host { key };
         }
-        match function_path(parts.uri.path()) {
+        match function_path(uri.path()) {
             Some(key) => Self::Path { key },
             None => Self::Nowhere,
         }
@@ -34,10 +34,10 @@ impl<'a> Place<'a> {
 }
 
 /// The host that a request names: HTTP/2 in its URI, HTTP/1.1 in a header.
-pub(crate) fn host_of(parts: &Parts) -> Option<&str> {
-    match parts.uri.authority() {
+fn host_of<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> Option<&'a str> {
+    match uri.authority() {
         Some(authority) => Some(authority.as_str()),
-        None => parts.headers.get(header::HOST)?.to_str().ok(),
+        None => headers.get(header::HOST)?.to_str().ok(),
     }
 }
 
@@ -77,8 +77,8 @@ mod tests {
         if let Some(host) = host {
             request = request.header(header::HOST, host);
         }
-        let (parts, ()) = request.body(()).unwrap().into_parts();
-        match Place::of(&parts) {
+        let request = request.body(()).unwrap();
+        match Place::of(request.uri(), request.headers()) {
             Place::Path { key } => format!("path {key}"),
             Place::Host { key } => format!("host {key}"),
             Place::Nowhere => "nowhere".into(),

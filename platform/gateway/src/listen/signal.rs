@@ -1,0 +1,94 @@
+//! Tells all connections to drain, or to end, at no cost while nothing is said.
+//!
+//! A connection looks at one atomic of its own each time it is polled. (A cancellation token that all
+//! connections poll is one lock that all cores take, several times for each request.)
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU8, Ordering},
+    },
+    task::{Context, Waker},
+};
+
+use futures::task::AtomicWaker;
+use parking_lot::Mutex;
+
+/// What connections are told, in the order in which it can be said.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Signal {
+    #[default]
+    Serve,
+    /// No new requests; end when those under way are answered.
+    Drain,
+    /// End now.
+    Cut,
+}
+
+/// The one who tells.
+#[derive(Default)]
+pub(super) struct Signals(Mutex<Registry>);
+
+#[derive(Default)]
+struct Registry {
+    said: Signal,
+    next: u64,
+    listeners: HashMap<u64, Arc<Ear>>,
+}
+
+#[derive(Default)]
+struct Ear {
+    heard: AtomicU8,
+    waker: AtomicWaker,
+}
+
+/// A connection's end. Not heard any more once it is dropped.
+pub(super) struct Listener<'a> {
+    signals: &'a Signals,
+    number: u64,
+    ear: Arc<Ear>,
+    /// Who is woken.
+    waker: Option<Waker>,
+}
+
+impl Signals {
+    pub(super) fn say(&self, signal: Signal) {
+        let mut registry = self.0.lock();
+        registry.said = registry.said.max(signal);
+        for ear in registry.listeners.values() {
+            ear.heard.store(registry.said as u8, Ordering::Release);
+            ear.waker.wake();
+        }
+    }
+
+    pub(super) fn listen(&self) -> Listener<'_> {
+        let mut registry = self.0.lock();
+        let ear = Arc::new(Ear { heard: AtomicU8::new(registry.said as u8), waker: AtomicWaker::new() });
+        let number = registry.next;
+        registry.next += 1;
+        registry.listeners.insert(number, ear.clone());
+        Listener { signals: self, number, ear, waker: None }
+    }
+}
+
+impl Listener<'_> {
+    /// What was said last. The task is woken when that changes.
+    pub(super) fn poll(&mut self, context: &Context<'_>) -> Signal {
+        if !self.waker.as_ref().is_some_and(|waker| waker.will_wake(context.waker())) {
+            self.ear.waker.register(context.waker());
+            self.waker = Some(context.waker().clone());
+        }
+        match self.ear.heard.load(Ordering::Acquire) {
+            heard if heard == Signal::Serve as u8 => Signal::Serve,
+            heard if heard == Signal::Drain as u8 => Signal::Drain,
+            _ => Signal::Cut,
+        }
+    }
+}
+
+impl Drop for Listener<'_> {
+    fn drop(&mut self) {
+        self.signals.0.lock().listeners.remove(&self.number);
+    }
+}
