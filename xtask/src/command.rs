@@ -7,9 +7,23 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-/// The cargo that started us.
+/// The cargo that started us, for another package. What cargo told us about our own package must not reach
+/// it: build scripts of some crates look at these variables, and run again when they differ.
 pub(crate) fn cargo() -> Command {
-    Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    forget_own_package(&mut cargo);
+    cargo
+}
+
+/// Takes away what `cargo run` says about the package that it runs.
+pub(crate) fn forget_own_package(command: &mut Command) {
+    const OWN: &[&str] =
+        &["CARGO_MANIFEST_", "CARGO_PKG_", "CARGO_BIN_", "CARGO_CRATE_", "CARGO_PRIMARY_", "OUT_DIR"];
+    for (name, _) in std::env::vars_os() {
+        if OWN.iter().any(|own| name.as_encoded_bytes().starts_with(own.as_bytes())) {
+            command.env_remove(&name);
+        }
+    }
 }
 
 /// Shows the command, runs it on our own terminal, and fails when it does.

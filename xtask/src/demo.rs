@@ -57,9 +57,10 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let demo = Demo { server: &server, guests: &guests };
     demo.title(&format!("mayfly up: ready in {}", ms(server.ready_after.as_secs_f64() * 1e3)));
     demo.say(&format!("functions on http://{}, build profile {profile}", server.http));
-    demo.all().map_err(|error| {
-        error.context(format!("the demo failed; the server's log ends:\n{}", server.log_tail()))
-    })?;
+    if let Err(error) = demo.all() {
+        eprintln!("\nthe server's log ends:\n{}\n", server.log_tail());
+        return Err(error.context("the demo failed"));
+    }
     server.stop(&scope);
     drop(scope);
     println!("\nDone: everything worked, and nothing is left behind.");
@@ -93,23 +94,30 @@ impl Demo<'_> {
         }
     }
 
-    /// Shows a command as a person would type it, runs it and shows what it printed.
+    /// Shows a command, runs it and shows what it printed.
     fn show(&self, arguments: &[&str]) -> Result<String> {
+        let text = self.run(arguments)?;
+        self.say(&text);
+        Ok(text)
+    }
+
+    /// Shows a command as a person would type it, and runs it.
+    fn run(&self, arguments: &[&str]) -> Result<String> {
         let words = arguments.iter().map(|word| match word.contains([' ', '{', '"']) {
             true => format!("'{word}'"),
             false => word.rsplit('/').next().unwrap_or(word).to_owned(),
         });
         println!("   $ mayfly {}", words.collect::<Vec<_>>().join(" "));
-        let text = self.server.cli(arguments)?;
-        self.say(&text);
-        Ok(text)
+        self.server.cli(arguments)
     }
 
     /// Deploys an example under its own name, with these settings.
     fn deploy(&self, guest: &str, settings: &[&str]) -> Result<()> {
         let component = self.guests.join(format!("{guest}.wasm"));
         let component = component.to_string_lossy();
-        self.show(&[&["deploy", &*component], settings].concat())?;
+        let said = self.run(&[&["deploy", &*component], settings].concat())?;
+        // What it says about calling the function is shown below.
+        self.say(said.lines().next().unwrap_or_default());
         Ok(())
     }
 
@@ -202,25 +210,29 @@ impl Demo<'_> {
 
     fn sleep_and_wake(&self) -> Result<()> {
         self.title(&format!("Scale to zero after {IDLE_AFTER} without a call, and back"));
-        self.deploy("hello", &["--idle-after", IDLE_AFTER])?;
-        let started = Instant::now();
-        self.wait_for_replicas(0, started)?;
+        self.deploy("hello", &["--name", "sleeper", "--idle-after", IDLE_AFTER])?;
         let mut connection = self.connect()?;
-        let first = timed(&mut connection, "/fn/default/hello/")?;
-        let second = timed(&mut connection, "/fn/default/hello/")?;
-        self.say(&format!("woken by a call: answered in {}, the next in {}", ms(first), ms(second)));
-        self.wait_for_replicas(1, Instant::now())?;
-        self.wait_for_replicas(0, Instant::now())?;
+        for round in ["first", "next"] {
+            let woken = timed(&mut connection, "/fn/default/sleeper/")?;
+            let called = Instant::now();
+            self.wait_for_replicas(1)?;
+            self.say(&format!(
+                "the {round} call woke it and was answered in {}; a pod stands for it",
+                ms(woken)
+            ));
+            self.wait_for_replicas(0)?;
+            self.say(&format!("no replica {:.1} s after the call", called.elapsed().as_secs_f64()));
+        }
+        let woken = timed(&mut connection, "/fn/default/sleeper/")?;
+        self.say(&format!("and back: answered in {}", ms(woken)));
         Ok(())
     }
 
-    fn wait_for_replicas(&self, replicas: i64, since: Instant) -> Result<()> {
-        wait_for(&format!("hello having {replicas} replicas"), SETTLE, || {
-            let function = self.server.get("function", "hello")?;
+    fn wait_for_replicas(&self, replicas: i64) -> Result<()> {
+        wait_for(&format!("sleeper having {replicas} replicas"), SETTLE, || {
+            let function = self.server.get("function", "sleeper")?;
             Ok((ready_replicas(&function) == replicas).then_some(()))
-        })?;
-        self.say(&format!("{replicas} replica(s) after {}", ms(since.elapsed().as_secs_f64() * 1e3)));
-        Ok(())
+        })
     }
 
     fn egress(&self) -> Result<()> {

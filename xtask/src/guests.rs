@@ -61,7 +61,8 @@ pub(crate) fn build(workspace: &Workspace) -> Result<PathBuf> {
     let mut build = Command::new(workspace.mayfly("debug"));
     build.args(["build", "--workspace"]).arg(workspace.root.join("examples")).arg("--out").arg(&guests);
     // Cargo's own variables speak of this workspace; guests have theirs.
-    build.env_remove("CARGO_TARGET_DIR").env_remove("RUSTFLAGS").env_remove("CARGO_MANIFEST_DIR");
+    build.env_remove("CARGO_TARGET_DIR").env_remove("RUSTFLAGS");
+    command::forget_own_package(&mut build);
     command::run(build.current_dir(&workspace.root))?;
     std::fs::write(stamp_file(workspace), stamp).context("cannot note what was built")?;
     let built =

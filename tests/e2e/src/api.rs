@@ -122,6 +122,19 @@ impl Api {
         Ok(ApiAnswer { status, body: serde_json::from_slice(&body).unwrap_or(Value::Null), text })
     }
 
+    /// Applies a Function's manifest, whoever else set what it says.
+    pub(crate) async fn apply_function(&self, manifest: &Value) -> Result<()> {
+        let name = manifest["metadata"]["name"].as_str().context("a manifest without a name")?;
+        let path = format!(
+            "/apis/mayfly.dev/v1/namespaces/default/functions/{name}?fieldManager=e2e&force=true&fieldValidation=Strict"
+        );
+        let answer = self
+            .call(Method::PATCH, &path, "application/apply-patch+yaml", full(manifest.to_string()))
+            .await?;
+        ensure!((200..300).contains(&answer.status), "applying {manifest} gave {answer:?}");
+        Ok(())
+    }
+
     /// Uploads a component; gives its digest as manifests write it.
     pub async fn upload(&self, content: Vec<u8>) -> Result<String> {
         let digest = digest_of(&content);

@@ -197,7 +197,7 @@ impl Up {
 
     /// Creates or replaces a function by its manifest; waits until it is ready.
     pub async fn apply_function(&self, name: &str, component: &str, extra: Value) -> Result<()> {
-        self.cli().apply(&function(name, component, extra)).await?;
+        self.api()?.apply_function(&function(name, component, extra)).await?;
         self.wait_until_function(name, "is ready", is_ready).await?;
         Ok(())
     }

@@ -44,7 +44,7 @@ async fn nothing_kept(up: &Up) -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_no_wasm_is_refused() -> Result<()> {
     let up = Up::start().await?;
-    refused(&up, b"#!/bin/sh\necho no\n".to_vec(), 422, &["WebAssembly"]).await?;
+    refused(&up, b"#!/bin/sh\necho no\n".to_vec(), 422, &["wasm"]).await?;
     refused(&up, Vec::new(), 422, &[]).await
 }
 
@@ -79,8 +79,20 @@ async fn a_damaged_component_is_refused() -> Result<()> {
 async fn a_program_is_no_function_and_its_author_is_told() -> Result<()> {
     let job = guest_or_skip!("job");
     let up = Up::start().await?;
-    let told = up.cli().fails(&["deploy", &job.to_string_lossy(), "--wait-timeout", "20s"]).await?;
-    ensure!(told.contains("wasi:http"), "{told}");
+    let told = up.cli().fails(&["deploy", &job.to_string_lossy()]).await?;
+    ensure!(told.contains("answers no requests") && told.contains("Pod"), "{told}");
+    // Nor by the API, where a job is welcome as an artifact, but not as a function's.
+    let digest = up.upload("job").await?;
+    let path = "/apis/mayfly.dev/v1/namespaces/default/functions";
+    up.api()?.post(path, &mayfly_e2e::function("job", &digest, serde_json::json!({}))).await?;
+    let refused = |object: &Value| {
+        let conditions = object["status"]["conditions"].as_array();
+        let ready = conditions.into_iter().flatten().find(|condition| condition["type"] == "Ready");
+        ready.is_some_and(|ready| ready["status"] == "False" && ready["message"] != "")
+    };
+    up.wait_until_function("job", "says that it cannot answer", refused).await?;
+    let answer = up.http().get("/fn/default/job/").await?;
+    ensure!(answer.status == 503 && answer.json()?["error"]["hint"].is_string(), "{answer:?}");
     Ok(())
 }
 
@@ -130,7 +142,7 @@ async fn the_command_refuses_before_it_sends() -> Result<()> {
     let up = Up::start().await?;
     let folder = tempfile::tempdir()?;
     for (name, content, expect) in
-        [("text.wasm", &b"hello"[..], "not WebAssembly"), ("core.wasm", CORE_MODULE, "core module")]
+        [("text.wasm", &b"hello"[..], "not a wasm file"), ("core.wasm", CORE_MODULE, "core module")]
     {
         let file = folder.path().join(name);
         std::fs::write(&file, content)?;

@@ -130,7 +130,8 @@ async fn a_guest_that_never_answers_is_ended_at_its_timeout() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_endless_body_is_cut_at_the_limit_in_bounded_memory() -> Result<()> {
     guest_or_skip!("flood");
-    let up = beside_hello("flood", &[]).await?;
+    let up = Up::start().await?;
+    up.deploy("hello", "hello", &[]).await?;
     let component = up.upload("flood").await?;
     up.apply_function("flood", &component, json!({"limits": {"response": "16Mi"}})).await?;
     let before = up.resident_bytes()?;

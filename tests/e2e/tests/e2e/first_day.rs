@@ -1,5 +1,7 @@
 //! What a person does on the first day, with the commands of the binary.
 
+use std::{path::Path, process::Stdio};
+
 use anyhow::{Context, Result, ensure};
 use mayfly_e2e::{Up, guest_or_skip, wait};
 use serde_json::Value;
@@ -81,7 +83,7 @@ async fn logs_are_shown_and_followed() -> Result<()> {
     })
     .await?;
     let mut follow = up.cli().command(&["logs", "logger", "--follow", "--tail", "0"])?;
-    let mut follow = follow.stdout(std::process::Stdio::piped()).spawn()?;
+    let mut follow = follow.stdout(Stdio::piped()).spawn()?;
     let mut lines = BufReader::new(follow.stdout.take().context("no stdout")?).lines();
     // The follower may not be there yet when the first of these calls writes: call until it shows one.
     let seen = tokio::spawn(async move {
@@ -111,7 +113,8 @@ async fn a_new_project_is_built_deployed_and_called_anywhere() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let project = folder.path().join("first");
     let mut new = up.cli().command(&["new", "rust", "first"])?;
-    ensure!(new.current_dir(&folder).status().await?.success(), "mayfly new failed");
+    let made = new.current_dir(&folder).output().await?;
+    ensure!(made.status.success(), "{made:?}");
     let mut build = up.cli().command(&["build"])?;
     let built = build.current_dir(&project).output().await?;
     let printed = String::from_utf8_lossy(&built.stdout).into_owned();
@@ -120,9 +123,54 @@ async fn a_new_project_is_built_deployed_and_called_anywhere() -> Result<()> {
     let component = component.with_context(|| format!("mayfly build names no component: {printed:?}"))?;
     ensure!(project.join(component).is_file(), "{component} is not there");
     let mut deploy = up.cli().command(&["deploy"])?;
-    ensure!(deploy.current_dir(&project).status().await?.success(), "mayfly deploy failed");
+    let deployed = deploy.current_dir(&project).output().await?;
+    ensure!(deployed.status.success(), "{deployed:?}");
     let answer = up.http().get("/fn/default/first/").await?;
     assert_eq!(answer.status, 200, "{answer:?}");
+    every_save_is_deployed(&up, &project, &answer.text()).await
+}
+
+/// `mayfly dev`: what is saved is what answers, a moment later; a program that does not compile changes
+/// nothing.
+async fn every_save_is_deployed(up: &Up, project: &Path, before: &str) -> Result<()> {
+    let mut dev = up.cli().command(&["dev"])?;
+    let mut dev = dev.current_dir(project).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
+    let mut told = BufReader::new(dev.stderr.take().context("no stderr")?).lines();
+    let watching = async {
+        while let Some(line) = told.next_line().await? {
+            if line.contains("watching") {
+                return Ok(());
+            }
+        }
+        anyhow::bail!("mayfly dev ended")
+    };
+    tokio::time::timeout(wait::PATIENCE, watching).await??;
+    let source = project.join("src/lib.rs");
+    let handler = |body: &str| {
+        format!(
+            "use mayfly::{{Request, Response}};\n\n#[mayfly::http]\nasync fn first(_request: Request) -> Response {{\n    {body}\n}}\n"
+        )
+    };
+    std::fs::write(&source, handler("this is no Rust"))?;
+    let failed = async {
+        while let Some(line) = told.next_line().await? {
+            if line.contains("error") {
+                return Ok(());
+            }
+        }
+        anyhow::bail!("mayfly dev ended")
+    };
+    tokio::time::timeout(wait::PATIENCE * 2, failed).await??;
+    assert_eq!(up.http().get("/fn/default/first/").await?.text(), before);
+    // Read on, so that it is not held up by a full pipe.
+    let reading = tokio::spawn(async move { while let Ok(Some(_)) = told.next_line().await {} });
+    std::fs::write(&source, handler("Response::text(\"saved\")"))?;
+    wait::until("what was saved answers", || async {
+        Ok((up.http().get("/fn/default/first/").await?.text() == "saved").then_some(()))
+    })
+    .await?;
+    dev.kill().await?;
+    reading.await?;
     Ok(())
 }
 

@@ -218,7 +218,9 @@ async fn a_job_runs_to_its_end_in_a_pod() -> Result<()> {
             "{log}"
         );
         let path = "jsonpath={.status.containerStatuses[0].state.terminated.exitCode}";
-        assert_eq!(kubectl.ok(&["get", "pod", name, "-o", path]).await?, code);
+        let exit_code = kubectl.ok(&["get", "pod", name, "-o", path]).await?;
+        // WASI 0.2's exit says whether it went well, and nothing more.
+        assert_eq!(exit_code == "0", code == "0", "{exit_code}");
     }
     Ok(())
 }

@@ -61,6 +61,11 @@ async fn more_calls_than_there_is_room_for_are_queued_then_refused_with_a_hint()
     let limits = json!({"limits": {"concurrency": 1, "timeout": "2s"}, "scaling": {"max": 1}});
     up.apply_function("sleep", &component, limits).await?;
     let http = up.http();
+    // Loaded, so that the time is the guest's own.
+    wait::until("sleep answers", || async {
+        Ok((http.get("/fn/default/sleep/?ms=1").await?.status == 200).then_some(()))
+    })
+    .await?;
     let calls = (0..12).map(|_| {
         let http = http.clone();
         async move { http.get("/fn/default/sleep/?ms=300").await }
