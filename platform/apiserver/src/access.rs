@@ -1,6 +1,6 @@
 //! Who asks, and what they may do.
 
-use http::{HeaderMap, header};
+use http::{HeaderMap, StatusCode, header};
 use sha2::{Digest, Sha256};
 
 use crate::status::ApiError;
@@ -63,9 +63,37 @@ impl Authenticator {
     }
 }
 
-/// What may be asked of whom. The one place that decides: today every authenticated user administers.
+/// What may be asked of whom. The one place that decides: today administrators may do everything, and others
+/// nothing.
 pub(crate) fn is_allowed(user: &User) -> bool {
     user.groups.iter().any(|group| group == GROUP_ADMIN)
+}
+
+/// The user that a request is to be answered for: `kubectl --as`, which an administrator may ask for.
+pub(crate) fn impersonated(user: User, headers: &HeaderMap) -> Result<User, ApiError> {
+    let text = |name: &str| -> Vec<String> {
+        headers.get_all(name).iter().filter_map(|value| value.to_str().ok()).map(str::to_owned).collect()
+    };
+    let (names, mut groups) = (text("impersonate-user"), text("impersonate-group"));
+    let name = match (names.as_slice(), groups.is_empty()) {
+        ([], true) => return Ok(user),
+        ([name], _) => name.clone(),
+        _ => {
+            return Err(ApiError::bad_request(
+                "requested groups or several users without impersonating one user",
+            ));
+        }
+    };
+    if !is_allowed(&user) {
+        return Err(refused(&user, &format!("impersonate user {name:?}")));
+    }
+    groups.push(GROUP_AUTHENTICATED.into());
+    Ok(User { name, groups, in_process: user.in_process })
+}
+
+pub(crate) fn refused(user: &User, what: &str) -> ApiError {
+    let message = format!("forbidden: User {:?} cannot {what}", user.name);
+    ApiError::new(StatusCode::FORBIDDEN, "Forbidden", message)
 }
 
 #[cfg(test)]

@@ -10,9 +10,10 @@ use axum::{
 use http::{HeaderValue, Method, Request, StatusCode, header};
 
 use crate::{
-    access::{User, is_allowed},
+    access::{User, impersonated, is_allowed, refused},
     call::Call,
     discovery, openapi,
+    registry::Verbs,
     render::json_value,
     request::{Query, Target, segments},
     server::Inner,
@@ -26,7 +27,7 @@ pub(crate) async fn handle(State(server): State<Arc<Inner>>, request: Request<Bo
     let path = segments(request.uri().path());
     let target = path.as_deref().map_or_else(|| Err(ApiError::no_resource()), Target::parse);
     let measure = server.metrics.start(request.method(), request.uri(), target.as_ref().ok());
-    let response = match Box::pin(route(server, request, path.unwrap_or_default(), target)).await {
+    let response = match Box::pin(route(server, request, path, target)).await {
         Ok(response) => response,
         Err(error) => error.into_response(),
     };
@@ -37,7 +38,7 @@ pub(crate) async fn handle(State(server): State<Arc<Inner>>, request: Request<Bo
 async fn route(
     server: Arc<Inner>,
     request: Request<Body>,
-    path: Vec<String>,
+    path: Option<Vec<String>>,
     target: Result<Target, ApiError>,
 ) -> Result<Response, ApiError> {
     let (parts, body) = request.into_parts();
@@ -45,6 +46,7 @@ async fn route(
     if uri_bytes > URI_BYTES_MAX {
         return Err(ApiError::bad_request("the request's URI is too long"));
     }
+    let path = path.ok_or_else(ApiError::no_resource)?;
     if let Some(response) = open_to_all(&server, &parts.method, &path) {
         return Ok(response);
     }
@@ -52,9 +54,14 @@ async fn route(
         Some(user) => user.clone(),
         None => server.authenticator.user(&parts.headers)?,
     };
-    if !is_allowed(&user) {
-        let message = format!("User {:?} cannot {} {}", user.name, parts.method, parts.uri.path());
-        return Err(ApiError::new(StatusCode::FORBIDDEN, "Forbidden", message));
+    let user = impersonated(user, &parts.headers)?;
+    // What one may do oneself can be asked by everybody; discovery only says what there is.
+    let is_question = target.as_ref().is_ok_and(|target| target.kind.verbs == Verbs::CreateOnly);
+    let is_discovery = matches!(path.len(), 1..=3) && target.is_err() && parts.method == Method::GET;
+    let may_ask = is_question || (is_discovery && path[0].starts_with("api"));
+    if !is_allowed(&user) && !may_ask {
+        let verb = parts.method.as_str().to_lowercase();
+        return Err(refused(&user, &format!("{verb} path {:?}", parts.uri.path())));
     }
     let is_get = parts.method == Method::GET;
     match path.first().map(String::as_str) {

@@ -15,6 +15,7 @@ mod call;
 mod config;
 mod decode;
 mod discovery;
+mod event_objects;
 mod handler;
 mod logs;
 mod managed;

@@ -77,6 +77,11 @@ impl Object {
         self.at(path).and_then(Value::as_str).unwrap_or("")
     }
 
+    pub(crate) fn labels(&self) -> BTreeMap<String, String> {
+        let labels = self.at(&["metadata", "labels"]).and_then(Value::as_object).into_iter().flatten();
+        labels.map(|(key, value)| (key.clone(), value.as_str().unwrap_or("").to_owned())).collect()
+    }
+
     /// Strings of a list in metadata (finalizers).
     pub(crate) fn finalizers(&self) -> Vec<&str> {
         let list = self.meta().and_then(|meta| meta.get("finalizers")).and_then(Value::as_array);

@@ -5,6 +5,7 @@ use mayfly_store::{Entry, Range, Scope};
 use serde_json::Value;
 
 use crate::{
+    event_objects::EventObjects,
     object::{Object, labels_of},
     registry::{Kind, registry},
     request::Query,
@@ -89,20 +90,33 @@ impl Selection {
         self.labels.is_empty() && self.fields.is_empty() && self.name.is_none() && self.namespace.is_none()
     }
 
+    /// Whether an object in the range is selected. For lists: labels are read without decoding the rest.
     pub(crate) fn matches(&self, entry: &Entry) -> bool {
-        let differs =
-            |asked: &Option<String>, found: &str| asked.as_deref().is_some_and(|asked| asked != found);
-        if differs(&self.name, &entry.key.name) || differs(&self.namespace, &entry.key.namespace) {
+        self.matches_key(entry)
+            && (self.labels.is_empty() || self.labels.matches(&labels_of(&entry.value)))
+            && (self.fields.is_empty()
+                || Object::from_entry(entry).is_ok_and(|object| self.matches_fields(&object)))
+    }
+
+    /// The same for watches, which look at the same events as others do.
+    pub(crate) fn matches_event(&self, entry: &Entry, objects: &EventObjects) -> bool {
+        if !self.matches_key(entry) {
             return false;
         }
-        if !self.labels.is_empty() && !self.labels.matches(&labels_of(&entry.value)) {
-            return false;
-        }
-        if self.fields.is_empty() {
+        if self.labels.is_empty() && self.fields.is_empty() {
             return true;
         }
-        let Ok(object) = Object::from_entry(entry) else { return false };
-        self.fields.iter().all(|field| field.matches(&object))
+        let Some(object) = objects.get(entry) else { return false };
+        self.matches_fields(&object) && (self.labels.is_empty() || self.labels.matches(&object.labels()))
+    }
+
+    fn matches_key(&self, entry: &Entry) -> bool {
+        let fits = |asked: &Option<String>, found: &str| asked.as_deref().is_none_or(|asked| asked == found);
+        fits(&self.name, &entry.key.name) && fits(&self.namespace, &entry.key.namespace)
+    }
+
+    fn matches_fields(&self, object: &Object) -> bool {
+        self.fields.iter().all(|field| field.matches(object))
     }
 }
 
@@ -112,7 +126,10 @@ impl FieldRequirement {
         let found = match object.at(&path) {
             None | Some(Value::Null) => self.default == self.value,
             Some(Value::String(text)) => *text == self.value,
-            Some(other) => other.to_string() == self.value,
+            Some(other) => {
+                let text = other.to_string();
+                text == self.value
+            }
         };
         found == self.equal
     }

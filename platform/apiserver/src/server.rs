@@ -17,6 +17,7 @@ use crate::{
     access::{Authenticator, User},
     artifacts::Uploads,
     config::{Clock, Config, Deps, Inspector, NodeConnector},
+    event_objects::EventObjects,
     handler, meta,
     metrics::Metrics,
     namespaces,
@@ -65,6 +66,7 @@ pub(crate) struct Inner {
     in_flight: Semaphore,
     pub(crate) watches: Arc<Semaphore>,
     pub(crate) uploads: Uploads,
+    pub(crate) event_objects: Arc<EventObjects>,
     pub(crate) metrics: Metrics,
     pub(crate) shutdown: CancellationToken,
 }
@@ -80,6 +82,7 @@ impl ApiServer {
             in_flight: Semaphore::new(config.requests_in_flight_max),
             watches: Arc::new(Semaphore::new(config.watches_max)),
             uploads: Uploads::default(),
+            event_objects: Arc::default(),
             metrics: Metrics::register(metrics),
             shutdown: shutdown.clone(),
             store: deps.store,

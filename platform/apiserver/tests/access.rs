@@ -167,3 +167,73 @@ async fn slow_requests_are_ended() {
     let (code, status) = json_of(server.send(request).await).await;
     assert_eq!((code, status["reason"].as_str()), (StatusCode::GATEWAY_TIMEOUT, Some("Timeout")));
 }
+
+#[tokio::test]
+async fn one_may_act_as_someone_else() {
+    let server = Fixture::new().await;
+    let act = |method: &'static str, path: &'static str, headers: &'static [(&'static str, &'static str)]| {
+        let mut request = support::request(method, path).header("content-type", "application/json");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let body = if method == "POST" { Body::from("{}") } else { Body::empty() };
+        server.send(request.body(body).unwrap())
+    };
+    let ada = &[("impersonate-user", "ada")];
+    assert_eq!(act("GET", "/api/v1/pods", ada).await.status(), StatusCode::FORBIDDEN);
+    assert_eq!(act("GET", "/artifacts", ada).await.status(), StatusCode::FORBIDDEN);
+    assert_eq!(act("GET", "/apis", ada).await.status(), StatusCode::OK);
+    let admin = &[("impersonate-user", "ada"), ("impersonate-group", "system:masters")];
+    assert_eq!(act("GET", "/api/v1/pods", admin).await.status(), StatusCode::OK);
+    let (_, answer) =
+        json_of(act("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", ada).await).await;
+    assert_eq!(answer["status"]["allowed"], false);
+    let (_, answer) =
+        json_of(act("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", ada).await).await;
+    assert_eq!(answer["status"]["userInfo"]["username"], "ada");
+    assert_eq!(
+        act("GET", "/api/v1/pods", &[("impersonate-group", "x")]).await.status(),
+        StatusCode::BAD_REQUEST
+    );
+}
+
+#[tokio::test]
+async fn odd_paths_are_refused_and_harm_nobody() {
+    let server = Fixture::new().await;
+    let long = format!("/api/v1/namespaces/default/pods?labelSelector={}", "a".repeat(20_000));
+    for (path, code) in [
+        ("/api/v1/namespaces/default/pods/%2e%2e%2f", 404),
+        ("/api/v1/namespaces/default/pods/%00", 404),
+        ("/api/v1/namespaces/default/pods/%ff", 404),
+        ("/api/v1/namespaces//pods", 404),
+        ("//api//v1//pods", 200),
+        ("/api/v1/namespaces/default/pods/a/b/c/d", 404),
+        ("/artifacts/../../etc/passwd", 404),
+        (long.as_str(), 400),
+    ] {
+        let (found, status) = server.get(path).await;
+        assert_eq!(found.as_u16(), code, "{path:.60}: {status}");
+    }
+}
+
+/// Disk full: the write is refused with words, reads go on.
+#[tokio::test]
+async fn a_full_disk_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = mayfly_store::Config::new(folder.path().join("store"));
+    config.file_bytes_max = 1 << 20;
+    let store = mayfly_store::Store::open(config).unwrap();
+    let server = Fixture::with(|_| {}, |deps| deps.store = store).await;
+    let path = "/api/v1/namespaces/default/configmaps";
+    let mut last = (StatusCode::OK, serde_json::Value::Null);
+    for n in 0..100 {
+        let body = support::config_map(&format!("m{n}"), json!({"k": "v".repeat(100_000)}));
+        last = server.call("POST", path, body).await;
+        if last.0 != StatusCode::CREATED {
+            break;
+        }
+    }
+    assert_eq!(last.0, StatusCode::INSUFFICIENT_STORAGE, "{}", last.1);
+    assert!(last.1["message"].as_str().unwrap().contains("disk is full"), "{}", last.1);
+    assert_eq!(server.get(&format!("{path}/m0")).await.0, StatusCode::OK);
+}

@@ -251,27 +251,23 @@ pub(crate) fn apply(
     applied: &Object,
     force: bool,
 ) -> Result<Object, ApiError> {
-    let kind = request.kind;
-    let shape = shape(kind);
+    let (kind, shape) = (request.kind, shape(request.kind));
     let mut applied = applied.clone();
     applied.meta_mut().remove(MANAGED_FIELDS);
     let config = Value::Object(applied.0.clone()).to_string();
     let mut base = live.cloned().unwrap_or_default();
-    let old_entries = entries_of(&base);
+    let mut entries = entries_of(&base).unwrap_or_default();
     base.meta_mut().remove(MANAGED_FIELDS);
-    let mut entries = old_entries.unwrap_or_else(|| {
+    if entries.is_empty() && live.is_some() {
         let change = Change::between(kind, Part::Whole, &Object::default(), &base);
-        let first =
-            Entry { manager: BEFORE_FIRST_APPLY.into(), ..entry(request, Part::Main, Operation::Update) };
-        if live.is_some() { vec![Entry { fields: change.set, ..first }] } else { Vec::new() }
-    });
+        let first = entry(request, Part::Main, Operation::Update);
+        entries.push(Entry { manager: BEFORE_FIRST_APPLY.into(), fields: change.set, ..first });
+    }
 
     let by = entry(request, part, Operation::Apply);
-    let wanted = ownable(kind, part, typed::fields_of(shape, &Value::Object(applied.0.clone())));
-    let live_value = Value::Object(base.0.clone());
-    let mut value = typed::merged(shape, &live_value, &Value::Object(applied.0));
-
     let last = entries.iter().position(|entry| entry.is(&by)).map(|at| entries.remove(at));
+    let wanted = ownable(kind, part, typed::fields_of(shape, &Value::Object(applied.0.clone())));
+    let mut value = typed::merged(shape, &Value::Object(base.0.clone()), &Value::Object(applied.0));
     if let Some(last) = &last {
         let kept = entries.iter().fold(wanted.clone(), |all, entry| all.union(&entry.fields));
         let gone = last.fields.with_parents().minus(&kept.with_parents());
@@ -284,27 +280,31 @@ pub(crate) fn apply(
 
     let change = Change::between(kind, part, &base, &object);
     let allowed = live.map(|live| last_applied(request, live)).unwrap_or_default();
-    let mut conflicts = Vec::new();
-    for entry in &mut entries {
-        let contested = entry.fields.intersection(&change.set);
-        let refused = contested.minus(&allowed);
-        conflicts.extend(refused.paths().into_iter().map(|path| (entry.shown(), path)));
-        entry.fields = entry.fields.minus(&contested).minus(&change.removed);
-    }
+    let conflicts = take_over(&mut entries, &change, &allowed);
     if !force && !conflicts.is_empty() {
         return Err(ApiError::apply_conflict(conflicts));
     }
-    let same = last
-        .as_ref()
-        .filter(|last| last.fields == wanted && change.set.is_empty() && change.removed.is_empty());
-    let time = same.map_or(by.time.clone(), |last| last.time.clone());
+    let unchanged = change.set.is_empty() && change.removed.is_empty();
+    let same = last.filter(|last| last.fields == wanted && unchanged);
+    let time = same.map_or(by.time.clone(), |last| last.time);
     entries.push(Entry { fields: wanted, time, ..by });
     store(&mut object, entries);
     if request.manager.name == KUBECTL && !live.map_or("", last_applied_text).is_empty() {
-        let annotations = map_at(object.meta_mut(), "annotations");
-        annotations.insert(LAST_APPLIED.into(), config.into());
+        map_at(object.meta_mut(), "annotations").insert(LAST_APPLIED.into(), config.into());
     }
     Ok(object)
+}
+
+/// Takes what an apply changes from its other owners. Returns what they would have a say in: who, and which field.
+fn take_over(entries: &mut [Entry], change: &Change, allowed: &FieldSet) -> Vec<(String, String)> {
+    let mut conflicts = Vec::new();
+    for entry in entries {
+        let contested = entry.fields.intersection(&change.set);
+        let refused = contested.minus(allowed).paths();
+        conflicts.extend(refused.into_iter().map(|path| (entry.shown(), path)));
+        entry.fields = entry.fields.minus(&contested).minus(&change.removed);
+    }
+    conflicts
 }
 
 fn last_applied_text(object: &Object) -> &str {

@@ -250,3 +250,44 @@ fn many_managers_are_put_together() {
     assert_eq!(entries.len(), UPDATE_MANAGERS_MAX);
     assert_eq!(script.owns(ANCIENT_CHANGES).len(), 20 - (UPDATE_MANAGERS_MAX - 1));
 }
+
+mod properties {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use proptest::{collection::btree_map, prelude::*};
+
+    use super::*;
+
+    /// Who applies what, one after the other.
+    fn writes() -> impl Strategy<Value = Vec<(usize, BTreeMap<String, String>)>> {
+        let data = btree_map("[a-d]", "[12]", 0..4);
+        proptest::collection::vec((0..3usize, data), 1..12)
+    }
+
+    proptest! {
+        /// With force: what is applied is there; what nobody applies any more is gone; once more changes nothing.
+        #[test]
+        fn forced_applies_are_a_union_of_what_is_wanted(writes in writes()) {
+            let mut script = Script::new("ConfigMap");
+            let mut wanted: [BTreeMap<String, String>; 3] = Default::default();
+            for (manager, data) in writes {
+                let name = format!("m{manager}");
+                script.apply(&name, json!({"data": data}), true).unwrap();
+                // Another value takes the key from whoever wanted it otherwise.
+                for (other, theirs) in wanted.iter_mut().enumerate() {
+                    theirs.retain(|key, value| other == manager || data.get(key).is_none_or(|new| new == value));
+                }
+                wanted[manager] = data.clone();
+                let union: BTreeMap<_, _> = wanted.iter().flatten().collect();
+                let found = script.at("/data");
+                let found: BTreeMap<String, String> = serde_json::from_value(found).unwrap_or_default();
+                prop_assert_eq!(found.iter().collect::<BTreeMap<_, _>>(), union);
+                let owned: BTreeSet<_> = script.owns(&name).into_iter().filter(|path| path != ".data").collect();
+                prop_assert_eq!(owned, data.keys().map(|key| format!(".data.{key}")).collect::<BTreeSet<_>>());
+                let before = script.live.clone();
+                script.apply(&name, json!({"data": data}), false).unwrap();
+                prop_assert_eq!(&script.live, &before);
+            }
+        }
+    }
+}

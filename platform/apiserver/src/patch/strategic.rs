@@ -347,4 +347,64 @@ mod tests {
             }
         }
     }
+
+    mod properties {
+        use proptest::{collection::vec, prelude::*};
+
+        use super::*;
+
+        /// Pods, and patches of them, with names and directives that meet.
+        fn value() -> impl Strategy<Value = Value> {
+            let leaf = prop_oneof![
+                Just(Value::Null),
+                any::<bool>().prop_map(Value::from),
+                "[a-c]".prop_map(Value::from),
+                (0..3).prop_map(Value::from),
+            ];
+            let key = prop_oneof![
+                "(spec|metadata|containers|finalizers|name|env|labels|a|volumes)",
+                "(\\$patch|\\$retainKeys|\\$setElementOrder/containers|\\$deleteFromPrimitiveList/finalizers)",
+            ];
+            leaf.prop_recursive(5, 40, 4, move |inner| {
+                prop_oneof![
+                    vec(inner.clone(), 0..4).prop_map(Value::from),
+                    vec((key.clone(), inner), 0..4)
+                        .prop_map(|pairs| Value::Object(pairs.into_iter().collect())),
+                ]
+            })
+        }
+
+        fn has_directive(value: &Value) -> bool {
+            match value {
+                Value::Object(map) => {
+                    map.iter().any(|(key, value)| key.starts_with('$') || has_directive(value))
+                }
+                Value::Array(list) => list.iter().any(has_directive),
+                _ => false,
+            }
+        }
+
+        proptest! {
+            #[test]
+            fn nonsense_is_an_error_or_harmless(original in value(), patch in value()) {
+                let pods = registry().find("", "v1", "pods").unwrap();
+                let mut once = original;
+                if !has_directive(&once) && strategic(pods, &mut once, &patch).is_ok() {
+                    prop_assert!(!has_directive(&once), "{once}");
+                }
+            }
+
+            #[test]
+            fn a_plain_patch_changes_nothing_the_second_time(original in value(), patch in value()) {
+                let pods = registry().find("", "v1", "pods").unwrap();
+                let mut once = original;
+                if !has_directive(&once) && !has_directive(&patch) && strategic(pods, &mut once, &patch).is_ok() {
+                    let mut twice = once.clone();
+                    if strategic(pods, &mut twice, &patch).is_ok() {
+                        prop_assert_eq!(once, twice);
+                    }
+                }
+            }
+        }
+    }
 }

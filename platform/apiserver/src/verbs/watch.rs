@@ -24,8 +24,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::parse_revision;
 use crate::{
-    negotiate::Representation, object::splice, registry::Kind, render::View, request::Query,
-    selection::Selection, server::Inner, status::ApiError,
+    event_objects::EventObjects, negotiate::Representation, object::splice, registry::Kind, render::View,
+    request::Query, selection::Selection, server::Inner, status::ApiError,
 };
 
 /// Lines are gathered into one frame up to about this many bytes while more events are waiting.
@@ -47,6 +47,7 @@ enum Start {
 struct Lines {
     watch: Watch,
     selection: Selection,
+    objects: Arc<EventObjects>,
     view: View,
     initial: std::vec::IntoIter<Arc<Entry>>,
     end_bookmark: Option<Revision>,
@@ -93,6 +94,7 @@ impl Inner {
         let state = Lines {
             watch,
             selection,
+            objects: Arc::clone(&self.event_objects),
             view,
             initial: initial.into_iter(),
             end_bookmark,
@@ -241,14 +243,18 @@ impl Lines {
 
     /// What an event is for a watch with a selection: objects come into it and leave it.
     fn transition(&self, event: &Event) -> Option<&'static str> {
-        let before = event.previous.as_ref().is_some_and(|previous| self.selection.matches(previous));
-        let after = event.kind != EventKind::Deleted && self.selection.matches(&event.entry);
+        let before = event.previous.as_ref().is_some_and(|previous| self.matches(previous));
+        let after = event.kind != EventKind::Deleted && self.matches(&event.entry);
         match (before, after) {
             (false, true) => Some("ADDED"),
             (true, true) => Some("MODIFIED"),
             (true, false) => Some("DELETED"),
             (false, false) => None,
         }
+    }
+
+    fn matches(&self, entry: &Entry) -> bool {
+        self.selection.matches_event(entry, &self.objects)
     }
 
     fn line(&mut self, out: &mut Vec<u8>, kind: &str, stored: &[u8], revision: Revision) {

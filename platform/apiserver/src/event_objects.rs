@@ -1,0 +1,67 @@
+//! Objects of recent events, decoded: an event is decoded once, however many watches with selectors look at it.
+//! With a watch for every node of a large cluster that is the difference between one decoding and thousands.
+
+use std::sync::Arc;
+
+use mayfly_store::{Entry, Revision};
+use parking_lot::Mutex;
+
+use crate::object::Object;
+
+/// How many objects are kept. Watches keep up with the newest events, so few are enough.
+const SLOTS: u64 = 256;
+
+/// An object as it was at a revision; every write has a revision of its own.
+type Slot = Mutex<Option<(Revision, Arc<Object>)>>;
+
+pub(crate) struct EventObjects(Box<[Slot]>);
+
+impl Default for EventObjects {
+    fn default() -> Self {
+        Self((0..SLOTS).map(|_| Slot::default()).collect())
+    }
+}
+
+impl EventObjects {
+    /// The decoded object; `None` when it is no JSON object, which the server never stores.
+    pub(crate) fn get(&self, entry: &Entry) -> Option<Arc<Object>> {
+        let at = usize::try_from(entry.modified.0 % SLOTS).expect("smaller than the number of slots");
+        // Held while decoding: whoever comes in between waits for the one decoding instead of doing it again.
+        let mut slot = self.0[at].lock();
+        if let Some((revision, object)) = &*slot
+            && *revision == entry.modified
+        {
+            return Some(Arc::clone(object));
+        }
+        let object = Arc::new(Object::from_entry(entry).ok()?);
+        // An older event must not push out a newer one, which more watches are about to look at.
+        if slot.as_ref().is_none_or(|(revision, _)| *revision < entry.modified) {
+            *slot = Some((entry.modified, Arc::clone(&object)));
+        }
+        Some(object)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mayfly_store::Key;
+
+    use super::*;
+
+    #[test]
+    fn each_revision_is_decoded_once_and_older_ones_do_not_stay() {
+        let entry = |revision: u64, name: &str| Entry {
+            key: Key::new("pods", "a", name),
+            value: format!("{{\"apiVersion\":\"v1\",\"kind\":\"Pod\",\"metadata\":{{\"name\":\"{name}\"}}}}")
+                .into(),
+            created: Revision(1),
+            modified: Revision(revision),
+        };
+        let objects = EventObjects::default();
+        let first = objects.get(&entry(SLOTS + 1, "new")).unwrap();
+        assert!(Arc::ptr_eq(&first, &objects.get(&entry(SLOTS + 1, "new")).unwrap()));
+        assert_eq!(objects.get(&entry(1, "old")).unwrap().name(), "old");
+        assert!(Arc::ptr_eq(&first, &objects.get(&entry(SLOTS + 1, "new")).unwrap()));
+        assert_eq!(objects.get(&Entry { value: "[".into(), ..entry(7, "x") }), None);
+    }
+}
