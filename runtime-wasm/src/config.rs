@@ -54,9 +54,10 @@ pub const INSTANCES_MAX: u32 = 2000;
 /// How memory is wiped between instances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wipe {
-    /// By asking the kernel which pages were touched, where that is safe; see `machine`.
+    /// By asking the kernel which pages were touched and overwriting those, where it can be asked (since
+    /// Linux 6.7).
     Auto,
-    /// Always by overwriting and unmapping.
+    /// Without asking: by overwriting the beginning and giving the rest back.
     Plain,
 }
 
@@ -99,6 +100,25 @@ impl Default for Config {
     }
 }
 
+impl Config {
+    /// The first setting that cannot work, its value, and why.
+    pub(crate) fn check(&self) -> Result<(), (&'static str, String, &'static str)> {
+        let wrong = |setting, value: &dyn std::fmt::Debug, why| Err((setting, format!("{value:?}"), why));
+        if self.instances_max == Some(0) {
+            return wrong("instances_max", &0, "nothing could run");
+        }
+        if self.tick.is_zero() || self.tick > Duration::from_secs(1) {
+            return wrong("tick", &self.tick, "guests are interrupted this often: between 0 and 1 s");
+        }
+        let memory = self.linear_memory_bytes_max;
+        if memory == 0 || memory > 4 << 30 || !memory.is_multiple_of(64 << 10) {
+            let why = "a linear memory has whole pages of 64 KiB, and at most 4 GiB";
+            return wrong("linear_memory_bytes_max", &memory, why);
+        }
+        Ok(())
+    }
+}
+
 impl Default for EgressConfig {
     fn default() -> Self {
         Self {
@@ -108,6 +128,24 @@ impl Default for EgressConfig {
             connect_timeout: Duration::from_secs(10),
             first_byte_timeout: Duration::from_secs(600),
             between_bytes_timeout: Duration::from_secs(600),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_that_cannot_work() {
+        assert_eq!(Config::default().check(), Ok(()));
+        for (config, setting) in [
+            (Config { instances_max: Some(0), ..Config::default() }, "instances_max"),
+            (Config { tick: Duration::ZERO, ..Config::default() }, "tick"),
+            (Config { linear_memory_bytes_max: 5 << 30, ..Config::default() }, "linear_memory_bytes_max"),
+            (Config { linear_memory_bytes_max: 100_000, ..Config::default() }, "linear_memory_bytes_max"),
+        ] {
+            assert_eq!(config.check().unwrap_err().0, setting);
         }
     }
 }

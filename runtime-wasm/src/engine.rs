@@ -11,15 +11,21 @@ use std::{
 
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
-use wasmtime::{
-    Engine, EngineWeak, InstanceAllocationStrategy, OptLevel, PoolingAllocationConfig, component::Linker,
-};
+use wasmtime::{Engine, EngineWeak, InstanceAllocationStrategy, OptLevel, component::Linker};
 
-use crate::{Config, capability, config, guest::Guest};
+use crate::{
+    Config, capability, config,
+    guest::Guest,
+    pool::{MemoryPool, StackPool},
+};
 
 /// Native stack of one call, in bytes: what the guest may use, and what host functions called from it need.
 const STACK_BYTES: usize = 1 << 20;
 const GUEST_STACK_BYTES: usize = 512 << 10;
+/// Address space behind a memory that compiled code may reach without a check, in bytes.
+const GUARD_BYTES: u64 = 32 << 20;
+/// Linear memories per instance slot: most components have one or two.
+const MEMORIES_PER_INSTANCE: usize = 2;
 
 /// Which form of the component model an engine runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -34,30 +40,45 @@ pub(crate) enum Flavour {
 pub(crate) struct Host {
     pub(crate) engine: Engine,
     pub(crate) linker: Linker<Guest>,
-    /// One permit is one instance.
+    /// One permit is one instance, of either engine.
     pub(crate) slots: Arc<Semaphore>,
-    pub(crate) slots_max: u32,
 }
 
-impl Host {
-    fn instances(&self) -> u64 {
-        u64::from(self.slots_max).saturating_sub(self.slots.available_permits() as u64)
-    }
-}
-
-/// Both engines.
+/// Both engines, and the places their instances live in.
 pub(crate) struct Engines {
     config: Arc<Config>,
-    memory_bytes: u64,
+    slots: Arc<Semaphore>,
+    slots_max: u32,
+    pools: OnceLock<(MemoryPool, StackPool)>,
     sync: OnceLock<Arc<Host>>,
     concurrent: OnceLock<Arc<Host>>,
-    ticker: Ticker,
+    ticker: OnceLock<Ticker>,
+    making: Mutex<()>,
 }
 
 impl Engines {
-    pub(crate) fn new(config: Arc<Config>, memory_bytes: u64) -> std::io::Result<Self> {
-        let ticker = Ticker::start(config.tick)?;
-        Ok(Self { config, memory_bytes, sync: OnceLock::new(), concurrent: OnceLock::new(), ticker })
+    pub(crate) fn new(config: Arc<Config>, memory_bytes: u64) -> Self {
+        let slots_max = config.instances_max.unwrap_or_else(|| {
+            let fitting = memory_bytes / config::INSTANCE_BYTES_EXPECTED;
+            u32::try_from(fitting)
+                .unwrap_or(config::INSTANCES_MAX)
+                .clamp(config::INSTANCES_MIN, config::INSTANCES_MAX)
+        });
+        Self {
+            config,
+            slots: Arc::new(Semaphore::new(slots_max as usize)),
+            slots_max,
+            pools: OnceLock::new(),
+            sync: OnceLock::new(),
+            concurrent: OnceLock::new(),
+            ticker: OnceLock::new(),
+            making: Mutex::new(()),
+        }
+    }
+
+    /// Instances that exist, of both engines.
+    pub(crate) fn instances(&self) -> u64 {
+        u64::from(self.slots_max).saturating_sub(self.slots.available_permits() as u64)
     }
 
     /// The engine of a flavour. The first call makes it, which takes a few milliseconds.
@@ -69,27 +90,35 @@ impl Engines {
         if let Some(host) = cell.get() {
             return Ok(host.clone());
         }
-        let host = Arc::new(self.make(flavour)?);
-        let kept = cell.get_or_init(|| host.clone());
-        if Arc::ptr_eq(kept, &host) {
-            self.ticker.add(&host.engine);
+        let _one_at_a_time = self.making.lock();
+        if let Some(host) = cell.get() {
+            return Ok(host.clone());
         }
-        Ok(kept.clone())
+        let host = Arc::new(self.make(flavour)?);
+        self.ticker()?.add(&host.engine);
+        Ok(cell.get_or_init(|| host).clone())
     }
 
-    /// Instances that exist, of both engines.
-    pub(crate) fn instances(&self) -> u64 {
-        let hosts = [self.sync.get(), self.concurrent.get()];
-        hosts.into_iter().flatten().map(|host| host.instances()).sum()
+    fn ticker(&self) -> wasmtime::Result<&Ticker> {
+        if let Some(ticker) = self.ticker.get() {
+            return Ok(ticker);
+        }
+        let ticker = Ticker::start(self.config.tick)?;
+        Ok(self.ticker.get_or_init(|| ticker))
+    }
+
+    fn pools(&self) -> wasmtime::Result<&(MemoryPool, StackPool)> {
+        if let Some(pools) = self.pools.get() {
+            return Ok(pools);
+        }
+        let count = self.slots_max as usize * MEMORIES_PER_INSTANCE;
+        let reserved = usize::try_from(self.config.linear_memory_bytes_max)?;
+        let memories = MemoryPool::new(count, reserved, usize::try_from(GUARD_BYTES)?, self.config.wipe)?;
+        Ok(self.pools.get_or_init(|| (memories, StackPool::new())))
     }
 
     fn make(&self, flavour: Flavour) -> wasmtime::Result<Host> {
-        let slots_max = self.config.instances_max.unwrap_or_else(|| {
-            let fitting = self.memory_bytes / config::INSTANCE_BYTES_EXPECTED;
-            u32::try_from(fitting)
-                .unwrap_or(config::INSTANCES_MAX)
-                .clamp(config::INSTANCES_MIN, config::INSTANCES_MAX)
-        });
+        let (memories, stacks) = self.pools()?.clone();
         let mut settings = wasmtime::Config::new();
         settings
             .epoch_interruption(true)
@@ -98,34 +127,22 @@ impl Engines {
             .async_stack_size(STACK_BYTES)
             .wasm_component_model_async(flavour == Flavour::Async)
             .concurrency_support(flavour == Flavour::Async)
-            .allocation_strategy(InstanceAllocationStrategy::Pooling(pool(slots_max, &self.config)));
+            .memory_reservation(self.config.linear_memory_bytes_max)
+            .memory_guard_size(GUARD_BYTES)
+            .memory_may_move(false)
+            // Its images are mapped over memory that wasmtime made itself.
+            .memory_init_cow(false)
+            .allocation_strategy(InstanceAllocationStrategy::OnDemand)
+            .with_host_memory(Arc::new(memories))
+            .with_host_stack(Arc::new(stacks));
         let engine = Engine::new(&settings)?;
         let linker = capability::linker(&engine, flavour)?;
-        let slots = Arc::new(Semaphore::new(slots_max as usize));
-        Ok(Host { engine, linker, slots, slots_max })
+        Ok(Host { engine, linker, slots: self.slots.clone() })
     }
 }
 
-fn pool(slots: u32, config: &Config) -> PoolingAllocationConfig {
-    let mut pool = PoolingAllocationConfig::default();
-    let memory = usize::try_from(config.linear_memory_bytes_max).unwrap_or(usize::MAX);
-    pool.total_component_instances(slots)
-        .total_core_instances(slots.saturating_mul(4))
-        .total_memories(slots)
-        .total_tables(slots.saturating_mul(4))
-        .total_stacks(slots)
-        .max_memory_size(memory)
-        .linear_memory_keep_resident(2 << 20)
-        .table_keep_resident(256 << 10)
-        .async_stack_keep_resident(64 << 10)
-        .max_component_instance_size(4 << 20)
-        .max_core_instance_size(2 << 20)
-        .pagemap_scan(wasmtime::Enabled::Auto);
-    pool
-}
-
 /// Ticks the engines' epochs from a thread of its own, so that a guest is interrupted even when it holds
-/// every worker thread.
+/// every worker thread. Started with the first engine.
 struct Ticker {
     engines: Arc<Mutex<Vec<EngineWeak>>>,
     stop: Arc<AtomicBool>,

@@ -36,7 +36,7 @@ pub(crate) fn trap(error: &wasmtime::Error) -> String {
     let names: Vec<String> = backtrace
         .frames()
         .iter()
-        .filter_map(|frame| frame.func_name().map(|name| demangled(name)))
+        .filter_map(|frame| frame.func_name().map(demangled))
         .filter(|name| !is_plumbing(name))
         .take(FRAMES_SHOWN)
         .collect();

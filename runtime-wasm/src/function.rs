@@ -241,6 +241,7 @@ impl Function {
         request: Request<Body>,
         reply: Reply,
     ) -> Result<(), CallError> {
+        instance.store.data_mut().memory.begin_call();
         let called = call::p2::call(&mut instance, request, &reply).await;
         self.ended(&called, instance.store.data().memory.used());
         called?;
@@ -271,6 +272,7 @@ impl Function {
         request: Request<Body>,
         reply: Reply,
     ) -> Result<(), CallError> {
+        instance.store.data_mut().memory.begin_call();
         let called = call::p3::call(&mut instance, request, &reply).await;
         self.ended(&called, instance.store.data().memory.used());
         called?;

@@ -17,6 +17,10 @@ use crate::capability::{
 
 /// Elements that one table of a guest may have; each takes 8 bytes outside its linear memories.
 const TABLE_ELEMENTS_MAX: usize = 200_000;
+/// Core instances, memories and tables that one component may have.
+const CORE_INSTANCES_MAX: usize = 200;
+const MEMORIES_MAX: usize = 32;
+const TABLES_MAX: usize = 200;
 /// Handles that a guest may hold at the same time.
 const HANDLES_MAX: usize = 100_000;
 
@@ -156,6 +160,11 @@ impl MemoryUse {
         self.refused
     }
 
+    /// A new call: what was refused in earlier ones does not explain its end.
+    pub(crate) fn begin_call(&mut self) {
+        self.refused = None;
+    }
+
     pub(crate) fn max(&self) -> u64 {
         self.max
     }
@@ -193,5 +202,17 @@ impl ResourceLimiter for MemoryUse {
 
     fn table_growing(&mut self, _: usize, desired: usize, maximum: Option<usize>) -> wasmtime::Result<bool> {
         Ok(desired <= TABLE_ELEMENTS_MAX && maximum.is_none_or(|maximum| desired <= maximum))
+    }
+
+    fn instances(&self) -> usize {
+        CORE_INSTANCES_MAX
+    }
+
+    fn memories(&self) -> usize {
+        MEMORIES_MAX
+    }
+
+    fn tables(&self) -> usize {
+        TABLES_MAX
     }
 }

@@ -2,7 +2,6 @@
 
 use std::{
     collections::HashMap,
-    io,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -40,10 +39,10 @@ pub struct WasmHost {
 }
 
 /// Why there is no host.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum CreateError {
-    #[error("the wasm host cannot start its ticker thread: {0}")]
-    Ticker(#[source] io::Error),
+    #[error("the wasm host's setting {setting} cannot be {value}: {why}")]
+    Setting { setting: &'static str, value: String, why: &'static str },
 }
 
 /// What functions and pods share.
@@ -70,10 +69,11 @@ impl WasmHost {
         layout: LogLayout,
         registry: &mut Registry,
     ) -> Result<Self, CreateError> {
+        config.check().map_err(|(setting, value, why)| CreateError::Setting { setting, value, why })?;
         let config = Arc::new(config);
         let memory_bytes = machine::memory_bytes();
         let metrics = HostMetrics::register(registry);
-        let engines = Engines::new(config.clone(), memory_bytes).map_err(CreateError::Ticker)?;
+        let engines = Engines::new(config.clone(), memory_bytes);
         let compiler = Compiler::new(&config);
         let cache = Arc::new(Cache::new(artifacts, engines, compiler, metrics.clone()));
         let budget = Arc::new(MemoryBudget::new(config.memory_bytes_max.unwrap_or(memory_bytes / 2)));

@@ -4,7 +4,7 @@
 //! **Belongs here:** everything that names wasmtime. The engines and their pools ([`config`], `engine`),
 //! what a component is and whether it can run here ([`inspect`]), compiling ahead of time and mapping what
 //! was compiled (`compile`, `cache`), calls (`function`, `call`), what a guest may ask of its host
-//! (`guest`, `capability`), pods (`pods`).
+//! (`guest`, `capability`), pods (`pods`), the memories and stacks that instances live in (`pool`).
 //!
 //! **Does not belong here:** routes, queues, when to scale (the gateway's), restarts (the kubelet's), the
 //! API. Nothing here knows of an API object.
@@ -25,6 +25,7 @@ mod inspect;
 mod machine;
 mod metrics;
 mod pods;
+mod pool;
 mod reuse;
 
 pub use config::Config;

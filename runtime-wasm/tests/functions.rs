@@ -2,7 +2,16 @@
 
 mod support;
 
-use mayfly_runtime::Timings;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures::SinkExt as _;
+use http::Request;
+use http_body::Frame;
+use http_body_util::{BodyExt as _, StreamBody};
+use mayfly_api::function::Isolation;
+use mayfly_runtime::{BodyError, CallError, FunctionHost as _, Timings};
+use mayfly_runtime_wasm::Config;
 use support::*;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -22,4 +31,206 @@ async fn hello_answers_cold_and_warm() {
     function.unload();
     assert!(!function.is_loaded());
     assert_eq!(ask(&function, "/").await.1, "Hello from Mayfly!\n");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn components_of_both_versions_answer() {
+    let (two, three) = (guest!("hello"), guest!("hello-p3"));
+    let fixture = Fixture::new();
+    for component in [two, three] {
+        for isolation in [Isolation::Fresh, Isolation::Reuse] {
+            let function = fixture.function(component.clone(), |spec| spec.isolation = isolation).await;
+            for _ in 0..5 {
+                assert_eq!(ask(&function, "/").await.1, "Hello from Mayfly!\n");
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_bodies_and_environment_arrive() {
+    let (greet, wordcount, env) = (guest!("greet"), guest!("wordcount"), guest!("env"));
+    let fixture = Fixture::new();
+    let greeting = vec![("GREETING".to_owned(), "Hi".to_owned())];
+    let function = fixture.function(greet, |spec| spec.env = greeting.clone()).await;
+    let (_, body) = text(call(&function, request("/", r#"{"name":"Ada"}"#)).await.unwrap()).await;
+    assert_eq!(body, r#"{"message":"Hi, Ada!"}"#);
+    let (status, body) = text(call(&function, request("/", r#"{"name":""}"#)).await.unwrap()).await;
+    assert!(status == 422 && body.contains("NoName"), "{status} {body}");
+
+    let function = fixture.function(wordcount, |_| {}).await;
+    let words = "one two\n".repeat(500_000);
+    let (_, body) = text(call(&function, request("/", words)).await.unwrap()).await;
+    assert!(body.contains("4000000") && body.contains("1000000") && body.contains("500000"), "{body}");
+
+    let function = fixture.function(env, |spec| spec.env = greeting).await;
+    assert!(ask(&function, "/").await.1.contains(r#""GREETING":"Hi""#));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_streams_both_ways() {
+    let stream = guest!("stream");
+    let fixture = Fixture::new();
+    let function = fixture.function(stream, |_| {}).await;
+    let (mut sender, receiver) = futures::channel::mpsc::channel::<Result<Frame<Bytes>, BodyError>>(0);
+    let body = StreamBody::new(receiver).boxed_unsync();
+    let asked = Request::post("/echo").header("host", "test").body(body).unwrap();
+    let answer = call(&function, asked).await.unwrap();
+    let mut body = answer.response.into_body();
+    for piece in ["one", "two", "three"] {
+        // Each piece comes back before the next one is sent.
+        sender.send(Ok(Frame::data(Bytes::from(piece)))).await.unwrap();
+        let frame = body.frame().await.unwrap().unwrap();
+        assert_eq!(frame.into_data().unwrap(), piece);
+    }
+    drop(sender);
+    assert!(body.frame().await.is_none());
+    // Nothing but what the guest says sets the pace.
+    let started = Instant::now();
+    let mut body = call(&function, get("/?chunks=3&ms=50")).await.unwrap().response.into_body();
+    let first = body.frame().await.unwrap().unwrap().into_data().unwrap();
+    assert_eq!(first, "chunk 1\n");
+    assert!(started.elapsed() < Duration::from_millis(600), "the first piece waited for the rest");
+    assert_eq!(body.collect().await.unwrap().to_bytes(), "chunk 2\nchunk 3\n");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn counters_start_anew_unless_instances_are_reused() {
+    let counter = guest!("counter");
+    let fixture = Fixture::new();
+    let fresh = fixture.function(counter.clone(), |_| {}).await;
+    let reuse = fixture.function(counter, |spec| spec.isolation = Isolation::Reuse).await;
+    for count in 1..=3 {
+        assert_eq!(ask(&fresh, "/").await.1, "1\n");
+        assert_eq!(ask(&reuse, "/").await.1, format!("{count}\n"));
+    }
+    reuse.unload();
+    assert_eq!(ask(&reuse, "/").await.1, "1\n");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_guest_prints_is_in_its_log() {
+    let logger = guest!("logger");
+    let fixture = Fixture::new();
+    let function = fixture.function(logger, |_| {}).await;
+    ask(&function, "/?lines=2").await;
+    let log = fixture.log("f");
+    assert!(log.contains("stdout F plain line 2 on stdout"), "{log}");
+    assert!(log.contains("stderr F plain line 1 on stderr"), "{log}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_panic_is_told_and_logged() {
+    let panic = guest!("panic");
+    let fixture = Fixture::new();
+    let function = fixture.function(panic, |_| {}).await;
+    let error = call(&function, get("/")).await.err().unwrap();
+    assert!(matches!(&error, CallError::Trapped(what) if what.contains("unreachable")), "{error}");
+    let log = fixture.log("f");
+    assert!(log.contains("panicked at") && log.contains("mayfly: the function trapped"), "{log}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn memory_up_to_the_limit() {
+    let hog = guest!("memory-hog");
+    let fixture = Fixture::new();
+    let function = fixture.function(hog, |_| {}).await;
+    let (status, body) = ask(&function, "/?mib=40").await;
+    assert_eq!(status, 200, "{body}");
+    let error = call(&function, get("/")).await.err().unwrap();
+    assert_eq!(error, CallError::OutOfMemory { limit_bytes: 64 << 20 });
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_without_end_is_cut_at_its_limit() {
+    let flood = guest!("flood");
+    let fixture = Fixture::new();
+    let function = fixture.function(flood, |spec| spec.response_bytes_max = 10 << 20).await;
+    let answer = call(&function, get("/")).await.unwrap();
+    let mut body = answer.response.into_body();
+    let (mut bytes, mut failed) = (0, None);
+    while let Some(frame) = body.frame().await {
+        match frame {
+            Ok(frame) => bytes += frame.into_data().unwrap().len(),
+            Err(error) => failed = Some(error.to_string()),
+        }
+    }
+    assert!(bytes <= 10 << 20 && bytes > 9 << 20, "{bytes}");
+    assert_eq!(failed.unwrap(), CallError::ResponseTooLarge { limit_bytes: 10 << 20 }.to_string());
+    eventually("the guest is gone", || instances(&fixture) == 0.0).await;
+    // A client that reads nothing, and goes.
+    let answer = call(&function, get("/")).await.unwrap();
+    assert_eq!(instances(&fixture), 1.0);
+    drop(answer);
+    eventually("the guest is gone", || instances(&fixture) == 0.0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_deadline_covers_the_body() {
+    let stream = guest!("stream");
+    let fixture = Fixture::new();
+    let function = fixture.function(stream, |spec| spec.timeout = Duration::from_millis(300)).await;
+    function.load().await.unwrap();
+    let asked = get("/?chunks=100&ms=50");
+    let answer = call_within(&function, asked, Duration::from_millis(300)).await.unwrap();
+    let mut body = answer.response.into_body();
+    assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "chunk 1\n");
+    // Nobody reads on, and still the guest ends.
+    eventually("the guest is gone", || instances(&fixture) == 0.0).await;
+    let failed = body.collect().await.unwrap_err().to_string();
+    assert_eq!(failed, "the function did not answer within its timeout of 300ms");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sleeping_guest_costs_a_slot_and_no_thread() {
+    let sleep = guest!("sleep");
+    let fixture = Fixture::new();
+    let function = fixture.function(sleep, |_| {}).await;
+    function.load().await.unwrap();
+    let started = Instant::now();
+    let all: Vec<_> = (0..50)
+        .map(|_| {
+            let function = function.clone();
+            tokio::spawn(async move { ask(&function, "/?ms=300").await.0 })
+        })
+        .collect();
+    for one in all {
+        assert_eq!(one.await.unwrap(), 200);
+    }
+    assert!(started.elapsed() < Duration::from_secs(5), "50 x 300 ms took {:?}", started.elapsed());
+    let asleep = function.clone();
+    let asleep = tokio::spawn(async move { ask(&asleep, "/?ms=60000").await });
+    eventually("it sleeps", || instances(&fixture) == 1.0).await;
+    asleep.abort();
+    eventually("it is gone", || instances(&fixture) == 0.0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_given_twice_is_given_once() {
+    let (twice, silent) = (guest!("twice"), guest!("silent"));
+    let fixture = Fixture::new();
+    let function = fixture.function(twice, |_| {}).await;
+    assert_eq!(ask(&function, "/").await.1, "first\n");
+    assert!(fixture.log("f").contains("the function trapped"), "{}", fixture.log("f"));
+    let function = fixture.function(silent, |_| {}).await;
+    assert_eq!(call(&function, get("/")).await.err().unwrap(), CallError::NoAnswer);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn endless_output_takes_its_own_time_only() {
+    let (flood, logger) = (guest!("flood"), guest!("logger"));
+    let fixture = Fixture::with(Config { log_bytes_per_second: 1 << 20, ..small() });
+    let function = fixture.function(flood, |_| {}).await;
+    function.load().await.unwrap();
+    let error = call_within(&function, get("/log"), Duration::from_secs(2)).await.err().unwrap();
+    assert!(matches!(error, CallError::TimedOut { .. }), "{error}");
+    let bytes = fixture.log("f").len();
+    assert!((1 << 20..6 << 20).contains(&bytes), "{bytes} at 1 MiB/s, in 2 s, and 1 s ahead");
+    let other = fixture.upload(logger).await;
+    ask(&fixture.host.prepare(spec("other", other)), "/?lines=1").await;
+    assert!(fixture.log("other").contains("plain line 1 on stdout"));
+}
+
+fn instances(fixture: &Fixture) -> f64 {
+    metric(&fixture.metrics(), "mayfly_wasm_instances ")
 }

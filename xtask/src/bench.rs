@@ -3,7 +3,6 @@
 //! Nothing here passes or fails by a number: machines differ. A run prints tables with ratios, and
 //! writes everything it saw as JSON.
 
-mod burst;
 mod functions;
 mod load;
 mod peer;
@@ -91,6 +90,14 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         .with_context(|| format!("cannot write {}", path.display()))?;
     println!("\nfigures: {}", path.display());
     Ok(())
+}
+
+/// Builds the load generators; gives their folder.
+fn load_generators(workspace: &Workspace) -> Result<PathBuf> {
+    let mut build = cargo();
+    build.args(["build", "--release", "-p", "mayfly-store", "-p", "mayfly-e2e", "--examples"]);
+    command::run(build.current_dir(&workspace.root))?;
+    Ok(workspace.target.join("release/examples"))
 }
 
 /// What the figures were taken on.

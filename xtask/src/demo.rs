@@ -105,7 +105,9 @@ impl Demo<'_> {
     fn run(&self, arguments: &[&str]) -> Result<String> {
         let words = arguments.iter().map(|word| match word.contains([' ', '{', '"']) {
             true => format!("'{word}'"),
-            false => word.rsplit('/').next().unwrap_or(word).to_owned(),
+            // Of a file, its name tells enough.
+            false if word.starts_with('/') => word.rsplit('/').next().unwrap_or(word).to_owned(),
+            false => (*word).to_owned(),
         });
         println!("   $ mayfly {}", words.collect::<Vec<_>>().join(" "));
         self.server.cli(arguments)

@@ -214,12 +214,12 @@ async fn load(address: &str, connections: usize, seconds: u64) {
     let _ = stop.send(true);
     let mut latencies: Vec<_> = clients.join_all().await.into_iter().flatten().collect();
     latencies.sort_unstable();
-    let at = |part: f64| latencies[((latencies.len() - 1) as f64 * part) as usize];
+    let at = |per_mille: usize| latencies[(latencies.len() - 1) * per_mille / 1000];
     say(format_args!(
         "{per_second:.0} requests/s, p50 {:?}, p99 {:?}, p99.9 {:?}",
-        at(0.5),
-        at(0.99),
-        at(0.999)
+        at(500),
+        at(990),
+        at(999)
     ));
 }
 

@@ -47,6 +47,9 @@ impl ResponseBody {
 
     /// Keeps its connection from being idle until it ends.
     pub(crate) fn hold(&mut self, active: Active) {
+        if let Inner::Guest { permit: Some(permit), .. } = &self.inner {
+            active.answering(permit.deadline());
+        }
         self.active = Some(active);
     }
 }

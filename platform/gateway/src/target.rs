@@ -126,6 +126,11 @@ impl Permit {
     pub(crate) fn started(&self) -> Instant {
         self.started
     }
+
+    /// When its answer must be complete.
+    pub(crate) fn deadline(&self) -> Instant {
+        self.arrived + self.target.timeout
+    }
 }
 
 impl Drop for Permit {

@@ -3,7 +3,7 @@
 use std::{io, time::Duration};
 
 use axum::{
-    Router,
+    Json, Router,
     body::Body,
     extract::{Path, Query, State},
     http::StatusCode,
@@ -31,6 +31,12 @@ pub(crate) struct Logs {
     pub(crate) node: String,
     pub(crate) pods: Informer<Pod>,
     pub(crate) layout: LogLayout,
+}
+
+impl Logs {
+    fn has(&self, pod: &Pod) -> bool {
+        pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(&self.node)
+    }
 }
 
 /// The query of `kubectl logs`, and `revision` for functions.
@@ -63,9 +69,17 @@ impl LogQuery {
 pub(crate) fn router(logs: Logs) -> Router {
     Router::new()
         .route("/healthz", get(|| async { "ok" }))
+        .route("/pods", get(pods))
         .route("/containerLogs/{namespace}/{pod}/{container}", get(container_logs))
         .route("/functionLogs/{namespace}/{function}", get(function_logs))
         .with_state(logs)
+}
+
+/// The pods bound to this node, as this process knows them.
+async fn pods(State(logs): State<Logs>) -> Json<serde_json::Value> {
+    let items: Vec<_> = logs.pods.list().into_iter().filter(|pod| logs.has(pod)).collect();
+    let items: Vec<_> = items.iter().map(|pod| &**pod).collect();
+    Json(serde_json::json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items}))
 }
 
 async fn container_logs(
@@ -74,8 +88,7 @@ async fn container_logs(
     Query(query): Query<LogQuery>,
 ) -> Response {
     let pod = logs.pods.get(&ObjectKey::new(namespace, &name));
-    let here = |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(&logs.node);
-    let Some(pod) = pod.filter(|pod| here(pod)) else {
+    let Some(pod) = pod.filter(|pod| logs.has(pod)) else {
         return (StatusCode::NOT_FOUND, format!("pod {name:?} is not on this node")).into_response();
     };
     let statuses = pod.status.iter().flat_map(|status| {

@@ -1,15 +1,17 @@
 //! The kubelet: the node's object, and a worker for each pod that is bound to it.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use axum::Router;
+use futures::future::join_all;
 use kube::Client;
 use mayfly_api::{ObjectKey, k8s::api::core::v1::Pod};
 use mayfly_informer::{
-    Change, EventRecorder, Informers,
-    reconcile::{self, WorkQueue},
+    Change, EventRecorder, Informer, Informers,
+    reconcile::{self, Outcome, WorkQueue},
 };
 use mayfly_runtime::{Runtime, logs::LogLayout};
+use tokio::{sync::watch, time::sleep};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -18,6 +20,11 @@ use crate::{
     node::NodeObject,
     pod::{container::Sources, worker::Worker},
 };
+
+/// Pause between looks at what the runtimes say.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// How often to look for sandboxes without a pod.
+const SWEEP_EVERY: Duration = Duration::from_secs(60);
 
 /// What a node is told.
 #[derive(Clone, Debug)]
@@ -38,7 +45,8 @@ pub struct Config {
 
 impl Config {
     pub const PODS_MAX_DEFAULT: u32 = 10_000;
-    pub const WORKERS_MAX_DEFAULT: usize = 256;
+    /// As many as pods: one that is being stopped holds its worker for its grace period.
+    pub const WORKERS_MAX_DEFAULT: usize = 10_000;
 
     /// This machine's cores and memory, and the defaults.
     pub fn of_this_machine(
@@ -48,7 +56,7 @@ impl Config {
     ) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from) as u64;
         let system = rustix::system::sysinfo();
-        let memory_bytes = u64::from(system.totalram).saturating_mul(u64::from(system.mem_unit));
+        let memory_bytes = system.totalram.saturating_mul(u64::from(system.mem_unit));
         Self {
             node_name: node_name.into(),
             cpu_millis: cores * 1000,
@@ -99,8 +107,9 @@ impl Kubelet {
             local: Default::default(),
             addresses: Addresses::default().into(),
             client: client.clone(),
+            deletions: watch::Sender::new(0),
         });
-        let node = NodeObject::new(client, &config, &classes);
+        let node = NodeObject::new(client, informers.of(), &config, &classes);
         let logs = Logs { node: config.node_name.clone(), pods, layout: config.logs.clone() };
         Self { config, node, worker, queue: WorkQueue::default(), logs, stop_events }
     }
@@ -110,43 +119,56 @@ impl Kubelet {
         http::router(self.logs.clone())
     }
 
-    /// Runs the node until `stop`. What runs is left running: its host ends it.
-    pub async fn run(self, stop: CancellationToken) {
-        let _end_events = self.stop_events.drop_guard();
-        let (queue, node_name) = (self.queue.clone(), self.config.node_name.clone());
+    /// Looks at a pod of this node again when it changes, and hurries work on one that is deleted.
+    fn wake_on_pods(&self) {
+        let (queue, worker) = (self.queue.clone(), self.worker.clone());
         self.worker.pods.handle(move |change: Change<'_, Pod>| {
-            let here = |pod: &Arc<Pod>| {
-                pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(node_name.as_str())
-            };
-            if change.states().any(here) {
+            if change.states().any(|pod| worker.is_mine(pod)) {
+                let going = matches!(change, Change::Deleted(_))
+                    || change.latest().metadata.deletion_timestamp.is_some();
+                if going {
+                    worker.deletions.send_modify(|count| *count += 1);
+                }
                 queue.add(ObjectKey::of(&**change.latest()));
             }
         });
-        for runtime in self.worker.runtimes.values() {
-            tokio::spawn(wake_on_changes(
-                runtime.clone(),
-                self.worker.clone(),
-                self.queue.clone(),
-                stop.clone(),
-            ));
-        }
+    }
+
+    /// Runs the node until `stop`. What runs is left running: its host ends it.
+    pub async fn run(self, stop: CancellationToken) {
+        self.wake_on_pods();
+        let _end_events = self.stop_events.drop_guard();
+        wake_on_sources(&self.worker.sources.config_maps, &self.worker, &self.queue);
+        wake_on_sources(&self.worker.sources.secrets, &self.worker, &self.queue);
         let worker = self.worker.clone();
         let ready = async {
             worker.pods.synced().await;
             worker.sources.config_maps.synced().await;
             worker.sources.secrets.synced().await;
         };
+        let (queue, workers_max) = (self.queue.clone(), self.config.workers_max);
+        let reconcile = |key| {
+            let (worker, stop) = (worker.clone(), stop.clone());
+            async move {
+                tokio::select! {
+                    // What is half done is done again after the next start: runtimes know their ids.
+                    () = stop.cancelled() => Ok(Outcome::Done),
+                    outcome = worker.reconcile(key) => outcome,
+                }
+            }
+        };
         let pods = async {
             tokio::select! {
                 () = ready => {}
                 () = stop.cancelled() => return,
             }
-            let reconcile = |key| {
-                let worker = self.worker.clone();
-                async move { worker.reconcile(key).await }
-            };
-            reconcile::run("kubelet", self.queue.clone(), self.config.workers_max, stop.clone(), reconcile)
-                .await;
+            let hosts = worker.runtimes.values();
+            let changes = hosts.map(|host| wake_on_changes(host.clone(), &worker, &queue, &stop));
+            tokio::join!(
+                reconcile::run("kubelet", queue.clone(), workers_max, stop.clone(), reconcile),
+                sweep(&worker, &stop),
+                join_all(changes),
+            );
         };
         tokio::join!(pods, self.node.run(stop.clone()));
     }
@@ -155,9 +177,9 @@ impl Kubelet {
 /// A container's state changed: look at the pods that have something of this host's.
 async fn wake_on_changes(
     runtime: Arc<dyn Runtime>,
-    worker: Arc<Worker>,
-    queue: WorkQueue<ObjectKey>,
-    stop: CancellationToken,
+    worker: &Worker,
+    queue: &WorkQueue<ObjectKey>,
+    stop: &CancellationToken,
 ) {
     let mut changes = runtime.changes();
     loop {
@@ -165,14 +187,39 @@ async fn wake_on_changes(
             () = stop.cancelled() => return,
             changed = changes.changed() => if changed.is_err() { return },
         }
-        // Only pods whose state here differs from the host's.
-        let local: Vec<_> = worker.local.lock().iter().map(|(key, pod)| (key.clone(), pod.clone())).collect();
-        for (key, mut pod) in local {
-            let before = pod.clone();
-            pod.observe(&runtime.containers(&pod.uid));
-            if pod != before {
-                queue.add(key);
+        for (key, pod) in &*worker.local.lock() {
+            if pod.is_news(&runtime.containers(&pod.uid)) {
+                queue.add(key.clone());
             }
+        }
+        // Changes come in bursts, and each look is at all pods.
+        sleep(LOOK_EVERY).await;
+    }
+}
+
+/// Pods whose environment could not be made are looked at again when a source of their namespace changes.
+fn wake_on_sources<K>(informer: &Informer<K>, worker: &Arc<Worker>, queue: &WorkQueue<ObjectKey>)
+where
+    K: kube::Resource + 'static,
+{
+    let (worker, queue) = (worker.clone(), queue.clone());
+    informer.handle(move |change: Change<'_, K>| {
+        let namespace = change.latest().meta().namespace.as_deref().unwrap_or_default();
+        for (key, pod) in &mut *worker.local.lock() {
+            if key.namespace == namespace && pod.retry_environment() {
+                queue.add(key.clone());
+            }
+        }
+    });
+}
+
+/// Removes sandboxes of pods that the API does not know (any more): what a kubelet that was away missed.
+async fn sweep(worker: &Worker, stop: &CancellationToken) {
+    loop {
+        worker.remove_strangers().await;
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = sleep(SWEEP_EVERY) => {}
         }
     }
 }

@@ -7,6 +7,7 @@ use kube::{
     api::{Patch, PatchParams},
 };
 use mayfly_api::{
+    ObjectKey,
     k8s::{
         api::{
             coordination::v1::{Lease, LeaseSpec},
@@ -20,6 +21,7 @@ use mayfly_api::{
     },
     wellknown,
 };
+use mayfly_informer::Informer;
 use tokio_util::sync::CancellationToken;
 
 use crate::{Config, pod::status::HOST_ADDRESS};
@@ -29,6 +31,8 @@ const LEASE_RENEW_EVERY: Duration = Duration::from_secs(10);
 const LEASE_SECONDS: i32 = 40;
 /// How often an unchanged status is written again.
 const STATUS_EVERY: Duration = Duration::from_secs(300);
+/// How often at most the status is written because somebody wrote another.
+const CORRECT_EVERY: Duration = Duration::from_secs(1);
 /// Pause after a failed write.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 const FIELD_MANAGER: &str = "kubelet";
@@ -36,13 +40,14 @@ const FIELD_MANAGER: &str = "kubelet";
 /// Keeps one node's object and lease.
 pub(crate) struct NodeObject {
     client: Client,
+    nodes: Informer<Node>,
     name: String,
     labels: BTreeMap<String, String>,
     status: NodeStatus,
 }
 
 impl NodeObject {
-    pub(crate) fn new(client: Client, config: &Config, classes: &[String]) -> Self {
+    pub(crate) fn new(client: Client, nodes: Informer<Node>, config: &Config, classes: &[String]) -> Self {
         let mut labels: BTreeMap<String, String> = [
             (wellknown::LABEL_HOSTNAME.into(), config.node_name.clone()),
             (wellknown::LABEL_OS.into(), "linux".into()),
@@ -52,16 +57,18 @@ impl NodeObject {
         for class in classes.iter().filter(|class| !class.is_empty()) {
             labels.insert(format!("{}{class}", wellknown::LABEL_RUNTIME_PREFIX), "true".into());
         }
-        Self { client, name: config.node_name.clone(), labels, status: status(config) }
+        Self { client, nodes, name: config.node_name.clone(), labels, status: status(config) }
     }
 
     /// Writes the node, then keeps it alive until `stop`. A failure is tried again: the API may be away.
     pub(crate) async fn run(self, stop: CancellationToken) {
         let mut written: Option<tokio::time::Instant> = None;
         let mut uid = None;
+        let mut changes = self.nodes.subscribe();
         loop {
             let mut pause = LEASE_RENEW_EVERY;
-            if written.is_none_or(|at| at.elapsed() >= STATUS_EVERY) {
+            let due = written.is_none_or(|at| at.elapsed() >= STATUS_EVERY);
+            if due || (written.is_some_and(|at| at.elapsed() >= CORRECT_EVERY) && self.is_disputed()) {
                 match self.register().await {
                     Ok(node) => {
                         uid = node.metadata.uid;
@@ -77,11 +84,29 @@ impl NodeObject {
                 tracing::warn!(node = self.name, %error, "could not renew the node's lease; will try again");
                 pause = RETRY_AFTER;
             }
-            tokio::select! {
-                () = stop.cancelled() => return,
-                () = tokio::time::sleep(pause) => {}
+            let next = tokio::time::Instant::now() + pause;
+            loop {
+                tokio::select! {
+                    () = stop.cancelled() => return,
+                    () = tokio::time::sleep_until(next) => break,
+                    _ = changes.next() => {}
+                }
+                // Somebody deleted the node, or took it for silent (this machine slept, say).
+                if self.is_disputed() && written.is_some_and(|at| at.elapsed() >= CORRECT_EVERY) {
+                    break;
+                }
             }
         }
+    }
+
+    /// Whether the API has another idea of this node than "ready". Before its copy is complete nobody knows.
+    fn is_disputed(&self) -> bool {
+        let node = self.nodes.get(&ObjectKey::cluster(&self.name));
+        let ready = node.and_then(|node| {
+            let conditions = node.status.as_ref()?.conditions.as_ref()?;
+            Some(conditions.iter().any(|known| known.type_ == "Ready" && known.status == "True"))
+        });
+        self.nodes.is_synced() && ready != Some(true)
     }
 
     /// Creates the node or brings it up to date; leaves what others put on it (taints, cordons, labels).

@@ -26,6 +26,7 @@ use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
 
 struct Cluster {
+    informers: Informers,
     client: Client,
     runtime: Arc<SimulatedRuntime>,
     logs: LogLayout,
@@ -37,6 +38,23 @@ struct Cluster {
 
 impl Cluster {
     async fn start() -> Self {
+        let cluster = Self::stopped().await;
+        cluster.run();
+        cluster
+    }
+
+    fn run(&self) {
+        self.run_with(self.runtime.clone());
+    }
+
+    fn run_with(&self, runtime: Arc<dyn mayfly_runtime::Runtime>) {
+        let config = Config::of_this_machine("n1", self.logs.clone(), "v0");
+        let kubelet = Kubelet::create(config, self.client.clone(), &self.informers, vec![runtime]);
+        tokio::spawn(kubelet.run(self.stop.clone()));
+    }
+
+    /// With a node that does not run yet.
+    async fn stopped() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let deps = Deps {
             store: Store::in_memory().unwrap(),
@@ -54,8 +72,7 @@ impl Cluster {
         let config = Config::of_this_machine("n1", logs.clone(), "v0");
         let kubelet = Kubelet::create(config, client.clone(), &informers, vec![runtime.clone()]);
         let router = kubelet.router();
-        tokio::spawn(kubelet.run(stop.clone()));
-        Self { client, runtime, logs, router, stop, _folder: folder, _api: api }
+        Self { informers, client, runtime, logs, router, stop, _folder: folder, _api: api }
     }
 
     fn pods(&self) -> Api<Pod> {
@@ -289,4 +306,146 @@ async fn a_replaced_pod_is_another_pod() {
     let patch = Patch::Merge(json!({"metadata": {"labels": {"a": "b"}}}));
     cluster.pods().patch("web", &PatchParams::default(), &patch).await.unwrap();
     cluster.until("web", "still ready", |pod| is_true(pod, "Ready")).await;
+}
+
+#[tokio::test]
+async fn a_node_takes_back_what_others_say_of_it() {
+    let cluster = Cluster::start().await;
+    let nodes: Api<Node> = Api::all(cluster.client.clone());
+    let ready = |node: &Node| {
+        let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
+        conditions.into_iter().flatten().any(|known| known.type_ == "Ready" && known.status == "True")
+    };
+    let until_ready = async || {
+        tokio::time::timeout(Duration::from_secs(15), async {
+            while !nodes.get_opt("n1").await.unwrap().is_some_and(|node| ready(&node)) {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        })
+        .await
+        .expect("the node is ready");
+    };
+    until_ready().await;
+    let silent = json!({"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}});
+    nodes.patch_status("n1", &PatchParams::default(), &Patch::Merge(silent)).await.unwrap();
+    until_ready().await;
+    nodes.delete("n1", &DeleteParams::default()).await.unwrap();
+    until_ready().await;
+}
+
+#[tokio::test]
+async fn a_missing_source_is_seen_as_soon_as_it_is_there() {
+    let cluster = Cluster::start().await;
+    let env = json!([{"name": "A", "valueFrom": {"configMapKeyRef": {"name": "settings", "key": "a"}}}]);
+    cluster
+        .create("waits", json!({"containers": [{"name": "main", "image": "x", "env": env}]}), json!({}))
+        .await;
+    let waits = |pod: &Pod| state(pod)[0]["state"]["waiting"]["reason"] == "CreateContainerConfigError";
+    cluster.until("waits", "waiting for its source", waits).await;
+    // Long enough that the next try by time alone is some way off.
+    tokio::time::sleep(Duration::from_millis(3500)).await;
+    let maps: Api<mayfly_api::k8s::api::core::v1::ConfigMap> =
+        Api::namespaced(cluster.client.clone(), "default");
+    let map = serde_json::from_value(json!({"metadata": {"name": "settings"}, "data": {"a": "1"}})).unwrap();
+    maps.create(&PostParams::default(), &map).await.unwrap();
+    let started = std::time::Instant::now();
+    cluster.until("waits", "running", |pod| phase(pod) == "Running").await;
+    assert!(started.elapsed() < Duration::from_secs(1), "it waited {:?} more", started.elapsed());
+}
+
+#[tokio::test]
+async fn sandboxes_without_a_pod_are_removed() {
+    let cluster = Cluster::stopped().await;
+    let stranger = mayfly_runtime::SandboxSpec {
+        uid: PodUid("stranger".into()),
+        pod: mayfly_api::ObjectKey::new("default", "stranger"),
+        labels: Default::default(),
+        annotations: Default::default(),
+        address: None,
+    };
+    cluster.runtime.create_sandbox(stranger).await.unwrap();
+    cluster.run();
+    let mut changes = cluster.runtime.changes();
+    let gone = async {
+        while !cluster.runtime.sandboxes().is_empty() {
+            changes.changed().await.unwrap();
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), gone).await.expect("it is removed");
+}
+
+/// A host whose starts and stops never end by themselves.
+struct Stuck(SimulatedRuntime);
+
+#[async_trait::async_trait]
+impl mayfly_runtime::Runtime for Stuck {
+    fn class(&self) -> &str {
+        "stuck"
+    }
+    async fn create_sandbox(
+        &self,
+        sandbox: mayfly_runtime::SandboxSpec,
+    ) -> Result<(), mayfly_runtime::RuntimeError> {
+        self.0.create_sandbox(sandbox).await
+    }
+    async fn start_container(
+        &self,
+        spec: mayfly_runtime::ContainerSpec,
+    ) -> Result<(), mayfly_runtime::RuntimeError> {
+        if spec.image == "never-starts" {
+            std::future::pending::<()>().await;
+        }
+        self.0.start_container(spec).await
+    }
+    async fn stop_container(
+        &self,
+        id: &ContainerId,
+        grace: Duration,
+    ) -> Result<(), mayfly_runtime::RuntimeError> {
+        tokio::time::sleep(grace).await;
+        self.0.stop_container(id, grace).await
+    }
+    async fn remove_sandbox(&self, uid: &PodUid) -> Result<(), mayfly_runtime::RuntimeError> {
+        self.0.remove_sandbox(uid).await
+    }
+    fn containers(&self, uid: &PodUid) -> Vec<(ContainerId, mayfly_runtime::ContainerState)> {
+        self.0.containers(uid)
+    }
+    fn sandboxes(&self) -> Vec<PodUid> {
+        self.0.sandboxes()
+    }
+    fn changes(&self) -> tokio::sync::watch::Receiver<u64> {
+        self.0.changes()
+    }
+}
+
+#[tokio::test]
+async fn deletion_does_not_wait_for_a_start_and_can_be_hurried() {
+    let cluster = Cluster::stopped().await;
+    cluster.run_with(Arc::new(Stuck(SimulatedRuntime::new("stuck"))));
+    let spec = |image: &str| {
+        json!({"runtimeClassName": "stuck", "terminationGracePeriodSeconds": 3600,
+        "containers": [{"name": "main", "image": image}]})
+    };
+    let gone = async |name: &str| {
+        let gone = async {
+            while cluster.pods().get_opt(name).await.unwrap().is_some() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), gone).await.expect("it is gone");
+    };
+    cluster.create("starting", spec("never-starts"), json!({})).await;
+    let creating = |pod: &Pod| state(pod)[0]["state"]["waiting"]["reason"] == "ContainerCreating";
+    cluster.until("starting", "being created", creating).await;
+    cluster.pods().delete("starting", &DeleteParams::default()).await.unwrap();
+    gone("starting").await;
+
+    cluster.create("stopping", spec("x"), json!({})).await;
+    cluster.until("stopping", "running", |pod| phase(pod) == "Running").await;
+    cluster.pods().delete("stopping", &DeleteParams::default()).await.unwrap();
+    let pod = cluster.pods().get("stopping").await.unwrap();
+    assert_eq!(pod.metadata.deletion_grace_period_seconds, Some(3600));
+    cluster.pods().delete("stopping", &DeleteParams::default().grace_period(1)).await.unwrap();
+    gone("stopping").await;
 }

@@ -115,7 +115,14 @@ impl Pods {
             if pod.containers.iter().any(|known| known.id == id) {
                 return Ok(());
             }
-            pod.containers.push(Container { id, state, work });
+            let mut container = Container { id, state, work };
+            // It may have ended before it was listed here.
+            if let Work::Task(task) = &container.work
+                && let Some(exit) = task.exit()
+            {
+                container.end(exit);
+            }
+            pod.containers.push(container);
         }
         self.changed();
         Ok(())

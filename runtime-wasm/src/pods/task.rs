@@ -1,6 +1,9 @@
 //! A container's task: something that runs until it ends, is asked to end, or is killed.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use mayfly_runtime::ContainerId;
 use tokio::{sync::watch, task::AbortHandle, time::Instant};
@@ -32,6 +35,7 @@ pub(super) type StopRequest = watch::Receiver<Option<Instant>>;
 /// The handle of a container's task. Dropping it kills the task.
 pub(super) struct RunningTask {
     stop: watch::Sender<Option<Instant>>,
+    exit: Arc<OnceLock<Exit>>,
     ended: watch::Receiver<bool>,
     task: AbortHandle,
 }
@@ -57,6 +61,8 @@ impl RunningTask {
         let (end, ended) = watch::channel(false);
         let work = work(stopping.clone());
         let pods = Arc::downgrade(pods);
+        let exit = Arc::new(OnceLock::new());
+        let exited = exit.clone();
         let task = tokio::spawn(async move {
             let killed = async {
                 let until = stopping.wait_for(Option::is_some).await.map(|until| *until);
@@ -69,12 +75,19 @@ impl RunningTask {
                 exit = work => exit,
                 () = killed => Exit::killed(),
             };
+            // First here, for the case that the container is not listed yet.
+            exited.set(exit.clone()).ok();
             if let Some(pods) = pods.upgrade() {
                 pods.ended(&id, exit);
             }
             end.send_replace(true);
         });
-        Self { stop, ended, task: task.abort_handle() }
+        Self { stop, exit, ended, task: task.abort_handle() }
+    }
+
+    /// How the task ended, if it has.
+    pub(super) fn exit(&self) -> Option<Exit> {
+        self.exit.get().cloned()
     }
 
     /// Asks the task to end within `grace`; `None` if it has.

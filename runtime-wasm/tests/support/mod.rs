@@ -1,6 +1,8 @@
 //! A host over a temporary directory, and what tests do with it.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub(crate) mod text;
+
 use std::{
     path::PathBuf,
     sync::Arc,

@@ -8,16 +8,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Map, Value, json};
 
 use super::{
-    Options, burst,
+    Options,
     load::{self, Load},
     peer::{self, Peer},
 };
 use crate::{
     cleanup::Scope,
+    command,
     demo::manifest,
     guests,
     http::Connection,
@@ -37,15 +38,17 @@ const IDLE_FUNCTIONS: usize = 10_000;
 /// How many of the idle ones are woken to see how long it takes.
 const IDLE_WOKEN: usize = 500;
 const BURST_REQUESTS: usize = 20_000;
-/// Open files that the burst needs at each end, with some room.
-const OPEN_FILES: u64 = 65_536;
+/// Connections of the burst over HTTP/2: each carries 200 requests at the same time.
+const BURST_CONNECTIONS: usize = 100;
+/// Open files that each end of the burst needs for everything else.
+const OPEN_FILES_KEPT: usize = 1_000;
 /// Manifests that are applied at once.
 const BATCH: usize = 500;
 /// How long many functions may take to become ready.
 const SETTLE: Duration = Duration::from_secs(600);
 
 pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {
-    raise_open_files()?;
+    let open_files = raise_open_files()?;
     load::ensure()?;
     let guests = guests::build(workspace)?;
     let hello = guests.join("hello.wasm");
@@ -63,7 +66,7 @@ pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {
         figures.insert("idle".into(), bench.idle()?);
     }
     if options.wants("burst") {
-        figures.insert("burst".into(), bench.burst()?);
+        figures.insert("burst".into(), bench.burst(&super::load_generators(workspace)?, open_files)?);
     }
     Ok(Value::Object(figures))
 }
@@ -186,33 +189,49 @@ impl Bench<'_> {
         }))
     }
 
-    fn burst(&self) -> Result<Value> {
-        println!("\n{BURST_REQUESTS} requests at once to one function");
-        let server = self.start()?;
-        let component = self.upload(&server)?;
-        let spec = json!({"limits": {"timeout": "60s"}, "scaling": {"idleAfter": "1h"}});
-        server.apply(&manifest("hello-burst", &component, spec))?;
-        server.wait_until_functions_ready(2, SETTLE)?;
-        Connection::open(server.http)?.get("/fn/default/hello-burst/")?;
-        let before = server.resident_bytes()?;
-        let watched = Watched::start(server.id);
-        let burst = burst::run(server.http, "/fn/default/hello-burst/", BURST_REQUESTS)?;
-        let peak = watched.peak_bytes();
-        println!(
-            "  {} answered, {} failed, in {:.2} s; resident {} before, {} at the peak",
-            burst.answered,
-            burst.failed(),
-            burst.took.as_secs_f64(),
-            mib(before as f64),
-            mib(peak as f64)
-        );
-        for (failure, count) in &burst.failures {
-            println!("  {count} × {failure}");
+    /// A connection needs an open file at each end: where there are not enough for all requests, fewer are
+    /// sent over HTTP/1.1. Over HTTP/2 all of them are.
+    fn burst(&self, generators: &Path, open_files: usize) -> Result<Value> {
+        let each = BURST_REQUESTS.min(open_files.saturating_sub(OPEN_FILES_KEPT));
+        let mut figures = Vec::new();
+        for (requests, connections) in [(BURST_REQUESTS, Some(BURST_CONNECTIONS)), (each, None)] {
+            let over = match connections {
+                Some(connections) => format!("{connections} connections (h2c)"),
+                None => "a connection each (HTTP/1.1)".to_owned(),
+            };
+            println!("\n{requests} requests at once to one function, over {over}");
+            let server = self.start()?;
+            let component = self.upload(&server)?;
+            let spec = json!({"limits": {"timeout": "60s"}, "scaling": {"idleAfter": "1h"}});
+            server.apply(&manifest("hello-burst", &component, spec))?;
+            server.wait_until_functions_ready(2, SETTLE)?;
+            Connection::open(server.http)?.get("/fn/default/hello-burst/")?;
+            let before = server.resident_bytes()?;
+            let watched = Watched::start(server.id);
+            let mut burst = Command::new(generators.join("burst"));
+            burst.args(["--address", &server.http.to_string(), "--path", "/fn/default/hello-burst/"]);
+            burst.args(["--requests", &requests.to_string()]);
+            if let Some(connections) = connections {
+                burst.args(["--connections", &connections.to_string()]);
+            }
+            let text = command::output(&mut burst)?;
+            let peak = watched.peak_bytes();
+            let mut figure: Value = serde_json::from_str(text.lines().last().unwrap_or_default())?;
+            println!(
+                "  {} answered in {:.2} s, p50 {}, p99 {}; failures: {}",
+                figure["answered"],
+                figure["seconds"].as_f64().unwrap_or(f64::NAN),
+                ms(figure["p50_ms"].as_f64().unwrap_or(f64::NAN)),
+                ms(figure["p99_ms"].as_f64().unwrap_or(f64::NAN)),
+                figure["failures"]
+            );
+            println!("  resident {} before, {} at the peak", mib(before as f64), mib(peak as f64));
+            figure["residentBytesBefore"] = before.into();
+            figure["residentBytesPeak"] = peak.into();
+            figures.push(figure);
+            server.stop(self.scope);
         }
-        server.stop(self.scope);
-        Ok(
-            json!({"requests": BURST_REQUESTS, "residentBytesBefore": before, "residentBytesPeak": peak, "burst": burst.json()}),
-        )
+        Ok(Value::Array(figures))
     }
 
     fn deploy_many(&self, server: &Server, component: &str, count: usize) -> Result<()> {
@@ -356,24 +375,20 @@ impl Watched {
     }
 }
 
-/// A limit on open files is inherited: start again with a higher one when ours is too low.
-fn raise_open_files() -> Result<()> {
-    const RAISED: &str = "MAYFLY_XTASK_OPEN_FILES_RAISED";
+/// The limit on open files is inherited: starts again with the highest one that is allowed, and gives it.
+fn raise_open_files() -> Result<usize> {
     let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap_or_default();
-    let soft = line.split_whitespace().next().and_then(|soft| soft.parse::<u64>().ok());
-    if soft.is_none_or(|soft| soft >= OPEN_FILES) {
-        return Ok(());
+    let numbers: Vec<usize> = line.split_whitespace().filter_map(|number| number.parse().ok()).collect();
+    let [soft, hard] = numbers[..] else { return Ok(usize::MAX) };
+    let wanted = hard.min(BURST_REQUESTS + 4 * OPEN_FILES_KEPT);
+    if soft >= wanted {
+        return Ok(soft);
     }
-    if std::env::var_os(RAISED).is_some() {
-        bail!(
-            "the burst needs {OPEN_FILES} open files: `ulimit -n {OPEN_FILES}` first (as root, or raise the hard limit)"
-        );
-    }
-    let script = format!("ulimit -n {OPEN_FILES} 2>/dev/null; exec \"$@\"");
     let mut again = Command::new("sh");
-    again.args(["-c", &script, "sh"]).arg(std::env::current_exe()?).args(std::env::args_os().skip(1));
-    let status = again.env(RAISED, "1").status().context("cannot start again with more open files")?;
+    again.args(["-c", &format!("ulimit -S -n {wanted} && exec \"$@\""), "sh"]);
+    again.arg(std::env::current_exe()?).args(std::env::args_os().skip(1));
+    let status = again.status().context("cannot start again with more open files")?;
     std::process::exit(status.code().unwrap_or(1))
 }
 

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::Options;
 use crate::{
     cleanup::Scope,
-    command::{self, cargo},
+    command,
     server::{Server, wait_for},
     table::{Table, median, ms},
     tools,
@@ -31,10 +31,7 @@ struct Writer {
 
 pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {
     let (rounds, seconds) = if options.quick { (1, 3) } else { (3, 5) };
-    let mut build = cargo();
-    build.args(["build", "--release", "-p", "mayfly-store", "-p", "mayfly-e2e", "--examples"]);
-    command::run(build.current_dir(&workspace.root))?;
-    let examples = workspace.target.join("release/examples");
+    let examples = super::load_generators(workspace)?;
     let scope = Scope::new()?;
     let server = Server::start(&scope, &workspace.mayfly("release"), &[])?;
     let mut writers = vec![store(&examples, seconds), api(&examples, &server, seconds)];

@@ -282,8 +282,8 @@ fn whole_seconds(timeout: Duration) -> i64 {
     i64::try_from(seconds.max(1)).unwrap_or(i64::MAX)
 }
 
-/// Waiting reasons that say the component itself cannot run, so that more pods will not help.
-const REASONS_INVALID: [&str; 2] = ["CreateContainerError", "RunContainerError"];
+/// The kubelet's waiting reason that says the component itself cannot run, so that more pods will not help.
+const REASON_INVALID: &str = "CreateContainerError";
 
 /// Whether a revision can answer. `present` is whether the artifact store has its component.
 pub(super) fn readiness(revision: &Revision, present: bool, pods: &[Arc<Pod>]) -> Readiness {
@@ -309,7 +309,7 @@ fn refusal(pod: &Pod) -> Option<String> {
     statuses.iter().find_map(|status| {
         let waiting = status.state.as_ref()?.waiting.as_ref()?;
         let reason = waiting.reason.as_deref()?;
-        REASONS_INVALID.contains(&reason).then(|| waiting.message.clone().unwrap_or_default())
+        (reason == REASON_INVALID).then(|| waiting.message.clone().unwrap_or_default())
     })
 }
 

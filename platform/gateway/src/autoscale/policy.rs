@@ -91,7 +91,7 @@ impl Policy {
         self.spent = seen.spent;
 
         let quiet = seen.at - self.busy_at;
-        let idle = quiet >= self.scaling.idle_after.0;
+        let idle = seen.requests == 0 && quiet >= self.scaling.idle_after.0;
         let wanted = if idle {
             self.panic = None;
             0

@@ -195,7 +195,7 @@ proptest! {
         max in 3u32..50,
         target in 1u32..100,
         window in 6u64..120,
-        idle_after in 1u64..120,
+        idle_after in 0u64..120,
         delay in 0u64..60,
         lag_s in 0u64..10,
         loads in prop::collection::vec((1u64..40, 0u32..2000), 1..12),

@@ -24,6 +24,7 @@ use hyper_util::{
     rt::{TokioIo, TokioTimer},
     server::graceful::GracefulConnection,
 };
+use parking_lot::Mutex;
 use tokio::{net::TcpStream, time::Instant};
 use tokio_util::task::TaskTracker;
 
@@ -142,7 +143,7 @@ impl Connections {
             Ok::<_, Infallible>(response)
         });
         let connection = pin!(self.http1.serve_connection(io, service));
-        drive(connection, listener, activity, self.header_timeout).await
+        self.drive(connection, listener, activity).await
     }
 
     async fn serve_h2(
@@ -164,46 +165,47 @@ impl Connections {
             }
         });
         let connection = pin!(self.http2.serve_connection(io, service));
-        drive(connection, listener, &activity, self.header_timeout).await
+        self.drive(connection, listener, &activity).await
     }
-}
 
-/// Runs a connection until it ends, is cut, or has had no request under way for `patience`.
-async fn drive<C>(
-    mut connection: Pin<&mut C>,
-    mut listener: Listener<'_>,
-    activity: &Activity,
-    patience: Duration,
-) -> hyper::Result<()>
-where
-    C: GracefulConnection<Error = hyper::Error>,
-{
-    let pause = patience / LOOKS;
-    let mut look = pin!(tokio::time::sleep(pause));
-    let (mut seen, mut quiet_looks, mut draining) = (activity.now(), 0, false);
-    poll_fn(|context| {
-        match listener.poll(context) {
-            Signal::Cut => return Poll::Ready(Ok(())),
-            Signal::Drain if !std::mem::replace(&mut draining, true) => {
-                connection.as_mut().graceful_shutdown()
+    /// Runs a connection until it ends, is cut, or its client holds it without getting on: no request for
+    /// as long as a head may take, or an answer that is not taken long after it had to be complete.
+    async fn drive<C>(
+        &self,
+        mut connection: Pin<&mut C>,
+        mut listener: Listener<'_>,
+        activity: &Activity,
+    ) -> hyper::Result<()>
+    where
+        C: GracefulConnection<Error = hyper::Error>,
+    {
+        let pause = self.header_timeout / LOOKS;
+        let mut look = pin!(tokio::time::sleep(pause));
+        let (mut seen, mut quiet_looks, mut draining) = (activity.requests(), 0, false);
+        poll_fn(|context| {
+            match listener.poll(context) {
+                Signal::Cut => return Poll::Ready(Ok(())),
+                Signal::Drain if !std::mem::replace(&mut draining, true) => {
+                    connection.as_mut().graceful_shutdown();
+                }
+                Signal::Drain | Signal::Serve => {}
             }
-            Signal::Drain | Signal::Serve => {}
-        }
-        if let Poll::Ready(ended) = connection.as_mut().poll(context) {
-            return Poll::Ready(ended);
-        }
-        while look.as_mut().poll(context).is_ready() {
-            let now = activity.now();
-            quiet_looks = if now == seen && now.is_quiet() { quiet_looks + 1 } else { 0 };
-            seen = now;
-            if quiet_looks >= LOOKS {
-                return Poll::Ready(Ok(()));
+            if let Poll::Ready(ended) = connection.as_mut().poll(context) {
+                return Poll::Ready(ended);
             }
-            look.as_mut().reset(Instant::now() + pause);
-        }
-        Poll::Pending
-    })
-    .await
+            while look.as_mut().poll(context).is_ready() {
+                let (now, requests) = (Instant::now(), activity.requests());
+                quiet_looks = if requests == seen && requests.is_quiet() { quiet_looks + 1 } else { 0 };
+                seen = requests;
+                if quiet_looks >= LOOKS || activity.is_overdue(now.checked_sub(self.stall_timeout)) {
+                    return Poll::Ready(Ok(()));
+                }
+                look.as_mut().reset(now + pause);
+            }
+            Poll::Pending
+        })
+        .await
+    }
 }
 
 /// Tells the protocols apart by the first bytes, which stay in the socket.
@@ -241,22 +243,32 @@ impl Drop for Open<'_> {
     }
 }
 
-/// The requests of a connection: in the low half of the word those under way, in the high half how many
-/// began so far.
+/// The requests of a connection.
 #[derive(Default)]
-struct Activity(AtomicU64);
+struct Activity {
+    /// In the low half those under way, in the high half how many began so far.
+    requests: AtomicU64,
+    /// Answers that are being sent: their request's number, and when they must be complete.
+    answering: Mutex<Vec<(u64, Instant)>>,
+}
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Requests(u64);
 
 impl Activity {
     fn begin(self: &Arc<Self>) -> Active {
-        self.0.fetch_add((1 << 32) + 1, Ordering::Relaxed);
-        Active(self.clone())
+        let before = self.requests.fetch_add((1 << 32) + 1, Ordering::Relaxed);
+        Active { activity: self.clone(), number: before >> 32 }
     }
 
-    fn now(&self) -> Requests {
-        Requests(self.0.load(Ordering::Relaxed))
+    fn requests(&self) -> Requests {
+        Requests(self.requests.load(Ordering::Relaxed))
+    }
+
+    /// Whether an answer should have been complete by `by`. Its function's host ended it on time, so it is
+    /// the client that does not take it.
+    fn is_overdue(&self, by: Option<Instant>) -> bool {
+        by.is_some_and(|by| self.answering.lock().iter().any(|(_, deadline)| *deadline < by))
     }
 }
 
@@ -267,10 +279,24 @@ impl Requests {
 }
 
 /// A request, to the end of its answer.
-pub(crate) struct Active(Arc<Activity>);
+pub(crate) struct Active {
+    activity: Arc<Activity>,
+    number: u64,
+}
+
+impl Active {
+    /// The answer begins; it must be complete by `deadline`.
+    pub(crate) fn answering(&self, deadline: Instant) {
+        self.activity.answering.lock().push((self.number, deadline));
+    }
+}
 
 impl Drop for Active {
     fn drop(&mut self) {
-        self.0.0.fetch_sub(1, Ordering::Relaxed);
+        self.activity.requests.fetch_sub(1, Ordering::Relaxed);
+        let mut answering = self.activity.answering.lock();
+        if let Some(at) = answering.iter().position(|(number, _)| *number == self.number) {
+            answering.swap_remove(at);
+        }
     }
 }

@@ -137,6 +137,37 @@ async fn an_answer_that_nobody_takes_ends_the_request() {
 }
 
 #[tokio::test]
+async fn an_http2_client_cannot_hold_an_answer_for_ever() {
+    let config = Config {
+        stall_timeout: Duration::from_millis(150),
+        header_timeout: Duration::from_millis(200),
+        ..config()
+    };
+    let host = ScriptedHost::new(|_, _| async { Ok(Response::new(text("x".repeat(1 << 20)))) });
+    let api = FakeApi::default();
+    api.function("hello", json!({"limits": {"timeout": "300ms"}}));
+    let world = World::with(api, config, Arc::default(), Some(host)).await;
+    let stream = TcpStream::connect(world.address).await.unwrap();
+    let (mut sender, connection) = hyper::client::conn::http2::Builder::new(TokioExecutor::new())
+        .initial_stream_window_size(100)
+        .handshake(TokioIo::new(stream))
+        .await
+        .unwrap();
+    let connection = tokio::spawn(connection);
+    let request = Request::get("http://a/fn/ns/hello").body(Empty::<Bytes>::new()).unwrap();
+    // The head comes, and then there is room for a hundred bytes, once.
+    let response = sender.send_request(request).await.unwrap();
+    assert_eq!(response.status(), 200);
+    let running =
+        "mayfly_gateway_requests_running{namespace=\"ns\",function=\"hello\",revision=\"hello-00001\"}";
+    assert!(world.metrics().contains(&format!("{running} 1\n")));
+    eventually(|| async { world.metrics().contains(&format!("{running} 0\n")) }).await;
+    eventually(|| async { world.metrics().contains("mayfly_gateway_connections 0\n") }).await;
+    assert!(response.into_body().collect().await.is_err(), "it is not complete");
+    let _ = connection.await;
+}
+
+#[tokio::test]
 async fn connections_beyond_the_bound_wait() {
     let config = Config { connections_max: 1, ..config() };
     let world = world(config, reader()).await;

@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 
 use mayfly_api::k8s::{
-    api::core::v1::{ContainerStatus, Pod},
+    api::core::v1::{Container, ContainerStatus, Pod},
     jiff::Timestamp,
 };
 use mayfly_runtime::{ContainerId, ContainerState, PodUid};
@@ -17,6 +17,9 @@ const CRASH_MAX: Duration = Duration::from_secs(300);
 /// Pauses after a failed start: a component that was not uploaded yet may be there in a moment.
 const START_FIRST: Duration = Duration::from_secs(1);
 const START_MAX: Duration = Duration::from_secs(60);
+
+/// The waiting reason of a container whose environment names something that is not there.
+pub(crate) const REASON_ENVIRONMENT: &str = "CreateContainerConfigError";
 
 /// How a container ended.
 #[derive(Clone, Debug, PartialEq)]
@@ -65,6 +68,9 @@ pub(crate) struct LocalPod {
     pub(crate) containers: BTreeMap<String, LocalContainer>,
     /// Ended for a reason of its own (`DeadlineExceeded`, …), with a message.
     pub(crate) ended: Option<(&'static str, String)>,
+    /// The sandbox could not be made: how often in a row, and when to try again.
+    sandbox_failures: u32,
+    pub(crate) sandbox_not_before: Option<Timestamp>,
 }
 
 impl Default for LocalContainer {
@@ -87,11 +93,55 @@ impl LocalPod {
             let known = known_to_host.iter().any(|(id, _)| id.name == status.name);
             containers.insert(status.name.clone(), LocalContainer::learn(&status, known));
         }
-        Self { uid, sandbox: !known_to_host.is_empty(), address, containers, ended: None }
+        Self {
+            uid,
+            sandbox: !known_to_host.is_empty(),
+            address,
+            containers,
+            ended: None,
+            sandbox_failures: 0,
+            sandbox_not_before: None,
+        }
     }
 
     pub(crate) fn container(&self, name: &str) -> LocalContainer {
         self.containers.get(name).cloned().unwrap_or_default()
+    }
+
+    /// Whether the host says something that is not known yet.
+    pub(crate) fn is_news(&self, observed: &[(ContainerId, ContainerState)]) -> bool {
+        observed.iter().any(|(id, state)| {
+            self.containers.get(&id.name).is_none_or(|container| container.is_news(id.attempt, state))
+        })
+    }
+
+    pub(crate) fn sandbox_made(&mut self) {
+        self.sandbox = true;
+        self.sandbox_failures = 0;
+        self.sandbox_not_before = None;
+    }
+
+    /// The sandbox could not be made: tried again after a pause, and all containers wait.
+    pub(crate) fn sandbox_failed(&mut self, containers: &[Container], message: &str, now: Timestamp) {
+        self.sandbox_failures = self.sandbox_failures.saturating_add(1);
+        let pause = doubled(START_FIRST, self.sandbox_failures - 1, START_MAX);
+        self.sandbox_not_before = Some(now.saturating_add(signed(pause)).unwrap_or(now));
+        for container in containers {
+            let waiting = Now::Waiting { reason: "ContainerCreating".into(), message: message.into() };
+            self.containers.entry(container.name.clone()).or_default().now = waiting;
+        }
+    }
+
+    /// Containers whose environment could not be made may be tried again at once. Whether there are any.
+    pub(crate) fn retry_environment(&mut self) -> bool {
+        let mut any = false;
+        for container in self.containers.values_mut() {
+            if matches!(&container.now, Now::Waiting { reason, .. } if reason == REASON_ENVIRONMENT) {
+                container.not_before = None;
+                any = true;
+            }
+        }
+        any
     }
 
     /// Takes in what the host says.
@@ -137,6 +187,16 @@ impl LocalContainer {
             }
         }
         container
+    }
+
+    fn is_news(&self, attempt: u32, state: &ContainerState) -> bool {
+        let known = match (&self.now, state) {
+            (Now::Running { started: known }, ContainerState::Running { started }) => known == started,
+            (Now::Exited(_), ContainerState::Exited { .. }) => true,
+            (Now::Waiting { .. }, ContainerState::Exited { .. }) => self.not_before.is_some(),
+            _ => false,
+        };
+        attempt == self.attempt && !known
     }
 
     fn observe(&mut self, state: &ContainerState) {

@@ -14,7 +14,7 @@ use super::local::{LocalPod, Now};
 pub(crate) enum Step {
     CreateSandbox,
     /// Start this container's current attempt.
-    Start(Container),
+    Start(Box<Container>),
     /// An ended container starts again after a pause.
     Restart(String),
     /// End what runs and remove the sandbox; the pod's phase is final.
@@ -103,7 +103,10 @@ pub(crate) fn plan(pod: &Pod, local: &LocalPod, now: Timestamp) -> Step {
         return if local.sandbox { Step::Finish } else { Step::Wait(None) };
     }
     if !local.sandbox {
-        return Step::CreateSandbox;
+        return match local.sandbox_not_before {
+            Some(at) if at > now => Step::Wait(Some(at).into_iter().chain(deadline).min()),
+            _ => Step::CreateSandbox,
+        };
     }
     match next_container(spec, local, now) {
         Step::Wait(at) => Step::Wait(at.into_iter().chain(deadline).min()),
@@ -145,7 +148,7 @@ fn next_container(spec: &PodSpec, local: &LocalPod, now: Timestamp) -> Step {
 fn start_or_wait(container: &Container, local: &LocalPod, now: Timestamp) -> Step {
     match local.container(&container.name).not_before {
         Some(at) if at > now => Step::Wait(Some(at)),
-        _ => Step::Start(container.clone()),
+        _ => Step::Start(Box::new(container.clone())),
     }
 }
 

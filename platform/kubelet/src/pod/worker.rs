@@ -1,6 +1,10 @@
 //! Carries out one pod's steps until there is nothing to do.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use kube::{
     Api, Client,
@@ -10,17 +14,18 @@ use mayfly_api::{
     ObjectKey,
     k8s::{
         api::core::v1::{Container, Pod},
-        jiff::Timestamp,
+        jiff::{SignedDuration, Timestamp},
     },
 };
 use mayfly_informer::{EventRecorder, Informer, reconcile::Outcome};
 use mayfly_runtime::{PodUid, Runtime, RuntimeError, logs::LogLayout};
 use parking_lot::Mutex;
 use serde_json::json;
+use tokio::sync::watch;
 
 use super::{
     container::{self, Sources},
-    local::{LocalPod, Now},
+    local::{LocalPod, Now, REASON_ENVIRONMENT},
     plan::{Step, plan},
     status,
 };
@@ -28,6 +33,8 @@ use crate::addresses::Addresses;
 
 /// Steps for one pod in a row; a pod that needs more comes back at once.
 const STEPS_MAX: usize = 64;
+/// A start that takes longer than this is told before it has ended.
+const SLOW_START: Duration = Duration::from_millis(100);
 /// How long to wait for a runtime class that this node does not have.
 const NO_RUNTIME_RETRY: Duration = Duration::from_secs(300);
 
@@ -42,6 +49,8 @@ pub(crate) struct Worker {
     pub(crate) events: EventRecorder,
     pub(crate) local: Mutex<HashMap<ObjectKey, LocalPod>>,
     pub(crate) addresses: Mutex<Addresses>,
+    /// Changes when a pod of this node is deleted, or its deletion is hurried.
+    pub(crate) deletions: watch::Sender<u64>,
 }
 
 impl Worker {
@@ -49,7 +58,7 @@ impl Worker {
     pub(crate) async fn reconcile(&self, key: ObjectKey) -> kube::Result<Outcome> {
         let pod = self.pods.get(&key).filter(|pod| self.is_mine(pod));
         self.forget_replaced(&key, pod.as_deref()).await;
-        let Some(pod) = pod else { return Ok(Outcome::Done) };
+        let Some(mut pod) = pod else { return Ok(Outcome::Done) };
         let Some(runtime) = self.runtime(&pod) else { return self.no_runtime(&pod).await };
         let mut local = self.local_of(&key, &pod, &*runtime);
         for _ in 0..STEPS_MAX {
@@ -67,12 +76,17 @@ impl Worker {
                 step => self.act(step, &pod, &mut local, &*runtime).await,
             }
             self.keep(&key, &local);
+            // The step may have taken long: what it says now counts.
+            match self.pods.get(&key).filter(|known| known.metadata.uid == pod.metadata.uid) {
+                Some(known) => pod = known,
+                None => return Ok(Outcome::RequeueAfter(Duration::ZERO)),
+            }
         }
         self.write_status(&pod, &local, Timestamp::now()).await?;
         Ok(Outcome::RequeueAfter(Duration::ZERO))
     }
 
-    fn is_mine(&self, pod: &Pod) -> bool {
+    pub(crate) fn is_mine(&self, pod: &Pod) -> bool {
         pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(self.node.as_str())
     }
 
@@ -119,17 +133,40 @@ impl Worker {
         let _ = tokio::fs::remove_dir_all(folder).await;
     }
 
+    /// Ends what the runtimes have of pods that neither the API nor this worker knows.
+    pub(crate) async fn remove_strangers(&self) {
+        for runtime in self.runtimes.values() {
+            let sandboxes = runtime.sandboxes();
+            let known: HashSet<_> = {
+                let local = self.local.lock();
+                let bound = self.pods.list().into_iter().filter(|pod| self.is_mine(pod));
+                let bound = bound.filter_map(|pod| pod.metadata.uid.clone());
+                bound.chain(local.values().map(|pod| pod.uid.0.clone())).collect()
+            };
+            for uid in sandboxes.iter().filter(|uid| !known.contains(&uid.0)) {
+                tracing::info!(%uid, "ending a pod that is not in the API any more");
+                if let Err(error) = runtime.remove_sandbox(uid).await {
+                    tracing::warn!(%uid, %error, "could not remove a sandbox without a pod");
+                }
+            }
+        }
+    }
+
     async fn act(&self, step: Step, pod: &Pod, local: &mut LocalPod, runtime: &dyn Runtime) {
         match step {
-            Step::CreateSandbox => match runtime.create_sandbox(container::sandbox(pod, local.address)).await
-            {
-                Ok(()) => local.sandbox = true,
-                Err(error) => {
-                    let message = format!("Failed to create pod sandbox: {error}");
-                    self.events.warning(pod, "FailedCreatePodSandBox", message.clone());
-                    local.ended = Some(("FailedCreatePodSandBox", message));
+            Step::CreateSandbox => {
+                let made = runtime.create_sandbox(container::sandbox(pod, local.address));
+                match self.unless_deleted(pod, made).await {
+                    None => {}
+                    Some(Ok(())) => local.sandbox_made(),
+                    Some(Err(error)) => {
+                        let message = format!("Failed to create pod sandbox: {error}");
+                        self.events.warning(pod, "FailedCreatePodSandBox", message.clone());
+                        let containers = pod.spec.as_ref().map(|spec| spec.containers.as_slice());
+                        local.sandbox_failed(containers.unwrap_or_default(), &message, Timestamp::now());
+                    }
                 }
-            },
+            }
             Step::Start(container) => self.start(&container, pod, local, runtime).await,
             Step::Restart(name) => {
                 let title = format!("container={name} pod={}", ObjectKey::of(pod));
@@ -153,24 +190,97 @@ impl Worker {
         let resolved =
             container::resolve(pod, spec, attempt, local.address, &self.node, &self.sources, &self.logs);
         let (reason, message) = match resolved {
-            Err(error) => ("CreateContainerConfigError", error.to_string()),
-            Ok(resolved) => match runtime.start_container(resolved).await {
-                Ok(()) => {
+            Err(error) => (REASON_ENVIRONMENT, error.to_string()),
+            Ok(resolved) => match self
+                .unless_deleted(pod, self.slowly(pod, local, runtime.start_container(resolved)))
+                .await
+            {
+                None => return,
+                Some(Ok(())) => {
                     local.containers.entry(spec.name.clone()).or_default().started(Timestamp::now());
                     self.events.normal(pod, "Started", format!("Started container {}", spec.name));
                     return;
                 }
-                Err(RuntimeError::ImageMissing(message)) => ("ErrImagePull", message),
-                Err(error @ RuntimeError::NoSandbox(_)) => {
-                    local.sandbox = false;
-                    ("ContainerCreating", error.to_string())
+                Some(Err(error)) => {
+                    local.sandbox &= !matches!(error, RuntimeError::NoSandbox(_));
+                    (waiting_reason(&error), error.to_string())
                 }
-                Err(error) => ("CreateContainerError", error.to_string()),
             },
         };
         self.events.warning(pod, "Failed", format!("Error: {message}"));
         let container = local.containers.entry(spec.name.clone()).or_default();
         container.start_failed(reason, message, Timestamp::now());
+    }
+
+    /// Tells the pod's readers that its containers are being created, when that takes long enough to wonder.
+    async fn slowly<T>(&self, pod: &Pod, local: &LocalPod, work: impl Future<Output = T>) -> T {
+        let mut work = std::pin::pin!(work);
+        tokio::select! {
+            biased;
+            done = &mut work => return done,
+            () = tokio::time::sleep(SLOW_START) => {}
+        }
+        let (done, told) = tokio::join!(work, self.write_status(pod, local, Timestamp::now()));
+        if let Err(error) = told {
+            tracing::debug!(pod = %ObjectKey::of(pod), %error, "could not write that a pod is starting");
+        }
+        done
+    }
+
+    /// Does something that may take long, and gives it up when the pod is deleted: its sandbox goes then.
+    async fn unless_deleted<T>(&self, pod: &Pod, work: impl Future<Output = T>) -> Option<T> {
+        let key = ObjectKey::of(pod);
+        let mut deletions = self.deletions.subscribe();
+        let deleted = async {
+            loop {
+                let known = self.pods.get(&key).filter(|known| known.metadata.uid == pod.metadata.uid);
+                if known.is_none_or(|known| known.metadata.deletion_timestamp.is_some()) {
+                    return;
+                }
+                // The sender lives in `self`.
+                let _ = deletions.changed().await;
+            }
+        };
+        tokio::select! {
+            biased;
+            done = work => Some(done),
+            () = deleted => None,
+        }
+    }
+
+    /// Waits until the pod has to be gone earlier than `ends`; gives the new grace.
+    async fn hurried(&self, pod: &Pod, ends: Option<Timestamp>) -> Duration {
+        let key = ObjectKey::of(pod);
+        let mut deletions = self.deletions.subscribe();
+        loop {
+            let known = self.pods.get(&key).filter(|known| known.metadata.uid == pod.metadata.uid);
+            let Some(known) = known else { return Duration::ZERO };
+            let now_ends = known.metadata.deletion_timestamp.as_ref().map(|time| time.0);
+            if now_ends < ends {
+                return now_ends.map_or(Duration::ZERO, until);
+            }
+            // The sender lives in `self`.
+            let _ = deletions.changed().await;
+        }
+    }
+
+    /// Ends what runs, within the grace or less if somebody hurries.
+    async fn stop_gracefully(&self, pod: &Pod, local: &LocalPod, runtime: &dyn Runtime, grace: Duration) {
+        let mut grace = grace;
+        let mut ends = pod.metadata.deletion_timestamp.as_ref().map(|time| time.0);
+        loop {
+            tokio::select! {
+                biased;
+                () = self.stop_all(local, runtime, grace) => return,
+                less = self.hurried(pod, ends) => {
+                    grace = less;
+                    ends = Some(Timestamp::now().saturating_add(SignedDuration::try_from(less).unwrap_or_default()).unwrap_or_default());
+                    if less.is_zero() {
+                        return self.stop_all(local, runtime, Duration::ZERO).await;
+                    }
+                }
+            }
+        }
     }
 
     async fn stop_all(&self, local: &LocalPod, runtime: &dyn Runtime, grace: Duration) {
@@ -204,7 +314,7 @@ impl Worker {
         if runs {
             self.events.normal(pod, "Killing", "Stopping the pod's containers");
         }
-        self.stop_all(local, runtime, grace).await;
+        self.stop_gracefully(pod, local, runtime, grace).await;
         let mut local = local.clone();
         local.observe(&runtime.containers(&local.uid));
         self.remove_sandbox(&mut local, runtime).await;
@@ -276,6 +386,18 @@ impl Worker {
             Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
             Err(error) => Err(error),
         }
+    }
+}
+
+/// What `kubectl get pods` shows of a container that could not be started.
+fn waiting_reason(error: &RuntimeError) -> &'static str {
+    match error {
+        RuntimeError::ImageMissing(_) => "ErrImagePull",
+        RuntimeError::NoSandbox(_) => "ContainerCreating",
+        RuntimeError::NoRoom(_) => "OutOfmemory",
+        // The one that says: not with this component.
+        RuntimeError::Invalid(_) => "CreateContainerError",
+        RuntimeError::Internal(_) => "RunContainerError",
     }
 }
 

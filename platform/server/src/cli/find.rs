@@ -65,7 +65,9 @@ pub(crate) async fn find(globals: &Globals) -> anyhow::Result<Server> {
         config.cluster_url = parse_url(url)?;
     }
     config.connect_timeout = Some(CONNECT_TIMEOUT);
-    Server::new(config, found.endpoints, found.places)
+    // Endpoints that lie beside a kubeconfig are those of its own server.
+    let endpoints = found.endpoints.filter(|_| lookup.server.is_none());
+    Server::new(config, endpoints, found.places)
 }
 
 fn parse_url(text: &str) -> anyhow::Result<http::Uri> {
@@ -197,6 +199,14 @@ impl Places {
             format!("the kubeconfig cannot be used: {why}"),
             self.listed("start one with: mayfly up"),
         )
+    }
+
+    pub(crate) fn not_trusted(&self, url: &str, why: &str) -> anyhow::Error {
+        let what = format!(
+            "the server at {} is not the one this kubeconfig is for ({why})",
+            url.trim_end_matches('/')
+        );
+        Failure::error(what, self.listed("use the kubeconfig in that server's own data directory"))
     }
 
     pub(crate) fn nothing_answers(&self, url: &str, why: &str) -> anyhow::Error {

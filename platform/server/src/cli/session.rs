@@ -58,6 +58,7 @@ impl Session {
                 Failure::error(what, todo)
             }
             _ => match innermost(cause) {
+                Some(why) if why.contains("certificate") => server.places().not_trusted(&server.url(), &why),
                 Some(why) => server.places().nothing_answers(&server.url(), &why),
                 None => return error,
             },

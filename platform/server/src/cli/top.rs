@@ -4,13 +4,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use clap::{Args, ValueEnum};
-use jiff::Timestamp;
-use mayfly_api::{
-    duration::Span,
-    k8s::api::core::v1::{Node, Pod},
-    resources::Amounts,
-    wellknown::LABEL_FUNCTION,
-};
+use mayfly_api::duration::Span;
 use serde::Serialize;
 use serde_json::Value;
 use tokio::time::Instant;
@@ -24,6 +18,9 @@ use super::{
     session::Session,
     table,
 };
+
+mod nodes;
+mod pods;
 
 #[derive(Args, Debug)]
 #[command(after_help = "Example:
@@ -61,8 +58,8 @@ pub(crate) async fn run(args: TopArgs, session: &Session) -> anyhow::Result<()> 
     let namespace = if args.all_namespaces { None } else { Some(own.as_str()) };
     match args.what {
         What::Functions => functions(&args, namespace, session).await,
-        What::Nodes => nodes(session).await,
-        What::Pods => pods(namespace, session).await,
+        What::Nodes => nodes::run(&args, session).await,
+        What::Pods => pods::run(namespace, session).await,
     }
 }
 
@@ -112,21 +109,14 @@ type Key = (String, String);
 
 async fn functions(args: &TopArgs, namespace: Option<&str>, session: &Session) -> anyhow::Result<()> {
     let server = session.server().await?;
-    let admin =
-        args.admin.clone().or_else(|| server.endpoints().and_then(|endpoints| endpoints.admin.clone()));
-    let Some(admin) = admin else {
-        return Err(Failure::error(
-            "the server's metrics address is not known here",
-            "name it with --admin http://HOST:9090, or use --data-dir on the server's machine",
-        ));
-    };
+    let admin = admin(args, session).await?;
     let kind = session.discovery().await?.find("functions.mayfly.dev")?;
     let list = server.get(&kind.collection(namespace)).await?;
-    let (http, url) = (HttpClient::new(), format!("{}/metrics", admin.trim_end_matches('/')));
-    let before = counts(&metrics::parse(&http.text(&url).await?));
+    let http = HttpClient::new();
+    let before = counts(&read_metrics(&http, &admin).await?);
     let started = Instant::now();
     tokio::time::sleep(args.interval.0).await;
-    let after = counts(&metrics::parse(&http.text(&url).await?));
+    let after = counts(&read_metrics(&http, &admin).await?);
     let rows: Vec<_> = list["items"]
         .as_array()
         .into_iter()
@@ -134,6 +124,21 @@ async fn functions(args: &TopArgs, namespace: Option<&str>, session: &Session) -
         .map(|function| function_row(function, &before, &after, started.elapsed()))
         .collect();
     output::result(session.format(), &rows, || function_table(&rows, namespace.is_none()))
+}
+
+/// The admin address: the flag's, or the one in the data directory.
+async fn admin(args: &TopArgs, session: &Session) -> anyhow::Result<String> {
+    let known = session.server().await?.endpoints().and_then(|endpoints| endpoints.admin.clone());
+    args.admin.clone().or(known).ok_or_else(|| {
+        Failure::error(
+            "the server's metrics address is not known here",
+            "name it with --admin http://HOST:9090, or use --data-dir on the server's machine",
+        )
+    })
+}
+
+async fn read_metrics(http: &HttpClient, admin: &str) -> anyhow::Result<Vec<Sample>> {
+    Ok(metrics::parse(&http.text(&format!("{}/metrics", admin.trim_end_matches('/'))).await?))
 }
 
 fn counts(samples: &[Sample]) -> BTreeMap<Key, Counts> {
@@ -226,157 +231,6 @@ fn function_table(rows: &[FunctionRow], with_namespace: bool) -> String {
     table::render(&titles, &cells)
 }
 
-/// What a node offers, and what its pods asked for.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct NodeRow {
-    name: String,
-    ready: bool,
-    pods: u64,
-    pods_max: u64,
-    cpu_requested_millis: u64,
-    cpu_millis: u64,
-    memory_requested_bytes: u64,
-    memory_bytes: u64,
-}
-
-async fn nodes(session: &Session) -> anyhow::Result<()> {
-    let client = session.server().await?.client();
-    let all = kube::api::ListParams::default();
-    let nodes = kube::Api::<Node>::all(client.clone()).list(&all).await?.items;
-    let pods = kube::Api::<Pod>::all(client.clone()).list(&all).await?.items;
-    let rows: Vec<_> = nodes.iter().map(|node| node_row(node, &pods)).collect();
-    output::result(session.format(), &rows, || node_table(&rows))
-}
-
-/// Whether a pod still holds what it asked for.
-fn holds(pod: &Pod) -> bool {
-    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-    !matches!(phase, Some("Succeeded" | "Failed"))
-}
-
-fn node_row(node: &Node, pods: &[Pod]) -> NodeRow {
-    let name = node.metadata.name.clone().unwrap_or_default();
-    let mut requested = Amounts::default();
-    let mut count = 0;
-    for spec in pods.iter().filter(|pod| holds(pod)).filter_map(|pod| pod.spec.as_ref()) {
-        if spec.node_name.as_ref() == Some(&name) {
-            requested.add(&Amounts::of_pod(spec));
-            count += 1;
-        }
-    }
-    let status = node.status.as_ref();
-    let offered = status.and_then(|status| status.allocatable.as_ref()).map(Amounts::from_quantities);
-    let offered = offered.unwrap_or_default();
-    let conditions = status.and_then(|status| status.conditions.as_deref()).unwrap_or_default();
-    NodeRow {
-        ready: conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True"),
-        pods: count,
-        pods_max: offered.get("pods"),
-        cpu_requested_millis: requested.get("cpu"),
-        cpu_millis: offered.get("cpu"),
-        memory_requested_bytes: requested.get("memory"),
-        memory_bytes: offered.get("memory"),
-        name,
-    }
-}
-
-fn node_table(rows: &[NodeRow]) -> String {
-    if rows.is_empty() {
-        return "no nodes\n".into();
-    }
-    let cells: Vec<Vec<String>> = rows
-        .iter()
-        .map(|row| {
-            vec![
-                row.name.clone(),
-                if row.ready { "True".into() } else { "False".into() },
-                format!("{}/{}", row.pods, row.pods_max),
-                format!("{}m/{}m", row.cpu_requested_millis, row.cpu_millis),
-                format!("{}/{}", format::bytes(row.memory_requested_bytes), format::bytes(row.memory_bytes)),
-            ]
-        })
-        .collect();
-    table::render(&["NAME", "READY", "PODS", "CPU REQUESTED", "MEMORY REQUESTED"], &cells)
-}
-
-/// Where a pod is, and what it asked for.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct PodRow {
-    namespace: String,
-    name: String,
-    function: String,
-    node: String,
-    phase: String,
-    restarts: i64,
-    cpu_requested_millis: u64,
-    memory_requested_bytes: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    started: Option<String>,
-}
-
-async fn pods(namespace: Option<&str>, session: &Session) -> anyhow::Result<()> {
-    let client = session.server().await?.client().clone();
-    let api: kube::Api<Pod> = match namespace {
-        Some(namespace) => kube::Api::namespaced(client, namespace),
-        None => kube::Api::all(client),
-    };
-    let pods = api.list(&kube::api::ListParams::default()).await?.items;
-    let rows: Vec<_> = pods.iter().map(pod_row).collect();
-    output::result(session.format(), &rows, || pod_table(&rows, namespace, Timestamp::now()))
-}
-
-fn pod_row(pod: &Pod) -> PodRow {
-    let (spec, status) = (pod.spec.clone().unwrap_or_default(), pod.status.clone().unwrap_or_default());
-    let requested = Amounts::of_pod(&spec);
-    let labels = pod.metadata.labels.clone().unwrap_or_default();
-    let containers = status.container_statuses.unwrap_or_default();
-    PodRow {
-        namespace: pod.metadata.namespace.clone().unwrap_or_default(),
-        name: pod.metadata.name.clone().unwrap_or_default(),
-        function: labels.get(LABEL_FUNCTION).cloned().unwrap_or_default(),
-        node: spec.node_name.unwrap_or_default(),
-        phase: status.phase.unwrap_or_else(|| "Pending".into()),
-        restarts: containers.iter().map(|container| i64::from(container.restart_count)).sum(),
-        cpu_requested_millis: requested.get("cpu"),
-        memory_requested_bytes: requested.get("memory"),
-        started: status.start_time.map(|time| time.0.to_string()),
-    }
-}
-
-fn pod_table(rows: &[PodRow], namespace: Option<&str>, now: Timestamp) -> String {
-    if rows.is_empty() {
-        return "no pods\n".into();
-    }
-    let or_dash = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
-    let mut titles = vec!["NAME", "FUNCTION", "NODE", "PHASE", "RESTARTS", "CPU", "MEMORY", "RUNS FOR"];
-    if namespace.is_none() {
-        titles.insert(0, "NAMESPACE");
-    }
-    let cells: Vec<Vec<String>> = rows
-        .iter()
-        .map(|row| {
-            let runs = row.started.as_deref().map_or_else(|| "-".into(), |at| format::age(Some(at), now));
-            let mut cells = vec![
-                row.name.clone(),
-                or_dash(&row.function),
-                or_dash(&row.node),
-                row.phase.clone(),
-                row.restarts.to_string(),
-                format!("{}m", row.cpu_requested_millis),
-                format::bytes(row.memory_requested_bytes),
-                runs,
-            ];
-            if namespace.is_none() {
-                cells.insert(0, row.namespace.clone());
-            }
-            cells
-        })
-        .collect();
-    table::render(&titles, &cells)
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -413,28 +267,5 @@ mod tests {
         let text = function_table(&[row], false);
         assert!(text.starts_with("NAME    REPLICAS   REQ/S"), "{text}");
         assert!(text.contains("hello   1          10.0"), "{text}");
-    }
-
-    #[test]
-    fn a_node_adds_up_what_its_pods_asked_for() {
-        let node: Node = serde_json::from_value(json!({
-            "metadata": {"name": "n1"},
-            "status": {"allocatable": {"cpu": "2", "memory": "4Gi", "pods": "110"},
-                       "conditions": [{"type": "Ready", "status": "True"}]}
-        }))
-        .unwrap();
-        let pod = |node: &str, phase: &str| -> Pod {
-            serde_json::from_value(json!({
-                "metadata": {"name": "p"}, "status": {"phase": phase},
-                "spec": {"nodeName": node, "containers": [
-                    {"name": "c", "resources": {"requests": {"cpu": "250m", "memory": "64Mi"}}}]}
-            }))
-            .unwrap()
-        };
-        let pods = [pod("n1", "Running"), pod("n1", "Succeeded"), pod("n2", "Running"), pod("n1", "Pending")];
-        let row = node_row(&node, &pods);
-        assert_eq!((row.pods, row.pods_max, row.ready), (2, 110, true));
-        assert_eq!((row.cpu_requested_millis, row.cpu_millis), (500, 2000));
-        assert!(node_table(&[row]).contains("128 MiB/4 GiB"));
     }
 }

@@ -31,6 +31,17 @@ impl Tasks {
         self.set.spawn(async move { (name, task.await.map_err(Into::into)) });
     }
 
+    /// Starts a task that cannot fail. Ending before it is told to is a failure all the same.
+    pub(crate) fn run<F>(&mut self, name: &'static str, task: F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        self.set.spawn(async move {
+            task.await;
+            (name, Ok(()))
+        });
+    }
+
     /// Resolves when a task ends although nobody told it to: with its name and why.
     pub(crate) async fn failed(&mut self) -> anyhow::Error {
         match self.set.join_next().await {
@@ -84,7 +95,7 @@ mod tests {
         tasks.spawn("broken", async { Err::<(), _>(anyhow::anyhow!("oh")) });
         assert_eq!(format!("{:#}", tasks.failed().await), "role: task broken failed: oh");
         let token = tasks.token();
-        tasks.spawn("polite", async move { Ok::<_, anyhow::Error>(token.cancelled().await) });
+        tasks.run("polite", async move { token.cancelled().await });
         tasks.spawn("deaf", async { std::future::pending::<anyhow::Result<()>>().await });
         tasks.stop(Duration::from_secs(5)).await;
     }

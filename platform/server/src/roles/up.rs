@@ -82,9 +82,12 @@ impl Up {
         // A reader must not find the addresses of an earlier run.
         remove_stale(&data_dir.endpoints())?;
         let artifacts = Artifacts::open(data_dir.artifacts()).context("cannot open the artifact store")?;
-        let identity =
-            Identity::load_or_create(&data_dir.pki(), &[config.node_name.clone()], jiff::Timestamp::now())
-                .context("cannot make or read the server's certificates")?;
+        let identity = Identity::load_or_create(
+            &data_dir.pki(),
+            std::slice::from_ref(&config.node_name),
+            jiff::Timestamp::now(),
+        )
+        .context("cannot make or read the server's certificates")?;
         let api_listener = listen(config.api_listen, "api-listen").await?;
         let admin_listener = listen(config.admin_listen, "admin-listen").await?;
 
@@ -162,31 +165,25 @@ impl Up {
 
         let mut outside = Tasks::new("api");
         let (stop, listener, server, tls) = (outside.token(), self.api_listener, api.clone(), identity.tls());
-        outside.spawn("api", async move {
-            server.serve(listener, tls, stop).await;
-            anyhow::Ok(())
-        });
+        outside.run("api", async move { server.serve(listener, tls, stop).await });
         let admin = Admin { ready: is_ready, metrics: Arc::new(self.metrics) };
         outside.spawn("admin", admin.serve(self.admin_listener, outside.token()));
 
         let mut inside = Tasks::new("control plane");
         let (stop, controllers) = (inside.token(), self.controllers);
-        inside.spawn("controllers", async move { anyhow::Ok(controllers.start(stop).await) });
+        inside.run("controllers", Box::pin(controllers.start(stop)));
         let (stop, scheduler) = (inside.token(), self.scheduler);
-        inside.spawn("scheduler", async move { anyhow::Ok(scheduler.run(stop).await) });
+        inside.run("scheduler", scheduler.run(stop));
         let (stop, kubelet) = (inside.token(), self.kubelet);
-        inside.spawn("kubelet", async move { anyhow::Ok(kubelet.run(stop).await) });
+        inside.run("kubelet", kubelet.run(stop));
 
         let (stop, host, revisions) = (inside.token(), self.host.clone(), self.revisions);
-        inside.spawn("compile ahead", async move {
-            anyhow::Ok(components::compile_ahead(host, revisions, stop).await)
-        });
+        inside.run("compile ahead", components::compile_ahead(host, revisions, stop));
 
         let mut front = Tasks::new("gateway");
         let gateway = self.gateway;
-        front.spawn("gateway", async move {
-            gateway.start().await;
-            anyhow::Ok(())
+        front.run("gateway", async move {
+            let _ = gateway.start().await;
         });
 
         let mut stopping = Signals::listen()?;

@@ -1,0 +1,365 @@
+//! Linear memories: slots of address space, each with a guard behind it, so that compiled code needs no
+//! bounds checks.
+//!
+//! ```text
+//! slot:  │ accessible, all zero while free │ inaccessible up to reservation and guard │
+//! ```
+//! **Invariant:** every byte of a free slot's accessible part is zero. A memory is wiped when its instance
+//! goes, before the slot is free.
+
+#![expect(
+    unsafe_code,
+    reason = "memory for compiled code is made of raw mappings; each use has its argument"
+)]
+
+use std::{
+    ffi::c_void,
+    io,
+    ptr::{self, NonNull},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap};
+use wasmtime::{LinearMemory, MemoryCreator, MemoryType};
+
+use super::{FreeLists, pagemap::PageMap};
+use crate::config::Wipe;
+
+const PAGE_BYTES: usize = 4096;
+/// Touched bytes of a memory that are overwritten and kept; what is beyond goes back to the kernel. Keeping
+/// saves page faults, and costs as much memory in every slot that was ever used.
+const KEPT_BYTES_MAX: usize = 1 << 20;
+/// The same when the kernel cannot say which pages were touched, so that all have to be overwritten.
+const KEPT_BLIND_BYTES_MAX: usize = 64 << 10;
+/// Fewest slots to go on with when the address space is limited (`ulimit -v`).
+const SLOTS_MIN: usize = 16;
+
+/// The slots of one host, for all its engines. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct MemoryPool(Arc<Slots>);
+
+#[derive(Debug)]
+struct Slots {
+    base: NonNull<c_void>,
+    reserved_bytes: usize,
+    guard_bytes: usize,
+    count: usize,
+    /// Slots from this one on were never used.
+    unused_from: AtomicUsize,
+    free: FreeLists<Slot>,
+    pagemap: Option<PageMap>,
+}
+
+// SAFETY: the base is an address that never changes; who may use which part of the range behind it is
+// decided by `Slot`s, of which there is one per part.
+unsafe impl Send for Slots {}
+// SAFETY: as above; everything else in it is synchronised.
+unsafe impl Sync for Slots {}
+
+/// The right to one slot.
+#[derive(Debug)]
+struct Slot {
+    index: usize,
+    /// Bytes from its start that can be read and written.
+    accessible: usize,
+}
+
+impl MemoryPool {
+    /// Reserves address space for `count` memories, or as many as there is room for. Uses no memory.
+    pub(crate) fn new(
+        count: usize,
+        reserved_bytes: usize,
+        guard_bytes: usize,
+        wipe: Wipe,
+    ) -> io::Result<Self> {
+        let pagemap = match wipe {
+            Wipe::Auto => PageMap::open(),
+            Wipe::Plain => None,
+        };
+        if wipe == Wipe::Auto && pagemap.is_none() {
+            tracing::info!(
+                "instances start slower: this kernel cannot be asked for touched pages (needs 6.7)"
+            );
+        }
+        let slot_bytes = reserved_bytes + guard_bytes;
+        let mut count = count;
+        let base = loop {
+            match reserve(count.saturating_mul(slot_bytes)) {
+                Ok(base) => break base,
+                Err(error) if count <= SLOTS_MIN => return Err(error),
+                Err(_) => count /= 2,
+            }
+        };
+        Ok(Self(Arc::new(Slots {
+            base,
+            reserved_bytes,
+            guard_bytes,
+            count,
+            unused_from: AtomicUsize::new(0),
+            free: FreeLists::new(),
+            pagemap,
+        })))
+    }
+
+    fn memory(&self, minimum: usize) -> Result<PooledMemory, String> {
+        let slots = &self.0;
+        if minimum > slots.reserved_bytes {
+            return Err(format!("a linear memory has at most {} bytes here", slots.reserved_bytes));
+        }
+        let slot = slots.take().ok_or("all linear memories of this host are in use")?;
+        // From here on dropping it gives the slot back.
+        let mut memory = PooledMemory { slots: slots.clone(), slot, bytes: minimum };
+        memory.expose(minimum).map_err(|error| format!("no memory for an instance: {error}"))?;
+        Ok(memory)
+    }
+}
+
+/// Reserves address space without any memory behind it.
+fn reserve(bytes: usize) -> io::Result<NonNull<c_void>> {
+    // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+    let base = unsafe {
+        mmap_anonymous(ptr::null_mut(), bytes, ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE)
+    }?;
+    NonNull::new(base).ok_or_else(|| io::Error::other("a mapping at address 0"))
+}
+
+impl Slots {
+    fn take(&self) -> Option<Slot> {
+        self.free.take().or_else(|| {
+            let next = |from: usize| (from < self.count).then_some(from + 1);
+            let index = self.unused_from.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).ok()?;
+            Some(Slot { index, accessible: 0 })
+        })
+    }
+
+    fn start(&self, slot: &Slot) -> *mut u8 {
+        let offset = slot.index * (self.reserved_bytes + self.guard_bytes);
+        self.base.as_ptr().cast::<u8>().wrapping_add(offset)
+    }
+
+    /// Makes all bytes of a slot zero again.
+    fn wipe(&self, slot: &mut Slot) {
+        let (start, end) = (self.start(slot).addr(), self.start(slot).addr() + slot.accessible);
+        let dropped_from = match self.overwrite(slot) {
+            Some(until) => until,
+            None => {
+                let kept = slot.accessible.min(KEPT_BLIND_BYTES_MAX);
+                self.zero(slot, 0, kept);
+                start + kept
+            }
+        };
+        if dropped_from < end && self.discard(slot, dropped_from - start, end - dropped_from).is_err() {
+            // The kernel refuses only what was locked into memory; then it is overwritten, whatever it costs.
+            self.zero(slot, dropped_from - start, end - dropped_from);
+        }
+    }
+
+    /// Overwrites the touched pages, as many as are kept; says up to which address all is zero. `None` if
+    /// the kernel cannot be asked.
+    fn overwrite(&self, slot: &Slot) -> Option<usize> {
+        let start = self.start(slot).addr();
+        let pages_max = KEPT_BYTES_MAX / PAGE_BYTES;
+        let touched = self.pagemap.as_ref()?.touched(start, slot.accessible, pages_max).ok()?;
+        for range in touched.ranges() {
+            self.zero(slot, range.start - start, range.len());
+        }
+        Some(touched.looked_until)
+    }
+
+    fn zero(&self, slot: &Slot, offset: usize, bytes: usize) {
+        assert!(offset + bytes <= slot.accessible, "outside the slot");
+        // SAFETY: the range lies in the slot's accessible part (asserted), which belongs to `slot` alone:
+        // its instance is gone, and the next one gets it only after this.
+        unsafe { ptr::write_bytes(self.start(slot).wrapping_add(offset), 0, bytes) }
+    }
+
+    fn discard(&self, slot: &Slot, offset: usize, bytes: usize) -> io::Result<()> {
+        assert!(offset + bytes <= slot.accessible, "outside the slot");
+        let at = self.start(slot).wrapping_add(offset).cast();
+        // SAFETY: as in `zero`. The mapping is private and anonymous, so that pages which are not needed any
+        // more come back as zeros.
+        Ok(unsafe { madvise(at, bytes, Advice::LinuxDontNeed) }?)
+    }
+
+    /// Changes which part of a slot can be accessed.
+    fn protect(&self, slot: &mut Slot, accessible: usize) -> io::Result<()> {
+        let accessible = accessible.next_multiple_of(PAGE_BYTES).min(self.reserved_bytes);
+        let (from, to, flags) = if accessible > slot.accessible {
+            (slot.accessible, accessible, MprotectFlags::READ | MprotectFlags::WRITE)
+        } else {
+            (accessible, slot.accessible, MprotectFlags::empty())
+        };
+        if from < to {
+            let at = self.start(slot).wrapping_add(from).cast();
+            // SAFETY: the range lies within the slot, and nobody else has a right to it.
+            unsafe { mprotect(at, to - from, flags) }?;
+            slot.accessible = accessible;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Slots {
+    fn drop(&mut self) {
+        let bytes = self.count * (self.reserved_bytes + self.guard_bytes);
+        // SAFETY: every memory holds the slots, so none is left. An error leaves the reservation as it is.
+        unsafe { munmap(self.base.as_ptr(), bytes) }.ok();
+    }
+}
+
+// SAFETY: memories are zero (the invariant above), have the asked reservation and guard behind them
+// (checked), and never move.
+unsafe impl MemoryCreator for MemoryPool {
+    fn new_memory(
+        &self,
+        ty: MemoryType,
+        minimum: usize,
+        _: Option<usize>,
+        reserved_size_in_bytes: Option<usize>,
+        guard_size_in_bytes: usize,
+    ) -> Result<Box<dyn LinearMemory>, String> {
+        if ty.is_shared() {
+            return Err("memories shared between threads are not supported here".into());
+        }
+        if reserved_size_in_bytes.is_some_and(|bytes| bytes > self.0.reserved_bytes)
+            || guard_size_in_bytes > self.0.guard_bytes
+        {
+            return Err("the engine asks for larger slots than there are".into());
+        }
+        Ok(Box::new(self.memory(minimum)?))
+    }
+}
+
+/// One memory in use.
+struct PooledMemory {
+    slots: Arc<Slots>,
+    slot: Slot,
+    bytes: usize,
+}
+
+impl PooledMemory {
+    /// Makes exactly this much accessible: a slot may have had more.
+    fn expose(&mut self, bytes: usize) -> io::Result<()> {
+        self.slots.protect(&mut self.slot, bytes)
+    }
+}
+
+impl Drop for PooledMemory {
+    fn drop(&mut self) {
+        let slot = Slot { index: self.slot.index, accessible: self.slot.accessible };
+        let mut slot = slot;
+        self.slots.wipe(&mut slot);
+        self.slots.free.put(slot);
+    }
+}
+
+// SAFETY: the pointer is to the slot's start and stays; what `byte_size` says is accessible, and what lies
+// behind it up to the guard's end is not.
+unsafe impl LinearMemory for PooledMemory {
+    fn byte_size(&self) -> usize {
+        self.bytes
+    }
+
+    fn byte_capacity(&self) -> usize {
+        self.slots.reserved_bytes
+    }
+
+    fn grow_to(&mut self, new_size: usize) -> wasmtime::Result<()> {
+        if new_size > self.slots.reserved_bytes {
+            return Err(wasmtime::format_err!(
+                "a linear memory has at most {} bytes here",
+                self.byte_capacity()
+            ));
+        }
+        self.expose(new_size)?;
+        self.bytes = new_size;
+        Ok(())
+    }
+
+    fn as_ptr(&self) -> *mut u8 {
+        self.slots.start(&self.slot)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RESERVED: usize = 64 << 20;
+
+    fn pool(wipe: Wipe) -> MemoryPool {
+        MemoryPool::new(2, RESERVED, 1 << 20, wipe).unwrap()
+    }
+
+    fn bytes(memory: &mut PooledMemory) -> &mut [u8] {
+        // SAFETY: that much is accessible, and borrowed from the only one who has it.
+        unsafe { std::slice::from_raw_parts_mut(memory.as_ptr(), memory.bytes) }
+    }
+
+    /// Whatever was touched, and however it lies, the next memory is zero.
+    #[test]
+    fn a_memory_starts_with_zeros() {
+        for wipe in [Wipe::Auto, Wipe::Plain] {
+            let pool = pool(wipe);
+            let sizes = [1 << 16, 3 << 16, 1 << 20, 40 << 20, 1 << 16, 5 << 20, 40 << 20];
+            for (round, size) in sizes.into_iter().enumerate() {
+                let mut memory = pool.memory(size).unwrap();
+                assert!(bytes(&mut memory).iter().all(|byte| *byte == 0), "{wipe:?}, round {round}");
+                // All of it, every other page (more ranges than fit), a few pages far apart, its ends.
+                match round % 4 {
+                    0 => bytes(&mut memory).fill(0xa5),
+                    1 => bytes(&mut memory).iter_mut().step_by(8192).for_each(|byte| *byte = 1),
+                    2 => bytes(&mut memory).iter_mut().step_by(1 << 19).for_each(|byte| *byte = 1),
+                    _ => {
+                        bytes(&mut memory)[0] = 1;
+                        bytes(&mut memory)[size - 1] = 1;
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn memories_grow_in_place_up_to_their_reservation() {
+        let pool = pool(Wipe::Auto);
+        let mut memory = pool.memory(1 << 16).unwrap();
+        let start = memory.as_ptr();
+        memory.grow_to(RESERVED).unwrap();
+        assert_eq!(memory.as_ptr(), start);
+        bytes(&mut memory)[RESERVED - 1] = 7;
+        assert!(memory.grow_to(RESERVED + 1).is_err());
+        drop(memory);
+        let again = pool.memory(1 << 16).unwrap();
+        assert_eq!(again.as_ptr(), start, "the slot used last comes first");
+        assert_eq!(again.slot.accessible, 1 << 16, "what the one before had is out of reach");
+    }
+
+    #[test]
+    fn slots_run_out_and_come_back() {
+        let pool = pool(Wipe::Auto);
+        let (one, two) = (pool.memory(1).unwrap(), pool.memory(1).unwrap());
+        assert_ne!(one.as_ptr(), two.as_ptr());
+        assert!(pool.memory(1).is_err());
+        drop(one);
+        assert!(pool.memory(RESERVED + 1).is_err());
+        pool.memory(1).unwrap();
+    }
+
+    #[test]
+    fn touched_pages_are_found_and_the_page_of_zeros_is_not() {
+        let pool = pool(Wipe::Auto);
+        let Some(pagemap) = &pool.0.pagemap else { return };
+        let mut memory = pool.memory(16 * PAGE_BYTES).unwrap();
+        assert_eq!(bytes(&mut memory)[3 * PAGE_BYTES], 0, "a page that was only read");
+        bytes(&mut memory)[5 * PAGE_BYTES] = 1;
+        bytes(&mut memory)[6 * PAGE_BYTES + 9] = 1;
+        let start = memory.as_ptr().addr();
+        let touched = pagemap.touched(start, 16 * PAGE_BYTES, 100).unwrap();
+        let ranges: Vec<_> = touched.ranges().map(|range| (range.start - start, range.end - start)).collect();
+        assert_eq!(ranges, [(5 * PAGE_BYTES, 7 * PAGE_BYTES)]);
+        assert_eq!(touched.looked_until, start + 16 * PAGE_BYTES);
+    }
+}

@@ -1,0 +1,54 @@
+//! Places that instances live in: linear memories and native stacks, reserved once, kept, and cleaned
+//! between instances.
+//!
+//! wasmtime has a pooling allocator of its own. This host does not use it, for two reasons. To find the
+//! touched pages of a memory it asks the kernel for those that are present, which misses a page that is
+//! swapped out or just being moved; and it keeps slots for tables and instances, which the allocator of
+//! the process hands out faster. Here a page counts as touched when the kernel has *anything* for it.
+
+mod memory;
+mod pagemap;
+mod stack;
+
+pub(crate) use memory::MemoryPool;
+pub(crate) use stack::StackPool;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+
+/// Free places, in as many lists as there are cores, so that a thread mostly meets its own: the place that
+/// it used last, and still has in its caches.
+#[derive(Debug)]
+struct FreeLists<T>(Box<[Padded<Mutex<Vec<T>>>]>);
+
+/// Keeps neighbouring lists out of each other's cache lines.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Padded<T>(T);
+
+impl<T> FreeLists<T> {
+    fn new() -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Self((0..cores).map(|_| Padded(Mutex::default())).collect())
+    }
+
+    /// The place that this thread freed last, or any other.
+    fn take(&self) -> Option<T> {
+        let own = shard() % self.0.len();
+        (0..self.0.len()).find_map(|step| self.0[(own + step) % self.0.len()].0.lock().pop())
+    }
+
+    fn put(&self, place: T) {
+        self.0[shard() % self.0.len()].0.lock().push(place);
+    }
+}
+
+/// A number of this thread's own.
+fn shard() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static OWN: usize = NEXT.fetch_add(1, Ordering::Relaxed);
+    }
+    OWN.with(|own| *own)
+}

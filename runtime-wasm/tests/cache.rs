@@ -1,0 +1,120 @@
+//! Components on the disk and in memory.
+
+mod support;
+
+use std::path::{Path, PathBuf};
+
+use mayfly_runtime::{CallError, FunctionHost as _};
+use mayfly_runtime_wasm::Config;
+use support::{text::handler, *};
+
+const ANSWERS: &str = r#"(func (export "handle") (param i32 i32) (call $answer (local.get 1)))"#;
+
+/// The one compiled file below a directory.
+fn compiled(folder: &Path) -> PathBuf {
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "cwasm") {
+                return path;
+            }
+        }
+    }
+    panic!("nothing was compiled");
+}
+
+fn compiles(fixture: &Fixture) -> f64 {
+    metric(&fixture.metrics(), "mayfly_wasm_compile_seconds_count")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_component_is_compiled_once_whoever_asks() {
+    let fixture = Fixture::new();
+    let component = fixture.upload(handler(ANSWERS)).await;
+    fixture.host.precompile(&component).await.unwrap();
+    fixture.host.precompile(&component).await.unwrap();
+    let functions: Vec<_> =
+        (0..20).map(|n| fixture.host.prepare(spec(&format!("f{n}"), component))).collect();
+    let asked: Vec<_> = functions
+        .iter()
+        .map(|function| {
+            let function = function.clone();
+            tokio::spawn(async move { ask(&function, "/").await.0 })
+        })
+        .collect();
+    for one in asked {
+        assert_eq!(one.await.unwrap(), 200);
+    }
+    assert_eq!(compiles(&fixture), 1.0);
+    assert_eq!(metric(&fixture.metrics(), "mayfly_wasm_components_loaded "), 1.0, "they share it");
+    // Another process finds it on the disk.
+    let Fixture { folder, host, .. } = fixture;
+    drop((functions, host));
+    let fixture = Fixture::over(folder, small());
+    ask(&fixture.host.prepare(spec("f", component)), "/").await;
+    assert_eq!(compiles(&fixture), 0.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn damaged_and_foreign_files_are_compiled_again() {
+    let fixture = Fixture::new();
+    let component = fixture.upload(handler(ANSWERS)).await;
+    let function = fixture.host.prepare(spec("f", component));
+    ask(&function, "/").await;
+    let path = compiled(fixture.folder.path());
+    let whole = std::fs::read(&path).unwrap();
+    let mut flipped = whole.clone();
+    flipped[whole.len() / 2] ^= 1;
+    let cases = [Vec::new(), whole[..whole.len() / 2].to_vec(), flipped, b"\x7fELF, but not ours".to_vec()];
+    for (count, damaged) in cases.into_iter().enumerate() {
+        function.unload();
+        // A new file, as a restored backup would be; what is mapped elsewhere is never written into.
+        let aside = path.with_extension("new");
+        std::fs::write(&aside, damaged).unwrap();
+        std::fs::rename(&aside, &path).unwrap();
+        ask(&function, "/").await;
+        assert_eq!(compiles(&fixture), 2.0 + count as f64);
+        assert_eq!(std::fs::read(&path).unwrap().len(), whole.len());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_longest_unused_component_goes_first() {
+    let fixture = Fixture::with(Config { loaded_bytes_max: 1, ..small() });
+    let mut functions = Vec::new();
+    for name in ["a", "b", "c"] {
+        let text = format!("{ANSWERS} (func ${name})");
+        let component = fixture.upload(handler(&text)).await;
+        functions.push(fixture.host.prepare(spec(name, component)));
+    }
+    for function in &functions {
+        ask(function, "/").await;
+    }
+    let loaded: Vec<bool> = functions.iter().map(|function| function.is_loaded()).collect();
+    assert_eq!(loaded, [false, false, true]);
+    ask(&functions[0], "/").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn handles_follow_their_specs() {
+    let fixture = Fixture::new();
+    let component = fixture.upload(handler(ANSWERS)).await;
+    let one = fixture.host.prepare(spec("f", component));
+    ask(&one, "/").await;
+    assert!(std::ptr::addr_eq(&*one, &*fixture.host.prepare(spec("f", component))), "the same spec");
+    let mut changed = spec("f", component);
+    changed.env.push(("KEY".into(), "new".into()));
+    let two = fixture.host.prepare(changed.clone());
+    assert!(!std::ptr::addr_eq(&*one, &*two));
+    assert!(two.is_loaded() && !one.is_loaded(), "what is in memory stays there");
+    fixture.host.forget(&changed.revision);
+    assert!(!two.is_loaded());
+    assert_eq!(metric(&fixture.metrics(), "mayfly_wasm_components_loaded "), 0.0);
+    // A component that was collected meanwhile.
+    fixture.artifacts.remove(&component).await.unwrap();
+    let gone = call(&two, get("/")).await.err().unwrap();
+    assert_eq!(gone, CallError::ComponentMissing(component));
+}

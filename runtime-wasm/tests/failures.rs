@@ -1,0 +1,242 @@
+//! Guests that do not answer as they should: each ends with its own error, in its time, and leaves the
+//! others alone. The components are text, so that no toolchain is needed.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use mayfly_api::{Digest, function::Isolation};
+use mayfly_runtime::{CallError, FunctionHost as _};
+use support::{text::handler, *};
+
+const ANSWERS: &str = r#"(func (export "handle") (param i32 i32) (call $answer (local.get 1)))"#;
+const SPINS: &str = r#"(func (export "handle") (param i32 i32) (loop $again (br $again)))"#;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_that_answers() {
+    let fixture = Fixture::new();
+    let function = fixture.function(handler(ANSWERS), |_| {}).await;
+    for _ in 0..3 {
+        let (status, body) = ask(&function, "/").await;
+        assert_eq!((status.as_u16(), body.as_str()), (200, ""));
+    }
+    let metrics = fixture.metrics();
+    let answered = r#"mayfly_wasm_calls_total{namespace="default",function="f",outcome="Answered"}"#;
+    assert_eq!(metric(&metrics, answered), 3.0);
+    assert_eq!(metric(&metrics, "mayfly_wasm_components_loaded "), 1.0);
+    assert_eq!(metric(&metrics, "mayfly_wasm_instances "), 0.0);
+    assert_eq!(metric(&metrics, "mayfly_wasm_memory_used_bytes "), 0.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_that_traps_is_told_with_its_place() {
+    let fixture = Fixture::new();
+    let module = r#"(func $parse_header unreachable)
+        (func (export "handle") (param i32 i32) (call $parse_header))"#;
+    let function = fixture.function(handler(module), |_| {}).await;
+    let error = call(&function, get("/")).await.err().unwrap();
+    let CallError::Trapped(what) = error else { panic!("{error}") };
+    assert!(what.contains("unreachable") && what.contains("parse_header"), "{what}");
+    assert!(fixture.log("f").contains("parse_header"), "the function's log tells, too");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_that_returns_without_answering() {
+    let fixture = Fixture::new();
+    let module = r#"(func (export "handle") (param i32 i32))"#;
+    let function = fixture.function(handler(module), |_| {}).await;
+    assert_eq!(call(&function, get("/")).await.err().unwrap(), CallError::NoAnswer);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_that_answers_twice_has_answered_once() {
+    let fixture = Fixture::new();
+    let module = r#"(func (export "handle") (param i32 i32) (call $answer (local.get 1)) (call $answer (local.get 1)))"#;
+    let function = fixture.function(handler(module), |_| {}).await;
+    let answer = call(&function, get("/")).await.unwrap();
+    assert_eq!(answer.response.status(), 200, "what the client has stays");
+    let log = fixture.log("f");
+    assert!(log.contains("trapped"), "{log}");
+}
+
+/// One thread, so that a guest that kept it would keep everyone.
+#[tokio::test]
+async fn a_guest_that_spins_ends_at_its_deadline_and_keeps_nobody() {
+    let fixture = Fixture::new();
+    let spins = fixture.function(handler(SPINS), |spec| spec.timeout = Duration::from_millis(300)).await;
+    spins.load().await.unwrap();
+    let other = fixture.upload(handler(ANSWERS)).await;
+    let other = fixture.host.prepare(spec("other", other));
+    other.load().await.unwrap();
+    let spinning = tokio::spawn(async move {
+        let started = Instant::now();
+        let error = call_within(&spins, get("/"), Duration::from_millis(300)).await.err().unwrap();
+        (error, started.elapsed())
+    });
+    let mut worst = Duration::ZERO;
+    while !spinning.is_finished() {
+        let started = Instant::now();
+        ask(&other, "/").await;
+        worst = worst.max(started.elapsed());
+        tokio::task::yield_now().await;
+    }
+    let (error, took) = spinning.await.unwrap();
+    assert_eq!(error, CallError::TimedOut { limit: Duration::from_millis(300) });
+    assert!(took < Duration::from_millis(1000), "300 ms became {took:?}");
+    assert!(worst < Duration::from_millis(300), "a neighbour waited {worst:?}");
+    eventually("the slot is free", || metric(&fixture.metrics(), "mayfly_wasm_instances ") == 0.0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_that_wants_more_memory_than_its_limit() {
+    let fixture = Fixture::new();
+    // Memory 1 of the test component has one page; the limit is over both.
+    let module = r#"(memory 1)
+        (func (export "handle") (param i32 i32)
+          (loop $again (br_if $again (i32.ne (memory.grow (i32.const 16)) (i32.const -1))))
+          unreachable)"#;
+    let function = fixture.function(handler(module), |spec| spec.memory_bytes_max = 8 << 20).await;
+    let error = call(&function, get("/")).await.err().unwrap();
+    assert_eq!(error, CallError::OutOfMemory { limit_bytes: 8 << 20 });
+    let peak = metric(&fixture.metrics(), "mayfly_wasm_memory_peak_bytes_sum");
+    assert!((7e6..=8.4e6).contains(&peak), "it used what it may: {peak}");
+    // What it starts with counts, too.
+    let module = r#"(memory 200) (func (export "handle") (param i32 i32))"#;
+    let function = fixture.function(handler(module), |spec| spec.memory_bytes_max = 8 << 20).await;
+    let error = call(&function, get("/")).await.err().unwrap();
+    assert_eq!(error, CallError::OutOfMemory { limit_bytes: 8 << 20 });
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn memory_over_all_instances_is_bounded() {
+    let fixture = Fixture::with(mayfly_runtime_wasm::Config { memory_bytes_max: Some(4 << 20), ..small() });
+    let module = r#"(memory 100) (func (export "handle") (param i32 i32) (call $answer (local.get 1)))"#;
+    let function = fixture.function(handler(module), |_| {}).await;
+    let error = call(&function, get("/")).await.err().unwrap();
+    assert!(matches!(error, CallError::Overloaded { .. }), "{error}");
+    assert_eq!(metric(&fixture.metrics(), "mayfly_wasm_memory_used_bytes "), 0.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_caller_that_goes_takes_the_guest_with_it() {
+    let fixture = Fixture::new();
+    let function = fixture.function(handler(SPINS), |_| {}).await;
+    function.load().await.unwrap();
+    let calling = tokio::spawn(async move { call(&function, get("/")).await.map(|_| ()) });
+    eventually("it runs", || metric(&fixture.metrics(), "mayfly_wasm_instances ") == 1.0).await;
+    calling.abort();
+    eventually("it is gone", || metric(&fixture.metrics(), "mayfly_wasm_instances ") == 0.0).await;
+    let cancelled = r#"mayfly_wasm_calls_total{namespace="default",function="f",outcome="Cancelled"}"#;
+    assert_eq!(metric(&fixture.metrics(), cancelled), 1.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_wait_for_a_slot_and_are_refused_in_the_end() {
+    let fixture = Fixture::with(mayfly_runtime_wasm::Config {
+        instances_max: Some(2),
+        slot_wait_max: Duration::from_millis(100),
+        ..small()
+    });
+    let function = fixture.function(handler(SPINS), |_| {}).await;
+    function.load().await.unwrap();
+    let spinning: Vec<_> = (0..2)
+        .map(|_| {
+            let function = function.clone();
+            tokio::spawn(
+                async move { call_within(&function, get("/"), Duration::from_secs(1)).await.map(drop) },
+            )
+        })
+        .collect();
+    eventually("both run", || metric(&fixture.metrics(), "mayfly_wasm_instances ") == 2.0).await;
+    let error = call(&function, get("/")).await.err().unwrap();
+    assert!(matches!(error, CallError::Overloaded { .. }), "{error}");
+    for task in spinning {
+        assert!(matches!(task.await.unwrap(), Err(CallError::TimedOut { .. })));
+    }
+    let other = fixture.upload(handler(ANSWERS)).await;
+    ask(&fixture.host.prepare(spec("other", other)), "/").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn idle_instances_give_their_slots_to_others() {
+    let fixture = Fixture::with(mayfly_runtime_wasm::Config { instances_max: Some(1), ..small() });
+    let component = fixture.upload(handler(ANSWERS)).await;
+    for name in ["a", "b", "a"] {
+        let mut spec = spec(name, component);
+        spec.isolation = Isolation::Reuse;
+        ask(&fixture.host.prepare(spec), "/").await;
+        assert_eq!(metric(&fixture.metrics(), "mayfly_wasm_instances "), 1.0, "{name}'s instance stays");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_instance_is_reused_until_it_is_spent_or_fails() {
+    let fixture = Fixture::with(mayfly_runtime_wasm::Config { reuse_calls_max: 3, ..small() });
+    // Traps at the third call of one instance: `count` is reset only in a new one.
+    let module = r#"(global $count (mut i32) (i32.const 0))
+        (func (export "handle") (param i32 i32)
+          (global.set $count (i32.add (global.get $count) (i32.const 1)))
+          (if (i32.eq (global.get $count) (i32.const 3)) (then unreachable))
+          (call $answer (local.get 1)))"#;
+    let function = fixture.function(handler(module), |spec| spec.isolation = Isolation::Reuse).await;
+    let mut outcomes = Vec::new();
+    for _ in 0..6 {
+        outcomes.push(call(&function, get("/")).await.is_ok());
+    }
+    assert_eq!(outcomes, [true, true, false, true, true, false], "one that trapped is not used again");
+    let function = fixture.function(handler(ANSWERS), |spec| spec.isolation = Isolation::Reuse).await;
+    for _ in 0..3 {
+        ask(&function, "/").await;
+    }
+    assert_eq!(metric(&fixture.metrics(), "mayfly_wasm_instances_recycled_total"), 1.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn components_that_cannot_run_are_told_so() {
+    let fixture = Fixture::new();
+    let missing = fixture.host.prepare(spec("missing", Digest::of(b"nothing")));
+    assert_eq!(
+        call(&missing, get("/")).await.err().unwrap(),
+        CallError::ComponentMissing(Digest::of(b"nothing"))
+    );
+    for (content, word) in [
+        (b"#!/bin/sh".to_vec(), "not a wasm file"),
+        (wat::parse_str("(module)").unwrap(), "core module"),
+        (wat::parse_str("(component)").unwrap(), "exports none of"),
+        (
+            wat::parse_str(r#"(component (import "acme:db/sql@1.0.0" (instance)))"#).unwrap(),
+            "acme:db/sql@1.0.0",
+        ),
+        (text::command(r#"(func (export "run") (result i32) (i32.const 0))"#), "program"),
+    ] {
+        let function = fixture.function(content, |_| {}).await;
+        let error = call(&function, get("/")).await.err().unwrap();
+        let CallError::ComponentInvalid(why) = error else { panic!("{error}") };
+        assert!(why.contains(word), "{why}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_import_with_another_type_is_named() {
+    let fixture = Fixture::new();
+    let text = r#"(component
+        (import "wasi:random/insecure@0.2.0" (instance (export "get-insecure-random-u64" (func (result string)))))
+        (core module $m (func (export "run") (result i32) (i32.const 0)))
+        (core instance $i (instantiate $m))
+        (func $run (result (result)) (canon lift (core func $i "run")))
+        (instance $exported (export "run" (func $run)))
+        (export "wasi:cli/run@0.2.0" (instance $exported)))"#;
+    let function = fixture.function(wat::parse_str(text).unwrap(), |_| {}).await;
+    let error = call(&function, get("/")).await.err().unwrap();
+    let CallError::ComponentInvalid(why) = error else { panic!("{error}") };
+    assert!(why.contains("wasi:random/insecure@0.2.0") && why.contains("get-insecure-random-u64"), "{why}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stopped_host_refuses() {
+    let fixture = Fixture::new();
+    let function = fixture.function(handler(ANSWERS), |_| {}).await;
+    ask(&function, "/").await;
+    fixture.host.stop();
+    assert_eq!(call(&function, get("/")).await.err().unwrap(), CallError::ShuttingDown);
+}

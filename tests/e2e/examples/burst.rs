@@ -1,0 +1,148 @@
+//! Very many requests at once to one address: every connection is open before the first request is sent.
+//!
+//! ```text
+//! burst --address HOST:PORT --path /fn/default/hello/ --requests 20000                   HTTP/1.1, a connection each
+//! burst --address HOST:PORT --path /fn/default/hello/ --requests 20000 --connections 100 HTTP/2, shared out
+//! ```
+//! The last line is JSON: `{"requests", "connections", "answered", "failures": {text: count}, "seconds",
+//! "p50_ms", "p99_ms", "max_ms"}`; latencies are from the start of the burst.
+#![expect(clippy::print_stdout, reason = "the report is this program's product")]
+
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use http::Request;
+use http_body_util::BodyExt;
+use hyper::client::conn::{http1, http2};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use mayfly_e2e::{Body, full};
+use serde_json::json;
+use tokio::{net::TcpStream, sync::Barrier};
+
+/// How long the whole may take.
+const TIMEOUT: Duration = Duration::from_secs(120);
+
+struct Options {
+    address: SocketAddr,
+    path: String,
+    requests: usize,
+    /// `None`: one for each request, HTTP/1.1.
+    connections: Option<usize>,
+}
+
+fn options() -> Result<Options> {
+    let (mut address, mut path, mut requests, mut connections) = (None, "/".to_owned(), 20_000, None);
+    let mut arguments = std::env::args().skip(1);
+    while let Some(flag) = arguments.next() {
+        let value = arguments.next().with_context(|| format!("{flag} needs a value"))?;
+        match flag.as_str() {
+            "--address" => address = Some(value.parse()?),
+            "--path" => path = value,
+            "--requests" => requests = value.parse()?,
+            "--connections" => connections = Some(value.parse()?),
+            _ => bail!("unknown flag {flag}"),
+        }
+    }
+    Ok(Options { address: address.context("say --address")?, path, requests, connections })
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let options = Arc::new(options()?);
+    let start = Arc::new(Barrier::new(options.requests + 1));
+    let mut calls = Vec::with_capacity(options.requests);
+    match options.connections {
+        None => {
+            for _ in 0..options.requests {
+                let tcp = connect(options.address).await?;
+                let (sender, connection) = http1::handshake(TokioIo::new(tcp)).await?;
+                tokio::spawn(connection);
+                calls.push(tokio::spawn(call(Sender::One(sender), options.clone(), start.clone())));
+            }
+        }
+        Some(connections) => {
+            let mut senders = Vec::new();
+            for _ in 0..connections {
+                let tcp = connect(options.address).await?;
+                let mut builder = http2::Builder::new(TokioExecutor::new());
+                builder.timer(TokioTimer::new());
+                let (sender, connection) = builder.handshake(TokioIo::new(tcp)).await?;
+                tokio::spawn(connection);
+                senders.push(sender);
+            }
+            for at in 0..options.requests {
+                let sender = Sender::Two(senders[at % connections].clone());
+                calls.push(tokio::spawn(call(sender, options.clone(), start.clone())));
+            }
+        }
+    }
+    start.wait().await;
+    let started = Instant::now();
+    report(&options, started, tokio::time::timeout(TIMEOUT, collect(calls, started)).await?)
+}
+
+enum Sender {
+    One(http1::SendRequest<Body>),
+    Two(http2::SendRequest<Body>),
+}
+
+async fn connect(address: SocketAddr) -> Result<TcpStream> {
+    let tcp = TcpStream::connect(address).await.with_context(|| format!("cannot connect to {address}"))?;
+    tcp.set_nodelay(true)?;
+    Ok(tcp)
+}
+
+/// Waits for the start; then sends one request and reads its answer. Gives when that was.
+async fn call(sender: Sender, options: Arc<Options>, start: Arc<Barrier>) -> Result<Instant> {
+    let request = Request::get(format!("http://{}{}", options.address, options.path));
+    let request = request.header("host", options.address.to_string()).body(full(""))?;
+    start.wait().await;
+    let response = match sender {
+        Sender::One(mut sender) => sender.send_request(request).await?,
+        Sender::Two(mut sender) => sender.send_request(request).await?,
+    };
+    let status = response.status();
+    response.into_body().collect().await?;
+    ensure!(status == 200, "status {status}");
+    Ok(Instant::now())
+}
+
+type Call = tokio::task::JoinHandle<Result<Instant>>;
+
+async fn collect(calls: Vec<Call>, started: Instant) -> (Vec<Duration>, BTreeMap<String, usize>) {
+    let (mut times, mut failures) = (Vec::new(), BTreeMap::new());
+    for call in calls {
+        match call.await.map_err(anyhow::Error::from).flatten() {
+            Ok(at) => times.push(at.saturating_duration_since(started)),
+            Err(error) => *failures.entry(format!("{error:#}")).or_default() += 1,
+        }
+    }
+    (times, failures)
+}
+
+fn report(options: &Options, started: Instant, seen: (Vec<Duration>, BTreeMap<String, usize>)) -> Result<()> {
+    let seconds = started.elapsed().as_secs_f64();
+    let (mut times, failures) = seen;
+    times.sort_unstable();
+    let at = |percent: usize| times.get((times.len() * percent / 100).min(times.len().saturating_sub(1)));
+    let ms = |percent| at(percent).map(|time| time.as_secs_f64() * 1e3);
+    println!(
+        "{}",
+        json!({
+            "requests": options.requests,
+            "connections": options.connections.unwrap_or(options.requests),
+            "answered": times.len(),
+            "failures": failures,
+            "seconds": seconds,
+            "p50_ms": ms(50),
+            "p99_ms": ms(99),
+            "max_ms": ms(100),
+        })
+    );
+    Ok(())
+}
