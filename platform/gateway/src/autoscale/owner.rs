@@ -244,10 +244,11 @@ impl Autoscaler {
         }
     }
 
-    /// When the first failed write is to be tried again.
+    /// When the first failed write is to be tried again, or the next tick. One that failed often can wait
+    /// for a tick: with the API away there may be thousands of them.
     fn next_retry(&self) -> Instant {
         let due = self.watched.values().filter_map(|watched| match watched.write.state {
-            WriteState::Due(at) if watched.write.failures > 0 => Some(at),
+            WriteState::Due(at) if (1..FAILURES_NOTICED).contains(&watched.write.failures) => Some(at),
             _ => None,
         });
         due.min().unwrap_or_else(|| self.decided_at + TICK).max(self.decided_at + DECISIONS_APART_MIN)

@@ -143,7 +143,11 @@ async fn an_http2_client_cannot_hold_an_answer_for_ever() {
         header_timeout: Duration::from_millis(200),
         ..config()
     };
-    let host = ScriptedHost::new(|_, _| async { Ok(Response::new(text("x".repeat(1 << 20)))) });
+    let host = ScriptedHost::new(|_, _| async {
+        let chunk = || Ok(Frame::data(Bytes::from(vec![0; 64 << 10])));
+        let frames = futures::stream::iter(std::iter::repeat_with(chunk).take(100));
+        Ok(Response::new(StreamBody::new(frames).boxed_unsync()))
+    });
     let api = FakeApi::default();
     api.function("hello", json!({"limits": {"timeout": "300ms"}}));
     let world = World::with(api, config, Arc::default(), Some(host)).await;
