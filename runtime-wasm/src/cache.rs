@@ -141,9 +141,12 @@ impl Cache {
         Ok(entry)
     }
 
-    /// Compiles a component that is not compiled yet. A call that comes meanwhile waits for the same work.
-    pub(crate) async fn precompile(self: &Arc<Self>, digest: Digest) -> Result<(), CallError> {
-        self.get(digest).await.map(drop)
+    /// Compiles a component that is not compiled yet, and says how it is called. A call that comes
+    /// meanwhile waits for the same work.
+    pub(crate) async fn precompile(self: &Arc<Self>, digest: Digest) -> Result<World, CallError> {
+        let entry = self.get(digest).await?;
+        let loaded = entry.loaded.get().ok_or_else(|| CallError::Internal("loaded, and not there".into()))?;
+        Ok(loaded.pre.world())
     }
 
     async fn load(&self, digest: &Digest) -> Result<Loaded, CallError> {
@@ -251,6 +254,15 @@ fn map(host: Arc<Host>, checked: &file::Checked, total: Arc<AtomicU64>) -> Resul
 }
 
 impl Pre {
+    fn world(&self) -> World {
+        match self {
+            Self::Http2(_) => World::Http2,
+            Self::Http3(_) => World::Http3,
+            Self::Command2(_) => World::Command2,
+            Self::Command3(_) => World::Command3,
+        }
+    }
+
     fn new(world: World, pre: InstancePre<Guest>) -> wasmtime::Result<Self> {
         Ok(match world {
             World::Http2 => Self::Http2(p2::bindings::ProxyPre::new(pre)?),

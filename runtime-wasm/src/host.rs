@@ -19,7 +19,7 @@ use prometheus_client::registry::Registry;
 use tokio::time::Instant;
 
 use crate::{
-    Config,
+    Config, World,
     cache::Cache,
     capability::{egress::Egress, output::ProgramLog},
     compile::Compiler,
@@ -94,8 +94,8 @@ impl WasmHost {
         Ok(Self { shared, pods })
     }
 
-    /// Compiles a component ahead of its first call, on the compile threads.
-    pub async fn precompile(&self, digest: &Digest) -> Result<(), CallError> {
+    /// Compiles a component ahead of its first call, on the compile threads, and says how it is called.
+    pub async fn precompile(&self, digest: &Digest) -> Result<World, CallError> {
         self.shared.cache.precompile(*digest).await
     }
 

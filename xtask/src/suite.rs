@@ -44,7 +44,6 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         println!("test: no guests: {error:#}");
         println!("test: tests that call functions will be skipped");
     }
-    phase("binary", || binary(&workspace))?;
     let environment = environment(&workspace)?;
     phase("crates and end to end", || crates(&workspace, filter, &environment, &mut count))?;
     phase("documentation", || {
@@ -73,21 +72,15 @@ fn phase(name: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
     outcome
 }
 
-/// The binary as users build it, kept aside: building the tests makes another one, with features that
-/// only tests need.
-fn binary(workspace: &Workspace) -> Result<()> {
-    command::run(cargo().args(["build", "--package", "mayfly"]).current_dir(&workspace.root))?;
-    let kept = workspace.target.join("e2e");
-    std::fs::create_dir_all(&kept)?;
-    std::fs::copy(workspace.mayfly("debug"), kept.join("mayfly")).context("cannot keep the binary aside")?;
-    Ok(())
-}
-
 fn environment(workspace: &Workspace) -> Result<Vec<(&'static str, std::ffi::OsString)>> {
     Ok(vec![
-        ("MAYFLY_BIN", workspace.target.join("e2e/mayfly").into()),
+        // The one that building the tests makes: it differs from a user's in tokio's test clock, and a build
+        // without that would be a second one of almost everything.
+        ("MAYFLY_BIN", workspace.mayfly("debug").into()),
         ("MAYFLY_GUESTS", workspace.guests().into()),
         ("PATH", tools::search_path()?),
+        // A failed test's own words, not two pages of the frames below them.
+        ("RUST_BACKTRACE", "0".into()),
     ])
 }
 

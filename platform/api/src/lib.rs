@@ -24,7 +24,7 @@ pub mod wellknown;
 pub use digest::Digest;
 pub use function::{Function, FunctionSpec, FunctionStatus};
 pub use names::ObjectKey;
-pub use revision::{Revision, RevisionSpec, RevisionStatus};
+pub use revision::{ComponentState, ComponentStatus, Revision, RevisionSpec, RevisionStatus};
 
 /// The built-in kinds, so that all crates use the same version of them.
 pub use k8s_openapi as k8s;

@@ -63,7 +63,30 @@ pub struct RevisionStatus {
     pub ready_replicas: i32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// `Ready`: the component is there and can be run; `Active`: it has replicas.
+    /// What the node that prepares the component found; absent until it has looked. The node's own field:
+    /// the function controller writes the others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub component: Option<ComponentStatus>,
+    /// `Ready`: the component is there and compiled; `Active`: it has replicas.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
+}
+
+/// Whether a revision's component can answer requests, found before its first call.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct ComponentStatus {
+    pub state: ComponentState,
+    /// Why it was refused, for the person who deployed it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+}
+
+/// How far a component has come.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ComponentState {
+    /// Its machine code is there: a call need not wait for it.
+    Compiled,
+    /// It can never answer here.
+    Refused,
 }

@@ -10,9 +10,14 @@
 use std::{
     collections::HashMap,
     sync::{Arc, Weak},
+    time::Duration,
 };
 
-use axum::{body::Body, response::Response};
+use axum::{
+    body::{Body, BodyDataStream},
+    response::Response,
+};
+use futures::StreamExt as _;
 use http::{HeaderValue, Method, StatusCode, header};
 use mayfly_api::Digest;
 use mayfly_artifacts::UploadError;
@@ -25,6 +30,9 @@ use crate::{render::json_value, server::Inner, status::ApiError};
 
 /// Kinds whose objects may name an artifact.
 const NAMED_BY: [&str; 2] = ["functions.mayfly.dev", "revisions.mayfly.dev"];
+
+/// How long the rest of a refused upload is read for.
+const DISCARD_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// One upload of a digest at a time: a second one waits until the first is looked at, kept or removed.
 #[derive(Default)]
@@ -73,11 +81,18 @@ impl Inner {
         let lock = self.uploads.of(&digest);
         let _alone = lock.lock().await;
         let limit = self.config.artifact_bytes_max;
-        let upload = self.artifacts.upload(Some(digest), limit, body.into_data_stream());
-        let stored = tokio::time::timeout(self.config.upload_timeout, upload)
+        let mut content = body.into_data_stream();
+        let upload = self.artifacts.upload(Some(digest), limit, &mut content);
+        let uploaded = tokio::time::timeout(self.config.upload_timeout, upload)
             .await
-            .map_err(|_| ApiError::timeout("the upload took too long"))?
-            .map_err(upload_error)?;
+            .map_err(|_| ApiError::timeout("the upload took too long"))?;
+        let stored = match uploaded {
+            Ok(stored) => stored,
+            Err(error) => {
+                let _ = tokio::time::timeout(DISCARD_TIME_MAX, discard(&mut content, limit)).await;
+                return Err(upload_error(error));
+            }
+        };
         let about = self.inspect(&digest).await?;
         let code = if stored.existed { StatusCode::OK } else { StatusCode::CREATED };
         Ok(json_value(
@@ -157,6 +172,16 @@ impl Inner {
             }
         }
         Ok(None)
+    }
+}
+
+/// Reads on after a refusal: most clients look for the answer only when they have sent everything, and
+/// would see a broken connection instead of the reason.
+async fn discard(content: &mut BodyDataStream, limit_bytes: u64) {
+    let mut room = limit_bytes;
+    while let Some(Ok(chunk)) = content.next().await {
+        let Some(rest) = room.checked_sub(chunk.len() as u64) else { return };
+        room = rest;
     }
 }
 

@@ -147,6 +147,7 @@ async fn keeps_the_minimum_and_forgets_old_revisions() {
     cluster.config.function.history_max = 1;
     cluster.run_controllers();
     cluster.run_node();
+    cluster.run_compiler();
     let digest = cluster.upload("one").await;
     let spec = |n: u32| {
         json!({"source": {"component": digest}, "scaling": {"min": 1},

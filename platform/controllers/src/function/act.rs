@@ -7,7 +7,7 @@ use kube::{
     api::{Patch, PatchParams, PostParams},
 };
 use mayfly_api::{
-    Function, ObjectKey, Revision,
+    Function, ObjectKey, Revision, RevisionStatus,
     k8s::{
         api::{apps::v1::ReplicaSet, core::v1::Pod},
         jiff::Timestamp,
@@ -256,7 +256,9 @@ impl Reconciler {
         for state in snapshot.revisions.values() {
             let wanted = status::revision(state, now);
             if state.revision.status.as_ref() != Some(&wanted) {
-                let patch = Patch::Merge(json!({"status": whole(&wanted, &["observedGeneration"])}));
+                // The node's field is the node's: what was read of it here may be old by now.
+                let own = RevisionStatus { component: None, ..wanted };
+                let patch = Patch::Merge(json!({"status": whole(&own, &["observedGeneration"])}));
                 let revisions = self.revision_api(key);
                 let result = revisions.patch_status(state.name(), &PatchParams::default(), &patch).await;
                 if !is_gone(&result) {
@@ -292,7 +294,7 @@ impl Reconciler {
             return;
         }
         match new.reason.as_str() {
-            "RevisionPending" => {}
+            "RevisionPending" | "Compiling" => {}
             "Ready" => {
                 let revision = wanted.latest_ready_revision.as_deref().unwrap_or_default();
                 events.normal(&*snapshot.function, "Ready", format!("Revision {revision} can answer"));

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use kube::Resource as _;
 use mayfly_api::{
-    Function, Revision, RevisionSpec,
+    ComponentState, ComponentStatus, Function, Revision, RevisionSpec,
     function::TrafficTarget,
     k8s::{
         api::{
@@ -47,7 +47,9 @@ pub(super) enum Readiness {
     ComponentMissing {
         digest: String,
     },
-    /// The component is there, but its pods say that it cannot run.
+    /// The component is there and being compiled.
+    Compiling,
+    /// The component is there, but the node that compiles it, or its pods, say that it cannot run.
     ComponentInvalid {
         message: String,
     },
@@ -298,9 +300,15 @@ pub(super) fn readiness(revision: &Revision, present: bool, pods: &[Arc<Pod>]) -
     if pods.iter().any(|pod| crate::pods::is_ready(pod)) {
         return Readiness::Ready;
     }
-    match pods.iter().find_map(|pod| refusal(pod)) {
-        Some(message) => Readiness::ComponentInvalid { message },
-        None => Readiness::Ready,
+    if let Some(message) = pods.iter().find_map(|pod| refusal(pod)) {
+        return Readiness::ComponentInvalid { message };
+    }
+    match revision.status.as_ref().and_then(|status| status.component.as_ref()) {
+        None => Readiness::Compiling,
+        Some(ComponentStatus { state: ComponentState::Compiled, .. }) => Readiness::Ready,
+        Some(ComponentStatus { state: ComponentState::Refused, message }) => {
+            Readiness::ComponentInvalid { message: message.clone().unwrap_or_default() }
+        }
     }
 }
 

@@ -36,6 +36,7 @@ impl Readiness {
                      it to /artifacts/{digest}"
                 ),
             ),
+            Self::Compiling => ("Compiling", "the component is being compiled".to_owned()),
             Self::ComponentInvalid { message } => ("ComponentInvalid", message.clone()),
         };
         Some(Trouble { reason, message })
@@ -110,6 +111,7 @@ pub(super) fn revision(state: &RevisionState, now: Timestamp) -> RevisionStatus 
     RevisionStatus {
         ready_replicas: state.ready_replicas(),
         observed_generation: generation,
+        component: old.component,
         conditions: vec![ready, active],
     }
 }

@@ -149,12 +149,20 @@ fn readiness_is_read_from_the_store_and_the_pods() {
         "image": "", "imageID": "", "state": {"waiting": {"reason": "CreateContainerError", "message": "no such import"}}}]}));
     let ready = pod(json!({"conditions": [{"type": "Ready", "status": "True"}]}));
     let component = Revision::new("r", RevisionSpec::from_function("f", &function(json!({})).spec));
+    let looked_at = |status: Value| {
+        let status = serde_json::from_value(json!({"component": status})).unwrap();
+        Revision { status: Some(status), ..component.clone() }
+    };
+    let compiled = looked_at(json!({"state": "Compiled"}));
+    let job = looked_at(json!({"state": "Refused", "message": "a job"}));
     let image = function(json!({"source": {"image": "x"}}));
     let image = Revision::new("r", RevisionSpec::from_function("f", &image.spec));
     let invalid = Readiness::ComponentInvalid { message: "no such import".into() };
     for (revision, present, pods, expected) in [
-        (&component, true, vec![], Readiness::Ready),
-        (&component, true, vec![refused.clone()], invalid),
+        (&component, true, vec![], Readiness::Compiling),
+        (&compiled, true, vec![], Readiness::Ready),
+        (&job, true, vec![], Readiness::ComponentInvalid { message: "a job".into() }),
+        (&compiled, true, vec![refused.clone()], invalid),
         (&component, true, vec![refused, ready], Readiness::Ready),
         (&image, true, vec![], Readiness::RuntimeMissing { source: "image" }),
     ] {

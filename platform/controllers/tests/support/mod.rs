@@ -5,7 +5,11 @@
 
 use std::{fmt::Debug, sync::Arc, time::Duration};
 
-use kube::{Api, Client, Resource, api::PostParams, core::NamespaceResourceScope};
+use kube::{
+    Api, Client, Resource,
+    api::{Patch, PatchParams, PostParams},
+    core::NamespaceResourceScope,
+};
 use mayfly_api::{
     Digest, Function, ObjectKey, Revision,
     k8s::{
@@ -19,13 +23,16 @@ use mayfly_api::{
 use mayfly_apiserver::{ApiServer, Deps, User};
 use mayfly_artifacts::Artifacts;
 use mayfly_controllers::{Config, Controllers};
-use mayfly_informer::{Informer, Informers};
+use mayfly_informer::{
+    Change, Informer, Informers,
+    reconcile::{self, Outcome, WorkQueue},
+};
 use mayfly_kubelet::Kubelet;
 use mayfly_runtime::{logs::LogLayout, simulated::SimulatedRuntime};
 use mayfly_scheduler::Scheduler;
 use mayfly_store::Store;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -83,7 +90,36 @@ impl Cluster {
         let cluster = Self::quiet().await;
         cluster.run_controllers();
         cluster.run_node();
+        cluster.run_compiler();
         cluster
+    }
+
+    /// Takes every component that is there for compiled.
+    pub fn run_compiler(&self) {
+        let (revisions, client, artifacts) = (self.revisions(), self.client.clone(), self.artifacts.clone());
+        let follow = async move {
+            revisions.synced().await;
+            let queue = WorkQueue::default();
+            let wakes = queue.clone();
+            revisions
+                .handle(move |change: Change<'_, Revision>| wakes.add(ObjectKey::of(&**change.latest())));
+            reconcile::run("compiler", queue, 1, CancellationToken::new(), move |key: ObjectKey| {
+                let (revisions, artifacts) = (revisions.clone(), artifacts.clone());
+                let api: Api<Revision> = Api::namespaced(client.clone(), &key.namespace);
+                async move {
+                    let Some(revision) = revisions.get(&key) else { return Ok(Outcome::Done) };
+                    let Some(digest) = revision.spec.source.component else { return Ok(Outcome::Done) };
+                    if artifacts.path(&digest).is_none() {
+                        return Ok(Outcome::RequeueAfter(Duration::from_millis(20)));
+                    }
+                    let patch = Patch::Merge(json!({"status": {"component": {"state": "Compiled"}}}));
+                    api.patch_status(&key.name, &PatchParams::default(), &patch).await.map(|_| Outcome::Done)
+                }
+            })
+            .await;
+        };
+        let stop = self.stop.clone();
+        tokio::spawn(async move { stop.run_until_cancelled(follow).await });
     }
 
     pub fn run_controllers(&self) {

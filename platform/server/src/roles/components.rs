@@ -1,10 +1,18 @@
 //! What happens to a component between its upload and its first call: it is looked at, and compiled.
 
-use std::{collections::HashSet, path::Path, sync::Arc};
+use std::{path::Path, sync::Arc, time::Duration};
 
-use mayfly_api::Revision;
-use mayfly_informer::Informer;
-use mayfly_runtime_wasm::WasmHost;
+use kube::{
+    Api, Client,
+    api::{Patch, PatchParams},
+};
+use mayfly_api::{ComponentState, ComponentStatus, ObjectKey, Revision};
+use mayfly_informer::{
+    Backoff, Change, Informer,
+    reconcile::{self, Outcome, WorkQueue},
+};
+use mayfly_runtime::CallError;
+use mayfly_runtime_wasm::{WasmHost, World};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
@@ -18,32 +26,88 @@ pub(crate) fn inspect(path: &Path) -> Result<serde_json::Value, String> {
 
 /// Compiles the component of every revision as soon as the revision is there, so that no request has to
 /// wait for it; also after an update of Mayfly, when what was compiled before cannot be used any more.
+/// What came of it is written into the revision's status, and a function is ready from then on.
 pub(crate) async fn compile_ahead(
     host: Arc<WasmHost>,
     revisions: Informer<Revision>,
+    client: Client,
     stop: CancellationToken,
 ) {
-    let mut changes = revisions.subscribe();
-    let mut compiled = HashSet::new();
-    loop {
-        let keys = tokio::select! {
-            () = stop.cancelled() => return,
-            keys = changes.next() => keys,
-        };
-        for key in keys {
-            let digest = revisions.get(&key).and_then(|revision| revision.spec.source.component);
-            let Some(digest) = digest.filter(|digest| !compiled.contains(digest)) else { continue };
-            let result = tokio::select! {
-                () = stop.cancelled() => return,
-                result = host.precompile(&digest) => result,
-            };
-            match result {
-                Ok(_) => drop(compiled.insert(digest)),
-                // The first call says the same to whoever made it.
-                Err(error) => {
-                    tracing::warn!(revision = %key, %digest, %error, "could not compile a component")
-                }
+    tokio::select! {
+        () = revisions.synced() => {}
+        () = stop.cancelled() => return,
+    }
+    let queue = WorkQueue::new(RETRY);
+    let wakes = queue.clone();
+    revisions.handle(move |change| {
+        // A spec never changes; a status that was taken away is written again.
+        match change {
+            Change::Added(revision) => wakes.add(ObjectKey::of(&**revision)),
+            Change::Updated { new, .. } if component_status(new).is_none() => {
+                wakes.add(ObjectKey::of(&**new));
             }
+            Change::Updated { .. } | Change::Deleted(_) => {}
+        }
+    });
+    let node = Arc::new(CompilingNode { host, revisions, client });
+    reconcile::run("compile ahead", queue, COMPILED_AT_ONCE, stop, move |key| {
+        let node = node.clone();
+        async move { node.prepare(&key).await }
+    })
+    .await;
+}
+
+/// Revisions looked at at once. The host's compile threads decide how many are compiled at once; most are
+/// compiled already.
+const COMPILED_AT_ONCE: usize = 8;
+/// Pauses before another look at a component that is not uploaded yet, or could not be compiled just now.
+const RETRY: Backoff = Backoff { first: Duration::from_millis(50), most: Duration::from_secs(2) };
+
+struct CompilingNode {
+    host: Arc<WasmHost>,
+    revisions: Informer<Revision>,
+    client: Client,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum PrepareError {
+    #[error(transparent)]
+    Compile(#[from] CallError),
+    #[error("cannot write what came of it: {0}")]
+    Api(#[from] kube::Error),
+}
+
+impl CompilingNode {
+    async fn prepare(&self, key: &ObjectKey) -> Result<Outcome, PrepareError> {
+        let Some(revision) = self.revisions.get(key) else { return Ok(Outcome::Done) };
+        let Some(digest) = revision.spec.source.component else { return Ok(Outcome::Done) };
+        let refused = |why: String| ComponentStatus { state: ComponentState::Refused, message: Some(why) };
+        let found = match self.host.precompile(&digest).await {
+            Ok(world) if world.answers_requests() => {
+                ComponentStatus { state: ComponentState::Compiled, message: None }
+            }
+            Ok(world) => refused(format!(
+                "component {digest} is a job ({world}), it answers no requests: run it in a Pod with \
+                 runtimeClassName: wasm, or deploy a component that exports {}",
+                World::Http2
+            )),
+            Err(CallError::ComponentInvalid(why)) => refused(why),
+            // The function's status says that it is missing; it may come yet.
+            Err(CallError::ComponentMissing(_)) => return Ok(Outcome::RequeueAfter(RETRY.most)),
+            Err(error) => return Err(error.into()),
+        };
+        if component_status(&revision) == Some(&found) {
+            return Ok(Outcome::Done);
+        }
+        let api: Api<Revision> = Api::namespaced(self.client.clone(), &key.namespace);
+        let patch = json!({"status": {"component": {"state": found.state, "message": found.message}}});
+        match api.patch_status(&key.name, &PatchParams::default(), &Patch::Merge(patch)).await {
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(Outcome::Done),
+            result => Ok(result.map(|_| Outcome::Done)?),
         }
     }
+}
+
+fn component_status(revision: &Revision) -> Option<&ComponentStatus> {
+    revision.status.as_ref()?.component.as_ref()
 }

@@ -70,6 +70,7 @@ struct Up {
     kubelet: Kubelet,
     host: Arc<WasmHost>,
     revisions: Informer<Revision>,
+    compile_client: kube::Client,
     metrics: Registry,
     endpoints: Endpoints,
 }
@@ -137,6 +138,7 @@ impl Up {
             mayfly_kubelet::Config::of_this_machine(&config.node_name, logs, KUBERNETES_VERSION);
         let kubelet = Kubelet::create(kubelet_config, client(&node), &informers, vec![host.clone()]);
         nodes.attach(&config.node_name, kubelet.router());
+        let compile_client = client(&node);
         Ok(Self {
             data_dir,
             store,
@@ -152,6 +154,7 @@ impl Up {
             kubelet,
             host,
             revisions: informers.of(),
+            compile_client,
             metrics,
             endpoints,
         })
@@ -178,7 +181,8 @@ impl Up {
         inside.run("kubelet", kubelet.run(stop));
 
         let (stop, host, revisions) = (inside.token(), self.host.clone(), self.revisions);
-        inside.run("compile ahead", components::compile_ahead(host, revisions, stop));
+        let client = self.compile_client;
+        inside.run("compile ahead", components::compile_ahead(host, revisions, client, stop));
 
         let mut front = Tasks::new("gateway");
         let gateway = self.gateway;
