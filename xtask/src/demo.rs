@@ -49,8 +49,12 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let workspace = Workspace::locate()?;
     let guests = guests::build(&workspace).context("the demo needs the examples")?;
     let mut build = cargo();
-    build.args(["build", "--package", "mayfly"]).current_dir(&workspace.root);
-    command::run(if profile == "release" { build.arg("--release") } else { &mut build })?;
+    build.current_dir(&workspace.root);
+    // In a debug build the whole workspace's features, so that the tests build nothing of it again.
+    command::run(match profile {
+        "release" => build.args(["build", "--release", "--package", "mayfly"]),
+        _ => build.args(["build", "--workspace", "--bin", "mayfly"]),
+    })?;
 
     let scope = Scope::new()?;
     let server = Server::start(&scope, &workspace.mayfly(profile), &[])?;
