@@ -149,6 +149,7 @@ fn gateway(
         secrets: informers.of(),
         host: Arc::new(Instantly),
         client,
+        requests: tokio::runtime::Handle::current(),
         stop: stop.clone(),
     };
     let config = Config { listen: "127.0.0.1:0".parse().expect("an address"), ..Config::default() };

@@ -11,7 +11,7 @@ use mayfly_informer::Informer;
 use mayfly_runtime::{Body, FunctionHost};
 use prometheus_client::registry::Registry;
 use tokio::{net::TcpListener, sync::watch, task::JoinSet};
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use crate::{
     Config, Refusal, ResponseBody,
@@ -37,6 +37,9 @@ pub struct Deps {
     pub host: Arc<dyn FunctionHost>,
     /// Writes `replicas` of revisions' ReplicaSets, nothing else. No request waits for it.
     pub client: kube::Client,
+    /// Where requests are served. With threads of its own, nothing else of the process keeps a request
+    /// waiting; routes and replicas are looked after in the runtime that [`Gateway::start`] is polled in.
+    pub requests: tokio::runtime::Handle,
     /// Ends [`Gateway::start`], after a drain.
     pub stop: CancellationToken,
 }
@@ -74,6 +77,7 @@ pub struct Gateway {
     owner: Owner,
     autoscaler: Autoscaler,
     ready: watch::Sender<bool>,
+    requests: tokio::runtime::Handle,
     stop: CancellationToken,
 }
 
@@ -87,11 +91,14 @@ pub struct GatewayHandle {
 }
 
 impl Gateway {
-    /// Binds the port and subscribes to what routes are made from. Must be called inside a tokio runtime.
+    /// Binds the port and subscribes to what routes are made from.
     pub fn create(config: Config, deps: Deps, registry: &mut Registry) -> Result<Self, CreateError> {
-        let Deps { functions, revisions, config_maps, secrets, host, client, stop } = deps;
+        let Deps { functions, revisions, config_maps, secrets, host, client, requests, stop } = deps;
         let refused = |source| CreateError::Listen { address: config.listen, source };
-        let listener = listen::bind(config.listen).map_err(refused)?;
+        let listener = {
+            let _in_requests = requests.enter();
+            listen::bind(config.listen).map_err(refused)?
+        };
         let address = listener.local_addr().map_err(refused)?;
 
         let table = Arc::new(Table::new());
@@ -121,7 +128,7 @@ impl Gateway {
             trust_forwarded: config.trust_forwarded,
         });
         let ready = watch::Sender::new(false);
-        Ok(Self { config, listener, address, proxy, owner, autoscaler, ready, stop })
+        Ok(Self { config, listener, address, proxy, owner, autoscaler, ready, requests, stop })
     }
 
     /// Where it listens: the real port when the configured one is 0.
@@ -140,7 +147,7 @@ impl Gateway {
 
     /// Serves until `Deps::stop`, then lets requests in flight finish within the drain timeout.
     pub async fn start(self) -> Drained {
-        let Self { config, listener, address, proxy, owner, autoscaler, ready, stop } = self;
+        let Self { config, listener, address, proxy, owner, autoscaler, ready, requests, stop } = self;
         tracing::info!(%address, "functions answer here");
         // Routes and replicas are kept until the last request is answered.
         let background_stop = CancellationToken::new();
@@ -149,10 +156,12 @@ impl Gateway {
         background.spawn(autoscaler.run(background_stop.clone()));
 
         let cut = CancellationToken::new();
-        let serving = listen::serve(listener, proxy, &config, stop.clone(), cut.clone());
+        let drain_timeout = config.drain_timeout;
+        let serving = listen::serve(listener, proxy, config, stop.clone(), cut.clone());
+        let mut serving = AbortOnDropHandle::new(requests.spawn(serving));
         let deadline = async {
             stop.cancelled().await;
-            tokio::time::sleep(config.drain_timeout).await;
+            tokio::time::sleep(drain_timeout).await;
         };
         // Both tasks run until they are told to stop; if one fails, what is served already goes on.
         let failure = async {
@@ -163,16 +172,17 @@ impl Gateway {
             }
             std::future::pending::<()>().await;
         };
-        let mut serving = std::pin::pin!(serving);
-        let drained = tokio::select! {
+        let (drained, served) = tokio::select! {
             () = failure => unreachable!("it never ends"),
-            () = serving.as_mut() => Drained::Clean,
+            served = &mut serving => (Drained::Clean, served),
             () = deadline => {
                 cut.cancel();
-                serving.await;
-                Drained::Cut
+                (Drained::Cut, serving.await)
             }
         };
+        if let Err(error) = served {
+            tracing::error!(%error, "serving functions failed");
+        }
         background_stop.cancel();
         while background.join_next().await.is_some() {}
         tracing::info!(%address, how = ?drained, "functions do not answer here any more");

@@ -45,12 +45,12 @@ pub(crate) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 pub(crate) async fn serve(
     listener: TcpListener,
     proxy: Arc<Proxy>,
-    config: &Config,
+    config: Config,
     drain: CancellationToken,
     cut: CancellationToken,
 ) {
     let tracker = TaskTracker::new();
-    let connections = Arc::new(Connections::new(proxy, config, tracker.clone()));
+    let connections = Arc::new(Connections::new(proxy, &config, tracker.clone()));
     let slots = Arc::new(Semaphore::new(config.connections_max));
     let accepting = async {
         loop {

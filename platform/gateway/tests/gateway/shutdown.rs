@@ -36,6 +36,7 @@ async fn a_port_in_use_is_named() {
         secrets: informers.of(),
         host: Arc::new(SimulatedFunctions::default()),
         client: api.client(),
+        requests: tokio::runtime::Handle::current(),
         stop,
     };
     let config = Config { listen: world.address, ..config() };

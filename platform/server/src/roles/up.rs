@@ -35,6 +35,9 @@ use crate::{
 
 /// How long the parts that react to objects may take to end; what they leave is done at the next start.
 const STOP_DEADLINE: Duration = Duration::from_secs(10);
+/// The control plane gets what serving leaves: objects that change by the hundred must not be felt by
+/// those who call functions.
+const CONTROL_NICENESS: i32 = 5;
 /// Longer than the gateway's own drain, which decides.
 const GATEWAY_STOP_DEADLINE: Duration = Duration::from_secs(40);
 /// The Kubernetes version whose kinds are served, as the node shows it.
@@ -44,14 +47,29 @@ const KUBERNETES_VERSION: &str = concat!("v1.33.0+mayfly-", env!("CARGO_PKG_VERS
 pub(crate) fn run(args: UpArgs, data_dir: DataDir) -> anyhow::Result<ExitCode> {
     let config = args.resolve()?;
     logging::start(&config.log, config.log_format)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let result = runtime.block_on(async {
-        let up = Box::pin(Up::create(config, data_dir)).await?;
+    let requests = runtime("request", 0)?;
+    let control = runtime("control", CONTROL_NICENESS)?;
+    let result = control.block_on(async {
+        let up = Box::pin(Up::create(config, data_dir, requests.handle())).await?;
         Box::pin(up.run()).await
     });
     // Compilations under way are left: their result is made again at the next start.
-    runtime.shutdown_timeout(Duration::from_secs(1));
+    control.shutdown_timeout(Duration::from_secs(1));
+    requests.shutdown_timeout(Duration::from_secs(1));
     result.map(|()| ExitCode::SUCCESS)
+}
+
+/// A runtime whose threads carry `name`, and are nicer than others by `niceness`.
+fn runtime(name: &str, niceness: i32) -> std::io::Result<tokio::runtime::Runtime> {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.enable_all().thread_name(name);
+    if niceness != 0 {
+        // Where it is not allowed, everyone shares alike.
+        builder.on_thread_start(move || {
+            let _ = rustix::process::nice(niceness);
+        });
+    }
+    builder.build()
 }
 
 /// Everything, created and not yet running.
@@ -76,7 +94,11 @@ struct Up {
 }
 
 impl Up {
-    async fn create(config: UpConfig, data_dir: DataDir) -> anyhow::Result<Self> {
+    async fn create(
+        config: UpConfig,
+        data_dir: DataDir,
+        requests: &tokio::runtime::Handle,
+    ) -> anyhow::Result<Self> {
         let mut metrics = Registry::with_prefix("mayfly");
         make_folder(data_dir.path())?;
         let store = Store::open(mayfly_store::Config::new(data_dir.database()))?;
@@ -118,6 +140,7 @@ impl Up {
                 secrets: informers.of(),
                 host: host.clone(),
                 client: client("system:mayfly:gateway"),
+                requests: requests.clone(),
                 stop: gateway_stop.clone(),
             },
             &mut metrics,

@@ -277,6 +277,7 @@ impl World {
             secrets: informers.of(),
             host: host.unwrap_or_else(|| simulated.clone()),
             client: api.client(),
+            requests: tokio::runtime::Handle::current(),
             stop: stop.clone(),
         };
         let gateway = Gateway::create(config, deps, &mut registry).unwrap();
