@@ -1,0 +1,1 @@
+//! The stages a state's data goes through.

@@ -1,0 +1,1 @@
+//! States errors: the name and the cause.

@@ -1,0 +1,1 @@
+//! JSONata with AWS's changes and limits that hold.

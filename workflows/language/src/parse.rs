@@ -1,0 +1,1 @@
+//! From text to the compiled model, with every problem found on the way.

@@ -1,0 +1,1 @@
+//! AWS's dialect of JSONPath and reference paths, compiled once.

@@ -1,0 +1,1 @@
+//! Payload templates: Parameters, ResultSelector, ItemSelector, Arguments, Output.

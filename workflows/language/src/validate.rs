@@ -1,0 +1,1 @@
+//! Diagnostics: what is wrong or doubtful in a definition, in AWS's words.

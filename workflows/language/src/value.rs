@@ -1,0 +1,1 @@
+//! JSON values that keep the order of their keys and share their parts.
