@@ -1,0 +1,1 @@
+//! The Step Functions API (awsJson1_0).
