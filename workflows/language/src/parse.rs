@@ -1,1 +1,0 @@
-//! From text to the compiled model, with every problem found on the way.

@@ -1,1 +1,0 @@
-//! Diagnostics: what is wrong or doubtful in a definition, in AWS's words.
