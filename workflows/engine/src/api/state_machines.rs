@@ -18,16 +18,14 @@ impl Api {
             Some("EXPRESS") => Kind::Express,
             _ => Kind::Standard,
         };
-        let revision = Revision {
-            id: None,
-            definition: text(params, "definition").into(),
-            role_arn: role(text(params, "roleArn"))?,
-            logging: logging(params)?.unwrap_or_else(default_logging),
-            tracing: tracing_enabled(params).unwrap_or(false),
-            encryption: encryption(params)?,
-            updated: self.now(),
-            compiled: Default::default(),
-        };
+        let revision = Revision::new(
+            text(params, "definition"),
+            &role(text(params, "roleArn"))?,
+            logging(params)?.unwrap_or_else(default_logging),
+            tracing_enabled(params).unwrap_or(false),
+            encryption(params)?,
+            self.now(),
+        );
         resolve::compile(&revision.definition, kind)?;
         let arn = scope.arn(format_args!("stateMachine:{name}"));
         self.finish_deletion(&arn).await?;

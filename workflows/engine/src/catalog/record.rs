@@ -50,6 +50,27 @@ pub struct Revision {
 }
 
 impl Revision {
+    /// A revision as CreateStateMachine makes it: without an id.
+    pub fn new(
+        definition: &str,
+        role_arn: &str,
+        logging: Value,
+        tracing: bool,
+        encryption: Value,
+        now: i64,
+    ) -> Revision {
+        Revision {
+            id: None,
+            definition: definition.into(),
+            role_arn: role_arn.to_owned(),
+            logging,
+            tracing,
+            encryption,
+            updated: now,
+            compiled: OnceLock::new(),
+        }
+    }
+
     /// Whether two revisions would run and log alike.
     pub(crate) fn says_the_same(&self, other: &Revision) -> bool {
         self.definition == other.definition

@@ -127,8 +127,7 @@ fn find_state(definition: &str, name: Option<&str>) -> Result<(StateMachine, Sta
     let machine = compiled.map_err(refused)?;
     let written = Value::parse(definition).map_err(|error| Refusal::Definition(error.to_string()))?;
     let Some(name) = name else {
-        let missing = || Refusal::Validation("State not found in definition".into());
-        let state = machine.state_named(NAMELESS).ok_or_else(missing)?.id;
+        let state = machine.flow(machine.root()).start_at;
         return Ok((machine, state, written));
     };
     match (machine.state_named(name).map(|state| state.id), written_state(&written, name)) {
