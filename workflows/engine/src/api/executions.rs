@@ -121,10 +121,15 @@ impl Api {
         let detail = |name: &str| machine.details.get(name).filter(|value| !value.is_null()).cloned();
         let references = if whole { state_machines::references_of(&machine.definition) } else { None };
         let label = found.map_run_arn.as_deref().and_then(map_run_label);
+        // A map run's child runs the processor of the Map state alone.
+        let text = match machine.flow {
+            Some(flow) => &machine.definition.flow(flow).definition,
+            None => &machine.definition_text,
+        };
         let fields = Fields::default()
             .set("stateMachineArn", machine.arn.as_str())
             .set("name", machine.name.as_str())
-            .set("definition", if whole { &*machine.definition_text } else { "" })
+            .set("definition", if whole { &**text } else { "" })
             .set("roleArn", machine.role_arn.as_str())
             .maybe("updateDate", machine.details.get("updateDate").and_then(Value::as_i64).map(date))
             .maybe("loggingConfiguration", detail("loggingConfiguration"))
@@ -209,7 +214,7 @@ pub(super) fn check_input(input: &str) -> Result<(), ApiError> {
         Ok(_) => Ok(()),
         Err(error) => Err(ApiError::new(
             "InvalidExecutionInput",
-            format!("Invalid State Machine Execution Input: '{error}'"),
+            format!("Invalid State Machine Execution Input: '{}'", error.describe(input)),
         )),
     }
 }

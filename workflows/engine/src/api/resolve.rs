@@ -43,6 +43,7 @@ pub(super) fn runnable(
             "tracingConfiguration": {"enabled": revision.tracing},
             "encryptionConfiguration": revision.encryption,
         }),
+        flow: None,
     };
     Ok(Arc::clone(revision.compiled.get_or_init(|| Arc::new(compiled))))
 }

@@ -1,7 +1,9 @@
 //! Reading a TestState request and refusing what cannot be tested.
 
 use super::{context, schema};
-use mayfly_workflows_language::definition::{Kind, MachineType, Map, State, StateId, StateMachine};
+use mayfly_workflows_language::definition::{
+    Kind, MachineType, Map, Pattern, Resource, State, StateId, StateMachine,
+};
 use mayfly_workflows_language::parse;
 use mayfly_workflows_language::value::Value;
 use serde_json::Value as Params;
@@ -89,7 +91,8 @@ impl Request {
         let (machine, state, written) = find_state(text("definition").unwrap_or_default(), text("stateName"))?;
         let configuration = configuration(params)?;
         let mocked = has("result") || has("errorOutput");
-        check_kind(machine.state(state), mocked, text("roleArn").is_some(), &configuration)?;
+        let (has_role, has_context) = (text("roleArn").is_some(), text("context").is_some());
+        check_kind(machine.state(state), mocked, has_role, has_context, &configuration)?;
         let context = match text("context") {
             Some(context) => Some(context::given(context).map_err(Refusal::Validation)?),
             None => None,
@@ -169,12 +172,19 @@ fn configuration(params: &Params) -> Result<Configuration, Refusal> {
 }
 
 /// Which kinds of states can be tested with what.
-fn check_kind(state: &State, mocked: bool, has_role: bool, given: &Configuration) -> Result<(), Refusal> {
+fn check_kind(
+    state: &State,
+    mocked: bool,
+    has_role: bool,
+    has_context: bool,
+    given: &Configuration,
+) -> Result<(), Refusal> {
     let needs_mock = [
         ("RetrierRetryCount", given.retries.is_some()),
         ("ErrorCausedByState", given.caused_by.is_some()),
         ("MapIterationFailureCount", given.failed_iterations.is_some()),
         ("MapItemReaderData", given.reader_data.is_some()),
+        ("Context", has_context),
     ];
     if let Some((field, _)) = needs_mock.iter().find(|(_, given)| *given && !mocked) {
         return validation(format!("TestState does not support {field} when a mock is not specified."));
@@ -186,12 +196,22 @@ fn check_kind(state: &State, mocked: bool, has_role: bool, given: &Configuration
                 .into(),
         )),
         Kind::Task(_) if !mocked && !has_role => validation("RoleArn must be specified when testing a Task state"),
+        Kind::Task(task) if !mocked && lasts(&task.resource) => Err(Refusal::Definition(
+            "TestState API does not support Activity tasks, .sync or .waitForTaskToken service integration \
+             patterns when a mock is not specified."
+                .into(),
+        )),
         Kind::Task(_) | Kind::Map(_) | Kind::Parallel(_) => Ok(()),
         kind if mocked => {
             validation(format!("State type '{}' is not supported when a mock is specified", kind.name()))
         }
         _ => Ok(()),
     }
+}
+
+/// Whether a task's end comes from somebody else than the one who is called.
+fn lasts(resource: &Resource) -> bool {
+    matches!(resource, Resource::Activity(_)) || resource.pattern() != Pattern::RequestResponse
 }
 
 fn read_mock(mock: &Params, state: &State) -> Result<Mock, Refusal> {

@@ -170,6 +170,7 @@ async fn work(
         definition_text: text,
         definition: Arc::new(definition),
         details: serde_json::Value::Null,
+        flow: None,
     };
     let start = StartRequest {
         state_machine: Arc::new(machine),
