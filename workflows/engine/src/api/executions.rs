@@ -1,0 +1,320 @@
+//! Starting, stopping and redriving executions, and everything that describes them.
+
+use super::arn::{Arn, Qualifier, check_name};
+use super::params::{Fields, date, flag, optional, text};
+use super::{Answer, Api, ApiError, paging, state_machines};
+use crate::engine::{
+    Description, ExecutionError, HistoryQuery, Kind, ListQuery, Of, RedriveError, RedriveStatus, StartError,
+    StartRequest, Status,
+};
+use jiff::Timestamp;
+use mayfly_workflows_language::value;
+use serde_json::{Value, json};
+
+/// AWS's limit of an input or an output, in bytes.
+pub(super) const PAYLOAD_BYTES_MAX: usize = 262_144;
+
+impl Api {
+    pub(super) async fn start_execution(&self, params: &Value) -> Answer {
+        let request = self.start_request(params, None).await?;
+        let started = self.engine.start_execution(request).await.map_err(start_refused)?;
+        Ok(json!({"executionArn": started.execution_arn, "startDate": date_of(started.start_date)}))
+    }
+
+    pub(super) async fn start_sync_execution(&self, params: &Value) -> Answer {
+        let request = self.start_request(params, Some(Kind::Express)).await?;
+        let ended = self.engine.start_sync(request).await.map_err(start_refused)?;
+        let whole = optional(params, "includedData") != Some("METADATA_ONLY");
+        let lasted = ended.stop_date.unwrap_or(ended.start_date).as_millisecond() - ended.start_date.as_millisecond();
+        let mut fields = Fields::default()
+            .set("executionArn", ended.execution_arn.as_str())
+            .set("stateMachineArn", ended.state_machine_arn.as_str())
+            .set("name", ended.name.as_str())
+            .set("startDate", date_of(ended.start_date))
+            .maybe("stopDate", ended.stop_date.map(date_of))
+            .set("status", ended.status.as_str())
+            .maybe("error", ended.error.clone())
+            .maybe("cause", ended.cause.clone())
+            .maybe("traceHeader", ended.trace_header.clone())
+            .set("billingDetails", billing(lasted));
+        fields = with_data(fields, &ended, whole);
+        Ok(fields.done())
+    }
+
+    /// What a start asks for: checked input, the machine as it is now.
+    async fn start_request(&self, params: &Value, wanted: Option<Kind>) -> Result<StartRequest, ApiError> {
+        let arn = Arn::of(text(params, "stateMachineArn"), &["stateMachine"])?;
+        let name = optional(params, "name").map(str::to_owned);
+        if let Some(name) = &name {
+            check_name(name)?;
+        }
+        self.finish_deletion(&arn.unqualified()).await?;
+        let target = self.target(&arn)?;
+        if wanted.is_some_and(|wanted| wanted != target.machine.kind) {
+            return Err(ApiError::type_not_supported());
+        }
+        let input = optional(params, "input").unwrap_or("{}").to_owned();
+        check_input(&input)?;
+        Ok(StartRequest {
+            state_machine: target.machine,
+            name,
+            input,
+            trace_header: optional(params, "traceHeader").map(str::to_owned),
+            version_arn: target.version_arn,
+            alias_arn: target.alias_arn,
+        })
+    }
+
+    pub(super) async fn stop_execution(&self, params: &Value) -> Answer {
+        let arn = execution(params)?.text;
+        let (error, cause) = (optional(params, "error"), optional(params, "cause"));
+        let stopped = self.engine.stop(arn, error.map(str::to_owned), cause.map(str::to_owned)).await;
+        Ok(json!({"stopDate": date_of(stopped.map_err(refused)?)}))
+    }
+
+    pub(super) async fn redrive_execution(&self, params: &Value) -> Answer {
+        match self.engine.redrive(execution(params)?.text).await {
+            Ok(redriven) => Ok(json!({"redriveDate": date_of(redriven)})),
+            Err(RedriveError::NotRedrivable(reason)) => {
+                Err(ApiError::new("ExecutionNotRedrivable", reason))
+            }
+            Err(RedriveError::Execution(error)) => Err(refused(error)),
+        }
+    }
+
+    pub(super) async fn describe_execution(&self, params: &Value) -> Answer {
+        let arn = execution(params)?.text;
+        let found = self.engine.describe(arn).await.map_err(refused)?;
+        let found = found.ok_or_else(|| ApiError::execution_missing(arn))?;
+        let whole = optional(params, "includedData") != Some("METADATA_ONLY");
+        let (status, reason) = match &found.redrive_status {
+            RedriveStatus::Redrivable => ("REDRIVABLE", None),
+            RedriveStatus::NotRedrivable(reason) => ("NOT_REDRIVABLE", Some(reason.clone())),
+            RedriveStatus::RedrivableByMapRun => ("REDRIVABLE_BY_MAP_RUN", None),
+        };
+        let fields = Fields::default()
+            .set("executionArn", found.execution_arn.as_str())
+            .set("stateMachineArn", found.state_machine_arn.as_str())
+            .set("name", found.name.as_str())
+            .set("status", found.status.as_str())
+            .set("startDate", date_of(found.start_date))
+            .maybe("stopDate", found.stop_date.map(date_of))
+            .maybe("error", found.error.clone())
+            .maybe("cause", found.cause.clone())
+            .maybe("traceHeader", found.trace_header.clone())
+            .maybe("mapRunArn", found.map_run_arn.clone())
+            .maybe("stateMachineVersionArn", found.version_arn.clone())
+            .maybe("stateMachineAliasArn", found.alias_arn.clone())
+            .set("redriveCount", found.redrive_count)
+            .maybe("redriveDate", found.redrive_date.map(date_of))
+            .set("redriveStatus", status)
+            .maybe("redriveStatusReason", reason);
+        Ok(with_data(fields, &found, whole).done())
+    }
+
+    pub(super) async fn describe_for_execution(&self, params: &Value) -> Answer {
+        let arn = execution(params)?.text;
+        let missing = || ApiError::execution_missing(arn);
+        let machine = self.engine.snapshot(arn).await.map_err(refused)?.ok_or_else(missing)?;
+        let found = self.engine.describe(arn).await.map_err(refused)?.ok_or_else(missing)?;
+        let whole = optional(params, "includedData") != Some("METADATA_ONLY");
+        let detail = |name: &str| machine.details.get(name).filter(|value| !value.is_null()).cloned();
+        let references = if whole { state_machines::references_of(&machine.definition) } else { None };
+        let label = found.map_run_arn.as_deref().and_then(map_run_label);
+        // A map run's child runs the processor of the Map state alone.
+        let text = match machine.flow {
+            Some(flow) => &machine.definition.flow(flow).definition,
+            None => &machine.definition_text,
+        };
+        let fields = Fields::default()
+            .set("stateMachineArn", machine.arn.as_str())
+            .set("name", machine.name.as_str())
+            .set("definition", if whole { &**text } else { "" })
+            .set("roleArn", machine.role_arn.as_str())
+            .maybe("updateDate", machine.details.get("updateDate").and_then(Value::as_i64).map(date))
+            .maybe("loggingConfiguration", detail("loggingConfiguration"))
+            .maybe("tracingConfiguration", detail("tracingConfiguration"))
+            .maybe("encryptionConfiguration", detail("encryptionConfiguration"))
+            .maybe("revisionId", detail("revisionId"))
+            .maybe("mapRunArn", found.map_run_arn.clone())
+            .maybe("label", label)
+            .maybe("variableReferences", references);
+        Ok(fields.done())
+    }
+
+    pub(super) async fn get_execution_history(&self, params: &Value) -> Answer {
+        let arn = execution(params)?.text;
+        let list = format!("GetExecutionHistory {arn}");
+        let query = HistoryQuery {
+            reverse: flag(params, "reverseOrder").unwrap_or(false),
+            include_data: flag(params, "includeExecutionData").unwrap_or(true),
+            limit: paging::page_size(params),
+            from: paging::position(&list, params)?,
+        };
+        let page = self.engine.history(arn, query).await.map_err(refused)?;
+        let page = page.ok_or_else(|| ApiError::execution_missing(arn))?;
+        let next = page.next.map(|position| paging::token(&list, &position));
+        Ok(Fields::default().set("events", page.items).maybe("nextToken", next).done())
+    }
+
+    pub(super) async fn list_executions(&self, params: &Value) -> Answer {
+        let of = self.list_of(params)?;
+        let list = format!("ListExecutions {of:?}");
+        let query = ListQuery {
+            of,
+            status: optional(params, "statusFilter").and_then(Status::parse),
+            redriven: optional(params, "redriveFilter").map(|filter| filter == "REDRIVEN"),
+            limit: paging::page_size(params),
+            from: paging::position(&list, params)?,
+        };
+        let page = self.engine.list(query).await.map_err(refused)?;
+        let items: Vec<Value> = page.items.iter().map(listed).collect();
+        let next = page.next.map(|position| paging::token(&list, &position));
+        Ok(Fields::default().set("executions", items).maybe("nextToken", next).done())
+    }
+
+    fn list_of(&self, params: &Value) -> Result<Of, ApiError> {
+        match (optional(params, "stateMachineArn"), optional(params, "mapRunArn")) {
+            (Some(text), None) => {
+                let arn = Arn::of(text, &["stateMachine"])?;
+                let missing = || ApiError::machine_missing(text);
+                let book = self.catalog.read();
+                let machine = book.machine(&arn.unqualified()).ok_or_else(missing)?;
+                if machine.kind == crate::catalog::Kind::Express {
+                    return Err(ApiError::type_not_supported());
+                }
+                Ok(match arn.qualifier() {
+                    None => Of::StateMachine(text.to_owned()),
+                    Some(Qualifier::Version(number)) => {
+                        book.version(&machine.arn, number).ok_or_else(missing)?;
+                        Of::Version(text.to_owned())
+                    }
+                    Some(Qualifier::Alias(name)) => {
+                        book.alias(&machine.arn, name).ok_or_else(ApiError::resource_missing)?;
+                        Of::Alias(text.to_owned())
+                    }
+                })
+            }
+            (None, Some(text)) => Ok(Of::MapRun(Arn::of(text, &["mapRun"])?.text.to_owned())),
+            _ => Err(ApiError::validation("Must provide either a StateMachine ARN or a MapRun ARN")
+                .with("reason", "MISSING_REQUIRED_PARAMETER")),
+        }
+    }
+}
+
+/// Whether a text may be an execution's input: JSON, and not larger than AWS allows.
+pub(super) fn check_input(input: &str) -> Result<(), ApiError> {
+    if input.len() > PAYLOAD_BYTES_MAX {
+        return Err(ApiError::constraints(&[format!(
+            "Value at 'input' failed to satisfy constraint: Member must have length less than or equal to \
+             {PAYLOAD_BYTES_MAX}"
+        )]));
+    }
+    match value::Value::parse(input) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(ApiError::new(
+            "InvalidExecutionInput",
+            format!("Invalid State Machine Execution Input: '{}'", error.describe(input)),
+        )),
+    }
+}
+
+/// The ARN of a STANDARD execution; an express execution is nowhere to be described.
+pub(super) fn execution<'a>(params: &'a Value) -> Result<Arn<'a>, ApiError> {
+    Arn::of(text(params, "executionArn"), &["execution"])
+}
+
+/// Input and output with the note whether they are included.
+fn with_data(fields: Fields, found: &Description, whole: bool) -> Fields {
+    let data = |text: &std::sync::Arc<str>| Value::from(&**text);
+    let included = json!({"included": whole});
+    let mut fields = fields.set("inputDetails", included.clone());
+    if whole {
+        fields = fields.set("input", data(&found.input));
+    }
+    match &found.output {
+        Some(output) if whole => fields.set("output", data(output)).set("outputDetails", included),
+        Some(_) => fields.set("outputDetails", included),
+        None => fields,
+    }
+}
+
+/// Express executions are billed in steps of 100 ms and 64 MB.
+fn billing(lasted_ms: i64) -> Value {
+    let steps = lasted_ms.max(1).div_euclid(100) + i64::from(lasted_ms.max(1).rem_euclid(100) > 0);
+    json!({"billedMemoryUsedInMB": 64, "billedDurationInMilliseconds": steps * 100})
+}
+
+fn listed(found: &Description) -> Value {
+    Fields::default()
+        .set("executionArn", found.execution_arn.as_str())
+        .set("stateMachineArn", found.state_machine_arn.as_str())
+        .set("name", found.name.as_str())
+        .set("status", found.status.as_str())
+        .set("startDate", date_of(found.start_date))
+        .maybe("stopDate", found.stop_date.map(date_of))
+        .maybe("mapRunArn", found.map_run_arn.clone())
+        .maybe("itemCount", found.item_count)
+        .maybe("stateMachineVersionArn", found.version_arn.clone())
+        .maybe("stateMachineAliasArn", found.alias_arn.clone())
+        .set("redriveCount", found.redrive_count)
+        .maybe("redriveDate", found.redrive_date.map(date_of))
+        .done()
+}
+
+/// `arn:…:mapRun:<machine>/<label>:<uuid>`: the label.
+fn map_run_label(arn: &str) -> Option<String> {
+    let (_, label) = arn.split(":mapRun:").nth(1)?.split(':').next()?.split_once('/')?;
+    Some(label.to_owned())
+}
+
+pub(super) fn date_of(timestamp: Timestamp) -> Value {
+    date(timestamp.as_millisecond())
+}
+
+pub(super) fn refused(error: ExecutionError) -> ApiError {
+    match error {
+        ExecutionError::NotFound(arn) => ApiError::execution_missing(&arn),
+        ExecutionError::InvalidPage => ApiError::invalid_token(),
+        error => ApiError::internal(&error),
+    }
+}
+
+fn start_refused(error: StartError) -> ApiError {
+    match error {
+        StartError::AlreadyExists { arn } => {
+            ApiError::new("ExecutionAlreadyExists", format!("Execution Already Exists: '{arn}'"))
+        }
+        StartError::TooMany { limit } => ApiError::new(
+            "ExecutionLimitExceeded",
+            format!("The maximum number of running executions has been reached: {limit}"),
+        ),
+        error => ApiError::internal(&error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn billing_rounds_up_to_the_next_step() {
+        for (lasted, billed) in [(0, 100), (1, 100), (100, 100), (101, 200), (250, 300)] {
+            assert_eq!(billing(lasted)["billedDurationInMilliseconds"], json!(billed), "{lasted}");
+        }
+    }
+
+    #[test]
+    fn a_map_runs_label_stands_in_its_arn() {
+        let arn = "arn:aws:states:us-east-1:000000000000:mapRun:machine/label:6e0c";
+        assert_eq!(map_run_label(arn).as_deref(), Some("label"));
+    }
+
+    #[test]
+    fn an_input_is_json_of_at_most_256_kib() {
+        assert!(check_input("{}").is_ok());
+        assert_eq!(check_input("{").expect_err("broken").code, "InvalidExecutionInput");
+        let large = format!("\"{}\"", "x".repeat(PAYLOAD_BYTES_MAX));
+        assert_eq!(check_input(&large).expect_err("large").code, "ValidationException");
+    }
+}

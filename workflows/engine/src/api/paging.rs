@@ -1,0 +1,97 @@
+//! Page tokens: opaque to the caller, bound to the operation and checked when they come back.
+
+use super::error::ApiError;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+/// AWS's number of items on a page when the request names none (or 0).
+pub(crate) const PAGE_SIZE: usize = 100;
+/// AWS's largest page.
+pub(crate) const PAGE_SIZE_MAX: usize = 1000;
+
+/// How many items the request wants on a page.
+pub(crate) fn page_size(params: &Value) -> usize {
+    let asked = params.get("maxResults").and_then(Value::as_u64).unwrap_or(0);
+    match usize::try_from(asked).unwrap_or(PAGE_SIZE_MAX) {
+        0 => PAGE_SIZE,
+        asked => asked.min(PAGE_SIZE_MAX),
+    }
+}
+
+/// The token of the page that begins after `position` in the list that `list` names (the operation and
+/// what it was asked about).
+pub(crate) fn token(list: &str, position: &str) -> String {
+    BASE64.encode(format!("{}{position}", mark(list, position)))
+}
+
+/// The position inside a token that [`token`] made for the same list; anything else is an InvalidToken.
+pub(crate) fn position(list: &str, params: &Value) -> Result<Option<String>, ApiError> {
+    let Some(token) = params.get("nextToken").and_then(Value::as_str) else { return Ok(None) };
+    let bytes = BASE64.decode(token).map_err(|_| ApiError::invalid_token())?;
+    let text = String::from_utf8(bytes).map_err(|_| ApiError::invalid_token())?;
+    let (found, position) = text.split_at_checked(MARK_LEN).ok_or_else(ApiError::invalid_token)?;
+    if found == mark(list, position) { Ok(Some(position.to_owned())) } else { Err(ApiError::invalid_token()) }
+}
+
+/// Cuts a sorted list into a page: what follows `after` by `key`, at most `size` items, and the key that
+/// the next page begins after.
+pub(crate) fn page<T>(
+    items: impl IntoIterator<Item = T>,
+    size: usize,
+    after: Option<&str>,
+    key: impl Fn(&T) -> String,
+) -> (Vec<T>, Option<String>) {
+    let mut items = items.into_iter();
+    if let Some(after) = after {
+        items.by_ref().find(|item| key(item) == after);
+    }
+    let mut page: Vec<T> = items.by_ref().take(size + 1).collect();
+    let next = if page.len() > size {
+        page.truncate(size);
+        page.last().map(&key)
+    } else {
+        None
+    };
+    (page, next)
+}
+
+const MARK_LEN: usize = 16;
+
+fn mark(list: &str, position: &str) -> String {
+    let digest = Sha256::new().chain_update(list).chain_update([0]).chain_update(position).finalize();
+    hex::encode(&digest[..MARK_LEN / 2])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_token_opens_only_the_list_it_was_made_for() {
+        let params = json!({"nextToken": token("ListActivities", "b")});
+        assert_eq!(position("ListActivities", &params).expect("ours"), Some("b".into()));
+        assert_eq!(position("ListStateMachines", &params).expect_err("another list").code, "InvalidToken");
+        let made_up = json!({"nextToken": "InvalidToken"});
+        assert_eq!(position("ListActivities", &made_up).expect_err("made up").code, "InvalidToken");
+    }
+
+    #[test]
+    fn pages_follow_each_other_without_gap_or_overlap() {
+        let items: Vec<String> = (0..13).map(|n| format!("{n:02}")).collect();
+        let mut seen = Vec::new();
+        let mut after = None;
+        loop {
+            let (page, next) = page(items.clone(), 5, after.as_deref(), String::clone);
+            assert!(page.len() <= 5);
+            seen.extend(page);
+            after = next;
+            if after.is_none() {
+                break;
+            }
+        }
+        assert_eq!(seen, items);
+    }
+}

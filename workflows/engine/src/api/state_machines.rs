@@ -1,0 +1,290 @@
+//! CreateStateMachine, UpdateStateMachine, DescribeStateMachine, DeleteStateMachine, ListStateMachines.
+
+use super::arn::{Arn, Qualifier, Scope, check_name};
+use super::params::{Fields, date, flag, optional, text};
+use super::{Answer, Api, ApiError, paging, resolve, tags};
+use crate::catalog::{Kind, Machine, NewMachine, Revision, UpdateMachine};
+use crate::engine::{ListQuery, Of, Status};
+use mayfly_workflows_language::definition::variable_references;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+impl Api {
+    pub(super) async fn create_state_machine(&self, params: &Value, scope: &Scope) -> Answer {
+        let name = text(params, "name").to_owned();
+        check_name(&name)?;
+        let publish = publication(params)?;
+        let kind = match optional(params, "type") {
+            Some("EXPRESS") => Kind::Express,
+            _ => Kind::Standard,
+        };
+        let revision = Revision::new(
+            text(params, "definition"),
+            &role(text(params, "roleArn"))?,
+            logging(params)?.unwrap_or_else(default_logging),
+            tracing_enabled(params).unwrap_or(false),
+            encryption(params)?,
+            self.now(),
+        );
+        resolve::compile(&revision.definition, kind)?;
+        let arn = scope.arn(format_args!("stateMachine:{name}"));
+        self.finish_deletion(&arn).await?;
+        let new = NewMachine { arn, name, kind, revision, publish, tags: tags::of_creation(params)? };
+        let (machine, version) = self.change(|book| book.plan_create(new)).await?;
+        let fields = Fields::default()
+            .set("stateMachineArn", machine.arn.as_str())
+            .set("creationDate", date(machine.created))
+            .maybe("stateMachineVersionArn", version.map(|version| version.arn.clone()));
+        Ok(fields.done())
+    }
+
+    pub(super) async fn update_state_machine(&self, params: &Value) -> Answer {
+        let arn = Arn::of(text(params, "stateMachineArn"), &["stateMachine"])?;
+        if arn.qualifier().is_some() {
+            return Err(ApiError::machine_missing(arn.text));
+        }
+        let publish = publication(params)?;
+        let (definition, role_arn) = (optional(params, "definition"), optional(params, "roleArn"));
+        let (logging, tracing) = (logging(params)?, tracing_enabled(params));
+        let encrypted = params.get("encryptionConfiguration").is_some_and(|value| !value.is_null());
+        if definition.is_none()
+            && role_arn.is_none()
+            && logging.is_none()
+            && tracing.is_none()
+            && !encrypted
+            && publish.is_none()
+        {
+            return Err(ApiError::new(
+                "MissingRequiredParameter",
+                "Either the definition, the role ARN, the LoggingConfiguration, or the TracingConfiguration \
+                 must be specified",
+            ));
+        }
+        self.finish_deletion(arn.text).await?;
+        let kind = self.catalog.read().live(arn.text)?.kind;
+        if let Some(definition) = definition {
+            resolve::compile(definition, kind)?;
+        }
+        let update = UpdateMachine {
+            arn: arn.text.to_owned(),
+            definition: definition.map(Into::into),
+            role_arn: role_arn.map(role).transpose()?,
+            logging,
+            tracing,
+            encryption: if encrypted { Some(encryption(params)?) } else { None },
+            revision_id: self.uuid(),
+            publish,
+            now: self.now(),
+        };
+        let updated = update.now;
+        let (machine, version) = self.change(|book| book.plan_update(update)).await?;
+        let fields = Fields::default()
+            .set("updateDate", date(updated))
+            .maybe("revisionId", machine.revision.id.clone())
+            .maybe("stateMachineVersionArn", version.map(|version| version.arn.clone()));
+        Ok(fields.done())
+    }
+
+    pub(super) async fn describe_state_machine(&self, params: &Value) -> Answer {
+        let arn = Arn::of(text(params, "stateMachineArn"), &["stateMachine"])?;
+        self.finish_deletion(&arn.unqualified()).await?;
+        let missing = || ApiError::machine_missing(arn.text);
+        let book = self.catalog.read();
+        let machine = book.machine(&arn.unqualified()).ok_or_else(missing)?;
+        let whole = optional(params, "includedData") != Some("METADATA_ONLY");
+        match arn.qualifier() {
+            None => Ok(described(machine, &machine.revision, whole)
+                .set("stateMachineArn", machine.arn.as_str())
+                .set("status", if machine.deleting { "DELETING" } else { "ACTIVE" })
+                .set("creationDate", date(machine.created))
+                .done()),
+            Some(Qualifier::Version(number)) => {
+                let version = book.version(&machine.arn, number).ok_or_else(missing)?;
+                Ok(described(machine, &version.revision, whole)
+                    .set("stateMachineArn", version.arn.as_str())
+                    .set("status", if machine.deleting { "DELETING" } else { "ACTIVE" })
+                    .set("creationDate", date(version.created))
+                    .maybe("description", version.description.clone())
+                    .done())
+            }
+            Some(Qualifier::Alias(_)) => Err(missing()),
+        }
+    }
+
+    pub(super) async fn delete_state_machine(&self, params: &Value) -> Answer {
+        let arn = Arn::of(text(params, "stateMachineArn"), &["stateMachine"])?;
+        if arn.qualifier().is_some() {
+            return Err(arn.out_of_place());
+        }
+        let arn = arn.text.to_owned();
+        let running = self.has_running(&arn).await?;
+        self.change(move |book| book.plan_delete(&arn, running)).await?;
+        Ok(json!({}))
+    }
+
+    pub(super) async fn list_state_machines(&self, params: &Value, scope: &Scope) -> Answer {
+        const LIST: &str = "ListStateMachines";
+        let after = paging::position(LIST, params)?;
+        let prefix = scope.arn(format_args!("stateMachine:"));
+        let leaving: Vec<String> = {
+            let book = self.catalog.read();
+            book.machines(&prefix).filter(|machine| machine.deleting).map(|m| m.arn.clone()).collect()
+        };
+        for arn in leaving {
+            self.finish_deletion(&arn).await?;
+        }
+        let book = self.catalog.read();
+        let size = paging::page_size(params);
+        let all = book.machines(&prefix);
+        let (page, next) = paging::page(all, size, after.as_deref(), |machine| machine.name.clone());
+        let items = page.into_iter().map(|machine| {
+            json!({
+                "stateMachineArn": machine.arn,
+                "name": machine.name,
+                "type": machine.kind.as_str(),
+                "creationDate": date(machine.created),
+            })
+        });
+        let next = next.map(|position| paging::token(LIST, &position));
+        Ok(Fields::default().set("stateMachines", items.collect::<Vec<_>>()).maybe("nextToken", next).done())
+    }
+
+    /// A machine that is being deleted goes when its last execution has ended; this looks whether it has.
+    pub(super) async fn finish_deletion(&self, arn: &str) -> Result<(), ApiError> {
+        let deleting = self.catalog.read().machine(arn).is_some_and(|machine| machine.deleting);
+        if deleting && !self.has_running(arn).await? {
+            let arn = arn.to_owned();
+            self.change(move |book| book.plan_delete(&arn, false)).await?;
+        }
+        Ok(())
+    }
+
+    async fn has_running(&self, arn: &str) -> Result<bool, ApiError> {
+        let query = ListQuery {
+            of: Of::StateMachine(arn.to_owned()),
+            status: Some(Status::Running),
+            redriven: None,
+            limit: 1,
+            from: None,
+        };
+        let page = self.engine.list(query).await.map_err(|error| ApiError::internal(&error))?;
+        Ok(!page.items.is_empty())
+    }
+}
+
+/// What describing a machine, a version and an execution's machine have in common.
+fn described(machine: &Machine, revision: &Revision, whole: bool) -> Fields {
+    let references = if whole { references(machine, revision) } else { None };
+    Fields::default()
+        .set("name", machine.name.as_str())
+        .set("type", machine.kind.as_str())
+        .set("definition", if whole { &*revision.definition } else { "" })
+        .set("roleArn", revision.role_arn.as_str())
+        .set("loggingConfiguration", revision.logging.clone())
+        .set("tracingConfiguration", json!({"enabled": revision.tracing}))
+        .set("encryptionConfiguration", revision.encryption.clone())
+        .maybe("revisionId", revision.id.clone())
+        .maybe("variableReferences", references)
+}
+
+fn references(machine: &Machine, revision: &Revision) -> Option<Value> {
+    let compiled = resolve::runnable(machine, revision).ok()?;
+    references_of(&compiled.definition)
+}
+
+/// Which states read which variables; absent where none does.
+pub(super) fn references_of(
+    definition: &mayfly_workflows_language::definition::StateMachine,
+) -> Option<Value> {
+    let references = variable_references(definition);
+    let state = |(state, variables): (Arc<str>, Vec<Arc<str>>)| {
+        let variables: Vec<Value> = variables.iter().map(|name| Value::from(&**name)).collect();
+        (state.to_string(), Value::Array(variables))
+    };
+    if references.is_empty() {
+        return None;
+    }
+    Some(Value::Object(references.into_iter().map(state).collect()))
+}
+
+/// Whether a version is wanted, and with which description.
+fn publication(params: &Value) -> Result<Option<Option<String>>, ApiError> {
+    let description = optional(params, "versionDescription").map(str::to_owned);
+    match (flag(params, "publish").unwrap_or(false), description) {
+        (true, description) => Ok(Some(description)),
+        (false, None) => Ok(None),
+        (false, Some(_)) => {
+            Err(ApiError::validation("Version description can only be set when publish is true"))
+        }
+    }
+}
+
+/// A role is taken over as it is named; it only has to be an ARN.
+fn role(arn: &str) -> Result<String, ApiError> {
+    if arn.starts_with("arn:") && arn.split(':').count() >= 6 {
+        Ok(arn.to_owned())
+    } else {
+        Err(ApiError::new("InvalidArn", format!("Invalid Role Arn: '{arn}'")))
+    }
+}
+
+fn default_logging() -> Value {
+    json!({"level": "OFF", "includeExecutionData": false})
+}
+
+/// The logging configuration with AWS's defaults; a level other than OFF needs a destination.
+fn logging(params: &Value) -> Result<Option<Value>, ApiError> {
+    let Some(given) = params.get("loggingConfiguration").filter(|value| !value.is_null()) else {
+        return Ok(None);
+    };
+    let level = optional(given, "level").unwrap_or("OFF");
+    let destinations = given.get("destinations").and_then(Value::as_array).filter(|all| !all.is_empty());
+    if level != "OFF" && destinations.is_none() {
+        return Err(ApiError::new(
+            "InvalidLoggingConfiguration",
+            "Invalid Logging Configuration: Must specify exactly one Log Destination.",
+        ));
+    }
+    if destinations.is_some_and(|all| all.len() > 1) {
+        return Err(ApiError::new(
+            "InvalidLoggingConfiguration",
+            "Invalid Logging Configuration: Must specify exactly one Log Destination.",
+        ));
+    }
+    let fields = Fields::default()
+        .set("level", level)
+        .set("includeExecutionData", flag(given, "includeExecutionData").unwrap_or(false))
+        .maybe("destinations", destinations.cloned());
+    Ok(Some(fields.done()))
+}
+
+fn tracing_enabled(params: &Value) -> Option<bool> {
+    let given = params.get("tracingConfiguration").filter(|value| !value.is_null())?;
+    Some(flag(given, "enabled").unwrap_or(false))
+}
+
+/// The encryption configuration with AWS's defaults: keys are AWS's, or the caller's with 300 s of reuse.
+pub(super) fn encryption(params: &Value) -> Result<Value, ApiError> {
+    let Some(given) = params.get("encryptionConfiguration").filter(|value| !value.is_null()) else {
+        return Ok(json!({"type": "AWS_OWNED_KEY"}));
+    };
+    let refused = |message: &str| {
+        Err(ApiError::new(
+            "InvalidEncryptionConfiguration",
+            format!("Invalid Encryption Configuration: {message}"),
+        ))
+    };
+    let period = given.get("kmsDataKeyReusePeriodSeconds").and_then(Value::as_u64);
+    match (text(given, "type"), optional(given, "kmsKeyId")) {
+        ("CUSTOMER_MANAGED_KMS_KEY", None) => {
+            refused("kmsKeyId is required when type is CUSTOMER_MANAGED_KMS_KEY")
+        }
+        ("CUSTOMER_MANAGED_KMS_KEY", Some(key)) => Ok(json!({
+            "type": "CUSTOMER_MANAGED_KMS_KEY",
+            "kmsKeyId": key,
+            "kmsDataKeyReusePeriodSeconds": period.unwrap_or(300),
+        })),
+        (_, Some(_)) => refused("kmsKeyId must not be set when type is AWS_OWNED_KEY"),
+        (_, None) => Ok(json!({"type": "AWS_OWNED_KEY"})),
+    }
+}

@@ -1,0 +1,49 @@
+//! TagResource, UntagResource, ListTagsForResource.
+
+use super::arn::Arn;
+use super::params::text;
+use super::{Answer, Api, ApiError};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+/// The tags of a creation, by key; the same key twice keeps the last value.
+pub(super) fn of_creation(params: &Value) -> Result<BTreeMap<String, String>, ApiError> {
+    let tags = params.get("tags").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    let tag = |tag: &Value| (text(tag, "key").to_owned(), text(tag, "value").to_owned());
+    Ok(tags.iter().map(tag).collect())
+}
+
+impl Api {
+    pub(super) async fn tag_resource(&self, params: &Value) -> Answer {
+        let arn = tagged(params)?;
+        let added = of_creation(params)?;
+        self.change(move |book| book.plan_tags(&arn, |tags| tags.extend(added))).await?;
+        Ok(json!({}))
+    }
+
+    pub(super) async fn untag_resource(&self, params: &Value) -> Answer {
+        let arn = tagged(params)?;
+        let keys = params.get("tagKeys").and_then(Value::as_array).cloned().unwrap_or_default();
+        self.change(move |book| {
+            book.plan_tags(&arn, |tags| {
+                for key in keys.iter().filter_map(Value::as_str) {
+                    tags.remove(key);
+                }
+            })
+        })
+        .await?;
+        Ok(json!({}))
+    }
+
+    pub(super) fn list_tags(&self, params: &Value) -> Answer {
+        let arn = tagged(params)?;
+        let book = self.catalog.read();
+        let tags = book.tags(&arn)?;
+        let tags: Vec<Value> = tags.iter().map(|(key, value)| json!({"key": key, "value": value})).collect();
+        Ok(json!({"tags": tags}))
+    }
+}
+
+fn tagged(params: &Value) -> Result<String, ApiError> {
+    Ok(Arn::of(text(params, "resourceArn"), &["stateMachine", "activity"])?.text.to_owned())
+}

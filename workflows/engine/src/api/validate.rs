@@ -1,0 +1,46 @@
+//! ValidateStateMachineDefinition.
+
+use super::Answer;
+use super::params::{Fields, optional, text};
+use mayfly_workflows_language::definition::MachineType;
+use mayfly_workflows_language::validate::{Diagnostic, Severity, check};
+use serde_json::{Value, json};
+
+/// AWS's number of diagnostics when the request names none (or 0).
+const DIAGNOSTICS_MAX: usize = 100;
+
+pub(super) fn validate_definition(params: &Value) -> Answer {
+    let machine_type = match optional(params, "type") {
+        Some("EXPRESS") => MachineType::Express,
+        _ => MachineType::Standard,
+    };
+    let found = check(text(params, "definition"), machine_type);
+    let failed = found.iter().any(|diagnostic| diagnostic.severity == Severity::Error);
+    // Without a severity AWS tells errors only.
+    let warnings = optional(params, "severity") == Some("WARNING");
+    let wanted: Vec<&Diagnostic> =
+        found.iter().filter(|diagnostic| warnings || diagnostic.severity == Severity::Error).collect();
+    let most = match params.get("maxResults").and_then(Value::as_u64).unwrap_or(0) {
+        0 => DIAGNOSTICS_MAX,
+        most => usize::try_from(most).unwrap_or(DIAGNOSTICS_MAX),
+    };
+    let diagnostics: Vec<Value> = wanted.iter().take(most).map(|diagnostic| told(diagnostic)).collect();
+    Ok(json!({
+        "result": if failed { "FAIL" } else { "OK" },
+        "truncated": wanted.len() > diagnostics.len(),
+        "diagnostics": diagnostics,
+    }))
+}
+
+fn told(diagnostic: &Diagnostic) -> Value {
+    let severity = match diagnostic.severity {
+        Severity::Error => "ERROR",
+        Severity::Warning => "WARNING",
+    };
+    Fields::default()
+        .set("severity", severity)
+        .set("code", diagnostic.code.as_str())
+        .set("message", diagnostic.message.as_str())
+        .maybe("location", diagnostic.location.as_deref())
+        .done()
+}

@@ -1,0 +1,385 @@
+//! What may be created, changed and deleted: decisions only, from what there is to what changes.
+
+use super::record::{Activity, Alias, Book, Change, Kind, Machine, Record, Revision, Route, Version};
+use super::store::CatalogError;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Why the catalog does not do it.
+#[derive(Debug, thiserror::Error)]
+pub enum Refusal {
+    /// No such machine.
+    #[error("no state machine {0}")]
+    MachineMissing(String),
+    /// The machine is on its way out.
+    #[error("state machine {0} is being deleted")]
+    MachineDeleting(String),
+    /// The name is taken by a machine that says something else.
+    #[error("state machine {0} exists")]
+    MachineExists(String),
+    /// The name is taken by an activity that is encrypted otherwise.
+    #[error("activity {0} exists")]
+    ActivityExists(String),
+    /// An alias, a version or a taggable thing that is not there.
+    #[error("no such resource: {0}")]
+    ResourceMissing(String),
+    /// The revision named is not the newest.
+    #[error("revision {asked} is not {current}")]
+    StaleRevision {
+        /// What the caller thinks is current.
+        asked: String,
+        /// What is.
+        current: String,
+    },
+    /// An alias of the same name routes otherwise.
+    #[error("alias {0} exists")]
+    AliasExists(String),
+    /// Aliases still send traffic to the version.
+    #[error("version is referenced by {0:?}")]
+    VersionReferenced(Vec<String>),
+    /// More tags than a resource may have.
+    #[error("too many tags on {0}")]
+    TooManyTags(String),
+    /// The file failed.
+    #[error(transparent)]
+    Store(#[from] CatalogError),
+}
+
+/// AWS's limit.
+pub(crate) const TAGS_MAX: usize = 50;
+
+/// A machine to create.
+pub struct NewMachine {
+    /// Its ARN, without qualifier.
+    pub arn: String,
+    /// Its name.
+    pub name: String,
+    /// STANDARD or EXPRESS.
+    pub kind: Kind,
+    /// What it does.
+    pub revision: Revision,
+    /// Whether to publish it as version 1, and the description of that version.
+    pub publish: Option<Option<String>>,
+    /// Tags.
+    pub tags: BTreeMap<String, String>,
+}
+
+/// What changes in a machine.
+pub struct UpdateMachine {
+    /// The machine.
+    pub arn: String,
+    /// Each field that is named replaces what is there.
+    pub definition: Option<Arc<str>>,
+    /// See `definition`.
+    pub role_arn: Option<String>,
+    /// See `definition`.
+    pub logging: Option<Value>,
+    /// See `definition`.
+    pub tracing: Option<bool>,
+    /// See `definition`.
+    pub encryption: Option<Value>,
+    /// The id of the revision that this makes, if it makes one.
+    pub revision_id: String,
+    /// Whether to publish, and the version's description.
+    pub publish: Option<Option<String>>,
+    /// Now, in milliseconds.
+    pub now: i64,
+}
+
+/// An alias to create.
+pub struct NewAlias {
+    /// The machine of the routed versions.
+    pub machine_arn: String,
+    /// The alias's name.
+    pub name: String,
+    /// What it is for.
+    pub description: Option<String>,
+    /// Checked routes.
+    pub routes: Vec<Route>,
+    /// Now, in milliseconds.
+    pub now: i64,
+}
+
+/// What changes in an alias.
+pub struct UpdateAlias {
+    /// The alias's machine.
+    pub machine_arn: String,
+    /// The alias's name.
+    pub name: String,
+    /// Replaces the description if named.
+    pub description: Option<String>,
+    /// Replaces the routes if named.
+    pub routes: Option<Vec<Route>>,
+    /// Now, in milliseconds.
+    pub now: i64,
+}
+
+/// An activity to create.
+pub struct NewActivity {
+    /// Its ARN.
+    pub arn: String,
+    /// Its name.
+    pub name: String,
+    /// In the shape of the API.
+    pub encryption: Value,
+    /// Tags.
+    pub tags: BTreeMap<String, String>,
+    /// Now, in milliseconds.
+    pub now: i64,
+}
+
+/// A machine, and the version that was published with it.
+pub type Created = (Arc<Machine>, Option<Arc<Version>>);
+
+type Planned<T> = Result<(Vec<Change>, T), Refusal>;
+
+impl Book {
+    /// The machine, unless it is missing or being deleted.
+    pub fn live(&self, arn: &str) -> Result<&Arc<Machine>, Refusal> {
+        let machine = self.machine(arn).ok_or_else(|| Refusal::MachineMissing(arn.to_owned()))?;
+        if machine.deleting { Err(Refusal::MachineDeleting(arn.to_owned())) } else { Ok(machine) }
+    }
+
+    /// CreateStateMachine. The same request again answers with what the first one made; role and tags do
+    /// not count in the comparison (API reference, CreateStateMachine).
+    pub fn plan_create(&self, new: NewMachine) -> Planned<Created> {
+        if let Some(machine) = self.machine(&new.arn) {
+            if machine.deleting {
+                return Err(Refusal::MachineDeleting(new.arn));
+            }
+            let mut comparable = new.revision.clone();
+            comparable.role_arn.clone_from(&machine.revision.role_arn);
+            let same = machine.kind == new.kind
+                && machine.revision.says_the_same(&comparable)
+                && machine.published_at_creation == new.publish;
+            return if same {
+                let version = new.publish.and_then(|_| self.version(&new.arn, 1).cloned());
+                Ok((Vec::new(), (Arc::clone(machine), version)))
+            } else {
+                Err(Refusal::MachineExists(new.arn))
+            };
+        }
+        if new.tags.len() > TAGS_MAX {
+            return Err(Refusal::TooManyTags(new.arn));
+        }
+        let mut machine = Machine {
+            arn: new.arn,
+            name: new.name,
+            kind: new.kind,
+            created: new.revision.updated,
+            revision: new.revision,
+            next_version: 1,
+            deleting: false,
+            published_at_creation: new.publish.clone(),
+            tags: new.tags,
+        };
+        let now = machine.created;
+        let version = new.publish.map(|description| machine.publish(description, now));
+        Ok(changed(machine, version))
+    }
+
+    /// UpdateStateMachine: a new revision where something differs, a version where one is wanted.
+    pub fn plan_update(&self, update: UpdateMachine) -> Planned<Created> {
+        let mut machine = Machine::clone(self.live(&update.arn)?);
+        let mut revision = Revision {
+            id: Some(update.revision_id),
+            definition: update.definition.unwrap_or_else(|| Arc::clone(&machine.revision.definition)),
+            role_arn: update.role_arn.unwrap_or_else(|| machine.revision.role_arn.clone()),
+            logging: update.logging.unwrap_or_else(|| machine.revision.logging.clone()),
+            tracing: update.tracing.unwrap_or(machine.revision.tracing),
+            encryption: update.encryption.unwrap_or_else(|| machine.revision.encryption.clone()),
+            updated: update.now,
+            compiled: Default::default(),
+        };
+        if !revision.says_the_same(&machine.revision) {
+            std::mem::swap(&mut machine.revision, &mut revision);
+        }
+        match update.publish {
+            Some(description) => Ok(self.publish(machine, description, update.now)),
+            None => Ok(changed(machine, None)),
+        }
+    }
+
+    /// PublishStateMachineVersion: the newest revision becomes a version, unless it is one already.
+    pub fn plan_publish(
+        &self,
+        arn: &str,
+        revision_id: Option<&str>,
+        description: Option<String>,
+        now: i64,
+    ) -> Planned<Created> {
+        let machine = Machine::clone(self.live(arn)?);
+        let current = machine.revision.id.as_deref().unwrap_or("INITIAL");
+        match revision_id {
+            Some(asked) if asked != current => {
+                Err(Refusal::StaleRevision { asked: asked.to_owned(), current: current.to_owned() })
+            }
+            _ => Ok(self.publish(machine, description, now)),
+        }
+    }
+
+    fn publish(
+        &self,
+        mut machine: Machine,
+        description: Option<String>,
+        now: i64,
+    ) -> (Vec<Change>, Created) {
+        let published = self.versions(&machine.arn).next_back();
+        match published.filter(|version| version.revision.id == machine.revision.id) {
+            Some(version) => (Vec::new(), (Arc::new(machine), Some(Arc::clone(version)))),
+            None => {
+                let version = machine.publish(description, now);
+                changed(machine, Some(version))
+            }
+        }
+    }
+
+    /// DeleteStateMachine: at once with its versions and aliases, or after its last execution.
+    pub fn plan_delete(&self, arn: &str, still_running: bool) -> Planned<()> {
+        let Some(machine) = self.machine(arn) else { return Ok((Vec::new(), ())) };
+        if still_running {
+            let machine = Machine { deleting: true, ..Machine::clone(machine) };
+            return Ok((vec![Change::Put(Record::Machine(machine))], ()));
+        }
+        let versions = self.versions(arn).map(|version| version.arn.clone());
+        let aliases = self.aliases(arn).map(|alias| alias.arn.clone());
+        let all = versions.chain(aliases).chain([arn.to_owned()]);
+        Ok((all.map(Change::Delete).collect(), ()))
+    }
+
+    /// DeleteStateMachineVersion: not while an alias routes to it; a version that is not there is gone.
+    pub fn plan_delete_version(&self, machine_arn: &str, number: u64) -> Planned<()> {
+        let Some(version) = self.version(machine_arn, number) else { return Ok((Vec::new(), ())) };
+        let routed = |alias: &&Arc<Alias>| alias.routes.iter().any(|route| route.version_arn == version.arn);
+        let names: Vec<String> = self.aliases(machine_arn).filter(routed).map(|a| a.name.clone()).collect();
+        if names.is_empty() {
+            Ok((vec![Change::Delete(version.arn.clone())], ()))
+        } else {
+            Err(Refusal::VersionReferenced(names))
+        }
+    }
+
+    /// CreateStateMachineAlias: idempotent where name, description and routes are the same.
+    pub fn plan_create_alias(&self, new: NewAlias) -> Planned<Arc<Alias>> {
+        self.live(&new.machine_arn)?;
+        self.check_routes(&new.routes)?;
+        if let Some(alias) = self.alias(&new.machine_arn, &new.name) {
+            return if alias.routes == new.routes && alias.description == new.description {
+                Ok((Vec::new(), Arc::clone(alias)))
+            } else {
+                Err(Refusal::AliasExists(alias.arn.clone()))
+            };
+        }
+        let newest = self.aliases(&new.machine_arn).map(|alias| alias.order).max();
+        let alias = Alias {
+            arn: format!("{}:{}", new.machine_arn, new.name),
+            machine_arn: new.machine_arn,
+            name: new.name,
+            description: new.description,
+            routes: new.routes,
+            created: new.now,
+            updated: new.now,
+            order: newest.map_or(0, |order| order + 1),
+        };
+        Ok((vec![Change::Put(Record::Alias(alias.clone()))], Arc::new(alias)))
+    }
+
+    /// UpdateStateMachineAlias.
+    pub fn plan_update_alias(&self, update: UpdateAlias) -> Planned<i64> {
+        let missing = || Refusal::ResourceMissing(format!("{}:{}", update.machine_arn, update.name));
+        let mut alias = Alias::clone(self.alias(&update.machine_arn, &update.name).ok_or_else(missing)?);
+        if let Some(routes) = update.routes {
+            self.check_routes(&routes)?;
+            alias.routes = routes;
+        }
+        alias.description = update.description.or(alias.description);
+        alias.updated = update.now;
+        Ok((vec![Change::Put(Record::Alias(alias))], update.now))
+    }
+
+    /// DeleteStateMachineAlias; an alias that is not there is gone.
+    pub fn plan_delete_alias(&self, machine_arn: &str, name: &str) -> Planned<()> {
+        let alias = self.alias(machine_arn, name);
+        Ok((alias.map(|alias| Change::Delete(alias.arn.clone())).into_iter().collect(), ()))
+    }
+
+    fn check_routes(&self, routes: &[Route]) -> Result<(), Refusal> {
+        let there = |route: &Route| {
+            let (machine, number) = route.version_arn.rsplit_once(':')?;
+            self.version(machine, number.parse().ok()?)
+        };
+        match routes.iter().find(|route| there(route).is_none()) {
+            Some(route) => Err(Refusal::ResourceMissing(route.version_arn.clone())),
+            None => Ok(()),
+        }
+    }
+
+    /// CreateActivity: the same name again answers with the activity that is there.
+    pub fn plan_create_activity(&self, new: NewActivity) -> Planned<Arc<Activity>> {
+        if let Some(activity) = self.activity(&new.arn) {
+            return if activity.encryption == new.encryption {
+                Ok((Vec::new(), Arc::clone(activity)))
+            } else {
+                Err(Refusal::ActivityExists(new.arn))
+            };
+        }
+        if new.tags.len() > TAGS_MAX {
+            return Err(Refusal::TooManyTags(new.arn));
+        }
+        let NewActivity { arn, name, encryption, tags, now } = new;
+        let activity = Activity { arn, name, created: now, encryption, tags };
+        Ok((vec![Change::Put(Record::Activity(activity.clone()))], Arc::new(activity)))
+    }
+
+    /// DeleteActivity; an activity that is not there is gone.
+    pub fn plan_delete_activity(&self, arn: &str) -> Planned<()> {
+        Ok((self.activity(arn).map(|_| Change::Delete(arn.to_owned())).into_iter().collect(), ()))
+    }
+
+    /// The tags of a machine or an activity.
+    pub fn tags(&self, arn: &str) -> Result<&BTreeMap<String, String>, Refusal> {
+        let machine = self.machine(arn).map(|machine| &machine.tags);
+        let tags = machine.or_else(|| self.activity(arn).map(|activity| &activity.tags));
+        tags.ok_or_else(|| Refusal::ResourceMissing(arn.to_owned()))
+    }
+
+    /// TagResource and UntagResource: `change` says what becomes of the tags.
+    pub fn plan_tags(&self, arn: &str, change: impl FnOnce(&mut BTreeMap<String, String>)) -> Planned<()> {
+        let mut tags = self.tags(arn)?.clone();
+        change(&mut tags);
+        if tags.len() > TAGS_MAX {
+            return Err(Refusal::TooManyTags(arn.to_owned()));
+        }
+        let record = match self.machine(arn) {
+            Some(machine) => Record::Machine(Machine { tags, ..Machine::clone(machine) }),
+            None => match self.activity(arn) {
+                Some(activity) => Record::Activity(Activity { tags, ..Activity::clone(activity) }),
+                None => return Err(Refusal::ResourceMissing(arn.to_owned())),
+            },
+        };
+        Ok((vec![Change::Put(record)], ()))
+    }
+}
+
+impl Machine {
+    /// Makes the next version of the current revision.
+    fn publish(&mut self, description: Option<String>, now: i64) -> Version {
+        let number = self.next_version;
+        self.next_version += 1;
+        Version {
+            arn: format!("{}:{number}", self.arn),
+            machine_arn: self.arn.clone(),
+            number,
+            description,
+            created: now,
+            revision: self.revision.clone(),
+        }
+    }
+}
+
+fn changed(machine: Machine, version: Option<Version>) -> (Vec<Change>, Created) {
+    let mut changes = vec![Change::Put(Record::Machine(machine.clone()))];
+    changes.extend(version.clone().map(|version| Change::Put(Record::Version(version))));
+    (changes, (Arc::new(machine), version.map(Arc::new)))
+}

@@ -1,0 +1,303 @@
+//! What the catalog keeps.
+
+use crate::engine;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock};
+
+/// STANDARD or EXPRESS, as stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum Kind {
+    /// Durable, with a history.
+    Standard,
+    /// Short, at most once or at least once, no history kept.
+    Express,
+}
+
+impl Kind {
+    /// The word of the API.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Kind::Standard => "STANDARD",
+            Kind::Express => "EXPRESS",
+        }
+    }
+}
+
+/// What one revision of a state machine says. Dates are milliseconds since the epoch.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Revision {
+    /// None for the revision that CreateStateMachine made, as on AWS.
+    pub id: Option<String>,
+    /// The definition as it was sent.
+    #[serde(with = "shared_text")]
+    pub definition: Arc<str>,
+    /// The role named at creation or update.
+    pub role_arn: String,
+    /// In the shape of the API, defaults filled in.
+    pub logging: Value,
+    /// Whether tracing is enabled.
+    pub tracing: bool,
+    /// In the shape of the API, defaults filled in.
+    pub encryption: Value,
+    /// When this revision came to be.
+    pub updated: i64,
+    /// What the engine runs; made when first needed.
+    #[serde(skip)]
+    pub(crate) compiled: OnceLock<Arc<engine::StateMachine>>,
+}
+
+impl Revision {
+    /// A revision as CreateStateMachine makes it: without an id.
+    pub fn new(
+        definition: &str,
+        role_arn: &str,
+        logging: Value,
+        tracing: bool,
+        encryption: Value,
+        now: i64,
+    ) -> Revision {
+        Revision {
+            id: None,
+            definition: definition.into(),
+            role_arn: role_arn.to_owned(),
+            logging,
+            tracing,
+            encryption,
+            updated: now,
+            compiled: OnceLock::new(),
+        }
+    }
+
+    /// Whether two revisions would run and log alike.
+    pub(crate) fn says_the_same(&self, other: &Revision) -> bool {
+        self.definition == other.definition
+            && self.role_arn == other.role_arn
+            && self.logging == other.logging
+            && self.tracing == other.tracing
+            && self.encryption == other.encryption
+    }
+}
+
+/// A shared text is stored as a text.
+mod shared_text {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use std::sync::Arc;
+
+    pub(super) fn serialize<S: Serializer>(text: &Arc<str>, serializer: S) -> Result<S::Ok, S::Error> {
+        str::serialize(text, serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Arc<str>, D::Error> {
+        String::deserialize(deserializer).map(Into::into)
+    }
+}
+
+/// A state machine and its newest revision.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Machine {
+    /// Without qualifier.
+    pub arn: String,
+    /// Unique in its account and region.
+    pub name: String,
+    /// Never changes.
+    pub kind: Kind,
+    /// When it was created.
+    pub created: i64,
+    /// What it does now.
+    pub revision: Revision,
+    /// The number that the next version gets; numbers are never given twice.
+    pub next_version: u64,
+    /// Deleted, but executions still run.
+    pub deleting: bool,
+    /// `publish` and `versionDescription` of its creation: they belong to the check of idempotency.
+    pub published_at_creation: Option<Option<String>>,
+    /// Tags by key.
+    pub tags: BTreeMap<String, String>,
+}
+
+/// A published version: a revision that cannot change any more.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Version {
+    /// `<machine>:<number>`.
+    pub arn: String,
+    /// The machine it is a version of.
+    pub machine_arn: String,
+    /// From 1.
+    pub number: u64,
+    /// What its publisher said of it.
+    pub description: Option<String>,
+    /// When it was published.
+    pub created: i64,
+    /// What it does.
+    pub revision: Revision,
+}
+
+/// A share of an alias's traffic.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Route {
+    /// The version that gets the share.
+    pub version_arn: String,
+    /// Percent.
+    pub weight: u64,
+}
+
+/// A name for one version, or for two with weights.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Alias {
+    /// `<machine>:<name>`.
+    pub arn: String,
+    /// The machine it belongs to.
+    pub machine_arn: String,
+    /// Unique in its machine.
+    pub name: String,
+    /// What its creator said of it.
+    pub description: Option<String>,
+    /// One route or two; the weights sum up to 100.
+    pub routes: Vec<Route>,
+    /// When it was created.
+    pub created: i64,
+    /// When it last changed.
+    pub updated: i64,
+    /// Position in the order of creation, newest highest (dates may be equal).
+    pub order: u64,
+}
+
+/// A task that workers outside poll for.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Activity {
+    /// Its ARN.
+    pub arn: String,
+    /// Unique in its account and region.
+    pub name: String,
+    /// When it was created.
+    pub created: i64,
+    /// In the shape of the API, defaults filled in.
+    pub encryption: Value,
+    /// Tags by key.
+    pub tags: BTreeMap<String, String>,
+}
+
+/// One thing in the catalog.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Record {
+    /// A state machine.
+    Machine(Machine),
+    /// A version.
+    Version(Version),
+    /// An alias.
+    Alias(Alias),
+    /// An activity.
+    Activity(Activity),
+}
+
+impl Record {
+    /// What identifies it.
+    pub fn arn(&self) -> &str {
+        match self {
+            Record::Machine(machine) => &machine.arn,
+            Record::Version(version) => &version.arn,
+            Record::Alias(alias) => &alias.arn,
+            Record::Activity(activity) => &activity.arn,
+        }
+    }
+}
+
+/// A step from one state of the catalog to the next.
+#[derive(Clone, Debug)]
+pub enum Change {
+    /// New, or in the place of the record with the same ARN.
+    Put(Record),
+    /// Gone.
+    Delete(String),
+}
+
+/// The catalog in memory.
+#[derive(Default, Debug)]
+pub struct Book {
+    machines: BTreeMap<String, Arc<Machine>>,
+    versions: BTreeMap<String, BTreeMap<u64, Arc<Version>>>,
+    aliases: BTreeMap<String, BTreeMap<String, Arc<Alias>>>,
+    activities: BTreeMap<String, Arc<Activity>>,
+}
+
+impl Book {
+    /// The machine with this unqualified ARN.
+    pub fn machine(&self, arn: &str) -> Option<&Arc<Machine>> {
+        self.machines.get(arn)
+    }
+
+    /// Machines whose ARN begins with `prefix`, by name.
+    pub fn machines(&self, prefix: &str) -> impl Iterator<Item = &Arc<Machine>> {
+        within(&self.machines, prefix)
+    }
+
+    /// A machine's version.
+    pub fn version(&self, machine_arn: &str, number: u64) -> Option<&Arc<Version>> {
+        self.versions.get(machine_arn)?.get(&number)
+    }
+
+    /// A machine's versions, oldest first.
+    pub fn versions(&self, machine_arn: &str) -> impl DoubleEndedIterator<Item = &Arc<Version>> {
+        self.versions.get(machine_arn).into_iter().flat_map(BTreeMap::values)
+    }
+
+    /// A machine's alias.
+    pub fn alias(&self, machine_arn: &str, name: &str) -> Option<&Arc<Alias>> {
+        self.aliases.get(machine_arn)?.get(name)
+    }
+
+    /// A machine's aliases, by name.
+    pub fn aliases(&self, machine_arn: &str) -> impl Iterator<Item = &Arc<Alias>> {
+        self.aliases.get(machine_arn).into_iter().flat_map(BTreeMap::values)
+    }
+
+    /// The activity with this ARN.
+    pub fn activity(&self, arn: &str) -> Option<&Arc<Activity>> {
+        self.activities.get(arn)
+    }
+
+    /// Activities whose ARN begins with `prefix`, by name.
+    pub fn activities(&self, prefix: &str) -> impl Iterator<Item = &Arc<Activity>> {
+        within(&self.activities, prefix)
+    }
+
+    /// Takes a step.
+    pub(crate) fn apply(&mut self, change: Change) {
+        match change {
+            Change::Put(Record::Machine(machine)) => {
+                self.machines.insert(machine.arn.clone(), Arc::new(machine));
+            }
+            Change::Put(Record::Version(version)) => {
+                let versions = self.versions.entry(version.machine_arn.clone()).or_default();
+                versions.insert(version.number, Arc::new(version));
+            }
+            Change::Put(Record::Alias(alias)) => {
+                let aliases = self.aliases.entry(alias.machine_arn.clone()).or_default();
+                aliases.insert(alias.name.clone(), Arc::new(alias));
+            }
+            Change::Put(Record::Activity(activity)) => {
+                self.activities.insert(activity.arn.clone(), Arc::new(activity));
+            }
+            Change::Delete(arn) => self.delete(&arn),
+        }
+    }
+
+    fn delete(&mut self, arn: &str) {
+        if self.machines.remove(arn).is_some() || self.activities.remove(arn).is_some() {
+            return;
+        }
+        let Some((machine_arn, qualifier)) = arn.rsplit_once(':') else { return };
+        match qualifier.parse::<u64>() {
+            Ok(number) => drop(self.versions.get_mut(machine_arn).and_then(|all| all.remove(&number))),
+            Err(_) => drop(self.aliases.get_mut(machine_arn).and_then(|all| all.remove(qualifier))),
+        }
+    }
+}
+
+fn within<'a, T>(all: &'a BTreeMap<String, Arc<T>>, prefix: &str) -> impl Iterator<Item = &'a Arc<T>> {
+    let prefix = prefix.to_owned();
+    all.range(prefix.clone()..).take_while(move |(arn, _)| arn.starts_with(&prefix)).map(|(_, record)| record)
+}

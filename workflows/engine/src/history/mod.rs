@@ -1,0 +1,1 @@
+//! The AWS history of an execution, derived from its journal.

@@ -1,0 +1,1 @@
+//! What has happened, kept.

@@ -1,0 +1,1 @@
+//! The machine: one event in, actions out.

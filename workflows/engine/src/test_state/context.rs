@@ -1,0 +1,123 @@
+//! The context object of a test: given by the caller and checked, or made up.
+
+use mayfly_workflows_language::value::{Map, Value};
+
+/// The objects that a given context may have, each with its fields and whether a field is a string.
+const ALLOWED: [(&str, &[(&str, Form)]); 4] = [
+    (
+        "Execution",
+        &[
+            ("Id", Form::Text),
+            ("Input", Form::Any),
+            ("Name", Form::Text),
+            ("RoleArn", Form::Text),
+            ("StartTime", Form::Text),
+            ("RedriveCount", Form::Number),
+            ("RedriveTime", Form::Text),
+        ],
+    ),
+    ("State", &[("EnteredTime", Form::Text), ("Name", Form::Text), ("RetryCount", Form::Number)]),
+    ("StateMachine", &[("Id", Form::Text), ("Name", Form::Text)]),
+    ("Task", &[("Token", Form::Text)]),
+];
+
+#[derive(Clone, Copy, PartialEq)]
+enum Form {
+    Text,
+    Number,
+    Any,
+}
+
+/// A caller's context object, or what is wrong with it in AWS's words.
+pub(crate) fn given(text: &str) -> Result<Value, String> {
+    let refused = |what: String| Err(format!("Invalid Context object provided: {what}"));
+    let Ok(context) = Value::parse(text) else { return refused("not a valid JSON".into()) };
+    let Some(objects) = context.as_object() else { return refused("must be a JSON object".into()) };
+    for (name, object) in objects.iter() {
+        if &**name == "Map" {
+            return refused("'Map' field is not supported when mocking a Context object".into());
+        }
+        let Some((_, fields)) = ALLOWED.iter().find(|(allowed, _)| *allowed == &**name) else {
+            return refused(format!("Field '{name}' is not allowed"));
+        };
+        let Some(object) = object.as_object() else { return refused(format!("{name} must be an object")) };
+        for (field, value) in object.iter() {
+            let Some((_, form)) = fields.iter().find(|(allowed, _)| *allowed == &**field) else {
+                return refused(format!("Field '{name}.{field}' is not allowed"));
+            };
+            match (form, value) {
+                (Form::Text, Value::String(_)) | (Form::Number, Value::Number(_)) | (Form::Any, _) => {}
+                (Form::Text, _) => return refused(format!("{name}.{field} must be a string")),
+                (Form::Number, _) => return refused(format!("{name}.{field} must be a number")),
+            }
+        }
+    }
+    Ok(context)
+}
+
+/// What a state sees when the caller gave no context.
+pub(crate) struct MadeUp<'a> {
+    pub(crate) execution_arn: String,
+    pub(crate) execution_name: String,
+    pub(crate) machine_arn: String,
+    pub(crate) role_arn: &'a str,
+    pub(crate) input: &'a Value,
+    pub(crate) state: &'a str,
+    /// RFC 3339 with milliseconds.
+    pub(crate) now: String,
+    /// For states that hand out a token.
+    pub(crate) token: Option<String>,
+}
+
+impl MadeUp<'_> {
+    pub(crate) fn context(&self) -> Value {
+        let text = |text: &str| Value::from(text);
+        let mut context = vec![
+            (
+                "Execution",
+                object([
+                    ("Id", text(&self.execution_arn)),
+                    ("Input", self.input.clone()),
+                    ("Name", text(&self.execution_name)),
+                    ("RoleArn", text(self.role_arn)),
+                    ("StartTime", text(&self.now)),
+                ]),
+            ),
+            ("StateMachine", object([("Id", text(&self.machine_arn)), ("Name", text("TestStateMachine"))])),
+            (
+                "State",
+                object([
+                    ("Name", text(self.state)),
+                    ("EnteredTime", text(&self.now)),
+                    ("RetryCount", Value::from(0_i64)),
+                ]),
+            ),
+        ];
+        if let Some(token) = &self.token {
+            context.push(("Task", object([("Token", text(token))])));
+        }
+        object(context)
+    }
+}
+
+fn object<'a>(fields: impl IntoIterator<Item = (&'a str, Value)>) -> Value {
+    Value::from(fields.into_iter().map(|(name, value)| (name.into(), value)).collect::<Map>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_given_context_is_checked() {
+        let refused = |text: &str| given(text).expect_err("refused");
+        let begin = "Invalid Context object provided: ";
+        assert_eq!(refused(r#"{"Execution": {"Id": 1}}"#), format!("{begin}Execution.Id must be a string"));
+        assert_eq!(refused(r#"{"Pokedex": {}}"#), format!("{begin}Field 'Pokedex' is not allowed"));
+        assert_eq!(
+            refused(r#"{"Map": {}}"#),
+            format!("{begin}'Map' field is not supported when mocking a Context object")
+        );
+        assert!(given(r#"{"Execution": {"Id": "a", "Input": [1]}, "State": {"RetryCount": 0}}"#).is_ok());
+    }
+}

@@ -1,0 +1,120 @@
+//! What becomes of an error: retriers first, then catchers.
+
+use super::Status;
+use super::inspection::Inspection;
+use super::request::Request;
+use super::run::{Outcome, Stage};
+use crate::machine::{interval_seconds, takes};
+use mayfly_workflows_language::dataflow;
+use mayfly_workflows_language::definition::{Catcher, QueryLanguage, State};
+use mayfly_workflows_language::error::StateError;
+use mayfly_workflows_language::value::Value;
+use serde_json::json;
+
+/// An error's name and cause; a mock may leave out either.
+#[derive(Clone, Debug)]
+pub(super) struct Failure {
+    pub(super) error: Option<String>,
+    pub(super) cause: Option<String>,
+}
+
+impl From<StateError> for Failure {
+    fn from(error: StateError) -> Failure {
+        Failure { error: Some(error.error.into_owned()), cause: Some(error.cause) }
+    }
+}
+
+impl Failure {
+    fn output(&self) -> Value {
+        let error = self.error.as_deref().map(|error| ("Error", Value::from(error)));
+        let cause = self.cause.as_deref().map(|cause| ("Cause", Value::from(cause)));
+        Value::object(error.into_iter().chain(cause))
+    }
+}
+
+/// Lets the state's retriers and catchers look at a failure.
+pub(super) fn settle(
+    request: &Request,
+    state: &State,
+    stage: &Stage<'_>,
+    mut inspection: Inspection,
+    failure: Failure,
+) -> Outcome {
+    let name = failure.error.as_deref();
+    let ended = |status, inspection, output, next| Outcome {
+        status,
+        output,
+        next,
+        error: failure.error.clone(),
+        cause: failure.cause.clone(),
+        inspection,
+    };
+    if let Some(index) = state.retry.iter().position(|retrier| takes(&retrier.error_equals, name)) {
+        let retrier = &state.retry[index];
+        let used = request.configuration.retries.unwrap_or(0);
+        inspection.error_detail("retryIndex", json!(index));
+        if used < retrier.max_attempts {
+            let wait = interval_seconds(retrier, u32::try_from(used).unwrap_or(u32::MAX));
+            inspection.error_detail("retryBackoffIntervalSeconds", json!(whole_seconds(wait)));
+            return ended(Status::Retriable, inspection, None, None);
+        }
+    }
+    let Some(index) = state.catch.iter().position(|catcher| takes(&catcher.error_equals, name)) else {
+        return ended(Status::Failed, inspection, None, None);
+    };
+    inspection.error_detail("catchIndex", json!(index));
+    let catcher = &state.catch[index];
+    match caught(request, state, stage, catcher, &failure) {
+        Ok((output, assigned)) => {
+            if let Some(assigned) = assigned {
+                inspection.stage("variables", &assigned);
+            }
+            let next = super::run::target(request, &catcher.next);
+            ended(Status::CaughtError, inspection, Some(output), next)
+        }
+        Err(error) => {
+            let failure = Failure::from(error);
+            Outcome {
+                status: Status::Failed,
+                output: None,
+                next: None,
+                error: failure.error,
+                cause: failure.cause,
+                inspection,
+            }
+        }
+    }
+}
+
+/// The output of a catcher, and the variables it assigned.
+fn caught(
+    request: &Request,
+    state: &State,
+    stage: &Stage<'_>,
+    catcher: &Catcher,
+    failure: &Failure,
+) -> Result<(Value, Option<Value>), StateError> {
+    let error_output = failure.output();
+    let scope = stage.scope(&request.input);
+    let (output, scope_input) = match state.query_language {
+        QueryLanguage::JsonPath => {
+            let placed = dataflow::place_result(&catcher.result_path, &request.input, error_output.clone())?;
+            (placed, &error_output)
+        }
+        QueryLanguage::Jsonata => {
+            let scope = scope.with_error_output(&error_output);
+            (dataflow::output(catcher.output.as_ref(), &scope, &error_output)?, &request.input)
+        }
+    };
+    let Some(assign) = &catcher.assign else { return Ok((output, None)) };
+    let scope = stage.scope(scope_input).with_error_output(&error_output);
+    let assigned = dataflow::assign(Some(assign), &scope)?;
+    Ok((output, Some(Value::from(stage.variables.assign(&assigned).visible()))))
+}
+
+/// Intervals are whole seconds where they can be.
+fn whole_seconds(seconds: f64) -> serde_json::Value {
+    #[expect(clippy::cast_possible_truncation, reason = "an interval is far below 2^63 seconds")]
+    let whole = seconds.round() as i64;
+    json!(whole)
+}

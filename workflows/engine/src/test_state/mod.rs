@@ -1,0 +1,73 @@
+//! TestState: one state, run alone, with its inner stages shown.
+//!
+//! [`request`] reads what is asked and refuses what cannot be tested, [`run`] takes the state through its
+//! stages with the same functions that the machine uses, [`inspection`] keeps what lies between them, and
+//! [`failing`] decides what retriers and catchers make of an error. A task without a mock is really
+//! carried out, as an express execution of a machine that has this one task.
+//!
+//! Not here: the state's place in a machine. Nothing is stored.
+
+mod context;
+mod failing;
+mod inspection;
+mod request;
+mod run;
+mod schema;
+
+pub(crate) use request::{Refusal, Request};
+
+use crate::engine::Engine;
+use serde_json::{Map, Value, json};
+
+/// What is known of the world where the test runs.
+pub(crate) struct Surroundings<'a> {
+    pub(crate) engine: &'a Engine,
+    /// Milliseconds since the epoch.
+    pub(crate) now_ms: i64,
+    /// Randomness for this test.
+    pub(crate) seed: u64,
+    /// `arn:aws:states:<region>:<account>`.
+    pub(crate) arn_prefix: String,
+    /// A fresh name.
+    pub(crate) uuid: String,
+}
+
+/// Runs the test; the answer has the shape of the API.
+pub(crate) async fn answer(request: &Request, around: &Surroundings<'_>) -> Result<Value, Refusal> {
+    let outcome = run::run(request, around).await?;
+    let mut fields = Map::new();
+    let mut set = |name: &str, value: Option<Value>| {
+        if let Some(value) = value {
+            fields.insert(name.to_owned(), value);
+        }
+    };
+    set("status", Some(json!(outcome.status.as_str())));
+    set("output", outcome.output.as_ref().map(|output| json!(inspection::spaced(output))));
+    set("error", outcome.error.map(|error| json!(error)));
+    set("cause", outcome.cause.map(|cause| json!(cause)));
+    set("nextState", outcome.next.map(|next| json!(next)));
+    if request.level.shows_stages() {
+        set("inspectionData", Some(outcome.inspection.done()));
+    }
+    Ok(Value::Object(fields))
+}
+
+/// How a test ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Status {
+    Succeeded,
+    Failed,
+    Retriable,
+    CaughtError,
+}
+
+impl Status {
+    fn as_str(self) -> &'static str {
+        match self {
+            Status::Succeeded => "SUCCEEDED",
+            Status::Failed => "FAILED",
+            Status::Retriable => "RETRIABLE",
+            Status::CaughtError => "CAUGHT_ERROR",
+        }
+    }
+}

@@ -1,0 +1,498 @@
+//! Taking one state through its stages.
+
+use super::failing::{Failure, settle};
+use super::inspection::Inspection;
+use super::request::{Mock, Refusal, Request};
+use super::{Status, Surroundings, context};
+use crate::engine::{self, StartRequest};
+use crate::machine::time_text;
+use mayfly_workflows_language::choice;
+use mayfly_workflows_language::dataflow::{self, Ambient, Context, Scope, Variables};
+use mayfly_workflows_language::definition::{
+    Choice, Condition, DataFlow, Fail, Items, Kind, MachineType, Map, Pass, Quantity, Rule, State, Task, Text,
+    Transition,
+};
+use mayfly_workflows_language::error::StateError;
+use mayfly_workflows_language::parse;
+use mayfly_workflows_language::template::Template;
+use mayfly_workflows_language::value::Value;
+use serde_json::json;
+use std::sync::Arc;
+
+/// How a test ended.
+pub(super) struct Outcome {
+    pub(super) status: Status,
+    pub(super) output: Option<Value>,
+    pub(super) error: Option<String>,
+    pub(super) cause: Option<String>,
+    pub(super) next: Option<String>,
+    pub(super) inspection: Inspection,
+}
+
+/// What the test stands on, owned: it outlives the wait for a task's work.
+struct Ground {
+    context: Value,
+    variables: Variables,
+    ambient: Ambient,
+}
+
+impl Ground {
+    fn stage(&self) -> Stage<'_> {
+        Stage { context: &self.context, variables: &self.variables, ambient: &self.ambient }
+    }
+
+    fn walk<T>(
+        &self,
+        request: &Request,
+        inspection: &mut Inspection,
+        walk: impl FnOnce(&mut Passage<'_>) -> T,
+    ) -> T {
+        let stage = self.stage();
+        walk(&mut Passage { request, state: request.state(), stage: &stage, inspection })
+    }
+}
+
+/// What every evaluation of the test sees.
+pub(super) struct Stage<'a> {
+    context: &'a Value,
+    pub(super) variables: &'a Variables,
+    ambient: &'a Ambient,
+}
+
+impl Stage<'_> {
+    pub(super) fn scope<'b>(&'b self, input: &'b Value) -> Scope<'b> {
+        Scope {
+            input,
+            result: None,
+            error_output: None,
+            context: Context::Ready(self.context),
+            variables: self.variables,
+            ambient: self.ambient,
+        }
+    }
+}
+
+/// What a state leaves behind when nothing failed.
+struct Left {
+    output: Value,
+    next: Option<String>,
+}
+
+pub(super) async fn run(request: &Request, around: &Surroundings<'_>) -> Result<Outcome, Refusal> {
+    let state = request.state();
+    let variables = match &request.variables {
+        Value::Object(own) => Variables::of(mayfly_workflows_language::value::Map::clone(own)),
+        _ => Variables::new(),
+    };
+    let ambient = Ambient::new(around.now_ms, around.seed);
+    let ground = Ground { context: made_context(request, around), variables, ambient };
+    let mut inspection = Inspection::default();
+    inspection.stage("input", &request.input);
+    let left = match &state.kind {
+        Kind::Task(task) => match ground.walk(request, &mut inspection, |passage| passage.begin_task()) {
+            Err(error) => Err(Failure::from(error)),
+            Ok(arguments) => match work(request, task, &arguments, around).await? {
+                Err(failure) => Err(failure),
+                Ok(result) => {
+                    ground.walk(request, &mut inspection, |passage| passage.end_task(&result)).map_err(Failure::from)
+                }
+            },
+        },
+        _ => ground.walk(request, &mut inspection, |passage| passage.alone()),
+    };
+    Ok(match left {
+        Ok(left) => Outcome {
+            status: Status::Succeeded,
+            output: Some(left.output),
+            error: None,
+            cause: None,
+            next: left.next,
+            inspection,
+        },
+        Err(failure) => settle(request, state, &ground.stage(), inspection, failure),
+    })
+}
+
+/// The name of the state that a transition leads to; none at the end.
+pub(super) fn target(request: &Request, transition: &Transition) -> Option<String> {
+    match transition {
+        Transition::End => None,
+        Transition::Next(id) => Some(request.machine.state(*id).name.to_string()),
+        Transition::Outside(name) => Some(name.to_string()),
+    }
+}
+
+fn made_context(request: &Request, around: &Surroundings<'_>) -> Value {
+    if let Some(context) = &request.context {
+        return context.clone();
+    }
+    context::MadeUp {
+        execution_arn: format!("{}:express:TestStateMachine:{}:{}", around.arn_prefix, around.uuid, around.uuid),
+        execution_name: around.uuid.clone(),
+        machine_arn: format!("{}:stateMachine:TestStateMachine", around.arn_prefix),
+        role_arn: request.role_arn.as_deref().unwrap_or_default(),
+        input: &request.input,
+        state: &request.state().name,
+        now: time_text(around.now_ms),
+        token: Some(around.uuid.clone()),
+    }
+    .context()
+}
+
+/// A task's work: its mock, or the real thing as an express execution of this task alone, whose input is
+/// the task's arguments.
+async fn work(
+    request: &Request,
+    task: &Task,
+    arguments: &Value,
+    around: &Surroundings<'_>,
+) -> Result<Result<Value, Failure>, Refusal> {
+    match &request.mock {
+        Some(Mock::Result(result)) => return Ok(Ok(result.clone())),
+        Some(Mock::Error { error, cause }) => {
+            return Ok(Err(Failure { error: error.clone(), cause: cause.clone() }));
+        }
+        None => {}
+    }
+    let name = &*request.state().name;
+    let alone = json!({
+        "StartAt": name,
+        "States": {name: {"Type": "Task", "Resource": &*task.arn, "End": true}},
+    });
+    let text: Arc<str> = alone.to_string().into();
+    let definition = parse::compile(&text, MachineType::Express)
+        .map_err(|rejection| Refusal::Definition(rejection.message()))?;
+    let machine = engine::StateMachine {
+        arn: format!("{}:stateMachine:TestStateMachine", around.arn_prefix),
+        name: "TestStateMachine".into(),
+        role_arn: request.role_arn.clone().unwrap_or_default(),
+        kind: engine::Kind::Express,
+        definition_text: text,
+        definition: Arc::new(definition),
+        details: serde_json::Value::Null,
+        flow: None,
+    };
+    let start = StartRequest {
+        state_machine: Arc::new(machine),
+        name: Some(around.uuid.clone()),
+        input: arguments.to_text(),
+        trace_header: None,
+        version_arn: None,
+        alias_arn: None,
+    };
+    let ended = around.engine.start_sync(start).await.map_err(|error| Refusal::Internal(error.to_string()))?;
+    Ok(match &ended.output {
+        Some(output) => Ok(Value::parse(output).map_err(|error| Refusal::Internal(error.to_string()))?),
+        None => Err(Failure { error: ended.error, cause: ended.cause }),
+    })
+}
+
+struct Passage<'a> {
+    request: &'a Request,
+    state: &'a State,
+    stage: &'a Stage<'a>,
+    inspection: &'a mut Inspection,
+}
+
+impl Passage<'_> {
+    /// Every state that needs nobody else, or only its mock.
+    fn alone(&mut self) -> Result<Left, Failure> {
+        let state = self.state;
+        match &state.kind {
+            Kind::Parallel(_) => self.parallel(),
+            Kind::Map(map) => self.map(map),
+            Kind::Pass(kind) => Ok(self.pass(kind)?),
+            Kind::Choice(kind) => Ok(self.choice(kind)?),
+            Kind::Fail(kind) => Err(self.fail(kind).unwrap_or_else(Failure::from)),
+            Kind::Wait(_) | Kind::Succeed | Kind::Task(_) => Ok(self.unchanged()?),
+        }
+    }
+
+    fn effective_input(&mut self, show: bool) -> Result<Value, StateError> {
+        let DataFlow::JsonPath { input_path, .. } = &self.state.data else { return Ok(self.request.input.clone()) };
+        let input = dataflow::effective_input(input_path, &self.stage.scope(&self.request.input))?;
+        if show {
+            self.inspection.stage("afterInputPath", &input);
+        }
+        Ok(input)
+    }
+
+    /// `Parameters` or `Arguments`, of a Task or a Pass.
+    fn arguments(&mut self, input: &Value, show: bool) -> Result<Value, StateError> {
+        let scope = self.stage.scope(input);
+        match &self.state.data {
+            DataFlow::JsonPath { parameters, .. } => {
+                let value = dataflow::parameters(parameters.as_ref(), &scope, "Parameters")?;
+                if show {
+                    self.inspection.stage("afterParameters", &value);
+                }
+                Ok(value)
+            }
+            DataFlow::Jsonata { arguments, .. } => {
+                let value = dataflow::parameters(arguments.as_ref(), &scope, "Arguments")?;
+                if show {
+                    self.inspection.stage("afterArguments", &value);
+                }
+                Ok(value)
+            }
+        }
+    }
+
+    fn begin_task(&mut self) -> Result<Value, StateError> {
+        let input = self.effective_input(true)?;
+        self.arguments(&input, true)
+    }
+
+    fn end_task(&mut self, result: &Value) -> Result<Left, StateError> {
+        self.inspection.stage("result", result);
+        self.finish(result)
+    }
+
+    fn pass(&mut self, pass: &Pass) -> Result<Left, StateError> {
+        // With a Result, input and parameters do not matter and are not shown.
+        let show = pass.result.is_none();
+        let input = self.effective_input(show)?;
+        if let Some(result) = &pass.result {
+            self.inspection.stage("result", result);
+            return self.finish(result);
+        }
+        let jsonata = matches!(self.state.data, DataFlow::Jsonata { .. });
+        let value = self.arguments(&input, show && !jsonata)?;
+        self.finish(&value)
+    }
+
+    fn unchanged(&mut self) -> Result<Left, StateError> {
+        let input = self.effective_input(true)?;
+        self.finish_unchanged(&input)
+    }
+
+    fn choice(&mut self, choice: &Choice) -> Result<Left, StateError> {
+        let input = self.effective_input(true)?;
+        for (index, rule) in choice.rules.iter().enumerate() {
+            let scope = self.stage.scope(&input);
+            let matched = match &rule.condition {
+                Condition::JsonPath(condition) => condition.matches(&scope)?,
+                Condition::Jsonata(condition) => {
+                    choice::condition(condition, &scope, &format!("Choices[{index}]/Condition"))?
+                }
+                Condition::Always(matched) => *matched,
+            };
+            if matched {
+                return self.chosen(&input, Some(rule), &rule.next);
+            }
+        }
+        match &choice.default {
+            Some(default) => self.chosen(&input, None, default),
+            None => Err(StateError::new(
+                "States.NoChoiceMatched",
+                "Failed to transition out of the state. The state does not point to a next state.",
+            )),
+        }
+    }
+
+    fn chosen(&mut self, input: &Value, rule: Option<&Rule>, next: &Transition) -> Result<Left, StateError> {
+        let next = target(self.request, next);
+        let left = match (&self.state.data, rule) {
+            (DataFlow::Jsonata { output, .. }, rule) => {
+                let template = rule.and_then(|rule| rule.output.as_ref()).or(output.as_ref());
+                dataflow::output(template, &self.stage.scope(input), input)?
+            }
+            (DataFlow::JsonPath { .. }, _) => self.finish_unchanged(input)?.output,
+        };
+        let assign = match rule {
+            Some(rule) => rule.assign.as_ref(),
+            None => self.state.assign.as_ref(),
+        };
+        self.assign(assign, &self.stage.scope(input))?;
+        Ok(Left { output: left, next })
+    }
+
+    fn fail(&mut self, fail: &Fail) -> Result<Failure, StateError> {
+        let text = |text: &Option<Text>, field: &str| match text {
+            None => Ok(None),
+            Some(Text::Literal(text)) => Ok(Some(text.to_string())),
+            Some(Text::Template(template)) => {
+                template.evaluate(&self.stage.scope(&self.request.input), &format!("{field}Path")).map(Some).map(plain)
+            }
+            Some(Text::Expression(expression)) => {
+                expression.evaluate(&self.stage.scope(&self.request.input), field).map(Some).map(plain)
+            }
+        };
+        Ok(Failure { error: text(&fail.error, "Error")?, cause: text(&fail.cause, "Cause")? })
+    }
+
+    /// A Parallel state shows its result's stages only.
+    fn parallel(&mut self) -> Result<Left, Failure> {
+        let input = self.effective_input(false)?;
+        self.arguments(&input, false)?;
+        match &self.request.mock {
+            Some(Mock::Error { error, cause }) => Err(Failure { error: error.clone(), cause: cause.clone() }),
+            Some(Mock::Result(result)) => Ok(self.finish(result)?),
+            None => Ok(self.finish(&Value::Null)?),
+        }
+    }
+
+    fn map(&mut self, map: &Map) -> Result<Left, Failure> {
+        let input = self.effective_input(true)?;
+        self.items(map, &input)?;
+        let scope = self.stage.scope(&input);
+        let written = |name: &str| self.request.written.get(name).is_some();
+        let concurrency = number(&map.max_concurrency, &scope, "MaxConcurrency")?;
+        let count = map.tolerated_failure_count.as_ref();
+        let count = count.map(|count| number(count, &scope, "ToleratedFailureCount")).transpose()?;
+        let percentage = map.tolerated_failure_percentage.as_ref();
+        let percentage = percentage.map(|share| share_of(share, &scope)).transpose()?;
+        if written("MaxConcurrency") || written("MaxConcurrencyPath") {
+            self.inspection.fact("maxConcurrency", json!(concurrency));
+        }
+        if let Some(count) = count {
+            self.inspection.fact("toleratedFailureCount", json!(count));
+        }
+        if let Some(percentage) = percentage {
+            self.inspection.fact("toleratedFailurePercentage", json!(percentage));
+        }
+        match &self.request.mock {
+            Some(Mock::Error { error, cause }) => Err(Failure { error: error.clone(), cause: cause.clone() }),
+            Some(Mock::Result(result)) => {
+                self.tolerate(result, count, percentage)?;
+                Ok(self.finish(result)?)
+            }
+            None => Ok(self.finish(&Value::Null)?),
+        }
+    }
+
+    /// Where the items come from, and what each iteration is given.
+    fn items(&mut self, map: &Map, input: &Value) -> Result<(), StateError> {
+        let jsonpath = matches!(self.state.data, DataFlow::JsonPath { .. });
+        let items = match (&map.item_reader, &map.items) {
+            (Some(_), _) => return Ok(()),
+            (None, Items::Whole) => input.clone(),
+            (None, Items::Path(path)) => {
+                let found = path.evaluate(&self.stage.scope(input));
+                found.map_err(|error| StateError::runtime(error.to_string()))?
+            }
+            (None, Items::Template(items)) => items.evaluate(&self.stage.scope(input), "Items")?,
+        };
+        if jsonpath {
+            self.inspection.stage("afterItemsPath", &items);
+        }
+        if let (Some(selector), Some(items)) = (&map.item_selector, items.as_array()) {
+            let selected: Result<Vec<Value>, StateError> =
+                items.iter().enumerate().map(|(index, item)| self.selected(selector, input, index, item)).collect();
+            self.inspection.stage("afterItemSelector", &Value::from(selected?));
+        }
+        Ok(())
+    }
+
+    fn selected(&self, selector: &Template, input: &Value, index: usize, item: &Value) -> Result<Value, StateError> {
+        let mut context = self.stage.context.clone();
+        if let Value::Object(fields) = &mut context {
+            let index = i64::try_from(index).unwrap_or(i64::MAX);
+            let item = Value::object([("Index", Value::from(index)), ("Value", item.clone())]);
+            Arc::make_mut(fields).insert(Arc::<str>::from("Map"), Value::object([("Item", item)]));
+        }
+        let stage = Stage { context: &context, ..*self.stage };
+        selector.evaluate(&stage.scope(input), "ItemSelector")
+    }
+
+    /// Fails the map when more iterations failed than it tolerates.
+    fn tolerate(&self, result: &Value, count: Option<u64>, percentage: Option<f64>) -> Result<(), Failure> {
+        let Some(failed) = self.request.configuration.failed_iterations.filter(|failed| *failed > 0) else {
+            return Ok(());
+        };
+        let total = result.as_array().map_or(0, |items| items.len());
+        let share = failed as f64 * 100.0 / total.max(1) as f64;
+        let within = match (count, percentage) {
+            (None, None) => false,
+            (count, percentage) => {
+                count.is_none_or(|count| failed <= count) && percentage.is_none_or(|most| share <= most)
+            }
+        };
+        if within {
+            return Ok(());
+        }
+        Err(Failure {
+            error: Some("States.ExceedToleratedFailureThreshold".into()),
+            cause: Some("The specified tolerated failure threshold was exceeded".into()),
+        })
+    }
+
+    /// From a result to the output.
+    fn finish(&mut self, result: &Value) -> Result<Left, StateError> {
+        let input = &self.request.input;
+        let scope = self.stage.scope(input);
+        let (output, scope_input) = match &self.state.data {
+            DataFlow::JsonPath { result_selector, result_path, output_path, .. } => {
+                let selected = dataflow::select_result(result_selector.as_ref(), &scope, result)?;
+                self.inspection.stage("afterResultSelector", &selected);
+                let placed = dataflow::place_result(result_path, input, selected.clone())?;
+                self.inspection.stage("afterResultPath", &placed);
+                (dataflow::effective_output(output_path, &self.stage.scope(&placed))?, selected)
+            }
+            DataFlow::Jsonata { output, .. } => {
+                let scope = scope.with_result(result);
+                (dataflow::output(output.as_ref(), &scope, result)?, input.clone())
+            }
+        };
+        self.assign(self.state.assign.as_ref(), &self.stage.scope(&scope_input).with_result(result))?;
+        Ok(Left { output, next: target(self.request, &self.state.next) })
+    }
+
+    /// The output of states without a result.
+    fn finish_unchanged(&mut self, input: &Value) -> Result<Left, StateError> {
+        let output = match &self.state.data {
+            DataFlow::JsonPath { output_path, .. } => {
+                dataflow::effective_output(output_path, &self.stage.scope(input))?
+            }
+            DataFlow::Jsonata { output, .. } => dataflow::output(output.as_ref(), &self.stage.scope(input), input)?,
+        };
+        if !matches!(self.state.kind, Kind::Choice(_)) {
+            self.assign(self.state.assign.as_ref(), &self.stage.scope(input))?;
+        }
+        Ok(Left { output, next: target(self.request, &self.state.next) })
+    }
+
+    fn assign(&mut self, template: Option<&Template>, scope: &Scope<'_>) -> Result<(), StateError> {
+        if template.is_none() && self.request.variables.as_object().is_none_or(|own| own.is_empty()) {
+            return Ok(());
+        }
+        let assigned = dataflow::assign(template, scope)?;
+        self.inspection.stage("variables", &Value::from(self.stage.variables.assign(&assigned).visible()));
+        Ok(())
+    }
+}
+
+fn plain(value: Option<Value>) -> Option<String> {
+    value.map(|value| value.as_str().map_or_else(|| value.to_text(), str::to_owned))
+}
+
+fn number(quantity: &Quantity<u64>, scope: &Scope<'_>, field: &str) -> Result<u64, StateError> {
+    let found = found(quantity, scope, field)?;
+    let number = match (quantity, &found) {
+        (Quantity::Value(number), _) => Some(*number),
+        // AWS takes a number's text in these places too.
+        (_, Some(Value::String(text))) => text.parse().ok(),
+        (_, found) => found.as_ref().and_then(Value::as_i64).and_then(|number| u64::try_from(number).ok()),
+    };
+    number.ok_or_else(|| StateError::runtime(format!("The value of {field} must be a non-negative integer")))
+}
+
+fn share_of(quantity: &Quantity<f64>, scope: &Scope<'_>) -> Result<f64, StateError> {
+    let found = found(quantity, scope, "ToleratedFailurePercentage")?;
+    let number = match (quantity, &found) {
+        (Quantity::Value(number), _) => Some(*number),
+        (_, Some(Value::String(text))) => text.parse().ok(),
+        (_, found) => found.as_ref().and_then(Value::as_f64),
+    };
+    number.ok_or_else(|| StateError::runtime("The value of ToleratedFailurePercentage must be a number"))
+}
+
+fn found<T>(quantity: &Quantity<T>, scope: &Scope<'_>, field: &str) -> Result<Option<Value>, StateError> {
+    match quantity {
+        Quantity::Value(_) => Ok(None),
+        Quantity::Path(path) => {
+            path.evaluate(scope).map(Some).map_err(|error| StateError::runtime(error.to_string()))
+        }
+        Quantity::Expression(expression) => expression.evaluate(scope, field).map(Some),
+    }
+}

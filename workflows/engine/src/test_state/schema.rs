@@ -1,0 +1,182 @@
+//! Mocked results against the response shapes of the services they stand for.
+//!
+//! `mock_shapes.json` has the outputs of the services that workflows call most, reduced to types from the
+//! public service models that botocore publishes under Apache-2.0: per service its operations and a table
+//! of shapes (`f` fields, `r` required, `l` list of, `m` map of; `s` string, `n` number, `b` boolean, `*`
+//! anything). Workflows see field names with a capital first letter. A service that is not there is not
+//! checked.
+
+use mayfly_workflows_language::definition::{Pattern, Resource};
+use mayfly_workflows_language::value::Value;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+static SERVICES: LazyLock<BTreeMap<String, Service>> = LazyLock::new(|| {
+    #[expect(clippy::expect_used, reason = "the file is part of the program, and a test reads it")]
+    serde_json::from_str(include_str!("mock_shapes.json")).expect("mock_shapes.json is well-formed")
+});
+
+#[derive(Deserialize)]
+struct Service {
+    operations: BTreeMap<String, Type>,
+    shapes: Vec<Shape>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Type {
+    Shape(usize),
+    Plain(char),
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Shape {
+    Structure {
+        f: BTreeMap<String, Type>,
+        #[serde(default)]
+        r: Vec<String>,
+    },
+    List {
+        l: Type,
+    },
+    Map {
+        m: Type,
+    },
+}
+
+/// How strictly a mock is compared with the service's model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Required fields are there, and what is there has the right type.
+    Strict,
+    /// What is there has the right type.
+    Present,
+    /// Not at all.
+    None,
+}
+
+/// The first field of `result` that the response of `resource` could not have, in AWS's words.
+pub(crate) fn check(resource: &Resource, result: &Value, mode: Mode) -> Result<(), String> {
+    let (service, action, optimised) = match resource {
+        _ if mode == Mode::None => return Ok(()),
+        Resource::LambdaInvoke(_) => ("lambda", "invoke", true),
+        Resource::StartExecution { pattern: Pattern::RequestResponse, .. } => ("sfn", "startExecution", true),
+        Resource::StartExecution { pattern: Pattern::Sync, .. } => ("sfn", "describeExecution", true),
+        // What comes back through a token is whatever the one who answers sends.
+        Resource::Integration { pattern: Pattern::RequestResponse, service, action, aws_sdk, .. } => {
+            (&**service, &**action, !aws_sdk)
+        }
+        _ => return Ok(()),
+    };
+    let service = if service == "eventbridge" { "events" } else { service };
+    let Some(found) = SERVICES.get(service) else { return Ok(()) };
+    let Some(kind) = found.operations.get(action) else { return Ok(()) };
+    let check = Check { shapes: &found.shapes, mode, free_payload: optimised && service == "lambda" };
+    check.value(kind, result, "").map_err(|told| format!("Mock result schema validation error: {told}"))
+}
+
+struct Check<'a> {
+    shapes: &'a [Shape],
+    mode: Mode,
+    /// The optimised `lambda:invoke` parses the payload: it may be anything.
+    free_payload: bool,
+}
+
+impl Check<'_> {
+    fn value(&self, kind: &Type, value: &Value, field: &str) -> Result<(), String> {
+        let must_be = |what: &str| match field {
+            "" => Err(format!("Result must be {what}")),
+            field => Err(format!("Field '{field}' must be {what}")),
+        };
+        match kind {
+            _ if value.is_null() => Ok(()),
+            Type::Plain('*') => Ok(()),
+            Type::Plain('s') if !matches!(value, Value::String(_)) => must_be("a string"),
+            Type::Plain('n') if !matches!(value, Value::Number(_)) => must_be("a number"),
+            Type::Plain('b') if !matches!(value, Value::Bool(_)) => must_be("a boolean"),
+            Type::Plain(_) => Ok(()),
+            Type::Shape(index) => match (self.shapes.get(*index), value) {
+                (Some(Shape::Structure { f, r }), Value::Object(fields)) => {
+                    if self.mode == Mode::Strict
+                        && let Some(missing) = r.iter().find(|name| fields.get(name).is_none())
+                    {
+                        return Err(format!("Required field '{missing}' is missing"));
+                    }
+                    for (name, kind) in f.iter().filter(|(name, _)| !(self.free_payload && *name == "Payload")) {
+                        if let Some(value) = fields.get(name) {
+                            self.value(kind, value, name)?;
+                        }
+                    }
+                    Ok(())
+                }
+                (Some(Shape::Structure { .. }), _) => must_be("an object"),
+                (Some(Shape::List { l }), Value::Array(items)) => {
+                    items.iter().try_for_each(|item| self.value(l, item, field))
+                }
+                (Some(Shape::List { .. }), _) => must_be("an array"),
+                (Some(Shape::Map { m }), Value::Object(fields)) => {
+                    fields.iter().try_for_each(|(name, value)| self.value(m, value, name))
+                }
+                (Some(Shape::Map { .. }), _) => must_be("an object"),
+                (None, _) => Ok(()),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(resource: &str, result: &str, mode: Mode) -> String {
+        let resource = Resource::parse(resource).expect("a resource");
+        let result = Value::parse(result).expect("JSON");
+        check(&resource, &result, mode).err().unwrap_or_default()
+    }
+
+    #[test]
+    fn a_field_of_another_type_is_named() {
+        let cases = [
+            ("arn:aws:states:::lambda:invoke", r#"{"StatusCode": "200"}"#, "'StatusCode' must be a number"),
+            ("arn:aws:states:::aws-sdk:s3:getObject", r#"{"ContentLength": "9"}"#, "'ContentLength' must be a number"),
+            ("arn:aws:states:::aws-sdk:kms:encrypt", r#"{"CiphertextBlob": 1}"#, "'CiphertextBlob' must be a string"),
+            (
+                "arn:aws:states:::dynamodb:putItem",
+                r#"{"ConsumedCapacity": {"CapacityUnits": "1"}}"#,
+                "'CapacityUnits' must be a number",
+            ),
+            (
+                "arn:aws:states:::events:putEvents",
+                r#"{"Entries": [{"EventId": "a"}, {"EventId": []}]}"#,
+                "'EventId' must be a string",
+            ),
+            (
+                "arn:aws:states:::states:startExecution",
+                r#"{"ExecutionArn": "a", "StartDate": true}"#,
+                "'StartDate' must be a string",
+            ),
+        ];
+        for (resource, result, wanted) in cases {
+            let wanted = format!("Mock result schema validation error: Field {wanted}");
+            assert_eq!(told(resource, result, Mode::Present), wanted);
+            assert_eq!(told(resource, result, Mode::None), "");
+        }
+    }
+
+    #[test]
+    fn unknown_fields_and_payloads_pass() {
+        let lambda = "arn:aws:states:::lambda:invoke";
+        assert_eq!(told(lambda, r#"{"pokemon": [1], "Payload": {"a": 1}}"#, Mode::Strict), "");
+        assert_eq!(told("arn:aws:states:::events:putEvents", "{}", Mode::Strict), "");
+        assert_eq!(told("arn:aws:states:::glue:startJobRun", "{}", Mode::Strict), "");
+    }
+
+    #[test]
+    fn required_fields_count_in_strict_mode_only() {
+        let start = "arn:aws:states:::states:startExecution";
+        assert!(told(start, r#"{"ExecutionArn": "a"}"#, Mode::Strict).contains("'StartDate'"));
+        assert_eq!(told(start, r#"{"ExecutionArn": "a"}"#, Mode::Present), "");
+    }
+}

@@ -1,0 +1,1 @@
+//! Sleeping without a task.

@@ -1,0 +1,270 @@
+//! The API at its edges: the protocol, requests that are refused, tests of single states. One helper, many
+//! cases; what needs AWS's word for it is in the recordings.
+
+mod world;
+
+use serde_json::{Value, json};
+use world::World;
+
+const ROLE: &str = "arn:aws:iam::000000000000:role/r";
+const PREFIX: &str = "arn:aws:states:us-east-1:000000000000";
+
+fn pass() -> String {
+    json!({"StartAt": "S", "States": {"S": {"Type": "Pass", "End": true}}}).to_string()
+}
+
+#[tokio::test]
+async fn the_protocol_answers_as_aws_does() {
+    let world = World::new().await;
+    let coral = "com.amazon.coral.service#";
+    let cases = [
+        (None, "{}", 400, format!("{coral}UnknownOperationException")),
+        (Some("AWSStepFunctions.Nonsense"), "{}", 400, format!("{coral}UnknownOperationException")),
+        (Some("DynamoDB_20120810.ListTables"), "{}", 400, format!("{coral}UnknownOperationException")),
+        (Some("AWSStepFunctions.ListActivities"), "{", 400, format!("{coral}SerializationException")),
+        (Some("AWSStepFunctions.ListActivities"), "[]", 400, format!("{coral}SerializationException")),
+        (
+            Some("AWSStepFunctions.ListActivities"),
+            r#"{"maxResults": "x"}"#,
+            400,
+            format!("{coral}SerializationException"),
+        ),
+        (
+            Some("AWSStepFunctions.ListActivities"),
+            r#"{"maxResults": 1001}"#,
+            400,
+            "com.amazon.coral.validate#ValidationException".into(),
+        ),
+    ];
+    for (target, body, status, kind) in cases {
+        let (found, headers, answer) = world.post(target, body).await;
+        assert_eq!((found, answer["__type"].as_str()), (status, Some(kind.as_str())), "{target:?} {body}");
+        assert_eq!(headers["content-type"], "application/x-amz-json-1.0");
+        assert!(headers.contains_key("x-amzn-requestid"));
+    }
+    let (status, _, answer) = world.post(Some("AWSStepFunctions.ListActivities"), "").await;
+    assert_eq!((status, answer), (200, json!({"activities": []})));
+}
+
+#[tokio::test]
+async fn region_and_account_come_from_the_signature() {
+    let world = World::new().await;
+    let made = world.signed("CreateActivity", &json!({"name": "a"}), "123456789012", "eu-west-1").await;
+    assert_eq!(made["activityArn"], "arn:aws:states:eu-west-1:123456789012:activity:a");
+    let there = world.signed("ListActivities", &json!({}), "123456789012", "eu-west-1").await;
+    assert_eq!(there["activities"].as_array().map(Vec::len), Some(1));
+    assert_eq!(world.call("ListActivities", json!({})).await["activities"], json!([]));
+}
+
+#[tokio::test]
+async fn what_is_refused_says_why() {
+    let world = World::new().await;
+    let arn = format!("{PREFIX}:stateMachine:m");
+    world.call("CreateStateMachine", json!({"name": "m", "definition": pass(), "roleArn": ROLE, "publish": true})).await;
+    let route = |version: &str, weight: u32| json!({"stateMachineVersionArn": version, "weight": weight});
+    let (v1, v2) = (format!("{arn}:1"), format!("{arn}:2"));
+    let alias = |routes: Value| json!({"name": "live", "routingConfiguration": routes});
+    let log = |level: &str| {
+        json!({"name": "l", "definition": pass(), "roleArn": ROLE, "loggingConfiguration": {"level": level}})
+    };
+    let cases = [
+        (
+            "CreateStateMachineAlias",
+            alias(json!([route(&v1, 99)])),
+            "ValidationException: Sum of routing configuration weights must equal 100. Received: [99]".to_owned(),
+        ),
+        (
+            "CreateStateMachineAlias",
+            alias(json!([route(&v1, 50), route(&v1, 50)])),
+            format!(
+                "ValidationException: Routing configuration must contain distinct state machine version ARNs. \
+                 Received: [{v1}, {v1}]"
+            ),
+        ),
+        (
+            "CreateStateMachineAlias",
+            alias(json!([route(&v2, 100)])),
+            "ResourceNotFound: Request references a resource that does not exist.".into(),
+        ),
+        (
+            "CreateStateMachine",
+            json!({"name": "x", "definition": pass(), "roleArn": ROLE, "versionDescription": "v"}),
+            "ValidationException: Version description can only be set when publish is true".into(),
+        ),
+        (
+            "CreateStateMachine",
+            json!({"name": "x", "definition": pass(), "roleArn": "r"}),
+            "InvalidArn: Invalid Role Arn: 'r'".into(),
+        ),
+        (
+            "CreateStateMachine",
+            log("ALL"),
+            "InvalidLoggingConfiguration: Invalid Logging Configuration: Must specify exactly one Log Destination."
+                .into(),
+        ),
+        (
+            "CreateStateMachine",
+            json!({"name": "x".repeat(81), "definition": pass(), "roleArn": ROLE}),
+            format!(
+                "ValidationException: 1 validation error detected: Value '{}' at 'name' failed to satisfy \
+                 constraint: Member must have length less than or equal to 80",
+                "x".repeat(81)
+            ),
+        ),
+        (
+            "StartSyncExecution",
+            json!({"stateMachineArn": arn}),
+            "StateMachineTypeNotSupported: This operation is not supported by this type of state machine".into(),
+        ),
+        (
+            "StartExecution",
+            json!({"stateMachineArn": format!("{arn}:9")}),
+            format!("StateMachineDoesNotExist: State Machine Does Not Exist: '{arn}:9'"),
+        ),
+        (
+            "StartExecution",
+            json!({"stateMachineArn": arn, "name": "a b"}),
+            "InvalidName: Invalid Name: 'a b'".into(),
+        ),
+        (
+            "DescribeExecution",
+            json!({"executionArn": format!("{PREFIX}:execution:m:e")}),
+            format!("ExecutionDoesNotExist: Execution Does Not Exist: '{PREFIX}:execution:m:e'"),
+        ),
+        (
+            "DescribeExecution",
+            json!({"executionArn": format!("{PREFIX}:express:m:e:f")}),
+            "InvalidArn: Invalid Arn: 'Resource type not valid in this context: express'".into(),
+        ),
+        (
+            "GetActivityTask",
+            json!({"activityArn": format!("{PREFIX}:activity:none")}),
+            format!("ActivityDoesNotExist: Activity Does Not Exist: '{PREFIX}:activity:none'"),
+        ),
+        ("SendTaskHeartbeat", json!({"taskToken": "made-up"}), "InvalidToken: Invalid Token: 'Invalid token'".into()),
+        (
+            "DescribeMapRun",
+            json!({"mapRunArn": format!("{PREFIX}:mapRun:m/l:u")}),
+            "ResourceNotFound: Request references a resource that does not exist.".into(),
+        ),
+    ];
+    for (operation, params, wanted) in cases {
+        assert_eq!(world.refused(operation, params.clone()).await, wanted, "{operation} {params}");
+    }
+}
+
+#[tokio::test]
+async fn a_machine_is_described_with_what_it_was_made_of() {
+    let world = World::new().await;
+    let logs = json!([{"cloudWatchLogsLogGroup": {"logGroupArn": "arn:aws:logs:us-east-1:0:log-group:g:*"}}]);
+    let made = json!({
+        "name": "m", "definition": pass(), "roleArn": ROLE, "type": "EXPRESS",
+        "loggingConfiguration": {"level": "ERROR", "destinations": logs},
+        "tracingConfiguration": {"enabled": true},
+        "encryptionConfiguration": {"type": "CUSTOMER_MANAGED_KMS_KEY", "kmsKeyId": "key"},
+        "tags": [{"key": "a", "value": "b"}],
+    });
+    let arn = world.call("CreateStateMachine", made).await["stateMachineArn"].clone();
+    let mut found = world.call("DescribeStateMachine", json!({"stateMachineArn": arn})).await;
+    assert!(found["creationDate"].is_f64());
+    found["creationDate"] = json!(0);
+    let wanted = json!({
+        "stateMachineArn": arn, "name": "m", "status": "ACTIVE", "type": "EXPRESS", "creationDate": 0,
+        "definition": pass(), "roleArn": ROLE,
+        "loggingConfiguration": {"level": "ERROR", "includeExecutionData": false, "destinations": logs},
+        "tracingConfiguration": {"enabled": true},
+        "encryptionConfiguration":
+            {"type": "CUSTOMER_MANAGED_KMS_KEY", "kmsKeyId": "key", "kmsDataKeyReusePeriodSeconds": 300},
+    });
+    assert_eq!(found, wanted);
+    let tags = world.call("ListTagsForResource", json!({"resourceArn": arn})).await;
+    assert_eq!(tags, json!({"tags": [{"key": "a", "value": "b"}]}));
+}
+
+#[tokio::test]
+async fn pages_of_versions_are_newest_first() {
+    let world = World::new().await;
+    let arn = format!("{PREFIX}:stateMachine:m");
+    world.call("CreateStateMachine", json!({"name": "m", "definition": pass(), "roleArn": ROLE, "publish": true})).await;
+    for number in 0..4 {
+        let definition = json!({"StartAt": "S", "States": {"S": {"Type": "Pass", "Result": number, "End": true}}});
+        let update = json!({"stateMachineArn": arn, "definition": definition.to_string(), "publish": true});
+        world.call("UpdateStateMachine", update).await;
+    }
+    let mut numbers = Vec::new();
+    let mut params = json!({"stateMachineArn": arn, "maxResults": 2});
+    loop {
+        let page = world.call("ListStateMachineVersions", params.clone()).await;
+        for version in page["stateMachineVersions"].as_array().expect("a list") {
+            numbers.push(version["stateMachineVersionArn"].as_str().expect("text").replace(&format!("{arn}:"), ""));
+        }
+        let Some(token) = page.get("nextToken") else { break };
+        params["nextToken"] = token.clone();
+    }
+    assert_eq!(numbers, ["5", "4", "3", "2", "1"]);
+    params["stateMachineArn"] = json!(format!("{PREFIX}:stateMachine:other"));
+    assert_eq!(world.refused("ListStateMachineVersions", params).await, "InvalidToken: Invalid Token: 'Invalid token'");
+}
+
+#[tokio::test]
+async fn states_are_tested_alone() {
+    let world = World::new().await;
+    let lambda = |more: Value| {
+        let mut task = json!({"Type": "Task", "Resource": "arn:aws:states:::lambda:invoke", "End": true});
+        task["Parameters"] = json!({"FunctionName": "f"});
+        task.as_object_mut().expect("an object").extend(more.as_object().cloned().unwrap_or_default());
+        task.to_string()
+    };
+    let error = json!({"errorOutput": {"error": "E", "cause": "C"}});
+    let retry = json!([{"ErrorEquals": ["E"], "IntervalSeconds": 3, "BackoffRate": 2, "MaxAttempts": 2}]);
+    let catch = json!([{"ErrorEquals": ["X"], "Next": "A"},
+        {"ErrorEquals": ["States.ALL"], "ResultPath": "$.e", "Next": "B"}]);
+    let choice = json!({"Type": "Choice", "Default": "D",
+        "Choices": [{"Variable": "$.n", "NumericGreaterThan": 1, "Next": "Many"}]});
+    let cases = [
+        (
+            json!({"definition": lambda(json!({"Retry": retry})), "mock": error,
+                   "stateConfiguration": {"retrierRetryCount": 1}, "inspectionLevel": "DEBUG"}),
+            json!({"status": "RETRIABLE", "error": "E", "cause": "C",
+                   "inspectionData": {"input": "{}", "afterInputPath": "{}", "afterParameters": "{\"FunctionName\": \"f\"}",
+                        "errorDetails": {"retryIndex": 0, "retryBackoffIntervalSeconds": 6}}}),
+        ),
+        (
+            json!({"definition": lambda(json!({"Retry": retry, "Catch": catch})), "input": "{\"a\": 1}",
+                   "mock": error, "stateConfiguration": {"retrierRetryCount": 2}}),
+            json!({"status": "CAUGHT_ERROR", "error": "E", "cause": "C", "nextState": "B",
+                   "output": "{\"a\": 1, \"e\": {\"Error\": \"E\", \"Cause\": \"C\"}}"}),
+        ),
+        (
+            json!({"definition": choice.to_string(), "input": "{\"n\": 2}"}),
+            json!({"status": "SUCCEEDED", "output": "{\"n\": 2}", "nextState": "Many"}),
+        ),
+        (
+            json!({"definition": choice.to_string(), "input": "{\"n\": 1}", "inspectionLevel": "DEBUG"}),
+            json!({"status": "SUCCEEDED", "output": "{\"n\": 1}", "nextState": "D",
+                   "inspectionData": {"input": "{\"n\": 1}", "afterInputPath": "{\"n\": 1}"}}),
+        ),
+        (
+            json!({"definition": json!({"Type": "Pass", "QueryLanguage": "JSONata", "Assign": {"x": "{% $y + 1 %}"},
+                        "Output": "{% $y %}", "End": true}).to_string(),
+                   "variables": "{\"y\": 1}", "inspectionLevel": "DEBUG"}),
+            json!({"status": "SUCCEEDED", "output": "1",
+                   "inspectionData": {"input": "{}", "variables": "{\"y\": 1, \"x\": 2}"}}),
+        ),
+        (
+            json!({"definition": json!({"Type": "Map", "ItemProcessor": {"StartAt": "I", "ProcessorConfig":
+                        {"Mode": "DISTRIBUTED", "ExecutionType": "STANDARD"},
+                        "States": {"I": {"Type": "Pass", "End": true}}},
+                        "ToleratedFailureCount": 1, "End": true}).to_string(),
+                   "input": "[1, 2, 3]", "mock": {"result": "[1, 2, 3]"},
+                   "stateConfiguration": {"mapIterationFailureCount": 2}}),
+            json!({"status": "FAILED", "error": "States.ExceedToleratedFailureThreshold",
+                   "cause": "The specified tolerated failure threshold was exceeded"}),
+        ),
+    ];
+    for (params, wanted) in cases {
+        assert_eq!(world.call("TestState", params.clone()).await, wanted, "{params}");
+    }
+    let context = json!({"definition": json!({"Type": "Succeed"}).to_string(), "context": "{}"});
+    assert!(world.refused("TestState", context).await.starts_with("ValidationException: TestState does not support"));
+}

@@ -1,0 +1,116 @@
+//! An engine in memory, with the API on it.
+
+use axum::Router;
+use axum::body::Body;
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use http::{HeaderMap, Request};
+use http_body_util::BodyExt;
+use mayfly_workflows_engine::api::{Api, router};
+use mayfly_workflows_engine::catalog::Catalog;
+use mayfly_workflows_engine::engine::{
+    Config, Deps, Engine, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks, ObjectEntry, Objects,
+    OsRandomness,
+};
+use mayfly_workflows_engine::timers::SystemClock;
+use serde_json::Value;
+use std::sync::Arc;
+use tower::ServiceExt;
+
+/// No function, no web, no files: what is tested here needs none.
+struct Nowhere;
+
+impl Functions for Nowhere {
+    fn invoke(&self, call: FunctionCall) -> BoxFuture<'_, Result<FunctionOutput, FunctionError>> {
+        let cause = format!("Function not found: {}", call.function);
+        Box::pin(async { Err(FunctionError { error_type: "Lambda.ResourceNotFoundException".into(), cause }) })
+    }
+}
+
+impl HttpTasks for Nowhere {
+    fn send(&self, _: Request<Bytes>) -> BoxFuture<'_, Result<http::Response<Bytes>, String>> {
+        Box::pin(async { Err("no network here".into()) })
+    }
+}
+
+impl Objects for Nowhere {
+    fn get(&self, _: &str, _: &str) -> BoxFuture<'_, Result<Bytes, String>> {
+        Box::pin(async { Err("no objects here".into()) })
+    }
+
+    fn put(&self, _: &str, _: &str, _: Bytes) -> BoxFuture<'_, Result<(), String>> {
+        Box::pin(async { Err("no objects here".into()) })
+    }
+
+    fn list(&self, _: &str, _: &str) -> BoxFuture<'_, Result<Vec<ObjectEntry>, String>> {
+        Box::pin(async { Err("no objects here".into()) })
+    }
+}
+
+pub(crate) struct World {
+    router: Router,
+}
+
+impl World {
+    pub(crate) async fn new() -> World {
+        let deps = Deps {
+            functions: Arc::new(Nowhere),
+            http: Arc::new(Nowhere),
+            objects: Arc::new(Nowhere),
+            clock: Arc::new(SystemClock),
+            randomness: Arc::new(OsRandomness),
+        };
+        let engine = Engine::open(Config::default(), deps).await.expect("an engine in memory opens");
+        let catalog = Arc::new(Catalog::open(None).expect("a catalog in memory opens"));
+        World { router: router(Api::new(engine, catalog, Arc::new(SystemClock), Arc::new(OsRandomness))) }
+    }
+
+    /// What an operation answers; it has to succeed.
+    pub(crate) async fn call(&self, operation: &str, params: Value) -> Value {
+        let target = format!("AWSStepFunctions.{operation}");
+        let (status, _, answer) = self.post(Some(&target), &params.to_string()).await;
+        assert_eq!(status, 200, "{operation} {params}: {answer}");
+        answer
+    }
+
+    /// Code and message of an operation that is refused.
+    pub(crate) async fn refused(&self, operation: &str, params: Value) -> String {
+        let target = format!("AWSStepFunctions.{operation}");
+        let (status, _, answer) = self.post(Some(&target), &params.to_string()).await;
+        assert_eq!(status, 400, "{operation} {params}: {answer}");
+        let code = answer["__type"].as_str().and_then(|kind| kind.split('#').nth(1)).unwrap_or_default();
+        format!("{code}: {}", answer["message"].as_str().unwrap_or_default())
+    }
+
+    /// A call with a signature that names an account and a region.
+    pub(crate) async fn signed(&self, operation: &str, params: &Value, account: &str, region: &str) -> Value {
+        let credential = format!(
+            "AWS4-HMAC-SHA256 Credential={account}/20260101/{region}/states/aws4_request, SignedHeaders=host, \
+             Signature=0"
+        );
+        let request = Request::post("/")
+            .header("host", "sync-localhost")
+            .header("authorization", credential)
+            .header("x-amz-target", format!("AWSStepFunctions.{operation}"))
+            .body(Body::from(params.to_string()));
+        let (status, _, answer) = self.send(request.expect("a request")).await;
+        assert_eq!(status, 200, "{operation}: {answer}");
+        answer
+    }
+
+    /// A request as it goes over the wire.
+    pub(crate) async fn post(&self, target: Option<&str>, body: &str) -> (u16, HeaderMap, Value) {
+        let mut request = Request::post("/").header("content-type", "application/x-amz-json-1.0");
+        if let Some(target) = target {
+            request = request.header("x-amz-target", target);
+        }
+        self.send(request.body(Body::from(body.to_owned())).expect("a request")).await
+    }
+
+    async fn send(&self, request: Request<Body>) -> (u16, HeaderMap, Value) {
+        let response = self.router.clone().oneshot(request).await.expect("the router answers");
+        let (head, body) = response.into_parts();
+        let body = body.collect().await.expect("a body").to_bytes();
+        (head.status.as_u16(), head.headers, serde_json::from_slice(&body).expect("JSON"))
+    }
+}

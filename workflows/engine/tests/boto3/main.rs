@@ -1,0 +1,84 @@
+//! The API as AWS's own Python SDK sees it: the router on a loopback port, boto3 against it, every
+//! operation at least once (`calls.py`). Wants a Python that has boto3: `MAYFLY_PYTHON`, else `python3`.
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use mayfly_workflows_engine::api::{Api, router};
+use mayfly_workflows_engine::catalog::Catalog;
+use mayfly_workflows_engine::engine::{
+    Config, Deps, Engine, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks, ObjectEntry, Objects,
+    OsRandomness,
+};
+use mayfly_workflows_engine::timers::SystemClock;
+use std::process::Stdio;
+use std::sync::Arc;
+use tokio::net::TcpListener;
+use tokio::process::Command;
+
+/// No function, no web, no files: the calls need none.
+struct Nowhere;
+
+impl Functions for Nowhere {
+    fn invoke(&self, call: FunctionCall) -> BoxFuture<'_, Result<FunctionOutput, FunctionError>> {
+        let cause = format!("Function not found: {}", call.function);
+        Box::pin(async { Err(FunctionError { error_type: "Lambda.ResourceNotFoundException".into(), cause }) })
+    }
+}
+
+impl HttpTasks for Nowhere {
+    fn send(&self, _: http::Request<Bytes>) -> BoxFuture<'_, Result<http::Response<Bytes>, String>> {
+        Box::pin(async { Err("no network here".into()) })
+    }
+}
+
+impl Objects for Nowhere {
+    fn get(&self, _: &str, _: &str) -> BoxFuture<'_, Result<Bytes, String>> {
+        Box::pin(async { Err("no objects here".into()) })
+    }
+
+    fn put(&self, _: &str, _: &str, _: Bytes) -> BoxFuture<'_, Result<(), String>> {
+        Box::pin(async { Err("no objects here".into()) })
+    }
+
+    fn list(&self, _: &str, _: &str) -> BoxFuture<'_, Result<Vec<ObjectEntry>, String>> {
+        Box::pin(async { Err("no objects here".into()) })
+    }
+}
+
+async fn has_boto3(python: &str) -> bool {
+    let mut command = Command::new(python);
+    command.args(["-c", "import boto3"]).stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().await.is_ok_and(|status| status.success())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn boto3_calls_every_operation() {
+    let python = std::env::var("MAYFLY_PYTHON").unwrap_or_else(|_| "python3".into());
+    if !has_boto3(&python).await {
+        println!("skipped: {python} has no boto3 (set MAYFLY_PYTHON to one that has)");
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let deps = Deps {
+        functions: Arc::new(Nowhere),
+        http: Arc::new(Nowhere),
+        objects: Arc::new(Nowhere),
+        clock: Arc::new(SystemClock),
+        randomness: Arc::new(OsRandomness),
+    };
+    let config = Config { data_dir: Some(folder.path().to_owned()), ..Config::default() };
+    let engine = Engine::open(config, deps).await.expect("the engine opens");
+    let catalog = Catalog::open(Some(&folder.path().join("catalog.db"))).expect("the catalog opens");
+    let api = Api::new(engine.clone(), Arc::new(catalog), Arc::new(SystemClock), Arc::new(OsRandomness));
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let endpoint = format!("http://{}", listener.local_addr().expect("an address"));
+    let server = tokio::spawn(async move { axum::serve(listener, router(api)).await });
+
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/boto3/calls.py");
+    let output = Command::new(&python).args([script, &endpoint]).output().await.expect("python runs");
+    server.abort();
+    engine.shutdown().await;
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{told}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "37 operations called");
+}

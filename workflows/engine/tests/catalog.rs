@@ -1,0 +1,155 @@
+//! The catalog: what was acknowledged is there again, and what may not be is refused.
+
+use mayfly_workflows_engine::catalog::{Book, Catalog, Kind, NewActivity, NewAlias, NewMachine, Refusal, Revision, Route, UpdateMachine};
+use serde_json::json;
+
+const ARN: &str = "arn:aws:states:us-east-1:000000000000:stateMachine:m";
+
+fn revision(definition: &str) -> Revision {
+    Revision::new(definition, "arn:aws:iam::0:role/r", json!({"level": "OFF"}), false, json!({}), 1)
+}
+
+fn new(definition: &str, publish: bool) -> NewMachine {
+    NewMachine {
+        arn: ARN.into(),
+        name: "m".into(),
+        kind: Kind::Standard,
+        revision: revision(definition),
+        publish: publish.then_some(None),
+        tags: [("k".to_owned(), "v".to_owned())].into(),
+    }
+}
+
+fn update(definition: &str, id: &str, publish: bool) -> UpdateMachine {
+    UpdateMachine {
+        arn: ARN.into(),
+        definition: Some(definition.into()),
+        role_arn: None,
+        logging: None,
+        tracing: None,
+        encryption: None,
+        revision_id: id.into(),
+        publish: publish.then_some(None),
+        now: 2,
+    }
+}
+
+fn alias(weights: &[(u64, u64)]) -> NewAlias {
+    let route = |(version, weight): &(u64, u64)| Route { version_arn: format!("{ARN}:{version}"), weight: *weight };
+    NewAlias {
+        machine_arn: ARN.into(),
+        name: "live".into(),
+        description: None,
+        routes: weights.iter().map(route).collect(),
+        now: 3,
+    }
+}
+
+fn shape(book: &Book) -> String {
+    let machine = book.machine(ARN).map(|machine| {
+        (machine.revision.definition.to_string(), machine.revision.id.clone(), machine.next_version, machine.tags.clone())
+    });
+    let versions: Vec<_> = book.versions(ARN).map(|version| version.arn.clone()).collect();
+    let aliases: Vec<_> = book.aliases(ARN).map(|alias| (alias.name.clone(), alias.routes.clone())).collect();
+    let activities: Vec<_> = book.activities("arn:").map(|activity| activity.arn.clone()).collect();
+    format!("{machine:?} {versions:?} {aliases:?} {activities:?}")
+}
+
+#[test]
+fn what_was_acknowledged_is_there_after_reopening() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("catalog.db");
+    let catalog = Catalog::open(Some(&path)).expect("opens");
+    catalog.change(|book| book.plan_create(new("a", true))).expect("creates");
+    catalog.change(|book| book.plan_update(update("b", "r1", true))).expect("updates");
+    catalog.change(|book| book.plan_create_alias(alias(&[(1, 40), (2, 60)]))).expect("aliases");
+    let activity = NewActivity {
+        arn: "arn:aws:states:us-east-1:000000000000:activity:a".into(),
+        name: "a".into(),
+        encryption: json!({}),
+        tags: Default::default(),
+        now: 4,
+    };
+    catalog.change(|book| book.plan_create_activity(activity)).expect("creates");
+    catalog.change(|book| book.plan_tags(ARN, |tags| drop(tags.insert("l".into(), "w".into())))).expect("tags");
+    let before = shape(&catalog.read());
+    // Nothing is closed or flushed first: this is what a killed process leaves.
+    std::mem::forget(catalog);
+    let again = Catalog::open(Some(&path)).expect("opens again");
+    assert_eq!(shape(&again.read()), before);
+    again.change(|book| book.plan_delete(ARN, false)).expect("deletes");
+    let third = Catalog::open(Some(&path)).expect("opens a third time");
+    assert!(third.read().machine(ARN).is_none() && third.read().versions(ARN).next().is_none());
+}
+
+#[test]
+fn creating_is_idempotent_and_names_are_unique() {
+    let catalog = Catalog::open(None).expect("opens");
+    catalog.change(|book| book.plan_create(new("a", false))).expect("creates");
+    let mut same = new("a", false);
+    same.revision.role_arn = "arn:aws:iam::0:role/other".into();
+    let (machine, _) = catalog.change(|book| book.plan_create(same)).expect("the role does not count");
+    assert_eq!(machine.revision.role_arn, "arn:aws:iam::0:role/r");
+    for other in [new("b", false), new("a", true), NewMachine { kind: Kind::Express, ..new("a", false) }] {
+        let refused = catalog.change(|book| book.plan_create(other)).expect_err("exists");
+        assert!(matches!(refused, Refusal::MachineExists(_)), "{refused}");
+    }
+}
+
+#[test]
+fn versions_are_revisions_and_numbers_are_not_given_twice() {
+    let catalog = Catalog::open(None).expect("opens");
+    catalog.change(|book| book.plan_create(new("a", true))).expect("creates");
+    let publish = |revision: Option<&'static str>| {
+        let planned = catalog.change(|book| book.plan_publish(ARN, revision, None, 5));
+        planned.map(|(_, version)| version.expect("a version").number)
+    };
+    assert_eq!(publish(None).expect("published"), 1);
+    let (machine, _) = catalog.change(|book| book.plan_update(update("a", "r1", false))).expect("updates");
+    assert_eq!(machine.revision.id, None, "nothing changed, so nothing is new");
+    catalog.change(|book| book.plan_update(update("b", "r2", false))).expect("updates");
+    assert!(matches!(publish(Some("INITIAL")), Err(Refusal::StaleRevision { .. })));
+    assert_eq!(publish(Some("r2")).expect("published"), 2);
+    catalog.change(|book| book.plan_delete_version(ARN, 2)).expect("deletes");
+    catalog.change(|book| book.plan_delete_version(ARN, 2)).expect("is gone");
+    assert_eq!(publish(None).expect("published"), 3);
+}
+
+#[test]
+fn aliases_route_to_versions_that_are_there() {
+    let catalog = Catalog::open(None).expect("opens");
+    catalog.change(|book| book.plan_create(new("a", true))).expect("creates");
+    let create = |new| catalog.change(|book: &Book| book.plan_create_alias(new));
+    assert!(matches!(create(alias(&[(2, 100)])), Err(Refusal::ResourceMissing(_))));
+    create(alias(&[(1, 100)])).expect("creates");
+    create(alias(&[(1, 100)])).expect("the same again");
+    catalog.change(|book| book.plan_update(update("b", "r1", true))).expect("updates");
+    assert!(matches!(create(alias(&[(2, 100)])), Err(Refusal::AliasExists(_))));
+    let refused = catalog.change(|book| book.plan_delete_version(ARN, 1)).expect_err("referenced");
+    assert!(matches!(refused, Refusal::VersionReferenced(names) if names == ["live"]));
+}
+
+#[test]
+fn a_machine_with_running_executions_goes_later() {
+    let catalog = Catalog::open(None).expect("opens");
+    catalog.change(|book| book.plan_create(new("a", false))).expect("creates");
+    catalog.change(|book| book.plan_delete(ARN, true)).expect("begins to delete");
+    assert!(catalog.read().machine(ARN).is_some_and(|machine| machine.deleting));
+    let refused = catalog.change(|book| book.plan_create(new("a", false))).expect_err("not yet");
+    assert!(matches!(refused, Refusal::MachineDeleting(_)));
+    catalog.change(|book| book.plan_delete(ARN, false)).expect("deletes");
+    assert!(catalog.read().machine(ARN).is_none());
+}
+
+#[test]
+fn a_resource_has_fifty_tags_at_most() {
+    let catalog = Catalog::open(None).expect("opens");
+    catalog.change(|book| book.plan_create(new("a", false))).expect("creates");
+    let add = |count: usize| {
+        catalog.change(|book: &Book| {
+            book.plan_tags(ARN, |tags| tags.extend((0..count).map(|n| (format!("t{n}"), String::new()))))
+        })
+    };
+    add(49).expect("fifty with the first");
+    assert!(matches!(add(50), Err(Refusal::TooManyTags(_))));
+}

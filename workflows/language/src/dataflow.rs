@@ -1,0 +1,77 @@
+//! The stages a state's data goes through.
+//!
+//! [`Scope`] is what an evaluation sees: input, result, context object, [`Variables`], and the [`Ambient`] clock and
+//! randomness. [`stages`](mod@stages) has one function per stage, so that a caller can keep what lies between them.
+
+mod ambient;
+mod stages;
+mod variables;
+
+pub use ambient::Ambient;
+pub use stages::{
+    assign, effective_input, effective_output, output, parameters, place_result, select_result,
+};
+pub use variables::Variables;
+
+use crate::value::Value;
+
+/// What an evaluation sees.
+#[derive(Clone, Copy)]
+pub struct Scope<'a> {
+    /// JSONPath: what `$` is at this stage. JSONata: `$states.input`, always the state's whole input.
+    pub input: &'a Value,
+    /// `$states.result`, where there is one.
+    pub result: Option<&'a Value>,
+    /// `$states.errorOutput`, in a catcher.
+    pub error_output: Option<&'a Value>,
+    /// `$$` and `$states.context`.
+    pub context: Context<'a>,
+    pub variables: &'a Variables,
+    pub ambient: &'a Ambient,
+}
+
+impl<'a> Scope<'a> {
+    /// The same surroundings around another input.
+    #[must_use]
+    pub fn with_input<'b>(&self, input: &'b Value) -> Scope<'b>
+    where
+        'a: 'b,
+    {
+        Scope { input, ..*self }
+    }
+
+    /// The same surroundings with the state's result.
+    #[must_use]
+    pub fn with_result<'b>(&self, result: &'b Value) -> Scope<'b>
+    where
+        'a: 'b,
+    {
+        Scope { result: Some(result), ..*self }
+    }
+
+    /// The same surroundings with the error a catcher caught.
+    #[must_use]
+    pub fn with_error_output<'b>(&self, error_output: &'b Value) -> Scope<'b>
+    where
+        'a: 'b,
+    {
+        Scope { error_output: Some(error_output), ..*self }
+    }
+}
+
+/// The context object: there already, or built when something reads it.
+#[derive(Clone, Copy)]
+pub enum Context<'a> {
+    Ready(&'a Value),
+    Build(&'a dyn Fn() -> Value),
+}
+
+impl Context<'_> {
+    /// The context object.
+    pub fn get(&self) -> Value {
+        match self {
+            Self::Ready(value) => Value::clone(value),
+            Self::Build(build) => build(),
+        }
+    }
+}

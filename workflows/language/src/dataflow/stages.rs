@@ -1,0 +1,166 @@
+//! One function per stage, so that a caller keeps what lies between them (TestState shows it).
+//!
+//! JSONPath: `InputPath` → `Parameters` → the state → `ResultSelector` → `ResultPath` → `OutputPath`.
+//! JSONata: `Arguments` → the state → `Output`. `Assign` sees the variables as they were before the state, as
+//! `Output` does: neither sees what the other makes.
+
+use super::Scope;
+use crate::definition::{PathField, ResultPath};
+use crate::error::StateError;
+use crate::path::Root;
+use crate::template::Template;
+use crate::value::{Map, Value};
+
+/// `InputPath`: the part of the input the state works on. `scope.input` is the raw input.
+pub fn effective_input(field: &PathField, scope: &Scope<'_>) -> Result<Value, StateError> {
+    select(field, scope)
+}
+
+/// `OutputPath`: the part that goes on. `scope.input` is what `ResultPath` made.
+pub fn effective_output(field: &PathField, scope: &Scope<'_>) -> Result<Value, StateError> {
+    select(field, scope)
+}
+
+fn select(field: &PathField, scope: &Scope<'_>) -> Result<Value, StateError> {
+    match field {
+        PathField::Whole => Ok(scope.input.clone()),
+        PathField::Nothing => Ok(Value::empty_object()),
+        PathField::Path(path) => {
+            if scope.input.is_null() && *path.root() == Root::Input && !path.is_root() {
+                return Err(StateError::runtime(
+                    "Unable to apply Path transformation to null or empty input.",
+                ));
+            }
+            path.evaluate(scope).map_err(|error| StateError::runtime(error.to_string()))
+        }
+    }
+}
+
+/// `Parameters` or `Arguments`: the template's value; without one, what comes in. `field` is the field's name.
+pub fn parameters(template: Option<&Template>, scope: &Scope<'_>, field: &str) -> Result<Value, StateError> {
+    template.map_or_else(|| Ok(scope.input.clone()), |template| template.evaluate(scope, field))
+}
+
+/// `ResultSelector`: the template over the result, `$` being the result; without one, the result.
+pub fn select_result(
+    template: Option<&Template>,
+    scope: &Scope<'_>,
+    result: &Value,
+) -> Result<Value, StateError> {
+    template.map_or_else(
+        || Ok(result.clone()),
+        |template| template.evaluate(&scope.with_input(result), "ResultSelector"),
+    )
+}
+
+/// `ResultPath`: where the result goes in the state's raw input.
+pub fn place_result(field: &ResultPath, raw_input: &Value, result: Value) -> Result<Value, StateError> {
+    match field {
+        ResultPath::Whole => Ok(result),
+        ResultPath::Discard => Ok(raw_input.clone()),
+        ResultPath::Path(path) => path.set(raw_input, result),
+    }
+}
+
+/// JSONata's `Output`: the template's value; without one, `default`, which is the result or the input.
+pub fn output(template: Option<&Template>, scope: &Scope<'_>, default: &Value) -> Result<Value, StateError> {
+    template.map_or_else(|| Ok(default.clone()), |template| template.evaluate(scope, "Output"))
+}
+
+/// `Assign`: the variables it sets, in its order. Nothing is assigned yet: see
+/// [`Variables::assign`](super::Variables::assign). In JSONPath `$` is `scope.input`.
+pub fn assign(template: Option<&Template>, scope: &Scope<'_>) -> Result<Map, StateError> {
+    let Some(template) = template else { return Ok(Map::new()) };
+    match template.evaluate(scope, "Assign")? {
+        Value::Object(map) => Ok(std::sync::Arc::unwrap_or_clone(map)),
+        other => Err(StateError::runtime(format!(
+            "The value of Assign must be an object, not {}",
+            other.to_text()
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dataflow::{Ambient, Context, Variables};
+    use crate::definition::QueryLanguage;
+    use crate::path::{Path, ReferencePath};
+
+    fn json(text: &str) -> Value {
+        Value::parse(text).expect("valid JSON")
+    }
+
+    /// Runs a check with a scope around `input`.
+    fn with_scope<T>(input: &str, check: impl FnOnce(&Scope<'_>) -> T) -> T {
+        let (input, context) = (json(input), json(r#"{"State":{"Name":"S"}}"#));
+        let variables = Variables::of([("x".into(), json(r#"{"y":[1,2]}"#))].into_iter().collect());
+        let ambient = Ambient::new(0, 1);
+        check(&Scope {
+            input: &input,
+            result: None,
+            error_output: None,
+            context: Context::Ready(&context),
+            variables: &variables,
+            ambient: &ambient,
+        })
+    }
+
+    #[test]
+    fn input_and_output_paths() {
+        let path = |text: &str| PathField::Path(Path::parse(text).expect("valid"));
+        with_scope(r#"{"a":{"b":1}}"#, |scope| {
+            let text = |field| effective_input(&field, scope).map(|v| v.to_text()).map_err(|e| e.cause);
+            assert_eq!(text(PathField::Whole).as_deref(), Ok(r#"{"a":{"b":1}}"#));
+            assert_eq!(text(PathField::Nothing).as_deref(), Ok("{}"));
+            assert_eq!(text(path("$.a")).as_deref(), Ok(r#"{"b":1}"#));
+            assert_eq!(text(path("$$.State.Name")).as_deref(), Ok(r#""S""#));
+            assert_eq!(text(path("$x.y[1]")).as_deref(), Ok("2"));
+            assert_eq!(text(path("$.c")), Err("Invalid path '$.c' : No results for path: $['c']".to_owned()));
+        });
+    }
+
+    #[test]
+    fn results_are_placed() {
+        let input = json(r#"{"a":1}"#);
+        let path = ResultPath::Path(ReferencePath::parse("$.r.s").expect("valid"));
+        let placed = |field: &ResultPath| place_result(field, &input, json("2")).map(|v| v.to_text());
+        assert_eq!(placed(&ResultPath::Whole).as_deref(), Ok("2"));
+        assert_eq!(placed(&ResultPath::Discard).as_deref(), Ok(r#"{"a":1}"#));
+        assert_eq!(placed(&path).as_deref(), Ok(r#"{"a":1,"r":{"s":2}}"#));
+        let error =
+            place_result(&path, &json(r#""input1""#), json("2")).expect_err("a string has no members");
+        assert_eq!(error.error, "States.ReferencePathConflict");
+        assert_eq!(error.cause, r#"Unable to apply ReferencePath $.r.s to input "input1""#);
+    }
+
+    #[test]
+    fn assign_and_output_see_the_same_snapshot() {
+        let assign_template = Template::compile(
+            &json(r#"{"x":"{% $x.y[0] %}","z":"{% $states.input.a %}"}"#),
+            QueryLanguage::Jsonata,
+        )
+        .expect("valid");
+        let output_template =
+            Template::compile(&json(r#""{% $x.y[1] %}""#), QueryLanguage::Jsonata).expect("valid");
+        with_scope(r#"{"a":3}"#, |scope| {
+            let assigned = assign(Some(&assign_template), scope).expect("assigns");
+            assert_eq!(Value::from(assigned.clone()).to_text(), r#"{"x":1,"z":3}"#);
+            let out = output(Some(&output_template), scope, scope.input).expect("outputs");
+            assert_eq!(out.to_text(), "2");
+            assert_eq!(scope.variables.assign(&assigned).get("x"), Some(&json("1")));
+        });
+    }
+
+    #[test]
+    fn result_selector_sees_the_result() {
+        let template = Template::compile(&json(r#"{"n.$":"$.n","v.$":"$x.y"}"#), QueryLanguage::JsonPath)
+            .expect("valid");
+        with_scope("{}", |scope| {
+            let value = select_result(Some(&template), scope, &json(r#"{"n":5}"#)).expect("selects");
+            assert_eq!(value.to_text(), r#"{"n":5,"v":[1,2]}"#);
+            let value = select_result(None, scope, &json("7")).expect("passes");
+            assert_eq!(value.to_text(), "7");
+        });
+    }
+}

@@ -1,0 +1,279 @@
+//! What a Task does: its `Resource`, parsed.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::integrations;
+
+/// Who does a Task's work.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Resource {
+    /// A function's own ARN: called with the state's effective input, its answer is the result.
+    Function(FunctionArn),
+    /// `arn:aws:states:::lambda:invoke`: the arguments name the function and its payload.
+    LambdaInvoke(Pattern),
+    /// `arn:aws:states:<region>:<account>:activity:<name>`: a worker asks for it.
+    Activity(Arc<str>),
+    /// `arn:aws:states:::states:startExecution`. `parsed_output`: `.sync:2`, whose
+    /// `Output` is JSON and not text.
+    StartExecution { pattern: Pattern, parsed_output: bool },
+    /// `arn:aws:states:::http:invoke`.
+    HttpInvoke,
+    /// `arn:aws:states:::job:run`, Mayfly's own: a Job in the cluster.
+    JobRun(Pattern),
+    /// Any other integration AWS has. `service` is as written, `aws-sdk:` left out.
+    Integration { service: Arc<str>, action: Arc<str>, aws_sdk: bool, pattern: Pattern, version: Option<u8> },
+    /// An ARN of a service the States Language's text names but AWS itself never
+    /// integrated (`arn:aws:swf:…:task:…`), or a placeholder such as `${Function}`
+    /// that a deployment fills in. Fails when it is reached.
+    Foreign(Arc<str>),
+}
+
+/// How long a Task lasts: until the call is answered, until what it started is
+/// done, or until someone sends the task's token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Pattern {
+    RequestResponse,
+    Sync,
+    WaitForTaskToken,
+}
+
+impl fmt::Display for Pattern {
+    /// The ending it has in a `Resource`, without the dot; nothing for the plain call.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Pattern::RequestResponse => "",
+            Pattern::Sync => "sync",
+            Pattern::WaitForTaskToken => "waitForTaskToken",
+        })
+    }
+}
+
+/// `arn:<partition>:lambda:<region>:<account>:function:<name>[:<qualifier>]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FunctionArn {
+    pub region: Arc<str>,
+    pub account: Arc<str>,
+    pub name: Arc<str>,
+    /// A version, an alias or `$LATEST`.
+    pub qualifier: Option<Arc<str>>,
+}
+
+/// Why a `Resource` is refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ResourceError {
+    NotRecognized,
+}
+
+impl Resource {
+    /// Reads a `Resource` as it is written in a definition.
+    ///
+    /// ```
+    /// use mayfly_workflows_language::definition::{Pattern, Resource};
+    /// let resource = Resource::parse("arn:aws:states:::lambda:invoke.waitForTaskToken");
+    /// assert_eq!(resource, Ok(Resource::LambdaInvoke(Pattern::WaitForTaskToken)));
+    /// ```
+    pub fn parse(text: &str) -> Result<Resource, ResourceError> {
+        if is_placeholder(text) {
+            return Ok(Resource::Foreign(text.into()));
+        }
+        let mut parts = text.splitn(6, ':');
+        let mut part = || parts.next().ok_or(ResourceError::NotRecognized);
+        let (arn, partition, service, region, account) = (part()?, part()?, part()?, part()?, part()?);
+        let rest = part()?;
+        if arn != "arn" || !(partition == "aws" || partition.starts_with("aws-")) || rest.is_empty() {
+            return Err(ResourceError::NotRecognized);
+        }
+        match service {
+            "lambda" => FunctionArn::parse(region, account, rest).map(Resource::Function),
+            "states" if region.is_empty() && account.is_empty() => integration(rest),
+            "states" => match rest.strip_prefix("activity:") {
+                Some(name) if !name.is_empty() && !name.contains(':') => Ok(Resource::Activity(text.into())),
+                _ => Err(ResourceError::NotRecognized),
+            },
+            "swf" if rest.starts_with("task:") => Ok(Resource::Foreign(text.into())),
+            _ => Err(ResourceError::NotRecognized),
+        }
+    }
+
+    /// How long the task lasts. Functions and activities are asked and answer.
+    pub fn pattern(&self) -> Pattern {
+        match self {
+            Resource::LambdaInvoke(pattern)
+            | Resource::JobRun(pattern)
+            | Resource::StartExecution { pattern, .. }
+            | Resource::Integration { pattern, .. } => *pattern,
+            Resource::Function(_) | Resource::Activity(_) | Resource::HttpInvoke | Resource::Foreign(_) => {
+                Pattern::RequestResponse
+            }
+        }
+    }
+
+    /// `resourceType` and `resource` of the history's task events
+    /// (`"lambda"`, `"invoke.waitForTaskToken"`); none for functions and activities,
+    /// whose events are of another kind.
+    pub fn event_names(&self) -> Option<(String, String)> {
+        let named = |service: &str, action: &str, pattern: Pattern, ending: &str| {
+            let dot = if pattern == Pattern::RequestResponse { "" } else { "." };
+            Some((service.to_string(), format!("{action}{dot}{pattern}{ending}")))
+        };
+        match self {
+            Resource::Function(_) | Resource::Activity(_) | Resource::Foreign(_) => None,
+            Resource::LambdaInvoke(pattern) => named("lambda", "invoke", *pattern, ""),
+            Resource::StartExecution { pattern, parsed_output } => {
+                named("states", "startExecution", *pattern, if *parsed_output { ":2" } else { "" })
+            }
+            Resource::HttpInvoke => named("http", "invoke", Pattern::RequestResponse, ""),
+            Resource::JobRun(pattern) => named("job", "run", *pattern, ""),
+            Resource::Integration { service, action, aws_sdk, pattern, version } => {
+                let service = if *aws_sdk { format!("aws-sdk:{service}") } else { service.to_string() };
+                let ending = version.map(|version| format!(":{version}")).unwrap_or_default();
+                named(&service, action, *pattern, &ending)
+            }
+        }
+    }
+
+    /// Whether Mayfly does this work itself; the others are accepted and fail when reached.
+    pub fn is_supported(&self) -> bool {
+        !matches!(self, Resource::Integration { .. } | Resource::Foreign(_))
+    }
+}
+
+/// `${Name}`: deployment tools put the value in before they create the machine.
+fn is_placeholder(text: &str) -> bool {
+    text.strip_prefix("${").and_then(|rest| rest.strip_suffix('}')).is_some_and(|name| {
+        !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || "_.:-".contains(c))
+    })
+}
+
+impl FunctionArn {
+    fn parse(region: &str, account: &str, rest: &str) -> Result<FunctionArn, ResourceError> {
+        let mut parts = rest.split(':');
+        let (kind, name, qualifier) = (parts.next(), parts.next(), parts.next());
+        let word = |text: &str| {
+            !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_')
+        };
+        let name = name.filter(|name| word(name)).ok_or(ResourceError::NotRecognized)?;
+        let sound = qualifier.is_none_or(|qualifier| qualifier == "$LATEST" || word(qualifier));
+        if kind != Some("function") || parts.next().is_some() || !sound {
+            return Err(ResourceError::NotRecognized);
+        }
+        Ok(FunctionArn {
+            region: region.into(),
+            account: account.into(),
+            name: name.into(),
+            qualifier: qualifier.map(Into::into),
+        })
+    }
+}
+
+/// What follows `arn:aws:states:::`.
+fn integration(rest: &str) -> Result<Resource, ResourceError> {
+    let (rest, aws_sdk) = match rest.strip_prefix("aws-sdk:") {
+        Some(rest) => (rest, true),
+        None => (rest, false),
+    };
+    let (service, call) = rest.split_once(':').ok_or(ResourceError::NotRecognized)?;
+    let (action, ending) =
+        call.split_once('.').map_or((call, None), |(action, ending)| (action, Some(ending)));
+    let (pattern, version) = match ending {
+        None => (Pattern::RequestResponse, None),
+        Some("sync") => (Pattern::Sync, None),
+        Some("sync:2") => (Pattern::Sync, Some(2)),
+        Some("waitForTaskToken") => (Pattern::WaitForTaskToken, None),
+        Some(_) => return Err(ResourceError::NotRecognized),
+    };
+    let known = match aws_sdk {
+        true => integrations::aws_sdk(service, action) && pattern != Pattern::Sync,
+        false => integrations::optimized(service, action, pattern, version),
+    };
+    if !known {
+        return Err(ResourceError::NotRecognized);
+    }
+    Ok(match (aws_sdk, service, action) {
+        (false, "lambda", "invoke") => Resource::LambdaInvoke(pattern),
+        (false, "states", "startExecution") => {
+            Resource::StartExecution { pattern, parsed_output: version == Some(2) }
+        }
+        (false, "http", "invoke") => Resource::HttpInvoke,
+        (false, "job", "run") => Resource::JobRun(pattern),
+        _ => Resource::Integration {
+            service: service.into(),
+            action: action.into(),
+            aws_sdk,
+            pattern,
+            version,
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(text: &str) -> Option<Resource> {
+        Resource::parse(text).ok()
+    }
+
+    #[test]
+    fn functions() {
+        let function = |qualifier: Option<&str>| {
+            Some(Resource::Function(FunctionArn {
+                region: "us-east-1".into(),
+                account: "123456789012".into(),
+                name: "hello".into(),
+                qualifier: qualifier.map(Into::into),
+            }))
+        };
+        let arn = "arn:aws:lambda:us-east-1:123456789012:function:hello";
+        assert_eq!(parsed(arn), function(None));
+        assert_eq!(parsed(&format!("{arn}:$LATEST")), function(Some("$LATEST")));
+        assert_eq!(parsed(&format!("{arn}:3")), function(Some("3")));
+        for wrong in [":", ":$*#$7485", ":a:b", ":$latest"] {
+            assert_eq!(parsed(&format!("{arn}{wrong}")), None, "{wrong}");
+        }
+        assert_eq!(parsed("arn:aws:lambda:us-east-1:123456789012:layer:hello"), None);
+        assert_eq!(parsed("hello"), None);
+        assert_eq!(parsed(""), None);
+    }
+
+    #[test]
+    fn integrations_and_their_patterns() {
+        use Pattern::{RequestResponse, Sync, WaitForTaskToken};
+        let states = |rest: &str| parsed(&format!("arn:aws:states:::{rest}"));
+        assert_eq!(states("lambda:invoke"), Some(Resource::LambdaInvoke(RequestResponse)));
+        assert_eq!(states("lambda:invoke.sync"), None);
+        assert_eq!(states("http:invoke"), Some(Resource::HttpInvoke));
+        assert_eq!(states("http:invoke.waitForTaskToken"), None);
+        assert_eq!(states("job:run.sync"), Some(Resource::JobRun(Sync)));
+        let start = |pattern, parsed_output| Some(Resource::StartExecution { pattern, parsed_output });
+        assert_eq!(states("states:startExecution"), start(RequestResponse, false));
+        assert_eq!(states("states:startExecution.sync"), start(Sync, false));
+        assert_eq!(states("states:startExecution.sync:2"), start(Sync, true));
+        assert_eq!(states("states:startExecution.waitForTaskToken"), start(WaitForTaskToken, false));
+        let sns = states("sns:publish.waitForTaskToken").expect("SNS is known");
+        assert_eq!((sns.pattern(), sns.is_supported()), (WaitForTaskToken, false));
+        assert_eq!(states("sns:publish.sync"), None);
+        assert_eq!(states("sns:unpublish"), None);
+        let put = states("aws-sdk:s3:putObject").expect("an SDK call");
+        assert_eq!(put.event_names(), Some(("aws-sdk:s3".into(), "putObject".into())));
+        assert_eq!(states("aws-sdk:nosuchservice:get"), None);
+        assert_eq!(states("aws-sdk:s3:PutObject"), None);
+        assert_eq!(
+            states("states:startExecution.sync:2").and_then(|resource| resource.event_names()),
+            Some(("states".into(), "startExecution.sync:2".into()))
+        );
+    }
+
+    #[test]
+    fn activities_and_foreign_tasks() {
+        let activity = "arn:aws:states:us-east-1:123456789012:activity:ship-it";
+        assert_eq!(parsed(activity), Some(Resource::Activity(activity.into())));
+        assert_eq!(parsed("arn:aws:states:us-east-1:123456789012:activity:"), None);
+        assert_eq!(parsed("arn:aws:states:us-east-1:123456789012:stateMachine:x"), None);
+        assert!(matches!(parsed("arn:aws:swf:us-east-1:123456789012:task:X"), Some(Resource::Foreign(_))));
+        assert!(matches!(parsed("${Function}"), Some(Resource::Foreign(_))));
+        assert_eq!(parsed("${Function"), None);
+        assert_eq!(parsed("${}"), None);
+    }
+}

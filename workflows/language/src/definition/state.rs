@@ -1,0 +1,322 @@
+//! States, compiled.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+
+use super::{FlowId, QueryLanguage, Resource, StateId};
+use crate::choice;
+use crate::jsonata::Expression;
+use crate::path::{Path, ReferencePath};
+use crate::template::Template;
+use crate::value::Value;
+
+/// One state.
+#[derive(Debug, Clone)]
+pub struct State {
+    pub id: StateId,
+    pub name: Arc<str>,
+    pub comment: Option<Arc<str>>,
+    pub flow: super::FlowId,
+    /// The language in force here: the state's own, else the machine's.
+    pub query_language: QueryLanguage,
+    pub data: DataFlow,
+    /// `Assign`: an object template, evaluated from the same snapshot as the output.
+    /// A Choice state's own `Assign` is for when no rule matched.
+    pub assign: Option<Template>,
+    /// Task, Parallel and Map only.
+    pub retry: Vec<Retrier>,
+    /// Task, Parallel and Map only.
+    pub catch: Vec<Catcher>,
+    /// Where to go afterwards. Succeed and Fail end; a Choice decides itself.
+    pub next: Transition,
+    pub kind: Kind,
+}
+
+/// Where a state, a rule or a catcher leads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Transition {
+    End,
+    Next(StateId),
+    /// Only in a state compiled alone, as TestState does: the target is not there.
+    Outside(Arc<str>),
+}
+
+/// The stages a state's input and result go through.
+#[derive(Debug, Clone)]
+pub enum DataFlow {
+    JsonPath {
+        input_path: PathField,
+        /// `Parameters`; of a Map state it stands for `item_selector` instead.
+        parameters: Option<Template>,
+        result_selector: Option<Template>,
+        result_path: ResultPath,
+        output_path: PathField,
+    },
+    Jsonata {
+        arguments: Option<Template>,
+        output: Option<Template>,
+    },
+}
+
+/// `InputPath` and `OutputPath`.
+#[derive(Debug, Clone)]
+pub enum PathField {
+    /// Absent or `"$"`: everything.
+    Whole,
+    /// `null`: an empty object.
+    Nothing,
+    Path(Path),
+}
+
+/// `ResultPath`.
+#[derive(Debug, Clone)]
+pub enum ResultPath {
+    /// Absent or `"$"`: the result takes the input's place.
+    Whole,
+    /// `null`: the result is dropped, the input stays.
+    Discard,
+    Path(ReferencePath),
+}
+
+/// What a state does.
+#[derive(Debug, Clone)]
+pub enum Kind {
+    Task(Task),
+    Pass(Pass),
+    Choice(Choice),
+    Wait(Wait),
+    Succeed,
+    Fail(Fail),
+    Parallel(Parallel),
+    Map(Map),
+}
+
+impl Kind {
+    /// The value of `Type`.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Kind::Task(_) => "Task",
+            Kind::Pass(_) => "Pass",
+            Kind::Choice(_) => "Choice",
+            Kind::Wait(_) => "Wait",
+            Kind::Succeed => "Succeed",
+            Kind::Fail(_) => "Fail",
+            Kind::Parallel(_) => "Parallel",
+            Kind::Map(_) => "Map",
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+pub struct Task {
+    pub resource: Resource,
+    /// `Resource` as it is written.
+    pub arn: Arc<str>,
+    /// Seconds; `States.Timeout` when they are over.
+    pub timeout: Option<Quantity<u64>>,
+    /// Seconds between heartbeats; `States.HeartbeatTimeout`.
+    pub heartbeat: Option<Quantity<u64>>,
+    /// `{"RoleArn": …}`.
+    pub credentials: Option<Template>,
+}
+
+/// A number that is written down, or found in the data when the state runs.
+#[derive(Debug, Clone)]
+pub enum Quantity<T> {
+    Value(T),
+    /// From a `…Path` field.
+    Path(Path),
+    Expression(Expression),
+}
+
+#[derive(Debug, Clone)]
+pub struct Pass {
+    /// JSONPath only; JSONata states have `Output`.
+    pub result: Option<Value>,
+}
+
+#[derive(Debug, Clone)]
+pub struct Choice {
+    pub rules: Vec<Rule>,
+    /// `None`: `States.NoChoiceMatched` when no rule matches.
+    pub default: Option<Transition>,
+}
+
+#[derive(Debug, Clone)]
+pub struct Rule {
+    pub condition: Condition,
+    pub next: Transition,
+    pub assign: Option<Template>,
+    /// JSONata only.
+    pub output: Option<Template>,
+    pub comment: Option<Arc<str>>,
+}
+
+#[derive(Debug, Clone)]
+pub enum Condition {
+    JsonPath(choice::Rule),
+    Jsonata(Expression),
+    /// JSONata's `"Condition": true` or `false`.
+    Always(bool),
+}
+
+#[derive(Debug, Clone)]
+pub enum Wait {
+    Seconds(Quantity<u64>),
+    Timestamp(TimestampField),
+}
+
+#[derive(Debug, Clone)]
+pub enum TimestampField {
+    /// The instant and the text that names it.
+    Value(Timestamp, Arc<str>),
+    Path(Path),
+    Expression(Expression),
+}
+
+#[derive(Debug, Clone)]
+pub struct Fail {
+    pub error: Option<Text>,
+    pub cause: Option<Text>,
+}
+
+/// A string that is written down, or found when the state runs.
+#[derive(Debug, Clone)]
+pub enum Text {
+    Literal(Arc<str>),
+    /// From a `…Path` field: a path or an intrinsic function.
+    Template(Template),
+    Expression(Expression),
+}
+
+#[derive(Debug, Clone)]
+pub struct Parallel {
+    pub branches: Vec<FlowId>,
+}
+
+#[derive(Debug, Clone)]
+pub struct Map {
+    pub processor: FlowId,
+    pub mode: MapMode,
+    pub items: Items,
+    /// Distributed only.
+    pub item_reader: Option<ItemReader>,
+    /// `ItemSelector`, or `Parameters` in older definitions.
+    pub item_selector: Option<Template>,
+    /// Distributed only.
+    pub item_batcher: Option<Batcher>,
+    /// Distributed only.
+    pub result_writer: Option<ResultWriter>,
+    /// 0 is no limit.
+    pub max_concurrency: Quantity<u64>,
+    /// Distributed only.
+    pub tolerated_failure_count: Option<Quantity<u64>>,
+    /// 0 to 100. Distributed only.
+    pub tolerated_failure_percentage: Option<Quantity<f64>>,
+    /// The map run's name begins with it. Distributed only.
+    pub label: Option<Arc<str>>,
+    /// Written with `Iterator`, as it was before `ItemProcessor`.
+    pub legacy: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MapMode {
+    Inline,
+    /// Each item, or batch of items, is an execution of its own.
+    Distributed(ExecutionType),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExecutionType {
+    Standard,
+    Express,
+}
+
+/// Where a Map's items come from when no reader is named.
+#[derive(Debug, Clone)]
+pub enum Items {
+    /// The input itself.
+    Whole,
+    /// `ItemsPath`.
+    Path(Path),
+    /// JSONata's `Items`.
+    Template(Template),
+}
+
+/// `ItemReader`: items from a file or a listing.
+#[derive(Debug, Clone)]
+pub struct ItemReader {
+    /// `arn:aws:states:::s3:getObject` and the like.
+    pub resource: Arc<str>,
+    /// `Parameters` or `Arguments`.
+    pub arguments: Option<Template>,
+    /// `ReaderConfig.InputType`: JSON, JSONL, CSV, MANIFEST, PARQUET.
+    pub input_type: Option<Arc<str>>,
+    /// `ReaderConfig.Transformation`: NONE or LOAD_AND_FLATTEN.
+    pub transformation: Option<Arc<str>>,
+    /// `ReaderConfig.ManifestType`: ATHENA_DATA or S3_INVENTORY.
+    pub manifest_type: Option<Arc<str>>,
+    /// `ReaderConfig.CSVHeaderLocation`: FIRST_ROW or GIVEN.
+    pub csv_header_location: Option<Arc<str>>,
+    pub csv_headers: Vec<Arc<str>>,
+    /// `ReaderConfig.CSVDelimiter`: COMMA, PIPE, SEMICOLON, SPACE or TAB.
+    pub csv_delimiter: Option<Arc<str>>,
+    /// `ReaderConfig.ItemsPointer`: a JSON pointer into the file.
+    pub items_pointer: Option<Arc<str>>,
+    pub max_items: Option<Quantity<u64>>,
+}
+
+/// `ItemBatcher`: several items to one child execution.
+#[derive(Debug, Clone)]
+pub struct Batcher {
+    pub batch_input: Option<Template>,
+    pub max_items_per_batch: Option<Quantity<u64>>,
+    pub max_input_bytes_per_batch: Option<Quantity<u64>>,
+}
+
+/// `ResultWriter`: results to a bucket instead of into the output.
+#[derive(Debug, Clone)]
+pub struct ResultWriter {
+    pub resource: Option<Arc<str>>,
+    /// `Parameters` or `Arguments`.
+    pub arguments: Option<Template>,
+    /// `WriterConfig.OutputType`: JSON or JSONL.
+    pub output_type: Option<Arc<str>>,
+    /// `WriterConfig.Transformation`: NONE, COMPACT or FLATTEN.
+    pub transformation: Option<Arc<str>>,
+}
+
+/// One entry of `Retry`.
+#[derive(Debug, Clone)]
+pub struct Retrier {
+    pub error_equals: Vec<Arc<str>>,
+    /// 1 when not given.
+    pub interval_seconds: u64,
+    /// 3 when not given; 0 is never.
+    pub max_attempts: u64,
+    /// 2.0 when not given.
+    pub backoff_rate: f64,
+    pub max_delay_seconds: Option<u64>,
+    pub jitter: Jitter,
+    pub comment: Option<Arc<str>>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Jitter {
+    None,
+    Full,
+}
+
+/// One entry of `Catch`.
+#[derive(Debug, Clone)]
+pub struct Catcher {
+    pub error_equals: Vec<Arc<str>>,
+    pub next: Transition,
+    /// JSONPath only.
+    pub result_path: ResultPath,
+    pub assign: Option<Template>,
+    /// JSONata only.
+    pub output: Option<Template>,
+    pub comment: Option<Arc<str>>,
+}

@@ -1,0 +1,99 @@
+//! What can go wrong with a state's data: an error of the States family while running, a problem while compiling.
+
+use std::borrow::Cow;
+use std::fmt;
+
+/// A state failed: the name one can Retry and Catch on, and AWS's sentence about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateError {
+    /// The error's name, such as `States.Runtime`.
+    pub error: Cow<'static, str>,
+    /// AWS's wording, without the prefix "An error occurred while executing the state …", which names the event
+    /// and is the engine's to add.
+    pub cause: String,
+    /// The field a JSONata expression stands in, such as `Output/total`; only those failures have an
+    /// `EvaluationFailed` event.
+    pub location: Option<String>,
+}
+
+/// Names of errors that AWS gives out itself.
+pub mod names {
+    pub const RUNTIME: &str = "States.Runtime";
+    pub const PARAMETER_PATH_FAILURE: &str = "States.ParameterPathFailure";
+    /// What AWS gives out where its documentation says `States.ResultPathMatchFailure`.
+    pub const REFERENCE_PATH_CONFLICT: &str = "States.ReferencePathConflict";
+    pub const INTRINSIC_FAILURE: &str = "States.IntrinsicFailure";
+    pub const QUERY_EVALUATION_ERROR: &str = "States.QueryEvaluationError";
+    pub const DATA_LIMIT_EXCEEDED: &str = "States.DataLimitExceeded";
+    pub const NO_CHOICE_MATCHED: &str = "States.NoChoiceMatched";
+}
+
+impl StateError {
+    /// An error of the given name without a location.
+    pub fn new(error: &'static str, cause: impl Into<String>) -> Self {
+        Self { error: Cow::Borrowed(error), cause: cause.into(), location: None }
+    }
+
+    /// `States.Runtime`.
+    pub fn runtime(cause: impl Into<String>) -> Self {
+        Self::new(names::RUNTIME, cause)
+    }
+
+    /// `States.QueryEvaluationError` in the given field.
+    pub fn query(location: &str, cause: impl Into<String>) -> Self {
+        Self { location: Some(location.to_owned()), ..Self::new(names::QUERY_EVALUATION_ERROR, cause) }
+    }
+}
+
+impl fmt::Display for StateError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.error, self.cause)
+    }
+}
+
+impl std::error::Error for StateError {}
+
+/// A part of a definition that cannot be compiled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// JSON pointer below the field that was being compiled; empty for the field itself.
+    pub location: String,
+    /// One sentence.
+    pub message: String,
+}
+
+impl Problem {
+    /// A problem with the field itself.
+    pub fn here(message: impl Into<String>) -> Self {
+        Self { location: String::new(), message: message.into() }
+    }
+
+    /// A problem at a place below the field.
+    pub fn at(location: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { location: location.into(), message: message.into() }
+    }
+
+    /// The same problem seen from the object around it: `/step` goes before its place.
+    #[must_use]
+    pub fn under(mut self, step: &str) -> Self {
+        self.location.insert_str(0, &format!("/{step}"));
+        self
+    }
+
+    /// The same problem seen from the array around it: `[at]` goes before its place.
+    #[must_use]
+    pub fn within(mut self, at: usize) -> Self {
+        self.location.insert_str(0, &format!("[{at}]"));
+        self
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.location.is_empty() {
+            f.write_str(&self.message)
+        } else {
+            write!(f, "{} at {}", self.message, self.location)
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! Intrinsic functions, `States.Format('{}', $.name)`: parsed once, nested as deep as AWS allows.
+//!
+//! [`functions`](mod@functions) says what each one does.
+
+mod functions;
+pub(crate) mod hash;
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::dataflow::Scope;
+use crate::error::{Problem, StateError, names};
+use crate::path::Path;
+use crate::path::evaluate::java_text;
+use crate::path::parse::{Cursor, prefix};
+use crate::value::Value;
+use functions::Function;
+
+/// How deep calls may nest, as AWS documents it.
+pub const MAX_NESTING: usize = 10;
+
+/// A compiled call.
+#[derive(Clone, Debug)]
+pub struct Intrinsic {
+    /// The call as it is written, which AWS quotes in its errors.
+    source: Arc<str>,
+    function: Function,
+    arguments: Arc<[Argument]>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Argument {
+    Path(Path),
+    Call(Intrinsic),
+    Constant(Value),
+    /// A quoted string: what it says, and how it is written, where `\{` differs from `{`.
+    Text {
+        text: Value,
+        written: Arc<str>,
+    },
+}
+
+/// Why a call failed.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) error: &'static str,
+    pub(crate) what: String,
+}
+
+impl Failure {
+    pub(crate) fn new(what: impl Into<String>) -> Self {
+        Self { error: names::INTRINSIC_FAILURE, what: what.into() }
+    }
+}
+
+impl Intrinsic {
+    /// Compiles a call.
+    pub fn parse(text: &str) -> Result<Self, Problem> {
+        let mut cursor = Cursor::new(text);
+        let call = call(&mut cursor, 1)?;
+        cursor.skip_space();
+        if cursor.is_at_end() { Ok(call) } else { Err(cursor.problem("Unexpected text after the call")) }
+    }
+
+    /// True for a text that begins as a call does.
+    pub fn is_call(text: &str) -> bool {
+        text.starts_with("States.")
+    }
+
+    /// The call as it is written.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// Tells the variables its arguments start at.
+    pub fn variables(&self, tell: &mut dyn FnMut(&str)) {
+        for argument in self.arguments.iter() {
+            match argument {
+                Argument::Path(path) => path.variables(tell),
+                Argument::Call(call) => call.variables(tell),
+                Argument::Constant(_) | Argument::Text { .. } => {}
+            }
+        }
+    }
+
+    /// The value of the call.
+    ///
+    /// # Errors
+    /// `States.Runtime` when a path points at nothing, `States.IntrinsicFailure` when the function refuses.
+    pub fn evaluate(&self, scope: &Scope<'_>) -> Result<Value, StateError> {
+        self.value(scope).map_err(|failure| {
+            let cause = format!("The function '{}' had the following error: {}", self.source, failure.what);
+            StateError::new(failure.error, cause)
+        })
+    }
+
+    fn value(&self, scope: &Scope<'_>) -> Result<Value, Failure> {
+        if self.function == Function::Format {
+            return self.format(scope);
+        }
+        let arguments: Vec<Value> =
+            self.arguments.iter().map(|argument| argument.value(scope)).collect::<Result<_, _>>()?;
+        self.function.apply(&arguments, scope.ambient)
+    }
+
+    /// `States.Format`: each `{}` is the next argument; `\{`, `\}`, `\'` and `\\` stand for the character alone.
+    fn format(&self, scope: &Scope<'_>) -> Result<Value, Failure> {
+        let Some((template, rest)) = self.arguments.split_first() else {
+            return Err(Failure::new("Invalid number of arguments for States.Format"));
+        };
+        let written = match template {
+            Argument::Text { written, .. } => Arc::clone(written),
+            other => match other.value(scope)? {
+                Value::String(text) => text,
+                _ => return Err(Failure::new("The template of States.Format must be a string")),
+            },
+        };
+        let mut rest = rest.iter();
+        let mut out = String::new();
+        let mut letters = written.chars().peekable();
+        while let Some(letter) = letters.next() {
+            match letter {
+                '\\' => out.extend(letters.next()),
+                '{' if letters.peek() == Some(&'}') => {
+                    letters.next();
+                    let argument = rest.next().ok_or_else(|| {
+                        Failure::new(
+                            "The number of arguments does not match the occurrences of {} in the template",
+                        )
+                    })?;
+                    out.push_str(&java_text(&argument.value(scope)?));
+                }
+                plain => out.push(plain),
+            }
+        }
+        if rest.next().is_some() {
+            let what = "The number of arguments does not match the occurrences of {} in the template";
+            return Err(Failure::new(what));
+        }
+        Ok(Value::from(out))
+    }
+}
+
+impl fmt::Display for Intrinsic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.source)
+    }
+}
+
+impl Argument {
+    fn value(&self, scope: &Scope<'_>) -> Result<Value, Failure> {
+        match self {
+            Self::Constant(value) | Self::Text { text: value, .. } => Ok(value.clone()),
+            Self::Call(call) => call.value(scope),
+            Self::Path(path) => path.evaluate(scope).map_err(|_| Failure {
+                error: names::RUNTIME,
+                what: format!(
+                    "The JsonPath argument for the field '{}' could not be found in the input '{}'",
+                    path.source(),
+                    scope.input.to_text()
+                ),
+            }),
+        }
+    }
+}
+
+fn call(cursor: &mut Cursor<'_>, nesting: usize) -> Result<Intrinsic, Problem> {
+    if nesting > MAX_NESTING {
+        return Err(cursor.problem(&format!("Calls nest at most {MAX_NESTING} deep")));
+    }
+    let from = cursor.at;
+    let name = cursor.take_while(|letter| letter.is_ascii_alphanumeric() || letter == '.' || letter == '_');
+    let Some(function) = Function::named(name) else {
+        return Err(cursor.problem(&format!("'{name}' is no intrinsic function")));
+    };
+    cursor.skip_space();
+    if !cursor.eat('(') {
+        return Err(cursor.problem("Expected '('"));
+    }
+    let mut arguments = Vec::new();
+    cursor.skip_space();
+    while !cursor.eat(')') {
+        if !arguments.is_empty() && !cursor.eat(',') {
+            return Err(cursor.problem("Expected ',' or ')'"));
+        }
+        cursor.skip_space();
+        arguments.push(argument(cursor, nesting)?);
+        cursor.skip_space();
+    }
+    let (least, most) = function.arity();
+    if !(least..=most).contains(&arguments.len()) {
+        return Err(cursor.problem(&format!("Wrong number of arguments for {name}")));
+    }
+    Ok(Intrinsic { source: cursor.text[from..cursor.at].into(), function, arguments: arguments.into() })
+}
+
+fn argument(cursor: &mut Cursor<'_>, nesting: usize) -> Result<Argument, Problem> {
+    match cursor.peek() {
+        Some('$') => {
+            let source = cursor.rest();
+            prefix(cursor, source).map(Argument::Path)
+        }
+        Some('\'') => {
+            let from = cursor.at + 1;
+            let text = cursor.quoted()?;
+            let written = cursor.text[from..cursor.at - 1].into();
+            Ok(Argument::Text { text: Value::from(text), written })
+        }
+        Some('S') => call(cursor, nesting + 1).map(Argument::Call),
+        _ => {
+            let word = cursor
+                .take_while(|letter| letter.is_ascii_alphanumeric() || matches!(letter, '-' | '+' | '.'));
+            match Value::parse(word) {
+                Ok(constant) => Ok(Argument::Constant(constant)),
+                Err(_) => {
+                    Err(cursor.problem("Expected a path, a string in single quotes, a number or a call"))
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,289 @@
+//! What each `States.…` function does, with AWS's limits.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+
+use super::{Failure, hash};
+use crate::dataflow::Ambient;
+use crate::value::{Map, Number, Value};
+
+/// How many characters Base64 and Hash take.
+const MAX_ENCODED_CHARS: usize = 10_000;
+/// How many elements `States.ArrayRange` gives.
+const MAX_RANGE: i64 = 1000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Function {
+    Format,
+    StringToJson,
+    JsonToString,
+    Array,
+    ArrayPartition,
+    ArrayContains,
+    ArrayRange,
+    ArrayGetItem,
+    ArrayLength,
+    ArrayUnique,
+    Base64Encode,
+    Base64Decode,
+    Hash,
+    JsonMerge,
+    MathRandom,
+    MathAdd,
+    StringSplit,
+    Uuid,
+}
+
+/// Name, function, least and most arguments.
+const FUNCTIONS: [(&str, Function, usize, usize); 18] = [
+    ("States.Format", Function::Format, 1, usize::MAX),
+    ("States.StringToJson", Function::StringToJson, 1, 1),
+    ("States.JsonToString", Function::JsonToString, 1, 1),
+    ("States.Array", Function::Array, 0, usize::MAX),
+    ("States.ArrayPartition", Function::ArrayPartition, 2, 2),
+    ("States.ArrayContains", Function::ArrayContains, 2, 2),
+    ("States.ArrayRange", Function::ArrayRange, 3, 3),
+    ("States.ArrayGetItem", Function::ArrayGetItem, 2, 2),
+    ("States.ArrayLength", Function::ArrayLength, 1, 1),
+    ("States.ArrayUnique", Function::ArrayUnique, 1, 1),
+    ("States.Base64Encode", Function::Base64Encode, 1, 1),
+    ("States.Base64Decode", Function::Base64Decode, 1, 1),
+    ("States.Hash", Function::Hash, 2, 2),
+    ("States.JsonMerge", Function::JsonMerge, 3, 3),
+    ("States.MathRandom", Function::MathRandom, 2, 3),
+    ("States.MathAdd", Function::MathAdd, 2, 2),
+    ("States.StringSplit", Function::StringSplit, 2, 2),
+    ("States.UUID", Function::Uuid, 0, 0),
+];
+
+type Outcome = Result<Value, Failure>;
+
+impl Function {
+    pub(super) fn named(name: &str) -> Option<Self> {
+        FUNCTIONS.iter().find(|(known, ..)| *known == name).map(|(_, function, ..)| *function)
+    }
+
+    /// Least and most arguments.
+    pub(super) fn arity(self) -> (usize, usize) {
+        FUNCTIONS
+            .iter()
+            .find(|(_, function, ..)| *function == self)
+            .map_or((0, 0), |(.., least, most)| (*least, *most))
+    }
+
+    /// The value for arguments of the right number.
+    pub(super) fn apply(self, arguments: &[Value], ambient: &Ambient) -> Outcome {
+        let argument = |at: usize| arguments.get(at).unwrap_or(&Value::Null);
+        match self {
+            Self::Format => Err(Failure::new("States.Format takes its template unevaluated")),
+            Self::StringToJson => string_to_json(argument(0)),
+            Self::JsonToString => Ok(Value::from(argument(0).to_text())),
+            Self::Array => Ok(Value::from(arguments.to_vec())),
+            Self::ArrayPartition => partition(argument(0), argument(1)),
+            Self::ArrayContains => Ok(Value::Bool(array(argument(0), 1)?.contains(argument(1)))),
+            Self::ArrayRange => range(argument(0), argument(1), argument(2)),
+            Self::ArrayGetItem => item(argument(0), argument(1)),
+            Self::ArrayLength => Ok(Value::from(array(argument(0), 1)?.len())),
+            Self::ArrayUnique => unique(argument(0)),
+            Self::Base64Encode => encode(argument(0)),
+            Self::Base64Decode => decode(argument(0)),
+            Self::Hash => digest(argument(0), argument(1)),
+            Self::JsonMerge => merge(argument(0), argument(1), argument(2)),
+            Self::MathRandom => random(arguments, ambient),
+            Self::MathAdd => add(argument(0), argument(1)),
+            Self::StringSplit => split(argument(0), argument(1)),
+            Self::Uuid => Ok(Value::from(ambient.next_uuid().to_string())),
+        }
+    }
+}
+
+fn array(value: &Value, position: usize) -> Result<&[Value], Failure> {
+    value.as_array().ok_or_else(|| Failure::new(format!("Argument {position} is expected to be an array")))
+}
+
+fn text(value: &Value, position: usize) -> Result<&str, Failure> {
+    value.as_str().ok_or_else(|| Failure::new(format!("Argument {position} is expected to be a string")))
+}
+
+fn short_text(value: &Value) -> Result<&str, Failure> {
+    let text = text(value, 1)?;
+    if text.chars().count() > MAX_ENCODED_CHARS {
+        return Err(Failure::new(format!("The input exceeds the limit of {MAX_ENCODED_CHARS} characters")));
+    }
+    Ok(text)
+}
+
+/// A number rounded as Java's `Math.round` does: halves go up.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "as in Java, what does not fit becomes the nearest bound"
+)]
+fn rounded(value: &Value, position: usize) -> Result<i64, Failure> {
+    match value {
+        Value::Number(Number::Int(whole)) => Ok(*whole),
+        Value::Number(number) => Ok((number.to_f64() + 0.5).floor() as i64),
+        _ => Err(Failure::new(format!("Argument {position} is expected to be a number"))),
+    }
+}
+
+fn string_to_json(value: &Value) -> Outcome {
+    let source = text(value, 1)?;
+    Value::parse(source).map_err(|_| Failure::new(format!("Invalid JSON: '{source}'")))
+}
+
+fn partition(list: &Value, size: &Value) -> Outcome {
+    let list = array(list, 1)?;
+    let size = usize::try_from(rounded(size, 2)?).ok().filter(|size| *size > 0);
+    let size = size.ok_or_else(|| Failure::new("The chunk size must be a positive number"))?;
+    Ok(list.chunks(size).map(|chunk| Value::from(chunk.to_vec())).collect())
+}
+
+fn range(first: &Value, last: &Value, step: &Value) -> Outcome {
+    let (first, last, step) = (rounded(first, 1)?, rounded(last, 2)?, rounded(step, 3)?);
+    if step == 0 {
+        return Err(Failure::new("The increment of States.ArrayRange cannot be 0"));
+    }
+    let (first, last, step) = (i128::from(first), i128::from(last), i128::from(step));
+    let steps = (last - first) / step;
+    let is_empty = (last > first) != (step > 0) && last != first;
+    if is_empty {
+        return Ok(Value::from(Vec::new()));
+    }
+    if steps >= i128::from(MAX_RANGE) {
+        return Err(Failure::new(format!("States.ArrayRange gives at most {MAX_RANGE} elements")));
+    }
+    Ok((0..=steps).filter_map(|at| i64::try_from(first + at * step).ok()).map(Value::from).collect())
+}
+
+fn item(list: &Value, index: &Value) -> Outcome {
+    let list = array(list, 1)?;
+    let index = rounded(index, 2)?;
+    usize::try_from(index).ok().and_then(|at| list.get(at).cloned()).ok_or_else(|| {
+        Failure::new(format!("Index {index} is out of bounds for an array of length {}", list.len()))
+    })
+}
+
+fn unique(list: &Value) -> Outcome {
+    let mut seen: Vec<Value> = Vec::new();
+    let mut texts = std::collections::HashSet::new();
+    for item in array(list, 1)? {
+        // Numbers that are equal may be written differently; everything else equal has the same text.
+        let is_new = match item {
+            Value::Number(number) => texts.insert(number.to_f64().to_string()),
+            other => texts.insert(format!("{}:{}", other.type_name(), other.to_text())),
+        };
+        if is_new {
+            seen.push(item.clone());
+        }
+    }
+    Ok(Value::from(seen))
+}
+
+fn encode(value: &Value) -> Outcome {
+    Ok(Value::from(STANDARD.encode(short_text(value)?)))
+}
+
+fn decode(value: &Value) -> Outcome {
+    let bytes =
+        STANDARD.decode(short_text(value)?).map_err(|_| Failure::new("The input is no valid Base64"))?;
+    Ok(Value::from(String::from_utf8_lossy(&bytes).into_owned()))
+}
+
+fn digest(data: &Value, algorithm: &Value) -> Outcome {
+    let data = match data {
+        Value::String(text) => text.to_string(),
+        other => other.to_text(),
+    };
+    if data.chars().count() > MAX_ENCODED_CHARS {
+        return Err(Failure::new(format!("The input exceeds the limit of {MAX_ENCODED_CHARS} characters")));
+    }
+    let algorithm = text(algorithm, 2)?;
+    hash::hex_digest(algorithm, data.as_bytes())
+        .map(Value::from)
+        .ok_or_else(|| Failure::new(format!("Unsupported hash algorithm: {algorithm}")))
+}
+
+fn merge(first: &Value, second: &Value, deep: &Value) -> Outcome {
+    match deep {
+        Value::Bool(false) => {}
+        Value::Bool(true) => return Err(Failure::new("The deep merging mode is not supported")),
+        _ => return Err(Failure::new("Argument 3 is expected to be a boolean")),
+    }
+    let (Some(first), Some(second)) = (first.as_object(), second.as_object()) else {
+        return Err(Failure::new("Arguments 1 and 2 are expected to be JSON objects"));
+    };
+    let mut merged = Map::clone(first);
+    for (key, value) in second.iter() {
+        merged.insert(key.clone(), value.clone());
+    }
+    Ok(Value::from(merged))
+}
+
+fn random(arguments: &[Value], ambient: &Ambient) -> Outcome {
+    let (first, last) = (rounded(&arguments[0], 1)?, rounded(&arguments[1], 2)?);
+    if first >= last {
+        return Err(Failure::new("The start of the range must be less than its end"));
+    }
+    let mut generator = match arguments.get(2) {
+        Some(seed) => JavaRandom::new(rounded(seed, 3)?),
+        None => JavaRandom::new(ambient.next_u64().cast_signed()),
+    };
+    let span = i128::from(last) - i128::from(first);
+    let offset = match i32::try_from(span) {
+        Ok(span) => i128::from(generator.next_int(span)),
+        Err(_) => i128::from(generator.next_long().cast_unsigned()) % span,
+    };
+    Ok(i64::try_from(i128::from(first) + offset).map_or(Value::Null, Value::from))
+}
+
+/// `java.util.Random`, so that a seed gives what it gives in Java.
+struct JavaRandom(i64);
+
+impl JavaRandom {
+    fn new(seed: i64) -> Self {
+        Self((seed ^ 0x5_DEEC_E66D) & ((1 << 48) - 1))
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "the generator keeps the upper bits of 48")]
+    fn next(&mut self, bits: u32) -> i32 {
+        self.0 = (self.0.wrapping_mul(0x5_DEEC_E66D).wrapping_add(0xB)) & ((1 << 48) - 1);
+        (self.0 >> (48 - bits)) as i32
+    }
+
+    /// From 0 up to, and without, `bound`, which is positive.
+    #[expect(clippy::cast_possible_truncation, reason = "a product of 62 bits shifted by 31")]
+    fn next_int(&mut self, bound: i32) -> i32 {
+        if bound & (bound - 1) == 0 {
+            return ((i64::from(bound) * i64::from(self.next(31))) >> 31) as i32;
+        }
+        loop {
+            let bits = self.next(31);
+            let value = bits % bound;
+            if bits.wrapping_sub(value).wrapping_add(bound - 1) >= 0 {
+                return value;
+            }
+        }
+    }
+
+    fn next_long(&mut self) -> i64 {
+        (i64::from(self.next(32)) << 32).wrapping_add(i64::from(self.next(32)))
+    }
+}
+
+fn add(first: &Value, second: &Value) -> Outcome {
+    let (first, second) = (rounded(first, 1)?, rounded(second, 2)?);
+    first
+        .checked_add(second)
+        .map(Value::from)
+        .ok_or_else(|| Failure::new("The sum exceeds the range of integers"))
+}
+
+/// Any of the delimiter's characters splits; empty parts are left out.
+fn split(value: &Value, delimiters: &Value) -> Outcome {
+    let (value, delimiters) = (text(value, 1)?, text(delimiters, 2)?);
+    Ok(value
+        .split(|letter| delimiters.contains(letter))
+        .filter(|part| !part.is_empty())
+        .map(Value::from)
+        .collect())
+}

@@ -1,0 +1,129 @@
+//! JSONata as AWS has it, round the crate `jsonata-core`.
+//!
+//! An [`Expression`] is compiled once and evaluated with a [`Scope`]. AWS's changes: no `$eval`; `$partition`,
+//! `$range`, `$hash`, `$random`, `$uuid` and `$parse` are added; `$states` holds the state's data; `$` and `$$` mean
+//! nothing at the top; a result that is undefined, a function or a regular expression is an error.
+//!
+//! The crate has neither fuel nor a memory limit, so this module has them: [`guard`](mod@guard) rewrites what could
+//! grow without end, [`functions`](mod@functions) replaces what cannot be bounded from outside, [`pool`](mod@pool)
+//! runs what could take long on threads of its own and gives up on them, and [`fast`](mod@fast) answers plain paths
+//! and arithmetic at once, without either.
+
+mod analysis;
+mod convert;
+mod evaluate;
+mod limits;
+
+use std::fmt;
+use std::sync::Arc;
+
+use jsonata_core::ast::AstNode;
+
+use crate::dataflow::Scope;
+use crate::error::{Problem, StateError};
+use crate::value::Value;
+use analysis::Uses;
+pub use limits::{MAX_EXPRESSION_CHARS, MAX_MILLIS, MAX_PRODUCED_BYTES};
+
+/// A compiled expression.
+#[derive(Clone)]
+pub struct Expression {
+    source: Arc<str>,
+    program: Arc<Program>,
+}
+
+/// What is evaluated.
+pub(crate) struct Program {
+    ast: AstNode,
+    uses: Uses,
+}
+
+/// What a string of a JSONata template is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Delimited<'a> {
+    /// A string that stands for itself.
+    No,
+    /// The text between `{%` and `%}`.
+    Expression(&'a str),
+    /// It begins or ends as an expression does, and is none.
+    Broken(Problem),
+}
+
+/// Tells whether a string is an expression: it begins with `{%` and ends with `%}`, without spaces outside.
+pub fn delimited(text: &str) -> Delimited<'_> {
+    match (text.strip_prefix("{%"), text.ends_with("%}")) {
+        (Some(rest), true) if rest.len() >= 2 => Delimited::Expression(rest[..rest.len() - 2].trim()),
+        (None, false) => Delimited::No,
+        _ => {
+            Delimited::Broken(Problem::here("The JSONata expression must begin with '{%' and end with '%}'"))
+        }
+    }
+}
+
+impl Expression {
+    /// Compiles an expression, with or without its `{% … %}`.
+    pub fn compile(text: &str) -> Result<Self, Problem> {
+        let source = match delimited(text) {
+            Delimited::Expression(source) => source,
+            _ => text.trim(),
+        };
+        if source.len() > MAX_EXPRESSION_CHARS {
+            return Err(Problem::here(format!(
+                "A JSONata expression has at most {MAX_EXPRESSION_CHARS} characters"
+            )));
+        }
+        let ast = jsonata_core::parser::parse(source).map_err(|error| Problem::here(error.to_string()))?;
+        let uses = Uses::of(&ast);
+        if let Some(problem) = &uses.problem {
+            return Err(Problem::here(problem.clone()));
+        }
+        Ok(Self { source: source.into(), program: Arc::new(Program { ast, uses }) })
+    }
+
+    /// The text between the delimiters.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// Tells the variables it reads and does not define itself; `$states` is none of them.
+    pub fn variables(&self, tell: &mut dyn FnMut(&str)) {
+        self.program.uses.variables.iter().for_each(|name| tell(name));
+    }
+
+    /// The expression's value. `field` is where it stands, such as `Output/total`.
+    ///
+    /// # Errors
+    /// `States.QueryEvaluationError`, with the field as its location.
+    pub fn evaluate(&self, scope: &Scope<'_>, field: &str) -> Result<Value, StateError> {
+        match evaluate::run(&self.program, scope) {
+            Ok(Some(value)) => Ok(value),
+            Ok(None) => Err(self.failed(field, "returned nothing (undefined).")),
+            Err(what) => Err(self.failed(field, &format!("threw an error during evaluation. {what}"))),
+        }
+    }
+
+    /// The error for a value of a type the field does not take; `expected` such as `number`.
+    pub fn unexpected_type(&self, field: &str, expected: &str, value: &Value) -> StateError {
+        self.failed(
+            field,
+            &format!(
+                "returned an unexpected result type. Expected '{expected}', but was '{}' for value: {}",
+                value.type_name(),
+                value.to_text()
+            ),
+        )
+    }
+
+    fn failed(&self, field: &str, what: &str) -> StateError {
+        StateError::query(
+            field,
+            format!("The JSONata expression '{}' specified for the field '{field}' {what}", self.source),
+        )
+    }
+}
+
+impl fmt::Debug for Expression {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Expression({:?})", self.source)
+    }
+}

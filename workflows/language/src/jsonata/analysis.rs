@@ -1,0 +1,205 @@
+//! What an expression mentions: variables, parts of `$states`, functions; and what AWS does not allow in it.
+
+use std::collections::BTreeSet;
+
+use jsonata_core::ast::{AstNode, BinaryOp, PathStep, Stage};
+
+/// What an expression mentions.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Uses {
+    /// Free variables other than `$states`, each once, in alphabetical order.
+    pub(crate) variables: BTreeSet<String>,
+    pub(crate) states: StatesUse,
+    /// Names of functions called or mentioned that the expression does not define.
+    pub(crate) functions: BTreeSet<String>,
+    /// Something AWS refuses.
+    pub(crate) problem: Option<String>,
+}
+
+/// The members of `$states` that are read; what is not read is not converted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct StatesUse {
+    pub(crate) input: bool,
+    pub(crate) result: bool,
+    pub(crate) error_output: bool,
+    pub(crate) context: bool,
+}
+
+impl StatesUse {
+    const ALL: Self = Self { input: true, result: true, error_output: true, context: true };
+
+    pub(crate) fn any(self) -> bool {
+        self.input || self.result || self.error_output || self.context
+    }
+}
+
+impl Uses {
+    pub(crate) fn of(ast: &AstNode) -> Self {
+        let mut walk = Walk { uses: Self::default(), bound: Vec::new() };
+        walk.node(ast);
+        walk.uses
+    }
+}
+
+/// A pass over the tree that knows which names are bound where it is.
+struct Walk {
+    uses: Uses,
+    bound: Vec<String>,
+}
+
+impl Walk {
+    fn node(&mut self, node: &AstNode) {
+        match node {
+            AstNode::Variable(name) => self.variable(name),
+            AstNode::Path { steps } => self.path(steps),
+            AstNode::Binary { op, lhs, rhs } => self.binary(*op, lhs, rhs),
+            AstNode::Unary { operand, .. } => self.node(operand),
+            AstNode::Function { name, args, .. } => {
+                self.function(name);
+                self.nodes(args);
+            }
+            AstNode::Call { procedure, args } => {
+                self.node(procedure);
+                self.nodes(args);
+            }
+            AstNode::Lambda { params, body, .. } => {
+                let outer = self.bound.len();
+                self.bound.extend(params.iter().cloned());
+                self.node(body);
+                self.bound.truncate(outer);
+            }
+            AstNode::Array(items) | AstNode::ArrayGroup(items) => self.nodes(items),
+            AstNode::Block(items) => {
+                let outer = self.bound.len();
+                self.nodes(items);
+                self.bound.truncate(outer);
+            }
+            AstNode::Object(pairs) => self.pairs(pairs),
+            AstNode::ObjectTransform { input, pattern } => {
+                self.node(input);
+                self.pairs(pattern);
+            }
+            AstNode::Conditional { condition, then_branch, else_branch } => {
+                self.node(condition);
+                self.node(then_branch);
+                if let Some(branch) = else_branch {
+                    self.node(branch);
+                }
+            }
+            AstNode::FunctionApplication(inner) => self.node(inner),
+            AstNode::Sort { input, terms } => {
+                self.node(input);
+                terms.iter().for_each(|(term, _)| self.node(term));
+            }
+            AstNode::Transform { location, update, delete } => {
+                self.node(location);
+                self.node(update);
+                if let Some(delete) = delete {
+                    self.node(delete);
+                }
+            }
+            AstNode::String(_)
+            | AstNode::Name(_)
+            | AstNode::Number(_)
+            | AstNode::Boolean(_)
+            | AstNode::Null
+            | AstNode::Undefined
+            | AstNode::Placeholder
+            | AstNode::Regex { .. }
+            | AstNode::ParentVariable(_)
+            | AstNode::Wildcard
+            | AstNode::Descendant
+            | AstNode::Parent(_) => {}
+        }
+    }
+
+    fn nodes(&mut self, nodes: &[AstNode]) {
+        nodes.iter().for_each(|node| self.node(node));
+    }
+
+    fn pairs(&mut self, pairs: &[(AstNode, AstNode)]) {
+        for (key, value) in pairs {
+            self.node(key);
+            self.node(value);
+        }
+    }
+
+    fn binary(&mut self, op: BinaryOp, lhs: &AstNode, rhs: &AstNode) {
+        match (op, lhs) {
+            // A function may call itself by the name it is being given.
+            (BinaryOp::ColonEqual, AstNode::Variable(name)) => {
+                let is_function = matches!(rhs, AstNode::Lambda { .. });
+                if is_function {
+                    self.bound.push(name.clone());
+                }
+                self.node(rhs);
+                if !is_function {
+                    self.bound.push(name.clone());
+                }
+            }
+            _ => {
+                self.node(lhs);
+                self.node(rhs);
+            }
+        }
+    }
+
+    /// `$states.input.x` reads one member; anything else that begins with `$states` reads all.
+    fn path(&mut self, steps: &[PathStep]) {
+        let outer = self.bound.len();
+        for (at, step) in steps.iter().enumerate() {
+            let is_states = at == 0
+                && matches!(&step.node, AstNode::Variable(name) if name == "states")
+                && step.stages.is_empty();
+            match (is_states && !self.is_bound("states"), steps.get(1).map(|step| &step.node)) {
+                (true, Some(AstNode::Name(member))) => self.states_member(member),
+                (true, _) => self.uses.states = StatesUse::ALL,
+                (false, _) => self.node(&step.node),
+            }
+            for name in [&step.focus, &step.index_var].into_iter().flatten() {
+                self.bound.push(name.clone());
+            }
+            for stage in &step.stages {
+                match stage {
+                    Stage::Filter(filter) => self.node(filter),
+                    Stage::Index(name) => self.bound.push(name.clone()),
+                    Stage::KeepArray => {}
+                }
+            }
+        }
+        self.bound.truncate(outer);
+    }
+
+    fn states_member(&mut self, member: &str) {
+        let states = &mut self.uses.states;
+        match member {
+            "input" => states.input = true,
+            "result" => states.result = true,
+            "errorOutput" => states.error_output = true,
+            "context" => states.context = true,
+            _ => {}
+        }
+    }
+
+    fn is_bound(&self, name: &str) -> bool {
+        self.bound.iter().any(|bound| bound == name)
+    }
+
+    fn variable(&mut self, name: &str) {
+        if name.is_empty() || self.is_bound(name) {
+            return;
+        }
+        if name == "states" {
+            self.uses.states = StatesUse::ALL;
+        } else {
+            self.uses.functions.insert(name.to_owned());
+            self.uses.variables.insert(name.to_owned());
+        }
+    }
+
+    fn function(&mut self, name: &str) {
+        if !self.is_bound(name) {
+            self.uses.functions.insert(name.to_owned());
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Between our values and those of `jsonata-core`, which are neither shared between threads nor exact.
+
+use indexmap::IndexMap;
+use jsonata_core::value::JValue;
+
+use super::limits::{MAX_RESULT_BYTES, MAX_RESULT_DEPTH};
+use crate::value::{Map, Number, Value};
+
+/// Ours to theirs. Numbers become doubles, as in JavaScript.
+pub(super) fn to_jsonata(value: &Value) -> JValue {
+    match value {
+        Value::Null => JValue::Null,
+        Value::Bool(flag) => JValue::Bool(*flag),
+        Value::Number(number) => JValue::Number(number.to_f64()),
+        Value::String(text) => JValue::string(&**text),
+        Value::Array(items) => JValue::array(items.iter().map(to_jsonata).collect()),
+        Value::Object(map) => {
+            let mut members = IndexMap::with_capacity(map.len());
+            for (key, value) in map.iter() {
+                members.insert(key.to_string(), to_jsonata(value));
+            }
+            JValue::object(members)
+        }
+    }
+}
+
+/// Theirs to ours: `None` for undefined; functions and regular expressions are what JSON cannot say.
+///
+/// # Errors
+/// A result that is too large or too deep, a number that is no JSON number.
+pub(super) fn from_jsonata(value: &JValue) -> Result<Option<Value>, String> {
+    let mut budget = MAX_RESULT_BYTES;
+    convert(value, MAX_RESULT_DEPTH, &mut budget)
+}
+
+fn convert(value: &JValue, depth: usize, budget: &mut usize) -> Result<Option<Value>, String> {
+    let size = match value {
+        JValue::String(text) => text.len() + 2,
+        JValue::Object(map) => map.keys().map(|key| key.len() + 4).sum::<usize>() + 2,
+        _ => 4,
+    };
+    *budget = budget
+        .checked_sub(size)
+        .ok_or_else(|| format!("The result of the expression exceeds {MAX_RESULT_BYTES} bytes"))?;
+    let depth = depth.checked_sub(1).ok_or("The result of the expression nests too deep")?;
+    Ok(Some(match value {
+        JValue::Null => Value::Null,
+        JValue::Bool(flag) => Value::Bool(*flag),
+        JValue::Number(double) => {
+            Value::Number(Number::from_javascript(*double).ok_or("D1001: Number out of range")?)
+        }
+        JValue::String(text) => Value::from(&**text),
+        JValue::Array(items) => {
+            let mut list = Vec::with_capacity(items.len());
+            for item in items {
+                // JSON.stringify writes null for what it cannot say in an array…
+                list.push(convert(item, depth, budget)?.unwrap_or(Value::Null));
+            }
+            Value::from(list)
+        }
+        JValue::Object(members) => {
+            let mut map = Map::with_capacity(members.len());
+            for (key, value) in members.iter() {
+                // …and leaves it out of an object.
+                if let Some(value) = convert(value, depth, budget)? {
+                    map.insert(key.as_str(), value);
+                }
+            }
+            Value::from(map)
+        }
+        JValue::Undefined | JValue::Lambda(_) | JValue::Builtin { .. } | JValue::Regex { .. } => {
+            return Ok(None);
+        }
+    }))
+}

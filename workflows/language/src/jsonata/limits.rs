@@ -1,0 +1,23 @@
+//! The bounds of an evaluation, each with its reason.
+
+/// How long an expression may be: a definition of AWS's has at most a megabyte, an expression is one string of it.
+pub const MAX_EXPRESSION_CHARS: usize = 256 * 1024;
+
+/// How long an evaluation may take, in milliseconds. AWS names no figure; what takes longer belongs in a task.
+pub const MAX_MILLIS: u64 = 5_000;
+
+/// How many bytes of strings and lists an evaluation may produce in all, dropped ones included. A state's data is
+/// limited to 256 KiB, so this is hundreds of times what an expression can hand on.
+pub const MAX_PRODUCED_BYTES: usize = 128 * 1024 * 1024;
+
+/// How many items a sequence may have.
+pub(super) const MAX_SEQUENCE: usize = 1_000_000;
+
+/// How deep calls may nest: about 1,500 calls of a recursive function that is not tail-recursive.
+pub(super) const MAX_STACK_DEPTH: usize = 5_000;
+
+/// How deep a value may nest that is handed on.
+pub(super) const MAX_RESULT_DEPTH: usize = 1_000;
+
+/// How many bytes of JSON a value may come to that is handed on, shared parts counted each time.
+pub(super) const MAX_RESULT_BYTES: usize = 16 * 1024 * 1024;

@@ -1,0 +1,80 @@
+//! Choice states.
+
+use crate::choice;
+use crate::definition::{Choice, Condition, Rule};
+use crate::value::{Map, Value};
+
+use super::fields::Fields;
+use super::flow::{Compiler, Here};
+
+/// Fields of a rule that say what follows, not when.
+const CONSEQUENCES: &[&str] = &["Next", "Assign", "Output", "Comment"];
+
+impl Compiler {
+    pub(super) fn choice(&mut self, fields: &Fields<'_>, here: Here) -> Option<Choice> {
+        fields.required("Choices", &mut self.report)?;
+        let choices = fields.array("Choices", &mut self.report)?;
+        if choices.is_empty() {
+            self.report.schema(&fields.place("Choices"), "The field 'Choices' must have at least one choice");
+        }
+        let mut rules = Vec::new();
+        for (position, rule) in choices.iter().enumerate() {
+            let at = format!("{}[{position}]", fields.place("Choices"));
+            if let Some(fields) = Fields::of(rule, &at, fields.language, &mut self.report) {
+                rules.extend(self.rule(&fields, here));
+            }
+        }
+        let default = fields
+            .string("Default", &mut self.report)
+            .map(|name| self.leads_to(here, name, fields.place("Default")));
+        (rules.len() == choices.len()).then_some(Choice { rules, default })
+    }
+
+    fn rule(&mut self, fields: &Fields<'_>, here: Here) -> Option<Rule> {
+        let condition = match fields.jsonata() {
+            true => self.jsonata_condition(fields),
+            false => self.json_path_condition(fields),
+        };
+        let next = fields
+            .required("Next", &mut self.report)
+            .and(fields.string("Next", &mut self.report))
+            .map(|name| self.leads_to(here, name, fields.place("Next")));
+        let assign = fields.assign(&mut self.report);
+        let output = if fields.jsonata() { fields.template("Output", &mut self.report) } else { None };
+        let comment = fields.string("Comment", &mut self.report);
+        Some(Rule { condition: condition?, next: next?, assign, output, comment })
+    }
+
+    fn jsonata_condition(&mut self, fields: &Fields<'_>) -> Option<Condition> {
+        self.only(fields, &["Condition", "Next", "Assign", "Output", "Comment"]);
+        match fields.required("Condition", &mut self.report)? {
+            Value::Bool(always) => Some(Condition::Always(*always)),
+            _ => fields.expression("Condition", &mut self.report).map(Condition::Jsonata),
+        }
+    }
+
+    fn json_path_condition(&mut self, fields: &Fields<'_>) -> Option<Condition> {
+        for field in ["Condition", "Output"] {
+            if fields.has(field) {
+                let only = crate::definition::QueryLanguage::Jsonata;
+                let message = super::allowed::foreign(fields.language, field, only);
+                self.report.schema(&fields.at, message);
+                return None;
+            }
+        }
+        let condition: Map = fields
+            .names()
+            .filter(|name| !CONSEQUENCES.contains(&&***name))
+            .filter_map(|name| Some((name.clone(), fields.get(name)?.clone())))
+            .collect();
+        match choice::Rule::compile(&Value::from(condition)) {
+            Ok(rule) => Some(Condition::JsonPath(rule)),
+            Err(problems) => {
+                for problem in problems {
+                    self.report.schema(&format!("{}{}", fields.at, problem.location), problem.message);
+                }
+                None
+            }
+        }
+    }
+}

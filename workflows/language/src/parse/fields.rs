@@ -1,0 +1,287 @@
+//! The fields of one JSON object of a definition, read by kind: a field that is
+//! not what it should be becomes a diagnostic at its place, and reading goes on.
+
+use std::sync::Arc;
+
+use crate::definition::{Quantity, QueryLanguage, Text};
+use crate::jsonata::Expression;
+use crate::path::{Path, ReferencePath};
+use crate::template::Template;
+use crate::validate::Report;
+use crate::value::{Map, Number, Value};
+
+/// One object and where it stands (`/States/Name`).
+pub(crate) struct Fields<'a> {
+    map: &'a Map,
+    pub(crate) at: String,
+    pub(crate) language: QueryLanguage,
+}
+
+impl<'a> Fields<'a> {
+    pub(crate) fn new(map: &'a Map, at: impl Into<String>, language: QueryLanguage) -> Fields<'a> {
+        Fields { map, at: at.into(), language }
+    }
+
+    /// `value` as an object, or a diagnostic.
+    pub(crate) fn of(
+        value: &'a Value,
+        at: &str,
+        language: QueryLanguage,
+        report: &mut Report,
+    ) -> Option<Fields<'a>> {
+        match value.as_object() {
+            Some(map) => Some(Fields::new(map, at, language)),
+            None => {
+                report.schema(at, "Expected value of type Object");
+                None
+            }
+        }
+    }
+
+    pub(crate) fn in_language(self, language: QueryLanguage) -> Fields<'a> {
+        Fields { language, ..self }
+    }
+
+    pub(crate) fn get(&self, name: &str) -> Option<&'a Value> {
+        self.map.get(name)
+    }
+
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.map.contains_key(name)
+    }
+
+    pub(crate) fn names(&self) -> impl ExactSizeIterator<Item = &'a Arc<str>> + use<'a> {
+        self.map.keys()
+    }
+
+    pub(crate) fn place(&self, name: &str) -> String {
+        format!("{}/{name}", self.at)
+    }
+
+    pub(crate) fn jsonata(&self) -> bool {
+        self.language == QueryLanguage::Jsonata
+    }
+
+    /// The field, or a diagnostic that it is missing.
+    pub(crate) fn required(&self, name: &str, report: &mut Report) -> Option<&'a Value> {
+        let value = self.get(name);
+        if value.is_none() {
+            report.schema(&self.at, format!("The field '{name}' is required but was missing"));
+        }
+        value
+    }
+
+    /// At most one of the fields may be there. Whether that holds.
+    pub(crate) fn exclusive(&self, names: &[&str], report: &mut Report) -> bool {
+        let sole = names.iter().filter(|name| self.has(name)).count() <= 1;
+        if !sole {
+            report.schema(
+                &self.at,
+                format!("Only one of the following fields can be specified: {}", list(names)),
+            );
+        }
+        sole
+    }
+
+    /// Exactly one of the fields must be there; the one that is.
+    pub(crate) fn one_of<'n>(&self, names: &[&'n str], report: &mut Report) -> Option<&'n str> {
+        let found = names.iter().find(|name| self.has(name)).copied();
+        if found.is_none() {
+            report.schema(&self.at, format!("One of the following fields is required: {}", list(names)));
+        }
+        self.exclusive(names, report).then_some(found).flatten()
+    }
+
+    /// Refuses what is not in `known`.
+    pub(crate) fn only(&self, known: &[&str], report: &mut Report) {
+        for name in self.names() {
+            if !known.contains(&&**name) {
+                report.schema(&self.at, format!("Field '{name}' is not supported"));
+            }
+        }
+    }
+
+    pub(crate) fn object(&self, name: &str, report: &mut Report) -> Option<Fields<'a>> {
+        Fields::of(self.get(name)?, &self.place(name), self.language, report)
+    }
+
+    pub(crate) fn array(&self, name: &str, report: &mut Report) -> Option<&'a [Value]> {
+        let value = self.get(name)?;
+        if value.as_array().is_none() {
+            report.schema(&self.place(name), "Expected value of type Array");
+        }
+        value.as_array()
+    }
+
+    pub(crate) fn string(&self, name: &str, report: &mut Report) -> Option<Arc<str>> {
+        match self.get(name)? {
+            Value::String(text) => Some(text.clone()),
+            _ => {
+                report.schema(&self.place(name), "Expected value of type String");
+                None
+            }
+        }
+    }
+
+    pub(crate) fn bool(&self, name: &str, report: &mut Report) -> Option<bool> {
+        let value = self.get(name)?;
+        if value.as_bool().is_none() {
+            report.schema(&self.place(name), "Expected value of type Boolean");
+        }
+        value.as_bool()
+    }
+
+    /// One of the words, as written.
+    pub(crate) fn word(
+        &self,
+        name: &str,
+        words: &[&'static str],
+        report: &mut Report,
+    ) -> Option<&'static str> {
+        let text = self.string(name, report)?;
+        let found = words.iter().find(|word| **word == &*text).copied();
+        if found.is_none() {
+            let message = format!("The field '{name}' should have one of these values: {}", list(words));
+            report.schema(&self.place(name), message);
+        }
+        found
+    }
+
+    /// An integer between `min` and `max`.
+    pub(crate) fn integer(&self, name: &str, min: u64, max: u64, report: &mut Report) -> Option<u64> {
+        let value = self.get(name)?;
+        let whole = value.as_number().and_then(Number::to_i64);
+        let Some(whole) = whole else {
+            report.schema(&self.place(name), "Expected value of type Integer");
+            return None;
+        };
+        let sound = u64::try_from(whole).ok().filter(|whole| (min..=max).contains(whole));
+        if sound.is_none() {
+            let message = match max {
+                u64::MAX => format!("The field '{name}' should be greater than or equal to {min}"),
+                _ => format!("The field '{name}' should be between {min} and {max}"),
+            };
+            report.schema(&self.place(name), message);
+        }
+        sound
+    }
+
+    /// A number not less than `min` (and not more than `max`).
+    pub(crate) fn number(&self, name: &str, min: f64, max: f64, report: &mut Report) -> Option<f64> {
+        let value = self.get(name)?;
+        let Some(number) = value.as_f64() else {
+            report.schema(&self.place(name), "Expected value of type Number");
+            return None;
+        };
+        if (min..=max).contains(&number) {
+            return Some(number);
+        }
+        let message = match max == f64::MAX {
+            true => format!("The field '{name}' should be greater than or equal to {min:?}"),
+            false => format!("The field '{name}' should be between {min:?} and {max:?}"),
+        };
+        report.schema(&self.place(name), message);
+        None
+    }
+
+    /// A path or an intrinsic call, as `ErrorPath` holds it.
+    pub(crate) fn path_or_intrinsic(&self, name: &str, report: &mut Report) -> Option<Text> {
+        let text = self.string(name, report)?;
+        match Template::compile_text(&text) {
+            Ok(template) => Some(Text::Template(template)),
+            Err(_) => {
+                report.schema(&self.place(name), not_dynamic(name));
+                None
+            }
+        }
+    }
+
+    /// A path to one place: no wildcards, slices or filters.
+    pub(crate) fn reference_path(&self, name: &str, report: &mut Report) -> Option<ReferencePath> {
+        let text = self.string(name, report)?;
+        match ReferencePath::parse(&text) {
+            Ok(path) => Some(path),
+            Err(error) => {
+                report.schema(&self.place(name), not_a_reference(&text, &error.message));
+                None
+            }
+        }
+    }
+
+    /// `name` as a literal integer or a JSONata expression, or `<name>Path`.
+    pub(crate) fn quantity(
+        &self,
+        name: &str,
+        min: u64,
+        max: u64,
+        report: &mut Report,
+    ) -> Option<Quantity<u64>> {
+        self.any_quantity(name, report, |fields, report| fields.integer(name, min, max, report))
+    }
+
+    /// `name` as a literal number or a JSONata expression, or `<name>Path`.
+    pub(crate) fn fraction(
+        &self,
+        name: &str,
+        min: f64,
+        max: f64,
+        report: &mut Report,
+    ) -> Option<Quantity<f64>> {
+        self.any_quantity(name, report, |fields, report| fields.number(name, min, max, report))
+    }
+
+    fn any_quantity<T>(
+        &self,
+        name: &str,
+        report: &mut Report,
+        literal: impl FnOnce(&Self, &mut Report) -> Option<T>,
+    ) -> Option<Quantity<T>> {
+        let path_name = format!("{name}Path");
+        if !self.jsonata() && !self.exclusive(&[name, &path_name], report) {
+            return None;
+        }
+        if !self.jsonata() && self.has(&path_name) {
+            let text = self.string(&path_name, report)?;
+            self.reference_path(&path_name, report)?;
+            return Path::parse(&text).ok().map(Quantity::Path);
+        }
+        match self.get(name)? {
+            Value::String(_) if self.jsonata() => self.expression(name, report).map(Quantity::Expression),
+            _ => literal(self, report).map(Quantity::Value),
+        }
+    }
+
+    /// A string that is one JSONata expression.
+    pub(crate) fn expression(&self, name: &str, report: &mut Report) -> Option<Expression> {
+        let text = self.string(name, report)?;
+        match super::expressions::whole(&text) {
+            Ok(Some(body)) => super::expressions::compile(body, &self.place(name), report),
+            Ok(None) => {
+                report.schema(&self.place(name), format!("The field '{name}' must be a JSONata expression"));
+                None
+            }
+            Err(message) => {
+                report.schema(&self.place(name), message);
+                None
+            }
+        }
+    }
+}
+
+/// AWS's sentence about a value that should have been a path or an intrinsic call.
+pub(crate) fn not_dynamic(name: &str) -> String {
+    format!("The value for the field '{name}' must be a valid JSONPath or a valid intrinsic function call")
+}
+
+/// AWS's sentence about a path that does not name one place.
+pub(crate) fn not_a_reference(text: &str, error: &str) -> String {
+    match text.starts_with('$') {
+        true => format!("Value is not a Reference Path: {error}"),
+        false => "Value is not a Reference Path: Reference path didn't start with '$'".to_string(),
+    }
+}
+
+/// `[A, B]`, as AWS lists names.
+pub(crate) fn list(names: &[&str]) -> String {
+    format!("[{}]", names.join(", "))
+}

@@ -1,0 +1,288 @@
+//! Machines and the flows in them: heads, the list of states, the arena.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use crate::definition::{
+    Flow, FlowId, Head, MachineType, QueryLanguage, State, StateId, StateMachine, Transition,
+};
+use crate::validate::{Code, Report};
+use crate::value::Value;
+
+use super::fields::Fields;
+use super::{FLOW_DEPTH_MAX, STATE_NAME_CHARS_MAX};
+
+/// The longest `TimeoutSeconds`.
+pub(super) const SECONDS_MAX: u64 = 99_999_999;
+
+/// Makes one machine.
+pub(crate) struct Compiler {
+    pub(super) report: Report,
+    pub(super) machine_language: QueryLanguage,
+    machine_type: MachineType,
+    head: Option<Head>,
+    flows: Vec<FlowDraft>,
+    /// At their ids; `None` until (and unless) they are sound.
+    states: Vec<Option<State>>,
+    names: HashSet<Arc<str>>,
+    pub(super) labels: HashSet<Arc<str>>,
+    /// Inside an Express machine, or a distributed Map whose items are Express.
+    pub(super) express: bool,
+    depth: usize,
+    lone: bool,
+}
+
+/// A flow while it is made, and how its states lead to each other.
+pub(crate) struct FlowDraft {
+    /// Where the flow stands: empty for the machine.
+    pub(crate) at: String,
+    pub(crate) start_at: Option<Arc<str>>,
+    pub(crate) states: Vec<StateDraft>,
+    ids: HashMap<Arc<str>, StateId>,
+    /// The id of the first state; the others follow.
+    first: u32,
+    parent: Option<StateId>,
+    comment: Option<Arc<str>>,
+    definition: Arc<str>,
+}
+
+/// A state in the graph.
+pub(crate) struct StateDraft {
+    pub(crate) name: Arc<str>,
+    pub(crate) targets: Vec<Target>,
+    /// The execution can end here.
+    pub(crate) terminal: bool,
+}
+
+/// A state named as the next one, and where.
+pub(crate) struct Target {
+    pub(crate) name: Arc<str>,
+    pub(crate) at: String,
+}
+
+/// What a flow is part of.
+pub(super) struct Place {
+    pub(super) at: String,
+    pub(super) parent: Option<StateId>,
+    /// Fields the flow may have besides those of every flow.
+    pub(super) more: &'static [&'static str],
+}
+
+/// The state being made.
+#[derive(Clone, Copy)]
+pub(super) struct Here {
+    pub(super) flow: FlowId,
+    pub(super) state: StateId,
+}
+
+impl Compiler {
+    pub(crate) fn new(machine_type: MachineType, language: QueryLanguage, report: Report) -> Compiler {
+        Compiler {
+            report,
+            machine_language: language,
+            machine_type,
+            head: None,
+            flows: Vec::new(),
+            states: Vec::new(),
+            names: HashSet::new(),
+            labels: HashSet::new(),
+            express: machine_type == MachineType::Express,
+            depth: 0,
+            lone: false,
+        }
+    }
+
+    /// A whole machine.
+    pub(crate) fn machine(&mut self, root: &Value) {
+        self.head(root);
+        let more = &["Version", "TimeoutSeconds", "QueryLanguage"];
+        self.flow(root, Place { at: String::new(), parent: None, more });
+    }
+
+    fn head(&mut self, root: &Value) {
+        let Some(map) = root.as_object() else { return };
+        let report = &mut self.report;
+        let fields = Fields::new(map, "", QueryLanguage::JsonPath);
+        let language = match fields.word("QueryLanguage", &["JSONPath", "JSONata"], report) {
+            Some("JSONata") => QueryLanguage::Jsonata,
+            _ => QueryLanguage::JsonPath,
+        };
+        self.machine_language = language;
+        self.head = Some(Head {
+            comment: fields.string("Comment", report),
+            version: fields.string("Version", report),
+            query_language: language,
+            timeout_seconds: fields.integer("TimeoutSeconds", 1, SECONDS_MAX, report),
+        });
+    }
+
+    /// One state as a machine of its own.
+    pub(crate) fn lone_state(&mut self, value: &Value, name: &str) {
+        self.lone = true;
+        let name: Arc<str> = name.into();
+        let ids = HashMap::from([(name.clone(), StateId(0))]);
+        self.head = Some(Head {
+            comment: None,
+            version: None,
+            query_language: QueryLanguage::JsonPath,
+            timeout_seconds: None,
+        });
+        self.flows.push(FlowDraft {
+            at: String::new(),
+            start_at: Some(name.clone()),
+            states: vec![StateDraft { name: name.clone(), targets: Vec::new(), terminal: true }],
+            ids,
+            first: 0,
+            parent: None,
+            comment: None,
+            definition: value.to_text().into(),
+        });
+        self.states.push(None);
+        let here = Here { flow: FlowId(0), state: StateId(0) };
+        self.states[0] = self.state(value, "", name, here);
+    }
+
+    /// `StartAt` and `States`, of a machine, a branch or a processor.
+    pub(super) fn flow(&mut self, value: &Value, place: Place) -> Option<FlowId> {
+        let fields = Fields::of(value, &place.at, self.machine_language, &mut self.report)?;
+        if self.depth == FLOW_DEPTH_MAX {
+            self.report.error(Code::TooDeeplyNested, &place.at, "The states are too deeply nested");
+            return None;
+        }
+        let id = FlowId(index(self.flows.len())?);
+        for name in fields.names() {
+            if !["StartAt", "States", "Comment"].contains(&&**name) && !place.more.contains(&&**name) {
+                self.report.schema(&place.at, format!("Field '{name}' is not supported"));
+            }
+        }
+        let start_at =
+            fields.required("StartAt", &mut self.report).and(fields.string("StartAt", &mut self.report));
+        let comment = fields.string("Comment", &mut self.report);
+        let states =
+            fields.required("States", &mut self.report).and(fields.object("States", &mut self.report));
+        let Some(states) = states else {
+            return None;
+        };
+        if states.names().len() == 0 {
+            self.report.schema(&states.at, "The field 'States' must have at least one state");
+        }
+        let first = self.states.len();
+        let mut draft = FlowDraft {
+            at: place.at,
+            start_at,
+            states: Vec::new(),
+            ids: HashMap::new(),
+            first: index(first)?,
+            parent: place.parent,
+            comment,
+            definition: value.to_text().into(),
+        };
+        for name in states.names() {
+            draft.ids.insert(name.clone(), StateId(index(self.states.len())?));
+            draft.states.push(StateDraft { name: name.clone(), targets: Vec::new(), terminal: false });
+            self.states.push(None);
+            self.name(name, &states.place(name));
+        }
+        self.flows.push(draft);
+        self.depth += 1;
+        for (offset, name) in states.names().enumerate() {
+            let here = Here { flow: id, state: StateId(index(first + offset)?) };
+            if let Some(value) = states.get(name) {
+                self.states[first + offset] = self.state(value, &states.place(name), name.clone(), here);
+            }
+        }
+        self.depth -= 1;
+        Some(id)
+    }
+
+    /// A state's name must be fit and must not be taken.
+    fn name(&mut self, name: &Arc<str>, at: &str) {
+        let chars = name.chars().count();
+        if chars == 0 || chars > STATE_NAME_CHARS_MAX {
+            let message =
+                format!("The state name should be between 1 and {STATE_NAME_CHARS_MAX} characters long");
+            self.report.error(Code::InvalidStateName, at, message);
+        }
+        if !self.names.insert(name.clone()) {
+            self.report.error(Code::DuplicateStateName, at, format!("Duplicate State name: {name}"));
+        }
+    }
+
+    /// The state can be followed by `name`.
+    pub(super) fn leads_to(&mut self, here: Here, name: Arc<str>, at: String) -> Transition {
+        let flow = &mut self.flows[here.flow.0 as usize];
+        let known = flow.ids.get(&name).copied();
+        if !(self.lone && here.flow == FlowId(0)) {
+            let from = self.draft(here);
+            from.targets.push(Target { name: name.clone(), at });
+        }
+        match known {
+            Some(_) if self.lone && here.flow == FlowId(0) => Transition::Outside(name),
+            Some(id) => Transition::Next(id),
+            None => Transition::Outside(name),
+        }
+    }
+
+    /// An execution can end in the state.
+    pub(super) fn ends(&mut self, here: Here) -> Transition {
+        self.draft(here).terminal = true;
+        Transition::End
+    }
+
+    /// `Next` or `End`, of a state that has one of them.
+    pub(super) fn onward(&mut self, fields: &Fields<'_>, here: Here) -> Transition {
+        let end = fields.bool("End", &mut self.report);
+        let next = fields.string("Next", &mut self.report);
+        match (end, next) {
+            (Some(true), None) => self.ends(here),
+            (Some(false) | None, Some(name)) => self.leads_to(here, name, fields.place("Next")),
+            (Some(true), Some(_)) => {
+                self.report
+                    .schema(&fields.at, "Only one of the following fields can be specified: [Next, End]");
+                Transition::End
+            }
+            (Some(false) | None, None) => {
+                let malformed = fields.has("Next") || (fields.has("End") && end.is_none());
+                if !malformed {
+                    self.report.schema(&fields.at, "One of the following fields is required: [Next, End]");
+                }
+                Transition::End
+            }
+        }
+    }
+
+    fn draft(&mut self, here: Here) -> &mut StateDraft {
+        let flow = &mut self.flows[here.flow.0 as usize];
+        &mut flow.states[(here.state.0 - flow.first) as usize]
+    }
+
+    /// The machine, when it is whole, and what is needed to check its graph.
+    pub(crate) fn finish(self) -> (Option<StateMachine>, Vec<FlowDraft>, Report) {
+        let Compiler { head, machine_type, flows: drafts, states, report, .. } = self;
+        let states: Option<Vec<State>> = states.into_iter().collect();
+        let flow = |(position, draft): (usize, &FlowDraft)| {
+            let start_at = draft.start_at.as_ref().and_then(|name| draft.ids.get(name))?;
+            Some(Flow {
+                id: FlowId(index(position)?),
+                start_at: *start_at,
+                states: draft.states.iter().filter_map(|state| draft.ids.get(&state.name)).copied().collect(),
+                parent: draft.parent,
+                comment: draft.comment.clone(),
+                definition: draft.definition.clone(),
+            })
+        };
+        let flows: Option<Vec<Flow>> = drafts.iter().enumerate().map(flow).collect();
+        let machine = match (head, states, flows) {
+            (Some(head), Some(states), Some(flows)) if !flows.is_empty() && !report.has_errors() => {
+                Some(StateMachine::new(head, machine_type, flows, states))
+            }
+            _ => None,
+        };
+        (machine, drafts, report)
+    }
+}
+
+/// A position as an id; a definition of a megabyte has fewer than four thousand million states.
+fn index(position: usize) -> Option<u32> {
+    u32::try_from(position).ok()
+}

@@ -1,0 +1,190 @@
+//! From text to the compiled model, with every problem found on the way.
+//!
+//! [`compile`] is what CreateStateMachine does with a definition: the model, or a
+//! [`Rejection`] whose message is AWS's `InvalidDefinition`. [`compile_state`] takes
+//! one state alone, as TestState does.
+//!
+//! The compiler walks the text once ([`flow`], one file per group of states) and
+//! makes the model while it checks the fields, so what is checked and what runs
+//! cannot disagree. How states lead to each other is checked afterwards, and only
+//! when all fields are sound, as AWS has it.
+
+mod allowed;
+mod choice;
+mod errors;
+pub(crate) mod expressions;
+mod fields;
+mod flow;
+mod map;
+mod state;
+mod task;
+mod templates;
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::definition::{MachineType, QueryLanguage, StateMachine};
+use crate::validate::{Code, Diagnostic, Report, Severity, graph, lint};
+use crate::value::{JsonErrorKind, Value};
+
+pub(crate) use flow::{Compiler, FlowDraft};
+
+/// AWS's limit on a definition's text, in bytes. The API refuses longer ones
+/// before they are read.
+pub const DEFINITION_BYTES_MAX: usize = 1_048_576;
+/// A state's name, in characters.
+pub const STATE_NAME_CHARS_MAX: usize = 80;
+/// How deep Parallel and Map states may lie inside each other.
+pub const FLOW_DEPTH_MAX: usize = 50;
+/// How deep JSON may nest in a definition: enough for the deepest flows.
+const JSON_DEPTH_MAX: usize = 400;
+
+/// A definition that was refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rejection {
+    /// At least one is an error; warnings are left out.
+    pub diagnostics: Vec<Diagnostic>,
+    definition: Arc<str>,
+}
+
+impl Rejection {
+    /// The message of `InvalidDefinition`, word for word.
+    pub fn message(&self) -> String {
+        let mut errors = self.diagnostics.iter();
+        if let Some(label) = errors.clone().find(|error| error.code == Code::InvalidLabelName) {
+            // Labels are read by a part of the service that answers with its own exception.
+            let quoted = python_repr(&label.message);
+            return format!("Error=ValueError Args=[{quoted}] in definition '{}'.", self.definition);
+        }
+        let mut text = String::from("Invalid State Machine Definition: '");
+        if let Some(first) = errors.next() {
+            text.push_str(&first.to_string());
+        }
+        for error in errors {
+            text.push_str(&format!(", {error}"));
+        }
+        text.push('\'');
+        text
+    }
+}
+
+impl fmt::Display for Rejection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message())
+    }
+}
+
+impl std::error::Error for Rejection {}
+
+/// Compiles a definition, or says everything that is wrong with it.
+pub fn compile(text: &str, machine_type: MachineType) -> Result<StateMachine, Rejection> {
+    let (machine, report) = read(text, machine_type);
+    finish(machine, report, text)
+}
+
+/// Compiles one state that stands alone, as TestState takes it: the machine's only
+/// state, named `name` (the API gives none; any will do). Targets of transitions are
+/// not looked for.
+pub fn compile_state(text: &str, name: &str) -> Result<StateMachine, Rejection> {
+    let mut report = Report::default();
+    let machine = match document(text, &mut report) {
+        Some(state) => {
+            let mut compiler = Compiler::new(MachineType::Standard, QueryLanguage::JsonPath, report);
+            compiler.lone_state(&state, name);
+            let (machine, _, rest) = compiler.finish();
+            report = rest;
+            machine
+        }
+        None => None,
+    };
+    finish(machine, report, text)
+}
+
+fn finish(machine: Option<StateMachine>, report: Report, text: &str) -> Result<StateMachine, Rejection> {
+    match machine {
+        Some(machine) if !report.has_errors() => Ok(machine),
+        _ => {
+            let errors =
+                report.into_diagnostics().into_iter().filter(|found| found.severity == Severity::Error);
+            Err(Rejection { diagnostics: errors.collect(), definition: text.into() })
+        }
+    }
+}
+
+/// Reads a definition as far as it can be read. The machine is whole only when the
+/// report has no errors.
+pub(crate) fn read(text: &str, machine_type: MachineType) -> (Option<StateMachine>, Report) {
+    let mut report = Report::default();
+    let Some(root) = document(text, &mut report) else {
+        return (None, report);
+    };
+    let mut compiler = Compiler::new(machine_type, QueryLanguage::JsonPath, report);
+    compiler.machine(&root);
+    let (machine, flows, mut report) = compiler.finish();
+    if !report.has_errors() {
+        graph::check(&flows, &mut report);
+    }
+    if let Some(machine) = machine.as_ref().filter(|_| !report.has_errors()) {
+        lint::check(machine, &root, &mut report);
+    }
+    (machine, report)
+}
+
+/// The text as a JSON object.
+fn document(text: &str, report: &mut Report) -> Option<Value> {
+    let invalid = |report: &mut Report, code: Code, message: String| {
+        report.add(Severity::Error, code, message, None);
+        None
+    };
+    match Value::parse(text) {
+        Ok(value) if !value.is_within_depth(JSON_DEPTH_MAX) => {
+            invalid(report, Code::TooDeeplyNested, "The definition is too deeply nested".to_string())
+        }
+        Ok(value @ Value::Object(_)) => Some(value),
+        Ok(_) => not_an_object(report),
+        Err(error) if error.kind == JsonErrorKind::Incomplete && text.trim().is_empty() => {
+            not_an_object(report)
+        }
+        Err(error) => invalid(report, Code::InvalidJsonDescription, error.describe(text)),
+    }
+}
+
+fn not_an_object(report: &mut Report) -> Option<Value> {
+    let message = "Definition must be a valid JSON object";
+    report.add(Severity::Error, Code::SchemaValidationFailed, message, None);
+    None
+}
+
+/// A text as Python's `repr` shows it.
+fn python_repr(text: &str) -> String {
+    let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
+    let mut quoted = String::from(quote);
+    for letter in text.chars() {
+        match letter {
+            '\\' => quoted.push_str("\\\\"),
+            '\n' => quoted.push_str("\\n"),
+            '\r' => quoted.push_str("\\r"),
+            '\t' => quoted.push_str("\\t"),
+            letter if letter == quote => quoted.extend(['\\', letter]),
+            letter if is_printable(letter) => quoted.push(letter),
+            letter if u32::from(letter) < 0x100 => quoted.push_str(&format!("\\x{:02x}", u32::from(letter))),
+            letter if u32::from(letter) < 0x1_0000 => {
+                quoted.push_str(&format!("\\u{:04x}", u32::from(letter)))
+            }
+            letter => quoted.push_str(&format!("\\U{:08x}", u32::from(letter))),
+        }
+    }
+    quoted.push(quote);
+    quoted
+}
+
+/// What Python prints as it is: no control characters, no space but the common one.
+fn is_printable(letter: char) -> bool {
+    letter == ' '
+        || !(letter.is_control()
+            || letter.is_whitespace()
+            || matches!(letter, '\u{ad}' | '\u{fffe}' | '\u{ffff}' | '\u{e000}'..='\u{f8ff}' | '\u{10_ffff}'))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,96 @@
+//! Task states.
+
+use crate::definition::{Pattern, Quantity, Resource, Task};
+use crate::template::Template;
+use crate::value::{Map, Value};
+
+use super::fields::Fields;
+use super::flow::{Compiler, SECONDS_MAX};
+
+impl Compiler {
+    pub(super) fn task(&mut self, fields: &Fields<'_>) -> Option<Task> {
+        let credentials_at = fields.place("Credentials");
+        fields.required("Resource", &mut self.report)?;
+        let arn = fields.string("Resource", &mut self.report)?;
+        let resource = Resource::parse(&arn);
+        if resource.is_err() {
+            let message = format!(
+                "The resource provided {arn} is not recognized. The value is not a valid resource ARN, or the \
+                 resource is not available in this region."
+            );
+            self.report.schema(&fields.place("Resource"), message);
+        }
+        let timeout = fields.quantity("TimeoutSeconds", 1, SECONDS_MAX, &mut self.report);
+        let heartbeat = fields.quantity("HeartbeatSeconds", 1, SECONDS_MAX, &mut self.report);
+        if let (Some(Quantity::Value(timeout)), Some(Quantity::Value(heartbeat))) = (&timeout, &heartbeat)
+            && heartbeat >= timeout
+        {
+            let message = "The field 'HeartbeatSeconds' should be smaller than the field 'TimeoutSeconds'";
+            self.report.schema(&fields.place("HeartbeatSeconds"), message);
+        }
+        let foreign = matches!(resource, Ok(Resource::Foreign(_)));
+        let credentials = self.credentials(fields, &credentials_at, foreign);
+        let resource = resource.ok()?;
+        self.express_can(&resource, fields);
+        self.arguments(&resource, fields);
+        Some(Task { resource, arn, timeout, heartbeat, credentials })
+    }
+
+    /// Express executions do not wait for others.
+    fn express_can(&mut self, resource: &Resource, fields: &Fields<'_>) {
+        if !self.express {
+            return;
+        }
+        let at = fields.place("Resource");
+        if matches!(resource, Resource::Activity(_)) {
+            self.report.schema(&at, "Express state machine does not support Activity ARN");
+            return;
+        }
+        match resource.pattern() {
+            Pattern::RequestResponse => {}
+            // The space at the end is AWS's.
+            waiting => self.report.schema(
+                &at,
+                format!("Express state machine does not support '.{waiting}' service integration "),
+            ),
+        }
+    }
+
+    /// `{"RoleArn": …}`. What else may stand there for a task AWS does not integrate,
+    /// the States Language leaves open.
+    fn credentials(&mut self, fields: &Fields<'_>, at: &str, foreign: bool) -> Option<Template> {
+        let credentials = fields.object("Credentials", &mut self.report)?;
+        if !foreign {
+            let names: &[&str] = if fields.jsonata() { &["RoleArn"] } else { &["RoleArn", "RoleArn.$"] };
+            credentials.only(names, &mut self.report);
+            if !names.iter().any(|name| credentials.has(name)) {
+                self.report.schema(at, "The field 'RoleArn' is required but was missing");
+            }
+        }
+        fields.template("Credentials", &mut self.report)
+    }
+
+    /// What an integration cannot do without. A JSONata expression for the whole is
+    /// only known when it has run.
+    fn arguments(&mut self, resource: &Resource, fields: &Fields<'_>) {
+        let needed: &[&str] = match resource {
+            Resource::LambdaInvoke(_) => &["FunctionName"],
+            Resource::StartExecution { .. } => &["StateMachineArn"],
+            Resource::HttpInvoke => &["ApiEndpoint", "Method"],
+            _ => return,
+        };
+        let name = if fields.jsonata() { "Arguments" } else { "Parameters" };
+        let none = Map::new();
+        let given = match fields.get(name) {
+            None => &none,
+            Some(Value::Object(map)) => map,
+            Some(_) => return,
+        };
+        for field in needed {
+            if !given.contains_key(field) && !given.contains_key(&format!("{field}.$")) {
+                let message = format!("The field '{field}' is required but was missing");
+                self.report.schema(&fields.place(name), message);
+            }
+        }
+    }
+}

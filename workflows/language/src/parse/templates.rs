@@ -1,0 +1,179 @@
+//! Templates and the fields of a state's data flow.
+
+use crate::definition::{DataFlow, PathField, ResultPath};
+use crate::path::{Path, ReferencePath, Root};
+use crate::template::Template;
+use crate::validate::Report;
+use crate::value::Value;
+
+use super::expressions;
+use super::fields::{Fields, not_a_reference};
+
+impl Fields<'_> {
+    /// The field as a template in the state's language.
+    pub(super) fn template(&self, name: &str, report: &mut Report) -> Option<Template> {
+        template(self, name, self.get(name)?, report)
+    }
+
+    /// The same, of an object only.
+    pub(super) fn object_template(&self, name: &str, report: &mut Report) -> Option<Template> {
+        let value = self.get(name)?;
+        let whole_expression = self.jsonata() && value.is_string();
+        if !value.is_object() && !whole_expression {
+            report.schema(&self.place(name), "Expected value of type Object");
+            return None;
+        }
+        self.template(name, report)
+    }
+
+    /// `Assign`: an object whose keys are names of variables.
+    pub(super) fn assign(&self, report: &mut Report) -> Option<Template> {
+        let value = self.get("Assign")?;
+        let Some(map) = value.as_object() else {
+            report.schema(&self.place("Assign"), "Expected value of type Object");
+            return None;
+        };
+        for key in map.keys() {
+            let name = if self.jsonata() { key } else { key.strip_suffix(".$").unwrap_or(key) };
+            if let Err(message) = variable_name(name) {
+                report.schema(&self.place("Assign"), message);
+            }
+        }
+        self.template("Assign", report)
+    }
+
+    /// The stages of the data flow, `Parameters` included.
+    pub(super) fn data_flow(&self, report: &mut Report) -> DataFlow {
+        if self.jsonata() {
+            return DataFlow::Jsonata {
+                arguments: self.template("Arguments", report),
+                output: self.template("Output", report),
+            };
+        }
+        DataFlow::JsonPath {
+            input_path: self.path_field("InputPath", report),
+            parameters: self.template("Parameters", report),
+            result_selector: self.object_template("ResultSelector", report),
+            result_path: self.result_path(report),
+            output_path: self.path_field("OutputPath", report),
+        }
+    }
+
+    /// `InputPath` or `OutputPath`.
+    fn path_field(&self, name: &str, report: &mut Report) -> PathField {
+        match self.get(name) {
+            None => PathField::Whole,
+            Some(Value::Null) => PathField::Nothing,
+            Some(Value::String(text)) => match Path::parse(text) {
+                Ok(path) if path.is_root() && *path.root() == Root::Input => PathField::Whole,
+                Ok(path) => PathField::Path(path),
+                Err(problem) => {
+                    report.schema(&self.place(name), invalid_path(text, &problem.message));
+                    PathField::Whole
+                }
+            },
+            Some(_) => {
+                report.schema(&self.place(name), "Expected value of type String");
+                PathField::Whole
+            }
+        }
+    }
+
+    /// `ResultPath`: null, or a place in the input; not in the context object and not
+    /// in a variable.
+    pub(super) fn result_path(&self, report: &mut Report) -> ResultPath {
+        match self.get("ResultPath") {
+            None => ResultPath::Whole,
+            Some(Value::Null) => ResultPath::Discard,
+            Some(Value::String(text)) => match ReferencePath::parse(text) {
+                Ok(path) if *path.as_path().root() != Root::Input => {
+                    let message =
+                        "Value is not a Reference Path: Reference path didn't start with '$.' or '$['";
+                    report.schema(&self.place("ResultPath"), message);
+                    ResultPath::Whole
+                }
+                Ok(path) if path.is_root() => ResultPath::Whole,
+                Ok(path) => ResultPath::Path(path),
+                Err(problem) => {
+                    report.schema(&self.place("ResultPath"), not_a_reference(text, &problem.message));
+                    ResultPath::Whole
+                }
+            },
+            Some(_) => {
+                report.schema(&self.place("ResultPath"), "Expected value of type String");
+                ResultPath::Whole
+            }
+        }
+    }
+}
+
+/// `value` as a template that stands in the field `name`.
+pub(super) fn template(
+    fields: &Fields<'_>,
+    name: &str,
+    value: &Value,
+    report: &mut Report,
+) -> Option<Template> {
+    let at = fields.place(name);
+    if fields.jsonata() && !marks(value, &at, report) {
+        return None;
+    }
+    match Template::compile(value, fields.language) {
+        Ok(template) => Some(template),
+        Err(problems) => {
+            for problem in problems {
+                report.schema(&format!("{at}{}", problem.location), problem.message);
+            }
+            None
+        }
+    }
+}
+
+/// Whether every string of a JSONata template is marked properly.
+fn marks(value: &Value, at: &str, report: &mut Report) -> bool {
+    match value {
+        Value::String(text) => match expressions::whole(text) {
+            Ok(_) => true,
+            Err(message) => {
+                report.schema(at, message);
+                false
+            }
+        },
+        Value::Array(items) => {
+            let marked = |(index, item)| marks(item, &format!("{at}[{index}]"), report);
+            items.iter().enumerate().map(marked).fold(true, |all, one| all & one)
+        }
+        Value::Object(map) => map
+            .iter()
+            .map(|(key, item)| marks(item, &format!("{at}/{key}"), report))
+            .fold(true, |all, one| all & one),
+        _ => true,
+    }
+}
+
+/// AWS's sentence about a path that is none.
+pub(super) fn invalid_path(text: &str, detail: &str) -> String {
+    match text.starts_with('$') {
+        true => format!("Value is not a valid JSONPath: {detail}"),
+        false => "Value is not a valid JSONPath: Path must start with '$'".to_string(),
+    }
+}
+
+/// A variable's name, in characters.
+const VARIABLE_NAME_CHARS_MAX: usize = 80;
+
+/// Unicode's rules for identifiers; `states` is taken.
+fn variable_name(name: &str) -> Result<(), String> {
+    let mut letters = name.chars();
+    let starts = letters.next().is_some_and(|first| first.is_alphabetic() || first == '_');
+    if !starts || !letters.all(|letter| letter.is_alphanumeric() || letter == '_') {
+        return Err(format!("Invalid variable name '{name}'"));
+    }
+    if name.chars().count() > VARIABLE_NAME_CHARS_MAX {
+        return Err(format!("Variable name '{name}' is longer than {VARIABLE_NAME_CHARS_MAX} characters"));
+    }
+    if name == "states" {
+        return Err("The variable name 'states' is reserved".to_string());
+    }
+    Ok(())
+}

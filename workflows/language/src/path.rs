@@ -1,0 +1,174 @@
+//! AWS's dialect of JSONPath, compiled once.
+//!
+//! The dialect is Jayway's, not RFC 9535's. A *definite* path (names and single indexes) yields the value it points
+//! at, and pointing at nothing is an error; any other path yields an array, empty when there is nothing. A path
+//! starts at the input (`$`), at the context object (`$$`) or at a variable (`$name`).
+//!
+//! [`Path`] reads, [`ReferencePath`] reads and writes (`ResultPath`). [`parse`](mod@parse) is the grammar,
+//! [`filter`](mod@filter) the part in `[?(…)]`, [`evaluate`](mod@evaluate) the walk.
+
+pub(crate) mod evaluate;
+mod filter;
+mod function;
+pub(crate) mod parse;
+mod reference;
+
+use std::fmt;
+use std::sync::Arc;
+
+pub use reference::ReferencePath;
+
+use crate::dataflow::Scope;
+use crate::error::Problem;
+use crate::value::Value;
+use filter::Filter;
+use function::Function;
+
+/// A path of more characters than this is refused: far beyond what a person writes.
+pub const MAX_PATH_CHARS: usize = 8192;
+
+/// A compiled path.
+#[derive(Clone, Debug)]
+pub struct Path {
+    source: Arc<str>,
+    root: Root,
+    steps: Arc<[Step]>,
+    definite: bool,
+}
+
+/// What `$` stands for at the beginning of a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Root {
+    /// `$`
+    Input,
+    /// `$$`
+    Context,
+    /// `$name`
+    Variable(Arc<str>),
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Step {
+    Property(Arc<str>),
+    /// `['a','b']`
+    Properties(Vec<Arc<str>>),
+    Wildcard,
+    Index(i64),
+    Indexes(Vec<i64>),
+    Slice {
+        from: Option<i64>,
+        to: Option<i64>,
+    },
+    Filter(Filter),
+    /// `..` and the step that is tried at every container.
+    Descend(Box<Step>),
+    /// `.length()` and the like.
+    Function(Function),
+}
+
+/// A path that points at nothing, in Jayway's words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PathError {
+    /// The path as it is written.
+    pub path: Arc<str>,
+    /// Such as `No results for path: $['a']`.
+    pub detail: String,
+}
+
+impl fmt::Display for PathError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Invalid path '{}' : {}", self.path, self.detail)
+    }
+}
+
+impl std::error::Error for PathError {}
+
+impl Path {
+    /// Compiles a path; the problem says what is wrong with it.
+    pub fn parse(text: &str) -> Result<Self, Problem> {
+        parse::path(text)
+    }
+
+    /// The path as it is written.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    pub fn root(&self) -> &Root {
+        &self.root
+    }
+
+    /// True when the path can point at one place only; otherwise its value is always an array.
+    pub fn is_definite(&self) -> bool {
+        self.definite
+    }
+
+    /// True for `$`, `$$` and `$name` themselves.
+    pub fn is_root(&self) -> bool {
+        self.steps.is_empty()
+    }
+
+    /// Tells the variable the path starts at, if it does.
+    pub fn variables(&self, tell: &mut dyn FnMut(&str)) {
+        if let Root::Variable(name) = &self.root {
+            tell(name);
+        }
+    }
+
+    /// The value the path points at.
+    ///
+    /// # Errors
+    /// A definite path that points at nothing, a variable that is not there.
+    pub fn evaluate(&self, scope: &Scope<'_>) -> Result<Value, PathError> {
+        match &self.root {
+            Root::Input => self.evaluate_on(scope.input),
+            Root::Context => self.evaluate_on(&scope.context.get()),
+            Root::Variable(name) => match scope.variables.get(name) {
+                Some(value) => self.evaluate_on(value),
+                None => Err(self.error(format!("The variable '${name}' is not defined"))),
+            },
+        }
+    }
+
+    /// The value the path points at, `$` being `root`.
+    pub fn evaluate_on(&self, root: &Value) -> Result<Value, PathError> {
+        evaluate::value(self, root)
+    }
+
+    fn error(&self, detail: String) -> PathError {
+        PathError { path: Arc::clone(&self.source), detail }
+    }
+}
+
+/// As Jayway prints a path: `$['a'][0]`.
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("$")?;
+        self.steps.iter().try_for_each(|step| write!(f, "{step}"))
+    }
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Property(name) => write!(f, "['{name}']"),
+            Self::Properties(names) => write!(f, "['{}']", names.join("','")),
+            Self::Wildcard => f.write_str("[*]"),
+            Self::Index(index) => write!(f, "[{index}]"),
+            Self::Indexes(indexes) => {
+                let texts: Vec<String> = indexes.iter().map(ToString::to_string).collect();
+                write!(f, "[{}]", texts.join(","))
+            }
+            Self::Slice { from, to } => {
+                let bound = |bound: &Option<i64>| bound.map(|at| at.to_string()).unwrap_or_default();
+                write!(f, "[{}:{}]", bound(from), bound(to))
+            }
+            Self::Filter(_) => f.write_str("[?]"),
+            Self::Descend(step) => write!(f, "..{step}"),
+            Self::Function(function) => write!(f, ".{function}()"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

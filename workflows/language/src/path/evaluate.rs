@@ -1,0 +1,197 @@
+//! Walking a compiled path over a value, with Jayway's messages where it leads nowhere.
+
+use super::{Path, PathError, Step};
+use crate::value::{Map, Value};
+
+/// What `path` points at below `root`.
+pub(super) fn value(path: &Path, root: &Value) -> Result<Value, PathError> {
+    if path.definite {
+        return definite(path, root);
+    }
+    let mut found = Vec::new();
+    collect(&path.steps, root, root, &mut found);
+    Ok(Value::from(found))
+}
+
+fn definite(path: &Path, root: &Value) -> Result<Value, PathError> {
+    let mut value = root;
+    for (at, step) in path.steps.iter().enumerate() {
+        let next = match step {
+            Step::Property(name) => property(path, at, value, name)?,
+            Step::Index(index) => item(path, at, value, *index)?,
+            Step::Properties(names) => return Ok(merged(value, names)),
+            Step::Function(function) => {
+                return function.apply(value).ok_or_else(|| no_results(path, path.steps.len()));
+            }
+            _ => return function_of_many(path, root),
+        };
+        value = next;
+    }
+    Ok(value.clone())
+}
+
+/// A function at the end of an indefinite path takes the array of what was found.
+fn function_of_many(path: &Path, root: &Value) -> Result<Value, PathError> {
+    let Some((Step::Function(function), steps)) = path.steps.split_last() else {
+        return Err(no_results(path, path.steps.len()));
+    };
+    let mut found = Vec::new();
+    collect(steps, root, root, &mut found);
+    function.apply(&Value::from(found)).ok_or_else(|| no_results(path, path.steps.len()))
+}
+
+fn property<'v>(path: &Path, at: usize, value: &'v Value, name: &str) -> Result<&'v Value, PathError> {
+    let Value::Object(map) = value else {
+        return Err(path.error(format!(
+            "Expected to find an object with property ['{name}'] in path {} but found '{}'. This is not a json object according to the JsonProvider: 'com.jayway.jsonpath.spi.json.JacksonJsonProvider'.",
+            prefix(path, at),
+            java_class(value),
+        )));
+    };
+    match map.get(name) {
+        Some(found) => Ok(found),
+        None if at + 1 == path.steps.len() => Err(no_results(path, at + 1)),
+        None => Err(path.error(format!("Missing property in path {}", prefix(path, at + 1)))),
+    }
+}
+
+fn item<'v>(path: &Path, at: usize, value: &'v Value, index: i64) -> Result<&'v Value, PathError> {
+    let items = match value {
+        Value::Array(items) => items,
+        Value::Null => return Err(path.error(format!("The path {} is null", prefix(path, at)))),
+        other => {
+            return Err(path.error(format!(
+                "Filter: [{index}] can only be applied to arrays. Current context is: {}",
+                java_text(other)
+            )));
+        }
+    };
+    position(items.len(), index).map(|at| &items[at]).ok_or_else(|| no_results(path, path.steps.len()))
+}
+
+/// An index, counted from the end when negative, if it is inside.
+fn position(len: usize, index: i64) -> Option<usize> {
+    let at = if index < 0 { i64::try_from(len).ok()? + index } else { index };
+    usize::try_from(at).ok().filter(|at| *at < len)
+}
+
+fn no_results(path: &Path, steps: usize) -> PathError {
+    path.error(format!("No results for path: {}", prefix(path, steps)))
+}
+
+fn prefix(path: &Path, steps: usize) -> String {
+    let mut text = "$".to_owned();
+    for step in &path.steps[..steps] {
+        text.push_str(&step.to_string());
+    }
+    text
+}
+
+/// `['a','b']` at the end: an object of those that are there.
+fn merged(value: &Value, names: &[std::sync::Arc<str>]) -> Value {
+    let mut map = Map::new();
+    for name in names {
+        if let Some(found) = value.get(name) {
+            map.insert(name.clone(), found.clone());
+        }
+    }
+    Value::from(map)
+}
+
+/// Everything an indefinite path reaches; what is missing is left out.
+pub(super) fn collect(steps: &[Step], value: &Value, root: &Value, found: &mut Vec<Value>) {
+    let Some((step, rest)) = steps.split_first() else {
+        found.push(value.clone());
+        return;
+    };
+    match step {
+        Step::Descend(inner) => descend(inner, rest, value, root, found),
+        Step::Function(function) => found.extend(function.apply(value)),
+        Step::Properties(names) if rest.is_empty() => {
+            if value.is_object() {
+                found.push(merged(value, names));
+            }
+        }
+        _ => each(step, value, root, &mut |next| collect(rest, next, root, found)),
+    }
+}
+
+/// The step at `value` and at every container below, parents first.
+fn descend(step: &Step, rest: &[Step], value: &Value, root: &Value, found: &mut Vec<Value>) {
+    // A filter looks at the containers themselves through their parent, so that none is found twice.
+    each(step, value, root, &mut |next| collect(rest, next, root, found));
+    match value {
+        Value::Array(items) => items.iter().for_each(|item| descend(step, rest, item, root, found)),
+        Value::Object(map) => map.values().for_each(|item| descend(step, rest, item, root, found)),
+        _ => {}
+    }
+}
+
+/// Calls `go` with each value that one step leads to.
+fn each(step: &Step, value: &Value, root: &Value, go: &mut dyn FnMut(&Value)) {
+    match (step, value) {
+        (Step::Property(name), Value::Object(map)) => map.get(name).into_iter().for_each(go),
+        (Step::Properties(names), Value::Object(map)) => {
+            names.iter().filter_map(|name| map.get(name)).for_each(go);
+        }
+        (Step::Wildcard, Value::Object(map)) => map.values().for_each(go),
+        (Step::Wildcard, Value::Array(items)) => items.iter().for_each(go),
+        (Step::Index(index), Value::Array(items)) => {
+            position(items.len(), *index).into_iter().for_each(|at| go(&items[at]));
+        }
+        (Step::Indexes(indexes), Value::Array(items)) => {
+            indexes.iter().filter_map(|index| position(items.len(), *index)).for_each(|at| go(&items[at]));
+        }
+        (Step::Slice { from, to }, Value::Array(items)) => slice(items, *from, *to).iter().for_each(go),
+        (Step::Filter(filter), Value::Array(items)) => {
+            items.iter().filter(|item| filter.accepts(item, root)).for_each(go);
+        }
+        (Step::Filter(filter), Value::Object(_)) if filter.accepts(value, root) => go(value),
+        _ => {}
+    }
+}
+
+fn slice(items: &[Value], from: Option<i64>, to: Option<i64>) -> &[Value] {
+    let len = i64::try_from(items.len()).unwrap_or(i64::MAX);
+    let bound = |at: i64| if at < 0 { (len + at).max(0) } else { at.min(len) };
+    let from = bound(from.unwrap_or(0));
+    let to = bound(to.unwrap_or(len));
+    match (usize::try_from(from), usize::try_from(to)) {
+        (Ok(from), Ok(to)) if from < to => &items[from..to],
+        _ => &[],
+    }
+}
+
+/// The Java class AWS holds such a value in; it shows in messages.
+fn java_class(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "java.lang.Boolean",
+        Value::Number(number) => match number {
+            crate::value::Number::Int(whole) if i32::try_from(*whole).is_ok() => "java.lang.Integer",
+            crate::value::Number::Int(_) => "java.lang.Long",
+            crate::value::Number::Big(_) => "java.math.BigInteger",
+            crate::value::Number::Float(_) => "java.lang.Double",
+        },
+        Value::String(_) => "java.lang.String",
+        Value::Array(_) => "java.util.ArrayList",
+        Value::Object(_) => "java.util.LinkedHashMap",
+    }
+}
+
+/// Java's `toString` of such a value: `{a=1, b=[]}`, strings without quotes. `States.Format` prints this too.
+pub(crate) fn java_text(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.to_string(),
+        Value::Array(items) => {
+            let texts: Vec<String> = items.iter().map(java_text).collect();
+            format!("[{}]", texts.join(", "))
+        }
+        Value::Object(map) => {
+            let texts: Vec<String> =
+                map.iter().map(|(key, value)| format!("{key}={}", java_text(value))).collect();
+            format!("{{{}}}", texts.join(", "))
+        }
+        scalar => scalar.to_text(),
+    }
+}

@@ -1,0 +1,57 @@
+//! The functions that may end a path, such as `$.items.length()`.
+
+use std::fmt;
+
+use crate::value::Value;
+
+/// A function of Jayway's that needs no arguments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Function {
+    Length,
+    Min,
+    Max,
+    Avg,
+    Sum,
+    Keys,
+    First,
+    Last,
+}
+
+const NAMES: [(&str, Function); 9] = [
+    ("length", Function::Length),
+    ("size", Function::Length),
+    ("min", Function::Min),
+    ("max", Function::Max),
+    ("avg", Function::Avg),
+    ("sum", Function::Sum),
+    ("keys", Function::Keys),
+    ("first", Function::First),
+    ("last", Function::Last),
+];
+
+impl Function {
+    pub(super) fn named(name: &str) -> Option<Self> {
+        NAMES.iter().find(|(known, _)| *known == name).map(|(_, function)| *function)
+    }
+
+    /// The function's value, `None` where it has none: only `length()` has one.
+    pub(super) fn apply(self, value: &Value) -> Option<Value> {
+        if self == Self::Length {
+            let length = match value {
+                Value::Array(items) => items.len(),
+                Value::Object(map) => map.len(),
+                Value::String(text) => text.encode_utf16().count(),
+                _ => return None,
+            };
+            return Some(Value::from(length));
+        }
+        // The others are known, and find nothing on AWS: its numbers are no Java numbers to Jayway.
+        None
+    }
+}
+
+impl fmt::Display for Function {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(NAMES.iter().find(|(_, function)| function == self).map_or("", |(name, _)| name))
+    }
+}

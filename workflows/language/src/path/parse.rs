@@ -1,0 +1,249 @@
+//! The grammar of paths: `$`, `$$` or `$name`, then `.name`, `['name']`, `[0]`, `[1:2]`, `[*]`, `..`, `[?(…)]`.
+
+use std::sync::Arc;
+
+use super::{MAX_PATH_CHARS, Path, Root, Step, filter, function::Function};
+use crate::error::Problem;
+
+/// Reads a path from its text.
+pub(super) fn path(text: &str) -> Result<Path, Problem> {
+    if text.len() > MAX_PATH_CHARS {
+        return Err(Problem::here(format!("A path has at most {MAX_PATH_CHARS} characters")));
+    }
+    let mut cursor = Cursor::new(text);
+    let path = prefix(&mut cursor, text)?;
+    cursor.skip_space();
+    if !cursor.is_at_end() {
+        return Err(cursor.problem("Could not parse token"));
+    }
+    Ok(path)
+}
+
+/// Reads the path that `cursor` stands at and stops where it ends (an argument's `,` or `)`, a filter's operator).
+pub(crate) fn prefix(cursor: &mut Cursor<'_>, source: &str) -> Result<Path, Problem> {
+    let from = cursor.at;
+    if !cursor.eat('$') && !cursor.eat('@') {
+        return Err(Problem::here(format!("Path must start with '$': {source}")));
+    }
+    let root = if cursor.eat('$') {
+        Root::Context
+    } else {
+        match cursor.name() {
+            "" => Root::Input,
+            name => Root::Variable(name.into()),
+        }
+    };
+    let steps = steps(cursor)?;
+    let definite = steps.iter().enumerate().all(|(at, step)| match step {
+        Step::Property(_) | Step::Index(_) | Step::Function(_) => true,
+        Step::Properties(_) => at + 1 == steps.len(),
+        _ => false,
+    }) || matches!(steps.last(), Some(Step::Function(_)));
+    Ok(Path { source: cursor.text[from..cursor.at].into(), root, steps: steps.into(), definite })
+}
+
+fn steps(cursor: &mut Cursor<'_>) -> Result<Vec<Step>, Problem> {
+    let mut steps = Vec::new();
+    loop {
+        if cursor.eat_text("..") {
+            let step = if cursor.eat('[') { bracket(cursor)? } else { dotted(cursor)? };
+            steps.push(Step::Descend(Box::new(step)));
+        } else if cursor.eat('.') {
+            // Jayway takes `.[` for `[`.
+            let step = if cursor.eat('[') { bracket(cursor)? } else { dotted(cursor)? };
+            steps.push(step);
+        } else if cursor.eat('[') {
+            steps.push(bracket(cursor)?);
+        } else {
+            return Ok(steps);
+        }
+    }
+}
+
+/// Characters that end a name in dot notation.
+fn ends_name(letter: char) -> bool {
+    matches!(
+        letter,
+        '.' | '[' | ']' | '(' | ')' | ',' | ' ' | '\'' | '"' | '=' | '<' | '>' | '!' | '&' | '|' | '~'
+    )
+}
+
+fn dotted(cursor: &mut Cursor<'_>) -> Result<Step, Problem> {
+    if cursor.eat('*') {
+        return Ok(Step::Wildcard);
+    }
+    let name = cursor.take_while(|letter| !ends_name(letter));
+    if name.is_empty() {
+        return Err(cursor.problem("Path must not end with a '.' or '..'"));
+    }
+    if cursor.peek() != Some('(') {
+        return Ok(Step::Property(name.into()));
+    }
+    let Some(function) = Function::named(name) else {
+        return Err(cursor.problem(&format!("Function of name: {name} cannot be created")));
+    };
+    cursor.eat('(');
+    cursor.skip_space();
+    if !cursor.eat(')') {
+        return Err(cursor.problem(&format!("Function {name} takes no arguments")));
+    }
+    Ok(Step::Function(function))
+}
+
+/// What stands between `[` and `]`; the `[` is read.
+fn bracket(cursor: &mut Cursor<'_>) -> Result<Step, Problem> {
+    cursor.skip_space();
+    let step = match cursor.peek() {
+        Some('*') => {
+            cursor.eat('*');
+            Step::Wildcard
+        }
+        Some('?') => {
+            cursor.eat('?');
+            Step::Filter(filter::parse(cursor)?)
+        }
+        Some('\'' | '"') => names(cursor)?,
+        Some(':' | '-' | '0'..='9') => positions(cursor)?,
+        _ => return Err(cursor.problem("Could not parse token")),
+    };
+    cursor.skip_space();
+    if !cursor.eat(']') {
+        return Err(cursor.problem("Expected ']'"));
+    }
+    Ok(step)
+}
+
+fn names(cursor: &mut Cursor<'_>) -> Result<Step, Problem> {
+    let mut names: Vec<Arc<str>> = Vec::new();
+    loop {
+        cursor.skip_space();
+        names.push(cursor.quoted()?.into());
+        cursor.skip_space();
+        if !cursor.eat(',') {
+            break;
+        }
+    }
+    Ok(if names.len() == 1 { Step::Property(names.remove(0)) } else { Step::Properties(names) })
+}
+
+fn positions(cursor: &mut Cursor<'_>) -> Result<Step, Problem> {
+    let first = cursor.integer()?;
+    cursor.skip_space();
+    if cursor.eat(':') {
+        cursor.skip_space();
+        let to = cursor.integer()?;
+        // Jayway reads a third part and makes no use of it.
+        if cursor.eat(':') {
+            cursor.integer()?;
+        }
+        return Ok(Step::Slice { from: first, to });
+    }
+    let mut indexes = vec![first.ok_or_else(|| cursor.problem("Expected an index"))?];
+    loop {
+        cursor.skip_space();
+        if !cursor.eat(',') {
+            break;
+        }
+        cursor.skip_space();
+        indexes.push(cursor.integer()?.ok_or_else(|| cursor.problem("Expected an index"))?);
+    }
+    Ok(if indexes.len() == 1 { Step::Index(indexes[0]) } else { Step::Indexes(indexes) })
+}
+
+/// A place in a text.
+pub(crate) struct Cursor<'a> {
+    pub(crate) text: &'a str,
+    pub(crate) at: usize,
+}
+
+impl<'a> Cursor<'a> {
+    pub(crate) fn new(text: &'a str) -> Self {
+        Self { text, at: 0 }
+    }
+
+    pub(crate) fn rest(&self) -> &'a str {
+        &self.text[self.at..]
+    }
+
+    pub(crate) fn peek(&self) -> Option<char> {
+        self.rest().chars().next()
+    }
+
+    pub(crate) fn is_at_end(&self) -> bool {
+        self.at == self.text.len()
+    }
+
+    pub(crate) fn eat(&mut self, letter: char) -> bool {
+        let found = self.peek() == Some(letter);
+        if found {
+            self.at += letter.len_utf8();
+        }
+        found
+    }
+
+    pub(crate) fn eat_text(&mut self, text: &str) -> bool {
+        let found = self.rest().starts_with(text);
+        if found {
+            self.at += text.len();
+        }
+        found
+    }
+
+    pub(crate) fn take_while(&mut self, accepts: impl Fn(char) -> bool) -> &'a str {
+        let rest = self.rest();
+        let len = rest.find(|letter| !accepts(letter)).unwrap_or(rest.len());
+        self.at += len;
+        &rest[..len]
+    }
+
+    pub(crate) fn skip_space(&mut self) {
+        self.take_while(char::is_whitespace);
+    }
+
+    /// The name of a variable: letters, digits and underscores, not beginning with a digit.
+    fn name(&mut self) -> &'a str {
+        match self.peek() {
+            Some(letter) if letter.is_alphabetic() || letter == '_' => {
+                self.take_while(|letter| letter.is_alphanumeric() || letter == '_')
+            }
+            _ => "",
+        }
+    }
+
+    /// A whole number, or nothing where none begins.
+    fn integer(&mut self) -> Result<Option<i64>, Problem> {
+        let from = self.at;
+        self.eat('-');
+        self.take_while(|letter| letter.is_ascii_digit());
+        match &self.text[from..self.at] {
+            "" => Ok(None),
+            digits => digits.parse().map(Some).map_err(|_| self.problem("Expected an index")),
+        }
+    }
+
+    /// A string in single or double quotes; a backslash takes the next character as it is.
+    pub(crate) fn quoted(&mut self) -> Result<String, Problem> {
+        let quote = match self.peek() {
+            Some(quote @ ('\'' | '"')) => quote,
+            _ => return Err(self.problem("Expected a quoted name")),
+        };
+        self.at += 1;
+        let mut text = String::new();
+        let mut letters = self.rest().char_indices();
+        while let Some((at, letter)) = letters.next() {
+            if letter == quote {
+                self.at += at + 1;
+                return Ok(text);
+            }
+            match (letter, letter == '\\') {
+                (_, false) => text.push(letter),
+                (_, true) => text.extend(letters.next().map(|(_, escaped)| escaped)),
+            }
+        }
+        Err(self.problem("Property has not been closed - missing closing quote"))
+    }
+
+    pub(crate) fn problem(&self, what: &str) -> Problem {
+        Problem::here(format!("{what} at position {} in '{}'", self.at, self.text))
+    }
+}

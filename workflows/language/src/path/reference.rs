@@ -1,0 +1,91 @@
+//! Reference paths: names and indexes only. `ResultPath` writes through one.
+
+use std::sync::Arc;
+
+use super::{Path, PathError, Root, Step};
+use crate::dataflow::Scope;
+use crate::error::{Problem, StateError, names};
+use crate::value::{Map, Value};
+
+/// A path that can be written through: `$`, `.name`, `['name']`, `[0]`.
+#[derive(Clone, Debug)]
+pub struct ReferencePath {
+    path: Path,
+}
+
+impl ReferencePath {
+    /// Compiles a reference path.
+    pub fn parse(text: &str) -> Result<Self, Problem> {
+        let path = Path::parse(text)?;
+        let simple = path.steps.iter().all(|step| match step {
+            Step::Property(_) => true,
+            Step::Index(index) => *index >= 0,
+            _ => false,
+        });
+        if simple { Ok(Self { path }) } else { Err(Problem::here("Value is not a Reference Path")) }
+    }
+
+    /// The path as it is written.
+    pub fn source(&self) -> &str {
+        self.path.source()
+    }
+
+    /// The same path, for reading.
+    pub fn as_path(&self) -> &Path {
+        &self.path
+    }
+
+    /// True for `$` itself.
+    pub fn is_root(&self) -> bool {
+        self.path.is_root() && self.path.root == Root::Input
+    }
+
+    /// Tells the variable the path starts at, if it does.
+    pub fn variables(&self, tell: &mut dyn FnMut(&str)) {
+        self.path.variables(tell);
+    }
+
+    /// The value it points at.
+    pub fn get(&self, scope: &Scope<'_>) -> Result<Value, PathError> {
+        self.path.evaluate(scope)
+    }
+
+    /// `target` with `value` at this place: names that are missing are created, what is in the way of a name is
+    /// replaced by an object, an index must exist.
+    ///
+    /// # Errors
+    /// `States.ReferencePathConflict` when an index leads nowhere.
+    pub fn set(&self, target: &Value, value: Value) -> Result<Value, StateError> {
+        place(target, &self.path.steps, value).ok_or_else(|| {
+            StateError::new(
+                names::REFERENCE_PATH_CONFLICT,
+                format!("Unable to apply ReferencePath {} to input {}", self.path.source, target.to_text()),
+            )
+        })
+    }
+}
+
+fn place(target: &Value, steps: &[Step], value: Value) -> Option<Value> {
+    let Some((step, rest)) = steps.split_first() else { return Some(value) };
+    match (step, target) {
+        (Step::Property(name), Value::Object(map)) => {
+            let inner = place(map.get(name).unwrap_or(&Value::Null), rest, value)?;
+            let mut map = Map::clone(map);
+            map.insert(Arc::clone(name), inner);
+            Some(Value::from(map))
+        }
+        // A null makes room for an object, as a missing name does.
+        (Step::Property(name), Value::Null) => {
+            let mut map = Map::new();
+            map.insert(Arc::clone(name), place(&Value::Null, rest, value)?);
+            Some(Value::from(map))
+        }
+        (Step::Index(index), Value::Array(items)) => {
+            let at = usize::try_from(*index).ok().filter(|at| *at < items.len())?;
+            let mut items = Vec::clone(items);
+            items[at] = place(&items[at], rest, value)?;
+            Some(Value::from(items))
+        }
+        _ => None,
+    }
+}

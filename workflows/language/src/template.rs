@@ -1,0 +1,122 @@
+//! Templates: Parameters, ResultSelector, ItemSelector, Assign in JSONPath; Arguments, Output, Assign in JSONata.
+//!
+//! In JSONPath a key that ends in `.$` holds a path or an intrinsic call. In JSONata any string `{% … %}` is an
+//! expression. Everything else stands for itself; parts without either are shared, not copied.
+
+mod jsonata;
+mod payload;
+
+use std::sync::Arc;
+
+use crate::dataflow::Scope;
+use crate::definition::QueryLanguage;
+use crate::error::{Problem, StateError};
+use crate::intrinsic::Intrinsic;
+use crate::path::{Path, Root};
+use crate::value::Value;
+
+/// How deep a template may nest.
+const MAX_DEPTH: usize = 200;
+
+/// A compiled template of either language.
+#[derive(Clone, Debug)]
+pub struct Template {
+    form: Form,
+}
+
+#[derive(Clone, Debug)]
+enum Form {
+    Payload(Arc<payload::Node>),
+    Jsonata(Arc<jsonata::Node>),
+    Text(Arc<PathExpression>),
+}
+
+impl Template {
+    /// Compiles a template; every problem in it is found.
+    pub fn compile(value: &Value, language: QueryLanguage) -> Result<Self, Vec<Problem>> {
+        if !value.is_within_depth(MAX_DEPTH) {
+            return Err(vec![Problem::here(format!("A template nests at most {MAX_DEPTH} deep"))]);
+        }
+        let mut problems = Vec::new();
+        let form = match language {
+            QueryLanguage::JsonPath => Form::Payload(Arc::new(payload::Node::compile(value, &mut problems))),
+            QueryLanguage::Jsonata => Form::Jsonata(Arc::new(jsonata::Node::compile(value, &mut problems))),
+        };
+        if problems.is_empty() { Ok(Self { form }) } else { Err(problems) }
+    }
+
+    /// Compiles one path or intrinsic call, as `CausePath` holds it.
+    pub fn compile_text(text: &str) -> Result<Self, Problem> {
+        Ok(Self { form: Form::Text(Arc::new(PathExpression::parse(text)?)) })
+    }
+
+    /// The template's value. `field` names the definition's field, such as `Output`, for JSONata's errors.
+    pub fn evaluate(&self, scope: &Scope<'_>, field: &str) -> Result<Value, StateError> {
+        match &self.form {
+            Form::Payload(node) => node.evaluate(scope),
+            Form::Jsonata(node) => node.evaluate(scope, field),
+            Form::Text(expression) => expression.evaluate(scope, field),
+        }
+    }
+
+    /// Tells the variables the template mentions, each as often as it does.
+    pub fn variables(&self, tell: &mut dyn FnMut(&str)) {
+        match &self.form {
+            Form::Payload(node) => node.variables(tell),
+            Form::Jsonata(node) => node.variables(tell),
+            Form::Text(expression) => expression.variables(tell),
+        }
+    }
+}
+
+/// The right side of a `.$` field.
+#[derive(Clone, Debug)]
+pub enum PathExpression {
+    Path(Path),
+    Intrinsic(Intrinsic),
+}
+
+impl PathExpression {
+    /// Compiles `$…` or `States.…`.
+    pub fn parse(text: &str) -> Result<Self, Problem> {
+        if Intrinsic::is_call(text) {
+            return Intrinsic::parse(text).map(Self::Intrinsic);
+        }
+        Path::parse(text).map(Self::Path)
+    }
+
+    /// The value; `field` is the key it stands at, such as `value.$` or `CausePath`.
+    pub fn evaluate(&self, scope: &Scope<'_>, field: &str) -> Result<Value, StateError> {
+        match self {
+            Self::Intrinsic(call) => call.evaluate(scope),
+            Self::Path(path) => {
+                if scope.input.is_null() && *path.root() == Root::Input {
+                    return Err(StateError::runtime(
+                        "Unable to apply Path transformation to null or empty input.",
+                    ));
+                }
+                path.evaluate(scope).map_err(|_| not_found(path, field, scope.input))
+            }
+        }
+    }
+
+    /// Tells the variables it starts at.
+    pub fn variables(&self, tell: &mut dyn FnMut(&str)) {
+        match self {
+            Self::Path(path) => path.variables(tell),
+            Self::Intrinsic(call) => call.variables(tell),
+        }
+    }
+}
+
+/// AWS's sentence for a path in a field that points at nothing.
+pub(crate) fn not_found(path: &Path, field: &str, input: &Value) -> StateError {
+    StateError::runtime(format!(
+        "The JSONPath '{}' specified for the field '{field}' could not be found in the input '{}'",
+        path.source(),
+        input.to_text()
+    ))
+}
+
+#[cfg(test)]
+mod tests;

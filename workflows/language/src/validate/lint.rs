@@ -1,0 +1,177 @@
+//! What is doubtful in a sound definition. Warnings do not stop a machine from
+//! being created.
+
+use super::{Code, Report};
+use crate::definition::{Kind, QueryLanguage, State, StateId, StateMachine, Transition};
+use crate::value::Value;
+
+/// Reports doubts about every state; `root` is the definition's text as a value.
+pub(crate) fn check(machine: &StateMachine, root: &Value, report: &mut Report) {
+    states(root, "", machine.query_language, report);
+    for state in machine.states() {
+        let at = format!("/States/{}", state.name);
+        if let Kind::Task(task) = &state.kind
+            && !task.resource.is_supported()
+        {
+            let message =
+                format!("The integration {} is not there yet: the state fails when it is reached", task.arn);
+            report.warning(Code::UnsupportedIntegration, &format!("{at}/Resource"), message);
+        }
+    }
+    loops(machine, report);
+}
+
+/// Walks the text's states, nested ones included.
+fn states(flow: &Value, at: &str, language: QueryLanguage, report: &mut Report) {
+    let Some(states) = flow.get("States").and_then(Value::as_object) else { return };
+    for (name, state) in states.iter() {
+        let at = format!("{at}/States/{name}");
+        let own = state.get("QueryLanguage").and_then(Value::as_str);
+        let json_path = own.map_or(language == QueryLanguage::JsonPath, |own| own == "JSONPath");
+        if json_path {
+            json_path_state(state, &at, report);
+        }
+        for processor in ["ItemProcessor", "Iterator"] {
+            if let Some(flow) = state.get(processor) {
+                self::states(flow, &format!("{at}/{processor}"), language, report);
+            }
+        }
+        let branches = state.get("Branches").and_then(Value::as_array).unwrap_or_default();
+        for (position, flow) in branches.iter().enumerate() {
+            self::states(flow, &format!("{at}/Branches[{position}]"), language, report);
+        }
+    }
+}
+
+fn json_path_state(state: &Value, at: &str, report: &mut Report) {
+    for field in ["Parameters", "ResultSelector", "ItemSelector"] {
+        if let Some(template) = state.get(field) {
+            static_paths(template, &format!("{at}/{field}"), &mut |at| {
+                report.warning(
+                    Code::NoDollar,
+                    at,
+                    "The value looks like a JSONPath or an intrinsic function, but the field name does not end with '.$'",
+                );
+            });
+        }
+    }
+    if state.get("Type").and_then(Value::as_str) == Some("Pass")
+        && let Some(result) = state.get("Result")
+    {
+        dynamic_keys(result, &format!("{at}/Result"), &mut |at| {
+            report.warning(
+                Code::PassResultIsStatic,
+                at,
+                "The 'Result' of a Pass state is static: paths in it are not evaluated",
+            );
+        });
+    }
+    for field in ["Seconds", "Timestamp", "TimeoutSeconds", "HeartbeatSeconds", "Error", "Cause"] {
+        if state.get(field).and_then(Value::as_str).is_some_and(|text| text.starts_with("$.")) {
+            report.warning(
+                Code::NoPath,
+                &format!("{at}/{field}"),
+                "The value looks like a path, but the field name does not end with 'Path'",
+            );
+        }
+    }
+}
+
+/// Strings that look like paths or intrinsic functions under keys without `.$`.
+fn static_paths(template: &Value, at: &str, tell: &mut dyn FnMut(&str)) {
+    match template {
+        Value::Object(map) => {
+            for (key, value) in map.iter() {
+                let at = format!("{at}/{key}");
+                match value.as_str() {
+                    Some(text) if !key.ends_with(".$") && looks_dynamic(text) => tell(&at),
+                    _ => static_paths(value, &at, tell),
+                }
+            }
+        }
+        Value::Array(items) => {
+            for (position, item) in items.iter().enumerate() {
+                static_paths(item, &format!("{at}[{position}]"), tell);
+            }
+        }
+        _ => {}
+    }
+}
+
+fn looks_dynamic(text: &str) -> bool {
+    text == "$"
+        || ["$.", "$[", "$$."].iter().any(|start| text.starts_with(start))
+        || (text.starts_with("States.") && text.ends_with(')'))
+}
+
+/// Keys that end with `.$`.
+fn dynamic_keys(value: &Value, at: &str, tell: &mut dyn FnMut(&str)) {
+    match value {
+        Value::Object(map) => {
+            for (key, value) in map.iter() {
+                let at = format!("{at}/{key}");
+                if key.ends_with(".$") && value.as_str().is_some_and(looks_dynamic) {
+                    tell(&at);
+                }
+                dynamic_keys(value, &at, tell);
+            }
+        }
+        Value::Array(items) => {
+            for (position, item) in items.iter().enumerate() {
+                dynamic_keys(item, &format!("{at}[{position}]"), tell);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// States from which no end can be reached any more: the execution goes round until
+/// something fails or stops it.
+fn loops(machine: &StateMachine, report: &mut Report) {
+    for flow in machine.flows() {
+        let mut ends: Vec<StateId> =
+            flow.states.iter().copied().filter(|id| is_end(machine.state(*id))).collect();
+        let mut can_end: std::collections::HashSet<StateId> = ends.iter().copied().collect();
+        let mut before: std::collections::HashMap<StateId, Vec<StateId>> = std::collections::HashMap::new();
+        for id in &flow.states {
+            for target in targets(machine.state(*id)) {
+                before.entry(target).or_default().push(*id);
+            }
+        }
+        while let Some(id) = ends.pop() {
+            for earlier in before.get(&id).into_iter().flatten() {
+                if can_end.insert(*earlier) {
+                    ends.push(*earlier);
+                }
+            }
+        }
+        for id in flow.states.iter().filter(|id| !can_end.contains(id)) {
+            let state = machine.state(*id);
+            let message = format!("State \"{}\" cannot reach a terminal state", state.name);
+            report.warning(Code::EndlessLoop, &format!("/States/{}", state.name), message);
+        }
+    }
+}
+
+fn is_end(state: &State) -> bool {
+    match &state.kind {
+        Kind::Choice(_) => false,
+        Kind::Succeed | Kind::Fail(_) => true,
+        _ => state.next == Transition::End,
+    }
+}
+
+fn targets(state: &State) -> Vec<StateId> {
+    let mut all: Vec<&Transition> = vec![&state.next];
+    all.extend(state.catch.iter().map(|catcher| &catcher.next));
+    if let Kind::Choice(choice) = &state.kind {
+        all.extend(choice.rules.iter().map(|rule| &rule.next));
+        all.extend(&choice.default);
+    }
+    all.into_iter()
+        .filter_map(|transition| match transition {
+            Transition::Next(id) => Some(*id),
+            Transition::End | Transition::Outside(_) => None,
+        })
+        .collect()
+}

@@ -1,0 +1,153 @@
+//! Diagnostics: what is wrong or doubtful in a definition, in AWS's words.
+//!
+//! [`check`] answers ValidateStateMachineDefinition. The compiler in
+//! [`crate::parse`] finds what is wrong with fields, [`graph`] what is wrong with
+//! the way states lead to each other, [`lint`] what is only doubtful. All problems
+//! of a kind are found at once. Codes are AWS's; wording is AWS's where it is
+//! known and in the same style where it is not.
+
+pub(crate) mod graph;
+pub(crate) mod lint;
+
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::definition::MachineType;
+use crate::parse;
+
+/// How bad a problem is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum Severity {
+    /// A machine cannot be created with it.
+    #[serde(rename = "ERROR")]
+    Error,
+    #[serde(rename = "WARNING")]
+    Warning,
+}
+
+/// The codes of diagnostics, as ValidateStateMachineDefinition names them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+pub enum Code {
+    InvalidJsonDescription,
+    SchemaValidationFailed,
+    MissingEndState,
+    DuplicateStateName,
+    InvalidStateName,
+    DuplicateLabelName,
+    InvalidLabelName,
+    MissingTransitionTarget,
+    TooDeeplyNested,
+    /// Warning: a field that looks like a path or an intrinsic function lacks `.$`.
+    NoDollar,
+    /// Warning: a value looks like a path, the field's name does not end with `Path`.
+    NoPath,
+    /// Warning: a path in the `Result` of a Pass state, which is never evaluated.
+    PassResultIsStatic,
+    /// Warning, Mayfly's own: an integration that fails when it is reached.
+    UnsupportedIntegration,
+    /// Warning, Mayfly's own: a Choice without `Default` can fail.
+    MissingDefault,
+    /// Warning, Mayfly's own: states that lead only to each other.
+    EndlessLoop,
+}
+
+impl Code {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Code::InvalidJsonDescription => "INVALID_JSON_DESCRIPTION",
+            Code::SchemaValidationFailed => "SCHEMA_VALIDATION_FAILED",
+            Code::MissingEndState => "MISSING_END_STATE",
+            Code::DuplicateStateName => "DUPLICATE_STATE_NAME",
+            Code::InvalidStateName => "INVALID_STATE_NAME",
+            Code::DuplicateLabelName => "DUPLICATE_LABEL_NAME",
+            Code::InvalidLabelName => "INVALID_LABEL_NAME",
+            Code::MissingTransitionTarget => "MISSING_TRANSITION_TARGET",
+            Code::TooDeeplyNested => "TOO_DEEPLY_NESTED",
+            Code::NoDollar => "NO_DOLLAR",
+            Code::NoPath => "NO_PATH",
+            Code::PassResultIsStatic => "PASS_RESULT_IS_STATIC",
+            Code::UnsupportedIntegration => "UNSUPPORTED_INTEGRATION",
+            Code::MissingDefault => "MISSING_DEFAULT",
+            Code::EndlessLoop => "ENDLESS_LOOP",
+        }
+    }
+}
+
+/// One problem.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Diagnostic {
+    pub severity: Severity,
+    pub code: Code,
+    pub message: String,
+    /// `/States/<name>/<field>`; none for a problem of the whole.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub location: Option<String>,
+}
+
+/// As in the message of `InvalidDefinition`.
+impl fmt::Display for Diagnostic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let location = self.location.as_deref().unwrap_or("null");
+        write!(f, "{}: {} at {location}", self.code.as_str(), self.message)
+    }
+}
+
+/// The most problems kept of one definition; AWS answers at most 100.
+const DIAGNOSTICS_MAX: usize = 1_000;
+
+/// Problems as they are found.
+#[derive(Debug, Default)]
+pub(crate) struct Report {
+    diagnostics: Vec<Diagnostic>,
+}
+
+impl Report {
+    pub(crate) fn add(
+        &mut self,
+        severity: Severity,
+        code: Code,
+        message: impl Into<String>,
+        location: Option<String>,
+    ) {
+        if self.diagnostics.len() < DIAGNOSTICS_MAX {
+            self.diagnostics.push(Diagnostic { severity, code, message: message.into(), location });
+        }
+    }
+
+    /// A field that is not as it should be: `SCHEMA_VALIDATION_FAILED`.
+    pub(crate) fn schema(&mut self, location: &str, message: impl Into<String>) {
+        self.error(Code::SchemaValidationFailed, location, message);
+    }
+
+    pub(crate) fn error(&mut self, code: Code, location: &str, message: impl Into<String>) {
+        self.add(Severity::Error, code, message, Some(place(location)));
+    }
+
+    pub(crate) fn warning(&mut self, code: Code, location: &str, message: impl Into<String>) {
+        self.add(Severity::Warning, code, message, Some(place(location)));
+    }
+
+    pub(crate) fn has_errors(&self) -> bool {
+        self.diagnostics.iter().any(|diagnostic| diagnostic.severity == Severity::Error)
+    }
+
+    pub(crate) fn into_diagnostics(self) -> Vec<Diagnostic> {
+        self.diagnostics
+    }
+}
+
+/// The whole is `/`.
+fn place(location: &str) -> String {
+    if location.is_empty() { "/".to_string() } else { location.to_string() }
+}
+
+/// Everything that is wrong or doubtful about a definition, errors first.
+/// Answers ValidateStateMachineDefinition: `FAIL` when there is an error.
+pub fn check(text: &str, machine_type: MachineType) -> Vec<Diagnostic> {
+    let (_, report) = parse::read(text, machine_type);
+    let mut diagnostics = report.into_diagnostics();
+    diagnostics.sort_by_key(|diagnostic| diagnostic.severity == Severity::Warning);
+    diagnostics
+}

@@ -1,0 +1,147 @@
+//! `Value` in other people's types: serde both ways, and `serde_json::Value`.
+
+use std::fmt;
+
+use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde::ser::{Serialize, SerializeMap, SerializeSeq, Serializer};
+
+use super::{Map, Number, Value};
+
+impl Serialize for Value {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Null => serializer.serialize_unit(),
+            Self::Bool(flag) => serializer.serialize_bool(*flag),
+            Self::Number(Number::Int(whole)) => serializer.serialize_i64(*whole),
+            Self::Number(number @ (Number::Float(_) | Number::Big(_))) => {
+                serializer.serialize_f64(number.to_f64())
+            }
+            Self::String(text) => serializer.serialize_str(text),
+            Self::Array(items) => {
+                let mut seq = serializer.serialize_seq(Some(items.len()))?;
+                for item in items.iter() {
+                    seq.serialize_element(item)?;
+                }
+                seq.end()
+            }
+            Self::Object(map) => {
+                let mut members = serializer.serialize_map(Some(map.len()))?;
+                for (key, value) in map.iter() {
+                    members.serialize_entry(&**key, value)?;
+                }
+                members.end()
+            }
+        }
+    }
+}
+
+struct ValueVisitor;
+
+impl<'de> Visitor<'de> for ValueVisitor {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_none<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        Value::deserialize(deserializer)
+    }
+
+    fn visit_bool<E>(self, flag: bool) -> Result<Value, E> {
+        Ok(Value::Bool(flag))
+    }
+
+    fn visit_i64<E>(self, whole: i64) -> Result<Value, E> {
+        Ok(Value::from(whole))
+    }
+
+    fn visit_u64<E>(self, whole: u64) -> Result<Value, E> {
+        Ok(Value::from(whole))
+    }
+
+    fn visit_f64<E>(self, double: f64) -> Result<Value, E> {
+        Ok(Value::from(double))
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Value, E> {
+        Ok(Value::from(text))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {
+        let mut items = Vec::new();
+        while let Some(item) = seq.next_element()? {
+            items.push(item);
+        }
+        Ok(Value::from(items))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Value, A::Error> {
+        let mut map = Map::new();
+        while let Some((key, value)) = members.next_entry::<String, Value>()? {
+            map.insert(key, value);
+        }
+        Ok(Value::from(map))
+    }
+}
+
+impl<'de> Deserialize<'de> for Value {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ValueVisitor)
+    }
+}
+
+impl From<&serde_json::Value> for Value {
+    fn from(value: &serde_json::Value) -> Self {
+        match value {
+            serde_json::Value::Null => Self::Null,
+            serde_json::Value::Bool(flag) => Self::Bool(*flag),
+            serde_json::Value::Number(number) => number.as_i64().map_or_else(
+                || number.as_u64().map_or_else(|| number.as_f64().map_or(Self::Null, Self::from), Self::from),
+                Self::from,
+            ),
+            serde_json::Value::String(text) => Self::from(text.as_str()),
+            serde_json::Value::Array(items) => items.iter().map(Self::from).collect(),
+            serde_json::Value::Object(map) => {
+                Self::object(map.iter().map(|(key, value)| (key.as_str(), Self::from(value))))
+            }
+        }
+    }
+}
+
+impl Value {
+    /// The same value in serde_json's type (whole numbers beyond 64 bits become doubles).
+    pub fn to_serde(&self) -> serde_json::Value {
+        match self {
+            Self::Null => serde_json::Value::Null,
+            Self::Bool(flag) => (*flag).into(),
+            Self::Number(Number::Int(whole)) => (*whole).into(),
+            Self::Number(number) => number.to_f64().into(),
+            Self::String(text) => (&**text).into(),
+            Self::Array(items) => items.iter().map(Value::to_serde).collect(),
+            Self::Object(map) => map.iter().map(|(key, value)| (key.to_string(), value.to_serde())).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn serde_round_trip() {
+        let text = r#"{"b":[1,2.5,"x",null,true],"a":{"c":-9007199254740993}}"#;
+        let value: Value = serde_json::from_str(text).expect("valid");
+        assert_eq!(value, Value::parse(text).expect("valid"));
+        assert_eq!(serde_json::to_string(&value).expect("plain"), text);
+        assert_eq!(Value::from(&value.to_serde()), value);
+    }
+}

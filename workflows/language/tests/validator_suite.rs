@@ -1,0 +1,41 @@
+//! The asl-validator project's definitions: what is called valid is accepted, what
+//! is called invalid refused. Skipped, by name, where the test data is not there.
+
+mod common;
+
+use std::path::PathBuf;
+
+use common::testdata;
+use mayfly_workflows_language::definition::MachineType;
+use mayfly_workflows_language::parse::compile;
+
+#[test]
+fn valid_definitions_are_accepted_and_invalid_ones_refused() {
+    let Some(folder) = testdata("asl-validator") else { return };
+    let mut files: Vec<PathBuf> =
+        folder.read_dir().expect("a readable folder").map(|entry| entry.expect("an entry").path()).collect();
+    files.sort();
+    let (mut valid, mut invalid) = ((0, 0), (0, 0));
+    let mut wrong = Vec::new();
+    for file in files.iter().filter(|file| file.extension().is_some_and(|ending| ending == "json")) {
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        let text = std::fs::read_to_string(file).expect("a readable file");
+        let compiled = compile(&text, MachineType::Standard);
+        let (count, right) = match name.starts_with("valid-") {
+            true => (&mut valid, compiled.is_ok()),
+            false => (&mut invalid, compiled.is_err()),
+        };
+        count.1 += 1;
+        match (right, compiled) {
+            (true, _) => count.0 += 1,
+            (false, Ok(_)) => wrong.push(format!("{name}: accepted")),
+            (false, Err(rejection)) => wrong.push(format!("{name}: {rejection}")),
+        }
+    }
+    println!(
+        "asl-validator: {} of {} valid accepted, {} of {} invalid refused",
+        valid.0, valid.1, invalid.0, invalid.1
+    );
+    assert!(valid.1 > 0 && invalid.1 > 0, "no definitions in {}", folder.display());
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
