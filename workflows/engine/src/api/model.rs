@@ -90,7 +90,9 @@ impl Shape {
                 None => Ok(()),
             },
             (Kind::String, Value::String(_)) | (Kind::Boolean, Value::Bool(_)) => Ok(()),
-            (Kind::Integer | Kind::Long, Value::Number(number)) if number.is_i64() || number.is_u64() => Ok(()),
+            (Kind::Integer | Kind::Long, Value::Number(number)) if number.is_i64() || number.is_u64() => {
+                Ok(())
+            }
             (Kind::Integer | Kind::Long, Value::Number(number)) if number.as_f64().is_some() => Ok(()),
             (Kind::Float, Value::Number(_)) => Ok(()),
             (Kind::Structure, Value::Array(_)) => Err(wrong("a structure")),
@@ -197,7 +199,8 @@ mod tests {
     use serde_json::json;
 
     fn refused(operation: &str, params: Value) -> String {
-        check(operation, &params).map_or_else(|error| error.message.unwrap_or_default(), |()| "accepted".into())
+        check(operation, &params)
+            .map_or_else(|error| error.message.unwrap_or_default(), |()| "accepted".into())
     }
 
     #[test]

@@ -6,8 +6,8 @@ use futures::future::BoxFuture;
 use mayfly_workflows_engine::api::{Api, router};
 use mayfly_workflows_engine::catalog::Catalog;
 use mayfly_workflows_engine::engine::{
-    Config, Deps, Engine, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks, ObjectEntry, Objects,
-    OsRandomness,
+    Config, Deps, Engine, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks, ObjectEntry,
+    Objects, OsRandomness,
 };
 use mayfly_workflows_engine::timers::SystemClock;
 use std::process::Stdio;
@@ -21,7 +21,9 @@ struct Nowhere;
 impl Functions for Nowhere {
     fn invoke(&self, call: FunctionCall) -> BoxFuture<'_, Result<FunctionOutput, FunctionError>> {
         let cause = format!("Function not found: {}", call.function);
-        Box::pin(async { Err(FunctionError { error_type: "Lambda.ResourceNotFoundException".into(), cause }) })
+        Box::pin(async {
+            Err(FunctionError { error_type: "Lambda.ResourceNotFoundException".into(), cause })
+        })
     }
 }
 
