@@ -175,6 +175,12 @@ fn shown(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         Value::Array(items) => format!("[{}]", items.iter().map(shown).collect::<Vec<_>>().join(", ")),
+        // The only list with a length that structures are in.
+        Value::Object(fields) => {
+            let field = |(name, value): (&String, &Value)| format!("{name}={}", shown(value));
+            let fields: Vec<String> = fields.iter().map(field).collect();
+            format!("RoutingConfigurationListItem({})", fields.join(", "))
+        }
         other => other.to_string(),
     }
 }
@@ -240,6 +246,16 @@ mod tests {
                 json!({"name": "12", "routingConfiguration": [{"stateMachineVersionArn": "a", "weight": 100}]}),
                 "1 validation error detected: Value '12' at 'name' failed to satisfy constraint: Member must \
                  satisfy regular expression pattern: ^(?=.*[a-zA-Z_\\-\\.])[a-zA-Z0-9_\\-\\.]+$",
+            ),
+            (
+                "UpdateStateMachineAlias",
+                json!({"stateMachineAliasArn": "a", "routingConfiguration": vec![
+                    json!({"stateMachineVersionArn": "b", "weight": 1}); 3
+                ]}),
+                "1 validation error detected: Value '[RoutingConfigurationListItem(stateMachineVersionArn=b, \
+                 weight=1), RoutingConfigurationListItem(stateMachineVersionArn=b, weight=1), \
+                 RoutingConfigurationListItem(stateMachineVersionArn=b, weight=1)]' at 'routingConfiguration' \
+                 failed to satisfy constraint: Member must have length less than or equal to 2",
             ),
             (
                 "TagResource",

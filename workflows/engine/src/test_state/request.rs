@@ -2,7 +2,7 @@
 
 use super::{context, schema};
 use mayfly_workflows_language::definition::{
-    Kind, MachineType, Map, Pattern, Resource, State, StateId, StateMachine,
+    Kind, MachineType, Pattern, Resource, State, StateId, StateMachine,
 };
 use mayfly_workflows_language::parse;
 use mayfly_workflows_language::value::Value;
@@ -244,7 +244,11 @@ fn read_mock(mock: &Params, state: &State) -> Result<Mock, Refusal> {
     match &state.kind {
         Kind::Task(task) => schema::check(&task.resource, &result, mode).map_err(Refusal::Validation)?,
         // A map that writes its results elsewhere answers with where they are.
-        Kind::Map(Map { result_writer: Some(_), .. }) => {}
+        Kind::Map(map) if map.result_writer.is_some() => {
+            if result.as_object().is_none() {
+                return validation("Mocked result must be an object.");
+            }
+        }
         Kind::Map(_) | Kind::Parallel(_) if result.as_array().is_none() => {
             return validation("Mocked result must be an array.");
         }

@@ -57,7 +57,7 @@ async fn has_boto3(python: &str) -> bool {
 async fn boto3_calls_every_operation() {
     let python = std::env::var("MAYFLY_PYTHON").unwrap_or_else(|_| "python3".into());
     if !has_boto3(&python).await {
-        println!("skipped: {python} has no boto3 (set MAYFLY_PYTHON to one that has)");
+        eprintln!("skipped: {python} has no boto3 (set MAYFLY_PYTHON to one that has)");
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");
