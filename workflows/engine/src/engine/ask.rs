@@ -13,7 +13,7 @@ impl Engine {
     pub async fn describe(&self, arn: &str) -> Result<Option<Description>, ExecutionError> {
         if let Some(running) = self.inner.live.by_arn(arn) {
             let cell = running.cell.lock();
-            return Ok(Some(self.inner.describe_row(&cell.row, running.state_machine.kind, false)));
+            return Ok(Some(self.inner.describe_row(&cell.row, running.state_machine.kind)));
         }
         self.inner.describe_stored(arn).await
     }
@@ -59,7 +59,7 @@ impl Engine {
         let more = rows.len() > query.limit;
         rows.truncate(query.limit);
         let next = rows.last().filter(|_| more).map(|row| row.id.to_string());
-        let items = rows.iter().map(|row| self.inner.describe_row(row, Kind::Standard, true)).collect();
+        let items = rows.iter().map(|row| self.inner.describe_row(row, Kind::Standard)).collect();
         Ok(Page { items, next })
     }
 

@@ -1,8 +1,8 @@
 //! The engine's inside: an event is applied, journalled, and its actions done.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use jiff::Timestamp;
 use parking_lot::Mutex;
@@ -30,6 +30,10 @@ pub(crate) struct Inner {
     pub(super) open: AtomicUsize,
     pub(super) next_execution: AtomicU64,
     pub(super) machines: Mutex<HashMap<Digest, Arc<StateMachine>>>,
+    /// Digests of state machines at hand, by the address of the shared value.
+    pub(super) digests: Mutex<HashMap<usize, (Weak<StateMachine>, Digest)>>,
+    /// State machines that are in the journal.
+    pub(super) written: Mutex<HashSet<Digest>>,
     pub(super) wheel: Mutex<Wheel>,
     /// A timer was filed before the next one the timer task waits for.
     pub(super) wheel_changed: Notify,
@@ -150,8 +154,7 @@ impl Inner {
             (None, true) => Some(OutcomeRow { redrive_count, redrive_ms, ..OutcomeRow::running() }),
             (None, false) => None,
         };
-        if let Some(row) = row {
-            cell.row.outcome = row.clone();
+        if let Some(row) = row.clone() {
             let output = row.output.as_ref().map(|output| output.stored(&mut changes));
             changes
                 .push(Change::Outcome { execution: running.id, row: Box::new(OutcomeRow { output, ..row }) });
@@ -163,7 +166,10 @@ impl Inner {
         }
         let actions = out.actions;
         if running.express {
-            // Map runs are only of standard executions; nothing of this one is kept.
+            // Nothing of it is kept.
+            if let Some(row) = row {
+                cell.row.outcome = row;
+            }
             self.perform(running, cell, actions);
             then(Ok(()));
             return Ok(());
@@ -173,6 +179,10 @@ impl Inner {
         let done: Done = Box::new(move |outcome| {
             if outcome.is_ok() {
                 let mut cell = of.cell.lock();
+                // What is not durable is not told.
+                if let Some(row) = row {
+                    cell.row.outcome = row;
+                }
                 inner.perform(&of, &mut cell, actions);
             }
             then(outcome);
@@ -234,23 +244,17 @@ impl Inner {
             effect.abort();
         }
         self.open.fetch_sub(1, Ordering::AcqRel);
-        let description =
-            self.describe_row(&cell.row, running.state_machine.kind, cell.machine.can_redrive());
+        self.live.release(&running.arn, Some(running.id));
+        let description = self.describe_row(&cell.row, running.state_machine.kind);
         for waiter in cell.waiters.drain(..) {
             // Whoever waited may have gone.
             let _ = waiter.send(description.clone());
         }
-        self.live.release(&running.arn, Some(running.id));
         self.tell_parent(cell);
     }
 
     /// A description from a row whose payloads are loaded.
-    pub(super) fn describe_row(
-        &self,
-        row: &ExecutionRow,
-        kind: super::types::Kind,
-        can_redrive: bool,
-    ) -> Description {
+    pub(super) fn describe_row(&self, row: &ExecutionRow, kind: super::types::Kind) -> Description {
         let outcome = &row.outcome;
         Description {
             execution_arn: row.arn.clone(),
@@ -271,16 +275,11 @@ impl Inner {
             item_count: row.birth.parent.as_ref().map(|parent| parent.items),
             redrive_count: outcome.redrive_count,
             redrive_date: outcome.redrive_ms.map(timestamp),
-            redrive_status: self.redrive_status(row, kind, can_redrive),
+            redrive_status: self.redrive_status(row, kind),
         }
     }
 
-    fn redrive_status(
-        &self,
-        row: &ExecutionRow,
-        kind: super::types::Kind,
-        _can_redrive: bool,
-    ) -> RedriveStatus {
+    fn redrive_status(&self, row: &ExecutionRow, kind: super::types::Kind) -> RedriveStatus {
         let not = |reason: &str| RedriveStatus::NotRedrivable(reason.to_owned());
         if kind == super::types::Kind::Express {
             return not("Execution is EXPRESS and cannot be redriven");

@@ -74,6 +74,25 @@ impl Inner {
         Ok(machine)
     }
 
+    /// The digest of a state machine, computed once for each shared value.
+    pub(super) fn digest_of(&self, machine: &Arc<StateMachine>) -> Digest {
+        let address = Arc::as_ptr(machine) as usize;
+        if let Some((there, digest)) = self.digests.lock().get(&address)
+            && there.upgrade().is_some_and(|there| Arc::ptr_eq(&there, machine))
+        {
+            return *digest;
+        }
+        let (digest, _) = stored(machine);
+        let mut digests = self.digests.lock();
+        if digests.len() >= self.config.limits.machines_cached {
+            digests.retain(|_, (machine, _)| machine.strong_count() > 0);
+        }
+        digests.insert(address, (Arc::downgrade(machine), digest));
+        drop(digests);
+        self.remember(digest, machine.clone());
+        digest
+    }
+
     /// Keeps a compiled state machine at hand.
     pub(super) fn remember(&self, digest: Digest, machine: Arc<StateMachine>) {
         let mut machines = self.machines.lock();

@@ -57,6 +57,8 @@ impl Engine {
             open: AtomicUsize::new(0),
             next_execution: AtomicU64::new(last + 1),
             machines: Mutex::default(),
+            digests: Mutex::default(),
+            written: Mutex::default(),
             wheel: Mutex::new(Wheel::new(now_ms)),
             wheel_changed: Notify::new(),
             lines: Mutex::new(Lines::default()),

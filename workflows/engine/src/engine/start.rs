@@ -79,7 +79,7 @@ impl Inner {
     ) -> Result<(Arc<Running>, oneshot::Receiver<Result<(), JournalError>>), StartError> {
         let id = self.next_execution.fetch_add(1, Ordering::AcqRel);
         let at_ms = self.now_ms();
-        let (digest, body) = load::stored(&new.state_machine);
+        let digest = self.digest_of(&new.state_machine);
         let express = new.state_machine.kind == Kind::Express;
         let row = ExecutionRow {
             id,
@@ -100,11 +100,10 @@ impl Inner {
         machine.apply(at_ms, 0, Event::Start, &mut out);
         let mut changes = Vec::new();
         if !express {
-            let is_new = self.machines.lock().get(&digest).is_none();
-            if is_new {
-                self.remember(digest, new.state_machine.clone());
+            if !self.written.lock().contains(&digest) {
+                let (_, body) = load::stored(&new.state_machine);
+                changes.push(Change::Machine { digest, body });
             }
-            changes.push(Change::Machine { digest, body });
             let input = row.input.stored(&mut changes);
             changes.push(Change::Start(Box::new(ExecutionRow { input, ..row.clone() })));
         }
@@ -120,7 +119,11 @@ impl Inner {
         self.open.fetch_add(1, Ordering::AcqRel);
         let (sender, receiver) = oneshot::channel();
         let mut cell = running.cell.lock();
+        let inner = self.clone();
         let settled = self.settle(&running, &mut cell, at_ms, false, out, changes, move |outcome| {
+            if outcome.is_ok() && !express {
+                inner.written.lock().insert(digest);
+            }
             // Whoever started it may have gone.
             let _ = sender.send(outcome);
         });
@@ -162,7 +165,7 @@ impl Inner {
         if let Some(running) = self.live.by_arn(arn) {
             let receiver = {
                 let mut cell = running.cell.lock();
-                if cell.machine.outcome().is_none() {
+                if cell.row.outcome.status == Status::Running {
                     let (sender, receiver) = oneshot::channel();
                     cell.waiters.push(sender);
                     Some(receiver)
@@ -174,7 +177,7 @@ impl Inner {
                 Some(receiver) => return receiver.await.ok(),
                 None => {
                     let cell = running.cell.lock();
-                    return Some(self.describe_row(&cell.row, running.state_machine.kind, false));
+                    return Some(self.describe_row(&cell.row, running.state_machine.kind));
                 }
             }
         }
@@ -190,7 +193,7 @@ impl Inner {
             .read(move |journal| {
                 let Some(row) = journal.execution_by_arn(&wanted)? else { return Ok(None) };
                 let row = inner.whole_row(row)?;
-                Ok(Some(inner.describe_row(&row, Kind::Standard, true)))
+                Ok(Some(inner.describe_row(&row, Kind::Standard)))
             })
             .await?)
     }
@@ -276,8 +279,8 @@ impl Engine {
         let running = self.inner.begin(new).await?;
         let receiver = {
             let mut cell = running.cell.lock();
-            if cell.machine.outcome().is_some() {
-                return Ok(self.inner.describe_row(&cell.row, kind, false));
+            if cell.row.outcome.status != Status::Running {
+                return Ok(self.inner.describe_row(&cell.row, kind));
             }
             let (sender, receiver) = oneshot::channel();
             cell.waiters.push(sender);
@@ -293,7 +296,7 @@ impl Engine {
                 cell.row.outcome.status = Status::TimedOut;
                 cell.row.outcome.stop_ms = Some(self.inner.now_ms());
                 cell.row.outcome.error = Some("States.Timeout".to_owned());
-                Ok(self.inner.describe_row(&cell.row, kind, false))
+                Ok(self.inner.describe_row(&cell.row, kind))
             }
         }
     }

@@ -14,6 +14,7 @@ use crate::journal::{Journal, MemoryJournal};
 use crate::timers::VirtualClock;
 
 mod durability;
+mod speed;
 mod states;
 
 /// Functions by name; counts what was called with which key.

@@ -175,7 +175,7 @@ async fn start_execution(reporter: &Reporter, arguments: &Value) -> Result<(Valu
     let id = request_id(reporter);
     let envelope = Envelope {
         request_id: &id,
-        bytes: answer.to_string().len(),
+        bytes: service_bytes(&answer, &arn),
         at_ms: reporter.inner.now_ms(),
         content_type: "application/x-amz-json-1.0",
         extra: &[],
@@ -189,6 +189,12 @@ async fn start_execution(reporter: &Reporter, arguments: &Value) -> Result<(Valu
         ("StartDate", member("StartDate")),
     ]);
     Ok((answer, arn))
+}
+
+/// How long the service's answer is: it writes times as `1.688136138721E9`.
+fn service_bytes(answer: &serde_json::Value, arn: &str) -> usize {
+    let seconds = answer.get("startDate").and_then(serde_json::Value::as_f64).unwrap_or_default();
+    format!("{{\"executionArn\":\"{arn}\",\"startDate\":{seconds:E}}}").len()
 }
 
 async fn start_and_wait(

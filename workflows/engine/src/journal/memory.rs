@@ -6,9 +6,7 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 
 use parking_lot::Mutex;
 
-use super::{
-    Batch, Change, Digest, Done, ExecutionRow, Journal, JournalError, ListRows, Owner, RecordRow, SnapshotRow,
-};
+use super::{Batch, Change, Digest, Done, ExecutionRow, Journal, JournalError, ListRows, Owner, RecordRow};
 use crate::engine::Status;
 
 /// In memory: for testing workflows offline, and for the engine's own tests.
@@ -39,7 +37,6 @@ struct Tables {
     executions: BTreeMap<u64, ExecutionRow>,
     by_arn: HashMap<String, u64>,
     records: HashMap<u64, Vec<RecordRow>>,
-    snapshots: HashMap<u64, SnapshotRow>,
     parts: HashMap<Digest, Arc<str>>,
     machines: HashMap<Digest, Arc<[u8]>>,
     map_runs: HashMap<String, u64>,
@@ -66,9 +63,6 @@ impl Tables {
                 if let Some(there) = self.executions.get_mut(&execution) {
                     there.outcome = *row;
                 }
-            }
-            Change::Snapshot { execution, row } => {
-                self.snapshots.insert(execution, row);
             }
             Change::MapRun { arn, execution } => {
                 self.map_runs.insert(arn, execution);
@@ -115,10 +109,6 @@ impl Journal for MemoryJournal {
         let tables = self.tables.lock();
         let all = tables.records.get(&id).map(Vec::as_slice).unwrap_or_default();
         Ok(all.iter().filter(|row| row.seq > after).cloned().collect())
-    }
-
-    fn snapshot(&self, id: u64) -> Result<Option<SnapshotRow>, JournalError> {
-        Ok(self.tables.lock().snapshots.get(&id).cloned())
     }
 
     fn part(&self, digest: &Digest) -> Result<Option<String>, JournalError> {

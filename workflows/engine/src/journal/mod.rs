@@ -19,7 +19,7 @@ mod tests;
 
 pub use memory::MemoryJournal;
 pub use payload::{Digest, PART_BYTES_MIN, Payload};
-pub use row::{Birth, Change, ChildOf, ExecutionRow, ListRows, OutcomeRow, Owner, RecordRow, SnapshotRow};
+pub use row::{Birth, Change, ChildOf, ExecutionRow, ListRows, OutcomeRow, Owner, RecordRow};
 pub use sqlite::SqliteJournal;
 
 /// The journal could not read or write.
@@ -77,9 +77,6 @@ pub trait Journal: Send + Sync {
 
     /// Its records with `seq > after`, in order.
     fn records(&self, id: u64, after: u64) -> Result<Vec<RecordRow>, JournalError>;
-
-    /// Its newest snapshot.
-    fn snapshot(&self, id: u64) -> Result<Option<SnapshotRow>, JournalError>;
 
     /// A payload stored by content.
     fn part(&self, digest: &Digest) -> Result<Option<String>, JournalError>;

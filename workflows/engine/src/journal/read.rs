@@ -2,9 +2,7 @@
 
 use rusqlite::{Connection, OptionalExtension as _, Row, params_from_iter, types::Value as Sql};
 
-use super::{
-    Birth, Digest, ExecutionRow, JournalError, ListRows, OutcomeRow, Owner, Payload, RecordRow, SnapshotRow,
-};
+use super::{Birth, Digest, ExecutionRow, JournalError, ListRows, OutcomeRow, Owner, Payload, RecordRow};
 use crate::engine::Status;
 
 const COLUMNS: &str = "id, arn, name, machine_arn, machine, version_arn, alias_arn, map_run_arn, birth, input, \
@@ -90,13 +88,6 @@ pub(super) fn records(db: &Connection, id: u64, after: u64) -> Result<Vec<Record
         Ok(RecordRow { seq: unsigned(row.get(0)?)?, at_ms: row.get(1)?, body: row.get(2)? })
     })?;
     Ok(rows.collect::<Result<_, _>>()?)
-}
-
-pub(super) fn snapshot(db: &Connection, id: u64) -> Result<Option<SnapshotRow>, JournalError> {
-    let mut statement = db.prepare_cached("SELECT seq, body FROM snapshots WHERE execution = ?1")?;
-    let row = statement
-        .query_row([signed(id)], |row| Ok(SnapshotRow { seq: unsigned(row.get(0)?)?, body: row.get(1)? }));
-    Ok(row.optional()?)
 }
 
 pub(super) fn part(db: &Connection, digest: &Digest) -> Result<Option<String>, JournalError> {

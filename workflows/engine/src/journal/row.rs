@@ -105,15 +105,6 @@ pub struct RecordRow {
     pub body: Vec<u8>,
 }
 
-/// The machine's state after `seq`.
-#[derive(Debug, Clone, PartialEq)]
-pub struct SnapshotRow {
-    /// The last record that is in it.
-    pub seq: u64,
-    /// The state, as the machine writes itself.
-    pub body: Vec<u8>,
-}
-
 /// Whose executions are listed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Owner {
@@ -174,13 +165,6 @@ pub enum Change {
         execution: u64,
         /// How it stands now.
         row: Box<OutcomeRow>,
-    },
-    /// The machine's state, so that resuming is quick.
-    Snapshot {
-        /// Which.
-        execution: u64,
-        /// The state.
-        row: SnapshotRow,
     },
     /// A map run began.
     MapRun {

@@ -36,12 +36,6 @@ CREATE TABLE IF NOT EXISTS records (
     PRIMARY KEY (execution, seq)
 ) WITHOUT ROWID;
 
-CREATE TABLE IF NOT EXISTS snapshots (
-    execution INTEGER PRIMARY KEY,
-    seq       INTEGER NOT NULL,
-    body      BLOB NOT NULL
-);
-
 -- Payloads and state machines, once per content.
 CREATE TABLE IF NOT EXISTS parts    (digest BLOB PRIMARY KEY, body TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS machines (digest BLOB PRIMARY KEY, body BLOB NOT NULL);

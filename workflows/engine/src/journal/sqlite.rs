@@ -9,10 +9,7 @@ use parking_lot::{Condvar, Mutex};
 use rusqlite::{Connection, OpenFlags, params};
 
 use super::read::{self, signed};
-use super::{
-    Batch, Change, Digest, Done, ExecutionRow, Journal, JournalError, ListRows, Payload, RecordRow,
-    SnapshotRow,
-};
+use super::{Batch, Change, Digest, Done, ExecutionRow, Journal, JournalError, ListRows, Payload, RecordRow};
 
 /// Batches that may wait for the disk; past it, writers wait.
 const QUEUE_BATCHES_MAX: usize = 65_536;
@@ -179,13 +176,6 @@ fn apply(db: &Connection, change: Change) -> Result<(), JournalError> {
                 row.redrive_ms,
             ])?;
         }
-        Change::Snapshot { execution, row } => {
-            db.prepare_cached("INSERT OR REPLACE INTO snapshots VALUES (?1, ?2, ?3)")?.execute(params![
-                signed(execution),
-                signed(row.seq),
-                row.body
-            ])?;
-        }
         Change::MapRun { arn, execution } => {
             db.prepare_cached("INSERT OR IGNORE INTO map_runs VALUES (?1, ?2)")?
                 .execute(params![arn, signed(execution)])?;
@@ -251,10 +241,6 @@ impl Journal for SqliteJournal {
 
     fn records(&self, id: u64, after: u64) -> Result<Vec<RecordRow>, JournalError> {
         self.read(|db| read::records(db, id, after))
-    }
-
-    fn snapshot(&self, id: u64) -> Result<Option<SnapshotRow>, JournalError> {
-        self.read(|db| read::snapshot(db, id))
     }
 
     fn part(&self, digest: &Digest) -> Result<Option<String>, JournalError> {

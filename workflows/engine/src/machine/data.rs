@@ -586,14 +586,20 @@ pub(super) fn template(
     }
 }
 
-/// The error output a catcher works on.
+/// The error output a catcher works on. A timeout has no cause, and says so.
 pub(super) fn error_output(error: Option<&Arc<str>>, cause: Option<&Arc<str>>) -> Value {
     let mut output = Map::new();
     if let Some(error) = error {
         output.insert(Arc::<str>::from("Error"), Value::String(error.clone()));
     }
-    if let Some(cause) = cause {
-        output.insert(Arc::<str>::from("Cause"), Value::String(cause.clone()));
+    match cause {
+        Some(cause) => {
+            output.insert(Arc::<str>::from("Cause"), Value::String(cause.clone()));
+        }
+        None if error.is_some_and(|error| error.starts_with("States.")) => {
+            output.insert(Arc::<str>::from("Cause"), Value::from(""));
+        }
+        None => {}
     }
     Value::from(output)
 }

@@ -501,8 +501,11 @@ impl Turn<'_> {
             return Ok(());
         }
         let who = match &state.kind {
-            Kind::Task(task) => &task.arn,
-            _ => &state.name,
+            // A service is named by what it is, a function or an activity by its ARN.
+            Kind::Task(task) => {
+                task.resource.event_names().map_or_else(|| task.arn.clone(), |(kind, _)| kind.into())
+            }
+            _ => state.name.clone(),
         };
         Err(Trouble::Failed(Failure::new(
             "States.DataLimitExceeded",

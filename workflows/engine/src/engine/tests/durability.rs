@@ -46,9 +46,6 @@ impl Journal for Killed {
     ) -> Result<Vec<crate::journal::RecordRow>, crate::journal::JournalError> {
         self.journal.records(id, after)
     }
-    fn snapshot(&self, id: u64) -> Result<Option<crate::journal::SnapshotRow>, crate::journal::JournalError> {
-        self.journal.snapshot(id)
-    }
     fn part(&self, digest: &crate::journal::Digest) -> Result<Option<String>, crate::journal::JournalError> {
         self.journal.part(digest)
     }
@@ -195,9 +192,6 @@ impl Journal for Counted {
         after: u64,
     ) -> Result<Vec<crate::journal::RecordRow>, crate::journal::JournalError> {
         self.journal.records(id, after)
-    }
-    fn snapshot(&self, id: u64) -> Result<Option<crate::journal::SnapshotRow>, crate::journal::JournalError> {
-        self.journal.snapshot(id)
     }
     fn part(&self, digest: &crate::journal::Digest) -> Result<Option<String>, crate::journal::JournalError> {
         self.journal.part(digest)

@@ -253,7 +253,7 @@ async fn the_same_start_twice_is_one_start() {
     assert!(stopped.is_ok());
     assert!(matches!(world.engine.start_execution(named("{}")).await, Err(StartError::AlreadyExists { .. })));
     let lines = world.lines(&first.execution_arn).await;
-    assert_eq!(lines.last().map(String::as_str), Some("4 0 ExecutionAborted"));
+    assert!(lines.last().is_some_and(|line| line.ends_with(" 0 ExecutionAborted")), "{lines:?}");
 }
 
 #[tokio::test]
@@ -270,7 +270,9 @@ async fn express_runs_to_its_end() {
 async fn an_endless_loop_leaves_turns_to_others() {
     let world = World::new().await;
     let definition = json!({"StartAt": "A", "States": {
-        "A": {"Type": "Pass", "Next": "B"}, "B": {"Type": "Pass", "Next": "A"}, }});
+        "A": {"Type": "Pass", "Next": "B"},
+        "B": {"Type": "Choice", "Choices": [{"Variable": "$.stop", "IsPresent": true, "Next": "C"}], "Default": "A"},
+        "C": {"Type": "Succeed"}}});
     let endless = world.start(&machine(definition, Kind::Standard), "{}").await;
     let other = json!({"StartAt": "A", "States": {"A": with(task("double"), json!({"End": true}))}});
     let (ended, _) = world.run(other, "1").await;
