@@ -30,3 +30,5 @@ pub mod engine;
 pub mod api;
 
 pub mod catalog;
+
+pub(crate) mod test_state;

@@ -1,6 +1,8 @@
 //! The catalog: what was acknowledged is there again, and what may not be is refused.
 
-use mayfly_workflows_engine::catalog::{Book, Catalog, Kind, NewActivity, NewAlias, NewMachine, Refusal, Revision, Route, UpdateMachine};
+use mayfly_workflows_engine::catalog::{
+    Book, Catalog, Kind, NewActivity, NewAlias, NewMachine, Refusal, Revision, Route, UpdateMachine,
+};
 use serde_json::json;
 
 const ARN: &str = "arn:aws:states:us-east-1:000000000000:stateMachine:m";
@@ -35,7 +37,8 @@ fn update(definition: &str, id: &str, publish: bool) -> UpdateMachine {
 }
 
 fn alias(weights: &[(u64, u64)]) -> NewAlias {
-    let route = |(version, weight): &(u64, u64)| Route { version_arn: format!("{ARN}:{version}"), weight: *weight };
+    let route =
+        |(version, weight): &(u64, u64)| Route { version_arn: format!("{ARN}:{version}"), weight: *weight };
     NewAlias {
         machine_arn: ARN.into(),
         name: "live".into(),
@@ -47,7 +50,12 @@ fn alias(weights: &[(u64, u64)]) -> NewAlias {
 
 fn shape(book: &Book) -> String {
     let machine = book.machine(ARN).map(|machine| {
-        (machine.revision.definition.to_string(), machine.revision.id.clone(), machine.next_version, machine.tags.clone())
+        (
+            machine.revision.definition.to_string(),
+            machine.revision.id.clone(),
+            machine.next_version,
+            machine.tags.clone(),
+        )
     });
     let versions: Vec<_> = book.versions(ARN).map(|version| version.arn.clone()).collect();
     let aliases: Vec<_> = book.aliases(ARN).map(|alias| (alias.name.clone(), alias.routes.clone())).collect();
@@ -71,7 +79,9 @@ fn what_was_acknowledged_is_there_after_reopening() {
         now: 4,
     };
     catalog.change(|book| book.plan_create_activity(activity)).expect("creates");
-    catalog.change(|book| book.plan_tags(ARN, |tags| drop(tags.insert("l".into(), "w".into())))).expect("tags");
+    catalog
+        .change(|book| book.plan_tags(ARN, |tags| drop(tags.insert("l".into(), "w".into()))))
+        .expect("tags");
     let before = shape(&catalog.read());
     // Nothing is closed or flushed first: this is what a killed process leaves.
     std::mem::forget(catalog);

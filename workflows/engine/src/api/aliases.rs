@@ -31,8 +31,10 @@ impl Api {
         let description = optional(params, "description").map(str::to_owned);
         let routes = routes(params)?;
         if description.is_none() && routes.is_none() {
-            return Err(ApiError::validation("Either the description or routing configuration must be specified")
-                .with("reason", "MISSING_REQUIRED_PARAMETER"));
+            return Err(ApiError::validation(
+                "Either the description or routing configuration must be specified",
+            )
+            .with("reason", "MISSING_REQUIRED_PARAMETER"));
         }
         let update = UpdateAlias { machine_arn, name, description, routes, now: self.now() };
         let updated = self.change(|book| book.plan_update_alias(update)).await?;
@@ -83,8 +85,7 @@ impl Api {
 }
 
 fn routing(alias: &Alias) -> Vec<Value> {
-    let route =
-        |route: &Route| json!({"stateMachineVersionArn": route.version_arn, "weight": route.weight});
+    let route = |route: &Route| json!({"stateMachineVersionArn": route.version_arn, "weight": route.weight});
     alias.routes.iter().map(route).collect()
 }
 

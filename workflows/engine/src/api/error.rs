@@ -20,7 +20,7 @@ pub struct ApiError {
     /// The HTTP status: 400, or 500 where the fault is ours.
     pub status: u16,
     prefix: &'static str,
-    more: Option<(&'static str, Value)>,
+    more: Option<Box<(&'static str, Value)>>,
 }
 
 impl ApiError {
@@ -31,7 +31,7 @@ impl ApiError {
 
     /// A field beside the message that the model gives this error (`reason`, `resourceName`).
     pub fn with(mut self, name: &'static str, value: impl Into<Value>) -> ApiError {
-        self.more = Some((name, value.into()));
+        self.more = Some(Box::new((name, value.into())));
         self
     }
 
@@ -129,7 +129,7 @@ impl ApiError {
         if let Some(message) = &self.message {
             body.insert("message".into(), json!(message));
         }
-        if let Some((name, value)) = &self.more {
+        if let Some((name, value)) = self.more.as_deref() {
             body.insert((*name).into(), value.clone());
         }
         Value::Object(body)

@@ -25,7 +25,8 @@ impl Api {
         let request = self.start_request(params, Some(Kind::Express)).await?;
         let ended = self.engine.start_sync(request).await.map_err(start_refused)?;
         let whole = optional(params, "includedData") != Some("METADATA_ONLY");
-        let lasted = ended.stop_date.unwrap_or(ended.start_date).as_millisecond() - ended.start_date.as_millisecond();
+        let lasted =
+            ended.stop_date.unwrap_or(ended.start_date).as_millisecond() - ended.start_date.as_millisecond();
         let mut fields = Fields::default()
             .set("executionArn", ended.execution_arn.as_str())
             .set("stateMachineArn", ended.state_machine_arn.as_str())
@@ -75,9 +76,7 @@ impl Api {
     pub(super) async fn redrive_execution(&self, params: &Value) -> Answer {
         match self.engine.redrive(execution(params)?.text).await {
             Ok(redriven) => Ok(json!({"redriveDate": date_of(redriven)})),
-            Err(RedriveError::NotRedrivable(reason)) => {
-                Err(ApiError::new("ExecutionNotRedrivable", reason))
-            }
+            Err(RedriveError::NotRedrivable(reason)) => Err(ApiError::new("ExecutionNotRedrivable", reason)),
             Err(RedriveError::Execution(error)) => Err(refused(error)),
         }
     }

@@ -3,11 +3,11 @@
 use super::arn::Scope;
 use super::error::ApiError;
 use super::{Answer, Api};
+use ::http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
 use axum::routing::post;
-use ::http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Limited};
 use serde_json::Value;
 

@@ -90,7 +90,9 @@ impl Shape {
                 None => Ok(()),
             },
             (Kind::String, Value::String(_)) | (Kind::Boolean, Value::Bool(_)) => Ok(()),
-            (Kind::Integer | Kind::Long, Value::Number(number)) if number.is_i64() || number.is_u64() => Ok(()),
+            (Kind::Integer | Kind::Long, Value::Number(number)) if number.is_i64() || number.is_u64() => {
+                Ok(())
+            }
             (Kind::Integer | Kind::Long, Value::Number(number)) if number.as_f64().is_some() => Ok(()),
             (Kind::Float, Value::Number(_)) => Ok(()),
             (Kind::Structure, Value::Array(_)) => Err(wrong("a structure")),
@@ -173,6 +175,12 @@ fn shown(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         Value::Array(items) => format!("[{}]", items.iter().map(shown).collect::<Vec<_>>().join(", ")),
+        // The only list with a length that structures are in.
+        Value::Object(fields) => {
+            let field = |(name, value): (&String, &Value)| format!("{name}={}", shown(value));
+            let fields: Vec<String> = fields.iter().map(field).collect();
+            format!("RoutingConfigurationListItem({})", fields.join(", "))
+        }
         other => other.to_string(),
     }
 }
@@ -197,7 +205,8 @@ mod tests {
     use serde_json::json;
 
     fn refused(operation: &str, params: Value) -> String {
-        check(operation, &params).map_or_else(|error| error.message.unwrap_or_default(), |()| "accepted".into())
+        check(operation, &params)
+            .map_or_else(|error| error.message.unwrap_or_default(), |()| "accepted".into())
     }
 
     #[test]
@@ -237,6 +246,16 @@ mod tests {
                 json!({"name": "12", "routingConfiguration": [{"stateMachineVersionArn": "a", "weight": 100}]}),
                 "1 validation error detected: Value '12' at 'name' failed to satisfy constraint: Member must \
                  satisfy regular expression pattern: ^(?=.*[a-zA-Z_\\-\\.])[a-zA-Z0-9_\\-\\.]+$",
+            ),
+            (
+                "UpdateStateMachineAlias",
+                json!({"stateMachineAliasArn": "a", "routingConfiguration": vec![
+                    json!({"stateMachineVersionArn": "b", "weight": 1}); 3
+                ]}),
+                "1 validation error detected: Value '[RoutingConfigurationListItem(stateMachineVersionArn=b, \
+                 weight=1), RoutingConfigurationListItem(stateMachineVersionArn=b, weight=1), \
+                 RoutingConfigurationListItem(stateMachineVersionArn=b, weight=1)]' at 'routingConfiguration' \
+                 failed to satisfy constraint: Member must have length less than or equal to 2",
             ),
             (
                 "TagResource",

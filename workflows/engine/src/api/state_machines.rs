@@ -47,12 +47,7 @@ impl Api {
         let (definition, role_arn) = (optional(params, "definition"), optional(params, "roleArn"));
         let (logging, tracing) = (logging(params)?, tracing_enabled(params));
         let encrypted = params.get("encryptionConfiguration").is_some_and(|value| !value.is_null());
-        if definition.is_none()
-            && role_arn.is_none()
-            && logging.is_none()
-            && tracing.is_none()
-            && !encrypted
-            && publish.is_none()
+        if definition.is_none() && role_arn.is_none() && logging.is_none() && tracing.is_none() && !encrypted
         {
             return Err(ApiError::new(
                 "MissingRequiredParameter",

@@ -219,12 +219,7 @@ impl Book {
         }
     }
 
-    fn publish(
-        &self,
-        mut machine: Machine,
-        description: Option<String>,
-        now: i64,
-    ) -> (Vec<Change>, Created) {
+    fn publish(&self, mut machine: Machine, description: Option<String>, now: i64) -> (Vec<Change>, Created) {
         let published = self.versions(&machine.arn).next_back();
         match published.filter(|version| version.revision.id == machine.revision.id) {
             Some(version) => (Vec::new(), (Arc::new(machine), Some(Arc::clone(version)))),

@@ -1,1 +1,44 @@
 //! The handle others hold.
+//!
+//! [`Engine`] starts executions, answers questions about them and takes
+//! outcomes from outside. Inside, one event goes one way: applied to the
+//! machine, written to the journal, and only when that is durable are its
+//! actions done ([`inner`]).
+
+mod ask;
+mod callbacks;
+mod config;
+mod deps;
+mod effects;
+mod error;
+mod inner;
+mod live;
+mod load;
+mod map_runs;
+mod open;
+mod start;
+mod types;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+pub use config::{Config, Limits};
+pub use deps::{
+    Activities, Deps, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks, IntegrationCall,
+    Integrations, ObjectEntry, Objects, OperationError, Operations, OsRandomness, Randomness,
+};
+pub(crate) use effects::{Guards, Reporter};
+pub use error::{ExecutionError, OpenError, RedriveError, StartError, TokenError};
+pub use map_runs::{MapRunCounts, MapRunDescription, MapRunUpdate};
+pub use types::{
+    ActivityTask, Description, HistoryQuery, Kind, ListQuery, Of, Page, RedriveStatus, StartRequest, Started,
+    StateMachine, Status,
+};
+
+/// A workflow engine. Cloning it is cheap; the last clone takes the engine down.
+#[derive(Clone)]
+pub struct Engine {
+    pub(crate) inner: Arc<inner::Inner>,
+}

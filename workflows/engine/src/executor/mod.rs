@@ -1,1 +1,12 @@
-//! Actions carried out.
+//! Actions carried out. The machine has decided; here nothing is chosen.
+//!
+//! [`fair`] says whose effect is next and keeps their number bounded;
+//! [`tasks`] calls functions, other workflows, HTTP endpoints and whatever the
+//! server adds; [`files`] reads a Map's items and writes its results.
+
+pub(crate) mod activities;
+pub(crate) mod fair;
+pub(crate) mod files;
+pub(crate) mod http;
+pub(crate) mod sdk;
+pub(crate) mod tasks;

@@ -1,1 +1,98 @@
 //! What has happened, kept.
+//!
+//! The journal holds what came from outside: starts, outcomes of effects,
+//! timers that fired, stops. States, transitions and histories follow from it
+//! and are never written. A write is a [`Batch`]; batches of all executions
+//! that arrive while the disk is busy become one transaction with one fsync
+//! (group commit), and each batch's `done` is called only after it.
+//!
+//! [`SqliteJournal`] is the one that lasts; [`MemoryJournal`] serves offline
+//! tests of workflows. Both pass the same conformance tests.
+
+mod memory;
+mod payload;
+mod read;
+mod row;
+mod sqlite;
+#[cfg(test)]
+mod tests;
+
+pub use memory::MemoryJournal;
+pub use payload::{Digest, PART_BYTES_MIN, Payload};
+pub use row::{Birth, Change, ChildOf, ExecutionRow, ListRows, OutcomeRow, Owner, RecordRow};
+pub use sqlite::SqliteJournal;
+
+/// The journal could not read or write.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum JournalError {
+    /// The database said no.
+    #[error("{0}")]
+    Database(String),
+    /// A row does not read as what it should be.
+    #[error("row of {table} is damaged: {reason}")]
+    Damaged {
+        /// Where.
+        table: &'static str,
+        /// Why.
+        reason: String,
+    },
+    /// The journal is closed.
+    #[error("the journal is closed")]
+    Closed,
+}
+
+impl From<rusqlite::Error> for JournalError {
+    fn from(error: rusqlite::Error) -> Self {
+        JournalError::Database(error.to_string())
+    }
+}
+
+/// Called once, on the journal's thread, after the batch is on disk or lost.
+/// It must not block: it hands work on.
+pub type Done = Box<dyn FnOnce(Result<(), JournalError>) + Send>;
+
+/// Changes that become durable together.
+pub struct Batch {
+    /// In order.
+    pub changes: Vec<Change>,
+    /// Told how it went.
+    pub done: Done,
+}
+
+/// A journal. All reads see every batch whose `done` has been called.
+pub trait Journal: Send + Sync {
+    /// Queues a batch; waits while the queue is full. After an error of a
+    /// batch the journal refuses all later ones (nothing may be acknowledged
+    /// behind a gap).
+    fn write(&self, batch: Batch) -> Result<(), JournalError>;
+
+    /// The highest execution number in use, 0 when there is none.
+    fn last_execution(&self) -> Result<u64, JournalError>;
+
+    /// An execution's row by number.
+    fn execution(&self, id: u64) -> Result<Option<ExecutionRow>, JournalError>;
+
+    /// An execution's row by ARN.
+    fn execution_by_arn(&self, arn: &str) -> Result<Option<ExecutionRow>, JournalError>;
+
+    /// Its records with `seq > after`, in order.
+    fn records(&self, id: u64, after: u64) -> Result<Vec<RecordRow>, JournalError>;
+
+    /// A payload stored by content.
+    fn part(&self, digest: &Digest) -> Result<Option<String>, JournalError>;
+
+    /// A state machine stored by content.
+    fn machine(&self, digest: &Digest) -> Result<Option<Vec<u8>>, JournalError>;
+
+    /// Executions of one owner, newest first.
+    fn list(&self, query: &ListRows) -> Result<Vec<ExecutionRow>, JournalError>;
+
+    /// Numbers of the executions that have not ended, oldest first.
+    fn open_executions(&self) -> Result<Vec<u64>, JournalError>;
+
+    /// The execution that a map run belongs to.
+    fn map_run(&self, arn: &str) -> Result<Option<u64>, JournalError>;
+
+    /// Writes what is queued and stops. Later writes are refused.
+    fn close(&self);
+}

@@ -1,1 +1,52 @@
 //! The machine: one event in, actions out.
+//!
+//! [`Machine`] is the state of one execution. [`Machine::apply`] takes what came
+//! from outside ([`Event`]) and returns what is to be done ([`Action`]); between
+//! two things from outside it runs through as many states as it can. It has no
+//! clock, no randomness and no IO: the same events at the same times give the
+//! same state, the same actions and the same history, which is how an execution
+//! is resumed after a crash and how its history is told.
+//!
+//! ```text
+//!              ┌────────────── enter ◄─────────────┐
+//!              ▼                                   │ next state
+//!  Pass Choice Succeed ──────────────────────► leave ──► end of the flow
+//!  Wait ── timer ────────────────────────────►   ▲            │
+//!  Task ── effect, timeouts ── outcome ──────────┤            ▼
+//!  Parallel, Map ── a thread per branch, item ───┤     parent's slot filled
+//!  distributed Map ── an execution per batch ────┘
+//!         │ error
+//!         ▼
+//!   Retry: wait, try again · Catch: leave by the catcher · else the flow fails
+//! ```
+//!
+//! Threads are the flows that run at the same time: the root, branches,
+//! iterations. A thread's `cursor` is the event its next event follows.
+//! Start reading at [`turn`].
+
+mod call;
+mod context;
+mod data;
+mod event;
+mod failure;
+mod map;
+mod map_run;
+mod parallel;
+mod redrive;
+mod retry;
+mod simple;
+mod state;
+mod task;
+mod token;
+mod turn;
+
+pub use call::{Action, Call, ChildResult, ChildStart, Outcome, TaskCall};
+pub(crate) use context::time_text;
+pub use context::{StateContext, context_object};
+pub use event::Event;
+pub use failure::Failure;
+pub use map_run::Counts;
+pub use retry::{Decision, decide};
+pub(crate) use retry::{interval_seconds, takes};
+pub use state::{Facts, Item, Limits, Machine, MapRunState, Output};
+pub use token::Token;

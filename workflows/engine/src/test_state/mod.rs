@@ -9,6 +9,7 @@
 
 mod context;
 mod failing;
+mod fan_out;
 mod inspection;
 mod request;
 mod run;

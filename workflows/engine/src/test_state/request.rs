@@ -2,7 +2,7 @@
 
 use super::{context, schema};
 use mayfly_workflows_language::definition::{
-    Kind, MachineType, Map, Pattern, Resource, State, StateId, StateMachine,
+    Kind, MachineType, Pattern, Resource, State, StateId, StateMachine,
 };
 use mayfly_workflows_language::parse;
 use mayfly_workflows_language::value::Value;
@@ -86,9 +86,12 @@ impl Request {
         let mock_params = params.get("mock").filter(|mock| !mock.is_null());
         let has = |name: &str| mock_params.is_some_and(|mock| mock.get(name).is_some_and(|v| !v.is_null()));
         if has("result") && has("errorOutput") {
-            return validation("A test mock should have only one of the following fields: [result, errorOutput].");
+            return validation(
+                "A test mock should have only one of the following fields: [result, errorOutput].",
+            );
         }
-        let (machine, state, written) = find_state(text("definition").unwrap_or_default(), text("stateName"))?;
+        let (machine, state, written) =
+            find_state(text("definition").unwrap_or_default(), text("stateName"))?;
         let configuration = configuration(params)?;
         let mocked = has("result") || has("errorOutput");
         let (has_role, has_context) = (text("roleArn").is_some(), text("context").is_some());
@@ -104,7 +107,8 @@ impl Request {
                 _ => return validation("Variables must be a valid JSON object"),
             },
         };
-        let input = Value::parse(text("input").unwrap_or("{}")).map_err(|error| Refusal::Input(error.to_string()))?;
+        let input =
+            Value::parse(text("input").unwrap_or("{}")).map_err(|error| Refusal::Input(error.to_string()))?;
         let mock = match mock_params.filter(|_| mocked) {
             Some(mock) => Some(read_mock(mock, machine.state(state))?),
             None => None,
@@ -116,7 +120,18 @@ impl Request {
             _ => Level::Info,
         };
         let role_arn = text("roleArn").map(str::to_owned);
-        Ok(Request { machine, state, written, input, level, variables, mock, context, configuration, role_arn })
+        Ok(Request {
+            machine,
+            state,
+            written,
+            input,
+            level,
+            variables,
+            mock,
+            context,
+            configuration,
+            role_arn,
+        })
     }
 }
 
@@ -229,7 +244,11 @@ fn read_mock(mock: &Params, state: &State) -> Result<Mock, Refusal> {
     match &state.kind {
         Kind::Task(task) => schema::check(&task.resource, &result, mode).map_err(Refusal::Validation)?,
         // A map that writes its results elsewhere answers with where they are.
-        Kind::Map(Map { result_writer: Some(_), .. }) => {}
+        Kind::Map(map) if map.result_writer.is_some() => {
+            if result.as_object().is_none() {
+                return validation("Mocked result must be an object.");
+            }
+        }
         Kind::Map(_) | Kind::Parallel(_) if result.as_array().is_none() => {
             return validation("Mocked result must be an array.");
         }

@@ -9,8 +9,7 @@ use crate::machine::time_text;
 use mayfly_workflows_language::choice;
 use mayfly_workflows_language::dataflow::{self, Ambient, Context, Scope, Variables};
 use mayfly_workflows_language::definition::{
-    Choice, Condition, DataFlow, Fail, Items, Kind, MachineType, Map, Pass, Quantity, Rule, State, Task, Text,
-    Transition,
+    Choice, Condition, DataFlow, Fail, Kind, MachineType, Pass, Rule, State, Task, Text, Transition,
 };
 use mayfly_workflows_language::error::StateError;
 use mayfly_workflows_language::parse;
@@ -54,9 +53,9 @@ impl Ground {
 
 /// What every evaluation of the test sees.
 pub(super) struct Stage<'a> {
-    context: &'a Value,
+    pub(super) context: &'a Value,
     pub(super) variables: &'a Variables,
-    ambient: &'a Ambient,
+    pub(super) ambient: &'a Ambient,
 }
 
 impl Stage<'_> {
@@ -73,9 +72,9 @@ impl Stage<'_> {
 }
 
 /// What a state leaves behind when nothing failed.
-struct Left {
-    output: Value,
-    next: Option<String>,
+pub(super) struct Left {
+    pub(super) output: Value,
+    pub(super) next: Option<String>,
 }
 
 pub(super) async fn run(request: &Request, around: &Surroundings<'_>) -> Result<Outcome, Refusal> {
@@ -93,9 +92,9 @@ pub(super) async fn run(request: &Request, around: &Surroundings<'_>) -> Result<
             Err(error) => Err(Failure::from(error)),
             Ok(arguments) => match work(request, task, &arguments, around).await? {
                 Err(failure) => Err(failure),
-                Ok(result) => {
-                    ground.walk(request, &mut inspection, |passage| passage.end_task(&result)).map_err(Failure::from)
-                }
+                Ok(result) => ground
+                    .walk(request, &mut inspection, |passage| passage.end_task(&result))
+                    .map_err(Failure::from),
             },
         },
         _ => ground.walk(request, &mut inspection, |passage| passage.alone()),
@@ -127,7 +126,10 @@ fn made_context(request: &Request, around: &Surroundings<'_>) -> Value {
         return context.clone();
     }
     context::MadeUp {
-        execution_arn: format!("{}:express:TestStateMachine:{}:{}", around.arn_prefix, around.uuid, around.uuid),
+        execution_arn: format!(
+            "{}:express:TestStateMachine:{}:{}",
+            around.arn_prefix, around.uuid, around.uuid
+        ),
         execution_name: around.uuid.clone(),
         machine_arn: format!("{}:stateMachine:TestStateMachine", around.arn_prefix),
         role_arn: request.role_arn.as_deref().unwrap_or_default(),
@@ -180,18 +182,19 @@ async fn work(
         version_arn: None,
         alias_arn: None,
     };
-    let ended = around.engine.start_sync(start).await.map_err(|error| Refusal::Internal(error.to_string()))?;
+    let ended =
+        around.engine.start_sync(start).await.map_err(|error| Refusal::Internal(error.to_string()))?;
     Ok(match &ended.output {
         Some(output) => Ok(Value::parse(output).map_err(|error| Refusal::Internal(error.to_string()))?),
         None => Err(Failure { error: ended.error, cause: ended.cause }),
     })
 }
 
-struct Passage<'a> {
-    request: &'a Request,
-    state: &'a State,
-    stage: &'a Stage<'a>,
-    inspection: &'a mut Inspection,
+pub(super) struct Passage<'a> {
+    pub(super) request: &'a Request,
+    pub(super) state: &'a State,
+    pub(super) stage: &'a Stage<'a>,
+    pub(super) inspection: &'a mut Inspection,
 }
 
 impl Passage<'_> {
@@ -208,8 +211,10 @@ impl Passage<'_> {
         }
     }
 
-    fn effective_input(&mut self, show: bool) -> Result<Value, StateError> {
-        let DataFlow::JsonPath { input_path, .. } = &self.state.data else { return Ok(self.request.input.clone()) };
+    pub(super) fn effective_input(&mut self, show: bool) -> Result<Value, StateError> {
+        let DataFlow::JsonPath { input_path, .. } = &self.state.data else {
+            return Ok(self.request.input.clone());
+        };
         let input = dataflow::effective_input(input_path, &self.stage.scope(&self.request.input))?;
         if show {
             self.inspection.stage("afterInputPath", &input);
@@ -218,7 +223,7 @@ impl Passage<'_> {
     }
 
     /// `Parameters` or `Arguments`, of a Task or a Pass.
-    fn arguments(&mut self, input: &Value, show: bool) -> Result<Value, StateError> {
+    pub(super) fn arguments(&mut self, input: &Value, show: bool) -> Result<Value, StateError> {
         let scope = self.stage.scope(input);
         match &self.state.data {
             DataFlow::JsonPath { parameters, .. } => {
@@ -311,9 +316,10 @@ impl Passage<'_> {
         let text = |text: &Option<Text>, field: &str| match text {
             None => Ok(None),
             Some(Text::Literal(text)) => Ok(Some(text.to_string())),
-            Some(Text::Template(template)) => {
-                template.evaluate(&self.stage.scope(&self.request.input), &format!("{field}Path")).map(Some).map(plain)
-            }
+            Some(Text::Template(template)) => template
+                .evaluate(&self.stage.scope(&self.request.input), &format!("{field}Path"))
+                .map(Some)
+                .map(plain),
             Some(Text::Expression(expression)) => {
                 expression.evaluate(&self.stage.scope(&self.request.input), field).map(Some).map(plain)
             }
@@ -321,104 +327,8 @@ impl Passage<'_> {
         Ok(Failure { error: text(&fail.error, "Error")?, cause: text(&fail.cause, "Cause")? })
     }
 
-    /// A Parallel state shows its result's stages only.
-    fn parallel(&mut self) -> Result<Left, Failure> {
-        let input = self.effective_input(false)?;
-        self.arguments(&input, false)?;
-        match &self.request.mock {
-            Some(Mock::Error { error, cause }) => Err(Failure { error: error.clone(), cause: cause.clone() }),
-            Some(Mock::Result(result)) => Ok(self.finish(result)?),
-            None => Ok(self.finish(&Value::Null)?),
-        }
-    }
-
-    fn map(&mut self, map: &Map) -> Result<Left, Failure> {
-        let input = self.effective_input(true)?;
-        self.items(map, &input)?;
-        let scope = self.stage.scope(&input);
-        let written = |name: &str| self.request.written.get(name).is_some();
-        let concurrency = number(&map.max_concurrency, &scope, "MaxConcurrency")?;
-        let count = map.tolerated_failure_count.as_ref();
-        let count = count.map(|count| number(count, &scope, "ToleratedFailureCount")).transpose()?;
-        let percentage = map.tolerated_failure_percentage.as_ref();
-        let percentage = percentage.map(|share| share_of(share, &scope)).transpose()?;
-        if written("MaxConcurrency") || written("MaxConcurrencyPath") {
-            self.inspection.fact("maxConcurrency", json!(concurrency));
-        }
-        if let Some(count) = count {
-            self.inspection.fact("toleratedFailureCount", json!(count));
-        }
-        if let Some(percentage) = percentage {
-            self.inspection.fact("toleratedFailurePercentage", json!(percentage));
-        }
-        match &self.request.mock {
-            Some(Mock::Error { error, cause }) => Err(Failure { error: error.clone(), cause: cause.clone() }),
-            Some(Mock::Result(result)) => {
-                self.tolerate(result, count, percentage)?;
-                Ok(self.finish(result)?)
-            }
-            None => Ok(self.finish(&Value::Null)?),
-        }
-    }
-
-    /// Where the items come from, and what each iteration is given.
-    fn items(&mut self, map: &Map, input: &Value) -> Result<(), StateError> {
-        let jsonpath = matches!(self.state.data, DataFlow::JsonPath { .. });
-        let items = match (&map.item_reader, &map.items) {
-            (Some(_), _) => return Ok(()),
-            (None, Items::Whole) => input.clone(),
-            (None, Items::Path(path)) => {
-                let found = path.evaluate(&self.stage.scope(input));
-                found.map_err(|error| StateError::runtime(error.to_string()))?
-            }
-            (None, Items::Template(items)) => items.evaluate(&self.stage.scope(input), "Items")?,
-        };
-        if jsonpath {
-            self.inspection.stage("afterItemsPath", &items);
-        }
-        if let (Some(selector), Some(items)) = (&map.item_selector, items.as_array()) {
-            let selected: Result<Vec<Value>, StateError> =
-                items.iter().enumerate().map(|(index, item)| self.selected(selector, input, index, item)).collect();
-            self.inspection.stage("afterItemSelector", &Value::from(selected?));
-        }
-        Ok(())
-    }
-
-    fn selected(&self, selector: &Template, input: &Value, index: usize, item: &Value) -> Result<Value, StateError> {
-        let mut context = self.stage.context.clone();
-        if let Value::Object(fields) = &mut context {
-            let index = i64::try_from(index).unwrap_or(i64::MAX);
-            let item = Value::object([("Index", Value::from(index)), ("Value", item.clone())]);
-            Arc::make_mut(fields).insert(Arc::<str>::from("Map"), Value::object([("Item", item)]));
-        }
-        let stage = Stage { context: &context, ..*self.stage };
-        selector.evaluate(&stage.scope(input), "ItemSelector")
-    }
-
-    /// Fails the map when more iterations failed than it tolerates.
-    fn tolerate(&self, result: &Value, count: Option<u64>, percentage: Option<f64>) -> Result<(), Failure> {
-        let Some(failed) = self.request.configuration.failed_iterations.filter(|failed| *failed > 0) else {
-            return Ok(());
-        };
-        let total = result.as_array().map_or(0, |items| items.len());
-        let share = failed as f64 * 100.0 / total.max(1) as f64;
-        let within = match (count, percentage) {
-            (None, None) => false,
-            (count, percentage) => {
-                count.is_none_or(|count| failed <= count) && percentage.is_none_or(|most| share <= most)
-            }
-        };
-        if within {
-            return Ok(());
-        }
-        Err(Failure {
-            error: Some("States.ExceedToleratedFailureThreshold".into()),
-            cause: Some("The specified tolerated failure threshold was exceeded".into()),
-        })
-    }
-
     /// From a result to the output.
-    fn finish(&mut self, result: &Value) -> Result<Left, StateError> {
+    pub(super) fn finish(&mut self, result: &Value) -> Result<Left, StateError> {
         let input = &self.request.input;
         let scope = self.stage.scope(input);
         let (output, scope_input) = match &self.state.data {
@@ -444,7 +354,9 @@ impl Passage<'_> {
             DataFlow::JsonPath { output_path, .. } => {
                 dataflow::effective_output(output_path, &self.stage.scope(input))?
             }
-            DataFlow::Jsonata { output, .. } => dataflow::output(output.as_ref(), &self.stage.scope(input), input)?,
+            DataFlow::Jsonata { output, .. } => {
+                dataflow::output(output.as_ref(), &self.stage.scope(input), input)?
+            }
         };
         if !matches!(self.state.kind, Kind::Choice(_)) {
             self.assign(self.state.assign.as_ref(), &self.stage.scope(input))?;
@@ -464,35 +376,4 @@ impl Passage<'_> {
 
 fn plain(value: Option<Value>) -> Option<String> {
     value.map(|value| value.as_str().map_or_else(|| value.to_text(), str::to_owned))
-}
-
-fn number(quantity: &Quantity<u64>, scope: &Scope<'_>, field: &str) -> Result<u64, StateError> {
-    let found = found(quantity, scope, field)?;
-    let number = match (quantity, &found) {
-        (Quantity::Value(number), _) => Some(*number),
-        // AWS takes a number's text in these places too.
-        (_, Some(Value::String(text))) => text.parse().ok(),
-        (_, found) => found.as_ref().and_then(Value::as_i64).and_then(|number| u64::try_from(number).ok()),
-    };
-    number.ok_or_else(|| StateError::runtime(format!("The value of {field} must be a non-negative integer")))
-}
-
-fn share_of(quantity: &Quantity<f64>, scope: &Scope<'_>) -> Result<f64, StateError> {
-    let found = found(quantity, scope, "ToleratedFailurePercentage")?;
-    let number = match (quantity, &found) {
-        (Quantity::Value(number), _) => Some(*number),
-        (_, Some(Value::String(text))) => text.parse().ok(),
-        (_, found) => found.as_ref().and_then(Value::as_f64),
-    };
-    number.ok_or_else(|| StateError::runtime("The value of ToleratedFailurePercentage must be a number"))
-}
-
-fn found<T>(quantity: &Quantity<T>, scope: &Scope<'_>, field: &str) -> Result<Option<Value>, StateError> {
-    match quantity {
-        Quantity::Value(_) => Ok(None),
-        Quantity::Path(path) => {
-            path.evaluate(scope).map(Some).map_err(|error| StateError::runtime(error.to_string()))
-        }
-        Quantity::Expression(expression) => expression.evaluate(scope, field).map(Some),
-    }
 }

@@ -104,7 +104,9 @@ impl Check<'_> {
                     {
                         return Err(format!("Required field '{missing}' is missing"));
                     }
-                    for (name, kind) in f.iter().filter(|(name, _)| !(self.free_payload && *name == "Payload")) {
+                    for (name, kind) in
+                        f.iter().filter(|(name, _)| !(self.free_payload && *name == "Payload"))
+                    {
                         if let Some(value) = fields.get(name) {
                             self.value(kind, value, name)?;
                         }
@@ -140,8 +142,16 @@ mod tests {
     fn a_field_of_another_type_is_named() {
         let cases = [
             ("arn:aws:states:::lambda:invoke", r#"{"StatusCode": "200"}"#, "'StatusCode' must be a number"),
-            ("arn:aws:states:::aws-sdk:s3:getObject", r#"{"ContentLength": "9"}"#, "'ContentLength' must be a number"),
-            ("arn:aws:states:::aws-sdk:kms:encrypt", r#"{"CiphertextBlob": 1}"#, "'CiphertextBlob' must be a string"),
+            (
+                "arn:aws:states:::aws-sdk:s3:getObject",
+                r#"{"ContentLength": "9"}"#,
+                "'ContentLength' must be a number",
+            ),
+            (
+                "arn:aws:states:::aws-sdk:kms:encrypt",
+                r#"{"CiphertextBlob": 1}"#,
+                "'CiphertextBlob' must be a string",
+            ),
             (
                 "arn:aws:states:::dynamodb:putItem",
                 r#"{"ConsumedCapacity": {"CapacityUnits": "1"}}"#,

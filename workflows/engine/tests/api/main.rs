@@ -60,13 +60,16 @@ async fn region_and_account_come_from_the_signature() {
 async fn what_is_refused_says_why() {
     let world = World::new().await;
     let arn = format!("{PREFIX}:stateMachine:m");
-    world.call("CreateStateMachine", json!({"name": "m", "definition": pass(), "roleArn": ROLE, "publish": true})).await;
+    world
+        .call(
+            "CreateStateMachine",
+            json!({"name": "m", "definition": pass(), "roleArn": ROLE, "publish": true}),
+        )
+        .await;
     let route = |version: &str, weight: u32| json!({"stateMachineVersionArn": version, "weight": weight});
     let (v1, v2) = (format!("{arn}:1"), format!("{arn}:2"));
     let alias = |routes: Value| json!({"name": "live", "routingConfiguration": routes});
-    let log = |level: &str| {
-        json!({"name": "l", "definition": pass(), "roleArn": ROLE, "loggingConfiguration": {"level": level}})
-    };
+    let log = |level: &str| json!({"name": "l", "definition": pass(), "roleArn": ROLE, "loggingConfiguration": {"level": level}});
     let cases = [
         (
             "CreateStateMachineAlias",
@@ -185,9 +188,15 @@ async fn a_machine_is_described_with_what_it_was_made_of() {
 async fn pages_of_versions_are_newest_first() {
     let world = World::new().await;
     let arn = format!("{PREFIX}:stateMachine:m");
-    world.call("CreateStateMachine", json!({"name": "m", "definition": pass(), "roleArn": ROLE, "publish": true})).await;
+    world
+        .call(
+            "CreateStateMachine",
+            json!({"name": "m", "definition": pass(), "roleArn": ROLE, "publish": true}),
+        )
+        .await;
     for number in 0..4 {
-        let definition = json!({"StartAt": "S", "States": {"S": {"Type": "Pass", "Result": number, "End": true}}});
+        let definition =
+            json!({"StartAt": "S", "States": {"S": {"Type": "Pass", "Result": number, "End": true}}});
         let update = json!({"stateMachineArn": arn, "definition": definition.to_string(), "publish": true});
         world.call("UpdateStateMachine", update).await;
     }
@@ -196,14 +205,19 @@ async fn pages_of_versions_are_newest_first() {
     loop {
         let page = world.call("ListStateMachineVersions", params.clone()).await;
         for version in page["stateMachineVersions"].as_array().expect("a list") {
-            numbers.push(version["stateMachineVersionArn"].as_str().expect("text").replace(&format!("{arn}:"), ""));
+            numbers.push(
+                version["stateMachineVersionArn"].as_str().expect("text").replace(&format!("{arn}:"), ""),
+            );
         }
         let Some(token) = page.get("nextToken") else { break };
         params["nextToken"] = token.clone();
     }
     assert_eq!(numbers, ["5", "4", "3", "2", "1"]);
     params["stateMachineArn"] = json!(format!("{PREFIX}:stateMachine:other"));
-    assert_eq!(world.refused("ListStateMachineVersions", params).await, "InvalidToken: Invalid Token: 'Invalid token'");
+    assert_eq!(
+        world.refused("ListStateMachineVersions", params).await,
+        "InvalidToken: Invalid Token: 'Invalid token'"
+    );
 }
 
 #[tokio::test]
@@ -266,5 +280,10 @@ async fn states_are_tested_alone() {
         assert_eq!(world.call("TestState", params.clone()).await, wanted, "{params}");
     }
     let context = json!({"definition": json!({"Type": "Succeed"}).to_string(), "context": "{}"});
-    assert!(world.refused("TestState", context).await.starts_with("ValidationException: TestState does not support"));
+    assert!(
+        world
+            .refused("TestState", context)
+            .await
+            .starts_with("ValidationException: TestState does not support")
+    );
 }

@@ -9,8 +9,8 @@ use http_body_util::BodyExt;
 use mayfly_workflows_engine::api::{Api, router};
 use mayfly_workflows_engine::catalog::Catalog;
 use mayfly_workflows_engine::engine::{
-    Config, Deps, Engine, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks, ObjectEntry, Objects,
-    OsRandomness,
+    Config, Deps, Engine, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks, ObjectEntry,
+    Objects, OsRandomness,
 };
 use mayfly_workflows_engine::timers::SystemClock;
 use serde_json::Value;
@@ -23,7 +23,9 @@ struct Nowhere;
 impl Functions for Nowhere {
     fn invoke(&self, call: FunctionCall) -> BoxFuture<'_, Result<FunctionOutput, FunctionError>> {
         let cause = format!("Function not found: {}", call.function);
-        Box::pin(async { Err(FunctionError { error_type: "Lambda.ResourceNotFoundException".into(), cause }) })
+        Box::pin(async {
+            Err(FunctionError { error_type: "Lambda.ResourceNotFoundException".into(), cause })
+        })
     }
 }
 

@@ -6,8 +6,8 @@ use futures::future::BoxFuture;
 use mayfly_workflows_engine::api::{Api, router};
 use mayfly_workflows_engine::catalog::Catalog;
 use mayfly_workflows_engine::engine::{
-    Config, Deps, Engine, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks, ObjectEntry, Objects,
-    OsRandomness,
+    Config, Deps, Engine, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks, ObjectEntry,
+    Objects, OsRandomness,
 };
 use mayfly_workflows_engine::timers::SystemClock;
 use std::process::Stdio;
@@ -21,7 +21,9 @@ struct Nowhere;
 impl Functions for Nowhere {
     fn invoke(&self, call: FunctionCall) -> BoxFuture<'_, Result<FunctionOutput, FunctionError>> {
         let cause = format!("Function not found: {}", call.function);
-        Box::pin(async { Err(FunctionError { error_type: "Lambda.ResourceNotFoundException".into(), cause }) })
+        Box::pin(async {
+            Err(FunctionError { error_type: "Lambda.ResourceNotFoundException".into(), cause })
+        })
     }
 }
 
@@ -55,7 +57,7 @@ async fn has_boto3(python: &str) -> bool {
 async fn boto3_calls_every_operation() {
     let python = std::env::var("MAYFLY_PYTHON").unwrap_or_else(|_| "python3".into());
     if !has_boto3(&python).await {
-        println!("skipped: {python} has no boto3 (set MAYFLY_PYTHON to one that has)");
+        eprintln!("skipped: {python} has no boto3 (set MAYFLY_PYTHON to one that has)");
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");

@@ -1,0 +1,70 @@
+//! Where an engine lives and what bounds it.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::machine;
+
+/// An engine's settings.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Where the journal is; in memory when absent.
+    pub data_dir: Option<PathBuf>,
+    /// First part of ARNs, `aws`.
+    pub partition: String,
+    /// Region of ARNs and events.
+    pub region: String,
+    /// Account of ARNs, twelve digits.
+    pub account: String,
+    /// Bounds.
+    pub limits: Limits,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            data_dir: None,
+            partition: "aws".to_owned(),
+            region: "us-east-1".to_owned(),
+            account: "000000000000".to_owned(),
+            limits: Limits::default(),
+        }
+    }
+}
+
+/// Bounds of an engine.
+#[derive(Debug, Clone)]
+pub struct Limits {
+    /// Bounds of each execution.
+    pub execution: machine::Limits,
+    /// Executions that are running: AWS's million.
+    pub open_executions: usize,
+    /// Effects carried out at the same time. Waiting for a worker, a token or
+    /// another execution takes no place.
+    pub effects: usize,
+    /// The same, of one execution.
+    pub effects_per_execution: usize,
+    /// How long a worker's question for work stays open: AWS's minute.
+    pub activity_poll: Duration,
+    /// How long an express execution may take: AWS's five minutes.
+    pub express_duration: Duration,
+    /// How long an ended execution may be redriven: AWS's fortnight.
+    pub redrive_window: Duration,
+    /// State machines kept compiled.
+    pub machines_cached: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            execution: machine::Limits::default(),
+            open_executions: 1_000_000,
+            effects: 1_024,
+            effects_per_execution: 256,
+            activity_poll: Duration::from_secs(60),
+            express_duration: Duration::from_secs(300),
+            redrive_window: Duration::from_secs(14 * 24 * 3_600),
+            machines_cached: 1_024,
+        }
+    }
+}

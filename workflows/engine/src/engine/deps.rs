@@ -1,0 +1,157 @@
+//! What the engine needs from outside, each behind one small door.
+
+use std::sync::Arc;
+
+use futures::future::BoxFuture;
+use jiff::Timestamp;
+
+/// A function to call for a task.
+#[derive(Debug, Clone)]
+pub struct FunctionCall {
+    /// ARN or name, as the definition says it.
+    pub function: String,
+    /// JSON text.
+    pub payload: String,
+    /// Fire and forget (`InvocationType: Event`)?
+    pub detached: bool,
+    /// The same for every try to carry out the same call: across a crash the
+    /// function may be called again with a key it has seen.
+    pub idempotency_key: String,
+}
+
+/// What a function answered.
+#[derive(Debug, Clone)]
+pub struct FunctionOutput {
+    /// JSON text.
+    pub payload: String,
+    /// HTTP status of the invocation, 200 (202 when detached).
+    pub status: u16,
+    /// The version that answered (`$LATEST`).
+    pub executed_version: String,
+}
+
+/// Why a function gave no answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FunctionError {
+    /// The error's name, as retriers and catchers match it.
+    pub error_type: String,
+    /// A text, usually JSON (`{"errorMessage":…,"errorType":…}`).
+    pub cause: String,
+}
+
+/// Calls functions: through the gateway in the server, scripted in tests.
+pub trait Functions: Send + Sync {
+    /// Calls one and waits for its answer. Dropping the future gives up.
+    fn invoke(&self, call: FunctionCall) -> BoxFuture<'_, Result<FunctionOutput, FunctionError>>;
+}
+
+/// Sends the requests of `http:invoke` tasks.
+pub trait HttpTasks: Send + Sync {
+    /// Sends one; connection errors come back as text.
+    fn send(
+        &self,
+        request: http::Request<bytes::Bytes>,
+    ) -> BoxFuture<'_, Result<http::Response<bytes::Bytes>, String>>;
+}
+
+/// Files a map reads its items from and writes its results to: the artifact
+/// store or something that speaks S3.
+pub trait Objects: Send + Sync {
+    /// Reads one whole object. Errors are text for the cause.
+    fn get(&self, bucket: &str, key: &str) -> BoxFuture<'_, Result<bytes::Bytes, String>>;
+    /// Writes one whole object.
+    fn put(&self, bucket: &str, key: &str, body: bytes::Bytes) -> BoxFuture<'_, Result<(), String>>;
+    /// Lists the objects below a prefix.
+    fn list(&self, bucket: &str, prefix: &str) -> BoxFuture<'_, Result<Vec<ObjectEntry>, String>>;
+}
+
+/// One line of a listing.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ObjectEntry {
+    /// Its key.
+    pub key: String,
+    /// Entity tag, quotes included.
+    pub etag: String,
+    /// Last change.
+    pub last_modified: Timestamp,
+    /// Bytes.
+    pub size: u64,
+}
+
+/// Our own Step Functions API, as a task calls it (`states:startExecution`,
+/// `aws-sdk:sfn:…`). The API implements it over the same engine.
+pub trait Operations: Send + Sync {
+    /// Carries out one operation; times are seconds, as on the wire.
+    fn call(
+        &self,
+        operation: &str,
+        request: serde_json::Value,
+    ) -> BoxFuture<'_, Result<serde_json::Value, OperationError>>;
+}
+
+/// An operation's refusal.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OperationError {
+    /// `StateMachineDoesNotExist`.
+    pub code: String,
+    /// What the service says.
+    pub message: String,
+}
+
+/// Services the server adds (`job:run`) or points at another endpoint.
+pub trait Integrations: Send + Sync {
+    /// Does it carry out this resource (`arn:aws:states:::job:run.sync`)?
+    fn supports(&self, resource: &str) -> bool;
+    /// Carries it out, to its end when the resource says `.sync`.
+    fn call(&self, call: IntegrationCall) -> BoxFuture<'_, Result<serde_json::Value, FunctionError>>;
+}
+
+/// A service to call for a task.
+#[derive(Debug, Clone)]
+pub struct IntegrationCall {
+    /// The resource as it is written.
+    pub resource: String,
+    /// The task's arguments.
+    pub arguments: serde_json::Value,
+    /// Reports the task's end, when the resource waits for it.
+    pub task_token: String,
+    /// The same for every try to carry out the same call.
+    pub idempotency_key: String,
+}
+
+/// Knows the activities.
+pub trait Activities: Send + Sync {
+    /// Is there one with this ARN?
+    fn exists(&self, arn: &str) -> bool;
+}
+
+/// Everything [`super::Engine::open`] is given.
+#[derive(Clone)]
+pub struct Deps {
+    /// Calls functions.
+    pub functions: Arc<dyn Functions>,
+    /// Sends HTTP requests.
+    pub http: Arc<dyn HttpTasks>,
+    /// Reads and writes files.
+    pub objects: Arc<dyn Objects>,
+    /// Tells the time.
+    pub clock: Arc<dyn crate::timers::Clock>,
+    /// Rolls the dice.
+    pub randomness: Arc<dyn Randomness>,
+}
+
+/// Where randomness comes in.
+pub trait Randomness: Send + Sync {
+    /// Sixteen fresh random bytes.
+    fn bytes(&self) -> [u8; 16];
+}
+
+/// The operating system's randomness.
+#[derive(Debug, Default)]
+pub struct OsRandomness;
+
+impl Randomness for OsRandomness {
+    fn bytes(&self) -> [u8; 16] {
+        *uuid::Uuid::new_v4().as_bytes()
+    }
+}

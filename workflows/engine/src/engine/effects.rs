@@ -1,0 +1,141 @@
+//! Effects: each in its turn, each reported under its number.
+
+use std::sync::Arc;
+
+use super::inner::{Busy, Inner, Job, Refused};
+use super::live::Running;
+use crate::executor::{files, tasks};
+use crate::journal::Payload;
+use crate::machine::{Call, Event};
+
+/// What an effect tells on its way.
+pub(crate) struct Reporter {
+    pub(crate) inner: Arc<Inner>,
+    pub(super) running: Arc<Running>,
+    pub(crate) n: u32,
+}
+
+impl Reporter {
+    /// Reports an event and waits until it is durable. `false`: nobody waits
+    /// for this effect any more.
+    pub(crate) async fn report(&self, event: Event) -> bool {
+        let (sender, receiver) = tokio::sync::oneshot::channel();
+        let n = self.n;
+        let told = self.inner.deliver_if(
+            &self.running,
+            event,
+            |cell| cell.machine.waits_for(n),
+            move |outcome| {
+                // The effect may have been aborted meanwhile.
+                let _ = sender.send(outcome);
+            },
+        );
+        match told {
+            Ok(()) => matches!(receiver.await, Ok(Ok(()))),
+            Err(Refused::Ended) => false,
+            Err(Refused::Journal(error)) => {
+                tracing::error!(execution = %self.running.arn, %error, "an effect's outcome could not be written down");
+                false
+            }
+        }
+    }
+
+    /// The execution's number.
+    pub(crate) fn execution(&self) -> u64 {
+        self.running.id
+    }
+
+    /// What it runs.
+    pub(crate) fn state_machine(&self) -> &Arc<super::types::StateMachine> {
+        &self.running.state_machine
+    }
+
+    /// The same across a crash and a second try.
+    pub(crate) fn idempotency_key(&self) -> String {
+        format!("{}#{}", self.running.arn, self.n)
+    }
+}
+
+/// Frees an effect's place, however the effect ends.
+struct Place {
+    inner: Arc<Inner>,
+    execution: u64,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.inner.fair.lock().ended(self.execution);
+        self.inner.start_effects();
+    }
+}
+
+impl Inner {
+    pub(super) fn queue_effect(self: &Arc<Self>, running: &Arc<Running>, n: u32, call: Call) {
+        self.fair.lock().push(running.id, Job { running: running.clone(), n, call });
+        self.start_effects();
+    }
+
+    /// Starts as many effects as there are places.
+    fn start_effects(self: &Arc<Self>) {
+        loop {
+            let next = self.fair.lock().next();
+            let Some((execution, job)) = next else { return };
+            let place = Place { inner: self.clone(), execution };
+            let busy = self.busy();
+            let Job { running, n, call } = job;
+            let reporter = Reporter { inner: self.clone(), running: running.clone(), n };
+            let effect = self.runtime.spawn(async move {
+                carry_out(reporter, call, place, busy).await;
+            });
+            let abort = effect.abort_handle();
+            let mut effects = running.effects.lock();
+            if !abort.is_finished() {
+                effects.insert(n, abort);
+            }
+        }
+    }
+}
+
+async fn carry_out(reporter: Reporter, call: Call, place: Place, busy: Busy) {
+    let mut guards = Guards(Some((place, busy)));
+    let event = match call {
+        Call::Task(task) => match tasks::run(&reporter, *task, &mut guards).await {
+            tasks::Finished::Result(value) => {
+                Some(Event::Succeeded { n: reporter.n, output: Payload::Here(value.to_text().into()) })
+            }
+            tasks::Finished::Text(text) => {
+                Some(Event::Succeeded { n: reporter.n, output: Payload::Here(text.into()) })
+            }
+            tasks::Finished::Failed(failure) => Some(Event::Failed {
+                n: reporter.n,
+                error: Some(failure.error_type),
+                cause: Some(failure.cause),
+            }),
+            tasks::Finished::Later => None,
+        },
+        Call::ReadItems { state, arguments, max_items } => {
+            let outcome = files::read_items(&reporter, state, &arguments, max_items).await;
+            Some(files::event(reporter.n, outcome, "States.ItemReaderFailed"))
+        }
+        Call::WriteResults { state, arguments, run_arn, results } => {
+            let outcome = files::write_results(&reporter, state, &arguments, &run_arn, &results).await;
+            Some(files::event(reporter.n, outcome, "States.ResultWriterFailed"))
+        }
+    };
+    if let Some(event) = event {
+        reporter.report(event).await;
+    }
+    reporter.running.effects.lock().remove(&reporter.n);
+    drop(guards);
+}
+
+/// An effect's place, and its mark of being under way.
+pub(crate) struct Guards(Option<(Place, Busy)>);
+
+impl Guards {
+    /// From here on the effect only waits: others may have its place, and a
+    /// virtual clock may jump.
+    pub(crate) fn release(&mut self) {
+        self.0 = None;
+    }
+}

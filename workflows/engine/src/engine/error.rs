@@ -1,0 +1,93 @@
+//! What can go wrong at the engine's door. The API maps these to AWS's names.
+
+/// Starting failed; nothing was started.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The name is taken: by a run with another input, or one that ended.
+    #[error("execution already exists: '{arn}'")]
+    AlreadyExists {
+        /// The one that has the name.
+        arn: String,
+    },
+    /// More executions are running than the limit allows.
+    #[error("too many open executions ({limit}); wait for some to end or raise the limit")]
+    TooMany {
+        /// `limits.open_executions`.
+        limit: usize,
+    },
+    /// The engine is shutting down.
+    #[error("the workflow engine is shutting down")]
+    Closed,
+    /// The journal could not take it.
+    #[error("the workflow journal refused the write: {0}")]
+    Journal(#[from] crate::journal::JournalError),
+}
+
+/// A question or an order about one execution failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ExecutionError {
+    /// No such execution.
+    #[error("execution does not exist: '{0}'")]
+    NotFound(String),
+    /// The page token was not made here.
+    #[error("invalid token")]
+    InvalidPage,
+    /// A stored execution cannot be read back.
+    #[error("execution '{arn}' cannot be read from the journal: {reason}")]
+    Unreadable {
+        /// Which.
+        arn: String,
+        /// Why.
+        reason: String,
+    },
+    /// The engine is shutting down.
+    #[error("the workflow engine is shutting down")]
+    Closed,
+    /// The journal failed.
+    #[error("the workflow journal failed: {0}")]
+    Journal(#[from] crate::journal::JournalError),
+}
+
+/// A redrive was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum RedriveError {
+    /// It cannot be redriven, and why (AWS's words).
+    #[error("{0}")]
+    NotRedrivable(String),
+    /// Anything else.
+    #[error(transparent)]
+    Execution(#[from] ExecutionError),
+}
+
+/// A reported outcome was refused.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TokenError {
+    /// Not a token that was ever given out.
+    #[error("Invalid Token: 'Invalid token'")]
+    Invalid,
+    /// Its task has ended, or its execution has.
+    #[error("Task Timed Out: 'Provided task does not exist anymore'")]
+    TimedOut,
+    /// The output is no JSON.
+    #[error("Invalid Output: {0}")]
+    InvalidOutput(String),
+    /// The journal could not take it; the caller may try again.
+    #[error("the outcome could not be written down: {0}")]
+    Unavailable(String),
+}
+
+/// The engine could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The journal's file.
+    #[error("the workflow journal could not be opened: {0}")]
+    Journal(#[from] crate::journal::JournalError),
+    /// The data directory.
+    #[error("the workflow data directory {path} could not be made: {source}")]
+    Directory {
+        /// Which.
+        path: std::path::PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+}

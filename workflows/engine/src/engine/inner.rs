@@ -1,0 +1,308 @@
+//! The engine's inside: an event is applied, journalled, and its actions done.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+
+use jiff::Timestamp;
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
+
+use super::config::Config;
+use super::deps::{Activities, Deps, Integrations, Operations};
+use super::live::{Cell, Live, Running};
+use super::types::{Description, RedriveStatus, StateMachine, Status};
+use crate::executor::activities::Lines;
+use crate::executor::fair::Fair;
+use crate::journal::{
+    Batch, Change, Digest, Done, ExecutionRow, Journal, JournalError, OutcomeRow, Payload, RecordRow,
+};
+use crate::machine::{Action, Call, Event, Output};
+use crate::timers::{TimerKey, Wheel};
+
+/// Shared by the handle, the journal's callbacks and the effects.
+pub(crate) struct Inner {
+    pub(crate) config: Config,
+    pub(crate) deps: Deps,
+    pub(super) journal: Arc<dyn Journal>,
+    pub(super) live: Live,
+    pub(super) open: AtomicUsize,
+    pub(super) next_execution: AtomicU64,
+    pub(super) machines: Mutex<HashMap<Digest, Arc<StateMachine>>>,
+    /// Digests of state machines at hand, by the address of the shared value.
+    pub(super) digests: Mutex<HashMap<usize, (Weak<StateMachine>, Digest)>>,
+    /// State machines that are in the journal.
+    pub(super) written: Mutex<HashSet<Digest>>,
+    pub(super) wheel: Mutex<Wheel>,
+    /// A timer was filed before the next one the timer task waits for.
+    pub(super) wheel_changed: Notify,
+    pub(super) lines: Mutex<Lines>,
+    pub(super) fair: Mutex<Fair<Job>>,
+    pub(super) operations: OnceLock<Arc<dyn Operations>>,
+    pub(super) activities: OnceLock<Arc<dyn Activities>>,
+    pub(super) integrations: OnceLock<Arc<dyn Integrations>>,
+    pub(super) runtime: Handle,
+    pub(super) closing: AtomicBool,
+    /// Things under way that will go on by themselves: what a virtual clock
+    /// waits for before it jumps.
+    pub(super) busy: AtomicUsize,
+    pub(super) idle: Notify,
+}
+
+/// An effect that waits for its place.
+pub(super) struct Job {
+    pub(super) running: Arc<Running>,
+    pub(super) n: u32,
+    pub(super) call: Call,
+}
+
+/// Why an event was not applied.
+#[derive(Debug)]
+pub(crate) enum Refused {
+    /// The execution has ended, or the effect has.
+    Ended,
+    /// The journal could not take it.
+    Journal(JournalError),
+}
+
+/// Counts as something under way until dropped.
+pub(crate) struct Busy(Arc<Inner>);
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        if self.0.busy.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.0.idle.notify_one();
+        }
+    }
+}
+
+impl Inner {
+    pub(crate) fn busy(self: &Arc<Self>) -> Busy {
+        self.busy.fetch_add(1, Ordering::AcqRel);
+        Busy(self.clone())
+    }
+
+    pub(crate) fn now_ms(&self) -> i64 {
+        self.deps.clock.now_ms()
+    }
+
+    /// Applies an event to an execution; `then` is called when it is durable.
+    pub(super) fn deliver(
+        self: &Arc<Self>,
+        running: &Arc<Running>,
+        event: Event,
+        then: impl FnOnce(Result<(), JournalError>) + Send + 'static,
+    ) -> Result<(), Refused> {
+        self.deliver_if(running, event, |_| true, then)
+    }
+
+    /// The same, if the execution is still as it should be.
+    pub(super) fn deliver_if(
+        self: &Arc<Self>,
+        running: &Arc<Running>,
+        mut event: Event,
+        holds: impl FnOnce(&Cell) -> bool,
+        then: impl FnOnce(Result<(), JournalError>) + Send + 'static,
+    ) -> Result<(), Refused> {
+        let mut cell = running.cell.lock();
+        let redrives = matches!(event, Event::Redrive);
+        if (cell.machine.outcome().is_some() && !redrives) || !holds(&cell) {
+            return Err(Refused::Ended);
+        }
+        let at_ms = self.now_ms();
+        let seq = cell.seq + 1;
+        let mut out = Output::default();
+        cell.machine.apply(at_ms, seq, event.clone(), &mut out);
+        cell.seq = seq;
+        let mut changes = Vec::new();
+        if !running.express {
+            if let Some(payload) = event.payload_mut() {
+                *payload = payload.stored(&mut changes);
+            }
+            let body = serde_json::to_vec(&event)
+                .map_err(|error| Refused::Journal(JournalError::Database(error.to_string())))?;
+            changes.push(Change::Record { execution: running.id, row: RecordRow { seq, at_ms, body } });
+        }
+        self.settle(running, &mut cell, at_ms, redrives, out, changes, then)
+    }
+
+    /// Writes down what follows from an event, then has its actions done.
+    #[expect(clippy::too_many_arguments, reason = "one step of one path, cut for length")]
+    pub(super) fn settle(
+        self: &Arc<Self>,
+        running: &Arc<Running>,
+        cell: &mut Cell,
+        at_ms: i64,
+        redriven: bool,
+        out: Output,
+        mut changes: Vec<Change>,
+        then: impl FnOnce(Result<(), JournalError>) + Send + 'static,
+    ) -> Result<(), Refused> {
+        let (redrive_count, redrive_ms) = cell.machine.redrives();
+        let ended = cell.machine.outcome().map(|outcome| OutcomeRow {
+            status: outcome.status,
+            stop_ms: Some(at_ms),
+            output: outcome.output.clone().map(Payload::Here),
+            error: outcome.error.as_deref().map(str::to_owned),
+            cause: outcome.cause.as_deref().map(str::to_owned),
+            redrive_count,
+            redrive_ms,
+        });
+        let row = match (ended, redriven) {
+            (Some(row), _) => Some(row),
+            (None, true) => Some(OutcomeRow { redrive_count, redrive_ms, ..OutcomeRow::running() }),
+            (None, false) => None,
+        };
+        if let Some(row) = row.clone() {
+            let output = row.output.as_ref().map(|output| output.stored(&mut changes));
+            changes
+                .push(Change::Outcome { execution: running.id, row: Box::new(OutcomeRow { output, ..row }) });
+        }
+        for action in &out.actions {
+            if let Action::RegisterRun { arn } = action {
+                changes.push(Change::MapRun { arn: arn.to_string(), execution: running.id });
+            }
+        }
+        let actions = out.actions;
+        if running.express {
+            // Nothing of it is kept.
+            if let Some(row) = row {
+                cell.row.outcome = row;
+            }
+            self.perform(running, cell, actions);
+            then(Ok(()));
+            return Ok(());
+        }
+        let busy = self.busy();
+        let (inner, of) = (self.clone(), running.clone());
+        let done: Done = Box::new(move |outcome| {
+            if outcome.is_ok() {
+                let mut cell = of.cell.lock();
+                // What is not durable is not told.
+                if let Some(row) = row {
+                    cell.row.outcome = row;
+                }
+                inner.perform(&of, &mut cell, actions);
+            }
+            then(outcome);
+            drop(busy);
+        });
+        self.journal.write(Batch { changes, done }).map_err(Refused::Journal)
+    }
+
+    /// Does again what was under way.
+    pub(super) fn resume_one(self: &Arc<Self>, running: &Arc<Running>, actions: Vec<Action>) {
+        let mut cell = running.cell.lock();
+        self.perform(running, &mut cell, actions);
+    }
+
+    /// Does what the machine decided. Never blocks.
+    fn perform(self: &Arc<Self>, running: &Arc<Running>, cell: &mut Cell, actions: Vec<Action>) {
+        for action in actions {
+            match action {
+                Action::Effect { n, call } => self.queue_effect(running, n, call),
+                Action::Forget { n } => {
+                    if let Some(effect) = running.effects.lock().remove(&n) {
+                        effect.abort();
+                    }
+                    self.lines.lock().withdraw(running.id, n);
+                }
+                Action::SetTimer { n, at_ms } => self.set_timer(running.id, n, at_ms),
+                Action::ClearTimer { n } => {
+                    self.wheel.lock().cancel(TimerKey { execution: running.id, timer: n });
+                }
+                Action::StartChild(child) => self.start_child(running, child),
+                Action::StopChild { arn } => self.stop_child(arn),
+                Action::RegisterRun { .. } => {}
+                Action::Continue => {
+                    let (inner, running, busy) = (self.clone(), running.clone(), self.busy());
+                    self.runtime.spawn(async move {
+                        tokio::task::yield_now().await;
+                        // An execution that ended meanwhile has nothing to go on with.
+                        let _ = inner.deliver(&running, Event::Continue, |_| ());
+                        drop(busy);
+                    });
+                }
+                Action::End(_) => self.ended(running, cell),
+            }
+        }
+    }
+
+    pub(super) fn set_timer(&self, execution: u64, timer: u32, at_ms: i64) {
+        let mut wheel = self.wheel.lock();
+        let sooner = wheel.next_ms().is_none_or(|next| at_ms < next);
+        wheel.insert(TimerKey { execution, timer }, at_ms);
+        drop(wheel);
+        if sooner {
+            self.wheel_changed.notify_one();
+        }
+    }
+
+    fn ended(self: &Arc<Self>, running: &Arc<Running>, cell: &mut Cell) {
+        for (_, effect) in running.effects.lock().drain() {
+            effect.abort();
+        }
+        self.open.fetch_sub(1, Ordering::AcqRel);
+        self.live.release(&running.arn, Some(running.id));
+        let description = self.describe_row(&cell.row, running.state_machine.kind);
+        for waiter in cell.waiters.drain(..) {
+            // Whoever waited may have gone.
+            let _ = waiter.send(description.clone());
+        }
+        self.tell_parent(cell);
+    }
+
+    /// A description from a row whose payloads are loaded.
+    pub(super) fn describe_row(&self, row: &ExecutionRow, kind: super::types::Kind) -> Description {
+        let outcome = &row.outcome;
+        Description {
+            execution_arn: row.arn.clone(),
+            state_machine_arn: row.machine_arn.clone(),
+            name: row.name.clone(),
+            kind,
+            status: outcome.status,
+            start_date: timestamp(row.start_ms),
+            stop_date: outcome.stop_ms.map(timestamp),
+            input: row.input.text().cloned().unwrap_or_else(|| "{}".into()),
+            output: outcome.output.as_ref().and_then(|output| output.text().cloned()),
+            error: outcome.error.clone(),
+            cause: outcome.cause.clone(),
+            trace_header: row.birth.trace_header.clone(),
+            version_arn: row.version_arn.clone(),
+            alias_arn: row.alias_arn.clone(),
+            map_run_arn: row.map_run_arn.clone(),
+            item_count: row.birth.parent.as_ref().map(|parent| parent.items),
+            redrive_count: outcome.redrive_count,
+            redrive_date: outcome.redrive_ms.map(timestamp),
+            redrive_status: self.redrive_status(row, kind),
+        }
+    }
+
+    fn redrive_status(&self, row: &ExecutionRow, kind: super::types::Kind) -> RedriveStatus {
+        let not = |reason: &str| RedriveStatus::NotRedrivable(reason.to_owned());
+        if kind == super::types::Kind::Express {
+            return not("Execution is EXPRESS and cannot be redriven");
+        }
+        match row.outcome.status {
+            Status::Running => return not("Execution is RUNNING and cannot be redriven"),
+            Status::Succeeded => return not("Execution is SUCCEEDED and cannot be redriven"),
+            Status::PendingRedrive => return not("Execution is PENDING_REDRIVE and cannot be redriven"),
+            Status::Failed | Status::TimedOut | Status::Aborted => {}
+        }
+        let stopped_ms = row.outcome.stop_ms.unwrap_or(row.start_ms);
+        let window_ms = i64::try_from(self.config.limits.redrive_window.as_millis()).unwrap_or(i64::MAX);
+        if self.now_ms() - stopped_ms > window_ms {
+            return not("Execution has exceeded the redrivable period");
+        }
+        if row.map_run_arn.is_some() {
+            return RedriveStatus::RedrivableByMapRun;
+        }
+        RedriveStatus::Redrivable
+    }
+}
+
+/// Milliseconds as a timestamp; out of range is the epoch.
+pub(super) fn timestamp(at_ms: i64) -> Timestamp {
+    Timestamp::from_millisecond(at_ms).unwrap_or(Timestamp::UNIX_EPOCH)
+}

@@ -1,0 +1,112 @@
+//! Executions that are in memory.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+use tokio::task::AbortHandle;
+
+use super::types::{Description, StateMachine};
+use crate::journal::ExecutionRow;
+use crate::machine::Machine;
+
+/// An execution in memory.
+pub(super) struct Running {
+    pub(super) id: u64,
+    pub(super) arn: Arc<str>,
+    pub(super) express: bool,
+    pub(super) state_machine: Arc<StateMachine>,
+    pub(super) cell: Mutex<Cell>,
+    /// Effects being carried out. Locked after the cell, never before.
+    pub(super) effects: Mutex<HashMap<u32, AbortHandle>>,
+}
+
+/// What changes of it.
+pub(super) struct Cell {
+    pub(super) machine: Machine,
+    /// The journal's row; its outcome is kept up to date.
+    pub(super) row: ExecutionRow,
+    /// The last event's place in the journal.
+    pub(super) seq: u64,
+    /// Who waits for its end.
+    pub(super) waiters: Vec<oneshot::Sender<Description>>,
+}
+
+const SHARDS: usize = 64;
+
+/// The executions in memory, by number and by ARN.
+pub(super) struct Live {
+    by_id: Vec<Mutex<HashMap<u64, Arc<Running>>>>,
+    by_arn: Vec<Mutex<HashMap<Arc<str>, Slot>>>,
+}
+
+/// An ARN's place.
+pub(super) enum Slot {
+    /// Being started or read: nobody else may.
+    Taken,
+    /// There.
+    There(Arc<Running>),
+}
+
+impl Live {
+    pub(super) fn new() -> Self {
+        Self {
+            by_id: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            by_arn: (0..SHARDS).map(|_| Mutex::default()).collect(),
+        }
+    }
+
+    fn ids(&self, id: u64) -> &Mutex<HashMap<u64, Arc<Running>>> {
+        &self.by_id[usize::try_from(id % SHARDS as u64).unwrap_or(0)]
+    }
+
+    fn arns(&self, arn: &str) -> &Mutex<HashMap<Arc<str>, Slot>> {
+        // Names are mostly random: a sum spreads them well enough.
+        let sum = arn.bytes().fold(0usize, |sum, byte| sum.wrapping_mul(31).wrapping_add(usize::from(byte)));
+        &self.by_arn[sum % SHARDS]
+    }
+
+    pub(super) fn by_id(&self, id: u64) -> Option<Arc<Running>> {
+        self.ids(id).lock().get(&id).cloned()
+    }
+
+    pub(super) fn by_arn(&self, arn: &str) -> Option<Arc<Running>> {
+        match self.arns(arn).lock().get(arn) {
+            Some(Slot::There(running)) => Some(running.clone()),
+            _ => None,
+        }
+    }
+
+    /// Takes an ARN's place, if nobody has it.
+    pub(super) fn take(&self, arn: &Arc<str>) -> bool {
+        let mut slots = self.arns(arn).lock();
+        if slots.contains_key(arn) {
+            return false;
+        }
+        slots.insert(arn.clone(), Slot::Taken);
+        true
+    }
+
+    /// Fills a place that was taken.
+    pub(super) fn fill(&self, running: &Arc<Running>) {
+        self.ids(running.id).lock().insert(running.id, running.clone());
+        self.arns(&running.arn).lock().insert(running.arn.clone(), Slot::There(running.clone()));
+    }
+
+    /// Gives a place back.
+    pub(super) fn release(&self, arn: &str, id: Option<u64>) {
+        self.arns(arn).lock().remove(arn);
+        if let Some(id) = id {
+            self.ids(id).lock().remove(&id);
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.by_id.iter().map(|shard| shard.lock().len()).sum()
+    }
+
+    pub(super) fn all(&self) -> Vec<Arc<Running>> {
+        self.by_id.iter().flat_map(|shard| shard.lock().values().cloned().collect::<Vec<_>>()).collect()
+    }
+}

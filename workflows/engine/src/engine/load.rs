@@ -1,0 +1,173 @@
+//! From the journal back to a machine, and to a history.
+
+use std::sync::Arc;
+
+use mayfly_workflows_language::definition::{FlowId, MachineType};
+use mayfly_workflows_language::parse;
+use mayfly_workflows_language::value::Value;
+use serde::{Deserialize, Serialize};
+
+use super::inner::Inner;
+use super::types::{Kind, StateMachine};
+use crate::history::HistoryEvent;
+use crate::journal::{Digest, ExecutionRow, JournalError};
+use crate::machine::{Event, Facts, Machine, Output};
+
+/// A state machine as the journal keeps it.
+#[derive(Serialize, Deserialize)]
+struct Stored {
+    arn: String,
+    name: String,
+    role_arn: String,
+    kind: Kind,
+    definition: String,
+    details: serde_json::Value,
+    /// The flow that a map run's children run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    flow: Option<u32>,
+}
+
+/// A state machine's content and its digest, for the journal.
+pub(super) fn stored(machine: &StateMachine) -> (Digest, Arc<[u8]>) {
+    let stored = Stored {
+        arn: machine.arn.clone(),
+        name: machine.name.clone(),
+        role_arn: machine.role_arn.clone(),
+        kind: machine.kind,
+        definition: machine.definition_text.to_string(),
+        details: machine.details.clone(),
+        flow: machine.flow.map(|flow| flow.0),
+    };
+    let body = serde_json::to_vec(&stored).unwrap_or_default();
+    (Digest::of(&body), body.into())
+}
+
+fn damaged(table: &'static str, reason: impl ToString) -> JournalError {
+    JournalError::Damaged { table, reason: reason.to_string() }
+}
+
+impl Inner {
+    /// The state machine an execution runs, compiled again if need be.
+    pub(super) fn machine_of(&self, digest: Digest) -> Result<Arc<StateMachine>, JournalError> {
+        if let Some(machine) = self.machines.lock().get(&digest) {
+            return Ok(machine.clone());
+        }
+        let body = self.journal.machine(&digest)?.ok_or_else(|| damaged("machines", "a row is missing"))?;
+        let stored: Stored = serde_json::from_slice(&body).map_err(|error| damaged("machines", error))?;
+        let machine_type = match stored.kind {
+            Kind::Standard => MachineType::Standard,
+            Kind::Express => MachineType::Express,
+        };
+        let definition = parse::compile(&stored.definition, machine_type)
+            .map_err(|rejection| damaged("machines", rejection.message()))?;
+        let machine = Arc::new(StateMachine {
+            arn: stored.arn,
+            name: stored.name,
+            role_arn: stored.role_arn,
+            kind: stored.kind,
+            definition_text: stored.definition.into(),
+            definition: Arc::new(definition),
+            details: stored.details,
+            flow: stored.flow.map(FlowId),
+        });
+        self.remember(digest, machine.clone());
+        Ok(machine)
+    }
+
+    /// The digest of a state machine, computed once for each shared value.
+    pub(super) fn digest_of(&self, machine: &Arc<StateMachine>) -> Digest {
+        let address = Arc::as_ptr(machine) as usize;
+        if let Some((there, digest)) = self.digests.lock().get(&address)
+            && there.upgrade().is_some_and(|there| Arc::ptr_eq(&there, machine))
+        {
+            return *digest;
+        }
+        let (digest, _) = stored(machine);
+        let mut digests = self.digests.lock();
+        if digests.len() >= self.config.limits.machines_cached {
+            digests.retain(|_, (machine, _)| machine.strong_count() > 0);
+        }
+        digests.insert(address, (Arc::downgrade(machine), digest));
+        drop(digests);
+        self.remember(digest, machine.clone());
+        digest
+    }
+
+    /// Keeps a compiled state machine at hand.
+    pub(super) fn remember(&self, digest: Digest, machine: Arc<StateMachine>) {
+        let mut machines = self.machines.lock();
+        if machines.len() >= self.config.limits.machines_cached {
+            machines.clear();
+        }
+        machines.insert(digest, machine);
+    }
+
+    /// An execution's row with its payloads.
+    pub(super) fn whole_row(&self, mut row: ExecutionRow) -> Result<ExecutionRow, JournalError> {
+        row.input = row.input.loaded(&*self.journal)?;
+        row.outcome.output = row.outcome.output.map(|output| output.loaded(&*self.journal)).transpose()?;
+        Ok(row)
+    }
+
+    /// A fresh machine for an execution.
+    pub(super) fn machine_for(
+        &self,
+        row: &ExecutionRow,
+        state_machine: &StateMachine,
+    ) -> Result<Machine, JournalError> {
+        let text =
+            row.input.text().cloned().ok_or_else(|| damaged("executions", "the input is not loaded"))?;
+        let input = Value::parse(&text).map_err(|error| damaged("executions", error))?;
+        let facts = Facts {
+            execution: row.id,
+            arn: row.arn.as_str().into(),
+            name: row.name.as_str().into(),
+            role_arn: state_machine.role_arn.as_str().into(),
+            machine_arn: state_machine.arn.as_str().into(),
+            machine_name: state_machine.name.as_str().into(),
+            express: state_machine.kind == Kind::Express,
+            input_text: text,
+            input,
+            start_ms: row.start_ms,
+            seed: row.birth.seed,
+            partition: self.config.partition.as_str().into(),
+            region: self.config.region.as_str().into(),
+            account: self.config.account.as_str().into(),
+            flow: state_machine.flow.unwrap_or_else(|| state_machine.definition.root()),
+            map_run_arn: row.map_run_arn.as_deref().map(Into::into),
+            limits: self.config.limits.execution,
+        };
+        Ok(Machine::new(Arc::new(facts), state_machine.definition.clone()))
+    }
+
+    /// Computes an execution again from its records; its history too, when
+    /// asked for. Returns the machine and the last record's number.
+    pub(super) fn replay(
+        &self,
+        row: &ExecutionRow,
+        state_machine: &StateMachine,
+        history: bool,
+    ) -> Result<(Machine, u64, Vec<HistoryEvent>), JournalError> {
+        let mut machine = self.machine_for(row, state_machine)?;
+        let mut out = Output { history: history.then(Vec::new), ..Output::default() };
+        machine.apply(row.start_ms, 0, Event::Start, &mut out);
+        let mut last = 0;
+        for record in self.journal.records(row.id, 0)? {
+            if record.seq != last + 1 {
+                return Err(damaged(
+                    "records",
+                    format!("record {} of execution {} is missing", last + 1, row.id),
+                ));
+            }
+            last = record.seq;
+            let mut event: Event =
+                serde_json::from_slice(&record.body).map_err(|error| damaged("records", error))?;
+            if let Some(payload) = event.payload_mut() {
+                *payload = payload.clone().loaded(&*self.journal)?;
+            }
+            out.actions.clear();
+            machine.apply(record.at_ms, record.seq, event, &mut out);
+        }
+        Ok((machine, last, out.history.unwrap_or_default()))
+    }
+}

@@ -1,0 +1,300 @@
+//! Map runs: children started, stopped and told about; runs described.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+
+use super::Engine;
+use super::error::ExecutionError;
+use super::inner::{Inner, Refused, timestamp};
+use super::live::{Cell, Running};
+use super::types::{Kind, StateMachine, Status};
+use crate::journal::{Birth, ChildOf};
+use crate::machine::{ChildStart, Counts, Event, Machine, MapRunState};
+
+/// How many of a run's items or children stand how.
+pub type MapRunCounts = Counts;
+
+/// What `DescribeMapRun` answers from.
+#[derive(Debug, Clone)]
+pub struct MapRunDescription {
+    /// The run's ARN.
+    pub map_run_arn: String,
+    /// The execution it belongs to.
+    pub execution_arn: String,
+    /// That execution's state machine.
+    pub state_machine_arn: String,
+    /// Where it stands.
+    pub status: Status,
+    /// When it started.
+    pub start_date: Timestamp,
+    /// When it ended.
+    pub stop_date: Option<Timestamp>,
+    /// Children at the same time, 0 for no limit.
+    pub max_concurrency: u64,
+    /// Part of the items that may fail, 0 to 100.
+    pub tolerated_failure_percentage: f64,
+    /// Items that may fail.
+    pub tolerated_failure_count: u64,
+    /// By items.
+    pub item_counts: MapRunCounts,
+    /// By children.
+    pub execution_counts: MapRunCounts,
+    /// How often it was redriven.
+    pub redrive_count: u32,
+    /// When last.
+    pub redrive_date: Option<Timestamp>,
+}
+
+/// New settings of a run; absent ones stay.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct MapRunUpdate {
+    /// Children at the same time.
+    pub max_concurrency: Option<u64>,
+    /// Items that may fail.
+    pub tolerated_failure_count: Option<u64>,
+    /// Part of the items that may fail.
+    pub tolerated_failure_percentage: Option<f64>,
+}
+
+impl Inner {
+    pub(super) fn start_child(self: &Arc<Self>, parent: &Arc<Running>, child: Box<ChildStart>) {
+        let (inner, parent, busy) = (self.clone(), parent.clone(), self.busy());
+        self.runtime.spawn(async move {
+            let _busy = busy;
+            if let Err(error) = inner.start_child_now(&parent, &child).await {
+                tracing::error!(child = %child.arn, %error, "a map run's child could not be started");
+                let _ = inner.deliver(&parent, lost(&child, &error.to_string()), |_| ());
+            }
+        });
+    }
+
+    async fn start_child_now(
+        self: &Arc<Self>,
+        parent: &Arc<Running>,
+        child: &ChildStart,
+    ) -> Result<(), ExecutionError> {
+        // After a crash the child may be there: running (it will tell by
+        // itself) or ended (it is asked, or taken up again by a redrive).
+        if self.live.by_arn(&child.arn).is_some() {
+            return Ok(());
+        }
+        let wanted = child.arn.clone();
+        if let Some(row) = self.read(move |journal| journal.execution_by_arn(&wanted)).await? {
+            match row.outcome.status {
+                Status::Running => {}
+                Status::Succeeded => self.tell(parent, child, &self.whole_row(row)?),
+                _ if child.redrive => {
+                    self.redrive_row(row).await.map_err(|error| ExecutionError::Unreadable {
+                        arn: child.arn.to_string(),
+                        reason: error.to_string(),
+                    })?;
+                }
+                _ => self.tell(parent, child, &self.whole_row(row)?),
+            }
+            return Ok(());
+        }
+        let of = &parent.state_machine;
+        let state_machine = Arc::new(StateMachine {
+            arn: of.arn.clone(),
+            name: of.name.clone(),
+            role_arn: of.role_arn.clone(),
+            kind: if child.express { Kind::Express } else { Kind::Standard },
+            definition_text: of.definition_text.clone(),
+            definition: of.definition.clone(),
+            details: of.details.clone(),
+            flow: Some(child.flow),
+        });
+        let name = child.arn.rsplit(':').next().unwrap_or_default().to_owned();
+        let birth = Birth {
+            seed: self.deps.randomness.bytes(),
+            trace_header: None,
+            parent: Some(ChildOf {
+                execution: parent.id,
+                run: child.run,
+                index: child.index,
+                items: child.items,
+            }),
+        };
+        let input: Arc<str> = child.input.to_text().into();
+        let start = super::start::NewExecution {
+            arn: child.arn.clone(),
+            name,
+            state_machine,
+            machine_arn: format!(
+                "arn:{}:states:{}:{}:stateMachine:{}",
+                self.config.partition, self.config.region, self.config.account, child.machine_name
+            ),
+            input,
+            birth,
+            version_arn: None,
+            alias_arn: None,
+            map_run_arn: Some(child.run_arn.to_string()),
+        };
+        self.begin(start).await.map(|_| ()).map_err(|error| ExecutionError::Unreadable {
+            arn: child.arn.to_string(),
+            reason: error.to_string(),
+        })
+    }
+
+    fn tell(self: &Arc<Self>, parent: &Arc<Running>, child: &ChildStart, row: &crate::journal::ExecutionRow) {
+        let outcome = row.outcome.clone();
+        let event = Event::Child {
+            run: child.run,
+            index: child.index,
+            status: outcome.status,
+            output: outcome.output,
+            error: outcome.error,
+            cause: outcome.cause,
+        };
+        let _ = self.deliver(parent, event, |_| ());
+    }
+
+    /// A child that ended tells the execution it belongs to.
+    pub(super) fn tell_parent(self: &Arc<Self>, cell: &Cell) {
+        let Some(parent) = cell.row.birth.parent.clone() else { return };
+        let outcome = cell.row.outcome.clone();
+        let (inner, busy) = (self.clone(), self.busy());
+        self.runtime.spawn(async move {
+            let _busy = busy;
+            // A parent that has ended needs no telling; one that was not
+            // resumed yet asks its children itself.
+            let Some(running) = inner.live.by_id(parent.execution) else { return };
+            let event = Event::Child {
+                run: parent.run,
+                index: parent.index,
+                status: outcome.status,
+                output: outcome.output,
+                error: outcome.error,
+                cause: outcome.cause,
+            };
+            if let Err(Refused::Journal(error)) = inner.deliver(&running, event, |_| ()) {
+                tracing::error!(parent = %running.arn, %error, "a child's end could not be written down");
+            }
+        });
+    }
+
+    pub(super) fn stop_child(self: &Arc<Self>, arn: Arc<str>) {
+        let Some(child) = self.live.by_arn(&arn) else { return };
+        let (inner, busy) = (self.clone(), self.busy());
+        self.runtime.spawn(async move {
+            let _busy = busy;
+            let _ = inner.deliver(&child, Event::Stop { error: None, cause: None }, |_| ());
+        });
+    }
+
+    fn run_description(&self, machine: &Machine, run: &MapRunState) -> MapRunDescription {
+        let (item_counts, execution_counts) = run.counts();
+        MapRunDescription {
+            map_run_arn: run.arn.to_string(),
+            execution_arn: machine.facts().arn.to_string(),
+            state_machine_arn: machine.facts().machine_arn.to_string(),
+            status: run.status,
+            start_date: timestamp(run.start_ms),
+            stop_date: run.stop_ms.map(timestamp),
+            max_concurrency: run.max_concurrency,
+            tolerated_failure_percentage: run.tolerated_percentage.unwrap_or(0.0),
+            tolerated_failure_count: run.tolerated_count.unwrap_or(0),
+            item_counts,
+            execution_counts,
+            redrive_count: run.redrive_count,
+            redrive_date: run.redrive_ms.map(timestamp),
+        }
+    }
+
+    /// Looks at the machine of an execution, in memory or computed again.
+    async fn with_machine<T: Send + 'static>(
+        self: &Arc<Self>,
+        id: u64,
+        look: impl FnOnce(&Machine) -> T + Send + 'static,
+    ) -> Result<Option<T>, ExecutionError> {
+        if let Some(running) = self.live.by_id(id) {
+            return Ok(Some(look(&running.cell.lock().machine)));
+        }
+        let inner = self.clone();
+        let found = self
+            .read(move |journal| {
+                let Some(row) = journal.execution(id)? else { return Ok(None) };
+                let row = inner.whole_row(row)?;
+                let state_machine = inner.machine_of(row.machine)?;
+                let (machine, _, _) = inner.replay(&row, &state_machine, false)?;
+                Ok(Some(look(&machine)))
+            })
+            .await?;
+        Ok(found)
+    }
+}
+
+fn lost(child: &ChildStart, reason: &str) -> Event {
+    Event::Child {
+        run: child.run,
+        index: child.index,
+        status: Status::Failed,
+        output: None,
+        error: Some("States.TaskFailed".to_owned()),
+        cause: Some(reason.to_owned()),
+    }
+}
+
+impl Engine {
+    /// Describes a map run; `None` when there is none with this ARN.
+    pub async fn describe_map_run(&self, arn: &str) -> Result<Option<MapRunDescription>, ExecutionError> {
+        let wanted = arn.to_owned();
+        let Some(id) = self.inner.read(move |journal| journal.map_run(&wanted)).await? else {
+            return Ok(None);
+        };
+        let (inner, wanted) = (self.inner.clone(), arn.to_owned());
+        let found = self
+            .inner
+            .with_machine(id, move |machine| {
+                let run = machine.map_runs().find(|(_, run)| *run.arn == *wanted);
+                run.map(|(_, run)| inner.run_description(machine, run))
+            })
+            .await?;
+        Ok(found.flatten())
+    }
+
+    /// An execution's map runs, oldest first; `None` when it does not exist.
+    pub async fn list_map_runs(
+        &self,
+        execution_arn: &str,
+    ) -> Result<Option<Vec<MapRunDescription>>, ExecutionError> {
+        let id = match self.inner.live.by_arn(execution_arn) {
+            Some(running) => running.id,
+            None => {
+                let wanted = execution_arn.to_owned();
+                match self.inner.read(move |journal| journal.execution_by_arn(&wanted)).await? {
+                    Some(row) => row.id,
+                    None => return Ok(None),
+                }
+            }
+        };
+        let inner = self.inner.clone();
+        self.inner
+            .with_machine(id, move |machine| {
+                machine.map_runs().map(|(_, run)| inner.run_description(machine, run)).collect()
+            })
+            .await
+    }
+
+    /// Changes a map run's settings.
+    pub async fn update_map_run(&self, arn: &str, update: MapRunUpdate) -> Result<(), ExecutionError> {
+        let missing = || ExecutionError::NotFound(arn.to_owned());
+        let wanted = arn.to_owned();
+        let id = self.inner.read(move |journal| journal.map_run(&wanted)).await?.ok_or_else(missing)?;
+        // A run whose execution has ended keeps its settings.
+        let Some(running) = self.inner.live.by_id(id) else { return Ok(()) };
+        let run = {
+            let cell = running.cell.lock();
+            let found = cell.machine.map_runs().find(|(_, run)| *run.arn == *arn).map(|(number, _)| number);
+            found.ok_or_else(missing)?
+        };
+        let event = Event::UpdateRun {
+            run,
+            max_concurrency: update.max_concurrency,
+            tolerated_failure_count: update.tolerated_failure_count,
+            tolerated_failure_percentage: update.tolerated_failure_percentage,
+        };
+        self.inner.told(&running, event).await
+    }
+}

@@ -1,0 +1,259 @@
+//! An engine opened: what was running goes on. And closed.
+
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use super::Engine;
+use super::config::Config;
+use super::deps::{Activities, Deps, Integrations, OperationError, Operations};
+use super::error::OpenError;
+use super::inner::Inner;
+use super::live::{Cell, Live, Running};
+use crate::executor::activities::Lines;
+use crate::executor::fair::Fair;
+use crate::journal::{Journal, JournalError, MemoryJournal, SqliteJournal};
+use crate::machine::Event;
+use crate::timers::{TimerKey, Wheel};
+
+/// The journal's file in the data directory.
+const JOURNAL_FILE: &str = "workflows.db";
+/// How long a virtual clock lets things settle before it jumps.
+const SETTLE: Duration = Duration::from_millis(1);
+
+impl Engine {
+    /// Opens an engine on its data directory; executions that were running go
+    /// on as soon as [`Engine::resume`] is called.
+    pub async fn open(config: Config, deps: Deps) -> Result<Engine, OpenError> {
+        let journal: Arc<dyn Journal> = match &config.data_dir {
+            Some(folder) => {
+                std::fs::create_dir_all(folder)
+                    .map_err(|source| OpenError::Directory { path: folder.clone(), source })?;
+                Arc::new(SqliteJournal::open(&folder.join(JOURNAL_FILE))?)
+            }
+            None => Arc::new(MemoryJournal::default()),
+        };
+        Self::with_journal(config, deps, journal).await
+    }
+
+    /// The same on a journal that is open already.
+    pub async fn with_journal(
+        config: Config,
+        deps: Deps,
+        journal: Arc<dyn Journal>,
+    ) -> Result<Engine, OpenError> {
+        let last = journal.last_execution()?;
+        let now_ms = deps.clock.now_ms();
+        let limits = config.limits.clone();
+        let inner = Arc::new(Inner {
+            config,
+            deps,
+            journal,
+            live: Live::new(),
+            open: AtomicUsize::new(0),
+            next_execution: AtomicU64::new(last + 1),
+            machines: Mutex::default(),
+            digests: Mutex::default(),
+            written: Mutex::default(),
+            wheel: Mutex::new(Wheel::new(now_ms)),
+            wheel_changed: Notify::new(),
+            lines: Mutex::new(Lines::default()),
+            fair: Mutex::new(Fair::new(limits.effects, limits.effects_per_execution)),
+            operations: OnceLock::new(),
+            activities: OnceLock::new(),
+            integrations: OnceLock::new(),
+            runtime: tokio::runtime::Handle::current(),
+            closing: AtomicBool::new(false),
+            busy: AtomicUsize::new(0),
+            idle: Notify::new(),
+        });
+        let timers = Arc::downgrade(&inner);
+        inner.runtime.spawn(run_timers(timers));
+        Ok(Engine { inner })
+    }
+
+    /// Lets go on what was running when the journal was last closed or lost.
+    /// Call it once, when operations, activities and integrations are bound.
+    /// Returns how many executions go on.
+    pub async fn resume(&self) -> Result<usize, OpenError> {
+        let inner = self.inner.clone();
+        let loaded = self.inner.read(move |journal| inner.load_open(journal)).await?;
+        let count = loaded.len();
+        for running in loaded {
+            let actions = {
+                let cell = running.cell.lock();
+                cell.machine.resume(self.inner.now_ms())
+            };
+            self.inner.resume_one(&running, actions);
+        }
+        Ok(count)
+    }
+
+    /// Names the API through which tasks call Step Functions itself.
+    pub fn bind_operations(&self, operations: Arc<dyn Operations>) {
+        if self.inner.operations.set(operations).is_err() {
+            tracing::warn!("the workflow engine's operations were bound twice; the first stay");
+        }
+    }
+
+    /// Names who knows the activities.
+    pub fn bind_activities(&self, activities: Arc<dyn Activities>) {
+        if self.inner.activities.set(activities).is_err() {
+            tracing::warn!("the workflow engine's activities were bound twice; the first stay");
+        }
+    }
+
+    /// Names who carries out further services.
+    pub fn bind_integrations(&self, integrations: Arc<dyn Integrations>) {
+        if self.inner.integrations.set(integrations).is_err() {
+            tracing::warn!("the workflow engine's integrations were bound twice; the first stay");
+        }
+    }
+
+    /// Stops taking starts, writes what is queued and closes the journal.
+    /// What is running goes on when the journal is opened again.
+    pub async fn shutdown(&self) {
+        self.inner.closing.store(true, Ordering::Release);
+        for running in self.inner.live.all() {
+            for (_, effect) in running.effects.lock().drain() {
+                effect.abort();
+            }
+        }
+        let journal = self.inner.journal.clone();
+        if self.inner.runtime.spawn_blocking(move || journal.close()).await.is_err() {
+            tracing::error!("closing the workflow journal failed");
+        }
+    }
+
+    /// Executions in memory, and timers that wait.
+    pub fn load(&self) -> (usize, usize) {
+        (self.inner.live.len(), self.inner.wheel.lock().len())
+    }
+}
+
+impl Inner {
+    fn load_open(self: &Arc<Self>, journal: &dyn Journal) -> Result<Vec<Arc<Running>>, JournalError> {
+        let mut loaded = Vec::new();
+        for id in journal.open_executions()? {
+            match self.load_one(journal, id) {
+                Ok(Some(running)) => loaded.push(running),
+                Ok(None) => {}
+                // One that cannot be read must not keep the others from going on.
+                Err(error) => tracing::error!(execution = id, %error, "an execution cannot be resumed"),
+            }
+        }
+        Ok(loaded)
+    }
+
+    fn load_one(
+        self: &Arc<Self>,
+        journal: &dyn Journal,
+        id: u64,
+    ) -> Result<Option<Arc<Running>>, JournalError> {
+        let Some(row) = journal.execution(id)? else { return Ok(None) };
+        let row = self.whole_row(row)?;
+        let state_machine = self.machine_of(row.machine)?;
+        let (machine, seq, _) = self.replay(&row, &state_machine, false)?;
+        let arn: Arc<str> = row.arn.as_str().into();
+        if !self.live.take(&arn) {
+            return Ok(None);
+        }
+        let running = Arc::new(Running {
+            id,
+            arn,
+            express: false,
+            state_machine,
+            cell: Mutex::new(Cell { machine, row, seq, waiters: Vec::new() }),
+            effects: Mutex::default(),
+        });
+        self.live.fill(&running);
+        self.open.fetch_add(1, Ordering::AcqRel);
+        Ok(Some(running))
+    }
+
+    pub(crate) async fn operation(
+        &self,
+        operation: &str,
+        request: serde_json::Value,
+    ) -> Result<serde_json::Value, OperationError> {
+        match self.operations.get() {
+            Some(operations) => operations.call(operation, request).await,
+            None => Err(OperationError {
+                code: "ServiceUnavailable".to_owned(),
+                message: "the Step Functions API is not running in this process".to_owned(),
+            }),
+        }
+    }
+
+    pub(crate) fn integration(&self, resource: &str) -> Option<Arc<dyn Integrations>> {
+        self.integrations.get().filter(|integrations| integrations.supports(resource)).cloned()
+    }
+
+    fn fire(self: &Arc<Self>, key: TimerKey) {
+        let Some(running) = self.live.by_id(key.execution) else { return };
+        // A timer that was cleared in the same moment wakes nobody.
+        let fired = self.deliver_if(
+            &running,
+            Event::Timer { n: key.timer },
+            |cell| cell.machine.has_timer(key.timer),
+            |_| (),
+        );
+        if let Err(super::inner::Refused::Journal(error)) = fired {
+            tracing::error!(execution = %running.arn, %error, "a timer could not be written down");
+        }
+    }
+}
+
+/// Wakes what is due, until the engine is gone.
+async fn run_timers(engine: std::sync::Weak<Inner>) {
+    loop {
+        let Some(inner) = engine.upgrade() else { return };
+        let now_ms = inner.now_ms();
+        let (due, next_ms) = {
+            let mut wheel = inner.wheel.lock();
+            let due = wheel.advance(now_ms);
+            (due, if inner.deps.clock.is_virtual() { wheel.next_due_ms() } else { wheel.next_ms() })
+        };
+        for key in due {
+            inner.fire(key);
+        }
+        let clock = inner.deps.clock.clone();
+        if clock.is_virtual() {
+            drop(inner);
+            tokio::time::sleep(SETTLE).await;
+            let Some(inner) = engine.upgrade() else { return };
+            if inner.busy.load(Ordering::Acquire) == 0
+                && let Some(next_ms) = next_ms
+            {
+                clock.sleep_until(next_ms).await;
+            }
+            continue;
+        }
+        let changed = inner.wheel_changed.notified();
+        tokio::pin!(changed);
+        changed.as_mut().enable();
+        match next_ms {
+            // A wait is bounded, so that an engine that is gone is noticed.
+            Some(next_ms) => {
+                tokio::select! {
+                    () = clock.sleep_until(next_ms) => {}
+                    () = &mut changed => {}
+                    () = tokio::time::sleep(ENGINE_CHECK) => {}
+                }
+            }
+            None => {
+                tokio::select! {
+                    () = &mut changed => {}
+                    () = tokio::time::sleep(ENGINE_CHECK) => {}
+                }
+            }
+        }
+    }
+}
+
+/// How often the timers look whether their engine is still there.
+const ENGINE_CHECK: Duration = Duration::from_secs(5);

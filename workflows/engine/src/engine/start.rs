@@ -1,0 +1,403 @@
+//! Executions begun, ended from outside, taken up again.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+use super::Engine;
+use super::error::{ExecutionError, RedriveError, StartError};
+use super::inner::{Inner, Refused, timestamp};
+use super::live::{Cell, Running};
+use super::load;
+use super::types::{Description, Kind, RedriveStatus, StartRequest, Started, StateMachine, Status};
+use crate::journal::{Birth, Change, ExecutionRow, Journal, JournalError, OutcomeRow, Payload};
+use crate::machine::{Event, Output};
+
+/// Everything an execution begins with.
+pub(super) struct NewExecution {
+    pub(super) arn: Arc<str>,
+    pub(super) name: String,
+    pub(super) state_machine: Arc<StateMachine>,
+    /// Unqualified; of a map run's child `machine/label`.
+    pub(super) machine_arn: String,
+    pub(super) input: Arc<str>,
+    pub(super) birth: Birth,
+    pub(super) version_arn: Option<String>,
+    pub(super) alias_arn: Option<String>,
+    pub(super) map_run_arn: Option<String>,
+}
+
+impl Inner {
+    /// Asks the journal on a thread that may block.
+    pub(super) async fn read<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&dyn Journal) -> Result<T, JournalError> + Send + 'static,
+    ) -> Result<T, JournalError> {
+        let journal = self.journal.clone();
+        match self.runtime.spawn_blocking(move || question(&*journal)).await {
+            Ok(answer) => answer,
+            Err(_) => Err(JournalError::Closed),
+        }
+    }
+
+    /// Begins an execution whose ARN's place is free, and returns when that is durable.
+    pub(super) async fn begin(self: &Arc<Self>, new: NewExecution) -> Result<Arc<Running>, StartError> {
+        if self.closing.load(Ordering::Acquire) {
+            return Err(StartError::Closed);
+        }
+        let limit = self.config.limits.open_executions;
+        if self.open.load(Ordering::Acquire) >= limit {
+            return Err(StartError::TooMany { limit });
+        }
+        if !self.live.take(&new.arn) {
+            return Err(StartError::AlreadyExists { arn: new.arn.to_string() });
+        }
+        let arn = new.arn.clone();
+        let begun = self.begin_taken(new);
+        let (running, durable) = match begun {
+            Ok(begun) => begun,
+            Err(error) => {
+                self.live.release(&arn, None);
+                return Err(error);
+            }
+        };
+        match durable.await {
+            Ok(Ok(())) => Ok(running),
+            Ok(Err(error)) => {
+                self.live.release(&arn, Some(running.id));
+                Err(error.into())
+            }
+            Err(_) => Err(StartError::Closed),
+        }
+    }
+
+    fn begin_taken(
+        self: &Arc<Self>,
+        new: NewExecution,
+    ) -> Result<(Arc<Running>, oneshot::Receiver<Result<(), JournalError>>), StartError> {
+        let id = self.next_execution.fetch_add(1, Ordering::AcqRel);
+        let at_ms = self.now_ms();
+        let digest = self.digest_of(&new.state_machine);
+        let express = new.state_machine.kind == Kind::Express;
+        let row = ExecutionRow {
+            id,
+            arn: new.arn.to_string(),
+            name: new.name,
+            machine_arn: new.machine_arn,
+            machine: digest,
+            version_arn: new.version_arn,
+            alias_arn: new.alias_arn,
+            map_run_arn: new.map_run_arn,
+            birth: new.birth,
+            input: Payload::Here(new.input),
+            start_ms: at_ms,
+            outcome: OutcomeRow::running(),
+        };
+        let mut machine = self.machine_for(&row, &new.state_machine)?;
+        let mut out = Output::default();
+        machine.apply(at_ms, 0, Event::Start, &mut out);
+        let mut changes = Vec::new();
+        if !express {
+            if !self.written.lock().contains(&digest) {
+                let (_, body) = load::stored(&new.state_machine);
+                changes.push(Change::Machine { digest, body });
+            }
+            let input = row.input.stored(&mut changes);
+            changes.push(Change::Start(Box::new(ExecutionRow { input, ..row.clone() })));
+        }
+        let running = Arc::new(Running {
+            id,
+            arn: new.arn,
+            express,
+            state_machine: new.state_machine,
+            cell: Mutex::new(Cell { machine, row, seq: 0, waiters: Vec::new() }),
+            effects: Mutex::default(),
+        });
+        self.live.fill(&running);
+        self.open.fetch_add(1, Ordering::AcqRel);
+        let (sender, receiver) = oneshot::channel();
+        let mut cell = running.cell.lock();
+        let inner = self.clone();
+        let settled = self.settle(&running, &mut cell, at_ms, false, out, changes, move |outcome| {
+            if outcome.is_ok() && !express {
+                inner.written.lock().insert(digest);
+            }
+            // Whoever started it may have gone.
+            let _ = sender.send(outcome);
+        });
+        drop(cell);
+        match settled {
+            Ok(()) => Ok((running, receiver)),
+            Err(Refused::Journal(error)) => {
+                self.open.fetch_sub(1, Ordering::AcqRel);
+                self.live.release(&running.arn, Some(id));
+                Err(error.into())
+            }
+            Err(Refused::Ended) => Err(StartError::Closed),
+        }
+    }
+
+    /// Delivers an event and waits until it is durable.
+    pub(super) async fn told(
+        self: &Arc<Self>,
+        running: &Arc<Running>,
+        event: Event,
+    ) -> Result<(), ExecutionError> {
+        let (sender, receiver) = oneshot::channel();
+        let told = self.deliver(running, event, move |outcome| {
+            // Whoever asked may have gone.
+            let _ = sender.send(outcome);
+        });
+        match told {
+            Ok(()) => match receiver.await {
+                Ok(outcome) => Ok(outcome?),
+                Err(_) => Err(ExecutionError::Closed),
+            },
+            Err(Refused::Ended) => Ok(()),
+            Err(Refused::Journal(error)) => Err(error.into()),
+        }
+    }
+
+    /// Waits for an execution's end; `None` when there is no such execution.
+    pub(crate) async fn wait(self: &Arc<Self>, arn: &str) -> Option<Description> {
+        if let Some(running) = self.live.by_arn(arn) {
+            let receiver = {
+                let mut cell = running.cell.lock();
+                if cell.row.outcome.status == Status::Running {
+                    let (sender, receiver) = oneshot::channel();
+                    cell.waiters.push(sender);
+                    Some(receiver)
+                } else {
+                    None
+                }
+            };
+            match receiver {
+                Some(receiver) => return receiver.await.ok(),
+                None => {
+                    let cell = running.cell.lock();
+                    return Some(self.describe_row(&cell.row, running.state_machine.kind));
+                }
+            }
+        }
+        self.describe_stored(arn).await.ok().flatten()
+    }
+
+    pub(super) async fn describe_stored(
+        self: &Arc<Self>,
+        arn: &str,
+    ) -> Result<Option<Description>, ExecutionError> {
+        let (inner, wanted) = (self.clone(), arn.to_owned());
+        Ok(self
+            .read(move |journal| {
+                let Some(row) = journal.execution_by_arn(&wanted)? else { return Ok(None) };
+                let row = inner.whole_row(row)?;
+                Ok(Some(inner.describe_row(&row, Kind::Standard)))
+            })
+            .await?)
+    }
+
+    /// Takes up an ended execution: computed again, then redriven.
+    pub(super) async fn redrive_row(self: &Arc<Self>, row: ExecutionRow) -> Result<i64, RedriveError> {
+        let arn: Arc<str> = row.arn.as_str().into();
+        if !self.live.take(&arn) {
+            return Err(RedriveError::NotRedrivable(
+                "Execution is RUNNING and cannot be redriven".to_owned(),
+            ));
+        }
+        let inner = self.clone();
+        let loaded = self
+            .read(move |_| {
+                let row = inner.whole_row(row)?;
+                let state_machine = inner.machine_of(row.machine)?;
+                let (machine, seq, _) = inner.replay(&row, &state_machine, false)?;
+                Ok(Arc::new(Running {
+                    id: row.id,
+                    arn: row.arn.as_str().into(),
+                    express: false,
+                    state_machine,
+                    cell: Mutex::new(Cell { machine, row, seq, waiters: Vec::new() }),
+                    effects: Mutex::default(),
+                }))
+            })
+            .await;
+        let running = match loaded {
+            Ok(running) => running,
+            Err(error) => {
+                self.live.release(&arn, None);
+                return Err(RedriveError::Execution(error.into()));
+            }
+        };
+        if !running.cell.lock().machine.can_redrive() {
+            self.live.release(&arn, None);
+            return Err(RedriveError::NotRedrivable("Execution has nothing to be redriven".to_owned()));
+        }
+        self.live.fill(&running);
+        self.open.fetch_add(1, Ordering::AcqRel);
+        self.told(&running, Event::Redrive).await?;
+        let redriven = running.cell.lock().machine.redrives().1;
+        Ok(redriven.unwrap_or_else(|| self.now_ms()))
+    }
+}
+
+impl Engine {
+    /// Starts an execution; it is durable when this returns (express: running).
+    ///
+    /// # Errors
+    /// The same name and input while it runs is the same start. Any other use
+    /// of a taken name is [`StartError::AlreadyExists`].
+    pub async fn start_execution(&self, request: StartRequest) -> Result<Started, StartError> {
+        let named = request.name.is_some();
+        let new = self.new_execution(request);
+        let (arn, input) = (new.arn.clone(), new.input.clone());
+        let express = new.state_machine.kind == Kind::Express;
+        if named && !express {
+            if let Some(there) = self.describe(&arn).await.map_err(unreadable)? {
+                return same_start(&there, &input);
+            }
+        }
+        match self.inner.begin(new).await {
+            Ok(running) => {
+                let start_date = timestamp(running.cell.lock().row.start_ms);
+                Ok(Started { execution_arn: arn.to_string(), start_date })
+            }
+            // Two starts of one name met: the first has it by now.
+            Err(StartError::AlreadyExists { arn }) => match self.describe(&arn).await.map_err(unreadable)? {
+                Some(there) => same_start(&there, &input),
+                None => Err(StartError::AlreadyExists { arn }),
+            },
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Runs an express execution to its end.
+    pub async fn start_sync(&self, request: StartRequest) -> Result<Description, StartError> {
+        let new = self.new_execution(request);
+        let kind = new.state_machine.kind;
+        let arn = new.arn.clone();
+        let running = self.inner.begin(new).await?;
+        let receiver = {
+            let mut cell = running.cell.lock();
+            if cell.row.outcome.status != Status::Running {
+                return Ok(self.inner.describe_row(&cell.row, kind));
+            }
+            let (sender, receiver) = oneshot::channel();
+            cell.waiters.push(sender);
+            receiver
+        };
+        let limit = self.inner.config.limits.express_duration;
+        let _stop = StopWhenDropped { engine: self.clone(), arn };
+        match tokio::time::timeout(limit, receiver).await {
+            Ok(Ok(ended)) => Ok(ended),
+            Ok(Err(_)) => Err(StartError::Closed),
+            Err(_) => {
+                let mut cell = running.cell.lock();
+                cell.row.outcome.status = Status::TimedOut;
+                cell.row.outcome.stop_ms = Some(self.inner.now_ms());
+                cell.row.outcome.error = Some("States.Timeout".to_owned());
+                Ok(self.inner.describe_row(&cell.row, kind))
+            }
+        }
+    }
+
+    fn new_execution(&self, request: StartRequest) -> NewExecution {
+        let config = &self.inner.config;
+        let StartRequest { state_machine, name, input, trace_header, version_arn, alias_arn } = request;
+        let random =
+            || uuid::Builder::from_random_bytes(self.inner.deps.randomness.bytes()).into_uuid().to_string();
+        let name = name.unwrap_or_else(random);
+        let machine = &state_machine.name;
+        let arn = match state_machine.kind {
+            Kind::Standard => format!(
+                "arn:{}:states:{}:{}:execution:{machine}:{name}",
+                config.partition, config.region, config.account
+            ),
+            Kind::Express => format!(
+                "arn:{}:states:{}:{}:express:{machine}:{name}:{}",
+                config.partition,
+                config.region,
+                config.account,
+                random()
+            ),
+        };
+        NewExecution {
+            arn: arn.into(),
+            name,
+            machine_arn: state_machine.arn.clone(),
+            state_machine,
+            input: input.into(),
+            birth: Birth { seed: self.inner.deps.randomness.bytes(), trace_header, parent: None },
+            version_arn,
+            alias_arn,
+            map_run_arn: None,
+        }
+    }
+
+    /// Stops an execution; returns when it ended (it may have before).
+    pub async fn stop(
+        &self,
+        arn: &str,
+        error: Option<String>,
+        cause: Option<String>,
+    ) -> Result<jiff::Timestamp, ExecutionError> {
+        if let Some(running) = self.inner.live.by_arn(arn) {
+            self.inner.told(&running, Event::Stop { error, cause }).await?;
+            let stopped = running.cell.lock().row.outcome.stop_ms;
+            return Ok(timestamp(stopped.unwrap_or_else(|| self.inner.now_ms())));
+        }
+        let there = self.describe(arn).await?.ok_or_else(|| ExecutionError::NotFound(arn.to_owned()))?;
+        Ok(there.stop_date.unwrap_or(there.start_date))
+    }
+
+    /// Takes up an execution that failed, timed out or was stopped.
+    pub async fn redrive(&self, arn: &str) -> Result<jiff::Timestamp, RedriveError> {
+        let there = self.describe(arn).await?.ok_or_else(|| ExecutionError::NotFound(arn.to_owned()))?;
+        match there.redrive_status {
+            RedriveStatus::Redrivable => {}
+            RedriveStatus::NotRedrivable(reason) => return Err(RedriveError::NotRedrivable(reason)),
+            RedriveStatus::RedrivableByMapRun => {
+                return Err(RedriveError::NotRedrivable(
+                    "Execution is a child workflow execution and can only be redriven by its Map Run"
+                        .to_owned(),
+                ));
+            }
+        }
+        let wanted = arn.to_owned();
+        let row = self
+            .inner
+            .read(move |journal| journal.execution_by_arn(&wanted))
+            .await
+            .map_err(ExecutionError::from)?
+            .ok_or_else(|| ExecutionError::NotFound(arn.to_owned()))?;
+        Ok(timestamp(self.inner.redrive_row(row).await?))
+    }
+}
+
+/// A synchronous execution ends with the question for it.
+struct StopWhenDropped {
+    engine: Engine,
+    arn: Arc<str>,
+}
+
+impl Drop for StopWhenDropped {
+    fn drop(&mut self) {
+        if let Some(running) = self.engine.inner.live.by_arn(&self.arn) {
+            let _ = self.engine.inner.deliver(&running, Event::Stop { error: None, cause: None }, |_| ());
+        }
+    }
+}
+
+fn same_start(there: &Description, input: &str) -> Result<Started, StartError> {
+    if there.status == Status::Running && *there.input == *input {
+        return Ok(Started { execution_arn: there.execution_arn.clone(), start_date: there.start_date });
+    }
+    Err(StartError::AlreadyExists { arn: there.execution_arn.clone() })
+}
+
+fn unreadable(error: ExecutionError) -> StartError {
+    match error {
+        ExecutionError::Journal(error) => StartError::Journal(error),
+        other => StartError::Journal(JournalError::Database(other.to_string())),
+    }
+}

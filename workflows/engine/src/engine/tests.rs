@@ -1,0 +1,189 @@
+//! The engine from outside: real journals, scripted functions, time that jumps.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use futures::future::BoxFuture;
+use mayfly_workflows_language::definition::MachineType;
+use mayfly_workflows_language::parse;
+use parking_lot::Mutex;
+use serde_json::json;
+
+use super::*;
+use crate::journal::{Journal, MemoryJournal};
+use crate::timers::VirtualClock;
+
+mod durability;
+mod speed;
+mod states;
+
+/// Functions by name; counts what was called with which key.
+#[derive(Default)]
+pub(super) struct Scripted {
+    pub(super) calls: Mutex<Vec<(String, String)>>,
+    pub(super) keys: Mutex<HashMap<String, u32>>,
+}
+
+impl Functions for Scripted {
+    fn invoke(&self, call: FunctionCall) -> BoxFuture<'_, Result<FunctionOutput, FunctionError>> {
+        Box::pin(async move {
+            let name = call.function.rsplit(':').next().unwrap_or_default().to_owned();
+            self.calls.lock().push((name.clone(), call.payload.clone()));
+            let count = {
+                let mut keys = self.keys.lock();
+                let count = keys.entry(call.idempotency_key).or_default();
+                *count += 1;
+                *count
+            };
+            let answered = |payload: String| {
+                Ok(FunctionOutput { payload, status: 200, executed_version: "$LATEST".to_owned() })
+            };
+            match name.as_str() {
+                "echo" => answered(call.payload),
+                "fail" => Err(FunctionError {
+                    error_type: "Broken".to_owned(),
+                    cause: "{\"errorMessage\":\"no\"}".to_owned(),
+                }),
+                "double" => {
+                    let number: i64 = call.payload.parse().unwrap_or(0);
+                    answered((number * 2).to_string())
+                }
+                "never" => std::future::pending().await,
+                "count" => answered(count.to_string()),
+                _ => answered("null".to_owned()),
+            }
+        })
+    }
+}
+
+pub(super) struct NoHttp;
+
+impl HttpTasks for NoHttp {
+    fn send(
+        &self,
+        _request: http::Request<bytes::Bytes>,
+    ) -> BoxFuture<'_, Result<http::Response<bytes::Bytes>, String>> {
+        Box::pin(async { Err("connection refused".to_owned()) })
+    }
+}
+
+/// Files in memory.
+#[derive(Default)]
+pub(super) struct Files(pub(super) Mutex<HashMap<String, bytes::Bytes>>);
+
+impl Objects for Files {
+    fn get(&self, bucket: &str, key: &str) -> BoxFuture<'_, Result<bytes::Bytes, String>> {
+        let found = self.0.lock().get(&format!("{bucket}/{key}")).cloned();
+        Box::pin(async move { found.ok_or_else(|| "The specified key does not exist.".to_owned()) })
+    }
+
+    fn put(&self, bucket: &str, key: &str, body: bytes::Bytes) -> BoxFuture<'_, Result<(), String>> {
+        self.0.lock().insert(format!("{bucket}/{key}"), body);
+        Box::pin(async { Ok(()) })
+    }
+
+    fn list(&self, _bucket: &str, _prefix: &str) -> BoxFuture<'_, Result<Vec<ObjectEntry>, String>> {
+        Box::pin(async { Ok(Vec::new()) })
+    }
+}
+
+pub(super) struct AnyActivity;
+
+impl Activities for AnyActivity {
+    fn exists(&self, arn: &str) -> bool {
+        !arn.ends_with("missing")
+    }
+}
+
+pub(super) struct World {
+    pub(super) engine: Engine,
+    pub(super) functions: Arc<Scripted>,
+    pub(super) files: Arc<Files>,
+}
+
+pub(super) fn deps(functions: Arc<Scripted>, files: Arc<Files>) -> Deps {
+    let start = jiff::Timestamp::from_second(1_700_000_000).expect("a time");
+    Deps {
+        functions,
+        http: Arc::new(NoHttp),
+        objects: files,
+        clock: Arc::new(VirtualClock::at(start)),
+        randomness: Arc::new(OsRandomness),
+    }
+}
+
+impl World {
+    pub(super) async fn new() -> Self {
+        Self::on(Arc::new(MemoryJournal::default()), Arc::default()).await
+    }
+
+    pub(super) async fn on(journal: Arc<dyn Journal>, functions: Arc<Scripted>) -> Self {
+        let files: Arc<Files> = Arc::default();
+        let deps = deps(functions.clone(), files.clone());
+        let engine = Engine::with_journal(Config::default(), deps, journal).await.expect("opens");
+        engine.bind_activities(Arc::new(AnyActivity));
+        Self { engine, functions, files }
+    }
+
+    pub(super) async fn start(&self, machine: &Arc<StateMachine>, input: &str) -> String {
+        let started = self.engine.start_execution(request(machine, input)).await.expect("starts");
+        started.execution_arn
+    }
+
+    /// Runs a definition to its end; its outcome and its history as lines.
+    pub(super) async fn run(&self, definition: serde_json::Value, input: &str) -> (Description, Vec<String>) {
+        let arn = self.start(&machine(definition, Kind::Standard), input).await;
+        let ended = self.engine.wait(&arn).await.expect("there");
+        (ended, self.lines(&arn).await)
+    }
+
+    pub(super) async fn lines(&self, arn: &str) -> Vec<String> {
+        let events = self.engine.events(arn).await.expect("read").expect("there");
+        events.iter().map(|event| format!("{} {} {}", event.id, event.previous, event.kind)).collect()
+    }
+}
+
+pub(super) fn request(machine: &Arc<StateMachine>, input: &str) -> StartRequest {
+    StartRequest {
+        state_machine: machine.clone(),
+        name: None,
+        input: input.to_owned(),
+        trace_header: None,
+        version_arn: None,
+        alias_arn: None,
+    }
+}
+
+pub(super) fn machine(definition: serde_json::Value, kind: Kind) -> Arc<StateMachine> {
+    let text = definition.to_string();
+    let machine_type = match kind {
+        Kind::Standard => MachineType::Standard,
+        Kind::Express => MachineType::Express,
+    };
+    let compiled = match parse::compile(&text, machine_type) {
+        Ok(compiled) => compiled,
+        Err(rejection) => panic!("{}", rejection.message()),
+    };
+    Arc::new(StateMachine {
+        arn: "arn:aws:states:us-east-1:000000000000:stateMachine:m".to_owned(),
+        name: "m".to_owned(),
+        role_arn: "arn:aws:iam::000000000000:role/r".to_owned(),
+        kind,
+        definition_text: text.into(),
+        definition: Arc::new(compiled),
+        details: json!({"revision": 1}),
+        flow: None,
+    })
+}
+
+pub(super) fn task(name: &str) -> serde_json::Value {
+    json!({"Type": "Task", "Resource": format!("arn:aws:lambda:us-east-1:000000000000:function:{name}")})
+}
+
+pub(super) fn with(mut state: serde_json::Value, more: serde_json::Value) -> serde_json::Value {
+    let (Some(state_members), Some(more)) = (state.as_object_mut(), more.as_object()) else {
+        panic!("objects")
+    };
+    state_members.extend(more.clone());
+    state
+}

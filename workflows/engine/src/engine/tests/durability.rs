@@ -1,0 +1,220 @@
+//! Killed at every record: the outcome and the history are the same, and no
+//! effect is missing.
+
+use super::*;
+use crate::journal::{Batch, Change, MemoryJournal};
+
+/// Takes `left` batches with records and then nothing any more, as a process
+/// that was killed: what was taken is there, nothing after it.
+struct Killed {
+    journal: Arc<MemoryJournal>,
+    left: Mutex<u64>,
+    dead: Arc<tokio::sync::Notify>,
+}
+
+impl Journal for Killed {
+    fn write(&self, batch: Batch) -> Result<(), crate::journal::JournalError> {
+        let mut left = self.left.lock();
+        if *left == 0 {
+            self.dead.notify_one();
+            // Never acknowledged: nobody hears of it again.
+            std::mem::forget(batch.done);
+            return Ok(());
+        }
+        *left -= 1;
+        self.journal.write(batch)
+    }
+    fn last_execution(&self) -> Result<u64, crate::journal::JournalError> {
+        self.journal.last_execution()
+    }
+    fn execution(
+        &self,
+        id: u64,
+    ) -> Result<Option<crate::journal::ExecutionRow>, crate::journal::JournalError> {
+        self.journal.execution(id)
+    }
+    fn execution_by_arn(
+        &self,
+        arn: &str,
+    ) -> Result<Option<crate::journal::ExecutionRow>, crate::journal::JournalError> {
+        self.journal.execution_by_arn(arn)
+    }
+    fn records(
+        &self,
+        id: u64,
+        after: u64,
+    ) -> Result<Vec<crate::journal::RecordRow>, crate::journal::JournalError> {
+        self.journal.records(id, after)
+    }
+    fn part(&self, digest: &crate::journal::Digest) -> Result<Option<String>, crate::journal::JournalError> {
+        self.journal.part(digest)
+    }
+    fn machine(
+        &self,
+        digest: &crate::journal::Digest,
+    ) -> Result<Option<Vec<u8>>, crate::journal::JournalError> {
+        self.journal.machine(digest)
+    }
+    fn list(
+        &self,
+        query: &crate::journal::ListRows,
+    ) -> Result<Vec<crate::journal::ExecutionRow>, crate::journal::JournalError> {
+        self.journal.list(query)
+    }
+    fn open_executions(&self) -> Result<Vec<u64>, crate::journal::JournalError> {
+        self.journal.open_executions()
+    }
+    fn map_run(&self, arn: &str) -> Result<Option<u64>, crate::journal::JournalError> {
+        self.journal.map_run(arn)
+    }
+    fn close(&self) {}
+}
+
+fn long_way() -> serde_json::Value {
+    let double = || with(task("double"), json!({"End": true}));
+    let branch = |state: serde_json::Value| json!({"StartAt": state["n"], "States": {state["n"].as_str().expect("named"): state["s"]}});
+    json!({"StartAt": "One", "States": {
+        "One": with(task("double"), json!({"Next": "Rest"})),
+        "Rest": {"Type": "Wait", "Seconds": 30, "Next": "Both"},
+        "Both": {"Type": "Parallel", "Next": "Each", "Branches": [
+            branch(json!({"n": "L", "s": double()})), branch(json!({"n": "R", "s": double()}))]},
+        "Each": {"Type": "Map", "MaxConcurrency": 1, "Next": "Far",
+            "ItemProcessor": {"StartAt": "E", "States": {"E": double()}}},
+        "Far": {"Type": "Map", "MaxConcurrency": 1, "Next": "Try", "ItemProcessor": {
+            "ProcessorConfig": {"Mode": "DISTRIBUTED", "ExecutionType": "STANDARD"},
+            "StartAt": "F", "States": {"F": with(task("double"), json!({"End": true}))}}},
+        "Try": with(task("fail"), json!({"End": true,
+            "Retry": [{"ErrorEquals": ["Broken"], "MaxAttempts": 1}],
+            "Catch": [{"ErrorEquals": ["States.ALL"], "ResultPath": null, "Next": "Last"}]})),
+        "Last": {"Type": "Pass", "End": true}}})
+}
+
+#[tokio::test]
+async fn killed_at_every_record_the_outcome_is_the_same() {
+    let whole = World::new().await;
+    let machine = machine(long_way(), Kind::Standard);
+    let arn = whole.start(&machine, "1").await;
+    let expected = whole.engine.wait(&arn).await.expect("there");
+    assert_eq!(expected.output.as_deref(), Some("[16,16]"), "{:?}", expected.cause);
+    let expected_lines: Vec<String> = kinds(&whole.lines(&arn).await);
+
+    let mut kills = 0;
+    for left in 1.. {
+        let journal = Arc::new(MemoryJournal::default());
+        let dead = Arc::new(tokio::sync::Notify::new());
+        let killed =
+            Arc::new(Killed { journal: journal.clone(), left: Mutex::new(left), dead: dead.clone() });
+        let first = World::on(killed, Arc::default()).await;
+        let arn = first.start(&machine, "1").await;
+        let survived = tokio::select! {
+            () = dead.notified() => false,
+            _ = first.engine.wait(&arn) => true,
+        };
+        let functions = first.functions.clone();
+        drop(first);
+        if survived {
+            break;
+        }
+        kills += 1;
+        let second = World::on(journal, functions.clone()).await;
+        second.engine.resume().await.expect("resumes");
+        let ended = second.engine.wait(&arn).await.expect("there");
+        assert_eq!((ended.status, &ended.output), (expected.status, &expected.output), "killed after {left}");
+        assert_eq!(kinds(&second.lines(&arn).await), expected_lines, "killed after {left}");
+        let keys = functions.keys.lock();
+        assert_eq!(keys.len(), 1 + 2 + 2 + 2 + 2, "killed after {left}: as many effects as without the kill");
+    }
+    assert!(kills > 10, "{kills} kills");
+}
+
+/// The order in which two children end differs; which events there are does not.
+fn kinds(lines: &[String]) -> Vec<String> {
+    lines.to_vec()
+}
+
+#[tokio::test]
+async fn a_batch_that_is_refused_is_not_acknowledged() {
+    let journal = Arc::new(MemoryJournal::default());
+    let world = World::on(journal.clone(), Arc::default()).await;
+    journal.close();
+    let definition = json!({"StartAt": "A", "States": {"A": {"Type": "Pass", "End": true}}});
+    let refused = world.engine.start_execution(request(&machine(definition, Kind::Standard), "{}")).await;
+    assert!(matches!(refused, Err(StartError::Journal(_))));
+    assert_eq!(world.engine.load().0, 0, "nothing stays behind");
+}
+
+#[tokio::test]
+async fn payloads_are_stored_once() {
+    let journal = Arc::new(Counted { journal: MemoryJournal::default(), parts: Mutex::default() });
+    let world = World::on(journal.clone(), Arc::default()).await;
+    let text = format!("\"{}\"", "x".repeat(5_000));
+    let definition = json!({"StartAt": "A", "States": {
+        "A": with(task("echo"), json!({"Next": "B"})), "B": with(task("echo"), json!({"End": true}))}});
+    let (ended, _) = world.run(definition, &text).await;
+    assert_eq!(ended.output.as_deref(), Some(text.as_str()));
+    let parts = journal.parts.lock();
+    assert!(parts.len() > 1);
+    assert!(parts.iter().all(|digest| *digest == parts[0]), "input, results and output are one part");
+}
+
+struct Counted {
+    journal: MemoryJournal,
+    parts: Mutex<Vec<crate::journal::Digest>>,
+}
+
+impl Journal for Counted {
+    fn write(&self, batch: Batch) -> Result<(), crate::journal::JournalError> {
+        for change in &batch.changes {
+            if let Change::Part { digest, .. } = change {
+                self.parts.lock().push(*digest);
+            }
+        }
+        self.journal.write(batch)
+    }
+    fn last_execution(&self) -> Result<u64, crate::journal::JournalError> {
+        self.journal.last_execution()
+    }
+    fn execution(
+        &self,
+        id: u64,
+    ) -> Result<Option<crate::journal::ExecutionRow>, crate::journal::JournalError> {
+        self.journal.execution(id)
+    }
+    fn execution_by_arn(
+        &self,
+        arn: &str,
+    ) -> Result<Option<crate::journal::ExecutionRow>, crate::journal::JournalError> {
+        self.journal.execution_by_arn(arn)
+    }
+    fn records(
+        &self,
+        id: u64,
+        after: u64,
+    ) -> Result<Vec<crate::journal::RecordRow>, crate::journal::JournalError> {
+        self.journal.records(id, after)
+    }
+    fn part(&self, digest: &crate::journal::Digest) -> Result<Option<String>, crate::journal::JournalError> {
+        self.journal.part(digest)
+    }
+    fn machine(
+        &self,
+        digest: &crate::journal::Digest,
+    ) -> Result<Option<Vec<u8>>, crate::journal::JournalError> {
+        self.journal.machine(digest)
+    }
+    fn list(
+        &self,
+        query: &crate::journal::ListRows,
+    ) -> Result<Vec<crate::journal::ExecutionRow>, crate::journal::JournalError> {
+        self.journal.list(query)
+    }
+    fn open_executions(&self) -> Result<Vec<u64>, crate::journal::JournalError> {
+        self.journal.open_executions()
+    }
+    fn map_run(&self, arn: &str) -> Result<Option<u64>, crate::journal::JournalError> {
+        self.journal.map_run(arn)
+    }
+    fn close(&self) {
+        self.journal.close();
+    }
+}

@@ -1,0 +1,294 @@
+//! Every kind of state, with the events AWS would tell.
+
+use super::*;
+
+#[tokio::test]
+async fn a_function_is_called() {
+    let world = World::new().await;
+    let definition = json!({"StartAt": "A", "States": {"A": with(task("double"), json!({"End": true}))}});
+    let (ended, lines) = world.run(definition, "21").await;
+    assert_eq!(ended.status, Status::Succeeded);
+    assert_eq!(ended.output.as_deref(), Some("42"));
+    assert_eq!(
+        lines,
+        [
+            "1 0 ExecutionStarted",
+            "2 0 TaskStateEntered",
+            "3 2 LambdaFunctionScheduled",
+            "4 3 LambdaFunctionStarted",
+            "5 4 LambdaFunctionSucceeded",
+            "6 5 TaskStateExited",
+            "7 6 ExecutionSucceeded",
+        ]
+    );
+}
+
+#[tokio::test]
+async fn waiting_takes_no_time() {
+    let world = World::new().await;
+    let definition = json!({"StartAt": "A", "States": {
+        "A": {"Type": "Wait", "Seconds": 86_400, "Next": "B"}, "B": {"Type": "Succeed"}}});
+    let (ended, lines) = world.run(definition, "{}").await;
+    assert_eq!(ended.status, Status::Succeeded);
+    let waited = ended.stop_date.expect("ended").as_second() - ended.start_date.as_second();
+    assert_eq!(waited, 86_400);
+    assert_eq!(lines[2], "3 2 WaitStateExited");
+}
+
+#[tokio::test]
+async fn errors_are_retried_and_caught() {
+    let world = World::new().await;
+    let definition = json!({"StartAt": "A", "States": {
+        "A": with(task("fail"), json!({
+            "Retry": [{"ErrorEquals": ["Broken"], "MaxAttempts": 2, "IntervalSeconds": 3}],
+            "Catch": [{"ErrorEquals": ["States.ALL"], "ResultPath": "$.e", "Next": "B"}],
+            "Next": "B"})),
+        "B": {"Type": "Pass", "End": true}}});
+    let (ended, lines) = world.run(definition, "{\"k\":1}").await;
+    assert_eq!(
+        ended.output.as_deref(),
+        Some(r#"{"k":1,"e":{"Error":"Broken","Cause":"{\"errorMessage\":\"no\"}"}}"#)
+    );
+    assert_eq!(world.functions.calls.lock().len(), 3);
+    let waited = ended.stop_date.expect("ended").as_second() - ended.start_date.as_second();
+    assert_eq!(waited, 3 + 6);
+    assert_eq!(lines.iter().filter(|line| line.ends_with("LambdaFunctionFailed")).count(), 3);
+    assert_eq!(lines[5], "6 5 LambdaFunctionScheduled");
+}
+
+#[tokio::test]
+async fn a_task_runs_out_of_time() {
+    let world = World::new().await;
+    let definition = json!({"StartAt": "A", "States": {
+        "A": with(task("never"), json!({"TimeoutSeconds": 5, "End": true,}))}});
+    // A function that is being called keeps a virtual clock from jumping: it is moved by hand.
+    let arn = world.start(&machine(definition, Kind::Standard), "{}").await;
+    world.engine.inner.deps.clock.sleep_until(1_700_000_000_000 + 5_000).await;
+    let ended = world.engine.wait(&arn).await.expect("there");
+    assert_eq!((ended.status, ended.error.as_deref()), (Status::Failed, Some("States.Timeout")));
+    assert_eq!(world.lines(&arn).await[4], "5 4 LambdaFunctionTimedOut");
+}
+
+#[tokio::test]
+async fn branches_run_side_by_side() {
+    let world = World::new().await;
+    let branch =
+        |name: &str| json!({"StartAt": name, "States": {name: with(task("echo"), json!({"End": true}))}});
+    let definition = json!({"StartAt": "P", "States": {
+        "P": {"Type": "Parallel", "Branches": [branch("A"), branch("B")], "End": true}}});
+    let (ended, lines) = world.run(definition, "7").await;
+    assert_eq!(ended.output.as_deref(), Some("[7,7]"));
+    assert_eq!(lines[3], "4 3 TaskStateEntered");
+    assert!(lines.last().is_some_and(|line| line.ends_with("ExecutionSucceeded")));
+    assert!(lines.iter().any(|line| line.ends_with("ParallelStateSucceeded")));
+}
+
+#[tokio::test]
+async fn a_map_keeps_the_order_of_its_items() {
+    let world = World::new().await;
+    let definition = json!({"StartAt": "M", "States": {"M": {"Type": "Map", "MaxConcurrency": 2,
+        "ItemProcessor": {"StartAt": "A", "States": {"A": with(task("double"), json!({"End": true}))}}, "End": true}}});
+    let (ended, _) = world.run(definition, "[1,2,3,4,5]").await;
+    assert_eq!(ended.output.as_deref(), Some("[2,4,6,8,10]"));
+}
+
+#[tokio::test]
+async fn an_empty_map_ends_at_once() {
+    let world = World::new().await;
+    let definition = json!({"StartAt": "M", "States": {"M": {"Type": "Map",
+        "ItemProcessor": {"StartAt": "A", "States": {"A": {"Type": "Pass", "End": true}}}, "End": true}}});
+    let (ended, lines) = world.run(definition, "[]").await;
+    assert_eq!(ended.output.as_deref(), Some("[]"));
+    assert_eq!(lines[3..], ["4 3 MapStateSucceeded", "5 3 MapStateExited", "6 5 ExecutionSucceeded"]);
+}
+
+fn distributed(more: serde_json::Value) -> serde_json::Value {
+    let map = json!({"Type": "Map", "End": true, "ItemProcessor": {
+        "ProcessorConfig": {"Mode": "DISTRIBUTED", "ExecutionType": "STANDARD"},
+        "StartAt": "A", "States": {"A": with(task("echo"), json!({"End": true}))}}});
+    json!({"StartAt": "M", "States": {"M": with(map, more)}})
+}
+
+#[tokio::test]
+async fn a_distributed_map_runs_children() {
+    let world = World::new().await;
+    let arn = world.start(&machine(distributed(json!({"Label": "L"})), Kind::Standard), "[1,2,3]").await;
+    let ended = world.engine.wait(&arn).await.expect("there");
+    assert_eq!(ended.output.as_deref(), Some("[1,2,3]"));
+    let lines = world.lines(&arn).await;
+    assert_eq!(
+        lines[2..6],
+        ["3 2 MapStateStarted", "4 3 MapRunStarted", "5 4 MapRunSucceeded", "6 5 MapStateSucceeded",]
+    );
+    let runs = world.engine.list_map_runs(&arn).await.expect("read").expect("there");
+    let [run] = runs.as_slice() else { panic!("one run") };
+    assert_eq!(run.execution_counts.succeeded, 3);
+    let of = Of::MapRun(run.map_run_arn.clone());
+    let query = ListQuery { of, status: None, redriven: None, limit: 2, from: None };
+    let page = world.engine.list(query).await.expect("lists");
+    assert_eq!(page.items.len(), 2);
+    assert!(page.next.is_some());
+    assert_eq!(page.items[0].state_machine_arn, "arn:aws:states:us-east-1:000000000000:stateMachine:m/L");
+    let run_arn = run.map_run_arn.clone();
+    assert!(world.engine.describe_map_run(&run_arn).await.expect("read").is_some());
+}
+
+#[tokio::test]
+async fn items_come_from_files_in_batches_and_results_go_to_files() {
+    let world = World::new().await;
+    world.files.0.lock().insert("b/in.csv".to_owned(), "id,name\n1,x\n2,y\n3,z\n".into());
+    let definition = distributed(json!({
+        "ItemReader": {"Resource": "arn:aws:states:::s3:getObject",
+            "ReaderConfig": {"InputType": "CSV", "CSVHeaderLocation": "FIRST_ROW"},
+            "Parameters": {"Bucket": "b", "Key": "in.csv"}},
+        "ItemBatcher": {"MaxItemsPerBatch": 2},
+        "ResultWriter": {"Resource": "arn:aws:states:::s3:putObject", "Parameters": {"Bucket": "o", "Prefix": "p"}}}));
+    let (ended, _) = world.run(definition, "{}").await;
+    assert_eq!((ended.status, ended.cause.as_deref()), (Status::Succeeded, None));
+    let files = world.files.0.lock();
+    let written = files.iter().find(|(name, _)| name.ends_with("SUCCEEDED_0.json")).expect("written").1;
+    let written: serde_json::Value = serde_json::from_slice(written).expect("JSON");
+    assert_eq!(written.as_array().map(Vec::len), Some(2));
+    let inputs: Vec<&str> =
+        written.as_array().into_iter().flatten().filter_map(|item| item["Input"].as_str()).collect();
+    assert!(inputs.contains(&r#"{"Items":[{"id":"1","name":"x"},{"id":"2","name":"y"}]}"#), "{inputs:?}");
+}
+
+#[tokio::test]
+async fn failures_are_tolerated_up_to_a_number() {
+    let world = World::new().await;
+    let definition = |tolerated| {
+        json!({"StartAt": "M", "States": {"M": {"Type": "Map", "End": true, "ToleratedFailureCount": tolerated,
+            "ItemProcessor": {"ProcessorConfig": {"Mode": "DISTRIBUTED", "ExecutionType": "STANDARD"},
+                "StartAt": "C", "States": {
+                    "C": {"Type": "Choice", "Choices": [{"Variable": "$", "NumericEquals": 1, "Next": "F"}], "Default": "A"},
+                    "A": {"Type": "Pass", "End": true}, "F": {"Type": "Fail", "Error": "E"}}}}}})
+    };
+    let (ended, _) = world.run(definition(1), "[0,1,2]").await;
+    assert_eq!(ended.output.as_deref(), Some("[0,2]"));
+    let (ended, lines) = world.run(definition(0), "[0,1,2]").await;
+    assert_eq!(ended.error.as_deref(), Some("States.ExceedToleratedFailureThreshold"));
+    assert_eq!(lines[4..], ["5 4 MapRunFailed", "6 5 MapStateFailed", "7 6 ExecutionFailed"]);
+}
+
+#[tokio::test]
+async fn a_worker_takes_an_activity() {
+    let world = World::new().await;
+    let arn = "arn:aws:states:us-east-1:000000000000:activity:a";
+    let definition = json!({"StartAt": "A", "States": {"A": {"Type": "Task", "Resource": arn, "End": true}}});
+    let execution = world.start(&machine(definition, Kind::Standard), "{\"k\":1}").await;
+    let work = world.engine.get_activity_task(arn, Some("w".to_owned())).await.expect("work");
+    assert_eq!(work.input, "{\"k\":1}");
+    assert_eq!(world.engine.send_task_success("Invalid", "1").await, Err(TokenError::Invalid));
+    world.engine.send_task_heartbeat(&work.token).await.expect("alive");
+    world.engine.send_task_success(&work.token, "{\"done\":true}").await.expect("taken");
+    let ended = world.engine.wait(&execution).await.expect("there");
+    assert_eq!(ended.output.as_deref(), Some("{\"done\":true}"));
+    assert_eq!(world.engine.send_task_success(&work.token, "1").await, Err(TokenError::TimedOut));
+    let lines = world.lines(&execution).await;
+    assert_eq!(lines[2..5], ["3 2 ActivityScheduled", "4 3 ActivityStarted", "5 4 ActivitySucceeded"]);
+}
+
+#[tokio::test]
+async fn an_activity_that_is_not_there_is_a_runtime_error() {
+    let world = World::new().await;
+    let arn = "arn:aws:states:us-east-1:000000000000:activity:missing";
+    let definition = json!({"StartAt": "A", "States": {"A": {"Type": "Task", "Resource": arn, "End": true}}});
+    let (ended, lines) = world.run(definition, "{}").await;
+    assert_eq!(ended.error.as_deref(), Some("States.Runtime"));
+    assert_eq!(
+        ended.cause.as_deref(),
+        Some(
+            "An error occurred while executing the state 'A' (entered at the event id #2). The activity \
+             arn:aws:states:us-east-1:000000000000:activity:missing does not exist."
+        )
+    );
+    assert_eq!(lines[2], "3 2 ExecutionFailed");
+}
+
+#[tokio::test]
+async fn a_heartbeat_that_stays_away_ends_a_task() {
+    let world = World::new().await;
+    let definition = json!({"StartAt": "A", "States": {"A": {"Type": "Task", "End": true, "HeartbeatSeconds": 9,
+        "Resource": "arn:aws:states:::lambda:invoke.waitForTaskToken",
+        "Parameters": {"FunctionName": "echo", "Payload": {"t.$": "$$.Task.Token"}}}}});
+    let (ended, lines) = world.run(definition, "{}").await;
+    assert_eq!(ended.error.as_deref(), Some("States.HeartbeatTimeout"));
+    assert_eq!(
+        lines[2..6],
+        ["3 2 TaskScheduled", "4 3 TaskStarted", "5 4 TaskSubmitted", "6 5 TaskTimedOut"]
+    );
+}
+
+#[tokio::test]
+async fn an_execution_is_stopped_and_redriven() {
+    let world = World::new().await;
+    let definition = json!({"StartAt": "A", "States": {
+        "A": {"Type": "Pass", "Next": "B"}, "B": with(task("fail"), json!({"End": true}))}});
+    let arn = world.start(&machine(definition, Kind::Standard), "{}").await;
+    let ended = world.engine.wait(&arn).await.expect("there");
+    assert_eq!(ended.redrive_status, RedriveStatus::Redrivable);
+    world.engine.redrive(&arn).await.expect("redriven");
+    let ended = world.engine.wait(&arn).await.expect("there");
+    assert_eq!((ended.status, ended.redrive_count), (Status::Failed, 1));
+    assert_eq!(world.functions.calls.lock().len(), 2, "only what failed ran again");
+    let lines = world.lines(&arn).await;
+    assert_eq!(lines.iter().filter(|line| line.ends_with("PassStateEntered")).count(), 1);
+    assert!(lines.iter().any(|line| line.ends_with("ExecutionRedriven")));
+}
+
+#[tokio::test]
+async fn the_same_start_twice_is_one_start() {
+    let world = World::new().await;
+    let activity = "arn:aws:states:us-east-1:000000000000:activity:a";
+    let machine = machine(
+        json!({"StartAt": "A", "States": {"A": {"Type": "Task", "Resource": activity, "End": true}}}),
+        Kind::Standard,
+    );
+    let named = |input: &str| StartRequest { name: Some("n".to_owned()), ..request(&machine, input) };
+    let first = world.engine.start_execution(named("{}")).await.expect("starts");
+    assert_eq!(world.engine.start_execution(named("{}")).await.expect("the same"), first);
+    assert!(matches!(world.engine.start_execution(named("1")).await, Err(StartError::AlreadyExists { .. })));
+    let stopped = world.engine.stop(&first.execution_arn, Some("E".to_owned()), None).await;
+    assert!(stopped.is_ok());
+    assert!(matches!(world.engine.start_execution(named("{}")).await, Err(StartError::AlreadyExists { .. })));
+    let lines = world.lines(&first.execution_arn).await;
+    assert!(lines.last().is_some_and(|line| line.ends_with(" 0 ExecutionAborted")), "{lines:?}");
+}
+
+#[tokio::test]
+async fn express_runs_to_its_end() {
+    let world = World::new().await;
+    let definition = json!({"StartAt": "A", "States": {"A": with(task("double"), json!({"End": true}))}});
+    let ended =
+        world.engine.start_sync(request(&machine(definition, Kind::Express), "4")).await.expect("runs");
+    assert_eq!(ended.output.as_deref(), Some("8"));
+    assert!(ended.execution_arn.contains(":express:m:"));
+}
+
+#[tokio::test]
+async fn an_endless_loop_leaves_turns_to_others() {
+    let world = World::new().await;
+    let definition = json!({"StartAt": "A", "States": {
+        "A": {"Type": "Pass", "Next": "B"},
+        "B": {"Type": "Choice", "Choices": [{"Variable": "$.stop", "IsPresent": true, "Next": "C"}], "Default": "A"},
+        "C": {"Type": "Succeed"}}});
+    let endless = world.start(&machine(definition, Kind::Standard), "{}").await;
+    let other = json!({"StartAt": "A", "States": {"A": with(task("double"), json!({"End": true}))}});
+    let (ended, _) = world.run(other, "1").await;
+    assert_eq!(ended.status, Status::Succeeded);
+    world.engine.stop(&endless, None, None).await.expect("stops");
+    assert_eq!(world.engine.wait(&endless).await.expect("there").status, Status::Aborted);
+}
+
+#[tokio::test]
+async fn an_integration_that_is_not_there_can_be_caught() {
+    let world = World::new().await;
+    let definition = json!({"StartAt": "A", "States": {
+        "A": {"Type": "Task", "Resource": "arn:aws:states:::sqs:sendMessage", "Parameters": {"QueueUrl": "q", "MessageBody": "m"},
+            "Catch": [{"ErrorEquals": ["Mayfly.IntegrationNotSupported"], "Next": "B"}], "End": true},
+        "B": {"Type": "Pass", "End": true}}});
+    let (ended, _) = world.run(definition, "{}").await;
+    assert_eq!(ended.status, Status::Succeeded);
+    assert!(ended.output.is_some_and(|output| output.contains("arn:aws:states:::sqs:sendMessage")));
+}

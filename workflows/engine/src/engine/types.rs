@@ -1,0 +1,226 @@
+//! What goes into the engine and comes out of it, in the API's own words.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use mayfly_workflows_language::definition;
+use serde::{Deserialize, Serialize};
+
+/// How an execution is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Kind {
+    /// Every step is journalled; survives a crash; has a history.
+    Standard,
+    /// Runs in memory, five minutes at most, and leaves only its result.
+    Express,
+}
+
+/// The state machine an execution runs, as it was when it started.
+///
+/// Made once per revision by the catalog and shared; kept in the journal, so
+/// that an execution outlives the deletion of its state machine.
+#[derive(Debug)]
+pub struct StateMachine {
+    /// ARN without version or alias.
+    pub arn: String,
+    /// Its name; for a map run's children `machine/label`.
+    pub name: String,
+    /// The role in whose name it runs.
+    pub role_arn: String,
+    /// Standard or express.
+    pub kind: Kind,
+    /// The definition as it was uploaded.
+    pub definition_text: Arc<str>,
+    /// The same, compiled.
+    pub definition: Arc<definition::StateMachine>,
+    /// The catalog's own facts (revision, logging, tracing…): opaque here,
+    /// given back by [`super::Engine::snapshot`].
+    pub details: serde_json::Value,
+    /// What an execution runs of it: all when absent, a Map's processor for a
+    /// map run's children.
+    pub flow: Option<definition::FlowId>,
+}
+
+/// Starts one execution.
+#[derive(Debug, Clone)]
+pub struct StartRequest {
+    /// What to run.
+    pub state_machine: Arc<StateMachine>,
+    /// The execution's name; a random UUID when absent.
+    pub name: Option<String>,
+    /// JSON text, already checked by the API; kept as written.
+    pub input: String,
+    /// `X-Amzn-Trace-Id`, passed through.
+    pub trace_header: Option<String>,
+    /// Present when a version was started.
+    pub version_arn: Option<String>,
+    /// Present when an alias was started.
+    pub alias_arn: Option<String>,
+}
+
+/// An accepted start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Started {
+    /// The execution's ARN.
+    pub execution_arn: String,
+    /// When it started; of the first start when the same start came twice.
+    pub start_date: Timestamp,
+}
+
+/// Where an execution stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Status {
+    /// Not ended.
+    Running,
+    /// Ended with an output.
+    Succeeded,
+    /// Ended with an error.
+    Failed,
+    /// Ended by its own `TimeoutSeconds`.
+    TimedOut,
+    /// Stopped from outside.
+    Aborted,
+    /// A map run's child that waits for its parent's redrive to reach it.
+    PendingRedrive,
+}
+
+impl Status {
+    /// The API's spelling.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Status::Running => "RUNNING",
+            Status::Succeeded => "SUCCEEDED",
+            Status::Failed => "FAILED",
+            Status::TimedOut => "TIMED_OUT",
+            Status::Aborted => "ABORTED",
+            Status::PendingRedrive => "PENDING_REDRIVE",
+        }
+    }
+
+    /// The inverse of [`Status::as_str`].
+    pub fn parse(text: &str) -> Option<Status> {
+        [
+            Status::Running,
+            Status::Succeeded,
+            Status::Failed,
+            Status::TimedOut,
+            Status::Aborted,
+            Status::PendingRedrive,
+        ]
+        .into_iter()
+        .find(|status| status.as_str() == text)
+    }
+}
+
+/// May an execution be redriven?
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RedriveStatus {
+    /// Yes.
+    Redrivable,
+    /// No, and why, in AWS's words.
+    NotRedrivable(String),
+    /// Only together with the map run it belongs to.
+    RedrivableByMapRun,
+}
+
+/// What `DescribeExecution` answers from.
+#[derive(Debug, Clone)]
+pub struct Description {
+    /// The execution's ARN.
+    pub execution_arn: String,
+    /// Its state machine's ARN, unqualified.
+    pub state_machine_arn: String,
+    /// The execution's name.
+    pub name: String,
+    /// Standard or express.
+    pub kind: Kind,
+    /// Where it stands.
+    pub status: Status,
+    /// When it started.
+    pub start_date: Timestamp,
+    /// When it ended.
+    pub stop_date: Option<Timestamp>,
+    /// The input, as it was written.
+    pub input: Arc<str>,
+    /// The output, when it succeeded.
+    pub output: Option<Arc<str>>,
+    /// The error's name, when it did not.
+    pub error: Option<String>,
+    /// The error's cause.
+    pub cause: Option<String>,
+    /// `X-Amzn-Trace-Id` of the start.
+    pub trace_header: Option<String>,
+    /// Version that was started.
+    pub version_arn: Option<String>,
+    /// Alias that was started.
+    pub alias_arn: Option<String>,
+    /// The map run that this child belongs to.
+    pub map_run_arn: Option<String>,
+    /// How many items this child was given.
+    pub item_count: Option<u64>,
+    /// How often it was redriven.
+    pub redrive_count: u32,
+    /// When it was last redriven.
+    pub redrive_date: Option<Timestamp>,
+    /// May it be redriven now?
+    pub redrive_status: RedriveStatus,
+}
+
+/// One page of a longer list.
+#[derive(Debug, Clone)]
+pub struct Page<T> {
+    /// What is on it.
+    pub items: Vec<T>,
+    /// Where the next one begins; absent on the last.
+    pub next: Option<String>,
+}
+
+/// Whose executions are listed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Of {
+    /// A state machine's, whatever version or alias they were started by.
+    StateMachine(String),
+    /// A version's.
+    Version(String),
+    /// An alias's.
+    Alias(String),
+    /// A map run's children.
+    MapRun(String),
+}
+
+/// A question for [`super::Engine::list`]; answers come newest first.
+#[derive(Debug, Clone)]
+pub struct ListQuery {
+    /// Whose.
+    pub of: Of,
+    /// Only those that stand so.
+    pub status: Option<Status>,
+    /// Only those that were (`true`) or never were (`false`) redriven.
+    pub redriven: Option<bool>,
+    /// How many on a page.
+    pub limit: usize,
+    /// [`Page::next`] of the page before.
+    pub from: Option<String>,
+}
+
+/// A question for [`super::Engine::history`].
+#[derive(Debug, Clone)]
+pub struct HistoryQuery {
+    /// Newest first.
+    pub reverse: bool,
+    /// Inputs and outputs too.
+    pub include_data: bool,
+    /// How many on a page.
+    pub limit: usize,
+    /// [`Page::next`] of the page before.
+    pub from: Option<String>,
+}
+
+/// A worker's piece of work.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ActivityTask {
+    /// Names the work when its outcome is reported.
+    pub token: String,
+    /// JSON text.
+    pub input: String,
+}

@@ -1,0 +1,110 @@
+//! Whose effect is next: in turn over the executions, bounded in all and each.
+//! A plain struct, no lock, no clock.
+
+use std::collections::{HashMap, VecDeque};
+
+/// Effects of many executions, waiting for one of a few places.
+#[derive(Debug)]
+pub(crate) struct Fair<T> {
+    places_max: usize,
+    each_max: usize,
+    running: usize,
+    executions: HashMap<u64, Share<T>>,
+    turns: VecDeque<u64>,
+}
+
+#[derive(Debug)]
+struct Share<T> {
+    waiting: VecDeque<T>,
+    running: usize,
+    in_turns: bool,
+}
+
+impl<T> Fair<T> {
+    /// At most `places_max` in all and `each_max` of one execution.
+    pub(crate) fn new(places_max: usize, each_max: usize) -> Self {
+        Self { places_max, each_max, running: 0, executions: HashMap::new(), turns: VecDeque::new() }
+    }
+
+    /// Adds an effect to its execution's line.
+    pub(crate) fn push(&mut self, execution: u64, effect: T) {
+        let share = self.executions.entry(execution).or_insert_with(|| Share {
+            waiting: VecDeque::new(),
+            running: 0,
+            in_turns: false,
+        });
+        share.waiting.push_back(effect);
+        if !share.in_turns && share.running < self.each_max {
+            share.in_turns = true;
+            self.turns.push_back(execution);
+        }
+    }
+
+    /// The next effect that may run now.
+    pub(crate) fn next(&mut self) -> Option<(u64, T)> {
+        if self.running >= self.places_max {
+            return None;
+        }
+        let execution = self.turns.pop_front()?;
+        let share = self.executions.get_mut(&execution)?;
+        let effect = share.waiting.pop_front()?;
+        share.running += 1;
+        self.running += 1;
+        share.in_turns = !share.waiting.is_empty() && share.running < self.each_max;
+        if share.in_turns {
+            self.turns.push_back(execution);
+        }
+        Some((execution, effect))
+    }
+
+    /// One of an execution's effects has ended.
+    pub(crate) fn ended(&mut self, execution: u64) {
+        self.running -= 1;
+        let Some(share) = self.executions.get_mut(&execution) else { return };
+        share.running -= 1;
+        if share.running == 0 && share.waiting.is_empty() {
+            self.executions.remove(&execution);
+        } else if !share.in_turns && !share.waiting.is_empty() {
+            share.in_turns = true;
+            self.turns.push_back(execution);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn executions_take_turns() {
+        let mut fair = Fair::new(10, 10);
+        for effect in 0..4 {
+            fair.push(1, effect);
+        }
+        fair.push(2, 10);
+        fair.push(3, 20);
+        let order: Vec<_> = std::iter::from_fn(|| fair.next()).map(|(_, effect)| effect).collect();
+        assert_eq!(order, [0, 10, 20, 1, 2, 3]);
+    }
+
+    #[test]
+    fn both_bounds_hold() {
+        let mut fair = Fair::new(3, 2);
+        for effect in 0..5 {
+            fair.push(1, effect);
+        }
+        fair.push(2, 10);
+        fair.push(2, 11);
+        let order: Vec<_> = std::iter::from_fn(|| fair.next()).map(|(_, effect)| effect).collect();
+        assert_eq!(order, [0, 10, 1]);
+        fair.ended(1);
+        assert_eq!(fair.next(), Some((2, 11)));
+        fair.ended(2);
+        fair.ended(2);
+        assert_eq!(fair.next(), Some((1, 2)));
+        assert_eq!(fair.next(), None, "the first execution has its two");
+        fair.ended(1);
+        fair.ended(1);
+        assert_eq!(fair.next(), Some((1, 3)));
+    }
+}

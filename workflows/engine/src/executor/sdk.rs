@@ -1,0 +1,150 @@
+//! How the answers of AWS services look inside a workflow.
+
+use mayfly_workflows_language::value::{Map, Value};
+
+use crate::machine::time_text;
+
+/// `RequestId` and the headers around an answer of `bytes` bytes.
+pub(crate) struct Envelope<'a> {
+    pub(crate) request_id: &'a str,
+    pub(crate) bytes: usize,
+    pub(crate) at_ms: i64,
+    pub(crate) content_type: &'a str,
+    /// Headers of this service: name, value.
+    pub(crate) extra: &'a [(&'a str, String)],
+}
+
+impl Envelope<'_> {
+    /// `SdkHttpMetadata` and `SdkResponseMetadata`.
+    pub(crate) fn members(&self) -> [(&'static str, Value); 2] {
+        let date = http_date(self.at_ms);
+        let length = self.bytes.to_string();
+        let mut all: Vec<(&str, Value)> = Vec::new();
+        let mut plain: Vec<(&str, Value)> = Vec::new();
+        let fixed = [
+            ("x-amzn-RequestId", self.request_id.to_owned()),
+            ("connection", "keep-alive".to_owned()),
+            ("Content-Length", length),
+            ("Date", date),
+            ("Content-Type", self.content_type.to_owned()),
+        ];
+        for (name, value) in self.extra.iter().cloned().chain(fixed) {
+            all.push((name, Value::from(vec![Value::from(value.as_str())])));
+            plain.push((name, Value::from(value)));
+        }
+        let metadata = Value::object([
+            ("AllHttpHeaders", Value::object(all)),
+            ("HttpHeaders", Value::object(plain)),
+            ("HttpStatusCode", Value::from(200_i64)),
+        ]);
+        [
+            ("SdkHttpMetadata", metadata),
+            ("SdkResponseMetadata", Value::object([("RequestId", Value::from(self.request_id))])),
+        ]
+    }
+}
+
+fn http_date(at_ms: i64) -> String {
+    match jiff::Timestamp::from_millisecond(at_ms) {
+        Ok(at) => at.to_zoned(jiff::tz::TimeZone::UTC).strftime("%a, %d %b %Y %H:%M:%S GMT").to_string(),
+        Err(_) => at_ms.to_string(),
+    }
+}
+
+/// How times of an answer are told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Times {
+    /// `aws-sdk:` integrations: ISO 8601.
+    Text,
+    /// Optimised integrations: milliseconds since the epoch.
+    Milliseconds,
+}
+
+/// An answer of our API as workflows see it: members begin with a capital,
+/// times (`…Date`) are no seconds any more.
+pub(crate) fn answer(value: &serde_json::Value, times: Times) -> Value {
+    match value {
+        serde_json::Value::Object(members) => Value::from(
+            members
+                .iter()
+                .map(|(name, value)| {
+                    let told = if name.ends_with("Date") || name == "timestamp" {
+                        time(value, times)
+                    } else {
+                        answer(value, times)
+                    };
+                    (capital(name).into(), told)
+                })
+                .collect::<Map>(),
+        ),
+        serde_json::Value::Array(items) => items.iter().map(|item| answer(item, times)).collect(),
+        other => Value::from(other),
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "milliseconds of our millennium")]
+fn time(value: &serde_json::Value, times: Times) -> Value {
+    let Some(seconds) = value.as_f64() else { return Value::from(value) };
+    let at_ms = (seconds * 1000.0).round() as i64;
+    match times {
+        Times::Text => Value::from(time_text(at_ms)),
+        Times::Milliseconds => Value::from(at_ms),
+    }
+}
+
+/// A task's arguments as our API reads them: members begin small; what the API
+/// wants as JSON text (`Input`, `Output`, `Definition`) is made text; nulls
+/// are left out.
+pub(crate) fn request(arguments: &Value) -> serde_json::Value {
+    let Some(members) = arguments.as_object() else { return serde_json::json!({}) };
+    let mut request = serde_json::Map::new();
+    for (name, value) in members.iter() {
+        if value.is_null() {
+            continue;
+        }
+        let told = match (&**name, value) {
+            ("Input" | "Output" | "Definition" | "Cause" | "Error", value) if !value.is_string() => {
+                serde_json::Value::String(value.to_text())
+            }
+            (_, value) => value.to_serde(),
+        };
+        request.insert(small(name), told);
+    }
+    serde_json::Value::Object(request)
+}
+
+/// `startDate` → `StartDate`.
+pub(crate) fn capital(name: &str) -> String {
+    let mut letters = name.chars();
+    letters.next().map_or_else(String::new, |first| first.to_ascii_uppercase().to_string() + letters.as_str())
+}
+
+fn small(name: &str) -> String {
+    let mut letters = name.chars();
+    letters.next().map_or_else(String::new, |first| first.to_ascii_lowercase().to_string() + letters.as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_and_answers_change_their_spelling() {
+        let arguments = Value::parse(r#"{"StateMachineArn":"a","Input":{"k":1},"Name":null}"#).expect("JSON");
+        assert_eq!(request(&arguments), serde_json::json!({"stateMachineArn": "a", "input": "{\"k\":1}"}));
+        let told = serde_json::json!({"executionArn": "e", "startDate": 1_700_000_000.25});
+        assert_eq!(
+            answer(&told, Times::Text).to_text(),
+            r#"{"ExecutionArn":"e","StartDate":"2023-11-14T22:13:20.250Z"}"#
+        );
+        assert_eq!(
+            answer(&told, Times::Milliseconds).to_text(),
+            r#"{"ExecutionArn":"e","StartDate":1700000000250}"#
+        );
+    }
+
+    #[test]
+    fn dates_are_http_dates() {
+        assert_eq!(http_date(1_700_000_000_000), "Tue, 14 Nov 2023 22:13:20 GMT");
+    }
+}

@@ -1,0 +1,317 @@
+//! The work of Task states.
+
+use mayfly_workflows_language::definition::{Pattern, Resource};
+use mayfly_workflows_language::value::Value;
+
+use super::activities::Work;
+use super::http;
+use super::sdk::{self, Envelope, Times};
+use crate::engine::{
+    Description, FunctionCall, FunctionError, Guards, IntegrationCall, OperationError, Reporter, Status,
+};
+use crate::journal::Payload;
+use crate::machine::{Event, TaskCall, time_text};
+
+/// How an effect came out.
+pub(crate) enum Finished {
+    /// With a result.
+    Result(Value),
+    /// With a result that is text already.
+    Text(String),
+    /// With an error.
+    Failed(FunctionError),
+    /// Somebody else will say.
+    Later,
+}
+
+impl From<Result<Value, FunctionError>> for Finished {
+    fn from(outcome: Result<Value, FunctionError>) -> Self {
+        match outcome {
+            Ok(value) => Finished::Result(value),
+            Err(failure) => Finished::Failed(failure),
+        }
+    }
+}
+
+/// Carries out a task.
+pub(crate) async fn run(reporter: &Reporter, task: TaskCall, guards: &mut Guards) -> Finished {
+    match &task.resource {
+        Resource::Function(_) => function(reporter, &task).await,
+        Resource::Activity(arn) => activity(reporter, arn, &task).await,
+        Resource::StartExecution { pattern: Pattern::Sync, parsed_output } => {
+            start_and_wait(reporter, &task, *parsed_output, guards).await
+        }
+        resource => {
+            let pattern = resource.pattern();
+            if pattern == Pattern::WaitForTaskToken && task.submitted.is_some() {
+                return Finished::Later;
+            }
+            let outcome = request(reporter, &task).await;
+            match (pattern, outcome) {
+                (Pattern::WaitForTaskToken, Ok(answer)) => {
+                    let output = Payload::Here(answer.to_text().into());
+                    reporter.report(Event::Submitted { n: reporter.n, output }).await;
+                    Finished::Later
+                }
+                (_, outcome) => outcome.into(),
+            }
+        }
+    }
+}
+
+/// The one call that a task makes.
+async fn request(reporter: &Reporter, task: &TaskCall) -> Result<Value, FunctionError> {
+    match &task.resource {
+        Resource::LambdaInvoke(_) => lambda_invoke(reporter, task).await,
+        Resource::StartExecution { .. } => {
+            start_execution(reporter, &task.arguments).await.map(|(answer, _)| answer)
+        }
+        Resource::HttpInvoke => http::invoke(&*reporter.inner.deps.http, &task.arguments).await,
+        Resource::Integration { service, action, aws_sdk: true, .. } if &**service == "sfn" => {
+            own_api(reporter, action, &task.arguments).await
+        }
+        _ => integration(reporter, task).await,
+    }
+}
+
+async fn function(reporter: &Reporter, task: &TaskCall) -> Finished {
+    let call = FunctionCall {
+        function: task.arn.to_string(),
+        payload: task.arguments.to_text(),
+        detached: false,
+        idempotency_key: reporter.idempotency_key(),
+    };
+    match reporter.inner.deps.functions.invoke(call).await {
+        Ok(output) => Finished::Text(output.payload),
+        Err(failure) => Finished::Failed(failure),
+    }
+}
+
+async fn lambda_invoke(reporter: &Reporter, task: &TaskCall) -> Result<Value, FunctionError> {
+    let arguments = &task.arguments;
+    let text = |name: &str| arguments.get(name).and_then(Value::as_str);
+    let Some(function) = text("FunctionName") else {
+        return Err(FunctionError {
+            error_type: "States.Runtime".to_owned(),
+            cause: "The field 'FunctionName' is required but was missing".to_owned(),
+        });
+    };
+    let function = match text("Qualifier") {
+        Some(qualifier) => format!("{function}:{qualifier}"),
+        None => function.to_owned(),
+    };
+    let call = FunctionCall {
+        function,
+        payload: arguments.get("Payload").map_or_else(|| "{}".to_owned(), Value::to_text),
+        detached: text("InvocationType") == Some("Event"),
+        idempotency_key: reporter.idempotency_key(),
+    };
+    let output = reporter.inner.deps.functions.invoke(call).await?;
+    let payload = Value::parse(&output.payload).unwrap_or_else(|_| Value::from(output.payload.as_str()));
+    let request_id = request_id(reporter);
+    let envelope = Envelope {
+        request_id: &request_id,
+        bytes: output.payload.len(),
+        at_ms: reporter.inner.now_ms(),
+        content_type: "application/json",
+        extra: &[
+            ("X-Amz-Executed-Version", output.executed_version.clone()),
+            ("x-amzn-Remapped-Content-Length", "0".to_owned()),
+            ("X-Amzn-Trace-Id", format!("root=1-{}", request_id.replace('-', ""))),
+        ],
+    };
+    let [http_metadata, response_metadata] = envelope.members();
+    Ok(Value::object([
+        ("ExecutedVersion", Value::from(output.executed_version)),
+        ("Payload", payload),
+        http_metadata,
+        response_metadata,
+        ("StatusCode", Value::from(u64::from(output.status))),
+    ]))
+}
+
+fn request_id(reporter: &Reporter) -> String {
+    uuid::Builder::from_random_bytes(reporter.inner.deps.randomness.bytes()).into_uuid().to_string()
+}
+
+async fn activity(reporter: &Reporter, arn: &str, task: &TaskCall) -> Finished {
+    let n = reporter.n;
+    if !reporter.inner.activity_exists(arn) {
+        let cause = format!("The activity {arn} does not exist.");
+        reporter.report(Event::Refused { n, cause }).await;
+        return Finished::Later;
+    }
+    if reporter.report(Event::Accepted { n }).await {
+        let work = Work {
+            execution: reporter.execution(),
+            effect: n,
+            token: task.token.clone(),
+            input: task.arguments.to_text().into(),
+        };
+        reporter.inner.offer_work(arn, work);
+    }
+    Finished::Later
+}
+
+/// Starts an execution; the answer as `states:startExecution` gives it, and
+/// the execution's ARN.
+async fn start_execution(reporter: &Reporter, arguments: &Value) -> Result<(Value, String), FunctionError> {
+    let mut wanted = sdk::request(arguments);
+    if let Some(wanted) = wanted.as_object_mut() {
+        // A second try after a crash finds the execution of the first.
+        wanted.entry("name").or_insert_with(|| {
+            let digest = crate::journal::Digest::of(reporter.idempotency_key().as_bytes());
+            let id =
+                uuid::Builder::from_random_bytes(digest.0[..16].try_into().unwrap_or_default()).into_uuid();
+            serde_json::Value::from(id.to_string())
+        });
+    }
+    let answer = reporter.inner.operation("StartExecution", wanted).await.map_err(|error| {
+        let id = request_id(reporter);
+        optimised_failure(&error, &id)
+    })?;
+    let arn = answer.get("executionArn").and_then(|arn| arn.as_str()).unwrap_or_default().to_owned();
+    let told = sdk::answer(&answer, Times::Milliseconds);
+    let id = request_id(reporter);
+    let envelope = Envelope {
+        request_id: &id,
+        bytes: service_bytes(&answer, &arn),
+        at_ms: reporter.inner.now_ms(),
+        content_type: "application/x-amz-json-1.0",
+        extra: &[],
+    };
+    let [http_metadata, response_metadata] = envelope.members();
+    let member = |name: &str| told.get(name).cloned().unwrap_or_default();
+    let answer = Value::object([
+        ("ExecutionArn", member("ExecutionArn")),
+        http_metadata,
+        response_metadata,
+        ("StartDate", member("StartDate")),
+    ]);
+    Ok((answer, arn))
+}
+
+/// How long the service's answer is: it writes times as `1.688136138721E9`.
+fn service_bytes(answer: &serde_json::Value, arn: &str) -> usize {
+    let seconds = answer.get("startDate").and_then(serde_json::Value::as_f64).unwrap_or_default();
+    format!("{{\"executionArn\":\"{arn}\",\"startDate\":{seconds:E}}}").len()
+}
+
+async fn start_and_wait(
+    reporter: &Reporter,
+    task: &TaskCall,
+    parsed_output: bool,
+    guards: &mut Guards,
+) -> Finished {
+    let arn =
+        match task.submitted.as_ref().and_then(|answer| answer.get("ExecutionArn")).and_then(Value::as_str) {
+            Some(arn) => arn.to_owned(),
+            None => match start_execution(reporter, &task.arguments).await {
+                Ok((answer, arn)) => {
+                    let output = Payload::Here(answer.to_text().into());
+                    if !reporter.report(Event::Submitted { n: reporter.n, output }).await {
+                        return Finished::Later;
+                    }
+                    arn
+                }
+                Err(failure) => return Finished::Failed(failure),
+            },
+        };
+    guards.release();
+    match reporter.inner.wait(&arn).await {
+        Some(ended) => ended_execution(&ended, parsed_output),
+        None => Finished::Failed(FunctionError {
+            error_type: "States.TaskFailed".to_owned(),
+            cause: format!("The execution {arn} does not exist."),
+        }),
+    }
+}
+
+fn ended_execution(ended: &Description, parsed_output: bool) -> Finished {
+    let data = |text: &str| match parsed_output {
+        true => Value::parse(text).unwrap_or_default(),
+        false => Value::from(text),
+    };
+    let included = || Value::object([("Included", Value::from(true))]);
+    let mut members: Vec<(&str, Value)> = Vec::new();
+    if let Some(cause) = &ended.cause {
+        members.push(("Cause", Value::from(cause.as_str())));
+    }
+    if let Some(error) = &ended.error {
+        members.push(("Error", Value::from(error.as_str())));
+    }
+    members.push(("ExecutionArn", Value::from(ended.execution_arn.as_str())));
+    members.push(("Input", data(&ended.input)));
+    members.push(("InputDetails", included()));
+    members.push(("Name", Value::from(ended.name.as_str())));
+    if let Some(output) = &ended.output {
+        members.push(("Output", data(output)));
+        members.push(("OutputDetails", included()));
+    }
+    members.push(("StartDate", Value::from(ended.start_date.as_millisecond())));
+    members.push(("StateMachineArn", Value::from(ended.state_machine_arn.as_str())));
+    members.push(("Status", Value::from(ended.status.as_str())));
+    if let Some(stopped) = ended.stop_date {
+        members.push(("StopDate", Value::from(stopped.as_millisecond())));
+    }
+    let told = Value::object(members);
+    if ended.status == Status::Succeeded {
+        return Finished::Result(told);
+    }
+    Finished::Failed(FunctionError { error_type: "States.TaskFailed".to_owned(), cause: told.to_text() })
+}
+
+/// How an optimised integration words a refusal of our API.
+fn optimised_failure(error: &OperationError, request_id: &str) -> FunctionError {
+    FunctionError {
+        error_type: format!("StepFunctions.{}", exception(&error.code)),
+        cause: format!(
+            "{} (Service: AWSStepFunctions; Status Code: 400; Error Code: {}; Request ID: {request_id}; Proxy: null)",
+            error.message, error.code
+        ),
+    }
+}
+
+fn exception(code: &str) -> String {
+    if code.ends_with("Exception") { code.to_owned() } else { format!("{code}Exception") }
+}
+
+/// `aws-sdk:sfn:…`: our own API as the SDK integration calls it.
+async fn own_api(reporter: &Reporter, action: &str, arguments: &Value) -> Result<Value, FunctionError> {
+    let answer = reporter.inner.operation(&sdk::capital(action), sdk::request(arguments)).await;
+    match answer {
+        Ok(answer) => Ok(sdk::answer(&answer, Times::Text)),
+        Err(error) => Err(FunctionError {
+            error_type: format!("Sfn.{}", exception(&error.code)),
+            cause: format!(
+                "{} (Service: Sfn, Status Code: 400, Request ID: {}) (SDK Attempt Count: 1)",
+                error.message,
+                request_id(reporter)
+            ),
+        }),
+    }
+}
+
+async fn integration(reporter: &Reporter, task: &TaskCall) -> Result<Value, FunctionError> {
+    let resource = task.arn.to_string();
+    match reporter.inner.integration(&resource) {
+        Some(integrations) => {
+            let call = IntegrationCall {
+                resource,
+                arguments: task.arguments.to_serde(),
+                task_token: task.token.to_string(),
+                idempotency_key: reporter.idempotency_key(),
+            };
+            integrations.call(call).await.map(|answer| Value::from(&answer))
+        }
+        None => Err(FunctionError {
+            error_type: "Mayfly.IntegrationNotSupported".to_owned(),
+            cause: format!(
+                "The service integration '{resource}' is known but not carried out here. Use a function \
+                 (arn:aws:states:::lambda:invoke) or http:invoke instead, or point the service at an endpoint. \
+                 (reached at {})",
+                time_text(reporter.inner.now_ms())
+            ),
+        }),
+    }
+}

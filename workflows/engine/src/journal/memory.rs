@@ -1,0 +1,148 @@
+//! A journal that lasts as long as its process.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, sync_channel};
+
+use parking_lot::Mutex;
+
+use super::{Batch, Change, Digest, Done, ExecutionRow, Journal, JournalError, ListRows, Owner, RecordRow};
+use crate::engine::Status;
+
+/// In memory: for testing workflows offline, and for the engine's own tests.
+pub struct MemoryJournal {
+    tables: Mutex<Tables>,
+    /// Tells those who wait, on a thread of its own as every journal does.
+    done: SyncSender<(Done, Result<(), JournalError>)>,
+}
+
+/// Acknowledgements that may wait to be given.
+const DONE_MAX: usize = 65_536;
+
+impl Default for MemoryJournal {
+    fn default() -> Self {
+        let (done, waiting) = sync_channel::<(Done, Result<(), JournalError>)>(DONE_MAX);
+        std::thread::spawn(move || {
+            for (done, outcome) in waiting {
+                done(outcome);
+            }
+        });
+        Self { tables: Mutex::default(), done }
+    }
+}
+
+#[derive(Default)]
+struct Tables {
+    closed: bool,
+    executions: BTreeMap<u64, ExecutionRow>,
+    by_arn: HashMap<String, u64>,
+    records: HashMap<u64, Vec<RecordRow>>,
+    parts: HashMap<Digest, Arc<str>>,
+    machines: HashMap<Digest, Arc<[u8]>>,
+    map_runs: HashMap<String, u64>,
+}
+
+impl Tables {
+    fn apply(&mut self, change: Change) -> Result<(), JournalError> {
+        match change {
+            Change::Machine { digest, body } => {
+                self.machines.entry(digest).or_insert(body);
+            }
+            Change::Part { digest, text } => {
+                self.parts.entry(digest).or_insert(text);
+            }
+            Change::Start(row) => {
+                if self.by_arn.contains_key(&row.arn) {
+                    return Err(JournalError::Database(format!("{} is there already", row.arn)));
+                }
+                self.by_arn.insert(row.arn.clone(), row.id);
+                self.executions.insert(row.id, *row);
+            }
+            Change::Record { execution, row } => self.records.entry(execution).or_default().push(row),
+            Change::Outcome { execution, row } => {
+                if let Some(there) = self.executions.get_mut(&execution) {
+                    there.outcome = *row;
+                }
+            }
+            Change::MapRun { arn, execution } => {
+                self.map_runs.insert(arn, execution);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn belongs(row: &ExecutionRow, owner: &Owner) -> bool {
+    match owner {
+        Owner::Machine(arn) => row.machine_arn == *arn && row.map_run_arn.is_none(),
+        Owner::Version(arn) => row.version_arn.as_ref() == Some(arn),
+        Owner::Alias(arn) => row.alias_arn.as_ref() == Some(arn),
+        Owner::MapRun(arn) => row.map_run_arn.as_ref() == Some(arn),
+    }
+}
+
+impl Journal for MemoryJournal {
+    fn write(&self, batch: Batch) -> Result<(), JournalError> {
+        let mut tables = self.tables.lock();
+        if tables.closed {
+            return Err(JournalError::Closed);
+        }
+        let outcome = batch.changes.into_iter().try_for_each(|change| tables.apply(change));
+        // Still under the lock: acknowledged in the order of the writes.
+        self.done.send((batch.done, outcome)).map_err(|_| JournalError::Closed)
+    }
+
+    fn last_execution(&self) -> Result<u64, JournalError> {
+        Ok(self.tables.lock().executions.keys().next_back().copied().unwrap_or(0))
+    }
+
+    fn execution(&self, id: u64) -> Result<Option<ExecutionRow>, JournalError> {
+        Ok(self.tables.lock().executions.get(&id).cloned())
+    }
+
+    fn execution_by_arn(&self, arn: &str) -> Result<Option<ExecutionRow>, JournalError> {
+        let tables = self.tables.lock();
+        Ok(tables.by_arn.get(arn).and_then(|id| tables.executions.get(id)).cloned())
+    }
+
+    fn records(&self, id: u64, after: u64) -> Result<Vec<RecordRow>, JournalError> {
+        let tables = self.tables.lock();
+        let all = tables.records.get(&id).map(Vec::as_slice).unwrap_or_default();
+        Ok(all.iter().filter(|row| row.seq > after).cloned().collect())
+    }
+
+    fn part(&self, digest: &Digest) -> Result<Option<String>, JournalError> {
+        Ok(self.tables.lock().parts.get(digest).map(|text| text.to_string()))
+    }
+
+    fn machine(&self, digest: &Digest) -> Result<Option<Vec<u8>>, JournalError> {
+        Ok(self.tables.lock().machines.get(digest).map(|body| body.to_vec()))
+    }
+
+    fn list(&self, query: &ListRows) -> Result<Vec<ExecutionRow>, JournalError> {
+        let tables = self.tables.lock();
+        let newest_first =
+            tables.executions.range(..query.before.unwrap_or(u64::MAX)).rev().map(|(_, row)| row);
+        Ok(newest_first
+            .filter(|row| belongs(row, &query.owner))
+            .filter(|row| query.status.is_none_or(|status| row.outcome.status == status))
+            .filter(|row| query.redriven.is_none_or(|redriven| (row.outcome.redrive_count > 0) == redriven))
+            .take(query.limit)
+            .cloned()
+            .collect())
+    }
+
+    fn open_executions(&self) -> Result<Vec<u64>, JournalError> {
+        let tables = self.tables.lock();
+        let open = tables.executions.values().filter(|row| row.outcome.status == Status::Running);
+        Ok(open.map(|row| row.id).collect())
+    }
+
+    fn map_run(&self, arn: &str) -> Result<Option<u64>, JournalError> {
+        Ok(self.tables.lock().map_runs.get(arn).copied())
+    }
+
+    fn close(&self) {
+        self.tables.lock().closed = true;
+    }
+}

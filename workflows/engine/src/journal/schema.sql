@@ -1,0 +1,43 @@
+-- The workflow journal. Times are milliseconds since the epoch.
+CREATE TABLE IF NOT EXISTS executions (
+    id          INTEGER PRIMARY KEY,       -- rises in order of starts
+    arn         TEXT NOT NULL UNIQUE,
+    name        TEXT NOT NULL,
+    machine_arn TEXT NOT NULL,
+    machine     BLOB NOT NULL,             -- digest, see machines
+    version_arn TEXT,
+    alias_arn   TEXT,
+    map_run_arn TEXT,
+    birth       TEXT NOT NULL,             -- JSON: seed, trace header, parent
+    input       TEXT NOT NULL,             -- JSON text, or {"part": digest} marked by input_part
+    input_part  INTEGER NOT NULL,
+    start_ms    INTEGER NOT NULL,
+    status      TEXT NOT NULL,
+    stop_ms     INTEGER,
+    output      TEXT,
+    output_part INTEGER NOT NULL DEFAULT 0,
+    error       TEXT,
+    cause       TEXT,
+    redrive_count INTEGER NOT NULL DEFAULT 0,
+    redrive_ms  INTEGER
+);
+CREATE INDEX IF NOT EXISTS executions_of_machine ON executions (machine_arn, id);
+CREATE INDEX IF NOT EXISTS executions_of_version ON executions (version_arn, id) WHERE version_arn IS NOT NULL;
+CREATE INDEX IF NOT EXISTS executions_of_alias   ON executions (alias_arn, id)   WHERE alias_arn IS NOT NULL;
+CREATE INDEX IF NOT EXISTS executions_of_map_run ON executions (map_run_arn, id) WHERE map_run_arn IS NOT NULL;
+CREATE INDEX IF NOT EXISTS executions_open       ON executions (id)              WHERE status = 'RUNNING';
+
+-- What happened to an execution, from outside.
+CREATE TABLE IF NOT EXISTS records (
+    execution INTEGER NOT NULL,
+    seq       INTEGER NOT NULL,
+    at_ms     INTEGER NOT NULL,
+    body      BLOB NOT NULL,
+    PRIMARY KEY (execution, seq)
+) WITHOUT ROWID;
+
+-- Payloads and state machines, once per content.
+CREATE TABLE IF NOT EXISTS parts    (digest BLOB PRIMARY KEY, body TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS machines (digest BLOB PRIMARY KEY, body BLOB NOT NULL);
+
+CREATE TABLE IF NOT EXISTS map_runs (arn TEXT PRIMARY KEY, execution INTEGER NOT NULL);

@@ -1,0 +1,283 @@
+//! The journal in SQLite: a file of its own, WAL, `synchronous=FULL`, one
+//! writer thread with group commit, a few reading connections.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use parking_lot::{Condvar, Mutex};
+use rusqlite::{Connection, OpenFlags, params};
+
+use super::read::{self, signed};
+use super::{Batch, Change, Digest, Done, ExecutionRow, Journal, JournalError, ListRows, Payload, RecordRow};
+
+/// Batches that may wait for the disk; past it, writers wait.
+const QUEUE_BATCHES_MAX: usize = 65_536;
+/// Batches in one transaction: bounds how long the first of them waits.
+const GROUP_BATCHES_MAX: usize = 4_096;
+/// Reading connections kept open.
+const READERS_MAX: usize = 4;
+
+/// The durable journal.
+pub struct SqliteJournal {
+    path: PathBuf,
+    shared: Arc<Shared>,
+    writer: Mutex<Option<JoinHandle<()>>>,
+    readers: Mutex<Vec<Connection>>,
+}
+
+struct Shared {
+    queue: Mutex<Queue>,
+    filled: Condvar,
+    drained: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    batches: Vec<Batch>,
+    closed: bool,
+    failed: Option<JournalError>,
+}
+
+impl SqliteJournal {
+    /// Opens or makes the file.
+    pub fn open(path: &Path) -> Result<Self, JournalError> {
+        let db = Connection::open(path)?;
+        db.pragma_update(None, "journal_mode", "WAL")?;
+        db.pragma_update(None, "synchronous", "FULL")?;
+        // A checkpoint every 16 MB of journal: fewer, longer pauses.
+        db.pragma_update(None, "wal_autocheckpoint", 4_096)?;
+        db.pragma_update(None, "cache_size", -32_768)?;
+        db.execute_batch(include_str!("schema.sql"))?;
+        let shared = Arc::new(Shared {
+            queue: Mutex::new(Queue::default()),
+            filled: Condvar::new(),
+            drained: Condvar::new(),
+        });
+        let for_writer = shared.clone();
+        let writer = std::thread::Builder::new()
+            .name("workflow-journal".to_owned())
+            .spawn(move || write_groups(db, &for_writer))
+            .map_err(|error| JournalError::Database(error.to_string()))?;
+        Ok(Self {
+            path: path.to_owned(),
+            shared,
+            writer: Mutex::new(Some(writer)),
+            readers: Mutex::new(Vec::new()),
+        })
+    }
+
+    fn read<T>(
+        &self,
+        question: impl FnOnce(&Connection) -> Result<T, JournalError>,
+    ) -> Result<T, JournalError> {
+        let kept = self.readers.lock().pop();
+        let db = match kept {
+            Some(db) => db,
+            None => Connection::open_with_flags(
+                &self.path,
+                OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX,
+            )?,
+        };
+        let answer = question(&db);
+        let mut readers = self.readers.lock();
+        if readers.len() < READERS_MAX {
+            readers.push(db);
+        }
+        answer
+    }
+}
+
+fn write_groups(mut db: Connection, shared: &Shared) {
+    loop {
+        let group = {
+            let mut queue = shared.queue.lock();
+            while queue.batches.is_empty() && !queue.closed {
+                shared.filled.wait(&mut queue);
+            }
+            if queue.batches.is_empty() {
+                return;
+            }
+            let count = queue.batches.len().min(GROUP_BATCHES_MAX);
+            let group: Vec<Batch> = queue.batches.drain(..count).collect();
+            shared.drained.notify_all();
+            group
+        };
+        let mut waiting: Vec<Done> = Vec::with_capacity(group.len());
+        let mut changes = Vec::with_capacity(group.len());
+        for batch in group {
+            changes.push(batch.changes);
+            waiting.push(batch.done);
+        }
+        let outcome = commit(&mut db, changes);
+        if let Err(error) = &outcome {
+            tracing::error!(%error, "the workflow journal failed; it takes no more writes until it is opened again");
+            let mut queue = shared.queue.lock();
+            queue.failed = Some(error.clone());
+            waiting.extend(queue.batches.drain(..).map(|batch| batch.done));
+            shared.drained.notify_all();
+        }
+        for done in waiting {
+            done(outcome.clone());
+        }
+    }
+}
+
+fn commit(db: &mut Connection, groups: Vec<Vec<Change>>) -> Result<(), JournalError> {
+    let transaction = db.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+    for change in groups.into_iter().flatten() {
+        apply(&transaction, change)?;
+    }
+    transaction.commit()?;
+    Ok(())
+}
+
+fn column(payload: &Payload) -> (std::borrow::Cow<'_, str>, bool) {
+    match payload {
+        Payload::Here(text) => (std::borrow::Cow::Borrowed(text), false),
+        Payload::Part { part } => (std::borrow::Cow::Owned(hex::encode(part.0)), true),
+    }
+}
+
+fn apply(db: &Connection, change: Change) -> Result<(), JournalError> {
+    match change {
+        Change::Machine { digest, body } => {
+            db.prepare_cached("INSERT OR IGNORE INTO machines VALUES (?1, ?2)")?
+                .execute(params![&digest.0[..], &body[..]])?;
+        }
+        Change::Part { digest, text } => {
+            db.prepare_cached("INSERT OR IGNORE INTO parts VALUES (?1, ?2)")?
+                .execute(params![&digest.0[..], &text[..]])?;
+        }
+        Change::Start(row) => insert_execution(db, &row)?,
+        Change::Record { execution, row } => {
+            db.prepare_cached("INSERT INTO records VALUES (?1, ?2, ?3, ?4)")?.execute(params![
+                signed(execution),
+                signed(row.seq),
+                row.at_ms,
+                row.body
+            ])?;
+        }
+        Change::Outcome { execution, row } => {
+            let output = row.output.as_ref().map(column);
+            db.prepare_cached(
+                "UPDATE executions SET status = ?2, stop_ms = ?3, output = ?4, output_part = ?5, error = ?6, \
+                 cause = ?7, redrive_count = ?8, redrive_ms = ?9 WHERE id = ?1",
+            )?
+            .execute(params![
+                signed(execution),
+                row.status.as_str(),
+                row.stop_ms,
+                output.as_ref().map(|(text, _)| text.as_ref()),
+                output.as_ref().is_some_and(|(_, is_part)| *is_part),
+                row.error,
+                row.cause,
+                row.redrive_count,
+                row.redrive_ms,
+            ])?;
+        }
+        Change::MapRun { arn, execution } => {
+            db.prepare_cached("INSERT OR IGNORE INTO map_runs VALUES (?1, ?2)")?
+                .execute(params![arn, signed(execution)])?;
+        }
+    }
+    Ok(())
+}
+
+fn insert_execution(db: &Connection, row: &ExecutionRow) -> Result<(), JournalError> {
+    let birth = serde_json::to_string(&row.birth)
+        .map_err(|error| JournalError::Damaged { table: "executions", reason: error.to_string() })?;
+    let (input, input_part) = column(&row.input);
+    db.prepare_cached(
+        "INSERT INTO executions (id, arn, name, machine_arn, machine, version_arn, alias_arn, map_run_arn, birth, \
+         input, input_part, start_ms, status) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)",
+    )?
+    .execute(params![
+        signed(row.id),
+        row.arn,
+        row.name,
+        row.machine_arn,
+        &row.machine.0[..],
+        row.version_arn,
+        row.alias_arn,
+        row.map_run_arn,
+        birth,
+        input,
+        input_part,
+        row.start_ms,
+        row.outcome.status.as_str(),
+    ])?;
+    Ok(())
+}
+
+impl Journal for SqliteJournal {
+    fn write(&self, batch: Batch) -> Result<(), JournalError> {
+        let mut queue = self.shared.queue.lock();
+        while queue.batches.len() >= QUEUE_BATCHES_MAX && !queue.closed && queue.failed.is_none() {
+            self.shared.drained.wait(&mut queue);
+        }
+        if let Some(error) = &queue.failed {
+            return Err(error.clone());
+        }
+        if queue.closed {
+            return Err(JournalError::Closed);
+        }
+        queue.batches.push(batch);
+        self.shared.filled.notify_one();
+        Ok(())
+    }
+
+    fn last_execution(&self) -> Result<u64, JournalError> {
+        self.read(read::last_execution)
+    }
+
+    fn execution(&self, id: u64) -> Result<Option<ExecutionRow>, JournalError> {
+        self.read(|db| read::execution(db, id))
+    }
+
+    fn execution_by_arn(&self, arn: &str) -> Result<Option<ExecutionRow>, JournalError> {
+        self.read(|db| read::execution_by_arn(db, arn))
+    }
+
+    fn records(&self, id: u64, after: u64) -> Result<Vec<RecordRow>, JournalError> {
+        self.read(|db| read::records(db, id, after))
+    }
+
+    fn part(&self, digest: &Digest) -> Result<Option<String>, JournalError> {
+        self.read(|db| read::part(db, digest))
+    }
+
+    fn machine(&self, digest: &Digest) -> Result<Option<Vec<u8>>, JournalError> {
+        self.read(|db| read::machine(db, digest))
+    }
+
+    fn list(&self, query: &ListRows) -> Result<Vec<ExecutionRow>, JournalError> {
+        self.read(|db| read::list(db, query))
+    }
+
+    fn open_executions(&self) -> Result<Vec<u64>, JournalError> {
+        self.read(read::open_executions)
+    }
+
+    fn map_run(&self, arn: &str) -> Result<Option<u64>, JournalError> {
+        self.read(|db| read::map_run(db, arn))
+    }
+
+    fn close(&self) {
+        self.shared.queue.lock().closed = true;
+        self.shared.filled.notify_all();
+        self.shared.drained.notify_all();
+        if let Some(writer) = self.writer.lock().take()
+            && writer.thread().id() != std::thread::current().id()
+            && writer.join().is_err()
+        {
+            tracing::error!("the workflow journal's thread panicked");
+        }
+    }
+}
+
+impl Drop for SqliteJournal {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

@@ -1,0 +1,131 @@
+//! What every journal must do, asked of each of them.
+
+use std::sync::mpsc;
+
+use super::*;
+use crate::engine::Status;
+
+fn row(id: u64, machine: &str) -> ExecutionRow {
+    ExecutionRow {
+        id,
+        arn: format!("arn:execution:{machine}:{id}"),
+        name: id.to_string(),
+        machine_arn: format!("arn:stateMachine:{machine}"),
+        machine: Digest::of(machine.as_bytes()),
+        version_arn: (id % 2 == 0).then(|| format!("arn:stateMachine:{machine}:1")),
+        alias_arn: None,
+        map_run_arn: None,
+        birth: Birth { seed: [7; 16], ..Birth::default() },
+        input: Payload::from("{ \"as\": \"written\" }"),
+        start_ms: 1_000 + i64::try_from(id).expect("small"),
+        outcome: OutcomeRow::running(),
+    }
+}
+
+fn write(journal: &dyn Journal, changes: Vec<Change>) -> Result<(), JournalError> {
+    let (sender, receiver) = mpsc::channel();
+    let done: Done = Box::new(move |outcome| sender.send(outcome).expect("the test waits"));
+    journal.write(Batch { changes, done })?;
+    receiver.recv().expect("done is called")
+}
+
+fn conformance(journal: &dyn Journal) {
+    assert_eq!(journal.last_execution().expect("read"), 0);
+    for id in 1..=5 {
+        let machine = if id == 3 { "other" } else { "one" };
+        write(journal, vec![Change::Start(Box::new(row(id, machine)))]).expect("written");
+    }
+    let large = "x".repeat(PART_BYTES_MIN);
+    let mut changes = Vec::new();
+    let output = Payload::from(large.as_str()).stored(&mut changes);
+    assert_eq!(changes.len(), 1, "a large payload is a part");
+    let ended = OutcomeRow {
+        status: Status::Succeeded,
+        stop_ms: Some(9),
+        output: Some(output.clone()),
+        redrive_count: 2,
+        redrive_ms: Some(8),
+        ..OutcomeRow::running()
+    };
+    changes.push(Change::Outcome { execution: 2, row: Box::new(ended.clone()) });
+    for seq in 1..=3 {
+        let body = format!("record {seq}").into_bytes();
+        changes.push(Change::Record { execution: 2, row: RecordRow { seq, at_ms: 5, body } });
+    }
+    changes.push(Change::MapRun { arn: "arn:mapRun:x".to_owned(), execution: 2 });
+    let machine = Digest::of(b"machine");
+    changes.push(Change::Machine { digest: machine, body: b"machine"[..].into() });
+    changes.push(Change::Machine { digest: machine, body: b"machine"[..].into() });
+    write(journal, changes).expect("written");
+
+    assert_eq!(journal.last_execution().expect("read"), 5);
+    let second = journal.execution_by_arn("arn:execution:one:2").expect("read").expect("there");
+    assert_eq!(second.outcome, ended);
+    assert_eq!(second.input, Payload::from("{ \"as\": \"written\" }"));
+    assert_eq!(journal.execution(2).expect("read"), Some(second));
+    assert_eq!(output.loaded(journal).expect("read").text().map(|text| text.len()), Some(PART_BYTES_MIN));
+    let later = journal.records(2, 1).expect("read");
+    assert_eq!(later.iter().map(|row| row.seq).collect::<Vec<_>>(), [2, 3]);
+    assert_eq!(journal.map_run("arn:mapRun:x").expect("read"), Some(2));
+    assert_eq!(journal.machine(&machine).expect("read").as_deref(), Some(&b"machine"[..]));
+    assert_eq!(journal.open_executions().expect("read"), [1, 3, 4, 5]);
+    lists(journal);
+
+    let twice = write(journal, vec![Change::Start(Box::new(row(1, "one")))]);
+    assert!(twice.is_err(), "an ARN is given once");
+    journal.close();
+    assert!(write(journal, Vec::new()).is_err(), "a closed journal takes nothing");
+}
+
+fn lists(journal: &dyn Journal) {
+    let ask = |owner, status, redriven, before, limit| {
+        let rows = journal.list(&ListRows { owner, status, redriven, before, limit }).expect("read");
+        rows.into_iter().map(|row| row.id).collect::<Vec<_>>()
+    };
+    let one = || Owner::Machine("arn:stateMachine:one".to_owned());
+    assert_eq!(ask(one(), None, None, None, 10), [5, 4, 2, 1]);
+    assert_eq!(ask(one(), None, None, Some(4), 1), [2]);
+    assert_eq!(ask(one(), Some(Status::Running), None, None, 10), [5, 4, 1]);
+    assert_eq!(ask(one(), None, Some(true), None, 10), [2]);
+    assert_eq!(ask(one(), None, Some(false), None, 10), [5, 4, 1]);
+    assert_eq!(ask(Owner::Version("arn:stateMachine:one:1".to_owned()), None, None, None, 10), [4, 2]);
+}
+
+#[test]
+fn memory() {
+    conformance(&MemoryJournal::default());
+}
+
+#[test]
+fn sqlite() {
+    let folder = tempfile::tempdir().expect("a folder");
+    conformance(&SqliteJournal::open(&folder.path().join("journal.db")).expect("opens"));
+}
+
+#[test]
+fn what_was_acknowledged_is_there_after_opening_again() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("journal.db");
+    let first = SqliteJournal::open(&path).expect("opens");
+    write(&first, vec![Change::Start(Box::new(row(1, "one")))]).expect("written");
+    // Never closed: the second opens the file beside it, as after a kill.
+    let second = SqliteJournal::open(&path).expect("opens");
+    assert_eq!(second.open_executions().expect("read"), [1]);
+}
+
+#[test]
+fn batches_that_meet_share_a_commit() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let journal = SqliteJournal::open(&folder.path().join("journal.db")).expect("opens");
+    let (sender, receiver) = mpsc::channel();
+    for id in 1..=2_000 {
+        let sender = sender.clone();
+        let done: Done = Box::new(move |outcome| sender.send(outcome.map(|()| id)).expect("the test waits"));
+        journal
+            .write(Batch { changes: vec![Change::Start(Box::new(row(id, "one")))], done })
+            .expect("queued");
+    }
+    let ids: Vec<u64> = receiver.iter().take(2_000).map(|outcome| outcome.expect("written")).collect();
+    assert!(ids.is_sorted(), "acknowledged in the order in which they came");
+    assert_eq!(journal.last_execution().expect("read"), 2_000);
+}

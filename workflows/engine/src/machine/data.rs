@@ -1,0 +1,605 @@
+//! The data of a state: the language's stages, in the surroundings of a thread.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use mayfly_workflows_language::choice::{self, timestamp};
+use mayfly_workflows_language::dataflow::{self, Context, Scope};
+use mayfly_workflows_language::definition::{
+    Catcher, Condition, DataFlow, Items, Kind, Map as MapState, Quantity, Rule, State, Task, Text,
+    TimestampField,
+};
+use mayfly_workflows_language::error::StateError;
+use mayfly_workflows_language::jsonata::Expression;
+use mayfly_workflows_language::path::Path;
+use mayfly_workflows_language::template::Template;
+use mayfly_workflows_language::value::{Map, Value};
+
+use super::context::{StateContext, context_object};
+use super::state::Item;
+use super::turn::{Left, Trouble, Turn};
+
+impl Turn<'_> {
+    /// Evaluates something in the surroundings of a thread's state.
+    pub(super) fn evaluate<T>(
+        &self,
+        number: u32,
+        state: &State,
+        input: &Value,
+        ask: impl FnOnce(&Scope<'_>) -> T,
+    ) -> T {
+        self.evaluate_with(number, state, input, None, None, ask)
+    }
+
+    fn evaluate_with<T>(
+        &self,
+        number: u32,
+        state: &State,
+        input: &Value,
+        token: Option<&Arc<str>>,
+        item: Option<&Item>,
+        ask: impl FnOnce(&Scope<'_>) -> T,
+    ) -> T {
+        let Some(thread) = self.m.threads.get(&number) else {
+            unreachable!("a thread is evaluated while it runs")
+        };
+        let (entered_ms, retries) =
+            thread.active.as_ref().map_or((self.at_ms, 0), |active| (active.entered_ms, active.retries));
+        let build = || {
+            let around = StateContext {
+                name: &state.name,
+                entered_ms,
+                retries: matches!(state.kind, Kind::Task(_) | Kind::Parallel(_) | Kind::Map(_))
+                    .then_some(retries),
+                item: item.or(thread.item.as_ref()),
+                token,
+            };
+            context_object(&self.m.facts, self.m.redrive_count, self.m.redrive_ms, around)
+        };
+        ask(&Scope {
+            input,
+            result: None,
+            error_output: None,
+            context: Context::Build(&build),
+            variables: &thread.variables,
+            ambient: &self.ambient,
+        })
+    }
+
+    /// The input as the state was entered with it.
+    pub(super) fn raw_input(&self, number: u32) -> Value {
+        self.active(number).map(|active| active.input.clone()).unwrap_or_default()
+    }
+
+    /// After `InputPath`; in JSONata the input itself.
+    pub(super) fn effective_input(&self, number: u32, state: &State) -> Result<Value, StateError> {
+        let raw = self.raw_input(number);
+        match &state.data {
+            DataFlow::JsonPath { input_path, .. } => {
+                self.evaluate(number, state, &raw, |scope| dataflow::effective_input(input_path, scope))
+            }
+            DataFlow::Jsonata { .. } => Ok(raw),
+        }
+    }
+
+    /// After `Parameters` or `Arguments`.
+    pub(super) fn arguments(
+        &self,
+        number: u32,
+        state: &State,
+        effective: &Value,
+    ) -> Result<Value, StateError> {
+        self.arguments_with(number, state, effective, None)
+    }
+
+    /// The same for a Task, whose token the context names.
+    pub(super) fn task_arguments(
+        &self,
+        number: u32,
+        state: &State,
+        effective: &Value,
+        token: &Arc<str>,
+    ) -> Result<Value, StateError> {
+        self.arguments_with(number, state, effective, Some(token))
+    }
+
+    fn arguments_with(
+        &self,
+        number: u32,
+        state: &State,
+        effective: &Value,
+        token: Option<&Arc<str>>,
+    ) -> Result<Value, StateError> {
+        let (template, field) = match &state.data {
+            DataFlow::JsonPath { parameters, .. } => (parameters.as_ref(), "Parameters"),
+            DataFlow::Jsonata { arguments, .. } => (arguments.as_ref(), "Arguments"),
+        };
+        self.evaluate_with(number, state, effective, token, None, |scope| {
+            dataflow::parameters(template, scope, field)
+        })
+    }
+
+    /// From the state's result to its output and what it assigns.
+    pub(super) fn finish(&self, number: u32, state: &State, result: Value) -> Result<Left, Trouble> {
+        let raw = self.raw_input(number);
+        match &state.data {
+            DataFlow::JsonPath { result_selector, result_path, output_path, .. } => {
+                let selected = self.evaluate(number, state, &result, |scope| {
+                    dataflow::select_result(result_selector.as_ref(), scope, &result)
+                })?;
+                let assigned = self.evaluate(number, state, &selected, |scope| {
+                    dataflow::assign(state.assign.as_ref(), scope)
+                })?;
+                let placed = dataflow::place_result(result_path, &raw, selected)?;
+                let output = self.evaluate(number, state, &placed, |scope| {
+                    dataflow::effective_output(output_path, scope)
+                })?;
+                Ok(Left { output, assigned })
+            }
+            DataFlow::Jsonata { output, .. } => {
+                // Pass, Wait, Choice and Succeed have no result: only the input can be read.
+                let has_result = matches!(state.kind, Kind::Task(_) | Kind::Parallel(_) | Kind::Map(_));
+                self.evaluate(number, state, &raw, |scope| {
+                    let with_result = scope.with_result(&result);
+                    let scope = if has_result { &with_result } else { scope };
+                    let assigned = dataflow::assign(state.assign.as_ref(), scope)?;
+                    let output = dataflow::output(output.as_ref(), scope, &result)?;
+                    Ok(Left { output, assigned })
+                })
+            }
+        }
+    }
+
+    /// The same for JSONPath states without a result (Wait, Succeed, Choice):
+    /// `OutputPath` over the effective input.
+    pub(super) fn finish_without_result(
+        &self,
+        number: u32,
+        state: &State,
+        effective: Value,
+    ) -> Result<Left, Trouble> {
+        let assigned =
+            self.evaluate(number, state, &effective, |scope| dataflow::assign(state.assign.as_ref(), scope))?;
+        let output = self.output_path(number, state, effective)?;
+        Ok(Left { output, assigned })
+    }
+
+    fn output_path(&self, number: u32, state: &State, value: Value) -> Result<Value, StateError> {
+        match &state.data {
+            DataFlow::JsonPath { output_path, .. } => {
+                self.evaluate(number, state, &value, |scope| dataflow::effective_output(output_path, scope))
+            }
+            DataFlow::Jsonata { .. } => Ok(value),
+        }
+    }
+
+    /// Does a rule of a Choice match?
+    pub(super) fn matches(
+        &self,
+        number: u32,
+        state: &State,
+        effective: &Value,
+        rule: &Rule,
+    ) -> Result<bool, StateError> {
+        self.evaluate(number, state, effective, |scope| match &rule.condition {
+            Condition::JsonPath(condition) => condition.matches(scope),
+            Condition::Jsonata(expression) => choice::condition(expression, scope, "Choices/Condition"),
+            Condition::Always(holds) => Ok(*holds),
+        })
+    }
+
+    /// A Choice's output and what it assigns: the rule's own, or the state's
+    /// when none matched.
+    pub(super) fn finish_choice(
+        &self,
+        number: u32,
+        state: &State,
+        effective: Value,
+        rule: Option<&Rule>,
+    ) -> Result<Left, Trouble> {
+        let assign = match rule {
+            Some(rule) => rule.assign.as_ref(),
+            None => state.assign.as_ref(),
+        };
+        let assigned = self.evaluate(number, state, &effective, |scope| dataflow::assign(assign, scope))?;
+        let output = match &state.data {
+            DataFlow::JsonPath { .. } => self.output_path(number, state, effective)?,
+            DataFlow::Jsonata { output, .. } => {
+                let template = rule.and_then(|rule| rule.output.as_ref()).or(output.as_ref());
+                self.evaluate(number, state, &effective, |scope| {
+                    dataflow::output(template, scope, &effective)
+                })?
+            }
+        };
+        Ok(Left { output, assigned })
+    }
+
+    /// What a catcher makes of an error.
+    pub(super) fn finish_caught(
+        &self,
+        number: u32,
+        state: &State,
+        catcher: &Catcher,
+        error_output: &Value,
+    ) -> Result<Left, Trouble> {
+        let raw = self.raw_input(number);
+        match &state.data {
+            DataFlow::JsonPath { .. } => {
+                let assigned = self.evaluate(number, state, error_output, |scope| {
+                    dataflow::assign(catcher.assign.as_ref(), scope)
+                })?;
+                let output = dataflow::place_result(&catcher.result_path, &raw, error_output.clone())?;
+                Ok(Left { output, assigned })
+            }
+            DataFlow::Jsonata { .. } => self.evaluate(number, state, &raw, |scope| {
+                let scope = scope.with_error_output(error_output);
+                let assigned = dataflow::assign(catcher.assign.as_ref(), &scope)?;
+                let output = dataflow::output(catcher.output.as_ref(), &scope, error_output)?;
+                Ok(Left { output, assigned })
+            }),
+        }
+    }
+
+    /// A string of a Fail state.
+    pub(super) fn text(
+        &self,
+        number: u32,
+        state: &State,
+        text: &Text,
+        field: &str,
+    ) -> Result<Arc<str>, StateError> {
+        let raw = self.raw_input(number);
+        match text {
+            Text::Literal(text) => Ok(text.clone()),
+            Text::Template(template) => {
+                let field = format!("{field}Path");
+                let value = self.evaluate(number, state, &raw, |scope| template.evaluate(scope, &field))?;
+                value.as_str().map(Into::into).ok_or_else(|| {
+                    StateError::runtime(format!(
+                        "The {field} field refers to a value that is not a string: {}",
+                        value.to_text()
+                    ))
+                })
+            }
+            Text::Expression(expression) => {
+                let value = self.evaluate(number, state, &raw, |scope| expression.evaluate(scope, field))?;
+                value
+                    .as_str()
+                    .map(Into::into)
+                    .ok_or_else(|| expression.unexpected_type(field, "string", &value))
+            }
+        }
+    }
+
+    /// The value at a `…Path` field's path.
+    fn at_path(
+        &self,
+        number: u32,
+        state: &State,
+        effective: &Value,
+        path: &Path,
+        field: &str,
+    ) -> Result<Value, StateError> {
+        self.evaluate(number, state, effective, |scope| path.evaluate(scope)).map_err(|_| {
+            StateError::runtime(format!(
+                "The JSONPath '{}' specified for the field '{field}' could not be found in the input '{}'",
+                path.source(),
+                effective.to_text()
+            ))
+        })
+    }
+
+    fn at_expression(
+        &self,
+        number: u32,
+        state: &State,
+        effective: &Value,
+        expression: &Expression,
+        field: &str,
+    ) -> Result<Value, StateError> {
+        self.evaluate(number, state, effective, |scope| expression.evaluate(scope, field))
+    }
+}
+
+/// A whole number that is not negative, as JSONata may write it (`3.0`).
+fn whole(value: &Value) -> Option<u64> {
+    if let Some(whole) = value.as_i64() {
+        return u64::try_from(whole).ok();
+    }
+    let double = value.as_f64()?;
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "checked to be whole and in range"
+    )]
+    (double.fract() == 0.0 && (0.0..9e15).contains(&double)).then_some(double as u64)
+}
+
+/// `Seconds`, `SecondsPath` of a Wait.
+pub(super) fn wait_seconds(
+    turn: &Turn<'_>,
+    number: u32,
+    state: &State,
+    effective: &Value,
+    seconds: &Quantity<u64>,
+) -> Result<u64, StateError> {
+    match seconds {
+        Quantity::Value(seconds) => Ok(*seconds),
+        Quantity::Path(path) => {
+            let value = turn.at_path(number, state, effective, path, "SecondsPath")?;
+            let found = format!("{} == {}", path.source(), plain(&value));
+            match value.as_i64() {
+                Some(seconds) => u64::try_from(seconds).map_err(|_| {
+                    StateError::runtime(format!(
+                        "The SecondsPath parameter references a negative value: {found}"
+                    ))
+                }),
+                None => Err(StateError::runtime(format!(
+                    "The SecondsPath parameter cannot be parsed as a long value: {found}"
+                ))),
+            }
+        }
+        Quantity::Expression(expression) => {
+            let value = turn.at_expression(number, state, effective, expression, "Seconds")?;
+            whole(&value).ok_or_else(|| expression.unexpected_type("Seconds", "integer", &value))
+        }
+    }
+}
+
+/// `TimestampPath` and JSONata's `Timestamp` of a Wait.
+pub(super) fn wait_timestamp(
+    turn: &Turn<'_>,
+    number: u32,
+    state: &State,
+    effective: &Value,
+    field: &TimestampField,
+) -> Result<Timestamp, StateError> {
+    match field {
+        TimestampField::Value(at, _) => Ok(*at),
+        TimestampField::Path(path) => {
+            let value = turn.at_path(number, state, effective, path, "TimestampPath")?;
+            value.as_str().and_then(timestamp::parse).ok_or_else(|| {
+                StateError::runtime(format!(
+                    "The TimestampPath parameter does not reference a valid ISO-8601 extended offset date-time \
+                     format string: {} == {}",
+                    path.source(),
+                    plain(&value)
+                ))
+            })
+        }
+        TimestampField::Expression(expression) => {
+            let value = turn.at_expression(number, state, effective, expression, "Timestamp")?;
+            value.as_str().and_then(timestamp::parse).ok_or_else(|| {
+                StateError::query(
+                    "Timestamp",
+                    format!(
+                        "The JSONata expression '{}' specified for the field 'Timestamp' returned a value that is \
+                         not a valid ISO-8601 extended offset date-time format string: {}",
+                        expression.source(),
+                        plain(&value)
+                    ),
+                )
+            })
+        }
+    }
+}
+
+/// A value in a sentence: strings without their quotes.
+fn plain(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_text(), str::to_owned)
+}
+
+/// `TimeoutSeconds`, `HeartbeatSeconds` and their paths.
+pub(super) fn task_seconds(
+    turn: &Turn<'_>,
+    number: u32,
+    state: &State,
+    effective: &Value,
+    seconds: Option<&Quantity<u64>>,
+    field: &str,
+) -> Result<Option<u64>, StateError> {
+    match seconds {
+        None => Ok(None),
+        Some(Quantity::Value(seconds)) => Ok(Some(*seconds)),
+        Some(Quantity::Path(path)) => {
+            let field = format!("{field}Path");
+            let value = turn.at_path(number, state, effective, path, &field)?;
+            match value.as_i64() {
+                Some(seconds) if seconds > 0 => Ok(u64::try_from(seconds).ok()),
+                Some(_) => Err(StateError::runtime(format!(
+                    "The {field} parameter references a value that is not positive: {} == {}",
+                    path.source(),
+                    plain(&value)
+                ))),
+                None => Err(StateError::runtime(format!(
+                    "The {field} parameter cannot be parsed as a long value: {} == {}",
+                    path.source(),
+                    plain(&value)
+                ))),
+            }
+        }
+        Some(Quantity::Expression(expression)) => {
+            let value = turn.at_expression(number, state, effective, expression, field)?;
+            let seconds = whole(&value).filter(|seconds| *seconds > 0);
+            seconds.map(Some).ok_or_else(|| expression.unexpected_type(field, "integer", &value))
+        }
+    }
+}
+
+/// `Credentials`.
+pub(super) fn credentials(
+    turn: &Turn<'_>,
+    number: u32,
+    state: &State,
+    effective: &Value,
+    task: &Task,
+) -> Result<Option<Value>, StateError> {
+    let Some(template) = &task.credentials else { return Ok(None) };
+    turn.evaluate(number, state, effective, |scope| template.evaluate(scope, "Credentials")).map(Some)
+}
+
+/// The items of a Map that reads no file.
+pub(super) fn map_items(
+    turn: &Turn<'_>,
+    number: u32,
+    state: &State,
+    map: &MapState,
+    effective: &Value,
+) -> Result<Arc<Vec<Value>>, StateError> {
+    let (items, what) = match &map.items {
+        Items::Whole => (effective.clone(), None),
+        Items::Path(path) => (turn.at_path(number, state, effective, path, "ItemsPath")?, Some(path)),
+        Items::Template(template) => {
+            (turn.evaluate(number, state, effective, |scope| template.evaluate(scope, "Items"))?, None)
+        }
+    };
+    match items {
+        Value::Array(items) => Ok(items),
+        Value::Object(map_of_items) if matches!(map.items, Items::Template(_)) => {
+            // JSONata's Items may be an object: one item per member.
+            let pairs = map_of_items.iter().map(|(key, value)| {
+                Value::object([("Key", Value::String(key.clone())), ("Value", value.clone())])
+            });
+            Ok(Arc::new(pairs.collect()))
+        }
+        other => {
+            let path = what.map_or("$", |path| path.source());
+            Err(match &map.items {
+                Items::Template(_) => StateError::query(
+                    "Items",
+                    format!("The Items field must be an array or an object but was {}", other.type_name()),
+                ),
+                _ => StateError::runtime(format!("Reference path \"{path}\" must point to array.")),
+            })
+        }
+    }
+}
+
+/// `MaxConcurrency` and `MaxConcurrencyPath`; 0 is no limit.
+pub(super) fn max_concurrency(
+    turn: &Turn<'_>,
+    number: u32,
+    state: &State,
+    map: &MapState,
+    effective: &Value,
+) -> Result<u64, StateError> {
+    count(turn, number, state, effective, &map.max_concurrency, "MaxConcurrency")
+}
+
+/// A count of a Map: literal, `…Path` or JSONata.
+pub(super) fn count(
+    turn: &Turn<'_>,
+    number: u32,
+    state: &State,
+    effective: &Value,
+    quantity: &Quantity<u64>,
+    field: &str,
+) -> Result<u64, StateError> {
+    match quantity {
+        Quantity::Value(count) => Ok(*count),
+        Quantity::Path(path) => {
+            let path_field = format!("{field}Path");
+            let value = turn.at_path(number, state, effective, path, &path_field)?;
+            let Some(count) = value.as_i64() else {
+                return Err(StateError::runtime(format!(
+                    "The {path_field} field refers to value \"{}\" which is not a valid integer: {}",
+                    plain(&value),
+                    path.source()
+                )));
+            };
+            u64::try_from(count).map_err(|_| StateError::runtime(format!("{field} cannot be negative.")))
+        }
+        Quantity::Expression(expression) => {
+            let value = turn.at_expression(number, state, effective, expression, field)?;
+            match value.as_i64() {
+                Some(count) if count < 0 => Err(StateError::runtime(format!("{field} cannot be negative."))),
+                _ => whole(&value).ok_or_else(|| expression.unexpected_type(field, "integer", &value)),
+            }
+        }
+    }
+}
+
+/// `ToleratedFailurePercentage` and its path.
+pub(super) fn percentage(
+    turn: &Turn<'_>,
+    number: u32,
+    state: &State,
+    effective: &Value,
+    quantity: &Quantity<f64>,
+) -> Result<f64, StateError> {
+    const FIELD: &str = "ToleratedFailurePercentage";
+    let value = match quantity {
+        Quantity::Value(percentage) => return Ok(*percentage),
+        Quantity::Path(path) => {
+            let value = turn.at_path(number, state, effective, path, "ToleratedFailurePercentagePath")?;
+            if value.as_f64().is_none() {
+                return Err(StateError::runtime(format!(
+                    "The {FIELD}Path field refers to value \"{}\" which is not a valid float: {}",
+                    plain(&value),
+                    path.source()
+                )));
+            }
+            value
+        }
+        Quantity::Expression(expression) => {
+            let value = turn.at_expression(number, state, effective, expression, FIELD)?;
+            if value.as_f64().is_none() {
+                return Err(expression.unexpected_type(FIELD, "number", &value));
+            }
+            value
+        }
+    };
+    match value.as_f64() {
+        Some(percentage) if (0.0..=100.0).contains(&percentage) => Ok(percentage),
+        _ => Err(StateError::runtime(format!("{FIELD} must be between 0 and 100."))),
+    }
+}
+
+/// `ItemSelector` for one item.
+pub(super) fn select_item(
+    turn: &Turn<'_>,
+    number: u32,
+    state: &State,
+    input: &Value,
+    item: &Item,
+    selector: &Template,
+) -> Result<Value, StateError> {
+    let field = match &state.data {
+        DataFlow::JsonPath { .. } => "Parameters",
+        DataFlow::Jsonata { .. } => "ItemSelector",
+    };
+    turn.evaluate_with(number, state, input, None, Some(item), |scope| selector.evaluate(scope, field))
+}
+
+/// Any template of a Map's reader, batcher or writer.
+pub(super) fn template(
+    turn: &Turn<'_>,
+    number: u32,
+    state: &State,
+    input: &Value,
+    template: Option<&Template>,
+    field: &str,
+) -> Result<Value, StateError> {
+    match template {
+        Some(template) => turn.evaluate(number, state, input, |scope| template.evaluate(scope, field)),
+        None => Ok(Value::empty_object()),
+    }
+}
+
+/// The error output a catcher works on. A timeout has no cause, and says so.
+pub(super) fn error_output(error: Option<&Arc<str>>, cause: Option<&Arc<str>>) -> Value {
+    let mut output = Map::new();
+    if let Some(error) = error {
+        output.insert(Arc::<str>::from("Error"), Value::String(error.clone()));
+    }
+    match cause {
+        Some(cause) => {
+            output.insert(Arc::<str>::from("Cause"), Value::String(cause.clone()));
+        }
+        None if error.is_some_and(|error| error.starts_with("States.")) => {
+            output.insert(Arc::<str>::from("Cause"), Value::from(""));
+        }
+        None => {}
+    }
+    Value::from(output)
+}

@@ -1,0 +1,109 @@
+//! What a state fails with.
+
+use std::sync::Arc;
+
+use mayfly_workflows_language::definition::{Kind, State};
+use mayfly_workflows_language::error::StateError;
+
+use super::data;
+use super::retry::{self, Decision};
+use super::state::{Phase, Wakes};
+use super::turn::{Trouble, Turn};
+
+/// An error on its way to retriers and catchers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// The error's name.
+    pub error: Option<Arc<str>>,
+    /// The error's cause.
+    pub cause: Option<Arc<str>>,
+}
+
+impl Failure {
+    /// A named error with a cause.
+    pub fn new(error: &str, cause: impl Into<Arc<str>>) -> Self {
+        Self { error: Some(error.into()), cause: Some(cause.into()) }
+    }
+
+    /// A named error without a cause.
+    pub fn named(error: &str) -> Self {
+        Self { error: Some(error.into()), cause: None }
+    }
+}
+
+/// AWS's sentence about an error of a state's data: which state, and the
+/// event in which it was entered.
+pub(super) fn in_state(name: &str, entered: u64, error: &StateError) -> Failure {
+    let cause = format!(
+        "An error occurred while executing the state '{name}' (entered at the event id #{entered}). {}",
+        error.cause
+    );
+    Failure { error: Some((&*error.error).into()), cause: Some(cause.into()) }
+}
+
+impl Turn<'_> {
+    /// Lets the state's retriers look at a failure; `true` when one takes it.
+    pub(super) fn retried(&mut self, number: u32, state: &State, failure: &Failure) -> bool {
+        if state.retry.is_empty() {
+            return false;
+        }
+        let Some(active) = self.active(number) else { return false };
+        let decision = retry::decide(&state.retry, &active.attempts, failure.error.as_deref(), || {
+            self.ambient.next_double()
+        });
+        let Decision::Retry { retrier, wait_ms } = decision else { return false };
+        self.parts_failed = false;
+        let timer = self.set_timer(self.at_ms.saturating_add(wait_ms), Wakes::Backoff(number));
+        self.m.failed_in = None;
+        if let Some(active) = self.active_mut(number) {
+            active.attempts.resize(state.retry.len(), 0);
+            active.attempts[retrier] += 1;
+            active.retries += 1;
+            active.phase = Phase::Backoff { timer };
+        }
+        true
+    }
+
+    /// Lets the state's catchers look at a failure; `true` when one takes it.
+    pub(super) fn caught(&mut self, number: u32, state: &State, failure: &Failure) -> bool {
+        let error = failure.error.as_deref();
+        let Some(catcher) = state.catch.iter().find(|catcher| retry::takes(&catcher.error_equals, error))
+        else {
+            self.state_failed(number, state);
+            return false;
+        };
+        self.m.failed_in = None;
+        self.state_failed(number, state);
+        let error_output = data::error_output(failure.error.as_ref(), failure.cause.as_ref());
+        match self.finish_caught(number, state, catcher, &error_output) {
+            Ok(left) => self.leave(number, state, left, &catcher.next),
+            Err(trouble) => {
+                let failure = match trouble {
+                    Trouble::Failed(failure) => failure,
+                    Trouble::Data(error) => {
+                        let entered = self.active(number).map_or(0, |active| active.entered);
+                        in_state(&state.name, entered, &error)
+                    }
+                };
+                self.flow_failed(number, failure);
+            }
+        }
+        true
+    }
+
+    /// The event by which a Parallel or Map gives up, where AWS has one: not
+    /// when the state failed before it started anything.
+    fn state_failed(&mut self, number: u32, state: &State) {
+        let kind = match &state.kind {
+            Kind::Parallel(_) => "ParallelStateFailed",
+            Kind::Map(_) => "MapStateFailed",
+            _ => return,
+        };
+        if !std::mem::take(&mut self.parts_failed) {
+            return;
+        }
+        let cursor = self.cursor(number);
+        let failed = self.emit(cursor, kind, || None);
+        self.set_cursor(number, failed);
+    }
+}

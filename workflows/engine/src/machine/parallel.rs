@@ -1,0 +1,69 @@
+//! Parallel: a thread per branch, the outputs in the order of the branches.
+
+use mayfly_workflows_language::definition::{Parallel, State};
+use mayfly_workflows_language::value::Value;
+
+use super::state::{Phase, Place, Thread};
+use super::turn::{Trouble, Turn};
+
+impl Turn<'_> {
+    pub(super) fn run_parallel(
+        &mut self,
+        number: u32,
+        state: &State,
+        parallel: &Parallel,
+    ) -> Result<(), Trouble> {
+        let effective = self.effective_input(number, state)?;
+        let cursor = self.cursor(number);
+        let started = self.emit(cursor, "ParallelStateStarted", || None);
+        self.set_cursor(number, started);
+        let input = self.arguments(number, state, &effective)?;
+        let Some(thread) = self.m.threads.get_mut(&number) else { return Ok(()) };
+        let variables = thread.variables.clone();
+        let item = thread.item.clone();
+        if let Some(active) = &mut thread.active {
+            active.phase = Phase::Parallel { outputs: vec![None; parallel.branches.len()] };
+        }
+        let definition = self.m.definition.clone();
+        for (slot, flow) in (0u32..).zip(&parallel.branches) {
+            let branch = Thread {
+                parent: Some(Place { thread: number, slot }),
+                cursor: started,
+                variables: variables.inner(),
+                item: item.clone(),
+                active: None,
+                next: None,
+            };
+            let start_at = definition.flow(*flow).start_at;
+            self.start_thread(start_at, input.clone(), branch);
+        }
+        Ok(())
+    }
+
+    pub(super) fn branch_ended(&mut self, place: Place, cursor: u64, output: Value) {
+        let definition = self.m.definition.clone();
+        let number = place.thread;
+        let Some(active) = self.active_mut(number) else { return };
+        let state = definition.state(active.state);
+        let Phase::Parallel { outputs } = &mut active.phase else { return };
+        outputs[place.slot as usize] = Some(output);
+        if outputs.iter().any(Option::is_none) {
+            return;
+        }
+        let result = Value::from_iter(std::mem::take(outputs).into_iter().flatten());
+        active.phase = Phase::Entered;
+        self.emit(cursor, "ParallelStateSucceeded", || None);
+        // The exit follows the last branch, as AWS numbers it.
+        self.set_cursor(number, cursor);
+        self.leave_with_result(number, state, result);
+    }
+
+    /// Leaves a Task, Parallel or Map with its result.
+    pub(super) fn leave_with_result(&mut self, number: u32, state: &State, result: Value) {
+        let left = self.check_size(state, &result).and_then(|()| self.finish(number, state, result));
+        match left {
+            Ok(left) => self.leave(number, state, left, &state.next),
+            Err(trouble) => self.trouble(number, state, trouble),
+        }
+    }
+}

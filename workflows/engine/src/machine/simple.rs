@@ -1,0 +1,118 @@
+//! States that need nobody else: Pass, Succeed, Choice, Fail, Wait.
+
+use jiff::Timestamp;
+use mayfly_workflows_language::definition::{Choice, Fail, Pass, QueryLanguage, State, TimestampField, Wait};
+use mayfly_workflows_language::error::StateError;
+use mayfly_workflows_language::value::Value;
+
+use super::data;
+use super::failure::Failure;
+use super::state::{Phase, Wakes};
+use super::turn::{Trouble, Turn, milliseconds};
+
+/// AWS lets an execution live for a year.
+const WAIT_SECONDS_MAX: u64 = 31_536_000;
+
+impl Turn<'_> {
+    pub(super) fn run_pass(&mut self, number: u32, state: &State, pass: &Pass) -> Result<(), Trouble> {
+        let effective = self.effective_input(number, state)?;
+        let result = match &pass.result {
+            Some(result) => result.clone(),
+            None => self.arguments(number, state, &effective)?,
+        };
+        let left = self.finish(number, state, result)?;
+        self.leave(number, state, left, &state.next);
+        Ok(())
+    }
+
+    pub(super) fn run_succeed(&mut self, number: u32, state: &State) -> Result<(), Trouble> {
+        let effective = self.effective_input(number, state)?;
+        let left = self.finish_unchanged(number, state, effective)?;
+        self.leave(number, state, left, &mayfly_workflows_language::definition::Transition::End);
+        Ok(())
+    }
+
+    pub(super) fn run_choice(&mut self, number: u32, state: &State, choice: &Choice) -> Result<(), Trouble> {
+        let effective = self.effective_input(number, state)?;
+        for rule in &choice.rules {
+            if self.matches(number, state, &effective, rule)? {
+                let left = self.finish_choice(number, state, effective, Some(rule))?;
+                self.leave(number, state, left, &rule.next);
+                return Ok(());
+            }
+        }
+        let Some(default) = &choice.default else {
+            return Err(Trouble::Data(StateError::new(
+                "States.NoChoiceMatched",
+                "Failed to transition out of the state. The state does not point to a next state.",
+            )));
+        };
+        let left = self.finish_choice(number, state, effective, None)?;
+        self.leave(number, state, left, default);
+        Ok(())
+    }
+
+    pub(super) fn run_fail(&mut self, number: u32, state: &State, fail: &Fail) -> Result<(), Trouble> {
+        let error = fail.error.as_ref().map(|text| self.text(number, state, text, "Error")).transpose()?;
+        let cause = fail.cause.as_ref().map(|text| self.text(number, state, text, "Cause")).transpose()?;
+        Err(Trouble::Failed(Failure { error, cause }))
+    }
+
+    pub(super) fn run_wait(&mut self, number: u32, state: &State, wait: &Wait) -> Result<(), Trouble> {
+        let effective = self.effective_input(number, state)?;
+        let until_ms = match wait {
+            Wait::Seconds(seconds) => {
+                let seconds = data::wait_seconds(self, number, state, &effective, seconds)?;
+                self.at_ms.saturating_add(milliseconds(seconds.min(WAIT_SECONDS_MAX)))
+            }
+            Wait::Timestamp(TimestampField::Value(at, _)) => ceil_millisecond(*at),
+            Wait::Timestamp(field) => {
+                let at = data::wait_timestamp(self, number, state, &effective, field)?;
+                ceil_millisecond(at)
+            }
+        };
+        if until_ms <= self.at_ms {
+            let left = self.finish_unchanged(number, state, effective)?;
+            self.leave(number, state, left, &state.next);
+            return Ok(());
+        }
+        let timer = self.set_timer(until_ms, Wakes::Wait(number));
+        if let Some(active) = self.active_mut(number) {
+            active.phase = Phase::Wait { timer };
+        }
+        Ok(())
+    }
+
+    pub(super) fn wait_over(&mut self, number: u32) {
+        let definition = self.m.definition.clone();
+        let Some(active) = self.active_mut(number) else { return };
+        active.phase = Phase::Entered;
+        let state = definition.state(active.state);
+        let outcome = self.effective_input(number, state).map_err(Trouble::from).and_then(|effective| {
+            let left = self.finish_unchanged(number, state, effective)?;
+            self.leave(number, state, left, &state.next);
+            Ok(())
+        });
+        if let Err(trouble) = outcome {
+            self.trouble(number, state, trouble);
+        }
+    }
+
+    /// The output of states that have no result of their own (Wait, Succeed).
+    fn finish_unchanged(
+        &mut self,
+        number: u32,
+        state: &State,
+        effective: Value,
+    ) -> Result<super::turn::Left, Trouble> {
+        match state.query_language {
+            QueryLanguage::JsonPath => self.finish_without_result(number, state, effective),
+            QueryLanguage::Jsonata => self.finish(number, state, effective),
+        }
+    }
+}
+
+fn ceil_millisecond(at: Timestamp) -> i64 {
+    let at_ms = at.as_millisecond();
+    if at.subsec_nanosecond() % 1_000_000 == 0 { at_ms } else { at_ms + 1 }
+}

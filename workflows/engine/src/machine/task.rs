@@ -1,0 +1,322 @@
+//! Task: an effect, its limits, and what comes of it.
+
+use std::sync::Arc;
+
+use mayfly_workflows_language::definition::{Kind, Pattern, Resource, State, StateId, Task};
+use mayfly_workflows_language::error::StateError;
+use mayfly_workflows_language::value::Value;
+
+use super::call::{Action, Call, TaskCall};
+use super::data;
+use super::failure::Failure;
+use super::state::{Phase, TaskPhase, TaskSeconds, Wakes};
+use super::token::Token;
+use super::turn::{Trouble, Turn, failed, milliseconds};
+use crate::history::{Details, Field};
+use crate::journal::Payload;
+
+impl Turn<'_> {
+    pub(super) fn run_task(&mut self, number: u32, state: &State, task: &Task) -> Result<(), Trouble> {
+        let effect = self.number();
+        let token: Arc<str> = Token::new(self.m.facts.execution, effect, &self.m.facts.seed).to_text().into();
+        let effective = self.effective_input(number, state)?;
+        let arguments = self.task_arguments(number, state, &effective, &token)?;
+        let seconds = TaskSeconds {
+            timeout: data::task_seconds(
+                self,
+                number,
+                state,
+                &effective,
+                task.timeout.as_ref(),
+                "TimeoutSeconds",
+            )?,
+            heartbeat: data::task_seconds(
+                self,
+                number,
+                state,
+                &effective,
+                task.heartbeat.as_ref(),
+                "HeartbeatSeconds",
+            )?,
+        };
+        let credentials = data::credentials(self, number, state, &effective, task)?;
+        let call = Call::Task(Box::new(TaskCall {
+            resource: task.resource.clone(),
+            arn: task.arn.clone(),
+            arguments: arguments.clone(),
+            token,
+            submitted: None,
+        }));
+        let is_activity = matches!(task.resource, Resource::Activity(_));
+        self.m.effects.insert(effect, number);
+        if let Some(active) = self.active_mut(number) {
+            active.phase = Phase::Task(Box::new(TaskPhase {
+                effect,
+                call: call.clone(),
+                timeout: None,
+                heartbeat: None,
+                seconds,
+                accepted: !is_activity,
+                taken: false,
+            }));
+        }
+        // Whether an activity exists is for others to say, before anything is scheduled.
+        if !is_activity {
+            self.scheduled(number, task, &arguments, seconds, credentials.as_ref());
+            self.start_task_timers(number, seconds);
+        }
+        self.out.actions.push(Action::Effect { n: effect, call });
+        Ok(())
+    }
+
+    fn start_task_timers(&mut self, number: u32, seconds: TaskSeconds) {
+        let at = |seconds| self.at_ms.saturating_add(milliseconds(seconds));
+        let (timeout_at, heartbeat_at) = (seconds.timeout.map(at), seconds.heartbeat.map(at));
+        let timeout = timeout_at.map(|at_ms| self.set_timer(at_ms, Wakes::TaskTimeout(number)));
+        let heartbeat =
+            heartbeat_at.map(|at_ms| self.set_timer(at_ms, Wakes::Heartbeat(number))).zip(seconds.heartbeat);
+        if let Some(Phase::Task(task)) = self.active_mut(number).map(|active| &mut active.phase) {
+            task.timeout = timeout;
+            task.heartbeat = heartbeat;
+        }
+    }
+
+    /// The events of a task that is on its way.
+    fn scheduled(
+        &mut self,
+        number: u32,
+        task: &Task,
+        arguments: &Value,
+        seconds: TaskSeconds,
+        credentials: Option<&Value>,
+    ) {
+        let cursor = self.cursor(number);
+        let region = self.m.facts.region.clone();
+        let kind = match &task.resource {
+            Resource::Function(_) => "LambdaFunctionScheduled",
+            Resource::Activity(_) => "ActivityScheduled",
+            _ => "TaskScheduled",
+        };
+        let scheduled = self.emit(cursor, kind, || {
+            let details = match &task.resource {
+                Resource::Function(_) => Details::new("lambdaFunctionScheduledEventDetails")
+                    .data("input", arguments.to_text())
+                    .text("resource", task.arn.clone()),
+                Resource::Activity(_) => Details::new("activityScheduledEventDetails")
+                    .data("input", arguments.to_text())
+                    .text("resource", task.arn.clone())
+                    .maybe_number("heartbeatInSeconds", seconds.heartbeat),
+                _ => {
+                    let (kind, name) = event_names(task);
+                    Details::new("taskScheduledEventDetails")
+                        .bare_data("parameters", arguments.to_text())
+                        .text("region", region)
+                        .text("resource", name)
+                        .text("resourceType", kind)
+                        .maybe_number("heartbeatInSeconds", seconds.heartbeat)
+                }
+            };
+            let details = details.maybe_number("timeoutInSeconds", seconds.timeout);
+            Some(match credentials {
+                Some(credentials) => details.field("taskCredentials", Field::Object(role_of(credentials))),
+                None => details,
+            })
+        });
+        let started = match &task.resource {
+            Resource::Activity(_) => scheduled,
+            Resource::Function(_) => self.emit(scheduled, "LambdaFunctionStarted", || None),
+            _ => self.emit(scheduled, "TaskStarted", || {
+                Some(named(Details::new("taskStartedEventDetails"), task))
+            }),
+        };
+        self.set_cursor(number, started);
+    }
+
+    pub(super) fn task_accepted(&mut self, effect: u32) {
+        let definition = self.m.definition.clone();
+        let Some((number, state)) = self.task_of(effect) else { return };
+        let Kind::Task(task) = &definition.state(state).kind else { return };
+        let Some(Phase::Task(phase)) = self.active_mut(number).map(|active| &mut active.phase) else {
+            return;
+        };
+        if std::mem::replace(&mut phase.accepted, true) {
+            return;
+        }
+        let seconds = phase.seconds;
+        let Call::Task(call) = &phase.call else { return };
+        let arguments = call.arguments.clone();
+        self.scheduled(number, task, &arguments, seconds, None);
+        self.start_task_timers(number, seconds);
+    }
+
+    pub(super) fn task_refused(&mut self, effect: u32, cause: String) {
+        let definition = self.m.definition.clone();
+        let Some((number, state)) = self.task_of(effect) else { return };
+        let Some(Phase::Task(phase)) = self.active(number).map(|active| &active.phase) else { return };
+        if !phase.accepted {
+            self.trouble(number, definition.state(state), Trouble::Data(StateError::runtime(cause)));
+        }
+    }
+
+    pub(super) fn task_began(&mut self, effect: u32, worker: Option<&str>) {
+        let Some((number, _)) = self.task_of(effect) else { return };
+        let cursor = self.cursor(number);
+        let began = self.emit(cursor, "ActivityStarted", || {
+            Some(Details::new("activityStartedEventDetails").maybe("workerName", worker))
+        });
+        self.set_cursor(number, began);
+        let at_ms = self.at_ms;
+        let Some(Phase::Task(task)) = self.active_mut(number).map(|active| &mut active.phase) else { return };
+        task.taken = true;
+        // A worker's heartbeats count from when it took the task.
+        if let Some((n, seconds)) = task.heartbeat {
+            let at_ms = at_ms.saturating_add(milliseconds(seconds));
+            if let Some(timer) = self.m.timers.get_mut(&n) {
+                timer.at_ms = at_ms;
+            }
+            self.out.actions.push(Action::SetTimer { n, at_ms });
+        }
+    }
+
+    pub(super) fn task_submitted(&mut self, effect: u32, output: &Payload) {
+        let definition = self.m.definition.clone();
+        let Some((number, state)) = self.task_of(effect) else { return };
+        let Kind::Task(task) = &definition.state(state).kind else { return };
+        let Some(text) = output.text() else { return };
+        let cursor = self.cursor(number);
+        let submitted = self.emit(cursor, "TaskSubmitted", || {
+            Some(named(Details::new("taskSubmittedEventDetails").data("output", text.clone()), task))
+        });
+        self.set_cursor(number, submitted);
+        let value = Value::parse(text).unwrap_or_default();
+        let waits_for_token = task.resource.pattern() == Pattern::WaitForTaskToken;
+        if let Some(Phase::Task(phase)) = self.active_mut(number).map(|active| &mut active.phase) {
+            phase.taken = waits_for_token;
+            if let Call::Task(call) = &mut phase.call {
+                call.submitted = Some(value);
+            }
+        }
+    }
+
+    pub(super) fn effect_succeeded(&mut self, effect: u32, output: &Payload) {
+        let definition = self.m.definition.clone();
+        let Some((number, state)) = self.task_of(effect) else { return };
+        let state = definition.state(state);
+        let Some(text) = output.text() else { return };
+        let Kind::Task(task) = &state.kind else {
+            self.run_effect_succeeded(number, state, text);
+            return;
+        };
+        let value = match Value::parse(text) {
+            Ok(value) => value,
+            Err(error) => {
+                let failure = Failure::new("States.Runtime", format!("The result is not JSON: {error}"));
+                self.effect_failed(effect, failure);
+                return;
+            }
+        };
+        if let Err(Trouble::Failed(failure)) = self.check_size(state, &value) {
+            self.effect_failed(effect, failure);
+            return;
+        }
+        let cursor = self.cursor(number);
+        let succeeded = match &task.resource {
+            Resource::Function(_) => self.emit(cursor, "LambdaFunctionSucceeded", || {
+                Some(Details::new("lambdaFunctionSucceededEventDetails").data("output", text.clone()))
+            }),
+            Resource::Activity(_) => self.emit(cursor, "ActivitySucceeded", || {
+                Some(Details::new("activitySucceededEventDetails").data("output", text.clone()))
+            }),
+            _ => self.emit(cursor, "TaskSucceeded", || {
+                Some(named(Details::new("taskSucceededEventDetails").data("output", text.clone()), task))
+            }),
+        };
+        self.set_cursor(number, succeeded);
+        self.end_task(number, effect);
+        self.leave_with_result(number, state, value);
+    }
+
+    pub(super) fn effect_failed(&mut self, effect: u32, failure: Failure) {
+        let definition = self.m.definition.clone();
+        let Some((number, state)) = self.task_of(effect) else { return };
+        let state = definition.state(state);
+        let Kind::Task(task) = &state.kind else {
+            self.run_effect_failed(number, failure);
+            return;
+        };
+        let cursor = self.cursor(number);
+        let event = match &task.resource {
+            Resource::Function(_) => self.emit(cursor, "LambdaFunctionFailed", || {
+                Some(failed("lambdaFunctionFailedEventDetails", &failure))
+            }),
+            Resource::Activity(_) => {
+                self.emit(cursor, "ActivityFailed", || Some(failed("activityFailedEventDetails", &failure)))
+            }
+            _ => self
+                .emit(cursor, "TaskFailed", || Some(named(failed("taskFailedEventDetails", &failure), task))),
+        };
+        self.set_cursor(number, event);
+        self.end_task(number, effect);
+        self.trouble(number, state, Trouble::Failed(failure));
+    }
+
+    pub(super) fn task_timed_out(&mut self, number: u32, error: &str) {
+        let definition = self.m.definition.clone();
+        let Some(active) = self.active(number) else { return };
+        let Phase::Task(phase) = &active.phase else { return };
+        let effect = phase.effect;
+        let state = definition.state(active.state);
+        let Kind::Task(task) = &state.kind else { return };
+        let failure = Failure::named(error);
+        let cursor = self.cursor(number);
+        let event = match &task.resource {
+            Resource::Function(_) => self.emit(cursor, "LambdaFunctionTimedOut", || {
+                Some(failed("lambdaFunctionTimedOutEventDetails", &failure))
+            }),
+            Resource::Activity(_) => self
+                .emit(cursor, "ActivityTimedOut", || Some(failed("activityTimedOutEventDetails", &failure))),
+            _ => self.emit(cursor, "TaskTimedOut", || {
+                Some(named(failed("taskTimedOutEventDetails", &failure), task))
+            }),
+        };
+        self.set_cursor(number, event);
+        self.out.actions.push(Action::Forget { n: effect });
+        self.end_task(number, effect);
+        self.trouble(number, state, Trouble::Failed(failure));
+    }
+
+    /// Takes back the timers and the effect of a task that has its outcome.
+    fn end_task(&mut self, number: u32, effect: u32) {
+        self.m.effects.remove(&effect);
+        let Some(active) = self.active_mut(number) else { return };
+        if let Phase::Task(task) = std::mem::replace(&mut active.phase, Phase::Entered) {
+            for timer in task.timeout.into_iter().chain(task.heartbeat.map(|(timer, _)| timer)) {
+                self.clear_timer(timer);
+            }
+        }
+    }
+
+    /// The thread that waits for an effect, and the state it is in.
+    fn task_of(&self, effect: u32) -> Option<(u32, StateId)> {
+        let number = *self.m.effects.get(&effect)?;
+        Some((number, self.active(number)?.state))
+    }
+}
+
+fn event_names(task: &Task) -> (String, String) {
+    task.resource.event_names().unwrap_or_else(|| ("unknown".to_owned(), task.arn.to_string()))
+}
+
+/// `resource` and `resourceType`, which every task event ends with.
+fn named(details: Details, task: &Task) -> Details {
+    let (kind, name) = event_names(task);
+    details.text("resource", name).text("resourceType", kind)
+}
+
+/// `{"RoleArn": …}` as events spell it.
+fn role_of(credentials: &Value) -> Value {
+    match credentials.get("RoleArn") {
+        Some(role) => Value::object([("roleArn", role.clone())]),
+        None => Value::empty_object(),
+    }
+}
