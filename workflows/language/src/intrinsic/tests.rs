@@ -50,7 +50,7 @@ fn values_as_aws_gives_them() {
         ("States.JsonToString($.o)", r#""{\"Arg1\":1,\"Arg2\":[]}""#),
         ("States.MathAdd(-1.5, -1.51)", "-3"),
         ("States.MathAdd(States.MathAdd(1, 2), 3)", "6"),
-        ("States.MathRandom(1, 999, 42)", "1"),
+        ("States.MathRandom(1, 999, 42)", "255"),
         ("States.StringSplit($.s, ',;')", r#"["a","b","c"]"#),
         ("States.StringSplit('Hello\nWorld', '\n')", r#"["Hello","World"]"#),
     ] {

@@ -41,6 +41,91 @@ impl Uses {
     }
 }
 
+/// How many nodes a cheap expression may have.
+const MAX_LIGHT_NODES: usize = 200;
+
+/// Functions that take time in proportion to their operands.
+const LIGHT_FUNCTIONS: [&str; 39] = [
+    "abs",
+    "append",
+    "average",
+    "base64decode",
+    "base64encode",
+    "boolean",
+    "ceil",
+    "contains",
+    "count",
+    "error",
+    "exists",
+    "floor",
+    "formatNumber",
+    "fromMillis",
+    "hash",
+    "join",
+    "keys",
+    "length",
+    "lookup",
+    "lowercase",
+    "max",
+    "merge",
+    "millis",
+    "min",
+    "not",
+    "now",
+    "number",
+    "parse",
+    "random",
+    "round",
+    "string",
+    "substring",
+    "substringAfter",
+    "substringBefore",
+    "sum",
+    "trim",
+    "type",
+    "uppercase",
+    "uuid",
+];
+
+/// Whether an expression is cheap: no functions of its own, no loops but those of paths, no variables of its own,
+/// no regular expressions, and only functions that are linear.
+pub(super) fn is_light(ast: &AstNode) -> bool {
+    let mut nodes = 0;
+    light(ast, &mut nodes)
+}
+
+fn light(node: &AstNode, nodes: &mut usize) -> bool {
+    *nodes += 1;
+    let is_light = match node {
+        AstNode::Lambda { .. }
+        | AstNode::Call { .. }
+        | AstNode::Regex { .. }
+        | AstNode::Descendant
+        | AstNode::Parent(_)
+        | AstNode::Sort { .. }
+        | AstNode::Transform { .. }
+        | AstNode::ObjectTransform { .. }
+        | AstNode::Placeholder => false,
+        AstNode::Binary { op, .. } => !matches!(
+            op,
+            BinaryOp::Range
+                | BinaryOp::ColonEqual
+                | BinaryOp::ChainPipe
+                | BinaryOp::In
+                | BinaryOp::FocusBind
+                | BinaryOp::IndexBind
+        ),
+        AstNode::Function { name, .. } => LIGHT_FUNCTIONS.contains(&name.as_str()),
+        _ => true,
+    };
+    if !is_light || *nodes > MAX_LIGHT_NODES {
+        return false;
+    }
+    let mut all = true;
+    children(node, &mut |child| all = all && light(child, nodes));
+    all
+}
+
 /// A pass over the tree that knows which names are bound where it is.
 struct Walk {
     uses: Uses,
@@ -201,5 +286,66 @@ impl Walk {
         if !self.is_bound(name) {
             self.uses.functions.insert(name.to_owned());
         }
+    }
+}
+
+/// Shows each child of a node.
+pub(super) fn children<'a>(node: &'a AstNode, see: &mut dyn FnMut(&'a AstNode)) {
+    match node {
+        AstNode::Path { steps } => {
+            for step in steps {
+                see(&step.node);
+                for stage in &step.stages {
+                    if let Stage::Filter(filter) = stage {
+                        see(filter);
+                    }
+                }
+            }
+        }
+        AstNode::Binary { lhs, rhs, .. } => {
+            see(lhs);
+            see(rhs);
+        }
+        AstNode::Unary { operand, .. } => see(operand),
+        AstNode::Function { args, .. } => args.iter().for_each(see),
+        AstNode::Call { procedure, args } => {
+            see(procedure);
+            args.iter().for_each(see);
+        }
+        AstNode::Lambda { body, .. } => see(body),
+        AstNode::Array(items) | AstNode::ArrayGroup(items) | AstNode::Block(items) => {
+            items.iter().for_each(see)
+        }
+        AstNode::Object(pairs) => pairs.iter().for_each(|(key, value)| {
+            see(key);
+            see(value);
+        }),
+        AstNode::ObjectTransform { input, pattern } => {
+            see(input);
+            pattern.iter().for_each(|(key, value)| {
+                see(key);
+                see(value);
+            });
+        }
+        AstNode::Conditional { condition, then_branch, else_branch } => {
+            see(condition);
+            see(then_branch);
+            if let Some(branch) = else_branch {
+                see(branch);
+            }
+        }
+        AstNode::FunctionApplication(inner) => see(inner),
+        AstNode::Sort { input, terms } => {
+            see(input);
+            terms.iter().for_each(|(term, _)| see(term));
+        }
+        AstNode::Transform { location, update, delete } => {
+            see(location);
+            see(update);
+            if let Some(delete) = delete {
+                see(delete);
+            }
+        }
+        _ => {}
     }
 }
