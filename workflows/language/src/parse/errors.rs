@@ -21,7 +21,8 @@ impl Compiler {
 
     pub(super) fn catch(&mut self, fields: &Fields<'_>, here: Here) -> Vec<Catcher> {
         let entries = self.entries(fields, "Catch");
-        entries.iter().filter_map(|entry| self.catcher(entry, here)).collect()
+        let entries = entries.into_iter().map(|entry| Fields { in_catch: true, ..entry });
+        entries.filter_map(|entry| self.catcher(&entry, here)).collect()
     }
 
     fn entries<'a>(&mut self, fields: &Fields<'a>, name: &str) -> Vec<Fields<'a>> {

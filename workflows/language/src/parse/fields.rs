@@ -12,14 +12,16 @@ use crate::value::{Map, Number, Value};
 
 /// One object and where it stands (`/States/Name`).
 pub(crate) struct Fields<'a> {
-    map: &'a Map,
+    pub(crate) map: &'a Map,
     pub(crate) at: String,
     pub(crate) language: QueryLanguage,
+    /// In an entry of `Catch`, where there is an error to speak of.
+    pub(crate) in_catch: bool,
 }
 
 impl<'a> Fields<'a> {
     pub(crate) fn new(map: &'a Map, at: impl Into<String>, language: QueryLanguage) -> Fields<'a> {
-        Fields { map, at: at.into(), language }
+        Fields { map, at: at.into(), language, in_catch: false }
     }
 
     /// `value` as an object, or a diagnostic.
@@ -36,10 +38,6 @@ impl<'a> Fields<'a> {
                 None
             }
         }
-    }
-
-    pub(crate) fn in_language(self, language: QueryLanguage) -> Fields<'a> {
-        Fields { language, ..self }
     }
 
     pub(crate) fn get(&self, name: &str) -> Option<&'a Value> {
@@ -254,7 +252,7 @@ impl<'a> Fields<'a> {
     /// A string that is one JSONata expression.
     pub(crate) fn expression(&self, name: &str, report: &mut Report) -> Option<Expression> {
         let text = self.string(name, report)?;
-        match super::expressions::whole(&text) {
+        match super::expressions::whole(&text, self.in_catch) {
             Ok(Some(body)) => super::expressions::compile(body, &self.place(name), report),
             Ok(None) => {
                 report.schema(&self.place(name), format!("The field '{name}' must be a JSONata expression"));

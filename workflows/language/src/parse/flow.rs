@@ -28,6 +28,8 @@ pub(crate) struct Compiler {
     pub(super) labels: HashSet<Arc<str>>,
     /// Inside an Express machine, or a distributed Map whose items are Express.
     pub(super) express: bool,
+    /// Inside a distributed Map, whose items are executions of their own.
+    pub(super) distributed: bool,
     depth: usize,
     lone: bool,
 }
@@ -87,6 +89,7 @@ impl Compiler {
             names: HashSet::new(),
             labels: HashSet::new(),
             express: machine_type == MachineType::Express,
+            distributed: false,
             depth: 0,
             lone: false,
         }

@@ -61,7 +61,11 @@ impl Compiler {
     fn mode(&mut self, fields: &Fields<'_>, name: &str) -> MapMode {
         let place = format!("{}/ProcessorConfig", fields.place(name));
         let Some(config) = fields.get(name).and_then(|processor| processor.get("ProcessorConfig")) else {
-            return MapMode::Inline;
+            // Nothing said: what only a distributed Map can do makes it one.
+            return match DISTRIBUTED_ONLY.iter().any(|field| fields.has(field)) {
+                true => MapMode::Distributed(ExecutionType::Standard),
+                false => MapMode::Inline,
+            };
         };
         let Some(config) = Fields::of(config, &place, fields.language, &mut self.report) else {
             return MapMode::Inline;
@@ -85,11 +89,12 @@ impl Compiler {
         if self.express && matches!(mode, MapMode::Distributed(_)) {
             self.report.schema(&at, "Express state machine does not support Map states in DISTRIBUTED mode");
         }
-        let outside = self.express;
+        let outside = (self.express, self.distributed);
         self.express |= mode == MapMode::Distributed(ExecutionType::Express);
+        self.distributed |= mode != MapMode::Inline;
         let place = Place { at, parent: Some(here.state), more: &["ProcessorConfig"] };
         let flow = self.flow(fields.get(name)?, place);
-        self.express = outside;
+        (self.express, self.distributed) = outside;
         flow
     }
 

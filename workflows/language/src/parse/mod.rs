@@ -125,7 +125,7 @@ pub(crate) fn read(text: &str, machine_type: MachineType) -> (Option<StateMachin
         graph::check(&flows, &mut report);
     }
     if let Some(machine) = machine.as_ref().filter(|_| !report.has_errors()) {
-        lint::check(machine, &root, &mut report);
+        lint::check(machine, &flows, &root, &mut report);
     }
     (machine, report)
 }

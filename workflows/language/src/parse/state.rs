@@ -18,7 +18,7 @@ impl Compiler {
     pub(super) fn state(&mut self, value: &Value, at: &str, name: Arc<str>, here: Here) -> Option<State> {
         let fields = Fields::of(value, at, self.machine_language, &mut self.report)?;
         let language = self.language(&fields);
-        let fields = fields.in_language(language);
+        let fields = Fields { language, ..fields };
         fields.required("Type", &mut self.report)?;
         let kind = fields.word("Type", allowed::TYPES, &mut self.report)?;
         for field in fields.names() {
@@ -78,7 +78,8 @@ impl Compiler {
             Some(_) => Some(QueryLanguage::JsonPath),
             None => None,
         };
-        if own == Some(QueryLanguage::JsonPath) && self.machine_language == QueryLanguage::Jsonata {
+        let barred = self.machine_language == QueryLanguage::Jsonata && !self.distributed;
+        if own == Some(QueryLanguage::JsonPath) && barred {
             let message = "'QueryLanguage' can not be 'JSONPath' if set to 'JSONata' for whole state machine";
             self.report.schema(&fields.at, message);
         }

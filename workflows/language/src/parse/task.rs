@@ -1,5 +1,7 @@
 //! Task states.
 
+use std::sync::Arc;
+
 use crate::definition::{Pattern, Quantity, Resource, Task};
 use crate::template::Template;
 use crate::value::{Map, Value};
@@ -11,8 +13,17 @@ impl Compiler {
     pub(super) fn task(&mut self, fields: &Fields<'_>) -> Option<Task> {
         let credentials_at = fields.place("Credentials");
         fields.required("Resource", &mut self.report)?;
-        let arn = fields.string("Resource", &mut self.report)?;
-        let resource = Resource::parse(&arn);
+        let (arn, resource) = match fields.get("Resource") {
+            Some(value) if is_deployment_function(value) => {
+                let text: Arc<str> = value.to_text().into();
+                (text.clone(), Ok(Resource::Foreign(text)))
+            }
+            _ => {
+                let arn = fields.string("Resource", &mut self.report)?;
+                let resource = Resource::parse(&arn);
+                (arn, resource)
+            }
+        };
         if resource.is_err() {
             let message = format!(
                 "The resource provided {arn} is not recognized. The value is not a valid resource ARN, or the \
@@ -93,4 +104,11 @@ impl Compiler {
             }
         }
     }
+}
+
+/// `{"Ref": …}` or `{"Fn::GetAtt": …}`: CloudFormation puts the value in before it
+/// creates the machine, as with `${Name}`.
+fn is_deployment_function(value: &Value) -> bool {
+    let Some(map) = value.as_object() else { return false };
+    map.len() == 1 && map.keys().all(|key| &**key == "Ref" || key.starts_with("Fn::"))
 }

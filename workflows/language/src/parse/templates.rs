@@ -1,10 +1,10 @@
 //! Templates and the fields of a state's data flow.
 
-use crate::definition::{DataFlow, PathField, ResultPath};
+use crate::definition::{DataFlow, PathField, QueryLanguage, ResultPath};
 use crate::path::{Path, ReferencePath, Root};
 use crate::template::Template;
 use crate::validate::Report;
-use crate::value::Value;
+use crate::value::{Map, Value};
 
 use super::expressions;
 use super::fields::{Fields, not_a_reference};
@@ -115,14 +115,23 @@ pub(super) fn template(
     report: &mut Report,
 ) -> Option<Template> {
     let at = fields.place(name);
-    if fields.jsonata() && !marks(value, &at, report) {
+    let sound = match fields.language {
+        QueryLanguage::Jsonata => marks(value, &at, fields.in_catch, report),
+        QueryLanguage::JsonPath => distinct(value, &at, report),
+    };
+    if !sound {
         return None;
     }
     match Template::compile(value, fields.language) {
         Ok(template) => Some(template),
         Err(problems) => {
             for problem in problems {
-                report.schema(&format!("{at}{}", problem.location), problem.message);
+                // A key that holds no path is a fault of the object it is in.
+                let place = match problem.location.rsplit_once('/') {
+                    Some((above, key)) if key.ends_with(".$") => above,
+                    _ => &problem.location,
+                };
+                report.schema(&format!("{at}{place}"), problem.message);
             }
             None
         }
@@ -130,25 +139,50 @@ pub(super) fn template(
 }
 
 /// Whether every string of a JSONata template is marked properly.
-fn marks(value: &Value, at: &str, report: &mut Report) -> bool {
+fn marks(value: &Value, at: &str, in_catch: bool, report: &mut Report) -> bool {
     match value {
-        Value::String(text) => match expressions::whole(text) {
+        Value::String(text) => match expressions::whole(text, in_catch) {
             Ok(_) => true,
             Err(message) => {
                 report.schema(at, message);
                 false
             }
         },
-        Value::Array(items) => {
-            let marked = |(index, item)| marks(item, &format!("{at}[{index}]"), report);
-            items.iter().enumerate().map(marked).fold(true, |all, one| all & one)
-        }
-        Value::Object(map) => map
-            .iter()
-            .map(|(key, item)| marks(item, &format!("{at}/{key}"), report))
-            .fold(true, |all, one| all & one),
-        _ => true,
+        _ => below(value, at, &mut |value, at| marks(value, at, in_catch, report)),
     }
+}
+
+/// Whether no object of a JSONPath template has both `key` and `key.$`.
+fn distinct(value: &Value, at: &str, report: &mut Report) -> bool {
+    let mut sound = true;
+    for key in value.as_object().into_iter().flat_map(Map::keys) {
+        if let Some(name) = key.strip_suffix(".$")
+            && value.get(name).is_some()
+        {
+            report.schema(at, format!("The fields '{name}' and '{key}' cannot both be specified"));
+            sound = false;
+        }
+    }
+    below(value, at, &mut |value, at| distinct(value, at, report)) && sound
+}
+
+/// Asks about everything directly inside of `value`; whether all is sound.
+fn below(value: &Value, at: &str, sound: &mut dyn FnMut(&Value, &str) -> bool) -> bool {
+    let mut all = true;
+    match value {
+        Value::Array(items) => {
+            for (index, item) in items.iter().enumerate() {
+                all &= sound(item, &format!("{at}[{index}]"));
+            }
+        }
+        Value::Object(map) => {
+            for (key, item) in map.iter() {
+                all &= sound(item, &format!("{at}/{key}"));
+            }
+        }
+        _ => {}
+    }
+    all
 }
 
 /// AWS's sentence about a path that is none.
@@ -162,11 +196,11 @@ pub(super) fn invalid_path(text: &str, detail: &str) -> String {
 /// A variable's name, in characters.
 const VARIABLE_NAME_CHARS_MAX: usize = 80;
 
-/// Unicode's rules for identifiers; `states` is taken.
+/// Unicode's rules for identifiers, and hyphens; `states` is taken.
 fn variable_name(name: &str) -> Result<(), String> {
     let mut letters = name.chars();
     let starts = letters.next().is_some_and(|first| first.is_alphabetic() || first == '_');
-    if !starts || !letters.all(|letter| letter.is_alphanumeric() || letter == '_') {
+    if !starts || !letters.all(|letter| letter.is_alphanumeric() || letter == '_' || letter == '-') {
         return Err(format!("Invalid variable name '{name}'"));
     }
     if name.chars().count() > VARIABLE_NAME_CHARS_MAX {

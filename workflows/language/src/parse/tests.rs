@@ -264,7 +264,7 @@ fn paths_and_templates() {
 #[test]
 fn variables_have_names() {
     state(r#"{"Type":"Pass","Assign":{"a":1,"_b2.$":"$.x"},"End":true}"#, &[]);
-    for wrong in ["1a", "a-b", "", "states", "a b"] {
+    for wrong in ["1a", "-a", "", "states", "a b"] {
         let text = around(&format!(r#"{{"Type":"Pass","Assign":{{"{wrong}":1}},"End":true}}"#));
         let found = errors_of(&text, MachineType::Standard);
         assert!(found.len() == 1 && found[0].ends_with("at /States/X/Assign"), "{wrong}: {found:?}");
@@ -408,7 +408,8 @@ fn maps() {
             true,
         ),
         (format!(r#"{distributed},"ToleratedFailurePercentage":101"#), false),
-        (format!(r#"{processor},"Label":"l""#), false),
+        (format!(r#"{},"Label":"l""#, distributed.replace("DISTRIBUTED", "INLINE")), false),
+        (format!(r#"{processor},"Label":"l""#), true),
         (format!(r#"{distributed},"ItemBatcher":{{"MaxItemsPerBatch":2,"BatchInput":{{"a":1}}}}"#), true),
         (
             format!(r#"{distributed},"ItemBatcher":{{"MaxItemsPerBatch":2,"MaxItemsPerBatchPath":"$.n"}}"#),
@@ -505,4 +506,45 @@ fn all_problems_at_once() {
         "Invalid State Machine Definition: 'SCHEMA_VALIDATION_FAILED: The field 'Resource' is required but was \
          missing at /States/A, SCHEMA_VALIDATION_FAILED: Expected value of type Integer at /States/B/Seconds'"
     );
+}
+
+#[test]
+fn doubts() {
+    let doubts = |text: &str| -> Vec<String> {
+        crate::validate::check(text, MachineType::Standard)
+            .iter()
+            .map(|found| {
+                assert_eq!(found.severity, Severity::Warning, "{found}");
+                format!("{} {}", found.code.as_str(), found.location.as_deref().unwrap_or_default())
+            })
+            .collect()
+    };
+    assert_eq!(
+        doubts(&around(
+            r#"{"Type":"Pass","Parameters":{"a":"$.b","c":{"d":"States.UUID()"},"e.$":"$"},"End":true}"#
+        )),
+        ["NO_DOLLAR /States/X/Parameters/a", "NO_DOLLAR /States/X/Parameters/c/d"]
+    );
+    assert_eq!(
+        doubts(&around(r#"{"Type":"Pass","Result":{"a.$":"$.b"},"End":true}"#)),
+        ["PASS_RESULT_IS_STATIC /States/X/Result/a.$"]
+    );
+    assert_eq!(
+        doubts(&around(r#"{"Type":"Task","Resource":"arn:aws:states:::sns:publish","End":true}"#)),
+        ["UNSUPPORTED_INTEGRATION /States/X/Resource"]
+    );
+    assert_eq!(doubts(&around(r#"{"Type":"Fail","Cause":"$.cause"}"#)), ["NO_PATH /States/X/Cause"]);
+    let looping = r#"{"StartAt":"C","States":{
+        "C":{"Type":"Choice","Choices":[{"Variable":"$.x","IsNull":true,"Next":"A"}],"Default":"S"},
+        "A":{"Type":"Pass","Next":"B"},"B":{"Type":"Pass","Next":"A"},"S":{"Type":"Succeed"}}}"#;
+    assert_eq!(doubts(looping), ["ENDLESS_LOOP /States/A", "ENDLESS_LOOP /States/B"]);
+    assert_eq!(
+        doubts(
+            &looping
+                .replace(r#","Default":"S""#, "")
+                .replace(r#""B":{"Type":"Pass","Next":"A"}"#, r#""B":{"Type":"Pass","Next":"S"}"#)
+        ),
+        ["MISSING_DEFAULT /States/C"]
+    );
+    assert_eq!(doubts(&around(r#"{"Type":"Pass","End":true}"#)), Vec::<String>::new());
 }
