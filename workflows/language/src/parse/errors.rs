@@ -5,13 +5,14 @@ use std::sync::Arc;
 use crate::definition::{Catcher, Jitter, Retrier};
 use crate::value::Value;
 
-use super::fields::Fields;
+use super::fields::{EMPTY, Fields};
 use super::flow::{Compiler, Here, SECONDS_MAX};
 
 /// The longest `MaxDelaySeconds`.
 const MAX_DELAY_SECONDS_MAX: u64 = 31_622_400;
 /// The name that stands for every error.
 const ALL: &str = "States.ALL";
+const NOT_LAST: &str = "States.ALL must appear alone and at end of list";
 
 impl Compiler {
     pub(super) fn retry(&mut self, fields: &Fields<'_>) -> Vec<Retrier> {
@@ -35,10 +36,7 @@ impl Compiler {
                 names.as_array().is_some_and(|all| all.iter().any(|one| one.as_str() == Some(ALL)))
             };
             if position + 1 < list.len() && entry.get("ErrorEquals").is_some_and(catches_all) {
-                self.report.schema(
-                    &entry.place("ErrorEquals"),
-                    format!("{ALL} must be in the last entry of '{name}'"),
-                );
+                self.report.schema(&entry.place("ErrorEquals"), NOT_LAST);
             }
             entries.push(entry);
         }
@@ -46,11 +44,10 @@ impl Compiler {
     }
 
     fn error_equals(&mut self, entry: &Fields<'_>) -> Option<Vec<Arc<str>>> {
-        entry.required("ErrorEquals", &mut self.report)?;
         let at = entry.place("ErrorEquals");
         let list = entry.array("ErrorEquals", &mut self.report)?;
         if list.is_empty() {
-            self.report.schema(&at, "The field 'ErrorEquals' must have at least one error name");
+            self.report.schema(&at, EMPTY);
         }
         let mut names = Vec::new();
         for (position, name) in list.iter().enumerate() {
@@ -60,7 +57,7 @@ impl Compiler {
             }
         }
         if names.len() > 1 && names.iter().any(|name| &**name == ALL) {
-            self.report.schema(&at, format!("{ALL} must appear alone"));
+            self.report.schema(&at, NOT_LAST);
         }
         Some(names)
     }
@@ -78,15 +75,16 @@ impl Compiler {
                 "Comment",
             ],
         );
+        entry.require(&["ErrorEquals"], &mut self.report);
         let error_equals = self.error_equals(entry)?;
         let report = &mut self.report;
-        let jitter = match entry.word("JitterStrategy", &["FULL", "NONE"], report) {
+        let jitter = match entry.word("JitterStrategy", &["NONE", "FULL"], report) {
             Some("FULL") => Jitter::Full,
             _ => Jitter::None,
         };
         let retrier = Retrier {
             error_equals,
-            interval_seconds: entry.integer("IntervalSeconds", 1, SECONDS_MAX, report).unwrap_or(1),
+            interval_seconds: entry.integer("IntervalSeconds", 0, SECONDS_MAX, report).unwrap_or(1),
             max_attempts: entry.integer("MaxAttempts", 0, SECONDS_MAX, report).unwrap_or(3),
             backoff_rate: entry.number("BackoffRate", 1.0, f64::MAX, report).unwrap_or(2.0),
             max_delay_seconds: entry.integer("MaxDelaySeconds", 1, MAX_DELAY_SECONDS_MAX, report),
@@ -106,11 +104,10 @@ impl Compiler {
             false => &["ErrorEquals", "Next", "ResultPath", "Assign", "Comment"],
         };
         self.only(entry, known);
+        entry.require(&["ErrorEquals", "Next"], &mut self.report);
         let error_equals = self.error_equals(entry);
-        let next = entry
-            .required("Next", &mut self.report)
-            .and(entry.string("Next", &mut self.report))
-            .map(|name| self.leads_to(here, name, entry.place("Next")));
+        let next =
+            entry.string("Next", &mut self.report).map(|name| self.leads_to(here, name, entry.place("Next")));
         let report = &mut self.report;
         let result_path = match entry.jsonata() {
             true => crate::definition::ResultPath::Whole,

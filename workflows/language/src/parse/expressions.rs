@@ -3,20 +3,23 @@
 use crate::jsonata::{Delimited, Expression, delimited};
 use crate::validate::Report;
 
+/// AWS's sentence about a string that is only half an expression.
+pub(crate) const UNMARKED: &str = "JSONata string must start with {% and end with %}";
+
 /// The expression in `{% … %}`; `None` for a plain string. A string that opens or
 /// closes without the other, or without room around the expression, is a mistake;
 /// so is asking for the error where none was caught.
 pub(crate) fn whole(text: &str, in_catch: bool) -> Result<Option<&str>, String> {
     match delimited(text) {
         Delimited::No => return Ok(None),
-        Delimited::Broken(problem) => return Err(problem.message),
+        Delimited::Broken(_) => return Err(UNMARKED.into()),
         Delimited::Expression(_) => {}
     }
     let body = &text[2..text.len() - 2];
     let roomy = body.starts_with(char::is_whitespace) && body.ends_with(char::is_whitespace);
     let stray = body.strip_prefix(' ').is_some_and(|rest| rest.trim_start_matches(' ').starts_with('\n'));
     if !roomy || stray {
-        return Err("JSONata expressions must be separated from '{%' and '%}' by one space".into());
+        return Err(UNMARKED.into());
     }
     if !in_catch && body.contains("$states.errorOutput") {
         return Err("The variable '$states.errorOutput' is only available in 'Catch'".into());

@@ -9,9 +9,11 @@ use crate::path::Path;
 use crate::validate::Code;
 use crate::value::Value;
 
-use super::fields::Fields;
+use super::fields::{Fields, neither};
 use super::flow::{Compiler, Here, Place};
 
+/// What an `ItemReader` can read with.
+const READERS: &[&str] = &[":states:::s3:getObject", ":states:::s3:listObjectsV2"];
 /// The longest label, in characters.
 const LABEL_CHARS_MAX: usize = 40;
 /// Fields only a distributed Map understands.
@@ -80,6 +82,10 @@ impl Compiler {
                 config.required("ExecutionType", &mut self.report);
                 MapMode::Distributed(ExecutionType::Standard)
             }
+            (_, Some(_)) => {
+                self.report.schema(&config.at, "Field 'ExecutionType' is not supported");
+                MapMode::Inline
+            }
             _ => MapMode::Inline,
         }
     }
@@ -87,7 +93,9 @@ impl Compiler {
     fn processor(&mut self, fields: &Fields<'_>, name: &str, mode: MapMode, here: Here) -> Option<FlowId> {
         let at = fields.place(name);
         if self.express && matches!(mode, MapMode::Distributed(_)) {
-            self.report.schema(&at, "Express state machine does not support Map states in DISTRIBUTED mode");
+            let message =
+                "The field 'Mode' with value 'DISTRIBUTED' is not supported inside 'EXPRESS' state machines";
+            self.report.schema(&format!("{at}/ProcessorConfig/Mode"), message);
         }
         let outside = (self.express, self.distributed);
         self.express |= mode == MapMode::Distributed(ExecutionType::Express);
@@ -144,10 +152,7 @@ impl Compiler {
         if let Some(arn) = &resource
             && !matches!(Resource::parse(arn), Ok(Resource::Integration { .. } | Resource::Foreign(_)))
         {
-            let message = format!(
-                "The resource provided {arn} is not recognized. The value is not a valid resource ARN, or the \
-                 resource is not available in this region."
-            );
+            let message = super::task::unknown_resource(arn);
             self.report.schema(&fields.place("Resource"), message);
         }
         let name = if fields.jsonata() { "Arguments" } else { "Parameters" };
@@ -163,6 +168,10 @@ impl Compiler {
         self.only(&reader, known);
         reader.required("Resource", &mut self.report);
         let (resource, arguments) = self.call(&reader);
+        if resource.as_ref().is_some_and(|arn| !READERS.iter().any(|reader| arn.ends_with(reader))) {
+            let message = "The field 'Resource' does not match any of the allowed values";
+            self.report.schema(&reader.place("Resource"), message);
+        }
         let mut made = ItemReader {
             resource: resource?,
             arguments,
@@ -233,8 +242,8 @@ impl Compiler {
         self.only(&batcher, known);
         let sizes = &known[1..];
         if !sizes.iter().any(|name| batcher.has(name)) {
-            let names = "[MaxItemsPerBatch, MaxInputBytesPerBatch]";
-            self.report.schema(&batcher.at, format!("One of the following fields is required: {names}"));
+            let names = ["MaxItemsPerBatch", "MaxInputBytesPerBatch"];
+            self.report.schema(&batcher.at, neither(&names));
         }
         let report = &mut self.report;
         Some(Batcher {
@@ -279,7 +288,7 @@ impl Compiler {
             let shown = super::python_repr(letter.encode_utf8(&mut [0; 4]));
             refuse(format!("Label contains invalid character: {shown}"));
         } else if !self.labels.insert(label.clone()) {
-            self.report.error(Code::DuplicateLabelName, &at, format!("Duplicate label name: {label}"));
+            self.report.error(Code::DuplicateLabelName, &at, format!("Duplicate Label name: {label}"));
         }
         Some(label)
     }

@@ -10,7 +10,7 @@ use crate::path::Path;
 use crate::value::Value;
 
 use super::allowed;
-use super::fields::{Fields, list};
+use super::fields::{EMPTY, Fields, list};
 use super::flow::{Compiler, Here, Place, SECONDS_MAX};
 
 impl Compiler {
@@ -90,7 +90,7 @@ impl Compiler {
         let report = &mut self.report;
         let names: &[&str] = match fields.jsonata() {
             true => &["Seconds", "Timestamp"],
-            false => &["Seconds", "Timestamp", "SecondsPath", "TimestampPath"],
+            false => &["SecondsPath", "Seconds", "TimestampPath", "Timestamp"],
         };
         match fields.one_of(names, report)? {
             "Seconds" | "SecondsPath" => {
@@ -146,8 +146,7 @@ impl Compiler {
         fields.required("Branches", &mut self.report)?;
         let branches = fields.array("Branches", &mut self.report)?;
         if branches.is_empty() {
-            self.report
-                .schema(&fields.place("Branches"), "The field 'Branches' must have at least one branch");
+            self.report.schema(&fields.place("Branches"), EMPTY);
         }
         let mut flows = Vec::new();
         for (position, branch) in branches.iter().enumerate() {
@@ -164,7 +163,7 @@ impl Compiler {
 
     /// A field another one forbids.
     pub(super) fn conflict(&mut self, fields: &Fields<'_>, names: &[&str]) {
-        let message = format!("Only one of the following fields can be specified: {}", list(names));
+        let message = format!("There should only be one of the following fields: {}", list(names));
         self.report.schema(&fields.at, message);
     }
 }

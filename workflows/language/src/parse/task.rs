@@ -4,14 +4,13 @@ use std::sync::Arc;
 
 use crate::definition::{Pattern, Quantity, Resource, Task};
 use crate::template::Template;
-use crate::value::{Map, Value};
+use crate::value::Value;
 
 use super::fields::Fields;
 use super::flow::{Compiler, SECONDS_MAX};
 
 impl Compiler {
     pub(super) fn task(&mut self, fields: &Fields<'_>) -> Option<Task> {
-        let credentials_at = fields.place("Credentials");
         fields.required("Resource", &mut self.report)?;
         let (arn, resource) = match fields.get("Resource") {
             Some(value) if is_deployment_function(value) => {
@@ -25,10 +24,7 @@ impl Compiler {
             }
         };
         if resource.is_err() {
-            let message = format!(
-                "The resource provided {arn} is not recognized. The value is not a valid resource ARN, or the \
-                 resource is not available in this region."
-            );
+            let message = unknown_resource(&arn);
             self.report.schema(&fields.place("Resource"), message);
         }
         let timeout = fields.quantity("TimeoutSeconds", 1, SECONDS_MAX, &mut self.report);
@@ -39,11 +35,10 @@ impl Compiler {
             let message = "The field 'HeartbeatSeconds' should be smaller than the field 'TimeoutSeconds'";
             self.report.schema(&fields.place("HeartbeatSeconds"), message);
         }
-        let foreign = matches!(resource, Ok(Resource::Foreign(_)));
-        let credentials = self.credentials(fields, &credentials_at, foreign);
+        let credentials = self.credentials(fields, resource.as_ref().ok());
         let resource = resource.ok()?;
         self.express_can(&resource, fields);
-        self.arguments(&resource, fields);
+        self.arguments(&resource, &arn, fields);
         Some(Task { resource, arn, timeout, heartbeat, credentials })
     }
 
@@ -69,9 +64,14 @@ impl Compiler {
 
     /// `{"RoleArn": …}`. What else may stand there for a task AWS does not integrate,
     /// the States Language leaves open.
-    fn credentials(&mut self, fields: &Fields<'_>, at: &str, foreign: bool) -> Option<Template> {
+    fn credentials(&mut self, fields: &Fields<'_>, resource: Option<&Resource>) -> Option<Template> {
+        let at = &fields.place("Credentials");
+        let foreign = matches!(resource, Some(Resource::Foreign(_)));
+        let activity = matches!(resource, Some(Resource::Activity(_)));
         let credentials = fields.object("Credentials", &mut self.report)?;
-        if !foreign {
+        if activity {
+            self.report.schema(at, "The field 'Credentials' is not supported for activities");
+        } else if !foreign {
             let names: &[&str] = if fields.jsonata() { &["RoleArn"] } else { &["RoleArn", "RoleArn.$"] };
             credentials.only(names, &mut self.report);
             if !names.iter().any(|name| credentials.has(name)) {
@@ -83,7 +83,7 @@ impl Compiler {
 
     /// What an integration cannot do without. A JSONata expression for the whole is
     /// only known when it has run.
-    fn arguments(&mut self, resource: &Resource, fields: &Fields<'_>) {
+    fn arguments(&mut self, resource: &Resource, arn: &str, fields: &Fields<'_>) {
         let needed: &[&str] = match resource {
             Resource::LambdaInvoke(_) => &["FunctionName"],
             Resource::StartExecution { .. } => &["StateMachineArn"],
@@ -91,9 +91,12 @@ impl Compiler {
             _ => return,
         };
         let name = if fields.jsonata() { "Arguments" } else { "Parameters" };
-        let none = Map::new();
         let given = match fields.get(name) {
-            None => &none,
+            None => {
+                let message = format!("{name} field is required for resource ARN: {arn}");
+                self.report.schema(&fields.at, message);
+                return;
+            }
             Some(Value::Object(map)) => map,
             Some(_) => return,
         };
@@ -111,4 +114,15 @@ impl Compiler {
 fn is_deployment_function(value: &Value) -> bool {
     let Some(map) = value.as_object() else { return false };
     map.len() == 1 && map.keys().all(|key| &**key == "Ref" || key.starts_with("Fn::"))
+}
+
+/// AWS's sentence about a `Resource` it does not know.
+pub(super) fn unknown_resource(arn: &str) -> String {
+    if !arn.starts_with("arn:") {
+        return "Value is not a valid resource ARN".to_string();
+    }
+    format!(
+        "The resource provided {arn} is not recognized. The value is not a valid resource ARN, or the resource is \
+         not available in this region."
+    )
 }

@@ -3,11 +3,11 @@
 use crate::definition::{DataFlow, PathField, QueryLanguage, ResultPath};
 use crate::path::{Path, ReferencePath, Root};
 use crate::template::Template;
-use crate::validate::Report;
+use crate::validate::{Code, Report};
 use crate::value::{Map, Value};
 
 use super::expressions;
-use super::fields::{Fields, not_a_reference};
+use super::fields::{Fields, NOT_A_PATH, not_a_reference};
 
 impl Fields<'_> {
     /// The field as a template in the state's language.
@@ -35,8 +35,8 @@ impl Fields<'_> {
         };
         for key in map.keys() {
             let name = if self.jsonata() { key } else { key.strip_suffix(".$").unwrap_or(key) };
-            if let Err(message) = variable_name(name) {
-                report.schema(&self.place("Assign"), message);
+            if let Err((code, message)) = variable_name(name, self.jsonata()) {
+                report.error(code, &self.place("Assign"), message);
             }
         }
         self.template("Assign", report)
@@ -67,8 +67,8 @@ impl Fields<'_> {
             Some(Value::String(text)) => match Path::parse(text) {
                 Ok(path) if path.is_root() && *path.root() == Root::Input => PathField::Whole,
                 Ok(path) => PathField::Path(path),
-                Err(problem) => {
-                    report.schema(&self.place(name), invalid_path(text, &problem.message));
+                Err(_) => {
+                    report.schema(&self.place(name), NOT_A_PATH);
                     PathField::Whole
                 }
             },
@@ -185,29 +185,27 @@ fn below(value: &Value, at: &str, sound: &mut dyn FnMut(&Value, &str) -> bool) -
     all
 }
 
-/// AWS's sentence about a path that is none.
-pub(super) fn invalid_path(text: &str, detail: &str) -> String {
-    match text.starts_with('$') {
-        true => format!("Value is not a valid JSONPath: {detail}"),
-        false => "Value is not a valid JSONPath: Path must start with '$'".to_string(),
-    }
-}
-
 /// A variable's name, in characters.
 const VARIABLE_NAME_CHARS_MAX: usize = 80;
 
-/// Unicode's rules for identifiers, and hyphens; `states` is taken.
-fn variable_name(name: &str) -> Result<(), String> {
-    let mut letters = name.chars();
-    let starts = letters.next().is_some_and(|first| first.is_alphabetic() || first == '_');
-    if !starts || !letters.all(|letter| letter.is_alphanumeric() || letter == '_' || letter == '-') {
-        return Err(format!("Invalid variable name '{name}'"));
-    }
-    if name.chars().count() > VARIABLE_NAME_CHARS_MAX {
-        return Err(format!("Variable name '{name}' is longer than {VARIABLE_NAME_CHARS_MAX} characters"));
-    }
+/// A letter, then letters, digits and underscores, of any script; JSONata states may
+/// have hyphens too, though only an object's key can then be meant. `states` is taken.
+fn variable_name(name: &str, hyphens: bool) -> Result<(), (Code, String)> {
     if name == "states" {
-        return Err("The variable name 'states' is reserved".to_string());
+        return Err((
+            Code::ReservedVariableName,
+            "Cannot assign to reserved variable '$states'.".to_string(),
+        ));
     }
-    Ok(())
+    let invalid =
+        |why: &str| Err((Code::InvalidVariableName, format!("Invalid variable name '{name}': {why}")));
+    let mut letters = name.chars();
+    let follows = |letter: char| letter.is_alphanumeric() || letter == '_' || (hyphens && letter == '-');
+    if !letters.next().is_some_and(char::is_alphabetic) || !letters.all(follows) {
+        return invalid("the variable name contains invalid characters.");
+    }
+    match name.chars().count() > VARIABLE_NAME_CHARS_MAX {
+        true => invalid(&format!("the variable name is longer than {VARIABLE_NAME_CHARS_MAX} characters.")),
+        false => Ok(()),
+    }
 }

@@ -51,23 +51,16 @@ fn text_that_is_no_definition() {
         "{broken}"
     );
     assert!(broken.contains("; line: 2, column: "), "{broken}");
-    machine(
-        "{}",
-        &[
-            "SCHEMA_VALIDATION_FAILED: The field 'StartAt' is required but was missing at /",
-            "SCHEMA_VALIDATION_FAILED: The field 'States' is required but was missing at /",
-        ],
-    );
+    machine("{}", &["SCHEMA_VALIDATION_FAILED: These fields are required: [StartAt, States] at /"]);
 }
 
 #[test]
 fn heads() {
     machine(
-        r#"{"StartAt":1,"States":{"X":{"Type":"Succeed"}},"Coment":"","TimeoutSeconds":0,"QueryLanguage":"jq"}"#,
+        r#"{"StartAt":1,"States":{"X":{"Type":"Succeed"}},"Coment":"","TimeoutSeconds":-1,"QueryLanguage":"jq"}"#,
         &[
-            "SCHEMA_VALIDATION_FAILED: The field 'QueryLanguage' should have one of these values: [JSONPath, JSONata] \
-             at /QueryLanguage",
-            "SCHEMA_VALIDATION_FAILED: The field 'TimeoutSeconds' should be between 1 and 99999999 at /TimeoutSeconds",
+            "SCHEMA_VALIDATION_FAILED: Value should be one of the following: [JSONPath, JSONata] at /QueryLanguage",
+            "SCHEMA_VALIDATION_FAILED: Minimum value is 0 at /TimeoutSeconds",
             "SCHEMA_VALIDATION_FAILED: Field 'Coment' is not supported at /",
             "SCHEMA_VALIDATION_FAILED: Expected value of type String at /StartAt",
         ],
@@ -82,10 +75,7 @@ fn heads() {
 
 #[test]
 fn types_and_fields() {
-    state(
-        r#"{"End":true}"#,
-        &["SCHEMA_VALIDATION_FAILED: The field 'Type' is required but was missing at /States/X"],
-    );
+    state(r#"{"End":true}"#, &["SCHEMA_VALIDATION_FAILED: These fields are required: [Type] at /States/X"]);
     state(
         r#"{"Type":"Nap","End":true}"#,
         &[
@@ -144,12 +134,14 @@ fn query_languages() {
 fn onward() {
     state(
         r#"{"Type":"Pass"}"#,
-        &["SCHEMA_VALIDATION_FAILED: One of the following fields is required: [Next, End] at /States/X"],
+        &[
+            "SCHEMA_VALIDATION_FAILED: This object should have only one of the following fields: [Next, End] at /States/X",
+        ],
     );
     state(
         r#"{"Type":"Pass","End":true,"Next":"X"}"#,
         &[
-            "SCHEMA_VALIDATION_FAILED: Only one of the following fields can be specified: [Next, End] at /States/X",
+            "SCHEMA_VALIDATION_FAILED: There should only be one of the following fields: [Next, End] at /States/X",
         ],
     );
     state(
@@ -215,20 +207,14 @@ fn names() {
         &format!(r#"{{"StartAt":"{long}","States":{{"{long}":{{"Type":"Succeed"}}}}}}"#),
         MachineType::Standard,
     )[0];
-    assert!(
-        error.starts_with("INVALID_STATE_NAME: The state name should be between 1 and 80 characters"),
-        "{error}"
-    );
+    assert!(error.starts_with("INVALID_STATE_NAME: State name 'nnn"), "{error}");
 }
 
 #[test]
 fn paths_and_templates() {
     state(
         r#"{"Type":"Pass","ResultPath":"x","End":true}"#,
-        &[
-            "SCHEMA_VALIDATION_FAILED: Value is not a Reference Path: Reference path didn't start with '$' at \
-           /States/X/ResultPath",
-        ],
+        &["SCHEMA_VALIDATION_FAILED: Value must be a valid JSONPath. at /States/X/ResultPath"],
     );
     for wrong in ["$.a[*]", "$$.Execution", "$variable", "$..a"] {
         let found = errors_of(
@@ -263,12 +249,19 @@ fn paths_and_templates() {
 
 #[test]
 fn variables_have_names() {
-    state(r#"{"Type":"Pass","Assign":{"a":1,"_b2.$":"$.x"},"End":true}"#, &[]);
-    for wrong in ["1a", "-a", "", "states", "a b"] {
+    state(r#"{"Type":"Pass","Assign":{"a":1,"b_2.$":"$.x"},"End":true}"#, &[]);
+    for wrong in ["1a", "a-b", "", "_a", "a b"] {
         let text = around(&format!(r#"{{"Type":"Pass","Assign":{{"{wrong}":1}},"End":true}}"#));
-        let found = errors_of(&text, MachineType::Standard);
-        assert!(found.len() == 1 && found[0].ends_with("at /States/X/Assign"), "{wrong}: {found:?}");
+        let expect = format!(
+            "INVALID_VARIABLE_NAME: Invalid variable name '{wrong}': the variable name contains invalid characters. \
+             at /States/X/Assign"
+        );
+        assert_eq!(errors_of(&text, MachineType::Standard), [expect]);
     }
+    state(
+        r#"{"Type":"Pass","Assign":{"states":1},"End":true}"#,
+        &["RESERVED_VARIABLE_NAME: Cannot assign to reserved variable '$states'. at /States/X/Assign"],
+    );
 }
 
 #[test]
@@ -293,8 +286,8 @@ fn waits() {
     state(
         r#"{"Type":"Wait","End":true}"#,
         &[
-            "SCHEMA_VALIDATION_FAILED: One of the following fields is required: [Seconds, Timestamp, SecondsPath, \
-           TimestampPath] at /States/X",
+            "SCHEMA_VALIDATION_FAILED: This object should have only one of the following fields: [SecondsPath, Seconds, \
+           TimestampPath, Timestamp] at /States/X",
         ],
     );
     jsonata(r#"{"Type":"Wait","Seconds":"{% 1 + 1 %}","End":true}"#, &[]);
@@ -368,7 +361,7 @@ fn retriers_and_catchers() {
     for (body, right) in [
         (r#""Retry":[]"#, true),
         (r#""Retry":[{"ErrorEquals":["States.Timeout","A"],"MaxAttempts":0}]"#, true),
-        (r#""Retry":[{"ErrorEquals":["A"],"IntervalSeconds":0}]"#, false),
+        (r#""Retry":[{"ErrorEquals":["A"],"IntervalSeconds":-1}]"#, false),
         (r#""Retry":[{"ErrorEquals":["A"],"BackoffRate":0.5}]"#, false),
         (r#""Retry":[{"ErrorEquals":["A"],"JitterStrategy":"SOME"}]"#, false),
         (r#""Retry":[{"ErrorEquals":["A"],"MaxDelaySeconds":1}]"#, false),
@@ -465,8 +458,8 @@ fn a_state_alone() {
     let broken = compile_state(r#"{"Type":"Task","End":true}"#, "It").expect_err("no resource");
     assert_eq!(
         broken.message(),
-        "Invalid State Machine Definition: 'SCHEMA_VALIDATION_FAILED: The field 'Resource' is required but was \
-         missing at /'"
+        "Invalid State Machine Definition: 'SCHEMA_VALIDATION_FAILED: These fields are required: [Resource] \
+         at /'"
     );
 }
 
@@ -503,8 +496,8 @@ fn all_problems_at_once() {
     .expect_err("two problems");
     assert_eq!(
         rejection.message(),
-        "Invalid State Machine Definition: 'SCHEMA_VALIDATION_FAILED: The field 'Resource' is required but was \
-         missing at /States/A, SCHEMA_VALIDATION_FAILED: Expected value of type Integer at /States/B/Seconds'"
+        "Invalid State Machine Definition: 'SCHEMA_VALIDATION_FAILED: These fields are required: [Resource] \
+         at /States/A, SCHEMA_VALIDATION_FAILED: Expected value of type Integer at /States/B/Seconds'"
     );
 }
 

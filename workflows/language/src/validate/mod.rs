@@ -37,6 +37,8 @@ pub enum Code {
     InvalidStateName,
     DuplicateLabelName,
     InvalidLabelName,
+    InvalidVariableName,
+    ReservedVariableName,
     MissingTransitionTarget,
     TooDeeplyNested,
     /// Warning: a field that looks like a path or an intrinsic function lacks `.$`.
@@ -63,6 +65,8 @@ impl Code {
             Code::InvalidStateName => "INVALID_STATE_NAME",
             Code::DuplicateLabelName => "DUPLICATE_LABEL_NAME",
             Code::InvalidLabelName => "INVALID_LABEL_NAME",
+            Code::InvalidVariableName => "INVALID_VARIABLE_NAME",
+            Code::ReservedVariableName => "RESERVED_VARIABLE_NAME",
             Code::MissingTransitionTarget => "MISSING_TRANSITION_TARGET",
             Code::TooDeeplyNested => "TOO_DEEPLY_NESTED",
             Code::NoDollar => "NO_DOLLAR",
