@@ -296,6 +296,7 @@ impl Compiler {
 
 /// Labels become part of ARNs.
 fn label_letter(letter: char) -> bool {
-    !(letter.is_whitespace() || letter.is_control() || "?*<>{}[]:;,\\|^~$#%&`\"/".contains(letter))
-        && !matches!(letter, '\u{fffe}' | '\u{ffff}' | '\u{10_ffff}')
+    let special = "?*<>{}[]:;,\\|^~$#%&`\"".contains(letter)
+        || matches!(letter, '\u{fffe}' | '\u{ffff}' | '\u{10_ffff}');
+    !special && !letter.is_whitespace() && !letter.is_control()
 }

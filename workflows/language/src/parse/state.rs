@@ -29,6 +29,7 @@ impl Compiler {
         let comment = fields.string("Comment", &mut self.report);
         let data = match kind {
             "Fail" => without_data(language),
+            "Map" => fields.data_flow(&mut self.report).without_parameters(),
             _ => fields.data_flow(&mut self.report),
         };
         let assign = match kind {
@@ -52,7 +53,7 @@ impl Compiler {
             "Wait" => Kind::Wait(self.wait(&fields)?),
             "Fail" => Kind::Fail(self.fail(&fields)),
             "Parallel" => Kind::Parallel(self.parallel(&fields, here)?),
-            "Map" => Kind::Map(self.map(&fields, here)?),
+            "Map" => Kind::Map(Box::new(self.map(&fields, here)?)),
             _ => Kind::Succeed,
         };
         let (id, flow) = (here.state, here.flow);

@@ -51,7 +51,7 @@ fn text_that_is_no_definition() {
         "{broken}"
     );
     assert!(broken.contains("; line: 2, column: "), "{broken}");
-    machine("{}", &["SCHEMA_VALIDATION_FAILED: These fields are required: [StartAt, States] at /"]);
+    machine("{}", &["SCHEMA_VALIDATION_FAILED: These fields are required: [StartAt, States] at "]);
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn heads() {
         &[
             "SCHEMA_VALIDATION_FAILED: Value should be one of the following: [JSONPath, JSONata] at /QueryLanguage",
             "SCHEMA_VALIDATION_FAILED: Minimum value is 0 at /TimeoutSeconds",
-            "SCHEMA_VALIDATION_FAILED: Field 'Coment' is not supported at /",
+            "SCHEMA_VALIDATION_FAILED: Field 'Coment' is not supported at ",
             "SCHEMA_VALIDATION_FAILED: Expected value of type String at /StartAt",
         ],
     );
@@ -459,7 +459,7 @@ fn a_state_alone() {
     assert_eq!(
         broken.message(),
         "Invalid State Machine Definition: 'SCHEMA_VALIDATION_FAILED: These fields are required: [Resource] \
-         at /'"
+         at '"
     );
 }
 
