@@ -76,6 +76,14 @@ impl Compiler {
             self.report.schema(&fields.at, message);
             return None;
         }
+        let mut sound = true;
+        nested(&Value::from(fields.map.clone()), &fields.at, true, &mut |at, message| {
+            self.report.schema(at, message);
+            sound = false;
+        });
+        if !sound {
+            return None;
+        }
         let condition: Map = fields
             .names()
             .filter(|name| !CONSEQUENCES.contains(&&***name))
@@ -90,5 +98,26 @@ impl Compiler {
                 None
             }
         }
+    }
+}
+
+/// Looks at a rule and the rules in it: only the outermost leads somewhere, and
+/// what is compared is named by a path.
+fn nested(rule: &Value, at: &str, outermost: bool, tell: &mut dyn FnMut(&str, &str)) {
+    if !outermost && rule.get("Next").is_some() {
+        tell(at, "Field 'Next' is not supported");
+    }
+    if rule.get("Variable").and_then(Value::as_str).is_some_and(|variable| !variable.starts_with('$')) {
+        let message = "Value is not a Reference Path: Reference path didn't start with '$'";
+        tell(&format!("{at}/Variable"), message);
+    }
+    for name in ["And", "Or"] {
+        let rules = rule.get(name).and_then(Value::as_array).unwrap_or_default();
+        for (position, rule) in rules.iter().enumerate() {
+            nested(rule, &format!("{at}/{name}[{position}]"), false, tell);
+        }
+    }
+    if let Some(rule) = rule.get("Not") {
+        nested(rule, &format!("{at}/Not"), false, tell);
     }
 }

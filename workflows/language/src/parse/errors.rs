@@ -82,7 +82,7 @@ impl Compiler {
             Some("FULL") => Jitter::Full,
             _ => Jitter::None,
         };
-        let retrier = Retrier {
+        Some(Retrier {
             error_equals,
             interval_seconds: entry.integer("IntervalSeconds", 0, SECONDS_MAX, report).unwrap_or(1),
             max_attempts: entry.integer("MaxAttempts", 0, SECONDS_MAX, report).unwrap_or(3),
@@ -90,12 +90,7 @@ impl Compiler {
             max_delay_seconds: entry.integer("MaxDelaySeconds", 1, MAX_DELAY_SECONDS_MAX, report),
             jitter,
             comment: entry.string("Comment", report),
-        };
-        if retrier.max_delay_seconds.is_some_and(|most| most <= retrier.interval_seconds) {
-            let message = "The field 'MaxDelaySeconds' should be greater than the field 'IntervalSeconds'";
-            report.schema(&entry.place("MaxDelaySeconds"), message);
-        }
-        Some(retrier)
+        })
     }
 
     fn catcher(&mut self, entry: &Fields<'_>, here: Here) -> Option<Catcher> {

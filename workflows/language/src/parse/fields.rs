@@ -97,10 +97,10 @@ impl<'a> Fields<'a> {
         self.exclusive(names, report).then_some(found).flatten()
     }
 
-    /// Refuses what is not in `known`.
+    /// Refuses what is not in `known`; a `Comment` may stand anywhere.
     pub(crate) fn only(&self, known: &[&str], report: &mut Report) {
         for name in self.names() {
-            if !known.contains(&&**name) {
+            if !known.contains(&&**name) && &**name != "Comment" {
                 report.schema(&self.at, format!("Field '{name}' is not supported"));
             }
         }

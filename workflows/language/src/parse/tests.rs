@@ -331,6 +331,57 @@ fn tasks() {
 }
 
 #[test]
+fn choices() {
+    let choice = |rules: &str| {
+        format!(
+            r#"{{"StartAt":"X","States":{{"X":{{"Type":"Choice","Choices":{rules},"Default":"S"}},
+                "S":{{"Type":"Succeed"}}}}}}"#
+        )
+    };
+    for (rules, expect) in [
+        ("[]", "SCHEMA_VALIDATION_FAILED: Value cannot be empty at /States/X/Choices"),
+        (
+            r#"[{"Variable":"$.a","IsNull":true}]"#,
+            "SCHEMA_VALIDATION_FAILED: These fields are required: [Next] at /States/X/Choices[0]",
+        ),
+        (
+            r#"[{"Next":"S"}]"#,
+            "SCHEMA_VALIDATION_FAILED: The object must have only one of the following fields, \
+             [And, Or, Not, Variable, Condition] at /States/X/Choices[0]",
+        ),
+        (
+            r#"[{"Condition":true,"Next":"S"}]"#,
+            "SCHEMA_VALIDATION_FAILED: The QueryLanguage is set to 'JSONPath', but field 'Condition' is only \
+             supported for the 'JSONata' QueryLanguage at /States/X/Choices[0]",
+        ),
+        (
+            r#"[{"Variable":"a","IsNull":true,"Next":"S"}]"#,
+            "SCHEMA_VALIDATION_FAILED: Value is not a Reference Path: Reference path didn't start with '$' \
+             at /States/X/Choices[0]/Variable",
+        ),
+        (
+            r#"[{"And":[{"Variable":"$.a","IsNull":true},{"Not":{"Variable":"$.a","IsNull":true,"Next":"S"}}],
+                "Next":"S"}]"#,
+            "SCHEMA_VALIDATION_FAILED: Field 'Next' is not supported at /States/X/Choices[0]/And[1]/Not",
+        ),
+    ] {
+        machine(&choice(rules), &[expect]);
+    }
+    let jsonata = choice(r#"[{"Variable":"$.a","Condition":true,"Next":"S"}]"#).replacen(
+        '{',
+        r#"{"QueryLanguage":"JSONata","#,
+        1,
+    );
+    machine(
+        &jsonata,
+        &[
+            "SCHEMA_VALIDATION_FAILED: The QueryLanguage is set to 'JSONata', but field 'Variable' is only supported \
+           for the 'JSONPath' QueryLanguage at /States/X/Choices[0]",
+        ],
+    );
+}
+
+#[test]
 fn express_machines_do_not_wait_for_others() {
     let task = |resource: &str| around(&format!(r#"{{"Type":"Task","End":true,"Resource":"{resource}"}}"#));
     let not = |what: &str| {
@@ -364,7 +415,8 @@ fn retriers_and_catchers() {
         (r#""Retry":[{"ErrorEquals":["A"],"IntervalSeconds":-1}]"#, false),
         (r#""Retry":[{"ErrorEquals":["A"],"BackoffRate":0.5}]"#, false),
         (r#""Retry":[{"ErrorEquals":["A"],"JitterStrategy":"SOME"}]"#, false),
-        (r#""Retry":[{"ErrorEquals":["A"],"MaxDelaySeconds":1}]"#, false),
+        (r#""Retry":[{"ErrorEquals":["A"],"MaxDelaySeconds":0}]"#, false),
+        (r#""Retry":[{"ErrorEquals":["A"],"MaxDelaySeconds":1,"Comment":"not long"}]"#, true),
         (r#""Retry":[{"ErrorEquals":[]}]"#, false),
         (r#""Retry":[{}]"#, false),
         (r#""Retry":[{"ErrorEquals":["States.ALL","A"]}]"#, false),
