@@ -17,6 +17,7 @@ mod functions;
 mod guard;
 mod limits;
 mod pool;
+mod wording;
 
 use std::fmt;
 use std::sync::Arc;
@@ -52,24 +53,14 @@ pub(crate) struct Program {
 
 impl Program {
     fn compile(source: &str) -> Result<Self, String> {
-        let ast = jsonata_core::parser::parse(source).map_err(|error| coded(&error.to_string()))?;
+        let ast = jsonata_core::parser::parse(source)
+            .map_err(|error| wording::of_compilation(&error.to_string()))?;
         let uses = Uses::of(&ast);
         let fast = Fast::compile(&ast);
         let is_light = analysis::is_light(&ast);
         let (ast, guards) = guard::rewrite(ast);
         Ok(Self { ast, guards, uses, fast, is_light })
     }
-}
-
-/// An error's text from its code on: `jsonata-core` puts a word of its own before some of them, and has none for a
-/// comment that does not end.
-fn coded(message: &str) -> String {
-    if message.starts_with("Unclosed comment") {
-        return "S0106: Comment has no closing tag".to_owned();
-    }
-    const WORDS: [&str; 3] = ["Invalid syntax: ", "Invalid number: ", "Signature validation failed: "];
-    let rest = WORDS.iter().find_map(|word| message.strip_prefix(word));
-    rest.unwrap_or(message).to_owned()
 }
 
 /// What a string of a JSONata template is.

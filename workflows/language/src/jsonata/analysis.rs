@@ -12,6 +12,10 @@ pub(crate) struct Uses {
     pub(crate) states: StatesUse,
     /// Names of functions called or mentioned that the expression does not define.
     pub(crate) functions: BTreeSet<String>,
+    /// Names of functions called, whoever defines them.
+    pub(crate) called: BTreeSet<String>,
+    /// The comparison operators in it, for the wording of errors.
+    pub(crate) comparisons: BTreeSet<&'static str>,
     /// Something AWS refuses.
     pub(crate) problem: Option<String>,
 }
@@ -34,8 +38,20 @@ impl StatesUse {
 }
 
 impl Uses {
+    /// The one function it calls, if it calls no other.
+    pub(super) fn only_function(&self) -> Option<&str> {
+        let mut called = self.called.iter();
+        called.next().map(String::as_str).filter(|_| called.next().is_none())
+    }
+
+    /// The one operator it compares with, if there is no other.
+    pub(super) fn only_comparison(&self) -> Option<&'static str> {
+        let mut operators = self.comparisons.iter();
+        operators.next().copied().filter(|_| operators.next().is_none())
+    }
+
     pub(crate) fn of(ast: &AstNode) -> Self {
-        let mut walk = Walk { uses: Self::default(), bound: Vec::new() };
+        let mut walk = Walk { uses: Self::default(), bound: Vec::new(), inside: 0 };
         walk.node(ast);
         walk.uses
     }
@@ -130,6 +146,8 @@ fn light(node: &AstNode, nodes: &mut usize) -> bool {
 struct Walk {
     uses: Uses,
     bound: Vec<String>,
+    /// How many steps and predicates are around: inside them `$` is the item at hand, outside it is nothing.
+    inside: usize,
 }
 
 impl Walk {
@@ -143,6 +161,7 @@ impl Walk {
                 self.function(name);
                 self.nodes(args);
             }
+            AstNode::ParentVariable(_) => self.illegal("$$"),
             AstNode::Call { procedure, args } => {
                 self.node(procedure);
                 self.nodes(args);
@@ -150,7 +169,7 @@ impl Walk {
             AstNode::Lambda { params, body, .. } => {
                 let outer = self.bound.len();
                 self.bound.extend(params.iter().cloned());
-                self.node(body);
+                self.within(|walk| walk.node(body));
                 self.bound.truncate(outer);
             }
             AstNode::Array(items) | AstNode::ArrayGroup(items) => self.nodes(items),
@@ -162,7 +181,7 @@ impl Walk {
             AstNode::Object(pairs) => self.pairs(pairs),
             AstNode::ObjectTransform { input, pattern } => {
                 self.node(input);
-                self.pairs(pattern);
+                self.within(|walk| walk.pairs(pattern));
             }
             AstNode::Conditional { condition, then_branch, else_branch } => {
                 self.node(condition);
@@ -171,18 +190,18 @@ impl Walk {
                     self.node(branch);
                 }
             }
-            AstNode::FunctionApplication(inner) => self.node(inner),
+            AstNode::FunctionApplication(inner) => self.within(|walk| walk.node(inner)),
             AstNode::Sort { input, terms } => {
                 self.node(input);
-                terms.iter().for_each(|(term, _)| self.node(term));
+                self.within(|walk| terms.iter().for_each(|(term, _)| walk.node(term)));
             }
-            AstNode::Transform { location, update, delete } => {
-                self.node(location);
-                self.node(update);
+            AstNode::Transform { location, update, delete } => self.within(|walk| {
+                walk.node(location);
+                walk.node(update);
                 if let Some(delete) = delete {
-                    self.node(delete);
+                    walk.node(delete);
                 }
-            }
+            }),
             AstNode::String(_)
             | AstNode::Name(_)
             | AstNode::Number(_)
@@ -191,11 +210,16 @@ impl Walk {
             | AstNode::Undefined
             | AstNode::Placeholder
             | AstNode::Regex { .. }
-            | AstNode::ParentVariable(_)
             | AstNode::Wildcard
             | AstNode::Descendant
             | AstNode::Parent(_) => {}
         }
+    }
+
+    fn within(&mut self, walk: impl FnOnce(&mut Self)) {
+        self.inside += 1;
+        walk(self);
+        self.inside -= 1;
     }
 
     fn nodes(&mut self, nodes: &[AstNode]) {
@@ -210,6 +234,13 @@ impl Walk {
     }
 
     fn binary(&mut self, op: BinaryOp, lhs: &AstNode, rhs: &AstNode) {
+        self.uses.comparisons.extend(match op {
+            BinaryOp::LessThan => Some("<"),
+            BinaryOp::LessThanOrEqual => Some("<="),
+            BinaryOp::GreaterThan => Some(">"),
+            BinaryOp::GreaterThanOrEqual => Some(">="),
+            _ => None,
+        });
         match (op, lhs) {
             // A function may call itself by the name it is being given.
             (BinaryOp::ColonEqual, AstNode::Variable(name)) => {
@@ -239,20 +270,27 @@ impl Walk {
             match (is_states && !self.is_bound("states"), steps.get(1).map(|step| &step.node)) {
                 (true, Some(AstNode::Name(member))) => self.states_member(member),
                 (true, _) => self.uses.states = StatesUse::ALL,
-                (false, _) => self.node(&step.node),
+                (false, _) if at == 0 => self.node(&step.node),
+                (false, _) => self.within(|walk| walk.node(&step.node)),
             }
             for name in [&step.focus, &step.index_var].into_iter().flatten() {
                 self.bound.push(name.clone());
             }
             for stage in &step.stages {
                 match stage {
-                    Stage::Filter(filter) => self.node(filter),
+                    Stage::Filter(filter) => self.within(|walk| walk.node(filter)),
                     Stage::Index(name) => self.bound.push(name.clone()),
                     Stage::KeepArray => {}
                 }
             }
         }
         self.bound.truncate(outer);
+    }
+
+    /// There is no document that an expression as a whole is about.
+    fn illegal(&mut self, name: &str) {
+        self.uses.problem =
+            Some(format!("'{name}' refers to nothing at the top of an expression; use $states.input"));
     }
 
     fn states_member(&mut self, member: &str) {
@@ -271,7 +309,13 @@ impl Walk {
     }
 
     fn variable(&mut self, name: &str) {
-        if name.is_empty() || self.is_bound(name) {
+        if name.is_empty() {
+            if self.inside == 0 {
+                self.illegal("$");
+            }
+            return;
+        }
+        if self.is_bound(name) {
             return;
         }
         if name == "states" {
@@ -283,6 +327,7 @@ impl Walk {
     }
 
     fn function(&mut self, name: &str) {
+        self.uses.called.insert(name.to_owned());
         if !self.is_bound(name) {
             self.uses.functions.insert(name.to_owned());
         }

@@ -8,7 +8,7 @@ use jsonata_core::value::JValue;
 
 use super::limits::{LIGHT_MILLIS, MAX_MILLIS, MAX_SEQUENCE, MAX_STACK_DEPTH};
 use super::pool::{self, Gone};
-use super::{Program, convert, functions, guard};
+use super::{Program, convert, functions, guard, wording};
 use crate::dataflow::{Ambient, Scope};
 use crate::value::Value;
 
@@ -103,7 +103,9 @@ impl Data {
         let names =
             program.uses.functions.iter().map(String::as_str).chain(program.guards.functions.iter().copied());
         functions::register(&mut evaluator, names, &self.ambient);
-        let value = evaluator.evaluate(&program.ast, root).map_err(|error| super::coded(error.message()))?;
+        let value = evaluator
+            .evaluate(&program.ast, root)
+            .map_err(|error| wording::of_evaluation(error.message(), &program.uses))?;
         convert::from_jsonata(&value)
     }
 }

@@ -179,7 +179,7 @@ fn join(arguments: &[JValue], budget: &Budget) -> HostFnResult {
 }
 
 fn not_strings() -> EvaluatorError {
-    fail("T0412: Argument 1 of function \"join\" must be an array of \"string\"")
+    fail("T0412: Argument 1 of function \"join\" must be an array of \"strings\"")
 }
 
 /// Looks at a `$replace` before it runs, text, pattern and replacement: what could come of it must fit.

@@ -116,8 +116,8 @@ impl Rewriting {
         pairs.into_iter().map(|(key, value)| (self.node(key), self.value(value))).collect()
     }
 
-    fn boxed(&mut self, node: Box<AstNode>) -> Box<AstNode> {
-        Box::new(self.node(*node))
+    fn boxed(&mut self, node: AstNode) -> Box<AstNode> {
+        Box::new(self.node(node))
     }
 
     /// A node whose value is kept: inside a loop, a path's new list counts.
@@ -145,10 +145,10 @@ impl Rewriting {
                 steps: steps.into_iter().enumerate().map(|(at, step)| self.step(at, step)).collect(),
             },
             AstNode::Binary { op, lhs, rhs } => self.binary(op, lhs, rhs),
-            AstNode::Unary { op, operand } => AstNode::Unary { op, operand: self.boxed(operand) },
+            AstNode::Unary { op, operand } => AstNode::Unary { op, operand: self.boxed(*operand) },
             AstNode::Function { name, args, is_builtin } => self.function(name, args, is_builtin),
             AstNode::Call { procedure, args } => {
-                AstNode::Call { procedure: self.boxed(procedure), args: self.nodes(args) }
+                AstNode::Call { procedure: self.boxed(*procedure), args: self.nodes(args) }
             }
             AstNode::Lambda { params, body, signature, thunk } => {
                 let body =
@@ -160,27 +160,27 @@ impl Rewriting {
             AstNode::Block(items) => AstNode::Block(items.into_iter().map(|item| self.node(item)).collect()),
             AstNode::Object(pairs) => AstNode::Object(self.pairs(pairs)),
             AstNode::ObjectTransform { input, pattern } => {
-                let input = self.boxed(input);
+                let input = self.boxed(*input);
                 AstNode::ObjectTransform { input, pattern: self.looped(|inner| inner.pairs(pattern)) }
             }
             AstNode::Conditional { condition, then_branch, else_branch } => AstNode::Conditional {
-                condition: self.boxed(condition),
-                then_branch: self.boxed(then_branch),
-                else_branch: else_branch.map(|branch| self.boxed(branch)),
+                condition: self.boxed(*condition),
+                then_branch: self.boxed(*then_branch),
+                else_branch: else_branch.map(|branch| self.boxed(*branch)),
             },
             AstNode::FunctionApplication(inner) => {
                 AstNode::FunctionApplication(Box::new(self.looped(|rewriting| rewriting.node(*inner))))
             }
             AstNode::Sort { input, terms } => {
-                let input = self.boxed(input);
+                let input = self.boxed(*input);
                 let terms =
                     terms.into_iter().map(|(term, up)| (self.looped(|inner| inner.node(term)), up)).collect();
                 AstNode::Sort { input, terms }
             }
             AstNode::Transform { location, update, delete } => AstNode::Transform {
-                location: self.boxed(location),
+                location: self.boxed(*location),
                 update: Box::new(self.looped(|inner| inner.node(*update))),
-                delete: delete.map(|delete| self.boxed(delete)),
+                delete: delete.map(|delete| self.boxed(*delete)),
             },
             leaf => leaf,
         }
@@ -216,7 +216,7 @@ impl Rewriting {
                 self.call(RESULT, vec![AstNode::Binary { op, lhs, rhs }])
             }
             BinaryOp::Range => {
-                let (lhs, rhs) = (self.boxed(lhs), self.boxed(rhs));
+                let (lhs, rhs) = (self.boxed(*lhs), self.boxed(*rhs));
                 self.call(RESULT, vec![AstNode::Binary { op, lhs, rhs }])
             }
             // `x ~> $f(y)` is `$f(x, y)`.
@@ -234,12 +234,12 @@ impl Rewriting {
                     }
                     self.node(AstNode::Path { steps })
                 }
-                rhs => AstNode::Binary { op, lhs: self.boxed(lhs), rhs: Box::new(self.node(rhs)) },
+                rhs => AstNode::Binary { op, lhs: self.boxed(*lhs), rhs: Box::new(self.node(rhs)) },
             },
             BinaryOp::ColonEqual | BinaryOp::FocusBind | BinaryOp::IndexBind => {
-                AstNode::Binary { op, lhs, rhs: self.boxed(rhs) }
+                AstNode::Binary { op, lhs, rhs: self.boxed(*rhs) }
             }
-            _ => AstNode::Binary { op, lhs: self.boxed(lhs), rhs: self.boxed(rhs) },
+            _ => AstNode::Binary { op, lhs: self.boxed(*lhs), rhs: self.boxed(*rhs) },
         }
     }
 }

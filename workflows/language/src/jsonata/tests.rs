@@ -190,3 +190,16 @@ fn long_and_deep_expressions_are_refused() {
     assert!(Expression::compile(&("(".repeat(5_000) + "1" + &")".repeat(5_000))).is_err());
     assert!(Expression::compile(&("[".repeat(300) + "1" + &"]".repeat(300))).is_ok());
 }
+
+#[test]
+fn there_is_no_document_at_the_top() {
+    for source in ["$", "$$", "$.a", "$string($)", "{'a': $}", "$states.input.l.($$)"] {
+        assert!(Expression::compile(source).is_err(), "{source}");
+    }
+    gives(&[
+        ("$states.input.l.($ + 1)", "[2,3,4]"),
+        ("$states.input.l[$ > 1]", "[2,3]"),
+        ("$states.input.l^(>$)", "[3,2,1]"),
+        ("$states.input.s.$uppercase()", r#""TEXT""#),
+    ]);
+}
