@@ -254,7 +254,9 @@ impl<'a> Fields<'a> {
             return Path::parse(&text).ok().map(Quantity::Path);
         }
         match self.get(name)? {
-            Value::String(_) if self.jsonata() => self.expression(name, report).map(Quantity::Expression),
+            Value::String(text) if self.jsonata() && (text.starts_with("{%") || text.ends_with("%}")) => {
+                self.expression(name, report).map(Quantity::Expression)
+            }
             _ => literal(self, report).map(Quantity::Value),
         }
     }
