@@ -4,7 +4,7 @@ use crate::choice;
 use crate::definition::{Choice, Condition, QueryLanguage, Rule};
 use crate::value::{Map, Value};
 
-use super::allowed::foreign;
+use super::allowed::{self, foreign};
 use super::fields::{EMPTY, Fields};
 use super::flow::{Compiler, Here};
 
@@ -47,16 +47,7 @@ impl Compiler {
     }
 
     fn jsonata_condition(&mut self, fields: &Fields<'_>) -> Option<Condition> {
-        for field in fields
-            .names()
-            .filter(|name| !["Condition", "Next", "Assign", "Output", "Comment"].contains(&&***name))
-        {
-            let message = match field.as_ref() {
-                "Variable" | "And" | "Or" | "Not" => foreign(fields.language, field, QueryLanguage::JsonPath),
-                _ => format!("Field '{field}' is not supported"),
-            };
-            self.report.schema(&fields.at, message);
-        }
+        fields.only(allowed::JSONATA_RULE, &mut self.report);
         match fields.required("Condition", &mut self.report)? {
             Value::Bool(always) => Some(Condition::Always(*always)),
             _ => fields.expression("Condition", &mut self.report).map(Condition::Jsonata),

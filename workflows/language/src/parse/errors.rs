@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::definition::{Catcher, Jitter, Retrier};
 use crate::value::Value;
 
+use super::allowed;
 use super::fields::{EMPTY, Fields};
 use super::flow::{Compiler, Here, SECONDS_MAX};
 
@@ -63,18 +64,7 @@ impl Compiler {
     }
 
     fn retrier(&mut self, entry: &Fields<'_>) -> Option<Retrier> {
-        self.only(
-            entry,
-            &[
-                "ErrorEquals",
-                "IntervalSeconds",
-                "MaxAttempts",
-                "BackoffRate",
-                "MaxDelaySeconds",
-                "JitterStrategy",
-                "Comment",
-            ],
-        );
+        entry.only(allowed::RETRIER, &mut self.report);
         entry.require(&["ErrorEquals"], &mut self.report);
         let error_equals = self.error_equals(entry)?;
         let report = &mut self.report;
@@ -94,11 +84,7 @@ impl Compiler {
     }
 
     fn catcher(&mut self, entry: &Fields<'_>, here: Here) -> Option<Catcher> {
-        let known: &[&str] = match entry.jsonata() {
-            true => &["ErrorEquals", "Next", "Output", "Assign", "Comment"],
-            false => &["ErrorEquals", "Next", "ResultPath", "Assign", "Comment"],
-        };
-        self.only(entry, known);
+        entry.only(allowed::CATCHER, &mut self.report);
         entry.require(&["ErrorEquals", "Next"], &mut self.report);
         let error_equals = self.error_equals(entry);
         let next =

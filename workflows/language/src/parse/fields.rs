@@ -97,15 +97,6 @@ impl<'a> Fields<'a> {
         self.exclusive(names, report).then_some(found).flatten()
     }
 
-    /// Refuses what is not in `known`; a `Comment` may stand anywhere.
-    pub(crate) fn only(&self, known: &[&str], report: &mut Report) {
-        for name in self.names() {
-            if !known.contains(&&**name) && &**name != "Comment" {
-                report.schema(&self.at, format!("Field '{name}' is not supported"));
-            }
-        }
-    }
-
     pub(crate) fn object(&self, name: &str, report: &mut Report) -> Option<Fields<'a>> {
         Fields::of(self.get(name)?, &self.place(name), self.language, report)
     }

@@ -9,6 +9,7 @@ use crate::path::Path;
 use crate::validate::Code;
 use crate::value::Value;
 
+use super::allowed;
 use super::fields::{Fields, neither};
 use super::flow::{Compiler, Here, Place};
 
@@ -72,7 +73,7 @@ impl Compiler {
         let Some(config) = Fields::of(config, &place, fields.language, &mut self.report) else {
             return MapMode::Inline;
         };
-        self.only(&config, &["Mode", "ExecutionType"]);
+        config.only(allowed::PROCESSOR_CONFIG, &mut self.report);
         let mode = config.word("Mode", &["INLINE", "DISTRIBUTED"], &mut self.report);
         let execution = config.word("ExecutionType", &["STANDARD", "EXPRESS"], &mut self.report);
         match (mode, execution) {
@@ -161,11 +162,7 @@ impl Compiler {
 
     fn item_reader(&mut self, fields: &Fields<'_>) -> Option<ItemReader> {
         let reader = fields.object("ItemReader", &mut self.report)?;
-        let known: &[&str] = match fields.jsonata() {
-            true => &["Resource", "Arguments", "ReaderConfig"],
-            false => &["Resource", "Parameters", "ReaderConfig"],
-        };
-        self.only(&reader, known);
+        reader.only(allowed::ITEM_READER, &mut self.report);
         reader.required("Resource", &mut self.report);
         let (resource, arguments) = self.call(&reader);
         if resource.as_ref().is_some_and(|arn| !READERS.iter().any(|reader| arn.ends_with(reader))) {
@@ -191,19 +188,7 @@ impl Compiler {
     }
 
     fn reader_config(&mut self, config: &Fields<'_>, reader: &mut ItemReader) {
-        const KNOWN: &[&str] = &[
-            "InputType",
-            "Transformation",
-            "ManifestType",
-            "CSVHeaderLocation",
-            "CSVHeaders",
-            "CSVDelimiter",
-            "ItemsPointer",
-            "MaxItems",
-            "MaxItemsPath",
-        ];
-        let known = if config.jsonata() { &KNOWN[..KNOWN.len() - 1] } else { KNOWN };
-        self.only(config, known);
+        config.only(allowed::READER_CONFIG, &mut self.report);
         let report = &mut self.report;
         let mut word = |name: &str, words: &[&'static str]| config.word(name, words, report).map(Arc::from);
         reader.input_type = word("InputType", &["CSV", "JSON", "JSONL", "MANIFEST", "PARQUET"]);
@@ -229,19 +214,9 @@ impl Compiler {
 
     fn item_batcher(&mut self, fields: &Fields<'_>) -> Option<Batcher> {
         let batcher = fields.object("ItemBatcher", &mut self.report)?;
-        let known: &[&str] = match fields.jsonata() {
-            true => &["BatchInput", "MaxItemsPerBatch", "MaxInputBytesPerBatch"],
-            false => &[
-                "BatchInput",
-                "MaxItemsPerBatch",
-                "MaxItemsPerBatchPath",
-                "MaxInputBytesPerBatch",
-                "MaxInputBytesPerBatchPath",
-            ],
-        };
-        self.only(&batcher, known);
-        let sizes = &known[1..];
-        if !sizes.iter().any(|name| batcher.has(name)) {
+        batcher.only(allowed::ITEM_BATCHER, &mut self.report);
+        let mut sizes = allowed::ITEM_BATCHER[1..].iter();
+        if !sizes.any(|(name, _)| batcher.has(name)) {
             let names = ["MaxItemsPerBatch", "MaxInputBytesPerBatch"];
             self.report.schema(&batcher.at, neither(&names));
         }
@@ -255,11 +230,7 @@ impl Compiler {
 
     fn result_writer(&mut self, fields: &Fields<'_>) -> Option<ResultWriter> {
         let writer = fields.object("ResultWriter", &mut self.report)?;
-        let known: &[&str] = match fields.jsonata() {
-            true => &["Resource", "Arguments", "WriterConfig"],
-            false => &["Resource", "Parameters", "WriterConfig"],
-        };
-        self.only(&writer, known);
+        writer.only(allowed::RESULT_WRITER, &mut self.report);
         if !writer.has("WriterConfig") {
             writer.required("Resource", &mut self.report);
         }
@@ -267,7 +238,7 @@ impl Compiler {
         let config = writer.object("WriterConfig", &mut self.report);
         let (mut output_type, mut transformation) = (None, None);
         if let Some(config) = config {
-            self.only(&config, &["OutputType", "Transformation"]);
+            config.only(allowed::WRITER_CONFIG, &mut self.report);
             let report = &mut self.report;
             output_type = config.word("OutputType", &["JSON", "JSONL"], report).map(Arc::from);
             transformation =

@@ -82,6 +82,11 @@ pub fn compile(text: &str, machine_type: MachineType) -> Result<StateMachine, Re
     finish(machine, report, text)
 }
 
+/// The same for a definition that is a value already, as a `Workflow` object holds it.
+pub fn compile_value(definition: &Value, machine_type: MachineType) -> Result<StateMachine, Rejection> {
+    compile(&definition.to_text(), machine_type)
+}
+
 /// Compiles one state that stands alone, as TestState takes it: the machine's only
 /// state, named `name` (the API gives none; any will do). Targets of transitions are
 /// not looked for.

@@ -21,11 +21,7 @@ impl Compiler {
         let fields = Fields { language, ..fields };
         fields.required("Type", &mut self.report)?;
         let kind = fields.word("Type", allowed::TYPES, &mut self.report)?;
-        for field in fields.names() {
-            if let Some(message) = allowed::problem(kind, language, field) {
-                self.report.schema(&fields.at, message);
-            }
-        }
+        fields.only_of_state(kind, &mut self.report);
         let comment = fields.string("Comment", &mut self.report);
         let data = match kind {
             "Fail" => without_data(language),
@@ -155,11 +151,6 @@ impl Compiler {
             flows.extend(self.flow(branch, Place { at, parent: Some(here.state), more: &[] }));
         }
         (flows.len() == branches.len()).then_some(Parallel { branches: flows })
-    }
-
-    /// `ProcessorConfig` and other small objects: what is not known is refused.
-    pub(super) fn only(&mut self, fields: &Fields<'_>, known: &[&str]) {
-        fields.only(known, &mut self.report);
     }
 
     /// A field another one forbids.

@@ -6,6 +6,7 @@ use crate::definition::{Pattern, Quantity, Resource, Task};
 use crate::template::Template;
 use crate::value::Value;
 
+use super::allowed;
 use super::fields::Fields;
 use super::flow::{Compiler, SECONDS_MAX};
 
@@ -72,9 +73,8 @@ impl Compiler {
         if activity {
             self.report.schema(at, "The field 'Credentials' is not supported for activities");
         } else if !foreign {
-            let names: &[&str] = if fields.jsonata() { &["RoleArn"] } else { &["RoleArn", "RoleArn.$"] };
-            credentials.only(names, &mut self.report);
-            if !names.iter().any(|name| credentials.has(name)) {
+            credentials.only(allowed::CREDENTIALS, &mut self.report);
+            if !credentials.has("RoleArn") && !credentials.has("RoleArn.$") {
                 self.report.schema(at, "The field 'RoleArn' is required but was missing");
             }
         }

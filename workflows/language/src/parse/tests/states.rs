@@ -237,3 +237,25 @@ fn labels_are_refused_with_the_service_s_own_exception() {
     assert!(compile(&text("fine_label-1"), MachineType::Standard).is_ok());
     assert!(compile(&text(&"l".repeat(41)), MachineType::Standard).is_err());
 }
+
+#[test]
+fn fields_of_the_other_language_are_named_as_such() {
+    let task = r#""Type":"Task","Resource":"arn:aws:states:::sns:publish","End":true"#;
+    jsonata(
+        &format!(r#"{{{task},"Catch":[{{"ErrorEquals":["A"],"ResultPath":"$.e","Next":"X"}}]}}"#),
+        &[
+            "SCHEMA_VALIDATION_FAILED: The QueryLanguage is set to 'JSONata', but field 'ResultPath' is only supported \
+           for the 'JSONPath' QueryLanguage at /States/X/Catch[0]",
+        ],
+    );
+    state(
+        &format!(
+            r#"{{{task},"Catch":[{{"ErrorEquals":["A"],"Output":1,"Next":"X"}}],"Retry":[{{"ErrorEquals":["A"],"Max":1}}]}}"#
+        ),
+        &[
+            "SCHEMA_VALIDATION_FAILED: Field 'Max' is not supported at /States/X/Retry[0]",
+            "SCHEMA_VALIDATION_FAILED: The QueryLanguage is set to 'JSONPath', but field 'Output' is only supported \
+             for the 'JSONata' QueryLanguage at /States/X/Catch[0]",
+        ],
+    );
+}
