@@ -96,8 +96,11 @@ pub fn compile_state(text: &str, name: &str) -> Result<StateMachine, Rejection> 
         Some(state) => {
             let mut compiler = Compiler::new(MachineType::Standard, QueryLanguage::JsonPath, report);
             compiler.lone_state(&state, name);
-            let (machine, _, rest) = compiler.finish();
+            let (machine, flows, rest) = compiler.finish();
             report = rest;
+            if !report.has_errors() {
+                graph::check(&flows[1..], &mut report);
+            }
             machine
         }
         None => None,

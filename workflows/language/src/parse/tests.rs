@@ -271,6 +271,10 @@ fn a_state_alone() {
     let state = machine.state_named("It").expect("the state");
     assert_eq!(state.next, Transition::Outside("There".into()));
     assert_eq!(state.catch[0].next, Transition::Outside("Elsewhere".into()));
+    let inside = r#"{"Type":"Parallel","Next":"There","Branches":[{"StartAt":"A","States":{"A":{"Type":"Pass","Next":"B"}}}]}"#;
+    let dangling = compile_state(inside, "It").expect_err("a branch is whole in itself");
+    let first = "MISSING_TRANSITION_TARGET: Missing 'Next' target: B at /Branches[0]/States/A/Next";
+    assert_eq!(dangling.diagnostics[0].to_string(), first);
     let broken = compile_state(r#"{"Type":"Task","End":true}"#, "It").expect_err("no resource");
     assert_eq!(
         broken.message(),
