@@ -71,6 +71,22 @@ impl Function {
             .map_or((0, 0), |(.., least, most)| (*least, *most))
     }
 
+    /// Whether a literal may stand at a place; what comes from a path is looked at when the call runs.
+    pub(super) fn takes(self, at: usize, literal: &Value) -> bool {
+        match (self, at) {
+            (Self::MathAdd | Self::MathRandom | Self::ArrayRange, _)
+            | (Self::ArrayPartition | Self::ArrayGetItem, 1) => literal.is_number(),
+            (Self::StringSplit | Self::StringToJson | Self::Base64Encode | Self::Base64Decode, _)
+            | (Self::Format, 0)
+            | (Self::Hash, 1) => literal.is_string(),
+            (Self::JsonMerge, 2) => literal.as_bool().is_some(),
+            (Self::ArrayPartition | Self::ArrayGetItem | Self::ArrayContains, 0)
+            | (Self::ArrayLength | Self::ArrayUnique, _)
+            | (Self::JsonMerge, _) => false,
+            _ => true,
+        }
+    }
+
     /// The value for arguments of the right number.
     pub(super) fn apply(self, arguments: &[Value], ambient: &Ambient) -> Outcome {
         let argument = |at: usize| arguments.get(at).unwrap_or(&Value::Null);
