@@ -48,6 +48,11 @@ impl Api {
             tolerated_failure_count: params.get("toleratedFailureCount").and_then(Value::as_u64),
             tolerated_failure_percentage: params.get("toleratedFailurePercentage").and_then(Value::as_f64),
         };
+        let found = self.engine.describe_map_run(arn).await.map_err(refused)?;
+        if found.ok_or_else(ApiError::resource_missing)?.stop_date.is_some() {
+            return Err(ApiError::validation(format!("Cannot update a completed Map Run: '{arn}'"))
+                .with("reason", "CANNOT_UPDATE_COMPLETED_MAP_RUN"));
+        }
         let missing = |error| match error {
             crate::engine::ExecutionError::NotFound(_) => ApiError::resource_missing(),
             error => refused(error),

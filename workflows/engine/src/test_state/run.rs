@@ -9,7 +9,7 @@ use crate::machine::time_text;
 use mayfly_workflows_language::choice;
 use mayfly_workflows_language::dataflow::{self, Ambient, Context, Scope, Variables};
 use mayfly_workflows_language::definition::{
-    Choice, Condition, DataFlow, Fail, Kind, MachineType, Pass, Rule, State, Task, Text, Transition,
+    Choice, Condition, DataFlow, Fail, Kind, MachineType, Pass, Resource, Rule, State, Task, Text, Transition,
 };
 use mayfly_workflows_language::error::StateError;
 use mayfly_workflows_language::parse;
@@ -157,10 +157,11 @@ async fn work(
         None => {}
     }
     let name = &*request.state().name;
-    let alone = json!({
-        "StartAt": name,
-        "States": {name: {"Type": "Task", "Resource": &*task.arn, "End": true}},
-    });
+    let mut work = json!({"Type": "Task", "Resource": &*task.arn, "End": true});
+    if let Some(parameters) = taken_over(task, arguments) {
+        work["Parameters"] = parameters;
+    }
+    let alone = json!({"StartAt": name, "States": {name: work}});
     let text: Arc<str> = alone.to_string().into();
     let definition = parse::compile(&text, MachineType::Express)
         .map_err(|rejection| Refusal::Definition(rejection.message()))?;
@@ -188,6 +189,16 @@ async fn work(
         Some(output) => Ok(Value::parse(output).map_err(|error| Refusal::Internal(error.to_string()))?),
         None => Err(Failure { error: ended.error, cause: ended.cause }),
     })
+}
+
+/// An integration's parameters, each taken from the input: its definition has to name the required ones.
+/// A function's own ARN takes whatever the input is.
+fn taken_over(task: &Task, arguments: &Value) -> Option<serde_json::Value> {
+    if matches!(task.resource, Resource::Function(_)) {
+        return None;
+    }
+    let one = |(name, _): (&Arc<str>, &Value)| (format!("{name}.$"), json!(format!("$['{name}']")));
+    Some(serde_json::Value::Object(arguments.as_object()?.iter().map(one).collect()))
 }
 
 pub(super) struct Passage<'a> {

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use std::fmt::Write as _;
 
 /// How many cases agreed when this was last raised; fewer is a step back.
-const AGREEING_MIN: usize = 95;
+const AGREEING_MIN: usize = 182;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn recorded_cases_agree_in_every_field() {
