@@ -39,6 +39,7 @@ impl Server {
         let (data, log) = (folder.join("data"), folder.join("log"));
         let mut up = Command::new(binary);
         up.args(["up", "--api-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"]);
+        up.args(["--workflows-listen", "127.0.0.1:0"]);
         up.args(["--admin-listen", "127.0.0.1:0", "--data-dir"]).arg(&data).args(arguments);
         clear_environment(&mut up);
         let out = File::create(&log).with_context(|| format!("cannot make {}", log.display()))?;

@@ -30,3 +30,4 @@ pub use body::ResponseBody;
 pub use config::Config;
 pub use gateway::{CreateError, Deps, Drained, Gateway, GatewayHandle};
 pub use refusal::{Code, Refusal};
+pub use routes::HEADER_TAG;

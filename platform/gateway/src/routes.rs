@@ -15,6 +15,7 @@ mod plan;
 mod route;
 mod table;
 
+pub use self::route::HEADER_TAG;
 pub(crate) use self::{
     owner::Owner,
     place::Place,

@@ -13,6 +13,7 @@ use serde::Deserialize;
 /// Default addresses (DESIGN §3): all loopback.
 const API_LISTEN: &str = "127.0.0.1:6443";
 const HTTP_LISTEN: &str = "127.0.0.1:8080";
+const WORKFLOWS_LISTEN: &str = "127.0.0.1:8083";
 const ADMIN_LISTEN: &str = "127.0.0.1:9090";
 
 /// Flags of `mayfly up`.
@@ -24,6 +25,9 @@ pub(crate) struct UpArgs {
     /// Where functions answer (HTTP/1.1 and h2c) [default: 127.0.0.1:8080]
     #[arg(long, env = "MAYFLY_HTTP_LISTEN", value_name = "ADDR:PORT")]
     http_listen: Option<String>,
+    /// Where the Step Functions API answers [default: 127.0.0.1:8083]
+    #[arg(long, env = "MAYFLY_WORKFLOWS_LISTEN", value_name = "ADDR:PORT")]
+    workflows_listen: Option<String>,
     /// Where health and metrics are served [default: 127.0.0.1:9090]
     #[arg(long, env = "MAYFLY_ADMIN_LISTEN", value_name = "ADDR:PORT")]
     admin_listen: Option<String>,
@@ -61,6 +65,7 @@ pub(crate) enum LogFormat {
 struct ConfigFile {
     api_listen: Option<String>,
     http_listen: Option<String>,
+    workflows_listen: Option<String>,
     admin_listen: Option<String>,
     node_name: Option<String>,
     artifact_limit: Option<String>,
@@ -74,6 +79,7 @@ struct ConfigFile {
 pub(crate) struct UpConfig {
     pub(crate) api_listen: SocketAddr,
     pub(crate) http_listen: SocketAddr,
+    pub(crate) workflows_listen: SocketAddr,
     pub(crate) admin_listen: SocketAddr,
     pub(crate) node_name: String,
     pub(crate) artifact_bytes_max: u64,
@@ -86,7 +92,7 @@ pub(crate) struct UpConfig {
 /// Our own crates at info, the rest only when something is wrong.
 const LOG_DEFAULT: &str = "warn,mayfly=info,mayfly_apiserver=info,mayfly_controllers=info,mayfly_gateway=info,\
                            mayfly_kubelet=info,mayfly_runtime=info,mayfly_runtime_wasm=info,\
-                           mayfly_scheduler=info,mayfly_store=info";
+                           mayfly_scheduler=info,mayfly_store=info,mayfly_workflows_engine=info";
 const ARTIFACT_LIMIT_DEFAULT: &str = "64Mi";
 
 impl UpArgs {
@@ -107,6 +113,12 @@ impl UpArgs {
         Ok(UpConfig {
             api_listen: address(self.api_listen, file.api_listen, API_LISTEN, "api-listen")?,
             http_listen: address(self.http_listen, file.http_listen, HTTP_LISTEN, "http-listen")?,
+            workflows_listen: address(
+                self.workflows_listen,
+                file.workflows_listen,
+                WORKFLOWS_LISTEN,
+                "workflows-listen",
+            )?,
             admin_listen: address(self.admin_listen, file.admin_listen, ADMIN_LISTEN, "admin-listen")?,
             node_name: node_name(self.node_name.or(file.node_name))?,
             artifact_bytes_max: bytes(

@@ -108,6 +108,11 @@ impl DataDir {
         self.root.join("artifacts")
     }
 
+    /// State machines, the journal of executions, and the buckets that maps read from and write to.
+    pub(crate) fn workflows(&self) -> PathBuf {
+        self.root.join("workflows")
+    }
+
     /// Logs of functions and pods.
     pub(crate) fn logs(&self) -> PathBuf {
         self.root.join("logs")

@@ -108,7 +108,7 @@ impl Start {
     fn spawn(&self, data: &Path, log: &Path) -> Result<Child> {
         let mut up = Command::new(binary()?);
         up.arg("up").arg("--data-dir").arg(data);
-        for flag in ["--api-listen", "--http-listen", "--admin-listen"] {
+        for flag in ["--api-listen", "--http-listen", "--workflows-listen", "--admin-listen"] {
             if !self.arguments.iter().any(|said| said == flag) {
                 up.args([flag, "127.0.0.1:0"]);
             }

@@ -11,7 +11,7 @@ use mayfly_api::{ObjectKey, function::Sticky, wellknown::FUNCTION_PATH_PREFIX};
 use crate::{refusal::Refusal, target::RevisionTarget};
 
 /// Reaches one traffic target, whatever the shares are.
-pub(crate) const HEADER_TAG: HeaderName = HeaderName::from_static("mayfly-tag");
+pub const HEADER_TAG: HeaderName = HeaderName::from_static("mayfly-tag");
 
 /// A function's route. Everything that can be known before a request is.
 pub(crate) struct Route {

@@ -87,6 +87,9 @@ fn last_seen(event: &Value) -> Option<&str> {
 
 /// The whole description.
 fn text(object: &Value, events: &[Value], now: Timestamp) -> String {
+    let mut object = object.clone();
+    // What is looked for is found faster where the order is always the same.
+    object.sort_all_objects();
     let metadata = &object["metadata"];
     let mut out = Lines::default();
     out.field(0, "Name", metadata["name"].as_str().unwrap_or(""));

@@ -120,8 +120,9 @@ impl<'a> Schemas<'a> {
         for field in fields {
             let properties = &self.inside(found.schema)["properties"];
             let Some(property) = properties.get(*field) else {
-                let names: Vec<_> =
+                let mut names: Vec<_> =
                     properties.as_object().into_iter().flatten().map(|(name, _)| name.as_str()).collect();
+                names.sort_unstable();
                 let todo = match names.is_empty() {
                     true => format!("{path} has no fields"),
                     false => format!("{path} has: {}", names.join(", ")),

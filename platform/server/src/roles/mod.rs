@@ -6,3 +6,4 @@ mod components;
 mod nodes;
 mod tasks;
 pub(crate) mod up;
+mod workflows;

@@ -26,7 +26,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{admin::Admin, components, nodes::LocalNodes, tasks::Tasks};
+use super::{admin::Admin, components, nodes::LocalNodes, tasks::Tasks, workflows::Workflows};
 use crate::{
     config::{UpArgs, UpConfig},
     data_dir::{DataDir, Endpoints},
@@ -80,6 +80,8 @@ struct Up {
     api: ApiServer,
     api_listener: TcpListener,
     admin_listener: TcpListener,
+    workflows_listener: TcpListener,
+    workflows: Workflows,
     gateway: Gateway,
     gateway_stop: CancellationToken,
     informers_stop: CancellationToken,
@@ -112,6 +114,7 @@ impl Up {
         )
         .context("cannot make or read the server's certificates")?;
         let api_listener = listen(config.api_listen, "api-listen").await?;
+        let workflows_listener = listen(config.workflows_listen, "workflows-listen").await?;
         let admin_listener = listen(config.admin_listen, "admin-listen").await?;
 
         let logs = LogLayout::new(data_dir.logs());
@@ -145,10 +148,11 @@ impl Up {
             },
             &mut metrics,
         )?;
+        let workflows = Workflows::create(&data_dir.workflows(), gateway.handle()).await?;
         let endpoints = Endpoints {
             api: format!("https://{}", api_listener.local_addr()?),
             http: format!("http://{}", gateway.address()),
-            workflows: None,
+            workflows: Some(format!("http://{}", workflows_listener.local_addr()?)),
             admin: Some(format!("http://{}", admin_listener.local_addr()?)),
         };
         let mut controllers_config = mayfly_controllers::Config::default();
@@ -169,6 +173,8 @@ impl Up {
             api,
             api_listener,
             admin_listener,
+            workflows_listener,
+            workflows,
             gateway,
             gateway_stop,
             informers_stop,
@@ -207,6 +213,10 @@ impl Up {
         let client = self.compile_client;
         inside.run("compile ahead", components::compile_ahead(host, revisions, client, stop));
 
+        let mut calling = Tasks::new("workflows");
+        let (stop, listener) = (calling.token(), self.workflows_listener);
+        calling.spawn("workflows", self.workflows.serve(listener, stop));
+
         let mut front = Tasks::new("gateway");
         let gateway = self.gateway;
         front.run("gateway", async move {
@@ -216,12 +226,12 @@ impl Up {
         let mut stopping = Signals::listen()?;
         let failure = tokio::select! {
             () = stopping.received() => None,
-            error = failed(&mut outside, &mut inside, &mut front) => Some(error),
+            error = failed(&mut outside, &mut inside, &mut calling, &mut front) => Some(error),
             announced = announce(&data_dir, &identity, &endpoints, &gateway_handle, &ready) => match announced {
                 Err(error) => Some(error),
                 Ok(()) => tokio::select! {
                     () = stopping.received() => None,
-                    error = failed(&mut outside, &mut inside, &mut front) => Some(error),
+                    error = failed(&mut outside, &mut inside, &mut calling, &mut front) => Some(error),
                 },
             },
         };
@@ -229,6 +239,8 @@ impl Up {
         stopping.exit_on_the_next();
         let _ = std::fs::remove_file(data_dir.endpoints());
         tracing::info!("stopping; once more to stop at once");
+        // What is running goes on at the next start; it must not meet a gateway that is closed.
+        calling.stop(STOP_DEADLINE).await;
         self.gateway_stop.cancel();
         front.stop(GATEWAY_STOP_DEADLINE).await;
         self.host.stop();
@@ -242,8 +254,14 @@ impl Up {
     }
 }
 
-async fn failed(outside: &mut Tasks, inside: &mut Tasks, front: &mut Tasks) -> anyhow::Error {
+async fn failed(
+    outside: &mut Tasks,
+    inside: &mut Tasks,
+    calling: &mut Tasks,
+    front: &mut Tasks,
+) -> anyhow::Error {
     tokio::select! {
+        error = calling.failed() => error,
         error = outside.failed() => error,
         error = inside.failed() => error,
         error = front.failed() => error,
@@ -290,12 +308,14 @@ async fn announce(
         "mayfly is up\n  \
            API        {}\n  \
            functions  {}/fn/<namespace>/<name>/\n  \
+           workflows  {}  (aws stepfunctions --endpoint-url …)\n  \
            admin      {}  (/healthz /readyz /metrics)\n  \
            data       {}\n\n  \
            export KUBECONFIG={}\n  \
            mayfly new rust hello && cd hello && mayfly deploy",
         endpoints.api,
         endpoints.http,
+        endpoints.workflows.as_deref().unwrap_or("-"),
         endpoints.admin.as_deref().unwrap_or("-"),
         data_dir.path().display(),
         kubeconfig.display(),

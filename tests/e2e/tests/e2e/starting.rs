@@ -1,7 +1,7 @@
 //! Starts that must be refused, each with a sentence that says what to do; and a disk that is full.
 
 use anyhow::{Context, Result, ensure};
-use mayfly_e2e::{Start, Up, full, skipped, test_name};
+use mayfly_e2e::{Start, Up, full, skipped, test_name, wait::until};
 use serde_json::json;
 use tokio::net::TcpListener;
 
@@ -23,7 +23,7 @@ async fn a_second_server_on_the_same_data_is_refused_and_the_first_goes_on() -> 
 async fn a_port_that_is_taken_is_named() -> Result<()> {
     let taken = TcpListener::bind("127.0.0.1:0").await?;
     let address = taken.local_addr()?.to_string();
-    for flag in ["--api-listen", "--http-listen", "--admin-listen"] {
+    for flag in ["--api-listen", "--http-listen", "--workflows-listen", "--admin-listen"] {
         let refused = Start::default().with(&[flag, &address]).refused().await?;
         ensure!(refused.code.is_some_and(|code| code != 0), "{refused:?}");
         ensure!(refused.stderr.contains(&address), "{flag}: {refused:?}");
@@ -65,6 +65,8 @@ async fn a_data_directory_that_cannot_be_made_is_named() -> Result<()> {
         "127.0.0.1:0",
         "--http-listen",
         "127.0.0.1:0",
+        "--workflows-listen",
+        "127.0.0.1:0",
         "--admin-listen",
         "127.0.0.1:0",
     ]);
@@ -91,8 +93,11 @@ async fn environment_and_config_file_are_read_in_their_order() -> Result<()> {
     let config = file.to_string_lossy().into_owned();
     let start = Start::default().environment("MAYFLY_NODE_NAME", "from-environment");
     let up = start.with(&["--config", &config]).ready().await?;
-    let nodes = up.cli().ok(&["get", "nodes", "--output", "name"]).await?;
-    ensure!(nodes.contains("from-environment"), "{nodes}");
+    until("the node is there under its name", async || {
+        let nodes = up.cli().ok(&["get", "nodes", "--output", "name"]).await?;
+        Ok(nodes.contains("from-environment").then_some(()))
+    })
+    .await?;
     let wrong = Start::default().with(&["--config", "/nowhere.toml"]).refused().await?;
     ensure!(wrong.stderr.contains("/nowhere.toml"), "{wrong:?}");
     Ok(())
