@@ -132,6 +132,11 @@ impl Up {
         Http::new(self.address("http"))
     }
 
+    /// The Step Functions API.
+    pub fn workflows(&self) -> Http {
+        Http::new(self.address("workflows"))
+    }
+
     /// Health and metrics.
     pub fn admin(&self) -> Http {
         Http::new(self.address("admin"))

@@ -11,3 +11,4 @@ mod restarts;
 mod scaling;
 mod starting;
 mod traffic;
+mod workflows;
