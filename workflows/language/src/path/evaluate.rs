@@ -18,7 +18,7 @@ fn definite(path: &Path, root: &Value) -> Result<Value, PathError> {
     for (at, step) in path.steps.iter().enumerate() {
         let next = match step {
             Step::Property(name) => property(path, at, value, name)?,
-            Step::Index(index) => item(path, at, value, *index)?,
+            Step::Index(index) => item(path, value, *index)?,
             Step::Properties(names) => return Ok(merged(value, names)),
             Step::Function(function) => {
                 return function.apply(value).ok_or_else(|| no_results(path, path.steps.len()));
@@ -55,7 +55,7 @@ fn property<'v>(path: &Path, at: usize, value: &'v Value, name: &str) -> Result<
     }
 }
 
-fn item<'v>(path: &Path, at: usize, value: &'v Value, index: i64) -> Result<&'v Value, PathError> {
+fn item<'v>(path: &Path, value: &'v Value, index: i64) -> Result<&'v Value, PathError> {
     let items = match value {
         Value::Array(items) => items,
         other => {
