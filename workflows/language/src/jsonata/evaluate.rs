@@ -58,7 +58,7 @@ pub(super) struct Data {
 }
 
 impl Data {
-    fn of(program: &Program, scope: &Scope<'_>) -> Self {
+    pub(super) fn of(program: &Program, scope: &Scope<'_>) -> Self {
         let variables = program
             .uses
             .variables

@@ -236,3 +236,83 @@ fn binary(op: BinaryOp, left: &Value, right: &Value) -> Option<Value> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use jsonata_core::evaluator::EvaluatorOptions;
+    use jsonata_core::value::JValue;
+    use proptest::prelude::*;
+
+    use super::super::{Program, evaluate::Data};
+    use super::*;
+    use crate::dataflow::{Ambient, Context, Variables};
+
+    /// Plain expressions and some that look plain.
+    fn expressions() -> impl Strategy<Value = String> {
+        let leaf = prop::sample::select(vec![
+            "1",
+            "2.5",
+            "'a'",
+            "'b'",
+            "true",
+            "false",
+            "null",
+            "$n",
+            "$s",
+            "$o.a",
+            "$o.none",
+            "$l",
+            "$l.x",
+            "$one",
+            "$none",
+            "$states.input",
+            "$states.input.n",
+            "$states.input.o.a",
+            "$states.input.l.x",
+            "$states.result",
+            "$states.context.c",
+            "$o",
+        ]);
+        leaf.prop_map(str::to_owned).prop_recursive(4, 24, 3, |inner| {
+            let operator = prop::sample::select(vec![
+                "+", "-", "*", "/", "=", "!=", "<", "<=", ">", ">=", "and", "or", "&",
+            ]);
+            prop_oneof![
+                (inner.clone(), operator, inner.clone()).prop_map(|(a, op, b)| format!("({a} {op} {b})")),
+                (inner.clone(), inner.clone(), inner.clone())
+                    .prop_map(|(a, b, c)| format!("({a} ? {b} : {c})")),
+                (inner.clone(), inner).prop_map(|(a, b)| format!("{{'k': {a}, 'm': {b}}}")),
+            ]
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+
+        /// What is answered at once is what `jsonata-core` answers.
+        #[test]
+        fn the_short_way_and_the_long_way_agree(source in expressions()) {
+            let json = |text: &str| Value::parse(text).expect("valid JSON");
+            let input = json(r#"{"n":3,"o":{"a":1},"l":[{"x":1},{"x":2}],"one":[5]}"#);
+            let result = json("[7]");
+            let context = json(r#"{"c":"ctx"}"#);
+            let own = json(r#"{"n":4,"s":"text","o":{"a":{"b":2}},"l":[{"x":1}],"one":[[5]]}"#);
+            let variables = Variables::of(own.as_object().expect("an object").clone());
+            let ambient = Ambient::new(0, 1);
+            let scope = Scope {
+                input: &input,
+                result: Some(&result),
+                error_output: None,
+                context: Context::Ready(&context),
+                variables: &variables,
+                ambient: &ambient,
+            };
+            let program = Program::compile(&source).expect("valid");
+            if let Some(short) = program.fast.as_ref().and_then(|fast| fast.evaluate(&scope)) {
+                let data = Data::of(&program, &scope);
+                let long = data.evaluate(&program, &JValue::Undefined, EvaluatorOptions::default());
+                prop_assert_eq!(Ok(short), long, "{}", source);
+            }
+        }
+    }
+}

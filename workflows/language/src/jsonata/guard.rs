@@ -144,7 +144,7 @@ impl Rewriting {
             AstNode::Path { steps } => AstNode::Path {
                 steps: steps.into_iter().enumerate().map(|(at, step)| self.step(at, step)).collect(),
             },
-            AstNode::Binary { op, lhs, rhs } => self.binary(op, lhs, rhs),
+            AstNode::Binary { op, lhs, rhs } => self.binary(op, *lhs, *rhs),
             AstNode::Unary { op, operand } => AstNode::Unary { op, operand: self.boxed(*operand) },
             AstNode::Function { name, args, is_builtin } => self.function(name, args, is_builtin),
             AstNode::Call { procedure, args } => {
@@ -207,39 +207,39 @@ impl Rewriting {
         PathStep { node, stages, id: StepId::default(), ..step }
     }
 
-    fn binary(&mut self, op: BinaryOp, lhs: Box<AstNode>, rhs: Box<AstNode>) -> AstNode {
+    fn binary(&mut self, op: BinaryOp, lhs: AstNode, rhs: AstNode) -> AstNode {
         match op {
             BinaryOp::Concatenate => {
-                let lhs = self.node(*lhs);
-                let rhs = self.node(*rhs);
+                let lhs = self.node(lhs);
+                let rhs = self.node(rhs);
                 let (lhs, rhs) = (Box::new(self.operand(lhs)), Box::new(self.operand(rhs)));
                 self.call(RESULT, vec![AstNode::Binary { op, lhs, rhs }])
             }
             BinaryOp::Range => {
-                let (lhs, rhs) = (self.boxed(*lhs), self.boxed(*rhs));
+                let (lhs, rhs) = (self.boxed(lhs), self.boxed(rhs));
                 self.call(RESULT, vec![AstNode::Binary { op, lhs, rhs }])
             }
             // `x ~> $f(y)` is `$f(x, y)`.
-            BinaryOp::ChainPipe => match *rhs {
+            BinaryOp::ChainPipe => match rhs {
                 AstNode::Function { name, mut args, is_builtin: true }
                     if !args.contains(&AstNode::Placeholder) =>
                 {
-                    args.insert(0, *lhs);
+                    args.insert(0, lhs);
                     self.function(name, args, true)
                 }
                 // `x ~> $f(y)[]` is `$f(x, y)[]`.
                 AstNode::Path { mut steps } if matches!(steps.first(), Some(step) if is_call(&step.node)) => {
                     if let Some(PathStep { node: AstNode::Function { args, .. }, .. }) = steps.first_mut() {
-                        args.insert(0, *lhs);
+                        args.insert(0, lhs);
                     }
                     self.node(AstNode::Path { steps })
                 }
-                rhs => AstNode::Binary { op, lhs: self.boxed(*lhs), rhs: Box::new(self.node(rhs)) },
+                rhs => AstNode::Binary { op, lhs: self.boxed(lhs), rhs: Box::new(self.node(rhs)) },
             },
             BinaryOp::ColonEqual | BinaryOp::FocusBind | BinaryOp::IndexBind => {
-                AstNode::Binary { op, lhs, rhs: self.boxed(*rhs) }
+                AstNode::Binary { op, lhs: Box::new(lhs), rhs: self.boxed(rhs) }
             }
-            _ => AstNode::Binary { op, lhs: self.boxed(*lhs), rhs: self.boxed(*rhs) },
+            _ => AstNode::Binary { op, lhs: self.boxed(lhs), rhs: self.boxed(rhs) },
         }
     }
 }
