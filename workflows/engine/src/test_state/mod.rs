@@ -14,6 +14,7 @@ mod inspection;
 mod request;
 mod run;
 mod schema;
+mod waits;
 
 pub(crate) use request::{Refusal, Request};
 

@@ -225,7 +225,7 @@ fn check_kind(
 }
 
 /// Whether a task's end comes from somebody else than the one who is called.
-fn lasts(resource: &Resource) -> bool {
+pub(super) fn lasts(resource: &Resource) -> bool {
     matches!(resource, Resource::Activity(_)) || resource.pattern() != Pattern::RequestResponse
 }
 

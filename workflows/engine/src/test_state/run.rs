@@ -2,14 +2,15 @@
 
 use super::failing::{Failure, settle};
 use super::inspection::Inspection;
-use super::request::{Mock, Refusal, Request};
-use super::{Status, Surroundings, context};
+use super::request::{self, Mock, Refusal, Request};
+use super::{Status, Surroundings, context, waits};
 use crate::engine::{self, StartRequest};
 use crate::machine::time_text;
 use mayfly_workflows_language::choice;
 use mayfly_workflows_language::dataflow::{self, Ambient, Context, Scope, Variables};
 use mayfly_workflows_language::definition::{
-    Choice, Condition, DataFlow, Fail, Kind, MachineType, Pass, Resource, Rule, State, Task, Text, Transition,
+    Choice, Condition, DataFlow, Fail, Kind, MachineType, Pass, Resource, Rule, State, Task, Text,
+    Transition, Wait,
 };
 use mayfly_workflows_language::error::StateError;
 use mayfly_workflows_language::parse;
@@ -136,7 +137,11 @@ fn made_context(request: &Request, around: &Surroundings<'_>) -> Value {
         input: &request.input,
         state: &request.state().name,
         now: time_text(around.now_ms),
-        token: Some(around.uuid.clone()),
+        retried: matches!(request.state().kind, Kind::Task(_) | Kind::Parallel(_) | Kind::Map(_)),
+        token: match &request.state().kind {
+            Kind::Task(task) if request::lasts(&task.resource) => Some(around.uuid.clone()),
+            _ => None,
+        },
     }
     .context()
 }
@@ -218,7 +223,8 @@ impl Passage<'_> {
             Kind::Pass(kind) => Ok(self.pass(kind)?),
             Kind::Choice(kind) => Ok(self.choice(kind)?),
             Kind::Fail(kind) => Err(self.fail(kind).unwrap_or_else(Failure::from)),
-            Kind::Wait(_) | Kind::Succeed | Kind::Task(_) => Ok(self.unchanged()?),
+            Kind::Wait(wait) => Ok(self.wait(wait)?),
+            Kind::Succeed | Kind::Task(_) => Ok(self.unchanged()?),
         }
     }
 
@@ -279,6 +285,13 @@ impl Passage<'_> {
 
     fn unchanged(&mut self) -> Result<Left, StateError> {
         let input = self.effective_input(true)?;
+        self.finish_unchanged(&input)
+    }
+
+    /// A wait is not waited for, but what it would wait for has to be a time.
+    fn wait(&mut self, wait: &Wait) -> Result<Left, StateError> {
+        let input = self.effective_input(true)?;
+        waits::check(wait, &self.stage.scope(&input))?;
         self.finish_unchanged(&input)
     }
 

@@ -275,6 +275,17 @@ async fn states_are_tested_alone() {
             json!({"status": "FAILED", "error": "States.ExceedToleratedFailureThreshold",
                    "cause": "The specified tolerated failure threshold was exceeded"}),
         ),
+        (
+            json!({"definition": json!({"Type": "Wait", "SecondsPath": "$.s", "End": true}).to_string(),
+                   "input": "{\"s\": -1}"}),
+            json!({"status": "FAILED", "error": "States.Runtime",
+                   "cause": "The SecondsPath parameter references a negative value: $.s == -1"}),
+        ),
+        (
+            json!({"definition": json!({"Type": "Wait", "QueryLanguage": "JSONata", "Seconds": "{% 1 + 1 %}",
+                        "Next": "N"}).to_string()}),
+            json!({"status": "SUCCEEDED", "output": "{}", "nextState": "N"}),
+        ),
     ];
     for (params, wanted) in cases {
         assert_eq!(world.call("TestState", params.clone()).await, wanted, "{params}");
