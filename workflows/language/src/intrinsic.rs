@@ -191,6 +191,13 @@ fn call(cursor: &mut Cursor<'_>, nesting: usize) -> Result<Intrinsic, Problem> {
     if !(least..=most).contains(&arguments.len()) {
         return Err(cursor.problem(&format!("Wrong number of arguments for {name}")));
     }
+    for (at, argument) in arguments.iter().enumerate() {
+        if let Argument::Constant(literal) | Argument::Text { text: literal, .. } = argument
+            && !function.takes(at, literal)
+        {
+            return Err(cursor.problem(&format!("Argument {} of {name} is of the wrong type", at + 1)));
+        }
+    }
     Ok(Intrinsic { source: cursor.text[from..cursor.at].into(), function, arguments: arguments.into() })
 }
 

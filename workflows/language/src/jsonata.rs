@@ -12,7 +12,12 @@
 mod analysis;
 mod convert;
 mod evaluate;
+mod fast;
+mod functions;
+mod guard;
 mod limits;
+mod pool;
+mod wording;
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,6 +28,8 @@ use crate::dataflow::Scope;
 use crate::error::{Problem, StateError};
 use crate::value::Value;
 use analysis::Uses;
+use fast::Fast;
+use guard::Guards;
 pub use limits::{MAX_EXPRESSION_CHARS, MAX_MILLIS, MAX_PRODUCED_BYTES};
 
 /// A compiled expression.
@@ -34,8 +41,26 @@ pub struct Expression {
 
 /// What is evaluated.
 pub(crate) struct Program {
+    /// With its guards.
     ast: AstNode,
+    guards: Guards,
     uses: Uses,
+    /// The plain form, where there is one.
+    fast: Option<Fast>,
+    /// Cheap enough to be tried on the caller's thread.
+    is_light: bool,
+}
+
+impl Program {
+    fn compile(source: &str) -> Result<Self, String> {
+        let ast = jsonata_core::parser::parse(source)
+            .map_err(|error| wording::of_compilation(&error.to_string()))?;
+        let uses = Uses::of(&ast);
+        let fast = Fast::compile(&ast);
+        let is_light = analysis::is_light(&ast);
+        let (ast, guards) = guard::rewrite(ast);
+        Ok(Self { ast, guards, uses, fast, is_light })
+    }
 }
 
 /// What a string of a JSONata template is.
@@ -72,17 +97,22 @@ impl Expression {
                 "A JSONata expression has at most {MAX_EXPRESSION_CHARS} characters"
             )));
         }
-        let ast = jsonata_core::parser::parse(source).map_err(|error| Problem::here(error.to_string()))?;
-        let uses = Uses::of(&ast);
-        if let Some(problem) = &uses.problem {
+        let program = Program::compile(source).map_err(Problem::here)?;
+        if let Some(problem) = &program.uses.problem {
             return Err(Problem::here(problem.clone()));
         }
-        Ok(Self { source: source.into(), program: Arc::new(Program { ast, uses }) })
+        Ok(Self { source: source.into(), program: Arc::new(program) })
     }
 
     /// The text between the delimiters.
     pub fn source(&self) -> &str {
         &self.source
+    }
+
+    /// True when an evaluation never waits for another thread, or hardly ever: plain paths, arithmetic, functions
+    /// that are linear in their operands. Others may keep their caller waiting for up to [`MAX_MILLIS`] and a grace.
+    pub fn is_light(&self) -> bool {
+        self.program.fast.is_some() || self.program.is_light
     }
 
     /// Tells the variables it reads and does not define itself; `$states` is none of them.
@@ -127,3 +157,8 @@ impl fmt::Debug for Expression {
         write!(f, "Expression({:?})", self.source)
     }
 }
+
+#[cfg(test)]
+mod suite;
+#[cfg(test)]
+mod tests;

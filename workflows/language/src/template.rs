@@ -59,6 +59,15 @@ impl Template {
         }
     }
 
+    /// True when evaluating never waits for another thread, or hardly ever; see
+    /// [`Expression::is_light`](crate::jsonata::Expression::is_light).
+    pub fn is_light(&self) -> bool {
+        match &self.form {
+            Form::Payload(_) | Form::Text(_) => true,
+            Form::Jsonata(node) => node.is_light(),
+        }
+    }
+
     /// Tells the variables the template mentions, each as often as it does.
     pub fn variables(&self, tell: &mut dyn FnMut(&str)) {
         match &self.form {

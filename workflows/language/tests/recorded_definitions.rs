@@ -87,7 +87,7 @@ fn what_aws_accepted_is_accepted_and_what_it_refused_is_refused_in_its_words() {
             wrong.push(format!("{name}:\n  AWS: {expected:?}\n  got: {got:?}"));
         }
     }
-    println!(
+    eprintln!(
         "recorded definitions: {accepted} accepted, {refused} refused in AWS's words, {} differ",
         wrong.len()
     );
@@ -112,7 +112,7 @@ fn diagnostics_are_aws_s() {
             agree += 1;
         }
     }
-    println!("recorded validations: {agree} agree");
+    eprintln!("recorded validations: {agree} agree");
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn variable_references_are_aws_s() {
             agree += 1;
         });
     }
-    println!("recorded descriptions: {agree} agree in their variable references");
+    eprintln!("recorded descriptions: {agree} agree in their variable references");
 }
 
 /// Tells every description of a state machine, with its definition.

@@ -32,7 +32,7 @@ fn valid_definitions_are_accepted_and_invalid_ones_refused() {
             (false, Err(rejection)) => wrong.push(format!("{name}: {rejection}")),
         }
     }
-    println!(
+    eprintln!(
         "asl-validator: {} of {} valid accepted, {} of {} invalid refused",
         valid.0, valid.1, invalid.0, invalid.1
     );

@@ -148,3 +148,58 @@ impl Mentions {
         self.quantity(map.tolerated_failure_percentage.as_ref());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::definition::MachineType;
+    use crate::parse::compile;
+
+    fn references(text: &str) -> Vec<(String, Vec<String>)> {
+        let machine = compile(text, MachineType::Standard).expect("a sound definition");
+        let owned = |names: Vec<Arc<str>>| names.iter().map(ToString::to_string).collect();
+        variable_references(&machine)
+            .into_iter()
+            .map(|(state, names)| (state.to_string(), owned(names)))
+            .collect()
+    }
+
+    fn expected(all: &[(&str, &[&str])]) -> Vec<(String, Vec<String>)> {
+        let owned = |names: &[&str]| names.iter().map(ToString::to_string).collect();
+        all.iter().map(|(state, names)| (state.to_string(), owned(names))).collect()
+    }
+
+    #[test]
+    fn json_path_states() {
+        let text = r#"{"StartAt":"T","States":{
+            "T":{"Type":"Task","Resource":"arn:aws:states:::lambda:invoke","TimeoutSecondsPath":"$limit",
+                 "Parameters":{"FunctionName.$":"$f.name","Payload":{"text":"$no","x.$":"States.Array($b, $$.a, $.c)"}},
+                 "ResultSelector":{"r.$":"$a[0]"},"OutputPath":"$out","Next":"C",
+                 "Catch":[{"ErrorEquals":["States.ALL"],"Assign":{"set.$":"$old"},"Next":"F"}]},
+            "C":{"Type":"Choice","Default":"F","Choices":[{"Not":{"Variable":"$v","StringEqualsPath":"$w"},"Next":"M"}]},
+            "M":{"Type":"Map","ItemsPath":"$list","MaxConcurrencyPath":"$most","End":true,
+                 "ItemProcessor":{"StartAt":"W","States":{"W":{"Type":"Wait","SecondsPath":"$s","End":true}}}},
+            "F":{"Type":"Fail","ErrorPath":"$e","CausePath":"States.Format('{}', $c)"}}}"#;
+        assert_eq!(
+            references(text),
+            expected(&[
+                ("C", &["v", "w"]),
+                ("F", &["c", "e"]),
+                ("M", &["list", "most"]),
+                ("T", &["a", "b", "f", "limit", "old", "out"]),
+                ("W", &["s"]),
+            ])
+        );
+    }
+
+    #[test]
+    fn jsonata_states() {
+        let text = r#"{"QueryLanguage":"JSONata","StartAt":"P","States":{
+            "P":{"Type":"Pass","Output":"{% ($own := $a; $map($list, function($x) { $x + $own + $states.input.n })) %}",
+                 "Assign":{"b":"{% $uuid() & $c %}"},"Next":"C"},
+            "C":{"Type":"Choice","Choices":[{"Condition":"{% $b = 'x' %}","Output":"{% $d %}","Next":"S"}],
+                 "Default":"S"},
+            "S":{"Type":"Succeed","Output":{"constant":"$no"}}}}"#;
+        assert_eq!(references(text), expected(&[("C", &["b", "d"]), ("P", &["a", "c", "list"])]));
+    }
+}

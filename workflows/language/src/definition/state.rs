@@ -47,7 +47,7 @@ pub enum Transition {
 pub enum DataFlow {
     JsonPath {
         input_path: PathField,
-        /// `Parameters`; of a Map state it stands for `item_selector` instead.
+        /// `Parameters`; of a Map state it is the `item_selector` instead.
         parameters: Option<Template>,
         result_selector: Option<Template>,
         result_path: ResultPath,
@@ -57,6 +57,17 @@ pub enum DataFlow {
         arguments: Option<Template>,
         output: Option<Template>,
     },
+}
+
+impl DataFlow {
+    /// Without `Parameters` or `Arguments`: they have another meaning.
+    pub(crate) fn without_parameters(mut self) -> DataFlow {
+        match &mut self {
+            DataFlow::JsonPath { parameters, .. } => *parameters = None,
+            DataFlow::Jsonata { arguments, .. } => *arguments = None,
+        }
+        self
+    }
 }
 
 /// `InputPath` and `OutputPath`.
@@ -89,7 +100,7 @@ pub enum Kind {
     Succeed,
     Fail(Fail),
     Parallel(Parallel),
-    Map(Map),
+    Map(Box<Map>),
 }
 
 impl Kind {

@@ -71,6 +71,22 @@ impl Function {
             .map_or((0, 0), |(.., least, most)| (*least, *most))
     }
 
+    /// Whether a literal may stand at a place; what comes from a path is looked at when the call runs.
+    pub(super) fn takes(self, at: usize, literal: &Value) -> bool {
+        match (self, at) {
+            (Self::MathAdd | Self::MathRandom | Self::ArrayRange, _)
+            | (Self::ArrayPartition | Self::ArrayGetItem, 1) => literal.is_number(),
+            (Self::StringSplit | Self::StringToJson | Self::Base64Encode | Self::Base64Decode, _)
+            | (Self::Format, 0)
+            | (Self::Hash, 1) => literal.is_string(),
+            (Self::JsonMerge, 2) => literal.as_bool().is_some(),
+            (Self::ArrayPartition | Self::ArrayGetItem | Self::ArrayContains, 0)
+            | (Self::ArrayLength | Self::ArrayUnique, _)
+            | (Self::JsonMerge, _) => false,
+            _ => true,
+        }
+    }
+
     /// The value for arguments of the right number.
     pub(super) fn apply(self, arguments: &[Value], ambient: &Ambient) -> Outcome {
         let argument = |at: usize| arguments.get(at).unwrap_or(&Value::Null);
@@ -80,7 +96,9 @@ impl Function {
             Self::JsonToString => Ok(Value::from(argument(0).to_text())),
             Self::Array => Ok(Value::from(arguments.to_vec())),
             Self::ArrayPartition => partition(argument(0), argument(1)),
-            Self::ArrayContains => Ok(Value::Bool(array(argument(0), 1)?.contains(argument(1)))),
+            Self::ArrayContains => {
+                Ok(Value::Bool(array(argument(0), 1)?.iter().any(|item| same(item, argument(1)))))
+            }
             Self::ArrayRange => range(argument(0), argument(1), argument(2)),
             Self::ArrayGetItem => item(argument(0), argument(1)),
             Self::ArrayLength => Ok(Value::from(array(argument(0), 1)?.len())),
@@ -164,19 +182,28 @@ fn item(list: &Value, index: &Value) -> Outcome {
 }
 
 fn unique(list: &Value) -> Outcome {
-    let mut seen: Vec<Value> = Vec::new();
-    let mut texts = std::collections::HashSet::new();
+    let mut kept: Vec<Value> = Vec::new();
+    let mut scalars = std::collections::HashSet::new();
     for item in array(list, 1)? {
-        // Numbers that are equal may be written differently; everything else equal has the same text.
         let is_new = match item {
-            Value::Number(number) => texts.insert(number.to_f64().to_string()),
-            other => texts.insert(format!("{}:{}", other.type_name(), other.to_text())),
+            Value::Array(_) | Value::Object(_) => !kept.contains(item),
+            scalar => scalars.insert(format!("{}:{}", scalar.type_name(), scalar.to_text())),
         };
         if is_new {
-            seen.push(item.clone());
+            kept.push(item.clone());
         }
     }
-    Ok(Value::from(seen))
+    Ok(Value::from(kept))
+}
+
+/// Java's `equals`: a whole number and one with a fraction are never the same, `1` is not `1.0`.
+fn same(left: &Value, right: &Value) -> bool {
+    match (left, right) {
+        (Value::Number(left), Value::Number(right)) => {
+            left.is_integer() == right.is_integer() && left == right
+        }
+        _ => left == right,
+    }
 }
 
 fn encode(value: &Value) -> Outcome {

@@ -12,6 +12,10 @@ pub(crate) struct Uses {
     pub(crate) states: StatesUse,
     /// Names of functions called or mentioned that the expression does not define.
     pub(crate) functions: BTreeSet<String>,
+    /// Names of functions called, whoever defines them.
+    pub(crate) called: BTreeSet<String>,
+    /// The comparison operators in it, for the wording of errors.
+    pub(crate) comparisons: BTreeSet<&'static str>,
     /// Something AWS refuses.
     pub(crate) problem: Option<String>,
 }
@@ -34,17 +38,116 @@ impl StatesUse {
 }
 
 impl Uses {
+    /// The one function it calls, if it calls no other.
+    pub(super) fn only_function(&self) -> Option<&str> {
+        let mut called = self.called.iter();
+        called.next().map(String::as_str).filter(|_| called.next().is_none())
+    }
+
+    /// The one operator it compares with, if there is no other.
+    pub(super) fn only_comparison(&self) -> Option<&'static str> {
+        let mut operators = self.comparisons.iter();
+        operators.next().copied().filter(|_| operators.next().is_none())
+    }
+
     pub(crate) fn of(ast: &AstNode) -> Self {
-        let mut walk = Walk { uses: Self::default(), bound: Vec::new() };
+        let mut walk = Walk { uses: Self::default(), bound: Vec::new(), inside: 0 };
         walk.node(ast);
         walk.uses
     }
+}
+
+/// How many nodes a cheap expression may have.
+const MAX_LIGHT_NODES: usize = 200;
+
+/// Functions that take time in proportion to their operands.
+const LIGHT_FUNCTIONS: [&str; 39] = [
+    "abs",
+    "append",
+    "average",
+    "base64decode",
+    "base64encode",
+    "boolean",
+    "ceil",
+    "contains",
+    "count",
+    "error",
+    "exists",
+    "floor",
+    "formatNumber",
+    "fromMillis",
+    "hash",
+    "join",
+    "keys",
+    "length",
+    "lookup",
+    "lowercase",
+    "max",
+    "merge",
+    "millis",
+    "min",
+    "not",
+    "now",
+    "number",
+    "parse",
+    "random",
+    "round",
+    "string",
+    "substring",
+    "substringAfter",
+    "substringBefore",
+    "sum",
+    "trim",
+    "type",
+    "uppercase",
+    "uuid",
+];
+
+/// Whether an expression is cheap: no functions of its own, no loops but those of paths, no variables of its own,
+/// no regular expressions, and only functions that are linear.
+pub(super) fn is_light(ast: &AstNode) -> bool {
+    let mut nodes = 0;
+    light(ast, &mut nodes)
+}
+
+fn light(node: &AstNode, nodes: &mut usize) -> bool {
+    *nodes += 1;
+    let is_light = match node {
+        AstNode::Lambda { .. }
+        | AstNode::Call { .. }
+        | AstNode::Regex { .. }
+        | AstNode::Descendant
+        | AstNode::Parent(_)
+        | AstNode::Sort { .. }
+        | AstNode::Transform { .. }
+        | AstNode::ObjectTransform { .. }
+        | AstNode::Placeholder => false,
+        AstNode::Binary { op, .. } => !matches!(
+            op,
+            BinaryOp::Range
+                | BinaryOp::ColonEqual
+                | BinaryOp::ChainPipe
+                | BinaryOp::In
+                | BinaryOp::FocusBind
+                | BinaryOp::IndexBind
+        ),
+        AstNode::Function { name, .. } => LIGHT_FUNCTIONS.contains(&name.as_str()),
+        _ => true,
+    };
+    if !is_light || *nodes > MAX_LIGHT_NODES {
+        return false;
+    }
+    let mut all = true;
+    children(node, &mut |child| all = all && light(child, nodes));
+    all
 }
 
 /// A pass over the tree that knows which names are bound where it is.
 struct Walk {
     uses: Uses,
     bound: Vec<String>,
+    /// How many steps and predicates are around: inside them `$` is the item at hand, outside it is nothing.
+    inside: usize,
 }
 
 impl Walk {
@@ -58,6 +161,7 @@ impl Walk {
                 self.function(name);
                 self.nodes(args);
             }
+            AstNode::ParentVariable(_) => self.illegal("$$"),
             AstNode::Call { procedure, args } => {
                 self.node(procedure);
                 self.nodes(args);
@@ -65,7 +169,7 @@ impl Walk {
             AstNode::Lambda { params, body, .. } => {
                 let outer = self.bound.len();
                 self.bound.extend(params.iter().cloned());
-                self.node(body);
+                self.within(|walk| walk.node(body));
                 self.bound.truncate(outer);
             }
             AstNode::Array(items) | AstNode::ArrayGroup(items) => self.nodes(items),
@@ -77,7 +181,7 @@ impl Walk {
             AstNode::Object(pairs) => self.pairs(pairs),
             AstNode::ObjectTransform { input, pattern } => {
                 self.node(input);
-                self.pairs(pattern);
+                self.within(|walk| walk.pairs(pattern));
             }
             AstNode::Conditional { condition, then_branch, else_branch } => {
                 self.node(condition);
@@ -86,18 +190,18 @@ impl Walk {
                     self.node(branch);
                 }
             }
-            AstNode::FunctionApplication(inner) => self.node(inner),
+            AstNode::FunctionApplication(inner) => self.within(|walk| walk.node(inner)),
             AstNode::Sort { input, terms } => {
                 self.node(input);
-                terms.iter().for_each(|(term, _)| self.node(term));
+                self.within(|walk| terms.iter().for_each(|(term, _)| walk.node(term)));
             }
-            AstNode::Transform { location, update, delete } => {
-                self.node(location);
-                self.node(update);
+            AstNode::Transform { location, update, delete } => self.within(|walk| {
+                walk.node(location);
+                walk.node(update);
                 if let Some(delete) = delete {
-                    self.node(delete);
+                    walk.node(delete);
                 }
-            }
+            }),
             AstNode::String(_)
             | AstNode::Name(_)
             | AstNode::Number(_)
@@ -106,11 +210,16 @@ impl Walk {
             | AstNode::Undefined
             | AstNode::Placeholder
             | AstNode::Regex { .. }
-            | AstNode::ParentVariable(_)
             | AstNode::Wildcard
             | AstNode::Descendant
             | AstNode::Parent(_) => {}
         }
+    }
+
+    fn within(&mut self, walk: impl FnOnce(&mut Self)) {
+        self.inside += 1;
+        walk(self);
+        self.inside -= 1;
     }
 
     fn nodes(&mut self, nodes: &[AstNode]) {
@@ -125,6 +234,13 @@ impl Walk {
     }
 
     fn binary(&mut self, op: BinaryOp, lhs: &AstNode, rhs: &AstNode) {
+        self.uses.comparisons.extend(match op {
+            BinaryOp::LessThan => Some("<"),
+            BinaryOp::LessThanOrEqual => Some("<="),
+            BinaryOp::GreaterThan => Some(">"),
+            BinaryOp::GreaterThanOrEqual => Some(">="),
+            _ => None,
+        });
         match (op, lhs) {
             // A function may call itself by the name it is being given.
             (BinaryOp::ColonEqual, AstNode::Variable(name)) => {
@@ -154,20 +270,27 @@ impl Walk {
             match (is_states && !self.is_bound("states"), steps.get(1).map(|step| &step.node)) {
                 (true, Some(AstNode::Name(member))) => self.states_member(member),
                 (true, _) => self.uses.states = StatesUse::ALL,
-                (false, _) => self.node(&step.node),
+                (false, _) if at == 0 => self.node(&step.node),
+                (false, _) => self.within(|walk| walk.node(&step.node)),
             }
             for name in [&step.focus, &step.index_var].into_iter().flatten() {
                 self.bound.push(name.clone());
             }
             for stage in &step.stages {
                 match stage {
-                    Stage::Filter(filter) => self.node(filter),
+                    Stage::Filter(filter) => self.within(|walk| walk.node(filter)),
                     Stage::Index(name) => self.bound.push(name.clone()),
                     Stage::KeepArray => {}
                 }
             }
         }
         self.bound.truncate(outer);
+    }
+
+    /// There is no document that an expression as a whole is about.
+    fn illegal(&mut self, name: &str) {
+        self.uses.problem =
+            Some(format!("'{name}' refers to nothing at the top of an expression; use $states.input"));
     }
 
     fn states_member(&mut self, member: &str) {
@@ -186,7 +309,13 @@ impl Walk {
     }
 
     fn variable(&mut self, name: &str) {
-        if name.is_empty() || self.is_bound(name) {
+        if name.is_empty() {
+            if self.inside == 0 {
+                self.illegal("$");
+            }
+            return;
+        }
+        if self.is_bound(name) {
             return;
         }
         if name == "states" {
@@ -198,8 +327,70 @@ impl Walk {
     }
 
     fn function(&mut self, name: &str) {
+        self.uses.called.insert(name.to_owned());
         if !self.is_bound(name) {
             self.uses.functions.insert(name.to_owned());
         }
+    }
+}
+
+/// Shows each child of a node.
+pub(super) fn children<'a>(node: &'a AstNode, see: &mut dyn FnMut(&'a AstNode)) {
+    match node {
+        AstNode::Path { steps } => {
+            for step in steps {
+                see(&step.node);
+                for stage in &step.stages {
+                    if let Stage::Filter(filter) = stage {
+                        see(filter);
+                    }
+                }
+            }
+        }
+        AstNode::Binary { lhs, rhs, .. } => {
+            see(lhs);
+            see(rhs);
+        }
+        AstNode::Unary { operand, .. } => see(operand),
+        AstNode::Function { args, .. } => args.iter().for_each(see),
+        AstNode::Call { procedure, args } => {
+            see(procedure);
+            args.iter().for_each(see);
+        }
+        AstNode::Lambda { body, .. } => see(body),
+        AstNode::Array(items) | AstNode::ArrayGroup(items) | AstNode::Block(items) => {
+            items.iter().for_each(see)
+        }
+        AstNode::Object(pairs) => pairs.iter().for_each(|(key, value)| {
+            see(key);
+            see(value);
+        }),
+        AstNode::ObjectTransform { input, pattern } => {
+            see(input);
+            pattern.iter().for_each(|(key, value)| {
+                see(key);
+                see(value);
+            });
+        }
+        AstNode::Conditional { condition, then_branch, else_branch } => {
+            see(condition);
+            see(then_branch);
+            if let Some(branch) = else_branch {
+                see(branch);
+            }
+        }
+        AstNode::FunctionApplication(inner) => see(inner),
+        AstNode::Sort { input, terms } => {
+            see(input);
+            terms.iter().for_each(|(term, _)| see(term));
+        }
+        AstNode::Transform { location, update, delete } => {
+            see(location);
+            see(update);
+            if let Some(delete) = delete {
+                see(delete);
+            }
+        }
+        _ => {}
     }
 }

@@ -7,8 +7,11 @@ pub const MAX_EXPRESSION_CHARS: usize = 256 * 1024;
 pub const MAX_MILLIS: u64 = 5_000;
 
 /// How many bytes of strings and lists an evaluation may produce in all, dropped ones included. A state's data is
-/// limited to 256 KiB, so this is hundreds of times what an expression can hand on.
-pub const MAX_PRODUCED_BYTES: usize = 128 * 1024 * 1024;
+/// limited to 256 KiB, so this is a thousand times what an expression can hand on.
+pub const MAX_PRODUCED_BYTES: usize = 256 * 1024 * 1024;
+
+/// How many bytes a value may come to that is printed or concatenated, shared parts counted each time.
+pub(super) const MAX_OPERAND_BYTES: usize = 16 * 1024 * 1024;
 
 /// How many items a sequence may have.
 pub(super) const MAX_SEQUENCE: usize = 1_000_000;
@@ -21,3 +24,19 @@ pub(super) const MAX_RESULT_DEPTH: usize = 1_000;
 
 /// How many bytes of JSON a value may come to that is handed on, shared parts counted each time.
 pub(super) const MAX_RESULT_BYTES: usize = 16 * 1024 * 1024;
+
+/// How much longer than [`MAX_MILLIS`] a caller waits before it gives the evaluation's thread up, in milliseconds.
+pub(super) const GRACE_MILLIS: u64 = 500;
+
+/// How long an expression that looks cheap may keep its caller's own thread, in milliseconds, before it starts over
+/// on a thread of the pool.
+pub(super) const LIGHT_MILLIS: u64 = 50;
+
+/// How many threads evaluate at once.
+pub(super) const THREADS: usize = 4;
+
+/// How many evaluations may wait for a thread.
+pub(super) const MAX_QUEUED: usize = 1024;
+
+/// How many threads may be given up on and still run before no others take their place.
+pub(super) const MAX_LOST_THREADS: usize = 8;

@@ -1,9 +1,11 @@
-//! Which fields a state may have, by its type and its query language.
+//! Which fields states and the objects in them may have, by query language.
 
+use super::fields::Fields;
 use crate::definition::QueryLanguage;
+use crate::validate::Report;
 
 /// A field and the language it belongs to; none for both.
-type Field = (&'static str, Option<QueryLanguage>);
+pub(super) type Field = (&'static str, Option<QueryLanguage>);
 
 const JSON_PATH: Option<QueryLanguage> = Some(QueryLanguage::JsonPath);
 const JSONATA: Option<QueryLanguage> = Some(QueryLanguage::Jsonata);
@@ -65,13 +67,76 @@ fn groups(kind: &str) -> &'static [&'static [Field]] {
     }
 }
 
-/// What is wrong with a state of this type having the field; none when nothing is.
-pub(super) fn problem(kind: &str, language: QueryLanguage, field: &str) -> Option<String> {
-    let known = groups(kind).iter().flat_map(|group| group.iter()).find(|(name, _)| *name == field);
-    match known {
-        None => Some(format!("Field '{field}' is not supported")),
-        Some((_, Some(only))) if *only != language => Some(foreign(language, field, *only)),
-        Some(_) => None,
+pub(super) const RETRIER: &[Field] = &[
+    ("ErrorEquals", None),
+    ("IntervalSeconds", None),
+    ("MaxAttempts", None),
+    ("BackoffRate", None),
+    ("MaxDelaySeconds", None),
+    ("JitterStrategy", None),
+];
+pub(super) const CATCHER: &[Field] = &[
+    ("ErrorEquals", None),
+    ("Next", None),
+    ("Assign", None),
+    ("ResultPath", JSON_PATH),
+    ("Output", JSONATA),
+];
+pub(super) const PROCESSOR_CONFIG: &[Field] = &[("Mode", None), ("ExecutionType", None)];
+pub(super) const ITEM_READER: &[Field] =
+    &[("Resource", None), ("ReaderConfig", None), ("Parameters", JSON_PATH), ("Arguments", JSONATA)];
+pub(super) const READER_CONFIG: &[Field] = &[
+    ("InputType", None),
+    ("Transformation", None),
+    ("ManifestType", None),
+    ("CSVHeaderLocation", None),
+    ("CSVHeaders", None),
+    ("CSVDelimiter", None),
+    ("ItemsPointer", None),
+    ("MaxItems", None),
+    ("MaxItemsPath", JSON_PATH),
+];
+pub(super) const ITEM_BATCHER: &[Field] = &[
+    ("BatchInput", None),
+    ("MaxItemsPerBatch", None),
+    ("MaxItemsPerBatchPath", JSON_PATH),
+    ("MaxInputBytesPerBatch", None),
+    ("MaxInputBytesPerBatchPath", JSON_PATH),
+];
+pub(super) const RESULT_WRITER: &[Field] =
+    &[("Resource", None), ("WriterConfig", None), ("Parameters", JSON_PATH), ("Arguments", JSONATA)];
+pub(super) const WRITER_CONFIG: &[Field] = &[("OutputType", None), ("Transformation", None)];
+pub(super) const CREDENTIALS: &[Field] = &[("RoleArn", None), ("RoleArn.$", JSON_PATH)];
+pub(super) const JSONATA_RULE: &[Field] = &[
+    ("Condition", None),
+    ("Next", None),
+    ("Assign", None),
+    ("Output", None),
+    ("Variable", JSON_PATH),
+    ("And", JSON_PATH),
+    ("Or", JSON_PATH),
+    ("Not", JSON_PATH),
+];
+
+impl Fields<'_> {
+    /// Refuses a field that a state of this type does not have.
+    pub(super) fn only_of_state(&self, kind: &str, report: &mut Report) {
+        let known: Vec<Field> = groups(kind).concat();
+        self.only(&known, report);
+    }
+
+    /// Refuses what is not in `known`, or in it for the other language. A `Comment`
+    /// may stand anywhere.
+    pub(super) fn only(&self, known: &[Field], report: &mut Report) {
+        for field in self.names().filter(|name| &***name != "Comment") {
+            match known.iter().find(|(name, _)| *name == &**field) {
+                None => report.schema(&self.at, format!("Field '{field}' is not supported")),
+                Some((_, Some(only))) if *only != self.language => {
+                    report.schema(&self.at, foreign(self.language, field, *only));
+                }
+                Some(_) => {}
+            }
+        }
     }
 }
 

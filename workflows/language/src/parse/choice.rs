@@ -1,10 +1,11 @@
 //! Choice states.
 
 use crate::choice;
-use crate::definition::{Choice, Condition, Rule};
+use crate::definition::{Choice, Condition, QueryLanguage, Rule};
 use crate::value::{Map, Value};
 
-use super::fields::Fields;
+use super::allowed::{self, foreign};
+use super::fields::{EMPTY, Fields};
 use super::flow::{Compiler, Here};
 
 /// Fields of a rule that say what follows, not when.
@@ -15,7 +16,7 @@ impl Compiler {
         fields.required("Choices", &mut self.report)?;
         let choices = fields.array("Choices", &mut self.report)?;
         if choices.is_empty() {
-            self.report.schema(&fields.place("Choices"), "The field 'Choices' must have at least one choice");
+            self.report.schema(&fields.place("Choices"), EMPTY);
         }
         let mut rules = Vec::new();
         for (position, rule) in choices.iter().enumerate() {
@@ -35,9 +36,9 @@ impl Compiler {
             true => self.jsonata_condition(fields),
             false => self.json_path_condition(fields),
         };
+        fields.require(&["Next"], &mut self.report);
         let next = fields
-            .required("Next", &mut self.report)
-            .and(fields.string("Next", &mut self.report))
+            .string("Next", &mut self.report)
             .map(|name| self.leads_to(here, name, fields.place("Next")));
         let assign = fields.assign(&mut self.report);
         let output = if fields.jsonata() { fields.template("Output", &mut self.report) } else { None };
@@ -46,7 +47,7 @@ impl Compiler {
     }
 
     fn jsonata_condition(&mut self, fields: &Fields<'_>) -> Option<Condition> {
-        self.only(fields, &["Condition", "Next", "Assign", "Output", "Comment"]);
+        fields.only(allowed::JSONATA_RULE, &mut self.report);
         match fields.required("Condition", &mut self.report)? {
             Value::Bool(always) => Some(Condition::Always(*always)),
             _ => fields.expression("Condition", &mut self.report).map(Condition::Jsonata),
@@ -56,11 +57,23 @@ impl Compiler {
     fn json_path_condition(&mut self, fields: &Fields<'_>) -> Option<Condition> {
         for field in ["Condition", "Output"] {
             if fields.has(field) {
-                let only = crate::definition::QueryLanguage::Jsonata;
-                let message = super::allowed::foreign(fields.language, field, only);
-                self.report.schema(&fields.at, message);
+                self.report.schema(&fields.at, foreign(fields.language, field, QueryLanguage::Jsonata));
                 return None;
             }
+        }
+        if ["And", "Or", "Not", "Variable"].iter().filter(|name| fields.has(name)).count() != 1 {
+            let message =
+                "The object must have only one of the following fields, [And, Or, Not, Variable, Condition]";
+            self.report.schema(&fields.at, message);
+            return None;
+        }
+        let mut sound = true;
+        nested(&Value::from(fields.map.clone()), &fields.at, true, &mut |at, message| {
+            self.report.schema(at, message);
+            sound = false;
+        });
+        if !sound {
+            return None;
         }
         let condition: Map = fields
             .names()
@@ -76,5 +89,26 @@ impl Compiler {
                 None
             }
         }
+    }
+}
+
+/// Looks at a rule and the rules in it: only the outermost leads somewhere, and
+/// what is compared is named by a path.
+fn nested(rule: &Value, at: &str, outermost: bool, tell: &mut dyn FnMut(&str, &str)) {
+    if !outermost && rule.get("Next").is_some() {
+        tell(at, "Field 'Next' is not supported");
+    }
+    if rule.get("Variable").and_then(Value::as_str).is_some_and(|variable| !variable.starts_with('$')) {
+        let message = "Value is not a Reference Path: Reference path didn't start with '$'";
+        tell(&format!("{at}/Variable"), message);
+    }
+    for name in ["And", "Or"] {
+        let rules = rule.get(name).and_then(Value::as_array).unwrap_or_default();
+        for (position, rule) in rules.iter().enumerate() {
+            nested(rule, &format!("{at}/{name}[{position}]"), false, tell);
+        }
+    }
+    if let Some(rule) = rule.get("Not") {
+        nested(rule, &format!("{at}/Not"), false, tell);
     }
 }

@@ -5,13 +5,15 @@ use std::sync::Arc;
 use crate::definition::{Catcher, Jitter, Retrier};
 use crate::value::Value;
 
-use super::fields::Fields;
+use super::allowed;
+use super::fields::{EMPTY, Fields};
 use super::flow::{Compiler, Here, SECONDS_MAX};
 
 /// The longest `MaxDelaySeconds`.
 const MAX_DELAY_SECONDS_MAX: u64 = 31_622_400;
 /// The name that stands for every error.
 const ALL: &str = "States.ALL";
+const NOT_LAST: &str = "States.ALL must appear alone and at end of list";
 
 impl Compiler {
     pub(super) fn retry(&mut self, fields: &Fields<'_>) -> Vec<Retrier> {
@@ -21,7 +23,8 @@ impl Compiler {
 
     pub(super) fn catch(&mut self, fields: &Fields<'_>, here: Here) -> Vec<Catcher> {
         let entries = self.entries(fields, "Catch");
-        entries.iter().filter_map(|entry| self.catcher(entry, here)).collect()
+        let entries = entries.into_iter().map(|entry| Fields { in_catch: true, ..entry });
+        entries.filter_map(|entry| self.catcher(&entry, here)).collect()
     }
 
     fn entries<'a>(&mut self, fields: &Fields<'a>, name: &str) -> Vec<Fields<'a>> {
@@ -34,10 +37,7 @@ impl Compiler {
                 names.as_array().is_some_and(|all| all.iter().any(|one| one.as_str() == Some(ALL)))
             };
             if position + 1 < list.len() && entry.get("ErrorEquals").is_some_and(catches_all) {
-                self.report.schema(
-                    &entry.place("ErrorEquals"),
-                    format!("{ALL} must be in the last entry of '{name}'"),
-                );
+                self.report.schema(&entry.place("ErrorEquals"), NOT_LAST);
             }
             entries.push(entry);
         }
@@ -45,11 +45,10 @@ impl Compiler {
     }
 
     fn error_equals(&mut self, entry: &Fields<'_>) -> Option<Vec<Arc<str>>> {
-        entry.required("ErrorEquals", &mut self.report)?;
         let at = entry.place("ErrorEquals");
         let list = entry.array("ErrorEquals", &mut self.report)?;
         if list.is_empty() {
-            self.report.schema(&at, "The field 'ErrorEquals' must have at least one error name");
+            self.report.schema(&at, EMPTY);
         }
         let mut names = Vec::new();
         for (position, name) in list.iter().enumerate() {
@@ -59,57 +58,37 @@ impl Compiler {
             }
         }
         if names.len() > 1 && names.iter().any(|name| &**name == ALL) {
-            self.report.schema(&at, format!("{ALL} must appear alone"));
+            self.report.schema(&at, NOT_LAST);
         }
         Some(names)
     }
 
     fn retrier(&mut self, entry: &Fields<'_>) -> Option<Retrier> {
-        self.only(
-            entry,
-            &[
-                "ErrorEquals",
-                "IntervalSeconds",
-                "MaxAttempts",
-                "BackoffRate",
-                "MaxDelaySeconds",
-                "JitterStrategy",
-                "Comment",
-            ],
-        );
+        entry.only(allowed::RETRIER, &mut self.report);
+        entry.require(&["ErrorEquals"], &mut self.report);
         let error_equals = self.error_equals(entry)?;
         let report = &mut self.report;
-        let jitter = match entry.word("JitterStrategy", &["FULL", "NONE"], report) {
+        let jitter = match entry.word("JitterStrategy", &["NONE", "FULL"], report) {
             Some("FULL") => Jitter::Full,
             _ => Jitter::None,
         };
-        let retrier = Retrier {
+        Some(Retrier {
             error_equals,
-            interval_seconds: entry.integer("IntervalSeconds", 1, SECONDS_MAX, report).unwrap_or(1),
+            interval_seconds: entry.integer("IntervalSeconds", 0, SECONDS_MAX, report).unwrap_or(1),
             max_attempts: entry.integer("MaxAttempts", 0, SECONDS_MAX, report).unwrap_or(3),
             backoff_rate: entry.number("BackoffRate", 1.0, f64::MAX, report).unwrap_or(2.0),
             max_delay_seconds: entry.integer("MaxDelaySeconds", 1, MAX_DELAY_SECONDS_MAX, report),
             jitter,
             comment: entry.string("Comment", report),
-        };
-        if retrier.max_delay_seconds.is_some_and(|most| most <= retrier.interval_seconds) {
-            let message = "The field 'MaxDelaySeconds' should be greater than the field 'IntervalSeconds'";
-            report.schema(&entry.place("MaxDelaySeconds"), message);
-        }
-        Some(retrier)
+        })
     }
 
     fn catcher(&mut self, entry: &Fields<'_>, here: Here) -> Option<Catcher> {
-        let known: &[&str] = match entry.jsonata() {
-            true => &["ErrorEquals", "Next", "Output", "Assign", "Comment"],
-            false => &["ErrorEquals", "Next", "ResultPath", "Assign", "Comment"],
-        };
-        self.only(entry, known);
+        entry.only(allowed::CATCHER, &mut self.report);
+        entry.require(&["ErrorEquals", "Next"], &mut self.report);
         let error_equals = self.error_equals(entry);
-        let next = entry
-            .required("Next", &mut self.report)
-            .and(entry.string("Next", &mut self.report))
-            .map(|name| self.leads_to(here, name, entry.place("Next")));
+        let next =
+            entry.string("Next", &mut self.report).map(|name| self.leads_to(here, name, entry.place("Next")));
         let report = &mut self.report;
         let result_path = match entry.jsonata() {
             true => crate::definition::ResultPath::Whole,

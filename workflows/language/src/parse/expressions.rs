@@ -1,27 +1,30 @@
 //! JSONata expressions in a definition: how they are marked, and compiling them.
 
-use crate::jsonata::Expression;
+use crate::jsonata::{Delimited, Expression, delimited};
 use crate::validate::Report;
 
+/// AWS's sentence about a string that is only half an expression.
+pub(crate) const UNMARKED: &str = "JSONata string must start with {% and end with %}";
+
 /// The expression in `{% … %}`; `None` for a plain string. A string that opens or
-/// closes without the other, or without room around the expression, is a mistake.
-pub(crate) fn whole(text: &str) -> Result<Option<&str>, String> {
-    let (opens, closes) = (text.starts_with("{%"), text.ends_with("%}"));
-    if !opens && !closes {
-        return Ok(None);
+/// closes without the other, or without room around the expression, is a mistake;
+/// so is asking for the error where none was caught.
+pub(crate) fn whole(text: &str, in_catch: bool) -> Result<Option<&str>, String> {
+    match delimited(text) {
+        Delimited::No => return Ok(None),
+        Delimited::Broken(_) => return Err(UNMARKED.into()),
+        Delimited::Expression(_) => {}
     }
-    let body = text.strip_prefix("{%").and_then(|rest| rest.strip_suffix("%}")).filter(|_| text.len() >= 4);
-    let Some(body) = body else {
-        return Err(
-            "Improperly opened or closed JSONata expression: expressions must be enclosed in '{% %}'".into(),
-        );
-    };
+    let body = &text[2..text.len() - 2];
     let roomy = body.starts_with(char::is_whitespace) && body.ends_with(char::is_whitespace);
     let stray = body.strip_prefix(' ').is_some_and(|rest| rest.trim_start_matches(' ').starts_with('\n'));
-    match roomy && !stray {
-        true => Ok(Some(body)),
-        false => Err("JSONata expressions must be separated from '{%' and '%}' by one space".into()),
+    if !roomy || stray {
+        return Err(UNMARKED.into());
     }
+    if !in_catch && body.contains("$states.errorOutput") {
+        return Err("The variable '$states.errorOutput' is only available in 'Catch'".into());
+    }
+    Ok(Some(body))
 }
 
 /// Compiles the inside of `{% … %}`.
@@ -41,11 +44,13 @@ mod tests {
 
     #[test]
     fn marks() {
-        assert_eq!(whole("plain"), Ok(None));
-        assert_eq!(whole("{% 10 %}"), Ok(Some(" 10 ")));
-        assert_eq!(whole("{%\n  $x\n%}"), Ok(Some("\n  $x\n")));
+        assert_eq!(whole("plain", false), Ok(None));
+        assert_eq!(whole("{% 10 %}", false), Ok(Some(" 10 ")));
+        assert_eq!(whole("{%\n  $x\n%}", false), Ok(Some("\n  $x\n")));
         for wrong in ["{%10%}", "{% 10 %", " {% 10 %}", "{% 10 %} ", "% 10 %}", "{%}", "{% \n10 %}", "{%"] {
-            assert!(whole(wrong).is_err(), "{wrong}");
+            assert!(whole(wrong, false).is_err(), "{wrong}");
         }
+        let caught = "{% $states.errorOutput.Cause %}";
+        assert!(whole(caught, false).is_err() && whole(caught, true).is_ok());
     }
 }

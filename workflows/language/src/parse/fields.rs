@@ -10,16 +10,20 @@ use crate::template::Template;
 use crate::validate::Report;
 use crate::value::{Map, Number, Value};
 
+use super::expressions;
+
 /// One object and where it stands (`/States/Name`).
 pub(crate) struct Fields<'a> {
-    map: &'a Map,
+    pub(crate) map: &'a Map,
     pub(crate) at: String,
     pub(crate) language: QueryLanguage,
+    /// In an entry of `Catch`, where there is an error to speak of.
+    pub(crate) in_catch: bool,
 }
 
 impl<'a> Fields<'a> {
     pub(crate) fn new(map: &'a Map, at: impl Into<String>, language: QueryLanguage) -> Fields<'a> {
-        Fields { map, at: at.into(), language }
+        Fields { map, at: at.into(), language, in_catch: false }
     }
 
     /// `value` as an object, or a diagnostic.
@@ -36,10 +40,6 @@ impl<'a> Fields<'a> {
                 None
             }
         }
-    }
-
-    pub(crate) fn in_language(self, language: QueryLanguage) -> Fields<'a> {
-        Fields { language, ..self }
     }
 
     pub(crate) fn get(&self, name: &str) -> Option<&'a Value> {
@@ -64,11 +64,16 @@ impl<'a> Fields<'a> {
 
     /// The field, or a diagnostic that it is missing.
     pub(crate) fn required(&self, name: &str, report: &mut Report) -> Option<&'a Value> {
-        let value = self.get(name);
-        if value.is_none() {
-            report.schema(&self.at, format!("The field '{name}' is required but was missing"));
+        self.require(&[name], report);
+        self.get(name)
+    }
+
+    /// One diagnostic for all of the fields that are missing.
+    pub(crate) fn require(&self, names: &[&str], report: &mut Report) {
+        let missing: Vec<&str> = names.iter().copied().filter(|name| !self.has(name)).collect();
+        if !missing.is_empty() {
+            report.schema(&self.at, format!("These fields are required: {}", list(&missing)));
         }
-        value
     }
 
     /// At most one of the fields may be there. Whether that holds.
@@ -77,7 +82,7 @@ impl<'a> Fields<'a> {
         if !sole {
             report.schema(
                 &self.at,
-                format!("Only one of the following fields can be specified: {}", list(names)),
+                format!("There should only be one of the following fields: {}", list(names)),
             );
         }
         sole
@@ -87,18 +92,9 @@ impl<'a> Fields<'a> {
     pub(crate) fn one_of<'n>(&self, names: &[&'n str], report: &mut Report) -> Option<&'n str> {
         let found = names.iter().find(|name| self.has(name)).copied();
         if found.is_none() {
-            report.schema(&self.at, format!("One of the following fields is required: {}", list(names)));
+            report.schema(&self.at, neither(names));
         }
         self.exclusive(names, report).then_some(found).flatten()
-    }
-
-    /// Refuses what is not in `known`.
-    pub(crate) fn only(&self, known: &[&str], report: &mut Report) {
-        for name in self.names() {
-            if !known.contains(&&**name) {
-                report.schema(&self.at, format!("Field '{name}' is not supported"));
-            }
-        }
     }
 
     pub(crate) fn object(&self, name: &str, report: &mut Report) -> Option<Fields<'a>> {
@@ -141,7 +137,10 @@ impl<'a> Fields<'a> {
         let text = self.string(name, report)?;
         let found = words.iter().find(|word| **word == &*text).copied();
         if found.is_none() {
-            let message = format!("The field '{name}' should have one of these values: {}", list(words));
+            let message = match name {
+                "Type" => format!("The field '{name}' should have one of these values: {}", list(words)),
+                _ => format!("Value should be one of the following: {}", list(words)),
+            };
             report.schema(&self.place(name), message);
         }
         found
@@ -155,15 +154,17 @@ impl<'a> Fields<'a> {
             report.schema(&self.place(name), "Expected value of type Integer");
             return None;
         };
-        let sound = u64::try_from(whole).ok().filter(|whole| (min..=max).contains(whole));
-        if sound.is_none() {
-            let message = match max {
-                u64::MAX => format!("The field '{name}' should be greater than or equal to {min}"),
-                _ => format!("The field '{name}' should be between {min} and {max}"),
-            };
-            report.schema(&self.place(name), message);
+        match u64::try_from(whole) {
+            Ok(whole) if whole > max => {
+                report.schema(&self.place(name), format!("Maximum value is {max}"));
+                None
+            }
+            Ok(whole) if whole >= min => Some(whole),
+            _ => {
+                report.schema(&self.place(name), format!("Minimum value is {min}"));
+                None
+            }
         }
-        sound
     }
 
     /// A number not less than `min` (and not more than `max`).
@@ -176,10 +177,8 @@ impl<'a> Fields<'a> {
         if (min..=max).contains(&number) {
             return Some(number);
         }
-        let message = match max == f64::MAX {
-            true => format!("The field '{name}' should be greater than or equal to {min:?}"),
-            false => format!("The field '{name}' should be between {min:?} and {max:?}"),
-        };
+        let message =
+            if number > max { format!("Maximum value is {max}") } else { format!("Minimum value is {min}") };
         report.schema(&self.place(name), message);
         None
     }
@@ -190,7 +189,7 @@ impl<'a> Fields<'a> {
         match Template::compile_text(&text) {
             Ok(template) => Some(Text::Template(template)),
             Err(_) => {
-                report.schema(&self.place(name), not_dynamic(name));
+                report.schema(&self.place(name), NOT_A_PATH);
                 None
             }
         }
@@ -246,7 +245,9 @@ impl<'a> Fields<'a> {
             return Path::parse(&text).ok().map(Quantity::Path);
         }
         match self.get(name)? {
-            Value::String(_) if self.jsonata() => self.expression(name, report).map(Quantity::Expression),
+            Value::String(text) if self.jsonata() && (text.starts_with("{%") || text.ends_with("%}")) => {
+                self.expression(name, report).map(Quantity::Expression)
+            }
             _ => literal(self, report).map(Quantity::Value),
         }
     }
@@ -254,10 +255,10 @@ impl<'a> Fields<'a> {
     /// A string that is one JSONata expression.
     pub(crate) fn expression(&self, name: &str, report: &mut Report) -> Option<Expression> {
         let text = self.string(name, report)?;
-        match super::expressions::whole(&text) {
-            Ok(Some(body)) => super::expressions::compile(body, &self.place(name), report),
+        match expressions::whole(&text, self.in_catch) {
+            Ok(Some(body)) => expressions::compile(body, &self.place(name), report),
             Ok(None) => {
-                report.schema(&self.place(name), format!("The field '{name}' must be a JSONata expression"));
+                report.schema(&self.place(name), expressions::UNMARKED);
                 None
             }
             Err(message) => {
@@ -268,16 +269,22 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// AWS's sentence about a value that should have been a path or an intrinsic call.
-pub(crate) fn not_dynamic(name: &str) -> String {
-    format!("The value for the field '{name}' must be a valid JSONPath or a valid intrinsic function call")
+/// AWS's sentence about an array or object that should hold something.
+pub(crate) const EMPTY: &str = "Value cannot be empty";
+
+/// AWS's sentence about a text that is no path.
+pub(crate) const NOT_A_PATH: &str = "Value must be a valid JSONPath.";
+
+/// AWS's sentence about an object that has none of the fields it needs one of.
+pub(crate) fn neither(names: &[&str]) -> String {
+    format!("This object should have only one of the following fields: {}", list(names))
 }
 
 /// AWS's sentence about a path that does not name one place.
 pub(crate) fn not_a_reference(text: &str, error: &str) -> String {
     match text.starts_with('$') {
         true => format!("Value is not a Reference Path: {error}"),
-        false => "Value is not a Reference Path: Reference path didn't start with '$'".to_string(),
+        false => NOT_A_PATH.to_string(),
     }
 }
 

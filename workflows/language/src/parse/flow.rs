@@ -9,7 +9,7 @@ use crate::definition::{
 use crate::validate::{Code, Report};
 use crate::value::Value;
 
-use super::fields::Fields;
+use super::fields::{EMPTY, Fields, neither};
 use super::{FLOW_DEPTH_MAX, STATE_NAME_CHARS_MAX};
 
 /// The longest `TimeoutSeconds`.
@@ -28,6 +28,8 @@ pub(crate) struct Compiler {
     pub(super) labels: HashSet<Arc<str>>,
     /// Inside an Express machine, or a distributed Map whose items are Express.
     pub(super) express: bool,
+    /// Inside a distributed Map, whose items are executions of their own.
+    pub(super) distributed: bool,
     depth: usize,
     lone: bool,
 }
@@ -87,6 +89,7 @@ impl Compiler {
             names: HashSet::new(),
             labels: HashSet::new(),
             express: machine_type == MachineType::Express,
+            distributed: false,
             depth: 0,
             lone: false,
         }
@@ -110,9 +113,9 @@ impl Compiler {
         self.machine_language = language;
         self.head = Some(Head {
             comment: fields.string("Comment", report),
-            version: fields.string("Version", report),
+            version: fields.word("Version", &["1.0"], report).map(Arc::from),
             query_language: language,
-            timeout_seconds: fields.integer("TimeoutSeconds", 1, SECONDS_MAX, report),
+            timeout_seconds: fields.integer("TimeoutSeconds", 0, SECONDS_MAX, report),
         });
     }
 
@@ -155,16 +158,12 @@ impl Compiler {
                 self.report.schema(&place.at, format!("Field '{name}' is not supported"));
             }
         }
-        let start_at =
-            fields.required("StartAt", &mut self.report).and(fields.string("StartAt", &mut self.report));
+        fields.require(&["StartAt", "States"], &mut self.report);
+        let start_at = fields.string("StartAt", &mut self.report);
         let comment = fields.string("Comment", &mut self.report);
-        let states =
-            fields.required("States", &mut self.report).and(fields.object("States", &mut self.report));
-        let Some(states) = states else {
-            return None;
-        };
+        let states = fields.object("States", &mut self.report)?;
         if states.names().len() == 0 {
-            self.report.schema(&states.at, "The field 'States' must have at least one state");
+            self.report.schema(&states.at, EMPTY);
         }
         let first = self.states.len();
         let mut draft = FlowDraft {
@@ -199,8 +198,12 @@ impl Compiler {
     fn name(&mut self, name: &Arc<str>, at: &str) {
         let chars = name.chars().count();
         if chars == 0 || chars > STATE_NAME_CHARS_MAX {
-            let message =
-                format!("The state name should be between 1 and {STATE_NAME_CHARS_MAX} characters long");
+            let message = match chars {
+                0 => "The state name is empty".to_string(),
+                _ => format!(
+                    "State name '{name}' exceeds the {STATE_NAME_CHARS_MAX}-character limit allowed by the service"
+                ),
+            };
             self.report.error(Code::InvalidStateName, at, message);
         }
         if !self.names.insert(name.clone()) {
@@ -238,13 +241,13 @@ impl Compiler {
             (Some(false) | None, Some(name)) => self.leads_to(here, name, fields.place("Next")),
             (Some(true), Some(_)) => {
                 self.report
-                    .schema(&fields.at, "Only one of the following fields can be specified: [Next, End]");
+                    .schema(&fields.at, "There should only be one of the following fields: [Next, End]");
                 Transition::End
             }
             (Some(false) | None, None) => {
                 let malformed = fields.has("Next") || (fields.has("End") && end.is_none());
                 if !malformed {
-                    self.report.schema(&fields.at, "One of the following fields is required: [Next, End]");
+                    self.report.schema(&fields.at, neither(&["Next", "End"]));
                 }
                 Transition::End
             }

@@ -9,9 +9,12 @@ use crate::path::Path;
 use crate::validate::Code;
 use crate::value::Value;
 
-use super::fields::Fields;
+use super::allowed;
+use super::fields::{Fields, neither};
 use super::flow::{Compiler, Here, Place};
 
+/// What an `ItemReader` can read with.
+const READERS: &[&str] = &[":states:::s3:getObject", ":states:::s3:listObjectsV2"];
 /// The longest label, in characters.
 const LABEL_CHARS_MAX: usize = 40;
 /// Fields only a distributed Map understands.
@@ -61,12 +64,16 @@ impl Compiler {
     fn mode(&mut self, fields: &Fields<'_>, name: &str) -> MapMode {
         let place = format!("{}/ProcessorConfig", fields.place(name));
         let Some(config) = fields.get(name).and_then(|processor| processor.get("ProcessorConfig")) else {
-            return MapMode::Inline;
+            // Nothing said: what only a distributed Map can do makes it one.
+            return match DISTRIBUTED_ONLY.iter().any(|field| fields.has(field)) {
+                true => MapMode::Distributed(ExecutionType::Standard),
+                false => MapMode::Inline,
+            };
         };
         let Some(config) = Fields::of(config, &place, fields.language, &mut self.report) else {
             return MapMode::Inline;
         };
-        self.only(&config, &["Mode", "ExecutionType"]);
+        config.only(allowed::PROCESSOR_CONFIG, &mut self.report);
         let mode = config.word("Mode", &["INLINE", "DISTRIBUTED"], &mut self.report);
         let execution = config.word("ExecutionType", &["STANDARD", "EXPRESS"], &mut self.report);
         match (mode, execution) {
@@ -76,6 +83,10 @@ impl Compiler {
                 config.required("ExecutionType", &mut self.report);
                 MapMode::Distributed(ExecutionType::Standard)
             }
+            (_, Some(_)) => {
+                self.report.schema(&config.at, "Field 'ExecutionType' is not supported");
+                MapMode::Inline
+            }
             _ => MapMode::Inline,
         }
     }
@@ -83,13 +94,16 @@ impl Compiler {
     fn processor(&mut self, fields: &Fields<'_>, name: &str, mode: MapMode, here: Here) -> Option<FlowId> {
         let at = fields.place(name);
         if self.express && matches!(mode, MapMode::Distributed(_)) {
-            self.report.schema(&at, "Express state machine does not support Map states in DISTRIBUTED mode");
+            let message =
+                "The field 'Mode' with value 'DISTRIBUTED' is not supported inside 'EXPRESS' state machines";
+            self.report.schema(&format!("{at}/ProcessorConfig/Mode"), message);
         }
-        let outside = self.express;
+        let outside = (self.express, self.distributed);
         self.express |= mode == MapMode::Distributed(ExecutionType::Express);
+        self.distributed |= mode != MapMode::Inline;
         let place = Place { at, parent: Some(here.state), more: &["ProcessorConfig"] };
         let flow = self.flow(fields.get(name)?, place);
-        self.express = outside;
+        (self.express, self.distributed) = outside;
         flow
     }
 
@@ -139,10 +153,7 @@ impl Compiler {
         if let Some(arn) = &resource
             && !matches!(Resource::parse(arn), Ok(Resource::Integration { .. } | Resource::Foreign(_)))
         {
-            let message = format!(
-                "The resource provided {arn} is not recognized. The value is not a valid resource ARN, or the \
-                 resource is not available in this region."
-            );
+            let message = super::task::unknown_resource(arn);
             self.report.schema(&fields.place("Resource"), message);
         }
         let name = if fields.jsonata() { "Arguments" } else { "Parameters" };
@@ -151,13 +162,13 @@ impl Compiler {
 
     fn item_reader(&mut self, fields: &Fields<'_>) -> Option<ItemReader> {
         let reader = fields.object("ItemReader", &mut self.report)?;
-        let known: &[&str] = match fields.jsonata() {
-            true => &["Resource", "Arguments", "ReaderConfig"],
-            false => &["Resource", "Parameters", "ReaderConfig"],
-        };
-        self.only(&reader, known);
+        reader.only(allowed::ITEM_READER, &mut self.report);
         reader.required("Resource", &mut self.report);
         let (resource, arguments) = self.call(&reader);
+        if resource.as_ref().is_some_and(|arn| !READERS.iter().any(|reader| arn.ends_with(reader))) {
+            let message = "The field 'Resource' does not match any of the allowed values";
+            self.report.schema(&reader.place("Resource"), message);
+        }
         let mut made = ItemReader {
             resource: resource?,
             arguments,
@@ -177,19 +188,7 @@ impl Compiler {
     }
 
     fn reader_config(&mut self, config: &Fields<'_>, reader: &mut ItemReader) {
-        const KNOWN: &[&str] = &[
-            "InputType",
-            "Transformation",
-            "ManifestType",
-            "CSVHeaderLocation",
-            "CSVHeaders",
-            "CSVDelimiter",
-            "ItemsPointer",
-            "MaxItems",
-            "MaxItemsPath",
-        ];
-        let known = if config.jsonata() { &KNOWN[..KNOWN.len() - 1] } else { KNOWN };
-        self.only(config, known);
+        config.only(allowed::READER_CONFIG, &mut self.report);
         let report = &mut self.report;
         let mut word = |name: &str, words: &[&'static str]| config.word(name, words, report).map(Arc::from);
         reader.input_type = word("InputType", &["CSV", "JSON", "JSONL", "MANIFEST", "PARQUET"]);
@@ -215,21 +214,11 @@ impl Compiler {
 
     fn item_batcher(&mut self, fields: &Fields<'_>) -> Option<Batcher> {
         let batcher = fields.object("ItemBatcher", &mut self.report)?;
-        let known: &[&str] = match fields.jsonata() {
-            true => &["BatchInput", "MaxItemsPerBatch", "MaxInputBytesPerBatch"],
-            false => &[
-                "BatchInput",
-                "MaxItemsPerBatch",
-                "MaxItemsPerBatchPath",
-                "MaxInputBytesPerBatch",
-                "MaxInputBytesPerBatchPath",
-            ],
-        };
-        self.only(&batcher, known);
-        let sizes = &known[1..];
-        if !sizes.iter().any(|name| batcher.has(name)) {
-            let names = "[MaxItemsPerBatch, MaxInputBytesPerBatch]";
-            self.report.schema(&batcher.at, format!("One of the following fields is required: {names}"));
+        batcher.only(allowed::ITEM_BATCHER, &mut self.report);
+        let mut sizes = allowed::ITEM_BATCHER[1..].iter();
+        if !sizes.any(|(name, _)| batcher.has(name)) {
+            let names = ["MaxItemsPerBatch", "MaxInputBytesPerBatch"];
+            self.report.schema(&batcher.at, neither(&names));
         }
         let report = &mut self.report;
         Some(Batcher {
@@ -241,11 +230,7 @@ impl Compiler {
 
     fn result_writer(&mut self, fields: &Fields<'_>) -> Option<ResultWriter> {
         let writer = fields.object("ResultWriter", &mut self.report)?;
-        let known: &[&str] = match fields.jsonata() {
-            true => &["Resource", "Arguments", "WriterConfig"],
-            false => &["Resource", "Parameters", "WriterConfig"],
-        };
-        self.only(&writer, known);
+        writer.only(allowed::RESULT_WRITER, &mut self.report);
         if !writer.has("WriterConfig") {
             writer.required("Resource", &mut self.report);
         }
@@ -253,7 +238,7 @@ impl Compiler {
         let config = writer.object("WriterConfig", &mut self.report);
         let (mut output_type, mut transformation) = (None, None);
         if let Some(config) = config {
-            self.only(&config, &["OutputType", "Transformation"]);
+            config.only(allowed::WRITER_CONFIG, &mut self.report);
             let report = &mut self.report;
             output_type = config.word("OutputType", &["JSON", "JSONL"], report).map(Arc::from);
             transformation =
@@ -274,7 +259,7 @@ impl Compiler {
             let shown = super::python_repr(letter.encode_utf8(&mut [0; 4]));
             refuse(format!("Label contains invalid character: {shown}"));
         } else if !self.labels.insert(label.clone()) {
-            self.report.error(Code::DuplicateLabelName, &at, format!("Duplicate label name: {label}"));
+            self.report.error(Code::DuplicateLabelName, &at, format!("Duplicate Label name: {label}"));
         }
         Some(label)
     }
@@ -282,6 +267,7 @@ impl Compiler {
 
 /// Labels become part of ARNs.
 fn label_letter(letter: char) -> bool {
-    !(letter.is_whitespace() || letter.is_control() || "?*<>{}[]:;,\\|^~$#%&`\"/".contains(letter))
-        && !matches!(letter, '\u{fffe}' | '\u{ffff}' | '\u{10_ffff}')
+    let special = "?*<>{}[]:;,\\|^~$#%&`\"".contains(letter)
+        || matches!(letter, '\u{fffe}' | '\u{ffff}' | '\u{10_ffff}');
+    !special && !letter.is_whitespace() && !letter.is_control()
 }

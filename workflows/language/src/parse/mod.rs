@@ -82,6 +82,11 @@ pub fn compile(text: &str, machine_type: MachineType) -> Result<StateMachine, Re
     finish(machine, report, text)
 }
 
+/// The same for a definition that is a value already, as a `Workflow` object holds it.
+pub fn compile_value(definition: &Value, machine_type: MachineType) -> Result<StateMachine, Rejection> {
+    compile(&definition.to_text(), machine_type)
+}
+
 /// Compiles one state that stands alone, as TestState takes it: the machine's only
 /// state, named `name` (the API gives none; any will do). Targets of transitions are
 /// not looked for.
@@ -91,8 +96,11 @@ pub fn compile_state(text: &str, name: &str) -> Result<StateMachine, Rejection> 
         Some(state) => {
             let mut compiler = Compiler::new(MachineType::Standard, QueryLanguage::JsonPath, report);
             compiler.lone_state(&state, name);
-            let (machine, _, rest) = compiler.finish();
+            let (machine, flows, rest) = compiler.finish();
             report = rest;
+            if !report.has_errors() {
+                graph::check(&flows[1..], &mut report);
+            }
             machine
         }
         None => None,
@@ -125,7 +133,7 @@ pub(crate) fn read(text: &str, machine_type: MachineType) -> (Option<StateMachin
         graph::check(&flows, &mut report);
     }
     if let Some(machine) = machine.as_ref().filter(|_| !report.has_errors()) {
-        lint::check(machine, &root, &mut report);
+        lint::check(machine, &flows, &root, &mut report);
     }
     (machine, report)
 }

@@ -10,7 +10,7 @@ use crate::path::Path;
 use crate::value::Value;
 
 use super::allowed;
-use super::fields::{Fields, list};
+use super::fields::{EMPTY, Fields, list};
 use super::flow::{Compiler, Here, Place, SECONDS_MAX};
 
 impl Compiler {
@@ -18,17 +18,14 @@ impl Compiler {
     pub(super) fn state(&mut self, value: &Value, at: &str, name: Arc<str>, here: Here) -> Option<State> {
         let fields = Fields::of(value, at, self.machine_language, &mut self.report)?;
         let language = self.language(&fields);
-        let fields = fields.in_language(language);
+        let fields = Fields { language, ..fields };
         fields.required("Type", &mut self.report)?;
         let kind = fields.word("Type", allowed::TYPES, &mut self.report)?;
-        for field in fields.names() {
-            if let Some(message) = allowed::problem(kind, language, field) {
-                self.report.schema(&fields.at, message);
-            }
-        }
+        fields.only_of_state(kind, &mut self.report);
         let comment = fields.string("Comment", &mut self.report);
         let data = match kind {
             "Fail" => without_data(language),
+            "Map" => fields.data_flow(&mut self.report).without_parameters(),
             _ => fields.data_flow(&mut self.report),
         };
         let assign = match kind {
@@ -52,7 +49,7 @@ impl Compiler {
             "Wait" => Kind::Wait(self.wait(&fields)?),
             "Fail" => Kind::Fail(self.fail(&fields)),
             "Parallel" => Kind::Parallel(self.parallel(&fields, here)?),
-            "Map" => Kind::Map(self.map(&fields, here)?),
+            "Map" => Kind::Map(Box::new(self.map(&fields, here)?)),
             _ => Kind::Succeed,
         };
         let (id, flow) = (here.state, here.flow);
@@ -78,7 +75,8 @@ impl Compiler {
             Some(_) => Some(QueryLanguage::JsonPath),
             None => None,
         };
-        if own == Some(QueryLanguage::JsonPath) && self.machine_language == QueryLanguage::Jsonata {
+        let barred = self.machine_language == QueryLanguage::Jsonata && !self.distributed;
+        if own == Some(QueryLanguage::JsonPath) && barred {
             let message = "'QueryLanguage' can not be 'JSONPath' if set to 'JSONata' for whole state machine";
             self.report.schema(&fields.at, message);
         }
@@ -89,7 +87,7 @@ impl Compiler {
         let report = &mut self.report;
         let names: &[&str] = match fields.jsonata() {
             true => &["Seconds", "Timestamp"],
-            false => &["Seconds", "Timestamp", "SecondsPath", "TimestampPath"],
+            false => &["SecondsPath", "Seconds", "TimestampPath", "Timestamp"],
         };
         match fields.one_of(names, report)? {
             "Seconds" | "SecondsPath" => {
@@ -145,8 +143,7 @@ impl Compiler {
         fields.required("Branches", &mut self.report)?;
         let branches = fields.array("Branches", &mut self.report)?;
         if branches.is_empty() {
-            self.report
-                .schema(&fields.place("Branches"), "The field 'Branches' must have at least one branch");
+            self.report.schema(&fields.place("Branches"), EMPTY);
         }
         let mut flows = Vec::new();
         for (position, branch) in branches.iter().enumerate() {
@@ -156,14 +153,9 @@ impl Compiler {
         (flows.len() == branches.len()).then_some(Parallel { branches: flows })
     }
 
-    /// `ProcessorConfig` and other small objects: what is not known is refused.
-    pub(super) fn only(&mut self, fields: &Fields<'_>, known: &[&str]) {
-        fields.only(known, &mut self.report);
-    }
-
     /// A field another one forbids.
     pub(super) fn conflict(&mut self, fields: &Fields<'_>, names: &[&str]) {
-        let message = format!("Only one of the following fields can be specified: {}", list(names));
+        let message = format!("There should only be one of the following fields: {}", list(names));
         self.report.schema(&fields.at, message);
     }
 }

@@ -1,23 +1,31 @@
 //! Task states.
 
+use std::sync::Arc;
+
 use crate::definition::{Pattern, Quantity, Resource, Task};
 use crate::template::Template;
-use crate::value::{Map, Value};
+use crate::value::Value;
 
+use super::allowed;
 use super::fields::Fields;
 use super::flow::{Compiler, SECONDS_MAX};
 
 impl Compiler {
     pub(super) fn task(&mut self, fields: &Fields<'_>) -> Option<Task> {
-        let credentials_at = fields.place("Credentials");
         fields.required("Resource", &mut self.report)?;
-        let arn = fields.string("Resource", &mut self.report)?;
-        let resource = Resource::parse(&arn);
+        let (arn, resource) = match fields.get("Resource") {
+            Some(value) if is_deployment_function(value) => {
+                let text: Arc<str> = value.to_text().into();
+                (text.clone(), Ok(Resource::Foreign(text)))
+            }
+            _ => {
+                let arn = fields.string("Resource", &mut self.report)?;
+                let resource = Resource::parse(&arn);
+                (arn, resource)
+            }
+        };
         if resource.is_err() {
-            let message = format!(
-                "The resource provided {arn} is not recognized. The value is not a valid resource ARN, or the \
-                 resource is not available in this region."
-            );
+            let message = unknown_resource(&arn);
             self.report.schema(&fields.place("Resource"), message);
         }
         let timeout = fields.quantity("TimeoutSeconds", 1, SECONDS_MAX, &mut self.report);
@@ -28,11 +36,10 @@ impl Compiler {
             let message = "The field 'HeartbeatSeconds' should be smaller than the field 'TimeoutSeconds'";
             self.report.schema(&fields.place("HeartbeatSeconds"), message);
         }
-        let foreign = matches!(resource, Ok(Resource::Foreign(_)));
-        let credentials = self.credentials(fields, &credentials_at, foreign);
+        let credentials = self.credentials(fields, resource.as_ref().ok());
         let resource = resource.ok()?;
         self.express_can(&resource, fields);
-        self.arguments(&resource, fields);
+        self.arguments(&resource, &arn, fields);
         Some(Task { resource, arn, timeout, heartbeat, credentials })
     }
 
@@ -58,12 +65,16 @@ impl Compiler {
 
     /// `{"RoleArn": …}`. What else may stand there for a task AWS does not integrate,
     /// the States Language leaves open.
-    fn credentials(&mut self, fields: &Fields<'_>, at: &str, foreign: bool) -> Option<Template> {
+    fn credentials(&mut self, fields: &Fields<'_>, resource: Option<&Resource>) -> Option<Template> {
+        let at = &fields.place("Credentials");
+        let foreign = matches!(resource, Some(Resource::Foreign(_)));
+        let activity = matches!(resource, Some(Resource::Activity(_)));
         let credentials = fields.object("Credentials", &mut self.report)?;
-        if !foreign {
-            let names: &[&str] = if fields.jsonata() { &["RoleArn"] } else { &["RoleArn", "RoleArn.$"] };
-            credentials.only(names, &mut self.report);
-            if !names.iter().any(|name| credentials.has(name)) {
+        if activity {
+            self.report.schema(at, "The field 'Credentials' is not supported for activities");
+        } else if !foreign {
+            credentials.only(allowed::CREDENTIALS, &mut self.report);
+            if !credentials.has("RoleArn") && !credentials.has("RoleArn.$") {
                 self.report.schema(at, "The field 'RoleArn' is required but was missing");
             }
         }
@@ -72,7 +83,7 @@ impl Compiler {
 
     /// What an integration cannot do without. A JSONata expression for the whole is
     /// only known when it has run.
-    fn arguments(&mut self, resource: &Resource, fields: &Fields<'_>) {
+    fn arguments(&mut self, resource: &Resource, arn: &str, fields: &Fields<'_>) {
         let needed: &[&str] = match resource {
             Resource::LambdaInvoke(_) => &["FunctionName"],
             Resource::StartExecution { .. } => &["StateMachineArn"],
@@ -80,9 +91,12 @@ impl Compiler {
             _ => return,
         };
         let name = if fields.jsonata() { "Arguments" } else { "Parameters" };
-        let none = Map::new();
         let given = match fields.get(name) {
-            None => &none,
+            None => {
+                let message = format!("{name} field is required for resource ARN: {arn}");
+                self.report.schema(&fields.at, message);
+                return;
+            }
             Some(Value::Object(map)) => map,
             Some(_) => return,
         };
@@ -93,4 +107,22 @@ impl Compiler {
             }
         }
     }
+}
+
+/// `{"Ref": …}` or `{"Fn::GetAtt": …}`: CloudFormation puts the value in before it
+/// creates the machine, as with `${Name}`.
+fn is_deployment_function(value: &Value) -> bool {
+    let Some(map) = value.as_object() else { return false };
+    map.len() == 1 && map.keys().all(|key| &**key == "Ref" || key.starts_with("Fn::"))
+}
+
+/// AWS's sentence about a `Resource` it does not know.
+pub(super) fn unknown_resource(arn: &str) -> String {
+    if !arn.starts_with("arn:") {
+        return "Value is not a valid resource ARN".to_string();
+    }
+    format!(
+        "The resource provided {arn} is not recognized. The value is not a valid resource ARN, or the resource is \
+         not available in this region."
+    )
 }

@@ -1,13 +1,13 @@
 //! Templates and the fields of a state's data flow.
 
-use crate::definition::{DataFlow, PathField, ResultPath};
+use crate::definition::{DataFlow, PathField, QueryLanguage, ResultPath};
 use crate::path::{Path, ReferencePath, Root};
 use crate::template::Template;
-use crate::validate::Report;
-use crate::value::Value;
+use crate::validate::{Code, Report};
+use crate::value::{Map, Value};
 
 use super::expressions;
-use super::fields::{Fields, not_a_reference};
+use super::fields::{Fields, NOT_A_PATH, not_a_reference};
 
 impl Fields<'_> {
     /// The field as a template in the state's language.
@@ -35,8 +35,8 @@ impl Fields<'_> {
         };
         for key in map.keys() {
             let name = if self.jsonata() { key } else { key.strip_suffix(".$").unwrap_or(key) };
-            if let Err(message) = variable_name(name) {
-                report.schema(&self.place("Assign"), message);
+            if let Err((code, message)) = variable_name(name, self.jsonata()) {
+                report.error(code, &self.place("Assign"), message);
             }
         }
         self.template("Assign", report)
@@ -67,8 +67,8 @@ impl Fields<'_> {
             Some(Value::String(text)) => match Path::parse(text) {
                 Ok(path) if path.is_root() && *path.root() == Root::Input => PathField::Whole,
                 Ok(path) => PathField::Path(path),
-                Err(problem) => {
-                    report.schema(&self.place(name), invalid_path(text, &problem.message));
+                Err(_) => {
+                    report.schema(&self.place(name), NOT_A_PATH);
                     PathField::Whole
                 }
             },
@@ -115,14 +115,23 @@ pub(super) fn template(
     report: &mut Report,
 ) -> Option<Template> {
     let at = fields.place(name);
-    if fields.jsonata() && !marks(value, &at, report) {
+    let sound = match fields.language {
+        QueryLanguage::Jsonata => marks(value, &at, fields.in_catch, report),
+        QueryLanguage::JsonPath => distinct(value, &at, report),
+    };
+    if !sound {
         return None;
     }
     match Template::compile(value, fields.language) {
         Ok(template) => Some(template),
         Err(problems) => {
             for problem in problems {
-                report.schema(&format!("{at}{}", problem.location), problem.message);
+                // A key that holds no path is a fault of the object it is in.
+                let place = match problem.location.rsplit_once('/') {
+                    Some((above, key)) if key.ends_with(".$") => above,
+                    _ => &problem.location,
+                };
+                report.schema(&format!("{at}{place}"), problem.message);
             }
             None
         }
@@ -130,50 +139,73 @@ pub(super) fn template(
 }
 
 /// Whether every string of a JSONata template is marked properly.
-fn marks(value: &Value, at: &str, report: &mut Report) -> bool {
+fn marks(value: &Value, at: &str, in_catch: bool, report: &mut Report) -> bool {
     match value {
-        Value::String(text) => match expressions::whole(text) {
+        Value::String(text) => match expressions::whole(text, in_catch) {
             Ok(_) => true,
             Err(message) => {
                 report.schema(at, message);
                 false
             }
         },
-        Value::Array(items) => {
-            let marked = |(index, item)| marks(item, &format!("{at}[{index}]"), report);
-            items.iter().enumerate().map(marked).fold(true, |all, one| all & one)
-        }
-        Value::Object(map) => map
-            .iter()
-            .map(|(key, item)| marks(item, &format!("{at}/{key}"), report))
-            .fold(true, |all, one| all & one),
-        _ => true,
+        _ => below(value, at, &mut |value, at| marks(value, at, in_catch, report)),
     }
 }
 
-/// AWS's sentence about a path that is none.
-pub(super) fn invalid_path(text: &str, detail: &str) -> String {
-    match text.starts_with('$') {
-        true => format!("Value is not a valid JSONPath: {detail}"),
-        false => "Value is not a valid JSONPath: Path must start with '$'".to_string(),
+/// Whether no object of a JSONPath template has both `key` and `key.$`.
+fn distinct(value: &Value, at: &str, report: &mut Report) -> bool {
+    let mut sound = true;
+    for key in value.as_object().into_iter().flat_map(Map::keys) {
+        if let Some(name) = key.strip_suffix(".$")
+            && value.get(name).is_some()
+        {
+            report.schema(at, format!("The fields '{name}' and '{key}' cannot both be specified"));
+            sound = false;
+        }
     }
+    below(value, at, &mut |value, at| distinct(value, at, report)) && sound
+}
+
+/// Asks about everything directly inside of `value`; whether all is sound.
+fn below(value: &Value, at: &str, sound: &mut dyn FnMut(&Value, &str) -> bool) -> bool {
+    let mut all = true;
+    match value {
+        Value::Array(items) => {
+            for (index, item) in items.iter().enumerate() {
+                all &= sound(item, &format!("{at}[{index}]"));
+            }
+        }
+        Value::Object(map) => {
+            for (key, item) in map.iter() {
+                all &= sound(item, &format!("{at}/{key}"));
+            }
+        }
+        _ => {}
+    }
+    all
 }
 
 /// A variable's name, in characters.
 const VARIABLE_NAME_CHARS_MAX: usize = 80;
 
-/// Unicode's rules for identifiers; `states` is taken.
-fn variable_name(name: &str) -> Result<(), String> {
-    let mut letters = name.chars();
-    let starts = letters.next().is_some_and(|first| first.is_alphabetic() || first == '_');
-    if !starts || !letters.all(|letter| letter.is_alphanumeric() || letter == '_') {
-        return Err(format!("Invalid variable name '{name}'"));
-    }
-    if name.chars().count() > VARIABLE_NAME_CHARS_MAX {
-        return Err(format!("Variable name '{name}' is longer than {VARIABLE_NAME_CHARS_MAX} characters"));
-    }
+/// A letter, then letters, digits and underscores, of any script; JSONata states may
+/// have hyphens too, though only an object's key can then be meant. `states` is taken.
+fn variable_name(name: &str, hyphens: bool) -> Result<(), (Code, String)> {
     if name == "states" {
-        return Err("The variable name 'states' is reserved".to_string());
+        return Err((
+            Code::ReservedVariableName,
+            "Cannot assign to reserved variable '$states'.".to_string(),
+        ));
     }
-    Ok(())
+    let invalid =
+        |why: &str| Err((Code::InvalidVariableName, format!("Invalid variable name '{name}': {why}")));
+    let mut letters = name.chars();
+    let follows = |letter: char| letter.is_alphanumeric() || letter == '_' || (hyphens && letter == '-');
+    if !letters.next().is_some_and(char::is_alphabetic) || !letters.all(follows) {
+        return invalid("the variable name contains invalid characters.");
+    }
+    match name.chars().count() > VARIABLE_NAME_CHARS_MAX {
+        true => invalid(&format!("the variable name is longer than {VARIABLE_NAME_CHARS_MAX} characters.")),
+        false => Ok(()),
+    }
 }

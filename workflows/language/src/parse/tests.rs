@@ -1,10 +1,9 @@
 //! Rules as data: a state (or a machine) and what is said about it.
 
 use super::*;
-use crate::definition::{
-    DataFlow, Jitter, Kind, MapMode, PathField, Quantity, Resource, ResultPath, TimestampField, Transition,
-    Wait,
-};
+use crate::definition::{DataFlow, Kind, PathField, ResultPath, Transition};
+
+mod states;
 
 fn errors_of(text: &str, machine_type: MachineType) -> Vec<String> {
     match compile(text, machine_type) {
@@ -51,24 +50,17 @@ fn text_that_is_no_definition() {
         "{broken}"
     );
     assert!(broken.contains("; line: 2, column: "), "{broken}");
-    machine(
-        "{}",
-        &[
-            "SCHEMA_VALIDATION_FAILED: The field 'StartAt' is required but was missing at /",
-            "SCHEMA_VALIDATION_FAILED: The field 'States' is required but was missing at /",
-        ],
-    );
+    machine("{}", &["SCHEMA_VALIDATION_FAILED: These fields are required: [StartAt, States] at "]);
 }
 
 #[test]
 fn heads() {
     machine(
-        r#"{"StartAt":1,"States":{"X":{"Type":"Succeed"}},"Coment":"","TimeoutSeconds":0,"QueryLanguage":"jq"}"#,
+        r#"{"StartAt":1,"States":{"X":{"Type":"Succeed"}},"Coment":"","TimeoutSeconds":-1,"QueryLanguage":"jq"}"#,
         &[
-            "SCHEMA_VALIDATION_FAILED: The field 'QueryLanguage' should have one of these values: [JSONPath, JSONata] \
-             at /QueryLanguage",
-            "SCHEMA_VALIDATION_FAILED: The field 'TimeoutSeconds' should be between 1 and 99999999 at /TimeoutSeconds",
-            "SCHEMA_VALIDATION_FAILED: Field 'Coment' is not supported at /",
+            "SCHEMA_VALIDATION_FAILED: Value should be one of the following: [JSONPath, JSONata] at /QueryLanguage",
+            "SCHEMA_VALIDATION_FAILED: Minimum value is 0 at /TimeoutSeconds",
+            "SCHEMA_VALIDATION_FAILED: Field 'Coment' is not supported at ",
             "SCHEMA_VALIDATION_FAILED: Expected value of type String at /StartAt",
         ],
     );
@@ -82,10 +74,7 @@ fn heads() {
 
 #[test]
 fn types_and_fields() {
-    state(
-        r#"{"End":true}"#,
-        &["SCHEMA_VALIDATION_FAILED: The field 'Type' is required but was missing at /States/X"],
-    );
+    state(r#"{"End":true}"#, &["SCHEMA_VALIDATION_FAILED: These fields are required: [Type] at /States/X"]);
     state(
         r#"{"Type":"Nap","End":true}"#,
         &[
@@ -144,12 +133,14 @@ fn query_languages() {
 fn onward() {
     state(
         r#"{"Type":"Pass"}"#,
-        &["SCHEMA_VALIDATION_FAILED: One of the following fields is required: [Next, End] at /States/X"],
+        &[
+            "SCHEMA_VALIDATION_FAILED: This object should have only one of the following fields: [Next, End] at /States/X",
+        ],
     );
     state(
         r#"{"Type":"Pass","End":true,"Next":"X"}"#,
         &[
-            "SCHEMA_VALIDATION_FAILED: Only one of the following fields can be specified: [Next, End] at /States/X",
+            "SCHEMA_VALIDATION_FAILED: There should only be one of the following fields: [Next, End] at /States/X",
         ],
     );
     state(
@@ -215,20 +206,14 @@ fn names() {
         &format!(r#"{{"StartAt":"{long}","States":{{"{long}":{{"Type":"Succeed"}}}}}}"#),
         MachineType::Standard,
     )[0];
-    assert!(
-        error.starts_with("INVALID_STATE_NAME: The state name should be between 1 and 80 characters"),
-        "{error}"
-    );
+    assert!(error.starts_with("INVALID_STATE_NAME: State name 'nnn"), "{error}");
 }
 
 #[test]
 fn paths_and_templates() {
     state(
         r#"{"Type":"Pass","ResultPath":"x","End":true}"#,
-        &[
-            "SCHEMA_VALIDATION_FAILED: Value is not a Reference Path: Reference path didn't start with '$' at \
-           /States/X/ResultPath",
-        ],
+        &["SCHEMA_VALIDATION_FAILED: Value must be a valid JSONPath. at /States/X/ResultPath"],
     );
     for wrong in ["$.a[*]", "$$.Execution", "$variable", "$..a"] {
         let found = errors_of(
@@ -263,194 +248,19 @@ fn paths_and_templates() {
 
 #[test]
 fn variables_have_names() {
-    state(r#"{"Type":"Pass","Assign":{"a":1,"_b2.$":"$.x"},"End":true}"#, &[]);
-    for wrong in ["1a", "a-b", "", "states", "a b"] {
+    state(r#"{"Type":"Pass","Assign":{"a":1,"b_2.$":"$.x"},"End":true}"#, &[]);
+    for wrong in ["1a", "a-b", "", "_a", "a b"] {
         let text = around(&format!(r#"{{"Type":"Pass","Assign":{{"{wrong}":1}},"End":true}}"#));
-        let found = errors_of(&text, MachineType::Standard);
-        assert!(found.len() == 1 && found[0].ends_with("at /States/X/Assign"), "{wrong}: {found:?}");
-    }
-}
-
-#[test]
-fn waits() {
-    for (body, right) in [
-        (r#""Seconds":0"#, true),
-        (r#""Seconds":1.5"#, false),
-        (r#""Seconds":-1"#, false),
-        (r#""Seconds":"1""#, false),
-        (r#""SecondsPath":"$.n""#, true),
-        (r#""SecondsPath":"$$.Execution.Input.n""#, true),
-        (r#""SecondsPath":"n""#, false),
-        (r#""Seconds":1,"SecondsPath":"$.n""#, false),
-        (r#""Timestamp":"2016-03-14T01:59:00Z""#, true),
-        (r#""Timestamp":"tomorrow""#, false),
-        (r#""TimestampPath":"$.t""#, true),
-    ] {
-        let found =
-            errors_of(&around(&format!(r#"{{"Type":"Wait",{body},"End":true}}"#)), MachineType::Standard);
-        assert_eq!(found.is_empty(), right, "{body}: {found:?}");
+        let expect = format!(
+            "INVALID_VARIABLE_NAME: Invalid variable name '{wrong}': the variable name contains invalid characters. \
+             at /States/X/Assign"
+        );
+        assert_eq!(errors_of(&text, MachineType::Standard), [expect]);
     }
     state(
-        r#"{"Type":"Wait","End":true}"#,
-        &[
-            "SCHEMA_VALIDATION_FAILED: One of the following fields is required: [Seconds, Timestamp, SecondsPath, \
-           TimestampPath] at /States/X",
-        ],
+        r#"{"Type":"Pass","Assign":{"states":1},"End":true}"#,
+        &["RESERVED_VARIABLE_NAME: Cannot assign to reserved variable '$states'. at /States/X/Assign"],
     );
-    jsonata(r#"{"Type":"Wait","Seconds":"{% 1 + 1 %}","End":true}"#, &[]);
-    let machine = compiled(&around(r#"{"Type":"Wait","Timestamp":"1970-01-01T00:00:01Z","End":true}"#));
-    let Kind::Wait(Wait::Timestamp(TimestampField::Value(instant, text))) = &machine.states()[0].kind else {
-        panic!("a timestamp");
-    };
-    assert_eq!((instant.as_second(), &**text), (1, "1970-01-01T00:00:01Z"));
-}
-
-#[test]
-fn tasks() {
-    let task = |body: &str| around(&format!(r#"{{"Type":"Task","End":true,{body}}}"#));
-    let arn = r#""Resource":"arn:aws:lambda:us-east-1:123456789012:function:f:live""#;
-    for (body, right) in [
-        (r#""TimeoutSeconds":10,"HeartbeatSeconds":5"#, true),
-        (r#""TimeoutSeconds":10,"HeartbeatSeconds":10"#, false),
-        (r#""TimeoutSeconds":0"#, false),
-        (r#""TimeoutSecondsPath":"$.t","HeartbeatSecondsPath":"$.h""#, true),
-        (r#""TimeoutSecondsPath":"$.t","TimeoutSeconds":1"#, false),
-        (r#""Credentials":{"RoleArn":"arn:aws:iam::1:role/r"}"#, true),
-        (r#""Credentials":{"RoleArn.$":"$.role"}"#, true),
-        (r#""Credentials":{"Role":"r"}"#, false),
-    ] {
-        let found = errors_of(&task(&format!("{arn},{body}")), MachineType::Standard);
-        assert_eq!(found.is_empty(), right, "{body}: {found:?}");
-    }
-    assert_eq!(
-        errors_of(&task(r#""Resource":"arn:aws:states:::sns:unpublish""#), MachineType::Standard),
-        [
-            "SCHEMA_VALIDATION_FAILED: The resource provided arn:aws:states:::sns:unpublish is not recognized. The value \
-          is not a valid resource ARN, or the resource is not available in this region. at /States/X/Resource"
-        ]
-    );
-    let machine = compiled(&task(&format!("{arn},\"TimeoutSeconds\":7")));
-    let Kind::Task(task) = &machine.states()[0].kind else { panic!("Task") };
-    assert!(
-        matches!(&task.resource, Resource::Function(function) if function.qualifier.as_deref() == Some("live"))
-    );
-    assert!(matches!(task.timeout, Some(Quantity::Value(7))));
-}
-
-#[test]
-fn express_machines_do_not_wait_for_others() {
-    let task = |resource: &str| around(&format!(r#"{{"Type":"Task","End":true,"Resource":"{resource}"}}"#));
-    let not = |what: &str| {
-        vec![format!(
-            "SCHEMA_VALIDATION_FAILED: Express state machine does not support {what} at /States/X/Resource"
-        )]
-    };
-    let express = |resource: &str| errors_of(&task(resource), MachineType::Express);
-    let integration = |pattern: &str| not(&format!("'.{pattern}' service integration "));
-    assert_eq!(express("arn:aws:states:::sns:publish"), Vec::<String>::new());
-    assert_eq!(express("arn:aws:states:::sns:publish.waitForTaskToken"), integration("waitForTaskToken"));
-    assert_eq!(express("arn:aws:states:::batch:submitJob.sync"), integration("sync"));
-    assert_eq!(express("arn:aws:states:us-east-1:123456789012:activity:a"), not("Activity ARN"));
-    // The items of a distributed Map can be Express while the machine is not.
-    let child = r#""StartAt":"T","States":{"T":{"Type":"Task","End":true,
-        "Resource":"arn:aws:states:::sns:publish.waitForTaskToken"}}"#;
-    let config = r#""ProcessorConfig":{"Mode":"DISTRIBUTED","ExecutionType":"EXPRESS"}"#;
-    let map = around(&format!(r#"{{"Type":"Map","End":true,"ItemProcessor":{{{config},{child}}}}}"#));
-    assert_eq!(errors_of(&map, MachineType::Standard).len(), 1);
-    assert_eq!(errors_of(&map.replace("\"EXPRESS\"", "\"STANDARD\""), MachineType::Standard).len(), 0);
-}
-
-#[test]
-fn retriers_and_catchers() {
-    let task = |body: &str| {
-        around(&format!(r#"{{"Type":"Task","Resource":"arn:aws:states:::sns:publish","End":true,{body}}}"#))
-    };
-    for (body, right) in [
-        (r#""Retry":[]"#, true),
-        (r#""Retry":[{"ErrorEquals":["States.Timeout","A"],"MaxAttempts":0}]"#, true),
-        (r#""Retry":[{"ErrorEquals":["A"],"IntervalSeconds":0}]"#, false),
-        (r#""Retry":[{"ErrorEquals":["A"],"BackoffRate":0.5}]"#, false),
-        (r#""Retry":[{"ErrorEquals":["A"],"JitterStrategy":"SOME"}]"#, false),
-        (r#""Retry":[{"ErrorEquals":["A"],"MaxDelaySeconds":1}]"#, false),
-        (r#""Retry":[{"ErrorEquals":[]}]"#, false),
-        (r#""Retry":[{}]"#, false),
-        (r#""Retry":[{"ErrorEquals":["States.ALL","A"]}]"#, false),
-        (r#""Retry":[{"ErrorEquals":["States.ALL"]},{"ErrorEquals":["A"]}]"#, false),
-        (r#""Retry":[{"ErrorEquals":["A"]},{"ErrorEquals":["States.ALL"]}]"#, true),
-        (r#""Catch":[{"ErrorEquals":[true],"Next":"X"}]"#, false),
-        (r#""Catch":[{"ErrorEquals":["A"]}]"#, false),
-        (r#""Catch":[{"ErrorEquals":["A"],"Next":"X","ResultPath":null,"Assign":{"e.$":"$.Error"}}]"#, true),
-    ] {
-        let found = errors_of(&task(body), MachineType::Standard);
-        assert_eq!(found.is_empty(), right, "{body}: {found:?}");
-    }
-    let machine = compiled(&task(r#""Retry":[{"ErrorEquals":["A"]}]"#));
-    let retrier = &machine.states()[0].retry[0];
-    assert_eq!((retrier.interval_seconds, retrier.max_attempts, retrier.backoff_rate), (1, 3, 2.0));
-    assert_eq!((retrier.max_delay_seconds, retrier.jitter), (None, Jitter::None));
-}
-
-#[test]
-fn maps() {
-    let map = |body: &str| around(&format!(r#"{{"Type":"Map","End":true,{body}}}"#));
-    let processor = r#""ItemProcessor":{"StartAt":"P","States":{"P":{"Type":"Pass","End":true}}}"#;
-    let distributed = r#""ItemProcessor":{"ProcessorConfig":{"Mode":"DISTRIBUTED","ExecutionType":"STANDARD"},
-        "StartAt":"P","States":{"P":{"Type":"Pass","End":true}}}"#;
-    for (body, right) in [
-        (processor.to_string(), true),
-        (processor.replace("ItemProcessor", "Iterator"), true),
-        (format!("{processor},{}", processor.replace("ItemProcessor", "Iterator")), false),
-        (r#""MaxConcurrency":1"#.to_string(), false),
-        (format!(r#"{processor},"MaxConcurrency":-1"#), false),
-        (format!(r#"{processor},"MaxConcurrencyPath":"$.n""#), true),
-        (
-            format!(r#"{distributed},"ToleratedFailurePercentage":100.0,"ToleratedFailureCountPath":"$.n""#),
-            true,
-        ),
-        (format!(r#"{distributed},"ToleratedFailurePercentage":101"#), false),
-        (format!(r#"{processor},"Label":"l""#), false),
-        (format!(r#"{distributed},"ItemBatcher":{{"MaxItemsPerBatch":2,"BatchInput":{{"a":1}}}}"#), true),
-        (
-            format!(r#"{distributed},"ItemBatcher":{{"MaxItemsPerBatch":2,"MaxItemsPerBatchPath":"$.n"}}"#),
-            false,
-        ),
-        (distributed.replace(r#","ExecutionType":"STANDARD""#, ""), false),
-    ] {
-        let found = errors_of(&map(&body), MachineType::Standard);
-        assert_eq!(found.is_empty(), right, "{body}: {found:?}");
-    }
-    let machine = compiled(&map(distributed));
-    let Kind::Map(made) = &machine.state_named("X").expect("the state").kind else { panic!("Map") };
-    assert!(matches!(made.mode, MapMode::Distributed(crate::definition::ExecutionType::Standard)));
-    assert!(matches!(made.max_concurrency, Quantity::Value(0)));
-    let inside = machine.flow(made.processor);
-    assert_eq!(inside.parent, machine.state_named("X").map(|state| state.id));
-    assert_eq!(machine.state(inside.start_at).flow, made.processor);
-}
-
-#[test]
-fn labels_are_refused_with_the_service_s_own_exception() {
-    let text = |label: &str| {
-        let config = r#"{"Mode":"DISTRIBUTED","ExecutionType":"STANDARD"}"#;
-        around(&format!(
-            r#"{{"Type":"Map","End":true,"Label":"{label}","ItemProcessor":{{"ProcessorConfig":{config},
-                "StartAt":"P","States":{{"P":{{"Type":"Pass","End":true}}}}}}}}"#
-        ))
-    };
-    for (label, shown) in [
-        ("a:b", r#"["Label contains invalid character: ':'"]"#),
-        ("a\\u0019b", r#"["Label contains invalid character: '\\x19'"]"#),
-        ("a\\rb", r#"["Label contains invalid character: '\\r'"]"#),
-        ("a\\\"b", r#"['Label contains invalid character: \'"\'']"#),
-        ("a\\\\b", r#"["Label contains invalid character: '\\\\'"]"#),
-    ] {
-        let text = text(label);
-        let rejection = compile(&text, MachineType::Standard).expect_err("a bad label");
-        let expect = format!("Error=ValueError Args={shown} in definition '{text}'.");
-        assert_eq!(rejection.message(), expect.replace("Args=[[", "Args=["));
-    }
-    assert!(compile(&text("fine_label-1"), MachineType::Standard).is_ok());
-    assert!(compile(&text(&"l".repeat(41)), MachineType::Standard).is_err());
 }
 
 #[test]
@@ -461,11 +271,15 @@ fn a_state_alone() {
     let state = machine.state_named("It").expect("the state");
     assert_eq!(state.next, Transition::Outside("There".into()));
     assert_eq!(state.catch[0].next, Transition::Outside("Elsewhere".into()));
+    let inside = r#"{"Type":"Parallel","Next":"There","Branches":[{"StartAt":"A","States":{"A":{"Type":"Pass","Next":"B"}}}]}"#;
+    let dangling = compile_state(inside, "It").expect_err("a branch is whole in itself");
+    let first = "MISSING_TRANSITION_TARGET: Missing 'Next' target: B at /Branches[0]/States/A/Next";
+    assert_eq!(dangling.diagnostics[0].to_string(), first);
     let broken = compile_state(r#"{"Type":"Task","End":true}"#, "It").expect_err("no resource");
     assert_eq!(
         broken.message(),
-        "Invalid State Machine Definition: 'SCHEMA_VALIDATION_FAILED: The field 'Resource' is required but was \
-         missing at /'"
+        "Invalid State Machine Definition: 'SCHEMA_VALIDATION_FAILED: These fields are required: [Resource] \
+         at '"
     );
 }
 
@@ -502,7 +316,48 @@ fn all_problems_at_once() {
     .expect_err("two problems");
     assert_eq!(
         rejection.message(),
-        "Invalid State Machine Definition: 'SCHEMA_VALIDATION_FAILED: The field 'Resource' is required but was \
-         missing at /States/A, SCHEMA_VALIDATION_FAILED: Expected value of type Integer at /States/B/Seconds'"
+        "Invalid State Machine Definition: 'SCHEMA_VALIDATION_FAILED: These fields are required: [Resource] \
+         at /States/A, SCHEMA_VALIDATION_FAILED: Expected value of type Integer at /States/B/Seconds'"
     );
+}
+
+#[test]
+fn doubts() {
+    let doubts = |text: &str| -> Vec<String> {
+        crate::validate::check(text, MachineType::Standard)
+            .iter()
+            .map(|found| {
+                assert_eq!(found.severity, Severity::Warning, "{found}");
+                format!("{} {}", found.code.as_str(), found.location.as_deref().unwrap_or_default())
+            })
+            .collect()
+    };
+    assert_eq!(
+        doubts(&around(
+            r#"{"Type":"Pass","Parameters":{"a":"$.b","c":{"d":"States.UUID()"},"e.$":"$"},"End":true}"#
+        )),
+        ["NO_DOLLAR /States/X/Parameters/a", "NO_DOLLAR /States/X/Parameters/c/d"]
+    );
+    assert_eq!(
+        doubts(&around(r#"{"Type":"Pass","Result":{"a.$":"$.b"},"End":true}"#)),
+        ["PASS_RESULT_IS_STATIC /States/X/Result/a.$"]
+    );
+    assert_eq!(
+        doubts(&around(r#"{"Type":"Task","Resource":"arn:aws:states:::sns:publish","End":true}"#)),
+        ["UNSUPPORTED_INTEGRATION /States/X/Resource"]
+    );
+    assert_eq!(doubts(&around(r#"{"Type":"Fail","Cause":"$.cause"}"#)), ["NO_PATH /States/X/Cause"]);
+    let looping = r#"{"StartAt":"C","States":{
+        "C":{"Type":"Choice","Choices":[{"Variable":"$.x","IsNull":true,"Next":"A"}],"Default":"S"},
+        "A":{"Type":"Pass","Next":"B"},"B":{"Type":"Pass","Next":"A"},"S":{"Type":"Succeed"}}}"#;
+    assert_eq!(doubts(looping), ["ENDLESS_LOOP /States/A", "ENDLESS_LOOP /States/B"]);
+    assert_eq!(
+        doubts(
+            &looping
+                .replace(r#","Default":"S""#, "")
+                .replace(r#""B":{"Type":"Pass","Next":"A"}"#, r#""B":{"Type":"Pass","Next":"S"}"#)
+        ),
+        ["MISSING_DEFAULT /States/C"]
+    );
+    assert_eq!(doubts(&around(r#"{"Type":"Pass","End":true}"#)), Vec::<String>::new());
 }

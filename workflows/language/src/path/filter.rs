@@ -163,9 +163,15 @@ fn operand(cursor: &mut Cursor<'_>, nesting: usize) -> Result<Operand, Problem> 
         Some('/') => pattern(cursor),
         Some('[') => list(cursor, nesting),
         _ => {
-            let word =
-                cursor.take_while(|letter| letter.is_alphanumeric() || matches!(letter, '-' | '+' | '.'));
-            Value::parse(word).map(Operand::Literal).map_err(|_| cursor.problem("Expected a value"))
+            let word = cursor
+                .take_while(|letter| letter.is_alphanumeric() || matches!(letter, '-' | '+' | '.' | '_'));
+            // A word without quotes is its own text.
+            let is_word = word.starts_with(|letter: char| letter.is_alphabetic() || letter == '_');
+            match Value::parse(word) {
+                Ok(value) => Ok(Operand::Literal(value)),
+                Err(_) if is_word => Ok(Operand::Literal(Value::from(word))),
+                Err(_) => Err(cursor.problem("Expected a value")),
+            }
         }
     }
 }

@@ -102,6 +102,7 @@ fn bracket(cursor: &mut Cursor<'_>) -> Result<Step, Problem> {
             cursor.eat('?');
             Step::Filter(filter::parse(cursor)?)
         }
+        Some('(') => script(cursor)?,
         Some('\'' | '"') => names(cursor)?,
         Some(':' | '-' | '0'..='9') => positions(cursor)?,
         _ => return Err(cursor.problem("Could not parse token")),
@@ -111,6 +112,21 @@ fn bracket(cursor: &mut Cursor<'_>) -> Result<Step, Problem> {
         return Err(cursor.problem("Expected ']'"));
     }
     Ok(step)
+}
+
+/// `(@.length-1)`, the one script that everybody writes: an index from the end.
+fn script(cursor: &mut Cursor<'_>) -> Result<Step, Problem> {
+    let text = cursor.take_while(|letter| letter != ']');
+    let inner: String = text.chars().filter(|letter| !letter.is_whitespace()).collect();
+    let back = inner
+        .strip_prefix("(@.length-")
+        .or_else(|| inner.strip_prefix("(@.length()-"))
+        .and_then(|rest| rest.strip_suffix(')'))
+        .and_then(|digits| digits.parse::<i64>().ok());
+    match back {
+        Some(back) if back > 0 => Ok(Step::Index(-back)),
+        _ => Err(cursor.problem("Expected (@.length-n)")),
+    }
 }
 
 fn names(cursor: &mut Cursor<'_>) -> Result<Step, Problem> {

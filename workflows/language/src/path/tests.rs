@@ -41,6 +41,8 @@ fn values_of_paths() {
         ("$.store.book[?(@.tags contains 'x')].title", r#"["A"]"#),
         ("$.store.book[?(@.price == '12.99')].title", r#"["B"]"#),
         ("$.store.book[?(@.isbn != 'x')].title", r#"["A","B","C"]"#),
+        ("$.store.book[?(@.title == B)].price", "[12.99]"),
+        ("$.store.book[(@.length-1)].title", r#""C""#),
         ("$..price", "[8.95,12.99,8.99,19.95]"),
         ("$..book[0].title", r#"["A"]"#),
         ("$.store.bicycle.*", r#"["red",19.95]"#),

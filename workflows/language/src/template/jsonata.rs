@@ -80,6 +80,15 @@ impl Node {
         }
     }
 
+    pub(super) fn is_light(&self) -> bool {
+        match self {
+            Self::Constant(_) => true,
+            Self::Expression(expression) => expression.is_light(),
+            Self::Object(members) => members.iter().all(|(_, node)| node.is_light()),
+            Self::Array(nodes) => nodes.iter().all(Self::is_light),
+        }
+    }
+
     pub(super) fn variables(&self, tell: &mut dyn FnMut(&str)) {
         match self {
             Self::Constant(_) => {}

@@ -100,12 +100,10 @@ fn member(key: &Arc<str>, value: &Value, problems: &mut Vec<Problem>) -> Option<
             value: Content::Dynamic { field: Arc::clone(key), expression },
         });
     }
-    problems.push(Problem::at(
-        format!("/{key}"),
-        format!(
-            "The value for the field '{key}' must be a valid JSONPath or a valid intrinsic function call"
-        ),
-    ));
+    // AWS names the object the field stands in, not the field.
+    problems.push(Problem::here(format!(
+        "The value for the field '{key}' must be a valid JSONPath or a valid intrinsic function call"
+    )));
     None
 }
 

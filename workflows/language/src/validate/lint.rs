@@ -1,24 +1,44 @@
 //! What is doubtful in a sound definition. Warnings do not stop a machine from
 //! being created.
 
+use std::collections::{HashMap, HashSet};
+
 use super::{Code, Report};
-use crate::definition::{Kind, QueryLanguage, State, StateId, StateMachine, Transition};
+use crate::definition::{Flow, Kind, QueryLanguage, State, StateId, StateMachine, Transition};
+use crate::parse::FlowDraft;
 use crate::value::Value;
 
-/// Reports doubts about every state; `root` is the definition's text as a value.
-pub(crate) fn check(machine: &StateMachine, root: &Value, report: &mut Report) {
+/// Reports doubts about every state; `drafts` know where the flows stand in the
+/// text, `root` is the text as a value.
+pub(crate) fn check(machine: &StateMachine, drafts: &[FlowDraft], root: &Value, report: &mut Report) {
     states(root, "", machine.query_language, report);
-    for state in machine.states() {
-        let at = format!("/States/{}", state.name);
-        if let Kind::Task(task) = &state.kind
-            && !task.resource.is_supported()
-        {
+    for (flow, draft) in machine.flows().iter().zip(drafts) {
+        for id in &flow.states {
+            let state = machine.state(*id);
+            kind(&state.kind, &place(draft, state), report);
+        }
+        loops(machine, flow, draft, report);
+    }
+}
+
+fn place(draft: &FlowDraft, state: &State) -> String {
+    format!("{}/States/{}", draft.at, state.name)
+}
+
+fn kind(kind: &Kind, at: &str, report: &mut Report) {
+    match kind {
+        Kind::Task(task) if !task.resource.is_supported() => {
             let message =
                 format!("The integration {} is not there yet: the state fails when it is reached", task.arn);
             report.warning(Code::UnsupportedIntegration, &format!("{at}/Resource"), message);
         }
+        Kind::Choice(choice) if choice.default.is_none() => {
+            let message =
+                "There is no 'Default': the state fails with States.NoChoiceMatched when no choice matches";
+            report.warning(Code::MissingDefault, at, message);
+        }
+        _ => {}
     }
-    loops(machine, report);
 }
 
 /// Walks the text's states, nested ones included.
@@ -127,29 +147,27 @@ fn dynamic_keys(value: &Value, at: &str, tell: &mut dyn FnMut(&str)) {
 
 /// States from which no end can be reached any more: the execution goes round until
 /// something fails or stops it.
-fn loops(machine: &StateMachine, report: &mut Report) {
-    for flow in machine.flows() {
-        let mut ends: Vec<StateId> =
-            flow.states.iter().copied().filter(|id| is_end(machine.state(*id))).collect();
-        let mut can_end: std::collections::HashSet<StateId> = ends.iter().copied().collect();
-        let mut before: std::collections::HashMap<StateId, Vec<StateId>> = std::collections::HashMap::new();
-        for id in &flow.states {
-            for target in targets(machine.state(*id)) {
-                before.entry(target).or_default().push(*id);
+fn loops(machine: &StateMachine, flow: &Flow, draft: &FlowDraft, report: &mut Report) {
+    let mut ends: Vec<StateId> =
+        flow.states.iter().copied().filter(|id| is_end(machine.state(*id))).collect();
+    let mut can_end: HashSet<StateId> = ends.iter().copied().collect();
+    let mut before: HashMap<StateId, Vec<StateId>> = HashMap::new();
+    for id in &flow.states {
+        for target in targets(machine.state(*id)) {
+            before.entry(target).or_default().push(*id);
+        }
+    }
+    while let Some(id) = ends.pop() {
+        for earlier in before.get(&id).into_iter().flatten() {
+            if can_end.insert(*earlier) {
+                ends.push(*earlier);
             }
         }
-        while let Some(id) = ends.pop() {
-            for earlier in before.get(&id).into_iter().flatten() {
-                if can_end.insert(*earlier) {
-                    ends.push(*earlier);
-                }
-            }
-        }
-        for id in flow.states.iter().filter(|id| !can_end.contains(id)) {
-            let state = machine.state(*id);
-            let message = format!("State \"{}\" cannot reach a terminal state", state.name);
-            report.warning(Code::EndlessLoop, &format!("/States/{}", state.name), message);
-        }
+    }
+    for id in flow.states.iter().filter(|id| !can_end.contains(id)) {
+        let state = machine.state(*id);
+        let message = format!("State \"{}\" cannot reach a terminal state", state.name);
+        report.warning(Code::EndlessLoop, &place(draft, state), message);
     }
 }
 

@@ -37,6 +37,8 @@ pub enum Code {
     InvalidStateName,
     DuplicateLabelName,
     InvalidLabelName,
+    InvalidVariableName,
+    ReservedVariableName,
     MissingTransitionTarget,
     TooDeeplyNested,
     /// Warning: a field that looks like a path or an intrinsic function lacks `.$`.
@@ -63,6 +65,8 @@ impl Code {
             Code::InvalidStateName => "INVALID_STATE_NAME",
             Code::DuplicateLabelName => "DUPLICATE_LABEL_NAME",
             Code::InvalidLabelName => "INVALID_LABEL_NAME",
+            Code::InvalidVariableName => "INVALID_VARIABLE_NAME",
+            Code::ReservedVariableName => "RESERVED_VARIABLE_NAME",
             Code::MissingTransitionTarget => "MISSING_TRANSITION_TARGET",
             Code::TooDeeplyNested => "TOO_DEEPLY_NESTED",
             Code::NoDollar => "NO_DOLLAR",
@@ -81,7 +85,8 @@ pub struct Diagnostic {
     pub severity: Severity,
     pub code: Code,
     pub message: String,
-    /// `/States/<name>/<field>`; none for a problem of the whole.
+    /// `/States/<name>/<field>`, empty for the definition's own fields; none when no
+    /// place can be named.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub location: Option<String>,
 }
@@ -122,11 +127,11 @@ impl Report {
     }
 
     pub(crate) fn error(&mut self, code: Code, location: &str, message: impl Into<String>) {
-        self.add(Severity::Error, code, message, Some(place(location)));
+        self.add(Severity::Error, code, message, Some(location.to_string()));
     }
 
     pub(crate) fn warning(&mut self, code: Code, location: &str, message: impl Into<String>) {
-        self.add(Severity::Warning, code, message, Some(place(location)));
+        self.add(Severity::Warning, code, message, Some(location.to_string()));
     }
 
     pub(crate) fn has_errors(&self) -> bool {
@@ -136,11 +141,6 @@ impl Report {
     pub(crate) fn into_diagnostics(self) -> Vec<Diagnostic> {
         self.diagnostics
     }
-}
-
-/// The whole is `/`.
-fn place(location: &str) -> String {
-    if location.is_empty() { "/".to_string() } else { location.to_string() }
 }
 
 /// Everything that is wrong or doubtful about a definition, errors first.

@@ -1,0 +1,261 @@
+//! Rules of single states.
+
+use super::*;
+use crate::definition::{ExecutionType, Jitter, Kind, MapMode, Quantity, Resource, TimestampField, Wait};
+
+#[test]
+fn waits() {
+    for (body, right) in [
+        (r#""Seconds":0"#, true),
+        (r#""Seconds":1.5"#, false),
+        (r#""Seconds":-1"#, false),
+        (r#""Seconds":"1""#, false),
+        (r#""SecondsPath":"$.n""#, true),
+        (r#""SecondsPath":"$$.Execution.Input.n""#, true),
+        (r#""SecondsPath":"n""#, false),
+        (r#""Seconds":1,"SecondsPath":"$.n""#, false),
+        (r#""Timestamp":"2016-03-14T01:59:00Z""#, true),
+        (r#""Timestamp":"tomorrow""#, false),
+        (r#""TimestampPath":"$.t""#, true),
+    ] {
+        let found =
+            errors_of(&around(&format!(r#"{{"Type":"Wait",{body},"End":true}}"#)), MachineType::Standard);
+        assert_eq!(found.is_empty(), right, "{body}: {found:?}");
+    }
+    state(
+        r#"{"Type":"Wait","End":true}"#,
+        &[
+            "SCHEMA_VALIDATION_FAILED: This object should have only one of the following fields: [SecondsPath, Seconds, \
+           TimestampPath, Timestamp] at /States/X",
+        ],
+    );
+    jsonata(r#"{"Type":"Wait","Seconds":"{% 1 + 1 %}","End":true}"#, &[]);
+    let machine = compiled(&around(r#"{"Type":"Wait","Timestamp":"1970-01-01T00:00:01Z","End":true}"#));
+    let Kind::Wait(Wait::Timestamp(TimestampField::Value(instant, text))) = &machine.states()[0].kind else {
+        panic!("a timestamp");
+    };
+    assert_eq!((instant.as_second(), &**text), (1, "1970-01-01T00:00:01Z"));
+}
+
+#[test]
+fn tasks() {
+    let task = |body: &str| around(&format!(r#"{{"Type":"Task","End":true,{body}}}"#));
+    let arn = r#""Resource":"arn:aws:lambda:us-east-1:123456789012:function:f:live""#;
+    for (body, right) in [
+        (r#""TimeoutSeconds":10,"HeartbeatSeconds":5"#, true),
+        (r#""TimeoutSeconds":10,"HeartbeatSeconds":10"#, false),
+        (r#""TimeoutSeconds":0"#, false),
+        (r#""TimeoutSecondsPath":"$.t","HeartbeatSecondsPath":"$.h""#, true),
+        (r#""TimeoutSecondsPath":"$.t","TimeoutSeconds":1"#, false),
+        (r#""Credentials":{"RoleArn":"arn:aws:iam::1:role/r"}"#, true),
+        (r#""Credentials":{"RoleArn.$":"$.role"}"#, true),
+        (r#""Credentials":{"Role":"r"}"#, false),
+    ] {
+        let found = errors_of(&task(&format!("{arn},{body}")), MachineType::Standard);
+        assert_eq!(found.is_empty(), right, "{body}: {found:?}");
+    }
+    assert_eq!(
+        errors_of(&task(r#""Resource":"arn:aws:states:::sns:unpublish""#), MachineType::Standard),
+        [
+            "SCHEMA_VALIDATION_FAILED: The resource provided arn:aws:states:::sns:unpublish is not recognized. The value \
+          is not a valid resource ARN, or the resource is not available in this region. at /States/X/Resource"
+        ]
+    );
+    let machine = compiled(&task(&format!("{arn},\"TimeoutSeconds\":7")));
+    let Kind::Task(task) = &machine.states()[0].kind else { panic!("Task") };
+    assert!(
+        matches!(&task.resource, Resource::Function(function) if function.qualifier.as_deref() == Some("live"))
+    );
+    assert!(matches!(task.timeout, Some(Quantity::Value(7))));
+}
+
+#[test]
+fn choices() {
+    let choice = |rules: &str| {
+        format!(
+            r#"{{"StartAt":"X","States":{{"X":{{"Type":"Choice","Choices":{rules},"Default":"S"}},
+                "S":{{"Type":"Succeed"}}}}}}"#
+        )
+    };
+    for (rules, expect) in [
+        ("[]", "SCHEMA_VALIDATION_FAILED: Value cannot be empty at /States/X/Choices"),
+        (
+            r#"[{"Variable":"$.a","IsNull":true}]"#,
+            "SCHEMA_VALIDATION_FAILED: These fields are required: [Next] at /States/X/Choices[0]",
+        ),
+        (
+            r#"[{"Next":"S"}]"#,
+            "SCHEMA_VALIDATION_FAILED: The object must have only one of the following fields, \
+             [And, Or, Not, Variable, Condition] at /States/X/Choices[0]",
+        ),
+        (
+            r#"[{"Condition":true,"Next":"S"}]"#,
+            "SCHEMA_VALIDATION_FAILED: The QueryLanguage is set to 'JSONPath', but field 'Condition' is only \
+             supported for the 'JSONata' QueryLanguage at /States/X/Choices[0]",
+        ),
+        (
+            r#"[{"Variable":"a","IsNull":true,"Next":"S"}]"#,
+            "SCHEMA_VALIDATION_FAILED: Value is not a Reference Path: Reference path didn't start with '$' \
+             at /States/X/Choices[0]/Variable",
+        ),
+        (
+            r#"[{"And":[{"Variable":"$.a","IsNull":true},{"Not":{"Variable":"$.a","IsNull":true,"Next":"S"}}],
+                "Next":"S"}]"#,
+            "SCHEMA_VALIDATION_FAILED: Field 'Next' is not supported at /States/X/Choices[0]/And[1]/Not",
+        ),
+    ] {
+        machine(&choice(rules), &[expect]);
+    }
+    let jsonata = choice(r#"[{"Variable":"$.a","Condition":true,"Next":"S"}]"#).replacen(
+        '{',
+        r#"{"QueryLanguage":"JSONata","#,
+        1,
+    );
+    machine(
+        &jsonata,
+        &[
+            "SCHEMA_VALIDATION_FAILED: The QueryLanguage is set to 'JSONata', but field 'Variable' is only supported \
+           for the 'JSONPath' QueryLanguage at /States/X/Choices[0]",
+        ],
+    );
+}
+
+#[test]
+fn express_machines_do_not_wait_for_others() {
+    let task = |resource: &str| around(&format!(r#"{{"Type":"Task","End":true,"Resource":"{resource}"}}"#));
+    let not = |what: &str| {
+        vec![format!(
+            "SCHEMA_VALIDATION_FAILED: Express state machine does not support {what} at /States/X/Resource"
+        )]
+    };
+    let express = |resource: &str| errors_of(&task(resource), MachineType::Express);
+    let integration = |pattern: &str| not(&format!("'.{pattern}' service integration "));
+    assert_eq!(express("arn:aws:states:::sns:publish"), Vec::<String>::new());
+    assert_eq!(express("arn:aws:states:::sns:publish.waitForTaskToken"), integration("waitForTaskToken"));
+    assert_eq!(express("arn:aws:states:::batch:submitJob.sync"), integration("sync"));
+    assert_eq!(express("arn:aws:states:us-east-1:123456789012:activity:a"), not("Activity ARN"));
+    // The items of a distributed Map can be Express while the machine is not.
+    let child = r#""StartAt":"T","States":{"T":{"Type":"Task","End":true,
+        "Resource":"arn:aws:states:::sns:publish.waitForTaskToken"}}"#;
+    let config = r#""ProcessorConfig":{"Mode":"DISTRIBUTED","ExecutionType":"EXPRESS"}"#;
+    let map = around(&format!(r#"{{"Type":"Map","End":true,"ItemProcessor":{{{config},{child}}}}}"#));
+    assert_eq!(errors_of(&map, MachineType::Standard).len(), 1);
+    assert_eq!(errors_of(&map.replace("\"EXPRESS\"", "\"STANDARD\""), MachineType::Standard).len(), 0);
+}
+
+#[test]
+fn retriers_and_catchers() {
+    let task = |body: &str| {
+        around(&format!(r#"{{"Type":"Task","Resource":"arn:aws:states:::sns:publish","End":true,{body}}}"#))
+    };
+    for (body, right) in [
+        (r#""Retry":[]"#, true),
+        (r#""Retry":[{"ErrorEquals":["States.Timeout","A"],"MaxAttempts":0}]"#, true),
+        (r#""Retry":[{"ErrorEquals":["A"],"IntervalSeconds":-1}]"#, false),
+        (r#""Retry":[{"ErrorEquals":["A"],"BackoffRate":0.5}]"#, false),
+        (r#""Retry":[{"ErrorEquals":["A"],"JitterStrategy":"SOME"}]"#, false),
+        (r#""Retry":[{"ErrorEquals":["A"],"MaxDelaySeconds":0}]"#, false),
+        (r#""Retry":[{"ErrorEquals":["A"],"MaxDelaySeconds":1,"Comment":"not long"}]"#, true),
+        (r#""Retry":[{"ErrorEquals":[]}]"#, false),
+        (r#""Retry":[{}]"#, false),
+        (r#""Retry":[{"ErrorEquals":["States.ALL","A"]}]"#, false),
+        (r#""Retry":[{"ErrorEquals":["States.ALL"]},{"ErrorEquals":["A"]}]"#, false),
+        (r#""Retry":[{"ErrorEquals":["A"]},{"ErrorEquals":["States.ALL"]}]"#, true),
+        (r#""Catch":[{"ErrorEquals":[true],"Next":"X"}]"#, false),
+        (r#""Catch":[{"ErrorEquals":["A"]}]"#, false),
+        (r#""Catch":[{"ErrorEquals":["A"],"Next":"X","ResultPath":null,"Assign":{"e.$":"$.Error"}}]"#, true),
+    ] {
+        let found = errors_of(&task(body), MachineType::Standard);
+        assert_eq!(found.is_empty(), right, "{body}: {found:?}");
+    }
+    let machine = compiled(&task(r#""Retry":[{"ErrorEquals":["A"]}]"#));
+    let retrier = &machine.states()[0].retry[0];
+    assert_eq!((retrier.interval_seconds, retrier.max_attempts, retrier.backoff_rate), (1, 3, 2.0));
+    assert_eq!((retrier.max_delay_seconds, retrier.jitter), (None, Jitter::None));
+}
+
+#[test]
+fn maps() {
+    let map = |body: &str| around(&format!(r#"{{"Type":"Map","End":true,{body}}}"#));
+    let processor = r#""ItemProcessor":{"StartAt":"P","States":{"P":{"Type":"Pass","End":true}}}"#;
+    let distributed = r#""ItemProcessor":{"ProcessorConfig":{"Mode":"DISTRIBUTED","ExecutionType":"STANDARD"},
+        "StartAt":"P","States":{"P":{"Type":"Pass","End":true}}}"#;
+    for (body, right) in [
+        (processor.to_string(), true),
+        (processor.replace("ItemProcessor", "Iterator"), true),
+        (format!("{processor},{}", processor.replace("ItemProcessor", "Iterator")), false),
+        (r#""MaxConcurrency":1"#.to_string(), false),
+        (format!(r#"{processor},"MaxConcurrency":-1"#), false),
+        (format!(r#"{processor},"MaxConcurrencyPath":"$.n""#), true),
+        (
+            format!(r#"{distributed},"ToleratedFailurePercentage":100.0,"ToleratedFailureCountPath":"$.n""#),
+            true,
+        ),
+        (format!(r#"{distributed},"ToleratedFailurePercentage":101"#), false),
+        (format!(r#"{},"Label":"l""#, distributed.replace("DISTRIBUTED", "INLINE")), false),
+        (format!(r#"{processor},"Label":"l""#), true),
+        (format!(r#"{distributed},"ItemBatcher":{{"MaxItemsPerBatch":2,"BatchInput":{{"a":1}}}}"#), true),
+        (
+            format!(r#"{distributed},"ItemBatcher":{{"MaxItemsPerBatch":2,"MaxItemsPerBatchPath":"$.n"}}"#),
+            false,
+        ),
+        (distributed.replace(r#","ExecutionType":"STANDARD""#, ""), false),
+    ] {
+        let found = errors_of(&map(&body), MachineType::Standard);
+        assert_eq!(found.is_empty(), right, "{body}: {found:?}");
+    }
+    let machine = compiled(&map(distributed));
+    let Kind::Map(made) = &machine.state_named("X").expect("the state").kind else { panic!("Map") };
+    assert!(matches!(made.mode, MapMode::Distributed(ExecutionType::Standard)));
+    assert!(matches!(made.max_concurrency, Quantity::Value(0)));
+    let inside = machine.flow(made.processor);
+    assert_eq!(inside.parent, machine.state_named("X").map(|state| state.id));
+    assert_eq!(machine.state(inside.start_at).flow, made.processor);
+}
+
+#[test]
+fn labels_are_refused_with_the_service_s_own_exception() {
+    let text = |label: &str| {
+        let config = r#"{"Mode":"DISTRIBUTED","ExecutionType":"STANDARD"}"#;
+        around(&format!(
+            r#"{{"Type":"Map","End":true,"Label":"{label}","ItemProcessor":{{"ProcessorConfig":{config},
+                "StartAt":"P","States":{{"P":{{"Type":"Pass","End":true}}}}}}}}"#
+        ))
+    };
+    for (label, shown) in [
+        ("a:b", r#"["Label contains invalid character: ':'"]"#),
+        ("a\\u0019b", r#"["Label contains invalid character: '\\x19'"]"#),
+        ("a\\rb", r#"["Label contains invalid character: '\\r'"]"#),
+        ("a\\\"b", r#"['Label contains invalid character: \'"\'']"#),
+        ("a\\\\b", r#"["Label contains invalid character: '\\\\'"]"#),
+    ] {
+        let text = text(label);
+        let rejection = compile(&text, MachineType::Standard).expect_err("a bad label");
+        let expect = format!("Error=ValueError Args={shown} in definition '{text}'.");
+        assert_eq!(rejection.message(), expect.replace("Args=[[", "Args=["));
+    }
+    assert!(compile(&text("fine_label-1"), MachineType::Standard).is_ok());
+    assert!(compile(&text(&"l".repeat(41)), MachineType::Standard).is_err());
+}
+
+#[test]
+fn fields_of_the_other_language_are_named_as_such() {
+    let task = r#""Type":"Task","Resource":"arn:aws:states:::sns:publish","End":true"#;
+    jsonata(
+        &format!(r#"{{{task},"Catch":[{{"ErrorEquals":["A"],"ResultPath":"$.e","Next":"X"}}]}}"#),
+        &[
+            "SCHEMA_VALIDATION_FAILED: The QueryLanguage is set to 'JSONata', but field 'ResultPath' is only supported \
+           for the 'JSONPath' QueryLanguage at /States/X/Catch[0]",
+        ],
+    );
+    state(
+        &format!(
+            r#"{{{task},"Catch":[{{"ErrorEquals":["A"],"Output":1,"Next":"X"}}],"Retry":[{{"ErrorEquals":["A"],"Max":1}}]}}"#
+        ),
+        &[
+            "SCHEMA_VALIDATION_FAILED: Field 'Max' is not supported at /States/X/Retry[0]",
+            "SCHEMA_VALIDATION_FAILED: The QueryLanguage is set to 'JSONPath', but field 'Output' is only supported \
+             for the 'JSONata' QueryLanguage at /States/X/Catch[0]",
+        ],
+    );
+}
