@@ -235,7 +235,7 @@ impl Book {
         let Some(machine) = self.machine(arn) else { return Ok((Vec::new(), ())) };
         if still_running {
             let machine = Machine { deleting: true, ..Machine::clone(machine) };
-            return Ok((vec![Change::Put(Record::Machine(machine))], ()));
+            return Ok((vec![Change::Put(Record::Machine(Box::new(machine)))], ()));
         }
         let versions = self.versions(arn).map(|version| version.arn.clone());
         let aliases = self.aliases(arn).map(|alias| alias.arn.clone());
@@ -347,7 +347,7 @@ impl Book {
             return Err(Refusal::TooManyTags(arn.to_owned()));
         }
         let record = match self.machine(arn) {
-            Some(machine) => Record::Machine(Machine { tags, ..Machine::clone(machine) }),
+            Some(machine) => Record::Machine(Box::new(Machine { tags, ..Machine::clone(machine) })),
             None => match self.activity(arn) {
                 Some(activity) => Record::Activity(Activity { tags, ..Activity::clone(activity) }),
                 None => return Err(Refusal::ResourceMissing(arn.to_owned())),
@@ -374,7 +374,7 @@ impl Machine {
 }
 
 fn changed(machine: Machine, version: Option<Version>) -> (Vec<Change>, Created) {
-    let mut changes = vec![Change::Put(Record::Machine(machine.clone()))];
-    changes.extend(version.clone().map(|version| Change::Put(Record::Version(version))));
+    let mut changes = vec![Change::Put(Record::Machine(Box::new(machine.clone())))];
+    changes.extend(version.clone().map(|version| Change::Put(Record::Version(Box::new(version)))));
     (changes, (Arc::new(machine), version.map(Arc::new)))
 }

@@ -244,11 +244,10 @@ fn read_mock(mock: &Params, state: &State) -> Result<Mock, Refusal> {
     match &state.kind {
         Kind::Task(task) => schema::check(&task.resource, &result, mode).map_err(Refusal::Validation)?,
         // A map that writes its results elsewhere answers with where they are.
-        Kind::Map(map) if map.result_writer.is_some() => {
-            if result.as_object().is_none() {
-                return validation("Mocked result must be an object.");
-            }
+        Kind::Map(map) if map.result_writer.is_some() && result.as_object().is_none() => {
+            return validation("Mocked result must be an object.");
         }
+        Kind::Map(map) if map.result_writer.is_some() => {}
         Kind::Map(_) | Kind::Parallel(_) if result.as_array().is_none() => {
             return validation("Mocked result must be an array.");
         }
