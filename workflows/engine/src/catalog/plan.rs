@@ -21,9 +21,12 @@ pub enum Refusal {
     /// The name is taken by an activity that is encrypted otherwise.
     #[error("activity {0} exists")]
     ActivityExists(String),
-    /// An alias, a version or a taggable thing that is not there.
+    /// An alias or a version that is not there.
     #[error("no such resource: {0}")]
     ResourceMissing(String),
+    /// Nothing that has tags.
+    #[error("nothing to tag: {0}")]
+    TaggedMissing(String),
     /// The revision named is not the newest.
     #[error("revision {asked} is not {current}")]
     StaleRevision {
@@ -336,7 +339,7 @@ impl Book {
     pub fn tags(&self, arn: &str) -> Result<&BTreeMap<String, String>, Refusal> {
         let machine = self.machine(arn).map(|machine| &machine.tags);
         let tags = machine.or_else(|| self.activity(arn).map(|activity| &activity.tags));
-        tags.ok_or_else(|| Refusal::ResourceMissing(arn.to_owned()))
+        tags.ok_or_else(|| Refusal::TaggedMissing(arn.to_owned()))
     }
 
     /// TagResource and UntagResource: `change` says what becomes of the tags.
@@ -350,7 +353,7 @@ impl Book {
             Some(machine) => Record::Machine(Box::new(Machine { tags, ..Machine::clone(machine) })),
             None => match self.activity(arn) {
                 Some(activity) => Record::Activity(Activity { tags, ..Activity::clone(activity) }),
-                None => return Err(Refusal::ResourceMissing(arn.to_owned())),
+                None => return Err(Refusal::TaggedMissing(arn.to_owned())),
             },
         };
         Ok((vec![Change::Put(record)], ()))

@@ -140,6 +140,11 @@ async fn what_is_refused_says_why() {
             "InvalidArn: Invalid Arn: 'Resource type not valid in this context: express'".into(),
         ),
         (
+            "ListTagsForResource",
+            json!({"resourceArn": format!("{arn}x")}),
+            format!("ResourceNotFound: Resource not found: '{arn}x'"),
+        ),
+        (
             "GetActivityTask",
             json!({"activityArn": format!("{PREFIX}:activity:none")}),
             format!("ActivityDoesNotExist: Activity Does Not Exist: '{PREFIX}:activity:none'"),
