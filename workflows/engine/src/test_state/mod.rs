@@ -10,6 +10,7 @@
 mod context;
 mod failing;
 mod fan_out;
+mod http_trace;
 mod inspection;
 mod request;
 mod run;

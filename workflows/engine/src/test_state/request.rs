@@ -40,6 +40,10 @@ impl Level {
     pub(crate) fn shows_stages(self) -> bool {
         self != Level::Info
     }
+
+    pub(crate) fn shows_exchanges(self) -> bool {
+        self == Level::Trace
+    }
 }
 
 /// What the state's work is replaced with.

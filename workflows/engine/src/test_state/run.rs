@@ -3,7 +3,7 @@
 use super::failing::{Failure, settle};
 use super::inspection::Inspection;
 use super::request::{self, Mock, Refusal, Request};
-use super::{Status, Surroundings, context, waits};
+use super::{Status, Surroundings, context, http_trace, waits};
 use crate::engine::{self, StartRequest};
 use crate::machine::time_text;
 use mayfly_workflows_language::choice;
@@ -91,7 +91,7 @@ pub(super) async fn run(request: &Request, around: &Surroundings<'_>) -> Result<
     let left = match &state.kind {
         Kind::Task(task) => match ground.walk(request, &mut inspection, |passage| passage.begin_task()) {
             Err(error) => Err(Failure::from(error)),
-            Ok(arguments) => match work(request, task, &arguments, around).await? {
+            Ok(arguments) => match work(request, task, &arguments, around, &mut inspection).await? {
                 Err(failure) => Err(failure),
                 Ok(result) => ground
                     .walk(request, &mut inspection, |passage| passage.end_task(&result))
@@ -153,6 +153,7 @@ async fn work(
     task: &Task,
     arguments: &Value,
     around: &Surroundings<'_>,
+    inspection: &mut Inspection,
 ) -> Result<Result<Value, Failure>, Refusal> {
     match &request.mock {
         Some(Mock::Result(result)) => return Ok(Ok(result.clone())),
@@ -160,6 +161,11 @@ async fn work(
             return Ok(Err(Failure { error: error.clone(), cause: cause.clone() }));
         }
         None => {}
+    }
+    if task.resource == Resource::HttpInvoke {
+        let http = &*around.engine.inner.deps.http;
+        let traced = request.level.shows_exchanges().then_some(inspection);
+        return Ok(http_trace::invoke(http, arguments, traced).await);
     }
     let name = &*request.state().name;
     let mut work = json!({"Type": "Task", "Resource": &*task.arn, "End": true});
