@@ -9,7 +9,8 @@ mod variables;
 
 pub use ambient::Ambient;
 pub use stages::{
-    assign, effective_input, effective_output, output, parameters, place_result, select_result,
+    MAX_ASSIGN_BYTES, MAX_VARIABLES_BYTES, assign, effective_input, effective_output, output, parameters,
+    place_result, select_result,
 };
 pub use variables::Variables;
 

@@ -51,12 +51,16 @@ impl Template {
     }
 
     /// The template's value. `field` names the definition's field, such as `Output`, for JSONata's errors.
+    ///
+    /// # Errors
+    /// What a path, a call or an expression in it fails with; `States.DataLimitExceeded` when the value nests too deep.
     pub fn evaluate(&self, scope: &Scope<'_>, field: &str) -> Result<Value, StateError> {
-        match &self.form {
-            Form::Payload(node) => node.evaluate(scope),
-            Form::Jsonata(node) => node.evaluate(scope, field),
-            Form::Text(expression) => expression.evaluate(scope, field),
-        }
+        let value = match &self.form {
+            Form::Payload(node) => node.evaluate(scope)?,
+            Form::Jsonata(node) => node.evaluate(scope, field)?,
+            Form::Text(expression) => expression.evaluate(scope, field)?,
+        };
+        within_depth(value)
     }
 
     /// True when evaluating never waits for another thread, or hardly ever; see
@@ -116,6 +120,16 @@ impl PathExpression {
             Self::Intrinsic(call) => call.variables(tell),
         }
     }
+}
+
+/// The value, if it nests no deeper than one that is read from text: a loop that wraps its data again and again must
+/// end with an error, not with a stack overflow.
+pub(crate) fn within_depth(value: Value) -> Result<Value, StateError> {
+    if value.is_within_depth(crate::value::MAX_DEPTH) {
+        return Ok(value);
+    }
+    let cause = format!("The state's data nests deeper than {} levels.", crate::value::MAX_DEPTH);
+    Err(StateError::new(crate::error::names::DATA_LIMIT_EXCEEDED, cause))
 }
 
 /// AWS's sentence for a path in a field that points at nothing.

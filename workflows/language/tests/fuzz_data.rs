@@ -94,10 +94,10 @@ proptest! {
             let found = path.evaluate_on(&value);
             prop_assert!(path.is_definite() || found.is_ok());
         }
-        if let Ok(path) = ReferencePath::parse(&text) {
-            if let Ok(changed) = path.set(&value, Value::from(7_i64)) {
-                prop_assert_eq!(path.as_path().evaluate_on(&changed).ok(), Some(Value::from(7_i64)));
-            }
+        if let Ok(path) = ReferencePath::parse(&text)
+            && let Ok(changed) = path.set(&value, Value::from(7_i64))
+        {
+            prop_assert_eq!(path.as_path().evaluate_on(&changed).ok(), Some(Value::from(7_i64)));
         }
     }
 

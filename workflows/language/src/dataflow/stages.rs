@@ -6,9 +6,9 @@
 
 use super::Scope;
 use crate::definition::{PathField, ResultPath};
-use crate::error::StateError;
+use crate::error::{StateError, names};
 use crate::path::Root;
-use crate::template::Template;
+use crate::template::{Template, within_depth};
 use crate::value::{Map, Value};
 
 /// `InputPath`: the part of the input the state works on. `scope.input` is the raw input.
@@ -58,7 +58,7 @@ pub fn place_result(field: &ResultPath, raw_input: &Value, result: Value) -> Res
     match field {
         ResultPath::Whole => Ok(result),
         ResultPath::Discard => Ok(raw_input.clone()),
-        ResultPath::Path(path) => path.set(raw_input, result),
+        ResultPath::Path(path) => within_depth(path.set(raw_input, result)?),
     }
 }
 
@@ -67,17 +67,37 @@ pub fn output(template: Option<&Template>, scope: &Scope<'_>, default: &Value) -
     template.map_or_else(|| Ok(default.clone()), |template| template.evaluate(scope, "Output"))
 }
 
+/// How many bytes of JSON one `Assign` may set, as AWS documents it.
+pub const MAX_ASSIGN_BYTES: usize = 256 * 1024;
+/// How many bytes of JSON all variables of an execution may hold, as AWS documents it.
+pub const MAX_VARIABLES_BYTES: usize = 10 * 1024 * 1024;
+
 /// `Assign`: the variables it sets, in its order. Nothing is assigned yet: see
 /// [`Variables::assign`](super::Variables::assign). In JSONPath `$` is `scope.input`.
+///
+/// # Errors
+/// What the template fails with; `States.DataLimitExceeded` beyond [`MAX_ASSIGN_BYTES`] or [`MAX_VARIABLES_BYTES`].
 pub fn assign(template: Option<&Template>, scope: &Scope<'_>) -> Result<Map, StateError> {
     let Some(template) = template else { return Ok(Map::new()) };
-    match template.evaluate(scope, "Assign")? {
-        Value::Object(map) => Ok(std::sync::Arc::unwrap_or_clone(map)),
-        other => Err(StateError::runtime(format!(
-            "The value of Assign must be an object, not {}",
-            other.to_text()
-        ))),
+    let assigned = match template.evaluate(scope, "Assign")? {
+        Value::Object(map) => std::sync::Arc::unwrap_or_clone(map),
+        other => {
+            let cause = format!("The value of Assign must be an object, not {}", other.to_text());
+            return Err(StateError::runtime(cause));
+        }
+    };
+    let size = assigned.values().map(Value::text_len).sum::<usize>();
+    let exceeds = |what: &str, limit: usize| {
+        let cause = format!("{what} exceed the maximum size of {limit} bytes.");
+        StateError::new(names::DATA_LIMIT_EXCEEDED, cause)
+    };
+    if size > MAX_ASSIGN_BYTES {
+        return Err(exceeds("The variables of one Assign field", MAX_ASSIGN_BYTES));
     }
+    if size.saturating_add(scope.variables.text_len()) > MAX_VARIABLES_BYTES {
+        return Err(exceeds("The variables of the execution", MAX_VARIABLES_BYTES));
+    }
+    Ok(assigned)
 }
 
 #[cfg(test)]
@@ -162,5 +182,39 @@ mod tests {
             let value = select_result(None, scope, &json("7")).expect("passes");
             assert_eq!(value.to_text(), "7");
         });
+    }
+
+    #[test]
+    fn limits_of_variables_and_depth_hold() {
+        let template = |text: &str| Template::compile(&json(text), QueryLanguage::JsonPath).expect("valid");
+        let large = format!(r#"{{"s":"{}"}}"#, "x".repeat(MAX_ASSIGN_BYTES));
+        with_scope(&large, |scope| {
+            let error = assign(Some(&template(r#"{"v.$":"$.s"}"#)), scope).expect_err("too large");
+            assert_eq!(error.error, "States.DataLimitExceeded");
+        });
+        let mut many = Map::new();
+        for at in 0..MAX_VARIABLES_BYTES / MAX_ASSIGN_BYTES {
+            many.insert(format!("v{at}"), Value::from("x".repeat(MAX_ASSIGN_BYTES - 4)));
+        }
+        let full = Variables::of(many);
+        with_scope(
+            r#"{"s":"some more than what is left of the ten megabytes after forty times nearly 256 KiB"}"#,
+            |scope| {
+                let scope = Scope { variables: &full, ..*scope };
+                assert!(assign(Some(&template(r#"{"v":1}"#)), &scope).is_ok());
+                let long = format!(r#"{{"v":"{}"}}"#, "x".repeat(1000));
+                assert!(assign(Some(&template(&long)), &scope).is_err());
+            },
+        );
+        let wrap = template(r#"{"a.$":"$"}"#);
+        let mut data = json("1");
+        let error = loop {
+            match with_scope("{}", |scope| parameters(Some(&wrap), &scope.with_input(&data), "Parameters")) {
+                Ok(wrapped) => data = wrapped,
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error.error, "States.DataLimitExceeded");
+        assert_eq!(data.depth(), crate::value::MAX_DEPTH);
     }
 }

@@ -72,6 +72,12 @@ impl Variables {
         all
     }
 
+    /// How many bytes of JSON the values of all scopes come to.
+    pub fn text_len(&self) -> usize {
+        let outer = self.outer.as_ref().map_or(0, |outer| outer.text_len());
+        self.own.values().fold(outer, |size, value| size.saturating_add(value.text_len()))
+    }
+
     /// True when nothing can be read here.
     pub fn is_empty(&self) -> bool {
         self.own.is_empty() && self.outer.as_ref().is_none_or(|outer| outer.is_empty())

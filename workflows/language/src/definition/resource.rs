@@ -133,9 +133,15 @@ impl Resource {
         }
     }
 
-    /// Whether Mayfly does this work itself; the others are accepted and fail when reached.
+    /// Whether Mayfly does this work itself, its own API (`aws-sdk:sfn`) included; the
+    /// others are accepted, and fail when they are reached unless their service has been
+    /// pointed at another endpoint.
     pub fn is_supported(&self) -> bool {
-        !matches!(self, Resource::Integration { .. } | Resource::Foreign(_))
+        match self {
+            Resource::Integration { service, aws_sdk, .. } => *aws_sdk && &**service == "sfn",
+            Resource::Foreign(_) => false,
+            _ => true,
+        }
     }
 }
 
@@ -257,6 +263,8 @@ mod tests {
         assert_eq!(states("sns:unpublish"), None);
         let put = states("aws-sdk:s3:putObject").expect("an SDK call");
         assert_eq!(put.event_names(), Some(("aws-sdk:s3".into(), "putObject".into())));
+        assert!(!put.is_supported());
+        assert!(states("aws-sdk:sfn:startExecution").is_some_and(|own| own.is_supported()));
         assert_eq!(states("aws-sdk:nosuchservice:get"), None);
         assert_eq!(states("aws-sdk:s3:PutObject"), None);
         assert_eq!(

@@ -1,7 +1,7 @@
 //! Walking a compiled path over a value, with Jayway's messages where it leads nowhere.
 
 use super::{Path, PathError, Step};
-use crate::value::{Map, Value};
+use crate::value::{Map, Number, Value};
 
 /// What `path` points at below `root`.
 pub(super) fn value(path: &Path, root: &Value) -> Result<Value, PathError> {
@@ -18,7 +18,7 @@ fn definite(path: &Path, root: &Value) -> Result<Value, PathError> {
     for (at, step) in path.steps.iter().enumerate() {
         let next = match step {
             Step::Property(name) => property(path, at, value, name)?,
-            Step::Index(index) => item(path, at, value, *index)?,
+            Step::Index(index) => item(path, value, *index)?,
             Step::Properties(names) => return Ok(merged(value, names)),
             Step::Function(function) => {
                 return function.apply(value).ok_or_else(|| no_results(path, path.steps.len()));
@@ -43,9 +43,9 @@ fn function_of_many(path: &Path, root: &Value) -> Result<Value, PathError> {
 fn property<'v>(path: &Path, at: usize, value: &'v Value, name: &str) -> Result<&'v Value, PathError> {
     let Value::Object(map) = value else {
         return Err(path.error(format!(
-            "Expected to find an object with property ['{name}'] in path {} but found '{}'. This is not a json object according to the JsonProvider: 'com.jayway.jsonpath.spi.json.JacksonJsonProvider'.",
+            "Expected to find an object with property ['{name}'] in path {} but found 'com.fasterxml.jackson.databind.node.{}'. This is not a json object according to the JsonProvider: 'com.jayway.jsonpath.spi.json.JacksonJsonNodeJsonProvider'.",
             prefix(path, at),
-            java_class(value),
+            node_class(value),
         )));
     };
     match map.get(name) {
@@ -55,14 +55,13 @@ fn property<'v>(path: &Path, at: usize, value: &'v Value, name: &str) -> Result<
     }
 }
 
-fn item<'v>(path: &Path, at: usize, value: &'v Value, index: i64) -> Result<&'v Value, PathError> {
+fn item<'v>(path: &Path, value: &'v Value, index: i64) -> Result<&'v Value, PathError> {
     let items = match value {
         Value::Array(items) => items,
-        Value::Null => return Err(path.error(format!("The path {} is null", prefix(path, at)))),
         other => {
             return Err(path.error(format!(
                 "Filter: [{index}] can only be applied to arrays. Current context is: {}",
-                java_text(other)
+                other.to_text()
             )));
         }
     };
@@ -162,20 +161,18 @@ fn slice(items: &[Value], from: Option<i64>, to: Option<i64>) -> &[Value] {
     }
 }
 
-/// The Java class AWS holds such a value in; it shows in messages.
-fn java_class(value: &Value) -> &'static str {
+/// The class Jackson holds such a value in; it shows in messages.
+fn node_class(value: &Value) -> &'static str {
     match value {
-        Value::Null => "null",
-        Value::Bool(_) => "java.lang.Boolean",
-        Value::Number(number) => match number {
-            crate::value::Number::Int(whole) if i32::try_from(*whole).is_ok() => "java.lang.Integer",
-            crate::value::Number::Int(_) => "java.lang.Long",
-            crate::value::Number::Big(_) => "java.math.BigInteger",
-            crate::value::Number::Float(_) => "java.lang.Double",
-        },
-        Value::String(_) => "java.lang.String",
-        Value::Array(_) => "java.util.ArrayList",
-        Value::Object(_) => "java.util.LinkedHashMap",
+        Value::Null => "NullNode",
+        Value::Bool(_) => "BooleanNode",
+        Value::Number(Number::Int(whole)) if i32::try_from(*whole).is_ok() => "IntNode",
+        Value::Number(Number::Int(_)) => "LongNode",
+        Value::Number(Number::Big(_)) => "BigIntegerNode",
+        Value::Number(Number::Float(_)) => "DoubleNode",
+        Value::String(_) => "TextNode",
+        Value::Array(_) => "ArrayNode",
+        Value::Object(_) => "ObjectNode",
     }
 }
 

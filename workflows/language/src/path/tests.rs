@@ -73,10 +73,13 @@ fn what_is_missing_is_said_as_jayway_says_it() {
             "$.store.book.sum()",
             "Invalid path '$.store.book.sum()' : No results for path: $['store']['book'].sum()",
         ),
-        ("$.n[0]", "Invalid path '$.n[0]' : The path $['n'] is null"),
+        (
+            "$.n[0]",
+            "Invalid path '$.n[0]' : Filter: [0] can only be applied to arrays. Current context is: null",
+        ),
         (
             "$.limit.x",
-            "Invalid path '$.limit.x' : Expected to find an object with property ['x'] in path $['limit'] but found 'java.lang.Integer'. This is not a json object according to the JsonProvider: 'com.jayway.jsonpath.spi.json.JacksonJsonProvider'.",
+            "Invalid path '$.limit.x' : Expected to find an object with property ['x'] in path $['limit'] but found 'com.fasterxml.jackson.databind.node.IntNode'. This is not a json object according to the JsonProvider: 'com.jayway.jsonpath.spi.json.JacksonJsonNodeJsonProvider'.",
         ),
     ] {
         assert_eq!(read(path, STORE), Err(expected.to_owned()), "{path}");

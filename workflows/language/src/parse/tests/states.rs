@@ -235,7 +235,11 @@ fn labels_are_refused_with_the_service_s_own_exception() {
         assert_eq!(rejection.message(), expect.replace("Args=[[", "Args=["));
     }
     assert!(compile(&text("fine_label-1"), MachineType::Standard).is_ok());
-    assert!(compile(&text(&"l".repeat(41)), MachineType::Standard).is_err());
+    let long = text(&"l".repeat(41));
+    let rejection = compile(&long, MachineType::Standard).expect_err("a long label");
+    let expect =
+        format!("Error=ValueError Args=['Label cannot exceed 40 characters'] in definition '{long}'.");
+    assert_eq!(rejection.message(), expect);
 }
 
 #[test]
