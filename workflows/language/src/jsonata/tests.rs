@@ -172,8 +172,9 @@ fn runaway_expressions_are_stopped() {
         assert!(outcome.is_err(), "{what}: {:?}", outcome.map(|text| text.len()));
         assert!(begin.elapsed() < Duration::from_millis(MAX_MILLIS + 3_000), "{what}: {:?}", begin.elapsed());
         let peak = peak_kib();
-        assert!(peak < 2 * 1024 * 1024, "{what}: {peak} KiB at the most");
+        assert!(peak < 1024 * 1024, "{what}: {peak} KiB at the most");
     }
+    eprintln!("runaway expressions: {} KiB at the most", peak_kib());
 }
 
 /// The process's greatest resident size so far, in KiB.
