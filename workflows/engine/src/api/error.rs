@@ -105,7 +105,7 @@ impl ApiError {
         ApiError::new("ActivityDoesNotExist", format!("Activity Does Not Exist: '{arn}'"))
     }
 
-    /// Aliases, map runs and what can be tagged share one wording.
+    /// Aliases, versions and map runs share one wording.
     pub(crate) fn resource_missing() -> ApiError {
         ApiError::new("ResourceNotFound", "Request references a resource that does not exist.")
     }
@@ -148,6 +148,9 @@ impl From<Refusal> for ApiError {
                 ApiError::new("ActivityAlreadyExists", format!("Activity Already Exists: '{arn}'"))
             }
             Refusal::ResourceMissing(_) => ApiError::resource_missing(),
+            Refusal::TaggedMissing(arn) => {
+                ApiError::new("ResourceNotFound", format!("Resource not found: '{arn}'"))
+            }
             Refusal::StaleRevision { asked, current } => ApiError::conflict(format!(
                 "Failed to publish the State Machine version for revision {asked}. The current State Machine \
                  revision is {current}."

@@ -125,9 +125,10 @@ impl Api {
             Some(flow) => &machine.definition.flow(flow).definition,
             None => &machine.definition_text,
         };
+        let name = found.state_machine_arn.rsplit(':').next().unwrap_or_default();
         let fields = Fields::default()
-            .set("stateMachineArn", machine.arn.as_str())
-            .set("name", machine.name.as_str())
+            .set("stateMachineArn", found.state_machine_arn.as_str())
+            .set("name", name)
             .set("definition", if whole { &**text } else { "" })
             .set("roleArn", machine.role_arn.as_str())
             .maybe("updateDate", machine.details.get("updateDate").and_then(Value::as_i64).map(date))

@@ -2,7 +2,8 @@
 //!
 //! `model.json` is the input half of the Step Functions service model (version 2016-11-23) as botocore
 //! publishes it under Apache-2.0, reduced to types and constraints. The wording of a violation is that of
-//! AWS's request framework.
+//! AWS's request framework; the values of an enum stand in the order in which that framework lists them
+//! where that is remembered (`statusFilter`; not in the recordings).
 
 use super::error::ApiError;
 use serde::Deserialize;
@@ -267,7 +268,7 @@ mod tests {
                 "ListExecutions",
                 json!({"statusFilter": "DONE"}),
                 "1 validation error detected: Value 'DONE' at 'statusFilter' failed to satisfy constraint: Member \
-                 must satisfy enum value set: [RUNNING, SUCCEEDED, FAILED, TIMED_OUT, ABORTED, PENDING_REDRIVE]",
+                 must satisfy enum value set: [SUCCEEDED, TIMED_OUT, PENDING_REDRIVE, ABORTED, FAILED, RUNNING]",
             ),
         ];
         for (operation, params, expected) in cases {

@@ -21,9 +21,12 @@ pub enum Refusal {
     /// The name is taken by an activity that is encrypted otherwise.
     #[error("activity {0} exists")]
     ActivityExists(String),
-    /// An alias, a version or a taggable thing that is not there.
+    /// An alias or a version that is not there.
     #[error("no such resource: {0}")]
     ResourceMissing(String),
+    /// Nothing that has tags.
+    #[error("nothing to tag: {0}")]
+    TaggedMissing(String),
     /// The revision named is not the newest.
     #[error("revision {asked} is not {current}")]
     StaleRevision {
@@ -235,7 +238,7 @@ impl Book {
         let Some(machine) = self.machine(arn) else { return Ok((Vec::new(), ())) };
         if still_running {
             let machine = Machine { deleting: true, ..Machine::clone(machine) };
-            return Ok((vec![Change::Put(Record::Machine(machine))], ()));
+            return Ok((vec![Change::Put(Record::Machine(Box::new(machine)))], ()));
         }
         let versions = self.versions(arn).map(|version| version.arn.clone());
         let aliases = self.aliases(arn).map(|alias| alias.arn.clone());
@@ -336,7 +339,7 @@ impl Book {
     pub fn tags(&self, arn: &str) -> Result<&BTreeMap<String, String>, Refusal> {
         let machine = self.machine(arn).map(|machine| &machine.tags);
         let tags = machine.or_else(|| self.activity(arn).map(|activity| &activity.tags));
-        tags.ok_or_else(|| Refusal::ResourceMissing(arn.to_owned()))
+        tags.ok_or_else(|| Refusal::TaggedMissing(arn.to_owned()))
     }
 
     /// TagResource and UntagResource: `change` says what becomes of the tags.
@@ -347,10 +350,10 @@ impl Book {
             return Err(Refusal::TooManyTags(arn.to_owned()));
         }
         let record = match self.machine(arn) {
-            Some(machine) => Record::Machine(Machine { tags, ..Machine::clone(machine) }),
+            Some(machine) => Record::Machine(Box::new(Machine { tags, ..Machine::clone(machine) })),
             None => match self.activity(arn) {
                 Some(activity) => Record::Activity(Activity { tags, ..Activity::clone(activity) }),
-                None => return Err(Refusal::ResourceMissing(arn.to_owned())),
+                None => return Err(Refusal::TaggedMissing(arn.to_owned())),
             },
         };
         Ok((vec![Change::Put(record)], ()))
@@ -374,7 +377,7 @@ impl Machine {
 }
 
 fn changed(machine: Machine, version: Option<Version>) -> (Vec<Change>, Created) {
-    let mut changes = vec![Change::Put(Record::Machine(machine.clone()))];
-    changes.extend(version.clone().map(|version| Change::Put(Record::Version(version))));
+    let mut changes = vec![Change::Put(Record::Machine(Box::new(machine.clone())))];
+    changes.extend(version.clone().map(|version| Change::Put(Record::Version(Box::new(version)))));
     (changes, (Arc::new(machine), version.map(Arc::new)))
 }

@@ -184,9 +184,9 @@ pub struct Activity {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Record {
     /// A state machine.
-    Machine(Machine),
+    Machine(Box<Machine>),
     /// A version.
-    Version(Version),
+    Version(Box<Version>),
     /// An alias.
     Alias(Alias),
     /// An activity.
@@ -268,11 +268,11 @@ impl Book {
     pub(crate) fn apply(&mut self, change: Change) {
         match change {
             Change::Put(Record::Machine(machine)) => {
-                self.machines.insert(machine.arn.clone(), Arc::new(machine));
+                self.machines.insert(machine.arn.clone(), Arc::from(machine));
             }
             Change::Put(Record::Version(version)) => {
                 let versions = self.versions.entry(version.machine_arn.clone()).or_default();
-                versions.insert(version.number, Arc::new(version));
+                versions.insert(version.number, Arc::from(version));
             }
             Change::Put(Record::Alias(alias)) => {
                 let aliases = self.aliases.entry(alias.machine_arn.clone()).or_default();

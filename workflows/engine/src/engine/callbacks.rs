@@ -5,7 +5,7 @@ use std::sync::Arc;
 use mayfly_workflows_language::value::Value;
 
 use super::Engine;
-use super::error::TokenError;
+use super::error::{ExecutionError, TokenError};
 use super::inner::{Inner, Refused};
 use super::live::Running;
 use super::types::ActivityTask;
@@ -24,10 +24,11 @@ impl Inner {
     }
 
     /// The execution a token belongs to, and its effect.
-    async fn token(&self, text: &str) -> Result<(Arc<Running>, u32), TokenError> {
+    async fn token(self: &Arc<Self>, text: &str) -> Result<(Arc<Running>, u32), TokenError> {
         let token = Token::parse(text).ok_or(TokenError::Invalid)?;
         let genuine = |seed: &[u8; 16]| Token::new(token.execution, token.effect, seed) == token;
-        if let Some(running) = self.live.by_id(token.execution) {
+        let unavailable = |error: ExecutionError| TokenError::Unavailable(error.to_string());
+        if let Some(running) = self.awake(token.execution).await.map_err(unavailable)? {
             let seed = running.cell.lock().row.birth.seed;
             return if genuine(&seed) { Ok((running, token.effect)) } else { Err(TokenError::Invalid) };
         }
@@ -61,6 +62,12 @@ impl Inner {
                 Err(_) => Err(TokenError::Unavailable("the engine is shutting down".to_owned())),
             },
             Err(Refused::Ended) => Err(TokenError::TimedOut),
+            // It fell asleep between being found and being told: once more.
+            Err(Refused::Asleep(event)) => match self.awake(running.id).await {
+                Ok(Some(running)) => Box::pin(self.report(&running, n, event)).await,
+                Ok(None) => Err(TokenError::TimedOut),
+                Err(error) => Err(TokenError::Unavailable(error.to_string())),
+            },
             Err(Refused::Journal(error)) => Err(TokenError::Unavailable(error.to_string())),
         }
     }
@@ -116,7 +123,7 @@ impl Engine {
                     _ => return None,
                 },
             };
-            let Some(running) = self.inner.live.by_id(work.execution) else { continue };
+            let Ok(Some(running)) = self.inner.awake(work.execution).await else { continue };
             let event = Event::Began { n: work.effect, worker: worker.clone() };
             if self.inner.report(&running, work.effect, event).await.is_ok() {
                 return Some(ActivityTask { token: work.token.to_string(), input: work.input.to_string() });

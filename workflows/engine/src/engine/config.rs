@@ -50,6 +50,9 @@ pub struct Limits {
     pub express_duration: Duration,
     /// How long an ended execution may be redriven: AWS's fortnight.
     pub redrive_window: Duration,
+    /// How long an execution that only waits stays in memory; then its timers
+    /// are all that is left of it there.
+    pub idle_in_memory: Duration,
     /// State machines kept compiled.
     pub machines_cached: usize,
 }
@@ -64,6 +67,7 @@ impl Default for Limits {
             activity_poll: Duration::from_secs(60),
             express_duration: Duration::from_secs(300),
             redrive_window: Duration::from_secs(14 * 24 * 3_600),
+            idle_in_memory: Duration::from_secs(10),
             machines_cached: 1_024,
         }
     }

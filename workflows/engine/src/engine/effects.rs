@@ -32,7 +32,8 @@ impl Reporter {
         );
         match told {
             Ok(()) => matches!(receiver.await, Ok(Ok(()))),
-            Err(Refused::Ended) => false,
+            // An execution with an effect under way does not sleep.
+            Err(Refused::Ended | Refused::Asleep(_)) => false,
             Err(Refused::Journal(error)) => {
                 tracing::error!(execution = %self.running.arn, %error, "an effect's outcome could not be written down");
                 false

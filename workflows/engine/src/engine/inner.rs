@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use jiff::Timestamp;
+use mayfly_workflows_language::definition;
 use parking_lot::Mutex;
-use tokio::runtime::Handle;
+use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::Notify;
 
 use super::config::Config;
@@ -62,6 +63,8 @@ pub(super) struct Job {
 pub(crate) enum Refused {
     /// The execution has ended, or the effect has.
     Ended,
+    /// The execution was sent to sleep: [`Inner::awake`] has it again.
+    Asleep(Event),
     /// The journal could not take it.
     Journal(JournalError),
 }
@@ -107,14 +110,24 @@ impl Inner {
     ) -> Result<(), Refused> {
         let mut cell = running.cell.lock();
         let redrives = matches!(event, Event::Redrive);
+        if cell.asleep {
+            return Err(Refused::Asleep(event));
+        }
         if (cell.machine.outcome().is_some() && !redrives) || !holds(&cell) {
             return Err(Refused::Ended);
         }
         let at_ms = self.now_ms();
         let seq = cell.seq + 1;
         let mut out = Output::default();
-        cell.machine.apply(at_ms, seq, event.clone(), &mut out);
+        let machine = &mut cell.machine;
+        let for_machine = event.clone();
+        if running.heavy {
+            self.blocking(|| machine.apply(at_ms, seq, for_machine, &mut out));
+        } else {
+            machine.apply(at_ms, seq, for_machine, &mut out);
+        }
         cell.seq = seq;
+        cell.touched_ms = at_ms;
         let mut changes = Vec::new();
         if !running.express {
             if let Some(payload) = event.payload_mut() {
@@ -174,11 +187,12 @@ impl Inner {
             then(Ok(()));
             return Ok(());
         }
-        let busy = self.busy();
+        let (busy, seq) = (self.busy(), cell.seq);
         let (inner, of) = (self.clone(), running.clone());
         let done: Done = Box::new(move |outcome| {
             if outcome.is_ok() {
                 let mut cell = of.cell.lock();
+                cell.durable = seq;
                 // What is not durable is not told.
                 if let Some(row) = row {
                     cell.row.outcome = row;
@@ -189,6 +203,21 @@ impl Inner {
             drop(busy);
         });
         self.journal.write(Batch { changes, done }).map_err(Refused::Journal)
+    }
+
+    /// Runs something that may take long: other tasks move to other threads.
+    pub(super) fn blocking<T>(&self, work: impl FnOnce() -> T) -> T {
+        match self.runtime.runtime_flavor() {
+            RuntimeFlavor::MultiThread => tokio::task::block_in_place(work),
+            _ => work(),
+        }
+    }
+
+    /// Runs a machine's first step, where blocking is allowed if it may block.
+    pub(super) fn unhurried<T>(&self, definition: &definition::StateMachine, work: impl FnOnce() -> T) -> T {
+        let is_jsonata =
+            |state: &definition::State| state.query_language == definition::QueryLanguage::Jsonata;
+        if definition.states().iter().any(is_jsonata) { self.blocking(work) } else { work() }
     }
 
     /// Does again what was under way.

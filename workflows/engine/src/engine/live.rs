@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use mayfly_workflows_language::definition::{QueryLanguage, State};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
-use super::types::{Description, StateMachine};
+use super::types::{Description, Kind, StateMachine};
 use crate::journal::ExecutionRow;
 use crate::machine::Machine;
 
@@ -16,6 +17,8 @@ pub(super) struct Running {
     pub(super) id: u64,
     pub(super) arn: Arc<str>,
     pub(super) express: bool,
+    /// Its expressions may take long: they run where blocking is allowed.
+    pub(super) heavy: bool,
     pub(super) state_machine: Arc<StateMachine>,
     pub(super) cell: Mutex<Cell>,
     /// Effects being carried out. Locked after the cell, never before.
@@ -29,6 +32,12 @@ pub(super) struct Cell {
     pub(super) row: ExecutionRow,
     /// The last event's place in the journal.
     pub(super) seq: u64,
+    /// The last event that is durable.
+    pub(super) durable: u64,
+    /// When something last happened to it.
+    pub(super) touched_ms: i64,
+    /// It is not in memory any more: whoever still holds it must look again.
+    pub(super) asleep: bool,
     /// Who waits for its end.
     pub(super) waiters: Vec<oneshot::Sender<Description>>,
 }
@@ -47,6 +56,35 @@ pub(super) enum Slot {
     Taken,
     /// There.
     There(Arc<Running>),
+}
+
+impl Running {
+    /// An execution that comes into memory.
+    pub(super) fn new(
+        state_machine: Arc<StateMachine>,
+        machine: Machine,
+        row: ExecutionRow,
+        seq: u64,
+    ) -> Arc<Self> {
+        let is_jsonata = |state: &State| state.query_language == QueryLanguage::Jsonata;
+        Arc::new(Self {
+            id: row.id,
+            arn: row.arn.as_str().into(),
+            express: state_machine.kind == Kind::Express,
+            heavy: state_machine.definition.states().iter().any(is_jsonata),
+            state_machine,
+            cell: Mutex::new(Cell {
+                touched_ms: row.start_ms,
+                machine,
+                row,
+                seq,
+                durable: seq,
+                asleep: false,
+                waiters: Vec::new(),
+            }),
+            effects: Mutex::default(),
+        })
+    }
 }
 
 impl Live {

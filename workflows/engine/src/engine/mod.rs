@@ -16,6 +16,7 @@ mod live;
 mod load;
 mod map_runs;
 mod open;
+mod sleep;
 mod start;
 mod types;
 

@@ -12,8 +12,8 @@ use super::Engine;
 use super::config::Config;
 use super::deps::{Activities, Deps, Integrations, OperationError, Operations};
 use super::error::OpenError;
-use super::inner::Inner;
-use super::live::{Cell, Live, Running};
+use super::inner::{Inner, Refused};
+use super::live::{Live, Running};
 use crate::executor::activities::Lines;
 use crate::executor::fair::Fair;
 use crate::journal::{Journal, JournalError, MemoryJournal, SqliteJournal};
@@ -72,7 +72,8 @@ impl Engine {
             idle: Notify::new(),
         });
         let timers = Arc::downgrade(&inner);
-        inner.runtime.spawn(run_timers(timers));
+        inner.runtime.spawn(run_timers(timers.clone()));
+        inner.runtime.spawn(super::sleep::send_to_sleep(timers));
         Ok(Engine { inner })
     }
 
@@ -83,6 +84,7 @@ impl Engine {
         let inner = self.inner.clone();
         let loaded = self.inner.read(move |journal| inner.load_open(journal)).await?;
         let count = loaded.len();
+        self.inner.open.fetch_add(count, Ordering::AcqRel);
         for running in loaded {
             let actions = {
                 let cell = running.cell.lock();
@@ -149,7 +151,7 @@ impl Inner {
         Ok(loaded)
     }
 
-    fn load_one(
+    pub(super) fn load_one(
         self: &Arc<Self>,
         journal: &dyn Journal,
         id: u64,
@@ -162,16 +164,8 @@ impl Inner {
         if !self.live.take(&arn) {
             return Ok(None);
         }
-        let running = Arc::new(Running {
-            id,
-            arn,
-            express: false,
-            state_machine,
-            cell: Mutex::new(Cell { machine, row, seq, waiters: Vec::new() }),
-            effects: Mutex::default(),
-        });
+        let running = Running::new(state_machine, machine, row, seq);
         self.live.fill(&running);
-        self.open.fetch_add(1, Ordering::AcqRel);
         Ok(Some(running))
     }
 
@@ -194,7 +188,10 @@ impl Inner {
     }
 
     fn fire(self: &Arc<Self>, key: TimerKey) {
-        let Some(running) = self.live.by_id(key.execution) else { return };
+        let Some(running) = self.live.by_id(key.execution) else {
+            self.fire_asleep(key);
+            return;
+        };
         // A timer that was cleared in the same moment wakes nobody.
         let fired = self.deliver_if(
             &running,
@@ -202,9 +199,27 @@ impl Inner {
             |cell| cell.machine.has_timer(key.timer),
             |_| (),
         );
-        if let Err(super::inner::Refused::Journal(error)) = fired {
-            tracing::error!(execution = %running.arn, %error, "a timer could not be written down");
+        match fired {
+            Ok(()) | Err(Refused::Ended) => {}
+            Err(Refused::Asleep(_)) => self.fire_asleep(key),
+            Err(Refused::Journal(error)) => {
+                tracing::error!(execution = %running.arn, %error, "a timer could not be written down");
+            }
         }
+    }
+
+    /// A timer of an execution that has to be read first.
+    fn fire_asleep(self: &Arc<Self>, key: TimerKey) {
+        let (inner, busy) = (self.clone(), self.busy());
+        self.runtime.spawn(async move {
+            let _busy = busy;
+            match inner.awake(key.execution).await {
+                Ok(Some(_)) => inner.fire(key),
+                // It has ended.
+                Ok(None) => {}
+                Err(error) => tracing::error!(execution = key.execution, %error, "a sleeper cannot be woken"),
+            }
+        });
     }
 }
 

@@ -3,13 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use super::Engine;
 use super::error::{ExecutionError, RedriveError, StartError};
 use super::inner::{Inner, Refused, timestamp};
-use super::live::{Cell, Running};
+use super::live::Running;
 use super::load;
 use super::types::{Description, Kind, RedriveStatus, StartRequest, Started, StateMachine, Status};
 use crate::journal::{Birth, Change, ExecutionRow, Journal, JournalError, OutcomeRow, Payload};
@@ -97,7 +96,7 @@ impl Inner {
         };
         let mut machine = self.machine_for(&row, &new.state_machine)?;
         let mut out = Output::default();
-        machine.apply(at_ms, 0, Event::Start, &mut out);
+        self.unhurried(&new.state_machine.definition, || machine.apply(at_ms, 0, Event::Start, &mut out));
         let mut changes = Vec::new();
         if !express {
             if !self.written.lock().contains(&digest) {
@@ -107,14 +106,9 @@ impl Inner {
             let input = row.input.stored(&mut changes);
             changes.push(Change::Start(Box::new(ExecutionRow { input, ..row.clone() })));
         }
-        let running = Arc::new(Running {
-            id,
-            arn: new.arn,
-            express,
-            state_machine: new.state_machine,
-            cell: Mutex::new(Cell { machine, row, seq: 0, waiters: Vec::new() }),
-            effects: Mutex::default(),
-        });
+        let running = Running::new(new.state_machine, machine, row, 0);
+        // Not before its start is durable may it leave memory.
+        running.cell.lock().durable = u64::MAX;
         self.live.fill(&running);
         self.open.fetch_add(1, Ordering::AcqRel);
         let (sender, receiver) = oneshot::channel();
@@ -135,7 +129,7 @@ impl Inner {
                 self.live.release(&running.arn, Some(id));
                 Err(error.into())
             }
-            Err(Refused::Ended) => Err(StartError::Closed),
+            Err(Refused::Ended | Refused::Asleep(_)) => Err(StartError::Closed),
         }
     }
 
@@ -156,29 +150,32 @@ impl Inner {
                 Err(_) => Err(ExecutionError::Closed),
             },
             Err(Refused::Ended) => Ok(()),
+            // It fell asleep between being found and being told: once more.
+            Err(Refused::Asleep(event)) => {
+                let id = running.id;
+                match self.awake(id).await? {
+                    Some(running) => Box::pin(self.told(&running, event)).await,
+                    None => Ok(()),
+                }
+            }
             Err(Refused::Journal(error)) => Err(error.into()),
         }
     }
 
     /// Waits for an execution's end; `None` when there is no such execution.
     pub(crate) async fn wait(self: &Arc<Self>, arn: &str) -> Option<Description> {
-        if let Some(running) = self.live.by_arn(arn) {
-            let receiver = {
+        if let Some(running) = self.awake_by_arn(arn).await.ok()? {
+            let (sender, receiver) = oneshot::channel();
+            let waits = {
                 let mut cell = running.cell.lock();
-                if cell.row.outcome.status == Status::Running {
-                    let (sender, receiver) = oneshot::channel();
+                let waits = cell.row.outcome.status == Status::Running && !cell.asleep;
+                if waits {
                     cell.waiters.push(sender);
-                    Some(receiver)
-                } else {
-                    None
                 }
+                waits
             };
-            match receiver {
-                Some(receiver) => return receiver.await.ok(),
-                None => {
-                    let cell = running.cell.lock();
-                    return Some(self.describe_row(&cell.row, running.state_machine.kind));
-                }
+            if waits {
+                return receiver.await.ok();
             }
         }
         self.describe_stored(arn).await.ok().flatten()
@@ -212,14 +209,7 @@ impl Inner {
                 let row = inner.whole_row(row)?;
                 let state_machine = inner.machine_of(row.machine)?;
                 let (machine, seq, _) = inner.replay(&row, &state_machine, false)?;
-                Ok(Arc::new(Running {
-                    id: row.id,
-                    arn: row.arn.as_str().into(),
-                    express: false,
-                    state_machine,
-                    cell: Mutex::new(Cell { machine, row, seq, waiters: Vec::new() }),
-                    effects: Mutex::default(),
-                }))
+                Ok(Running::new(state_machine, machine, row, seq))
             })
             .await;
         let running = match loaded {
@@ -341,7 +331,7 @@ impl Engine {
         error: Option<String>,
         cause: Option<String>,
     ) -> Result<jiff::Timestamp, ExecutionError> {
-        if let Some(running) = self.inner.live.by_arn(arn) {
+        if let Some(running) = self.inner.awake_by_arn(arn).await? {
             self.inner.told(&running, Event::Stop { error, cause }).await?;
             let stopped = running.cell.lock().row.outcome.stop_ms;
             return Ok(timestamp(stopped.unwrap_or_else(|| self.inner.now_ms())));

@@ -14,6 +14,7 @@ use crate::journal::{Journal, MemoryJournal};
 use crate::timers::VirtualClock;
 
 mod durability;
+mod sleepers;
 mod speed;
 mod states;
 

@@ -15,6 +15,8 @@ use super::{Batch, Change, Digest, Done, ExecutionRow, Journal, JournalError, Li
 const QUEUE_BATCHES_MAX: usize = 65_536;
 /// Batches in one transaction: bounds how long the first of them waits.
 const GROUP_BATCHES_MAX: usize = 4_096;
+/// How long to wait before a full disk is tried again.
+const STALL_RETRY: std::time::Duration = std::time::Duration::from_millis(250);
 /// Reading connections kept open.
 const READERS_MAX: usize = 4;
 
@@ -36,6 +38,8 @@ struct Shared {
 struct Queue {
     batches: Vec<Batch>,
     closed: bool,
+    /// The disk is full or away: what is queued waits, new starts are refused.
+    stalled: Option<JournalError>,
     failed: Option<JournalError>,
 }
 
@@ -109,7 +113,7 @@ fn write_groups(mut db: Connection, shared: &Shared) {
             changes.push(batch.changes);
             waiting.push(batch.done);
         }
-        let outcome = commit(&mut db, changes);
+        let outcome = commit_patiently(&mut db, &changes, shared);
         if let Err(error) = &outcome {
             tracing::error!(%error, "the workflow journal failed; it takes no more writes until it is opened again");
             let mut queue = shared.queue.lock();
@@ -123,13 +127,40 @@ fn write_groups(mut db: Connection, shared: &Shared) {
     }
 }
 
-fn commit(db: &mut Connection, groups: Vec<Vec<Change>>) -> Result<(), JournalError> {
+/// Commits a group; while the disk is full or cannot be written, tries again.
+fn commit_patiently(
+    db: &mut Connection,
+    groups: &[Vec<Change>],
+    shared: &Shared,
+) -> Result<(), JournalError> {
+    loop {
+        match commit(db, groups) {
+            Ok(()) => {
+                shared.queue.lock().stalled = None;
+                return Ok(());
+            }
+            Err(error) if is_passing(&error) && !shared.queue.lock().closed => {
+                tracing::error!(%error, "the workflow journal cannot be written; trying again");
+                shared.queue.lock().stalled = Some(error.into());
+                std::thread::sleep(STALL_RETRY);
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Errors that go away when somebody makes room.
+fn is_passing(error: &rusqlite::Error) -> bool {
+    use rusqlite::ErrorCode::{DatabaseBusy, DatabaseLocked, DiskFull, SystemIoFailure};
+    matches!(error.sqlite_error_code(), Some(DatabaseBusy | DatabaseLocked | DiskFull | SystemIoFailure))
+}
+
+fn commit(db: &mut Connection, groups: &[Vec<Change>]) -> rusqlite::Result<()> {
     let transaction = db.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
-    for change in groups.into_iter().flatten() {
+    for change in groups.iter().flatten() {
         apply(&transaction, change)?;
     }
-    transaction.commit()?;
-    Ok(())
+    transaction.commit()
 }
 
 fn column(payload: &Payload) -> (std::borrow::Cow<'_, str>, bool) {
@@ -139,7 +170,7 @@ fn column(payload: &Payload) -> (std::borrow::Cow<'_, str>, bool) {
     }
 }
 
-fn apply(db: &Connection, change: Change) -> Result<(), JournalError> {
+fn apply(db: &Connection, change: &Change) -> rusqlite::Result<()> {
     match change {
         Change::Machine { digest, body } => {
             db.prepare_cached("INSERT OR IGNORE INTO machines VALUES (?1, ?2)")?
@@ -149,10 +180,10 @@ fn apply(db: &Connection, change: Change) -> Result<(), JournalError> {
             db.prepare_cached("INSERT OR IGNORE INTO parts VALUES (?1, ?2)")?
                 .execute(params![&digest.0[..], &text[..]])?;
         }
-        Change::Start(row) => insert_execution(db, &row)?,
+        Change::Start(row) => insert_execution(db, row)?,
         Change::Record { execution, row } => {
             db.prepare_cached("INSERT INTO records VALUES (?1, ?2, ?3, ?4)")?.execute(params![
-                signed(execution),
+                signed(*execution),
                 signed(row.seq),
                 row.at_ms,
                 row.body
@@ -165,7 +196,7 @@ fn apply(db: &Connection, change: Change) -> Result<(), JournalError> {
                  cause = ?7, redrive_count = ?8, redrive_ms = ?9 WHERE id = ?1",
             )?
             .execute(params![
-                signed(execution),
+                signed(*execution),
                 row.status.as_str(),
                 row.stop_ms,
                 output.as_ref().map(|(text, _)| text.as_ref()),
@@ -178,15 +209,15 @@ fn apply(db: &Connection, change: Change) -> Result<(), JournalError> {
         }
         Change::MapRun { arn, execution } => {
             db.prepare_cached("INSERT OR IGNORE INTO map_runs VALUES (?1, ?2)")?
-                .execute(params![arn, signed(execution)])?;
+                .execute(params![arn, signed(*execution)])?;
         }
     }
     Ok(())
 }
 
-fn insert_execution(db: &Connection, row: &ExecutionRow) -> Result<(), JournalError> {
+fn insert_execution(db: &Connection, row: &ExecutionRow) -> rusqlite::Result<()> {
     let birth = serde_json::to_string(&row.birth)
-        .map_err(|error| JournalError::Damaged { table: "executions", reason: error.to_string() })?;
+        .map_err(|error| rusqlite::Error::ToSqlConversionFailure(error.into()))?;
     let (input, input_part) = column(&row.input);
     db.prepare_cached(
         "INSERT INTO executions (id, arn, name, machine_arn, machine, version_arn, alias_arn, map_run_arn, birth, \
@@ -221,6 +252,11 @@ impl Journal for SqliteJournal {
         }
         if queue.closed {
             return Err(JournalError::Closed);
+        }
+        if let Some(error) = &queue.stalled
+            && batch.changes.iter().any(|change| matches!(change, Change::Start(_)))
+        {
+            return Err(error.clone());
         }
         queue.batches.push(batch);
         self.shared.filled.notify_one();

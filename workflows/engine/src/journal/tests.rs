@@ -129,3 +129,31 @@ fn batches_that_meet_share_a_commit() {
     assert!(ids.is_sorted(), "acknowledged in the order in which they came");
     assert_eq!(journal.last_execution().expect("read"), 2_000);
 }
+
+#[test]
+fn a_full_disk_refuses_starts_and_loses_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("journal.db");
+    let journal = SqliteJournal::open(&path).expect("opens");
+    write(&journal, vec![Change::Start(Box::new(row(1, "one")))]).expect("written");
+    // Another writer holds the file, as lasting as a disk that is full.
+    let other = rusqlite::Connection::open(&path).expect("opens");
+    other.execute_batch("BEGIN IMMEDIATE").expect("held");
+    let (sender, receiver) = mpsc::channel();
+    let body = b"{}".to_vec();
+    let record = Change::Record { execution: 1, row: RecordRow { seq: 1, at_ms: 0, body } };
+    let done: Done = Box::new(move |outcome| sender.send(outcome).expect("the test waits"));
+    journal.write(Batch { changes: vec![record], done }).expect("queued");
+    // The first tries wait for SQLite's own time; then starts are refused.
+    let refused = std::iter::repeat_with(|| {
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        journal.write(Batch { changes: vec![Change::Start(Box::new(row(2, "one")))], done: Box::new(|_| ()) })
+    })
+    .take(400)
+    .any(|outcome| outcome.is_err());
+    assert!(refused, "a start is refused while nothing can be written");
+    assert!(receiver.try_recv().is_err(), "nothing is acknowledged");
+    other.execute_batch("ROLLBACK").expect("let go");
+    assert!(receiver.recv().expect("done is called").is_ok(), "what was queued is written in the end");
+    assert_eq!(journal.records(1, 0).expect("read").len(), 1);
+}

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use mayfly_workflows_language::dataflow::Variables;
-use mayfly_workflows_language::definition::{FlowId, StateId, StateMachine};
+use mayfly_workflows_language::definition::{FlowId, Resource, StateId, StateMachine};
 use mayfly_workflows_language::value::Value;
 
 use super::call::{Action, Call, ChildResult, Outcome};
@@ -180,6 +180,16 @@ pub(super) struct TaskPhase {
     pub(super) taken: bool,
 }
 
+impl TaskPhase {
+    /// Nothing of ours is under way: a worker or the holder of a token has it,
+    /// or it waits in an activity's line.
+    fn waits_outside(&self) -> bool {
+        let is_activity =
+            matches!(&self.call, Call::Task(task) if matches!(task.resource, Resource::Activity(_)));
+        self.taken || (is_activity && self.accepted)
+    }
+}
+
 /// The two limits of a task, as they came out.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct TaskSeconds {
@@ -339,6 +349,22 @@ impl Machine {
             Phase::Task(task) => task.heartbeat,
             _ => None,
         }
+    }
+
+    /// Does it wait for nothing but timers, tokens and workers? Then it can
+    /// leave memory: the journal has all that is needed to go on.
+    pub fn only_waits(&self) -> bool {
+        let waits = |thread: &Thread| match thread.active.as_ref().map(|active| &active.phase) {
+            Some(Phase::Wait { .. } | Phase::Backoff { .. } | Phase::Parallel { .. } | Phase::Map(_)) => true,
+            Some(Phase::Task(task)) => task.waits_outside(),
+            Some(Phase::Entered | Phase::Run(_)) | None => false,
+        };
+        self.outcome.is_none() && self.ready.is_empty() && self.threads.values().all(waits)
+    }
+
+    /// When the next of its timers is due.
+    pub fn next_timer_ms(&self) -> Option<i64> {
+        self.timers.values().map(|timer| timer.at_ms).min()
     }
 
     /// Does somebody still wait for this timer?

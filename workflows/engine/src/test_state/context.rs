@@ -65,6 +65,8 @@ pub(crate) struct MadeUp<'a> {
     pub(crate) state: &'a str,
     /// RFC 3339 with milliseconds.
     pub(crate) now: String,
+    /// Whether the state can be retried.
+    pub(crate) retried: bool,
     /// For states that hand out a token.
     pub(crate) token: Option<String>,
 }
@@ -72,6 +74,10 @@ pub(crate) struct MadeUp<'a> {
 impl MadeUp<'_> {
     pub(crate) fn context(&self) -> Value {
         let text = |text: &str| Value::from(text);
+        let mut state = vec![("Name", text(self.state)), ("EnteredTime", text(&self.now))];
+        if self.retried {
+            state.push(("RetryCount", Value::from(0_i64)));
+        }
         let mut context = vec![
             (
                 "Execution",
@@ -84,14 +90,7 @@ impl MadeUp<'_> {
                 ]),
             ),
             ("StateMachine", object([("Id", text(&self.machine_arn)), ("Name", text("TestStateMachine"))])),
-            (
-                "State",
-                object([
-                    ("Name", text(self.state)),
-                    ("EnteredTime", text(&self.now)),
-                    ("RetryCount", Value::from(0_i64)),
-                ]),
-            ),
+            ("State", object(state)),
         ];
         if let Some(token) = &self.token {
             context.push(("Task", object([("Token", text(token))])));

@@ -67,6 +67,13 @@ impl Passage<'_> {
         if jsonpath {
             self.inspection.stage("afterItemsPath", &items);
         }
+        if jsonpath && items.as_array().is_none() {
+            let path = match &map.items {
+                Items::Path(path) => path.source(),
+                _ => "$",
+            };
+            return Err(StateError::runtime(format!("Reference path \"{path}\" must point to array.")));
+        }
         if let (Some(selector), Some(items)) = (&map.item_selector, items.as_array()) {
             let selected: Result<Vec<Value>, StateError> = items
                 .iter()

@@ -10,10 +10,12 @@
 mod context;
 mod failing;
 mod fan_out;
+mod http_trace;
 mod inspection;
 mod request;
 mod run;
 mod schema;
+mod waits;
 
 pub(crate) use request::{Refusal, Request};
 

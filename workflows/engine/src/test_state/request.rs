@@ -40,6 +40,10 @@ impl Level {
     pub(crate) fn shows_stages(self) -> bool {
         self != Level::Info
     }
+
+    pub(crate) fn shows_exchanges(self) -> bool {
+        self == Level::Trace
+    }
 }
 
 /// What the state's work is replaced with.
@@ -225,7 +229,7 @@ fn check_kind(
 }
 
 /// Whether a task's end comes from somebody else than the one who is called.
-fn lasts(resource: &Resource) -> bool {
+pub(super) fn lasts(resource: &Resource) -> bool {
     matches!(resource, Resource::Activity(_)) || resource.pattern() != Pattern::RequestResponse
 }
 
@@ -244,11 +248,10 @@ fn read_mock(mock: &Params, state: &State) -> Result<Mock, Refusal> {
     match &state.kind {
         Kind::Task(task) => schema::check(&task.resource, &result, mode).map_err(Refusal::Validation)?,
         // A map that writes its results elsewhere answers with where they are.
-        Kind::Map(map) if map.result_writer.is_some() => {
-            if result.as_object().is_none() {
-                return validation("Mocked result must be an object.");
-            }
+        Kind::Map(map) if map.result_writer.is_some() && result.as_object().is_none() => {
+            return validation("Mocked result must be an object.");
         }
+        Kind::Map(map) if map.result_writer.is_some() => {}
         Kind::Map(_) | Kind::Parallel(_) if result.as_array().is_none() => {
             return validation("Mocked result must be an array.");
         }

@@ -2,14 +2,15 @@
 
 use super::failing::{Failure, settle};
 use super::inspection::Inspection;
-use super::request::{Mock, Refusal, Request};
-use super::{Status, Surroundings, context};
+use super::request::{self, Mock, Refusal, Request};
+use super::{Status, Surroundings, context, http_trace, waits};
 use crate::engine::{self, StartRequest};
 use crate::machine::time_text;
 use mayfly_workflows_language::choice;
 use mayfly_workflows_language::dataflow::{self, Ambient, Context, Scope, Variables};
 use mayfly_workflows_language::definition::{
-    Choice, Condition, DataFlow, Fail, Kind, MachineType, Pass, Resource, Rule, State, Task, Text, Transition,
+    Choice, Condition, DataFlow, Fail, Kind, MachineType, Pass, Resource, Rule, State, Task, Text,
+    Transition, Wait,
 };
 use mayfly_workflows_language::error::StateError;
 use mayfly_workflows_language::parse;
@@ -90,7 +91,7 @@ pub(super) async fn run(request: &Request, around: &Surroundings<'_>) -> Result<
     let left = match &state.kind {
         Kind::Task(task) => match ground.walk(request, &mut inspection, |passage| passage.begin_task()) {
             Err(error) => Err(Failure::from(error)),
-            Ok(arguments) => match work(request, task, &arguments, around).await? {
+            Ok(arguments) => match work(request, task, &arguments, around, &mut inspection).await? {
                 Err(failure) => Err(failure),
                 Ok(result) => ground
                     .walk(request, &mut inspection, |passage| passage.end_task(&result))
@@ -136,7 +137,11 @@ fn made_context(request: &Request, around: &Surroundings<'_>) -> Value {
         input: &request.input,
         state: &request.state().name,
         now: time_text(around.now_ms),
-        token: Some(around.uuid.clone()),
+        retried: matches!(request.state().kind, Kind::Task(_) | Kind::Parallel(_) | Kind::Map(_)),
+        token: match &request.state().kind {
+            Kind::Task(task) if request::lasts(&task.resource) => Some(around.uuid.clone()),
+            _ => None,
+        },
     }
     .context()
 }
@@ -148,6 +153,7 @@ async fn work(
     task: &Task,
     arguments: &Value,
     around: &Surroundings<'_>,
+    inspection: &mut Inspection,
 ) -> Result<Result<Value, Failure>, Refusal> {
     match &request.mock {
         Some(Mock::Result(result)) => return Ok(Ok(result.clone())),
@@ -155,6 +161,11 @@ async fn work(
             return Ok(Err(Failure { error: error.clone(), cause: cause.clone() }));
         }
         None => {}
+    }
+    if task.resource == Resource::HttpInvoke {
+        let http = &*around.engine.inner.deps.http;
+        let traced = request.level.shows_exchanges().then_some(inspection);
+        return Ok(http_trace::invoke(http, arguments, traced).await);
     }
     let name = &*request.state().name;
     let mut work = json!({"Type": "Task", "Resource": &*task.arn, "End": true});
@@ -218,7 +229,8 @@ impl Passage<'_> {
             Kind::Pass(kind) => Ok(self.pass(kind)?),
             Kind::Choice(kind) => Ok(self.choice(kind)?),
             Kind::Fail(kind) => Err(self.fail(kind).unwrap_or_else(Failure::from)),
-            Kind::Wait(_) | Kind::Succeed | Kind::Task(_) => Ok(self.unchanged()?),
+            Kind::Wait(wait) => Ok(self.wait(wait)?),
+            Kind::Succeed | Kind::Task(_) => Ok(self.unchanged()?),
         }
     }
 
@@ -279,6 +291,13 @@ impl Passage<'_> {
 
     fn unchanged(&mut self) -> Result<Left, StateError> {
         let input = self.effective_input(true)?;
+        self.finish_unchanged(&input)
+    }
+
+    /// A wait is not waited for, but what it would wait for has to be a time.
+    fn wait(&mut self, wait: &Wait) -> Result<Left, StateError> {
+        let input = self.effective_input(true)?;
+        waits::check(wait, &self.stage.scope(&input))?;
         self.finish_unchanged(&input)
     }
 

@@ -140,6 +140,11 @@ async fn what_is_refused_says_why() {
             "InvalidArn: Invalid Arn: 'Resource type not valid in this context: express'".into(),
         ),
         (
+            "ListTagsForResource",
+            json!({"resourceArn": format!("{arn}x")}),
+            format!("ResourceNotFound: Resource not found: '{arn}x'"),
+        ),
+        (
             "GetActivityTask",
             json!({"activityArn": format!("{PREFIX}:activity:none")}),
             format!("ActivityDoesNotExist: Activity Does Not Exist: '{PREFIX}:activity:none'"),
@@ -274,6 +279,17 @@ async fn states_are_tested_alone() {
                    "stateConfiguration": {"mapIterationFailureCount": 2}}),
             json!({"status": "FAILED", "error": "States.ExceedToleratedFailureThreshold",
                    "cause": "The specified tolerated failure threshold was exceeded"}),
+        ),
+        (
+            json!({"definition": json!({"Type": "Wait", "SecondsPath": "$.s", "End": true}).to_string(),
+                   "input": "{\"s\": -1}"}),
+            json!({"status": "FAILED", "error": "States.Runtime",
+                   "cause": "The SecondsPath parameter references a negative value: $.s == -1"}),
+        ),
+        (
+            json!({"definition": json!({"Type": "Wait", "QueryLanguage": "JSONata", "Seconds": "{% 1 + 1 %}",
+                        "Next": "N"}).to_string()}),
+            json!({"status": "SUCCEEDED", "output": "{}", "nextState": "N"}),
         ),
     ];
     for (params, wanted) in cases {

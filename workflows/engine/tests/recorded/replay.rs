@@ -25,8 +25,8 @@ pub(crate) struct Reply {
 
 /// How long an execution may take in real time before the replay looks at what is there.
 const PATIENCE: Duration = Duration::from_secs(8);
-/// How long the engine may settle with the clock held.
-const SETTLE: Duration = Duration::from_millis(30);
+/// How long nothing has to happen before the clock is let go.
+const SETTLE: Duration = Duration::from_millis(100);
 
 pub(crate) struct Replay {
     router: Router,
@@ -86,19 +86,24 @@ impl Replay {
         Reply { operation: operation.to_owned(), params, status, body }
     }
 
-    /// Asks until the execution has ended; lets time pass where the case does not interfere.
+    /// Asks until the execution has ended; lets time pass where the case does not interfere and nothing
+    /// has happened for a while.
     async fn poll(&self, operation: &str, params: Value, may_jump: bool) -> Reply {
         let started = std::time::Instant::now();
+        let (mut quiet_since, mut seen) = (started, 0);
         self.clock.hold(true);
         loop {
             let reply = self.send(operation, params.clone()).await;
-            let ended = ended(&reply);
-            let settled = !may_jump && started.elapsed() > SETTLE;
-            if ended || settled || started.elapsed() > PATIENCE {
+            let events = reply.body.get("events").and_then(Value::as_array).map_or(0, Vec::len);
+            if events != seen {
+                (quiet_since, seen) = (std::time::Instant::now(), events);
+            }
+            let quiet = quiet_since.elapsed() > SETTLE;
+            if ended(&reply) || (quiet && !may_jump) || started.elapsed() > PATIENCE {
                 self.clock.hold(true);
                 return reply;
             }
-            if may_jump && started.elapsed() > SETTLE {
+            if quiet {
                 self.clock.hold(false);
             }
             tokio::time::sleep(Duration::from_millis(3)).await;

@@ -7,7 +7,7 @@ use crate::journal::{Batch, Change, MemoryJournal};
 /// Takes `left` batches with records and then nothing any more, as a process
 /// that was killed: what was taken is there, nothing after it.
 struct Killed {
-    journal: Arc<MemoryJournal>,
+    journal: Arc<dyn Journal>,
     left: Mutex<u64>,
     dead: Arc<tokio::sync::Notify>,
 }
@@ -90,21 +90,50 @@ fn long_way() -> serde_json::Value {
 }
 
 #[tokio::test]
-async fn killed_at_every_record_the_outcome_is_the_same() {
+async fn killed_at_every_record_of_a_journal_in_memory() {
+    let journals: Mutex<Vec<Arc<dyn Journal>>> = Mutex::default();
+    killed_at_every_record(|left| {
+        let mut journals = journals.lock();
+        let at = usize::try_from(left).expect("few") - 1;
+        if journals.len() == at {
+            journals.push(Arc::new(MemoryJournal::default()));
+        }
+        journals[at].clone()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn killed_at_every_record_of_a_file() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let before: Mutex<Option<Arc<dyn Journal>>> = Mutex::default();
+    killed_at_every_record(|left| {
+        // What the first had taken is on disk; it writes nothing more.
+        if let Some(before) = before.lock().take() {
+            before.close();
+        }
+        let path = folder.path().join(format!("{left}.db"));
+        let journal: Arc<dyn Journal> = Arc::new(crate::journal::SqliteJournal::open(&path).expect("opens"));
+        *before.lock() = Some(journal.clone());
+        journal
+    })
+    .await;
+}
+
+async fn killed_at_every_record(journal: impl Fn(u64) -> Arc<dyn Journal>) {
     let whole = World::new().await;
     let machine = machine(long_way(), Kind::Standard);
     let arn = whole.start(&machine, "1").await;
     let expected = whole.engine.wait(&arn).await.expect("there");
     assert_eq!(expected.output.as_deref(), Some("[16,16]"), "{:?}", expected.cause);
-    let expected_lines: Vec<String> = kinds(&whole.lines(&arn).await);
+    let expected_lines = whole.lines(&arn).await;
 
     let mut kills = 0;
     for left in 1.. {
-        let journal = Arc::new(MemoryJournal::default());
+        let first_journal = journal(left);
         let dead = Arc::new(tokio::sync::Notify::new());
-        let killed =
-            Arc::new(Killed { journal: journal.clone(), left: Mutex::new(left), dead: dead.clone() });
-        let first = World::on(killed, Arc::default()).await;
+        let killed = Killed { journal: first_journal.clone(), left: Mutex::new(left), dead: dead.clone() };
+        let first = World::on(Arc::new(killed), Arc::default()).await;
         let arn = first.start(&machine, "1").await;
         let survived = tokio::select! {
             () = dead.notified() => false,
@@ -116,20 +145,15 @@ async fn killed_at_every_record_the_outcome_is_the_same() {
             break;
         }
         kills += 1;
-        let second = World::on(journal, functions.clone()).await;
+        let second = World::on(journal(left), functions.clone()).await;
         second.engine.resume().await.expect("resumes");
         let ended = second.engine.wait(&arn).await.expect("there");
         assert_eq!((ended.status, &ended.output), (expected.status, &expected.output), "killed after {left}");
-        assert_eq!(kinds(&second.lines(&arn).await), expected_lines, "killed after {left}");
+        assert_eq!(second.lines(&arn).await, expected_lines, "killed after {left}");
         let keys = functions.keys.lock();
         assert_eq!(keys.len(), 1 + 2 + 2 + 2 + 2, "killed after {left}: as many effects as without the kill");
     }
     assert!(kills > 10, "{kills} kills");
-}
-
-/// The order in which two children end differs; which events there are does not.
-fn kinds(lines: &[String]) -> Vec<String> {
-    lines.to_vec()
 }
 
 #[tokio::test]

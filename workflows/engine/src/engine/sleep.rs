@@ -1,0 +1,102 @@
+//! Executions that only wait leave memory and come back when they are needed.
+//!
+//! What stays of a sleeper is its entry in the timer wheel and, when it waits
+//! for a worker, in the activity's line. A timer, a token or a question about
+//! it reads it back: its records are computed again.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use super::error::ExecutionError;
+use super::inner::Inner;
+use super::live::Running;
+use super::types::Status;
+
+/// How often sleepers are looked for.
+const ROUND: Duration = Duration::from_secs(2);
+
+impl Inner {
+    /// An execution that has not ended, in memory; read back if it slept.
+    /// `None` when it has ended or never was.
+    pub(super) async fn awake(self: &Arc<Self>, id: u64) -> Result<Option<Arc<Running>>, ExecutionError> {
+        loop {
+            if let Some(running) = self.live.by_id(id) {
+                if !running.cell.lock().asleep {
+                    return Ok(Some(running));
+                }
+            }
+            let inner = self.clone();
+            let loaded = self
+                .read(move |journal| match journal.execution(id)? {
+                    Some(row) if row.outcome.status == Status::Running => {
+                        Ok(Some(inner.load_one(journal, id)?))
+                    }
+                    _ => Ok(None),
+                })
+                .await?;
+            match loaded {
+                Some(Some(running)) => return Ok(Some(running)),
+                // Somebody else reads it at this moment, or it is leaving memory.
+                Some(None) => tokio::task::yield_now().await,
+                // Ended meanwhile, or not durable yet: then it is in memory.
+                None => return Ok(self.live.by_id(id)),
+            }
+        }
+    }
+
+    /// The same by ARN.
+    pub(super) async fn awake_by_arn(
+        self: &Arc<Self>,
+        arn: &str,
+    ) -> Result<Option<Arc<Running>>, ExecutionError> {
+        if let Some(running) = self.live.by_arn(arn) {
+            if !running.cell.lock().asleep {
+                return Ok(Some(running));
+            }
+        }
+        let wanted = arn.to_owned();
+        match self.read(move |journal| journal.execution_by_arn(&wanted)).await? {
+            Some(row) if row.outcome.status == Status::Running => self.awake(row.id).await,
+            _ => Ok(None),
+        }
+    }
+
+    /// Lets executions leave memory that have only waited for a while and will
+    /// go on doing so. Returns how many did.
+    pub(super) fn sleep_round(&self) -> usize {
+        let now_ms = self.now_ms();
+        let idle_ms = i64::try_from(self.config.limits.idle_in_memory.as_millis()).unwrap_or(i64::MAX);
+        let mut asleep = 0;
+        for running in self.live.all() {
+            if running.express {
+                continue;
+            }
+            // One that is busy at this moment does not only wait.
+            let Some(mut cell) = running.cell.try_lock() else { continue };
+            let rests = now_ms - cell.touched_ms >= idle_ms
+                && cell.durable == cell.seq
+                && cell.waiters.is_empty()
+                && running.effects.lock().is_empty()
+                && cell.machine.only_waits()
+                && cell.machine.next_timer_ms().is_none_or(|at_ms| at_ms - now_ms >= idle_ms);
+            if rests {
+                cell.asleep = true;
+                self.live.release(&running.arn, Some(running.id));
+                asleep += 1;
+            }
+        }
+        asleep
+    }
+}
+
+/// Sends executions to sleep until the engine is gone.
+pub(super) async fn send_to_sleep(engine: Weak<Inner>) {
+    loop {
+        tokio::time::sleep(ROUND).await;
+        let Some(inner) = engine.upgrade() else { return };
+        let asleep = inner.sleep_round();
+        if asleep > 0 {
+            tracing::debug!(asleep, "executions left memory");
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! What only waits leaves memory, and comes back for a timer, a token, a
+//! worker or a question.
+
+use super::*;
+
+async fn asleep(world: &World, definition: serde_json::Value) -> String {
+    // Something under way keeps the virtual clock from jumping meanwhile.
+    let _awake = world.engine.inner.busy();
+    let arn = world.start(&machine(definition, Kind::Standard), "{\"k\":1}").await;
+    for _ in 0..1_000 {
+        // Effects that were under way end by themselves.
+        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        let running = world.engine.inner.live.by_arn(&arn).expect("in memory");
+        if running.effects.lock().is_empty() && running.cell.lock().machine.only_waits() {
+            break;
+        }
+    }
+    let now_ms = world.engine.inner.now_ms();
+    world.engine.inner.deps.clock.sleep_until(now_ms + 10_000).await;
+    assert_eq!(world.engine.inner.sleep_round(), 1);
+    assert_eq!(world.engine.load().0, 0, "nothing is in memory");
+    arn
+}
+
+fn waits(seconds: u64) -> serde_json::Value {
+    json!({"StartAt": "A", "States": {"A": {"Type": "Wait", "Seconds": seconds, "Next": "B"},
+        "B": with(task("echo"), json!({"End": true}))}})
+}
+
+fn token() -> serde_json::Value {
+    json!({"StartAt": "A", "States": {"A": {"Type": "Task", "End": true,
+        "Resource": "arn:aws:states:::lambda:invoke.waitForTaskToken",
+        "Parameters": {"FunctionName": "echo", "Payload.$": "$$.Task.Token"}}}})
+}
+
+#[tokio::test]
+async fn a_timer_wakes() {
+    let world = World::new().await;
+    let arn = asleep(&world, waits(3_600)).await;
+    assert_eq!(world.engine.describe(&arn).await.expect("read").expect("there").status, Status::Running);
+    let ended = world.engine.wait(&arn).await.expect("there");
+    assert_eq!(ended.output.as_deref(), Some("{\"k\":1}"));
+    assert_eq!(ended.stop_date.expect("ended").as_second() - ended.start_date.as_second(), 3_600);
+}
+
+#[tokio::test]
+async fn a_token_wakes() {
+    let world = World::new().await;
+    let arn = asleep(&world, token()).await;
+    let token: String = serde_json::from_str(&world.functions.calls.lock()[0].1).expect("a token");
+    world.engine.send_task_heartbeat(&token).await.expect("alive");
+    world.engine.send_task_success(&token, "7").await.expect("taken");
+    assert_eq!(world.engine.wait(&arn).await.expect("there").output.as_deref(), Some("7"));
+    assert_eq!(world.engine.send_task_success(&token, "7").await, Err(TokenError::TimedOut));
+    assert_eq!(world.functions.calls.lock().len(), 1, "the function was called once");
+}
+
+#[tokio::test]
+async fn a_worker_wakes() {
+    let world = World::new().await;
+    let activity = "arn:aws:states:us-east-1:000000000000:activity:a";
+    let definition =
+        json!({"StartAt": "A", "States": {"A": {"Type": "Task", "Resource": activity, "End": true}}});
+    let arn = asleep(&world, definition).await;
+    let work = world.engine.get_activity_task(activity, None).await.expect("work");
+    world.engine.send_task_failure(&work.token, Some("E".to_owned()), None).await.expect("taken");
+    assert_eq!(world.engine.wait(&arn).await.expect("there").error.as_deref(), Some("E"));
+}
+
+#[tokio::test]
+async fn a_stop_wakes() {
+    let world = World::new().await;
+    let arn = asleep(&world, waits(3_600)).await;
+    world.engine.stop(&arn, None, None).await.expect("stops");
+    assert_eq!(world.engine.describe(&arn).await.expect("read").expect("there").status, Status::Aborted);
+    assert_eq!(world.engine.load(), (0, 0), "its timer is gone too");
+}
+
+#[tokio::test]
+async fn a_start_with_a_sleepers_name_finds_it() {
+    let world = World::new().await;
+    let arn = asleep(&world, waits(3_600)).await;
+    let name = arn.rsplit(':').next().map(str::to_owned);
+    let again = StartRequest { name, ..request(&machine(waits(3_600), Kind::Standard), "{\"k\":1}") };
+    assert_eq!(world.engine.start_execution(again).await.expect("the same").execution_arn, arn);
+}
