@@ -114,6 +114,8 @@ fn deny(workspace: &Workspace) -> Result<Outcome> {
         return Ok(Outcome::Skipped(format!("cargo-deny cannot be installed here: {error:#}")));
     }
     let mut deny = Command::new(tools::find("cargo-deny").context("cargo-deny is not where cargo put it")?);
+    // It reads every crate's manifest, those for other systems too, which no build here has fetched.
+    command::run(cargo().args(["fetch", "--locked"]).current_dir(&workspace.root))?;
     deny.args(["--log-level", "warn", "--offline", "check", "--hide-inclusion-graph"]);
     deny.args(["bans", "licenses", "sources"]).current_dir(&workspace.root);
     command::run(&mut deny)?;
