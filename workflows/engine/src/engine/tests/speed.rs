@@ -45,6 +45,33 @@ async fn transitions_of_a_machine() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn express_executions() {
+    let world = World::new().await;
+    let mut states = serde_json::Map::new();
+    for n in 0..10 {
+        states.insert(format!("S{n}"), json!({"Type": "Pass", "Next": format!("S{}", n + 1)}));
+    }
+    states.insert("S10".to_owned(), json!({"Type": "Succeed"}));
+    let state_machine = machine(json!({"StartAt": "S0", "States": states}), Kind::Express);
+    let began = Instant::now();
+    let clients = (0..16).map(|_| {
+        let (engine, state_machine) = (world.engine.clone(), state_machine.clone());
+        tokio::spawn(async move {
+            for _ in 0..200 {
+                let ended = engine.start_sync(request(&state_machine, "{\"k\":1}")).await.expect("runs");
+                assert_eq!(ended.status, Status::Succeeded);
+            }
+        })
+    });
+    for client in clients.collect::<Vec<_>>() {
+        client.await.expect("runs");
+    }
+    let each_second = 16.0 * 200.0 * 11.0 / began.elapsed().as_secs_f64();
+    eprintln!("{each_second:.0} transitions/s of express executions, started and ended");
+    assert!(each_second > 20_000.0, "{each_second:.0}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn durable_executions() {
     let folder = tempfile::tempdir().expect("a folder");
     let config = Config { data_dir: Some(folder.path().to_owned()), ..Config::default() };
