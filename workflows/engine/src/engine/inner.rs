@@ -48,7 +48,6 @@ pub(crate) struct Inner {
     /// Things under way that will go on by themselves: what a virtual clock
     /// waits for before it jumps.
     pub(super) busy: AtomicUsize,
-    pub(super) idle: Notify,
 }
 
 /// An effect that waits for its place.
@@ -74,9 +73,7 @@ pub(crate) struct Busy(Arc<Inner>);
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        if self.0.busy.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.0.idle.notify_one();
-        }
+        self.0.busy.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

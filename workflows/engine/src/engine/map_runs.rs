@@ -175,11 +175,17 @@ impl Inner {
     }
 
     pub(super) fn stop_child(self: &Arc<Self>, arn: Arc<str>) {
-        let Some(child) = self.live.by_arn(&arn) else { return };
         let (inner, busy) = (self.clone(), self.busy());
         self.runtime.spawn(async move {
             let _busy = busy;
-            let _ = inner.deliver(&child, Event::Stop { error: None, cause: None }, |_| ());
+            let stopped = match inner.awake_by_arn(&arn).await {
+                Ok(Some(child)) => inner.told(&child, Event::Stop { error: None, cause: None }).await,
+                Ok(None) => Ok(()),
+                Err(error) => Err(error),
+            };
+            if let Err(error) = stopped {
+                tracing::error!(child = %arn, %error, "a map run's child could not be stopped");
+            }
         });
     }
 

@@ -69,7 +69,6 @@ impl Engine {
             runtime: tokio::runtime::Handle::current(),
             closing: AtomicBool::new(false),
             busy: AtomicUsize::new(0),
-            idle: Notify::new(),
         });
         let timers = Arc::downgrade(&inner);
         inner.runtime.spawn(run_timers(timers.clone()));

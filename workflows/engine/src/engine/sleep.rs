@@ -20,10 +20,10 @@ impl Inner {
     /// `None` when it has ended or never was.
     pub(super) async fn awake(self: &Arc<Self>, id: u64) -> Result<Option<Arc<Running>>, ExecutionError> {
         loop {
-            if let Some(running) = self.live.by_id(id) {
-                if !running.cell.lock().asleep {
-                    return Ok(Some(running));
-                }
+            if let Some(running) = self.live.by_id(id)
+                && !running.cell.lock().asleep
+            {
+                return Ok(Some(running));
             }
             let inner = self.clone();
             let loaded = self
@@ -49,10 +49,10 @@ impl Inner {
         self: &Arc<Self>,
         arn: &str,
     ) -> Result<Option<Arc<Running>>, ExecutionError> {
-        if let Some(running) = self.live.by_arn(arn) {
-            if !running.cell.lock().asleep {
-                return Ok(Some(running));
-            }
+        if let Some(running) = self.live.by_arn(arn)
+            && !running.cell.lock().asleep
+        {
+            return Ok(Some(running));
         }
         let wanted = arn.to_owned();
         match self.read(move |journal| journal.execution_by_arn(&wanted)).await? {

@@ -242,10 +242,11 @@ impl Engine {
         let new = self.new_execution(request);
         let (arn, input) = (new.arn.clone(), new.input.clone());
         let express = new.state_machine.kind == Kind::Express;
-        if named && !express {
-            if let Some(there) = self.describe(&arn).await.map_err(unreadable)? {
-                return same_start(&there, &input);
-            }
+        if named
+            && !express
+            && let Some(there) = self.describe(&arn).await.map_err(unreadable)?
+        {
+            return same_start(&there, &input);
         }
         match self.inner.begin(new).await {
             Ok(running) => {

@@ -12,7 +12,7 @@ fn row(id: u64, machine: &str) -> ExecutionRow {
         name: id.to_string(),
         machine_arn: format!("arn:stateMachine:{machine}"),
         machine: Digest::of(machine.as_bytes()),
-        version_arn: (id % 2 == 0).then(|| format!("arn:stateMachine:{machine}:1")),
+        version_arn: id.is_multiple_of(2).then(|| format!("arn:stateMachine:{machine}:1")),
         alias_arn: None,
         map_run_arn: None,
         birth: Birth { seed: [7; 16], ..Birth::default() },

@@ -9,6 +9,7 @@ use mayfly_workflows_language::value::Value;
 use super::call::{Action, Call, ChildResult, ChildStart, Outcome};
 use super::data;
 use super::failure::Failure;
+use super::quantity;
 use super::state::{Child, Item, MapRunState, Phase, RunPhase};
 use super::turn::{ROOT, Trouble, Turn, failed};
 use crate::engine::Status;
@@ -25,9 +26,9 @@ impl Turn<'_> {
         let effective = self.effective_input(number, state)?;
         let items = match &map.item_reader {
             Some(_) => None,
-            None => Some(data::map_items(self, number, state, map, &effective)?),
+            None => Some(quantity::map_items(self, number, state, map, &effective)?),
         };
-        let max_concurrency = data::max_concurrency(self, number, state, map, &effective)?;
+        let max_concurrency = quantity::max_concurrency(self, number, state, map, &effective)?;
         let cursor = self.cursor(number);
         let length = items.as_ref().map_or(0, |items| items.len() as u64);
         let started = self.map_state_started(cursor, length);
@@ -35,10 +36,10 @@ impl Turn<'_> {
         let mut run = self.new_run(state, map, execution_type, max_concurrency);
         if let Some(quantity) = &map.tolerated_failure_count {
             run.tolerated_count =
-                Some(data::count(self, number, state, &effective, quantity, "ToleratedFailureCount")?);
+                Some(quantity::count(self, number, state, &effective, quantity, "ToleratedFailureCount")?);
         }
         if let Some(quantity) = &map.tolerated_failure_percentage {
-            run.tolerated_percentage = Some(data::percentage(self, number, state, &effective, quantity)?);
+            run.tolerated_percentage = Some(quantity::percentage(self, number, state, &effective, quantity)?);
         }
         let arn = run.arn.clone();
         let run_started = self.emit(started, "MapRunStarted", || {
@@ -106,7 +107,7 @@ impl Turn<'_> {
         let field = "ItemReader";
         let arguments = data::template(self, number, state, effective, reader.arguments.as_ref(), field)?;
         let max_items = match &reader.max_items {
-            Some(quantity) => Some(data::count(self, number, state, effective, quantity, "MaxItems")?),
+            Some(quantity) => Some(quantity::count(self, number, state, effective, quantity, "MaxItems")?),
             None => None,
         };
         self.run_effect(number, Call::ReadItems { state: state.id, arguments, max_items });
@@ -177,7 +178,7 @@ impl Turn<'_> {
         items: Vec<(Value, u64)>,
     ) -> Result<Vec<(Value, u64)>, Trouble> {
         let limit = |quantity, field| match quantity {
-            Some(quantity) => match data::count(self, number, state, input, quantity, field) {
+            Some(quantity) => match quantity::count(self, number, state, input, quantity, field) {
                 Ok(0) => Err(StateError::runtime(format!("{field} must be greater than 0."))),
                 other => other,
             },
@@ -486,85 +487,4 @@ impl MapRunState {
     fn results(&self) -> Arc<Vec<ChildResult>> {
         Arc::new(self.children.iter().filter_map(|child| child.result.clone()).collect())
     }
-
-    /// Items in children that ended so, and such children.
-    fn ended(&self, status: Status) -> (u64, u64) {
-        let so = self
-            .children
-            .iter()
-            .filter(|child| child.result.as_ref().is_some_and(|result| result.outcome.status == status));
-        so.fold((0, 0), |(items, children), child| (items + child.items, children + 1))
-    }
-
-    /// Did more items fail than are tolerated?
-    #[expect(clippy::cast_precision_loss, reason = "item counts fit a double")]
-    fn exceeded(&self) -> bool {
-        let failed: u64 = [Status::Failed, Status::TimedOut, Status::Aborted]
-            .iter()
-            .map(|status| self.ended(*status).0)
-            .sum();
-        if failed == 0 {
-            return false;
-        }
-        let too_many = self.tolerated_count.is_some_and(|count| failed > count);
-        let too_large = self
-            .tolerated_percentage
-            .is_some_and(|part| failed as f64 * 100.0 / (self.items().max(1) as f64) > part);
-        too_many || too_large || (self.tolerated_count.is_none() && self.tolerated_percentage.is_none())
-    }
-
-    /// Items in all.
-    pub fn items(&self) -> u64 {
-        self.children.iter().map(|child| child.items).sum()
-    }
-
-    /// `itemCounts` and `executionCounts`.
-    pub fn counts(&self) -> (Counts, Counts) {
-        let (mut items, mut children) = (Counts::default(), Counts::default());
-        for (index, child) in self.children.iter().enumerate() {
-            for (counts, weight) in [(&mut items, child.items), (&mut children, 1)] {
-                counts.total += weight;
-                let place = match child.result.as_ref().map(|result| result.outcome.status) {
-                    Some(Status::Succeeded) => &mut counts.succeeded,
-                    Some(Status::Failed) => &mut counts.failed,
-                    Some(Status::TimedOut) => &mut counts.timed_out,
-                    Some(_) => &mut counts.aborted,
-                    None if self.status != Status::Running => &mut counts.aborted,
-                    None if index < self.next => &mut counts.running,
-                    None => &mut counts.pending,
-                };
-                *place += weight;
-            }
-        }
-        if self.results_written {
-            items.results_written = items.succeeded;
-            children.results_written = children.succeeded;
-        }
-        (items, children)
-    }
-}
-
-/// How many of a run's items or children stand how.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Not started.
-    pub pending: u64,
-    /// Under way.
-    pub running: u64,
-    /// Ended well.
-    pub succeeded: u64,
-    /// Failed.
-    pub failed: u64,
-    /// Ran out of time.
-    pub timed_out: u64,
-    /// Stopped.
-    pub aborted: u64,
-    /// All of them.
-    pub total: u64,
-    /// Written by the result writer.
-    pub results_written: u64,
-    /// Failed for good.
-    pub failures_not_redrivable: u64,
-    /// Waiting for a redrive to reach them.
-    pub pending_redrive: u64,
 }

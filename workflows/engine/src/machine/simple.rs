@@ -5,8 +5,8 @@ use mayfly_workflows_language::definition::{Choice, Fail, Pass, QueryLanguage, S
 use mayfly_workflows_language::error::StateError;
 use mayfly_workflows_language::value::Value;
 
-use super::data;
 use super::failure::Failure;
+use super::quantity;
 use super::state::{Phase, Wakes};
 use super::turn::{Trouble, Turn, milliseconds};
 
@@ -34,8 +34,8 @@ impl Turn<'_> {
 
     pub(super) fn run_choice(&mut self, number: u32, state: &State, choice: &Choice) -> Result<(), Trouble> {
         let effective = self.effective_input(number, state)?;
-        for rule in &choice.rules {
-            if self.matches(number, state, &effective, rule)? {
+        for (index, rule) in choice.rules.iter().enumerate() {
+            if self.matches(number, state, &effective, (index, rule))? {
                 let left = self.finish_choice(number, state, effective, Some(rule))?;
                 self.leave(number, state, left, &rule.next);
                 return Ok(());
@@ -62,12 +62,12 @@ impl Turn<'_> {
         let effective = self.effective_input(number, state)?;
         let until_ms = match wait {
             Wait::Seconds(seconds) => {
-                let seconds = data::wait_seconds(self, number, state, &effective, seconds)?;
+                let seconds = quantity::wait_seconds(self, number, state, &effective, seconds)?;
                 self.at_ms.saturating_add(milliseconds(seconds.min(WAIT_SECONDS_MAX)))
             }
             Wait::Timestamp(TimestampField::Value(at, _)) => ceil_millisecond(*at),
             Wait::Timestamp(field) => {
-                let at = data::wait_timestamp(self, number, state, &effective, field)?;
+                let at = quantity::wait_timestamp(self, number, state, &effective, field)?;
                 ceil_millisecond(at)
             }
         };

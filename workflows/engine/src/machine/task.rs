@@ -7,8 +7,8 @@ use mayfly_workflows_language::error::StateError;
 use mayfly_workflows_language::value::Value;
 
 use super::call::{Action, Call, TaskCall};
-use super::data;
 use super::failure::Failure;
+use super::quantity;
 use super::state::{Phase, TaskPhase, TaskSeconds, Wakes};
 use super::token::Token;
 use super::turn::{Trouble, Turn, failed, milliseconds};
@@ -22,7 +22,7 @@ impl Turn<'_> {
         let effective = self.effective_input(number, state)?;
         let arguments = self.task_arguments(number, state, &effective, &token)?;
         let seconds = TaskSeconds {
-            timeout: data::task_seconds(
+            timeout: quantity::task_seconds(
                 self,
                 number,
                 state,
@@ -30,7 +30,7 @@ impl Turn<'_> {
                 task.timeout.as_ref(),
                 "TimeoutSeconds",
             )?,
-            heartbeat: data::task_seconds(
+            heartbeat: quantity::task_seconds(
                 self,
                 number,
                 state,
@@ -39,7 +39,7 @@ impl Turn<'_> {
                 "HeartbeatSeconds",
             )?,
         };
-        let credentials = data::credentials(self, number, state, &effective, task)?;
+        let credentials = quantity::credentials(self, number, state, &effective, task)?;
         let call = Call::Task(Box::new(TaskCall {
             resource: task.resource.clone(),
             arn: task.arn.clone(),
