@@ -8,3 +8,5 @@ mod finding;
 mod functions;
 #[path = "cli/objects.rs"]
 mod objects;
+#[path = "cli/workflows.rs"]
+mod workflows;

@@ -94,15 +94,7 @@ fn request(args: &InvokeArgs, url: &str) -> anyhow::Result<Request<Full<Bytes>>>
     let body = match args.data.as_deref() {
         None if has_body => Bytes::from_static(b"{}"),
         None => Bytes::new(),
-        Some("-") => {
-            let mut body = Vec::new();
-            std::io::stdin().read_to_end(&mut body).context("cannot read stdin")?;
-            body.into()
-        }
-        Some(text) => match text.strip_prefix('@') {
-            Some(path) => read(Path::new(path))?,
-            None => Bytes::copy_from_slice(text.as_bytes()),
-        },
+        Some(text) => data(text)?,
     };
     let says_type = args.header.iter().any(|header| header.0 == header::CONTENT_TYPE);
     if has_body
@@ -125,6 +117,19 @@ fn request(args: &InvokeArgs, url: &str) -> anyhow::Result<Request<Full<Bytes>>>
     request.body(Full::new(body)).map_err(|error| {
         Failure::error(format!("--path {:?} cannot be called: {error}", args.path), "escape it as in a URL")
     })
+}
+
+/// What `-d` names: `@FILE` a file's content, `-` stdin, anything else itself.
+pub(super) fn data(text: &str) -> anyhow::Result<Bytes> {
+    if text == "-" {
+        let mut content = Vec::new();
+        std::io::stdin().read_to_end(&mut content).context("cannot read stdin")?;
+        return Ok(content.into());
+    }
+    match text.strip_prefix('@') {
+        Some(path) => read(Path::new(path)),
+        None => Ok(Bytes::copy_from_slice(text.as_bytes())),
+    }
 }
 
 fn read(path: &Path) -> anyhow::Result<Bytes> {

@@ -41,6 +41,7 @@ mod upload;
 mod version;
 mod wait;
 mod wish;
+mod workflow;
 
 use output::OutputFormat;
 use session::Session;
@@ -112,6 +113,8 @@ pub(crate) enum Command {
     Explain(explain::ExplainArgs),
     /// Show what functions, nodes and pods are doing
     Top(top::TopArgs),
+    /// Workflows in the Amazon States Language, and their executions
+    Workflow(workflow::WorkflowArgs),
     /// Uploaded components
     Artifact(artifact::ArtifactArgs),
     /// Container images
@@ -172,6 +175,7 @@ impl Command {
             Self::Describe(args) => describe::run(args, session).await?,
             Self::Explain(args) => explain::run(args, session).await?,
             Self::Top(args) => top::run(args, session).await?,
+            Self::Workflow(args) => return workflow::run(args, session).await,
             Self::Artifact(args) => artifact::run(args, session).await?,
             Self::Version(args) => version::run(args, session).await?,
             Self::Up(_) | Self::New(_) | Self::Build(_) | Self::Completion(_) | Self::Image(_) => {

@@ -25,6 +25,8 @@ pub(crate) struct Seen {
     pub(crate) content_type: String,
     pub(crate) accept: String,
     pub(crate) authorization: String,
+    /// The operation, where the protocol says it in a header.
+    pub(crate) target: String,
     pub(crate) body: Vec<u8>,
 }
 
@@ -168,6 +170,7 @@ async fn handle(State(shared): State<Arc<Shared>>, request: Request) -> Response
         content_type: header("content-type"),
         accept: header("accept"),
         authorization: header("authorization"),
+        target: header("x-amz-target"),
         body: to_bytes(body, 64 << 20).await.unwrap().to_vec(),
     };
     shared.seen.lock().unwrap().push(seen.clone());

@@ -1,0 +1,86 @@
+//! `mayfly workflow`: the life of a workflow, over the Step Functions API that `mayfly up` serves.
+//!
+//! Here belong: the commands' arguments and what they show. Start reading at [`WorkflowCommand`]; [`client`]
+//! finds the API and speaks to it, [`reference`] is how workflows and executions are named, [`history`] puts
+//! events to their states, which [`follow`] and [`show`] then show.
+//!
+//! Not here: what a definition means (the API validates it), how it runs (`workflows`).
+
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+
+mod client;
+mod definition;
+mod deploy;
+mod end;
+mod follow;
+mod history;
+mod ordered;
+mod reference;
+mod show;
+mod start;
+
+use super::{
+    output::{self, OutputFormat},
+    session::Session,
+};
+
+#[derive(Args, Debug)]
+#[command(after_help = "Example:
+  mayfly workflow deploy order.yaml
+  mayfly workflow start order -d '{\"item\":\"pen\"}' --follow
+  mayfly workflow list order
+
+An execution is named by its ARN, as WORKFLOW/EXECUTION, or by its WORKFLOW alone: its newest.")]
+pub(crate) struct WorkflowArgs {
+    /// Where the Step Functions API answers [default: MAYFLY_WORKFLOWS_URL, else as in the data directory]
+    #[arg(long, global = true, value_name = "URL")]
+    workflows_url: Option<String>,
+    #[command(subcommand)]
+    command: WorkflowCommand,
+}
+
+#[derive(Subcommand, Debug)]
+enum WorkflowCommand {
+    /// Create a workflow from a definition, or change it to the definition
+    Deploy(deploy::DeployArgs),
+    /// Start an execution
+    Start(start::StartArgs),
+    /// Show a workflow or an execution readably
+    Describe(show::DescribeArgs),
+    /// Show an execution's events
+    History(show::HistoryArgs),
+    /// List workflows, or the executions of one
+    #[command(visible_alias = "ls")]
+    List(show::ListArgs),
+    /// Stop an execution
+    Stop(end::StopArgs),
+    /// Delete workflows
+    #[command(visible_alias = "rm")]
+    Delete(end::DeleteArgs),
+}
+
+pub(crate) async fn run(args: WorkflowArgs, session: &Session) -> anyhow::Result<ExitCode> {
+    let client = client::Client::find(args.workflows_url, session.globals())?;
+    match args.command {
+        WorkflowCommand::Deploy(args) => deploy::run(args, &client, session).await?,
+        WorkflowCommand::Start(args) => return start::run(args, &client, session).await,
+        WorkflowCommand::Describe(args) => show::describe(args, &client, session).await?,
+        WorkflowCommand::History(args) => show::history(args, &client, session).await?,
+        WorkflowCommand::List(args) => show::list(args, &client, session).await?,
+        WorkflowCommand::Stop(args) => end::stop(args, &client).await?,
+        WorkflowCommand::Delete(args) => end::delete(args, &client).await?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// [`output::result`], where `-o name` prints `name`.
+fn result(
+    format: OutputFormat,
+    value: &impl serde::Serialize,
+    name: impl FnOnce() -> String,
+    human: impl FnOnce() -> String,
+) -> anyhow::Result<()> {
+    output::result(format, value, || if format == OutputFormat::Name { name() } else { human() })
+}

@@ -1,0 +1,233 @@
+//! workflow deploy, start, history and the rest, against a Step Functions API that knows one workflow.
+
+use std::sync::Mutex;
+
+use axum::response::Response;
+use serde_json::{Value, json};
+
+use crate::fake::{Fake, Ran, Seen, answer, finish, mayfly, ok};
+
+const WORKFLOW: &str = "arn:aws:states:us-east-1:000000000000:stateMachine:order";
+const EXECUTION: &str = "arn:aws:states:us-east-1:000000000000:execution:order:e1";
+
+/// The API of a test: the workflow once it is created, and how its executions end.
+#[derive(Default)]
+struct Api {
+    workflow: Mutex<Option<Value>>,
+    fails: bool,
+}
+
+impl Api {
+    fn answer(&self, seen: &Seen) -> Option<Response> {
+        assert_eq!((seen.method.as_str(), seen.path.as_str()), ("POST", "/"));
+        assert_eq!(seen.content_type, "application/x-amz-json-1.0");
+        assert!(seen.authorization.contains("/us-east-1/states/aws4_request"), "{}", seen.authorization);
+        let params = seen.json();
+        let mut workflow = self.workflow.lock().unwrap();
+        Some(match seen.target.strip_prefix("AWSStepFunctions.")? {
+            "ValidateStateMachineDefinition" => ok(&validation(&params)),
+            "CreateStateMachine" => {
+                *workflow = Some(json!({"name": params["name"], "type": params["type"], "status": "ACTIVE",
+                                        "stateMachineArn": WORKFLOW, "definition": params["definition"]}));
+                ok(&json!({"stateMachineArn": WORKFLOW}))
+            }
+            "UpdateStateMachine" => {
+                workflow.as_mut()?["definition"] = params["definition"].clone();
+                ok(&json!({"updateDate": 1.0}))
+            }
+            "DescribeStateMachine" => match workflow.as_ref() {
+                Some(workflow) if params["stateMachineArn"] == WORKFLOW => ok(workflow),
+                _ => refusal("StateMachineDoesNotExist", "State Machine Does Not Exist"),
+            },
+            "DeleteStateMachine" => ok(&json!({})),
+            "ListStateMachines" => ok(&json!({"stateMachines": workflow.iter().collect::<Vec<_>>()})),
+            "StartExecution" if params["name"] == "taken" => {
+                refusal("ExecutionAlreadyExists", "Execution Already Exists")
+            }
+            "StartExecution" => ok(&json!({"executionArn": EXECUTION, "startDate": 10.0})),
+            "StartSyncExecution" | "DescribeExecution" => ok(&self.execution()),
+            "ListExecutions" => ok(&json!({"executions": [self.execution()]})),
+            "GetExecutionHistory" => ok(&self.history(&params)),
+            _ => return None,
+        })
+    }
+
+    fn execution(&self) -> Value {
+        let mut execution = json!({"executionArn": EXECUTION, "stateMachineArn": WORKFLOW, "name": "e1",
+            "startDate": 10.0, "stopDate": 12.0, "input": "{}"});
+        let end = match self.fails {
+            true => json!({"status": "FAILED", "error": "Sold.Out", "cause": "no pens"}),
+            false => json!({"status": "SUCCEEDED", "output": "{\"b\":1,\"a\":2}"}),
+        };
+        execution.as_object_mut().unwrap().extend(end.as_object().unwrap().clone());
+        execution
+    }
+
+    /// Pages of two events, in the order that is asked for.
+    fn history(&self, params: &Value) -> Value {
+        let end = if self.fails { "ExecutionFailed" } else { "ExecutionSucceeded" };
+        let mut events = vec![
+            json!({"id": 1, "previousEventId": 0, "timestamp": 10.0, "type": "ExecutionStarted"}),
+            json!({"id": 2, "previousEventId": 0, "timestamp": 10.5, "type": "PassStateEntered",
+                   "stateEnteredEventDetails": {"name": "Pack", "input": "{}"}}),
+            json!({"id": 3, "previousEventId": 2, "timestamp": 11.5, "type": "PassStateExited",
+                   "stateExitedEventDetails": {"name": "Pack", "output": "{}"}}),
+            json!({"id": 4, "previousEventId": 3, "timestamp": 12.0, "type": end}),
+        ];
+        if params["reverseOrder"] == true {
+            events.reverse();
+        }
+        match params["nextToken"].as_str() {
+            None => json!({"events": events[..2], "nextToken": "second"}),
+            Some(_) => json!({"events": events[2..]}),
+        }
+    }
+}
+
+fn validation(params: &Value) -> Value {
+    let problem = |severity: &str, message: &str| json!({"severity": severity, "code": "CODE", "message": message, "location": "/States/Pack"});
+    match params["definition"].as_str().unwrap() {
+        text if text.contains("Nowhere") => {
+            json!({"result": "FAIL", "diagnostics": [problem("ERROR", "there is no Nowhere"), problem("WARNING", "hm")]})
+        }
+        _ => json!({"result": "OK", "diagnostics": [problem("WARNING", "hm")]}),
+    }
+}
+
+fn refusal(name: &str, message: &str) -> Response {
+    answer(400, &json!({"__type": format!("com.amazonaws#{name}"), "message": message}))
+}
+
+async fn api(kind: Option<&str>, fails: bool) -> Fake {
+    let definition = "{\"StartAt\":\"Pack\",\"States\":{\"Pack\":{\"Type\":\"Pass\",\"End\":true}}}";
+    let workflow = kind.map(|kind| {
+        json!({"name": "order", "type": kind, "status": "ACTIVE", "stateMachineArn": WORKFLOW,
+               "creationDate": 10.0, "definition": definition})
+    });
+    let api = Api { workflow: Mutex::new(workflow), fails };
+    Fake::start(move |seen| api.answer(seen)).await
+}
+
+async fn run(fake: &Fake, line: &[&str]) -> Ran {
+    let flags = ["workflow", "--workflows-url", fake.url.as_str()];
+    fake.run(&[&flags[..], line].concat()).await
+}
+
+fn targets(fake: &Fake) -> Vec<String> {
+    fake.seen().iter().map(|seen| seen.target.replace("AWSStepFunctions.", "")).collect()
+}
+
+const YAML: &str = "StartAt: Pack\nStates:\n  Pack: {Type: Pass, Comment: x, End: true}\n";
+
+#[tokio::test]
+async fn deploy_creates_then_updates_then_leaves_alone() {
+    let fake = api(None, false).await;
+    let file = fake.file("order.yaml", YAML);
+    let ran = run(&fake, &["deploy", &file]).await;
+    assert_eq!(ran.stderr, "/States/Pack: warning: hm (CODE)\n");
+    let out = ran.ok();
+    assert!(out.starts_with(&format!("workflow order created (standard)\n  {WORKFLOW}\n")), "{out}");
+    let created = fake.seen().iter().find(|seen| seen.target.ends_with("CreateStateMachine")).unwrap().json();
+    let definition: String = created["definition"].as_str().unwrap().split_whitespace().collect();
+    assert_eq!(
+        definition,
+        "{\"StartAt\":\"Pack\",\"States\":{\"Pack\":{\"Type\":\"Pass\",\"Comment\":\"x\",\"End\":true}}}"
+    );
+    assert!(run(&fake, &["deploy", &file]).await.ok().contains("order unchanged"));
+    let other = fake.file("other.json", "{\"StartAt\": \"Z\", \"States\": {}}");
+    let line = ["deploy", &other, "--name", "order", "-o", "json"];
+    let deployed: Value = serde_json::from_str(&run(&fake, &line).await.ok()).unwrap();
+    assert_eq!(deployed["change"], "updated");
+    let error = run(&fake, &["deploy", &file, "--type", "express"]).await.failed();
+    assert!(error.contains("workflow order is STANDARD"), "{error}");
+}
+
+#[tokio::test]
+async fn deploy_lists_every_problem_and_sends_nothing() {
+    let fake = api(None, false).await;
+    let file = fake.file("order.yaml", YAML.replace("End: true", "Next: Nowhere"));
+    let error = run(&fake, &["deploy", &file]).await.failed();
+    let expected = format!(
+        "/States/Pack: there is no Nowhere (CODE)\n/States/Pack: warning: hm (CODE)\n\
+         error: {file} has an error\n  nothing was deployed\n"
+    );
+    assert_eq!(error, expected);
+    assert_eq!(targets(&fake), ["DescribeStateMachine", "ValidateStateMachineDefinition"]);
+}
+
+#[tokio::test]
+async fn start_prints_the_arn() {
+    let fake = api(Some("STANDARD"), false).await;
+    let line = ["start", "order", "-d", "{\"item\": \"pen\"}", "--name", "e1"];
+    assert_eq!(run(&fake, &line).await.ok(), format!("{EXECUTION}\n"));
+    let sent = fake.seen().last().unwrap().json();
+    assert_eq!(sent, json!({"stateMachineArn": WORKFLOW, "input": "{\"item\": \"pen\"}", "name": "e1"}));
+    let error = run(&fake, &["start", "order", "--name", "taken"]).await.failed();
+    assert!(
+        error.contains("Execution Already Exists (ExecutionAlreadyExists)\n  give another --name"),
+        "{error}"
+    );
+    let error = run(&fake, &["start", "nothing"]).await.failed();
+    assert!(error.contains("there is no workflow nothing\n  see what there is"), "{error}");
+}
+
+#[tokio::test]
+async fn follow_shows_states_and_the_end() {
+    let fake = api(Some("STANDARD"), false).await;
+    let expected = "    0.500s  > Pack  Pass\n    1.500s  < Pack  1.0s\nsucceeded after 2.0s\n\
+                    {\n  \"b\": 1,\n  \"a\": 2\n}\n";
+    assert_eq!(run(&fake, &["start", "order", "--follow"]).await.ok(), expected);
+    let fake = api(Some("STANDARD"), true).await;
+    let ran = run(&fake, &["start", "order", "--follow", "-o", "json"]).await;
+    let (execution, code): (Value, i32) = (serde_json::from_str(&ran.stdout).unwrap(), ran.code);
+    assert_eq!((execution["error"].as_str(), code), (Some("Sold.Out"), 1));
+    assert!(ran.stderr.contains("> Pack  Pass\n"), "{}", ran.stderr);
+}
+
+#[tokio::test]
+async fn express_workflows_are_run_to_their_end() {
+    let fake = api(Some("EXPRESS"), true).await;
+    let ran = run(&fake, &["start", "order"]).await;
+    assert_eq!((ran.stdout, ran.code), (format!("{EXECUTION}\nfailed after 2.0s: Sold.Out: no pens\n"), 1));
+    assert_eq!(targets(&fake), ["DescribeStateMachine", "StartSyncExecution"]);
+}
+
+#[tokio::test]
+async fn history_and_lists() {
+    let fake = api(Some("STANDARD"), false).await;
+    let out = run(&fake, &["history", "order"]).await.ok();
+    assert!(out.contains("3    1.500s   PassStateExited      Pack    output {}\n"), "{out}");
+    let events = run(&fake, &["history", "order/e1", "-o", "json"]).await.ok();
+    assert_eq!(serde_json::from_str::<Vec<Value>>(&events).unwrap().len(), 4);
+    let out = run(&fake, &["list"]).await.ok();
+    assert!(out.starts_with("NAME    TYPE       AGE\norder   Standard "), "{out}");
+    let line = ["list", "order", "--status", "succeeded", "-o", "name"];
+    assert_eq!(run(&fake, &line).await.ok(), "execution/order/e1\n");
+    assert_eq!(fake.seen().last().unwrap().json()["statusFilter"], "SUCCEEDED");
+    let out = run(&fake, &["describe", "order"]).await.ok();
+    assert!(out.contains("Pack (start)   Pass") && out.contains("order/e1   Succeeded"), "{out}");
+    assert!(run(&fake, &["describe", "order/e1"]).await.ok().contains("Status:    Succeeded\n"));
+}
+
+#[tokio::test]
+async fn stop_and_delete_say_what_cannot_be() {
+    let fake = api(Some("STANDARD"), false).await;
+    let error = run(&fake, &["stop", "order"]).await.failed();
+    assert!(error.contains("execution order/e1 has ended: it is SUCCEEDED"), "{error}");
+    assert_eq!(run(&fake, &["delete", "order"]).await.ok(), "workflow order deleted\n");
+    assert!(run(&fake, &["delete", "nothing"]).await.failed().contains("there is no workflow nothing"));
+}
+
+#[tokio::test]
+async fn without_a_server_every_place_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = mayfly(folder.path());
+    command.args(["workflow", "list"]);
+    let endpoints = folder.path().join("home/.local/state/mayfly/endpoints.json");
+    let expected = format!(
+        "error: no server with workflows was found\n  looked at:\n    --workflows-url: not given\n    \
+         MAYFLY_WORKFLOWS_URL: not set\n    {}: no such file\n  start one with: mayfly up\n",
+        endpoints.display()
+    );
+    assert_eq!(finish(command, b"").await.failed(), expected);
+}
