@@ -14,8 +14,8 @@ use crate::journal::{Journal, MemoryJournal};
 use crate::timers::VirtualClock;
 
 mod durability;
+mod load;
 mod sleepers;
-mod speed;
 mod states;
 
 /// Functions by name; counts what was called with which key.
