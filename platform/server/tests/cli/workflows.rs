@@ -66,7 +66,7 @@ impl Api {
     /// Pages of two events, in the order that is asked for.
     fn history(&self, params: &Value) -> Value {
         let end = if self.fails { "ExecutionFailed" } else { "ExecutionSucceeded" };
-        let mut events = vec![
+        let mut events = [
             json!({"id": 1, "previousEventId": 0, "timestamp": 10.0, "type": "ExecutionStarted"}),
             json!({"id": 2, "previousEventId": 0, "timestamp": 10.5, "type": "PassStateEntered",
                    "stateEnteredEventDetails": {"name": "Pack", "input": "{}"}}),

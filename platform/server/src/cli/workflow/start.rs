@@ -62,9 +62,12 @@ pub(super) async fn run(args: StartArgs, client: &Client, session: &Session) -> 
     output::note(format_args!("following {} (Ctrl-C stops following, not the execution)", short(&execution)));
     // The view is the product, unless data was asked for.
     let is_data = matches!(format, OutputFormat::Json | OutputFormat::Yaml);
-    let show = |line: &str| match is_data {
-        true => Ok(output::note(line)),
-        false => Ok(output::line(line)?),
+    let show = |line: &str| {
+        if is_data {
+            output::note(line);
+            return Ok(());
+        }
+        Ok(output::line(line)?)
     };
     let ended = follow::follow(client, &execution, show).await?;
     result(format, &ended, || format!("{execution}\n"), || follow::end(&ended))?;
