@@ -99,7 +99,8 @@ fn crates(
         tests.args(["test", "--workspace", "--lib", "--bins", "--tests", "--no-fail-fast"]);
         return cargo_test(tests, filter, count);
     }
-    let junit = workspace.target.join("nextest/xtask/junit.xml");
+    // Its store lies below the workspace, wherever cargo's target directory is.
+    let junit = workspace.root.join("target/nextest/xtask/junit.xml");
     let _ = std::fs::remove_file(&junit);
     tests.args([
         "nextest",
@@ -117,7 +118,10 @@ fn crates(
         Ok(text) => count.add_junit(&text),
         // Without a report nothing ran; a filter that fits no test is no failure.
         Err(_) if filter.is_some() && outcome.is_ok() => Ok(()),
-        Err(_) => outcome.context("the tests did not run"),
+        Err(error) => {
+            outcome.context("the tests did not run")?;
+            bail!("the tests ran, and left no report at {}: {error}", junit.display())
+        }
     }
 }
 
