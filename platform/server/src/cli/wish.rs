@@ -27,9 +27,27 @@ pub(crate) struct Wish<'a> {
     pub(crate) settings: &'a Settings,
 }
 
+/// Looks and writes before a function that others change all the time is given up.
+const ATTEMPTS: u32 = 10;
+
+fn is_conflict(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(kube::Error::Api(status)) if status.code == 409)
+}
+
 impl Wish<'_> {
-    /// Creates the function, or changes what the deployment says about it.
+    /// Creates the function, or changes what the deployment says about it. Where someone changed it between
+    /// the look and the write, which a controller does right after a deployment, it looks again.
     pub(crate) async fn apply(&self, server: &Server) -> anyhow::Result<Function> {
+        let mut attempt = 1;
+        loop {
+            match self.try_apply(server).await {
+                Err(error) if is_conflict(&error) && attempt < ATTEMPTS => attempt += 1,
+                result => return result,
+            }
+        }
+    }
+
+    async fn try_apply(&self, server: &Server) -> anyhow::Result<Function> {
         let functions = format!("/apis/mayfly.dev/v1/namespaces/{}/functions", segment(self.namespace));
         let query = [("fieldManager", Some(FIELD_MANAGER)), ("fieldValidation", Some("Strict"))];
         let one = format!("{functions}/{}", segment(self.name));

@@ -199,3 +199,16 @@ async fn without_a_server_a_command_says_where_it_looked() -> Result<()> {
     ensure!(!output.status.success() && said.contains(&*folder.path().to_string_lossy()), "{said}");
     Ok(())
 }
+
+/// The controllers write to a function right after each deployment: that is nobody's conflict.
+#[tokio::test(flavor = "multi_thread")]
+async fn deployments_in_a_row_do_not_get_in_each_others_way() -> Result<()> {
+    guest_or_skip!("hello");
+    let up = Up::start().await?;
+    for n in 0..12 {
+        up.deploy("hello", "hello", &["--env", &format!("N={n}"), "--no-wait"]).await?;
+    }
+    up.deploy("hello", "hello", &["--env", "N=last"]).await?;
+    ensure!(up.http().get("/fn/default/hello/").await?.status == 200);
+    Ok(())
+}
