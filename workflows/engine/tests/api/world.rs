@@ -2,52 +2,17 @@
 
 use axum::Router;
 use axum::body::Body;
-use bytes::Bytes;
-use futures::future::BoxFuture;
 use http::{HeaderMap, Request};
 use http_body_util::BodyExt;
 use mayfly_workflows_engine::api::{Api, router};
 use mayfly_workflows_engine::catalog::Catalog;
-use mayfly_workflows_engine::engine::{
-    Config, Deps, Engine, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks, ObjectEntry,
-    Objects, OsRandomness,
-};
+use mayfly_workflows_engine::engine::{Config, Deps, Engine, OsRandomness};
 use mayfly_workflows_engine::timers::SystemClock;
 use serde_json::Value;
 use std::sync::Arc;
 use tower::ServiceExt;
 
-/// No function, no web, no files: what is tested here needs none.
-struct Nowhere;
-
-impl Functions for Nowhere {
-    fn invoke(&self, call: FunctionCall) -> BoxFuture<'_, Result<FunctionOutput, FunctionError>> {
-        let cause = format!("Function not found: {}", call.function);
-        Box::pin(async {
-            Err(FunctionError { error_type: "Lambda.ResourceNotFoundException".into(), cause })
-        })
-    }
-}
-
-impl HttpTasks for Nowhere {
-    fn send(&self, _: Request<Bytes>) -> BoxFuture<'_, Result<http::Response<Bytes>, String>> {
-        Box::pin(async { Err("no network here".into()) })
-    }
-}
-
-impl Objects for Nowhere {
-    fn get(&self, _: &str, _: &str) -> BoxFuture<'_, Result<Bytes, String>> {
-        Box::pin(async { Err("no objects here".into()) })
-    }
-
-    fn put(&self, _: &str, _: &str, _: Bytes) -> BoxFuture<'_, Result<(), String>> {
-        Box::pin(async { Err("no objects here".into()) })
-    }
-
-    fn list(&self, _: &str, _: &str) -> BoxFuture<'_, Result<Vec<ObjectEntry>, String>> {
-        Box::pin(async { Err("no objects here".into()) })
-    }
-}
+use crate::stand_ins::Nowhere;
 
 pub(crate) struct World {
     router: Router,

@@ -1,51 +1,19 @@
 //! The API as AWS's own Python SDK sees it: the router on a loopback port, boto3 against it, every
 //! operation at least once (`calls.py`). Wants a Python that has boto3: `MAYFLY_PYTHON`, else `python3`.
 
-use bytes::Bytes;
-use futures::future::BoxFuture;
+#[path = "../stand_ins/mod.rs"]
+mod stand_ins;
+
 use mayfly_workflows_engine::api::{Api, router};
 use mayfly_workflows_engine::catalog::Catalog;
-use mayfly_workflows_engine::engine::{
-    Config, Deps, Engine, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks, ObjectEntry,
-    Objects, OsRandomness,
-};
+use mayfly_workflows_engine::engine::{Config, Deps, Engine, OsRandomness};
 use mayfly_workflows_engine::timers::SystemClock;
 use std::process::Stdio;
 use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::process::Command;
 
-/// No function, no web, no files: the calls need none.
-struct Nowhere;
-
-impl Functions for Nowhere {
-    fn invoke(&self, call: FunctionCall) -> BoxFuture<'_, Result<FunctionOutput, FunctionError>> {
-        let cause = format!("Function not found: {}", call.function);
-        Box::pin(async {
-            Err(FunctionError { error_type: "Lambda.ResourceNotFoundException".into(), cause })
-        })
-    }
-}
-
-impl HttpTasks for Nowhere {
-    fn send(&self, _: http::Request<Bytes>) -> BoxFuture<'_, Result<http::Response<Bytes>, String>> {
-        Box::pin(async { Err("no network here".into()) })
-    }
-}
-
-impl Objects for Nowhere {
-    fn get(&self, _: &str, _: &str) -> BoxFuture<'_, Result<Bytes, String>> {
-        Box::pin(async { Err("no objects here".into()) })
-    }
-
-    fn put(&self, _: &str, _: &str, _: Bytes) -> BoxFuture<'_, Result<(), String>> {
-        Box::pin(async { Err("no objects here".into()) })
-    }
-
-    fn list(&self, _: &str, _: &str) -> BoxFuture<'_, Result<Vec<ObjectEntry>, String>> {
-        Box::pin(async { Err("no objects here".into()) })
-    }
-}
+use stand_ins::Nowhere;
 
 async fn has_boto3(python: &str) -> bool {
     let mut command = Command::new(python);

@@ -4,7 +4,9 @@
 
 mod case;
 mod compare;
+mod held_clock;
 mod replay;
+#[path = "../stand_ins/mod.rs"]
 mod stand_ins;
 
 use case::Case;

@@ -1,7 +1,7 @@
 //! Driving the router through the calls of a case.
 
 use crate::case::Case;
-use crate::stand_ins::{HeldClock, Nowhere};
+use crate::{held_clock::HeldClock, stand_ins::Nowhere};
 use axum::Router;
 use axum::body::Body;
 use http::Request;
