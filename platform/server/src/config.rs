@@ -1,5 +1,5 @@
 //! What an operator can set, and where each value comes from: a flag, else `MAYFLY_*` in the environment,
-//! else the config file, else the default. This is the one place that reads the environment.
+//! else the config file, else the default. No other place reads settings from the environment.
 
 use std::{
     net::SocketAddr,

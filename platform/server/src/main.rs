@@ -11,6 +11,7 @@ mod cli;
 mod config;
 mod data_dir;
 mod guest;
+mod http_client;
 mod logging;
 mod roles;
 

@@ -4,35 +4,26 @@ use bytes::Bytes;
 use http::{Request, Response, Uri};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Incoming;
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
-use hyper_util::{
-    client::legacy::{Client, connect::HttpConnector},
-    rt::TokioExecutor,
-};
 use mayfly_api::{Function, wellknown};
 
 use super::{failure::Failure, server::segment, session::Session};
+use crate::http_client::{self, HttpsClient};
 
 /// Answers of the admin port are never larger, in bytes.
 const TEXT_BYTES_MAX: usize = 256 << 20;
 
-pub(crate) struct HttpClient(Client<HttpsConnector<HttpConnector>, Full<Bytes>>);
+pub(crate) struct HttpClient(HttpsClient);
 
 impl HttpClient {
     pub(crate) fn new() -> Self {
-        let connector =
-            HttpsConnectorBuilder::new().with_webpki_roots().https_or_http().enable_all_versions().build();
-        Self(Client::builder(TokioExecutor::new()).build(connector))
+        Self(http_client::new())
     }
 
     /// Sends a request; an error says that nobody answers, and names the innermost reason.
     pub(crate) async fn send(&self, request: Request<Full<Bytes>>) -> anyhow::Result<Response<Incoming>> {
         let uri = request.uri().clone();
         self.0.request(request).await.map_err(|error| {
-            let mut last: &(dyn std::error::Error + 'static) = &error;
-            while let Some(source) = last.source() {
-                last = source;
-            }
+            let last = http_client::innermost(&error);
             let what = match error.is_connect() {
                 true => format!("nobody answers at {} ({last})", origin(&uri)),
                 false => format!("the connection to {} broke ({last})", origin(&uri)),

@@ -102,9 +102,5 @@ fn innermost(error: &kube::Error) -> Option<String> {
     if !matches!(error, kube::Error::Service(_) | kube::Error::HyperError(_)) {
         return None;
     }
-    let mut last: &(dyn std::error::Error + 'static) = error;
-    while let Some(source) = last.source() {
-        last = source;
-    }
-    Some(last.to_string())
+    Some(crate::http_client::innermost(error))
 }

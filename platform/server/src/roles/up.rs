@@ -1,8 +1,9 @@
 //! `mayfly up`: everything in one process.
 //!
 //! Created bottom up: files, listeners (so that a port that is taken is told before anything runs), the API,
-//! the host, then everyone who reacts to objects. Stopped from the outside in: the gateway drains first, so
-//! that functions are answered to the end; the API goes last but the store.
+//! the host, then everyone who reacts to objects. Stopped from the outside in: workflows first, so that
+//! none meets a gateway that is closed; then the gateway drains, so that functions are answered to the end; the
+//! API goes last but the store.
 
 use std::{net::SocketAddr, path::Path, process::ExitCode, sync::Arc, time::Duration};
 

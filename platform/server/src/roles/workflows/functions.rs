@@ -1,0 +1,192 @@
+//! Functions as tasks: called through the gateway of this process, their errors under Lambda's names.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use http::{HeaderValue, Request, header};
+use http_body_util::{BodyExt as _, Full, Limited};
+use mayfly_gateway::{GatewayHandle, Refusal, refusal::Code};
+use mayfly_workflows_engine::engine::{FunctionCall, FunctionError, FunctionOutput, Functions};
+use serde::de::IgnoredAny;
+use serde_json::{Value, json};
+use tokio::sync::Semaphore;
+
+use super::ANSWER_BYTES_MAX;
+
+/// The namespace of functions whose name says none.
+const NAMESPACE: &str = "default";
+/// What clients send along so that a function can tell a second try from a second call.
+const HEADER_IDEMPOTENCY_KEY: &str = "idempotency-key";
+/// Calls under way that no execution waits for (`InvocationType: Event`).
+const DETACHED_MAX: usize = 1_024;
+
+/// Functions of this process, by name or by a Lambda ARN.
+pub(super) struct GatewayFunctions {
+    gateway: GatewayHandle,
+    detached: Arc<Semaphore>,
+}
+
+impl GatewayFunctions {
+    pub(super) fn new(gateway: GatewayHandle) -> Self {
+        Self { gateway, detached: Arc::new(Semaphore::new(DETACHED_MAX)) }
+    }
+}
+
+/// Where a call goes: `name`, `namespace.name`, `…:function:name` and `…:function:name:qualifier`. A
+/// qualifier other than `$LATEST` is a tag of the function's traffic.
+#[derive(Debug, PartialEq, Eq)]
+struct FunctionName<'a> {
+    namespace: &'a str,
+    name: &'a str,
+    tag: Option<&'a str>,
+}
+
+impl<'a> FunctionName<'a> {
+    fn parse(text: &'a str) -> Self {
+        let rest = text.split_once(":function:").map_or(text, |(_, rest)| rest);
+        let (name, qualifier) = rest.split_once(':').map_or((rest, None), |(name, q)| (name, Some(q)));
+        let (namespace, name) = name.split_once('.').unwrap_or((NAMESPACE, name));
+        Self { namespace, name, tag: qualifier.filter(|qualifier| *qualifier != "$LATEST") }
+    }
+}
+
+impl Functions for GatewayFunctions {
+    fn invoke(&self, call: FunctionCall) -> BoxFuture<'_, Result<FunctionOutput, FunctionError>> {
+        if call.detached {
+            let Ok(place) = self.detached.clone().try_acquire_owned() else {
+                let why = "too many calls that nobody waits for are under way";
+                return Box::pin(async move { Err(failed("Lambda.TooManyRequestsException", why)) });
+            };
+            let gateway = self.gateway.clone();
+            tokio::spawn(async move {
+                let _place = place;
+                if let Err(error) = invoke(&gateway, &call).await {
+                    let (function, why) = (&call.function, error.error_type);
+                    tracing::warn!(function, why, "a function that nobody waits for failed");
+                }
+            });
+            return Box::pin(async { Ok(output("null".into(), 202)) });
+        }
+        Box::pin(async move { invoke(&self.gateway, &call).await })
+    }
+}
+
+async fn invoke(gateway: &GatewayHandle, call: &FunctionCall) -> Result<FunctionOutput, FunctionError> {
+    let name = FunctionName::parse(&call.function);
+    let mut request = Request::post("/").header(header::CONTENT_TYPE, "application/json");
+    if let Ok(key) = HeaderValue::try_from(&call.idempotency_key) {
+        request = request.header(HEADER_IDEMPOTENCY_KEY, key);
+    }
+    if let Some(tag) = name.tag {
+        request = request.header(mayfly_gateway::HEADER_TAG, tag);
+    }
+    let body = Full::new(Bytes::from(call.payload.clone())).map_err(|never| match never {}).boxed_unsync();
+    let request =
+        request.body(body).map_err(|error| failed("Lambda.InvalidParameterValueException", error))?;
+    let answer = gateway.call(name.namespace, name.name, request).await;
+    let response = answer.map_err(|refusal| refused(call, &refusal))?;
+    let status = response.status();
+    let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
+    let body = body.map_err(|error| failed("Lambda.Unknown", error))?.to_bytes();
+    let text = String::from_utf8_lossy(&body).into_owned();
+    if status.is_success() {
+        return Ok(output(json_of(text), 200));
+    }
+    Err(told(&text).unwrap_or_else(|| FunctionError {
+        error_type: "Lambda.Unknown".into(),
+        cause: json!({"errorMessage": text, "errorType": "Lambda.Unknown", "status": status.as_u16()})
+            .to_string(),
+    }))
+}
+
+fn output(payload: String, status: u16) -> FunctionOutput {
+    FunctionOutput { payload, status, executed_version: "$LATEST".into() }
+}
+
+/// JSON as it is; nothing is null; any other text is a string: what an HTTP handler answers is no error.
+fn json_of(text: String) -> String {
+    match serde_json::from_str::<IgnoredAny>(&text) {
+        Ok(IgnoredAny) => text,
+        Err(_) if text.trim().is_empty() => "null".into(),
+        Err(_) => Value::String(text).to_string(),
+    }
+}
+
+/// The error that a function tells by the contract: a body with `errorType` and `errorMessage`.
+fn told(text: &str) -> Option<FunctionError> {
+    let body: Value = serde_json::from_str(text).ok()?;
+    let error_type = body.get("errorType")?.as_str()?.to_owned();
+    Some(FunctionError { error_type, cause: text.to_owned() })
+}
+
+fn failed(error_type: &str, error: impl std::fmt::Display) -> FunctionError {
+    let cause = json!({"errorMessage": error.to_string(), "errorType": error_type}).to_string();
+    FunctionError { error_type: error_type.into(), cause }
+}
+
+/// The gateway's refusals under the names that people retry and catch on AWS.
+fn refused(call: &FunctionCall, refusal: &Refusal) -> FunctionError {
+    let error_type = match refusal.code {
+        Code::NotFound => {
+            let cause = format!(
+                "Function not found: {} (Service: Lambda, Status Code: 404, Request ID: {})",
+                call.function,
+                uuid::Uuid::new_v4()
+            );
+            return FunctionError { error_type: "Lambda.ResourceNotFoundException".into(), cause };
+        }
+        Code::QueueFull | Code::QueueTimeout | Code::Overloaded => "Lambda.TooManyRequestsException",
+        Code::NotReady | Code::ComponentMissing | Code::ShuttingDown => "Lambda.ServiceException",
+        Code::TimedOut => "Sandbox.Timedout",
+        Code::OutOfMemory => "Runtime.OutOfMemory",
+        Code::Trapped | Code::NoAnswer | Code::GuestError => "Runtime.ExitError",
+        Code::ComponentInvalid => "Runtime.InvalidEntrypoint",
+        Code::RequestTooLarge => "Lambda.RequestTooLargeException",
+        Code::ResponseTooLarge => "Function.ResponseSizeTooLarge",
+        Code::Internal => "Lambda.Unknown",
+    };
+    failed(error_type, refusal)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn functions_are_found_by_name_and_by_arn() {
+        let of = |namespace, name, tag| FunctionName { namespace, name, tag };
+        for (text, expected) in [
+            ("hello", of("default", "hello", None)),
+            ("shop.hello", of("shop", "hello", None)),
+            ("hello:canary", of("default", "hello", Some("canary"))),
+            ("arn:aws:lambda:us-east-1:123456789012:function:hello", of("default", "hello", None)),
+            ("arn:aws:lambda:us-east-1:123456789012:function:shop.hello:$LATEST", of("shop", "hello", None)),
+            (
+                "arn:aws:lambda:eu-west-1:123456789012:function:hello:blue",
+                of("default", "hello", Some("blue")),
+            ),
+        ] {
+            assert_eq!(FunctionName::parse(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn an_error_that_is_told_keeps_its_type_and_its_text() {
+        let text = r#"{"errorType":"OutOfStock","errorMessage":"none left","errorData":1}"#;
+        let error = told(text).unwrap();
+        assert_eq!((error.error_type.as_str(), error.cause.as_str()), ("OutOfStock", text));
+        for text in ["oops", "{}", r#"{"errorType":1}"#] {
+            assert_eq!(told(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn an_answer_becomes_json() {
+        for (answer, expected) in
+            [(r#"{"a":1}"#, r#"{"a":1}"#), ("", "null"), (" \n", "null"), ("hi", r#""hi""#)]
+        {
+            assert_eq!(json_of(answer.into()), expected, "{answer:?}");
+        }
+    }
+}
