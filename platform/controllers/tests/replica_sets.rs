@@ -55,8 +55,12 @@ async fn makes_exactly_as_many_as_asked() {
         pods.len() == 3 && pods.iter().all(|pod| is_ready(pod) && pod.name_any() != victim)
     };
     until(&cluster.pods(), "it was replaced", replaced).await;
-    let status = cluster.sets().get(&key("web")).unwrap().status.clone().unwrap();
-    assert_eq!((status.replicas, status.fully_labeled_replicas), (3, Some(3)));
+    // The status follows the pods.
+    until(&cluster.sets(), "the status counts three", || {
+        let status = cluster.sets().get(&key("web")).and_then(|set| set.status.clone());
+        status.is_some_and(|status| (status.replicas, status.fully_labeled_replicas) == (3, Some(3)))
+    })
+    .await;
 }
 
 #[tokio::test]
