@@ -13,7 +13,11 @@ pub(crate) struct HeldClock {
 
 impl HeldClock {
     pub(crate) fn new() -> HeldClock {
-        HeldClock { clock: VirtualClock::at(Timestamp::now()), held: watch::Sender::new(true) }
+        // A time whose milliseconds end in no zero, as those recorded: a date is printed without trailing
+        // zeros, and a recorded Content-Length counts its digits.
+        let second = Timestamp::now().as_second();
+        let start = Timestamp::new(second, 123_000_000).expect("today can be told");
+        HeldClock { clock: VirtualClock::at(start), held: watch::Sender::new(true) }
     }
 
     pub(crate) fn hold(&self, held: bool) {
