@@ -210,7 +210,7 @@ impl Call {
     fn get(&self, name: &str) -> Result<Response, ApiError> {
         let view = self.view()?;
         let entry = self.server.get(view.kind, &self.target.namespace, name, &self.query)?;
-        let mut out = Vec::with_capacity(entry.value.len() + 64);
+        let mut out = Vec::new();
         view.stored(&mut out, &entry.value, entry.modified)?;
         Ok(json_response(StatusCode::OK, out))
     }
@@ -343,7 +343,7 @@ impl Call {
 
     fn written(&self, outcome: Outcome) -> Result<Response, ApiError> {
         let view = self.view()?;
-        let mut out = Vec::with_capacity(1024);
+        let mut out = Vec::new();
         match outcome.state {
             State::Stored(entry) => view.stored(&mut out, &entry.value, entry.modified)?,
             State::Dry(object) | State::Deleted(object) => view.shown(&mut out, object, true),

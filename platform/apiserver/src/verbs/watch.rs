@@ -24,8 +24,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::parse_revision;
 use crate::{
-    event_objects::EventObjects, negotiate::Representation, object::splice, registry::Kind, render::View,
-    request::Query, selection::Selection, server::Inner, status::ApiError,
+    event_objects::EventObjects, negotiate::Representation, registry::Kind, render::View, request::Query,
+    selection::Selection, server::Inner, status::ApiError,
 };
 
 /// Lines are gathered into one frame up to about this many bytes while more events are waiting.
@@ -262,16 +262,10 @@ impl Lines {
         out.extend_from_slice(b"{\"type\":\"");
         out.extend_from_slice(kind.as_bytes());
         out.extend_from_slice(b"\",\"object\":");
-        if self.view.representation == Representation::Object {
-            splice(out, stored, revision);
-        } else {
-            match crate::object::Object::from_stored(stored, revision) {
-                Ok(object) => self.view.shown(out, object, !std::mem::replace(&mut self.columns_sent, true)),
-                Err(error) => {
-                    tracing::error!(%error, kind = ?self.view.kind, "a stored object does not parse");
-                    return out.truncate(start);
-                }
-            }
+        let with_columns = !std::mem::replace(&mut self.columns_sent, true);
+        if let Err(error) = self.view.stored_with(out, stored, revision, with_columns) {
+            tracing::error!(%error, kind = ?self.view.kind, "a stored object does not parse");
+            return out.truncate(start);
         }
         out.extend_from_slice(b"}\n");
     }
