@@ -196,7 +196,7 @@ impl Api {
                 })
             }
             (None, Some(text)) => Ok(Of::MapRun(Arn::of(text, &["mapRun"])?.text.to_owned())),
-            _ => Err(ApiError::validation("Must provide either a StateMachine ARN or a MapRun ARN")
+            _ => Err(ApiError::validation("Must provide a StateMachine ARN or MapRun ARN")
                 .with("reason", "MISSING_REQUIRED_PARAMETER")),
         }
     }

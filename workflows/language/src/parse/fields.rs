@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::definition::{Quantity, QueryLanguage, Text};
-use crate::jsonata::Expression;
+use crate::jsonata::{Available, Expression};
 use crate::path::{Path, ReferencePath};
 use crate::template::Template;
 use crate::validate::Report;
@@ -177,8 +177,12 @@ impl<'a> Fields<'a> {
         if (min..=max).contains(&number) {
             return Some(number);
         }
-        let message =
-            if number > max { format!("Maximum value is {max}") } else { format!("Minimum value is {min}") };
+        // A fraction's bounds are told as Java prints doubles: 100.0 (floci-io/floci#3733).
+        let message = if number > max {
+            format!("Maximum value is {max:?}")
+        } else {
+            format!("Minimum value is {min:?}")
+        };
         report.schema(&self.place(name), message);
         None
     }
@@ -252,11 +256,22 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// What of `$states` an expression in the field may read: the result in `Output` and `Assign` of states that
+    /// have one, the error in those of a catcher.
+    pub(crate) fn available(&self, name: &str) -> Available {
+        let late = matches!(name, "Output" | "Assign");
+        let kind = self.get("Type").and_then(Value::as_str);
+        Available {
+            result: late && matches!(kind, Some("Task" | "Parallel" | "Map")),
+            error_output: late && self.in_catch,
+        }
+    }
+
     /// A string that is one JSONata expression.
     pub(crate) fn expression(&self, name: &str, report: &mut Report) -> Option<Expression> {
         let text = self.string(name, report)?;
-        match expressions::whole(&text, self.in_catch) {
-            Ok(Some(body)) => expressions::compile(body, &self.place(name), report),
+        match expressions::whole(&text) {
+            Ok(Some(body)) => expressions::compile(body, self.available(name), &self.place(name), report),
             Ok(None) => {
                 report.schema(&self.place(name), expressions::UNMARKED);
                 None

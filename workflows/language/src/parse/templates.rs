@@ -116,13 +116,13 @@ pub(super) fn template(
 ) -> Option<Template> {
     let at = fields.place(name);
     let sound = match fields.language {
-        QueryLanguage::Jsonata => marks(value, &at, fields.in_catch, report),
+        QueryLanguage::Jsonata => marks(value, &at, report),
         QueryLanguage::JsonPath => distinct(value, &at, report),
     };
     if !sound {
         return None;
     }
-    match Template::compile(value, fields.language) {
+    match Template::compile_for(value, fields.language, fields.available(name)) {
         Ok(template) => Some(template),
         Err(problems) => {
             for problem in problems {
@@ -131,7 +131,8 @@ pub(super) fn template(
                     Some((above, key)) if key.ends_with(".$") => above,
                     _ => &problem.location,
                 };
-                report.schema(&format!("{at}{place}"), problem.message);
+                let place = format!("{at}{place}");
+                report.problem(&place, problem);
             }
             None
         }
@@ -139,16 +140,16 @@ pub(super) fn template(
 }
 
 /// Whether every string of a JSONata template is marked properly.
-fn marks(value: &Value, at: &str, in_catch: bool, report: &mut Report) -> bool {
+fn marks(value: &Value, at: &str, report: &mut Report) -> bool {
     match value {
-        Value::String(text) => match expressions::whole(text, in_catch) {
+        Value::String(text) => match expressions::whole(text) {
             Ok(_) => true,
             Err(message) => {
                 report.schema(at, message);
                 false
             }
         },
-        _ => below(value, at, &mut |value, at| marks(value, at, in_catch, report)),
+        _ => below(value, at, &mut |value, at| marks(value, at, report)),
     }
 }
 
