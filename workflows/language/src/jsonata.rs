@@ -146,6 +146,10 @@ impl Expression {
         match evaluate::run(&self.program, scope) {
             Ok(Some(value)) => Ok(value),
             Ok(None) => Err(self.failed(field, "returned nothing (undefined).")),
+            // Remembered, not recorded.
+            Err(what) if what == convert::UNSUPPORTED => {
+                Err(self.failed(field, "returned an unsupported result type."))
+            }
             // AWS has a colon before what has no code of JSONata's (floci-io/floci#2736).
             Err(what) => {
                 let separator = if without_code(&what) == what { ": " } else { ". " };
