@@ -25,7 +25,7 @@ pub mod names {
     pub const INTRINSIC_FAILURE: &str = "States.IntrinsicFailure";
     pub const QUERY_EVALUATION_ERROR: &str = "States.QueryEvaluationError";
     pub const DATA_LIMIT_EXCEEDED: &str = "States.DataLimitExceeded";
-    pub const NO_CHOICE_MATCHED: &str = "States.NoChoiceMatched";
+    pub const ITEM_READER_FAILED: &str = "States.ItemReaderFailed";
 }
 
 impl StateError {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use mayfly_workflows_language::choice::timestamp;
 use mayfly_workflows_language::definition::{Items, Map as MapState, Quantity, State, Task, TimestampField};
-use mayfly_workflows_language::error::StateError;
+use mayfly_workflows_language::error::{StateError, names};
 use mayfly_workflows_language::value::Value;
 
 use super::turn::Turn;
@@ -224,7 +224,7 @@ pub(super) fn count(
         Quantity::Expression(expression) => {
             let value = turn.at_expression(number, state, effective, expression, field)?;
             match value.as_i64() {
-                Some(count) if count < 0 => Err(negative(field, count)),
+                Some(count) if count < 0 && field != "MaxItems" => Err(negative(field, count)),
                 _ => whole(&value).ok_or_else(|| expression.unexpected_type(field, "integer", &value)),
             }
         }
@@ -233,12 +233,14 @@ pub(super) fn count(
 
 /// AWS's sentence about a count below zero; that for `MaxConcurrency` is remembered, not recorded.
 fn negative(field: &str, count: i64) -> StateError {
-    StateError::runtime(match field {
-        "MaxConcurrency" => {
-            format!("Expected non-negative integer for MaxConcurrency, but got '{count}' instead.")
-        }
-        _ => format!("{field} cannot be negative."),
-    })
+    match field {
+        "MaxConcurrency" => StateError::runtime(format!(
+            "Expected non-negative integer for MaxConcurrency, but got '{count}' instead."
+        )),
+        // Measured: floci-io/floci#3732.
+        "MaxItems" => StateError::new(names::ITEM_READER_FAILED, "field MaxItems must be positive"),
+        _ => StateError::runtime(format!("{field} cannot be negative.")),
+    }
 }
 
 /// `ToleratedFailurePercentage` and its path.

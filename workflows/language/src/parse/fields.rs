@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::definition::{Quantity, QueryLanguage, Text};
 use crate::jsonata::{Available, Expression};
-use crate::path::{Path, ReferencePath};
+use crate::path::{Path, ReferencePath, Root};
 use crate::template::Template;
 use crate::validate::Report;
 use crate::value::{Map, Number, Value};
@@ -245,7 +245,13 @@ impl<'a> Fields<'a> {
         }
         if !self.jsonata() && self.has(&path_name) {
             let text = self.string(&path_name, report)?;
-            self.reference_path(&path_name, report)?;
+            let path = self.reference_path(&path_name, report)?;
+            // The context object serves no number of a Map (measured: floci-io/floci#3733).
+            let serves_all = matches!(name, "Seconds" | "TimeoutSeconds" | "HeartbeatSeconds");
+            if *path.as_path().root() == Root::Context && !serves_all {
+                report.schema(&self.place(&path_name), NOT_IN_THE_INPUT);
+                return None;
+            }
             return Path::parse(&text).ok().map(Quantity::Path);
         }
         match self.get(name)? {
@@ -286,6 +292,10 @@ impl<'a> Fields<'a> {
 
 /// AWS's sentence about an array or object that should hold something.
 pub(crate) const EMPTY: &str = "Value cannot be empty";
+
+/// AWS's sentence about a path that leaves the state's input where it has to stay in it.
+pub(crate) const NOT_IN_THE_INPUT: &str =
+    "Value is not a Reference Path: Reference path didn't start with '$.' or '$['";
 
 /// AWS's sentence about a text that is no path.
 pub(crate) const NOT_A_PATH: &str = "Value must be a valid JSONPath.";

@@ -7,7 +7,7 @@ use crate::validate::{Code, Report};
 use crate::value::{Map, Value};
 
 use super::expressions;
-use super::fields::{Fields, NOT_A_PATH, not_a_reference};
+use super::fields::{Fields, NOT_A_PATH, NOT_IN_THE_INPUT, not_a_reference};
 
 impl Fields<'_> {
     /// The field as a template in the state's language.
@@ -87,9 +87,7 @@ impl Fields<'_> {
             Some(Value::Null) => ResultPath::Discard,
             Some(Value::String(text)) => match ReferencePath::parse(text) {
                 Ok(path) if *path.as_path().root() != Root::Input => {
-                    let message =
-                        "Value is not a Reference Path: Reference path didn't start with '$.' or '$['";
-                    report.schema(&self.place("ResultPath"), message);
+                    report.schema(&self.place("ResultPath"), NOT_IN_THE_INPUT);
                     ResultPath::Whole
                 }
                 Ok(path) if path.is_root() => ResultPath::Whole,
