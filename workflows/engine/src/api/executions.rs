@@ -28,19 +28,7 @@ impl Api {
         let whole = optional(params, "includedData") != Some("METADATA_ONLY");
         let lasted =
             ended.stop_date.unwrap_or(ended.start_date).as_millisecond() - ended.start_date.as_millisecond();
-        let mut fields = Fields::default()
-            .set("executionArn", ended.execution_arn.as_str())
-            .set("stateMachineArn", ended.state_machine_arn.as_str())
-            .set("name", ended.name.as_str())
-            .set("startDate", date_of(ended.start_date))
-            .maybe("stopDate", ended.stop_date.map(date_of))
-            .set("status", ended.status.as_str())
-            .maybe("error", ended.error.clone())
-            .maybe("cause", ended.cause.clone())
-            .maybe("traceHeader", ended.trace_header.clone())
-            .set("billingDetails", billing(lasted));
-        fields = with_data(fields, &ended, whole);
-        Ok(fields.done())
+        Ok(described(&ended, whole).set("billingDetails", billing(lasted)).done())
     }
 
     /// What a start asks for: checked input, the machine as it is now.
@@ -85,7 +73,7 @@ impl Api {
     pub(super) async fn describe_execution(&self, params: &Value) -> Answer {
         let arn = execution(params)?.text;
         let found = self.engine.describe(arn).await.map_err(refused)?;
-        described(params, found.ok_or_else(|| ApiError::execution_missing(arn))?)
+        answered(params, &found.ok_or_else(|| ApiError::execution_missing(arn))?)
     }
 
     /// DescribeExecution, answered when the execution has ended or `limit` is over. Not AWS's, whose clients
@@ -94,7 +82,7 @@ impl Api {
         model::check("DescribeExecution", params)?;
         let ended = tokio::time::timeout(limit, self.engine.wait(execution(params)?.text)).await;
         match ended.ok().flatten() {
-            Some(found) => described(params, found),
+            Some(found) => answered(params, &found),
             None => self.describe_execution(params).await,
         }
     }
@@ -184,7 +172,7 @@ impl Api {
                 })
             }
             (None, Some(text)) => Ok(Of::MapRun(Arn::of(text, &["mapRun"])?.text.to_owned())),
-            _ => Err(ApiError::validation("Must provide either a StateMachine ARN or a MapRun ARN")
+            _ => Err(ApiError::validation("Must provide a StateMachine ARN or MapRun ARN")
                 .with("reason", "MISSING_REQUIRED_PARAMETER")),
         }
     }
@@ -212,24 +200,15 @@ pub(super) fn execution<'a>(params: &'a Value) -> Result<Arn<'a>, ApiError> {
     Arn::of(text(params, "executionArn"), &["execution"])
 }
 
-/// What DescribeExecution says of an execution.
-fn described(params: &Value, found: Description) -> Answer {
+/// What DescribeExecution answers.
+fn answered(params: &Value, found: &Description) -> Answer {
     let whole = optional(params, "includedData") != Some("METADATA_ONLY");
     let (status, reason) = match &found.redrive_status {
         RedriveStatus::Redrivable => ("REDRIVABLE", None),
         RedriveStatus::NotRedrivable(reason) => ("NOT_REDRIVABLE", Some(reason.clone())),
         RedriveStatus::RedrivableByMapRun => ("REDRIVABLE_BY_MAP_RUN", None),
     };
-    let fields = Fields::default()
-        .set("executionArn", found.execution_arn.as_str())
-        .set("stateMachineArn", found.state_machine_arn.as_str())
-        .set("name", found.name.as_str())
-        .set("status", found.status.as_str())
-        .set("startDate", date_of(found.start_date))
-        .maybe("stopDate", found.stop_date.map(date_of))
-        .maybe("error", found.error.clone())
-        .maybe("cause", found.cause.clone())
-        .maybe("traceHeader", found.trace_header.clone())
+    let fields = described(found, whole)
         .maybe("mapRunArn", found.map_run_arn.clone())
         .maybe("stateMachineVersionArn", found.version_arn.clone())
         .maybe("stateMachineAliasArn", found.alias_arn.clone())
@@ -237,7 +216,27 @@ fn described(params: &Value, found: Description) -> Answer {
         .maybe("redriveDate", found.redrive_date.map(date_of))
         .set("redriveStatus", status)
         .maybe("redriveStatusReason", reason);
-    Ok(with_data(fields, &found, whole).done())
+    Ok(fields.done())
+}
+
+/// What every operation tells that describes one execution.
+fn described(found: &Description, whole: bool) -> Fields {
+    let fields = outlined(found)
+        .maybe("error", found.error.clone())
+        .maybe("cause", found.cause.clone())
+        .maybe("traceHeader", found.trace_header.clone());
+    with_data(fields, found, whole)
+}
+
+/// Which execution, and where it stands.
+fn outlined(found: &Description) -> Fields {
+    Fields::default()
+        .set("executionArn", found.execution_arn.as_str())
+        .set("stateMachineArn", found.state_machine_arn.as_str())
+        .set("name", found.name.as_str())
+        .set("status", found.status.as_str())
+        .set("startDate", date_of(found.start_date))
+        .maybe("stopDate", found.stop_date.map(date_of))
 }
 
 /// Input and output with the note whether they are included.
@@ -262,13 +261,7 @@ fn billing(lasted_ms: i64) -> Value {
 }
 
 fn listed(found: &Description) -> Value {
-    Fields::default()
-        .set("executionArn", found.execution_arn.as_str())
-        .set("stateMachineArn", found.state_machine_arn.as_str())
-        .set("name", found.name.as_str())
-        .set("status", found.status.as_str())
-        .set("startDate", date_of(found.start_date))
-        .maybe("stopDate", found.stop_date.map(date_of))
+    outlined(found)
         .maybe("mapRunArn", found.map_run_arn.clone())
         .maybe("itemCount", found.item_count)
         .maybe("stateMachineVersionArn", found.version_arn.clone())
