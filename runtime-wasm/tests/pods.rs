@@ -49,6 +49,7 @@ impl<'a> Pod<'a> {
             memory_bytes_max: None,
             cpu_millis_max: None,
             ports: vec![],
+            files: None,
         };
         Self { fixture, spec }
     }
