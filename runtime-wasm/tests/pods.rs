@@ -134,8 +134,7 @@ async fn a_program_gets_arguments_and_environment() {
     pod.spec.env = vec![("EXIT_CODE".into(), "7".into())];
     pod.start().await.unwrap();
     pod.start().await.expect("a repeated start is none");
-    // Preview 1, which the example speaks below, only has success and failure to pass on.
-    assert_eq!(pod.exit().await, (1, "Error".into(), String::new()));
+    assert_eq!(pod.exit().await, (7, "Error".into(), String::new()));
     let log = pod.log();
     for line in
         ["stdout F argument main", "argument two words", "environment EXIT_CODE=7", "stderr F exiting with 7"]

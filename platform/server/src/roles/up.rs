@@ -27,7 +27,13 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{admin::Admin, components, nodes::LocalNodes, tasks::Tasks, workflows::{JobsDeps, Workflows}};
+use super::{
+    admin::Admin,
+    components,
+    nodes::LocalNodes,
+    tasks::Tasks,
+    workflows::{JobsDeps, Workflows},
+};
 use crate::{
     config::{UpArgs, UpConfig},
     data_dir::{DataDir, Endpoints},

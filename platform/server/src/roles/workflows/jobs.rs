@@ -72,7 +72,8 @@ impl Jobs {
         let waiters = Waiters::default();
         let wakes = waiters.clone();
         deps.jobs.handle(move |change| {
-            if let Some(waiter) = wakes.lock().get(&ObjectKey::of(&**change.latest())).and_then(Weak::upgrade) {
+            if let Some(waiter) = wakes.lock().get(&ObjectKey::of(&**change.latest())).and_then(Weak::upgrade)
+            {
                 waiter.notify_one();
             }
         });
@@ -89,7 +90,8 @@ impl Jobs {
     }
 
     async fn run(&self, call: IntegrationCall) -> Result<Value, FunctionError> {
-        let arguments = Arguments::parse(&call.arguments).map_err(|why| failed("Job.InvalidArguments", why))?;
+        let arguments =
+            Arguments::parse(&call.arguments).map_err(|why| failed("Job.InvalidArguments", why))?;
         let key = ObjectKey::new(&arguments.namespace, arguments::job_name(&call.idempotency_key));
         let mut mine = Mine::new(self, key);
         let job = match self.create(&mine.key, &arguments, &call.idempotency_key).await {
@@ -102,7 +104,9 @@ impl Jobs {
         };
         if call.resource != RUN_SYNC {
             mine.keep();
-            return Ok(json!({"jobName": mine.key.name, "namespace": mine.key.namespace, "uid": job.metadata.uid}));
+            return Ok(
+                json!({"jobName": mine.key.name, "namespace": mine.key.namespace, "uid": job.metadata.uid}),
+            );
         }
         let ended = self.wait(&mine.key, &job).await;
         if ended.is_ok() || self.stopping.load(Ordering::SeqCst) {
@@ -133,7 +137,10 @@ impl Jobs {
                 let annotations = there.metadata.annotations.as_ref();
                 match annotations.and_then(|all| all.get(ANNOTATION_KEY)).is_some_and(|name| name == task) {
                     true => Ok(there),
-                    false => Err(failed("Job.AlreadyExists", format!("a job {key} is there that is not this task's"))),
+                    false => Err(failed(
+                        "Job.AlreadyExists",
+                        format!("a job {key} is there that is not this task's"),
+                    )),
                 }
             }
             Err(kube::Error::Api(status)) if status.code < 500 => {
@@ -145,8 +152,9 @@ impl Jobs {
 
     /// What could never run is refused before there is a Job of it.
     async fn check(&self, arguments: &Arguments) -> Result<(), FunctionError> {
-        let missing =
-            |what: &str, digest: &Digest| format!("{what} {digest} is not in the store: mayfly artifact push FILE");
+        let missing = |what: &str, digest: &Digest| {
+            format!("{what} {digest} is not in the store: mayfly artifact push FILE")
+        };
         for (name, artifact) in &arguments.inputs.artifacts {
             if self.deps.artifacts.path(&artifact.digest).is_none() {
                 let what = format!("the artifact {name:?},");
@@ -161,7 +169,8 @@ impl Jobs {
             let content = std::fs::read(path).map_err(|error| error.to_string())?;
             inspect(&content).map_err(|refused| refused.to_string())
         };
-        let looked = tokio::task::spawn_blocking(look).await.map_err(|error| failed("Job.Unavailable", error))?;
+        let looked =
+            tokio::task::spawn_blocking(look).await.map_err(|error| failed("Job.Unavailable", error))?;
         let report = looked.map_err(|why| failed("Job.InvalidComponent", why))?;
         match report.http().is_none() {
             true => Ok(()),
@@ -189,13 +198,15 @@ impl Jobs {
                 Some(job) if answer::is_finished(&job) => break job,
                 Some(_) => seen = true,
                 // The informer may not know it yet.
-                None if !seen && self.api(&key.namespace).get_opt(&key.name).await.map_err(unavailable)?.is_some() => {}
+                None if !seen
+                    && self.api(&key.namespace).get_opt(&key.name).await.map_err(unavailable)?.is_some() => {}
                 None => return Err(failed("Job.Deleted", format!("the job {key} was deleted"))),
             }
             waiter.notified().await;
         };
         let text = job.metadata.annotations.as_ref().and_then(|all| all.get(ANNOTATION_OUTCOMES));
-        let outcomes: Vec<Outcome> = text.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+        let outcomes: Vec<Outcome> =
+            text.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
         let mut pods = Vec::with_capacity(outcomes.len());
         for outcome in outcomes {
             let outputs = self.outputs(&outcome).await;

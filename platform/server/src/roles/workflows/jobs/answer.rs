@@ -207,9 +207,13 @@ mod tests {
             let error = answer(&key, &arguments(json!({})), ended("Failed", reason, pods)).unwrap_err();
             assert_eq!(error.error_type, expected);
             let cause: Value = serde_json::from_str(&error.cause).unwrap();
-            assert_eq!((&cause["stderr"], &cause["parameters"]["count"]), (&json!("the end of stderr"), &json!(3)));
+            assert_eq!(
+                (&cause["stderr"], &cause["parameters"]["count"]),
+                (&json!("the end of stderr"), &json!(3))
+            );
         }
-        let error = answer(&key, &arguments(json!({})), ended("Failed", "BackoffLimitExceeded", vec![])).unwrap_err();
+        let error =
+            answer(&key, &arguments(json!({})), ended("Failed", "BackoffLimitExceeded", vec![])).unwrap_err();
         assert_eq!(error.error_type, "Job.Failed");
     }
 
@@ -233,7 +237,10 @@ mod tests {
             ]
         };
         let one = answer(&key, &arguments(json!({})), ended("Complete", "", pods())).unwrap();
-        assert_eq!((&one["result"], &one["exitCode"], &one["jobName"]), (&json!({"n": 1}), &json!(0), &json!("j")));
+        assert_eq!(
+            (&one["result"], &one["exitCode"], &one["jobName"]),
+            (&json!({"n": 1}), &json!(0), &json!("j"))
+        );
         let several = arguments(json!({"Completions": 2, "Indexed": true}));
         let several = answer(&key, &several, ended("Complete", "", pods())).unwrap();
         assert_eq!(several["pods"].as_array().unwrap().len(), 2);

@@ -100,7 +100,9 @@ impl Arguments {
         }
         let artifacts = written.artifacts.iter().map(|(name, artifact)| {
             let artifact = match artifact {
-                WrittenArtifact::Digest(digest) => ArtifactRef { digest: *digest, directory: false, bytes: None },
+                WrittenArtifact::Digest(digest) => {
+                    ArtifactRef { digest: *digest, directory: false, bytes: None }
+                }
                 WrittenArtifact::Ref(artifact) => artifact.clone(),
             };
             (name.clone(), artifact)
@@ -217,7 +219,10 @@ mod tests {
         assert_eq!(container["args"], json!(["--n", "3"]));
         assert_eq!(container["env"], json!([{"name": "LEVEL", "value": "2"}]));
         assert_eq!(container["resources"]["limits"], json!({"memory": "32Mi"}));
-        assert_eq!((&job["spec"]["backoffLimit"], &job["spec"]["activeDeadlineSeconds"]), (&json!(2), &json!(9)));
+        assert_eq!(
+            (&job["spec"]["backoffLimit"], &job["spec"]["activeDeadlineSeconds"]),
+            (&json!(2), &json!(9))
+        );
         assert_eq!(pod["metadata"]["annotations"][ANNOTATION_EGRESS], "https://example.com");
         assert!(arguments.inputs.artifacts["folder"].directory && arguments.single);
     }
