@@ -282,7 +282,12 @@ impl<'a> Iterator for Items<'a> {
     }
 }
 
-fn read_message(message: Message, bytes: &[u8], depth: u8, strict: bool) -> Result<Map<String, Value>, Refusal> {
+fn read_message(
+    message: Message,
+    bytes: &[u8],
+    depth: u8,
+    strict: bool,
+) -> Result<Map<String, Value>, Refusal> {
     if depth > DEPTH_MAX {
         return Err(Refusal::Malformed("it is nested too deep"));
     }
@@ -309,7 +314,9 @@ fn read_message(message: Message, bytes: &[u8], depth: u8, strict: bool) -> Resu
             continue;
         }
         // Upstream writes zero values; in JSON they are absent.
-        let Some(value) = read_value(&field.kind, &wire, depth, strict && field.name != "status")? else { continue };
+        let Some(value) = read_value(&field.kind, &wire, depth, strict && field.name != "status")? else {
+            continue;
+        };
         if !field.repeated {
             map.insert(field.name.into(), value);
         } else if let Value::Array(list) = map.entry(field.name).or_insert_with(|| Value::Array(Vec::new())) {

@@ -15,7 +15,7 @@ const JOBS: &str = "/apis/batch/v1/namespaces/default/jobs";
 fn job(name: &str, component: &str, spec: Value, container: Value) -> Value {
     let image = format!("component.mayfly.dev/sha256@{component}");
     let mut template = json!({"runtimeClassName": "wasm", "restartPolicy": "Never",
-        "containers": [{"name": "job", "image": image}]});
+        "terminationGracePeriodSeconds": 1, "containers": [{"name": "job", "image": image}]});
     lay_over(&mut template["containers"][0], container);
     let mut job = json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name},
         "spec": {"template": {"spec": template}}});

@@ -119,6 +119,8 @@ impl Arguments {
         let mut pod = json!({"restartPolicy": "Never", "containers": [self.container]});
         if matches!(self.program, Program::Component(_)) {
             pod["runtimeClassName"] = json!(wellknown::RUNTIME_CLASS_WASM);
+            // There are no signals in a component, so waiting for it to end by itself is in vain.
+            pod["terminationGracePeriodSeconds"] = json!(1);
         }
         let mut annotations = json!({ANNOTATION_INPUTS: inputs});
         if !self.egress.is_empty() {
