@@ -389,6 +389,25 @@ mod tests {
     }
 
     #[test]
+    fn a_job_is_read_whole_or_not_at_all() {
+        let of = |pod_more: &[u8]| {
+            let container = [field(1, b"c"), field(2, b"img"), field(3, b"tool"), field(8, b"")].concat();
+            let pod = [field(2, &container), field(3, b"Never"), pod_more.to_vec()].concat();
+            let spec = field(6, &[field(1, b""), field(2, &pod)].concat());
+            // What status says is nobody's matter.
+            let job = [field(1, &field(1, b"j")), field(2, &spec), field(3, &[4 << 3, 7])].concat();
+            decode(&envelope("batch/v1", "Job", &job))
+        };
+        let template = json!({"metadata": {}, "spec": {"restartPolicy": "Never",
+            "containers": [{"name": "c", "image": "img", "command": ["tool"], "resources": {}}]}});
+        let expected = json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "j"},
+            "spec": {"template": template}, "status": {}});
+        assert_eq!(of(&[]), Ok(expected.clone()));
+        assert_eq!(of(&field(10, b"")), Ok(expected), "an empty field says nothing");
+        assert_eq!(of(&field(1, b"volume")), Err(Refusal::UnknownField(1)));
+    }
+
+    #[test]
     fn a_config_map_as_kubectl_sends_it() {
         let entry = |key: &str, value: &str| [field(1, key.as_bytes()), field(2, value.as_bytes())].concat();
         let meta = [
