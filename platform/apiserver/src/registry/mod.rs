@@ -5,6 +5,7 @@
 
 mod apps;
 mod auth;
+mod batch;
 mod coordination;
 mod core;
 mod mayfly;
@@ -261,6 +262,7 @@ static REGISTRY: LazyLock<Registry> = LazyLock::new(|| {
         node::kinds(),
         pod::kinds(),
         apps::kinds(),
+        batch::kinds(),
         coordination::kinds(),
         mayfly::kinds(),
         auth::kinds(),

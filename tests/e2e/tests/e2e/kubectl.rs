@@ -6,13 +6,13 @@ use serde_json::json;
 use tokio::process::Command;
 
 /// kubectl with the server's kubeconfig, and a home of its own for its caches.
-struct Kubectl {
-    up: Up,
+pub(crate) struct Kubectl {
+    pub(crate) up: Up,
     home: tempfile::TempDir,
 }
 
 /// A server and kubectl; `None` when there is no kubectl here.
-async fn kubectl(test: &str) -> Result<Option<Kubectl>> {
+pub(crate) async fn kubectl(test: &str) -> Result<Option<Kubectl>> {
     let found = std::process::Command::new("kubectl").args(["version", "--client"]).output();
     if !found.is_ok_and(|output| output.status.success()) {
         skipped(test, "no kubectl on the PATH");
@@ -38,7 +38,7 @@ impl Kubectl {
         command
     }
 
-    async fn run(&self, arguments: &[&str]) -> Result<Finished> {
+    pub(crate) async fn run(&self, arguments: &[&str]) -> Result<Finished> {
         let output = tokio::time::timeout(wait::PATIENCE, self.command(arguments).output()).await??;
         Ok(Finished {
             code: output.status.code(),
@@ -47,14 +47,14 @@ impl Kubectl {
         })
     }
 
-    async fn ok(&self, arguments: &[&str]) -> Result<String> {
+    pub(crate) async fn ok(&self, arguments: &[&str]) -> Result<String> {
         let finished = self.run(arguments).await?;
         ensure!(finished.code == Some(0), "kubectl {arguments:?}: {finished:?}");
         Ok(finished.stdout)
     }
 
     /// Writes a manifest and gives its path.
-    fn file(&self, name: &str, manifest: &serde_json::Value) -> Result<String> {
+    pub(crate) fn file(&self, name: &str, manifest: &serde_json::Value) -> Result<String> {
         let file = self.home.path().join(name);
         std::fs::write(&file, manifest.to_string())?;
         Ok(file.to_string_lossy().into_owned())
@@ -73,6 +73,7 @@ async fn discovery_lists_and_explains_the_kinds() -> Result<()> {
         "configmaps",
         "secrets",
         "events",
+        "jobs.batch",
         "leases.coordination.k8s.io",
         "functions.mayfly.dev",
         "revisions.mayfly.dev",

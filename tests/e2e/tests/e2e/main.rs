@@ -6,6 +6,7 @@ mod bad_manifests;
 mod clients;
 mod environment;
 mod first_day;
+mod jobs;
 mod kubectl;
 mod restarts;
 mod scaling;

@@ -2,10 +2,11 @@
 //!
 //! The engine asks for four things from outside, and they are handed to it here: functions (the gateway, in
 //! process, under the same rules as a request from a socket), HTTP for `http:invoke`, files for the items and
-//! results of distributed maps, time.
+//! results of distributed maps, time; and it is told who carries out `job:run` ([`jobs`]).
 
 mod buckets;
 mod functions;
+mod jobs;
 mod web;
 
 use std::{path::Path, sync::Arc, time::Duration};
@@ -21,7 +22,8 @@ use mayfly_workflows_engine::{
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use self::{buckets::Buckets, functions::GatewayFunctions, web::Web};
+pub(crate) use self::jobs::JobsDeps;
+use self::{buckets::Buckets, functions::GatewayFunctions, jobs::Jobs, web::Web};
 
 /// The largest answer of a function or of `http:invoke` that is read; a payload's own limit is smaller, and
 /// is the machine's to tell.
@@ -34,11 +36,16 @@ const DRAIN: Duration = Duration::from_secs(2);
 pub(crate) struct Workflows {
     engine: Engine,
     api: Api,
+    jobs: Arc<Jobs>,
 }
 
 impl Workflows {
     /// Opens journal, catalog and files below `folder`.
-    pub(crate) async fn create(folder: &Path, functions: GatewayHandle) -> anyhow::Result<Self> {
+    pub(crate) async fn create(
+        folder: &Path,
+        functions: GatewayHandle,
+        jobs: JobsDeps,
+    ) -> anyhow::Result<Self> {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
         let (clock, randomness) = (Arc::new(SystemClock), Arc::new(OsRandomness));
         let deps = Deps {
@@ -50,10 +57,12 @@ impl Workflows {
         };
         let config = Config { data_dir: Some(folder.to_owned()), ..Config::default() };
         let engine = Engine::open(config, deps).await.context("cannot open the workflow journal")?;
+        let jobs = Arc::new(Jobs::new(jobs));
+        engine.bind_integrations(jobs.clone());
         let catalog = folder.join("catalog.db");
         let catalog = Catalog::open(Some(&catalog)).context("cannot open the catalog of state machines")?;
         let api = Api::new(engine.clone(), Arc::new(catalog), clock, randomness);
-        Ok(Self { engine, api })
+        Ok(Self { engine, api, jobs })
     }
 
     /// Goes on with what was running, and serves until `stop`; then leaves the rest for the next start.
@@ -69,6 +78,8 @@ impl Workflows {
             result = served => result,
             () = async { stop.cancelled().await; tokio::time::sleep(DRAIN).await } => Ok(()),
         };
+        // A job goes on without the server; its task finds it again.
+        self.jobs.stop();
         engine.shutdown().await;
         Ok(result?)
     }
