@@ -182,8 +182,10 @@ fn paths_of(kind: &Kind, name: &str, gvk: &Value, paths: &mut Map<String, Value>
     const DELETE: &[&str] = &["dryRun", "gracePeriodSeconds", "propagationPolicy", "orphanDependents"];
     let mut collection = json!({"parameters": place, "post": operation("post", WRITE, json_body(), name)});
     if kind.verbs == Verbs::View {
+        // kubectl asks here whether the server validates fields, before it is told that nothing can be written.
         let list = format!("{name}List");
-        paths.insert(all.clone(), json!({"parameters": place, "get": operation("list", LIST, None, &list)}));
+        collection["get"] = operation("list", LIST, None, &list);
+        paths.insert(all.clone(), collection);
         paths.insert(format!("{base}/{}", kind.plural), json!({"get": operation("list", LIST, None, &list)}));
         place.push(path_parameter("name"));
         let one = json!({"parameters": place, "get": operation("get", &["resourceVersion"], None, name)});

@@ -60,6 +60,11 @@ pub fn workflow_of(arn: &str, is_namespace: impl Fn(&str) -> bool) -> (ObjectKey
             return (ObjectKey::new(namespace, rest), None);
         }
     }
+    workflow_of_digest(arn)
+}
+
+/// The object of a state machine whose name says nothing, or is taken.
+pub fn workflow_of_digest(arn: &str) -> (ObjectKey, Option<String>) {
     let name = arn.rsplit(':').next().unwrap_or(arn);
     let asked = arn.strip_prefix(STATE_MACHINE_PREFIX).unwrap_or(arn);
     (ObjectKey::new(NAMESPACE_DEFAULT, slug(name, asked)), Some(asked.to_owned()))

@@ -57,6 +57,14 @@ impl Times {
         let whole = Timestamp::from_second(found.as_second()).ok()?;
         (whole > instant).then_some(whole)
     }
+
+    /// The last time before `instant`, to the second; `None` when there was none.
+    pub fn before(&self, instant: Timestamp) -> Option<Timestamp> {
+        let zoned = instant.to_zoned(self.zone.clone());
+        let found = self.cron.find_previous_occurrence(&zoned, false).ok()?.timestamp();
+        let whole = Timestamp::from_second(found.as_second()).ok()?;
+        (whole < instant).then_some(whole)
+    }
 }
 
 #[cfg(test)]

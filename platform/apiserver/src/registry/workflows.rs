@@ -55,10 +55,8 @@ fn workflow() -> Kind {
             ]
         },
         selectable: &[("spec.type", "STANDARD")],
-        defaults: |object| {
-            restore_nulls(object);
-            fill_in::<Workflow>(object);
-        },
+        defaults: |object| fill_in::<Workflow>(object),
+        on_update: take_what_was_applied,
         validate: |new, old| {
             let mut errors = Vec::new();
             immutable(new, old, &["spec", "type"], &mut errors);
@@ -131,14 +129,18 @@ fn definition_errors(workflow: &Workflow) -> Vec<FieldError> {
         .collect()
 }
 
-/// See [`definition::with_nulls_of`].
-fn restore_nulls(object: &mut Object) {
-    let applied = object.at(&["metadata", "annotations", LAST_APPLIED]).and_then(Value::as_str);
-    let Some(applied) = applied.and_then(|text| serde_json::from_str::<Value>(text).ok()) else { return };
-    let now = object.at(&["spec", "definition"]).filter(|definition| definition.is_object());
-    let meant = now.and_then(|now| definition::with_nulls_of(now, &applied["spec"]["definition"]));
-    if let Some(meant) = meant {
-        object.map_mut("spec").insert("definition".into(), meant);
+/// `kubectl apply` sends a JSON merge patch, which merges a definition into the one that is there, and in which a
+/// null (`ResultPath: null` means something) is a deletion. But it also notes what was applied, whole: when that
+/// note changes, the definition in it is what was meant.
+fn take_what_was_applied(new: &mut Object, old: &Object) {
+    let note = |object: &Object| {
+        object.at(&["metadata", "annotations", LAST_APPLIED]).and_then(Value::as_str).map(str::to_owned)
+    };
+    let Some(applied) = note(new).filter(|applied| note(old).as_ref() != Some(applied)) else { return };
+    let definition =
+        serde_json::from_str::<Value>(&applied).ok().map(|applied| applied["spec"]["definition"].clone());
+    if let Some(definition) = definition.filter(|definition| !definition.is_null()) {
+        new.map_mut("spec").insert("definition".into(), definition);
     }
 }
 

@@ -27,7 +27,13 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{admin::Admin, components, nodes::LocalNodes, tasks::Tasks, workflows::Workflows};
+use super::{
+    admin::Admin,
+    components,
+    nodes::LocalNodes,
+    tasks::Tasks,
+    workflows::{Cluster, Workflows},
+};
 use crate::{
     config::{UpArgs, UpConfig},
     data_dir::{DataDir, Endpoints},
@@ -149,7 +155,13 @@ impl Up {
             },
             &mut metrics,
         )?;
-        let workflows = Workflows::create(&data_dir.workflows(), gateway.handle()).await?;
+        let cluster = Cluster {
+            client: client("system:mayfly:workflows"),
+            workflows: informers.of(),
+            namespaces: informers.of(),
+        };
+        let workflows = Workflows::create(&data_dir.workflows(), gateway.handle(), cluster).await?;
+        api.attach_view("executions.mayfly.dev", Arc::new(workflows.executions()));
         let endpoints = Endpoints {
             api: format!("https://{}", api_listener.local_addr()?),
             http: format!("http://{}", gateway.address()),
