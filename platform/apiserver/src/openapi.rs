@@ -182,13 +182,18 @@ fn paths_of(kind: &Kind, name: &str, gvk: &Value, paths: &mut Map<String, Value>
     const DELETE: &[&str] = &["dryRun", "gracePeriodSeconds", "propagationPolicy", "orphanDependents"];
     let mut collection = json!({"parameters": place, "post": operation("post", WRITE, json_body(), name)});
     if kind.verbs == Verbs::View {
-        // kubectl asks here whether the server validates fields, before it is told that nothing can be written.
         let list = format!("{name}List");
         collection["get"] = operation("list", LIST, None, &list);
         paths.insert(all.clone(), collection);
         paths.insert(format!("{base}/{}", kind.plural), json!({"get": operation("list", LIST, None, &list)}));
         place.push(path_parameter("name"));
-        let one = json!({"parameters": place, "get": operation("get", &["resourceVersion"], None, name)});
+        // kubectl looks at a patch to see whether the server validates fields; without it, it refuses to send what
+        // would be answered with what to do instead.
+        let one = json!({
+            "parameters": place,
+            "get": operation("get", &["resourceVersion"], None, name),
+            "patch": operation("patch", &["fieldValidation"], None, name),
+        });
         paths.insert(format!("{all}/{{name}}"), one);
         return;
     }

@@ -56,6 +56,10 @@ fn workflow() -> Kind {
         },
         selectable: &[("spec.type", "STANDARD")],
         defaults: |object| fill_in::<Workflow>(object),
+        on_create: |object| {
+            object.0.remove("status");
+            take_what_was_applied(object, &Object::default());
+        },
         on_update: take_what_was_applied,
         validate: |new, old| {
             let mut errors = Vec::new();
@@ -129,9 +133,9 @@ fn definition_errors(workflow: &Workflow) -> Vec<FieldError> {
         .collect()
 }
 
-/// `kubectl apply` sends a JSON merge patch, which merges a definition into the one that is there, and in which a
-/// null (`ResultPath: null` means something) is a deletion. But it also notes what was applied, whole: when that
-/// note changes, the definition in it is what was meant.
+/// `kubectl apply` leaves nulls out of what it creates (`ResultPath: null` means something), and sends a JSON merge
+/// patch later, in which they are deletions, and which merges a definition into the one that is there. But it also
+/// notes what was applied, whole: when that note is new, the definition in it is what was meant.
 fn take_what_was_applied(new: &mut Object, old: &Object) {
     let note = |object: &Object| {
         object.at(&["metadata", "annotations", LAST_APPLIED]).and_then(Value::as_str).map(str::to_owned)
