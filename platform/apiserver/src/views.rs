@@ -51,11 +51,16 @@ pub trait KindView: Send + Sync {
     /// A page, in an order of the view's own.
     fn list(&self, query: ViewQuery) -> BoxFuture<'_, Result<ViewPage, ViewError>>;
 
-    /// The changes after a revision, as they come. A stream that ends with an error has fallen behind.
+    /// The changes after a revision, as they come; `whole` as in [`ViewQuery`]. A stream that ends with an error has
+    /// fallen behind.
     ///
     /// # Errors
     /// [`ViewError::Expired`]: that far back nobody remembers; list again.
-    fn watch(&self, after: u64) -> Result<BoxStream<'static, Result<ViewEvent, ViewError>>, ViewError>;
+    fn watch(
+        &self,
+        after: u64,
+        whole: bool,
+    ) -> Result<BoxStream<'static, Result<ViewEvent, ViewError>>, ViewError>;
 
     /// What to tell someone who wants to change an object: that it cannot be done, and what can.
     fn read_only(&self, name: &str) -> String;
@@ -232,7 +237,8 @@ impl Inner {
         } else {
             (asked.unwrap_or_default(), Vec::new())
         };
-        let events = self.views.of(kind)?.watch(after.0)?;
+        let whole = view.representation == Representation::Object;
+        let events = self.views.of(kind)?.watch(after.0, whole)?;
         let now = Instant::now();
         let lasts = match query.timeout_seconds {
             Some(seconds) if seconds > 0 => Duration::from_secs(seconds),

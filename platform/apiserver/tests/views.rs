@@ -54,7 +54,11 @@ impl KindView for Ten {
         .boxed()
     }
 
-    fn watch(&self, after: u64) -> Result<BoxStream<'static, Result<ViewEvent, ViewError>>, ViewError> {
+    fn watch(
+        &self,
+        after: u64,
+        _: bool,
+    ) -> Result<BoxStream<'static, Result<ViewEvent, ViewError>>, ViewError> {
         if after < 100 {
             return Err(ViewError::Expired);
         }

@@ -22,7 +22,8 @@ pub enum Change {
     Moved,
 }
 
-/// A change, and the execution after it.
+/// A change, and the execution after it: without input, output and cause, since many changes may wait for a
+/// listener.
 #[derive(Debug, Clone)]
 pub struct Changed {
     /// What happened.
@@ -54,7 +55,8 @@ impl Inner {
         if running.express || row.map_run_arn.is_some() || self.changes.0.receiver_count() == 0 {
             return;
         }
-        let execution = Arc::new(self.describe_row(row, Kind::Standard));
+        let whole = self.describe_row(row, Kind::Standard);
+        let execution = Arc::new(Description { input: "".into(), output: None, cause: None, ..whole });
         // Whoever listened may have gone.
         let _ = self.changes.0.send(Changed { change, execution });
     }

@@ -248,16 +248,19 @@ impl KindView for Executions {
         })
     }
 
-    fn watch(&self, after: u64) -> Result<BoxStream<'static, Result<ViewEvent, ViewError>>, ViewError> {
+    fn watch(
+        &self,
+        after: u64,
+        whole: bool,
+    ) -> Result<BoxStream<'static, Result<ViewEvent, ViewError>>, ViewError> {
         if after < self.recent.read().forgotten {
             return Err(ViewError::Expired);
         }
         let state = (self.clone(), self.revision.subscribe(), after);
-        let events = stream::unfold(state, |(view, mut newest, mut after)| async move {
+        let events = stream::unfold(state, move |(view, mut newest, mut after)| async move {
             loop {
-                let batch = view.since(after);
-                match batch {
-                    Err(error) => return Some((vec![Err(error)], (view, newest, u64::MAX))),
+                match view.since(after, whole).await {
+                    Err(error) => return Some((vec![Err(error)], (view, newest, 0))),
                     Ok(events) if !events.is_empty() => {
                         after = events.last().map_or(after, |event| event.revision);
                         let events = events.into_iter().map(Ok).collect();
@@ -281,37 +284,48 @@ impl KindView for Executions {
 
 impl Executions {
     /// The changes after a revision, as many as are worth a frame.
-    fn since(&self, after: u64) -> Result<Vec<ViewEvent>, ViewError> {
+    async fn since(&self, after: u64, whole: bool) -> Result<Vec<ViewEvent>, ViewError> {
         const FRAME: usize = 256;
-        let recent = self.recent.read();
-        if after != u64::MAX && after < recent.forgotten {
-            return Err(ViewError::Expired);
-        }
-        let start = recent.changes.partition_point(|(revision, _)| *revision <= after);
-        let changes: Vec<_> = recent.changes.range(start..).take(FRAME).cloned().collect();
-        drop(recent);
-        let event = |(revision, Changed { change, execution }): (u64, Changed)| {
-            let with_revision = |mut object: Value| {
-                object["metadata"]["resourceVersion"] = revision.to_string().into();
-                object
-            };
-            let change = match change {
-                Change::Started => ViewChange::Created,
-                // Taken up again: it had failed; otherwise it was running.
-                Change::Moved => {
-                    let before = match execution.status {
-                        Status::Running => Status::Failed,
-                        _ => Status::Running,
-                    };
-                    ViewChange::Modified {
-                        previous: with_revision(self.object(&execution, true, Some(before))),
-                    }
-                }
-            };
-            let object = with_revision(self.object(&execution, true, None));
-            ViewEvent { change, revision, object }
+        let changes: Vec<_> = {
+            let recent = self.recent.read();
+            if after < recent.forgotten {
+                return Err(ViewError::Expired);
+            }
+            let start = recent.changes.partition_point(|(revision, _)| *revision <= after);
+            recent.changes.range(start..).take(FRAME).cloned().collect()
         };
-        Ok(changes.into_iter().map(event).collect())
+        let mut events = Vec::with_capacity(changes.len());
+        for (revision, changed) in changes {
+            events.push(self.event(revision, changed, whole).await?);
+        }
+        Ok(events)
+    }
+
+    async fn event(&self, revision: u64, changed: Changed, whole: bool) -> Result<ViewEvent, ViewError> {
+        let Changed { change, execution } = changed;
+        let mut shown = Description::clone(&execution);
+        if whole && let Some(now) = self.engine.describe(&shown.execution_arn).await.map_err(failed)? {
+            shown.input = now.input;
+            if shown.status != Status::Running {
+                (shown.output, shown.cause) = (now.output, now.cause);
+            }
+        }
+        let with_revision = |mut object: Value| {
+            object["metadata"]["resourceVersion"] = revision.to_string().into();
+            object
+        };
+        let change = match change {
+            Change::Started => ViewChange::Created,
+            // Taken up again: it had failed; otherwise it was running.
+            Change::Moved => {
+                let before = match shown.status {
+                    Status::Running => Status::Failed,
+                    _ => Status::Running,
+                };
+                ViewChange::Modified { previous: with_revision(self.object(&shown, whole, Some(before))) }
+            }
+        };
+        Ok(ViewEvent { change, revision, object: with_revision(self.object(&shown, whole, None)) })
     }
 }
 
