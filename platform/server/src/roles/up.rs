@@ -32,7 +32,7 @@ use super::{
     components,
     nodes::LocalNodes,
     tasks::Tasks,
-    workflows::{JobsDeps, Workflows},
+    workflows::{Cluster, JobsDeps, Workflows},
 };
 use crate::{
     config::{UpArgs, UpConfig},
@@ -160,7 +160,13 @@ impl Up {
             jobs: informers.of(),
             artifacts: artifacts.clone(),
         };
-        let workflows = Workflows::create(&data_dir.workflows(), gateway.handle(), jobs).await?;
+        let cluster = Cluster {
+            client: client("system:mayfly:workflows"),
+            workflows: informers.of(),
+            namespaces: informers.of(),
+        };
+        let workflows = Workflows::create(&data_dir.workflows(), gateway.handle(), cluster, jobs).await?;
+        api.attach_view("executions.mayfly.dev", Arc::new(workflows.executions()));
         let endpoints = Endpoints {
             api: format!("https://{}", api_listener.local_addr()?),
             http: format!("http://{}", gateway.address()),

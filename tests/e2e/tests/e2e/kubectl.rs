@@ -1,7 +1,7 @@
 //! kubectl, the real one, on the kinds that are here.
 
 use anyhow::{Result, ensure};
-use mayfly_e2e::{Finished, Up, guest_or_skip, skipped, test_name, wait};
+use mayfly_e2e::{Finished, Up, guest_or_skip, skipped, wait};
 use serde_json::json;
 use tokio::process::Command;
 
@@ -23,15 +23,16 @@ pub(crate) async fn kubectl(test: &str) -> Result<Option<Kubectl>> {
 
 macro_rules! kubectl_or_skip {
     () => {
-        match kubectl(test_name!()).await? {
+        match $crate::kubectl::kubectl(mayfly_e2e::test_name!()).await? {
             Some(kubectl) => kubectl,
             None => return Ok(()),
         }
     };
 }
+pub(super) use kubectl_or_skip;
 
 impl Kubectl {
-    fn command(&self, arguments: &[&str]) -> Command {
+    pub(super) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new("kubectl");
         command.arg("--kubeconfig").arg(self.up.kubeconfig()).args(arguments);
         command.env("HOME", self.home.path()).env_remove("KUBECONFIG").kill_on_drop(true);
@@ -77,6 +78,8 @@ async fn discovery_lists_and_explains_the_kinds() -> Result<()> {
         "leases.coordination.k8s.io",
         "functions.mayfly.dev",
         "revisions.mayfly.dev",
+        "workflows.mayfly.dev",
+        "executions.mayfly.dev",
     ] {
         ensure!(listed.lines().any(|line| line == kind), "{kind} is not in\n{listed}");
     }

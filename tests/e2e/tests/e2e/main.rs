@@ -12,4 +12,7 @@ mod restarts;
 mod scaling;
 mod starting;
 mod traffic;
+mod triggers;
+mod workflow_examples;
+mod workflow_objects;
 mod workflows;
