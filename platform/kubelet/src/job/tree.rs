@@ -87,7 +87,10 @@ pub(super) fn unpack(tar: &Path, into: &Path, bytes_max: u64) -> io::Result<()> 
                 io::copy(&mut entry, &mut fs::File::create(&path)?)?;
             }
             other => {
-                return Err(refused(format!("{} is neither a file nor a folder ({other:?})", name.display())));
+                return Err(refused(format!(
+                    "{} is neither a file nor a folder ({other:?})",
+                    name.display()
+                )));
             }
         }
     }

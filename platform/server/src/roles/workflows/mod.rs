@@ -95,7 +95,10 @@ impl Workflows {
         let Cluster { client, workflows, namespaces } = cluster;
         let triggers = Triggers::new(api.clone(), engine.clone(), client.clone(), workflows.clone());
         let events = triggers.events();
-        engine.bind_integrations(Arc::new(Services(vec![jobs.clone(), Arc::new(events::PutEvents(events.clone()))])));
+        engine.bind_integrations(Arc::new(Services(vec![
+            jobs.clone(),
+            Arc::new(events::PutEvents(events.clone())),
+        ])));
         let directory = Directory::new(workflows, namespaces);
         let executions = Executions::new(engine.clone(), directory.clone());
         let objects = Objects::new(api.clone(), client, directory);
