@@ -11,6 +11,7 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 
 mod client;
+mod components;
 mod definition;
 mod deploy;
 mod end;

@@ -2,7 +2,7 @@
 
 use super::arn::{Arn, Qualifier, check_name};
 use super::params::{Fields, date, flag, optional, text};
-use super::{Answer, Api, ApiError, paging, state_machines};
+use super::{Answer, Api, ApiError, model, paging, state_machines};
 use crate::engine::{
     Description, ExecutionError, HistoryQuery, Kind, ListQuery, Of, RedriveError, RedriveStatus, StartError,
     StartRequest, Status,
@@ -10,6 +10,7 @@ use crate::engine::{
 use jiff::Timestamp;
 use mayfly_workflows_language::value;
 use serde_json::{Value, json};
+use std::time::Duration;
 
 /// AWS's limit of an input or an output, in bytes.
 pub(super) const PAYLOAD_BYTES_MAX: usize = 262_144;
@@ -72,22 +73,18 @@ impl Api {
     pub(super) async fn describe_execution(&self, params: &Value) -> Answer {
         let arn = execution(params)?.text;
         let found = self.engine.describe(arn).await.map_err(refused)?;
-        let found = found.ok_or_else(|| ApiError::execution_missing(arn))?;
-        let whole = optional(params, "includedData") != Some("METADATA_ONLY");
-        let (status, reason) = match &found.redrive_status {
-            RedriveStatus::Redrivable => ("REDRIVABLE", None),
-            RedriveStatus::NotRedrivable(reason) => ("NOT_REDRIVABLE", Some(reason.clone())),
-            RedriveStatus::RedrivableByMapRun => ("REDRIVABLE_BY_MAP_RUN", None),
-        };
-        let fields = described(&found, whole)
-            .maybe("mapRunArn", found.map_run_arn.clone())
-            .maybe("stateMachineVersionArn", found.version_arn.clone())
-            .maybe("stateMachineAliasArn", found.alias_arn.clone())
-            .set("redriveCount", found.redrive_count)
-            .maybe("redriveDate", found.redrive_date.map(date_of))
-            .set("redriveStatus", status)
-            .maybe("redriveStatusReason", reason);
-        Ok(fields.done())
+        answered(params, &found.ok_or_else(|| ApiError::execution_missing(arn))?)
+    }
+
+    /// DescribeExecution, answered when the execution has ended or `limit` is over. Not AWS's, whose clients
+    /// ask again and again.
+    pub(super) async fn describe_ended(&self, params: &Value, limit: Duration) -> Answer {
+        model::check("DescribeExecution", params)?;
+        let ended = tokio::time::timeout(limit, self.engine.wait(execution(params)?.text)).await;
+        match ended.ok().flatten() {
+            Some(found) => answered(params, &found),
+            None => self.describe_execution(params).await,
+        }
     }
 
     pub(super) async fn describe_for_execution(&self, params: &Value) -> Answer {
@@ -201,6 +198,25 @@ pub(super) fn check_input(input: &str) -> Result<(), ApiError> {
 /// The ARN of a STANDARD execution; an express execution is nowhere to be described.
 pub(super) fn execution<'a>(params: &'a Value) -> Result<Arn<'a>, ApiError> {
     Arn::of(text(params, "executionArn"), &["execution"])
+}
+
+/// What DescribeExecution answers.
+fn answered(params: &Value, found: &Description) -> Answer {
+    let whole = optional(params, "includedData") != Some("METADATA_ONLY");
+    let (status, reason) = match &found.redrive_status {
+        RedriveStatus::Redrivable => ("REDRIVABLE", None),
+        RedriveStatus::NotRedrivable(reason) => ("NOT_REDRIVABLE", Some(reason.clone())),
+        RedriveStatus::RedrivableByMapRun => ("REDRIVABLE_BY_MAP_RUN", None),
+    };
+    let fields = described(found, whole)
+        .maybe("mapRunArn", found.map_run_arn.clone())
+        .maybe("stateMachineVersionArn", found.version_arn.clone())
+        .maybe("stateMachineAliasArn", found.alias_arn.clone())
+        .set("redriveCount", found.redrive_count)
+        .maybe("redriveDate", found.redrive_date.map(date_of))
+        .set("redriveStatus", status)
+        .maybe("redriveStatusReason", reason);
+    Ok(fields.done())
 }
 
 /// What every operation tells that describes one execution.

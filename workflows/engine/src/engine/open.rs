@@ -66,6 +66,7 @@ impl Engine {
             operations: OnceLock::new(),
             activities: OnceLock::new(),
             integrations: OnceLock::new(),
+            changes: super::changes::Changes::default(),
             runtime: tokio::runtime::Handle::current(),
             closing: AtomicBool::new(false),
             busy: AtomicUsize::new(0),

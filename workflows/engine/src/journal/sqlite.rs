@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use rusqlite::{Connection, OpenFlags, params};
@@ -16,7 +17,10 @@ const QUEUE_BATCHES_MAX: usize = 65_536;
 /// Batches in one transaction: bounds how long the first of them waits.
 const GROUP_BATCHES_MAX: usize = 4_096;
 /// How long to wait before a full disk is tried again.
-const STALL_RETRY: std::time::Duration = std::time::Duration::from_millis(250);
+const STALL_RETRY: Duration = Duration::from_millis(250);
+/// Pages in the write-ahead log before it is folded into the data file (64 MiB): a page that is changed often is
+/// copied once for each log, and writers wait meanwhile.
+const LOG_FRAMES_MAX: i64 = 16_384;
 /// Reading connections kept open.
 const READERS_MAX: usize = 4;
 
@@ -37,6 +41,8 @@ struct Shared {
 #[derive(Default)]
 struct Queue {
     batches: Vec<Batch>,
+    /// How many batches the writer waits for; it is not woken for fewer.
+    wanted: usize,
     closed: bool,
     /// The disk is full or away: what is queued waits, new starts are refused.
     stalled: Option<JournalError>,
@@ -49,9 +55,10 @@ impl SqliteJournal {
         let db = Connection::open(path)?;
         db.pragma_update(None, "journal_mode", "WAL")?;
         db.pragma_update(None, "synchronous", "FULL")?;
-        // A checkpoint every 16 MB of journal: fewer, longer pauses.
-        db.pragma_update(None, "wal_autocheckpoint", 4_096)?;
-        db.pragma_update(None, "cache_size", -32_768)?;
+        // The writer folds the log after it has answered, not within a commit.
+        db.pragma_update_and_check(None, "wal_autocheckpoint", 0, |_| Ok(()))?;
+        // What a group touches is new rows: the ends of the tables.
+        db.pragma_update(None, "cache_size", -4_096)?;
         db.execute_batch(include_str!("schema.sql"))?;
         let shared = Arc::new(Shared {
             queue: Mutex::new(Queue::default()),
@@ -92,28 +99,66 @@ impl SqliteJournal {
     }
 }
 
+/// How long a group waits for more batches before it goes to the disk.
+///
+/// A commit costs about the same for one batch as for fifty, and executions whose steps were just written down
+/// tend to be back with the next ones soon: as many as the last group had, and those that queued up meanwhile.
+/// Waiting for them, for no longer than a commit takes, halves the number of commits when there is much to do.
+/// One execution alone never waits.
+#[derive(Default)]
+struct Gathering {
+    /// Batches of the last group, and in the queue when it was written.
+    expected: usize,
+    /// What the last commit took.
+    commit: Duration,
+}
+
+impl Gathering {
+    const WAIT_MAX: Duration = Duration::from_millis(2);
+
+    fn wait_max(&self) -> Duration {
+        self.commit.min(Self::WAIT_MAX)
+    }
+}
+
+impl Shared {
+    /// The next group; `None` when the journal is closed and nothing is left to write.
+    fn next_group(&self, gathering: &Gathering) -> Option<Vec<Batch>> {
+        let mut queue = self.queue.lock();
+        queue.wanted = 1;
+        while queue.batches.is_empty() && !queue.closed {
+            self.filled.wait(&mut queue);
+        }
+        if queue.batches.is_empty() {
+            return None;
+        }
+        let deadline = Instant::now() + gathering.wait_max();
+        queue.wanted = gathering.expected.min(GROUP_BATCHES_MAX);
+        while queue.batches.len() < queue.wanted && !queue.closed {
+            if self.filled.wait_until(&mut queue, deadline).timed_out() {
+                break;
+            }
+        }
+        let count = queue.batches.len().min(GROUP_BATCHES_MAX);
+        let group = queue.batches.drain(..count).collect();
+        self.drained.notify_all();
+        Some(group)
+    }
+}
+
 fn write_groups(mut db: Connection, shared: &Shared) {
-    loop {
-        let group = {
-            let mut queue = shared.queue.lock();
-            while queue.batches.is_empty() && !queue.closed {
-                shared.filled.wait(&mut queue);
-            }
-            if queue.batches.is_empty() {
-                return;
-            }
-            let count = queue.batches.len().min(GROUP_BATCHES_MAX);
-            let group: Vec<Batch> = queue.batches.drain(..count).collect();
-            shared.drained.notify_all();
-            group
-        };
+    let mut gathering = Gathering::default();
+    while let Some(group) = shared.next_group(&gathering) {
         let mut waiting: Vec<Done> = Vec::with_capacity(group.len());
         let mut changes = Vec::with_capacity(group.len());
         for batch in group {
             changes.push(batch.changes);
             waiting.push(batch.done);
         }
+        let begin = Instant::now();
         let outcome = commit_patiently(&mut db, &changes, shared);
+        gathering.commit = begin.elapsed();
+        gathering.expected = waiting.len() + shared.queue.lock().batches.len();
         if let Err(error) = &outcome {
             tracing::error!(%error, "the workflow journal failed; it takes no more writes until it is opened again");
             let mut queue = shared.queue.lock();
@@ -124,7 +169,23 @@ fn write_groups(mut db: Connection, shared: &Shared) {
         for done in waiting {
             done(outcome.clone());
         }
+        if let Err(error) = fold_if_due(&db) {
+            // The log keeps what the data file could not take; the next group tries again.
+            tracing::warn!(%error, "the journal's log could not be folded into its data file");
+        }
     }
+}
+
+/// Folds the write-ahead log into the data file when it has grown to its limit.
+fn fold_if_due(db: &Connection) -> rusqlite::Result<()> {
+    let frames = |mode: &str| -> rusqlite::Result<i64> {
+        let mut statement = db.prepare_cached(&format!("PRAGMA wal_checkpoint({mode})"))?;
+        statement.query_row([], |row| row.get(1))
+    };
+    if frames("NOOP")? >= LOG_FRAMES_MAX {
+        frames("PASSIVE")?;
+    }
+    Ok(())
 }
 
 /// Commits a group; while the disk is full or cannot be written, tries again.
@@ -182,12 +243,8 @@ fn apply(db: &Connection, change: &Change) -> rusqlite::Result<()> {
         }
         Change::Start(row) => insert_execution(db, row)?,
         Change::Record { execution, row } => {
-            db.prepare_cached("INSERT INTO records VALUES (?1, ?2, ?3, ?4)")?.execute(params![
-                signed(*execution),
-                signed(row.seq),
-                row.at_ms,
-                row.body
-            ])?;
+            db.prepare_cached("INSERT INTO records (execution, seq, at_ms, body) VALUES (?1, ?2, ?3, ?4)")?
+                .execute(params![signed(*execution), signed(row.seq), row.at_ms, row.body])?;
         }
         Change::Outcome { execution, row } => {
             let output = row.output.as_ref().map(column);
@@ -259,7 +316,9 @@ impl Journal for SqliteJournal {
             return Err(error.clone());
         }
         queue.batches.push(batch);
-        self.shared.filled.notify_one();
+        if queue.batches.len() >= queue.wanted {
+            self.shared.filled.notify_one();
+        }
         Ok(())
     }
 
