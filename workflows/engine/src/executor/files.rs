@@ -82,23 +82,34 @@ fn parse(reader: &ItemReader, key: &str, text: &str) -> Result<Vec<Value>, Strin
                 value = at_pointer(&value, pointer)
                     .ok_or_else(|| format!("ItemsPointer {pointer} points to nothing in {key}"))?;
             }
-            match value {
-                Value::Array(items) => Ok(items.to_vec()),
-                Value::Object(members) => Ok(members
-                    .iter()
-                    .map(|(key, value)| {
-                        Value::object([("Key", Value::String(key.clone())), ("Value", value.clone())])
-                    })
-                    .collect()),
-                other if reader.input_type.as_deref() == Some("MANIFEST") => Ok(vec![other]),
-                _ => Err("Attempting to map over non-iterable node.".to_owned()),
+            match items_in(&value) {
+                Some(items) => Ok(items),
+                None if reader.input_type.as_deref() == Some("MANIFEST") => Ok(vec![value]),
+                None => Err("Attempting to map over non-iterable node.".to_owned()),
             }
         }
         other => Err(format!("InputType {other} is not read here; use JSON, JSONL, CSV or MANIFEST")),
     }
 }
 
-fn at_pointer(value: &Value, pointer: &str) -> Option<Value> {
+/// The items of a list, or an object's members as items.
+pub(crate) fn items_in(value: &Value) -> Option<Vec<Value>> {
+    match value {
+        Value::Array(items) => Some(items.to_vec()),
+        Value::Object(members) => Some(
+            members
+                .iter()
+                .map(|(key, value)| {
+                    Value::object([("Key", Value::String(key.clone())), ("Value", value.clone())])
+                })
+                .collect(),
+        ),
+        _ => None,
+    }
+}
+
+/// What a JSON pointer names.
+pub(crate) fn at_pointer(value: &Value, pointer: &str) -> Option<Value> {
     let steps = pointer.strip_prefix('/')?;
     let mut here = value;
     for step in steps.split('/') {

@@ -49,6 +49,7 @@ pub use context::{StateContext, context_object};
 pub use event::Event;
 pub use failure::Failure;
 pub use map_counts::Counts;
+pub(crate) use map_run::batched;
 pub use retry::{Decision, decide};
 pub(crate) use retry::{interval_seconds, takes};
 pub use state::{Facts, Item, Limits, Machine, MapRunState, Output};

@@ -3,9 +3,11 @@
 use super::failing::Failure;
 use super::request::Mock;
 use super::run::{Left, Passage, Stage};
+use crate::executor::files;
+use crate::machine::batched;
 use mayfly_workflows_language::dataflow::Scope;
-use mayfly_workflows_language::definition::{DataFlow, Items, Map, Quantity};
-use mayfly_workflows_language::error::StateError;
+use mayfly_workflows_language::definition::{DataFlow, ItemReader, Items, Map, Quantity};
+use mayfly_workflows_language::error::{StateError, names};
 use mayfly_workflows_language::template::Template;
 use mayfly_workflows_language::value::Value;
 use serde_json::json;
@@ -56,7 +58,10 @@ impl Passage<'_> {
     fn items(&mut self, map: &Map, input: &Value) -> Result<(), StateError> {
         let jsonpath = matches!(self.state.data, DataFlow::JsonPath { .. });
         let items = match (&map.item_reader, &map.items) {
-            (Some(_), _) => return Ok(()),
+            (Some(reader), _) => match self.read(reader)? {
+                Some(items) => return self.inputs(map, input, items),
+                None => return Ok(()),
+            },
             (None, Items::Whole) => input.clone(),
             (None, Items::Path(path)) => {
                 let found = path.evaluate(&self.stage.scope(input));
@@ -74,14 +79,50 @@ impl Passage<'_> {
             };
             return Err(StateError::runtime(format!("Reference path \"{path}\" must point to array.")));
         }
-        if let (Some(selector), Some(items)) = (&map.item_selector, items.as_array()) {
+        match items.as_array() {
+            Some(items) => self.inputs(map, input, items.to_vec()),
+            None => Ok(()),
+        }
+    }
+
+    /// The items in what the request says was read; `None` where it says nothing.
+    fn read(&mut self, reader: &ItemReader) -> Result<Option<Vec<Value>>, StateError> {
+        let Some(mut data) = self.request.configuration.reader_data.clone() else { return Ok(None) };
+        if let Some(pointer) = &reader.items_pointer {
+            data = files::at_pointer(&data, pointer).ok_or_else(|| {
+                let cause = format!("ItemsPointer {pointer} points to nothing");
+                StateError::new(names::ITEM_READER_FAILED, cause)
+            })?;
+            self.inspection.stage("afterItemsPointer", &data);
+        }
+        Ok(files::items_in(&data))
+    }
+
+    /// What each iteration or child is given. The API's model says what the stages hold; no recording shows one of
+    /// `ItemBatcher`.
+    fn inputs(&mut self, map: &Map, input: &Value, mut items: Vec<Value>) -> Result<(), StateError> {
+        if let Some(selector) = &map.item_selector {
             let selected: Result<Vec<Value>, StateError> = items
                 .iter()
                 .enumerate()
                 .map(|(index, item)| self.selected(selector, input, index, item))
                 .collect();
-            self.inspection.stage("afterItemSelector", &Value::from(selected?));
+            items = selected?;
+            self.inspection.stage("afterItemSelector", &Value::from(items.clone()));
         }
+        let Some(batcher) = &map.item_batcher else { return Ok(()) };
+        let scope = self.stage.scope(input);
+        let limit = |quantity: &Option<Quantity<u64>>, field| match quantity {
+            Some(quantity) => number(quantity, &scope, field),
+            None => Ok(u64::MAX),
+        };
+        let count_max = limit(&batcher.max_items_per_batch, "MaxItemsPerBatch")?;
+        let bytes_max = limit(&batcher.max_input_bytes_per_batch, "MaxInputBytesPerBatch")?;
+        let batch_input = batcher.batch_input.as_ref();
+        let batch_input = batch_input.map(|template| template.evaluate(&scope, "BatchInput")).transpose()?;
+        let batches = batched(items.into_iter(), batch_input.as_ref(), count_max, bytes_max);
+        let inputs: Vec<Value> = batches.into_iter().map(|(input, _)| input).collect();
+        self.inspection.stage("afterItemBatcher", &Value::from(inputs));
         Ok(())
     }
 

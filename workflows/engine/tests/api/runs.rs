@@ -68,7 +68,7 @@ async fn failures_are_told_in_awss_words() {
             runtime,
             "The MaxConcurrencyPath field refers to value \"two\" which is not a valid integer: $.n",
         ),
-        // As the recordings word an `Items` of another type.
+        // remembered
         (
             each(json!({"QueryLanguage": "JSONata", "Items": "{% 1 %}"})),
             json!({}),
@@ -205,5 +205,31 @@ async fn a_mock_goes_without_revealed_secrets() {
     assert_eq!(
         world.refused("TestState", params).await,
         "ValidationException: TestState does not support RevealSecrets when a mock is specified."
+    );
+}
+
+/// What the API's model says of the stages between a file and a map's children.
+#[tokio::test]
+async fn a_map_shows_how_it_reads_and_groups_items() {
+    let world = World::new().await;
+    let map = json!({"Type": "Map", "End": true,
+        "ItemReader": {"Resource": "arn:aws:states:::s3:getObject", "Parameters": {"Bucket": "b", "Key": "k"},
+            "ReaderConfig": {"InputType": "JSON", "ItemsPointer": "/rows"}},
+        "ItemSelector": {"v.$": "$$.Map.Item.Value"},
+        "ItemBatcher": {"MaxItemsPerBatch": 2, "BatchInput": {"x": 1}},
+        "ItemProcessor": {"ProcessorConfig": {"Mode": "DISTRIBUTED", "ExecutionType": "STANDARD"},
+            "StartAt": "I", "States": {"I": {"Type": "Pass", "End": true}}}});
+    let params = json!({"definition": map.to_string(), "inspectionLevel": "DEBUG", "mock": {"result": "[]"},
+        "stateConfiguration": {"mapItemReaderData": json!({"rows": [1, 2, 3]}).to_string()}});
+    let found = world.call("TestState", params).await;
+    let shown = |stage: &str| {
+        let text = found["inspectionData"][stage].as_str().unwrap_or("null");
+        serde_json::from_str::<Value>(text).expect("JSON")
+    };
+    assert_eq!(shown("afterItemsPointer"), json!([1, 2, 3]), "{found}");
+    assert_eq!(shown("afterItemSelector"), json!([{"v": 1}, {"v": 2}, {"v": 3}]));
+    assert_eq!(
+        shown("afterItemBatcher"),
+        json!([{"BatchInput": {"x": 1}, "Items": [{"v": 1}, {"v": 2}]}, {"BatchInput": {"x": 1}, "Items": [{"v": 3}]}])
     );
 }
