@@ -168,7 +168,7 @@ async fn a_job_has_its_folders_and_the_end_of_its_output_is_kept() {
         pod.start().await.unwrap();
         assert_eq!(pod.exit().await.0, expected);
         let read = |name: &str| std::fs::read_to_string(at(name)).unwrap();
-        assert_eq!((read("out/progress").as_str(), read("out/artifacts/notes.txt").len()), ("half", 22));
+        assert_eq!((read("out/progress").as_str(), read("out/artifacts/notes.txt").len()), ("half", 21));
         assert_eq!(read("capture/stdout"), format!("about to {} {}\n", args[0], args[1]));
         assert!(read("capture/stderr").starts_with("it will not end well\n"));
         assert!(!at("capture/stdout.truncated").exists());

@@ -37,6 +37,8 @@ pub struct JobFiles {
     pub folder: PathBuf,
     /// The largest artifact that is collected, and the largest folder that is unpacked, in bytes.
     pub artifact_bytes_max: u64,
+    /// What one pod may leave on the node's disk, in bytes; one that leaves more is ended.
+    pub out_bytes_max: u64,
 }
 
 impl fmt::Debug for JobFiles {
@@ -49,8 +51,27 @@ impl JobFiles {
     /// What is meant to be the rule: 1 GiB.
     pub const ARTIFACT_BYTES_MAX_DEFAULT: u64 = 1 << 30;
 
+    /// Room for a few of the largest artifacts: 4 GiB.
+    pub const OUT_BYTES_MAX_DEFAULT: u64 = 4 << 30;
+
     pub fn new(artifacts: Artifacts, folder: impl Into<PathBuf>) -> Self {
-        Self { artifacts, folder: folder.into(), artifact_bytes_max: Self::ARTIFACT_BYTES_MAX_DEFAULT }
+        Self {
+            artifacts,
+            folder: folder.into(),
+            artifact_bytes_max: Self::ARTIFACT_BYTES_MAX_DEFAULT,
+            out_bytes_max: Self::OUT_BYTES_MAX_DEFAULT,
+        }
+    }
+
+    /// The pods that leave more than they may.
+    pub(crate) async fn too_large(&self) -> HashSet<String> {
+        let (folder, max) = (self.folder.clone(), self.out_bytes_max);
+        let look = move || {
+            let pods = std::fs::read_dir(&folder).into_iter().flatten().flatten();
+            let large = pods.filter(|pod| tree::bytes(&PodFolder(pod.path()).out()) > max);
+            large.map(|pod| pod.file_name().to_string_lossy().into_owned()).collect()
+        };
+        blocking(look).await.unwrap_or_default()
     }
 
     pub(crate) fn of(&self, uid: &PodUid) -> PodFolder {
@@ -156,5 +177,24 @@ fn told(what: &str, path: &Path, error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "the node's disk is full".to_owned(),
         _ => format!("cannot {what} {}: {error}", path.display()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn who_leaves_too_much_is_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let artifacts = Artifacts::open(folder.path().join("artifacts")).unwrap();
+        let jobs = JobFiles { out_bytes_max: 20_000, ..JobFiles::new(artifacts, folder.path().join("jobs")) };
+        assert!(jobs.too_large().await.is_empty(), "there is not even a folder");
+        for (pod, bytes) in [("small", 1_000), ("large", 30_000)] {
+            let artifacts = jobs.of(&PodUid(pod.into())).artifacts();
+            std::fs::create_dir_all(&artifacts).unwrap();
+            std::fs::write(artifacts.join("file"), vec![0; bytes]).unwrap();
+        }
+        assert_eq!(jobs.too_large().await, HashSet::from(["large".to_owned()]));
     }
 }

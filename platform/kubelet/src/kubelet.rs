@@ -24,6 +24,8 @@ use crate::{
 
 /// Pause between looks at what the runtimes say.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// How often to look at what jobs leave on the disk.
+const WEIGH_EVERY: Duration = Duration::from_secs(2);
 /// How often to look for sandboxes without a pod.
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
 
@@ -172,6 +174,7 @@ impl Kubelet {
             tokio::join!(
                 reconcile::run("kubelet", queue.clone(), workers_max, stop.clone(), reconcile),
                 sweep(&worker, &stop),
+                watch_outputs(&worker, &queue, &stop),
                 join_all(changes),
             );
         };
@@ -216,6 +219,26 @@ where
             }
         }
     });
+}
+
+/// Ends jobs that fill the disk.
+async fn watch_outputs(worker: &Worker, queue: &WorkQueue<ObjectKey>, stop: &CancellationToken) {
+    let Some(jobs) = &worker.jobs else { return };
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = sleep(WEIGH_EVERY) => {}
+        }
+        let large = jobs.too_large().await;
+        for (key, pod) in &mut *worker.local.lock() {
+            if pod.sandbox && large.contains(&pod.uid.0) {
+                let max = jobs.out_bytes_max;
+                let message = format!("The pod left more than {max} bytes in its outputs' folder");
+                pod.ended.get_or_insert(("Evicted", message));
+                queue.add(key.clone());
+            }
+        }
+    }
 }
 
 /// Removes sandboxes of pods that the API does not know (any more): what a kubelet that was away missed.

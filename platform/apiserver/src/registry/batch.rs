@@ -373,7 +373,7 @@ mod tests {
         assert_eq!(validate(&new, Some(&old))[0].path, "spec.template");
         let suspended = job(json!({"spec": {"suspend": true}}));
         assert_eq!(validate(&new, Some(&suspended)), []);
-        let more = job(json!({"spec": {"parallelism": 2}}));
+        let more = job(json!({"spec": {"completions": 1, "parallelism": 2}}));
         assert_eq!(validate(&more, Some(&old)), []);
     }
 

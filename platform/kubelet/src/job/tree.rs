@@ -9,6 +9,8 @@ use tar::{Archive, Builder, EntryType, Header, HeaderMode};
 
 /// Entries that one folder may have.
 const ENTRIES_MAX: usize = 100_000;
+/// What an entry counts besides its content, so that a million empty files count as well.
+const ENTRY_BYTES: u64 = 4096;
 
 fn refused(why: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why.into())
@@ -95,6 +97,18 @@ pub(super) fn unpack(tar: &Path, into: &Path, bytes_max: u64) -> io::Result<()> 
         }
     }
     Ok(())
+}
+
+/// What a folder takes of the disk, roughly: its files' lengths, and something for every entry.
+pub(super) fn bytes(folder: &Path) -> u64 {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let of_entry = |entry: fs::DirEntry| match entry.metadata() {
+        // A link's own metadata.
+        Ok(metadata) if metadata.is_dir() => bytes(&entry.path()),
+        Ok(metadata) => metadata.len(),
+        Err(_) => 0,
+    };
+    entries.map(|entry| of_entry(entry).saturating_add(ENTRY_BYTES)).fold(0, u64::saturating_add)
 }
 
 #[cfg(test)]

@@ -95,6 +95,7 @@ fn name(failed: &JobCondition, last: Option<&Outcome>) -> String {
     let Some(last) = last else { return "Job.Failed".into() };
     match (last.reason.as_str(), last.exit_code) {
         ("OOMKilled", _) => "Job.OOMKilled".into(),
+        ("Evicted", _) => "Job.OutputTooLarge".into(),
         ("DeadlineExceeded", _) => "Job.DeadlineExceeded".into(),
         // A program may exit with this code itself; only a trap says where it was.
         (_, Some(EXIT_TRAPPED)) if !last.message.is_empty() => "Job.Trap".into(),
@@ -201,6 +202,7 @@ mod tests {
             ("BackoffLimitExceeded", outcome(false, 137, "OOMKilled", "too much"), "Job.OOMKilled"),
             ("BackoffLimitExceeded", outcome(false, 134, "Error", "unreachable"), "Job.Trap"),
             ("BackoffLimitExceeded", outcome(false, 134, "Error", ""), "Job.ExitCode.134"),
+            ("BackoffLimitExceeded", outcome(false, 137, "Evicted", "m"), "Job.OutputTooLarge"),
             ("DeadlineExceeded", outcome(false, 137, "Error", ""), "Job.DeadlineExceeded"),
         ] {
             let pods = vec![(pod, Some(outputs("the end of stderr")))];
