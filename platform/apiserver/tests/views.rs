@@ -198,8 +198,7 @@ async fn a_workflows_definition_is_what_was_applied() {
     let state = &told["spec"]["definition"]["States"]["A"];
     assert_eq!((&state["Comment"], state.get("ResultPath")), (&json!("d"), Some(&Value::Null)));
     // What is wrong with a definition is told with its place and code, all of it.
-    let broken =
-        json!({"StartAt": "X", "States": {"A": {"Type": "Pass", "Next": "B"}, "C": {"Type": "Nope"}}});
+    let broken = json!({"StartAt": "X", "States": {"A": {"Type": "Pass", "Next": "B"}}});
     let (status, told) = fixture
         .call("POST", WORKFLOWS, json!({"metadata": {"name": "x"}, "spec": {"definition": broken}}))
         .await;
@@ -208,4 +207,12 @@ async fn a_workflows_definition_is_what_was_applied() {
         status == 422 && causes.len() > 1 && causes.iter().all(|c| c["field"] == "spec.definition"),
         "{told}"
     );
+    // A misspelt field of an optional part is not overlooked.
+    let misspelt = json!([{"name": "t", "schedule": {"cron": "* * * * *", "timezone": "Europe/Berlin"}}]);
+    let mut object = object(step(json!({})));
+    object["metadata"]["name"] = "y".into();
+    object["spec"]["triggers"] = misspelt;
+    let (status, told) = fixture.call("POST", &format!("{WORKFLOWS}?fieldValidation=Strict"), object).await;
+    let message = told["message"].as_str().unwrap();
+    assert!(status == 400 && message.contains("spec.triggers[0].schedule.timezone"), "{told}");
 }

@@ -39,6 +39,7 @@ pub(crate) fn definitions(kinds: &[&Kind]) -> (Map<String, Value>, Vec<String>) 
     generator.subschema_for::<k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta>();
     let names: Vec<_> = kinds.iter().map(|kind| reference(&(kind.schema)(&mut generator))).collect();
     let mut definitions = take(&mut generator);
+    definitions.values_mut().for_each(without_null);
     for name in &names {
         complete_root(&mut definitions, name);
     }
@@ -52,6 +53,30 @@ pub(crate) fn definitions(kinds: &[&Kind]) -> (Map<String, Value>, Vec<String>) 
         }
     }
     (definitions, names)
+}
+
+/// An optional struct is the struct or null: as one that may be absent it has fields that can be checked and
+/// explained. (A null is as good as absent everywhere.)
+fn without_null(schema: &mut Value) {
+    match schema {
+        Value::Array(items) => items.iter_mut().for_each(without_null),
+        Value::Object(map) => {
+            let alternatives = map.get("anyOf").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+            let is_null = |schema: &Value| {
+                schema.get("$ref").is_none() && (schema["nullable"] == true || schema["type"] == "null")
+            };
+            if let [some, none] = alternatives
+                && some.get("$ref").is_some()
+                && is_null(none)
+            {
+                let some = some.clone();
+                map.remove("anyOf");
+                map.insert("allOf".into(), Value::Array(vec![some]));
+            }
+            map.values_mut().for_each(without_null);
+        }
+        _ => {}
+    }
 }
 
 fn take(generator: &mut SchemaGenerator) -> Map<String, Value> {

@@ -22,7 +22,7 @@ use bytes::Bytes;
 use futures::future::BoxFuture;
 use http::{HeaderMap, HeaderValue, Request, StatusCode, header};
 use http_body_util::{BodyExt as _, Limited};
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use mayfly_workflows_engine::{
     api::{Api, router},
     engine::{FunctionError, IntegrationCall, Integrations},
@@ -159,9 +159,14 @@ fn entry_event(entry: &Value, id: &str, now: Timestamp) -> Result<Value, (&'stat
     {
         return Err(("InvalidArgument", format!("Event bus {bus} does not exist: there is one, {BUS}")));
     }
-    let time = entry["Time"]
-        .as_f64()
-        .and_then(|seconds| Timestamp::from_second(seconds.floor().max(0.0) as i64).ok());
+    // Seconds as a number, or RFC 3339, as some SDKs write it.
+    let time = match &entry["Time"] {
+        Value::String(text) => text.parse().ok(),
+        seconds => seconds
+            .as_f64()
+            .and_then(|seconds| SignedDuration::try_from_secs_f64(seconds).ok())
+            .and_then(|since| Timestamp::UNIX_EPOCH.checked_add(since).ok()),
+    };
     let resources = entry["Resources"].as_array().cloned().unwrap_or_default();
     Ok(event(id, source, kind, time.unwrap_or(now), resources, detail))
 }

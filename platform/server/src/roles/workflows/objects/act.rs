@@ -225,7 +225,7 @@ impl Reconciler {
         };
         let mut object = Workflow::new(&key.name, spec);
         object.metadata.finalizers = Some(vec![FINALIZER.into()]);
-        self.kinds(&key).create(&PostParams::default(), &object).await?;
+        self.kinds(&key).create(&from_the_api(), &object).await?;
         Ok(Outcome::Done)
     }
 
@@ -239,7 +239,7 @@ impl Reconciler {
             annotations.remove(LAST_APPLIED);
         }
         let name = object.metadata.name.as_deref().unwrap_or_default();
-        self.kinds(&ObjectKey::of(object)).replace(name, &PostParams::default(), &new).await?;
+        self.kinds(&ObjectKey::of(object)).replace(name, &from_the_api(), &new).await?;
         Ok(())
     }
 
@@ -302,6 +302,11 @@ impl Reconciler {
     fn kinds(&self, key: &ObjectKey) -> Kinds<Workflow> {
         Kinds::namespaced(self.client.clone(), &key.namespace)
     }
+}
+
+/// Who changed a definition, as server-side apply names it in a conflict.
+fn from_the_api() -> PostParams {
+    PostParams { field_manager: Some("step-functions-api".into()), ..PostParams::default() }
 }
 
 fn unless_gone(result: kube::Result<()>) -> Result<(), Error> {
