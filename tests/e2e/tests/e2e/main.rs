@@ -7,6 +7,7 @@ mod clients;
 mod environment;
 mod first_day;
 mod kubectl;
+mod offline;
 mod restarts;
 mod scaling;
 mod starting;

@@ -11,8 +11,9 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::Notify;
 
 use super::config::Config;
-use super::deps::{Activities, Deps, Integrations, Operations};
+use super::deps::{Activities, Deps, Integrations, Mocks, Operations};
 use super::live::{Cell, Live, Running};
+use super::mocked::Alarms;
 use super::types::{Description, RedriveStatus, StateMachine, Status};
 use crate::executor::activities::Lines;
 use crate::executor::fair::Fair;
@@ -43,6 +44,9 @@ pub(crate) struct Inner {
     pub(super) operations: OnceLock<Arc<dyn Operations>>,
     pub(super) activities: OnceLock<Arc<dyn Activities>>,
     pub(super) integrations: OnceLock<Arc<dyn Integrations>>,
+    pub(super) mocks: OnceLock<Arc<dyn Mocks>>,
+    /// Who waits for a moment that is no execution's timer.
+    pub(super) alarms: Mutex<Alarms>,
     pub(super) runtime: Handle,
     pub(super) closing: AtomicBool,
     /// Things under way that will go on by themselves: what a virtual clock

@@ -15,6 +15,7 @@ mod inner;
 mod live;
 mod load;
 mod map_runs;
+mod mocked;
 mod open;
 mod sleep;
 mod start;
@@ -28,7 +29,8 @@ use std::sync::Arc;
 pub use config::{Config, Limits};
 pub use deps::{
     Activities, Deps, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks, IntegrationCall,
-    Integrations, ObjectEntry, Objects, OperationError, Operations, OsRandomness, Randomness,
+    Integrations, MockAnswer, MockCall, Mocks, ObjectEntry, Objects, OperationError, Operations,
+    OsRandomness, Randomness,
 };
 pub(crate) use effects::{Guards, Reporter};
 pub use error::{ExecutionError, OpenError, RedriveError, StartError, TokenError};

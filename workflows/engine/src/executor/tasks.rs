@@ -35,6 +35,9 @@ impl From<Result<Value, FunctionError>> for Finished {
 
 /// Carries out a task.
 pub(crate) async fn run(reporter: &Reporter, task: TaskCall, guards: &mut Guards) -> Finished {
+    if let Some(mocks) = reporter.inner.mocks() {
+        return super::mocked::run(reporter, &task, guards, mocks).await;
+    }
     match &task.resource {
         Resource::Function(_) => function(reporter, &task).await,
         Resource::Activity(arn) => activity(reporter, arn, &task).await,

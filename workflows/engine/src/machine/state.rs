@@ -342,6 +342,12 @@ impl Machine {
         self.effects.contains_key(&effect)
     }
 
+    /// The state that waits for this effect, and how often it was retried in this visit.
+    pub fn state_of(&self, effect: u32) -> Option<(StateId, u32)> {
+        let active = self.threads.get(self.effects.get(&effect)?)?.active.as_ref()?;
+        Some((active.state, active.retries))
+    }
+
     /// The heartbeat timer of an effect and its length in seconds.
     pub fn heartbeat(&self, effect: u32) -> Option<(u32, u64)> {
         let thread = self.threads.get(self.effects.get(&effect)?)?;
