@@ -149,7 +149,8 @@ impl Up {
             },
             &mut metrics,
         )?;
-        let workflows = Workflows::create(&data_dir.workflows(), gateway.handle()).await?;
+        let workflows =
+            Workflows::create(&data_dir.workflows(), gateway.handle(), config.task_endpoints.clone()).await?;
         let endpoints = Endpoints {
             api: format!("https://{}", api_listener.local_addr()?),
             http: format!("http://{}", gateway.address()),

@@ -4,6 +4,7 @@ mod bad_components;
 mod bad_guests;
 mod bad_manifests;
 mod clients;
+mod endpoints;
 mod environment;
 mod first_day;
 mod kubectl;

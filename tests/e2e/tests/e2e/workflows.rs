@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 const ROLE: &str = "arn:aws:iam::123456789012:role/any";
 
 /// One operation, as an SDK sends it; a refusal is an error that begins with its name.
-async fn call(up: &Up, operation: &str, parameters: Value) -> Result<Value> {
+pub(crate) async fn call(up: &Up, operation: &str, parameters: Value) -> Result<Value> {
     let workflows = up.workflows();
     let request = workflows
         .request(Method::POST, "/")
@@ -21,21 +21,21 @@ async fn call(up: &Up, operation: &str, parameters: Value) -> Result<Value> {
     Ok(body)
 }
 
-async fn create(up: &Up, name: &str, kind: &str, definition: Value) -> Result<String> {
+pub(crate) async fn create(up: &Up, name: &str, kind: &str, definition: Value) -> Result<String> {
     let parameters =
         json!({"name": name, "type": kind, "roleArn": ROLE, "definition": definition.to_string()});
     let created = call(up, "CreateStateMachine", parameters).await?;
     Ok(created["stateMachineArn"].as_str().context("no ARN")?.to_owned())
 }
 
-async fn start(up: &Up, machine: &str, input: Value) -> Result<String> {
+pub(crate) async fn start(up: &Up, machine: &str, input: Value) -> Result<String> {
     let parameters = json!({"stateMachineArn": machine, "input": input.to_string()});
     let started = call(up, "StartExecution", parameters).await?;
     Ok(started["executionArn"].as_str().context("no ARN")?.to_owned())
 }
 
 /// The execution once it has ended.
-async fn ended(up: &Up, execution: &str) -> Result<Value> {
+pub(crate) async fn ended(up: &Up, execution: &str) -> Result<Value> {
     until("the execution ends", async || {
         let told = call(up, "DescribeExecution", json!({"executionArn": execution})).await?;
         Ok((told["status"] != "RUNNING").then_some(told))

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::executor::endpoint::Endpoints;
 use crate::machine;
 
 /// An engine's settings.
@@ -16,6 +17,8 @@ pub struct Config {
     pub region: String,
     /// Account of ARNs, twelve digits.
     pub account: String,
+    /// Services that tasks reach at another endpoint.
+    pub endpoints: Endpoints,
     /// Bounds.
     pub limits: Limits,
 }
@@ -27,6 +30,7 @@ impl Default for Config {
             partition: "aws".to_owned(),
             region: "us-east-1".to_owned(),
             account: "000000000000".to_owned(),
+            endpoints: Endpoints::default(),
             limits: Limits::default(),
         }
     }

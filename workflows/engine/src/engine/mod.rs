@@ -26,6 +26,7 @@ mod tests;
 
 use std::sync::Arc;
 
+pub use crate::executor::endpoint::{Credentials, EndpointError, Endpoints};
 pub use config::{Config, Limits};
 pub use deps::{
     Activities, Deps, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks, IntegrationCall,

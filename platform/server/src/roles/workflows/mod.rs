@@ -15,7 +15,7 @@ use mayfly_gateway::GatewayHandle;
 use mayfly_workflows_engine::{
     api::{Api, router},
     catalog::Catalog,
-    engine::{Config, Deps, Engine, OsRandomness},
+    engine::{Config, Deps, Endpoints, Engine, OsRandomness},
     timers::SystemClock,
 };
 use tokio::net::TcpListener;
@@ -38,7 +38,11 @@ pub(crate) struct Workflows {
 
 impl Workflows {
     /// Opens journal, catalog and files below `folder`.
-    pub(crate) async fn create(folder: &Path, functions: GatewayHandle) -> anyhow::Result<Self> {
+    pub(crate) async fn create(
+        folder: &Path,
+        functions: GatewayHandle,
+        endpoints: Endpoints,
+    ) -> anyhow::Result<Self> {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
         let (clock, randomness) = (Arc::new(SystemClock), Arc::new(OsRandomness));
         let deps = Deps {
@@ -48,7 +52,7 @@ impl Workflows {
             clock: clock.clone(),
             randomness: randomness.clone(),
         };
-        let config = Config { data_dir: Some(folder.to_owned()), ..Config::default() };
+        let config = Config { data_dir: Some(folder.to_owned()), endpoints, ..Config::default() };
         let engine = Engine::open(config, deps).await.context("cannot open the workflow journal")?;
         let catalog = folder.join("catalog.db");
         let catalog = Catalog::open(Some(&catalog)).context("cannot open the catalog of state machines")?;

@@ -219,7 +219,8 @@ impl Objects for Files {
     fn get(&self, bucket: &str, key: &str) -> BoxFuture<'_, Result<Bytes, String>> {
         let name = format!("{bucket}/{key}");
         let found = self.there().get(&name).cloned();
-        let missing = move || format!("The specified key does not exist: write it under files: {{\"{name}\": …}}");
+        let missing =
+            move || format!("The specified key does not exist: write it under files: {{\"{name}\": …}}");
         Box::pin(async move { found.ok_or_else(missing) })
     }
 

@@ -27,10 +27,12 @@ impl Subject {
         };
         let compiled = parse::compile(&text, machine_type).map_err(|rejection| {
             let found = rejection.diagnostics.iter();
-            let problems: Vec<_> = found.map(|one| match &one.location {
-                Some(place) => format!("{place}: {}", one.message),
-                None => one.message.clone(),
-            }).collect();
+            let problems: Vec<_> = found
+                .map(|one| match &one.location {
+                    Some(place) => format!("{place}: {}", one.message),
+                    None => one.message.clone(),
+                })
+                .collect();
             Failure::new(format!("{source} is no valid state machine"), problems.join("\n"))
         })?;
         let name = text::name_of_file(path).unwrap_or_else(|| "workflow".into());
