@@ -5,10 +5,12 @@ use std::{
     collections::BTreeMap,
     net::SocketAddr,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use anyhow::{Context as _, bail};
 use clap::Args;
+use jiff::{Span, SpanRelativeTo};
 use mayfly_workflows_engine::engine::{Credentials, Endpoints};
 use serde::Deserialize;
 
@@ -39,6 +41,9 @@ pub(crate) struct UpArgs {
     /// The name of this node [default: the host's name]
     #[arg(long, env = "MAYFLY_NODE_NAME", value_name = "NAME")]
     node_name: Option<String>,
+    /// How long ended executions of workflows are kept, such as 90d or 36h [default: 90d]
+    #[arg(long, env = "MAYFLY_WORKFLOW_RETENTION", value_name = "TIME")]
+    workflow_retention: Option<String>,
     /// Sends the tasks of an AWS service to this URL, such as sqs=http://127.0.0.1:9324; may be given several
     /// times. lambda=URL is asked for functions that are not here
     #[arg(long, env = "MAYFLY_TASK_ENDPOINT", value_name = "SERVICE=URL", value_delimiter = ',')]
@@ -80,6 +85,7 @@ struct ConfigFile {
     workflows_listen: Option<String>,
     admin_listen: Option<String>,
     node_name: Option<String>,
+    workflow_retention: Option<String>,
     task_endpoint: BTreeMap<String, String>,
     task_access_key_id: Option<String>,
     task_secret_access_key: Option<String>,
@@ -97,6 +103,8 @@ pub(crate) struct UpConfig {
     pub(crate) workflows_listen: SocketAddr,
     pub(crate) admin_listen: SocketAddr,
     pub(crate) node_name: String,
+    /// How long ended executions are kept.
+    pub(crate) workflow_retention: Duration,
     pub(crate) task_endpoints: Endpoints,
     pub(crate) artifact_bytes_max: u64,
     /// `None`: half of the machine's.
@@ -109,6 +117,8 @@ pub(crate) struct UpConfig {
 const LOG_DEFAULT: &str = "warn,mayfly=info,mayfly_apiserver=info,mayfly_controllers=info,mayfly_gateway=info,\
                            mayfly_kubelet=info,mayfly_runtime=info,mayfly_runtime_wasm=info,\
                            mayfly_scheduler=info,mayfly_store=info,mayfly_workflows_engine=info";
+/// As long as AWS keeps them.
+const RETENTION_DEFAULT: &str = "90d";
 const ARTIFACT_LIMIT_DEFAULT: &str = "64Mi";
 
 impl UpArgs {
@@ -137,6 +147,12 @@ impl UpArgs {
             )?,
             admin_listen: address(self.admin_listen, file.admin_listen, ADMIN_LISTEN, "admin-listen")?,
             node_name: node_name(self.node_name.or(file.node_name))?,
+            workflow_retention: retention(
+                &self
+                    .workflow_retention
+                    .or(file.workflow_retention)
+                    .unwrap_or_else(|| RETENTION_DEFAULT.into()),
+            )?,
             task_endpoints: endpoints(
                 file.task_endpoint,
                 &self.task_endpoint,
@@ -173,6 +189,15 @@ fn parse_address(text: &str) -> anyhow::Result<SocketAddr> {
         Some(port) => format!("127.0.0.1:{port}").parse()?,
         None => text.parse()?,
     })
+}
+
+fn retention(text: &str) -> anyhow::Result<Duration> {
+    let unclear = || format!("--workflow-retention {text}: expected a span of time, such as 90d or 36h");
+    let span: Span = text.parse().with_context(unclear)?;
+    let length = span.to_duration(SpanRelativeTo::days_are_24_hours()).with_context(unclear)?;
+    let length = Duration::try_from(length).with_context(unclear)?;
+    anyhow::ensure!(!length.is_zero(), "{}", unclear());
+    Ok(length)
 }
 
 /// The file's endpoints, and those of the flags in their place.
@@ -246,6 +271,21 @@ mod tests {
         std::fs::write(&file, "htpp-listen = \"x\"").unwrap();
         let unknown = UpArgs { config: Some(file), ..Default::default() };
         assert!(format!("{:#}", unknown.resolve().unwrap_err()).contains("htpp-listen"));
+    }
+
+    #[test]
+    fn executions_are_kept_as_long_as_is_said() {
+        let kept = |text: &str| {
+            let args = UpArgs { workflow_retention: Some(text.into()), ..Default::default() };
+            args.resolve()
+                .map(|config| config.workflow_retention.as_secs())
+                .map_err(|error| format!("{error:#}"))
+        };
+        assert_eq!(kept("36h"), Ok(129_600));
+        assert_eq!(UpArgs::default().resolve().unwrap().workflow_retention.as_secs(), 90 * 86_400);
+        for text in ["soon", "0s", "-1d"] {
+            assert!(kept(text).unwrap_err().contains("--workflow-retention"), "{text}");
+        }
     }
 
     #[test]

@@ -149,8 +149,13 @@ impl Up {
             },
             &mut metrics,
         )?;
-        let workflows =
-            Workflows::create(&data_dir.workflows(), gateway.handle(), config.task_endpoints.clone()).await?;
+        let workflows = Workflows::create(
+            &data_dir.workflows(),
+            gateway.handle(),
+            config.task_endpoints.clone(),
+            config.workflow_retention,
+        )
+        .await?;
         let endpoints = Endpoints {
             api: format!("https://{}", api_listener.local_addr()?),
             http: format!("http://{}", gateway.address()),
@@ -200,7 +205,8 @@ impl Up {
         let mut outside = Tasks::new("api");
         let (stop, listener, server, tls) = (outside.token(), self.api_listener, api.clone(), identity.tls());
         outside.run("api", async move { server.serve(listener, tls, stop).await });
-        let admin = Admin { ready: is_ready, metrics: Arc::new(self.metrics) };
+        let admin =
+            Admin { ready: is_ready, metrics: Arc::new(self.metrics), workflows: self.workflows.engine() };
         outside.spawn("admin", admin.serve(self.admin_listener, outside.token()));
 
         let mut inside = Tasks::new("control plane");

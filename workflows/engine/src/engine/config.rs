@@ -57,6 +57,11 @@ pub struct Limits {
     /// How long an execution that only waits stays in memory; then its timers
     /// are all that is left of it there.
     pub idle_in_memory: Duration,
+    /// Records after which an execution's state is written down: resuming computes
+    /// at most about so many again.
+    pub checkpoint_records: u64,
+    /// How long an ended execution is kept: AWS's 90 days.
+    pub retention: Duration,
     /// State machines kept compiled.
     pub machines_cached: usize,
 }
@@ -72,6 +77,8 @@ impl Default for Limits {
             express_duration: Duration::from_secs(300),
             redrive_window: Duration::from_secs(14 * 24 * 3_600),
             idle_in_memory: Duration::from_secs(10),
+            checkpoint_records: 1_000,
+            retention: Duration::from_secs(90 * 24 * 3_600),
             machines_cached: 1_024,
         }
     }

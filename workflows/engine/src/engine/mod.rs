@@ -17,6 +17,7 @@ mod load;
 mod map_runs;
 mod mocked;
 mod open;
+mod retention;
 mod sleep;
 mod start;
 mod types;

@@ -75,7 +75,8 @@ impl Engine {
         });
         let timers = Arc::downgrade(&inner);
         inner.runtime.spawn(run_timers(timers.clone()));
-        inner.runtime.spawn(super::sleep::send_to_sleep(timers));
+        inner.runtime.spawn(super::sleep::send_to_sleep(timers.clone()));
+        inner.runtime.spawn(super::retention::forget_old(timers));
         Ok(Engine { inner })
     }
 
@@ -144,6 +145,11 @@ impl Engine {
         if self.inner.runtime.spawn_blocking(move || journal.close()).await.is_err() {
             tracing::error!("closing the workflow journal failed");
         }
+    }
+
+    /// Can executions go on? The reason when they cannot: the journal is what everything waits for.
+    pub fn health(&self) -> Result<(), crate::journal::Trouble> {
+        self.inner.journal.health()
     }
 
     /// Executions in memory, and timers that wait.

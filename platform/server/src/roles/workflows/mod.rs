@@ -15,7 +15,7 @@ use mayfly_gateway::GatewayHandle;
 use mayfly_workflows_engine::{
     api::{Api, router},
     catalog::Catalog,
-    engine::{Config, Deps, Endpoints, Engine, OsRandomness},
+    engine::{Config, Deps, Endpoints, Engine, Limits, OsRandomness},
     timers::SystemClock,
 };
 use tokio::net::TcpListener;
@@ -42,6 +42,7 @@ impl Workflows {
         folder: &Path,
         functions: GatewayHandle,
         endpoints: Endpoints,
+        retention: Duration,
     ) -> anyhow::Result<Self> {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
         let (clock, randomness) = (Arc::new(SystemClock), Arc::new(OsRandomness));
@@ -52,12 +53,18 @@ impl Workflows {
             clock: clock.clone(),
             randomness: randomness.clone(),
         };
-        let config = Config { data_dir: Some(folder.to_owned()), endpoints, ..Config::default() };
+        let limits = Limits { retention, ..Limits::default() };
+        let config = Config { limits, data_dir: Some(folder.to_owned()), endpoints, ..Config::default() };
         let engine = Engine::open(config, deps).await.context("cannot open the workflow journal")?;
         let catalog = folder.join("catalog.db");
         let catalog = Catalog::open(Some(&catalog)).context("cannot open the catalog of state machines")?;
         let api = Api::new(engine.clone(), Arc::new(catalog), clock, randomness);
         Ok(Self { engine, api })
+    }
+
+    /// The engine itself.
+    pub(crate) fn engine(&self) -> Engine {
+        self.engine.clone()
     }
 
     /// Goes on with what was running, and serves until `stop`; then leaves the rest for the next start.
