@@ -5,8 +5,9 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
+use mayfly_runtime::ContainerFiles;
 use wasmtime::ResourceLimiter;
-use wasmtime_wasi::{ResourceTable, WasiCtx, WasiCtxView, WasiView};
+use wasmtime_wasi::{FsPerms, ResourceTable, WasiCtx, WasiCtxBuilder, WasiCtxView, WasiView, cli::InputFile};
 use wasmtime_wasi_config::WasiConfigVariables;
 use wasmtime_wasi_http::{WasiHttpCtx, WasiHttpCtxView, WasiHttpView};
 
@@ -32,6 +33,8 @@ pub(crate) struct Program {
     pub(crate) log: ProgramLog,
     pub(crate) egress: Arc<Egress>,
     pub(crate) budget: Arc<MemoryBudget>,
+    /// A job's folders and its stdin.
+    files: Option<ContainerFiles>,
     /// `wasi:config` reads the environment, too. Made when first asked for.
     config: OnceLock<WasiConfigVariables>,
 }
@@ -45,7 +48,28 @@ impl Program {
         egress: Arc<Egress>,
         budget: Arc<MemoryBudget>,
     ) -> Self {
-        Self { args, env, memory_bytes_max, log, egress, budget, config: OnceLock::new() }
+        Self { args, env, memory_bytes_max, log, egress, budget, files: None, config: OnceLock::new() }
+    }
+
+    /// With folders and an input: what a job has, and nobody else.
+    pub(crate) fn with_files(self, files: Option<ContainerFiles>) -> Self {
+        Self { files, ..self }
+    }
+
+    /// Opens a job's folders and its input. They lie there when the job is started; one that cannot be opened
+    /// all the same is told in the log, and the guest does without.
+    fn open_files(&self, builder: &mut WasiCtxBuilder) {
+        let Some(files) = &self.files else { return };
+        for mount in &files.mounts {
+            let perms = if mount.read_only { FsPerms::ReadOnly } else { FsPerms::ReadWrite };
+            if let Err(error) = builder.preopened_dir(&mount.host, &mount.guest, perms) {
+                self.log.note(&format!("cannot open {}: {error}", mount.guest));
+            }
+        }
+        match std::fs::File::open(&files.stdin) {
+            Ok(file) => drop(builder.stdin(InputFile::new(file))),
+            Err(error) => self.log.note(&format!("cannot open the input: {error}")),
+        }
     }
 
     pub(crate) fn config(&self) -> &WasiConfigVariables {
@@ -87,6 +111,7 @@ impl WasiView for Guest {
             builder.args(&program.args).envs(&program.env);
             builder.stdout(program.log.output(mayfly_runtime::logs::Stream::Stdout));
             builder.stderr(program.log.output(mayfly_runtime::logs::Stream::Stderr));
+            program.open_files(&mut builder);
             Box::new(builder.build())
         });
         WasiCtxView { ctx, table: &mut self.table }

@@ -10,8 +10,8 @@ use std::{
 
 use mayfly_api::{Digest, ObjectKey, wellknown};
 use mayfly_runtime::{
-    ContainerId, ContainerSpec, ContainerState, FunctionHost as _, PodUid, Runtime as _, RuntimeError,
-    SandboxSpec,
+    ContainerFiles, ContainerId, ContainerSpec, ContainerState, FunctionHost as _, Mount, PodUid,
+    Runtime as _, RuntimeError, SandboxSpec,
 };
 use support::{
     text::{command, handler},
@@ -49,6 +49,7 @@ impl<'a> Pod<'a> {
             memory_bytes_max: None,
             cpu_millis_max: None,
             ports: vec![],
+            files: None,
         };
         Self { fixture, spec }
     }
@@ -133,13 +134,44 @@ async fn a_program_gets_arguments_and_environment() {
     pod.spec.env = vec![("EXIT_CODE".into(), "7".into())];
     pod.start().await.unwrap();
     pod.start().await.expect("a repeated start is none");
-    // Preview 1, which the example speaks below, only has success and failure to pass on.
-    assert_eq!(pod.exit().await, (1, "Error".into(), String::new()));
+    assert_eq!(pod.exit().await, (7, "Error".into(), String::new()));
     let log = pod.log();
     for line in
         ["stdout F argument main", "argument two words", "environment EXIT_CODE=7", "stderr F exiting with 7"]
     {
         assert!(log.contains(line), "{line} is missing in {log}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_has_its_folders_and_the_end_of_its_output_is_kept() {
+    let component = guest!("bad-job");
+    let fixture = Fixture::new();
+    let component = fixture.upload(component).await;
+    for (args, expected) in [(["exit", "7"], 7), (["panic", ""], 134), (["oom", ""], 137)] {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        for name in ["in", "out/artifacts", "capture"] {
+            std::fs::create_dir_all(at(name)).unwrap();
+        }
+        std::fs::write(at("stdin"), "{}").unwrap();
+        let mount =
+            |name: &str, read_only| Mount { host: at(name), guest: format!("/mayfly/{name}"), read_only };
+        let mut pod = Pod::new(&fixture, component, &[]).await;
+        pod.spec.args = args.map(str::to_owned).to_vec();
+        pod.spec.memory_bytes_max = Some(16 << 20);
+        pod.spec.files = Some(ContainerFiles {
+            mounts: vec![mount("in", true), mount("out", false)],
+            stdin: at("stdin"),
+            capture: at("capture"),
+        });
+        pod.start().await.unwrap();
+        assert_eq!(pod.exit().await.0, expected);
+        let read = |name: &str| std::fs::read_to_string(at(name)).unwrap();
+        assert_eq!((read("out/progress").as_str(), read("out/artifacts/notes.txt").len()), ("half", 22));
+        assert_eq!(read("capture/stdout"), format!("about to {} {}\n", args[0], args[1]));
+        assert!(read("capture/stderr").starts_with("it will not end well\n"));
+        assert!(!at("capture/stdout.truncated").exists());
     }
 }
 

@@ -6,7 +6,10 @@
 mod functions;
 mod load;
 mod peer;
+mod restate;
 mod start;
+mod turns;
+mod workflows;
 mod writes;
 
 use std::path::PathBuf;
@@ -27,13 +30,17 @@ Builds for release and measures. Mayfly and the peer take turns, round by round;
                                 functions; memory with 10,000 idle ones; 20,000 requests at once
   cargo xtask bench start       process start to ready, and idle memory
   cargo xtask bench writes      durable writes: the store alone, through the API, beside etcd
+  cargo xtask bench workflows   1, 3 and 9 durable steps beside Restate at 1, 16, 64 and 256 clients; bytes and
+                                fsyncs a step; express transitions; a Map over 10,000 items; memory with
+                                100,000 executions that wait
 
   --quick        fewer and shorter rounds: minutes instead of a quarter of an hour
   --json PATH    where the figures go (default: target/bench/<name>.json)
-  --only PART    functions: throughput, cold, idle or burst alone
+  --only PART    functions: throughput, cold, idle or burst alone;
+                 workflows: steps, express, map or waiting alone
 
 `wasmtime` is built by cargo on first use (a quarter of an hour on two cores), outside target/;
-wrk and etcd come from Debian's packages when we are root.";
+wrk and etcd come from Debian's packages when we are root, Restate from npm.";
 
 pub(crate) struct Options {
     pub(crate) quick: bool,
@@ -46,7 +53,8 @@ impl Options {
         self.only.as_deref().is_none_or(|only| only == part)
     }
 
-    fn parse(arguments: &[String]) -> Result<Self> {
+    /// `parts` are those that the benchmark has.
+    fn parse(arguments: &[String], parts: &[&str]) -> Result<Self> {
         let mut options = Self { quick: false, only: None, json: None };
         let mut arguments = arguments.iter();
         while let Some(argument) = arguments.next() {
@@ -55,8 +63,11 @@ impl Options {
                 "--json" => options.json = Some(arguments.next().context("--json needs a path")?.into()),
                 "--only" => {
                     let part = arguments.next().context("--only needs a part")?;
-                    if !functions::PARTS.contains(&part.as_str()) {
-                        bail!("--only takes one of {}", functions::PARTS.join(", "));
+                    if parts.is_empty() {
+                        bail!("this benchmark has no parts: leave --only out");
+                    }
+                    if !parts.contains(&part.as_str()) {
+                        bail!("--only takes one of {}", parts.join(", "));
                     }
                     options.only = Some(part.clone());
                 }
@@ -68,14 +79,17 @@ impl Options {
 }
 
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
-    let Some((name, rest)) = arguments.split_first() else { bail!("say what: functions, start or writes") };
-    let options = Options::parse(rest)?;
-    let bench: fn(&Workspace, &Options) -> Result<Value> = match name.as_str() {
-        "functions" => functions::run,
-        "start" => start::run,
-        "writes" => writes::run,
-        _ => bail!("there is no benchmark {name:?}: functions, start or writes"),
+    let Some((name, rest)) = arguments.split_first() else {
+        bail!("say what: functions, start, writes or workflows")
     };
+    let (bench, parts): (fn(&Workspace, &Options) -> Result<Value>, &[&str]) = match name.as_str() {
+        "functions" => (functions::run, functions::PARTS),
+        "start" => (start::run, &[]),
+        "writes" => (writes::run, &[]),
+        "workflows" => (workflows::run, workflows::PARTS),
+        _ => bail!("there is no benchmark {name:?}: functions, start, writes or workflows"),
+    };
+    let options = Options::parse(rest, parts)?;
     let workspace = Workspace::locate()?;
     let mut build = cargo();
     build.args(["build", "--release", "--package", "mayfly"]).current_dir(&workspace.root);

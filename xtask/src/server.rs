@@ -26,6 +26,8 @@ pub(crate) struct Server {
     pub(crate) id: u32,
     /// Where functions answer.
     pub(crate) http: SocketAddr,
+    /// The Step Functions API.
+    pub(crate) workflows: SocketAddr,
     /// Health and metrics.
     pub(crate) admin: SocketAddr,
     /// From starting the process to its endpoints being there.
@@ -51,8 +53,8 @@ impl Server {
         })?;
         let ready_after = started.elapsed();
         let address = |name: &str| http::address_of(endpoints[name].as_str().unwrap_or_default());
-        let (http, admin) = (address("http")?, address("admin")?);
-        Ok(Self { binary: binary.into(), folder, data, id, http, admin, ready_after })
+        let (http, workflows, admin) = (address("http")?, address("workflows")?, address("admin")?);
+        Ok(Self { binary: binary.into(), folder, data, id, http, workflows, admin, ready_after })
     }
 
     /// Stops it and removes its data.

@@ -1,6 +1,6 @@
 //! The words that every part of Mayfly speaks, and the rules of those words.
 //!
-//! **Belongs here:** our kinds ([`Function`], [`Revision`]), the built-in kinds ([`k8s`], re-exported from
+//! **Belongs here:** our kinds ([`Function`], [`Revision`], [`Workflow`], [`Execution`]), the built-in kinds ([`k8s`], re-exported from
 //! `k8s-openapi`), names, quantities, durations, digests, selectors; validation and defaults. Everything
 //! is plain data and pure functions.
 //!
@@ -13,6 +13,7 @@ pub mod duration;
 pub mod egress;
 pub mod env;
 pub mod function;
+pub mod job_io;
 pub mod names;
 pub mod quantity;
 pub mod resources;
@@ -20,11 +21,13 @@ pub mod revision;
 pub mod selector;
 pub mod validation;
 pub mod wellknown;
+pub mod workflow;
 
 pub use digest::Digest;
 pub use function::{Function, FunctionSpec, FunctionStatus};
 pub use names::ObjectKey;
 pub use revision::{ComponentState, ComponentStatus, Revision, RevisionSpec, RevisionStatus};
+pub use workflow::{Execution, Workflow, WorkflowSpec, WorkflowStatus};
 
 /// The built-in kinds, so that all crates use the same version of them.
 pub use k8s_openapi as k8s;

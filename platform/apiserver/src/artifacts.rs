@@ -1,11 +1,12 @@
-//! `/artifacts`: components, uploaded by digest.
+//! `/artifacts`: components, and what jobs read and leave, by digest.
 //!
 //! | request | answer |
 //! |---|---|
 //! | `PUT /artifacts/sha256:<hex>` | 201 new, 200 was there; 413 too large, 422 wrong digest or no component |
+//! | … with `content-type: application/octet-stream` | the same of any content: nobody looks at it |
 //! | `GET /artifacts` | a list: digest, size, when it was last uploaded |
 //! | `GET /artifacts/sha256:<hex>` | the content |
-//! | `DELETE /artifacts/sha256:<hex>` | 409 while a function or a revision names it |
+//! | `DELETE /artifacts/sha256:<hex>` | 409 while a function, a revision, a workflow, a job or a pod names it |
 
 use std::{
     collections::HashMap,
@@ -18,7 +19,7 @@ use axum::{
     response::Response,
 };
 use futures::StreamExt as _;
-use http::{HeaderValue, Method, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use mayfly_api::Digest;
 use mayfly_artifacts::UploadError;
 use mayfly_store::{ListOptions, Range};
@@ -29,7 +30,11 @@ use tokio_util::io::ReaderStream;
 use crate::{render::json_value, server::Inner, status::ApiError};
 
 /// Kinds whose objects may name an artifact.
-const NAMED_BY: [&str; 2] = ["functions.mayfly.dev", "revisions.mayfly.dev"];
+const NAMED_BY: [&str; 5] =
+    ["functions.mayfly.dev", "revisions.mayfly.dev", "workflows.mayfly.dev", "jobs.batch", "pods"];
+
+/// The type of an upload that need not be a component.
+const ANY_CONTENT: &str = "application/octet-stream";
 
 /// How long the rest of a refused upload is read for.
 const DISCARD_TIME_MAX: Duration = Duration::from_secs(5);
@@ -56,6 +61,7 @@ impl Inner {
         &self,
         method: &Method,
         digest: Option<&str>,
+        headers: &HeaderMap,
         body: Body,
     ) -> Result<Response, ApiError> {
         let Some(text) = digest else {
@@ -70,14 +76,17 @@ impl Inner {
             ))
         })?;
         match *method {
-            Method::PUT => self.upload_artifact(digest, body).await,
+            Method::PUT => {
+                let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+                self.upload_artifact(digest, kind == Some(ANY_CONTENT), body).await
+            }
             Method::GET => self.read_artifact(&digest).await,
             Method::DELETE => self.remove_artifact(&digest).await,
             _ => Err(ApiError::method_not_allowed()),
         }
     }
 
-    async fn upload_artifact(&self, digest: Digest, body: Body) -> Result<Response, ApiError> {
+    async fn upload_artifact(&self, digest: Digest, any: bool, body: Body) -> Result<Response, ApiError> {
         let lock = self.uploads.of(&digest);
         let _alone = lock.lock().await;
         let limit = self.config.artifact_bytes_max;
@@ -93,7 +102,7 @@ impl Inner {
                 return Err(upload_error(error));
             }
         };
-        let about = self.inspect(&digest).await?;
+        let about = if any { Value::Null } else { self.inspect(&digest).await? };
         let code = if stored.existed { StatusCode::OK } else { StatusCode::CREATED };
         Ok(json_value(
             code,

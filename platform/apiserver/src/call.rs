@@ -37,7 +37,10 @@ impl Call {
     pub(crate) async fn answer(self, body: Body) -> Result<Response, ApiError> {
         if self.parts.method == Method::GET {
             if self.query.watch && self.target.name.is_none() {
-                return self.watch();
+                return match self.target.kind.verbs {
+                    Verbs::View => self.watch_view().await,
+                    _ => self.watch(),
+                };
             }
             if self.target.subresource.as_deref() == Some("log") {
                 return self.log().await;
@@ -97,14 +100,39 @@ impl Call {
         let permit = self.long_lived()?;
         let view = self.view()?;
         let lines = self.server.watch(&self.target.namespace, &self.query, view, permit)?;
-        let mut response = Response::new(Body::from_stream(lines));
-        let content_type = match view.representation {
-            Representation::Object => "application/json",
-            Representation::Table => "application/json;as=Table;v=v1;g=meta.k8s.io",
-            Representation::Metadata => "application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io",
-        };
-        response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
-        Ok(response)
+        Ok(watched(view, Body::from_stream(lines)))
+    }
+
+    async fn watch_view(self) -> Result<Response, ApiError> {
+        let permit = self.long_lived()?;
+        let view = self.view()?;
+        let lines = self.server.watch_view(&self.target.namespace, &self.query, view, permit).await?;
+        Ok(watched(view, Body::from_stream(lines)))
+    }
+
+    /// A request about objects that are kept elsewhere.
+    async fn viewed(&self) -> Result<Response, ApiError> {
+        let view = self.view()?;
+        let namespace = &self.target.namespace;
+        match (self.parts.method.as_str(), &self.target.name, &self.target.subresource) {
+            (_, _, Some(_)) => Err(ApiError::no_resource()),
+            ("GET", None, None) => {
+                let (meta, entries) = self.server.list_view(view, namespace, &self.query).await?;
+                Ok(json_response(StatusCode::OK, view.list(&meta, entries.iter())?))
+            }
+            ("GET", Some(name), None) => {
+                let entry = self.server.get_view(view.kind, namespace, name).await?;
+                let mut out = Vec::with_capacity(entry.value.len() + 64);
+                view.stored(&mut out, &entry.value, entry.modified)?;
+                Ok(json_response(StatusCode::OK, out))
+            }
+            (_, name, None) => {
+                let name = name.as_deref().unwrap_or("NAME");
+                let mut error = ApiError::method_not_allowed();
+                error.message = self.server.read_only(view.kind, name)?;
+                Err(error)
+            }
+        }
     }
 
     fn view(&self) -> Result<View, ApiError> {
@@ -129,6 +157,9 @@ impl Call {
             && *row != Subresource::Finalize
         {
             return self.subresource(*row, name, body).await;
+        }
+        if kind.verbs == Verbs::View {
+            return self.viewed().await;
         }
         let Some(part) = self.part() else { return Err(ApiError::no_resource()) };
         match (self.parts.method.as_str(), &self.target.name) {
@@ -210,7 +241,7 @@ impl Call {
     fn get(&self, name: &str) -> Result<Response, ApiError> {
         let view = self.view()?;
         let entry = self.server.get(view.kind, &self.target.namespace, name, &self.query)?;
-        let mut out = Vec::with_capacity(entry.value.len() + 64);
+        let mut out = Vec::new();
         view.stored(&mut out, &entry.value, entry.modified)?;
         Ok(json_response(StatusCode::OK, out))
     }
@@ -343,7 +374,7 @@ impl Call {
 
     fn written(&self, outcome: Outcome) -> Result<Response, ApiError> {
         let view = self.view()?;
-        let mut out = Vec::with_capacity(1024);
+        let mut out = Vec::new();
         match outcome.state {
             State::Stored(entry) => view.stored(&mut out, &entry.value, entry.modified)?,
             State::Dry(object) | State::Deleted(object) => view.shown(&mut out, object, true),
@@ -358,6 +389,18 @@ impl Call {
         }
         Ok(response)
     }
+}
+
+/// The answer of a watch.
+fn watched(view: View, lines: Body) -> Response {
+    let mut response = Response::new(lines);
+    let content_type = match view.representation {
+        Representation::Object => "application/json",
+        Representation::Table => "application/json;as=Table;v=v1;g=meta.k8s.io",
+        Representation::Metadata => "application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io",
+    };
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
 }
 
 fn success(code: StatusCode) -> Response {

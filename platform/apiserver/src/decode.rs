@@ -32,6 +32,9 @@ pub(crate) fn decode(form: BodyForm, bytes: &[u8]) -> Result<Decoded, ApiError> 
             Ok(value) => Ok(Found { value, duplicates: Vec::new() }),
             Err(protobuf::Refusal::UnknownKind) => return Err(unsupported_body()),
             Err(protobuf::Refusal::Malformed(why)) => Err(why.to_owned()),
+            Err(protobuf::Refusal::UnknownField(number)) => {
+                Err(format!("it has a field (number {number}) that is read from JSON only: send JSON"))
+            }
         },
     };
     let found =

@@ -73,7 +73,8 @@ async fn route(
         }
         Some("artifacts") if path.len() <= 2 => {
             let _turn = server.turn(&user).await?;
-            return server.artifact_request(&parts.method, path.get(1).map(String::as_str), body).await;
+            let digest = path.get(1).map(String::as_str);
+            return server.artifact_request(&parts.method, digest, &parts.headers, body).await;
         }
         Some("api" | "apis") if is_get => {
             if let Some(answer) = discovery::answer(&path, &parts.headers) {

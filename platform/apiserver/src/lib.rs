@@ -38,9 +38,11 @@ mod server;
 mod status;
 mod subresources;
 mod verbs;
+mod views;
 
 pub use access::User;
 pub use config::{Clock, Config, Deps, Inspector, NodeConnector, NodeError};
 pub use pki::{Identity, PkiError};
 pub use server::{ApiServer, StartError};
 pub use status::{ApiError, Cause, Details};
+pub use views::{KindView, ViewChange, ViewError, ViewEvent, ViewPage, ViewQuery};

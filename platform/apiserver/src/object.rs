@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use mayfly_store::{Entry, Revision};
-use serde::Deserialize;
+use serde::{Deserialize, de::IgnoredAny};
 use serde_json::{Map, Value};
 
 /// Where metadata opens in stored bytes.
@@ -137,18 +137,48 @@ fn write_string(out: &mut Vec<u8>, text: &str) {
     serde_json::to_writer(out, text).expect("a Vec takes every byte");
 }
 
+/// Room for what [`splice`] adds: the field and a number.
+pub(crate) const SPLICED_BYTES: usize = 48;
+
 /// Appends a stored object with its resourceVersion.
 pub(crate) fn splice(out: &mut Vec<u8>, stored: &[u8], revision: Revision) {
+    let Some(at) = metadata_at(stored) else { return out.extend_from_slice(stored) };
+    out.extend_from_slice(&stored[..at]);
+    splice_version(out, &stored[at..], revision);
+    out.extend_from_slice(&stored[at..]);
+}
+
+/// Appends the metadata of a stored object, with its resourceVersion; the rest of the object is not looked at.
+pub(crate) fn splice_metadata(
+    out: &mut Vec<u8>,
+    stored: &[u8],
+    revision: Revision,
+) -> Result<(), serde_json::Error> {
+    let Some(at) = metadata_at(stored) else {
+        out.extend_from_slice(b"{}");
+        return Ok(());
+    };
+    let mut values = serde_json::Deserializer::from_slice(&stored[at - 1..]).into_iter::<IgnoredAny>();
+    values.next().transpose()?;
+    let end = at - 1 + values.byte_offset();
+    out.push(b'{');
+    splice_version(out, &stored[at..], revision);
+    out.extend_from_slice(&stored[at..end]);
+    Ok(())
+}
+
+/// Where the fields of metadata begin in stored bytes.
+fn metadata_at(stored: &[u8]) -> Option<usize> {
     let head = &stored[..stored.len().min(HEAD_BYTES_MAX)];
     let opens = head.windows(METADATA_OPENS.len()).position(|window| window == METADATA_OPENS);
-    let Some(at) = opens.map(|at| at + METADATA_OPENS.len()) else {
-        return out.extend_from_slice(stored);
-    };
-    out.extend_from_slice(&stored[..at]);
+    opens.map(|at| at + METADATA_OPENS.len())
+}
+
+/// Appends the field, before the `rest` of metadata.
+fn splice_version(out: &mut Vec<u8>, rest: &[u8], revision: Revision) {
     out.extend_from_slice(b"\"resourceVersion\":\"");
     out.extend_from_slice(revision.to_string().as_bytes());
-    out.extend_from_slice(if stored.get(at) == Some(&b'}') { b"\"" } else { b"\"," });
-    out.extend_from_slice(&stored[at..]);
+    out.extend_from_slice(if rest.first() == Some(&b'}') { b"\"" } else { b"\"," });
 }
 
 /// `apiVersion` and `kind` come before metadata and are short.
@@ -188,6 +218,9 @@ mod tests {
         splice(&mut out, &stored, Revision(7));
         assert_eq!(serde_json::from_slice::<Value>(&out).unwrap(), value);
         assert_eq!(labels_of(&stored)["k"], "v");
+        let mut metadata = Vec::new();
+        splice_metadata(&mut metadata, &stored, Revision(7)).unwrap();
+        assert_eq!(serde_json::from_slice::<Value>(&metadata).unwrap(), value["metadata"]);
     }
 
     #[test]
@@ -196,5 +229,8 @@ mod tests {
         let mut out = Vec::new();
         splice(&mut out, &stored, Revision(3));
         assert_eq!(serde_json::from_slice::<Value>(&out).unwrap()["metadata"]["resourceVersion"], "3");
+        let mut metadata = Vec::new();
+        splice_metadata(&mut metadata, &stored, Revision(3)).unwrap();
+        assert_eq!(metadata, br#"{"resourceVersion":"3"}"#);
     }
 }

@@ -83,7 +83,7 @@ fn document(group: &str, version: &str) -> Option<Vec<u8>> {
         if let Some(schema) = schemas.get_mut(name).and_then(Value::as_object_mut) {
             schema.insert("x-kubernetes-group-version-kind".into(), json!([gvk]));
         }
-        if kind.verbs == Verbs::All {
+        if kind.verbs != Verbs::CreateOnly {
             schemas.insert(format!("{name}List"), list_schema(kind, name));
         }
         paths_of(kind, name, &gvk, &mut paths);
@@ -181,6 +181,22 @@ fn paths_of(kind: &Kind, name: &str, gvk: &Value, paths: &mut Map<String, Value>
     ];
     const DELETE: &[&str] = &["dryRun", "gracePeriodSeconds", "propagationPolicy", "orphanDependents"];
     let mut collection = json!({"parameters": place, "post": operation("post", WRITE, json_body(), name)});
+    if kind.verbs == Verbs::View {
+        let list = format!("{name}List");
+        collection["get"] = operation("list", LIST, None, &list);
+        paths.insert(all.clone(), collection);
+        paths.insert(format!("{base}/{}", kind.plural), json!({"get": operation("list", LIST, None, &list)}));
+        place.push(path_parameter("name"));
+        // kubectl looks at a patch to see whether the server validates fields; without it, it refuses to send what
+        // would be answered with what to do instead.
+        let one = json!({
+            "parameters": place,
+            "get": operation("get", &["resourceVersion"], None, name),
+            "patch": operation("patch", &["fieldValidation"], None, name),
+        });
+        paths.insert(format!("{all}/{{name}}"), one);
+        return;
+    }
     if kind.verbs == Verbs::All {
         let list = format!("{name}List");
         collection["get"] = operation("list", LIST, None, &list);

@@ -1,5 +1,5 @@
 //! The few objects that kubectl sends as protobuf and as nothing else: `kubectl create configmap`, `create secret`,
-//! `create namespace`, `auth can-i`, `drain`. Answers are always JSON, which its clients accept.
+//! `create namespace`, `create job`, `auth can-i`, `drain`. Answers are always JSON, which its clients accept.
 //!
 //! Each message is a table of its fields; the numbers are those of upstream's `generated.proto` files. Kinds
 //! without a table are refused with 415.
@@ -128,6 +128,52 @@ const DELETE_OPTIONS: Message = &[
 ];
 const EVICTION: Message = &[META, one(2, "deleteOptions", Kind::Message(DELETE_OPTIONS))];
 
+const CONTAINER: Message = &[
+    one(1, "name", Kind::Text),
+    one(2, "image", Kind::Text),
+    many(3, "command", Kind::Text),
+    many(4, "args", Kind::Text),
+    one(5, "workingDir", Kind::Text),
+    many(7, "env", Kind::Message(&[one(1, "name", Kind::Text), one(2, "value", Kind::Text)])),
+    one(8, "resources", Kind::Message(&[])),
+    one(13, "terminationMessagePath", Kind::Text),
+    one(14, "imagePullPolicy", Kind::Text),
+    one(16, "stdin", Kind::Boolean),
+    one(17, "stdinOnce", Kind::Boolean),
+    one(18, "tty", Kind::Boolean),
+    one(20, "terminationMessagePolicy", Kind::Text),
+];
+const POD_SPEC: Message = &[
+    many(2, "containers", Kind::Message(CONTAINER)),
+    one(3, "restartPolicy", Kind::Text),
+    one(4, "terminationGracePeriodSeconds", Kind::Integer),
+    one(5, "activeDeadlineSeconds", Kind::Integer),
+    one(6, "dnsPolicy", Kind::Text),
+    one(7, "nodeSelector", Kind::Texts),
+    one(8, "serviceAccountName", Kind::Text),
+    one(9, "serviceAccount", Kind::Text),
+    one(11, "hostNetwork", Kind::Boolean),
+    one(12, "hostPID", Kind::Boolean),
+    one(13, "hostIPC", Kind::Boolean),
+    one(14, "securityContext", Kind::Message(&[])),
+    one(19, "schedulerName", Kind::Text),
+    one(29, "runtimeClassName", Kind::Text),
+];
+const JOB_SPEC: Message = &[
+    one(1, "parallelism", Kind::Integer),
+    one(2, "completions", Kind::Integer),
+    one(3, "activeDeadlineSeconds", Kind::Integer),
+    one(4, "selector", Kind::Message(&[one(1, "matchLabels", Kind::Texts)])),
+    one(5, "manualSelector", Kind::Boolean),
+    one(6, "template", Kind::Message(&[META, one(2, "spec", Kind::Message(POD_SPEC))])),
+    one(7, "backoffLimit", Kind::Integer),
+    one(8, "ttlSecondsAfterFinished", Kind::Integer),
+    one(9, "completionMode", Kind::Text),
+    one(10, "suspend", Kind::Boolean),
+    one(14, "podReplacementPolicy", Kind::Text),
+];
+const JOB: Message = &[META, one(2, "spec", Kind::Message(JOB_SPEC)), one(3, "status", Kind::Message(&[]))];
+
 fn message_of(kind: &str) -> Option<Message> {
     Some(match kind {
         "ConfigMap" => CONFIG_MAP,
@@ -138,6 +184,7 @@ fn message_of(kind: &str) -> Option<Message> {
         "SelfSubjectAccessReview" => SELF_SUBJECT_ACCESS_REVIEW,
         "DeleteOptions" => DELETE_OPTIONS,
         "Eviction" => EVICTION,
+        "Job" => JOB,
         _ => return None,
     })
 }
@@ -148,12 +195,14 @@ pub(crate) enum Refusal {
     /// There is no table for this kind.
     UnknownKind,
     Malformed(&'static str),
+    /// It says something that its table has no word for: better refused than lost.
+    UnknownField(u64),
 }
 
 /// Decodes an enveloped object to its JSON form.
 pub(crate) fn decode(bytes: &[u8]) -> Result<Value, Refusal> {
     let body = bytes.strip_prefix(MAGIC).ok_or(Refusal::Malformed("it does not start with k8s"))?;
-    let envelope = read_message(ENVELOPE, body, 0)?;
+    let envelope = read_message(ENVELOPE, body, 0, false)?;
     let text =
         |field: &str| envelope.get("typeMeta").and_then(|meta| meta[field].as_str()).unwrap_or("").to_owned();
     let (api_version, kind) = (text("apiVersion"), text("kind"));
@@ -164,7 +213,8 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Value, Refusal> {
             raw = bytes;
         }
     }
-    let mut object = read_message(message, raw, 0)?;
+    // The other tables are whole.
+    let mut object = read_message(message, raw, 0, kind == "Job")?;
     object.insert("apiVersion".into(), api_version.into());
     object.insert("kind".into(), kind.into());
     Ok(Value::Object(object))
@@ -232,14 +282,29 @@ impl<'a> Iterator for Items<'a> {
     }
 }
 
-fn read_message(message: Message, bytes: &[u8], depth: u8) -> Result<Map<String, Value>, Refusal> {
+fn read_message(
+    message: Message,
+    bytes: &[u8],
+    depth: u8,
+    strict: bool,
+) -> Result<Map<String, Value>, Refusal> {
     if depth > DEPTH_MAX {
         return Err(Refusal::Malformed("it is nested too deep"));
     }
     let mut map = Map::new();
     for item in Items(bytes) {
         let (number, wire) = item?;
-        let Some(field) = message.iter().find(|field| field.number == number) else { continue };
+        let Some(field) = message.iter().find(|field| field.number == number) else {
+            // Zero values are written, too, and say nothing.
+            let says = match wire {
+                Wire::Number(number) => number != 0,
+                Wire::Bytes(bytes) => !bytes.is_empty(),
+            };
+            if strict && says {
+                return Err(Refusal::UnknownField(number));
+            }
+            continue;
+        };
         if let Kind::Texts | Kind::ByteMap = field.kind {
             let (key, value) = read_entry(&field.kind, &wire)?;
             if let Value::Object(entries) = map.entry(field.name).or_insert_with(|| Value::Object(Map::new()))
@@ -249,7 +314,9 @@ fn read_message(message: Message, bytes: &[u8], depth: u8) -> Result<Map<String,
             continue;
         }
         // Upstream writes zero values; in JSON they are absent.
-        let Some(value) = read_value(&field.kind, &wire, depth)? else { continue };
+        let Some(value) = read_value(&field.kind, &wire, depth, strict && field.name != "status")? else {
+            continue;
+        };
         if !field.repeated {
             map.insert(field.name.into(), value);
         } else if let Value::Array(list) = map.entry(field.name).or_insert_with(|| Value::Array(Vec::new())) {
@@ -277,7 +344,7 @@ fn read_entry(kind: &Kind, wire: &Wire<'_>) -> Result<(String, Value), Refusal> 
     Ok((key, value.into()))
 }
 
-fn read_value(kind: &Kind, wire: &Wire<'_>, depth: u8) -> Result<Option<Value>, Refusal> {
+fn read_value(kind: &Kind, wire: &Wire<'_>, depth: u8, strict: bool) -> Result<Option<Value>, Refusal> {
     Ok(match (kind, wire) {
         (Kind::Text, Wire::Bytes(bytes)) => {
             Some(text(bytes)?).filter(|text| !text.is_empty()).map(Value::from)
@@ -287,7 +354,7 @@ fn read_value(kind: &Kind, wire: &Wire<'_>, depth: u8) -> Result<Option<Value>, 
         (Kind::Boolean, Wire::Number(number)) => Some((*number != 0).into()),
         (Kind::Time, Wire::Bytes(bytes)) => read_time(bytes)?,
         (Kind::Message(message), Wire::Bytes(bytes)) => {
-            Some(Value::Object(read_message(message, bytes, depth + 1)?))
+            Some(Value::Object(read_message(message, bytes, depth + 1, strict)?))
         }
         _ => return Err(Refusal::Malformed("a field is of another kind than it should be")),
     })
@@ -319,6 +386,25 @@ mod tests {
     fn envelope(api_version: &str, kind: &str, object: &[u8]) -> Vec<u8> {
         let meta = [field(1, api_version.as_bytes()), field(2, kind.as_bytes())].concat();
         [MAGIC, &field(1, &meta), &field(2, object), &field(3, b""), &field(4, b"")].concat()
+    }
+
+    #[test]
+    fn a_job_is_read_whole_or_not_at_all() {
+        let of = |pod_more: &[u8]| {
+            let container = [field(1, b"c"), field(2, b"img"), field(3, b"tool"), field(8, b"")].concat();
+            let pod = [field(2, &container), field(3, b"Never"), pod_more.to_vec()].concat();
+            let spec = field(6, &[field(1, b""), field(2, &pod)].concat());
+            // What status says is nobody's matter.
+            let job = [field(1, &field(1, b"j")), field(2, &spec), field(3, &[4 << 3, 7])].concat();
+            decode(&envelope("batch/v1", "Job", &job))
+        };
+        let template = json!({"metadata": {}, "spec": {"restartPolicy": "Never",
+            "containers": [{"name": "c", "image": "img", "command": ["tool"], "resources": {}}]}});
+        let expected = json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "j"},
+            "spec": {"template": template}, "status": {}});
+        assert_eq!(of(&[]), Ok(expected.clone()));
+        assert_eq!(of(&field(10, b"")), Ok(expected), "an empty field says nothing");
+        assert_eq!(of(&field(1, b"volume")), Err(Refusal::UnknownField(1)));
     }
 
     #[test]

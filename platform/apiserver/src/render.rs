@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     negotiate::Representation,
-    object::{Object, splice},
+    object::{Object, SPLICED_BYTES, splice, splice_metadata},
     registry::Kind,
     status::ApiError,
 };
@@ -82,11 +82,31 @@ impl View {
         stored: &[u8],
         revision: Revision,
     ) -> Result<(), ApiError> {
+        self.stored_with(out, stored, revision, true).map_err(ApiError::internal)
+    }
+
+    /// The same, the columns of a table left out if need be. On an error, what was appended is no JSON.
+    pub(crate) fn stored_with(
+        &self,
+        out: &mut Vec<u8>,
+        stored: &[u8],
+        revision: Revision,
+        with_columns: bool,
+    ) -> Result<(), serde_json::Error> {
         match self.representation {
-            Representation::Object => splice(out, stored, revision),
-            _ => {
-                let object = Object::from_stored(stored, revision).map_err(ApiError::internal)?;
-                self.shown(out, object, true);
+            Representation::Object => {
+                out.reserve(stored.len() + SPLICED_BYTES);
+                splice(out, stored, revision);
+            }
+            Representation::Metadata => {
+                out.extend_from_slice(
+                    br#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":"#,
+                );
+                splice_metadata(out, stored, revision)?;
+                out.push(b'}');
+            }
+            Representation::Table => {
+                self.shown(out, Object::from_stored(stored, revision)?, with_columns);
             }
         }
         Ok(())

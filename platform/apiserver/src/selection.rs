@@ -90,6 +90,12 @@ impl Selection {
         self.labels.is_empty() && self.fields.is_empty() && self.name.is_none() && self.namespace.is_none()
     }
 
+    /// The fields that have to have one value, as a hint for who can narrow by them.
+    pub(crate) fn equalities(&self) -> Vec<(String, String)> {
+        let equal = self.fields.iter().filter(|field| field.equal);
+        equal.map(|field| (field.path.join("."), field.value.clone())).collect()
+    }
+
     /// Whether an object in the range is selected. For lists: labels are read without decoding the rest.
     pub(crate) fn matches(&self, entry: &Entry) -> bool {
         self.matches_key(entry)

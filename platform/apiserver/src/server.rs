@@ -25,6 +25,7 @@ use crate::{
     registry::registry,
     status::ApiError,
     verbs,
+    views::{KindView, Views},
 };
 
 /// How long a request waits for its turn before it is told to come again.
@@ -69,6 +70,7 @@ pub(crate) struct Inner {
     pub(crate) event_objects: Arc<EventObjects>,
     pub(crate) metrics: Metrics,
     pub(crate) shutdown: CancellationToken,
+    pub(crate) views: Views,
 }
 
 impl ApiServer {
@@ -85,6 +87,7 @@ impl ApiServer {
             event_objects: Arc::default(),
             metrics: Metrics::register(metrics),
             shutdown: shutdown.clone(),
+            views: Views::default(),
             store: deps.store,
             artifacts: deps.artifacts,
             clock: deps.clock,
@@ -111,6 +114,12 @@ impl ApiServer {
             router.clone().oneshot(Request::from_parts(parts, Body::new(body)))
         });
         kube::Client::new(service, wellknown::NAMESPACE_DEFAULT)
+    }
+
+    /// Names who shows the objects of a kind that are kept elsewhere: `executions.mayfly.dev`. Until then they
+    /// cannot be asked for.
+    pub fn attach_view(&self, resource: &'static str, view: Arc<dyn KindView>) {
+        self.inner.views.attach(resource, view);
     }
 
     /// Ends all watches and refuses new ones: the first step of a shutdown.

@@ -4,13 +4,14 @@ use kube::Client;
 use mayfly_informer::Informers;
 use tokio_util::sync::CancellationToken;
 
-use crate::{artifacts, events, function, garbage, node, pods, replica_set};
+use crate::{artifacts, events, function, garbage, job, node, pods, replica_set};
 
 /// What each controller is told.
 #[derive(Clone, Debug, Default)]
 pub struct Config {
     pub function: function::Config,
     pub replica_set: replica_set::Config,
+    pub job: job::Config,
     pub garbage: garbage::Config,
     pub node: node::Config,
     pub pods: pods::Config,
@@ -22,6 +23,7 @@ pub struct Config {
 pub struct Controllers {
     function: function::Controller,
     replica_set: replica_set::Controller,
+    job: job::Controller,
     garbage: garbage::Collector,
     node: node::Controller,
     pods: pods::Collector,
@@ -35,6 +37,7 @@ impl Controllers {
         Self {
             function: function::Controller::create(config.function, client.clone(), informers),
             replica_set: replica_set::Controller::create(config.replica_set, client.clone(), informers),
+            job: job::Controller::create(config.job, client.clone(), informers),
             garbage: garbage::Collector::create(config.garbage, client.clone()),
             node: node::Controller::create(config.node, client.clone(), informers),
             pods: pods::Collector::create(config.pods, client.clone(), informers),
@@ -49,6 +52,7 @@ impl Controllers {
         tokio::join!(
             self.function.run(stop.clone()),
             self.replica_set.run(stop.clone()),
+            self.job.run(stop.clone()),
             self.garbage.run(stop.clone()),
             self.node.run(stop.clone()),
             self.pods.run(stop.clone()),

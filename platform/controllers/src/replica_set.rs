@@ -13,8 +13,8 @@
 //! (Behaviour: upstream `pkg/controller/replicaset`.)
 
 mod act;
-mod claim;
-mod expectations;
+pub(crate) mod claim;
+pub(crate) mod expectations;
 mod plan;
 mod ranking;
 #[cfg(test)]

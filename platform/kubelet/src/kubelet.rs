@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     addresses::Addresses,
     http::{self, Logs},
+    job::JobFiles,
     node::NodeObject,
     pod::{container::Sources, worker::Worker},
 };
@@ -41,6 +42,8 @@ pub struct Config {
     pub version: String,
     /// Pods worked on at the same time.
     pub workers_max: usize,
+    /// Where jobs get their inputs and leave their outputs; without it this node runs none that has any.
+    pub jobs: Option<JobFiles>,
 }
 
 impl Config {
@@ -65,6 +68,7 @@ impl Config {
             logs,
             version: version.into(),
             workers_max: Self::WORKERS_MAX_DEFAULT,
+            jobs: None,
         }
     }
 }
@@ -104,6 +108,7 @@ impl Kubelet {
             sources: Sources { config_maps: informers.of(), secrets: informers.of() },
             runtimes,
             logs: config.logs.clone(),
+            jobs: config.jobs.clone(),
             local: Default::default(),
             addresses: Addresses::default().into(),
             client: client.clone(),

@@ -14,4 +14,7 @@ pub mod pod;
 pub mod simulated;
 
 pub use function::{Answer, Body, BodyError, CallError, FunctionHost, HostedFunction, HostedSpec, Timings};
-pub use pod::{ContainerId, ContainerSpec, ContainerState, PodUid, Runtime, RuntimeError, SandboxSpec};
+pub use pod::{
+    ContainerFiles, ContainerId, ContainerSpec, ContainerState, Mount, PodUid, Runtime, RuntimeError,
+    SandboxSpec,
+};

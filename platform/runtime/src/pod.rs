@@ -62,6 +62,31 @@ pub struct ContainerSpec {
     pub ports: Vec<u16>,
     /// Where stdout and stderr go, in the form of [`crate::logs`].
     pub log_path: PathBuf,
+    /// What a job reads and leaves; none for every other container.
+    pub files: Option<ContainerFiles>,
+}
+
+/// The node's files that a job's container is given (`mayfly_api::job_io`).
+#[derive(Clone, Debug, PartialEq)]
+pub struct ContainerFiles {
+    pub mounts: Vec<Mount>,
+    /// What stdin reads.
+    pub stdin: PathBuf,
+    /// A folder. Before the container is told to have ended, its host puts the files `stdout` and `stderr`
+    /// there: the end of each, [`RESULT_BYTES_MAX`] bytes at most, and a file `<name>.truncated` beside one
+    /// whose beginning is missing.
+    ///
+    /// [`RESULT_BYTES_MAX`]: mayfly_api::job_io::RESULT_BYTES_MAX
+    pub capture: PathBuf,
+}
+
+/// A folder of the node that a container sees.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Mount {
+    pub host: PathBuf,
+    /// Its path in the container.
+    pub guest: String,
+    pub read_only: bool,
 }
 
 /// What became of a container.

@@ -113,6 +113,11 @@ impl DataDir {
         self.root.join("workflows")
     }
 
+    /// What running jobs read and leave.
+    pub(crate) fn jobs(&self) -> PathBuf {
+        self.root.join("jobs")
+    }
+
     /// Logs of functions and pods.
     pub(crate) fn logs(&self) -> PathBuf {
         self.root.join("logs")

@@ -23,7 +23,7 @@ const SCHEMA_VERSION: i64 = 1;
 const APPLICATION_ID: i64 = 0x4d61_794f;
 
 /// SQLite's own cache. Reads come from the index, so it only has to hold what a commit touches.
-const CACHE_KIB: i64 = 1024;
+const CACHE_KIB: i64 = 8 * 1024;
 /// An operator's `sqlite3` may hold the file for a moment.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 

@@ -11,6 +11,7 @@
 //! write means), `state.rs` (what is published), `watch.rs`.
 
 mod batch;
+mod by_name;
 mod database;
 mod history;
 mod list;

@@ -8,6 +8,7 @@ use std::{collections::HashMap, sync::Arc};
 use tokio::sync::watch;
 
 use crate::{
+    by_name::ByName,
     database::Loaded,
     history::History,
     list::ListError,
@@ -27,6 +28,8 @@ pub(crate) struct State {
 
 struct Resource {
     table: Table,
+    /// The same entries, for lookups of one.
+    by_name: ByName,
     history: History,
 }
 
@@ -64,7 +67,7 @@ impl State {
             history_bytes: 0,
         };
         for entry in loaded.entries {
-            state.resource(&entry.key.resource).table.insert(entry);
+            state.resource(&entry.key.resource).insert(entry);
         }
         state
     }
@@ -74,7 +77,7 @@ impl State {
     }
 
     pub(crate) fn get(&self, key: &Key) -> Option<Arc<Entry>> {
-        self.resources.get(&key.resource)?.table.get(&key.namespace, &key.name).cloned()
+        self.resources.get(&key.resource)?.by_name.get(&key.namespace, &key.name).cloned()
     }
 
     /// Makes committed events visible, all at once. They are in the order of their revisions.
@@ -86,10 +89,8 @@ impl State {
             let events_max = self.limits.events;
             let resource = self.resource(&event.entry.key.resource);
             match event.kind {
-                EventKind::Created | EventKind::Modified => resource.table.insert(Arc::clone(&event.entry)),
-                EventKind::Deleted => {
-                    resource.table.remove(&event.entry.key.namespace, &event.entry.key.name)
-                }
+                EventKind::Created | EventKind::Modified => resource.insert(Arc::clone(&event.entry)),
+                EventKind::Deleted => resource.remove(&event.entry.key),
             }
             let bytes_before = resource.history.bytes();
             resource.history.push(Arc::clone(event));
@@ -171,8 +172,23 @@ impl State {
         if !self.resources.contains_key(name) {
             // Whatever happened to it before this process is not known; since then, nothing did.
             let history = History::new(self.opened);
-            self.resources.insert(Arc::clone(name), Resource { table: Table::default(), history });
+            self.resources.insert(
+                Arc::clone(name),
+                Resource { table: Table::default(), by_name: ByName::default(), history },
+            );
         }
         self.resources.get_mut(name).expect("inserted above")
+    }
+}
+
+impl Resource {
+    fn insert(&mut self, entry: Arc<Entry>) {
+        self.by_name.insert(Arc::clone(&entry));
+        self.table.insert(entry);
+    }
+
+    fn remove(&mut self, key: &Key) {
+        self.by_name.remove(&key.namespace, &key.name);
+        self.table.remove(&key.namespace, &key.name);
     }
 }

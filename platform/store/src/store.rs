@@ -62,8 +62,9 @@ impl Config {
             value_bytes_max: 3 << 19,
             // What etcd calls a sensible quota: beyond it, something writes what belongs elsewhere.
             file_bytes_max: 8 << 30,
-            // Rare enough that its fsyncs do not count, short enough to be replayed at once.
-            log_bytes_max: 16 << 20,
+            // A page that is changed often is copied once for each log, and writers wait meanwhile; yet what is
+            // left of it by a crash has to be read at the next start.
+            log_bytes_max: 64 << 20,
         }
     }
 }

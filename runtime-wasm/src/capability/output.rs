@@ -24,6 +24,8 @@ use wasmtime_wasi::{
     p2::{OutputStream, Pollable, StreamResult},
 };
 
+use super::capture::Capture;
+
 /// Bytes a guest may hand over in one write.
 const WRITE_BYTES_MAX: usize = 64 << 10;
 /// How far ahead of its rate a guest may write before it waits.
@@ -37,11 +39,29 @@ struct Inner {
     writer: LogWriter,
     path: PathBuf,
     pace: Pace,
+    capture: Option<Capture>,
 }
 
 impl ProgramLog {
     pub(crate) fn new(writer: LogWriter, path: PathBuf, bytes_per_second: u64) -> Self {
-        Self(Arc::new(Inner { writer, path, pace: Pace::new(bytes_per_second) }))
+        Self::capturing(writer, path, bytes_per_second, None)
+    }
+
+    /// The same, of a job whose last output is kept.
+    pub(crate) fn capturing(
+        writer: LogWriter,
+        path: PathBuf,
+        bytes_per_second: u64,
+        capture: Option<Capture>,
+    ) -> Self {
+        Self(Arc::new(Inner { writer, path, pace: Pace::new(bytes_per_second), capture }))
+    }
+
+    /// Puts what was kept into its files. Blocks shortly.
+    pub(crate) fn write_capture(&self) {
+        if let Some(capture) = &self.0.capture {
+            capture.write();
+        }
     }
 
     /// One output of one instance. Instances do not share a sink, so their lines do not mix.
@@ -112,6 +132,9 @@ impl Output {
         let inner = &*self.0;
         let sink = || Mutex::new(inner.log.0.writer.sink(&inner.log.0.path, inner.stream));
         inner.sink.get_or_init(sink).lock().write(bytes);
+        if let Some(capture) = &inner.log.0.capture {
+            capture.take(inner.stream, bytes);
+        }
         self.pace().take(bytes.len());
     }
 }

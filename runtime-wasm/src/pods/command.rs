@@ -9,7 +9,7 @@ use wasmtime_wasi::I32Exit;
 use super::{ANNOTATION_EGRESS, EXIT_KILLED, Exit, Pods, RunningTask};
 use crate::{
     cache::{Entry, Pre},
-    capability::{egress::Egress, output::ProgramLog},
+    capability::{capture::Capture, egress::Egress, output::ProgramLog},
     failure,
     guest::Program,
     reuse::{self, Store},
@@ -31,8 +31,9 @@ pub(super) async fn start(
         return Err(RuntimeError::NoRoom("this node has no room for another instance".into()));
     };
     let program = Arc::new(program(pods, sandbox, &spec)?);
+    let log = program.log.clone();
     let work = async move { run(component, program, slot).await };
-    Ok(RunningTask::spawn(pods, spec.id, |_| work))
+    Ok(RunningTask::spawn(pods, spec.id, |_| work, move || log.write_capture()))
 }
 
 /// What the program gets: its name, or the container's command, and the arguments.
@@ -43,14 +44,21 @@ fn program(pods: &Pods, sandbox: &SandboxSpec, spec: &ContainerSpec) -> Result<P
         args.push(spec.id.name.clone());
     }
     args.extend_from_slice(&spec.args);
+    let log = ProgramLog::capturing(
+        shared.logs.clone(),
+        spec.log_path.clone(),
+        shared.config.log_bytes_per_second,
+        spec.files.as_ref().map(|files| Capture::new(files.capture.clone())),
+    );
     Ok(Program::new(
         args,
         spec.env.clone(),
         spec.memory_bytes_max.unwrap_or(shared.config.pod_memory_bytes_default),
-        ProgramLog::new(shared.logs.clone(), spec.log_path.clone(), shared.config.log_bytes_per_second),
+        log,
         Arc::new(egress(pods, sandbox)?),
         shared.budget.clone(),
-    ))
+    )
+    .with_files(spec.files.clone()))
 }
 
 pub(super) fn egress(pods: &Pods, sandbox: &SandboxSpec) -> Result<Egress, RuntimeError> {

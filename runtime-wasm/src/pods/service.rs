@@ -45,7 +45,7 @@ pub(super) async fn start(
         .await
         .map_err(|error| RuntimeError::Internal(format!("cannot listen on {address}: {error}")))?;
     let function = function(pods, sandbox, &spec, component)?;
-    Ok(RunningTask::spawn(pods, spec.id, |stopping| serve(listener, function, stopping)))
+    Ok(RunningTask::spawn(pods, spec.id, |stopping| serve(listener, function, stopping), || {}))
 }
 
 fn function(

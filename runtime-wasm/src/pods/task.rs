@@ -51,9 +51,14 @@ impl Ended {
 }
 
 impl RunningTask {
-    /// Runs `work` until it ends or a stop's grace is over; then tells `pods` how it ended. `work` sees the
-    /// request to stop, and may end sooner for it.
-    pub(super) fn spawn<W>(pods: &Arc<Pods>, id: ContainerId, work: impl FnOnce(StopRequest) -> W) -> Self
+    /// Runs `work` until it ends or a stop's grace is over, then `finish`; then tells `pods` how it ended.
+    /// `work` sees the request to stop, and may end sooner for it.
+    pub(super) fn spawn<W>(
+        pods: &Arc<Pods>,
+        id: ContainerId,
+        work: impl FnOnce(StopRequest) -> W,
+        finish: impl FnOnce() + Send + 'static,
+    ) -> Self
     where
         W: Future<Output = Exit> + Send + 'static,
     {
@@ -75,6 +80,7 @@ impl RunningTask {
                 exit = work => exit,
                 () = killed => Exit::killed(),
             };
+            finish();
             // First here, for the case that the container is not listed yet.
             exited.set(exit.clone()).ok();
             if let Some(pods) = pods.upgrade() {

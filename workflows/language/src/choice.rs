@@ -125,7 +125,7 @@ impl Rule {
 impl Test {
     fn matches(&self, scope: &Scope<'_>) -> Result<bool, StateError> {
         if let Operator::Is { what: Is::Present, wanted } = self.operator {
-            return Ok(self.variable.evaluate(scope).is_ok() == wanted);
+            return Ok(self.variable.is_present(scope) == wanted);
         }
         let value = read(&self.variable, scope)?;
         match &self.operator {
@@ -197,6 +197,11 @@ fn compare_texts(left: &str, right: &str) -> Ordering {
     } else {
         left.encode_utf16().cmp(right.encode_utf16())
     }
+}
+
+/// Where a field of the rule at `index` stands: `Choices[0]/Output`; of the state itself when no rule matched.
+pub fn field_of(index: Option<usize>, field: &str) -> String {
+    index.map_or_else(|| field.to_owned(), |index| format!("Choices[{index}]/{field}"))
 }
 
 /// The value of a JSONata condition, which must be true or false. `field` is its place, such as

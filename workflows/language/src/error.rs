@@ -25,7 +25,7 @@ pub mod names {
     pub const INTRINSIC_FAILURE: &str = "States.IntrinsicFailure";
     pub const QUERY_EVALUATION_ERROR: &str = "States.QueryEvaluationError";
     pub const DATA_LIMIT_EXCEEDED: &str = "States.DataLimitExceeded";
-    pub const NO_CHOICE_MATCHED: &str = "States.NoChoiceMatched";
+    pub const ITEM_READER_FAILED: &str = "States.ItemReaderFailed";
 }
 
 impl StateError {
@@ -60,17 +60,38 @@ pub struct Problem {
     pub location: String,
     /// One sentence.
     pub message: String,
+    /// What kind of mistake it is.
+    pub fault: Fault,
+}
+
+/// The kinds of mistakes that have codes of their own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fault {
+    /// A field that is not as it should be.
+    #[default]
+    Schema,
+    /// A JSONata expression that cannot be read.
+    InvalidJsonata,
+    /// A JSONata expression that asks for what a workflow does not have.
+    UnsupportedJsonata,
 }
 
 impl Problem {
     /// A problem with the field itself.
     pub fn here(message: impl Into<String>) -> Self {
-        Self { location: String::new(), message: message.into() }
+        Self::at(String::new(), message)
     }
 
     /// A problem at a place below the field.
     pub fn at(location: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { location: location.into(), message: message.into() }
+        Self { location: location.into(), message: message.into(), fault: Fault::Schema }
+    }
+
+    /// The same problem as one of another kind.
+    #[must_use]
+    pub fn with(mut self, fault: Fault) -> Self {
+        self.fault = fault;
+        self
     }
 
     /// The same problem seen from the object around it: `/step` goes before its place.

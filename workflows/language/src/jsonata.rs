@@ -25,7 +25,7 @@ use std::sync::Arc;
 use jsonata_core::ast::AstNode;
 
 use crate::dataflow::Scope;
-use crate::error::{Problem, StateError};
+use crate::error::{Fault, Problem, StateError};
 use crate::value::Value;
 use analysis::Uses;
 use fast::Fast;
@@ -97,11 +97,29 @@ impl Expression {
                 "A JSONata expression has at most {MAX_EXPRESSION_CHARS} characters"
             )));
         }
-        let program = Program::compile(source).map_err(Problem::here)?;
+        let program = Program::compile(source)
+            .map_err(|message| Problem::here(without_code(&message)).with(Fault::InvalidJsonata))?;
         if let Some(problem) = &program.uses.problem {
-            return Err(Problem::here(problem.clone()));
+            return Err(Problem::here(problem.clone()).with(Fault::UnsupportedJsonata));
         }
         Ok(Self { source: source.into(), program: Arc::new(program) })
+    }
+
+    /// Compiles an expression for a place where only part of `$states` is there.
+    pub fn compile_for(text: &str, there: Available) -> Result<Self, Problem> {
+        let expression = Self::compile(text)?;
+        let is_there = |member: &str| match member {
+            "input" | "context" => true,
+            "result" => there.result,
+            "errorOutput" => there.error_output,
+            _ => false,
+        };
+        match expression.program.uses.members.iter().find(|member| !is_there(member)) {
+            None => Ok(expression),
+            // AWS's sentence, as it is known for `$states.errorOutput` (sst/sst#6110).
+            Some(member) => Err(Problem::here(format!("Field '$states.{member}' does not exist."))
+                .with(Fault::UnsupportedJsonata)),
+        }
     }
 
     /// The text between the delimiters.
@@ -128,7 +146,15 @@ impl Expression {
         match evaluate::run(&self.program, scope) {
             Ok(Some(value)) => Ok(value),
             Ok(None) => Err(self.failed(field, "returned nothing (undefined).")),
-            Err(what) => Err(self.failed(field, &format!("threw an error during evaluation. {what}"))),
+            // Remembered, not recorded.
+            Err(what) if what == convert::UNSUPPORTED => {
+                Err(self.failed(field, "returned an unsupported result type."))
+            }
+            // AWS has a colon before what has no code of JSONata's (floci-io/floci#2736).
+            Err(what) => {
+                let separator = if without_code(&what) == what { ": " } else { ". " };
+                Err(self.failed(field, &format!("threw an error during evaluation{separator}{what}")))
+            }
         }
     }
 
@@ -149,6 +175,34 @@ impl Expression {
             field,
             format!("The JSONata expression '{}' specified for the field '{field}' {what}", self.source),
         )
+    }
+}
+
+/// The parts of `$states` that are not there everywhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Available {
+    /// In `Output` and `Assign` of states that have a result.
+    pub result: bool,
+    /// In those of a catcher.
+    pub error_output: bool,
+}
+
+impl Available {
+    /// Wherever it is not known what is there.
+    pub const ALL: Self = Self { result: true, error_output: true };
+}
+
+/// `S0207: Unexpected end of expression` without its code.
+fn without_code(message: &str) -> &str {
+    match message.split_once(": ") {
+        Some((code, text))
+            if code.len() == 5
+                && code.starts_with(|letter: char| letter.is_ascii_uppercase())
+                && code[1..].bytes().all(|digit| digit.is_ascii_digit()) =>
+        {
+            text
+        }
+        _ => message,
     }
 }
 

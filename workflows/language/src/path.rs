@@ -130,6 +130,20 @@ impl Path {
         }
     }
 
+    /// Whether there is something where the path points: `IsPresent`. An item past the end of an array is not, though
+    /// reading it gives null.
+    pub fn is_present(&self, scope: &Scope<'_>) -> bool {
+        let root = match &self.root {
+            Root::Input => scope.input.clone(),
+            Root::Context => scope.context.get(),
+            Root::Variable(name) => match scope.variables.get(name) {
+                Some(value) => value.clone(),
+                None => return false,
+            },
+        };
+        evaluate::is_present(self, &root)
+    }
+
     /// The value the path points at, `$` being `root`.
     pub fn evaluate_on(&self, root: &Value) -> Result<Value, PathError> {
         evaluate::value(self, root)

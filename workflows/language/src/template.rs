@@ -3,6 +3,7 @@
 //! In JSONPath a key that ends in `.$` holds a path or an intrinsic call. In JSONata any string `{% … %}` is an
 //! expression. Everything else stands for itself; parts without either are shared, not copied.
 
+pub(crate) mod hash_order;
 mod jsonata;
 mod payload;
 
@@ -12,6 +13,7 @@ use crate::dataflow::Scope;
 use crate::definition::QueryLanguage;
 use crate::error::{Problem, StateError};
 use crate::intrinsic::Intrinsic;
+use crate::jsonata::Available;
 use crate::path::{Path, Root};
 use crate::value::Value;
 
@@ -34,13 +36,24 @@ enum Form {
 impl Template {
     /// Compiles a template; every problem in it is found.
     pub fn compile(value: &Value, language: QueryLanguage) -> Result<Self, Vec<Problem>> {
+        Self::compile_for(value, language, Available::ALL)
+    }
+
+    /// The same for a place where only part of `$states` is there.
+    pub fn compile_for(
+        value: &Value,
+        language: QueryLanguage,
+        there: Available,
+    ) -> Result<Self, Vec<Problem>> {
         if !value.is_within_depth(MAX_DEPTH) {
             return Err(vec![Problem::here(format!("A template nests at most {MAX_DEPTH} deep"))]);
         }
         let mut problems = Vec::new();
         let form = match language {
             QueryLanguage::JsonPath => Form::Payload(Arc::new(payload::Node::compile(value, &mut problems))),
-            QueryLanguage::Jsonata => Form::Jsonata(Arc::new(jsonata::Node::compile(value, &mut problems))),
+            QueryLanguage::Jsonata => {
+                Form::Jsonata(Arc::new(jsonata::Node::compile(value, there, &mut problems)))
+            }
         };
         if problems.is_empty() { Ok(Self { form }) } else { Err(problems) }
     }
@@ -61,6 +74,14 @@ impl Template {
             Form::Text(expression) => expression.evaluate(scope, field)?,
         };
         within_depth(value)
+    }
+
+    /// The expression that the whole template is, if it is one.
+    pub fn expression(&self) -> Option<&crate::jsonata::Expression> {
+        match &self.form {
+            Form::Jsonata(node) => node.expression(),
+            Form::Payload(_) | Form::Text(_) => None,
+        }
     }
 
     /// True when evaluating never waits for another thread, or hardly ever; see

@@ -124,13 +124,13 @@ fn leave(state: &State, scope: &Scope<'_>) -> Result<Left, StateError> {
                 Kind::Pass(pass) => pass.result.clone().unwrap_or(result),
                 _ => result,
             };
-            let assigned = dataflow::assign(state.assign.as_ref(), &scope.with_input(&result))?;
+            let assigned = dataflow::assign(state.assign.as_ref(), &scope.with_input(&result), "Assign")?;
             let placed = dataflow::place_result(result_path, scope.input, result)?;
             (dataflow::effective_output(output_path, &scope.with_input(&placed))?, assigned)
         }
         DataFlow::Jsonata { output, .. } => {
-            let assigned = dataflow::assign(state.assign.as_ref(), scope)?;
-            (dataflow::output(output.as_ref(), scope, scope.input)?, assigned)
+            let assigned = dataflow::assign(state.assign.as_ref(), scope, "Assign")?;
+            (dataflow::output(output.as_ref(), scope, scope.input, "Output")?, assigned)
         }
     };
     Ok(Left::Goes(output, assigned, transition))

@@ -7,27 +7,23 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::Options;
+use super::{
+    Options,
+    turns::{self, Cell, Side},
+};
 use crate::{
     cleanup::Scope,
-    command,
     server::{Server, wait_for},
-    table::{Table, median, ms},
+    table::{Table, ms},
     tools,
     workspace::Workspace,
 };
 
 const CLIENTS: &[u32] = &[1, 64];
 const ETCD_START_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// A way to write, and the program that does it.
-struct Writer {
-    name: &'static str,
-    command: Box<dyn Fn(u32) -> Command>,
-}
 
 pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {
     let (rounds, seconds) = if options.quick { (1, 3) } else { (3, 5) };
@@ -43,65 +39,44 @@ pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {
             notes.push(format!("no etcd: {error:#}"));
         }
     }
-    let runs = rounds_of(&writers, rounds)?;
+    let cells = turns::take(&writers, CLIENTS, rounds)?;
     server.stop(&scope);
     let mut table = Table::new(&["durable writes", "clients", "writes/s", "p50", "p99"]);
-    for (name, clients, figures) in &runs {
-        let middle = |field: &str| {
-            median(&mut figures.iter().filter_map(|figure| figure[field].as_f64()).collect::<Vec<_>>())
-        };
+    for cell in &cells {
         table.row(&[
-            (*name).to_owned(),
-            clients.to_string(),
-            format!("{:.0}", middle("writes_per_s")),
-            ms(middle("p50_us") / 1e3),
-            ms(middle("p99_us") / 1e3),
+            cell.side.clone(),
+            cell.clients.to_string(),
+            format!("{:.0}", cell.middle("writes_per_s")),
+            ms(cell.middle("p50_us") / 1e3),
+            ms(cell.middle("p99_us") / 1e3),
         ]);
     }
     println!("\n{}", table.text());
-    let cells =
-        runs.iter().map(|(name, clients, runs)| json!({"writer": name, "clients": clients, "runs": runs}));
-    Ok(json!({"cells": cells.collect::<Vec<_>>(), "notes": notes}))
+    Ok(json!({"cells": cells.iter().map(Cell::json).collect::<Vec<_>>(), "notes": notes}))
 }
 
-type Runs = Vec<(&'static str, u32, Vec<Value>)>;
-
-fn rounds_of(writers: &[Writer], rounds: usize) -> Result<Runs> {
-    let mut runs: Runs =
-        writers.iter().flat_map(|w| CLIENTS.iter().map(|clients| (w.name, *clients, Vec::new()))).collect();
-    for round in 1..=rounds {
-        println!("  round {round} of {rounds}");
-        for (at, (_, clients, figures)) in runs.iter_mut().enumerate() {
-            let text = command::output(&mut (writers[at / CLIENTS.len()].command)(*clients))?;
-            let line = text.lines().last().unwrap_or_default();
-            figures.push(serde_json::from_str(line).with_context(|| format!("no figures in {text:?}"))?);
-        }
-    }
-    Ok(runs)
-}
-
-fn store(examples: &Path, seconds: u32) -> Writer {
+fn store(examples: &Path, seconds: u32) -> Side {
     let program = examples.join("write_bench");
     let command = move |clients: u32| {
         let mut command = Command::new(&program);
         command.args(["--clients", &clients.to_string(), "--seconds", &seconds.to_string()]);
         command
     };
-    Writer { name: "mayfly, store alone", command: Box::new(command) }
+    Side { name: "mayfly, store alone".into(), load: Box::new(command) }
 }
 
-fn api(examples: &Path, server: &Server, seconds: u32) -> Writer {
+fn api(examples: &Path, server: &Server, seconds: u32) -> Side {
     let (program, kubeconfig) = (examples.join("write_load"), server.kubeconfig());
     let command = move |clients: u32| {
         let mut command = load(&program, clients, seconds);
         command.arg("--kubeconfig").arg(&kubeconfig);
         command
     };
-    Writer { name: "mayfly, through the API", command: Box::new(command) }
+    Side { name: "mayfly, through the API".into(), load: Box::new(command) }
 }
 
 /// The same load, on etcd. Its own data directory on the same disk, its own defaults.
-fn etcd(scope: &Scope, examples: &Path, seconds: u32) -> Result<Writer> {
+fn etcd(scope: &Scope, examples: &Path, seconds: u32) -> Result<Side> {
     if tools::find("etcd").is_none() {
         anyhow::ensure!(
             tools::can_use_apt(),
@@ -135,7 +110,7 @@ fn etcd(scope: &Scope, examples: &Path, seconds: u32) -> Result<Writer> {
         command.args(["--etcd", &client]);
         command
     };
-    Ok(Writer { name: "etcd, over gRPC", command: Box::new(command) })
+    Ok(Side { name: "etcd, over gRPC".into(), load: Box::new(command) })
 }
 
 fn load(program: &Path, clients: u32, seconds: u32) -> Command {

@@ -90,7 +90,7 @@ fn revision() -> Kind {
 
 /// The defaults of our kinds are those of their types: decode and encode the spec. An object that does not
 /// decode stays as it is, and is refused afterwards.
-fn fill_in<K: serde::de::DeserializeOwned + serde::Serialize>(object: &mut Object) {
+pub(super) fn fill_in<K: serde::de::DeserializeOwned + serde::Serialize>(object: &mut Object) {
     let filled = typed::<K>(object).and_then(|typed| serde_json::to_value(typed).ok());
     if let Some(Value::Object(mut filled)) = filled {
         object.0.insert("spec".into(), filled.remove("spec").unwrap_or_else(|| json!({})));
@@ -98,7 +98,7 @@ fn fill_in<K: serde::de::DeserializeOwned + serde::Serialize>(object: &mut Objec
 }
 
 /// `True`, or `False (Reason)`.
-fn ready(object: &Object) -> Value {
+pub(super) fn ready(object: &Object) -> Value {
     match print::condition(object, "Ready") {
         Some((status, reason)) if status != "True" && !reason.is_empty() => {
             format!("{status} ({reason})").into()

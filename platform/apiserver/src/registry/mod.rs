@@ -5,6 +5,7 @@
 
 mod apps;
 mod auth;
+mod batch;
 mod coordination;
 mod core;
 mod mayfly;
@@ -12,6 +13,7 @@ mod node;
 mod pod;
 mod pod_print;
 pub(crate) mod print;
+mod workflows;
 
 pub(crate) use self::{apps::selector_text, core::NAMESPACE_FINALIZER};
 
@@ -80,6 +82,8 @@ pub(crate) enum Verbs {
     All,
     /// A question that is answered and not kept (`SelfSubjectAccessReview`).
     CreateOnly,
+    /// A view of what somebody else keeps: see [`crate::KindView`].
+    View,
 }
 
 impl Verbs {
@@ -87,6 +91,7 @@ impl Verbs {
         match self {
             Self::All => &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"],
             Self::CreateOnly => &["create"],
+            Self::View => &["get", "list", "watch"],
         }
     }
 }
@@ -261,8 +266,10 @@ static REGISTRY: LazyLock<Registry> = LazyLock::new(|| {
         node::kinds(),
         pod::kinds(),
         apps::kinds(),
+        batch::kinds(),
         coordination::kinds(),
         mayfly::kinds(),
+        workflows::kinds(),
         auth::kinds(),
     ];
     let kinds: Vec<_> =

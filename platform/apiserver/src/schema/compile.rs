@@ -15,7 +15,9 @@ const OWN_MERGE_KEYS: &str = r#"{
 "FunctionSpec": {"env": {"list-type": "map", "list-map-keys": ["name"]}},
 "FunctionStatus": {"conditions": {"list-type": "map", "list-map-keys": ["type"]}},
 "RevisionSpec": {"env": {"list-type": "map", "list-map-keys": ["name"]}},
-"RevisionStatus": {"conditions": {"list-type": "map", "list-map-keys": ["type"]}}
+"RevisionStatus": {"conditions": {"list-type": "map", "list-map-keys": ["type"]}},
+"WorkflowSpec": {"triggers": {"list-type": "map", "list-map-keys": ["name"]}},
+"WorkflowStatus": {"conditions": {"list-type": "map", "list-map-keys": ["type"]}}
 }"#;
 const PREFIX: &str = "#/components/schemas/";
 const OBJECT_META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";

@@ -24,8 +24,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::parse_revision;
 use crate::{
-    event_objects::EventObjects, negotiate::Representation, object::splice, registry::Kind, render::View,
-    request::Query, selection::Selection, server::Inner, status::ApiError,
+    event_objects::EventObjects, negotiate::Representation, registry::Kind, render::View, request::Query,
+    selection::Selection, server::Inner, status::ApiError,
 };
 
 /// Lines are gathered into one frame up to about this many bytes while more events are waiting.
@@ -48,14 +48,13 @@ struct Lines {
     watch: Watch,
     selection: Selection,
     objects: Arc<EventObjects>,
-    view: View,
+    writer: LineWriter,
     initial: std::vec::IntoIter<Arc<Entry>>,
     end_bookmark: Option<Revision>,
     bookmarks: Option<Interval>,
     last_bookmark: Option<Instant>,
     deadline: Instant,
     shutdown: CancellationToken,
-    columns_sent: bool,
     ended: bool,
     _permit: OwnedSemaphorePermit,
 }
@@ -95,7 +94,7 @@ impl Inner {
             watch,
             selection,
             objects: Arc::clone(&self.event_objects),
-            view,
+            writer: LineWriter::new(view),
             initial: initial.into_iter(),
             end_bookmark,
             bookmarks: query.allow_watch_bookmarks.then(|| interval_at(now + interval, interval)),
@@ -104,7 +103,6 @@ impl Inner {
                 .then(|| now + lasts.saturating_sub(LAST_BOOKMARK_BEFORE_END)),
             deadline: now + lasts,
             shutdown: self.shutdown.clone(),
-            columns_sent: false,
             ended: false,
             _permit: permit,
         };
@@ -166,7 +164,7 @@ impl Lines {
                 }
                 Wake::Bookmark => {
                     let revision = self.watch.progress();
-                    self.bookmark(&mut out, revision, false);
+                    self.writer.bookmark(&mut out, revision, false);
                 }
                 Wake::End => return None,
             }
@@ -178,11 +176,11 @@ impl Lines {
         while out.len() < FRAME_BYTES {
             let Some(entry) = self.initial.next() else {
                 if let Some(revision) = self.end_bookmark.take() {
-                    self.bookmark(out, revision, true);
+                    self.writer.bookmark(out, revision, true);
                 }
                 return;
             };
-            self.line(out, "ADDED", &entry.value, entry.modified);
+            self.writer.line(out, "ADDED", &entry.value, entry.modified);
         }
     }
 
@@ -218,10 +216,7 @@ impl Lines {
             }
             Err(WatchClosed::Lagged) => {
                 self.ended = true;
-                let status = ApiError::expired(self.watch.progress().0, 0);
-                out.extend_from_slice(b"{\"type\":\"ERROR\",\"object\":");
-                out.extend_from_slice(&status.to_json());
-                out.extend_from_slice(b"}\n");
+                LineWriter::error(out, &ApiError::expired(self.watch.progress().0, 0));
                 return;
             }
         };
@@ -238,7 +233,7 @@ impl Lines {
         // What leaves a selection is shown as it was while it was in it.
         let left = kind == "DELETED" && event.kind == EventKind::Modified;
         let shown = event.previous.as_ref().filter(|_| left).unwrap_or(&event.entry);
-        self.line(out, kind, &shown.value, event.revision);
+        self.writer.line(out, kind, &shown.value, event.revision);
     }
 
     /// What an event is for a watch with a selection: objects come into it and leave it.
@@ -256,27 +251,40 @@ impl Lines {
     fn matches(&self, entry: &Entry) -> bool {
         self.selection.matches_event(entry, &self.objects)
     }
+}
 
-    fn line(&mut self, out: &mut Vec<u8>, kind: &str, stored: &[u8], revision: Revision) {
+/// Writes the lines of one watch.
+pub(crate) struct LineWriter {
+    view: View,
+    columns_sent: bool,
+}
+
+impl LineWriter {
+    pub(crate) fn new(view: View) -> Self {
+        Self { view, columns_sent: false }
+    }
+
+    /// Tells the client why the watch ends.
+    pub(crate) fn error(out: &mut Vec<u8>, error: &ApiError) {
+        out.extend_from_slice(b"{\"type\":\"ERROR\",\"object\":");
+        out.extend_from_slice(&error.to_json());
+        out.extend_from_slice(b"}\n");
+    }
+
+    pub(crate) fn line(&mut self, out: &mut Vec<u8>, kind: &str, stored: &[u8], revision: Revision) {
         let start = out.len();
         out.extend_from_slice(b"{\"type\":\"");
         out.extend_from_slice(kind.as_bytes());
         out.extend_from_slice(b"\",\"object\":");
-        if self.view.representation == Representation::Object {
-            splice(out, stored, revision);
-        } else {
-            match crate::object::Object::from_stored(stored, revision) {
-                Ok(object) => self.view.shown(out, object, !std::mem::replace(&mut self.columns_sent, true)),
-                Err(error) => {
-                    tracing::error!(%error, kind = ?self.view.kind, "a stored object does not parse");
-                    return out.truncate(start);
-                }
-            }
+        let with_columns = !std::mem::replace(&mut self.columns_sent, true);
+        if let Err(error) = self.view.stored_with(out, stored, revision, with_columns) {
+            tracing::error!(%error, kind = ?self.view.kind, "a stored object does not parse");
+            return out.truncate(start);
         }
         out.extend_from_slice(b"}\n");
     }
 
-    fn bookmark(&mut self, out: &mut Vec<u8>, revision: Revision, initial_end: bool) {
+    pub(crate) fn bookmark(&self, out: &mut Vec<u8>, revision: Revision, initial_end: bool) {
         let kind: &Kind = self.view.kind;
         let mut metadata = json!({"resourceVersion": revision.to_string(), "creationTimestamp": null});
         if initial_end {

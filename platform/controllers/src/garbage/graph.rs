@@ -103,12 +103,23 @@ impl Graph {
 
     /// An object was seen, for the first time or changed.
     pub(super) fn observe(&mut self, identity: Identity, meta: &ObjectMeta) -> Vec<Work> {
-        let uid = identity.uid.clone();
         let has = |name: &str| meta.finalizers.iter().flatten().any(|finalizer| finalizer == name);
         let being_deleted = meta.deletion_timestamp.is_some();
         let deleting_dependents = being_deleted && has(FINALIZER_FOREGROUND);
         let orphaning = being_deleted && has(FINALIZER_ORPHAN);
-        let owners = meta.owner_references.clone().unwrap_or_default();
+        let owners = meta.owner_references.as_deref().unwrap_or_default();
+        let is_known = |node: &Node| {
+            let flags = (node.being_deleted, node.deleting_dependents, node.orphaning, node.is_virtual);
+            flags == (being_deleted, deleting_dependents, orphaning, false)
+                && node.identity == identity
+                && node.owners == owners
+        };
+        // Most changes are none to the graph.
+        if self.nodes.get(&identity.uid).is_some_and(is_known) {
+            return Vec::new();
+        }
+        let uid = identity.uid.clone();
+        let owners = owners.to_vec();
         let old = self.nodes.get(&uid).cloned();
         let known = old.as_ref();
         let mut work = Vec::new();

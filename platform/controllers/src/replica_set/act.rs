@@ -162,7 +162,7 @@ impl Reconciler {
         let namespace = set.namespace().unwrap_or_default();
         let candidates =
             self.pods_by_controller.get(uid(&**set)).into_iter().chain(self.orphans.get(&namespace));
-        let Claim { mut owned, adopt, release } = claim(set, selector, candidates);
+        let Claim { mut owned, adopt, release } = claim(&**set, selector, candidates);
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &namespace);
         for pod in release {
             let left: Vec<_> =

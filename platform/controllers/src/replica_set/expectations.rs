@@ -1,4 +1,4 @@
-//! What was created and deleted, and not seen yet: a plain struct.
+//! What was created and deleted, and not seen yet: a plain struct. Jobs use it, too.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -10,11 +10,11 @@ use tokio::time::Instant;
 
 /// After this long, an expectation that was not met is dropped: the informer missed it for good (an
 /// object that came and went between two lists). Upstream's value.
-pub(super) const TIMEOUT: Duration = Duration::from_secs(300);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Uids of pods that a ReplicaSet's own writes made or unmade.
 #[derive(Default)]
-pub(super) struct Expectations {
+pub(crate) struct Expectations {
     sets: HashMap<ObjectKey, Expected>,
 }
 
@@ -31,7 +31,7 @@ struct Expected {
 
 impl Expectations {
     /// Whether everything that this ReplicaSet did was seen, and its pods may be counted.
-    pub(super) fn met(&mut self, set: &ObjectKey, now: Instant) -> bool {
+    pub(crate) fn met(&mut self, set: &ObjectKey, now: Instant) -> bool {
         let Some(expected) = self.sets.get(set) else { return true };
         let waiting = !expected.created.is_empty() || !expected.deleted.is_empty();
         if waiting && expected.since.is_some_and(|since| now.duration_since(since) < TIMEOUT) {
@@ -43,18 +43,18 @@ impl Expectations {
         true
     }
 
-    pub(super) fn forget(&mut self, set: &ObjectKey) {
+    pub(crate) fn forget(&mut self, set: &ObjectKey) {
         self.sets.remove(set);
     }
 
     /// Writes begin. [`Expectations::end`] must follow.
-    pub(super) fn begin(&mut self, set: &ObjectKey, now: Instant) {
+    pub(crate) fn begin(&mut self, set: &ObjectKey, now: Instant) {
         let expected = self.sets.entry(set.clone()).or_default();
         expected.in_flight += 1;
         expected.since = Some(now);
     }
 
-    pub(super) fn end(&mut self, set: &ObjectKey) {
+    pub(crate) fn end(&mut self, set: &ObjectKey) {
         if let Some(expected) = self.sets.get_mut(set) {
             expected.in_flight = expected.in_flight.saturating_sub(1);
             if expected.in_flight == 0 {
@@ -64,7 +64,7 @@ impl Expectations {
     }
 
     /// The API says that it made this pod.
-    pub(super) fn created(&mut self, set: &ObjectKey, uid: &str) {
+    pub(crate) fn created(&mut self, set: &ObjectKey, uid: &str) {
         let expected = self.sets.entry(set.clone()).or_default();
         if !expected.seen.contains(uid) {
             expected.created.insert(uid.to_owned());
@@ -72,19 +72,19 @@ impl Expectations {
     }
 
     /// This pod is about to be deleted.
-    pub(super) fn deleting(&mut self, set: &ObjectKey, uid: &str) {
+    pub(crate) fn deleting(&mut self, set: &ObjectKey, uid: &str) {
         self.sets.entry(set.clone()).or_default().deleted.insert(uid.to_owned());
     }
 
     /// It was not deleted after all.
-    pub(super) fn not_deleted(&mut self, set: &ObjectKey, uid: &str) {
+    pub(crate) fn not_deleted(&mut self, set: &ObjectKey, uid: &str) {
         if let Some(expected) = self.sets.get_mut(set) {
             expected.deleted.remove(uid);
         }
     }
 
     /// The informer showed this pod; `going` when it is gone or on its way out.
-    pub(super) fn saw(&mut self, set: &ObjectKey, uid: &str, going: bool) {
+    pub(crate) fn saw(&mut self, set: &ObjectKey, uid: &str, going: bool) {
         let Some(expected) = self.sets.get_mut(set) else { return };
         expected.created.remove(uid);
         if expected.in_flight > 0 {

@@ -27,7 +27,7 @@ use mayfly_informer::{
     Change, Informer, Informers,
     reconcile::{self, Outcome, WorkQueue},
 };
-use mayfly_kubelet::Kubelet;
+use mayfly_kubelet::{JobFiles, Kubelet};
 use mayfly_runtime::{logs::LogLayout, simulated::SimulatedRuntime};
 use mayfly_scheduler::Scheduler;
 use mayfly_store::Store;
@@ -50,6 +50,8 @@ pub struct Cluster {
     pub runtime: Arc<SimulatedRuntime>,
     pub artifacts: Artifacts,
     pub config: Config,
+    /// Where the node keeps what jobs read and leave.
+    pub jobs: Option<JobFiles>,
     pub folder: TempDir,
     pub stop: CancellationToken,
     _stop: DropGuard,
@@ -79,6 +81,7 @@ impl Cluster {
             runtime: Arc::new(SimulatedRuntime::new("wasm")),
             artifacts,
             config: Config::default(),
+            jobs: None,
             folder,
             _stop: stop.clone().drop_guard(),
             stop,
@@ -132,7 +135,8 @@ impl Cluster {
         let scheduler = Scheduler::create(Default::default(), self.client.clone(), &self.informers);
         tokio::spawn(scheduler.run(self.stop.clone()));
         let logs = LogLayout::new(self.folder.path().join("logs"));
-        let config = mayfly_kubelet::Config::of_this_machine(NODE, logs, "v1.33.0");
+        let mut config = mayfly_kubelet::Config::of_this_machine(NODE, logs, "v1.33.0");
+        config.jobs = self.jobs.clone();
         let kubelet =
             Kubelet::create(config, self.client.clone(), &self.informers, vec![self.runtime.clone()]);
         tokio::spawn(kubelet.run(self.stop.clone()));

@@ -81,6 +81,7 @@ pub(crate) fn resolve(
             .filter_map(|port| u16::try_from(port.container_port).ok())
             .collect(),
         log_path: log_path(pod, &id, logs),
+        files: None,
         id,
     })
 }

@@ -20,6 +20,8 @@ const START_MAX: Duration = Duration::from_secs(60);
 
 /// The waiting reason of a container whose environment names something that is not there.
 pub(crate) const REASON_ENVIRONMENT: &str = "CreateContainerConfigError";
+/// How a container ended that ran when the node's agent went away, and is unknown to its host since.
+pub(crate) const REASON_LOST: &str = "ContainerStatusUnknown";
 
 /// How a container ended.
 #[derive(Clone, Debug, PartialEq)]
@@ -68,6 +70,8 @@ pub(crate) struct LocalPod {
     pub(crate) containers: BTreeMap<String, LocalContainer>,
     /// Ended for a reason of its own (`DeadlineExceeded`, …), with a message.
     pub(crate) ended: Option<(&'static str, String)>,
+    /// What it left was collected, and is named on its object.
+    pub(crate) collected: bool,
     /// The sandbox could not be made: how often in a row, and when to try again.
     sandbox_failures: u32,
     pub(crate) sandbox_not_before: Option<Timestamp>,
@@ -99,6 +103,7 @@ impl LocalPod {
             address,
             containers,
             ended: None,
+            collected: false,
             sandbox_failures: 0,
             sandbox_not_before: None,
         }
@@ -181,7 +186,7 @@ impl LocalContainer {
                     started,
                     finished: Timestamp::now(),
                     exit_code: 137,
-                    reason: "ContainerStatusUnknown".into(),
+                    reason: REASON_LOST.into(),
                     message: "The container could not be located when the node's agent started again".into(),
                 });
             }

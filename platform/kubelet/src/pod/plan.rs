@@ -8,6 +8,7 @@ use mayfly_api::k8s::{
 };
 
 use super::local::{LocalPod, Now};
+use crate::job;
 
 /// The next step.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,6 +20,8 @@ pub(crate) enum Step {
     Restart(String),
     /// End what runs and remove the sandbox; the pod's phase is final.
     Finish,
+    /// All has ended: take in what the job left.
+    Collect,
     /// The pod is over for a reason of its own.
     End {
         reason: &'static str,
@@ -91,8 +94,11 @@ pub(crate) fn plan(pod: &Pod, local: &LocalPod, now: Timestamp) -> Step {
         return Step::Terminate { grace: grace(pod, now) };
     }
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-    if matches!(phase, Some("Succeeded" | "Failed")) || local.ended.is_some() {
+    if matches!(phase, Some("Succeeded" | "Failed")) {
         return if local.sandbox { Step::Finish } else { Step::Wait(None) };
+    }
+    if local.ended.is_some() {
+        return over(pod, local);
     }
     let deadline = active_deadline(pod);
     if deadline.is_some_and(|deadline| deadline <= now) {
@@ -100,7 +106,7 @@ pub(crate) fn plan(pod: &Pod, local: &LocalPod, now: Timestamp) -> Step {
         return Step::End { reason: "DeadlineExceeded", message };
     }
     if init_failed(spec, local) || is_over(spec, local) {
-        return if local.sandbox { Step::Finish } else { Step::Wait(None) };
+        return over(pod, local);
     }
     if !local.sandbox {
         return match local.sandbox_not_before {
@@ -114,7 +120,24 @@ pub(crate) fn plan(pod: &Pod, local: &LocalPod, now: Timestamp) -> Step {
     }
 }
 
-fn is_over(spec: &PodSpec, local: &LocalPod) -> bool {
+/// The rest of a pod that is over: its outputs are taken in before its phase is told.
+fn over(pod: &Pod, local: &LocalPod) -> Step {
+    if local.sandbox {
+        Step::Finish
+    } else if needs_collecting(pod, local) {
+        Step::Collect
+    } else {
+        Step::Wait(None)
+    }
+}
+
+/// Whether it is a job whose outputs nobody has taken in yet.
+pub(crate) fn needs_collecting(pod: &Pod, local: &LocalPod) -> bool {
+    job::is_job(pod) && !job::is_collected(pod) && !local.collected
+}
+
+/// Whether no application container runs, nor will again.
+pub(crate) fn is_over(spec: &PodSpec, local: &LocalPod) -> bool {
     spec.containers.iter().all(|container| !matches!(standing(spec, local, &container.name), Standing::Alive))
 }
 

@@ -10,12 +10,14 @@ use mayfly_api::k8s::{
 };
 
 use super::{
-    local::{Exit, LocalContainer, LocalPod, Now},
+    local::{Exit, LocalContainer, LocalPod, Now, REASON_LOST},
     plan::{Standing, init_failed, standing},
 };
 
 /// The node's own address, without root.
 pub(crate) const HOST_ADDRESS: &str = "127.0.0.1";
+/// Upstream's condition of a pod that ended for a reason outside of it.
+const DISRUPTION_TARGET: &str = "DisruptionTarget";
 
 /// The status that the object should have.
 pub(crate) fn status(pod: &Pod, local: &LocalPod, now: Timestamp) -> PodStatus {
@@ -33,6 +35,10 @@ pub(crate) fn status(pod: &Pod, local: &LocalPod, now: Timestamp) -> PodStatus {
         .filter(|container| !matches!(local.container(&container.name).now, Now::Running { .. }))
         .map(|container| container.name.as_str())
         .collect();
+    let lost = local
+        .containers
+        .values()
+        .any(|container| matches!(&container.now, Now::Exited(exit) if exit.reason == REASON_LOST));
     let address = local.address.filter(|_| local.sandbox || over).map(|address| address.to_string());
     let (reason, message) = match &local.ended {
         Some((reason, message)) => (Some((*reason).to_owned()), Some(message.clone())),
@@ -40,7 +46,7 @@ pub(crate) fn status(pod: &Pod, local: &LocalPod, now: Timestamp) -> PodStatus {
     };
     PodStatus {
         phase: Some(phase.into()),
-        conditions: Some(conditions(&old, &Facts { phase, initialised, unready: &unready }, now)),
+        conditions: Some(conditions(&old, &Facts { phase, initialised, unready: &unready, lost }, now)),
         container_statuses: Some(statuses(&spec.containers, local, "ContainerCreating", initialised)),
         init_container_statuses: spec
             .init_containers
@@ -87,6 +93,21 @@ struct Facts<'a> {
     phase: &'static str,
     initialised: bool,
     unready: &'a [&'a str],
+    /// Some container was lost with the node's agent.
+    lost: bool,
+}
+
+/// It is not the program's fault: what a Job's `podFailurePolicy` looks at.
+fn disrupted(known: &[PodCondition], now: Timestamp) -> PodCondition {
+    let old = known.iter().find(|condition| condition.type_ == DISRUPTION_TARGET);
+    old.cloned().unwrap_or_else(|| PodCondition {
+        type_: DISRUPTION_TARGET.into(),
+        status: "True".into(),
+        reason: Some("TerminationByKubelet".into()),
+        message: Some("The pod was lost when the node's agent started again".into()),
+        last_transition_time: Some(Time(now)),
+        ..PodCondition::default()
+    })
 }
 
 fn conditions(old: &PodStatus, facts: &Facts<'_>, now: Timestamp) -> Vec<PodCondition> {
@@ -129,6 +150,9 @@ fn conditions(old: &PodStatus, facts: &Facts<'_>, now: Timestamp) -> Vec<PodCond
             }
         })
         .collect();
+    if facts.lost && facts.phase == "Failed" {
+        conditions.push(disrupted(known, now));
+    }
     let foreign = known.iter().filter(|known| !conditions.iter().any(|own| own.type_ == known.type_));
     let foreign: Vec<_> = foreign.cloned().collect();
     conditions.extend(foreign);

@@ -12,13 +12,14 @@ use kube::{
 };
 use mayfly_api::{
     ObjectKey,
+    job_io::ANNOTATION_OUTPUTS,
     k8s::{
         api::core::v1::{Container, Pod},
         jiff::{SignedDuration, Timestamp},
     },
 };
 use mayfly_informer::{EventRecorder, Informer, reconcile::Outcome};
-use mayfly_runtime::{PodUid, Runtime, RuntimeError, logs::LogLayout};
+use mayfly_runtime::{ContainerSpec, PodUid, Runtime, RuntimeError, logs::LogLayout};
 use parking_lot::Mutex;
 use serde_json::json;
 use tokio::sync::watch;
@@ -26,10 +27,13 @@ use tokio::sync::watch;
 use super::{
     container::{self, Sources},
     local::{LocalPod, Now, REASON_ENVIRONMENT},
-    plan::{Step, plan},
+    plan::{Step, is_over, needs_collecting, plan},
     status,
 };
-use crate::addresses::Addresses;
+use crate::{
+    addresses::Addresses,
+    job::{self, JobFiles},
+};
 
 /// Steps for one pod in a row; a pod that needs more comes back at once.
 const STEPS_MAX: usize = 64;
@@ -46,6 +50,7 @@ pub(crate) struct Worker {
     pub(crate) sources: Sources,
     pub(crate) runtimes: HashMap<String, Arc<dyn Runtime>>,
     pub(crate) logs: LogLayout,
+    pub(crate) jobs: Option<JobFiles>,
     pub(crate) events: EventRecorder,
     pub(crate) local: Mutex<HashMap<ObjectKey, LocalPod>>,
     pub(crate) addresses: Mutex<Addresses>,
@@ -73,6 +78,7 @@ impl Worker {
                 Step::Terminate { grace } => {
                     return self.terminate(&key, &pod, &local, &*runtime, grace).await;
                 }
+                Step::Collect => self.collect(&key, &pod, &mut local).await?,
                 step => self.act(step, &pod, &mut local, &*runtime).await,
             }
             self.keep(&key, &local);
@@ -128,6 +134,9 @@ impl Worker {
         }
         self.addresses.lock().release(&old.uid);
         self.local.lock().remove(key);
+        if let Some(jobs) = &self.jobs {
+            jobs.remove(&old.uid).await;
+        }
         let folder = self.logs.pod(&old.uid.0);
         // Function replicas and pods that never started have none.
         let _ = tokio::fs::remove_dir_all(folder).await;
@@ -135,14 +144,18 @@ impl Worker {
 
     /// Ends what the runtimes have of pods that neither the API nor this worker knows.
     pub(crate) async fn remove_strangers(&self) {
+        let known = || -> HashSet<String> {
+            let local = self.local.lock();
+            let bound = self.pods.list().into_iter().filter(|pod| self.is_mine(pod));
+            let bound = bound.filter_map(|pod| pod.metadata.uid.clone());
+            bound.chain(local.values().map(|pod| pod.uid.0.clone())).collect()
+        };
+        if let Some(jobs) = &self.jobs {
+            jobs.sweep(&known()).await;
+        }
         for runtime in self.runtimes.values() {
             let sandboxes = runtime.sandboxes();
-            let known: HashSet<_> = {
-                let local = self.local.lock();
-                let bound = self.pods.list().into_iter().filter(|pod| self.is_mine(pod));
-                let bound = bound.filter_map(|pod| pod.metadata.uid.clone());
-                bound.chain(local.values().map(|pod| pod.uid.0.clone())).collect()
-            };
+            let known = known();
             for uid in sandboxes.iter().filter(|uid| !known.contains(&uid.0)) {
                 tracing::info!(%uid, "ending a pod that is not in the API any more");
                 if let Err(error) = runtime.remove_sandbox(uid).await {
@@ -181,7 +194,7 @@ impl Worker {
                 local.observe(&runtime.containers(&local.uid));
                 self.remove_sandbox(local, runtime).await;
             }
-            Step::Terminate { .. } | Step::Wait(_) => {}
+            Step::Collect | Step::Terminate { .. } | Step::Wait(_) => {}
         }
     }
 
@@ -189,8 +202,12 @@ impl Worker {
         let attempt = local.container(&spec.name).attempt;
         let resolved =
             container::resolve(pod, spec, attempt, local.address, &self.node, &self.sources, &self.logs);
+        let resolved = match resolved {
+            Ok(resolved) => self.with_files(pod, local, resolved).await,
+            Err(error) => Err(error.to_string()),
+        };
         let (reason, message) = match resolved {
-            Err(error) => (REASON_ENVIRONMENT, error.to_string()),
+            Err(message) => (REASON_ENVIRONMENT, message),
             Ok(resolved) => match self
                 .unless_deleted(pod, self.slowly(pod, local, runtime.start_container(resolved)))
                 .await
@@ -210,6 +227,48 @@ impl Worker {
         self.events.warning(pod, "Failed", format!("Error: {message}"));
         let container = local.containers.entry(spec.name.clone()).or_default();
         container.start_failed(reason, message, Timestamp::now());
+    }
+
+    /// A job's container gets its files.
+    async fn with_files(
+        &self,
+        pod: &Pod,
+        local: &LocalPod,
+        mut container: ContainerSpec,
+    ) -> Result<ContainerSpec, String> {
+        if job::is_job(pod) {
+            let jobs =
+                self.jobs.as_ref().ok_or("this node keeps no artifacts, and runs no job that has any")?;
+            let afresh = container.id.attempt > 0;
+            container.files = Some(jobs.stage(pod, &local.uid, afresh).await?);
+        }
+        Ok(container)
+    }
+
+    /// Takes in what a job left, and names it on the pod, before the pod is told to be over.
+    async fn collect(&self, key: &ObjectKey, pod: &Pod, local: &mut LocalPod) -> kube::Result<()> {
+        let Some(jobs) = &self.jobs else {
+            local.collected = true;
+            return Ok(());
+        };
+        match job::collect(jobs, &local.uid, ended(pod, local)).await {
+            Ok(collected) => {
+                let annotations = json!({ANNOTATION_OUTPUTS: json!(collected).to_string()});
+                let patch = json!({"metadata": {"uid": local.uid.0, "annotations": annotations}});
+                let api: Api<Pod> = Api::namespaced(self.client.clone(), &key.namespace);
+                match api.patch(&key.name, &PatchParams::default(), &Patch::Merge(patch)).await {
+                    Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {}
+                    result => drop(result?),
+                }
+                jobs.remove(&local.uid).await;
+            }
+            Err(why) => {
+                let message = format!("Error: what the job left could not be stored: {why}");
+                self.events.warning(pod, "FailedCollect", message);
+            }
+        }
+        local.collected = true;
+        Ok(())
     }
 
     /// Tells the pod's readers that its containers are being created, when that takes long enough to wonder.
@@ -318,7 +377,22 @@ impl Worker {
         let mut local = local.clone();
         local.observe(&runtime.containers(&local.uid));
         self.remove_sandbox(&mut local, runtime).await;
+        if needs_collecting(pod, &local) {
+            self.collect(key, pod, &mut local).await?;
+        }
         self.keep(key, &local);
+        if pod.metadata.finalizers.as_ref().is_some_and(|finalizers| !finalizers.is_empty()) {
+            // Its object stays for somebody who wants to know how it ended.
+            let over = pod.spec.as_ref().is_some_and(|spec| is_over(spec, &local));
+            if !over {
+                local.ended.get_or_insert(("Terminated", "The pod was deleted".into()));
+            }
+            self.write_status(pod, &local, Timestamp::now()).await?;
+            self.keep(key, &local);
+            if pod.metadata.deletion_grace_period_seconds == Some(0) {
+                return Ok(Outcome::Done);
+            }
+        }
         let api: Api<Pod> = Api::namespaced(self.client.clone(), &key.namespace);
         let preconditions = Preconditions { uid: Some(local.uid.0.clone()), resource_version: None };
         let params = DeleteParams {
@@ -387,6 +461,34 @@ impl Worker {
             Err(error) => Err(error),
         }
     }
+}
+
+/// How a job's first container ended, which is what its outputs tell.
+fn ended(pod: &Pod, local: &LocalPod) -> job::Ended {
+    let name = pod.spec.as_ref().and_then(|spec| spec.containers.first()).map(|container| &container.name);
+    let container = name.map(|name| local.container(name)).unwrap_or_default();
+    let exit = match container.now {
+        Now::Exited(exit) => Some(exit),
+        Now::Running { .. } | Now::Waiting { .. } => container.last,
+    };
+    let now = Timestamp::now();
+    let mut ended = match exit {
+        Some(exit) => job::Ended {
+            exit_code: exit.exit_code,
+            reason: exit.reason,
+            message: exit.message,
+            started: exit.started,
+            finished: exit.finished,
+        },
+        None => {
+            let (reason, message) = ("Error".to_owned(), "it never ran".to_owned());
+            job::Ended { exit_code: 137, reason, message, started: now, finished: now }
+        }
+    };
+    if let Some((reason, message)) = &local.ended {
+        (ended.reason, ended.message) = ((*reason).to_owned(), message.clone());
+    }
+    ended
 }
 
 /// What `kubectl get pods` shows of a container that could not be started.

@@ -1,15 +1,26 @@
-//! `mayfly artifact`: the components in the artifact store.
+//! `mayfly artifact`: components, and what jobs read and leave, in the artifact store.
 
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
 use clap::{Args, Subcommand};
 use http::Method;
 use jiff::Timestamp;
 use mayfly_api::Digest;
 use serde_json::Value;
 
-use super::{failure::Failure, format, output, server::is_not_found, session::Session, table, upload};
+use super::{
+    failure::Failure,
+    format, output,
+    server::{Server, is_not_found},
+    session::Session,
+    table,
+    upload::{self, Upload},
+};
 
 #[derive(Args, Debug)]
 #[command(after_help = "Example:
+  mayfly artifact push data.csv
   mayfly artifact list")]
 pub(crate) struct ArtifactArgs {
     #[command(subcommand)]
@@ -23,6 +34,25 @@ enum ArtifactCommand {
     #[command(after_help = "Example:
   mayfly artifact list -o json")]
     List,
+    /// Upload files; prints the digest of each, which jobs and workflows name them by
+    #[command(after_help = "Example:
+  mayfly artifact push extract.wasm data.csv")]
+    Push {
+        /// A component, or any other file
+        #[arg(required = true, value_name = "FILE")]
+        files: Vec<PathBuf>,
+    },
+    /// Write an artifact to a file, or to stdout
+    #[command(after_help = "Example:
+  mayfly artifact get sha256:2cf24dba5fb0 --out words.tsv")]
+    Get {
+        /// The digest, or the beginning of it
+        #[arg(value_name = "DIGEST")]
+        digest: String,
+        /// Where to write it
+        #[arg(long, value_name = "FILE")]
+        out: Option<PathBuf>,
+    },
     /// Delete a component; those that no revision names go by themselves
     #[command(visible_alias = "rm")]
     #[command(after_help = "Example:
@@ -36,15 +66,42 @@ enum ArtifactCommand {
 
 pub(crate) async fn run(args: ArtifactArgs, session: &Session) -> anyhow::Result<()> {
     let server = session.server().await?;
+    if let ArtifactCommand::Push { files } = &args.command {
+        let mut pushed = Vec::new();
+        for file in files {
+            let digest = push(server, file).await?;
+            pushed
+                .push(serde_json::json!({"file": file.display().to_string(), "digest": digest.to_string()}));
+        }
+        let lines =
+            || pushed.iter().filter_map(|one| Some(format!("{}\n", one["digest"].as_str()?))).collect();
+        return output::result(session.format(), &pushed, lines);
+    }
     let list = server.get("/artifacts").await?;
     let items = list["items"].as_array().cloned().unwrap_or_default();
     match args.command {
         ArtifactCommand::List => {
             if items.is_empty() && session.globals().output.is_none() {
-                output::note("no artifacts; mayfly deploy uploads them");
+                output::note("no artifacts; mayfly deploy and mayfly artifact push upload them");
                 return Ok(());
             }
             output::result(session.format(), &list, || rows(&items, Timestamp::now()))
+        }
+        ArtifactCommand::Push { .. } => Ok(()),
+        ArtifactCommand::Get { digest, out } => {
+            let digest = complete(&digest, &items)?;
+            match out {
+                Some(path) => {
+                    let mut file = std::fs::File::create(&path).map_err(|error| {
+                        Failure::error(
+                            format!("cannot write {}: {error}", path.display()),
+                            "name another --out",
+                        )
+                    })?;
+                    upload::download(server, &digest, &mut file).await
+                }
+                None => upload::download(server, &digest, &mut std::io::stdout()).await,
+            }
         }
         ArtifactCommand::Delete { digests } => {
             for text in digests {
@@ -59,6 +116,21 @@ pub(crate) async fn run(args: ArtifactArgs, session: &Session) -> anyhow::Result
             Ok(())
         }
     }
+}
+
+/// Uploads a file; gives its digest.
+pub(crate) async fn push(server: &Server, file: &Path) -> anyhow::Result<Digest> {
+    let content = std::fs::read(file).map_err(|error| {
+        let todo = "name a file; a folder is pushed as a tar (tar -cf)";
+        Failure::error(format!("cannot read {}: {error}", file.display()), todo)
+    })?;
+    let content = Bytes::from(content);
+    let digest = Digest::of(&content);
+    match upload::upload(server, &digest, content).await? {
+        Upload::Sent => output::note(format_args!("{} uploaded", file.display())),
+        Upload::AlreadyThere => output::note(format_args!("{} was there already", file.display())),
+    }
+    Ok(digest)
 }
 
 fn rows(items: &[Value], now: Timestamp) -> String {

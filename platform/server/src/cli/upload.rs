@@ -1,4 +1,4 @@
-//! Uploading a component by its digest, once.
+//! Uploading a component, or what a job reads, by its digest, once.
 
 use bytes::Bytes;
 use futures::{StreamExt as _, stream};
@@ -23,12 +23,35 @@ pub(crate) enum Upload {
     AlreadyThere,
 }
 
+/// What is uploaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Content {
+    /// The server looks at it, and refuses what cannot run.
+    Component,
+    /// Anything.
+    File,
+}
+
+impl Content {
+    /// By its first bytes.
+    pub(crate) fn of(content: &[u8]) -> Self {
+        if content.starts_with(b"\0asm") { Self::Component } else { Self::File }
+    }
+
+    fn media_type(self) -> &'static str {
+        match self {
+            Self::Component => "application/wasm",
+            Self::File => "application/octet-stream",
+        }
+    }
+}
+
 /// The path of an artifact.
 pub(crate) fn path(digest: &Digest) -> String {
     format!("/artifacts/{digest}")
 }
 
-/// Uploads a component unless the server has it already. A progress bar shows on a terminal.
+/// Uploads a content unless the server has it already. A progress bar shows on a terminal.
 pub(crate) async fn upload(server: &Server, digest: &Digest, component: Bytes) -> anyhow::Result<Upload> {
     let path = path(digest);
     let answer = call(server, Method::GET, &path, Bytes::new()).await?;
@@ -43,6 +66,26 @@ pub(crate) async fn upload(server: &Server, digest: &Digest, component: Bytes) -
         status if status.is_success() => Ok(Upload::Sent),
         status => Err(api_error(status, &content(answer).await).into()),
     }
+}
+
+/// Writes a content as it comes.
+pub(crate) async fn download(
+    server: &Server,
+    digest: &Digest,
+    into: &mut (dyn std::io::Write + Send),
+) -> anyhow::Result<()> {
+    let answer = call(server, Method::GET, &path(digest), Bytes::new()).await?;
+    let status = answer.status();
+    if !status.is_success() {
+        return Err(api_error(status, &content(answer).await).into());
+    }
+    let mut body = answer.into_body();
+    while let Some(frame) = body.frame().await {
+        if let Ok(chunk) = frame?.into_data() {
+            into.write_all(&chunk)?;
+        }
+    }
+    Ok(into.flush()?)
 }
 
 async fn content(answer: Response<Incoming>) -> Bytes {
@@ -61,7 +104,7 @@ async fn call(
     let mut request = Request::builder().method(method).uri(path);
     if !body.is_empty() {
         request = request
-            .header(header::CONTENT_TYPE, "application/wasm")
+            .header(header::CONTENT_TYPE, Content::of(&body).media_type())
             .header(header::CONTENT_LENGTH, body.len());
     }
     let chunks = (0..body.len()).step_by(CHUNK_BYTES).map(move |at| {

@@ -12,6 +12,7 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 
 mod client;
+mod components;
 mod definition;
 mod deploy;
 mod end;

@@ -7,6 +7,8 @@ use wasi_preview1_component_adapter_provider::{
 };
 use wit_component::ComponentEncoder;
 
+use super::exit_codes::with_exit_codes;
+
 /// What the module is: that decides who calls whom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shape {
@@ -31,6 +33,10 @@ pub(super) fn componentize(wasm: Vec<u8>, shape: Shape) -> Result<Vec<u8>> {
     let adapter = match shape {
         Shape::Library => WASI_SNAPSHOT_PREVIEW1_REACTOR_ADAPTER,
         Shape::Program => WASI_SNAPSHOT_PREVIEW1_COMMAND_ADAPTER,
+    };
+    let wasm = match shape {
+        Shape::Library => wasm,
+        Shape::Program => with_exit_codes(wasm).context("cannot read the module")?,
     };
     ComponentEncoder::default()
         .validate(true)

@@ -8,6 +8,7 @@
 pub(crate) mod build;
 mod cargo;
 mod componentize;
+mod exit_codes;
 pub(crate) mod project;
 pub(crate) mod scaffold;
 mod sdk;

@@ -14,7 +14,7 @@ use mayfly_artifacts::Artifacts;
 use mayfly_controllers::Controllers;
 use mayfly_gateway::{Gateway, GatewayHandle};
 use mayfly_informer::{Informer, Informers};
-use mayfly_kubelet::Kubelet;
+use mayfly_kubelet::{JobFiles, Kubelet};
 use mayfly_runtime::logs::{LogLayout, LogWriter};
 use mayfly_runtime_wasm::WasmHost;
 use mayfly_scheduler::Scheduler;
@@ -27,7 +27,13 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{admin::Admin, components, nodes::LocalNodes, tasks::Tasks, workflows::Workflows};
+use super::{
+    admin::Admin,
+    components,
+    nodes::LocalNodes,
+    tasks::Tasks,
+    workflows::{Cluster, JobsDeps, Settings, Workflows},
+};
 use crate::{
     config::{UpArgs, UpConfig},
     data_dir::{DataDir, Endpoints},
@@ -149,13 +155,25 @@ impl Up {
             },
             &mut metrics,
         )?;
+        let jobs = JobsDeps {
+            client: client("system:mayfly:workflows"),
+            jobs: informers.of(),
+            artifacts: artifacts.clone(),
+        };
+        let cluster = Cluster {
+            client: client("system:mayfly:workflows"),
+            workflows: informers.of(),
+            namespaces: informers.of(),
+        };
         let workflows = Workflows::create(
             &data_dir.workflows(),
             gateway.handle(),
-            config.task_endpoints.clone(),
-            config.workflow_retention,
+            Settings { endpoints: config.task_endpoints.clone(), retention: config.workflow_retention },
+            cluster,
+            jobs,
         )
         .await?;
+        api.attach_view("executions.mayfly.dev", Arc::new(workflows.executions()));
         let endpoints = Endpoints {
             api: format!("https://{}", api_listener.local_addr()?),
             http: format!("http://{}", gateway.address()),
@@ -168,8 +186,9 @@ impl Up {
             Controllers::create(controllers_config, client("system:mayfly:controllers"), &informers);
         let scheduler = Scheduler::create(Default::default(), client("system:kube-scheduler"), &informers);
         let node = format!("system:node:{}", config.node_name);
-        let kubelet_config =
+        let mut kubelet_config =
             mayfly_kubelet::Config::of_this_machine(&config.node_name, logs, KUBERNETES_VERSION);
+        kubelet_config.jobs = Some(JobFiles::new(artifacts.clone(), data_dir.jobs()));
         let kubelet = Kubelet::create(kubelet_config, client(&node), &informers, vec![host.clone()]);
         nodes.attach(&config.node_name, kubelet.router());
         let compile_client = client(&node);

@@ -1,18 +1,18 @@
 //! kubectl, the real one, on the kinds that are here.
 
 use anyhow::{Result, ensure};
-use mayfly_e2e::{Finished, Up, guest_or_skip, skipped, test_name, wait};
+use mayfly_e2e::{Finished, Up, guest_or_skip, skipped, wait};
 use serde_json::json;
 use tokio::process::Command;
 
 /// kubectl with the server's kubeconfig, and a home of its own for its caches.
-struct Kubectl {
-    up: Up,
+pub(crate) struct Kubectl {
+    pub(crate) up: Up,
     home: tempfile::TempDir,
 }
 
 /// A server and kubectl; `None` when there is no kubectl here.
-async fn kubectl(test: &str) -> Result<Option<Kubectl>> {
+pub(crate) async fn kubectl(test: &str) -> Result<Option<Kubectl>> {
     let found = std::process::Command::new("kubectl").args(["version", "--client"]).output();
     if !found.is_ok_and(|output| output.status.success()) {
         skipped(test, "no kubectl on the PATH");
@@ -23,22 +23,23 @@ async fn kubectl(test: &str) -> Result<Option<Kubectl>> {
 
 macro_rules! kubectl_or_skip {
     () => {
-        match kubectl(test_name!()).await? {
+        match $crate::kubectl::kubectl(mayfly_e2e::test_name!()).await? {
             Some(kubectl) => kubectl,
             None => return Ok(()),
         }
     };
 }
+pub(super) use kubectl_or_skip;
 
 impl Kubectl {
-    fn command(&self, arguments: &[&str]) -> Command {
+    pub(super) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new("kubectl");
         command.arg("--kubeconfig").arg(self.up.kubeconfig()).args(arguments);
         command.env("HOME", self.home.path()).env_remove("KUBECONFIG").kill_on_drop(true);
         command
     }
 
-    async fn run(&self, arguments: &[&str]) -> Result<Finished> {
+    pub(crate) async fn run(&self, arguments: &[&str]) -> Result<Finished> {
         let output = tokio::time::timeout(wait::PATIENCE, self.command(arguments).output()).await??;
         Ok(Finished {
             code: output.status.code(),
@@ -47,14 +48,14 @@ impl Kubectl {
         })
     }
 
-    async fn ok(&self, arguments: &[&str]) -> Result<String> {
+    pub(crate) async fn ok(&self, arguments: &[&str]) -> Result<String> {
         let finished = self.run(arguments).await?;
         ensure!(finished.code == Some(0), "kubectl {arguments:?}: {finished:?}");
         Ok(finished.stdout)
     }
 
     /// Writes a manifest and gives its path.
-    fn file(&self, name: &str, manifest: &serde_json::Value) -> Result<String> {
+    pub(crate) fn file(&self, name: &str, manifest: &serde_json::Value) -> Result<String> {
         let file = self.home.path().join(name);
         std::fs::write(&file, manifest.to_string())?;
         Ok(file.to_string_lossy().into_owned())
@@ -73,9 +74,12 @@ async fn discovery_lists_and_explains_the_kinds() -> Result<()> {
         "configmaps",
         "secrets",
         "events",
+        "jobs.batch",
         "leases.coordination.k8s.io",
         "functions.mayfly.dev",
         "revisions.mayfly.dev",
+        "workflows.mayfly.dev",
+        "executions.mayfly.dev",
     ] {
         ensure!(listed.lines().any(|line| line == kind), "{kind} is not in\n{listed}");
     }

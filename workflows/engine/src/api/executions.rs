@@ -2,7 +2,7 @@
 
 use super::arn::{Arn, Qualifier, check_name};
 use super::params::{Fields, date, flag, optional, text};
-use super::{Answer, Api, ApiError, paging, state_machines};
+use super::{Answer, Api, ApiError, model, paging, state_machines};
 use crate::engine::{
     Description, ExecutionError, HistoryQuery, Kind, ListQuery, Of, RedriveError, RedriveStatus, StartError,
     StartRequest, Status,
@@ -10,6 +10,7 @@ use crate::engine::{
 use jiff::Timestamp;
 use mayfly_workflows_language::value;
 use serde_json::{Value, json};
+use std::time::Duration;
 
 /// AWS's limit of an input or an output, in bytes.
 pub(super) const PAYLOAD_BYTES_MAX: usize = 262_144;
@@ -27,19 +28,7 @@ impl Api {
         let whole = optional(params, "includedData") != Some("METADATA_ONLY");
         let lasted =
             ended.stop_date.unwrap_or(ended.start_date).as_millisecond() - ended.start_date.as_millisecond();
-        let mut fields = Fields::default()
-            .set("executionArn", ended.execution_arn.as_str())
-            .set("stateMachineArn", ended.state_machine_arn.as_str())
-            .set("name", ended.name.as_str())
-            .set("startDate", date_of(ended.start_date))
-            .maybe("stopDate", ended.stop_date.map(date_of))
-            .set("status", ended.status.as_str())
-            .maybe("error", ended.error.clone())
-            .maybe("cause", ended.cause.clone())
-            .maybe("traceHeader", ended.trace_header.clone())
-            .set("billingDetails", billing(lasted));
-        fields = with_data(fields, &ended, whole);
-        Ok(fields.done())
+        Ok(described(&ended, whole).set("billingDetails", billing(lasted)).done())
     }
 
     /// What a start asks for: checked input, the machine as it is now.
@@ -84,31 +73,18 @@ impl Api {
     pub(super) async fn describe_execution(&self, params: &Value) -> Answer {
         let arn = execution(params)?.text;
         let found = self.engine.describe(arn).await.map_err(refused)?;
-        let found = found.ok_or_else(|| ApiError::execution_missing(arn))?;
-        let whole = optional(params, "includedData") != Some("METADATA_ONLY");
-        let (status, reason) = match &found.redrive_status {
-            RedriveStatus::Redrivable => ("REDRIVABLE", None),
-            RedriveStatus::NotRedrivable(reason) => ("NOT_REDRIVABLE", Some(reason.clone())),
-            RedriveStatus::RedrivableByMapRun => ("REDRIVABLE_BY_MAP_RUN", None),
-        };
-        let fields = Fields::default()
-            .set("executionArn", found.execution_arn.as_str())
-            .set("stateMachineArn", found.state_machine_arn.as_str())
-            .set("name", found.name.as_str())
-            .set("status", found.status.as_str())
-            .set("startDate", date_of(found.start_date))
-            .maybe("stopDate", found.stop_date.map(date_of))
-            .maybe("error", found.error.clone())
-            .maybe("cause", found.cause.clone())
-            .maybe("traceHeader", found.trace_header.clone())
-            .maybe("mapRunArn", found.map_run_arn.clone())
-            .maybe("stateMachineVersionArn", found.version_arn.clone())
-            .maybe("stateMachineAliasArn", found.alias_arn.clone())
-            .set("redriveCount", found.redrive_count)
-            .maybe("redriveDate", found.redrive_date.map(date_of))
-            .set("redriveStatus", status)
-            .maybe("redriveStatusReason", reason);
-        Ok(with_data(fields, &found, whole).done())
+        answered(params, &found.ok_or_else(|| ApiError::execution_missing(arn))?)
+    }
+
+    /// DescribeExecution, answered when the execution has ended or `limit` is over. Not AWS's, whose clients
+    /// ask again and again.
+    pub(super) async fn describe_ended(&self, params: &Value, limit: Duration) -> Answer {
+        model::check("DescribeExecution", params)?;
+        let ended = tokio::time::timeout(limit, self.engine.wait(execution(params)?.text)).await;
+        match ended.ok().flatten() {
+            Some(found) => answered(params, &found),
+            None => self.describe_execution(params).await,
+        }
     }
 
     pub(super) async fn describe_for_execution(&self, params: &Value) -> Answer {
@@ -196,7 +172,7 @@ impl Api {
                 })
             }
             (None, Some(text)) => Ok(Of::MapRun(Arn::of(text, &["mapRun"])?.text.to_owned())),
-            _ => Err(ApiError::validation("Must provide either a StateMachine ARN or a MapRun ARN")
+            _ => Err(ApiError::validation("Must provide a StateMachine ARN or MapRun ARN")
                 .with("reason", "MISSING_REQUIRED_PARAMETER")),
         }
     }
@@ -224,6 +200,45 @@ pub(super) fn execution<'a>(params: &'a Value) -> Result<Arn<'a>, ApiError> {
     Arn::of(text(params, "executionArn"), &["execution"])
 }
 
+/// What DescribeExecution answers.
+fn answered(params: &Value, found: &Description) -> Answer {
+    let whole = optional(params, "includedData") != Some("METADATA_ONLY");
+    let (status, reason) = match &found.redrive_status {
+        RedriveStatus::Redrivable => ("REDRIVABLE", None),
+        RedriveStatus::NotRedrivable(reason) => ("NOT_REDRIVABLE", Some(reason.clone())),
+        RedriveStatus::RedrivableByMapRun => ("REDRIVABLE_BY_MAP_RUN", None),
+    };
+    let fields = described(found, whole)
+        .maybe("mapRunArn", found.map_run_arn.clone())
+        .maybe("stateMachineVersionArn", found.version_arn.clone())
+        .maybe("stateMachineAliasArn", found.alias_arn.clone())
+        .set("redriveCount", found.redrive_count)
+        .maybe("redriveDate", found.redrive_date.map(date_of))
+        .set("redriveStatus", status)
+        .maybe("redriveStatusReason", reason);
+    Ok(fields.done())
+}
+
+/// What every operation tells that describes one execution.
+fn described(found: &Description, whole: bool) -> Fields {
+    let fields = outlined(found)
+        .maybe("error", found.error.clone())
+        .maybe("cause", found.cause.clone())
+        .maybe("traceHeader", found.trace_header.clone());
+    with_data(fields, found, whole)
+}
+
+/// Which execution, and where it stands.
+fn outlined(found: &Description) -> Fields {
+    Fields::default()
+        .set("executionArn", found.execution_arn.as_str())
+        .set("stateMachineArn", found.state_machine_arn.as_str())
+        .set("name", found.name.as_str())
+        .set("status", found.status.as_str())
+        .set("startDate", date_of(found.start_date))
+        .maybe("stopDate", found.stop_date.map(date_of))
+}
+
 /// Input and output with the note whether they are included.
 fn with_data(fields: Fields, found: &Description, whole: bool) -> Fields {
     let data = |text: &std::sync::Arc<str>| Value::from(&**text);
@@ -246,13 +261,7 @@ fn billing(lasted_ms: i64) -> Value {
 }
 
 fn listed(found: &Description) -> Value {
-    Fields::default()
-        .set("executionArn", found.execution_arn.as_str())
-        .set("stateMachineArn", found.state_machine_arn.as_str())
-        .set("name", found.name.as_str())
-        .set("status", found.status.as_str())
-        .set("startDate", date_of(found.start_date))
-        .maybe("stopDate", found.stop_date.map(date_of))
+    outlined(found)
         .maybe("mapRunArn", found.map_run_arn.clone())
         .maybe("itemCount", found.item_count)
         .maybe("stateMachineVersionArn", found.version_arn.clone())

@@ -1,4 +1,8 @@
 //! The protocol: awsJson1_0 over HTTP, on any host name (so `sync-` prefixes work), any signature accepted.
+//!
+//! One header is Mayfly's own: `x-mayfly-wait: 30` makes DescribeExecution wait for the execution's end, for as
+//! many seconds at most, so that nobody has to ask in a loop. StartExecution of a standard machine takes it too,
+//! and then answers what DescribeExecution would.
 
 use super::arn::Scope;
 use super::error::ApiError;
@@ -9,12 +13,16 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::routing::post;
 use http_body_util::{BodyExt, Limited};
-use serde_json::Value;
+use serde_json::{Value, json};
+use std::time::Duration;
 
 /// Largest body: a definition of 1 MiB whose every character is escaped fits in.
 const BODY_BYTES_MAX: usize = 8 << 20;
 /// What `X-Amz-Target` begins with.
 const TARGET_PREFIX: &str = "AWSStepFunctions.";
+/// Our own header, and the longest wait it may ask for: load balancers cut idle connections after a minute.
+const WAIT: &str = "x-mayfly-wait";
+const WAIT_MAX: Duration = Duration::from_secs(60);
 const CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/x-amz-json-1.0");
 
 /// Serves the API at `/`.
@@ -42,7 +50,29 @@ async fn answer(api: &Api, headers: &HeaderMap, body: &[u8]) -> Answer {
     if !params.is_object() {
         return Err(ApiError::serialization(Some("Unexpected value type in payload".into())));
     }
-    Box::pin(api.call(operation, &params, &scope(headers))).await
+    match wait(headers)? {
+        Some(limit) if operation == "DescribeExecution" => api.describe_ended(&params, limit).await,
+        Some(limit) if operation == "StartExecution" => {
+            let started = Box::pin(api.call(operation, &params, &scope(headers))).await?;
+            let asked = json!({"executionArn": started["executionArn"]});
+            // An express execution is not described: it has been started, and that is all there is to say.
+            Ok(api.describe_ended(&asked, limit).await.unwrap_or(started))
+        }
+        _ => Box::pin(api.call(operation, &params, &scope(headers))).await,
+    }
+}
+
+/// How long an answer may wait for what was asked about.
+fn wait(headers: &HeaderMap) -> Result<Option<Duration>, ApiError> {
+    let Some(value) = headers.get(WAIT) else { return Ok(None) };
+    let seconds = value.to_str().ok().and_then(|text| text.parse().ok());
+    match seconds.map(Duration::from_secs) {
+        Some(limit) if limit <= WAIT_MAX => Ok(Some(limit)),
+        _ => Err(ApiError::validation(format!(
+            "the header {WAIT} takes a number of seconds up to {}",
+            WAIT_MAX.as_secs()
+        ))),
+    }
 }
 
 /// Region and account from `Authorization: … Credential=<key>/<date>/<region>/states/aws4_request`. An

@@ -96,10 +96,10 @@ impl Shape {
             }
             (Kind::Integer | Kind::Long, Value::Number(number)) if number.as_f64().is_some() => Ok(()),
             (Kind::Float, Value::Number(_)) => Ok(()),
+            // Measured on AWS's framework: floci-io/floci#2686.
+            (Kind::List, _) => Err(ApiError::serialization(Some("Expected list or null".into()))),
             (Kind::Structure, Value::Array(_)) => Err(wrong("a structure")),
-            (Kind::Structure | Kind::List, _) => {
-                Err(ApiError::serialization(Some("Unexpected value type in payload".into())))
-            }
+            (Kind::Structure, _) => Err(ApiError::serialization(Some("Expected null".into()))),
             (Kind::String, _) => Err(wrong("a String")),
             (Kind::Boolean, _) => Err(wrong("Boolean")),
             (Kind::Integer, _) => Err(wrong("an Integer")),

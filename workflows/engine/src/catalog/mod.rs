@@ -17,11 +17,13 @@ pub use store::CatalogError;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use std::path::Path;
 use store::Store;
+use tokio::sync::watch;
 
 /// The catalog of one installation. Reads come from memory; a change waits for the disk.
 pub struct Catalog {
     book: RwLock<Book>,
     store: Mutex<Store>,
+    changed: watch::Sender<()>,
 }
 
 impl Catalog {
@@ -32,7 +34,12 @@ impl Catalog {
         for record in store.load()? {
             book.apply(Change::Put(record));
         }
-        Ok(Catalog { book: RwLock::new(book), store: Mutex::new(store) })
+        Ok(Catalog { book: RwLock::new(book), store: Mutex::new(store), changed: watch::Sender::default() })
+    }
+
+    /// Wakes whoever wants to look again after a change.
+    pub fn changes(&self) -> watch::Receiver<()> {
+        self.changed.subscribe()
     }
 
     /// What there is now.
@@ -52,6 +59,8 @@ impl Catalog {
             store.write(&changes)?;
             let mut book = self.book.write();
             changes.into_iter().for_each(|change| book.apply(change));
+            drop(book);
+            self.changed.send_replace(());
         }
         Ok(answer)
     }

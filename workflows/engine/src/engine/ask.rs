@@ -43,6 +43,7 @@ impl Engine {
         let before =
             query.from.as_deref().map(str::parse).transpose().map_err(|_| ExecutionError::InvalidPage)?;
         let owner = match query.of {
+            Of::Everyone => Owner::Everyone,
             Of::StateMachine(arn) => Owner::Machine(arn),
             Of::Version(arn) => Owner::Version(arn),
             Of::Alias(arn) => Owner::Alias(arn),

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use mayfly_workflows_language::error::names;
+
 use super::inner::{Busy, Inner, Job, Refused};
 use super::live::Running;
 use crate::executor::{files, tasks};
@@ -123,7 +125,7 @@ async fn carry_out(reporter: Reporter, call: Call, place: Place, busy: Busy) {
         },
         Call::ReadItems { state, arguments, max_items } => {
             let outcome = files::read_items(&reporter, state, &arguments, max_items).await;
-            Some(files::event(reporter.n, outcome, "States.ItemReaderFailed"))
+            Some(files::event(reporter.n, outcome, names::ITEM_READER_FAILED))
         }
         Call::WriteResults { state, arguments, run_arn, results } => {
             let outcome = files::write_results(&reporter, state, &arguments, &run_arn, &results).await;

@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::Notify;
 
+use super::changes::{Change as ExecutionChange, Changes};
 use super::config::Config;
 use super::deps::{Activities, Deps, Integrations, Mocks, Operations};
 use super::live::{Cell, Live, Running};
@@ -50,6 +51,7 @@ pub(crate) struct Inner {
     pub(super) mocks: OnceLock<Arc<dyn Mocks>>,
     /// Who waits for a moment that is no execution's timer.
     pub(super) alarms: Mutex<Alarms>,
+    pub(super) changes: Changes,
     pub(super) runtime: Handle,
     pub(super) closing: AtomicBool,
     /// Things under way that will go on by themselves: what a virtual clock
@@ -221,10 +223,15 @@ impl Inner {
         let done: Done = Box::new(move |outcome| {
             if outcome.is_ok() {
                 let mut cell = of.cell.lock();
+                let begins = cell.durable == u64::MAX;
                 cell.durable = seq;
                 // What is not durable is not told.
+                if begins {
+                    inner.tell_changed(ExecutionChange::Started, &of, &cell.row);
+                }
                 if let Some(row) = row {
                     cell.row.outcome = row;
+                    inner.tell_changed(ExecutionChange::Moved, &of, &cell.row);
                 }
                 inner.perform(&of, &mut cell, actions);
             }

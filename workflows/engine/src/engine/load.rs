@@ -141,7 +141,7 @@ impl Inner {
     }
 
     /// An execution's machine as its newest checkpoint has it, and the record it was taken after.
-    fn from_checkpoint(
+    fn checkpointed(
         &self,
         row: &ExecutionRow,
         state_machine: &StateMachine,
@@ -162,7 +162,7 @@ impl Inner {
     ) -> Result<(Machine, u64, Vec<HistoryEvent>), JournalError> {
         let mut out = Output { history: history.then(Vec::new), ..Output::default() };
         // A history is told from its beginning.
-        let checkpoint = if history { None } else { self.from_checkpoint(row, state_machine)? };
+        let checkpoint = if history { None } else { self.checkpointed(row, state_machine)? };
         let (mut machine, mut last) = match checkpoint {
             Some(there) => there,
             None => {

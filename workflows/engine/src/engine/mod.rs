@@ -7,6 +7,7 @@
 
 mod ask;
 mod callbacks;
+mod changes;
 mod config;
 mod deps;
 mod effects;
@@ -28,6 +29,7 @@ mod tests;
 use std::sync::Arc;
 
 pub use crate::executor::endpoint::{Credentials, EndpointError, Endpoints};
+pub use changes::{Change, Changed};
 pub use config::{Config, Limits};
 pub use deps::{
     Activities, Deps, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks, IntegrationCall,

@@ -69,6 +69,7 @@ impl Engine {
             integrations: OnceLock::new(),
             mocks: OnceLock::new(),
             alarms: Mutex::default(),
+            changes: super::changes::Changes::default(),
             runtime: tokio::runtime::Handle::current(),
             closing: AtomicBool::new(false),
             busy: AtomicUsize::new(0),

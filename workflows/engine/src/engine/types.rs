@@ -178,6 +178,8 @@ pub struct Page<T> {
 /// Whose executions are listed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Of {
+    /// Everybody's, but for the children of map runs.
+    Everyone,
     /// A state machine's, whatever version or alias they were started by.
     StateMachine(String),
     /// A version's.

@@ -32,6 +32,8 @@ impl Envelope<'_> {
             all.push((name, Value::from(vec![Value::from(value.as_str())])));
             plain.push((name, Value::from(value)));
         }
+        // `HttpHeaders` is a map that does not look at case, and is told in its order (test-start-execution-sync).
+        plain.sort_by_key(|(name, _)| name.to_ascii_lowercase());
         let metadata = Value::object([
             ("AllHttpHeaders", Value::object(all)),
             ("HttpHeaders", Value::object(plain)),

@@ -51,6 +51,10 @@ pub(crate) async fn run(reporter: &Reporter, task: TaskCall, guards: &mut Guards
             if pattern == Pattern::WaitForTaskToken && task.submitted.is_some() {
                 return Finished::Later;
             }
+            if matches!(resource, Resource::JobRun(Pattern::Sync)) {
+                // It waits, maybe for hours: others may have its place.
+                guards.release();
+            }
             let outcome = request(reporter, &task).await;
             match (pattern, outcome) {
                 (Pattern::WaitForTaskToken, Ok(answer)) => {

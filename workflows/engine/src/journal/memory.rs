@@ -88,6 +88,7 @@ impl Tables {
 
 fn belongs(row: &ExecutionRow, owner: &Owner) -> bool {
     match owner {
+        Owner::Everyone => row.map_run_arn.is_none(),
         Owner::Machine(arn) => row.machine_arn == *arn && row.map_run_arn.is_none(),
         Owner::Version(arn) => row.version_arn.as_ref() == Some(arn),
         Owner::Alias(arn) => row.alias_arn.as_ref() == Some(arn),

@@ -119,13 +119,14 @@ pub(super) fn list(db: &Connection, query: &ListRows) -> Result<Vec<ExecutionRow
     let mut sql = format!("SELECT {COLUMNS} FROM executions WHERE ");
     let mut values: Vec<Sql> = Vec::new();
     let (condition, arn) = match &query.owner {
-        Owner::Machine(arn) => ("machine_arn = ? AND map_run_arn IS NULL", arn),
-        Owner::Version(arn) => ("version_arn = ?", arn),
-        Owner::Alias(arn) => ("alias_arn = ?", arn),
-        Owner::MapRun(arn) => ("map_run_arn = ?", arn),
+        Owner::Everyone => ("map_run_arn IS NULL", None),
+        Owner::Machine(arn) => ("machine_arn = ? AND map_run_arn IS NULL", Some(arn)),
+        Owner::Version(arn) => ("version_arn = ?", Some(arn)),
+        Owner::Alias(arn) => ("alias_arn = ?", Some(arn)),
+        Owner::MapRun(arn) => ("map_run_arn = ?", Some(arn)),
     };
     sql.push_str(condition);
-    values.push(arn.clone().into());
+    values.extend(arn.map(|arn| arn.clone().into()));
     if let Some(status) = query.status {
         sql.push_str(" AND status = ?");
         values.push(status.as_str().to_owned().into());

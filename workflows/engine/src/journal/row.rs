@@ -108,6 +108,8 @@ pub struct RecordRow {
 /// Whose executions are listed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Owner {
+    /// Everybody's, but for the children of map runs.
+    Everyone,
     /// A state machine's.
     Machine(String),
     /// A version's.

@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use rusqlite::{Connection, OpenFlags};
@@ -17,9 +18,12 @@ const QUEUE_BATCHES_MAX: usize = 65_536;
 /// Batches in one transaction: bounds how long the first of them waits.
 const GROUP_BATCHES_MAX: usize = 4_096;
 /// How long to wait before a full disk is tried again.
-const STALL_RETRY: std::time::Duration = std::time::Duration::from_millis(250);
+const STALL_RETRY: Duration = Duration::from_millis(250);
 /// How often a file that does not read as a journal is opened again before it is given up.
 const REOPEN_TRIES_MAX: u32 = 20;
+/// Pages in the write-ahead log before it is folded into the data file (64 MiB): a page that is changed often is
+/// copied once for each log, and writers wait meanwhile.
+const LOG_FRAMES_MAX: i64 = 16_384;
 /// Reading connections kept open.
 const READERS_MAX: usize = 4;
 
@@ -42,6 +46,8 @@ struct Shared {
 #[derive(Default)]
 struct Queue {
     batches: Vec<Batch>,
+    /// How many batches the writer waits for; it is not woken for fewer.
+    wanted: usize,
     closed: bool,
     /// The disk is full or away: what is queued waits, new starts are refused.
     stalled: Option<JournalError>,
@@ -116,13 +122,12 @@ impl SqliteJournal {
 /// A connection that writes.
 fn connect(path: &Path) -> rusqlite::Result<Connection> {
     let db = Connection::open(path)?;
-    // Before the first table is made, or never: room that old executions leave can be given back.
-    db.pragma_update(None, "auto_vacuum", "INCREMENTAL")?;
     db.pragma_update(None, "journal_mode", "WAL")?;
     db.pragma_update(None, "synchronous", "FULL")?;
-    // A checkpoint every 16 MB of journal: fewer, longer pauses.
-    db.pragma_update(None, "wal_autocheckpoint", 4_096)?;
-    db.pragma_update(None, "cache_size", -32_768)?;
+    // The writer folds the log after it has answered, not within a commit.
+    db.pragma_update_and_check(None, "wal_autocheckpoint", 0, |_| Ok(()))?;
+    // What a group touches is new rows: the ends of the tables.
+    db.pragma_update(None, "cache_size", -4_096)?;
     Ok(db)
 }
 
@@ -132,22 +137,73 @@ struct Writer {
     db: Connection,
 }
 
+/// How long a group waits for more batches before it goes to the disk.
+///
+/// A commit costs about the same for one batch as for fifty, and executions whose steps were just written down
+/// tend to be back with the next ones soon: as many as the last group had, and those that queued up meanwhile.
+/// Waiting for them, for no longer than a commit takes, halves the number of commits when there is much to do.
+/// One execution alone never waits.
+#[derive(Default)]
+struct Gathering {
+    /// Batches of the last group, and in the queue when it was written.
+    expected: usize,
+    /// What the last commit took.
+    commit: Duration,
+}
+
+impl Gathering {
+    const WAIT_MAX: Duration = Duration::from_millis(2);
+
+    fn wait_max(&self) -> Duration {
+        self.commit.min(Self::WAIT_MAX)
+    }
+}
+
+impl Shared {
+    /// The next group; `None` when the journal is closed and nothing is left to write.
+    fn next_group(&self, gathering: &Gathering) -> Option<Vec<Batch>> {
+        let mut queue = self.queue.lock();
+        queue.wanted = 1;
+        while queue.batches.is_empty() && !queue.closed {
+            self.filled.wait(&mut queue);
+        }
+        if queue.batches.is_empty() {
+            return None;
+        }
+        let deadline = Instant::now() + gathering.wait_max();
+        queue.wanted = gathering.expected.min(GROUP_BATCHES_MAX);
+        while queue.batches.len() < queue.wanted && !queue.closed {
+            if self.filled.wait_until(&mut queue, deadline).timed_out() {
+                break;
+            }
+        }
+        let count = queue.batches.len().min(GROUP_BATCHES_MAX);
+        let group = queue.batches.drain(..count).collect();
+        self.drained.notify_all();
+        Some(group)
+    }
+}
+
+/// Folds the write-ahead log into the data file when it has grown to its limit.
+fn fold_if_due(db: &Connection) -> rusqlite::Result<()> {
+    let frames = |mode: &str| -> rusqlite::Result<i64> {
+        let mut statement = db.prepare_cached(&format!("PRAGMA wal_checkpoint({mode})"))?;
+        statement.query_row([], |row| row.get(1))
+    };
+    if frames("NOOP")? >= LOG_FRAMES_MAX {
+        frames("PASSIVE")?;
+    }
+    Ok(())
+}
+
 fn write_groups(mut writer: Writer, shared: &Shared) {
-    loop {
-        let group = {
-            let mut queue = shared.queue.lock();
-            while queue.batches.is_empty() && !queue.closed {
-                shared.filled.wait(&mut queue);
-            }
-            if queue.batches.is_empty() {
-                return;
-            }
-            let count = queue.batches.len().min(GROUP_BATCHES_MAX);
-            let group: Vec<Batch> = queue.batches.drain(..count).collect();
-            shared.drained.notify_all();
-            group
-        };
-        match writer.commit_patiently(&group, shared) {
+    let mut gathering = Gathering::default();
+    while let Some(group) = shared.next_group(&gathering) {
+        let begin = Instant::now();
+        let outcome = writer.commit_patiently(&group, shared);
+        gathering.commit = begin.elapsed();
+        gathering.expected = group.len() + shared.queue.lock().batches.len();
+        match outcome {
             Ok(()) => group.into_iter().for_each(|batch| (batch.done)(Ok(()))),
             // One of them cannot be written, whoever tries: it must not take the others with it.
             Err(error) if is_conflict(&error) => {
@@ -156,6 +212,10 @@ fn write_groups(mut writer: Writer, shared: &Shared) {
                 }
             }
             Err(error) => fail(shared, error.into(), group),
+        }
+        if let Err(error) = fold_if_due(&writer.db) {
+            // The log keeps what the data file could not take; the next group tries again.
+            tracing::warn!(%error, "the journal's log could not be folded into its data file");
         }
     }
 }
@@ -290,7 +350,9 @@ impl Journal for SqliteJournal {
             return Err(error.clone());
         }
         queue.batches.push(batch);
-        self.shared.filled.notify_one();
+        if queue.batches.len() >= queue.wanted {
+            self.shared.filled.notify_one();
+        }
         Ok(())
     }
 

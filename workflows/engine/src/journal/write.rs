@@ -6,9 +6,6 @@ use super::read::signed;
 use super::{Batch, Change, Digest, ExecutionRow, Payload};
 use crate::engine::Status;
 
-/// Pages that are given back after old executions were removed: 4 MB.
-const PAGES_FREED_MAX: i64 = 1_024;
-
 /// Makes the tables, and brings those of an older file up to date.
 pub(super) fn prepare(db: &Connection) -> rusqlite::Result<()> {
     let uses = "SELECT count(*) FROM sqlite_master WHERE name = 'part_uses'";
@@ -23,20 +20,13 @@ pub(super) fn prepare(db: &Connection) -> rusqlite::Result<()> {
 /// Writes batches in one transaction.
 pub(super) fn commit(db: &mut Connection, group: &[Batch]) -> rusqlite::Result<()> {
     let transaction = db.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
-    let mut removed = false;
     for batch in group {
         let execution = batch.changes.iter().find_map(execution_of);
         for change in &batch.changes {
             apply(&transaction, change, execution)?;
-            removed |= matches!(change, Change::Remove { .. });
         }
     }
-    transaction.commit()?;
-    if removed {
-        // The answer is a row for each page; nobody asks again when it fails.
-        let _ = db.execute_batch(&format!("PRAGMA incremental_vacuum({PAGES_FREED_MAX})"));
-    }
-    Ok(())
+    transaction.commit()
 }
 
 /// Whose batch it is: one batch is about one execution.
@@ -48,7 +38,7 @@ fn execution_of(change: &Change) -> Option<u64> {
     }
 }
 
-/// Forgets an execution; payloads that nobody else has go with it.
+/// Forgets an execution; payloads that nobody else has go with it. SQLite uses the room again.
 fn remove(db: &Connection, execution: u64) -> rusqlite::Result<()> {
     let id = signed(execution);
     db.prepare_cached(
@@ -83,12 +73,8 @@ fn apply(db: &Connection, change: &Change, execution: Option<u64>) -> rusqlite::
         }
         Change::Start(row) => insert_execution(db, row)?,
         Change::Record { execution, row } => {
-            db.prepare_cached("INSERT INTO records VALUES (?1, ?2, ?3, ?4)")?.execute(params![
-                signed(*execution),
-                signed(row.seq),
-                row.at_ms,
-                row.body
-            ])?;
+            db.prepare_cached("INSERT INTO records (execution, seq, at_ms, body) VALUES (?1, ?2, ?3, ?4)")?
+                .execute(params![signed(*execution), signed(row.seq), row.at_ms, row.body])?;
         }
         Change::Outcome { execution, row } => {
             if row.status != Status::Running {

@@ -124,7 +124,7 @@ impl Turn<'_> {
                     dataflow::select_result(result_selector.as_ref(), scope, &result)
                 })?;
                 let assigned = self.evaluate(number, state, &selected, |scope| {
-                    dataflow::assign(state.assign.as_ref(), scope)
+                    dataflow::assign(state.assign.as_ref(), scope, "Assign")
                 })?;
                 let placed = dataflow::place_result(result_path, &raw, selected)?;
                 let output = self.evaluate(number, state, &placed, |scope| {
@@ -138,8 +138,8 @@ impl Turn<'_> {
                 self.evaluate(number, state, &raw, |scope| {
                     let with_result = scope.with_result(&result);
                     let scope = if has_result { &with_result } else { scope };
-                    let assigned = dataflow::assign(state.assign.as_ref(), scope)?;
-                    let output = dataflow::output(output.as_ref(), scope, &result)?;
+                    let assigned = dataflow::assign(state.assign.as_ref(), scope, "Assign")?;
+                    let output = dataflow::output(output.as_ref(), scope, &result, "Output")?;
                     Ok(Left { output, assigned })
                 })
             }
@@ -154,8 +154,9 @@ impl Turn<'_> {
         state: &State,
         effective: Value,
     ) -> Result<Left, Trouble> {
-        let assigned =
-            self.evaluate(number, state, &effective, |scope| dataflow::assign(state.assign.as_ref(), scope))?;
+        let assigned = self.evaluate(number, state, &effective, |scope| {
+            dataflow::assign(state.assign.as_ref(), scope, "Assign")
+        })?;
         let output = self.output_path(number, state, effective)?;
         Ok(Left { output, assigned })
     }
@@ -193,19 +194,23 @@ impl Turn<'_> {
         number: u32,
         state: &State,
         effective: Value,
-        rule: Option<&Rule>,
+        rule: Option<(usize, &Rule)>,
     ) -> Result<Left, Trouble> {
         let assign = match rule {
-            Some(rule) => rule.assign.as_ref(),
+            Some((_, rule)) => rule.assign.as_ref(),
             None => state.assign.as_ref(),
         };
-        let assigned = self.evaluate(number, state, &effective, |scope| dataflow::assign(assign, scope))?;
+        // A rule's fields are told with its place (measured on AWS: floci-io/floci#2689).
+        let at = |field: &str| choice::field_of(rule.map(|(index, _)| index), field);
+        let assigned =
+            self.evaluate(number, state, &effective, |scope| dataflow::assign(assign, scope, &at("Assign")))?;
         let output = match &state.data {
             DataFlow::JsonPath { .. } => self.output_path(number, state, effective)?,
             DataFlow::Jsonata { output, .. } => {
-                let template = rule.and_then(|rule| rule.output.as_ref()).or(output.as_ref());
+                let own = rule.and_then(|(_, rule)| rule.output.as_ref());
+                let field = if own.is_some() { at("Output") } else { "Output".to_owned() };
                 self.evaluate(number, state, &effective, |scope| {
-                    dataflow::output(template, scope, &effective)
+                    dataflow::output(own.or(output.as_ref()), scope, &effective, &field)
                 })?
             }
         };
@@ -217,22 +222,23 @@ impl Turn<'_> {
         &self,
         number: u32,
         state: &State,
-        catcher: &Catcher,
+        (index, catcher): (usize, &Catcher),
         error_output: &Value,
     ) -> Result<Left, Trouble> {
         let raw = self.raw_input(number);
         match &state.data {
             DataFlow::JsonPath { .. } => {
                 let assigned = self.evaluate(number, state, error_output, |scope| {
-                    dataflow::assign(catcher.assign.as_ref(), scope)
+                    dataflow::assign(catcher.assign.as_ref(), scope, "Assign")
                 })?;
                 let output = dataflow::place_result(&catcher.result_path, &raw, error_output.clone())?;
                 Ok(Left { output, assigned })
             }
             DataFlow::Jsonata { .. } => self.evaluate(number, state, &raw, |scope| {
                 let scope = scope.with_error_output(error_output);
-                let assigned = dataflow::assign(catcher.assign.as_ref(), &scope)?;
-                let output = dataflow::output(catcher.output.as_ref(), &scope, error_output)?;
+                let at = |field: &str| format!("Catch[{index}]/{field}");
+                let assigned = dataflow::assign(catcher.assign.as_ref(), &scope, &at("Assign"))?;
+                let output = dataflow::output(catcher.output.as_ref(), &scope, error_output, &at("Output"))?;
                 Ok(Left { output, assigned })
             }),
         }

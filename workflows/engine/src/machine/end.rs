@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use mayfly_workflows_language::definition::Kind;
 use mayfly_workflows_language::value::Value;
 
 use super::call::{Action, Outcome};
 use super::failure::Failure;
 use super::state::Phase;
-use super::turn::{Turn, failed};
+use super::turn::{Turn, failed, iteration};
 use crate::engine::Status;
 use crate::history::Details;
 
@@ -36,7 +37,11 @@ impl Turn<'_> {
 
     pub(super) fn time_out(&mut self) {
         self.keep_wreck();
-        self.emit(0, "ExecutionTimedOut", || Some(Details::new("executionTimedOutEventDetails")));
+        // The event names the error, DescribeExecution does not; what led to it is nothing (measured on AWS:
+        // floci-io/floci#2782).
+        self.emit(0, "ExecutionTimedOut", || {
+            Some(Details::new("executionTimedOutEventDetails").text("error", "States.Timeout"))
+        });
         self.end(Outcome { status: Status::TimedOut, output: None, error: None, cause: None });
     }
 
@@ -82,20 +87,64 @@ impl Turn<'_> {
                     self.out.actions.push(Action::Forget { n: task.effect });
                 }
             }
-            Phase::Parallel { .. } | Phase::Map(_) => self.cancel_below(number),
+            Phase::Parallel { .. } | Phase::Map(_) => {
+                self.tell_aborted_below(number);
+                self.cancel_below(number);
+            }
             Phase::Run(run) => self.cancel_run(&run),
         }
     }
 
-    fn cancel_below(&mut self, number: u32) {
-        let below: Vec<u32> = self
-            .m
-            .threads
-            .iter()
+    /// What runs beside a part that failed says that it was given up: its innermost states first. None of these events
+    /// leads to another. (That there are such events, and no more to say in them than an iteration's place, is in the
+    /// API reference; their order is in no recording.)
+    fn tell_aborted_below(&mut self, number: u32) {
+        if std::mem::take(&mut self.parts_to_tell) {
+            for number in self.threads_below(number) {
+                self.tell_aborted(number);
+            }
+        }
+    }
+
+    fn tell_aborted(&mut self, number: u32) {
+        let definition = self.m.definition.clone();
+        let Some(thread) = self.m.threads.get(&number) else { return };
+        let (cursor, place) = (thread.cursor, thread.parent);
+        let state = thread.active.as_ref().map(|active| definition.state(active.state));
+        for number in self.threads_below(number) {
+            self.tell_aborted(number);
+        }
+        let kind = match state.map(|state| &state.kind) {
+            Some(Kind::Task(_)) => Some("TaskStateAborted"),
+            Some(Kind::Wait(_)) => Some("WaitStateAborted"),
+            Some(Kind::Parallel(_)) => Some("ParallelStateAborted"),
+            Some(Kind::Map(_)) => Some("MapStateAborted"),
+            _ => None,
+        };
+        if let Some(kind) = kind {
+            self.emit(cursor, kind, || None);
+        }
+        let around = place.and_then(|place| Some((place.slot, self.active(place.thread)?.state)));
+        if let Some((slot, around)) = around
+            && let around = definition.state(around)
+            && matches!(around.kind, Kind::Map(_))
+        {
+            self.emit(cursor, "MapIterationAborted", || {
+                Some(iteration("mapIterationAbortedEventDetails", around, slot))
+            });
+        }
+    }
+
+    fn threads_below(&self, number: u32) -> Vec<u32> {
+        let threads = self.m.threads.iter();
+        threads
             .filter(|(_, thread)| thread.parent.is_some_and(|place| place.thread == number))
             .map(|(number, _)| *number)
-            .collect();
-        for number in below {
+            .collect()
+    }
+
+    fn cancel_below(&mut self, number: u32) {
+        for number in self.threads_below(number) {
             self.cancel_state(number);
             self.m.threads.remove(&number);
             self.queue.retain(|queued| *queued != number);

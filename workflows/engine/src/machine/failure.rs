@@ -25,6 +25,11 @@ impl Failure {
         Self { error: Some(error.into()), cause: Some(cause.into()) }
     }
 
+    /// Is it the one that ends an execution wherever it happens, unless somebody names it?
+    pub(super) fn is_runtime(&self) -> bool {
+        self.error.as_deref() == Some(mayfly_workflows_language::error::names::RUNTIME)
+    }
+
     /// A named error without a cause.
     pub fn named(error: &str) -> Self {
         Self { error: Some(error.into()), cause: None }
@@ -67,8 +72,8 @@ impl Turn<'_> {
     /// Lets the state's catchers look at a failure; `true` when one takes it.
     pub(super) fn caught(&mut self, number: u32, state: &State, failure: &Failure) -> bool {
         let error = failure.error.as_deref();
-        let Some(catcher) = state.catch.iter().find(|catcher| retry::takes(&catcher.error_equals, error))
-        else {
+        let mut catchers = state.catch.iter().enumerate();
+        let Some(catcher) = catchers.find(|(_, catcher)| retry::takes(&catcher.error_equals, error)) else {
             self.state_failed(number, state);
             return false;
         };
@@ -76,7 +81,7 @@ impl Turn<'_> {
         self.state_failed(number, state);
         let error_output = data::error_output(failure.error.as_ref(), failure.cause.as_ref());
         match self.finish_caught(number, state, catcher, &error_output) {
-            Ok(left) => self.leave(number, state, left, &catcher.next),
+            Ok(left) => self.leave(number, state, left, &catcher.1.next),
             Err(trouble) => {
                 let failure = match trouble {
                     Trouble::Failed(failure) => failure,

@@ -46,14 +46,17 @@ impl MapRunState {
                     Some(Status::Failed) => &mut counts.failed,
                     Some(Status::TimedOut) => &mut counts.timed_out,
                     Some(_) => &mut counts.aborted,
-                    None if self.status != Status::Running => &mut counts.aborted,
-                    None if index < self.next => &mut counts.running,
-                    None => &mut counts.pending,
+                    // What was never started stays pending when the run ends (measured: floci-io/floci#2694).
+                    None if index >= self.next => &mut counts.pending,
+                    None if self.status == Status::Running => &mut counts.running,
+                    None => &mut counts.aborted,
                 };
                 *place += weight;
             }
         }
-        if self.results_written {
+        // Nothing is written while the run goes on; at its end what succeeded counts as written, by a ResultWriter or
+        // into the state's result.
+        if self.results_written || self.status == Status::Succeeded {
             items.results_written = items.succeeded;
             children.results_written = children.succeeded;
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use mayfly_workflows_language::choice::timestamp;
 use mayfly_workflows_language::definition::{Items, Map as MapState, Quantity, State, Task, TimestampField};
-use mayfly_workflows_language::error::StateError;
+use mayfly_workflows_language::error::{StateError, names};
 use mayfly_workflows_language::value::Value;
 
 use super::turn::Turn;
@@ -175,10 +175,10 @@ pub(super) fn map_items(
         other => {
             let path = what.map_or("$", |path| path.source());
             Err(match &map.items {
-                Items::Template(_) => StateError::query(
-                    "Items",
-                    format!("The Items field must be an array or an object but was {}", other.type_name()),
-                ),
+                Items::Template(items) => match items.expression() {
+                    Some(expression) => expression.unexpected_type("Items", "array", &other),
+                    None => StateError::query("Items", "The Items field must be an array or an object."),
+                },
                 _ => StateError::runtime(format!("Reference path \"{path}\" must point to array.")),
             })
         }
@@ -210,22 +210,36 @@ pub(super) fn count(
         Quantity::Path(path) => {
             let path_field = format!("{field}Path");
             let value = turn.at_path(number, state, effective, path, &path_field)?;
-            let Some(count) = value.as_i64() else {
+            // A number's text will do, as in Java (floci-io/floci#3731).
+            let count = value.as_i64().or_else(|| value.as_str().and_then(|text| text.parse().ok()));
+            let Some(count) = count else {
                 return Err(StateError::runtime(format!(
                     "The {path_field} field refers to value \"{}\" which is not a valid integer: {}",
                     plain(&value),
                     path.source()
                 )));
             };
-            u64::try_from(count).map_err(|_| StateError::runtime(format!("{field} cannot be negative.")))
+            u64::try_from(count).map_err(|_| negative(field, count))
         }
         Quantity::Expression(expression) => {
             let value = turn.at_expression(number, state, effective, expression, field)?;
             match value.as_i64() {
-                Some(count) if count < 0 => Err(StateError::runtime(format!("{field} cannot be negative."))),
+                Some(count) if count < 0 && field != "MaxItems" => Err(negative(field, count)),
                 _ => whole(&value).ok_or_else(|| expression.unexpected_type(field, "integer", &value)),
             }
         }
+    }
+}
+
+/// AWS's sentence about a count below zero; that for `MaxConcurrency` is remembered, not recorded.
+fn negative(field: &str, count: i64) -> StateError {
+    match field {
+        "MaxConcurrency" => StateError::runtime(format!(
+            "Expected non-negative integer for MaxConcurrency, but got '{count}' instead."
+        )),
+        // Measured: floci-io/floci#3732.
+        "MaxItems" => StateError::new(names::ITEM_READER_FAILED, "field MaxItems must be positive"),
+        _ => StateError::runtime(format!("{field} cannot be negative.")),
     }
 }
 
@@ -242,7 +256,7 @@ pub(super) fn percentage(
         Quantity::Value(percentage) => return Ok(*percentage),
         Quantity::Path(path) => {
             let value = turn.at_path(number, state, effective, path, "ToleratedFailurePercentagePath")?;
-            if value.as_f64().is_none() {
+            if share_of(&value).is_none() {
                 return Err(StateError::runtime(format!(
                     "The {FIELD}Path field refers to value \"{}\" which is not a valid float: {}",
                     plain(&value),
@@ -259,8 +273,13 @@ pub(super) fn percentage(
             value
         }
     };
-    match value.as_f64() {
+    match share_of(&value) {
         Some(percentage) if (0.0..=100.0).contains(&percentage) => Ok(percentage),
         _ => Err(StateError::runtime(format!("{FIELD} must be between 0 and 100."))),
     }
+}
+
+/// A share, as a number or as a number's text.
+fn share_of(value: &Value) -> Option<f64> {
+    value.as_f64().or_else(|| value.as_str()?.parse().ok())
 }

@@ -36,14 +36,14 @@ impl Turn<'_> {
         let effective = self.effective_input(number, state)?;
         for (index, rule) in choice.rules.iter().enumerate() {
             if self.matches(number, state, &effective, (index, rule))? {
-                let left = self.finish_choice(number, state, effective, Some(rule))?;
+                let left = self.finish_choice(number, state, effective, Some((index, rule)))?;
                 self.leave(number, state, left, &rule.next);
                 return Ok(());
             }
         }
         let Some(default) = &choice.default else {
-            return Err(Trouble::Data(StateError::new(
-                "States.NoChoiceMatched",
+            // AWS's own name for it, not `States.NoChoiceMatched` (measured: floci-io/floci#3167).
+            return Err(Trouble::Data(StateError::runtime(
                 "Failed to transition out of the state. The state does not point to a next state.",
             )));
         };

@@ -24,6 +24,8 @@ pub(super) struct Turn<'a> {
     pub(super) queue: VecDeque<u32>,
     /// A Parallel or Map is failing because of one of its parts.
     pub(super) parts_failed: bool,
+    /// What ran beside the part that failed has not said yet that it was given up.
+    pub(super) parts_to_tell: bool,
 }
 
 /// An error on its way, or a state's own mistake that still needs its sentence.
@@ -54,7 +56,15 @@ impl Machine {
             return;
         }
         let ambient = Ambient::new(at_ms, seed_of(&self.facts.seed, seq));
-        let mut turn = Turn { m: self, at_ms, ambient, out, queue: VecDeque::new(), parts_failed: false };
+        let mut turn = Turn {
+            m: self,
+            at_ms,
+            ambient,
+            out,
+            queue: VecDeque::new(),
+            parts_failed: false,
+            parts_to_tell: false,
+        };
         turn.take(event);
         turn.run();
     }
@@ -323,8 +333,31 @@ impl Turn<'_> {
         let place = self.m.threads.get(&number).and_then(|thread| thread.parent);
         match place {
             None => self.end_failed(cursor, failure),
+            Some(_) if failure.is_runtime() && !self.is_awaited_around(number, &failure) => {
+                self.end_failed(cursor, failure);
+            }
             Some(Place { thread, slot }) => self.part_failed(thread, slot, number, cursor, failure),
         }
+    }
+
+    /// Does a state around the thread name this error? If none does, `States.Runtime` ends the execution where it
+    /// happens, and the states around it do not say that they failed (measured on AWS: floci-io/floci#2868).
+    fn is_awaited_around(&self, number: u32, failure: &Failure) -> bool {
+        let error = failure.error.as_deref();
+        let mut around = self.m.threads.get(&number).and_then(|thread| thread.parent);
+        while let Some(place) = around {
+            let Some(thread) = self.m.threads.get(&place.thread) else { return false };
+            if let Some(active) = &thread.active {
+                let state = self.m.definition.state(active.state);
+                let retried = state.retry.iter().map(|retrier| &retrier.error_equals);
+                let mut names = retried.chain(state.catch.iter().map(|catcher| &catcher.error_equals));
+                if names.any(|names| super::retry::takes(names, error)) {
+                    return true;
+                }
+            }
+            around = thread.parent;
+        }
+        false
     }
 
     /// A branch or an iteration failed, and with it the state around it.
@@ -341,6 +374,7 @@ impl Turn<'_> {
         self.m.threads.remove(&number);
         self.set_cursor(parent, cursor);
         self.parts_failed = true;
+        self.parts_to_tell = true;
         self.trouble(parent, state, Trouble::Failed(failure));
     }
 

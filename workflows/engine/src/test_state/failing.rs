@@ -64,7 +64,7 @@ pub(super) fn settle(
     };
     inspection.error_detail("catchIndex", json!(index));
     let catcher = &state.catch[index];
-    match caught(request, state, stage, catcher, &failure) {
+    match caught(request, state, stage, (index, catcher), &failure) {
         Ok((output, assigned)) => {
             if let Some(assigned) = assigned {
                 inspection.stage("variables", &assigned);
@@ -91,7 +91,7 @@ fn caught(
     request: &Request,
     state: &State,
     stage: &Stage<'_>,
-    catcher: &Catcher,
+    (index, catcher): (usize, &Catcher),
     failure: &Failure,
 ) -> Result<(Value, Option<Value>), StateError> {
     let error_output = failure.output();
@@ -103,12 +103,13 @@ fn caught(
         }
         QueryLanguage::Jsonata => {
             let scope = scope.with_error_output(&error_output);
-            (dataflow::output(catcher.output.as_ref(), &scope, &error_output)?, &request.input)
+            let field = format!("Catch[{index}]/Output");
+            (dataflow::output(catcher.output.as_ref(), &scope, &error_output, &field)?, &request.input)
         }
     };
     let Some(assign) = &catcher.assign else { return Ok((output, None)) };
     let scope = stage.scope(scope_input).with_error_output(&error_output);
-    let assigned = dataflow::assign(Some(assign), &scope)?;
+    let assigned = dataflow::assign(Some(assign), &scope, &format!("Catch[{index}]/Assign"))?;
     Ok((output, Some(Value::from(stage.variables.assign(&assigned).visible()))))
 }
 

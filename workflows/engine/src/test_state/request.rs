@@ -94,6 +94,10 @@ impl Request {
                 "A test mock should have only one of the following fields: [result, errorOutput].",
             );
         }
+        // That AWS refuses this is known (localstack/localstack#13468), its sentence is after that for missing mocks.
+        if (has("result") || has("errorOutput")) && params.get("revealSecrets") == Some(&Params::Bool(true)) {
+            return validation("TestState does not support RevealSecrets when a mock is specified.");
+        }
         let (machine, state, written) =
             find_state(text("definition").unwrap_or_default(), text("stateName"))?;
         let configuration = configuration(params)?;

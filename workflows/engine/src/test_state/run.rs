@@ -313,32 +313,38 @@ impl Passage<'_> {
                 Condition::Always(matched) => *matched,
             };
             if matched {
-                return self.chosen(&input, Some(rule), &rule.next);
+                return self.chosen(&input, Some((index, rule)), &rule.next);
             }
         }
         match &choice.default {
             Some(default) => self.chosen(&input, None, default),
-            None => Err(StateError::new(
-                "States.NoChoiceMatched",
+            None => Err(StateError::runtime(
                 "Failed to transition out of the state. The state does not point to a next state.",
             )),
         }
     }
 
-    fn chosen(&mut self, input: &Value, rule: Option<&Rule>, next: &Transition) -> Result<Left, StateError> {
+    fn chosen(
+        &mut self,
+        input: &Value,
+        rule: Option<(usize, &Rule)>,
+        next: &Transition,
+    ) -> Result<Left, StateError> {
         let next = target(self.request, next);
+        let at = |field: &str| choice::field_of(rule.map(|(index, _)| index), field);
         let left = match (&self.state.data, rule) {
             (DataFlow::Jsonata { output, .. }, rule) => {
-                let template = rule.and_then(|rule| rule.output.as_ref()).or(output.as_ref());
-                dataflow::output(template, &self.stage.scope(input), input)?
+                let own = rule.and_then(|(_, rule)| rule.output.as_ref());
+                let field = if own.is_some() { at("Output") } else { "Output".to_owned() };
+                dataflow::output(own.or(output.as_ref()), &self.stage.scope(input), input, &field)?
             }
             (DataFlow::JsonPath { .. }, _) => self.finish_unchanged(input)?.output,
         };
         let assign = match rule {
-            Some(rule) => rule.assign.as_ref(),
+            Some((_, rule)) => rule.assign.as_ref(),
             None => self.state.assign.as_ref(),
         };
-        self.assign(assign, &self.stage.scope(input))?;
+        self.assign(assign, &self.stage.scope(input), &at("Assign"))?;
         Ok(Left { output: left, next })
     }
 
@@ -371,10 +377,14 @@ impl Passage<'_> {
             }
             DataFlow::Jsonata { output, .. } => {
                 let scope = scope.with_result(result);
-                (dataflow::output(output.as_ref(), &scope, result)?, input.clone())
+                (dataflow::output(output.as_ref(), &scope, result, "Output")?, input.clone())
             }
         };
-        self.assign(self.state.assign.as_ref(), &self.stage.scope(&scope_input).with_result(result))?;
+        self.assign(
+            self.state.assign.as_ref(),
+            &self.stage.scope(&scope_input).with_result(result),
+            "Assign",
+        )?;
         Ok(Left { output, next: target(self.request, &self.state.next) })
     }
 
@@ -385,20 +395,25 @@ impl Passage<'_> {
                 dataflow::effective_output(output_path, &self.stage.scope(input))?
             }
             DataFlow::Jsonata { output, .. } => {
-                dataflow::output(output.as_ref(), &self.stage.scope(input), input)?
+                dataflow::output(output.as_ref(), &self.stage.scope(input), input, "Output")?
             }
         };
         if !matches!(self.state.kind, Kind::Choice(_)) {
-            self.assign(self.state.assign.as_ref(), &self.stage.scope(input))?;
+            self.assign(self.state.assign.as_ref(), &self.stage.scope(input), "Assign")?;
         }
         Ok(Left { output, next: target(self.request, &self.state.next) })
     }
 
-    fn assign(&mut self, template: Option<&Template>, scope: &Scope<'_>) -> Result<(), StateError> {
+    fn assign(
+        &mut self,
+        template: Option<&Template>,
+        scope: &Scope<'_>,
+        field: &str,
+    ) -> Result<(), StateError> {
         if template.is_none() && self.request.variables.as_object().is_none_or(|own| own.is_empty()) {
             return Ok(());
         }
-        let assigned = dataflow::assign(template, scope)?;
+        let assigned = dataflow::assign(template, scope, field)?;
         self.inspection.stage("variables", &Value::from(self.stage.variables.assign(&assigned).visible()));
         Ok(())
     }

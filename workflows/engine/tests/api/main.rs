@@ -1,6 +1,7 @@
 //! The API at its edges: the protocol, requests that are refused, tests of single states. One helper, many
 //! cases; what needs AWS's word for it is in the recordings.
 
+mod runs;
 #[path = "../stand_ins/mod.rs"]
 mod stand_ins;
 mod world;
@@ -46,6 +47,52 @@ async fn the_protocol_answers_as_aws_does() {
     }
     let (status, _, answer) = world.post(Some("AWSStepFunctions.ListActivities"), "").await;
     assert_eq!((status, answer), (200, json!({"activities": []})));
+}
+
+#[tokio::test]
+async fn an_answer_waits_for_the_end_if_asked_to() {
+    let world = World::new().await;
+    let machine = async |name: &str, kind: &str, seconds: u32| {
+        let states = json!({"W": {"Type": "Wait", "Seconds": seconds, "End": true}});
+        let definition = json!({"StartAt": "W", "States": states}).to_string();
+        let params = json!({"name": name, "type": kind, "roleArn": ROLE, "definition": definition});
+        world.call("CreateStateMachine", params).await["stateMachineArn"].clone()
+    };
+    let describe = |arn: &Value| ("DescribeExecution", json!({"executionArn": arn}));
+    let wait = async |(operation, params): (&str, Value), seconds: &str| {
+        world.wait(operation, params, seconds).await
+    };
+
+    let short = machine("short", "STANDARD", 1).await;
+    let started = world.call("StartExecution", json!({"stateMachineArn": short, "input": "[1]"})).await;
+    let arn = &started["executionArn"];
+    let (status, ended) = wait(describe(arn), "60").await;
+    assert_eq!((status, &ended["status"], &ended["output"]), (200, &json!("SUCCEEDED"), &json!("[1]")));
+    assert_eq!(ended, world.call("DescribeExecution", json!({"executionArn": arn})).await);
+    // It is asked again after the end.
+    assert_eq!(wait(describe(arn), "60").await, (200, ended));
+    let (status, ended) =
+        wait(("StartExecution", json!({"stateMachineArn": short, "input": "[2]"})), "60").await;
+    assert_eq!((status, &ended["status"], &ended["output"]), (200, &json!("SUCCEEDED"), &json!("[2]")));
+
+    // What does not end in time is shown as it is; what cannot be described was started all the same.
+    let long = machine("long", "STANDARD", 3600).await;
+    let (status, running) = wait(("StartExecution", json!({"stateMachineArn": long})), "0").await;
+    assert_eq!((status, &running["status"]), (200, &json!("RUNNING")));
+    let express = machine("express", "EXPRESS", 0).await;
+    let (status, begun) = wait(("StartExecution", json!({"stateMachineArn": express})), "60").await;
+    assert_eq!((status, begun["status"].as_str(), begun["executionArn"].is_string()), (200, None, true));
+
+    for (asked, seconds, code) in [
+        (describe(arn), "61", "ValidationException"),
+        (describe(arn), "soon", "ValidationException"),
+        (describe(&json!("nonsense")), "1", "InvalidArn"),
+        (describe(&json!(format!("{PREFIX}:execution:short:nobody"))), "1", "ExecutionDoesNotExist"),
+    ] {
+        let (status, answer) = wait(asked.clone(), seconds).await;
+        let kind = answer["__type"].as_str().unwrap_or_default();
+        assert!(status == 400 && kind.ends_with(code), "{asked:?} {seconds}: {status} {answer}");
+    }
 }
 
 #[tokio::test]

@@ -65,6 +65,16 @@ impl World {
         answer
     }
 
+    /// An operation that waits for the end; the status of the answer, and the answer.
+    pub(crate) async fn wait(&self, operation: &str, params: Value, seconds: &str) -> (u16, Value) {
+        let request = Request::post("/")
+            .header("x-amz-target", format!("AWSStepFunctions.{operation}"))
+            .header("x-mayfly-wait", seconds)
+            .body(Body::from(params.to_string()));
+        let (status, _, answer) = self.send(request.expect("a request")).await;
+        (status, answer)
+    }
+
     /// A request as it goes over the wire.
     pub(crate) async fn post(&self, target: Option<&str>, body: &str) -> (u16, HeaderMap, Value) {
         let mut request = Request::post("/").header("content-type", "application/x-amz-json-1.0");

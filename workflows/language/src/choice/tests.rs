@@ -86,6 +86,10 @@ fn every_test_of_type() {
         }
     }
     assert_eq!(check(r#"{"Variable":"$.none.x","IsPresent":true}"#, "{}"), Ok(false));
+    let past_the_end = |rule: &str| check(rule, r#"{"a":[1]}"#);
+    assert_eq!(past_the_end(r#"{"Variable":"$.a[1]","IsPresent":true}"#), Ok(false));
+    assert_eq!(past_the_end(r#"{"Variable":"$.a[0]","IsPresent":true}"#), Ok(true));
+    assert_eq!(past_the_end(r#"{"Variable":"$.a[1]","IsNull":true}"#), Ok(true));
     assert_eq!(check(r#"{"Variable":"$.none.x","IsPresent":false}"#, "{}"), Ok(true));
 }
 

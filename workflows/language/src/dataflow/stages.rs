@@ -62,9 +62,15 @@ pub fn place_result(field: &ResultPath, raw_input: &Value, result: Value) -> Res
     }
 }
 
-/// JSONata's `Output`: the template's value; without one, `default`, which is the result or the input.
-pub fn output(template: Option<&Template>, scope: &Scope<'_>, default: &Value) -> Result<Value, StateError> {
-    template.map_or_else(|| Ok(default.clone()), |template| template.evaluate(scope, "Output"))
+/// JSONata's `Output`: the template's value; without one, `default`, which is the result or the input. `field` is
+/// where it stands: `Output`, `Choices[0]/Output`, `Catch[0]/Output`.
+pub fn output(
+    template: Option<&Template>,
+    scope: &Scope<'_>,
+    default: &Value,
+    field: &str,
+) -> Result<Value, StateError> {
+    template.map_or_else(|| Ok(default.clone()), |template| template.evaluate(scope, field))
 }
 
 /// How many bytes of JSON one `Assign` may set, as AWS documents it.
@@ -73,13 +79,14 @@ pub const MAX_ASSIGN_BYTES: usize = 256 * 1024;
 pub const MAX_VARIABLES_BYTES: usize = 10 * 1024 * 1024;
 
 /// `Assign`: the variables it sets, in its order. Nothing is assigned yet: see
-/// [`Variables::assign`](super::Variables::assign). In JSONPath `$` is `scope.input`.
+/// [`Variables::assign`](super::Variables::assign). In JSONPath `$` is `scope.input`. `field` is where it stands, as
+/// for [`output`].
 ///
 /// # Errors
 /// What the template fails with; `States.DataLimitExceeded` beyond [`MAX_ASSIGN_BYTES`] or [`MAX_VARIABLES_BYTES`].
-pub fn assign(template: Option<&Template>, scope: &Scope<'_>) -> Result<Map, StateError> {
+pub fn assign(template: Option<&Template>, scope: &Scope<'_>, field: &str) -> Result<Map, StateError> {
     let Some(template) = template else { return Ok(Map::new()) };
-    let assigned = match template.evaluate(scope, "Assign")? {
+    let assigned = match template.evaluate(scope, field)? {
         Value::Object(map) => std::sync::Arc::unwrap_or_clone(map),
         other => {
             let cause = format!("The value of Assign must be an object, not {}", other.to_text());
@@ -164,9 +171,9 @@ mod tests {
         let output_template =
             Template::compile(&json(r#""{% $x.y[1] %}""#), QueryLanguage::Jsonata).expect("valid");
         with_scope(r#"{"a":3}"#, |scope| {
-            let assigned = assign(Some(&assign_template), scope).expect("assigns");
+            let assigned = assign(Some(&assign_template), scope, "Assign").expect("assigns");
             assert_eq!(Value::from(assigned.clone()).to_text(), r#"{"x":1,"z":3}"#);
-            let out = output(Some(&output_template), scope, scope.input).expect("outputs");
+            let out = output(Some(&output_template), scope, scope.input, "Output").expect("outputs");
             assert_eq!(out.to_text(), "2");
             assert_eq!(scope.variables.assign(&assigned).get("x"), Some(&json("1")));
         });
@@ -178,7 +185,7 @@ mod tests {
             .expect("valid");
         with_scope("{}", |scope| {
             let value = select_result(Some(&template), scope, &json(r#"{"n":5}"#)).expect("selects");
-            assert_eq!(value.to_text(), r#"{"n":5,"v":[1,2]}"#);
+            assert_eq!(value.to_text(), r#"{"v":[1,2],"n":5}"#);
             let value = select_result(None, scope, &json("7")).expect("passes");
             assert_eq!(value.to_text(), "7");
         });
@@ -189,7 +196,7 @@ mod tests {
         let template = |text: &str| Template::compile(&json(text), QueryLanguage::JsonPath).expect("valid");
         let large = format!(r#"{{"s":"{}"}}"#, "x".repeat(MAX_ASSIGN_BYTES));
         with_scope(&large, |scope| {
-            let error = assign(Some(&template(r#"{"v.$":"$.s"}"#)), scope).expect_err("too large");
+            let error = assign(Some(&template(r#"{"v.$":"$.s"}"#)), scope, "Assign").expect_err("too large");
             assert_eq!(error.error, "States.DataLimitExceeded");
         });
         let mut many = Map::new();
@@ -201,9 +208,9 @@ mod tests {
             r#"{"s":"some more than what is left of the ten megabytes after forty times nearly 256 KiB"}"#,
             |scope| {
                 let scope = Scope { variables: &full, ..*scope };
-                assert!(assign(Some(&template(r#"{"v":1}"#)), &scope).is_ok());
+                assert!(assign(Some(&template(r#"{"v":1}"#)), &scope, "Assign").is_ok());
                 let long = format!(r#"{{"v":"{}"}}"#, "x".repeat(1000));
-                assert!(assign(Some(&template(&long)), &scope).is_err());
+                assert!(assign(Some(&template(&long)), &scope, "Assign").is_err());
             },
         );
         let wrap = template(r#"{"a.$":"$"}"#);

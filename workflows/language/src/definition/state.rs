@@ -150,7 +150,7 @@ pub struct Pass {
 #[derive(Debug, Clone)]
 pub struct Choice {
     pub rules: Vec<Rule>,
-    /// `None`: `States.NoChoiceMatched` when no rule matches.
+    /// `None`: the state fails when no rule matches.
     pub default: Option<Transition>,
 }
 

@@ -46,7 +46,7 @@ fn values_as_aws_gives_them() {
         ("States.Hash('', 'MD5')", r#""d41d8cd98f00b204e9800998ecf8427e""#),
         (
             "States.JsonMerge(States.StringToJson('{\"a\":1,\"b\":2}'), $.o, false)",
-            r#"{"a":1,"b":2,"Arg1":1,"Arg2":[]}"#,
+            r#"{"a":1,"b":2,"Arg2":[],"Arg1":1}"#,
         ),
         ("States.JsonToString($.o)", r#""{\"Arg1\":1,\"Arg2\":[]}""#),
         ("States.MathAdd(-1.5, -1.51)", "-3"),

@@ -10,6 +10,8 @@ pub(crate) struct Uses {
     /// Free variables other than `$states`, each once, in alphabetical order.
     pub(crate) variables: BTreeSet<String>,
     pub(crate) states: StatesUse,
+    /// The members of `$states` that are named.
+    pub(crate) members: BTreeSet<String>,
     /// Names of functions called or mentioned that the expression does not define.
     pub(crate) functions: BTreeSet<String>,
     /// Names of functions called, whoever defines them.
@@ -202,8 +204,12 @@ impl Walk {
                     walk.node(delete);
                 }
             }),
+            AstNode::Name(name) => {
+                if self.inside == 0 {
+                    self.illegal(name);
+                }
+            }
             AstNode::String(_)
-            | AstNode::Name(_)
             | AstNode::Number(_)
             | AstNode::Boolean(_)
             | AstNode::Null
@@ -287,13 +293,15 @@ impl Walk {
         self.bound.truncate(outer);
     }
 
-    /// There is no document that an expression as a whole is about.
+    /// There is no document that an expression as a whole is about. AWS's sentence, as it is known for names
+    /// (floci-io/floci#2670).
     fn illegal(&mut self, name: &str) {
-        self.uses.problem =
-            Some(format!("'{name}' refers to nothing at the top of an expression; use $states.input"));
+        let problem = || format!("Reference to '{name}' at the top level is not supported.");
+        self.uses.problem.get_or_insert_with(problem);
     }
 
     fn states_member(&mut self, member: &str) {
+        self.uses.members.insert(member.to_owned());
         let states = &mut self.uses.states;
         match member {
             "input" => states.input = true,

@@ -6,6 +6,9 @@ use jsonata_core::value::JValue;
 use super::limits::{MAX_RESULT_BYTES, MAX_RESULT_DEPTH};
 use crate::value::{Map, Number, Value};
 
+/// What [`from_jsonata`] says of a function or a regular expression: no value at all.
+pub(super) const UNSUPPORTED: &str = "unsupported result type";
+
 /// Ours to theirs. Numbers become doubles, as in JavaScript.
 pub(super) fn to_jsonata(value: &Value) -> JValue {
     match value {
@@ -29,6 +32,9 @@ pub(super) fn to_jsonata(value: &Value) -> JValue {
 /// # Errors
 /// A result that is too large or too deep, a number that is no JSON number.
 pub(super) fn from_jsonata(value: &JValue) -> Result<Option<Value>, String> {
+    if matches!(value, JValue::Lambda(_) | JValue::Builtin { .. } | JValue::Regex { .. }) {
+        return Err(UNSUPPORTED.to_owned());
+    }
     let mut budget = MAX_RESULT_BYTES;
     convert(value, MAX_RESULT_DEPTH, &mut budget)
 }

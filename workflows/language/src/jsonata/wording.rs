@@ -43,6 +43,11 @@ pub(super) fn of_compilation(message: &str) -> String {
     {
         return format!("S0201: Syntax error: {token}");
     }
+    if let Some(name) = between(message, "S0211: The symbol ", " cannot be used as a unary operator")
+        && let Some(token) = quoted(name)
+    {
+        return format!("S0211: The symbol {token} cannot be used as a unary operator");
+    }
     if let Some(name) = between(message, "S0203: Expected ", " before end of expression")
         && let Some(token) = quoted(name)
     {
@@ -199,6 +204,11 @@ mod tests {
             (
                 "S0203: Expected RightBracket before end of expression",
                 "S0203: Expected \"]\" before end of expression",
+            ),
+            // Measured on AWS: floci-io/floci#2745.
+            (
+                "S0211: The symbol RightBrace cannot be used as a unary operator",
+                "S0211: The symbol \"}\" cannot be used as a unary operator",
             ),
             ("S0201: Syntax error: Number(1.0)", "S0201: Syntax error: \"1\""),
             ("S0202: Expected RightParen, got Comma", "S0202: Expected \")\", got \",\""),

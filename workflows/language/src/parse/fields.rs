@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use crate::definition::{Quantity, QueryLanguage, Text};
-use crate::jsonata::Expression;
-use crate::path::{Path, ReferencePath};
+use crate::jsonata::{Available, Expression};
+use crate::path::{Path, ReferencePath, Root};
 use crate::template::Template;
 use crate::validate::Report;
 use crate::value::{Map, Number, Value};
@@ -177,8 +177,12 @@ impl<'a> Fields<'a> {
         if (min..=max).contains(&number) {
             return Some(number);
         }
-        let message =
-            if number > max { format!("Maximum value is {max}") } else { format!("Minimum value is {min}") };
+        // A fraction's bounds are told as Java prints doubles: 100.0 (floci-io/floci#3733).
+        let message = if number > max {
+            format!("Maximum value is {max:?}")
+        } else {
+            format!("Minimum value is {min:?}")
+        };
         report.schema(&self.place(name), message);
         None
     }
@@ -241,7 +245,13 @@ impl<'a> Fields<'a> {
         }
         if !self.jsonata() && self.has(&path_name) {
             let text = self.string(&path_name, report)?;
-            self.reference_path(&path_name, report)?;
+            let path = self.reference_path(&path_name, report)?;
+            // The context object serves no number of a Map (measured: floci-io/floci#3733).
+            let serves_all = matches!(name, "Seconds" | "TimeoutSeconds" | "HeartbeatSeconds");
+            if *path.as_path().root() == Root::Context && !serves_all {
+                report.schema(&self.place(&path_name), NOT_IN_THE_INPUT);
+                return None;
+            }
             return Path::parse(&text).ok().map(Quantity::Path);
         }
         match self.get(name)? {
@@ -252,11 +262,22 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// What of `$states` an expression in the field may read: the result in `Output` and `Assign` of states that
+    /// have one, the error in those of a catcher.
+    pub(crate) fn available(&self, name: &str) -> Available {
+        let late = matches!(name, "Output" | "Assign");
+        let kind = self.get("Type").and_then(Value::as_str);
+        Available {
+            result: late && matches!(kind, Some("Task" | "Parallel" | "Map")),
+            error_output: late && self.in_catch,
+        }
+    }
+
     /// A string that is one JSONata expression.
     pub(crate) fn expression(&self, name: &str, report: &mut Report) -> Option<Expression> {
         let text = self.string(name, report)?;
-        match expressions::whole(&text, self.in_catch) {
-            Ok(Some(body)) => expressions::compile(body, &self.place(name), report),
+        match expressions::whole(&text) {
+            Ok(Some(body)) => expressions::compile(body, self.available(name), &self.place(name), report),
             Ok(None) => {
                 report.schema(&self.place(name), expressions::UNMARKED);
                 None
@@ -271,6 +292,10 @@ impl<'a> Fields<'a> {
 
 /// AWS's sentence about an array or object that should hold something.
 pub(crate) const EMPTY: &str = "Value cannot be empty";
+
+/// AWS's sentence about a path that leaves the state's input where it has to stay in it.
+pub(crate) const NOT_IN_THE_INPUT: &str =
+    "Value is not a Reference Path: Reference path didn't start with '$.' or '$['";
 
 /// AWS's sentence about a text that is no path.
 pub(crate) const NOT_A_PATH: &str = "Value must be a valid JSONPath.";

@@ -223,8 +223,8 @@ impl Compiler {
         let report = &mut self.report;
         Some(Batcher {
             batch_input: batcher.object_template("BatchInput", report),
-            max_items_per_batch: batcher.quantity("MaxItemsPerBatch", 1, u64::MAX, report),
-            max_input_bytes_per_batch: batcher.quantity("MaxInputBytesPerBatch", 1, 262_144, report),
+            max_items_per_batch: batcher.quantity("MaxItemsPerBatch", 0, u64::MAX, report),
+            max_input_bytes_per_batch: batcher.quantity("MaxInputBytesPerBatch", 0, 262_144, report),
         })
     }
 

@@ -7,7 +7,7 @@ use crate::validate::{Code, Report};
 use crate::value::{Map, Value};
 
 use super::expressions;
-use super::fields::{Fields, NOT_A_PATH, not_a_reference};
+use super::fields::{Fields, NOT_A_PATH, NOT_IN_THE_INPUT, not_a_reference};
 
 impl Fields<'_> {
     /// The field as a template in the state's language.
@@ -87,9 +87,7 @@ impl Fields<'_> {
             Some(Value::Null) => ResultPath::Discard,
             Some(Value::String(text)) => match ReferencePath::parse(text) {
                 Ok(path) if *path.as_path().root() != Root::Input => {
-                    let message =
-                        "Value is not a Reference Path: Reference path didn't start with '$.' or '$['";
-                    report.schema(&self.place("ResultPath"), message);
+                    report.schema(&self.place("ResultPath"), NOT_IN_THE_INPUT);
                     ResultPath::Whole
                 }
                 Ok(path) if path.is_root() => ResultPath::Whole,
@@ -116,13 +114,13 @@ pub(super) fn template(
 ) -> Option<Template> {
     let at = fields.place(name);
     let sound = match fields.language {
-        QueryLanguage::Jsonata => marks(value, &at, fields.in_catch, report),
+        QueryLanguage::Jsonata => marks(value, &at, report),
         QueryLanguage::JsonPath => distinct(value, &at, report),
     };
     if !sound {
         return None;
     }
-    match Template::compile(value, fields.language) {
+    match Template::compile_for(value, fields.language, fields.available(name)) {
         Ok(template) => Some(template),
         Err(problems) => {
             for problem in problems {
@@ -131,7 +129,8 @@ pub(super) fn template(
                     Some((above, key)) if key.ends_with(".$") => above,
                     _ => &problem.location,
                 };
-                report.schema(&format!("{at}{place}"), problem.message);
+                let place = format!("{at}{place}");
+                report.problem(&place, problem);
             }
             None
         }
@@ -139,16 +138,16 @@ pub(super) fn template(
 }
 
 /// Whether every string of a JSONata template is marked properly.
-fn marks(value: &Value, at: &str, in_catch: bool, report: &mut Report) -> bool {
+fn marks(value: &Value, at: &str, report: &mut Report) -> bool {
     match value {
-        Value::String(text) => match expressions::whole(text, in_catch) {
+        Value::String(text) => match expressions::whole(text) {
             Ok(_) => true,
             Err(message) => {
                 report.schema(at, message);
                 false
             }
         },
-        _ => below(value, at, &mut |value, at| marks(value, at, in_catch, report)),
+        _ => below(value, at, &mut |value, at| marks(value, at, report)),
     }
 }
 

@@ -13,12 +13,31 @@ pub(super) fn value(path: &Path, root: &Value) -> Result<Value, PathError> {
     Ok(Value::from(found))
 }
 
+/// As [`value`], but an item past the end is nothing.
+pub(super) fn is_present(path: &Path, root: &Value) -> bool {
+    let last = path.steps.len().saturating_sub(1);
+    match (path.definite, path.steps.last()) {
+        (true, Some(Step::Index(index))) => {
+            let above = Path { steps: path.steps[..last].into(), ..path.clone() };
+            let items = value(&above, root).ok();
+            items.is_some_and(|items| {
+                items.as_array().is_some_and(|items| position(items.len(), *index).is_some())
+            })
+        }
+        _ => value(path, root).is_ok(),
+    }
+}
+
 fn definite(path: &Path, root: &Value) -> Result<Value, PathError> {
     let mut value = root;
     for (at, step) in path.steps.iter().enumerate() {
         let next = match step {
             Step::Property(name) => property(path, at, value, name)?,
-            Step::Index(index) => item(path, value, *index)?,
+            Step::Index(index) => match item(path, value, *index)? {
+                Some(found) => found,
+                None if at + 1 == path.steps.len() => return Ok(Value::Null),
+                None => return after_nothing(path, at + 1),
+            },
             Step::Properties(names) => return Ok(merged(value, names)),
             Step::Function(function) => {
                 return function.apply(value).ok_or_else(|| no_results(path, path.steps.len()));
@@ -55,17 +74,28 @@ fn property<'v>(path: &Path, at: usize, value: &'v Value, name: &str) -> Result<
     }
 }
 
-fn item<'v>(path: &Path, value: &'v Value, index: i64) -> Result<&'v Value, PathError> {
-    let items = match value {
-        Value::Array(items) => items,
-        other => {
-            return Err(path.error(format!(
-                "Filter: [{index}] can only be applied to arrays. Current context is: {}",
-                other.to_text()
-            )));
-        }
-    };
-    position(items.len(), index).map(|at| &items[at]).ok_or_else(|| no_results(path, path.steps.len()))
+/// The item, or nothing past either end: Jackson's arrays answer `null` there, and Jayway goes on with it
+/// (measured on AWS: floci-io/floci#3167).
+fn item<'v>(path: &Path, value: &'v Value, index: i64) -> Result<Option<&'v Value>, PathError> {
+    match value {
+        Value::Array(items) => Ok(position(items.len(), index).map(|at| &items[at])),
+        other => Err(path.error(format!(
+            "Filter: [{index}] can only be applied to arrays. Current context is: {}",
+            other.to_text()
+        ))),
+    }
+}
+
+/// What Jayway makes of the steps that follow an item that is not there.
+fn after_nothing(path: &Path, at: usize) -> Result<Value, PathError> {
+    match &path.steps[at] {
+        Step::Property(name) => Err(path.error(format!(
+            "Expected to find an object with property ['{name}'] in path {} but found 'null'. This is not a json object according to the JsonProvider: 'com.jayway.jsonpath.spi.json.JacksonJsonNodeJsonProvider'.",
+            prefix(path, at),
+        ))),
+        Step::Index(_) => Err(path.error(format!("The path {} is null", prefix(path, at)))),
+        _ => Err(no_results(path, path.steps.len())),
+    }
 }
 
 /// An index, counted from the end when negative, if it is inside.

@@ -64,7 +64,11 @@ fn what_is_missing_is_said_as_jayway_says_it() {
         ("$.NoSuch", "Invalid path '$.NoSuch' : No results for path: $['NoSuch']"),
         ("$.no.such", "Invalid path '$.no.such' : Missing property in path $['no']"),
         ("$.store.no", "Invalid path '$.store.no' : No results for path: $['store']['no']"),
-        ("$.store.book[7]", "Invalid path '$.store.book[7]' : No results for path: $['store']['book'][7]"),
+        (
+            "$.store.book[7].title",
+            "Invalid path '$.store.book[7].title' : Expected to find an object with property ['title'] in path $['store']['book'][7] but found 'null'. This is not a json object according to the JsonProvider: 'com.jayway.jsonpath.spi.json.JacksonJsonNodeJsonProvider'.",
+        ),
+        ("$.store.book[7][0]", "Invalid path '$.store.book[7][0]' : The path $['store']['book'][7] is null"),
         (
             "$.limit[0]",
             "Invalid path '$.limit[0]' : Filter: [0] can only be applied to arrays. Current context is: 10",
@@ -84,6 +88,13 @@ fn what_is_missing_is_said_as_jayway_says_it() {
     ] {
         assert_eq!(read(path, STORE), Err(expected.to_owned()), "{path}");
     }
+}
+
+/// Measured on AWS (floci-io/floci#3167): an item past the end reads as null.
+#[test]
+fn an_item_past_the_end_is_null_and_not_present() {
+    assert_eq!(read("$.store.book[7]", STORE).as_deref(), Ok("null"));
+    assert_eq!(read("$.store.book[-7]", STORE).as_deref(), Ok("null"));
 }
 
 #[test]

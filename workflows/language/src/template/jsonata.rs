@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::payload::{under, within};
 use crate::dataflow::Scope;
 use crate::error::{Problem, StateError};
-use crate::jsonata::{Delimited, Expression, delimited};
+use crate::jsonata::{Available, Delimited, Expression, delimited};
 use crate::value::{Map, Value};
 
 #[derive(Clone, Debug)]
@@ -17,7 +17,7 @@ pub(super) enum Node {
 }
 
 impl Node {
-    pub(super) fn compile(value: &Value, problems: &mut Vec<Problem>) -> Self {
+    pub(super) fn compile(value: &Value, there: Available, problems: &mut Vec<Problem>) -> Self {
         match value {
             Value::String(text) => match delimited(text) {
                 Delimited::No => Self::Constant(value.clone()),
@@ -25,7 +25,7 @@ impl Node {
                     problems.push(problem);
                     Self::Constant(value.clone())
                 }
-                Delimited::Expression(source) => match Expression::compile(source) {
+                Delimited::Expression(source) => match Expression::compile_for(source, there) {
                     Ok(expression) => Self::Expression(expression),
                     Err(problem) => {
                         problems.push(problem);
@@ -37,7 +37,10 @@ impl Node {
                 let members: Vec<(Arc<str>, Self)> = map
                     .iter()
                     .map(|(key, value)| {
-                        (Arc::clone(key), under(key, problems, |problems| Self::compile(value, problems)))
+                        (
+                            Arc::clone(key),
+                            under(key, problems, |problems| Self::compile(value, there, problems)),
+                        )
                     })
                     .collect();
                 let is_constant = members.iter().all(|(_, node)| matches!(node, Self::Constant(_)));
@@ -47,7 +50,7 @@ impl Node {
                 let nodes: Vec<Self> = items
                     .iter()
                     .enumerate()
-                    .map(|(at, item)| within(at, problems, |problems| Self::compile(item, problems)))
+                    .map(|(at, item)| within(at, problems, |problems| Self::compile(item, there, problems)))
                     .collect();
                 let is_constant = nodes.iter().all(|node| matches!(node, Self::Constant(_)));
                 if is_constant { Self::Constant(value.clone()) } else { Self::Array(nodes) }
@@ -77,6 +80,13 @@ impl Node {
                 .enumerate()
                 .map(|(at, node)| node.evaluate(scope, &format!("{field}[{at}]")))
                 .collect(),
+        }
+    }
+
+    pub(super) fn expression(&self) -> Option<&Expression> {
+        match self {
+            Self::Expression(expression) => Some(expression),
+            _ => None,
         }
     }
 

@@ -1,8 +1,13 @@
 //! Payload templates of JSONPath states.
+//!
+//! What an object of a template holds comes in AWS's order: fields that stand for themselves first, as written, then
+//! those of `key.$`, which AWS keeps in a Java `HashMap` by their names without `.$` (learned from the recordings:
+//! `test-query-runtime-memory` has thirteen of them, `test-map-state-parameters-singleton-legacy` both kinds).
 
 use std::sync::Arc;
 
 use super::PathExpression;
+use super::hash_order;
 use crate::dataflow::Scope;
 use crate::error::{Problem, StateError};
 use crate::value::{Map, Value};
@@ -37,6 +42,10 @@ impl Node {
             Value::Object(map) => {
                 let members: Vec<Member> =
                     map.iter().filter_map(|(key, value)| member(key, value, problems)).collect();
+                let (plain, dynamic): (Vec<Member>, Vec<Member>) =
+                    members.into_iter().partition(|member| matches!(member.value, Content::Node(_)));
+                let mut members = plain;
+                members.extend(hash_order::sorted(dynamic, |member| &member.key));
                 let is_constant =
                     members.iter().all(|member| matches!(member.value, Content::Node(Self::Constant(_))));
                 if is_constant { Self::Constant(value.clone()) } else { Self::Object(members) }

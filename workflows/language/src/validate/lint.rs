@@ -33,8 +33,7 @@ fn kind(kind: &Kind, at: &str, report: &mut Report) {
             report.warning(Code::UnsupportedIntegration, &format!("{at}/Resource"), message);
         }
         Kind::Choice(choice) if choice.default.is_none() => {
-            let message =
-                "There is no 'Default': the state fails with States.NoChoiceMatched when no choice matches";
+            let message = "There is no 'Default': the state fails with States.Runtime when no choice matches";
             report.warning(Code::MissingDefault, at, message);
         }
         _ => {}

@@ -14,6 +14,7 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::definition::MachineType;
+use crate::error::{Fault, Problem};
 use crate::parse;
 
 /// How bad a problem is.
@@ -41,6 +42,11 @@ pub enum Code {
     ReservedVariableName,
     MissingTransitionTarget,
     TooDeeplyNested,
+    /// A JSONata expression that cannot be read; the message is the parser's, without its code (measured on AWS:
+    /// floci-io/floci#2745).
+    InvalidJsonataExpression,
+    /// A JSONata expression that asks for what a workflow does not have (floci-io/floci#2670).
+    UnsupportedJsonataExpression,
     /// Warning: a field that looks like a path or an intrinsic function lacks `.$`.
     NoDollar,
     /// Warning: a value looks like a path, the field's name does not end with `Path`.
@@ -69,6 +75,8 @@ impl Code {
             Code::ReservedVariableName => "RESERVED_VARIABLE_NAME",
             Code::MissingTransitionTarget => "MISSING_TRANSITION_TARGET",
             Code::TooDeeplyNested => "TOO_DEEPLY_NESTED",
+            Code::InvalidJsonataExpression => "INVALID_JSONATA_EXPRESSION",
+            Code::UnsupportedJsonataExpression => "UNSUPPORTED_JSONATA_EXPRESSION",
             Code::NoDollar => "NO_DOLLAR",
             Code::NoPath => "NO_PATH",
             Code::PassResultIsStatic => "PASS_RESULT_IS_STATIC",
@@ -124,6 +132,16 @@ impl Report {
     /// A field that is not as it should be: `SCHEMA_VALIDATION_FAILED`.
     pub(crate) fn schema(&mut self, location: &str, message: impl Into<String>) {
         self.error(Code::SchemaValidationFailed, location, message);
+    }
+
+    /// A part of a field that could not be compiled; `place` is where it is.
+    pub(crate) fn problem(&mut self, place: &str, problem: Problem) {
+        let code = match problem.fault {
+            Fault::Schema => Code::SchemaValidationFailed,
+            Fault::InvalidJsonata => Code::InvalidJsonataExpression,
+            Fault::UnsupportedJsonata => Code::UnsupportedJsonataExpression,
+        };
+        self.error(code, place, problem.message);
     }
 
     pub(crate) fn error(&mut self, code: Code, location: &str, message: impl Into<String>) {

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{
     client::{ACCOUNT, Client},
-    definition,
+    components, definition,
     reference::Workflow,
     result,
 };
@@ -17,7 +17,9 @@ use crate::cli::{failure::Failure, output, session::Session};
 #[derive(Args, Debug)]
 #[command(after_help = "Example:
   mayfly workflow deploy order.yaml
-  mayfly workflow deploy order.asl.json --name order-2 --type express")]
+  mayfly workflow deploy order.asl.json --name order-2 --type express
+
+Where a job:run task names a .wasm file as its Component, the file is uploaded.")]
 pub(super) struct DeployArgs {
     /// A state machine in the Amazon States Language, as JSON or YAML; - reads stdin
     #[arg(value_name = "FILE|-")]
@@ -63,6 +65,7 @@ pub(super) async fn run(args: DeployArgs, client: &Client, session: &Session) ->
         None => return Err(Failure::error("stdin has no name", "give the workflow one with --name")),
     };
     let definition = definition::read(&args.file)?;
+    let definition = components::upload(definition, &args.file, session).await?;
     let there = client.workflow(&workflow.arn()).await?;
     let type_there = there.as_ref().and_then(|there| there["type"].as_str());
     let kind = match (args.kind.map(Kind::name), type_there) {

@@ -1,19 +1,30 @@
 //! Workflows in this process: the engine on its journal, and the Step Functions API in front of it.
 //!
+//! Beside it: workflows and executions as objects ([`objects`], [`executions`]), and what starts executions by
+//! itself ([`triggers`], [`events`]).
+//!
 //! The engine asks for four things from outside, and they are handed to it here: functions (the gateway, in
 //! process, under the same rules as a request from a socket), HTTP for `http:invoke`, files for the items and
-//! results of distributed maps, time.
+//! results of distributed maps, time; and it is told who carries out `job:run` ([`jobs`]).
 
 mod buckets;
+mod events;
+mod executions;
 mod functions;
+mod jobs;
+mod objects;
+mod services;
+mod triggers;
 mod web;
 
 use std::{path::Path, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
+use mayfly_api::{Workflow, k8s::api::core::v1::Namespace};
 use mayfly_gateway::GatewayHandle;
+use mayfly_informer::Informer;
 use mayfly_workflows_engine::{
-    api::{Api, router},
+    api::Api,
     catalog::Catalog,
     engine::{Config, Deps, Endpoints, Engine, Limits, OsRandomness},
     timers::SystemClock,
@@ -21,7 +32,17 @@ use mayfly_workflows_engine::{
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use self::{buckets::Buckets, functions::GatewayFunctions, web::Web};
+pub(crate) use self::jobs::JobsDeps;
+use self::{
+    buckets::Buckets,
+    executions::Executions,
+    functions::GatewayFunctions,
+    jobs::Jobs,
+    objects::{Directory, Objects},
+    services::Services,
+    triggers::{EventRules, Triggers},
+    web::Web,
+};
 
 /// The largest answer of a function or of `http:invoke` that is read; a payload's own limit is smaller, and
 /// is the machine's to tell.
@@ -30,10 +51,30 @@ const ANSWER_BYTES_MAX: usize = 8 << 20;
 /// nobody waits for that.
 const DRAIN: Duration = Duration::from_secs(2);
 
+/// What an operator says of workflows.
+pub(crate) struct Settings {
+    /// Where services are that Mayfly has not.
+    pub(crate) endpoints: Endpoints,
+    /// How long ended executions are kept.
+    pub(crate) retention: Duration,
+}
+
 /// The workflow engine and its API, open and not yet serving.
 pub(crate) struct Workflows {
     engine: Engine,
     api: Api,
+    jobs: Arc<Jobs>,
+    executions: Executions,
+    objects: Objects,
+    triggers: Triggers,
+    events: EventRules,
+}
+
+/// How workflows are objects too.
+pub(crate) struct Cluster {
+    pub(crate) client: kube::Client,
+    pub(crate) workflows: Informer<Workflow>,
+    pub(crate) namespaces: Informer<Namespace>,
 }
 
 impl Workflows {
@@ -41,8 +82,9 @@ impl Workflows {
     pub(crate) async fn create(
         folder: &Path,
         functions: GatewayHandle,
-        endpoints: Endpoints,
-        retention: Duration,
+        settings: Settings,
+        cluster: Cluster,
+        jobs: JobsDeps,
     ) -> anyhow::Result<Self> {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
         let (clock, randomness) = (Arc::new(SystemClock), Arc::new(OsRandomness));
@@ -53,13 +95,30 @@ impl Workflows {
             clock: clock.clone(),
             randomness: randomness.clone(),
         };
+        let Settings { endpoints, retention } = settings;
         let limits = Limits { retention, ..Limits::default() };
         let config = Config { limits, data_dir: Some(folder.to_owned()), endpoints, ..Config::default() };
         let engine = Engine::open(config, deps).await.context("cannot open the workflow journal")?;
+        let jobs = Arc::new(Jobs::new(jobs));
         let catalog = folder.join("catalog.db");
         let catalog = Catalog::open(Some(&catalog)).context("cannot open the catalog of state machines")?;
         let api = Api::new(engine.clone(), Arc::new(catalog), clock, randomness);
-        Ok(Self { engine, api })
+        let Cluster { client, workflows, namespaces } = cluster;
+        let triggers = Triggers::new(api.clone(), engine.clone(), client.clone(), workflows.clone());
+        let events = triggers.events();
+        engine.bind_integrations(Arc::new(Services(vec![
+            jobs.clone(),
+            Arc::new(events::PutEvents(events.clone())),
+        ])));
+        let directory = Directory::new(workflows, namespaces);
+        let executions = Executions::new(engine.clone(), directory.clone());
+        let objects = Objects::new(api.clone(), client, directory);
+        Ok(Self { engine, api, jobs, executions, objects, triggers, events })
+    }
+
+    /// What the API shows of executions.
+    pub(crate) fn executions(&self) -> Executions {
+        self.executions.clone()
     }
 
     /// The engine itself.
@@ -74,12 +133,26 @@ impl Workflows {
             tracing::info!(executions = resumed, "going on with executions");
         }
         let engine = self.engine;
-        let stopped = stop.clone().cancelled_owned();
-        let served = async { axum::serve(listener, router(self.api)).with_graceful_shutdown(stopped).await };
-        let result = tokio::select! {
-            result = served => result,
-            () = async { stop.cancelled().await; tokio::time::sleep(DRAIN).await } => Ok(()),
+        let beside = async {
+            tokio::join!(
+                self.executions.follow(stop.clone()),
+                self.objects.run(stop.clone()),
+                self.triggers.run(stop.clone()),
+            );
         };
+        let stopped = stop.clone().cancelled_owned();
+        let served = async {
+            axum::serve(listener, events::routes(self.api, self.events)).with_graceful_shutdown(stopped).await
+        };
+        let serving = async {
+            tokio::select! {
+                result = served => result,
+                () = async { stop.cancelled().await; tokio::time::sleep(DRAIN).await } => Ok(()),
+            }
+        };
+        let (result, ()) = Box::pin(async { tokio::join!(serving, beside) }).await;
+        // A job goes on without the server; its task finds it again.
+        self.jobs.stop();
         engine.shutdown().await;
         Ok(result?)
     }

@@ -263,3 +263,76 @@ fn fields_of_the_other_language_are_named_as_such() {
         ],
     );
 }
+
+/// A map's numbers (measured: floci-io/floci#3733; the rest of the sentence about `$$` is that of `ResultPath`).
+#[test]
+fn numbers_of_a_map() {
+    let map = |body: &str| {
+        format!(
+            r#"{{"Type":"Map","End":true,{body},"ItemProcessor":{{"ProcessorConfig":
+                {{"Mode":"DISTRIBUTED","ExecutionType":"STANDARD"}},
+                "StartAt":"P","States":{{"P":{{"Type":"Pass","End":true}}}}}}}}"#
+        )
+    };
+    let outside = "Value is not a Reference Path: Reference path didn't start with '$.' or '$['";
+    for (body, message, place) in [
+        (r#""MaxConcurrencyPath":"$$.Execution.Input.n""#, outside, "MaxConcurrencyPath"),
+        (r#""ToleratedFailureCountPath":"$$.Execution.Input.n""#, outside, "ToleratedFailureCountPath"),
+        (r#""ToleratedFailurePercentagePath":"$$.n""#, outside, "ToleratedFailurePercentagePath"),
+        (r#""ItemBatcher":{"MaxItemsPerBatchPath":"$$.n"}"#, outside, "ItemBatcher/MaxItemsPerBatchPath"),
+        (r#""ToleratedFailurePercentage":101"#, "Maximum value is 100.0", "ToleratedFailurePercentage"),
+        (r#""ToleratedFailurePercentage":-1"#, "Minimum value is 0.0", "ToleratedFailurePercentage"),
+        (r#""ToleratedFailureCount":-1"#, "Minimum value is 0", "ToleratedFailureCount"),
+        (r#""MaxConcurrency":-1"#, "Minimum value is 0", "MaxConcurrency"),
+        (r#""ItemBatcher":{"MaxItemsPerBatch":-1}"#, "Minimum value is 0", "ItemBatcher/MaxItemsPerBatch"),
+    ] {
+        state(&map(body), &[&format!("SCHEMA_VALIDATION_FAILED: {message} at /States/X/{place}")]);
+    }
+    for right in [
+        r#""ItemsPath":"$$.Execution.Input""#,
+        r#""MaxConcurrencyPath":"$.n""#,
+        r#""MaxConcurrencyPath":"$n""#,
+    ] {
+        state(&map(right), &[]);
+    }
+}
+
+/// What an expression may read, and the codes of those that are none (the recordings of refused expressions).
+#[test]
+fn expressions_have_codes_of_their_own() {
+    let unsupported = "UNSUPPORTED_JSONATA_EXPRESSION";
+    for (body, expect) in [
+        (r#""Output":"{% $states.result %}""#, Some("Field '$states.result' does not exist.")),
+        (r#""Output":"{% $states.errorOutput %}""#, Some("Field '$states.errorOutput' does not exist.")),
+        (r#""Output":"{% $states.nope %}""#, Some("Field '$states.nope' does not exist.")),
+        (r#""Output":"{% field %}""#, Some("Reference to 'field' at the top level is not supported.")),
+        (r#""Output":"{% $states.input.field %}""#, None),
+        (r#""Output":"{% $states.context %}""#, None),
+    ] {
+        let found = errors_of(
+            &around(&format!(r#"{{"Type":"Pass","QueryLanguage":"JSONata","End":true,{body}}}"#)),
+            MachineType::Standard,
+        );
+        let expect: Vec<String> =
+            expect.iter().map(|expect| format!("{unsupported}: {expect} at /States/X/Output")).collect();
+        assert_eq!(found, expect, "{body}");
+    }
+    let task = |more: &str| {
+        format!(r#"{{"Type":"Task","Resource":"arn:aws:states:::sns:publish","End":true{more}}}"#)
+    };
+    jsonata(&task(r#","Output":"{% $states.result %}""#), &[]);
+    jsonata(
+        &task(r#","Catch":[{"ErrorEquals":["States.ALL"],"Output":"{% $states.errorOutput %}","Next":"X"}]"#),
+        &[],
+    );
+    let found = errors_of(
+        &around(r#"{"Type":"Pass","QueryLanguage":"JSONata","Output":"{% 1 + %}","End":true}"#),
+        MachineType::Standard,
+    );
+    assert!(
+        found.len() == 1
+            && found[0].starts_with("INVALID_JSONATA_EXPRESSION: ")
+            && found[0].ends_with(" at /States/X/Output"),
+        "{found:?}"
+    );
+}

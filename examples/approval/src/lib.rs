@@ -1,0 +1,27 @@
+//! Asks a person: prints the commands that answer for them. A real one would send a letter with two links.
+
+use mayfly::Error;
+use serde::{Deserialize, Serialize};
+
+#[derive(Deserialize)]
+struct Question {
+    /// Ends the waiting task.
+    token: String,
+    what: String,
+}
+
+#[derive(Serialize)]
+struct Asked {
+    asked: bool,
+}
+
+#[mayfly::event]
+async fn approval(question: Question) -> Result<Asked, Error> {
+    let url = mayfly::config::get("WORKFLOWS_URL").unwrap_or_else(|| "http://127.0.0.1:8083".to_owned());
+    let aws = format!("aws stepfunctions --endpoint-url {url}");
+    let Question { token, what } = question;
+    println!("May we? {what}");
+    println!("  yes: {aws} send-task-success --task-token {token} --task-output '{{\"by\": \"me\"}}'");
+    println!("  no:  {aws} send-task-failure --task-token {token} --error Rejected --cause 'too dear'");
+    Ok(Asked { asked: true })
+}

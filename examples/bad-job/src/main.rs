@@ -1,0 +1,30 @@
+//! Ends as its first argument says: `exit CODE`, `panic`, `oom`, `sleep SECONDS`. Whatever it is, it leaves a
+//! parameter and an artifact first, if it has a place for them.
+
+use std::{fs, process::ExitCode, time::Duration};
+
+fn main() -> ExitCode {
+    let mut arguments = std::env::args().skip(1);
+    let (how, what) = (arguments.next().unwrap_or_default(), arguments.next().unwrap_or_default());
+    if fs::metadata("/mayfly/out").is_ok() {
+        fs::write("/mayfly/out/progress", "half").expect("the outputs can be written");
+        fs::write("/mayfly/out/artifacts/notes.txt", "what was done so far\n").expect("so can artifacts");
+    }
+    println!("about to {how} {what}");
+    eprintln!("it will not end well");
+    match how.as_str() {
+        "exit" => ExitCode::from(what.parse::<u8>().unwrap_or(1)),
+        "panic" => panic!("as it was told"),
+        "oom" => {
+            let mut kept = Vec::new();
+            loop {
+                kept.push(vec![1_u8; 1 << 20]);
+            }
+        }
+        "sleep" => {
+            std::thread::sleep(Duration::from_secs(what.parse().unwrap_or(3600)));
+            ExitCode::SUCCESS
+        }
+        _ => ExitCode::from(2),
+    }
+}

@@ -1,0 +1,244 @@
+//! What goes into a job and what comes out of it: one contract for every runtime.
+//!
+//! **In.** A pod with the annotation [`ANNOTATION_INPUTS`] takes part. Its value is an [`Inputs`] as JSON
+//! (`{}` is enough), or the digest of one in the artifact store. Each parameter and each artifact is a file
+//! `/mayfly/in/<name>`: a text parameter as it is, any other as JSON; an artifact that is a directory (kept as
+//! a tar) is unpacked. All parameters together are one JSON object on stdin. Nothing of it can be written.
+//!
+//! **Out.** A file `/mayfly/out/<name>` is a parameter, a file or folder `/mayfly/out/artifacts/<name>` an
+//! artifact; stdout is the result. A text that is JSON counts as JSON. The node collects all that from the
+//! pod's own folder after the container has ended, however it ended: its exit, a trap, too much memory, a kill.
+//!
+//! What was collected is an [`Outputs`] in the artifact store; [`ANNOTATION_OUTPUTS`] on the pod names it
+//! before the pod's phase becomes final. The job controller gathers what became of a job's pods in
+//! [`ANNOTATION_OUTCOMES`] of the Job before it counts them, so that nothing is lost when the pods go.
+//!
+//! Artifacts are content-addressed. A folder is kept as a tar whose entries are sorted and carry neither times
+//! nor owners: equal folders have equal digests. Links in it are not kept.
+
+use std::collections::{BTreeMap, HashSet};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::{Digest, k8s::jiff::Timestamp};
+
+/// On a pod (or a pod template): what the job is given, an [`Inputs`] or its digest.
+pub const ANNOTATION_INPUTS: &str = "mayfly.dev/inputs";
+/// On a pod: a [`Collected`], written by the node.
+pub const ANNOTATION_OUTPUTS: &str = "mayfly.dev/outputs";
+/// On a Job: a list of [`Outcome`], written by the job controller.
+pub const ANNOTATION_OUTCOMES: &str = "mayfly.dev/outcomes";
+
+/// Where a container finds its inputs.
+pub const FOLDER_IN: &str = "/mayfly/in";
+/// Where a container leaves its outputs.
+pub const FOLDER_OUT: &str = "/mayfly/out";
+/// The folder of artifacts in [`FOLDER_OUT`].
+pub const ARTIFACTS: &str = "artifacts";
+
+/// The largest parameter, in bytes.
+pub const PARAMETER_BYTES_MAX: u64 = 1 << 20;
+/// Parameters, and artifacts, of one job each.
+pub const NAMES_MAX: usize = 256;
+/// The end of stdout that is kept as the result, in bytes.
+pub const RESULT_BYTES_MAX: usize = 256 << 10;
+/// The end of stderr that is kept, in bytes.
+pub const STDERR_BYTES_MAX: usize = 16 << 10;
+/// Outcomes that a Job's annotation holds; of further pods only the counts are known.
+pub const OUTCOMES_MAX: usize = 500;
+
+/// What a job is given.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Inputs {
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub parameters: BTreeMap<String, Value>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub artifacts: BTreeMap<String, ArtifactRef>,
+}
+
+/// A file or a folder in the artifact store.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ArtifactRef {
+    pub digest: Digest,
+    /// A folder, kept as a tar.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub directory: bool,
+    /// The content's length. Only told, never asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
+}
+
+fn is_false(flag: &bool) -> bool {
+    !flag
+}
+
+/// Where a pod's inputs are.
+#[derive(Clone, Debug, PartialEq)]
+pub enum InputsSource {
+    Inline(Box<Inputs>),
+    Stored(Digest),
+}
+
+impl InputsSource {
+    /// Reads an annotation's value. The error says what is wrong with it.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        if let Ok(digest) = text.trim().parse() {
+            return Ok(Self::Stored(digest));
+        }
+        Ok(Self::Inline(Box::new(Inputs::parse(text.as_bytes())?)))
+    }
+}
+
+impl Inputs {
+    /// Reads the JSON of inputs, and checks their names.
+    pub fn parse(json: &[u8]) -> Result<Self, String> {
+        let inputs: Self = serde_json::from_slice(json).map_err(|error| {
+            format!("expected {{\"parameters\": {{…}}, \"artifacts\": {{…}}}} or a digest: {error}")
+        })?;
+        inputs.check()?;
+        Ok(inputs)
+    }
+
+    /// Names become files of one folder, so they are file names and differ.
+    pub fn check(&self) -> Result<(), String> {
+        let mut seen = HashSet::new();
+        for name in self.parameters.keys().chain(self.artifacts.keys()) {
+            if !is_name(name) {
+                return Err(format!(
+                    "{name:?} is no name of an input: letters, digits, '-', '_' and '.', the first no '.'"
+                ));
+            }
+            if !seen.insert(name) {
+                return Err(format!("{name:?} names a parameter and an artifact"));
+            }
+        }
+        if self.parameters.len() > NAMES_MAX || self.artifacts.len() > NAMES_MAX {
+            return Err(format!("there are more than {NAMES_MAX} parameters or artifacts"));
+        }
+        let large =
+            self.parameters.iter().find(|(_, value)| text_of(value).len() as u64 > PARAMETER_BYTES_MAX);
+        match large {
+            Some((name, _)) => Err(format!(
+                "parameter {name:?} has more than {PARAMETER_BYTES_MAX} bytes: make an artifact of it"
+            )),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Whether a parameter or an artifact may be called so.
+pub fn is_name(name: &str) -> bool {
+    let good = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    !name.is_empty() && name.len() <= 200 && !name.starts_with('.') && name.bytes().all(good)
+}
+
+/// A parameter as its file's content.
+pub fn text_of(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+/// A file's content, or stdout, as a parameter: JSON if it is that, else text without its last line end.
+pub fn value_of(bytes: &[u8]) -> Value {
+    if let Ok(value) = serde_json::from_slice(bytes) {
+        return value;
+    }
+    let text = String::from_utf8_lossy(bytes);
+    let text = text.strip_suffix('\n').unwrap_or(&text);
+    Value::String(text.strip_suffix('\r').unwrap_or(text).to_owned())
+}
+
+/// What became of one attempt of a job, and what it left.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Outputs {
+    pub exit_code: i32,
+    /// `Completed`, `Error`, `OOMKilled`, `DeadlineExceeded`, …
+    pub reason: String,
+    /// For people: the trap, say.
+    pub message: String,
+    pub oom_killed: bool,
+    pub started: Timestamp,
+    pub finished: Timestamp,
+    pub wall_ms: i64,
+    /// Stdout.
+    pub result: Value,
+    /// Stdout was longer, and its beginning is missing.
+    pub result_truncated: bool,
+    /// The end of stderr.
+    pub stderr: String,
+    pub parameters: BTreeMap<String, Value>,
+    pub artifacts: BTreeMap<String, ArtifactRef>,
+    /// Outputs that were not taken, and why.
+    pub problems: Vec<String>,
+}
+
+/// Where a pod's outputs are. The artifacts are named here, too, so that they are seen to be in use.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Collected {
+    /// An [`Outputs`].
+    pub document: Digest,
+    pub artifacts: Vec<Digest>,
+}
+
+/// How one pod of a job ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Outcome {
+    pub pod: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub index: Option<i32>,
+    pub succeeded: bool,
+    /// Of the first container that did not end well, else of the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exit_code: Option<i32>,
+    pub reason: String,
+    pub message: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub outputs: Option<Collected>,
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn inputs_are_checked() {
+        let digest = Digest::of(b"x");
+        let good = json!({"parameters": {"n": 1, "name": "Ada"}, "artifacts": {"data": {"digest": digest}}});
+        let Ok(InputsSource::Inline(inputs)) = InputsSource::parse(&good.to_string()) else { panic!() };
+        assert!(!inputs.artifacts["data"].directory && inputs.parameters["n"] == 1);
+        assert_eq!(InputsSource::parse(&digest.to_string()), Ok(InputsSource::Stored(digest)));
+        for (bad, why) in [
+            (json!({"parameters": {"../x": 1}}), "is no name"),
+            (json!({"parameters": {".x": 1}}), "is no name"),
+            (
+                json!({"parameters": {"data": 1}, "artifacts": {"data": {"digest": digest}}}),
+                "and an artifact",
+            ),
+            (json!({"artifacts": {"data": {"digest": "x"}}}), "not a digest"),
+            (json!({"paramters": {}}), "unknown field"),
+            (json!({"parameters": {"x": "y".repeat(1 << 21)}}), "make an artifact"),
+        ] {
+            let error = InputsSource::parse(&bad.to_string()).unwrap_err();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn text_that_is_json_counts_as_json() {
+        assert_eq!(value_of(b"{\"a\": 1}\n"), json!({"a": 1}));
+        assert_eq!(value_of(b"42"), json!(42));
+        assert_eq!(value_of(b"hello\n"), json!("hello"));
+        assert_eq!(value_of(b""), json!(""));
+        assert_eq!(value_of(b"a\xff"), json!("a\u{fffd}"));
+        assert_eq!((text_of(&json!("a b")), text_of(&json!([1]))), ("a b".into(), "[1]".into()));
+    }
+}

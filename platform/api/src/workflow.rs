@@ -1,0 +1,290 @@
+//! `Workflow`: a state machine as an object, with what starts it; `Execution`: one run of it, read-only.
+//!
+//! A Workflow and the state machine that the Step Functions API shows are one thing seen twice. Its definition
+//! is an object or the text that was uploaded; [`definition`] says when two of them are the same.
+
+pub mod definition;
+pub mod names;
+pub mod pattern;
+pub mod schedule;
+pub mod transform;
+mod validation;
+
+use std::collections::BTreeMap;
+
+use kube::CustomResource;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::{
+    duration::Span,
+    k8s::apimachinery::pkg::apis::meta::v1::{Condition, Time},
+};
+
+pub use validation::validate;
+
+/// A workflow: a state machine in the Amazon States Language, and what starts it. The same state machine is
+/// served by the Step Functions API.
+#[derive(CustomResource, Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
+#[kube(
+    group = "mayfly.dev",
+    version = "v1",
+    kind = "Workflow",
+    plural = "workflows",
+    shortname = "wf",
+    namespaced,
+    status = "WorkflowStatus",
+    derive = "Default",
+    derive = "PartialEq"
+)]
+#[serde(rename_all = "camelCase")]
+pub struct WorkflowSpec {
+    /// STANDARD workflows survive everything and have a history; EXPRESS ones answer at once and keep nothing.
+    /// It never changes.
+    #[serde(rename = "type", default)]
+    pub kind: WorkflowType,
+    /// The state machine in the Amazon States Language: an object, or its JSON text.
+    #[schemars(schema_with = "anything")]
+    pub definition: Value,
+    /// The state machine's name (or ARN) where it is not the one that follows from the object's: `name` in the
+    /// namespace default, `namespace.name` elsewhere. It never changes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state_machine: Option<String>,
+    /// What starts executions by itself.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub triggers: Vec<Trigger>,
+}
+
+/// STANDARD or EXPRESS.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum WorkflowType {
+    /// Every step is journalled.
+    #[default]
+    Standard,
+    /// Runs in memory, five minutes at most.
+    Express,
+}
+
+impl WorkflowType {
+    /// The API's word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Standard => "STANDARD",
+            Self::Express => "EXPRESS",
+        }
+    }
+}
+
+/// Starts executions: at times (`schedule`) or when something happens (`event`); one of the two.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct Trigger {
+    /// Unique in its workflow; executions are named after it.
+    pub name: String,
+    /// Starts at times.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<Schedule>,
+    /// Starts when an event fits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub event: Option<EventSource>,
+    /// The executions' input. Without one: `{"trigger": …, "scheduledTime": …}`, or the event.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "anything")]
+    pub input: Option<Value>,
+    /// The input made from the event.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub input_transform: Option<InputTransform>,
+    /// Starts nothing; times that pass meanwhile are not made up for.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub suspend: bool,
+}
+
+/// When to start.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct Schedule {
+    /// Five fields (minute, hour, day, month, weekday), or six with seconds in front; `@daily` and its kin.
+    pub cron: String,
+    /// An IANA time zone: `Europe/Berlin`. Default UTC.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time_zone: Option<String>,
+    /// What happens while an earlier execution of this trigger is still running.
+    #[serde(default)]
+    pub overlap: Overlap,
+    /// How many of the starts that were missed (the server was down) are made up for, newest first. Default 1.
+    #[serde(default = "one")]
+    pub catch_up: u32,
+    /// How late a start may be. Default: as late as it takes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub starting_deadline: Option<Span>,
+    /// Starts are put off by up to this time, always by the same for the same start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub jitter: Option<Span>,
+}
+
+fn one() -> u32 {
+    1
+}
+
+/// What happens while an earlier execution of the trigger is still running.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Overlap {
+    /// Both run.
+    #[default]
+    Allow,
+    /// The new one is not started.
+    Forbid,
+    /// The earlier one is stopped.
+    Replace,
+}
+
+/// Which events start an execution.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct EventSource {
+    /// A pattern in EventBridge's language.
+    #[schemars(schema_with = "anything")]
+    pub pattern: Value,
+}
+
+/// An input made from an event.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct InputTransform {
+    /// Names for parts of the event: `order: $.detail.order`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub paths: BTreeMap<String, String>,
+    /// The input, with `<order>` where the part belongs: an object whose texts have such places, or JSON text.
+    #[schemars(schema_with = "anything")]
+    pub template: Value,
+}
+
+/// What became of a workflow.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct WorkflowStatus {
+    /// Under which the Step Functions API knows it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state_machine_arn: Option<String>,
+    /// The state machine's revision; `INITIAL` for the one it was created with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revision_id: Option<String>,
+    /// The definition that object and state machine last agreed on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub definition_digest: Option<String>,
+    /// The generation of the spec that this status speaks of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// `Ready`: executions of this definition can be started.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<Condition>,
+    /// The triggers, each with its last start and its next.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub triggers: Vec<TriggerStatus>,
+}
+
+/// How a trigger stands.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct TriggerStatus {
+    /// The trigger's.
+    pub name: String,
+    /// The schedule that the times belong to; another one begins anew.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<String>,
+    /// Nothing before this is started: when the trigger, or its schedule, came to be, or was resumed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<Time>,
+    /// The time that was decided on last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_schedule_time: Option<Time>,
+    /// The time that is next.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_schedule_time: Option<Time>,
+    /// When it last started something.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_start_time: Option<Time>,
+    /// What it started last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_execution: Option<String>,
+    /// Executions it started that may still run.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub active: Vec<String>,
+    /// Starts that were not made: too late, or an earlier execution was running.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub skipped: u64,
+    /// Why the last start was not made, or failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+/// One execution of a workflow: a view of the journal, read-only.
+#[derive(CustomResource, Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
+#[kube(
+    group = "mayfly.dev",
+    version = "v1",
+    kind = "Execution",
+    plural = "executions",
+    shortname = "exec",
+    namespaced,
+    status = "ExecutionStatus",
+    derive = "Default",
+    derive = "PartialEq"
+)]
+#[serde(rename_all = "camelCase")]
+pub struct ExecutionSpec {
+    /// The workflow's name, in the same namespace.
+    pub workflow: String,
+    /// The execution's own name.
+    pub name: String,
+    /// Under which the Step Functions API knows it.
+    pub execution_arn: String,
+    /// The state machine's ARN.
+    pub state_machine_arn: String,
+    /// JSON text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub input: Option<String>,
+}
+
+/// How an execution stands.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct ExecutionStatus {
+    /// RUNNING, SUCCEEDED, FAILED, TIMED_OUT or ABORTED.
+    pub phase: String,
+    /// When it started, to the millisecond.
+    pub start_time: String,
+    /// When it ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stop_time: Option<String>,
+    /// JSON text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub output: Option<String>,
+    /// The error's name, when it did not succeed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// The error's cause.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cause: Option<String>,
+    /// How often it was taken up again.
+    #[serde(default, skip_serializing_if = "is_none_yet")]
+    pub redrive_count: u32,
+    /// What happened, a line for each event; only when one execution is asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub history: Vec<String>,
+}
+
+fn is_none_yet(number: &u32) -> bool {
+    *number == 0
+}
+
+/// The schema of a value that is not looked into.
+fn anything(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"x-kubernetes-preserve-unknown-fields": true})
+}

@@ -1,0 +1,183 @@
+//! Inputs made from events: EventBridge's input transformer.
+//!
+//! `<name>` in the template stands for the part of the event that `paths` gives the name to; `<event>` for the
+//! whole. In a template that is an object, a text that is nothing but `<name>` becomes the part itself, and
+//! a place inside a text becomes its text. A template that is a text is JSON text with such places: inside quotes
+//! they become text, elsewhere JSON. Source: Amazon EventBridge User Guide, "Input transformation".
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use super::InputTransform;
+
+/// `$.detail.items[0].name`, parsed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place(Vec<Step>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Step {
+    Member(String),
+    Item(usize),
+}
+
+impl Place {
+    /// Parses a path of members and items; `None` when it is none.
+    pub fn parse(text: &str) -> Option<Self> {
+        let rest = text.strip_prefix('$')?;
+        let mut steps = Vec::new();
+        if rest.is_empty() {
+            return Some(Self(steps));
+        }
+        for part in rest.strip_prefix('.')?.split('.') {
+            let (name, items) = part.split_at(part.find('[').unwrap_or(part.len()));
+            if name.is_empty() {
+                return None;
+            }
+            steps.push(Step::Member(name.to_owned()));
+            let mut items = items;
+            while !items.is_empty() {
+                let (number, after) = items.strip_prefix('[')?.split_once(']')?;
+                steps.push(Step::Item(number.parse().ok()?));
+                items = after;
+            }
+        }
+        Some(Self(steps))
+    }
+
+    fn of<'a>(&self, event: &'a Value) -> Option<&'a Value> {
+        self.0.iter().try_fold(event, |value, step| match step {
+            Step::Member(name) => value.get(name),
+            Step::Item(at) => value.get(at),
+        })
+    }
+}
+
+impl InputTransform {
+    /// The input for an event. Parts that the event does not have are null, and nothing inside of a text.
+    pub fn apply(&self, event: &Value) -> Value {
+        let part = |path: &String| Place::parse(path)?.of(event).cloned();
+        let mut parts: BTreeMap<&str, Value> =
+            self.paths.iter().map(|(name, path)| (name.as_str(), part(path).unwrap_or_default())).collect();
+        parts.entry("event").or_insert_with(|| event.clone());
+        match &self.template {
+            Value::String(text) => {
+                let filled = fill_json(text, &parts);
+                serde_json::from_str(&filled).unwrap_or(Value::String(filled))
+            }
+            template => fill(template, &parts),
+        }
+    }
+}
+
+fn fill(template: &Value, parts: &BTreeMap<&str, Value>) -> Value {
+    match template {
+        Value::Object(map) => {
+            Value::Object(map.iter().map(|(name, value)| (name.clone(), fill(value, parts))).collect())
+        }
+        Value::Array(items) => Value::Array(items.iter().map(|item| fill(item, parts)).collect()),
+        Value::String(text) => {
+            let whole = text.strip_prefix('<').and_then(|text| text.strip_suffix('>'));
+            if let Some(part) = whole.and_then(|name| parts.get(name)) {
+                return part.clone();
+            }
+            Value::String(replace(text, parts, |part, _| plain(part)))
+        }
+        other => other.clone(),
+    }
+}
+
+fn fill_json(template: &str, parts: &BTreeMap<&str, Value>) -> String {
+    replace(template, parts, |part, before| match is_open(before) {
+        // Inside quotes: the text, escaped as JSON wants it.
+        true => {
+            let quoted = Value::String(plain(part)).to_string();
+            quoted[1..quoted.len() - 1].to_owned()
+        }
+        false => part.to_string(),
+    })
+}
+
+/// Whether a text of JSON ends inside quotes.
+fn is_open(text: &str) -> bool {
+    let (mut open, mut escaped) = (false, false);
+    for character in text.chars() {
+        match character {
+            _ if escaped => escaped = false,
+            '\\' => escaped = true,
+            '"' => open = !open,
+            _ => {}
+        }
+    }
+    open
+}
+
+fn plain(part: &Value) -> String {
+    match part {
+        Value::String(text) => text.clone(),
+        Value::Null => String::new(),
+        other => other.to_string(),
+    }
+}
+
+/// Puts parts into their places; what names no part stays. `shown` is told what stands before the place.
+fn replace(template: &str, parts: &BTreeMap<&str, Value>, shown: impl Fn(&Value, &str) -> String) -> String {
+    let (mut out, mut rest) = (String::new(), template);
+    while let Some(start) = rest.find('<') {
+        let (before, place) = rest.split_at(start);
+        out.push_str(before);
+        let named = place.find('>').and_then(|end| Some((parts.get(&place[1..end])?, end)));
+        match named {
+            Some((part, end)) => {
+                let text = shown(part, &template[..template.len() - place.len()]);
+                out.push_str(&text);
+                rest = &place[end + 1..];
+            }
+            None => {
+                out.push('<');
+                rest = &place[1..];
+            }
+        }
+    }
+    out.push_str(rest);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn transform(template: Value) -> Value {
+        let event = json!({"id": "7", "detail": {"n": 3, "who": "A \"B\"", "items": [{"sku": "x"}]}});
+        let paths =
+            [("n", "$.detail.n"), ("who", "$.detail.who"), ("sku", "$.detail.items[0].sku"), ("none", "$.x")];
+        let paths = paths.into_iter().map(|(name, path)| (name.to_owned(), path.to_owned())).collect();
+        InputTransform { paths, template }.apply(&event)
+    }
+
+    #[test]
+    fn templates() {
+        for (template, expected) in [
+            (json!({"a": "<n>", "b": "for <who>: <sku>"}), json!({"a": 3, "b": "for A \"B\": x"})),
+            (json!({"a": ["<none>", "<<n>>", "<other>"]}), json!({"a": [null, "<3>", "<other>"]})),
+            (json!("{\"a\": <n>, \"b\": \"for <who>\"}"), json!({"a": 3, "b": "for A \"B\""})),
+            (json!("<who> has <n>"), json!("\"A \\\"B\\\"\" has 3")),
+            (json!("<n>"), json!(3)),
+        ] {
+            assert_eq!(transform(template.clone()), expected, "{template}");
+        }
+        assert_eq!(transform(json!("<event>"))["id"], "7");
+    }
+
+    #[test]
+    fn places() {
+        for good in ["$", "$.a", "$.a.b[0][12].c"] {
+            assert!(Place::parse(good).is_some(), "{good}");
+        }
+        for bad in ["", "a", "$a", "$.", "$..a", "$.a[", "$.a[x]", "$.a[0]b", "$.[0]"] {
+            assert!(Place::parse(bad).is_none(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,396 @@
+//! Jobs. The rules are upstream's (`pkg/apis/batch/{v1/defaults,validation}`, `pkg/registry/batch/job/strategy.go`,
+//! `printJob`); what the controller does not do is refused, in words.
+
+use jiff::Timestamp;
+use k8s_openapi::api::batch::v1::{Job, JobSpec};
+use mayfly_api::{
+    job_io::{ANNOTATION_INPUTS, InputsSource},
+    selector::Selector,
+    validation::{FieldError, FieldErrorKind},
+};
+use serde_json::{Map, Value, json};
+
+use super::{AGE, Column, Kind, NAME, apps::selector_text, immutable, pod, print, typed};
+use crate::object::{Object, map_at};
+
+/// What the selector of a job that says none selects by.
+const CONTROLLER_UID: &str = "batch.kubernetes.io/controller-uid";
+const JOB_NAME: &str = "batch.kubernetes.io/job-name";
+/// Failed pods after which a job that does not say fails.
+const BACKOFF_LIMIT_DEFAULT: i32 = 6;
+/// Pods of an indexed job at the same time.
+const INDEXED_PARALLELISM_MAX: i32 = 100_000;
+
+pub(super) fn kinds() -> Vec<Kind> {
+    vec![Kind {
+        categories: &["all"],
+        generation: true,
+        columns: const {
+            &[
+                NAME,
+                Column::text("Status", "Status of the job."),
+                Column::text("Completions", "Pods that ended well, of how many that shall."),
+                Column::text("Duration", "Time from start to completion."),
+                AGE,
+                Column::text("Containers", "Names of each container in the template.").wide(),
+                Column::text("Images", "Images referenced by each container in the template.").wide(),
+                Column::text("Selector", "A label query over pods that should match the pod count.").wide(),
+            ]
+        },
+        cells,
+        defaults,
+        on_create: |object| {
+            object.0.insert("status".into(), json!({}));
+        },
+        validate,
+        ..Kind::built_in::<Job>("job")
+    }]
+}
+
+fn cells(object: &Object, now: Timestamp) -> Vec<Value> {
+    let texts = |field: &str| {
+        let containers = print::items(object, &["spec", "template", "spec", "containers"]);
+        containers.filter_map(|c| c[field].as_str()).collect::<Vec<_>>().join(",")
+    };
+    vec![
+        object.name().into(),
+        status(object).into(),
+        completions(object).into(),
+        duration(object, now).into(),
+        print::age(object, now),
+        texts("name").into(),
+        texts("image").into(),
+        print::or_none(&selector_text(object.at(&["spec", "selector"]))),
+    ]
+}
+
+fn status(object: &Object) -> &'static str {
+    let holds = |name: &str| print::condition(object, name).is_some_and(|(status, _)| status == "True");
+    match () {
+        () if holds("Complete") => "Complete",
+        () if holds("Failed") => "Failed",
+        () if object.is_terminating() => "Terminating",
+        () if holds("Suspended") => "Suspended",
+        () if holds("FailureTarget") => "FailureTarget",
+        () if holds("SuccessCriteriaMet") => "SuccessCriteriaMet",
+        () => "Running",
+    }
+}
+
+fn completions(object: &Object) -> String {
+    let succeeded = print::number(object, &["status", "succeeded"]);
+    let number = |field: &str| object.at(&["spec", field]).and_then(Value::as_i64);
+    match (number("completions"), number("parallelism")) {
+        (Some(wanted), _) => format!("{succeeded}/{wanted}"),
+        (None, Some(parallel)) if parallel > 1 => format!("{succeeded}/1 of {parallel}"),
+        (None, _) => format!("{succeeded}/1"),
+    }
+}
+
+fn duration(object: &Object, now: Timestamp) -> String {
+    let at = |field: &str| object.str_at(&["status", field]).parse::<Timestamp>().ok();
+    let Some(started) = at("startTime") else { return String::new() };
+    let ended = at("completionTime").unwrap_or(now);
+    print::human_duration(ended.duration_since(started).as_secs())
+}
+
+fn defaults(object: &mut Object) {
+    let (uid, name) = (object.uid().to_owned(), object.name().to_owned());
+    let spec = object.map_mut("spec");
+    if !spec.contains_key("completions") && !spec.contains_key("parallelism") {
+        spec.insert("completions".into(), json!(1));
+    }
+    let policy = if spec.contains_key("podFailurePolicy") { "Failed" } else { "TerminatingOrFailed" };
+    for (field, value) in [
+        ("parallelism", json!(1)),
+        ("backoffLimit", json!(BACKOFF_LIMIT_DEFAULT)),
+        ("completionMode", json!("NonIndexed")),
+        ("suspend", json!(false)),
+        ("manualSelector", json!(false)),
+        ("podReplacementPolicy", json!(policy)),
+    ] {
+        spec.entry(field).or_insert(value);
+    }
+    let manual = spec.get("manualSelector") == Some(&json!(true));
+    if !manual && !uid.is_empty() {
+        spec.entry("selector").or_insert_with(|| json!({"matchLabels": {CONTROLLER_UID: uid}}));
+    }
+    let Some(template) = spec.get_mut("template").and_then(Value::as_object_mut) else { return };
+    if !manual && !uid.is_empty() && !name.is_empty() {
+        let labels = map_at(map_at(template, "metadata"), "labels");
+        for (label, value) in
+            [(CONTROLLER_UID, &uid), ("controller-uid", &uid), (JOB_NAME, &name), ("job-name", &name)]
+        {
+            labels.insert(label.into(), json!(value));
+        }
+    }
+    if let Some(spec) = template.get_mut("spec").and_then(Value::as_object_mut) {
+        pod::pod_spec_defaults(spec);
+    }
+    let labels = template.get("metadata").and_then(|metadata| metadata.get("labels")).cloned();
+    if let Some(labels) = labels {
+        object.meta_mut().entry("labels").or_insert(labels);
+    }
+}
+
+fn validate(new: &Object, old: Option<&Object>) -> Vec<FieldError> {
+    let mut errors = Vec::new();
+    let Some(spec) = typed::<Job>(new).and_then(|job| job.spec) else {
+        return vec![FieldError::required("spec", "")];
+    };
+    let numbers = [
+        ("parallelism", spec.parallelism.map(i64::from)),
+        ("completions", spec.completions.map(i64::from)),
+        ("backoffLimit", spec.backoff_limit.map(i64::from)),
+        ("activeDeadlineSeconds", spec.active_deadline_seconds),
+        ("ttlSecondsAfterFinished", spec.ttl_seconds_after_finished.map(i64::from)),
+    ];
+    for (field, number) in numbers {
+        if let Some(number) = number.filter(|number| *number < 0) {
+            let detail = "must be greater than or equal to 0";
+            errors.push(FieldError::invalid(format!("spec.{field}"), number, detail));
+        }
+    }
+    unsupported(&spec, &mut errors);
+    modes(&spec, &mut errors);
+    failure_policy(&spec, &mut errors);
+    selector(new, &spec, &mut errors);
+    template(new, &spec, &mut errors);
+    for field in ["selector", "completionMode", "podFailurePolicy"] {
+        immutable(new, old, &["spec", field], &mut errors);
+    }
+    // Upstream lets a job that has not begun be changed while it is suspended: that is what queues do.
+    let begun = old.is_some_and(|old| {
+        old.at(&["spec", "suspend"]) != Some(&json!(true)) || !old.str_at(&["status", "startTime"]).is_empty()
+    });
+    if begun {
+        immutable(new, old, &["spec", "template"], &mut errors);
+    }
+    let elastic = spec.completion_mode.as_deref() == Some("Indexed") && spec.completions == spec.parallelism;
+    if !elastic {
+        immutable(new, old, &["spec", "completions"], &mut errors);
+    }
+    errors
+}
+
+/// Fields whose meaning nobody carries out here.
+fn unsupported(spec: &JobSpec, errors: &mut Vec<FieldError>) {
+    for (field, there) in [
+        ("backoffLimitPerIndex", spec.backoff_limit_per_index.is_some()),
+        ("maxFailedIndexes", spec.max_failed_indexes.is_some()),
+        ("successPolicy", spec.success_policy.is_some()),
+    ] {
+        if there {
+            errors.push(FieldError::forbidden(format!("spec.{field}"), "Mayfly does not carry it out yet"));
+        }
+    }
+}
+
+fn not_supported(path: &str, value: &str, allowed: &[&str]) -> FieldError {
+    let list: Vec<_> = allowed.iter().map(|value| format!("{value:?}")).collect();
+    let kind = FieldErrorKind::NotSupported { value: format!("{value:?}") };
+    FieldError { path: path.into(), kind, detail: format!("supported values: {}", list.join(", ")) }
+}
+
+fn modes(spec: &JobSpec, errors: &mut Vec<FieldError>) {
+    match spec.completion_mode.as_deref().unwrap_or("NonIndexed") {
+        "NonIndexed" => {}
+        "Indexed" => {
+            if spec.completions.is_none() {
+                let detail = "when completion mode is Indexed";
+                errors.push(FieldError::required("spec.completions", detail));
+            }
+            if let Some(parallel) = spec.parallelism.filter(|number| *number > INDEXED_PARALLELISM_MAX) {
+                let detail = format!(
+                    "must be less than or equal to {INDEXED_PARALLELISM_MAX} when completion mode is Indexed"
+                );
+                errors.push(FieldError::invalid("spec.parallelism", parallel, detail));
+            }
+        }
+        other => errors.push(not_supported("spec.completionMode", other, &["Indexed", "NonIndexed"])),
+    }
+    let policy = spec.pod_replacement_policy.as_deref().unwrap_or("TerminatingOrFailed");
+    let allowed: &[&str] =
+        if spec.pod_failure_policy.is_some() { &["Failed"] } else { &["Failed", "TerminatingOrFailed"] };
+    if !allowed.contains(&policy) {
+        errors.push(not_supported("spec.podReplacementPolicy", policy, allowed));
+    }
+}
+
+fn failure_policy(spec: &JobSpec, errors: &mut Vec<FieldError>) {
+    let Some(policy) = &spec.pod_failure_policy else { return };
+    for (at, rule) in policy.rules.iter().enumerate() {
+        let path = format!("spec.podFailurePolicy.rules[{at}]");
+        if !["FailJob", "Ignore", "Count"].contains(&rule.action.as_str()) {
+            errors.push(not_supported(
+                &format!("{path}.action"),
+                &rule.action,
+                &["Count", "FailJob", "Ignore"],
+            ));
+        }
+        match (&rule.on_exit_codes, &rule.on_pod_conditions) {
+            (Some(codes), None) => {
+                if !["In", "NotIn"].contains(&codes.operator.as_str()) {
+                    let path = format!("{path}.onExitCodes.operator");
+                    errors.push(not_supported(&path, &codes.operator, &["In", "NotIn"]));
+                }
+                if codes.values.is_empty() {
+                    let detail = "at least one value is required";
+                    errors.push(FieldError::invalid(format!("{path}.onExitCodes.values"), "[]", detail));
+                }
+                if codes.operator == "In" && codes.values.contains(&0) {
+                    let detail = "must not be 0 for the In operator";
+                    errors.push(FieldError::invalid(format!("{path}.onExitCodes.values"), 0, detail));
+                }
+            }
+            (None, Some(_)) => {}
+            _ => {
+                let detail = "specifying one of OnExitCodes and OnPodConditions is required";
+                errors.push(FieldError::invalid(path, "{}", detail));
+            }
+        }
+    }
+    let never = spec.template.spec.as_ref().and_then(|spec| spec.restart_policy.as_deref()) == Some("Never");
+    if !never {
+        let detail = "only \"Never\" is supported when podFailurePolicy is specified";
+        errors.push(FieldError::invalid("spec.template.spec.restartPolicy", "", detail));
+    }
+}
+
+fn selector(new: &Object, spec: &JobSpec, errors: &mut Vec<FieldError>) {
+    let Some(selector) = &spec.selector else {
+        return errors.push(FieldError::required("spec.selector", "with manualSelector it is yours to give"));
+    };
+    let shown = serde_json::to_string(selector).unwrap_or_default();
+    let generated = json!({"matchLabels": {CONTROLLER_UID: new.uid()}});
+    if spec.manual_selector != Some(true) && new.at(&["spec", "selector"]) != Some(&generated) {
+        let detail = "`selector` not auto-generated: leave it out, or say manualSelector: true";
+        errors.push(FieldError::invalid("spec.selector", &shown, detail));
+        return;
+    }
+    let labels =
+        spec.template.metadata.as_ref().and_then(|metadata| metadata.labels.clone()).unwrap_or_default();
+    match Selector::from_object(selector) {
+        Err(why) => errors.push(FieldError::invalid("spec.selector", shown, why.to_string())),
+        Ok(selector) if selector.is_empty() => {
+            errors.push(FieldError::invalid("spec.selector", shown, "empty selector is invalid for a job"));
+        }
+        Ok(selector) if !selector.matches(&labels) => {
+            let shown = serde_json::to_string(&labels).unwrap_or_default();
+            let detail = "`selector` does not match template `labels`";
+            errors.push(FieldError::invalid("spec.template.metadata.labels", shown, detail));
+        }
+        Ok(_) => {}
+    }
+}
+
+fn template(new: &Object, spec: &JobSpec, errors: &mut Vec<FieldError>) {
+    let none = Map::new();
+    let template = new.at(&["spec", "template", "spec"]).and_then(Value::as_object).unwrap_or(&none);
+    match template.get("restartPolicy").and_then(Value::as_str).unwrap_or("Always") {
+        "Never" | "OnFailure" => {}
+        "Always" => {
+            let detail = "valid values: \"OnFailure\", \"Never\"";
+            errors.push(FieldError::required("spec.template.spec.restartPolicy", detail));
+        }
+        other => {
+            let path = "spec.template.spec.restartPolicy";
+            errors.push(not_supported(path, other, &["Never", "OnFailure"]));
+        }
+    }
+    pod::pod_spec_errors(template, "spec.template.spec", errors);
+    let metadata = spec.template.metadata.as_ref();
+    let inputs = metadata.and_then(|metadata| metadata.annotations.as_ref()?.get(ANNOTATION_INPUTS));
+    if let Some(Err(why)) = inputs.map(|text| InputsSource::parse(text)) {
+        let path = format!("spec.template.metadata.annotations[{ANNOTATION_INPUTS}]");
+        errors.push(FieldError::invalid(path, inputs.map_or("", String::as_str), why));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(change: Value) -> Object {
+        let mut job = json!({"metadata": {"name": "j", "uid": "u"}, "spec": {"template": {"spec": {
+            "restartPolicy": "Never", "containers": [{"name": "c", "image": "x"}]}}}});
+        json_patch::merge(&mut job, &change);
+        let mut object = Object(job.as_object().unwrap().clone());
+        defaults(&mut object);
+        object
+    }
+
+    #[test]
+    fn what_is_left_out_is_filled_in() {
+        let mut object = job(json!({}));
+        let before = object.clone();
+        defaults(&mut object);
+        assert_eq!(object, before, "the second time changes nothing");
+        assert_eq!(object.at(&["spec", "completions"]), Some(&json!(1)));
+        assert_eq!(object.at(&["spec", "template", "metadata", "labels", "job-name"]), Some(&json!("j")));
+        assert_eq!(object.labels()["controller-uid"], "u");
+        assert_eq!(validate(&object, None), []);
+        let queue = job(json!({"spec": {"parallelism": 3}}));
+        assert_eq!(queue.at(&["spec", "completions"]), None);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (change, path) in [
+            (json!({"spec": {"completions": -1}}), "spec.completions"),
+            (json!({"spec": {"backoffLimitPerIndex": 1}}), "spec.backoffLimitPerIndex"),
+            (json!({"spec": {"successPolicy": {"rules": []}}}), "spec.successPolicy"),
+            (json!({"spec": {"parallelism": 1, "completionMode": "Indexed"}}), "spec.completions"),
+            (json!({"spec": {"completionMode": "Other"}}), "spec.completionMode"),
+            (
+                json!({"spec": {"template": {"spec": {"restartPolicy": null}}}}),
+                "spec.template.spec.restartPolicy",
+            ),
+            (json!({"spec": {"selector": {"matchLabels": {"a": "b"}}}}), "spec.selector"),
+            (json!({"spec": {"template": {"spec": {"containers": []}}}}), "spec.template.spec.containers"),
+            (
+                json!({"spec": {"podFailurePolicy": {"rules": [{"action": "FailIndex", "onPodConditions": []}]}}}),
+                "spec.podFailurePolicy.rules[0].action",
+            ),
+            (
+                json!({"spec": {"template": {"metadata": {"annotations": {ANNOTATION_INPUTS: "{"}}}}}),
+                "spec.template.metadata.annotations[mayfly.dev/inputs]",
+            ),
+        ] {
+            let errors = validate(&job(change.clone()), None);
+            assert_eq!(
+                errors.iter().map(|error| error.path.as_str()).collect::<Vec<_>>(),
+                [path],
+                "{change}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_template_stands_still_once_the_job_has_begun() {
+        let old = job(json!({}));
+        let new = job(json!({"spec": {"template": {"spec": {"containers": [{"name": "d", "image": "x"}]}}}}));
+        assert_eq!(validate(&new, Some(&old))[0].path, "spec.template");
+        let suspended = job(json!({"spec": {"suspend": true}}));
+        assert_eq!(validate(&new, Some(&suspended)), []);
+        let more = job(json!({"spec": {"parallelism": 2}}));
+        assert_eq!(validate(&more, Some(&old)), []);
+    }
+
+    #[test]
+    fn lines_as_upstream_prints_them() {
+        let now = "2026-01-01T00:10:00Z".parse().unwrap();
+        let line = |change: Value| {
+            let cells = cells(&job(change), now);
+            cells[1..4].iter().map(|cell| cell.as_str().unwrap().to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(line(json!({})), ["Running", "0/1", ""]);
+        let complete = json!({"spec": {"completions": 3}, "status": {"succeeded": 3,
+            "startTime": "2026-01-01T00:00:00Z", "completionTime": "2026-01-01T00:00:09Z",
+            "conditions": [{"type": "Complete", "status": "True"}]}});
+        assert_eq!(line(complete), ["Complete", "3/3", "9s"]);
+        let failed = json!({"spec": {"parallelism": 2}, "status": {"startTime": "2026-01-01T00:09:00Z",
+            "conditions": [{"type": "Failed", "status": "True"}]}});
+        assert_eq!(line(failed), ["Failed", "0/1 of 2", "60s"]);
+    }
+}

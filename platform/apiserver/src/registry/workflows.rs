@@ -1,0 +1,185 @@
+//! Workflows and their executions.
+
+use jiff::Timestamp;
+use mayfly_api::{
+    Execution, ObjectKey, Workflow, names,
+    validation::FieldError,
+    workflow::{self, WorkflowType, definition},
+};
+use mayfly_workflows_language::{
+    definition::MachineType,
+    validate::{Severity, check},
+};
+use serde_json::{Value, json};
+
+use super::{
+    AGE, Column, Kind, NAME, Verbs, immutable,
+    mayfly::{fill_in, ready},
+    print, typed,
+};
+use crate::object::Object;
+
+/// What `kubectl apply` last applied, as JSON text.
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+/// Most problems of a definition that are told.
+const PROBLEMS_MAX: usize = 50;
+
+pub(super) fn kinds() -> Vec<Kind> {
+    vec![workflow(), execution()]
+}
+
+fn workflow() -> Kind {
+    Kind {
+        short_names: &["wf"],
+        categories: &["all", "mayfly"],
+        columns: const {
+            &[
+                NAME,
+                Column::text("Type", "STANDARD or EXPRESS."),
+                Column::text("Ready", "Whether executions can be started; else why not."),
+                Column::text("Triggers", "What starts executions by itself."),
+                AGE,
+                Column::text("Next", "When the next execution starts by itself.").wide(),
+                Column::text("ARN", "Under which the Step Functions API knows it.").wide(),
+            ]
+        },
+        cells: |object, now| {
+            vec![
+                object.name().into(),
+                object.str_at(&["spec", "type"]).into(),
+                ready(object),
+                print::or_none(&triggers(object)),
+                print::age(object, now),
+                next(object, now),
+                print::or_none(object.str_at(&["status", "stateMachineArn"])),
+            ]
+        },
+        selectable: &[("spec.type", "STANDARD")],
+        defaults: |object| fill_in::<Workflow>(object),
+        on_create: |object| {
+            object.0.remove("status");
+            take_what_was_applied(object, &Object::default());
+        },
+        on_update: take_what_was_applied,
+        validate: |new, old| {
+            let mut errors = Vec::new();
+            immutable(new, old, &["spec", "type"], &mut errors);
+            immutable(new, old, &["spec", "stateMachine"], &mut errors);
+            // The same spec was found to be good before.
+            let changed = old.is_none_or(|old| new.0.get("spec") != old.0.get("spec"));
+            if let Some(workflow) = typed::<Workflow>(new).filter(|_| changed) {
+                errors.extend(definition_errors(&workflow));
+                let key = ObjectKey::new(new.meta_str("namespace"), new.name());
+                // A schedule that never comes true is refused; which second it is now does not matter.
+                errors.extend(workflow::validate(&key, &workflow.spec, Timestamp::now()));
+            }
+            errors
+        },
+        valid_name: names::dns_label,
+        ..Kind::own::<Workflow>("Workflow", "workflows", "workflow")
+    }
+}
+
+fn execution() -> Kind {
+    Kind {
+        short_names: &["exec", "execs"],
+        categories: &["mayfly"],
+        verbs: Verbs::View,
+        status: false,
+        columns: const {
+            &[
+                NAME,
+                Column::text("Workflow", "What it is a run of."),
+                Column::text("Status", "RUNNING, SUCCEEDED, FAILED, TIMED_OUT or ABORTED."),
+                Column::text("Started", "How long ago it started."),
+                Column::text("Duration", "How long it took, or takes so far."),
+                Column::text("Error", "The error's name, when it did not succeed.").wide(),
+            ]
+        },
+        cells: |object, now| {
+            vec![
+                object.name().into(),
+                object.str_at(&["spec", "workflow"]).into(),
+                object.str_at(&["status", "phase"]).into(),
+                print::since(object.str_at(&["status", "startTime"]), now).into(),
+                duration(object, now),
+                print::or_none(object.str_at(&["status", "error"])),
+            ]
+        },
+        selectable: &[("spec.workflow", ""), ("spec.name", ""), ("status.phase", "")],
+        ..Kind::own::<Execution>("Execution", "executions", "execution")
+    }
+}
+
+/// Everything that is wrong with a definition, each with its code and its place.
+fn definition_errors(workflow: &Workflow) -> Vec<FieldError> {
+    let kind = match workflow.spec.kind {
+        WorkflowType::Standard => MachineType::Standard,
+        WorkflowType::Express => MachineType::Express,
+    };
+    let path = "spec.definition";
+    if !workflow.spec.definition.is_object() && !workflow.spec.definition.is_string() {
+        let detail = "a state machine in the Amazon States Language: an object with StartAt and States, or its JSON text";
+        return vec![FieldError::invalid(path, "\"\"", detail)];
+    }
+    let found = check(&definition::text(&workflow.spec.definition), kind);
+    let errors = found.into_iter().filter(|problem| problem.severity == Severity::Error);
+    errors
+        .take(PROBLEMS_MAX)
+        .map(|problem| {
+            let place = json!(problem.location.as_deref().unwrap_or("/"));
+            FieldError::invalid(path, place, format!("{}: {}", problem.code.as_str(), problem.message))
+        })
+        .collect()
+}
+
+/// `kubectl apply` leaves nulls out of what it creates (`ResultPath: null` means something), and sends a JSON merge
+/// patch later, in which they are deletions, and which merges a definition into the one that is there. But it also
+/// notes what was applied, whole: when that note is new, the definition in it is what was meant.
+fn take_what_was_applied(new: &mut Object, old: &Object) {
+    let note = |object: &Object| {
+        object.at(&["metadata", "annotations", LAST_APPLIED]).and_then(Value::as_str).map(str::to_owned)
+    };
+    let Some(applied) = note(new).filter(|applied| note(old).as_ref() != Some(applied)) else { return };
+    let definition =
+        serde_json::from_str::<Value>(&applied).ok().map(|applied| applied["spec"]["definition"].clone());
+    if let Some(definition) = definition.filter(|definition| !definition.is_null()) {
+        new.map_mut("spec").insert("definition".into(), definition);
+    }
+}
+
+/// `nightly: 0 3 * * *, paid: event`.
+fn triggers(object: &Object) -> String {
+    let shown = print::items(object, &["spec", "triggers"]).map(|trigger| {
+        let name = trigger["name"].as_str().unwrap_or_default();
+        let suspended = if trigger["suspend"] == true { " (suspended)" } else { "" };
+        match trigger["schedule"]["cron"].as_str() {
+            Some(cron) => format!("{name}: {cron}{suspended}"),
+            None => format!("{name}: event{suspended}"),
+        }
+    });
+    shown.collect::<Vec<_>>().join(", ")
+}
+
+/// How long until the next start.
+fn next(object: &Object, now: Timestamp) -> Value {
+    let times = print::items(object, &["status", "triggers"])
+        .filter_map(|trigger| trigger["nextScheduleTime"].as_str()?.parse::<Timestamp>().ok());
+    match times.min() {
+        Some(next) => {
+            format!("in {}", print::human_duration(next.duration_since(now).as_secs().max(0))).into()
+        }
+        None => "<none>".into(),
+    }
+}
+
+fn duration(object: &Object, now: Timestamp) -> Value {
+    let at = |field: &str| object.str_at(&["status", field]).parse::<Timestamp>().ok();
+    let Some(start) = at("startTime") else { return "<unknown>".into() };
+    let took = at("stopTime").unwrap_or(now).duration_since(start);
+    match took.as_millis() {
+        ..1_000 => format!("{}ms", took.as_millis().max(0)).into(),
+        1_000..10_000 => format!("{:.1}s", took.as_secs_f64()).into(),
+        _ => print::human_duration(took.as_secs()).into(),
+    }
+}

@@ -1,0 +1,346 @@
+//! Kinds whose objects are kept elsewhere: shown like any other, never copied into the store, read-only.
+//!
+//! Who keeps them implements [`KindView`] and is named to the server with [`crate::ApiServer::attach_view`].
+//! Selectors, pages, tables and the form of a watch are this side's work; the revisions in `resourceVersion`
+//! are the view's own and mean nothing to the store.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use bytes::Bytes;
+use futures::{
+    Stream, StreamExt as _,
+    future::BoxFuture,
+    stream::{self, BoxStream},
+};
+use mayfly_store::{Entry, Revision};
+use parking_lot::RwLock;
+use rand::RngExt;
+use serde_json::Value;
+use tokio::{
+    sync::OwnedSemaphorePermit,
+    time::{Instant, Interval, interval_at},
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    negotiate::Representation,
+    object::Object,
+    registry::Kind,
+    render::{ListMeta, View},
+    request::Query,
+    selection::Selection,
+    server::Inner,
+    status::ApiError,
+    verbs::{self, LineWriter},
+};
+
+/// Objects asked of a view at a time.
+const PAGE: usize = 500;
+
+/// Shows the objects of one kind that are kept elsewhere. Objects are whole: apiVersion, kind, metadata with
+/// name, namespace, uid and a decimal resourceVersion.
+pub trait KindView: Send + Sync {
+    /// One object.
+    fn get<'a>(
+        &'a self,
+        namespace: &'a str,
+        name: &'a str,
+    ) -> BoxFuture<'a, Result<Option<Value>, ViewError>>;
+
+    /// A page, in an order of the view's own.
+    fn list(&self, query: ViewQuery) -> BoxFuture<'_, Result<ViewPage, ViewError>>;
+
+    /// The changes after a revision, as they come; `whole` as in [`ViewQuery`]. A stream that ends with an error has
+    /// fallen behind.
+    ///
+    /// # Errors
+    /// [`ViewError::Expired`]: that far back nobody remembers; list again.
+    fn watch(
+        &self,
+        after: u64,
+        whole: bool,
+    ) -> Result<BoxStream<'static, Result<ViewEvent, ViewError>>, ViewError>;
+
+    /// What to tell someone who wants to change an object: that it cannot be done, and what can.
+    fn read_only(&self, name: &str) -> String;
+}
+
+/// A question for [`KindView::list`].
+#[derive(Clone, Debug, Default)]
+pub struct ViewQuery {
+    /// Empty: all.
+    pub namespace: String,
+    /// Fields that have to have one value (`status.phase`). A view may leave out what does not fit; it need not.
+    pub fields: Vec<(String, String)>,
+    /// At most so many.
+    pub limit: usize,
+    /// [`ViewPage::next`] of the page before.
+    pub after: Option<String>,
+    /// Whether parts of an object that are large will be looked at: not for a table.
+    pub whole: bool,
+}
+
+/// A page of objects.
+#[derive(Clone, Debug, Default)]
+pub struct ViewPage {
+    /// What is on it.
+    pub items: Vec<Value>,
+    /// Where the next one begins.
+    pub next: Option<String>,
+    /// Where a watch goes on that misses nothing after this page.
+    pub revision: u64,
+}
+
+/// One change.
+#[derive(Clone, Debug)]
+pub struct ViewEvent {
+    /// What happened.
+    pub change: ViewChange,
+    /// The revision after it.
+    pub revision: u64,
+    /// The object after it.
+    pub object: Value,
+}
+
+/// What happened to an object.
+#[derive(Clone, Debug)]
+pub enum ViewChange {
+    /// It came to be.
+    Created,
+    /// It is another than it was.
+    Modified { previous: Value },
+}
+
+/// Why a view does not answer.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum ViewError {
+    /// The revision is too old: list again.
+    #[error("too old")]
+    Expired,
+    /// The `continue` is none of this view's.
+    #[error("continue key is not valid")]
+    Continue,
+    /// It failed; the reason is for the operator.
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl From<ViewError> for ApiError {
+    fn from(error: ViewError) -> Self {
+        match error {
+            ViewError::Expired => Self::expired(0, 0),
+            ViewError::Continue => Self::bad_request("continue key is not valid"),
+            ViewError::Failed(why) => Self::internal(why),
+        }
+    }
+}
+
+/// The views that are attached, by resource.
+#[derive(Default)]
+pub(crate) struct Views(RwLock<HashMap<&'static str, Arc<dyn KindView>>>);
+
+impl Views {
+    pub(crate) fn attach(&self, resource: &'static str, view: Arc<dyn KindView>) {
+        self.0.write().insert(resource, view);
+    }
+
+    fn of(&self, kind: &Kind) -> Result<Arc<dyn KindView>, ApiError> {
+        let resource = kind.resource();
+        self.0.read().get(resource.as_str()).cloned().ok_or_else(|| {
+            ApiError::unavailable(format!("{resource} cannot be asked for yet: the server is starting"))
+        })
+    }
+}
+
+/// An object as entries of the store look.
+fn entry(kind: &Kind, object: Value) -> Result<Entry, ApiError> {
+    let Value::Object(map) = object else { return Err(ApiError::internal("a view's object is no object")) };
+    let object = Object(map);
+    let revision = object.resource_version().parse().map(Revision).unwrap_or_default();
+    let key = verbs::key(kind, object.meta_str("namespace"), object.name());
+    Ok(Entry { key, value: object.encode(), created: revision, modified: revision })
+}
+
+impl Inner {
+    pub(crate) fn read_only(&self, kind: &Kind, name: &str) -> Result<String, ApiError> {
+        Ok(self.views.of(kind)?.read_only(name))
+    }
+
+    pub(crate) async fn get_view(&self, kind: &Kind, namespace: &str, name: &str) -> Result<Entry, ApiError> {
+        let found = self.views.of(kind)?.get(namespace, name).await?;
+        entry(kind, found.ok_or_else(|| ApiError::not_found(kind, name))?)
+    }
+
+    pub(crate) async fn list_view(
+        &self,
+        view: View,
+        namespace: &str,
+        query: &Query,
+    ) -> Result<(ListMeta, Vec<Entry>), ApiError> {
+        let kind = view.kind;
+        let source = self.views.of(kind)?;
+        let selection = Selection::parse(kind, query)?;
+        let mut after = match &query.continue_token {
+            None => None,
+            Some(token) => {
+                let bytes = URL_SAFE_NO_PAD.decode(token).map_err(|_| ViewError::Continue)?;
+                Some(String::from_utf8(bytes).map_err(|_| ViewError::Continue)?)
+            }
+        };
+        let (mut found, mut revision) = (Vec::new(), None);
+        loop {
+            let missing = query.limit.map_or(PAGE, |limit| limit - found.len()).min(PAGE);
+            let page = source
+                .list(ViewQuery {
+                    namespace: namespace.to_owned(),
+                    fields: selection.equalities(),
+                    limit: missing,
+                    after: after.take(),
+                    whole: view.representation == Representation::Object,
+                })
+                .await?;
+            let first = *revision.get_or_insert(page.revision);
+            for item in page.items {
+                let entry = entry(kind, item)?;
+                if selection.matches(&entry) {
+                    found.push(entry);
+                }
+            }
+            let mut meta = ListMeta { revision: Revision(first), ..ListMeta::default() };
+            match page.next {
+                None => return Ok((meta, found)),
+                Some(next) if query.limit.is_some_and(|limit| found.len() >= limit) => {
+                    meta.continue_token = Some(URL_SAFE_NO_PAD.encode(next));
+                    return Ok((meta, found));
+                }
+                next => after = next,
+            }
+        }
+    }
+
+    pub(crate) async fn watch_view(
+        &self,
+        namespace: &str,
+        query: &Query,
+        view: View,
+        permit: OwnedSemaphorePermit,
+    ) -> Result<impl Stream<Item = Result<Bytes, std::io::Error>> + Send + use<>, ApiError> {
+        let kind = view.kind;
+        let selection = Selection::parse(kind, query)?;
+        let asked = verbs::parse_revision(query.resource_version.as_deref().unwrap_or(""))?;
+        let initial_wanted = query.send_initial_events.unwrap_or(asked.is_none());
+        let (after, initial) = if initial_wanted {
+            let all = Query { limit: None, continue_token: None, ..query.clone() };
+            let (meta, entries) = self.list_view(view, namespace, &all).await?;
+            (meta.revision, entries)
+        } else {
+            (asked.unwrap_or_default(), Vec::new())
+        };
+        let whole = view.representation == Representation::Object;
+        let events = self.views.of(kind)?.watch(after.0, whole)?;
+        let now = Instant::now();
+        let lasts = match query.timeout_seconds {
+            Some(seconds) if seconds > 0 => Duration::from_secs(seconds),
+            _ => self.config.watch_timeout.mul_f64(1.0 + rand::rng().random::<f64>() / 2.0),
+        };
+        let interval = self.config.bookmark_interval;
+        let end_bookmark = (query.send_initial_events == Some(true)).then_some(after);
+        let lines = Lines {
+            events,
+            selection,
+            kind,
+            namespace: namespace.to_owned(),
+            writer: LineWriter::new(view),
+            initial: initial.into_iter(),
+            end_bookmark,
+            progress: after,
+            bookmarks: query.allow_watch_bookmarks.then(|| interval_at(now + interval, interval)),
+            deadline: now + lasts,
+            shutdown: self.shutdown.clone(),
+            ended: false,
+            _permit: permit,
+        };
+        Ok(stream::unfold(lines, |mut lines| async move {
+            let frame = lines.next_frame().await?;
+            Some((Ok(frame), lines))
+        }))
+    }
+}
+
+/// A running watch of a view.
+struct Lines {
+    events: BoxStream<'static, Result<ViewEvent, ViewError>>,
+    selection: Selection,
+    kind: &'static Kind,
+    /// Empty: all.
+    namespace: String,
+    writer: LineWriter,
+    initial: std::vec::IntoIter<Entry>,
+    end_bookmark: Option<Revision>,
+    progress: Revision,
+    bookmarks: Option<Interval>,
+    deadline: Instant,
+    shutdown: CancellationToken,
+    ended: bool,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Lines {
+    async fn next_frame(&mut self) -> Option<Bytes> {
+        let mut out = Vec::new();
+        for entry in self.initial.by_ref() {
+            self.writer.line(&mut out, "ADDED", &entry.value, entry.modified);
+        }
+        if let Some(revision) = self.end_bookmark.take() {
+            self.writer.bookmark(&mut out, revision, true);
+        }
+        while out.is_empty() && !self.ended {
+            let tick = async {
+                match &mut self.bookmarks {
+                    Some(interval) => _ = interval.tick().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                () = self.shutdown.cancelled() => return None,
+                () = tokio::time::sleep_until(self.deadline) => return None,
+                event = self.events.next() => self.event(&mut out, event?),
+                () = tick => self.writer.bookmark(&mut out, self.progress, false),
+            }
+        }
+        (!out.is_empty()).then(|| Bytes::from(out))
+    }
+
+    fn event(&mut self, out: &mut Vec<u8>, event: Result<ViewEvent, ViewError>) {
+        let written = event.map_err(ApiError::from).and_then(|event| self.change(out, event));
+        if let Err(error) = written {
+            self.ended = true;
+            LineWriter::error(out, &error);
+        }
+    }
+
+    fn change(&mut self, out: &mut Vec<u8>, event: ViewEvent) -> Result<(), ApiError> {
+        self.progress = Revision(event.revision);
+        let now = entry(self.kind, event.object)?;
+        let previous = match event.change {
+            ViewChange::Created => None,
+            ViewChange::Modified { previous } => Some(entry(self.kind, previous)?),
+        };
+        let selected = |entry: &Entry| {
+            (self.namespace.is_empty() || *entry.key.namespace == *self.namespace)
+                && self.selection.matches(entry)
+        };
+        let before = previous.as_ref().is_some_and(selected);
+        let (kind, shown) = match (before, selected(&now), &previous) {
+            (false, true, _) => ("ADDED", &now),
+            (true, true, _) => ("MODIFIED", &now),
+            // What leaves a selection is shown as it was while it was in it.
+            (true, false, Some(previous)) => ("DELETED", previous),
+            _ => return Ok(()),
+        };
+        self.writer.line(out, kind, &shown.value, self.progress);
+        Ok(())
+    }
+}

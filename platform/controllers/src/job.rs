@@ -1,0 +1,60 @@
+//! Job → Pods that run to their end: as many that end well as `spec.completions` says.
+//!
+//! ```text
+//!   running ──(completions reached)──▶ SuccessCriteriaMet ──(no pod left that is not counted)──▶ Complete
+//!      │                                                                                            │ ttl
+//!      └─(backoffLimit, deadline, podFailurePolicy)──▶ FailureTarget ──(as above)──▶ Failed ────────┤
+//!                                                                                                   ▼
+//!                                                                                                (deleted)
+//! ```
+//!
+//! A pod is counted once, however often this controller is killed: it carries a finalizer, so that it cannot go
+//! before it was seen; its uid is written into `status.uncountedTerminatedPods`; only then does the finalizer
+//! go; and only when it is gone does the uid become a number. What the pods of a job with inputs left is
+//! written down before they are counted (`mayfly_api::job_io`).
+//!
+//! [`plan`] is pure: job, pods and time in, one [`plan::Plan`] out. (Behaviour: upstream `pkg/controller/job`,
+//! `pkg/controller/ttlafterfinished`.)
+
+mod act;
+mod conditions;
+mod counting;
+mod indexes;
+mod plan;
+mod pods;
+mod policy;
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+pub(crate) use act::Controller;
+
+/// What the job controller is told.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Pods created or deleted for one Job at one look.
+    pub burst: usize,
+    /// Jobs worked on at the same time.
+    pub parallel: usize,
+    /// The pause after a failed pod; it doubles with each that fails in a row. Upstream's value.
+    pub backoff_first: Duration,
+    /// The longest pause. Upstream's value.
+    pub backoff_max: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            burst: 500,
+            parallel: 16,
+            backoff_first: Duration::from_secs(10),
+            backoff_max: Duration::from_secs(600),
+        }
+    }
+}
+
+/// On every pod of a Job until it is counted.
+const FINALIZER: &str = "batch.kubernetes.io/job-tracking";
+/// On a pod of an indexed Job: its index.
+const COMPLETION_INDEX: &str = "batch.kubernetes.io/job-completion-index";

@@ -1,0 +1,139 @@
+//! Each pod that has ended is counted once: pure.
+
+use std::{
+    collections::{BTreeSet, HashSet},
+    sync::Arc,
+};
+
+use mayfly_api::{
+    job_io::{OUTCOMES_MAX, Outcome},
+    k8s::api::{
+        batch::v1::{JobSpec, JobStatus},
+        core::v1::Pod,
+    },
+};
+
+use super::{
+    indexes,
+    pods::{Standing, index, is_tracked, outcome, standing},
+    policy::{Verdict, verdict},
+};
+use crate::metadata::uid;
+
+/// What is known after the pods were looked at.
+#[derive(Debug, Default)]
+pub(super) struct Counted {
+    /// The numbers that are final.
+    pub(super) succeeded: i32,
+    pub(super) failed: i32,
+    /// Uids that are written down and not in the numbers yet.
+    pub(super) uncounted_succeeded: Vec<String>,
+    pub(super) uncounted_failed: Vec<String>,
+    /// Of an indexed Job.
+    pub(super) completed: BTreeSet<i32>,
+    /// Pods that are written down once the status is: their finalizer may go then.
+    pub(super) release: Vec<Arc<Pod>>,
+    /// A rule of the failure policy said that the Job has failed.
+    pub(super) fail_job: Option<String>,
+    /// Pods that ended and were not known to have.
+    pub(super) outcomes: Vec<Outcome>,
+}
+
+impl Counted {
+    pub(super) fn total_succeeded(&self) -> i32 {
+        self.succeeded + count(&self.uncounted_succeeded)
+    }
+
+    pub(super) fn total_failed(&self) -> i32 {
+        self.failed + count(&self.uncounted_failed)
+    }
+
+    /// Whether every pod that ended is in the numbers.
+    pub(super) fn is_settled(&self) -> bool {
+        self.uncounted_succeeded.is_empty() && self.uncounted_failed.is_empty() && self.release.is_empty()
+    }
+}
+
+fn count(list: &[String]) -> i32 {
+    i32::try_from(list.len()).unwrap_or(i32::MAX)
+}
+
+pub(super) fn is_indexed(spec: &JobSpec) -> bool {
+    spec.completion_mode.as_deref() == Some("Indexed")
+}
+
+/// Counts. `known` are the outcomes that are written down.
+pub(super) fn count_pods(
+    spec: &JobSpec,
+    status: &JobStatus,
+    pods: &[Arc<Pod>],
+    known: &[Outcome],
+) -> Counted {
+    let tracked: HashSet<&str> = pods.iter().filter(|pod| is_tracked(pod)).map(|pod| uid(&**pod)).collect();
+    let uncounted = status.uncounted_terminated_pods.clone().unwrap_or_default();
+    // Those whose finalizer is gone become numbers.
+    let split = |list: Option<Vec<String>>| -> (Vec<String>, i32) {
+        let (still, gone): (Vec<_>, Vec<_>) =
+            list.unwrap_or_default().into_iter().partition(|uid| tracked.contains(uid.as_str()));
+        (still, count(&gone))
+    };
+    let (uncounted_succeeded, more_succeeded) = split(uncounted.succeeded);
+    let (uncounted_failed, more_failed) = split(uncounted.failed);
+    let mut counted = Counted {
+        succeeded: status.succeeded.unwrap_or(0) + more_succeeded,
+        failed: status.failed.unwrap_or(0) + more_failed,
+        uncounted_succeeded,
+        uncounted_failed,
+        ..Counted::default()
+    };
+    let below = spec.completions.unwrap_or(0);
+    if is_indexed(spec) {
+        counted.completed = indexes::parse(status.completed_indexes.as_deref().unwrap_or(""), below);
+    }
+    let mut room = OUTCOMES_MAX.saturating_sub(known.len());
+    for pod in pods.iter().filter(|pod| is_tracked(pod)) {
+        let standing = standing(pod);
+        if !matches!(standing, Standing::Succeeded | Standing::Failed) {
+            continue;
+        }
+        counted.release.push(pod.clone());
+        let name = pod.metadata.name.as_deref().unwrap_or_default();
+        if room > 0 && !known.iter().any(|outcome| outcome.pod == name) {
+            counted.outcomes.push(outcome(pod));
+            room -= 1;
+        }
+        counted.take(spec, pod, standing);
+    }
+    if is_indexed(spec) {
+        // An index counts once, however many pods had it.
+        counted.succeeded = i32::try_from(counted.completed.len()).unwrap_or(i32::MAX);
+    }
+    counted
+}
+
+impl Counted {
+    fn take(&mut self, spec: &JobSpec, pod: &Pod, standing: Standing) {
+        let id = uid(pod);
+        match standing {
+            Standing::Succeeded if is_indexed(spec) => {
+                self.completed
+                    .extend(index(pod).filter(|index| (0..spec.completions.unwrap_or(0)).contains(index)));
+            }
+            Standing::Succeeded => note(&mut self.uncounted_succeeded, id),
+            _ => match verdict(spec, pod) {
+                Verdict::Ignore => {}
+                Verdict::Count => note(&mut self.uncounted_failed, id),
+                Verdict::FailJob(why) => {
+                    self.fail_job.get_or_insert(why);
+                    note(&mut self.uncounted_failed, id);
+                }
+            },
+        }
+    }
+}
+
+fn note(list: &mut Vec<String>, uid: &str) {
+    if !list.iter().any(|known| known == uid) {
+        list.push(uid.to_owned());
+    }
+}

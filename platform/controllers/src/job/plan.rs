@@ -1,0 +1,303 @@
+//! What to do for a Job: the object, its pods and the time in; pure.
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use mayfly_api::{
+    job_io::Outcome,
+    k8s::{
+        api::{
+            batch::v1::{Job, JobSpec, JobStatus, UncountedTerminatedPods},
+            core::v1::Pod,
+        },
+        apimachinery::pkg::apis::meta::v1::Time,
+        jiff::{SignedDuration, Timestamp},
+    },
+};
+
+use super::{
+    Config,
+    conditions::{self, COMPLETE, FAILED, FAILURE_TARGET, SUCCESS_CRITERIA_MET, SUSPENDED},
+    counting::{Counted, count_pods, is_indexed},
+    indexes,
+    pods::{Standing, finished_at, index, restarts, standing},
+    policy::{Verdict, verdict},
+};
+use crate::pods::is_ready;
+
+/// Everything to do, in the order in which it must happen.
+#[derive(Debug, Default)]
+pub(super) struct Plan {
+    /// The Job's time after its end is over: delete it, and nothing else.
+    pub(super) expired: bool,
+    /// Outcomes to write down beside those that are.
+    pub(super) outcomes: Vec<Outcome>,
+    pub(super) status: JobStatus,
+    /// Once the status is written: take the finalizer off these.
+    pub(super) release: Vec<Arc<Pod>>,
+    pub(super) pods: Pods,
+    /// Look again after this time.
+    pub(super) again: Option<Duration>,
+    /// Events: a warning?, reason, message.
+    pub(super) said: Vec<(bool, &'static str, String)>,
+}
+
+/// What to do with the pods themselves.
+#[derive(Debug, Default)]
+pub(super) enum Pods {
+    #[default]
+    Nothing,
+    /// One for each; of an indexed Job, with its index.
+    Create(Vec<Option<i32>>),
+    /// `forget`: they are not to be counted, since this controller does not want them any more.
+    Delete { pods: Vec<Arc<Pod>>, forget: bool },
+}
+
+/// The pods by where they are.
+struct Groups {
+    active: Vec<Arc<Pod>>,
+    terminating: Vec<Arc<Pod>>,
+}
+
+pub(super) fn plan(job: &Job, pods: &[Arc<Pod>], known: &[Outcome], config: &Config, now: Timestamp) -> Plan {
+    let empty = JobSpec::default();
+    let spec = job.spec.as_ref().unwrap_or(&empty);
+    let old = job.status.clone().unwrap_or_default();
+    let of = |wanted| pods.iter().filter(|pod| standing(pod) == wanted).cloned().collect::<Vec<_>>();
+    let groups = Groups { active: of(Standing::Active), terminating: of(Standing::Terminating) };
+    if conditions::is_finished(&old) {
+        return after_the_end(spec, old, pods, groups, now);
+    }
+    let mut counted = count_pods(spec, &old, pods, known);
+    let mut plan = Plan { outcomes: std::mem::take(&mut counted.outcomes), status: old, ..Plan::default() };
+    start_or_suspend(spec, &mut plan, now);
+    if let Some((reason, message)) = failure(spec, &plan.status, &counted, &groups, now) {
+        if conditions::holding(&plan.status, FAILURE_TARGET).is_none() {
+            plan.said.push((true, reason, message.clone()));
+        }
+        conditions::set(&mut plan.status, FAILURE_TARGET, true, reason, &message, now);
+        end(&mut plan, &counted, &groups, FAILED, now);
+    } else if is_complete(spec, &counted, &groups) {
+        let (reason, message) = ("CompletionsReached", "Reached expected number of succeeded pods");
+        conditions::set(&mut plan.status, SUCCESS_CRITERIA_MET, true, reason, message, now);
+        end(&mut plan, &counted, &groups, COMPLETE, now);
+    } else {
+        plan.pods = manage(spec, &counted, pods, &groups, config, now, &mut plan.again);
+        wake_at_deadline(spec, &mut plan, now);
+    }
+    write_numbers(spec, &mut plan.status, &counted, &groups);
+    plan.release = counted.release;
+    plan
+}
+
+/// A Job that is complete or has failed only waits for its end, and lets its pods go.
+fn after_the_end(
+    spec: &JobSpec,
+    status: JobStatus,
+    pods: &[Arc<Pod>],
+    groups: Groups,
+    now: Timestamp,
+) -> Plan {
+    let ttl = spec.ttl_seconds_after_finished.map(|seconds| SignedDuration::from_secs(seconds.into()));
+    let left = ttl.and_then(|ttl| {
+        let until = conditions::finished_at(&status)?.checked_add(ttl).ok()?;
+        Some(until.duration_since(now))
+    });
+    let expired = left.is_some_and(|left| left <= SignedDuration::ZERO);
+    let again = left.and_then(|left| Duration::try_from(left).ok());
+    let release = pods.iter().filter(|pod| super::pods::is_tracked(pod)).cloned().collect();
+    let pods = match groups.active.is_empty() {
+        true => Pods::Nothing,
+        false => Pods::Delete { pods: groups.active, forget: true },
+    };
+    Plan { expired, status, release, pods, again, ..Plan::default() }
+}
+
+fn start_or_suspend(spec: &JobSpec, plan: &mut Plan, now: Timestamp) {
+    let status = &mut plan.status;
+    if spec.suspend == Some(true) {
+        if conditions::holding(status, SUSPENDED).is_none() {
+            conditions::set(status, SUSPENDED, true, "JobSuspended", "Job suspended", now);
+            plan.said.push((false, "Suspended", "Job suspended".into()));
+        }
+        // The deadline begins anew when it goes on.
+        status.start_time = None;
+        return;
+    }
+    if conditions::holding(status, SUSPENDED).is_some() {
+        conditions::set(status, SUSPENDED, false, "JobResumed", "Job resumed", now);
+        plan.said.push((false, "Resumed", "Job resumed".into()));
+    }
+    status.start_time.get_or_insert(Time(now));
+}
+
+/// Why the Job has failed, if it has: reason and message, in upstream's words.
+fn failure(
+    spec: &JobSpec,
+    status: &JobStatus,
+    counted: &Counted,
+    groups: &Groups,
+    now: Timestamp,
+) -> Option<(&'static str, String)> {
+    if let Some(known) = conditions::holding(status, FAILURE_TARGET) {
+        let reason = match known.reason.as_deref() {
+            Some("PodFailurePolicy") => "PodFailurePolicy",
+            Some("DeadlineExceeded") => "DeadlineExceeded",
+            _ => "BackoffLimitExceeded",
+        };
+        return Some((reason, known.message.clone().unwrap_or_default()));
+    }
+    if let Some(why) = &counted.fail_job {
+        return Some(("PodFailurePolicy", why.clone()));
+    }
+    let limit = spec.backoff_limit.unwrap_or(6);
+    if counted.total_failed() > limit || restarted_too_often(spec, groups, limit) {
+        return Some(("BackoffLimitExceeded", "Job has reached the specified backoff limit".into()));
+    }
+    if deadline(spec, status).is_some_and(|deadline| deadline <= now) {
+        return Some(("DeadlineExceeded", "Job was active longer than specified deadline".into()));
+    }
+    None
+}
+
+/// With `restartPolicy: OnFailure`, restarts within the pods count.
+fn restarted_too_often(spec: &JobSpec, groups: &Groups, limit: i32) -> bool {
+    let policy = spec.template.spec.as_ref().and_then(|spec| spec.restart_policy.as_deref());
+    if policy != Some("OnFailure") {
+        return false;
+    }
+    let restarts = groups.active.iter().map(|pod| restarts(pod)).fold(0, i32::saturating_add);
+    if limit == 0 { restarts > 0 } else { restarts >= limit }
+}
+
+fn deadline(spec: &JobSpec, status: &JobStatus) -> Option<Timestamp> {
+    let seconds = spec.active_deadline_seconds.filter(|_| spec.suspend != Some(true))?;
+    status.start_time.as_ref()?.0.checked_add(SignedDuration::from_secs(seconds)).ok()
+}
+
+fn wake_at_deadline(spec: &JobSpec, plan: &mut Plan, now: Timestamp) {
+    let left = deadline(spec, &plan.status).and_then(|at| Duration::try_from(at.duration_since(now)).ok());
+    plan.again = plan.again.into_iter().chain(left).min();
+}
+
+fn is_complete(spec: &JobSpec, counted: &Counted, groups: &Groups) -> bool {
+    let enough = match spec.completions {
+        Some(wanted) => counted.total_succeeded() >= wanted,
+        // A queue: one that ended well says that there is no more work; the others finish theirs.
+        None => counted.total_succeeded() > 0,
+    };
+    enough && groups.active.is_empty() && spec.suspend != Some(true)
+}
+
+/// Ends what runs; when all is counted, says so.
+fn end(plan: &mut Plan, counted: &Counted, groups: &Groups, condition: &'static str, now: Timestamp) {
+    if !groups.active.is_empty() {
+        plan.pods = Pods::Delete { pods: groups.active.clone(), forget: false };
+    }
+    let all_ended = groups.active.is_empty() && groups.terminating.is_empty();
+    if !all_ended || !counted.is_settled() {
+        return;
+    }
+    let target = if condition == COMPLETE { SUCCESS_CRITERIA_MET } else { FAILURE_TARGET };
+    let why = conditions::holding(&plan.status, target).cloned();
+    let (reason, message) = why.map(|why| (why.reason, why.message)).unwrap_or_default();
+    let (reason, message) = (reason.unwrap_or_default(), message.unwrap_or_default());
+    conditions::set(&mut plan.status, condition, true, &reason, &message, now);
+    if condition == COMPLETE {
+        plan.status.completion_time = Some(Time(now));
+        plan.said.push((false, "Completed", "Job completed".into()));
+    }
+    // Its ttl may begin at once.
+    plan.again = Some(Duration::ZERO);
+}
+
+/// As many active pods as there should be.
+fn manage(
+    spec: &JobSpec,
+    counted: &Counted,
+    pods: &[Arc<Pod>],
+    groups: &Groups,
+    config: &Config,
+    now: Timestamp,
+    again: &mut Option<Duration>,
+) -> Pods {
+    let active = groups.active.len();
+    let parallel = usize::try_from(spec.parallelism.unwrap_or(1)).unwrap_or(0);
+    let wanted = match spec.completions {
+        _ if spec.suspend == Some(true) => 0,
+        None if counted.total_succeeded() > 0 => active.min(parallel),
+        None => parallel,
+        Some(completions) => {
+            let left = completions.saturating_sub(counted.total_succeeded());
+            parallel.min(usize::try_from(left).unwrap_or(0))
+        }
+    };
+    if active > wanted {
+        let surplus = least_useful(&groups.active, (active - wanted).min(config.burst));
+        return Pods::Delete { pods: surplus, forget: true };
+    }
+    // With `Failed`, one that is still ending keeps its place.
+    let replaces_early = spec.pod_replacement_policy.as_deref() != Some("Failed");
+    let there = active + if replaces_early { 0 } else { groups.terminating.len() };
+    let missing = wanted.saturating_sub(there).min(config.burst);
+    if missing == 0 {
+        return Pods::Nothing;
+    }
+    if let Some(left) = backoff(spec, pods, config, now) {
+        *again = Some(left);
+        return Pods::Nothing;
+    }
+    if !is_indexed(spec) {
+        return Pods::Create(vec![None; missing]);
+    }
+    let holders = groups.active.iter().chain(groups.terminating.iter().filter(|_| !replaces_early));
+    let held: BTreeSet<i32> = holders.filter_map(|pod| index(pod)).collect();
+    let free = (0..spec.completions.unwrap_or(0))
+        .filter(|index| !held.contains(index) && !counted.completed.contains(index));
+    Pods::Create(free.take(missing).map(Some).collect())
+}
+
+/// Those that lose the least: not ready before ready, young before old.
+fn least_useful(active: &[Arc<Pod>], number: usize) -> Vec<Arc<Pod>> {
+    let mut ranked = active.to_vec();
+    ranked.sort_by_key(|pod| {
+        let created = pod.metadata.creation_timestamp.as_ref().map(|time| time.0);
+        (is_ready(pod), std::cmp::Reverse(created), pod.metadata.name.clone())
+    });
+    ranked.truncate(number);
+    ranked
+}
+
+/// What is left of the pause after the pods that failed in a row.
+fn backoff(spec: &JobSpec, pods: &[Arc<Pod>], config: &Config, now: Timestamp) -> Option<Duration> {
+    let counts = |pod: &&Arc<Pod>| match standing(pod) {
+        Standing::Succeeded => true,
+        Standing::Failed => verdict(spec, pod) != Verdict::Ignore,
+        Standing::Active | Standing::Terminating => false,
+    };
+    let mut ended: Vec<_> =
+        pods.iter().filter(counts).filter_map(|pod| Some((finished_at(pod)?, standing(pod)))).collect();
+    ended.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
+    let failures = ended.iter().take_while(|(_, standing)| *standing == Standing::Failed).count();
+    let (last, _) = ended.first().filter(|_| failures > 0)?;
+    let doublings = u32::try_from(failures - 1).unwrap_or(u32::MAX).min(16);
+    let pause = config.backoff_first.saturating_mul(1 << doublings).min(config.backoff_max);
+    let until = last.checked_add(SignedDuration::try_from(pause).ok()?).ok()?;
+    Duration::try_from(until.duration_since(now)).ok().filter(|left| !left.is_zero())
+}
+
+fn write_numbers(spec: &JobSpec, status: &mut JobStatus, counted: &Counted, groups: &Groups) {
+    let number = |count: usize| i32::try_from(count).unwrap_or(i32::MAX);
+    let some = |number: i32| Some(number).filter(|number| *number > 0);
+    status.active = some(number(groups.active.len()));
+    status.ready = Some(number(groups.active.iter().filter(|pod| is_ready(pod)).count()));
+    status.terminating = Some(number(groups.terminating.len()));
+    status.succeeded = some(counted.succeeded);
+    status.failed = some(counted.failed);
+    if is_indexed(spec) {
+        status.completed_indexes = Some(indexes::text(&counted.completed)).filter(|text| !text.is_empty());
+    }
+    status.uncounted_terminated_pods = Some(UncountedTerminatedPods {
+        succeeded: Some(counted.uncounted_succeeded.clone()).filter(|list| !list.is_empty()),
+        failed: Some(counted.uncounted_failed.clone()).filter(|list| !list.is_empty()),
+    });
+}

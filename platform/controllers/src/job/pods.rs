@@ -1,0 +1,79 @@
+//! Readings of one pod of a Job: pure.
+
+use mayfly_api::{
+    job_io::{ANNOTATION_OUTPUTS, Outcome},
+    k8s::{
+        api::core::v1::{ContainerStateTerminated, Pod},
+        jiff::Timestamp,
+    },
+};
+
+use super::{COMPLETION_INDEX, FINALIZER};
+
+/// Where a pod is, as its Job counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    Active,
+    /// Asked to end, and not at its end.
+    Terminating,
+    Succeeded,
+    Failed,
+}
+
+pub(super) fn standing(pod: &Pod) -> Standing {
+    let deleting = pod.metadata.deletion_timestamp.is_some();
+    match pod.status.as_ref().and_then(|status| status.phase.as_deref()) {
+        Some("Succeeded") => Standing::Succeeded,
+        Some("Failed") => Standing::Failed,
+        // Nobody stops it any more: it never ran, its node is gone, or it was removed by force.
+        _ if deleting && pod.metadata.deletion_grace_period_seconds == Some(0) => Standing::Failed,
+        _ if deleting => Standing::Terminating,
+        _ => Standing::Active,
+    }
+}
+
+/// Whether it was not counted yet.
+pub(super) fn is_tracked(pod: &Pod) -> bool {
+    pod.metadata.finalizers.as_ref().is_some_and(|finalizers| finalizers.iter().any(|name| name == FINALIZER))
+}
+
+pub(super) fn index(pod: &Pod) -> Option<i32> {
+    pod.metadata.annotations.as_ref()?.get(COMPLETION_INDEX)?.parse().ok()
+}
+
+/// Its containers that have ended, with their names.
+pub(super) fn ends(pod: &Pod) -> impl Iterator<Item = (&str, &ContainerStateTerminated)> {
+    let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
+    statuses.filter_map(|status| Some((status.name.as_str(), status.state.as_ref()?.terminated.as_ref()?)))
+}
+
+/// When it ended: its last container's end, else its deletion, else its creation.
+pub(super) fn finished_at(pod: &Pod) -> Option<Timestamp> {
+    let ended = ends(pod).filter_map(|(_, end)| Some(end.finished_at.as_ref()?.0)).max();
+    let deleted = pod.metadata.deletion_timestamp.as_ref().map(|time| time.0);
+    ended.or(deleted).or(pod.metadata.creation_timestamp.as_ref().map(|time| time.0))
+}
+
+/// Restarts of its containers within the pod.
+pub(super) fn restarts(pod: &Pod) -> i32 {
+    let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
+    statuses.map(|status| status.restart_count).fold(0, i32::saturating_add)
+}
+
+/// What became of a pod that has ended.
+pub(super) fn outcome(pod: &Pod) -> Outcome {
+    let status = pod.status.clone().unwrap_or_default();
+    let end = ends(pod).find(|(_, end)| end.exit_code != 0).or_else(|| ends(pod).next()).map(|(_, end)| end);
+    let of_container = |field: fn(&ContainerStateTerminated) -> Option<String>| end.and_then(field);
+    let annotation = pod.metadata.annotations.as_ref().and_then(|all| all.get(ANNOTATION_OUTPUTS));
+    Outcome {
+        pod: pod.metadata.name.clone().unwrap_or_default(),
+        index: index(pod),
+        succeeded: standing(pod) == Standing::Succeeded,
+        exit_code: end.map(|end| end.exit_code),
+        // The pod's own reason (a deadline, an eviction) is the stronger one.
+        reason: status.reason.or_else(|| of_container(|end| end.reason.clone())).unwrap_or_default(),
+        message: status.message.or_else(|| of_container(|end| end.message.clone())).unwrap_or_default(),
+        outputs: annotation.and_then(|text| serde_json::from_str(text).ok()),
+    }
+}

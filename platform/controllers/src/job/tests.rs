@@ -1,0 +1,272 @@
+//! Plans, as data; and a whole Job against a small simulation of pods.
+
+use std::{sync::Arc, time::Duration};
+
+use mayfly_api::k8s::{
+    api::{batch::v1::Job, core::v1::Pod},
+    jiff::{SignedDuration, Timestamp},
+};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::{
+    Config, FINALIZER,
+    conditions::{COMPLETE, FAILED, FAILURE_TARGET, SUSPENDED, holding},
+    plan::{Plan, Pods, plan},
+};
+
+fn job(spec: Value, status: Value) -> Job {
+    let mut spec = spec;
+    spec["template"] = json!({"spec": {"restartPolicy": "Never", "containers": []}});
+    serde_json::from_value(json!({"metadata": {"name": "j", "uid": "j"}, "spec": spec, "status": status}))
+        .unwrap()
+}
+
+fn pod(name: &str, phase: &str, tracked: bool) -> Arc<Pod> {
+    pod_with(name, phase, tracked, json!({}))
+}
+
+fn pod_with(name: &str, phase: &str, tracked: bool, end: Value) -> Arc<Pod> {
+    let finalizers = if tracked { json!([FINALIZER]) } else { json!([]) };
+    let mut terminated =
+        json!({"exitCode": i32::from(phase == "Failed"), "finishedAt": "2026-01-01T00:00:00Z"});
+    terminated.as_object_mut().unwrap().extend(end.as_object().unwrap().clone());
+    let state = match phase {
+        "Succeeded" | "Failed" => json!({"terminated": terminated}),
+        _ => json!({"running": {}}),
+    };
+    let status = json!({"phase": phase, "containerStatuses": [{"name": "c", "image": "", "imageID": "",
+        "ready": phase == "Running", "restartCount": 0, "state": state}]});
+    let pod = json!({"metadata": {"name": name, "uid": name, "finalizers": finalizers}, "status": status,
+        "spec": {"containers": []}});
+    Arc::new(serde_json::from_value(pod).unwrap())
+}
+
+fn now() -> Timestamp {
+    "2026-01-01T00:00:00Z".parse().unwrap()
+}
+
+fn look(job: &Job, pods: &[Arc<Pod>]) -> Plan {
+    plan(job, pods, &[], &Config::default(), now())
+}
+
+fn created(plan: &Plan) -> Vec<Option<i32>> {
+    match &plan.pods {
+        Pods::Create(indexes) => indexes.clone(),
+        Pods::Nothing | Pods::Delete { .. } => vec![],
+    }
+}
+
+fn deleted(plan: &Plan) -> usize {
+    match &plan.pods {
+        Pods::Delete { pods, .. } => pods.len(),
+        Pods::Nothing | Pods::Create(_) => 0,
+    }
+}
+
+#[test]
+fn as_many_as_are_missing_and_may_run() {
+    let spec = json!({"completions": 5, "parallelism": 3});
+    let running = [pod("a", "Running", true)];
+    for (status, pods, expected) in [
+        (json!({}), &[][..], 3),
+        (json!({}), &running[..], 2),
+        (json!({"succeeded": 4}), &[][..], 1),
+        (json!({"succeeded": 4}), &running[..], 0),
+        (json!({"uncountedTerminatedPods": {"succeeded": ["x", "y", "z"]}}), &[][..], 2),
+    ] {
+        let plan = look(&job(spec.clone(), status.clone()), pods);
+        assert_eq!(created(&plan).len(), expected, "{status}");
+    }
+    let surplus = look(&job(spec, json!({"succeeded": 4})), &[running[0].clone(), pod("b", "Pending", true)]);
+    assert_eq!(deleted(&surplus), 1);
+}
+
+#[test]
+fn a_pod_is_counted_once() {
+    let spec = json!({"completions": 2, "parallelism": 2});
+    let ended = [pod("a", "Succeeded", true)];
+    let first = look(&job(spec.clone(), json!({})), &ended);
+    let uncounted = first.status.uncounted_terminated_pods.clone().unwrap();
+    assert_eq!((uncounted.succeeded.as_deref(), first.status.succeeded), (Some(&["a".to_owned()][..]), None));
+    assert_eq!(first.release.len(), 1);
+    // Its finalizer is still there: nothing more.
+    let mut same = job(spec.clone(), json!({}));
+    same.status = Some(first.status);
+    let second = look(&same, &ended);
+    assert_eq!(second.status.uncounted_terminated_pods.as_ref(), Some(&uncounted));
+    // Gone, with its pod or without.
+    for pods in [&[pod("a", "Succeeded", false)][..], &[]] {
+        let counted = look(&same, pods);
+        assert_eq!(counted.status.succeeded, Some(1));
+        assert_eq!(counted.status.uncounted_terminated_pods.clone().unwrap().succeeded, None);
+        let mut after = same.clone();
+        after.status = Some(counted.status);
+        assert_eq!(look(&after, pods).status.succeeded, Some(1));
+    }
+}
+
+#[test]
+fn fails_in_upstreams_words() {
+    for (spec, status, pods, reason) in [
+        (json!({"backoffLimit": 1}), json!({"failed": 2}), vec![], "BackoffLimitExceeded"),
+        (json!({"backoffLimit": 0}), json!({}), vec![pod("a", "Failed", true)], "BackoffLimitExceeded"),
+        (
+            json!({"activeDeadlineSeconds": 5}),
+            json!({"startTime": "2025-12-31T23:59:55Z"}),
+            vec![pod("a", "Running", true)],
+            "DeadlineExceeded",
+        ),
+        (
+            json!({"podFailurePolicy": {"rules": [{"action": "FailJob", "onExitCodes": {"operator": "In", "values": [3]}}]}}),
+            json!({}),
+            vec![pod_with("a", "Failed", true, json!({"exitCode": 3}))],
+            "PodFailurePolicy",
+        ),
+    ] {
+        let first = look(&job(spec.clone(), status), &pods);
+        let target = holding(&first.status, FAILURE_TARGET).expect("it is to fail");
+        assert_eq!(target.reason.as_deref(), Some(reason), "{}", target.message.as_deref().unwrap_or(""));
+        assert!(
+            holding(&first.status, FAILED).is_none() || pods.is_empty(),
+            "pods are ended and counted first"
+        );
+        let mut next = job(spec, json!({}));
+        next.status = Some(first.status);
+        let last = look(&next, &[]);
+        assert_eq!(holding(&last.status, FAILED).and_then(|failed| failed.reason.as_deref()), Some(reason));
+        assert!(last.status.completion_time.is_none());
+    }
+}
+
+#[test]
+fn what_is_ignored_is_replaced_at_once() {
+    let rules =
+        json!([{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]);
+    let spec = json!({"backoffLimit": 0, "completions": 1, "podFailurePolicy": {"rules": rules}});
+    let mut lost = Pod::clone(&pod("a", "Failed", true));
+    let conditions = json!([{"type": "DisruptionTarget", "status": "True"}]);
+    lost.status.as_mut().unwrap().conditions = serde_json::from_value(conditions).unwrap();
+    let plan = look(&job(spec, json!({})), &[Arc::new(lost)]);
+    assert_eq!((created(&plan).len(), plan.release.len(), plan.status.failed), (1, 1, None));
+    assert!(holding(&plan.status, FAILURE_TARGET).is_none());
+}
+
+#[test]
+fn waits_longer_after_each_failure_in_a_row() {
+    let failed = |name: &str| pod(name, "Failed", false);
+    for (pods, seconds) in [
+        (vec![failed("a")], 10),
+        (vec![failed("a"), failed("b")], 20),
+        (vec![failed("a"), failed("b"), failed("c")], 40),
+        ((0..40).map(|n| failed(&n.to_string())).collect(), 600),
+    ] {
+        let job = job(json!({"completions": 1, "backoffLimit": 100}), json!({}));
+        let plan = look(&job, &pods);
+        assert_eq!((created(&plan).len(), plan.again), (0, Some(Duration::from_secs(seconds))));
+        let later = now().checked_add(SignedDuration::from_secs(600)).unwrap();
+        let plan = super::plan::plan(&job, &pods, &[], &Config::default(), later);
+        assert_eq!(created(&plan).len(), 1);
+    }
+}
+
+#[test]
+fn indexes_are_given_once_and_again_after_a_failure() {
+    let spec = json!({"completions": 4, "parallelism": 3, "completionMode": "Indexed"});
+    let indexed = |name: &str, phase: &str, index: i32| {
+        let mut pod = Pod::clone(&pod(name, phase, true));
+        let annotation = (super::COMPLETION_INDEX.to_owned(), index.to_string());
+        pod.metadata.annotations = Some([annotation].into());
+        Arc::new(pod)
+    };
+    assert_eq!(created(&look(&job(spec.clone(), json!({})), &[])), [Some(0), Some(1), Some(2)]);
+    let pods = [indexed("a", "Succeeded", 0), indexed("b", "Running", 2)];
+    let next = look(&job(spec.clone(), json!({})), &pods);
+    assert_eq!(created(&next), [Some(1), Some(3)]);
+    assert_eq!((next.status.completed_indexes.as_deref(), next.status.succeeded), (Some("0"), Some(1)));
+    let twice = [indexed("c", "Succeeded", 0)];
+    let again = look(&job(spec, json!({"completedIndexes": "0", "succeeded": 1})), &twice);
+    assert_eq!(again.status.succeeded, Some(1), "an index counts once");
+}
+
+#[test]
+fn a_suspended_job_rests() {
+    let spec = json!({"completions": 1, "suspend": true});
+    let plan = look(&job(spec, json!({"startTime": "2026-01-01T00:00:00Z"})), &[pod("a", "Running", true)]);
+    assert!(matches!(&plan.pods, Pods::Delete { pods, forget: true } if pods.len() == 1));
+    assert!(holding(&plan.status, SUSPENDED).is_some() && plan.status.start_time.is_none());
+    let mut resumed = job(json!({"completions": 1}), json!({}));
+    resumed.status = Some(plan.status);
+    let plan = look(&resumed, &[]);
+    assert!(holding(&plan.status, SUSPENDED).is_none() && plan.status.start_time.is_some());
+    assert_eq!(created(&plan).len(), 1);
+}
+
+#[test]
+fn goes_when_its_time_is_over() {
+    let done =
+        |at: &str| json!({"conditions": [{"type": COMPLETE, "status": "True", "lastTransitionTime": at}]});
+    let spec = json!({"ttlSecondsAfterFinished": 30});
+    let plan = look(&job(spec.clone(), done("2025-12-31T23:59:40Z")), &[]);
+    assert_eq!((plan.expired, plan.again), (false, Some(Duration::from_secs(10))));
+    assert!(look(&job(spec, done("2025-12-31T23:59:30Z")), &[]).expired);
+    assert!(!look(&job(json!({}), done("2020-01-01T00:00:00Z")), &[]).expired);
+}
+
+proptest! {
+    /// Pods end as they like, the controller is told late and forgets everything between two looks: the
+    /// Job ends, with exactly as many as it was asked for, never more at a time, and fails just past its limit.
+    #[test]
+    fn a_job_comes_to_its_end(
+        completions in 1..8_i32, parallelism in 1..5_i32, limit in 0..4_i32,
+        fates in prop::collection::vec((any::<bool>(), any::<bool>()), 200),
+    ) {
+        let config = Config { backoff_first: Duration::ZERO, ..Config::default() };
+        let spec = json!({"completions": completions, "parallelism": parallelism, "backoffLimit": limit});
+        let mut job = job(spec, json!({}));
+        let mut pods: Vec<Arc<Pod>> = Vec::new();
+        let (mut made, mut good, mut bad) = (0, 0, 0);
+        for (step, (ends, well)) in fates.into_iter().enumerate() {
+            let plan = plan(&job, &pods, &[], &config, now());
+            job.status = Some(plan.status);
+            // It may be killed between any two writes.
+            if step % 7 == 3 { continue; }
+            for gone in &plan.release {
+                let found = pods.iter_mut().find(|pod| pod.metadata.uid == gone.metadata.uid);
+                Arc::make_mut(found.unwrap()).metadata.finalizers = None;
+            }
+            match plan.pods {
+                Pods::Nothing => {}
+                Pods::Create(new) => for _ in new {
+                    made += 1;
+                    pods.push(pod(&format!("p{made}"), "Running", true));
+                },
+                Pods::Delete { pods: doomed, .. } => for gone in doomed {
+                    let at = pods.iter().position(|pod| pod.metadata.uid == gone.metadata.uid).unwrap();
+                    let name = pods[at].metadata.name.clone().unwrap();
+                    pods[at] = pod(&name, "Failed", true);
+                    bad += 1;
+                },
+            }
+            let running = pods.iter().filter(|pod| super::pods::standing(pod) == super::pods::Standing::Active);
+            prop_assert!(i32::try_from(running.count()).unwrap() <= parallelism);
+            let at = pods.iter().position(|pod| super::pods::standing(pod) == super::pods::Standing::Active);
+            if let Some(at) = at.filter(|_| ends) {
+                let name = pods[at].metadata.name.clone().unwrap();
+                pods[at] = pod(&name, if well { "Succeeded" } else { "Failed" }, true);
+                if well { good += 1 } else { bad += 1 }
+            }
+        }
+        let status = job.status.unwrap();
+        if holding(&status, COMPLETE).is_some() {
+            prop_assert_eq!(status.succeeded, Some(completions));
+            prop_assert_eq!(good, completions);
+            prop_assert!(bad <= limit);
+        } else if holding(&status, FAILED).is_some() {
+            prop_assert!(status.failed.unwrap_or(0) > limit);
+            prop_assert_eq!(status.failed, Some(bad));
+        } else {
+            prop_assert!(good < completions && bad <= limit + parallelism, "it hangs: {:?}", status);
+        }
+    }
+}

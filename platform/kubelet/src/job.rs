@@ -1,0 +1,160 @@
+//! What jobs read and leave (`mayfly_api::job_io`): the node's side of the contract.
+//!
+//! ```text
+//! DIR/<pod uid>/in/<name>             staged before the first container starts; read only
+//! DIR/<pod uid>/out/<name>            the container's; collected after its end, whatever that was
+//! DIR/<pod uid>/out/artifacts/<name>
+//! DIR/<pod uid>/stdin                 all parameters as one JSON object
+//! DIR/<pod uid>/capture/{stdout,stderr}   written by the host
+//! ```
+//! A pod's folder goes when its outputs are named on its object, or when the object is gone.
+
+mod collect;
+mod stage;
+mod tree;
+
+use std::{
+    collections::HashSet,
+    fmt, io,
+    path::{Path, PathBuf},
+};
+
+use mayfly_api::{
+    Digest,
+    job_io::{ANNOTATION_INPUTS, ANNOTATION_OUTPUTS, ARTIFACTS, FOLDER_IN, FOLDER_OUT, InputsSource},
+    k8s::api::core::v1::Pod,
+};
+use mayfly_artifacts::Artifacts;
+use mayfly_runtime::{ContainerFiles, Mount, PodUid};
+
+pub(crate) use collect::{Ended, collect};
+
+/// Where jobs get their inputs and leave their outputs.
+#[derive(Clone)]
+pub struct JobFiles {
+    pub artifacts: Artifacts,
+    /// Below it lies a folder for each pod.
+    pub folder: PathBuf,
+    /// The largest artifact that is collected, and the largest folder that is unpacked, in bytes.
+    pub artifact_bytes_max: u64,
+}
+
+impl fmt::Debug for JobFiles {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("JobFiles").field("folder", &self.folder).finish_non_exhaustive()
+    }
+}
+
+impl JobFiles {
+    /// What is meant to be the rule: 1 GiB.
+    pub const ARTIFACT_BYTES_MAX_DEFAULT: u64 = 1 << 30;
+
+    pub fn new(artifacts: Artifacts, folder: impl Into<PathBuf>) -> Self {
+        Self { artifacts, folder: folder.into(), artifact_bytes_max: Self::ARTIFACT_BYTES_MAX_DEFAULT }
+    }
+
+    pub(crate) fn of(&self, uid: &PodUid) -> PodFolder {
+        PodFolder(self.folder.join(&uid.0))
+    }
+
+    /// Makes the pod's folder with its inputs in it; what is there already stays. `afresh` removes what an
+    /// earlier attempt of the container left.
+    ///
+    /// # Errors
+    /// In words for the pod's status: an input that is not in the store, a full disk.
+    pub(crate) async fn stage(
+        &self,
+        pod: &Pod,
+        uid: &PodUid,
+        afresh: bool,
+    ) -> Result<ContainerFiles, String> {
+        let text = annotation(pod, ANNOTATION_INPUTS).unwrap_or_default();
+        let source = InputsSource::parse(text).map_err(|why| format!("{ANNOTATION_INPUTS}: {why}"))?;
+        let (files, folder) = (self.clone(), self.of(uid));
+        blocking(move || stage::stage(&files, &folder, source, afresh)).await??;
+        Ok(self.of(uid).container_files())
+    }
+
+    /// Removes a pod's folder, if there is one.
+    pub(crate) async fn remove(&self, uid: &PodUid) {
+        let folder = self.of(uid).0;
+        let removed = blocking(move || stage::remove(&folder)).await;
+        if let Ok(Err(error)) | Err(error) = removed {
+            tracing::warn!(pod = %uid, error, "cannot remove a job's folder");
+        }
+    }
+
+    /// Removes the folders of pods that are not `known`.
+    pub(crate) async fn sweep(&self, known: &HashSet<String>) {
+        let Ok(mut entries) = tokio::fs::read_dir(&self.folder).await else { return };
+        while let Ok(Some(entry)) = entries.next_entry().await {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if !known.contains(&name) {
+                self.remove(&PodUid(name)).await;
+            }
+        }
+    }
+
+    fn path(&self, digest: &Digest) -> Result<PathBuf, String> {
+        self.artifacts.path(digest).ok_or_else(|| format!("artifact {digest} is not in the store: push it"))
+    }
+}
+
+/// The folder of one pod.
+#[derive(Clone, Debug)]
+pub(crate) struct PodFolder(PathBuf);
+
+impl PodFolder {
+    fn path(&self) -> &Path {
+        &self.0
+    }
+    fn inputs(&self) -> PathBuf {
+        self.0.join("in")
+    }
+    fn out(&self) -> PathBuf {
+        self.0.join("out")
+    }
+    fn artifacts(&self) -> PathBuf {
+        self.out().join(ARTIFACTS)
+    }
+    fn stdin(&self) -> PathBuf {
+        self.0.join("stdin")
+    }
+    fn capture(&self) -> PathBuf {
+        self.0.join("capture")
+    }
+
+    fn container_files(&self) -> ContainerFiles {
+        let mount = |host, guest: &str, read_only| Mount { host, guest: guest.to_owned(), read_only };
+        ContainerFiles {
+            mounts: vec![mount(self.inputs(), FOLDER_IN, true), mount(self.out(), FOLDER_OUT, false)],
+            stdin: self.stdin(),
+            capture: self.capture(),
+        }
+    }
+}
+
+fn annotation<'a>(pod: &'a Pod, name: &str) -> Option<&'a str> {
+    pod.metadata.annotations.as_ref()?.get(name).map(String::as_str)
+}
+
+/// Whether the pod takes part in the contract.
+pub(crate) fn is_job(pod: &Pod) -> bool {
+    annotation(pod, ANNOTATION_INPUTS).is_some()
+}
+
+/// Whether the pod's outputs are named on its object.
+pub(crate) fn is_collected(pod: &Pod) -> bool {
+    annotation(pod, ANNOTATION_OUTPUTS).is_some()
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, String> {
+    tokio::task::spawn_blocking(work).await.map_err(|error| error.to_string())
+}
+
+fn told(what: &str, path: &Path, error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "the node's disk is full".to_owned(),
+        _ => format!("cannot {what} {}: {error}", path.display()),
+    }
+}

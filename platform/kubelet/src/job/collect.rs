@@ -1,0 +1,167 @@
+//! After a job's end: what it left goes into the artifact store.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use bytes::Bytes;
+use futures::stream;
+use mayfly_api::{
+    Digest,
+    job_io::{ARTIFACTS, ArtifactRef, Collected, NAMES_MAX, Outputs, PARAMETER_BYTES_MAX, is_name, value_of},
+    k8s::jiff::Timestamp,
+};
+use mayfly_artifacts::Stored;
+use mayfly_runtime::PodUid;
+use serde_json::Value;
+use tokio_util::io::ReaderStream;
+
+use super::{JobFiles, PodFolder, blocking, told, tree};
+
+/// How the container ended.
+pub(crate) struct Ended {
+    pub(crate) exit_code: i32,
+    pub(crate) reason: String,
+    pub(crate) message: String,
+    pub(crate) started: Timestamp,
+    pub(crate) finished: Timestamp,
+}
+
+/// What lies in a pod's folder.
+struct Found {
+    result: Value,
+    result_truncated: bool,
+    stderr: String,
+    parameters: BTreeMap<String, Value>,
+    /// Name, path, whether it is a folder.
+    artifacts: Vec<(String, PathBuf, bool)>,
+    problems: Vec<String>,
+}
+
+/// Takes in all that a pod left. What cannot be taken is told in the outputs; an error means that nothing could
+/// be stored at all.
+pub(crate) async fn collect(files: &JobFiles, uid: &PodUid, ended: Ended) -> Result<Collected, String> {
+    let folder = files.of(uid);
+    let mut found = blocking({
+        let folder = folder.clone();
+        move || find(&folder)
+    })
+    .await?;
+    let mut artifacts = BTreeMap::new();
+    for (name, path, directory) in std::mem::take(&mut found.artifacts) {
+        match store(files, &folder, &path, directory).await {
+            Ok(stored) => {
+                let bytes = Some(stored.bytes);
+                artifacts.insert(name, ArtifactRef { digest: stored.digest, directory, bytes });
+            }
+            Err(why) => found.problems.push(format!("artifact {name:?} was not kept: {why}")),
+        }
+    }
+    let named: Vec<Digest> = artifacts.values().map(|artifact| artifact.digest).collect();
+    let outputs = Outputs {
+        exit_code: ended.exit_code,
+        oom_killed: ended.reason == "OOMKilled",
+        reason: ended.reason,
+        message: ended.message,
+        started: ended.started,
+        finished: ended.finished,
+        wall_ms: i64::try_from(ended.finished.duration_since(ended.started).as_millis()).unwrap_or(i64::MAX),
+        result: found.result,
+        result_truncated: found.result_truncated,
+        stderr: found.stderr,
+        parameters: found.parameters,
+        artifacts,
+        problems: found.problems,
+    };
+    let document = serde_json::to_vec(&outputs).map_err(|error| error.to_string())?;
+    let content = stream::iter([Ok::<_, std::io::Error>(Bytes::from(document))]);
+    let stored = files.artifacts.upload(None, u64::MAX, content).await.map_err(|error| error.to_string())?;
+    Ok(Collected { document: stored.digest, artifacts: named })
+}
+
+async fn store(files: &JobFiles, folder: &PodFolder, path: &Path, directory: bool) -> Result<Stored, String> {
+    let max = files.artifact_bytes_max;
+    let from = if directory {
+        let (tar, tree) = (folder.path().join("tar"), path.to_owned());
+        blocking(move || {
+            let packed = fs::File::create(&tar).and_then(|file| tree::pack(&tree, file, max));
+            packed.map(|()| tar).map_err(|error| error.to_string())
+        })
+        .await??
+    } else {
+        path.to_owned()
+    };
+    let file = tokio::fs::File::open(&from).await.map_err(|error| told("read", &from, &error))?;
+    // A tar has headers besides its content.
+    let limit = if directory { u64::MAX } else { max };
+    files.artifacts.upload(None, limit, ReaderStream::new(file)).await.map_err(|error| error.to_string())
+}
+
+/// Looks through a pod's folder. Blocks. Nobody writes there any more.
+fn find(folder: &PodFolder) -> Found {
+    let read = |name: &str| fs::read(folder.capture().join(name)).unwrap_or_default();
+    let mut found = Found {
+        result: value_of(&read("stdout")),
+        result_truncated: folder.capture().join("stdout.truncated").exists(),
+        stderr: String::from_utf8_lossy(&read("stderr")).into_owned(),
+        parameters: BTreeMap::new(),
+        artifacts: Vec::new(),
+        problems: Vec::new(),
+    };
+    for (name, path) in entries(&folder.out(), &mut found.problems) {
+        if name == ARTIFACTS {
+            continue;
+        }
+        match parameter(&path) {
+            Ok(value) => drop(found.parameters.insert(name, value)),
+            Err(why) => found.problems.push(format!("parameter {name:?} was not taken: {why}")),
+        }
+    }
+    for (name, path) in entries(&folder.artifacts(), &mut found.problems) {
+        // Not followed: a link could lead anywhere on the node.
+        match fs::symlink_metadata(&path) {
+            Ok(metadata) if metadata.is_dir() => found.artifacts.push((name, path, true)),
+            Ok(metadata) if metadata.is_file() => found.artifacts.push((name, path, false)),
+            _ => found
+                .problems
+                .push(format!("artifact {name:?} was not kept: it is neither a file nor a folder")),
+        }
+    }
+    found
+}
+
+fn parameter(path: &Path) -> Result<Value, String> {
+    let metadata = fs::symlink_metadata(path).map_err(|error| told("read", path, &error))?;
+    if !metadata.is_file() {
+        return Err(format!("it is no file; a folder belongs in {ARTIFACTS}/"));
+    }
+    if metadata.len() > PARAMETER_BYTES_MAX {
+        return Err(format!(
+            "it has {} bytes, more than {PARAMETER_BYTES_MAX}; make an artifact of it",
+            metadata.len()
+        ));
+    }
+    fs::read(path).map(|bytes| value_of(&bytes)).map_err(|error| told("read", path, &error))
+}
+
+/// Names and paths of a folder, sorted.
+fn entries(folder: &Path, problems: &mut Vec<String>) -> Vec<(String, PathBuf)> {
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    let mut found = Vec::new();
+    for entry in entries.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if is_name(&name) {
+            found.push((name, entry.path()));
+        } else {
+            problems.push(format!("{name:?} was not taken: it is no name of an output"));
+        }
+    }
+    found.sort();
+    if found.len() > NAMES_MAX {
+        problems.push(format!("only the first {NAMES_MAX} outputs of {} were taken", found.len()));
+        found.truncate(NAMES_MAX);
+    }
+    found
+}

@@ -1,0 +1,147 @@
+//! Folders as tar files: equal folders give equal bytes. Blocks.
+
+use std::{
+    fs, io,
+    path::{Component, Path},
+};
+
+use tar::{Archive, Builder, EntryType, Header, HeaderMode};
+
+/// Entries that one folder may have.
+const ENTRIES_MAX: usize = 100_000;
+
+fn refused(why: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why.into())
+}
+
+/// Packs a folder: files and folders in the order of their names, no links, no times, no owners.
+pub(super) fn pack(folder: &Path, into: impl io::Write, bytes_max: u64) -> io::Result<()> {
+    let mut packing = Packing { builder: Builder::new(into), bytes_left: bytes_max, entries: 0 };
+    packing.builder.mode(HeaderMode::Deterministic);
+    packing.folder(folder, Path::new(""))?;
+    packing.builder.finish()
+}
+
+struct Packing<W: io::Write> {
+    builder: Builder<W>,
+    bytes_left: u64,
+    entries: usize,
+}
+
+impl<W: io::Write> Packing<W> {
+    fn folder(&mut self, folder: &Path, name: &Path) -> io::Result<()> {
+        let mut entries = fs::read_dir(folder)?.collect::<io::Result<Vec<_>>>()?;
+        entries.sort_by_key(fs::DirEntry::file_name);
+        for entry in entries {
+            self.entries += 1;
+            if self.entries > ENTRIES_MAX {
+                return Err(refused(format!("it has more than {ENTRIES_MAX} entries")));
+            }
+            let (path, name) = (entry.path(), name.join(entry.file_name()));
+            // Not followed: a link could lead anywhere on the node.
+            let metadata = fs::symlink_metadata(&path)?;
+            if metadata.is_dir() {
+                let mut header = header(EntryType::Directory, 0);
+                self.builder.append_data(&mut header, &name, io::empty())?;
+                self.folder(&path, &name)?;
+            } else if metadata.is_file() {
+                let left = self.bytes_left.checked_sub(metadata.len());
+                self.bytes_left = left.ok_or_else(|| refused("it is larger than this node collects"))?;
+                let mut header = header(EntryType::Regular, metadata.len());
+                self.builder.append_data(&mut header, &name, fs::File::open(&path)?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn header(kind: EntryType, bytes: u64) -> Header {
+    let mut header = Header::new_gnu();
+    header.set_entry_type(kind);
+    header.set_size(bytes);
+    header.set_mode(if kind == EntryType::Directory { 0o755 } else { 0o644 });
+    header.set_mtime(0);
+    header
+}
+
+/// Unpacks a folder. What is neither a file nor a folder, or leads outside, is refused.
+pub(super) fn unpack(tar: &Path, into: &Path, bytes_max: u64) -> io::Result<()> {
+    fs::create_dir_all(into)?;
+    let mut left = bytes_max;
+    for (at, entry) in Archive::new(fs::File::open(tar)?).entries()?.enumerate() {
+        let mut entry = entry?;
+        let name = entry.path()?.into_owned();
+        if at >= ENTRIES_MAX {
+            return Err(refused(format!("it has more than {ENTRIES_MAX} entries")));
+        }
+        if !name.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir)) {
+            return Err(refused(format!("{} leads outside", name.display())));
+        }
+        let path = into.join(&name);
+        match entry.header().entry_type() {
+            EntryType::Directory => fs::create_dir_all(&path)?,
+            EntryType::Regular | EntryType::Continuous => {
+                let rest = left.checked_sub(entry.size());
+                left = rest.ok_or_else(|| refused(format!("it is larger than {bytes_max} bytes")))?;
+                fs::create_dir_all(path.parent().unwrap_or(into))?;
+                io::copy(&mut entry, &mut fs::File::create(&path)?)?;
+            }
+            other => {
+                return Err(refused(format!(
+                    "{} is neither a file nor a folder ({other:?})",
+                    name.display()
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn packed(folder: &Path) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        pack(folder, &mut bytes, 1000)?;
+        Ok(bytes)
+    }
+
+    #[test]
+    fn folders_come_back_as_they_were_and_equal_ones_are_equal() {
+        let folder = tempfile::tempdir().unwrap();
+        let (one, two) = (folder.path().join("one"), folder.path().join("two"));
+        fs::create_dir_all(one.join("sub/empty")).unwrap();
+        fs::write(one.join("sub/b"), "b").unwrap();
+        fs::write(one.join("a"), "aa").unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", one.join("link")).unwrap();
+        let bytes = packed(&one).unwrap();
+        let tar = folder.path().join("tar");
+        fs::write(&tar, &bytes).unwrap();
+        unpack(&tar, &two, 1000).unwrap();
+        assert_eq!(fs::read_to_string(two.join("sub/b")).unwrap(), "b");
+        assert!(two.join("sub/empty").is_dir() && !two.join("link").exists());
+        assert_eq!(packed(&two).unwrap(), bytes);
+        assert!(unpack(&tar, &folder.path().join("three"), 2).is_err(), "three bytes are more than two");
+        fs::write(two.join("large"), [0; 2000]).unwrap();
+        assert!(packed(&two).is_err());
+    }
+
+    #[test]
+    fn nothing_leads_outside() {
+        let folder = tempfile::tempdir().unwrap();
+        let tar = folder.path().join("tar");
+        for (name, kind) in [("../out", EntryType::Regular), ("link", EntryType::Symlink)] {
+            let mut header = header(kind, 0);
+            header.as_old_mut().name[..name.len()].copy_from_slice(name.as_bytes());
+            header.set_link_name("/etc").unwrap();
+            header.set_cksum();
+            let mut builder = Builder::new(fs::File::create(&tar).unwrap());
+            builder.append(&header, io::empty()).unwrap();
+            builder.finish().unwrap();
+            let into = folder.path().join("into");
+            assert_eq!(unpack(&tar, &into, 10).unwrap_err().kind(), io::ErrorKind::InvalidData, "{name}");
+            assert!(!folder.path().join("out").exists());
+        }
+    }
+}

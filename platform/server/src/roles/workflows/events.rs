@@ -1,0 +1,386 @@
+//! Events from outside: AWS's `PutEvents`, CloudEvents over HTTP, and the task `events:putEvents`.
+//!
+//! All three become an event as EventBridge has it (`source`, `detail-type`, `detail`, …), are shown to every
+//! workflow's event triggers, and are answered when what they start is durable. There is one bus, `default`, and
+//! nothing is kept of an event that starts nothing.
+//!
+//! ```text
+//! CloudEvent   id  source  type         time  subject      data    extensions
+//! event        id  source  detail-type  time  resources[0] detail  extensions
+//! ```
+//! A CloudEvent that is sent twice (the same `source` and `id`) starts nothing more; to `PutEvents` every entry is a
+//! new event, as on AWS.
+
+use axum::{
+    Router,
+    body::Body,
+    extract::State,
+    response::{IntoResponse as _, Response},
+    routing::post,
+};
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use http::{HeaderMap, HeaderValue, Request, StatusCode, header};
+use http_body_util::{BodyExt as _, Limited};
+use jiff::Timestamp;
+use mayfly_workflows_engine::{
+    api::{Api, router},
+    engine::{FunctionError, IntegrationCall, Integrations},
+};
+use serde_json::{Map, Value, json};
+use tower::ServiceExt as _;
+
+use super::triggers::EventRules;
+
+/// Largest request: AWS's limit of all entries together is 256 KiB; JSON's escapes come on top.
+const BODY_BYTES_MAX: usize = 1 << 20;
+/// AWS's limits of one request.
+const ENTRIES_MAX: usize = 10;
+const ENTRIES_BYTES_MAX: usize = 256 << 10;
+/// The one bus.
+const BUS: &str = "default";
+const TARGET: &str = "AWSEvents.";
+const RESOURCE: &str = "arn:aws:states:::events:putEvents";
+const ACCOUNT: &str = "000000000000";
+const REGION: &str = "us-east-1";
+
+#[derive(Clone)]
+struct Doors {
+    workflows: Router,
+    events: EventRules,
+}
+
+/// The Step Functions API, and events on the same listener.
+pub(super) fn routes(api: Api, events: EventRules) -> Router {
+    let doors = Doors { workflows: router(api), events };
+    Router::new().route("/", post(by_target)).route("/events", post(cloud_events)).with_state(doors)
+}
+
+/// AWS's services share an address and are told apart by the target.
+async fn by_target(State(doors): State<Doors>, request: Request<Body>) -> Response {
+    let target =
+        request.headers().get("x-amz-target").and_then(|target| target.to_str().ok()).unwrap_or_default();
+    let Some(operation) = target.strip_prefix(TARGET).map(str::to_owned) else {
+        return match doors.workflows.oneshot(request).await {
+            Ok(response) => response,
+            Err(never) => match never {},
+        };
+    };
+    let Ok(body) = read(request.into_body()).await else {
+        return aws(400, &refusal("SerializationException", "the request is too large or broken off"));
+    };
+    if operation != "PutEvents" {
+        let why = format!(
+            "{operation} is not served here: which events start what is said in spec.triggers of a Workflow"
+        );
+        return aws(400, &refusal("UnknownOperationException", why));
+    }
+    match serde_json::from_slice::<Value>(&body) {
+        Ok(request) => match put_events(&doors.events, &request).await {
+            Ok(answer) => aws(200, &answer),
+            Err(why) => aws(400, &refusal("ValidationException", why)),
+        },
+        Err(error) => aws(400, &refusal("SerializationException", error.to_string())),
+    }
+}
+
+async fn read(body: Body) -> Result<Bytes, ()> {
+    Ok(Limited::new(body, BODY_BYTES_MAX).collect().await.map_err(drop)?.to_bytes())
+}
+
+fn refusal(code: &str, why: impl Into<String>) -> Value {
+    json!({"__type": code, "message": why.into()})
+}
+
+fn aws(status: u16, body: &Value) -> Response {
+    let mut response = Response::new(Body::from(body.to_string()));
+    *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-amz-json-1.1"));
+    if let Ok(id) = HeaderValue::from_str(&uuid::Uuid::new_v4().to_string()) {
+        headers.insert("x-amzn-requestid", id);
+    }
+    response
+}
+
+/// `PutEvents`: each entry for itself.
+///
+/// # Errors
+/// The request as a whole is none.
+async fn put_events(events: &EventRules, request: &Value) -> Result<Value, String> {
+    let entries = request["Entries"].as_array().map_or(&[][..], Vec::as_slice);
+    if entries.is_empty() || entries.len() > ENTRIES_MAX {
+        return Err(format!(
+            "1 validation error detected: Value at 'entries' failed to satisfy constraint: Member must have length \
+             between 1 and {ENTRIES_MAX}"
+        ));
+    }
+    let bytes: usize = entries.iter().map(|entry| entry.to_string().len()).sum();
+    if bytes > ENTRIES_BYTES_MAX {
+        return Err("Total size of the entries in the request is over the limit.".into());
+    }
+    let (mut answers, mut failed) = (Vec::new(), 0);
+    for entry in entries {
+        let id = uuid::Uuid::new_v4().to_string();
+        answers.push(match put_event(events, entry, &id).await {
+            Ok(()) => json!({"EventId": id}),
+            Err((code, why)) => {
+                failed += 1;
+                json!({"ErrorCode": code, "ErrorMessage": why})
+            }
+        });
+    }
+    Ok(json!({"FailedEntryCount": failed, "Entries": answers}))
+}
+
+async fn put_event(events: &EventRules, entry: &Value, id: &str) -> Result<(), (&'static str, String)> {
+    let event = entry_event(entry, id, Timestamp::now())?;
+    events.publish(&event, id).await.map_err(|why| ("InternalFailure", why))
+}
+
+/// An entry of `PutEvents` as an event.
+fn entry_event(entry: &Value, id: &str, now: Timestamp) -> Result<Value, (&'static str, String)> {
+    let text = |name: &str| entry[name].as_str().filter(|text| !text.is_empty());
+    let needed = |name: &str| {
+        let why = || {
+            (
+                "InvalidArgument",
+                format!("Parameter {name} is not valid. Reason: {name} is a required argument."),
+            )
+        };
+        text(name).ok_or_else(why)
+    };
+    let (source, kind, detail) = (needed("Source")?, needed("DetailType")?, needed("Detail")?);
+    let detail: Value = serde_json::from_str(detail).unwrap_or_default();
+    if !detail.is_object() {
+        return Err(("MalformedDetail", "Detail is malformed.".into()));
+    }
+    if let Some(bus) = text("EventBusName").filter(|bus| *bus != BUS && !bus.ends_with(":event-bus/default"))
+    {
+        return Err(("InvalidArgument", format!("Event bus {bus} does not exist: there is one, {BUS}")));
+    }
+    let time = entry["Time"]
+        .as_f64()
+        .and_then(|seconds| Timestamp::from_second(seconds.floor().max(0.0) as i64).ok());
+    let resources = entry["Resources"].as_array().cloned().unwrap_or_default();
+    Ok(event(id, source, kind, time.unwrap_or(now), resources, detail))
+}
+
+fn event(id: &str, source: &str, kind: &str, time: Timestamp, resources: Vec<Value>, detail: Value) -> Value {
+    json!({
+        "version": "0",
+        "id": id,
+        "detail-type": kind,
+        "source": source,
+        "account": ACCOUNT,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+        "region": REGION,
+        "resources": resources,
+        "detail": detail,
+    })
+}
+
+/// CloudEvents 1.0 over HTTP: structured, a batch of them, or binary.
+async fn cloud_events(State(doors): State<Doors>, request: Request<Body>) -> Response {
+    let (parts, body) = request.into_parts();
+    let Ok(body) = read(body).await else {
+        let why = format!("a request has {BODY_BYTES_MAX} bytes at most");
+        return (StatusCode::PAYLOAD_TOO_LARGE, why).into_response();
+    };
+    let events = match received(&parts.headers, &body) {
+        Ok(events) => events,
+        Err(why) => return (StatusCode::BAD_REQUEST, format!("{why}\n")).into_response(),
+    };
+    for cloud in &events {
+        let event = match from_cloud(cloud, Timestamp::now()) {
+            Ok(event) => event,
+            Err(why) => return (StatusCode::BAD_REQUEST, format!("{why}\n")).into_response(),
+        };
+        let identity = format!("{}\n{}", cloud["source"], cloud["id"]);
+        if let Err(why) = doors.events.publish(&event, &identity).await {
+            return (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response();
+        }
+    }
+    StatusCode::ACCEPTED.into_response()
+}
+
+/// The events of a request, each as structured JSON.
+fn received(headers: &HeaderMap, body: &[u8]) -> Result<Vec<Value>, String> {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    let content_type = text("content-type").unwrap_or_default().to_ascii_lowercase();
+    let json = |body| {
+        serde_json::from_slice::<Value>(body).map_err(|error| format!("the body is not JSON: {error}"))
+    };
+    if content_type.starts_with("application/cloudevents-batch+json") {
+        return match json(body)? {
+            Value::Array(events) => Ok(events),
+            _ => Err("a batch of events is an array".into()),
+        };
+    }
+    if content_type.starts_with("application/cloudevents+json") {
+        return Ok(vec![json(body)?]);
+    }
+    if text("ce-specversion").is_none() {
+        return Err("this is no CloudEvent: send application/cloudevents+json, or the header ce-specversion: 1.0 with \
+                    ce-id, ce-source and ce-type"
+            .into());
+    }
+    let mut cloud = Map::new();
+    for (name, value) in headers {
+        if let (Some(name), Ok(value)) = (name.as_str().strip_prefix("ce-"), value.to_str()) {
+            cloud.insert(name.to_owned(), value.into());
+        }
+    }
+    if !body.is_empty() {
+        let is_json = content_type.is_empty() || content_type.contains("json");
+        let data = if is_json { json(body)? } else { String::from_utf8_lossy(body).into_owned().into() };
+        cloud.insert("data".into(), data);
+    }
+    Ok(vec![Value::Object(cloud)])
+}
+
+/// A structured CloudEvent as an event.
+fn from_cloud(cloud: &Value, now: Timestamp) -> Result<Value, String> {
+    const OWN: [&str; 10] = [
+        "specversion",
+        "id",
+        "source",
+        "type",
+        "time",
+        "subject",
+        "data",
+        "data_base64",
+        "datacontenttype",
+        "dataschema",
+    ];
+    let text = |name: &str| cloud[name].as_str().filter(|text| !text.is_empty());
+    let needed =
+        |name: &str| text(name).ok_or_else(|| format!("a CloudEvent has {name}, a text that is not empty"));
+    if needed("specversion")? != "1.0" {
+        return Err("only version 1.0 of CloudEvents is understood".into());
+    }
+    let (id, source, kind) = (needed("id")?, needed("source")?, needed("type")?);
+    let time = match text("time") {
+        Some(time) => time.parse().map_err(|_| "time is a timestamp as in RFC 3339".to_owned())?,
+        None => now,
+    };
+    let subject: Vec<Value> = text("subject").map(Value::from).into_iter().collect();
+    let data = cloud.get("data").or_else(|| cloud.get("data_base64")).cloned().unwrap_or_default();
+    let mut event = event(id, source, kind, time, subject, data);
+    let extensions: Map<String, Value> = cloud
+        .as_object()
+        .into_iter()
+        .flatten()
+        .filter(|(name, _)| !OWN.contains(&name.as_str()))
+        .map(|(name, value)| (name.clone(), value.clone()))
+        .collect();
+    if !extensions.is_empty() {
+        event["extensions"] = Value::Object(extensions);
+    }
+    Ok(event)
+}
+
+/// The task `arn:aws:states:::events:putEvents`.
+pub(super) struct PutEvents(pub(super) EventRules);
+
+impl Integrations for PutEvents {
+    fn supports(&self, resource: &str) -> bool {
+        resource.strip_prefix(RESOURCE).is_some_and(|rest| matches!(rest, "" | ".waitForTaskToken"))
+    }
+
+    fn call(&self, call: IntegrationCall) -> BoxFuture<'_, Result<Value, FunctionError>> {
+        Box::pin(async move {
+            let mut request = call.arguments;
+            // In a definition a detail is an object; in the API it is its text.
+            for entry in request["Entries"].as_array_mut().into_iter().flatten() {
+                if entry["Detail"].is_object() {
+                    entry["Detail"] = entry["Detail"].to_string().into();
+                }
+            }
+            let failed =
+                |error_type: &str, cause: String| FunctionError { error_type: error_type.into(), cause };
+            let answer = put_events(&self.0, &request).await;
+            let answer = answer.map_err(|why| failed("EventBridge.ValidationException", why))?;
+            match answer["FailedEntryCount"] == 0 {
+                true => Ok(answer),
+                false => Err(failed("EventBridge.FailedEntry", answer.to_string())),
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn now() -> Timestamp {
+        "2026-11-21T10:00:00Z".parse().unwrap()
+    }
+
+    #[test]
+    fn entries_become_events() {
+        let entry = json!({"Source": "shop", "DetailType": "Paid", "Detail": "{\"order\": 7}", "Time": 1_700_000_000,
+            "Resources": ["r"]});
+        let event = entry_event(&entry, "id-1", now()).unwrap();
+        assert_eq!(
+            event,
+            json!({"version": "0", "id": "id-1", "detail-type": "Paid", "source": "shop",
+            "account": ACCOUNT, "time": "2023-11-14T22:13:20Z", "region": REGION, "resources": ["r"], "detail": {"order": 7}})
+        );
+        for (change, code) in [
+            (json!({"Source": null}), "InvalidArgument"),
+            (json!({"DetailType": ""}), "InvalidArgument"),
+            (json!({"Detail": null}), "InvalidArgument"),
+            (json!({"Detail": "[1]"}), "MalformedDetail"),
+            (json!({"Detail": "{"}), "MalformedDetail"),
+            (json!({"EventBusName": "other"}), "InvalidArgument"),
+        ] {
+            let mut entry = entry.clone();
+            json_patch::merge(&mut entry, &change);
+            assert_eq!(entry_event(&entry, "id", now()).unwrap_err().0, code, "{change}");
+        }
+    }
+
+    #[test]
+    fn cloud_events_become_events() {
+        let binary = |headers: &[(&'static str, &str)], body: &str| {
+            let headers: HeaderMap = headers
+                .iter()
+                .map(|(name, value)| (http::HeaderName::from_static(name), value.parse().unwrap()))
+                .collect();
+            received(&headers, body.as_bytes())
+        };
+        let ce = [
+            ("ce-specversion", "1.0"),
+            ("ce-id", "1"),
+            ("ce-source", "/shop"),
+            ("ce-type", "paid"),
+            ("ce-region", "eu"),
+            ("content-type", "application/json"),
+        ];
+        let told = binary(&ce, r#"{"order": 7}"#).unwrap();
+        let event = from_cloud(&told[0], now()).unwrap();
+        assert_eq!((&event["source"], &event["detail-type"]), (&json!("/shop"), &json!("paid")));
+        assert_eq!((&event["detail"]["order"], &event["extensions"]["region"]), (&json!(7), &json!("eu")));
+        let structured = r#"{"specversion": "1.0", "id": "1", "source": "/shop", "type": "paid", "region": "eu", "data": {"order": 7}}"#;
+        let told =
+            binary(&[("content-type", "application/cloudevents+json; charset=utf-8")], structured).unwrap();
+        assert_eq!(from_cloud(&told[0], now()).unwrap(), event);
+        let batch = format!("[{structured},{structured}]");
+        assert_eq!(
+            binary(&[("content-type", "application/cloudevents-batch+json")], &batch).unwrap().len(),
+            2
+        );
+        assert!(
+            binary(&[("content-type", "application/json")], "{}").unwrap_err().contains("ce-specversion")
+        );
+        for wrong in [
+            json!({}),
+            json!({"specversion": "0.3", "id": "1", "source": "s", "type": "t"}),
+            json!({"specversion": "1.0", "id": "", "source": "s", "type": "t"}),
+            json!({"specversion": "1.0", "id": "1", "source": "s", "type": "t", "time": "yesterday"}),
+        ] {
+            assert!(from_cloud(&wrong, now()).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! What a task says about its Job, and the Job that comes of it: pure.
+
+use std::collections::BTreeMap;
+
+use mayfly_api::{
+    Digest, ObjectKey,
+    egress::EgressRule,
+    job_io::{ANNOTATION_INPUTS, ArtifactRef, Inputs},
+    names, wellknown,
+};
+use mayfly_runtime_wasm::ANNOTATION_EGRESS;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+/// On a Job: the task that it is of.
+pub(super) const ANNOTATION_KEY: &str = "mayfly.dev/task";
+/// On a Job: the execution that it is of.
+const ANNOTATION_EXECUTION: &str = "mayfly.dev/execution";
+/// On a Job: made by a workflow.
+const LABEL_WORKFLOW: &str = "mayfly.dev/workflow";
+/// How long a Job stays after its end, with what it left, when the task does not say: a week, in seconds.
+const TTL_SECONDS_DEFAULT: i64 = 7 * 24 * 3600;
+/// The one container.
+const CONTAINER: &str = "job";
+
+/// The task's arguments, as they are written.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase", deny_unknown_fields)]
+struct Written {
+    component: Option<String>,
+    image: Option<String>,
+    namespace: Option<String>,
+    #[serde(default)]
+    command: Vec<String>,
+    #[serde(default)]
+    args: Vec<Value>,
+    #[serde(default)]
+    env: BTreeMap<String, Value>,
+    #[serde(default)]
+    parameters: BTreeMap<String, Value>,
+    #[serde(default)]
+    artifacts: BTreeMap<String, WrittenArtifact>,
+    completions: Option<i32>,
+    parallelism: Option<i32>,
+    indexed: Option<bool>,
+    backoff_limit: Option<i32>,
+    deadline_seconds: Option<i64>,
+    ttl_seconds: Option<i64>,
+    memory: Option<String>,
+    cpu: Option<String>,
+    #[serde(default)]
+    egress: Vec<String>,
+}
+
+/// A digest alone is a file; what an earlier job gave is taken as it is.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum WrittenArtifact {
+    Digest(Digest),
+    Ref(ArtifactRef),
+}
+
+/// What runs.
+#[derive(Debug, PartialEq)]
+pub(super) enum Program {
+    Component(Digest),
+    Image(String),
+}
+
+/// The task's arguments, understood.
+#[derive(Debug)]
+pub(super) struct Arguments {
+    pub(super) namespace: String,
+    pub(super) program: Program,
+    pub(super) inputs: Inputs,
+    /// Whether the answer tells of one pod or of several.
+    pub(super) single: bool,
+    spec: Value,
+    container: Value,
+    egress: String,
+}
+
+impl Arguments {
+    /// # Errors
+    /// In words: what is wrong with the arguments.
+    pub(super) fn parse(arguments: &Value) -> Result<Self, String> {
+        let written = Written::deserialize(arguments).map_err(|error| error.to_string())?;
+        let program = match (&written.component, &written.image) {
+            (Some(digest), None) => Program::Component(digest.parse().map_err(|error| {
+                format!("Component: {error}; mayfly artifact push FILE prints it, and mayfly workflow deploy takes \
+                         the path of a .wasm file in its place")
+            })?),
+            (None, Some(image)) => Program::Image(image.clone()),
+            _ => return Err("one of Component and Image is required".into()),
+        };
+        let namespace = written.namespace.clone().unwrap_or_else(|| wellknown::NAMESPACE_DEFAULT.into());
+        names::dns_label(&namespace).map_err(|why| format!("Namespace {namespace:?}: {why}"))?;
+        for rule in &written.egress {
+            rule.parse::<EgressRule>().map_err(|error| format!("Egress: {error}"))?;
+        }
+        let artifacts = written.artifacts.iter().map(|(name, artifact)| {
+            let artifact = match artifact {
+                WrittenArtifact::Digest(digest) => {
+                    ArtifactRef { digest: *digest, directory: false, bytes: None }
+                }
+                WrittenArtifact::Ref(artifact) => artifact.clone(),
+            };
+            (name.clone(), artifact)
+        });
+        let inputs = Inputs { artifacts: artifacts.collect(), parameters: written.parameters.clone() };
+        inputs.check()?;
+        let single = written.completions.unwrap_or(1) == 1 && written.parallelism.unwrap_or(1) <= 1;
+        let (spec, container) = (spec(&written), container(&written, &program));
+        Ok(Self { namespace, program, inputs, single, spec, container, egress: written.egress.join(",") })
+    }
+
+    /// The Job's object. `task` is the idempotency key.
+    pub(super) fn manifest(&self, key: &ObjectKey, inputs: &str, task: &str) -> Value {
+        let mut pod = json!({"restartPolicy": "Never", "containers": [self.container]});
+        if matches!(self.program, Program::Component(_)) {
+            pod["runtimeClassName"] = json!(wellknown::RUNTIME_CLASS_WASM);
+            // There are no signals in a component, so waiting for it to end by itself is in vain.
+            pod["terminationGracePeriodSeconds"] = json!(1);
+        }
+        let mut annotations = json!({ANNOTATION_INPUTS: inputs});
+        if !self.egress.is_empty() {
+            annotations[ANNOTATION_EGRESS] = json!(self.egress);
+        }
+        let mut spec = self.spec.clone();
+        spec["template"] = json!({"metadata": {"annotations": annotations}, "spec": pod});
+        let execution = task.rsplit_once('#').map_or(task, |(execution, _)| execution);
+        json!({
+            "apiVersion": "batch/v1", "kind": "Job",
+            "metadata": {
+                "name": key.name, "namespace": key.namespace,
+                "labels": {LABEL_WORKFLOW: workflow(task)},
+                "annotations": {ANNOTATION_KEY: task, ANNOTATION_EXECUTION: execution},
+            },
+            "spec": spec,
+        })
+    }
+}
+
+fn spec(written: &Written) -> Value {
+    let lost = json!([{"type": "DisruptionTarget", "status": "True"}]);
+    let mut spec = json!({
+        // The workflow's own Retry is the place to try again, with its own waits.
+        "backoffLimit": written.backoff_limit.unwrap_or(0),
+        "ttlSecondsAfterFinished": written.ttl_seconds.unwrap_or(TTL_SECONDS_DEFAULT),
+        "podFailurePolicy": {"rules": [{"action": "Ignore", "onPodConditions": lost}]},
+    });
+    let mut put = |field: &str, value: Option<Value>| {
+        if let Some(value) = value {
+            spec[field] = value;
+        }
+    };
+    put("completions", written.completions.map(Value::from));
+    put("parallelism", written.parallelism.map(Value::from));
+    put("activeDeadlineSeconds", written.deadline_seconds.map(Value::from));
+    put("completionMode", written.indexed.filter(|indexed| *indexed).map(|_| json!("Indexed")));
+    spec
+}
+
+fn container(written: &Written, program: &Program) -> Value {
+    let text = mayfly_api::job_io::text_of;
+    let image = match program {
+        Program::Component(digest) => format!("{}{}", wellknown::COMPONENT_IMAGE_PREFIX, digest.hex()),
+        Program::Image(image) => image.clone(),
+    };
+    let env: Vec<_> =
+        written.env.iter().map(|(name, value)| json!({"name": name, "value": text(value)})).collect();
+    let mut limits = json!({});
+    for (name, limit) in [("memory", &written.memory), ("cpu", &written.cpu)] {
+        if let Some(limit) = limit {
+            limits[name] = json!(limit);
+        }
+    }
+    json!({"name": CONTAINER, "image": image, "command": written.command,
+        "args": written.args.iter().map(text).collect::<Vec<_>>(), "env": env, "resources": {"limits": limits}})
+}
+
+/// The state machine's name within an idempotency key, as a label's value.
+fn workflow(task: &str) -> String {
+    let parts: Vec<&str> = task.split(':').collect();
+    let name = parts.get(6).copied().unwrap_or("workflow");
+    let good = |letter: char| if letter.is_ascii_alphanumeric() { letter.to_ascii_lowercase() } else { '-' };
+    let name: String = name.chars().take(30).map(good).collect();
+    match name.trim_matches('-') {
+        "" => "workflow".into(),
+        name => name.to_owned(),
+    }
+}
+
+/// The same for every try of the same task: readable first, unique after.
+pub(super) fn job_name(task: &str) -> String {
+    format!("{}-{}", workflow(task), &Digest::of(task.as_bytes()).hex()[..16])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TASK: &str = "arn:aws:states:us-east-1:000000000000:execution:My_Pipe:run-1#7";
+
+    #[test]
+    fn a_task_becomes_a_job() {
+        let (component, data) = (Digest::of(b"c"), Digest::of(b"d"));
+        let arguments = Arguments::parse(&json!({
+            "Component": component, "Args": ["--n", 3], "Env": {"LEVEL": 2}, "Parameters": {"who": "Ada"},
+            "Artifacts": {"data": data, "folder": {"digest": data, "directory": true, "bytes": 7}},
+            "BackoffLimit": 2, "DeadlineSeconds": 9, "Memory": "32Mi", "Egress": ["https://example.com"],
+        }))
+        .unwrap();
+        let key = ObjectKey::new("default", job_name(TASK));
+        assert!(key.name.starts_with("my-pipe-") && key.name.len() == 24, "{}", key.name);
+        let job = arguments.manifest(&key, "{}", TASK);
+        let _typed: mayfly_api::k8s::api::batch::v1::Job = serde_json::from_value(job.clone()).unwrap();
+        let pod = &job["spec"]["template"];
+        assert_eq!(pod["spec"]["runtimeClassName"], "wasm");
+        let container = &pod["spec"]["containers"][0];
+        assert_eq!(container["args"], json!(["--n", "3"]));
+        assert_eq!(container["env"], json!([{"name": "LEVEL", "value": "2"}]));
+        assert_eq!(container["resources"]["limits"], json!({"memory": "32Mi"}));
+        assert_eq!(
+            (&job["spec"]["backoffLimit"], &job["spec"]["activeDeadlineSeconds"]),
+            (&json!(2), &json!(9))
+        );
+        assert_eq!(pod["metadata"]["annotations"][ANNOTATION_EGRESS], "https://example.com");
+        assert!(arguments.inputs.artifacts["folder"].directory && arguments.single);
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        let digest = Digest::of(b"c");
+        for (arguments, why) in [
+            (json!({}), "one of Component and Image"),
+            (json!({"Component": digest, "Image": "x"}), "one of Component and Image"),
+            (json!({"Component": "extract.wasm"}), "mayfly artifact push"),
+            (json!({"Component": digest, "Paramters": {}}), "unknown field"),
+            (json!({"Component": digest, "Parameters": {"a/b": 1}}), "is no name"),
+            (json!({"Component": digest, "Artifacts": {"a": "x"}}), "WrittenArtifact"),
+            (json!({"Component": digest, "Namespace": "No"}), "Namespace"),
+            (json!({"Component": digest, "Egress": ["ftp://x"]}), "Egress"),
+        ] {
+            let error = Arguments::parse(&arguments).unwrap_err();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+}

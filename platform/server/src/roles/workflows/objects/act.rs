@@ -1,0 +1,357 @@
+//! Looks at an object and its state machine, asks [`plan`](super::plan), does the step, and looks again.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use jiff::Timestamp;
+use kube::{
+    Client,
+    api::{Api as Kinds, DeleteParams, Patch, PatchParams, PostParams, Preconditions},
+};
+use mayfly_api::{
+    ObjectKey, Workflow, WorkflowSpec,
+    k8s::apimachinery::pkg::apis::meta::v1::{Condition, Time},
+    workflow::{WorkflowType, definition, names},
+};
+use mayfly_informer::reconcile::{self, Outcome, WorkQueue};
+use mayfly_workflows_engine::{
+    api::{Api, ApiError, Scope},
+    catalog::{Kind, Machine},
+};
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Directory, FINALIZER,
+    plan::{MachineFacts, ObjectFacts, Step, plan},
+};
+
+/// Workflows looked at at the same time.
+const PARALLEL: usize = 4;
+/// How soon a refusal of the Step Functions API is tried again.
+const RETRY_REFUSED: Duration = Duration::from_secs(5);
+/// The role of state machines that are made from objects: nobody asks for it here, but the API wants one.
+const ROLE: &str = "arn:aws:iam::000000000000:role/mayfly";
+/// What kubectl notes; a definition that came from elsewhere is not what was applied.
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+const READY: &str = "Ready";
+
+/// Keeps Workflow objects and state machines alike.
+pub(crate) struct Objects {
+    reconciler: Arc<Reconciler>,
+    /// ARNs of state machines.
+    queue: WorkQueue<String>,
+}
+
+struct Reconciler {
+    api: Api,
+    client: Client,
+    directory: Directory,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error(transparent)]
+    Kinds(#[from] kube::Error),
+    #[error("{0:?}")]
+    Api(ApiError),
+}
+
+/// A state machine as it was looked at.
+struct Seen {
+    machine: Arc<Machine>,
+    facts: MachineFacts,
+}
+
+impl Objects {
+    pub(in crate::roles::workflows) fn new(api: Api, client: Client, directory: Directory) -> Self {
+        let queue = WorkQueue::default();
+        let changed = queue.clone();
+        directory.workflows().handle(move |change| {
+            change.states().for_each(|object| changed.add(names::state_machine_arn(object)));
+        });
+        Self { reconciler: Arc::new(Reconciler { api, client, directory }), queue }
+    }
+
+    /// Runs until `stop`.
+    pub(crate) async fn run(self, stop: CancellationToken) {
+        let follow = follow(self.reconciler.api.clone(), self.queue.clone(), stop.clone());
+        tokio::select! {
+            () = self.reconciler.directory.synced() => {}
+            () = stop.cancelled() => return,
+        }
+        let reconciler = self.reconciler;
+        let work = reconcile::run("workflows", self.queue, PARALLEL, stop, move |arn| {
+            let reconciler = reconciler.clone();
+            async move { Box::pin(reconciler.look(&arn)).await }
+        });
+        tokio::join!(follow, work);
+    }
+}
+
+/// Queues the state machines that the catalog changed.
+async fn follow(api: Api, queue: WorkQueue<String>, stop: CancellationToken) {
+    let mut changes = api.catalog().changes();
+    let mut known: HashMap<String, Arc<Machine>> = HashMap::new();
+    loop {
+        let now: HashMap<String, Arc<Machine>> =
+            api.catalog().read().machines("").map(|machine| (machine.arn.clone(), machine.clone())).collect();
+        for (arn, machine) in &now {
+            if known.get(arn).is_none_or(|before| !Arc::ptr_eq(before, machine)) {
+                queue.add(arn.clone());
+            }
+        }
+        known.keys().filter(|arn| !now.contains_key(*arn)).for_each(|arn| queue.add(arn.clone()));
+        known = now;
+        tokio::select! {
+            changed = changes.changed() => if changed.is_err() { return },
+            () = stop.cancelled() => return,
+        }
+    }
+}
+
+impl Reconciler {
+    async fn look(&self, arn: &str) -> Result<Outcome, Error> {
+        let mut objects = self.directory.objects(arn).into_iter();
+        let object = objects.next();
+        for other in objects {
+            self.report(&other, None, Err(("NameTaken", taken(object.as_deref())))).await?;
+        }
+        let machine = self.api.catalog().read().machine(arn).cloned().map(seen);
+        let facts = object.as_deref().map(facts);
+        let step = plan(facts.as_ref(), machine.as_ref().map(|seen| &seen.facts));
+        match (step, object, machine) {
+            (Step::Nothing, ..) | (_, None, None) => Ok(Outcome::Done),
+            (Step::CreateObject, _, Some(seen)) => self.create_object(arn, &seen.machine).await,
+            (step, Some(object), machine) => self.act(step, &object, machine.as_ref(), arn).await,
+            (_, None, Some(_)) => Ok(Outcome::Done),
+        }
+    }
+
+    async fn act(
+        &self,
+        step: Step,
+        object: &Workflow,
+        machine: Option<&Seen>,
+        arn: &str,
+    ) -> Result<Outcome, Error> {
+        let kinds = self.kinds(&ObjectKey::of(object));
+        let name = object.metadata.name.as_deref().unwrap_or_default();
+        match step {
+            Step::Nothing | Step::CreateObject => {}
+            Step::Hold => self.finalizers(object, true).await?,
+            Step::Release => self.finalizers(object, false).await?,
+            Step::CreateMachine => return self.create_machine(object, arn).await,
+            Step::UpdateMachine => {
+                let definition = definition::text(&object.spec.definition);
+                let request = json!({"stateMachineArn": arn, "definition": definition});
+                return self.ask("UpdateStateMachine", &request, object, arn).await;
+            }
+            Step::DeleteMachine => {
+                let request = json!({"stateMachineArn": arn});
+                self.api.call("DeleteStateMachine", &request, &scope(arn)).await.map_err(Error::Api)?;
+                self.finalizers(object, false).await?;
+            }
+            Step::UpdateObject => {
+                if let Some(seen) = machine {
+                    self.update_object(object, &seen.machine).await?;
+                }
+            }
+            Step::DeleteObject => {
+                let preconditions =
+                    Preconditions { uid: object.metadata.uid.clone(), resource_version: None };
+                let params =
+                    DeleteParams { preconditions: Some(preconditions), ..DeleteParams::background() };
+                unless_gone(kinds.delete(name, &params).await.map(drop))?;
+            }
+            Step::Agree => {
+                if let Some(seen) = machine {
+                    self.report(object, Some(seen), Ok(())).await?;
+                }
+            }
+            Step::Differ => {
+                let is = machine.map_or("", |seen| seen.facts.kind.as_str());
+                let message = format!("the state machine {arn} is {is}, and a state machine's type stays");
+                self.report(object, None, Err(("TypeDiffers", message))).await?;
+            }
+            Step::Wait => {
+                let message =
+                    "the state machine of this name was deleted, and its executions are still running";
+                self.report(object, None, Err(("StateMachineDeleting", message.into()))).await?;
+                // The catalog lets it go when it is asked after it.
+                let request = json!({"stateMachineArn": arn});
+                let _ = self.api.call("DescribeStateMachine", &request, &scope(arn)).await;
+                return Ok(Outcome::RequeueAfter(RETRY_REFUSED));
+            }
+        }
+        Ok(Outcome::Done)
+    }
+
+    async fn create_machine(&self, object: &Workflow, arn: &str) -> Result<Outcome, Error> {
+        let request = json!({
+            "name": arn.rsplit(':').next().unwrap_or_default(),
+            "definition": definition::text(&object.spec.definition),
+            "roleArn": ROLE,
+            "type": object.spec.kind.as_str(),
+        });
+        self.ask("CreateStateMachine", &request, object, arn).await
+    }
+
+    /// Asks the Step Functions API; a refusal is told in the object's status.
+    async fn ask(
+        &self,
+        operation: &str,
+        request: &Value,
+        object: &Workflow,
+        arn: &str,
+    ) -> Result<Outcome, Error> {
+        match Box::pin(self.api.call(operation, request, &scope(arn))).await {
+            Ok(_) => Ok(Outcome::Done),
+            Err(error) if error.status < 500 => {
+                let message = format!("{}: {}", error.code, error.message.unwrap_or_default());
+                self.report(object, None, Err(("Refused", message))).await?;
+                Ok(Outcome::RequeueAfter(RETRY_REFUSED))
+            }
+            Err(error) => Err(Error::Api(error)),
+        }
+    }
+
+    async fn create_object(&self, arn: &str, machine: &Machine) -> Result<Outcome, Error> {
+        let (key, state_machine) = self.directory.place(arn);
+        let spec = WorkflowSpec {
+            kind: kind_of(machine.kind),
+            definition: definition_of(machine),
+            state_machine,
+            triggers: Vec::new(),
+        };
+        let mut object = Workflow::new(&key.name, spec);
+        object.metadata.finalizers = Some(vec![FINALIZER.into()]);
+        self.kinds(&key).create(&PostParams::default(), &object).await?;
+        Ok(Outcome::Done)
+    }
+
+    async fn update_object(&self, object: &Workflow, machine: &Machine) -> Result<(), Error> {
+        let mut new = object.clone();
+        new.spec.definition = match object.spec.definition {
+            Value::String(_) => Value::String(machine.revision.definition.to_string()),
+            _ => definition_of(machine),
+        };
+        if let Some(annotations) = &mut new.metadata.annotations {
+            annotations.remove(LAST_APPLIED);
+        }
+        let name = object.metadata.name.as_deref().unwrap_or_default();
+        self.kinds(&ObjectKey::of(object)).replace(name, &PostParams::default(), &new).await?;
+        Ok(())
+    }
+
+    async fn finalizers(&self, object: &Workflow, held: bool) -> Result<(), Error> {
+        let old = object.metadata.finalizers.iter().flatten().filter(|finalizer| *finalizer != FINALIZER);
+        let own = held.then(|| FINALIZER.to_owned());
+        let finalizers: Vec<String> = old.cloned().chain(own).collect();
+        let patch = json!({"metadata": {
+            "finalizers": finalizers,
+            "resourceVersion": object.metadata.resource_version,
+        }});
+        let name = object.metadata.name.as_deref().unwrap_or_default();
+        let kinds = self.kinds(&ObjectKey::of(object));
+        unless_gone(kinds.patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await.map(drop))
+    }
+
+    /// Says in the status how it stands, where that is not what it says already.
+    async fn report(
+        &self,
+        object: &Workflow,
+        seen: Option<&Seen>,
+        ready: Result<(), (&str, String)>,
+    ) -> Result<(), Error> {
+        let old = object.status.clone().unwrap_or_default();
+        let mut new = old.clone();
+        new.observed_generation = object.metadata.generation;
+        if let Some(Seen { machine, facts }) = seen {
+            new.state_machine_arn = Some(machine.arn.clone());
+            new.revision_id = Some(machine.revision.id.clone().unwrap_or_else(|| "INITIAL".into()));
+            new.definition_digest = Some(facts.digest.clone());
+        }
+        let (status, reason, message) = match ready {
+            Ok(()) => ("True", "Ready", String::new()),
+            Err((reason, message)) => ("False", reason, message),
+        };
+        let same = old.conditions.iter().find(|known| known.type_ == READY && known.status == status);
+        new.conditions = vec![Condition {
+            type_: READY.into(),
+            status: status.into(),
+            reason: reason.into(),
+            message,
+            observed_generation: object.metadata.generation,
+            last_transition_time: same
+                .map_or(Time(Timestamp::now()), |known| known.last_transition_time.clone()),
+        }];
+        if new == old {
+            return Ok(());
+        }
+        let mut status = serde_json::to_value(&new).unwrap_or_default();
+        // The triggers' part is not ours.
+        if let Some(status) = status.as_object_mut() {
+            status.remove("triggers");
+        }
+        let patch = json!({ "status": status });
+        let name = object.metadata.name.as_deref().unwrap_or_default();
+        let kinds = self.kinds(&ObjectKey::of(object));
+        unless_gone(kinds.patch_status(name, &PatchParams::default(), &Patch::Merge(&patch)).await.map(drop))
+    }
+
+    fn kinds(&self, key: &ObjectKey) -> Kinds<Workflow> {
+        Kinds::namespaced(self.client.clone(), &key.namespace)
+    }
+}
+
+fn unless_gone(result: kube::Result<()>) -> Result<(), Error> {
+    match result {
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+        other => Ok(other?),
+    }
+}
+
+fn taken(object: Option<&Workflow>) -> String {
+    let key = object.map(ObjectKey::of).map(|key| key.to_string()).unwrap_or_default();
+    format!("workflow {key} has this state machine; name another in spec.stateMachine")
+}
+
+fn facts(object: &Workflow) -> ObjectFacts {
+    let finalizers = object.metadata.finalizers.iter().flatten();
+    ObjectFacts {
+        leaving: object.metadata.deletion_timestamp.is_some(),
+        held: finalizers.into_iter().any(|finalizer| finalizer == FINALIZER),
+        kind: object.spec.kind,
+        digest: definition::digest(&object.spec.definition).to_string(),
+        agreed: object.status.as_ref().and_then(|status| status.definition_digest.clone()),
+    }
+}
+
+fn seen(machine: Arc<Machine>) -> Seen {
+    let facts = MachineFacts {
+        leaving: machine.deleting,
+        kind: kind_of(machine.kind),
+        digest: definition::digest(&Value::String(machine.revision.definition.to_string())).to_string(),
+    };
+    Seen { machine, facts }
+}
+
+fn kind_of(kind: Kind) -> WorkflowType {
+    match kind {
+        Kind::Standard => WorkflowType::Standard,
+        Kind::Express => WorkflowType::Express,
+    }
+}
+
+/// The definition as an object; as its text where it is none.
+fn definition_of(machine: &Machine) -> Value {
+    let text = Value::String(machine.revision.definition.to_string());
+    definition::value(&text).unwrap_or(text)
+}
+
+/// Region and account of an ARN.
+pub(in crate::roles::workflows) fn scope(arn: &str) -> Scope {
+    let mut fields = arn.split(':').skip(3);
+    let mut next = || fields.next().unwrap_or_default().to_owned();
+    Scope { region: next(), account: next() }
+}

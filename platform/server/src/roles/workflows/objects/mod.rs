@@ -1,0 +1,88 @@
+//! Workflow objects and state machines: one thing in two places, kept alike.
+//!
+//! Neither side is the master. Each remembers nothing of the other but one digest, in the object's status: the
+//! definition on which both last agreed. The side that has left it was changed, and the other follows; where both
+//! have, the object wins.
+//!
+//! ```text
+//!  object   machine  agreed on        then
+//!  new      –        nothing          the machine is made
+//!  –        new      –                the object is made
+//!  changed  as was   as was           the machine is updated
+//!  as was   changed  as was           the object is updated
+//!  there    gone     something        the object goes: DeleteStateMachine was called
+//!  leaving  there                     the machine goes (a finalizer holds the object until then)
+//! ```
+//! [`plan`] decides, [`act`] does. Deleting a state machine lets its executions run to their end, as on AWS; the
+//! object does not wait for them.
+
+mod act;
+mod plan;
+
+pub(super) use act::{Objects, scope};
+
+use mayfly_api::{ObjectKey, k8s::api::core::v1::Namespace};
+use mayfly_api::{
+    Workflow,
+    workflow::names::{self, state_machine_arn},
+};
+use mayfly_informer::{Index, Informer};
+
+/// Holds a Workflow until its state machine is gone.
+pub(super) const FINALIZER: &str = "mayfly.dev/state-machine";
+
+/// An index by the ARN of the state machine.
+const BY_STATE_MACHINE: &str = "state-machine";
+
+/// Which object stands for a state machine.
+#[derive(Clone)]
+pub(super) struct Directory {
+    workflows: Informer<Workflow>,
+    by_state_machine: Index<Workflow>,
+    namespaces: Informer<Namespace>,
+}
+
+impl Directory {
+    pub(super) fn new(workflows: Informer<Workflow>, namespaces: Informer<Namespace>) -> Self {
+        let by_state_machine = workflows.index(BY_STATE_MACHINE, |object| vec![state_machine_arn(object)]);
+        Self { workflows, by_state_machine, namespaces }
+    }
+
+    /// The objects that claim a state machine, the rightful one first: the oldest.
+    pub(super) fn objects(&self, arn: &str) -> Vec<std::sync::Arc<Workflow>> {
+        let mut objects = self.by_state_machine.get(arn);
+        objects.sort_by_key(|object| object.metadata.creation_timestamp.as_ref().map(|time| time.0));
+        objects
+    }
+
+    /// Where a state machine's object is, or would be; and what it has to name.
+    pub(super) fn place(&self, arn: &str) -> (ObjectKey, Option<String>) {
+        if let Some(object) = self.objects(arn).first() {
+            return (ObjectKey::of(&**object), object.spec.state_machine.clone());
+        }
+        let is_namespace = |name: &str| self.namespaces.get(&ObjectKey::cluster(name)).is_some();
+        let (key, named) = names::workflow_of(arn, is_namespace);
+        match self.workflows.get(&key) {
+            // Its name is taken by an object that stands for another state machine.
+            Some(_) => names::workflow_of_digest(arn),
+            None => (key, named),
+        }
+    }
+
+    /// The state machine's ARN of a workflow, whether it has an object or had one.
+    pub(super) fn arn(&self, key: &ObjectKey) -> String {
+        match self.workflows.get(key) {
+            Some(object) => state_machine_arn(&object),
+            None => format!("{}{}", names::STATE_MACHINE_PREFIX, names::state_machine_name(key)),
+        }
+    }
+
+    pub(super) async fn synced(&self) {
+        self.workflows.synced().await;
+        self.namespaces.synced().await;
+    }
+
+    pub(super) fn workflows(&self) -> &Informer<Workflow> {
+        &self.workflows
+    }
+}

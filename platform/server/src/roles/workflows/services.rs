@@ -1,0 +1,26 @@
+//! The services that this process carries out for tasks, beside those of the engine itself.
+
+use std::sync::Arc;
+
+use futures::future::BoxFuture;
+use mayfly_workflows_engine::engine::{FunctionError, IntegrationCall, Integrations};
+use serde_json::Value;
+
+/// Several services as one: the first that supports a resource has it.
+pub(super) struct Services(pub(super) Vec<Arc<dyn Integrations>>);
+
+impl Integrations for Services {
+    fn supports(&self, resource: &str) -> bool {
+        self.0.iter().any(|service| service.supports(resource))
+    }
+
+    fn call(&self, call: IntegrationCall) -> BoxFuture<'_, Result<Value, FunctionError>> {
+        match self.0.iter().find(|service| service.supports(&call.resource)) {
+            Some(service) => service.call(call),
+            None => Box::pin(async move {
+                let cause = format!("nobody carries out {}", call.resource);
+                Err(FunctionError { error_type: "Mayfly.IntegrationNotSupported".into(), cause })
+            }),
+        }
+    }
+}

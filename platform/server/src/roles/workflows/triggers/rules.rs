@@ -1,0 +1,137 @@
+//! The event patterns of all workflows, and what an event starts.
+
+use std::sync::Arc;
+
+use mayfly_api::{
+    ObjectKey, Workflow,
+    workflow::{Trigger, names::state_machine_arn, pattern::Pattern},
+};
+use mayfly_workflows_engine::api::Api;
+use parking_lot::RwLock;
+use serde_json::Value;
+use sha2::{Digest as _, Sha256};
+use tokio::sync::mpsc;
+
+use super::{Start, start};
+
+/// Notes of starts that wait to be written into a status; what does not fit is not noted.
+const NOTES_MAX: usize = 1_024;
+/// Longest part of an execution's name that an event's id is taken over into as it is.
+const ID_BYTES_MAX: usize = 36;
+
+/// The event triggers of all workflows. Cheap to clone.
+#[derive(Clone)]
+pub(in crate::roles::workflows) struct EventRules {
+    api: Api,
+    rules: Arc<RwLock<Arc<Vec<Rule>>>>,
+    notes: mpsc::Sender<Fired>,
+}
+
+/// One trigger.
+#[derive(Debug)]
+pub(super) struct Rule {
+    workflow: ObjectKey,
+    machine: String,
+    trigger: Trigger,
+    pattern: Pattern,
+}
+
+/// An event started something, or could not.
+#[derive(Debug)]
+pub(in crate::roles::workflows) struct Fired {
+    pub(super) workflow: ObjectKey,
+    pub(super) trigger: String,
+    pub(super) execution: String,
+    pub(super) error: Option<String>,
+}
+
+impl EventRules {
+    /// The rules, none yet, and where they note what they start.
+    pub(super) fn new(api: Api) -> (Self, mpsc::Receiver<Fired>) {
+        let (notes, noted) = mpsc::channel(NOTES_MAX);
+        (Self { api, rules: Arc::default(), notes }, noted)
+    }
+
+    pub(super) fn replace(&self, workflows: &[Arc<Workflow>]) {
+        let rules = workflows.iter().filter(|object| object.metadata.deletion_timestamp.is_none());
+        let rules = rules.flat_map(|object| of(object)).collect();
+        *self.rules.write() = Arc::new(rules);
+    }
+
+    /// Starts what an event is to start. `identity` tells one event from another: the same twice starts nothing
+    /// more. When this returns every start is durable.
+    ///
+    /// # Errors
+    /// Something that may go well the next time did not: send the event again.
+    pub(in crate::roles::workflows) async fn publish(
+        &self,
+        event: &Value,
+        identity: &str,
+    ) -> Result<(), String> {
+        let rules = self.rules.read().clone();
+        let mut failure = None;
+        for rule in rules.iter().filter(|rule| !rule.trigger.suspend && rule.pattern.matches(event)) {
+            let execution = execution_name(&rule.trigger.name, identity);
+            let error = match start(&self.api, &rule.machine, &execution, &input(&rule.trigger, event)).await
+            {
+                Start::Started(_) => None,
+                Start::Before => continue,
+                Start::Refused(why) => Some(why),
+                Start::Failed(why) => {
+                    failure = Some(why.clone());
+                    Some(why)
+                }
+            };
+            let (workflow, trigger) = (rule.workflow.clone(), rule.trigger.name.clone());
+            // Only the status is poorer without it.
+            let _ = self.notes.try_send(Fired { workflow, trigger, execution, error });
+        }
+        failure.map_or(Ok(()), Err)
+    }
+}
+
+fn of(object: &Workflow) -> Vec<Rule> {
+    let triggers = object.spec.triggers.iter().filter_map(|trigger| {
+        // What cannot be parsed was refused before it came here.
+        let pattern = Pattern::parse(&trigger.event.as_ref()?.pattern).ok()?;
+        let (workflow, machine) = (ObjectKey::of(object), state_machine_arn(object));
+        Some(Rule { workflow, machine, trigger: trigger.clone(), pattern })
+    });
+    triggers.collect()
+}
+
+fn input(trigger: &Trigger, event: &Value) -> Value {
+    match (&trigger.input, &trigger.input_transform) {
+        (Some(input), _) => input.clone(),
+        (None, Some(transform)) => transform.apply(event),
+        (None, None) => event.clone(),
+    }
+}
+
+/// `paid-<the event's id>`; a digest of it where it would make no good name.
+fn execution_name(trigger: &str, identity: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    let is_name = !identity.is_empty()
+        && identity.len() <= ID_BYTES_MAX
+        && identity.bytes().all(plain)
+        && !identity.ends_with('-');
+    match is_name {
+        true => format!("{trigger}-{identity}"),
+        false => format!("{trigger}-{}", hex::encode(&Sha256::digest(identity)[..16])),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn executions_are_named_after_the_event() {
+        let id = "5f0c2f4e-9b1d-4d7e-8a63-0f2f3a9f7f10";
+        assert_eq!(execution_name("paid", id), format!("paid-{id}"));
+        let long = execution_name("paid", "https://shop.example/orders\n7");
+        assert!(long.len() == "paid-".len() + 32 && mayfly_api::names::dns_label(&long).is_ok(), "{long}");
+        assert_eq!(execution_name("paid", "X"), execution_name("paid", "X"));
+        assert_ne!(execution_name("paid", "X"), execution_name("paid", "x"));
+    }
+}

@@ -1,0 +1,374 @@
+//! Keeps every trigger's state, starts what is due, and writes it down.
+
+use std::{collections::HashMap, time::Duration};
+
+use jiff::{SignedDuration, Timestamp};
+use kube::{
+    Client,
+    api::{Api as Kinds, Patch, PatchParams},
+};
+use mayfly_api::{
+    ObjectKey, Workflow,
+    k8s::apimachinery::pkg::apis::meta::v1::Time,
+    workflow::{Overlap, Schedule, Trigger, TriggerStatus, names::state_machine_arn, schedule::Times},
+};
+use mayfly_informer::Informer;
+use mayfly_workflows_engine::{
+    api::Api,
+    engine::{Engine, Status},
+};
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    EventRules, Fired, Start,
+    plan::{Rule, Step, plan},
+    start,
+};
+
+/// How soon to look again after a start that failed for a reason of ours.
+const RETRY: SignedDuration = SignedDuration::from_secs(5);
+/// Longest sleep: the machine's clock may be set while we sleep.
+const SLEEP_MAX: Duration = Duration::from_secs(60);
+/// Steps that one trigger may take before the others get their turn.
+const STEPS_MAX: usize = 100;
+
+/// Runs the triggers of all workflows.
+pub(crate) struct Triggers {
+    api: Api,
+    engine: Engine,
+    client: Client,
+    workflows: Informer<Workflow>,
+    events: EventRules,
+    noted: mpsc::Receiver<Fired>,
+    known: HashMap<ObjectKey, Known>,
+}
+
+/// A workflow's triggers.
+struct Known {
+    uid: Option<String>,
+    generation: Option<i64>,
+    machine: String,
+    triggers: Vec<Running>,
+    /// The status says something else than the state.
+    dirty: bool,
+}
+
+/// One trigger.
+struct Running {
+    trigger: Trigger,
+    /// `None`: an event trigger, or one that is suspended.
+    rule: Option<Rule>,
+    status: TriggerStatus,
+    /// When to look again.
+    wake: Option<Timestamp>,
+}
+
+impl Triggers {
+    pub(crate) fn new(api: Api, engine: Engine, client: Client, workflows: Informer<Workflow>) -> Self {
+        let (events, noted) = EventRules::new(api.clone());
+        Self { api, engine, client, workflows, events, noted, known: HashMap::new() }
+    }
+
+    /// Where events are to be told.
+    pub(in crate::roles::workflows) fn events(&self) -> EventRules {
+        self.events.clone()
+    }
+
+    /// Runs until `stop`.
+    pub(crate) async fn run(mut self, stop: CancellationToken) {
+        tokio::select! {
+            () = self.workflows.synced() => {}
+            () = stop.cancelled() => return,
+        }
+        let mut changes = self.workflows.subscribe();
+        self.events.replace(&self.workflows.list());
+        for object in self.workflows.list() {
+            self.meet(&object, Timestamp::now());
+        }
+        loop {
+            let now = Timestamp::now();
+            let next = self.advance(now).await;
+            self.write_down().await;
+            let pause = next.map_or(SLEEP_MAX, |next| {
+                Duration::try_from(next.duration_since(Timestamp::now()))
+                    .unwrap_or(Duration::ZERO)
+                    .min(SLEEP_MAX)
+            });
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(pause) => {}
+                Some(fired) = self.noted.recv() => self.note(fired),
+                keys = changes.next() => {
+                    self.events.replace(&self.workflows.list());
+                    for key in keys {
+                        match self.workflows.get(&key).filter(|object| object.metadata.deletion_timestamp.is_none()) {
+                            Some(object) => self.meet(&object, Timestamp::now()),
+                            None => _ = self.known.remove(&key),
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes in a workflow that is new or has changed.
+    fn meet(&mut self, object: &Workflow, now: Timestamp) {
+        let key = ObjectKey::of(object);
+        let before = self.known.get(&key).filter(|known| known.uid == object.metadata.uid);
+        if before.is_some_and(|known| known.generation == object.metadata.generation) {
+            return;
+        }
+        let stored = object.status.as_ref().map_or(&[][..], |status| &status.triggers);
+        let status_of = |name: &str| {
+            let running = before.and_then(|known| known.triggers.iter().find(|one| one.trigger.name == name));
+            running.map(|one| (&one.status, one.trigger.suspend)).or_else(|| {
+                // Met for the first time in this process: what was suspended then is told by the spec now.
+                stored.iter().find(|status| status.name == name).map(|status| (status, false))
+            })
+        };
+        let uid = object.metadata.uid.clone();
+        let triggers: Vec<Running> = object
+            .spec
+            .triggers
+            .iter()
+            .map(|trigger| {
+                let seed = format!("{}/{}", uid.as_deref().unwrap_or_default(), trigger.name);
+                running(trigger, status_of(&trigger.name), seed, now)
+            })
+            .collect();
+        let dirty = stored.len() != triggers.len() || !triggers.is_empty();
+        let machine = state_machine_arn(object);
+        let generation = object.metadata.generation;
+        self.known.insert(key, Known { uid, generation, machine, triggers, dirty });
+    }
+
+    /// Does what is due; says when the next thing is.
+    async fn advance(&mut self, now: Timestamp) -> Option<Timestamp> {
+        let mut next = None;
+        for known in self.known.values_mut() {
+            for running in &mut known.triggers {
+                if running.wake.is_none_or(|wake| wake <= now) && running.rule.is_some() {
+                    known.dirty |= step(&self.api, &self.engine, &known.machine, running, now).await;
+                }
+                if running.rule.is_some() {
+                    next = next.into_iter().chain(running.wake).min();
+                }
+            }
+        }
+        next
+    }
+
+    /// Takes in what events started.
+    fn note(&mut self, fired: Fired) {
+        let Some(known) = self.known.get_mut(&fired.workflow) else { return };
+        let named = known.triggers.iter_mut().find(|running| running.trigger.name == fired.trigger);
+        let Some(running) = named else { return };
+        started(&mut running.status, fired.execution, fired.error);
+        known.dirty = true;
+    }
+
+    /// Writes the states into the objects' status where they differ. What cannot be written now is written with the
+    /// next change; a crash before that repeats starts that are recognised.
+    async fn write_down(&mut self) {
+        for (key, known) in self.known.iter_mut().filter(|(_, known)| known.dirty) {
+            let triggers: Vec<&TriggerStatus> =
+                known.triggers.iter().map(|running| &running.status).collect();
+            let patch = json!({"metadata": {"uid": known.uid}, "status": {"triggers": triggers}});
+            let kinds = Kinds::<Workflow>::namespaced(self.client.clone(), &key.namespace);
+            let written = kinds.patch_status(&key.name, &PatchParams::default(), &Patch::Merge(&patch)).await;
+            match written {
+                Ok(_) => known.dirty = false,
+                Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {
+                    known.dirty = false
+                }
+                Err(error) => {
+                    tracing::warn!(workflow = %key, %error, "the triggers' status cannot be written yet")
+                }
+            }
+        }
+    }
+}
+
+/// A trigger with what is known of it.
+fn running(
+    trigger: &Trigger,
+    before: Option<(&TriggerStatus, bool)>,
+    seed: String,
+    now: Timestamp,
+) -> Running {
+    let mut status = before.map(|(status, _)| status.clone()).unwrap_or_default();
+    status.name.clone_from(&trigger.name);
+    let Some(schedule) = &trigger.schedule else {
+        let status = TriggerStatus { schedule: None, since: None, next_schedule_time: None, ..status };
+        return Running { trigger: trigger.clone(), rule: None, status, wake: None };
+    };
+    let shown = shown(schedule);
+    let resumed = before.is_some_and(|(_, suspended)| suspended) && !trigger.suspend;
+    if status.schedule.as_ref() != Some(&shown) || status.since.is_none() || resumed || trigger.suspend {
+        status.since = Some(Time(now));
+        status.schedule = Some(shown);
+    }
+    status.next_schedule_time = None;
+    let rule = compile(schedule, seed, now).filter(|_| !trigger.suspend);
+    Running { trigger: trigger.clone(), rule, status, wake: None }
+}
+
+/// The schedule as text: another one begins anew.
+fn shown(schedule: &Schedule) -> String {
+    format!("{} {}", schedule.cron, schedule.time_zone.as_deref().unwrap_or("UTC"))
+}
+
+fn compile(schedule: &Schedule, seed: String, now: Timestamp) -> Option<Rule> {
+    let span =
+        |span: mayfly_api::duration::Span| SignedDuration::try_from(span.0).unwrap_or(SignedDuration::MAX);
+    Some(Rule {
+        // What cannot be parsed was refused before it came here.
+        times: Times::parse(&schedule.cron, schedule.time_zone.as_deref(), now).ok()?,
+        overlap: schedule.overlap,
+        catch_up: schedule.catch_up,
+        deadline: schedule.starting_deadline.map(span),
+        jitter: schedule.jitter.map_or(Duration::ZERO, |jitter| jitter.0),
+        seed,
+    })
+}
+
+/// Does what one trigger has to do now; says whether its status is another one after it.
+async fn step(api: &Api, engine: &Engine, machine: &str, running: &mut Running, now: Timestamp) -> bool {
+    let Some(rule) = running.rule.clone() else { return false };
+    let before = running.status.clone();
+    for _ in 0..STEPS_MAX {
+        forget_ended(engine, &mut running.status).await;
+        let status = &mut running.status;
+        let since = status.since.as_ref().map_or(now, |time| time.0);
+        let decided = status.last_schedule_time.as_ref().map_or(since, |time| time.0.max(since));
+        match plan(&rule, decided, !status.active.is_empty(), now) {
+            Step::Wait(until) => {
+                running.wake = Some(until.unwrap_or(Timestamp::MAX));
+                running.status.next_schedule_time = rule.times.after(decided).map(Time);
+                return running.status != before;
+            }
+            Step::Skip { through, why } => {
+                status.last_schedule_time = Some(Time(through));
+                status.skipped += 1;
+                status.message = Some(format!("{through} {}", why.message()));
+            }
+            Step::Start { scheduled, replace } => {
+                if replace {
+                    stop_active(engine, status).await;
+                }
+                let name = format!("{}-{}", running.trigger.name, scheduled.strftime("%Y%m%dt%H%M%Sz"));
+                let input = input(&running.trigger, scheduled);
+                let error = match start(api, machine, &name, &input).await {
+                    Start::Started(arn) => {
+                        if rule.overlap != Overlap::Allow {
+                            status.active.push(arn);
+                        }
+                        None
+                    }
+                    Start::Before => None,
+                    Start::Refused(why) => Some(why),
+                    Start::Failed(why) => {
+                        tracing::warn!(
+                            machine,
+                            trigger = running.trigger.name,
+                            why,
+                            "a start failed, will try again"
+                        );
+                        status.message = Some(why);
+                        running.wake = now.checked_add(RETRY).ok();
+                        return running.status != before;
+                    }
+                };
+                started(status, name, error);
+                status.last_schedule_time = Some(Time(scheduled));
+            }
+        }
+    }
+    running.wake = Some(now);
+    true
+}
+
+fn started(status: &mut TriggerStatus, execution: String, error: Option<String>) {
+    match error {
+        None => {
+            status.last_start_time = Some(Time(Timestamp::now()));
+            status.last_execution = Some(execution);
+            status.message = None;
+        }
+        Some(why) => {
+            status.skipped += 1;
+            status.message = Some(format!("{execution} not started: {why}"));
+        }
+    }
+}
+
+fn input(trigger: &Trigger, scheduled: Timestamp) -> Value {
+    let own = || json!({"trigger": trigger.name, "scheduledTime": scheduled.to_string()});
+    trigger.input.clone().unwrap_or_else(own)
+}
+
+async fn forget_ended(engine: &Engine, status: &mut TriggerStatus) {
+    let mut still = Vec::new();
+    for arn in status.active.drain(..) {
+        match engine.describe(&arn).await {
+            Ok(Some(found)) if found.status != Status::Running => {}
+            Ok(None) => {}
+            // What cannot be looked at may still run.
+            Ok(Some(_)) | Err(_) => still.push(arn),
+        }
+    }
+    status.active = still;
+}
+
+async fn stop_active(engine: &Engine, status: &mut TriggerStatus) {
+    for arn in status.active.drain(..) {
+        let cause = Some("a later start of the same trigger took its place (overlap: Replace)".to_owned());
+        if let Err(error) = engine.stop(&arn, Some("Mayfly.Replaced".to_owned()), cause).await {
+            tracing::warn!(arn, %error, "an execution that is to be replaced cannot be stopped");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(text: &str) -> Timestamp {
+        text.parse().unwrap()
+    }
+
+    fn trigger(value: Value) -> Trigger {
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn a_schedule_begins_anew_when_it_is_new_or_resumed() {
+        let (then, now) = (at("2026-11-21T10:00:00Z"), at("2026-11-22T10:00:00Z"));
+        let hourly = trigger(json!({"name": "h", "schedule": {"cron": "0 * * * *"}}));
+        let first = running(&hourly, None, String::new(), then);
+        assert_eq!(first.status.since, Some(Time(then)));
+        // After a restart it goes on from where it was.
+        let again = running(&hourly, Some((&first.status, false)), String::new(), now);
+        assert_eq!(again.status.since, Some(Time(then)));
+        let resumed = running(&hourly, Some((&first.status, true)), String::new(), now);
+        assert_eq!(resumed.status.since, Some(Time(now)));
+        let other = trigger(json!({"name": "h", "schedule": {"cron": "30 * * * *"}}));
+        assert_eq!(
+            running(&other, Some((&first.status, false)), String::new(), now).status.since,
+            Some(Time(now))
+        );
+        let suspended = trigger(json!({"name": "h", "suspend": true, "schedule": {"cron": "0 * * * *"}}));
+        assert!(running(&suspended, Some((&first.status, false)), String::new(), now).rule.is_none());
+    }
+
+    #[test]
+    fn inputs_are_the_same_for_the_same_time() {
+        let plain = trigger(json!({"name": "h", "schedule": {"cron": "0 * * * *"}}));
+        let time = at("2026-11-21T10:00:00Z");
+        assert_eq!(input(&plain, time), json!({"trigger": "h", "scheduledTime": "2026-11-21T10:00:00Z"}));
+        let own = trigger(json!({"name": "h", "schedule": {"cron": "0 * * * *"}, "input": {"a": 1}}));
+        assert_eq!(input(&own, time), json!({"a": 1}));
+    }
+}

@@ -1,0 +1,182 @@
+//! How many workflows a second are run from start to end, each client with a connection of its own.
+//!
+//! ```text
+//! workflow_load --clients 64 --seconds 5 --machine ARN --mayfly HOST:PORT         StartExecution, which waits for the end
+//! workflow_load --clients 64 --seconds 5 --machine ARN --sync HOST:PORT           StartSyncExecution (express)
+//! workflow_load --clients 64 --count 100000 --machine ARN --start-only HOST:PORT  StartExecution alone
+//! workflow_load --clients 64 --seconds 5 --machine steps/three --restate HOST:PORT a handler of Restate's ingress
+//! ```
+//! `--input JSON` is what each run is given. Each client waits for its run before it starts the next one. The
+//! last line is JSON: `{"clients", "finished", "per_s", "p50_us", "p99_us", "max_us"}`.
+#![expect(clippy::print_stdout, reason = "the report is this program's product")]
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use bytes::Bytes;
+use http::Request;
+use http_body_util::BodyExt;
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper_util::rt::TokioIo;
+use mayfly_e2e::{Body, full};
+use serde_json::{Value, json};
+use tokio::net::TcpStream;
+
+/// How long an answer of ours may be waited for, in the server's own header.
+const WAIT_SECONDS: u32 = 60;
+
+#[derive(Clone, Copy)]
+enum Way {
+    ToTheEnd,
+    Sync,
+    StartOnly,
+    Restate,
+}
+
+struct Options {
+    clients: usize,
+    seconds: f64,
+    /// Ends by the number of runs, not by time.
+    count: Option<u64>,
+    machine: String,
+    input: String,
+    way: Way,
+    address: SocketAddr,
+}
+
+fn options() -> Result<Options> {
+    let (mut clients, mut seconds, mut count, mut target) = (64, 5.0, None, None);
+    let (mut machine, mut input) = (None, "{}".to_owned());
+    let mut arguments = std::env::args().skip(1);
+    while let Some(flag) = arguments.next() {
+        let value = arguments.next().with_context(|| format!("{flag} needs a value"))?;
+        match flag.as_str() {
+            "--clients" => clients = value.parse()?,
+            "--seconds" => seconds = value.parse()?,
+            "--count" => count = Some(value.parse()?),
+            "--machine" => machine = Some(value),
+            "--input" => input = value,
+            "--mayfly" => target = Some((Way::ToTheEnd, value.parse()?)),
+            "--sync" => target = Some((Way::Sync, value.parse()?)),
+            "--start-only" => target = Some((Way::StartOnly, value.parse()?)),
+            "--restate" => target = Some((Way::Restate, value.parse()?)),
+            _ => bail!("unknown flag {flag}"),
+        }
+    }
+    let (way, address) = target.context("say --mayfly, --sync, --start-only or --restate")?;
+    let machine = machine.context("say --machine")?;
+    Ok(Options { clients, seconds, count, machine, input, way, address })
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let options = Arc::new(options()?);
+    let begin = Instant::now();
+    let taken = Arc::new(AtomicU64::new(0));
+    let clients: Vec<_> = (0..options.clients)
+        .map(|_| tokio::spawn(client(Arc::clone(&options), begin, Arc::clone(&taken))))
+        .collect();
+    let mut times = Vec::new();
+    for client in clients {
+        times.extend(client.await??);
+    }
+    let seconds = begin.elapsed().as_secs_f64();
+    times.sort_unstable();
+    let at = |percent: usize| times.get((times.len() * percent / 100).min(times.len().saturating_sub(1)));
+    let micros = |percent| at(percent).map(Duration::as_micros);
+    println!(
+        "{}",
+        json!({
+            "clients": options.clients,
+            "finished": times.len(),
+            "per_s": times.len() as f64 / seconds,
+            "p50_us": micros(50),
+            "p99_us": micros(99),
+            "max_us": micros(100),
+        })
+    );
+    Ok(())
+}
+
+/// Runs workflows one after the other; gives how long each took.
+async fn client(options: Arc<Options>, begin: Instant, taken: Arc<AtomicU64>) -> Result<Vec<Duration>> {
+    let wait = if matches!(options.way, Way::StartOnly) { 0 } else { WAIT_SECONDS };
+    let mut connection = Connection::open(options.address, wait).await?;
+    let start = json!({"stateMachineArn": options.machine, "input": options.input}).to_string();
+    let start = Bytes::from(start);
+    let input = Bytes::from(options.input.clone());
+    let mut times = Vec::new();
+    loop {
+        let more = match options.count {
+            Some(count) => taken.fetch_add(1, Ordering::Relaxed) < count,
+            None => begin.elapsed().as_secs_f64() < options.seconds,
+        };
+        if !more {
+            return Ok(times);
+        }
+        let started = Instant::now();
+        match options.way {
+            Way::ToTheEnd => {
+                let ended = connection.operation("StartExecution", start.clone()).await?;
+                ensure!(ended["status"] == "SUCCEEDED", "it ended so: {ended}");
+            }
+            Way::Sync => {
+                let ended = connection.operation("StartSyncExecution", start.clone()).await?;
+                ensure!(ended["status"] == "SUCCEEDED", "it ended so: {ended}");
+            }
+            Way::StartOnly => drop(connection.operation("StartExecution", start.clone()).await?),
+            Way::Restate => {
+                let request = Request::post(format!("/{}", options.machine));
+                let request = request.header("content-type", "application/json");
+                connection.call(request, input.clone()).await?;
+            }
+        }
+        times.push(started.elapsed());
+    }
+}
+
+struct Connection {
+    sender: SendRequest<Body>,
+    host: String,
+    /// How many seconds an answer may wait for the end of what it started.
+    wait: u32,
+}
+
+impl Connection {
+    async fn open(address: SocketAddr, wait: u32) -> Result<Self> {
+        let tcp =
+            TcpStream::connect(address).await.with_context(|| format!("cannot connect to {address}"))?;
+        tcp.set_nodelay(true)?;
+        let (sender, connection) = http1::handshake(TokioIo::new(tcp)).await?;
+        tokio::spawn(connection);
+        Ok(Self { sender, host: address.to_string(), wait })
+    }
+
+    /// An operation of the Step Functions API.
+    async fn operation(&mut self, name: &str, body: impl Into<Bytes>) -> Result<Value> {
+        let request = Request::post("/")
+            .header("content-type", "application/x-amz-json-1.0")
+            .header("x-amz-target", format!("AWSStepFunctions.{name}"))
+            .header("x-mayfly-wait", self.wait);
+        let answer = self.call(request, body).await?;
+        serde_json::from_slice(&answer).context("an answer that is no JSON")
+    }
+
+    /// Sends a request; its answer has to be a good one.
+    async fn call(&mut self, request: http::request::Builder, body: impl Into<Bytes>) -> Result<Bytes> {
+        let request = request.header("host", self.host.as_str()).body(full(body))?;
+        self.sender.ready().await?;
+        let response = self.sender.send_request(request).await?;
+        let status = response.status();
+        let body = response.into_body().collect().await?.to_bytes();
+        ensure!(status.is_success(), "answered {status}: {}", String::from_utf8_lossy(&body));
+        Ok(body)
+    }
+}

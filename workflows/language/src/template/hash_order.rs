@@ -1,0 +1,63 @@
+//! The order in which a Java `HashMap` with text keys tells its entries.
+//!
+//! It shows wherever AWS builds an object from such a map and writes it out: in payload templates and in
+//! `States.JsonMerge`.
+
+/// Entries in the order of a `HashMap` they were put into one after the other.
+pub(crate) fn sorted<T>(entries: Vec<T>, key: impl Fn(&T) -> &str) -> Vec<T> {
+    let mut entries: Vec<(u32, T)> = entries.into_iter().map(|entry| (spread(key(&entry)), entry)).collect();
+    let buckets = buckets(entries.len());
+    // Stable: what shares a bucket stays in the order it came.
+    entries.sort_by_key(|(hash, _)| hash & (buckets - 1));
+    entries.into_iter().map(|(_, entry)| entry).collect()
+}
+
+/// The table begins with 16 buckets and doubles when it is more than three quarters full.
+fn buckets(len: usize) -> u32 {
+    let mut buckets: u32 = 16;
+    while len as u64 * 4 > u64::from(buckets) * 3 && buckets < 1 << 30 {
+        buckets *= 2;
+    }
+    buckets
+}
+
+/// `String.hashCode`, with the upper half mixed in as `HashMap.hash` does.
+fn spread(key: &str) -> u32 {
+    let hash =
+        key.encode_utf16().fold(0_u32, |hash, unit| hash.wrapping_mul(31).wrapping_add(u32::from(unit)));
+    hash ^ (hash >> 16)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn keys_come_as_recorded() {
+        for (written, told) in [
+            // test-map-state-parameters-singleton-legacy
+            (
+                "original_input iteration_input_value iteration_index from_input_constant",
+                "iteration_input_value from_input_constant iteration_index original_input",
+            ),
+            // test-start-execution-no-such-arn
+            ("StateMachineArn Input Name", "Input StateMachineArn Name"),
+            // test-assign-from-value-BASE-ASSIGN-FROM-INTRINSIC-FUNCTION
+            (
+                "simpleArray partitionedArray containsElement numberRange thirdElement arraySize uniqueValues",
+                "uniqueValues simpleArray thirdElement partitionedArray arraySize containsElement numberRange",
+            ),
+            // test-query-runtime-memory: more than twelve, so the table has grown
+            (
+                "context_object execution execution_id execution_input execution_name execution_rolearn \
+                 execution_starttime state state_enteredtime state_name statemachine statemachine_id \
+                 statemachine_name",
+                "execution execution_rolearn execution_name statemachine_id execution_id execution_input \
+                 execution_starttime state_name state_enteredtime statemachine state context_object \
+                 statemachine_name",
+            ),
+        ] {
+            let written: Vec<&str> = written.split_whitespace().collect();
+            let told: Vec<&str> = told.split_whitespace().collect();
+            assert_eq!(super::sorted(written, |key| key), told);
+        }
+    }
+}
