@@ -10,6 +10,7 @@
 
 mod bench;
 mod cleanup;
+mod clients;
 mod command;
 mod demo;
 mod floors;

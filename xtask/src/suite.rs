@@ -15,6 +15,7 @@ use anyhow::{Context, Result, bail};
 
 use self::count::{CargoTestOutput, Count};
 use crate::{
+    clients,
     command::{self, cargo},
     guests, tools,
     workspace::Workspace,
@@ -44,7 +45,17 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         println!("test: no guests: {error:#}");
         println!("test: tests that call functions will be skipped");
     }
-    let environment = environment(&workspace)?;
+    let mut environment = environment(&workspace)?;
+    match clients::install() {
+        Ok(clients) => {
+            environment.push(("MAYFLY_PYTHON", clients.python.into()));
+            environment.push(("MAYFLY_AWS", clients.aws.into()));
+        }
+        Err(error) => {
+            println!("test: boto3 and the aws command could not be installed: {error:#}");
+            println!("test: tests that use them take what is on the PATH, or will be skipped");
+        }
+    }
     phase("crates and end to end", || crates(&workspace, filter, &environment, &mut count))?;
     phase("documentation", || {
         let mut doc = cargo();

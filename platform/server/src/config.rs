@@ -2,12 +2,16 @@
 //! else the config file, else the default. No other place reads settings from the environment.
 
 use std::{
+    collections::BTreeMap,
     net::SocketAddr,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use anyhow::{Context as _, bail};
 use clap::Args;
+use jiff::{Span, SpanRelativeTo};
+use mayfly_workflows_engine::engine::{Credentials, Endpoints};
 use serde::Deserialize;
 
 /// Default addresses (DESIGN §3): all loopback.
@@ -37,6 +41,19 @@ pub(crate) struct UpArgs {
     /// The name of this node [default: the host's name]
     #[arg(long, env = "MAYFLY_NODE_NAME", value_name = "NAME")]
     node_name: Option<String>,
+    /// How long ended executions of workflows are kept, such as 90d or 36h [default: 90d]
+    #[arg(long, env = "MAYFLY_WORKFLOW_RETENTION", value_name = "TIME")]
+    workflow_retention: Option<String>,
+    /// Sends the tasks of an AWS service to this URL, such as sqs=http://127.0.0.1:9324; may be given several
+    /// times. lambda=URL is asked for functions that are not here
+    #[arg(long, env = "MAYFLY_TASK_ENDPOINT", value_name = "SERVICE=URL", value_delimiter = ',')]
+    task_endpoint: Vec<String>,
+    /// Signs what is sent to these endpoints
+    #[arg(long, env = "MAYFLY_TASK_ACCESS_KEY_ID", value_name = "ID")]
+    task_access_key_id: Option<String>,
+    /// The key itself: better in the environment or the config file, where no list of processes shows it
+    #[arg(long, env = "MAYFLY_TASK_SECRET_ACCESS_KEY", value_name = "KEY", hide_env_values = true)]
+    task_secret_access_key: Option<String>,
     /// The largest component that may be uploaded, such as 64Mi [default: 64Mi]
     #[arg(long, env = "MAYFLY_ARTIFACT_LIMIT", value_name = "QUANTITY")]
     artifact_limit: Option<String>,
@@ -61,13 +78,17 @@ pub(crate) enum LogFormat {
 
 /// The config file: the same names as the flags.
 #[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 struct ConfigFile {
     api_listen: Option<String>,
     http_listen: Option<String>,
     workflows_listen: Option<String>,
     admin_listen: Option<String>,
     node_name: Option<String>,
+    workflow_retention: Option<String>,
+    task_endpoint: BTreeMap<String, String>,
+    task_access_key_id: Option<String>,
+    task_secret_access_key: Option<String>,
     artifact_limit: Option<String>,
     function_memory: Option<String>,
     log: Option<String>,
@@ -82,6 +103,9 @@ pub(crate) struct UpConfig {
     pub(crate) workflows_listen: SocketAddr,
     pub(crate) admin_listen: SocketAddr,
     pub(crate) node_name: String,
+    /// How long ended executions are kept.
+    pub(crate) workflow_retention: Duration,
+    pub(crate) task_endpoints: Endpoints,
     pub(crate) artifact_bytes_max: u64,
     /// `None`: half of the machine's.
     pub(crate) function_memory_bytes: Option<u64>,
@@ -93,6 +117,8 @@ pub(crate) struct UpConfig {
 const LOG_DEFAULT: &str = "warn,mayfly=info,mayfly_apiserver=info,mayfly_controllers=info,mayfly_gateway=info,\
                            mayfly_kubelet=info,mayfly_runtime=info,mayfly_runtime_wasm=info,\
                            mayfly_scheduler=info,mayfly_store=info,mayfly_workflows_engine=info";
+/// As long as AWS keeps them.
+const RETENTION_DEFAULT: &str = "90d";
 const ARTIFACT_LIMIT_DEFAULT: &str = "64Mi";
 
 impl UpArgs {
@@ -121,6 +147,18 @@ impl UpArgs {
             )?,
             admin_listen: address(self.admin_listen, file.admin_listen, ADMIN_LISTEN, "admin-listen")?,
             node_name: node_name(self.node_name.or(file.node_name))?,
+            workflow_retention: retention(
+                &self
+                    .workflow_retention
+                    .or(file.workflow_retention)
+                    .unwrap_or_else(|| RETENTION_DEFAULT.into()),
+            )?,
+            task_endpoints: endpoints(
+                file.task_endpoint,
+                &self.task_endpoint,
+                self.task_access_key_id.or(file.task_access_key_id),
+                self.task_secret_access_key.or(file.task_secret_access_key),
+            )?,
             artifact_bytes_max: bytes(
                 "artifact-limit",
                 &self.artifact_limit.or(file.artifact_limit).unwrap_or_else(|| ARTIFACT_LIMIT_DEFAULT.into()),
@@ -151,6 +189,42 @@ fn parse_address(text: &str) -> anyhow::Result<SocketAddr> {
         Some(port) => format!("127.0.0.1:{port}").parse()?,
         None => text.parse()?,
     })
+}
+
+fn retention(text: &str) -> anyhow::Result<Duration> {
+    let unclear = || format!("--workflow-retention {text}: expected a span of time, such as 90d or 36h");
+    let span: Span = text.parse().with_context(unclear)?;
+    let length = span.to_duration(SpanRelativeTo::days_are_24_hours()).with_context(unclear)?;
+    let length = Duration::try_from(length).with_context(unclear)?;
+    anyhow::ensure!(!length.is_zero(), "{}", unclear());
+    Ok(length)
+}
+
+/// The file's endpoints, and those of the flags in their place.
+fn endpoints(
+    file: BTreeMap<String, String>,
+    flags: &[String],
+    id: Option<String>,
+    key: Option<String>,
+) -> anyhow::Result<Endpoints> {
+    let mut endpoints = Endpoints::default();
+    for (service, url) in &file {
+        endpoints.point(service, url).context("the config file's task-endpoint")?;
+    }
+    for flag in flags.iter().filter(|flag| !flag.is_empty()) {
+        let (service, url) = flag.split_once('=').with_context(|| {
+            format!("--task-endpoint {flag}: write SERVICE=URL, as in sqs=http://127.0.0.1:9324")
+        })?;
+        endpoints.point(service, url).with_context(|| format!("--task-endpoint {flag}"))?;
+    }
+    match (id, key) {
+        (Some(access_key_id), Some(secret_access_key)) => {
+            endpoints.sign_as(Credentials { access_key_id, secret_access_key });
+        }
+        (None, None) => {}
+        _ => bail!("--task-access-key-id and --task-secret-access-key belong together: give both or neither"),
+    }
+    Ok(endpoints)
 }
 
 fn bytes(flag: &str, text: &str) -> anyhow::Result<u64> {
@@ -197,5 +271,54 @@ mod tests {
         std::fs::write(&file, "htpp-listen = \"x\"").unwrap();
         let unknown = UpArgs { config: Some(file), ..Default::default() };
         assert!(format!("{:#}", unknown.resolve().unwrap_err()).contains("htpp-listen"));
+    }
+
+    #[test]
+    fn executions_are_kept_as_long_as_is_said() {
+        let kept = |text: &str| {
+            let args = UpArgs { workflow_retention: Some(text.into()), ..Default::default() };
+            args.resolve()
+                .map(|config| config.workflow_retention.as_secs())
+                .map_err(|error| format!("{error:#}"))
+        };
+        assert_eq!(kept("36h"), Ok(129_600));
+        assert_eq!(UpArgs::default().resolve().unwrap().workflow_retention.as_secs(), 90 * 86_400);
+        for text in ["soon", "0s", "-1d"] {
+            assert!(kept(text).unwrap_err().contains("--workflow-retention"), "{text}");
+        }
+    }
+
+    #[test]
+    fn tasks_are_sent_where_flags_and_file_say() {
+        let with = |flags: &[&str], id: Option<&str>| {
+            let task_endpoint = flags.iter().map(|flag| (*flag).to_owned()).collect();
+            let args =
+                UpArgs { task_endpoint, task_access_key_id: id.map(str::to_owned), ..Default::default() };
+            args.resolve()
+                .map(|config| format!("{:?}", config.task_endpoints))
+                .map_err(|error| format!("{error:#}"))
+        };
+        assert!(
+            with(&["sqs=http://127.0.0.1:9324/", "eventbridge=https://h/p"], None).unwrap().contains("9324")
+        );
+        for (flag, id, reason) in [
+            ("sqs", None, "write SERVICE=URL"),
+            ("s3=http://h", None, "cannot be sent to an endpoint"),
+            ("sqs=nowhere", None, "is no endpoint"),
+            ("sqs=http://h", Some("AK"), "belong together"),
+        ] {
+            let error = with(&[flag], id).unwrap_err();
+            assert!(error.contains(reason), "{flag}: {error}");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("c.toml");
+        std::fs::write(&file, "[task-endpoint]\nsqs = \"http://file:1\"\necs = \"http://file:2\"").unwrap();
+        let args = UpArgs {
+            task_endpoint: vec!["sqs=http://flag:3".into()],
+            config: Some(file),
+            ..Default::default()
+        };
+        let told = format!("{:?}", args.resolve().unwrap().task_endpoints);
+        assert!(told.contains("flag:3") && told.contains("file:2") && !told.contains("file:1"), "{told}");
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! Here belong: the commands' arguments and what they show. Start reading at [`WorkflowCommand`]; [`client`]
 //! finds the API and speaks to it, [`reference`] is how workflows and executions are named, [`history`] puts
-//! events to their states, which [`follow`] and [`show`] then show.
+//! events to their states, which [`follow`] and [`show`] then show. [`test`] needs no server: it runs
+//! definitions offline.
 //!
 //! Not here: what a definition means (the API validates it), how it runs (`workflows`).
 
@@ -21,6 +22,7 @@ mod ordered;
 mod reference;
 mod show;
 mod start;
+mod test;
 
 use super::{
     output::{self, OutputFormat},
@@ -60,9 +62,16 @@ enum WorkflowCommand {
     /// Delete workflows
     #[command(visible_alias = "rm")]
     Delete(end::DeleteArgs),
+    /// Run a definition offline, with mocks and a clock that jumps
+    Test(test::TestArgs),
 }
 
 pub(crate) async fn run(args: WorkflowArgs, session: &Session) -> anyhow::Result<ExitCode> {
+    // No server takes part in it.
+    let args = match args {
+        WorkflowArgs { command: WorkflowCommand::Test(args), .. } => return test::run(args, session).await,
+        args => args,
+    };
     let client = client::Client::find(args.workflows_url, session.globals())?;
     match args.command {
         WorkflowCommand::Deploy(args) => deploy::run(args, &client, session).await?,
@@ -72,6 +81,7 @@ pub(crate) async fn run(args: WorkflowArgs, session: &Session) -> anyhow::Result
         WorkflowCommand::List(args) => show::list(args, &client, session).await?,
         WorkflowCommand::Stop(args) => end::stop(args, &client).await?,
         WorkflowCommand::Delete(args) => end::delete(args, &client).await?,
+        WorkflowCommand::Test(args) => return test::run(args, session).await,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::{Router, extract::State, http::StatusCode, http::header, response::IntoResponse, routing::get};
+use mayfly_workflows_engine::{engine::Engine, journal::Trouble};
 use prometheus_client::registry::Registry;
 use tokio::{net::TcpListener, sync::watch};
 use tokio_util::sync::CancellationToken;
@@ -12,6 +13,8 @@ use tokio_util::sync::CancellationToken;
 pub(crate) struct Admin {
     pub(crate) ready: watch::Receiver<bool>,
     pub(crate) metrics: Arc<Registry>,
+    /// Its journal may be what nothing goes on without.
+    pub(crate) workflows: Engine,
 }
 
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -27,7 +30,7 @@ impl Admin {
     fn router(self) -> Router {
         Router::new()
             .route("/", get(|| async { "mayfly: /healthz  /livez  /readyz  /metrics\n" }))
-            .route("/healthz", get(|| async { "ok\n" }))
+            .route("/healthz", get(healthy))
             .route("/livez", get(|| async { "ok\n" }))
             .route("/readyz", get(ready))
             .route("/metrics", get(metrics))
@@ -35,11 +38,19 @@ impl Admin {
     }
 }
 
-async fn ready(State(admin): State<Admin>) -> impl IntoResponse {
-    if *admin.ready.borrow() {
-        (StatusCode::OK, "ok\n")
-    } else {
-        (StatusCode::SERVICE_UNAVAILABLE, "not ready\n")
+/// Red when only a new start of the process helps.
+async fn healthy(State(admin): State<Admin>) -> (StatusCode, String) {
+    match admin.workflows.health() {
+        Err(trouble @ Trouble::Failed(_)) => (StatusCode::SERVICE_UNAVAILABLE, format!("{trouble}\n")),
+        Ok(()) | Err(Trouble::Waiting(_)) => (StatusCode::OK, "ok\n".into()),
+    }
+}
+
+async fn ready(State(admin): State<Admin>) -> (StatusCode, String) {
+    match admin.workflows.health() {
+        Err(trouble) => (StatusCode::SERVICE_UNAVAILABLE, format!("{trouble}\n")),
+        Ok(()) if *admin.ready.borrow() => (StatusCode::OK, "ok\n".into()),
+        Ok(()) => (StatusCode::SERVICE_UNAVAILABLE, "not ready\n".into()),
     }
 }
 

@@ -32,7 +32,7 @@ use super::{
     components,
     nodes::LocalNodes,
     tasks::Tasks,
-    workflows::{Cluster, JobsDeps, Workflows},
+    workflows::{Cluster, JobsDeps, Settings, Workflows},
 };
 use crate::{
     config::{UpArgs, UpConfig},
@@ -165,7 +165,14 @@ impl Up {
             workflows: informers.of(),
             namespaces: informers.of(),
         };
-        let workflows = Workflows::create(&data_dir.workflows(), gateway.handle(), cluster, jobs).await?;
+        let workflows = Workflows::create(
+            &data_dir.workflows(),
+            gateway.handle(),
+            Settings { endpoints: config.task_endpoints.clone(), retention: config.workflow_retention },
+            cluster,
+            jobs,
+        )
+        .await?;
         api.attach_view("executions.mayfly.dev", Arc::new(workflows.executions()));
         let endpoints = Endpoints {
             api: format!("https://{}", api_listener.local_addr()?),
@@ -217,7 +224,8 @@ impl Up {
         let mut outside = Tasks::new("api");
         let (stop, listener, server, tls) = (outside.token(), self.api_listener, api.clone(), identity.tls());
         outside.run("api", async move { server.serve(listener, tls, stop).await });
-        let admin = Admin { ready: is_ready, metrics: Arc::new(self.metrics) };
+        let admin =
+            Admin { ready: is_ready, metrics: Arc::new(self.metrics), workflows: self.workflows.engine() };
         outside.spawn("admin", admin.serve(self.admin_listener, outside.token()));
 
         let mut inside = Tasks::new("control plane");

@@ -1,13 +1,16 @@
 //! The tests that drive the whole: see each module's first line. One program, so that it links once.
 
+mod aws_clients;
 mod bad_components;
 mod bad_guests;
 mod bad_manifests;
 mod clients;
+mod endpoints;
 mod environment;
 mod first_day;
 mod jobs;
 mod kubectl;
+mod offline;
 mod restarts;
 mod scaling;
 mod starting;

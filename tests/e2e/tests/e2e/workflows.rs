@@ -148,3 +148,48 @@ async fn a_wrong_definition_is_refused_with_every_reason() -> Result<()> {
     ensure!(told.contains("Nowhere") && told.contains("/States/A/Next"), "{told}");
     Ok(())
 }
+
+/// Runs SQL on the journal's file, as an operator with SQLite at hand; `None` where there is none.
+fn sql(up_data: &std::path::Path, statement: &str) -> Option<()> {
+    let script =
+        "import sqlite3, sys; db = sqlite3.connect(sys.argv[1], 30); db.execute(sys.argv[2]); db.commit()";
+    let file = up_data.join("workflows/workflows.db");
+    let mut python = std::process::Command::new("python3");
+    let status = python.args(["-c", script]).arg(file).arg(statement).status();
+    status.is_ok_and(|status| status.success()).then_some(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_journal_that_fails_is_told_and_a_new_start_goes_on() -> Result<()> {
+    let up = Up::start().await?;
+    let definition = json!({"StartAt": "A", "States": {
+        "A": {"Type": "Wait", "Seconds": 2, "Next": "B"}, "B": {"Type": "Pass", "Result": 1, "End": true}}});
+    let machine = create(&up, "waits", "STANDARD", definition).await?;
+    let execution = start(&up, &machine, json!({})).await?;
+    let fault = "CREATE TRIGGER fault BEFORE INSERT ON records BEGIN SELECT RAISE(ABORT, 'injected'); END";
+    if sql(up.data(), fault).is_none() {
+        mayfly_e2e::skipped(mayfly_e2e::test_name!(), "no python3 with sqlite3");
+        return Ok(());
+    }
+    let admin = up.admin();
+    let told = until("the server says that it is not healthy", async || {
+        let answer = admin.call(admin.request(Method::GET, "/healthz"), full("")).await?;
+        Ok((answer.status == 503).then_some(answer.text()))
+    })
+    .await?;
+    ensure!(told.contains("start Mayfly again") && told.contains("injected"), "{told}");
+    let refused = start(&up, &machine, json!({})).await;
+    ensure!(refused.is_err(), "a start was acknowledged that is not kept");
+    let data = up.data().to_path_buf();
+    let folder = up.kill()?;
+    sql(&data, "DROP TRIGGER fault").context("the trigger stays")?;
+    let up = Start::default().in_folder(&data).ready().await?;
+    let told = ended(&up, &execution).await?;
+    ensure!(told["status"] == "SUCCEEDED" && told["output"] == "1", "{told}");
+    let admin = up.admin();
+    let answer = admin.call(admin.request(Method::GET, "/healthz"), full("")).await?;
+    ensure!(answer.status == 200, "{}", answer.status);
+    up.stop().await?;
+    drop(folder);
+    Ok(())
+}

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::executor::endpoint::Endpoints;
 use crate::machine;
 
 /// An engine's settings.
@@ -16,6 +17,8 @@ pub struct Config {
     pub region: String,
     /// Account of ARNs, twelve digits.
     pub account: String,
+    /// Services that tasks reach at another endpoint.
+    pub endpoints: Endpoints,
     /// Bounds.
     pub limits: Limits,
 }
@@ -27,6 +30,7 @@ impl Default for Config {
             partition: "aws".to_owned(),
             region: "us-east-1".to_owned(),
             account: "000000000000".to_owned(),
+            endpoints: Endpoints::default(),
             limits: Limits::default(),
         }
     }
@@ -53,6 +57,11 @@ pub struct Limits {
     /// How long an execution that only waits stays in memory; then its timers
     /// are all that is left of it there.
     pub idle_in_memory: Duration,
+    /// Records after which an execution's state is written down: resuming computes
+    /// at most about so many again.
+    pub checkpoint_records: u64,
+    /// How long an ended execution is kept: AWS's 90 days.
+    pub retention: Duration,
     /// State machines kept compiled.
     pub machines_cached: usize,
 }
@@ -68,6 +77,8 @@ impl Default for Limits {
             express_duration: Duration::from_secs(300),
             redrive_window: Duration::from_secs(14 * 24 * 3_600),
             idle_in_memory: Duration::from_secs(10),
+            checkpoint_records: 1_000,
+            retention: Duration::from_secs(90 * 24 * 3_600),
             machines_cached: 1_024,
         }
     }

@@ -119,6 +119,38 @@ pub struct IntegrationCall {
     pub idempotency_key: String,
 }
 
+/// Answers every task in place of the service it names: how a definition is
+/// tested offline. Items and results of distributed maps still go through
+/// [`Objects`].
+pub trait Mocks: Send + Sync {
+    /// What this task's service does. Asked once for each try of a task.
+    fn answer(&self, call: MockCall) -> MockAnswer;
+}
+
+/// A task that a mock answers.
+#[derive(Debug, Clone)]
+pub struct MockCall {
+    /// The state's name.
+    pub state: String,
+    /// The resource as it is written.
+    pub resource: String,
+    /// The task's arguments.
+    pub arguments: serde_json::Value,
+    /// How often the state was retried before in this visit.
+    pub retries: u32,
+}
+
+/// What a mock does with a task.
+#[derive(Debug, Clone)]
+pub struct MockAnswer {
+    /// How long it takes, by the engine's clock.
+    pub after: std::time::Duration,
+    /// How often it gives a sign of life meanwhile.
+    pub heartbeat: Option<std::time::Duration>,
+    /// JSON text or an error; `None`: it never answers.
+    pub outcome: Option<Result<String, FunctionError>>,
+}
+
 /// Knows the activities.
 pub trait Activities: Send + Sync {
     /// Is there one with this ARN?

@@ -53,6 +53,13 @@ impl Reporter {
         &self.running.state_machine
     }
 
+    /// The state it is of, and how often that was retried in this visit.
+    pub(crate) fn state(&self) -> Option<(String, u32)> {
+        let cell = self.running.cell.lock();
+        let (state, retries) = cell.machine.state_of(self.n)?;
+        Some((cell.machine.definition().state(state).name.to_string(), retries))
+    }
+
     /// The same across a crash and a second try.
     pub(crate) fn idempotency_key(&self) -> String {
         format!("{}#{}", self.running.arn, self.n)
@@ -100,7 +107,7 @@ impl Inner {
 }
 
 async fn carry_out(reporter: Reporter, call: Call, place: Place, busy: Busy) {
-    let mut guards = Guards(Some((place, busy)));
+    let mut guards = Guards { place: Some(place), busy: Some(busy) };
     let event = match call {
         Call::Task(task) => match tasks::run(&reporter, *task, &mut guards).await {
             tasks::Finished::Result(value) => {
@@ -133,12 +140,21 @@ async fn carry_out(reporter: Reporter, call: Call, place: Place, busy: Busy) {
 }
 
 /// An effect's place, and its mark of being under way.
-pub(crate) struct Guards(Option<(Place, Busy)>);
+pub(crate) struct Guards {
+    place: Option<Place>,
+    busy: Option<Busy>,
+}
 
 impl Guards {
     /// From here on the effect only waits: others may have its place, and a
     /// virtual clock may jump.
     pub(crate) fn release(&mut self) {
-        self.0 = None;
+        self.place = None;
+        self.busy = None;
+    }
+
+    /// The wait is over: the clock stands again until this ends.
+    pub(crate) fn goes_on(&mut self, busy: Busy) {
+        self.busy = Some(busy);
     }
 }

@@ -12,8 +12,9 @@ use tokio::sync::Notify;
 
 use super::changes::{Change as ExecutionChange, Changes};
 use super::config::Config;
-use super::deps::{Activities, Deps, Integrations, Operations};
+use super::deps::{Activities, Deps, Integrations, Mocks, Operations};
 use super::live::{Cell, Live, Running};
+use super::mocked::Alarms;
 use super::types::{Description, RedriveStatus, StateMachine, Status};
 use crate::executor::activities::Lines;
 use crate::executor::fair::Fair;
@@ -22,6 +23,9 @@ use crate::journal::{
 };
 use crate::machine::{Action, Call, Event, Output};
 use crate::timers::{TimerKey, Wheel};
+
+/// A state of so many bytes is written half as often, one of twice as many a third as often.
+const CHECKPOINT_BYTES: u64 = 64_000;
 
 /// Shared by the handle, the journal's callbacks and the effects.
 pub(crate) struct Inner {
@@ -44,6 +48,9 @@ pub(crate) struct Inner {
     pub(super) operations: OnceLock<Arc<dyn Operations>>,
     pub(super) activities: OnceLock<Arc<dyn Activities>>,
     pub(super) integrations: OnceLock<Arc<dyn Integrations>>,
+    pub(super) mocks: OnceLock<Arc<dyn Mocks>>,
+    /// Who waits for a moment that is no execution's timer.
+    pub(super) alarms: Mutex<Alarms>,
     pub(super) changes: Changes,
     pub(super) runtime: Handle,
     pub(super) closing: AtomicBool,
@@ -135,8 +142,33 @@ impl Inner {
             let body = serde_json::to_vec(&event)
                 .map_err(|error| Refused::Journal(JournalError::Database(error.to_string())))?;
             changes.push(Change::Record { execution: running.id, row: RecordRow { seq, at_ms, body } });
+            changes.extend(self.checkpoint(running.id, &mut cell));
         }
         self.settle(running, &mut cell, at_ms, redrives, out, changes, then)
+    }
+
+    /// The state, when enough has happened since it was last written down.
+    fn checkpoint(&self, execution: u64, cell: &mut Cell) -> Option<Change> {
+        let every = self.config.limits.checkpoint_records.max(1);
+        if cell.checkpoint_at == 0 {
+            cell.checkpoint_at = (cell.seq / every + 1) * every;
+        }
+        if cell.seq < cell.checkpoint_at || cell.machine.outcome().is_some() {
+            return None;
+        }
+        match cell.machine.checkpoint() {
+            Ok(body) => {
+                // A large state is written less often: it adds a few bytes to each record, not more.
+                let rests = every.saturating_mul(1 + body.len() as u64 / CHECKPOINT_BYTES);
+                cell.checkpoint_at = cell.seq + rests;
+                Some(Change::Checkpoint { execution, seq: cell.seq, body })
+            }
+            Err(error) => {
+                cell.checkpoint_at = cell.seq + every;
+                tracing::warn!(execution, %error, "a checkpoint could not be written; resuming will take longer");
+                None
+            }
+        }
     }
 
     /// Writes down what follows from an event, then has its actions done.

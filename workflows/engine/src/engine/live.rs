@@ -34,6 +34,8 @@ pub(super) struct Cell {
     pub(super) seq: u64,
     /// The last event that is durable.
     pub(super) durable: u64,
+    /// After which event the state is written down again.
+    pub(super) checkpoint_at: u64,
     /// When something last happened to it.
     pub(super) touched_ms: i64,
     /// It is not in memory any more: whoever still holds it must look again.
@@ -78,6 +80,8 @@ impl Running {
                 machine,
                 row,
                 seq,
+                // Whoever knows the interval sets it after the first event.
+                checkpoint_at: 0,
                 durable: seq,
                 asleep: false,
                 waiters: Vec::new(),

@@ -140,6 +140,18 @@ impl Inner {
         Ok(Machine::new(Arc::new(facts), state_machine.definition.clone()))
     }
 
+    /// An execution's machine as its newest checkpoint has it, and the record it was taken after.
+    fn checkpointed(
+        &self,
+        row: &ExecutionRow,
+        state_machine: &StateMachine,
+    ) -> Result<Option<(Machine, u64)>, JournalError> {
+        let Some((seq, body)) = self.journal.checkpoint(row.id)? else { return Ok(None) };
+        let facts = self.machine_for(row, state_machine)?.facts().clone();
+        let machine = Machine::from_checkpoint(facts, state_machine.definition.clone(), &body);
+        Ok(machine.map(|machine| (machine, seq)))
+    }
+
     /// Computes an execution again from its records; its history too, when
     /// asked for. Returns the machine and the last record's number.
     pub(super) fn replay(
@@ -148,11 +160,18 @@ impl Inner {
         state_machine: &StateMachine,
         history: bool,
     ) -> Result<(Machine, u64, Vec<HistoryEvent>), JournalError> {
-        let mut machine = self.machine_for(row, state_machine)?;
         let mut out = Output { history: history.then(Vec::new), ..Output::default() };
-        machine.apply(row.start_ms, 0, Event::Start, &mut out);
-        let mut last = 0;
-        for record in self.journal.records(row.id, 0)? {
+        // A history is told from its beginning.
+        let checkpoint = if history { None } else { self.checkpointed(row, state_machine)? };
+        let (mut machine, mut last) = match checkpoint {
+            Some(there) => there,
+            None => {
+                let mut machine = self.machine_for(row, state_machine)?;
+                machine.apply(row.start_ms, 0, Event::Start, &mut out);
+                (machine, 0)
+            }
+        };
+        for record in self.journal.records(row.id, last)? {
             if record.seq != last + 1 {
                 return Err(damaged(
                     "records",

@@ -16,7 +16,9 @@ mod inner;
 mod live;
 mod load;
 mod map_runs;
+mod mocked;
 mod open;
+mod retention;
 mod sleep;
 mod start;
 mod types;
@@ -26,11 +28,13 @@ mod tests;
 
 use std::sync::Arc;
 
+pub use crate::executor::endpoint::{Credentials, EndpointError, Endpoints};
 pub use changes::{Change, Changed};
 pub use config::{Config, Limits};
 pub use deps::{
     Activities, Deps, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks, IntegrationCall,
-    Integrations, ObjectEntry, Objects, OperationError, Operations, OsRandomness, Randomness,
+    Integrations, MockAnswer, MockCall, Mocks, ObjectEntry, Objects, OperationError, Operations,
+    OsRandomness, Randomness,
 };
 pub(crate) use effects::{Guards, Reporter};
 pub use error::{ExecutionError, OpenError, RedriveError, StartError, TokenError};

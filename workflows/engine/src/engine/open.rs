@@ -10,10 +10,11 @@ use tokio::sync::Notify;
 
 use super::Engine;
 use super::config::Config;
-use super::deps::{Activities, Deps, Integrations, OperationError, Operations};
+use super::deps::{Activities, Deps, Integrations, Mocks, OperationError, Operations};
 use super::error::OpenError;
 use super::inner::{Inner, Refused};
 use super::live::{Live, Running};
+use super::mocked::NO_EXECUTION;
 use crate::executor::activities::Lines;
 use crate::executor::fair::Fair;
 use crate::journal::{Journal, JournalError, MemoryJournal, SqliteJournal};
@@ -66,6 +67,8 @@ impl Engine {
             operations: OnceLock::new(),
             activities: OnceLock::new(),
             integrations: OnceLock::new(),
+            mocks: OnceLock::new(),
+            alarms: Mutex::default(),
             changes: super::changes::Changes::default(),
             runtime: tokio::runtime::Handle::current(),
             closing: AtomicBool::new(false),
@@ -73,7 +76,8 @@ impl Engine {
         });
         let timers = Arc::downgrade(&inner);
         inner.runtime.spawn(run_timers(timers.clone()));
-        inner.runtime.spawn(super::sleep::send_to_sleep(timers));
+        inner.runtime.spawn(super::sleep::send_to_sleep(timers.clone()));
+        inner.runtime.spawn(super::retention::forget_old(timers));
         Ok(Engine { inner })
     }
 
@@ -116,6 +120,19 @@ impl Engine {
         }
     }
 
+    /// Has all tasks answered by these mocks. Bind them before the first start.
+    pub fn bind_mocks(&self, mocks: Arc<dyn Mocks>) {
+        if self.inner.mocks.set(mocks).is_err() {
+            tracing::warn!("the workflow engine's mocks were bound twice; the first stay");
+        }
+    }
+
+    /// Nothing is under way and no timer waits: what has not ended by now only
+    /// goes on when somebody outside does something.
+    pub fn is_idle(&self) -> bool {
+        self.inner.busy.load(Ordering::Acquire) == 0 && self.inner.wheel.lock().is_empty()
+    }
+
     /// Stops taking starts, writes what is queued and closes the journal.
     /// What is running goes on when the journal is opened again.
     pub async fn shutdown(&self) {
@@ -129,6 +146,11 @@ impl Engine {
         if self.inner.runtime.spawn_blocking(move || journal.close()).await.is_err() {
             tracing::error!("closing the workflow journal failed");
         }
+    }
+
+    /// Can executions go on? The reason when they cannot: the journal is what everything waits for.
+    pub fn health(&self) -> Result<(), crate::journal::Trouble> {
+        self.inner.journal.health()
     }
 
     /// Executions in memory, and timers that wait.
@@ -188,6 +210,10 @@ impl Inner {
     }
 
     fn fire(self: &Arc<Self>, key: TimerKey) {
+        if key.execution == NO_EXECUTION {
+            self.ring(key.timer);
+            return;
+        }
         let Some(running) = self.live.by_id(key.execution) else {
             self.fire_asleep(key);
             return;
@@ -230,8 +256,7 @@ async fn run_timers(engine: std::sync::Weak<Inner>) {
         let now_ms = inner.now_ms();
         let (due, next_ms) = {
             let mut wheel = inner.wheel.lock();
-            let due = wheel.advance(now_ms);
-            (due, if inner.deps.clock.is_virtual() { wheel.next_due_ms() } else { wheel.next_ms() })
+            (wheel.advance(now_ms), wheel.next_ms())
         };
         for key in due {
             inner.fire(key);
@@ -241,10 +266,12 @@ async fn run_timers(engine: std::sync::Weak<Inner>) {
             drop(inner);
             tokio::time::sleep(SETTLE).await;
             let Some(inner) = engine.upgrade() else { return };
-            if inner.busy.load(Ordering::Acquire) == 0
-                && let Some(next_ms) = next_ms
-            {
-                clock.sleep_until(next_ms).await;
+            if inner.busy.load(Ordering::Acquire) == 0 {
+                // Asked only now: what was under way may have set a timer before all others.
+                let next_ms = inner.wheel.lock().next_due_ms();
+                if let Some(next_ms) = next_ms {
+                    clock.sleep_until(next_ms).await;
+                }
             }
             continue;
         }

@@ -65,6 +65,7 @@ impl Inner {
         match durable.await {
             Ok(Ok(())) => Ok(running),
             Ok(Err(error)) => {
+                self.open.fetch_sub(1, Ordering::AcqRel);
                 self.live.release(&arn, Some(running.id));
                 Err(error.into())
             }

@@ -13,10 +13,12 @@ use super::*;
 use crate::journal::{Journal, MemoryJournal};
 use crate::timers::VirtualClock;
 
+mod checkpoints;
 mod durability;
 mod load;
 mod sleepers;
 mod states;
+mod watched;
 
 /// Functions by name; counts what was called with which key.
 #[derive(Default)]
@@ -119,9 +121,19 @@ impl World {
     }
 
     pub(super) async fn on(journal: Arc<dyn Journal>, functions: Arc<Scripted>) -> Self {
+        Self::checkpointing(journal, functions, Limits::default().checkpoint_records).await
+    }
+
+    pub(super) async fn checkpointing(
+        journal: Arc<dyn Journal>,
+        functions: Arc<Scripted>,
+        checkpoint_records: u64,
+    ) -> Self {
+        let config =
+            Config { limits: Limits { checkpoint_records, ..Limits::default() }, ..Config::default() };
         let files: Arc<Files> = Arc::default();
         let deps = deps(functions.clone(), files.clone());
-        let engine = Engine::with_journal(Config::default(), deps, journal).await.expect("opens");
+        let engine = Engine::with_journal(config, deps, journal).await.expect("opens");
         engine.bind_activities(Arc::new(AnyActivity));
         Self { engine, functions, files }
     }

@@ -4,10 +4,12 @@ use mayfly_workflows_language::definition::{Pattern, Resource};
 use mayfly_workflows_language::value::Value;
 
 use super::activities::Work;
+use super::endpoint;
 use super::http;
 use super::sdk::{self, Envelope, Times};
 use crate::engine::{
-    Description, FunctionCall, FunctionError, Guards, IntegrationCall, OperationError, Reporter, Status,
+    Description, FunctionCall, FunctionError, FunctionOutput, Guards, IntegrationCall, OperationError,
+    Reporter, Status,
 };
 use crate::journal::Payload;
 use crate::machine::{Event, TaskCall, time_text};
@@ -35,6 +37,9 @@ impl From<Result<Value, FunctionError>> for Finished {
 
 /// Carries out a task.
 pub(crate) async fn run(reporter: &Reporter, task: TaskCall, guards: &mut Guards) -> Finished {
+    if let Some(mocks) = reporter.inner.mocks() {
+        return super::mocked::run(reporter, &task, guards, mocks).await;
+    }
     match &task.resource {
         Resource::Function(_) => function(reporter, &task).await,
         Resource::Activity(arn) => activity(reporter, arn, &task).await,
@@ -74,7 +79,23 @@ async fn request(reporter: &Reporter, task: &TaskCall) -> Result<Value, Function
         Resource::Integration { service, action, aws_sdk: true, .. } if &**service == "sfn" => {
             own_api(reporter, action, &task.arguments).await
         }
+        Resource::Integration { service, action, aws_sdk, .. } => {
+            match endpoint::call(reporter, task, service, action, *aws_sdk).await {
+                Some(answer) => answer,
+                None => integration(reporter, task).await,
+            }
+        }
         _ => integration(reporter, task).await,
+    }
+}
+
+/// Calls a function: one of this process, else one at Lambda's endpoint.
+async fn call_function(reporter: &Reporter, call: FunctionCall) -> Result<FunctionOutput, FunctionError> {
+    match reporter.inner.deps.functions.invoke(call.clone()).await {
+        Err(failure) if failure.error_type == "Lambda.ResourceNotFoundException" => {
+            endpoint::invoke_function(reporter, &call).await.unwrap_or(Err(failure))
+        }
+        answer => answer,
     }
 }
 
@@ -85,7 +106,7 @@ async fn function(reporter: &Reporter, task: &TaskCall) -> Finished {
         detached: false,
         idempotency_key: reporter.idempotency_key(),
     };
-    match reporter.inner.deps.functions.invoke(call).await {
+    match call_function(reporter, call).await {
         Ok(output) => Finished::Text(output.payload),
         Err(failure) => Finished::Failed(failure),
     }
@@ -110,7 +131,7 @@ async fn lambda_invoke(reporter: &Reporter, task: &TaskCall) -> Result<Value, Fu
         detached: text("InvocationType") == Some("Event"),
         idempotency_key: reporter.idempotency_key(),
     };
-    let output = reporter.inner.deps.functions.invoke(call).await?;
+    let output = call_function(reporter, call).await?;
     let payload = Value::parse(&output.payload).unwrap_or_else(|_| Value::from(output.payload.as_str()));
     let request_id = request_id(reporter);
     let envelope = Envelope {

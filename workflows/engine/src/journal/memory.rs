@@ -40,6 +40,7 @@ struct Tables {
     parts: HashMap<Digest, Arc<str>>,
     machines: HashMap<Digest, Arc<[u8]>>,
     map_runs: HashMap<String, u64>,
+    checkpoints: HashMap<u64, (u64, Vec<u8>)>,
 }
 
 impl Tables {
@@ -60,9 +61,22 @@ impl Tables {
             }
             Change::Record { execution, row } => self.records.entry(execution).or_default().push(row),
             Change::Outcome { execution, row } => {
+                if row.status != Status::Running {
+                    self.checkpoints.remove(&execution);
+                }
                 if let Some(there) = self.executions.get_mut(&execution) {
                     there.outcome = *row;
                 }
+            }
+            Change::Checkpoint { execution, seq, body } => {
+                self.checkpoints.insert(execution, (seq, body));
+            }
+            Change::Remove { execution } => {
+                if let Some(gone) = self.executions.remove(&execution) {
+                    self.by_arn.remove(&gone.arn);
+                }
+                self.records.remove(&execution);
+                self.map_runs.retain(|_, of| *of != execution);
             }
             Change::MapRun { arn, execution } => {
                 self.map_runs.insert(arn, execution);
@@ -112,6 +126,10 @@ impl Journal for MemoryJournal {
         Ok(all.iter().filter(|row| row.seq > after).cloned().collect())
     }
 
+    fn checkpoint(&self, id: u64) -> Result<Option<(u64, Vec<u8>)>, JournalError> {
+        Ok(self.tables.lock().checkpoints.get(&id).cloned())
+    }
+
     fn part(&self, digest: &Digest) -> Result<Option<String>, JournalError> {
         Ok(self.tables.lock().parts.get(digest).map(|text| text.to_string()))
     }
@@ -137,6 +155,18 @@ impl Journal for MemoryJournal {
         let tables = self.tables.lock();
         let open = tables.executions.values().filter(|row| row.outcome.status == Status::Running);
         Ok(open.map(|row| row.id).collect())
+    }
+
+    fn ended_before(&self, stop_ms: i64, limit: usize) -> Result<Vec<u64>, JournalError> {
+        let tables = self.tables.lock();
+        let has_ended = |row: &&ExecutionRow| {
+            let parent = row.map_run_arn.as_ref().and_then(|arn| tables.map_runs.get(arn));
+            let parent = parent.and_then(|id| tables.executions.get(id));
+            row.outcome.stop_ms.is_some_and(|at_ms| at_ms < stop_ms)
+                && row.outcome.status != Status::Running
+                && parent.is_none_or(|parent| parent.outcome.status != Status::Running)
+        };
+        Ok(tables.executions.values().filter(has_ended).take(limit).map(|row| row.id).collect())
     }
 
     fn map_run(&self, arn: &str) -> Result<Option<u64>, JournalError> {

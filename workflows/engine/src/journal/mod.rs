@@ -16,6 +16,7 @@ mod row;
 mod sqlite;
 #[cfg(test)]
 mod tests;
+mod write;
 
 pub use memory::MemoryJournal;
 pub use payload::{Digest, PART_BYTES_MIN, Payload};
@@ -41,6 +42,18 @@ pub enum JournalError {
     Closed,
 }
 
+/// Why nothing is written.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Trouble {
+    /// It is tried again until it works; starts are refused meanwhile.
+    #[error("the workflow journal cannot be written and tries again: {0}")]
+    Waiting(JournalError),
+    /// It takes no more writes. Only a new start of the process helps: what was
+    /// acknowledged is there, and executions go on from it.
+    #[error("the workflow journal failed and takes no more writes; start Mayfly again: {0}")]
+    Failed(JournalError),
+}
+
 impl From<rusqlite::Error> for JournalError {
     fn from(error: rusqlite::Error) -> Self {
         JournalError::Database(error.to_string())
@@ -61,9 +74,9 @@ pub struct Batch {
 
 /// A journal. All reads see every batch whose `done` has been called.
 pub trait Journal: Send + Sync {
-    /// Queues a batch; waits while the queue is full. After an error of a
-    /// batch the journal refuses all later ones (nothing may be acknowledged
-    /// behind a gap).
+    /// Queues a batch; waits while the queue is full. After an error
+    /// that does not pass the journal refuses all later ones (nothing may be
+    /// acknowledged behind a gap); only a start whose ARN is taken fails alone.
     fn write(&self, batch: Batch) -> Result<(), JournalError>;
 
     /// The highest execution number in use, 0 when there is none.
@@ -78,6 +91,9 @@ pub trait Journal: Send + Sync {
     /// Its records with `seq > after`, in order.
     fn records(&self, id: u64, after: u64) -> Result<Vec<RecordRow>, JournalError>;
 
+    /// Its newest checkpoint and the record it was taken after. There is none once it has ended.
+    fn checkpoint(&self, id: u64) -> Result<Option<(u64, Vec<u8>)>, JournalError>;
+
     /// A payload stored by content.
     fn part(&self, digest: &Digest) -> Result<Option<String>, JournalError>;
 
@@ -89,6 +105,15 @@ pub trait Journal: Send + Sync {
 
     /// Numbers of the executions that have not ended, oldest first.
     fn open_executions(&self) -> Result<Vec<u64>, JournalError>;
+
+    /// Executions that ended before a moment, oldest first; children of a map run not before
+    /// the execution that has the run.
+    fn ended_before(&self, stop_ms: i64, limit: usize) -> Result<Vec<u64>, JournalError>;
+
+    /// What keeps the journal from taking writes, if anything does.
+    fn health(&self) -> Result<(), Trouble> {
+        Ok(())
+    }
 
     /// The execution that a map run belongs to.
     fn map_run(&self, arn: &str) -> Result<Option<u64>, JournalError>;

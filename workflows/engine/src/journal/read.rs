@@ -90,6 +90,21 @@ pub(super) fn records(db: &Connection, id: u64, after: u64) -> Result<Vec<Record
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
+pub(super) fn checkpoint(db: &Connection, id: u64) -> Result<Option<(u64, Vec<u8>)>, JournalError> {
+    let mut statement = db.prepare_cached("SELECT seq, body FROM checkpoints WHERE execution = ?1")?;
+    Ok(statement.query_row([signed(id)], |row| Ok((unsigned(row.get(0)?)?, row.get(1)?))).optional()?)
+}
+
+pub(super) fn ended_before(db: &Connection, stop_ms: i64, limit: usize) -> Result<Vec<u64>, JournalError> {
+    let mut statement = db.prepare_cached(
+        "SELECT id FROM executions e WHERE stop_ms < ?1 AND status <> 'RUNNING' AND NOT EXISTS (SELECT 1 FROM \
+         map_runs r JOIN executions p ON p.id = r.execution WHERE r.arn = e.map_run_arn AND p.status = 'RUNNING') \
+         ORDER BY stop_ms LIMIT ?2",
+    )?;
+    let rows = statement.query_map([stop_ms, signed(limit as u64)], |row| unsigned(row.get(0)?))?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
 pub(super) fn part(db: &Connection, digest: &Digest) -> Result<Option<String>, JournalError> {
     let mut statement = db.prepare_cached("SELECT body FROM parts WHERE digest = ?1")?;
     Ok(statement.query_row([&digest.0[..]], |row| row.get(0)).optional()?)

@@ -168,6 +168,20 @@ pub enum Change {
         /// How it stands now.
         row: Box<OutcomeRow>,
     },
+    /// The state of an execution after one of its records, in place of the one before.
+    Checkpoint {
+        /// Which.
+        execution: u64,
+        /// After which record.
+        seq: u64,
+        /// The machine, as it writes itself.
+        body: Vec<u8>,
+    },
+    /// Forget an ended execution and everything that only it has.
+    Remove {
+        /// Which.
+        execution: u64,
+    },
     /// A map run began.
     MapRun {
         /// Its ARN.

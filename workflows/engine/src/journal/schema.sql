@@ -39,8 +39,22 @@ CREATE TABLE IF NOT EXISTS records (
 );
 CREATE UNIQUE INDEX IF NOT EXISTS records_of_execution ON records (execution, seq);
 
+-- The state of an open execution after one of its records: resuming begins there.
+CREATE TABLE IF NOT EXISTS checkpoints (execution INTEGER PRIMARY KEY, seq INTEGER NOT NULL, body BLOB NOT NULL);
+
 -- Payloads and state machines, once per content.
 CREATE TABLE IF NOT EXISTS parts    (digest BLOB PRIMARY KEY, body TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS machines (digest BLOB PRIMARY KEY, body BLOB NOT NULL);
 
 CREATE TABLE IF NOT EXISTS map_runs (arn TEXT PRIMARY KEY, execution INTEGER NOT NULL);
+
+-- Which executions have which payloads: a payload goes with the last of them. Those of
+-- execution 0 were there before this table was, and stay.
+CREATE TABLE IF NOT EXISTS part_uses (
+    execution INTEGER NOT NULL,
+    digest    BLOB NOT NULL,
+    PRIMARY KEY (execution, digest)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS uses_of_part ON part_uses (digest);
+CREATE INDEX IF NOT EXISTS map_runs_of_execution ON map_runs (execution);
+CREATE INDEX IF NOT EXISTS executions_ended ON executions (stop_ms) WHERE stop_ms IS NOT NULL;

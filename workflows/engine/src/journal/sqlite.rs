@@ -7,10 +7,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
-use rusqlite::{Connection, OpenFlags, params};
+use rusqlite::{Connection, OpenFlags};
 
-use super::read::{self, signed};
-use super::{Batch, Change, Digest, Done, ExecutionRow, Journal, JournalError, ListRows, Payload, RecordRow};
+use super::read;
+use super::write;
+use super::{Batch, Change, Digest, ExecutionRow, Journal, JournalError, ListRows, RecordRow, Trouble};
 
 /// Batches that may wait for the disk; past it, writers wait.
 const QUEUE_BATCHES_MAX: usize = 65_536;
@@ -18,6 +19,8 @@ const QUEUE_BATCHES_MAX: usize = 65_536;
 const GROUP_BATCHES_MAX: usize = 4_096;
 /// How long to wait before a full disk is tried again.
 const STALL_RETRY: Duration = Duration::from_millis(250);
+/// How often a file that does not read as a journal is opened again before it is given up.
+const REOPEN_TRIES_MAX: u32 = 20;
 /// Pages in the write-ahead log before it is folded into the data file (64 MiB): a page that is changed often is
 /// copied once for each log, and writers wait meanwhile.
 const LOG_FRAMES_MAX: i64 = 16_384;
@@ -36,6 +39,8 @@ struct Shared {
     queue: Mutex<Queue>,
     filled: Condvar,
     drained: Condvar,
+    #[cfg(test)]
+    faults: Mutex<std::collections::VecDeque<rusqlite::Error>>,
 }
 
 #[derive(Default)]
@@ -49,26 +54,40 @@ struct Queue {
     failed: Option<JournalError>,
 }
 
+impl Shared {
+    /// What a test has the next write fail with.
+    fn injected(&self) -> Option<rusqlite::Error> {
+        #[cfg(test)]
+        return self.faults.lock().pop_front();
+        #[cfg(not(test))]
+        None
+    }
+}
+
 impl SqliteJournal {
+    /// Lets the next writes fail with these.
+    #[cfg(test)]
+    pub(crate) fn inject(&self, faults: impl IntoIterator<Item = rusqlite::ffi::ErrorCode>) {
+        let failure =
+            |code| rusqlite::Error::SqliteFailure(rusqlite::ffi::Error { code, extended_code: 0 }, None);
+        self.shared.faults.lock().extend(faults.into_iter().map(failure));
+    }
+
     /// Opens or makes the file.
     pub fn open(path: &Path) -> Result<Self, JournalError> {
-        let db = Connection::open(path)?;
-        db.pragma_update(None, "journal_mode", "WAL")?;
-        db.pragma_update(None, "synchronous", "FULL")?;
-        // The writer folds the log after it has answered, not within a commit.
-        db.pragma_update_and_check(None, "wal_autocheckpoint", 0, |_| Ok(()))?;
-        // What a group touches is new rows: the ends of the tables.
-        db.pragma_update(None, "cache_size", -4_096)?;
-        db.execute_batch(include_str!("schema.sql"))?;
+        let db = connect(path)?;
+        write::prepare(&db)?;
         let shared = Arc::new(Shared {
             queue: Mutex::new(Queue::default()),
             filled: Condvar::new(),
             drained: Condvar::new(),
+            #[cfg(test)]
+            faults: Mutex::default(),
         });
-        let for_writer = shared.clone();
+        let (for_writer, for_thread) = (shared.clone(), path.to_owned());
         let writer = std::thread::Builder::new()
             .name("workflow-journal".to_owned())
-            .spawn(move || write_groups(db, &for_writer))
+            .spawn(move || write_groups(Writer { path: for_thread, db }, &for_writer))
             .map_err(|error| JournalError::Database(error.to_string()))?;
         Ok(Self {
             path: path.to_owned(),
@@ -92,11 +111,30 @@ impl SqliteJournal {
         };
         let answer = question(&db);
         let mut readers = self.readers.lock();
-        if readers.len() < READERS_MAX {
+        // One that failed may be broken: the next question opens another.
+        if answer.is_ok() && readers.len() < READERS_MAX {
             readers.push(db);
         }
         answer
     }
+}
+
+/// A connection that writes.
+fn connect(path: &Path) -> rusqlite::Result<Connection> {
+    let db = Connection::open(path)?;
+    db.pragma_update(None, "journal_mode", "WAL")?;
+    db.pragma_update(None, "synchronous", "FULL")?;
+    // The writer folds the log after it has answered, not within a commit.
+    db.pragma_update_and_check(None, "wal_autocheckpoint", 0, |_| Ok(()))?;
+    // What a group touches is new rows: the ends of the tables.
+    db.pragma_update(None, "cache_size", -4_096)?;
+    Ok(db)
+}
+
+/// What the writing thread has.
+struct Writer {
+    path: PathBuf,
+    db: Connection,
 }
 
 /// How long a group waits for more batches before it goes to the disk.
@@ -146,36 +184,6 @@ impl Shared {
     }
 }
 
-fn write_groups(mut db: Connection, shared: &Shared) {
-    let mut gathering = Gathering::default();
-    while let Some(group) = shared.next_group(&gathering) {
-        let mut waiting: Vec<Done> = Vec::with_capacity(group.len());
-        let mut changes = Vec::with_capacity(group.len());
-        for batch in group {
-            changes.push(batch.changes);
-            waiting.push(batch.done);
-        }
-        let begin = Instant::now();
-        let outcome = commit_patiently(&mut db, &changes, shared);
-        gathering.commit = begin.elapsed();
-        gathering.expected = waiting.len() + shared.queue.lock().batches.len();
-        if let Err(error) = &outcome {
-            tracing::error!(%error, "the workflow journal failed; it takes no more writes until it is opened again");
-            let mut queue = shared.queue.lock();
-            queue.failed = Some(error.clone());
-            waiting.extend(queue.batches.drain(..).map(|batch| batch.done));
-            shared.drained.notify_all();
-        }
-        for done in waiting {
-            done(outcome.clone());
-        }
-        if let Err(error) = fold_if_due(&db) {
-            // The log keeps what the data file could not take; the next group tries again.
-            tracing::warn!(%error, "the journal's log could not be folded into its data file");
-        }
-    }
-}
-
 /// Folds the write-ahead log into the data file when it has grown to its limit.
 fn fold_if_due(db: &Connection) -> rusqlite::Result<()> {
     let frames = |mode: &str| -> rusqlite::Result<i64> {
@@ -188,114 +196,140 @@ fn fold_if_due(db: &Connection) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// Commits a group; while the disk is full or cannot be written, tries again.
-fn commit_patiently(
-    db: &mut Connection,
-    groups: &[Vec<Change>],
-    shared: &Shared,
-) -> Result<(), JournalError> {
-    loop {
-        match commit(db, groups) {
-            Ok(()) => {
-                shared.queue.lock().stalled = None;
-                return Ok(());
+fn write_groups(mut writer: Writer, shared: &Shared) {
+    let mut gathering = Gathering::default();
+    while let Some(group) = shared.next_group(&gathering) {
+        let begin = Instant::now();
+        let outcome = writer.commit_patiently(&group, shared);
+        gathering.commit = begin.elapsed();
+        gathering.expected = group.len() + shared.queue.lock().batches.len();
+        match outcome {
+            Ok(()) => group.into_iter().for_each(|batch| (batch.done)(Ok(()))),
+            // One of them cannot be written, whoever tries: it must not take the others with it.
+            Err(error) if is_conflict(&error) => {
+                for batch in group {
+                    writer.write_alone(batch, shared);
+                }
             }
-            Err(error) if is_passing(&error) && !shared.queue.lock().closed => {
-                tracing::error!(%error, "the workflow journal cannot be written; trying again");
-                shared.queue.lock().stalled = Some(error.into());
-                std::thread::sleep(STALL_RETRY);
+            Err(error) => fail(shared, error.into(), group),
+        }
+        if let Err(error) = fold_if_due(&writer.db) {
+            // The log keeps what the data file could not take; the next group tries again.
+            tracing::warn!(%error, "the journal's log could not be folded into its data file");
+        }
+    }
+}
+
+/// The end of writing: everybody who waits is told, and so is who asks for the health.
+fn fail(shared: &Shared, error: JournalError, mut waiting: Vec<Batch>) {
+    tracing::error!(%error, "the workflow journal failed; it takes no more writes until it is opened again");
+    {
+        let mut queue = shared.queue.lock();
+        queue.failed = Some(error.clone());
+        queue.stalled = None;
+        waiting.append(&mut queue.batches);
+        shared.drained.notify_all();
+    }
+    for batch in waiting {
+        (batch.done)(Err(error.clone()));
+    }
+}
+
+impl Writer {
+    /// Commits a group; an error that may pass is waited for, with a new
+    /// connection where the old one may be what is broken.
+    fn commit_patiently(&mut self, group: &[Batch], shared: &Shared) -> rusqlite::Result<()> {
+        let mut tries = 0;
+        loop {
+            let outcome = match shared.injected() {
+                Some(error) => Err(error),
+                None => write::commit(&mut self.db, group),
+            };
+            let error = match outcome {
+                Ok(()) => {
+                    shared.queue.lock().stalled = None;
+                    return Ok(());
+                }
+                Err(error) => error,
+            };
+            tries += 1;
+            let kind = Passing::of(&error);
+            let gives_up = match kind {
+                Passing::Never => true,
+                Passing::Perhaps => tries >= REOPEN_TRIES_MAX,
+                Passing::Yes => false,
+            };
+            if gives_up || shared.queue.lock().closed {
+                return Err(error);
             }
-            Err(error) => return Err(error.into()),
+            tracing::error!(%error, "the workflow journal cannot be written; trying again");
+            shared.queue.lock().stalled = Some(error.into());
+            std::thread::sleep(STALL_RETRY);
+            if kind == Passing::Perhaps {
+                match connect(&self.path) {
+                    Ok(db) => self.db = db,
+                    Err(error) => tracing::error!(%error, "the workflow journal cannot be opened again"),
+                }
+            }
+        }
+    }
+
+    /// Writes one batch of a group in which one was refused.
+    fn write_alone(&mut self, batch: Batch, shared: &Shared) {
+        // One before it may have been the end.
+        let failed = shared.queue.lock().failed.clone();
+        if let Some(error) = failed {
+            (batch.done)(Err(error));
+            return;
+        }
+        let batch = [batch];
+        let outcome = self.commit_patiently(&batch, shared);
+        let is_start = batch[0].changes.iter().any(|change| matches!(change, Change::Start(_)));
+        let [batch] = batch;
+        match outcome {
+            Ok(()) => (batch.done)(Ok(())),
+            // Nothing comes after a start that was refused, so there is no gap.
+            Err(error) if is_conflict(&error) && is_start => (batch.done)(Err(error.into())),
+            Err(error) => fail(shared, error.into(), vec![batch]),
         }
     }
 }
 
-/// Errors that go away when somebody makes room.
-fn is_passing(error: &rusqlite::Error) -> bool {
-    use rusqlite::ErrorCode::{DatabaseBusy, DatabaseLocked, DiskFull, SystemIoFailure};
-    matches!(error.sqlite_error_code(), Some(DatabaseBusy | DatabaseLocked | DiskFull | SystemIoFailure))
+/// Does an error go away?
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Passing {
+    /// When somebody makes room or lets go.
+    Yes,
+    /// With a new connection, or when somebody puts the file right.
+    Perhaps,
+    /// The same write fails again.
+    Never,
 }
 
-fn commit(db: &mut Connection, groups: &[Vec<Change>]) -> rusqlite::Result<()> {
-    let transaction = db.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
-    for change in groups.iter().flatten() {
-        apply(&transaction, change)?;
-    }
-    transaction.commit()
-}
-
-fn column(payload: &Payload) -> (std::borrow::Cow<'_, str>, bool) {
-    match payload {
-        Payload::Here(text) => (std::borrow::Cow::Borrowed(text), false),
-        Payload::Part { part } => (std::borrow::Cow::Owned(hex::encode(part.0)), true),
-    }
-}
-
-fn apply(db: &Connection, change: &Change) -> rusqlite::Result<()> {
-    match change {
-        Change::Machine { digest, body } => {
-            db.prepare_cached("INSERT OR IGNORE INTO machines VALUES (?1, ?2)")?
-                .execute(params![&digest.0[..], &body[..]])?;
-        }
-        Change::Part { digest, text } => {
-            db.prepare_cached("INSERT OR IGNORE INTO parts VALUES (?1, ?2)")?
-                .execute(params![&digest.0[..], &text[..]])?;
-        }
-        Change::Start(row) => insert_execution(db, row)?,
-        Change::Record { execution, row } => {
-            db.prepare_cached("INSERT INTO records (execution, seq, at_ms, body) VALUES (?1, ?2, ?3, ?4)")?
-                .execute(params![signed(*execution), signed(row.seq), row.at_ms, row.body])?;
-        }
-        Change::Outcome { execution, row } => {
-            let output = row.output.as_ref().map(column);
-            db.prepare_cached(
-                "UPDATE executions SET status = ?2, stop_ms = ?3, output = ?4, output_part = ?5, error = ?6, \
-                 cause = ?7, redrive_count = ?8, redrive_ms = ?9 WHERE id = ?1",
-            )?
-            .execute(params![
-                signed(*execution),
-                row.status.as_str(),
-                row.stop_ms,
-                output.as_ref().map(|(text, _)| text.as_ref()),
-                output.as_ref().is_some_and(|(_, is_part)| *is_part),
-                row.error,
-                row.cause,
-                row.redrive_count,
-                row.redrive_ms,
-            ])?;
-        }
-        Change::MapRun { arn, execution } => {
-            db.prepare_cached("INSERT OR IGNORE INTO map_runs VALUES (?1, ?2)")?
-                .execute(params![arn, signed(*execution)])?;
+impl Passing {
+    fn of(error: &rusqlite::Error) -> Self {
+        use rusqlite::ErrorCode::{
+            CannotOpen, DatabaseBusy, DatabaseCorrupt, DatabaseLocked, DiskFull, FileLockingProtocolFailed,
+            NotADatabase, OutOfMemory, PermissionDenied, ReadOnly, SystemIoFailure,
+        };
+        match error.sqlite_error_code() {
+            Some(DatabaseBusy | DatabaseLocked | DiskFull | SystemIoFailure) => Self::Yes,
+            Some(
+                CannotOpen
+                | DatabaseCorrupt
+                | FileLockingProtocolFailed
+                | NotADatabase
+                | OutOfMemory
+                | PermissionDenied
+                | ReadOnly,
+            ) => Self::Perhaps,
+            _ => Self::Never,
         }
     }
-    Ok(())
 }
 
-fn insert_execution(db: &Connection, row: &ExecutionRow) -> rusqlite::Result<()> {
-    let birth = serde_json::to_string(&row.birth)
-        .map_err(|error| rusqlite::Error::ToSqlConversionFailure(error.into()))?;
-    let (input, input_part) = column(&row.input);
-    db.prepare_cached(
-        "INSERT INTO executions (id, arn, name, machine_arn, machine, version_arn, alias_arn, map_run_arn, birth, \
-         input, input_part, start_ms, status) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)",
-    )?
-    .execute(params![
-        signed(row.id),
-        row.arn,
-        row.name,
-        row.machine_arn,
-        &row.machine.0[..],
-        row.version_arn,
-        row.alias_arn,
-        row.map_run_arn,
-        birth,
-        input,
-        input_part,
-        row.start_ms,
-        row.outcome.status.as_str(),
-    ])?;
-    Ok(())
+fn is_conflict(error: &rusqlite::Error) -> bool {
+    error.sqlite_error_code() == Some(rusqlite::ErrorCode::ConstraintViolation)
 }
 
 impl Journal for SqliteJournal {
@@ -336,6 +370,23 @@ impl Journal for SqliteJournal {
 
     fn records(&self, id: u64, after: u64) -> Result<Vec<RecordRow>, JournalError> {
         self.read(|db| read::records(db, id, after))
+    }
+
+    fn checkpoint(&self, id: u64) -> Result<Option<(u64, Vec<u8>)>, JournalError> {
+        self.read(|db| read::checkpoint(db, id))
+    }
+
+    fn ended_before(&self, stop_ms: i64, limit: usize) -> Result<Vec<u64>, JournalError> {
+        self.read(|db| read::ended_before(db, stop_ms, limit))
+    }
+
+    fn health(&self) -> Result<(), Trouble> {
+        let queue = self.shared.queue.lock();
+        match (&queue.failed, &queue.stalled) {
+            (Some(error), _) => Err(Trouble::Failed(error.clone())),
+            (None, Some(error)) => Err(Trouble::Waiting(error.clone())),
+            (None, None) => Ok(()),
+        }
     }
 
     fn part(&self, digest: &Digest) -> Result<Option<String>, JournalError> {

@@ -63,18 +63,61 @@ fn conformance(journal: &dyn Journal) {
     assert_eq!(second.outcome, ended);
     assert_eq!(second.input, Payload::from("{ \"as\": \"written\" }"));
     assert_eq!(journal.execution(2).expect("read"), Some(second));
-    assert_eq!(output.loaded(journal).expect("read").text().map(|text| text.len()), Some(PART_BYTES_MIN));
+    assert_eq!(
+        output.clone().loaded(journal).expect("read").text().map(|text| text.len()),
+        Some(PART_BYTES_MIN)
+    );
     let later = journal.records(2, 1).expect("read");
     assert_eq!(later.iter().map(|row| row.seq).collect::<Vec<_>>(), [2, 3]);
     assert_eq!(journal.map_run("arn:mapRun:x").expect("read"), Some(2));
     assert_eq!(journal.machine(&machine).expect("read").as_deref(), Some(&b"machine"[..]));
     assert_eq!(journal.open_executions().expect("read"), [1, 3, 4, 5]);
     lists(journal);
+    checkpoints(journal);
+    removals(journal, &output);
 
     let twice = write(journal, vec![Change::Start(Box::new(row(1, "one")))]);
     assert!(twice.is_err(), "an ARN is given once");
     journal.close();
     assert!(write(journal, Vec::new()).is_err(), "a closed journal takes nothing");
+}
+
+fn checkpoints(journal: &dyn Journal) {
+    let checkpoint =
+        |seq, text: &str| Change::Checkpoint { execution: 4, seq, body: text.as_bytes().to_vec() };
+    write(journal, vec![checkpoint(3, "three")]).expect("written");
+    write(journal, vec![checkpoint(6, "six")]).expect("written");
+    assert_eq!(journal.checkpoint(4).expect("read"), Some((6, b"six".to_vec())), "the newest is kept");
+    assert_eq!(journal.checkpoint(5).expect("read"), None);
+    let ended = OutcomeRow { status: Status::Failed, stop_ms: Some(50), ..OutcomeRow::running() };
+    write(journal, vec![Change::Outcome { execution: 4, row: Box::new(ended) }]).expect("written");
+    assert_eq!(journal.checkpoint(4).expect("read"), None, "an ended execution needs none");
+}
+
+/// The second has ended at 9 and has a map run, the fourth at 50.
+fn removals(journal: &dyn Journal, output: &Payload) {
+    assert_eq!(journal.ended_before(9, 10).expect("read"), [] as [u64; 0]);
+    assert_eq!(journal.ended_before(51, 10).expect("read"), [2, 4]);
+    assert_eq!(journal.ended_before(51, 1).expect("read"), [2]);
+    // The first has the same payload as the second, and runs; the sixth is a child of the third's map run.
+    let mut changes = Vec::new();
+    let shared = Payload::from("x".repeat(PART_BYTES_MIN).as_str()).stored(&mut changes);
+    assert_eq!(&shared, output);
+    changes.push(Change::Record { execution: 1, row: RecordRow { seq: 1, at_ms: 1, body: b"{}".to_vec() } });
+    write(journal, changes).expect("written");
+    let ended = OutcomeRow { status: Status::Succeeded, stop_ms: Some(7), ..OutcomeRow::running() };
+    let child = ExecutionRow { map_run_arn: Some("arn:mapRun:open".to_owned()), ..row(6, "child") };
+    let run = Change::MapRun { arn: "arn:mapRun:open".to_owned(), execution: 3 };
+    write(journal, vec![run, Change::Start(Box::new(child))]).expect("written");
+    write(journal, vec![Change::Outcome { execution: 6, row: Box::new(ended) }]).expect("written");
+    assert_eq!(journal.ended_before(51, 10).expect("read"), [2, 4], "a child waits for its parent");
+
+    write(journal, vec![Change::Remove { execution: 2 }]).expect("written");
+    assert_eq!(journal.execution(2).expect("read"), None);
+    assert_eq!(journal.execution_by_arn("arn:execution:one:2").expect("read"), None);
+    assert!(journal.records(2, 0).expect("read").is_empty());
+    assert_eq!(journal.map_run("arn:mapRun:x").expect("read"), None);
+    assert!(output.clone().loaded(journal).is_ok(), "the first still has its payload");
 }
 
 fn lists(journal: &dyn Journal) {
@@ -156,4 +199,73 @@ fn a_full_disk_refuses_starts_and_loses_nothing() {
     other.execute_batch("ROLLBACK").expect("let go");
     assert!(receiver.recv().expect("done is called").is_ok(), "what was queued is written in the end");
     assert_eq!(journal.records(1, 0).expect("read").len(), 1);
+}
+
+#[test]
+fn a_payload_goes_with_the_last_that_has_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let journal = SqliteJournal::open(&folder.path().join("journal.db")).expect("opens");
+    let mut digests = Vec::new();
+    for id in 1..=2 {
+        let mut changes = Vec::new();
+        let input = Payload::from("x".repeat(PART_BYTES_MIN).as_str()).stored(&mut changes);
+        let Payload::Part { part } = input else { panic!("it is large") };
+        digests.push(part);
+        changes.push(Change::Start(Box::new(ExecutionRow { input, ..row(id, "one") })));
+        write(&journal, changes).expect("written");
+    }
+    write(&journal, vec![Change::Remove { execution: 1 }]).expect("written");
+    assert!(journal.part(&digests[0]).expect("read").is_some());
+    write(&journal, vec![Change::Remove { execution: 2 }]).expect("written");
+    assert!(journal.part(&digests[0]).expect("read").is_none());
+}
+
+#[test]
+fn a_broken_connection_is_opened_again_and_nothing_is_lost() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let journal = SqliteJournal::open(&folder.path().join("journal.db")).expect("opens");
+    use rusqlite::ffi::ErrorCode::{CannotOpen, DiskFull, NotADatabase, ReadOnly, SystemIoFailure};
+    journal.inject([SystemIoFailure, NotADatabase, CannotOpen, ReadOnly, DiskFull]);
+    let (sender, receiver) = mpsc::channel();
+    let done: Done = Box::new(move |outcome| sender.send(outcome).expect("the test waits"));
+    let start = Change::Start(Box::new(row(1, "one")));
+    journal.write(Batch { changes: vec![start], done }).expect("queued");
+    let troubled = std::iter::repeat_with(|| {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+        matches!(journal.health(), Err(Trouble::Waiting(_)))
+    });
+    assert!(troubled.take(1_000).any(|troubled| troubled), "who asks is told");
+    assert!(receiver.recv().expect("done is called").is_ok());
+    assert!(journal.health().is_ok(), "and told when it is over");
+    assert_eq!(journal.open_executions().expect("read"), [1]);
+}
+
+#[test]
+fn an_error_that_does_not_pass_is_told_to_everybody() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("journal.db");
+    let journal = SqliteJournal::open(&path).expect("opens");
+    write(&journal, vec![Change::Start(Box::new(row(1, "one")))]).expect("written");
+    journal.inject([rusqlite::ffi::ErrorCode::TooBig]);
+    let record = |seq| {
+        let row = RecordRow { seq, at_ms: 0, body: b"{}".to_vec() };
+        vec![Change::Record { execution: 1, row }]
+    };
+    assert!(write(&journal, record(1)).is_err());
+    assert!(matches!(journal.health(), Err(Trouble::Failed(_))));
+    assert!(write(&journal, record(2)).is_err(), "nothing is acknowledged behind the gap");
+    journal.close();
+    let again = SqliteJournal::open(&path).expect("opens");
+    assert_eq!(again.records(1, 0).expect("read").len(), 0);
+    assert!(write(&again, record(1)).is_ok(), "opened again it goes on");
+}
+
+#[test]
+fn a_start_that_is_refused_fails_alone() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let journal = SqliteJournal::open(&folder.path().join("journal.db")).expect("opens");
+    write(&journal, vec![Change::Start(Box::new(row(1, "one")))]).expect("written");
+    assert!(write(&journal, vec![Change::Start(Box::new(row(1, "one")))]).is_err(), "an ARN is given once");
+    assert!(journal.health().is_ok());
+    write(&journal, vec![Change::Start(Box::new(row(2, "one")))]).expect("others go on");
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use mayfly_workflows_language::definition::{FlowId, Resource, StateId};
 use mayfly_workflows_language::value::Value;
+use serde::{Deserialize, Serialize};
 
 use crate::engine::Status;
 
@@ -53,15 +54,18 @@ pub enum Action {
 }
 
 /// How an execution ended.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
     /// Never running.
     pub status: Status,
     /// JSON text.
+    #[serde(with = "super::checkpoint::maybe_shared")]
     pub output: Option<Arc<str>>,
     /// The error's name.
+    #[serde(with = "super::checkpoint::maybe_shared")]
     pub error: Option<Arc<str>>,
     /// The error's cause.
+    #[serde(with = "super::checkpoint::maybe_shared")]
     pub cause: Option<Arc<str>>,
 }
 
@@ -91,7 +95,7 @@ pub struct ChildStart {
 }
 
 /// An effect.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Call {
     /// A Task state's work.
     Task(Box<TaskCall>),
@@ -100,6 +104,7 @@ pub enum Call {
         /// The Map state: its `ItemReader` says how.
         state: StateId,
         /// The reader's arguments.
+        #[serde(with = "super::checkpoint::exact")]
         arguments: Value,
         /// `MaxItems`, when there is a limit.
         max_items: Option<u64>,
@@ -109,16 +114,20 @@ pub enum Call {
         /// The Map state: its `ResultWriter` says how.
         state: StateId,
         /// The writer's arguments.
+        #[serde(with = "super::checkpoint::exact")]
         arguments: Value,
         /// The map run.
+        #[serde(with = "super::checkpoint::shared")]
         run_arn: Arc<str>,
         /// The children, as they ended.
+        #[serde(with = "super::checkpoint::results")]
         results: Arc<Vec<ChildResult>>,
     },
 }
 
 /// A Task state's work.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(try_from = "super::checkpoint::StoredCall", into = "super::checkpoint::StoredCall")]
 pub struct TaskCall {
     /// Who does it.
     pub resource: Resource,
@@ -133,13 +142,15 @@ pub struct TaskCall {
 }
 
 /// A child of a map run that ended, for the result files.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ChildResult {
     /// The child's ARN.
+    #[serde(with = "super::checkpoint::shared")]
     pub arn: Arc<str>,
     /// How it ended.
     pub outcome: Outcome,
     /// Its input.
+    #[serde(with = "super::checkpoint::shared")]
     pub input: Arc<str>,
     /// When it was started.
     pub start_ms: i64,

@@ -25,6 +25,7 @@
 //! Start reading at [`turn`].
 
 mod call;
+mod checkpoint;
 mod context;
 mod data;
 mod end;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use mayfly_workflows_language::dataflow::Variables;
 use mayfly_workflows_language::definition::{FlowId, Resource, StateId, StateMachine};
 use mayfly_workflows_language::value::Value;
+use serde::{Deserialize, Serialize};
 
 use super::call::{Action, Call, ChildResult, Outcome};
 use crate::engine::Status;
@@ -79,9 +80,11 @@ impl Default for Limits {
 }
 
 /// One execution.
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
 pub struct Machine {
+    #[serde(skip)]
     pub(super) facts: Arc<Facts>,
+    #[serde(skip)]
     pub(super) definition: Arc<StateMachine>,
     pub(super) outcome: Option<Outcome>,
     pub(super) next_event: u64,
@@ -99,48 +102,52 @@ pub struct Machine {
 }
 
 /// What stood when an execution failed: a redrive begins there.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Wreck {
     pub(super) threads: BTreeMap<u32, Thread>,
 }
 
 /// A flow that runs.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Thread {
     pub(super) parent: Option<Place>,
     /// The event that its next event follows.
     pub(super) cursor: u64,
+    #[serde(with = "super::checkpoint::variables")]
     pub(super) variables: Variables,
     /// The innermost iteration it is part of.
     pub(super) item: Option<Item>,
     pub(super) active: Option<Active>,
     /// The state to enter, with its input.
+    #[serde(with = "super::checkpoint::next")]
     pub(super) next: Option<(StateId, Value)>,
 }
 
 /// Where a thread's result goes.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(super) struct Place {
     pub(super) thread: u32,
     pub(super) slot: u32,
 }
 
 /// `$$.Map.Item`.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Item {
     /// From 0.
     pub index: u64,
     /// The item itself.
+    #[serde(with = "super::checkpoint::exact")]
     pub value: Value,
 }
 
 /// The state a thread is in.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Active {
     pub(super) state: StateId,
     /// The number of its StateEntered event.
     pub(super) entered: u64,
     pub(super) entered_ms: i64,
+    #[serde(with = "super::checkpoint::exact")]
     pub(super) input: Value,
     /// Uses of each retrier in this visit.
     pub(super) attempts: Vec<u32>,
@@ -149,7 +156,7 @@ pub(super) struct Active {
 }
 
 /// What a state waits for.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) enum Phase {
     /// Nothing: it is being run.
     Entered,
@@ -160,14 +167,17 @@ pub(super) enum Phase {
     /// A Task's effect.
     Task(Box<TaskPhase>),
     /// Its branches.
-    Parallel { outputs: Vec<Option<Value>> },
+    Parallel {
+        #[serde(with = "super::checkpoint::options")]
+        outputs: Vec<Option<Value>>,
+    },
     /// Its iterations.
     Map(Box<MapPhase>),
     /// Its children, or the reading of its items or the writing of its results.
     Run(Box<RunPhase>),
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct TaskPhase {
     pub(super) effect: u32,
     pub(super) call: Call,
@@ -191,37 +201,42 @@ impl TaskPhase {
 }
 
 /// The two limits of a task, as they came out.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(super) struct TaskSeconds {
     pub(super) timeout: Option<u64>,
     pub(super) heartbeat: Option<u64>,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct MapPhase {
+    #[serde(with = "super::checkpoint::all")]
     pub(super) items: Arc<Vec<Value>>,
     /// What the item selector sees as `$`.
+    #[serde(with = "super::checkpoint::exact")]
     pub(super) input: Value,
     pub(super) next: usize,
     pub(super) running: u64,
     pub(super) concurrency: u64,
+    #[serde(with = "super::checkpoint::options")]
     pub(super) outputs: Vec<Option<Value>>,
     /// The newest MapIterationSucceeded.
     pub(super) cursor: u64,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct RunPhase {
     pub(super) run: u32,
+    #[serde(with = "super::checkpoint::exact")]
     pub(super) input: Value,
     /// The effect of reading or writing.
     pub(super) effect: Option<(u32, Call)>,
 }
 
 /// One map run: of a distributed Map.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct MapRunState {
     /// Its ARN.
+    #[serde(with = "super::checkpoint::shared")]
     pub arn: Arc<str>,
     /// The Map state.
     pub state: StateId,
@@ -244,6 +259,7 @@ pub struct MapRunState {
     pub(super) children: Vec<Child>,
     pub(super) next: usize,
     pub(super) running: u64,
+    #[serde(with = "super::checkpoint::shared")]
     pub(super) name: Arc<str>,
     pub(super) flow: FlowId,
     pub(super) express: bool,
@@ -251,9 +267,11 @@ pub struct MapRunState {
 }
 
 /// A child of a map run.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Child {
+    #[serde(with = "super::checkpoint::shared")]
     pub(super) arn: Arc<str>,
+    #[serde(with = "super::checkpoint::exact")]
     pub(super) input: Value,
     pub(super) items: u64,
     pub(super) start_ms: i64,
@@ -261,13 +279,13 @@ pub(super) struct Child {
 }
 
 /// What a timer wakes.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(super) struct Timer {
     pub(super) at_ms: i64,
     pub(super) wakes: Wakes,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(super) enum Wakes {
     Wait(u32),
     Backoff(u32),
@@ -340,6 +358,12 @@ impl Machine {
     /// Does somebody still wait for this effect?
     pub fn waits_for(&self, effect: u32) -> bool {
         self.effects.contains_key(&effect)
+    }
+
+    /// The state that waits for this effect, and how often it was retried in this visit.
+    pub fn state_of(&self, effect: u32) -> Option<(StateId, u32)> {
+        let active = self.threads.get(self.effects.get(&effect)?)?.active.as_ref()?;
+        Some((active.state, active.retries))
     }
 
     /// The heartbeat timer of an effect and its length in seconds.

@@ -21,11 +21,16 @@ async fn has_boto3(python: &str) -> bool {
     command.status().await.is_ok_and(|status| status.success())
 }
 
+#[expect(clippy::print_stdout, reason = "the runner reads this line from the test's output")]
+fn skipped(reason: &str) {
+    println!("\nSKIPPED boto3_calls_every_operation: {reason}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn boto3_calls_every_operation() {
     let python = std::env::var("MAYFLY_PYTHON").unwrap_or_else(|_| "python3".into());
     if !has_boto3(&python).await {
-        eprintln!("skipped: {python} has no boto3 (set MAYFLY_PYTHON to one that has)");
+        skipped(&format!("{python} has no boto3 (set MAYFLY_PYTHON to one that has)"));
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");

@@ -26,7 +26,7 @@ use mayfly_informer::Informer;
 use mayfly_workflows_engine::{
     api::Api,
     catalog::Catalog,
-    engine::{Config, Deps, Engine, OsRandomness},
+    engine::{Config, Deps, Endpoints, Engine, Limits, OsRandomness},
     timers::SystemClock,
 };
 use tokio::net::TcpListener;
@@ -51,6 +51,14 @@ const ANSWER_BYTES_MAX: usize = 8 << 20;
 /// nobody waits for that.
 const DRAIN: Duration = Duration::from_secs(2);
 
+/// What an operator says of workflows.
+pub(crate) struct Settings {
+    /// Where services are that Mayfly has not.
+    pub(crate) endpoints: Endpoints,
+    /// How long ended executions are kept.
+    pub(crate) retention: Duration,
+}
+
 /// The workflow engine and its API, open and not yet serving.
 pub(crate) struct Workflows {
     engine: Engine,
@@ -74,6 +82,7 @@ impl Workflows {
     pub(crate) async fn create(
         folder: &Path,
         functions: GatewayHandle,
+        settings: Settings,
         cluster: Cluster,
         jobs: JobsDeps,
     ) -> anyhow::Result<Self> {
@@ -86,7 +95,9 @@ impl Workflows {
             clock: clock.clone(),
             randomness: randomness.clone(),
         };
-        let config = Config { data_dir: Some(folder.to_owned()), ..Config::default() };
+        let Settings { endpoints, retention } = settings;
+        let limits = Limits { retention, ..Limits::default() };
+        let config = Config { limits, data_dir: Some(folder.to_owned()), endpoints, ..Config::default() };
         let engine = Engine::open(config, deps).await.context("cannot open the workflow journal")?;
         let jobs = Arc::new(Jobs::new(jobs));
         let catalog = folder.join("catalog.db");
@@ -108,6 +119,11 @@ impl Workflows {
     /// What the API shows of executions.
     pub(crate) fn executions(&self) -> Executions {
         self.executions.clone()
+    }
+
+    /// The engine itself.
+    pub(crate) fn engine(&self) -> Engine {
+        self.engine.clone()
     }
 
     /// Goes on with what was running, and serves until `stop`; then leaves the rest for the next start.

@@ -1,73 +1,25 @@
 //! Killed at every record: the outcome and the history are the same, and no
 //! effect is missing.
 
+use super::watched::Watched;
 use super::*;
-use crate::journal::{Batch, Change, MemoryJournal};
+use crate::journal::{Change, MemoryJournal};
 
 /// Takes `left` batches with records and then nothing any more, as a process
 /// that was killed: what was taken is there, nothing after it.
-struct Killed {
-    journal: Arc<dyn Journal>,
-    left: Mutex<u64>,
-    dead: Arc<tokio::sync::Notify>,
-}
-
-impl Journal for Killed {
-    fn write(&self, batch: Batch) -> Result<(), crate::journal::JournalError> {
-        let mut left = self.left.lock();
+fn killed(journal: Arc<dyn Journal>, left: u64, dead: Arc<tokio::sync::Notify>) -> Watched {
+    let left = Mutex::new(left);
+    Watched::new(journal, move |batch| {
+        let mut left = left.lock();
         if *left == 0 {
-            self.dead.notify_one();
+            dead.notify_one();
             // Never acknowledged: nobody hears of it again.
             std::mem::forget(batch.done);
-            return Ok(());
+            return None;
         }
         *left -= 1;
-        self.journal.write(batch)
-    }
-    fn last_execution(&self) -> Result<u64, crate::journal::JournalError> {
-        self.journal.last_execution()
-    }
-    fn execution(
-        &self,
-        id: u64,
-    ) -> Result<Option<crate::journal::ExecutionRow>, crate::journal::JournalError> {
-        self.journal.execution(id)
-    }
-    fn execution_by_arn(
-        &self,
-        arn: &str,
-    ) -> Result<Option<crate::journal::ExecutionRow>, crate::journal::JournalError> {
-        self.journal.execution_by_arn(arn)
-    }
-    fn records(
-        &self,
-        id: u64,
-        after: u64,
-    ) -> Result<Vec<crate::journal::RecordRow>, crate::journal::JournalError> {
-        self.journal.records(id, after)
-    }
-    fn part(&self, digest: &crate::journal::Digest) -> Result<Option<String>, crate::journal::JournalError> {
-        self.journal.part(digest)
-    }
-    fn machine(
-        &self,
-        digest: &crate::journal::Digest,
-    ) -> Result<Option<Vec<u8>>, crate::journal::JournalError> {
-        self.journal.machine(digest)
-    }
-    fn list(
-        &self,
-        query: &crate::journal::ListRows,
-    ) -> Result<Vec<crate::journal::ExecutionRow>, crate::journal::JournalError> {
-        self.journal.list(query)
-    }
-    fn open_executions(&self) -> Result<Vec<u64>, crate::journal::JournalError> {
-        self.journal.open_executions()
-    }
-    fn map_run(&self, arn: &str) -> Result<Option<u64>, crate::journal::JournalError> {
-        self.journal.map_run(arn)
-    }
-    fn close(&self) {}
+        Some(batch)
+    })
 }
 
 fn long_way() -> serde_json::Value {
@@ -89,38 +41,57 @@ fn long_way() -> serde_json::Value {
         "Last": {"Type": "Pass", "End": true}}})
 }
 
-#[tokio::test]
-async fn killed_at_every_record_of_a_journal_in_memory() {
+/// A journal in memory for each kill; asked twice for the same kill, the same journal.
+fn in_memory() -> impl Fn(u64) -> Arc<dyn Journal> {
     let journals: Mutex<Vec<Arc<dyn Journal>>> = Mutex::default();
-    killed_at_every_record(|left| {
+    move |left| {
         let mut journals = journals.lock();
         let at = usize::try_from(left).expect("few") - 1;
         if journals.len() == at {
             journals.push(Arc::new(MemoryJournal::default()));
         }
         journals[at].clone()
-    })
-    .await;
+    }
+}
+
+/// A file for each kill, opened anew when asked again.
+fn in_files(folder: &std::path::Path) -> impl Fn(u64) -> Arc<dyn Journal> {
+    let before: Mutex<Option<Arc<dyn Journal>>> = Mutex::default();
+    move |left| {
+        // What the first had taken is on disk; it writes nothing more.
+        if let Some(before) = before.lock().take() {
+            before.close();
+        }
+        let path = folder.join(format!("{left}.db"));
+        let journal: Arc<dyn Journal> = Arc::new(crate::journal::SqliteJournal::open(&path).expect("opens"));
+        *before.lock() = Some(journal.clone());
+        journal
+    }
+}
+
+#[tokio::test]
+async fn killed_at_every_record_of_a_journal_in_memory() {
+    killed_at_every_record(u64::MAX, in_memory()).await;
 }
 
 #[tokio::test]
 async fn killed_at_every_record_of_a_file() {
     let folder = tempfile::tempdir().expect("a folder");
-    let before: Mutex<Option<Arc<dyn Journal>>> = Mutex::default();
-    killed_at_every_record(|left| {
-        // What the first had taken is on disk; it writes nothing more.
-        if let Some(before) = before.lock().take() {
-            before.close();
-        }
-        let path = folder.path().join(format!("{left}.db"));
-        let journal: Arc<dyn Journal> = Arc::new(crate::journal::SqliteJournal::open(&path).expect("opens"));
-        *before.lock() = Some(journal.clone());
-        journal
-    })
-    .await;
+    killed_at_every_record(u64::MAX, in_files(folder.path())).await;
 }
 
-async fn killed_at_every_record(journal: impl Fn(u64) -> Arc<dyn Journal>) {
+#[tokio::test]
+async fn killed_at_every_record_with_a_checkpoint_after_each() {
+    killed_at_every_record(1, in_memory()).await;
+}
+
+#[tokio::test]
+async fn killed_at_every_record_of_a_file_with_checkpoints() {
+    let folder = tempfile::tempdir().expect("a folder");
+    killed_at_every_record(3, in_files(folder.path())).await;
+}
+
+async fn killed_at_every_record(checkpoint_records: u64, journal: impl Fn(u64) -> Arc<dyn Journal>) {
     let whole = World::new().await;
     let machine = machine(long_way(), Kind::Standard);
     let arn = whole.start(&machine, "1").await;
@@ -132,8 +103,8 @@ async fn killed_at_every_record(journal: impl Fn(u64) -> Arc<dyn Journal>) {
     for left in 1.. {
         let first_journal = journal(left);
         let dead = Arc::new(tokio::sync::Notify::new());
-        let killed = Killed { journal: first_journal.clone(), left: Mutex::new(left), dead: dead.clone() };
-        let first = World::on(Arc::new(killed), Arc::default()).await;
+        let killed = killed(first_journal.clone(), left, dead.clone());
+        let first = World::checkpointing(Arc::new(killed), Arc::default(), checkpoint_records).await;
         let arn = first.start(&machine, "1").await;
         let survived = tokio::select! {
             () = dead.notified() => false,
@@ -145,7 +116,7 @@ async fn killed_at_every_record(journal: impl Fn(u64) -> Arc<dyn Journal>) {
             break;
         }
         kills += 1;
-        let second = World::on(journal(left), functions.clone()).await;
+        let second = World::checkpointing(journal(left), functions.clone(), checkpoint_records).await;
         second.engine.resume().await.expect("resumes");
         let ended = second.engine.wait(&arn).await.expect("there");
         assert_eq!((ended.status, &ended.output), (expected.status, &expected.output), "killed after {left}");
@@ -169,76 +140,23 @@ async fn a_batch_that_is_refused_is_not_acknowledged() {
 
 #[tokio::test]
 async fn payloads_are_stored_once() {
-    let journal = Arc::new(Counted { journal: MemoryJournal::default(), parts: Mutex::default() });
-    let world = World::on(journal.clone(), Arc::default()).await;
+    let parts: Arc<Mutex<Vec<crate::journal::Digest>>> = Arc::default();
+    let seen = parts.clone();
+    let journal = Watched::new(Arc::new(MemoryJournal::default()), move |batch| {
+        let digests = batch.changes.iter().filter_map(|change| match change {
+            Change::Part { digest, .. } => Some(*digest),
+            _ => None,
+        });
+        seen.lock().extend(digests);
+        Some(batch)
+    });
+    let world = World::on(Arc::new(journal), Arc::default()).await;
     let text = format!("\"{}\"", "x".repeat(5_000));
     let definition = json!({"StartAt": "A", "States": {
         "A": with(task("echo"), json!({"Next": "B"})), "B": with(task("echo"), json!({"End": true}))}});
     let (ended, _) = world.run(definition, &text).await;
     assert_eq!(ended.output.as_deref(), Some(text.as_str()));
-    let parts = journal.parts.lock();
+    let parts = parts.lock();
     assert!(parts.len() > 1);
     assert!(parts.iter().all(|digest| *digest == parts[0]), "input, results and output are one part");
-}
-
-struct Counted {
-    journal: MemoryJournal,
-    parts: Mutex<Vec<crate::journal::Digest>>,
-}
-
-impl Journal for Counted {
-    fn write(&self, batch: Batch) -> Result<(), crate::journal::JournalError> {
-        for change in &batch.changes {
-            if let Change::Part { digest, .. } = change {
-                self.parts.lock().push(*digest);
-            }
-        }
-        self.journal.write(batch)
-    }
-    fn last_execution(&self) -> Result<u64, crate::journal::JournalError> {
-        self.journal.last_execution()
-    }
-    fn execution(
-        &self,
-        id: u64,
-    ) -> Result<Option<crate::journal::ExecutionRow>, crate::journal::JournalError> {
-        self.journal.execution(id)
-    }
-    fn execution_by_arn(
-        &self,
-        arn: &str,
-    ) -> Result<Option<crate::journal::ExecutionRow>, crate::journal::JournalError> {
-        self.journal.execution_by_arn(arn)
-    }
-    fn records(
-        &self,
-        id: u64,
-        after: u64,
-    ) -> Result<Vec<crate::journal::RecordRow>, crate::journal::JournalError> {
-        self.journal.records(id, after)
-    }
-    fn part(&self, digest: &crate::journal::Digest) -> Result<Option<String>, crate::journal::JournalError> {
-        self.journal.part(digest)
-    }
-    fn machine(
-        &self,
-        digest: &crate::journal::Digest,
-    ) -> Result<Option<Vec<u8>>, crate::journal::JournalError> {
-        self.journal.machine(digest)
-    }
-    fn list(
-        &self,
-        query: &crate::journal::ListRows,
-    ) -> Result<Vec<crate::journal::ExecutionRow>, crate::journal::JournalError> {
-        self.journal.list(query)
-    }
-    fn open_executions(&self) -> Result<Vec<u64>, crate::journal::JournalError> {
-        self.journal.open_executions()
-    }
-    fn map_run(&self, arn: &str) -> Result<Option<u64>, crate::journal::JournalError> {
-        self.journal.map_run(arn)
-    }
-    fn close(&self) {
-        self.journal.close();
-    }
 }

@@ -1,0 +1,210 @@
+//! The outcome of a test run, for a person or for a program.
+
+use std::fmt::Write as _;
+
+use serde_json::{Value, json};
+
+use super::check::{Difference, seconds};
+use super::coverage::Coverage;
+use super::run::Ran;
+
+/// A value longer than this is cut, in letters.
+const VALUE_LETTERS_MAX: usize = 400;
+
+/// All files.
+#[derive(Default)]
+pub(super) struct Report {
+    files: Vec<FileReport>,
+}
+
+/// One file.
+pub(super) struct FileReport {
+    file: String,
+    pub(super) definition: String,
+    /// Why its cases could not be run.
+    pub(super) problem: Option<String>,
+    pub(super) cases: Vec<CaseReport>,
+    pub(super) coverage: Option<Coverage>,
+}
+
+/// One case.
+pub(super) struct CaseReport {
+    name: String,
+    pub(super) ran: Ran,
+    differences: Vec<Difference>,
+}
+
+impl Report {
+    pub(super) fn add(&mut self, file: FileReport) {
+        self.files.push(file);
+    }
+
+    fn cases(&self) -> impl Iterator<Item = &CaseReport> {
+        self.files.iter().flat_map(|file| &file.cases)
+    }
+
+    /// Cases that failed, and files that could not be run.
+    pub(super) fn failed(&self) -> usize {
+        let broken = self.files.iter().filter(|file| file.problem.is_some()).count();
+        broken + self.cases().filter(|case| !case.passed()).count()
+    }
+
+    pub(super) fn to_json(&self) -> Value {
+        let passed = self.cases().filter(|case| case.passed()).count();
+        json!({
+            "passed": passed, "failed": self.failed(),
+            "files": self.files.iter().map(FileReport::to_json).collect::<Vec<_>>(),
+        })
+    }
+
+    /// `passed file: case`, a line each.
+    pub(super) fn names(&self) -> String {
+        let mut text = String::new();
+        for file in &self.files {
+            for case in &file.cases {
+                let word = if case.passed() { "passed" } else { "failed" };
+                let _ = writeln!(text, "{word} {}: {}", file.file, case.name);
+            }
+        }
+        text
+    }
+
+    pub(super) fn text(&self) -> String {
+        let mut text = String::new();
+        for file in &self.files {
+            file.write(&mut text);
+        }
+        let passed = self.cases().filter(|case| case.passed()).count();
+        let _ = writeln!(text, "{passed} passed, {} failed", self.failed());
+        text
+    }
+}
+
+impl FileReport {
+    pub(super) fn new(file: String) -> Self {
+        Self { file, definition: String::new(), problem: None, cases: Vec::new(), coverage: None }
+    }
+
+    fn to_json(&self) -> Value {
+        json!({
+            "file": self.file, "definition": self.definition, "problem": self.problem,
+            "cases": self.cases.iter().map(CaseReport::to_json).collect::<Vec<_>>(),
+            "coverage": self.coverage.as_ref().map(Coverage::to_json),
+        })
+    }
+
+    fn write(&self, text: &mut String) {
+        let _ = writeln!(text, "{}", self.file);
+        if let Some(problem) = &self.problem {
+            let _ = writeln!(text, "  FAIL  {}", problem.replace('\n', "\n        "));
+        }
+        for case in &self.cases {
+            case.write(text);
+        }
+        for line in self.coverage.iter().flat_map(Coverage::lines) {
+            let _ = writeln!(text, "  reached: {line}");
+        }
+        text.push('\n');
+    }
+}
+
+impl CaseReport {
+    pub(super) fn new(name: String, ran: Ran, differences: Vec<Difference>) -> Self {
+        Self { name, ran, differences }
+    }
+
+    fn passed(&self) -> bool {
+        self.ran.problem.is_none() && self.differences.is_empty()
+    }
+
+    pub(super) fn to_json(&self) -> Value {
+        let ran = &self.ran;
+        json!({
+            "name": self.name, "passed": self.passed(), "status": ran.status, "output": ran.output,
+            "error": ran.error, "cause": ran.cause, "path": ran.path, "retries": ran.retries, "calls": ran.calls,
+            "elapsedSeconds": ran.elapsed.as_secs_f64(), "problem": ran.problem, "differences": self.differences,
+        })
+    }
+
+    fn write(&self, text: &mut String) {
+        let ran = &self.ran;
+        let retries: u32 = ran.retries.values().sum();
+        let retried = match retries {
+            0 => String::new(),
+            1 => ", 1 retry".to_owned(),
+            more => format!(", {more} retries"),
+        };
+        let word = if self.passed() { "ok  " } else { "FAIL" };
+        let states = if ran.path.len() == 1 { "state" } else { "states" };
+        let count = ran.path.len();
+        let _ = writeln!(
+            text,
+            "  {word}  {} ({count} {states}{retried}, {} elapsed)",
+            self.name,
+            seconds(ran.elapsed)
+        );
+        if let Some(problem) = &ran.problem {
+            let _ = writeln!(text, "        {problem}");
+            return;
+        }
+        for difference in &self.differences {
+            difference.write(text);
+        }
+        let expected_end = !self.differences.iter().any(|difference| difference.what == "status");
+        if let Some(error) = ran.error.as_ref().filter(|_| !expected_end) {
+            let cause = ran.cause.as_deref().unwrap_or_default();
+            let _ = writeln!(text, "        it failed with {error}: {}", cut(cause));
+        }
+        if !self.passed() {
+            let _ = writeln!(text, "        states: {}", ran.path.join(" → "));
+        }
+    }
+
+    /// How a run without a test file ended.
+    pub(super) fn end(&self) -> String {
+        let ran = &self.ran;
+        let mut text = String::new();
+        if let Some(problem) = &ran.problem {
+            let _ = writeln!(text, "{problem}");
+        }
+        let _ = writeln!(text, "{} after {} of the virtual clock", ran.status, seconds(ran.elapsed));
+        let _ = writeln!(text, "states: {}", ran.path.join(" → "));
+        for (state, retries) in &ran.retries {
+            let _ = writeln!(text, "retries: {state} {retries}");
+        }
+        if let Some(error) = &ran.error {
+            let _ = writeln!(text, "error: {error}: {}", ran.cause.as_deref().unwrap_or_default());
+        }
+        if let Some(output) = &ran.output {
+            let _ = writeln!(text, "output: {}", serde_json::to_string_pretty(output).unwrap_or_default());
+        }
+        text
+    }
+}
+
+impl Difference {
+    fn write(&self, text: &mut String) {
+        let (expected, got) = (told(&self.expected), told(&self.got));
+        let _ = writeln!(text, "        {}", self.what);
+        let _ = writeln!(text, "          - expected {expected}\n          +      got {got}");
+    }
+}
+
+/// Paths as paths, everything else as JSON.
+fn told(value: &Value) -> String {
+    match value {
+        Value::Array(items) if !items.is_empty() && items.iter().all(Value::is_string) => {
+            items.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(" → ")
+        }
+        Value::String(text) => cut(text),
+        Value::Null => "nothing".into(),
+        other => cut(&other.to_string()),
+    }
+}
+
+fn cut(text: &str) -> String {
+    match text.char_indices().nth(VALUE_LETTERS_MAX) {
+        Some((at, _)) => format!("{}…", &text[..at]),
+        None => text.to_owned(),
+    }
+}

@@ -1,0 +1,249 @@
+//! One case, taken through the real engine: a journal in memory, a clock that jumps.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use jiff::Timestamp;
+use mayfly_workflows_engine::engine::{
+    Activities, Config, Deps, Engine, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks,
+    ListQuery, ObjectEntry, Objects, Of, Randomness, StartRequest,
+};
+use mayfly_workflows_engine::history::{Field, HistoryEvent};
+use mayfly_workflows_engine::timers::VirtualClock;
+use serde_json::Value;
+use sha2::{Digest as _, Sha256};
+
+use super::super::client::ACCOUNT;
+use super::file::{Case, TestFile};
+use super::script::Script;
+use super::subject::Subject;
+
+/// When executions start, unless a file says otherwise.
+const START: &str = "2026-01-01T00:00:00Z";
+/// How often the end of a case is looked for.
+const ROUND: Duration = Duration::from_millis(2);
+/// So many rounds of nothing: it will not end by itself.
+const IDLE_ROUNDS_MAX: u32 = 25;
+/// How long a case may take on the wall's clock: a definition may go in circles.
+const CASE_MAX: Duration = Duration::from_secs(60);
+/// Children of a map run whose history is read.
+const CHILDREN_MAX: usize = 10_000;
+
+/// How a case went.
+#[derive(Debug, Default)]
+pub(super) struct Ran {
+    pub(super) status: String,
+    pub(super) output: Option<Value>,
+    pub(super) error: Option<String>,
+    pub(super) cause: Option<String>,
+    pub(super) path: Vec<String>,
+    pub(super) retries: BTreeMap<String, u32>,
+    pub(super) calls: BTreeMap<String, Vec<Value>>,
+    pub(super) elapsed: Duration,
+    /// Why it could not be run to its end.
+    pub(super) problem: Option<String>,
+    /// Of the execution, and of the children of its map runs.
+    pub(super) events: Vec<Vec<HistoryEvent>>,
+}
+
+/// Runs one case to its end, or to where it cannot go on.
+pub(super) async fn run(subject: &Subject, file: &TestFile, case: &Case) -> anyhow::Result<Ran> {
+    let script = Script::new(file, case);
+    let start = match case.now.or(file.now) {
+        Some(now) => now,
+        None => START.parse().context("the start of tests")?,
+    };
+    let engine = engine(file, start, script.clone()).await?;
+    let input = serde_json::to_string(&case.input)?;
+    let request = StartRequest {
+        state_machine: subject.machine.clone(),
+        name: Some("test".into()),
+        input,
+        trace_header: None,
+        version_arn: None,
+        alias_arn: None,
+    };
+    let arn = engine.start_execution(request).await?.execution_arn;
+    let problem = to_the_end(&engine, &arn, &script).await;
+    let mut ran = outcome(&engine, &arn, &script).await?;
+    ran.problem = problem;
+    engine.shutdown().await;
+    Ok(ran)
+}
+
+async fn engine(file: &TestFile, start: Timestamp, script: Arc<Script>) -> anyhow::Result<Engine> {
+    let deps = Deps {
+        functions: Arc::new(Nobody),
+        http: Arc::new(Nobody),
+        objects: Arc::new(Files::new(&file.files)),
+        clock: Arc::new(VirtualClock::at(start)),
+        randomness: Arc::new(Repeatable::default()),
+    };
+    let config = Config { account: ACCOUNT.to_owned(), ..Config::default() };
+    let engine = Engine::open(config, deps).await?;
+    engine.bind_activities(Arc::new(Nobody));
+    engine.bind_mocks(script);
+    Ok(engine)
+}
+
+/// Waits for the end; what keeps it from coming is returned.
+async fn to_the_end(engine: &Engine, arn: &str, script: &Script) -> Option<String> {
+    let ended = engine.wait(arn);
+    tokio::pin!(ended);
+    let deadline = tokio::time::Instant::now() + CASE_MAX;
+    let mut idle_rounds = 0;
+    loop {
+        tokio::select! {
+            _ = &mut ended => return script.problem(),
+            () = tokio::time::sleep(ROUND) => {}
+        }
+        if let Some(problem) = script.problem() {
+            return Some(problem);
+        }
+        idle_rounds = if engine.is_idle() { idle_rounds + 1 } else { 0 };
+        if idle_rounds > IDLE_ROUNDS_MAX {
+            return Some("it does not end: a mock never answers, and its state has no TimeoutSeconds".into());
+        }
+        if tokio::time::Instant::now() >= deadline {
+            return Some(format!("it did not end within {} s: does it go in a circle?", CASE_MAX.as_secs()));
+        }
+    }
+}
+
+async fn outcome(engine: &Engine, arn: &str, script: &Script) -> anyhow::Result<Ran> {
+    let described = engine.describe(arn).await?.context("the execution is gone")?;
+    let events = engine.events(arn).await?.context("the execution is gone")?;
+    let path =
+        events.iter().filter(|event| is_entry(event)).filter_map(|event| text(event, "name")).collect();
+    let mut ran = Ran {
+        status: described.status.as_str().to_owned(),
+        output: described.output.as_deref().map(serde_json::from_str).transpose()?,
+        error: described.error,
+        cause: described.cause,
+        path,
+        ..Ran::default()
+    };
+    let ends = described.stop_date.or_else(|| Timestamp::from_millisecond(events.last()?.at_ms).ok());
+    let elapsed = ends.map(|ends| ends.duration_since(described.start_date));
+    ran.elapsed = elapsed.and_then(|elapsed| elapsed.try_into().ok()).unwrap_or_default();
+    for call in script.calls() {
+        if call.retries > 0 {
+            *ran.retries.entry(call.state.clone()).or_default() += 1;
+        }
+        ran.calls.entry(call.state).or_default().push(call.arguments);
+    }
+    let runs: Vec<_> = events.iter().filter(|event| event.kind == "MapRunStarted").collect();
+    let runs: Vec<_> = runs.into_iter().filter_map(|event| text(event, "mapRunArn")).collect();
+    ran.events.push(events);
+    for run in runs {
+        let query =
+            ListQuery { of: Of::MapRun(run), status: None, redriven: None, limit: CHILDREN_MAX, from: None };
+        for child in engine.list(query).await?.items {
+            ran.events.extend(engine.events(&child.execution_arn).await?);
+        }
+    }
+    Ok(ran)
+}
+
+/// Is a state entered here?
+pub(super) fn is_entry(event: &HistoryEvent) -> bool {
+    event.kind.ends_with("StateEntered")
+}
+
+/// What an event says under a name.
+pub(super) fn text(event: &HistoryEvent, name: &str) -> Option<String> {
+    let fields = event.details.iter().flat_map(|details| &details.fields);
+    fields.filter(|(known, _)| *known == name).find_map(|(_, field)| match field {
+        Field::Text(text) | Field::Data(text, _) => Some(text.to_string()),
+        _ => None,
+    })
+}
+
+/// Nobody is asked: the mocks answer before.
+struct Nobody;
+
+impl Functions for Nobody {
+    fn invoke(&self, _call: FunctionCall) -> BoxFuture<'_, Result<FunctionOutput, FunctionError>> {
+        Box::pin(async { Err(FunctionError { error_type: "Mayfly.NoMock".into(), cause: String::new() }) })
+    }
+}
+
+impl HttpTasks for Nobody {
+    fn send(&self, _request: http::Request<Bytes>) -> BoxFuture<'_, Result<http::Response<Bytes>, String>> {
+        Box::pin(async { Err("there is no network in a test".to_owned()) })
+    }
+}
+
+impl Activities for Nobody {
+    fn exists(&self, _arn: &str) -> bool {
+        true
+    }
+}
+
+/// The same randomness at every run.
+#[derive(Default)]
+struct Repeatable(AtomicU64);
+
+impl Randomness for Repeatable {
+    fn bytes(&self) -> [u8; 16] {
+        let digest = Sha256::digest(self.0.fetch_add(1, Ordering::Relaxed).to_be_bytes());
+        let mut bytes = [0; 16];
+        bytes.copy_from_slice(&digest[..16]);
+        bytes
+    }
+}
+
+/// What a test's `files` say, and what the workflow writes.
+struct Files(Mutex<HashMap<String, Bytes>>);
+
+impl Files {
+    fn new(files: &HashMap<String, Value>) -> Self {
+        let body = |value: &Value| match value {
+            Value::String(text) => Bytes::from(text.clone()),
+            other => Bytes::from(other.to_string()),
+        };
+        Self(Mutex::new(files.iter().map(|(name, value)| (name.clone(), body(value))).collect()))
+    }
+
+    fn there(&self) -> std::sync::MutexGuard<'_, HashMap<String, Bytes>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Objects for Files {
+    fn get(&self, bucket: &str, key: &str) -> BoxFuture<'_, Result<Bytes, String>> {
+        let name = format!("{bucket}/{key}");
+        let found = self.there().get(&name).cloned();
+        let missing =
+            move || format!("The specified key does not exist: write it under files: {{\"{name}\": …}}");
+        Box::pin(async move { found.ok_or_else(missing) })
+    }
+
+    fn put(&self, bucket: &str, key: &str, body: Bytes) -> BoxFuture<'_, Result<(), String>> {
+        self.there().insert(format!("{bucket}/{key}"), body);
+        Box::pin(async { Ok(()) })
+    }
+
+    fn list(&self, bucket: &str, prefix: &str) -> BoxFuture<'_, Result<Vec<ObjectEntry>, String>> {
+        let start = format!("{bucket}/");
+        let mut entries: Vec<_> = self
+            .there()
+            .iter()
+            .filter_map(|(name, body)| Some((name.strip_prefix(&start)?.to_owned(), body.len() as u64)))
+            .filter(|(key, _)| key.starts_with(prefix))
+            .map(|(key, size)| ObjectEntry {
+                etag: format!("\"{size:x}\""),
+                key,
+                last_modified: Timestamp::UNIX_EPOCH,
+                size,
+            })
+            .collect();
+        entries.sort_by(|a, b| a.key.cmp(&b.key));
+        Box::pin(async { Ok(entries) })
+    }
+}

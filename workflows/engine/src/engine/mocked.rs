@@ -1,0 +1,57 @@
+//! Mocks bound to an engine, and moments that they wait for.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use super::Engine;
+use super::deps::Mocks;
+use super::inner::{Busy, Inner};
+
+/// The number that no execution has: alarms lie in the wheel under it.
+pub(super) const NO_EXECUTION: u64 = 0;
+
+/// Who waits for which moment.
+#[derive(Default)]
+pub(super) struct Alarms {
+    last: u32,
+    waiting: HashMap<u32, oneshot::Sender<Busy>>,
+}
+
+impl Inner {
+    pub(crate) fn mocks(&self) -> Option<Arc<dyn Mocks>> {
+        self.mocks.get().cloned()
+    }
+
+    /// Answers after this time. What it answers keeps a virtual clock still, so
+    /// that whoever waited can act before time goes on.
+    pub(crate) fn alarm(&self, after: Duration) -> oneshot::Receiver<Busy> {
+        let (sender, receiver) = oneshot::channel();
+        let timer = {
+            let mut alarms = self.alarms.lock();
+            alarms.last = alarms.last.wrapping_add(1);
+            let timer = alarms.last;
+            alarms.waiting.insert(timer, sender);
+            timer
+        };
+        let after_ms = i64::try_from(after.as_millis()).unwrap_or(i64::MAX / 2);
+        self.set_timer(NO_EXECUTION, timer, self.now_ms().saturating_add(after_ms));
+        receiver
+    }
+
+    /// An alarm is due.
+    pub(super) fn ring(self: &Arc<Self>, timer: u32) {
+        if let Some(waiting) = self.alarms.lock().waiting.remove(&timer) {
+            // Whoever waited may have timed out meanwhile.
+            let _ = waiting.send(self.busy());
+        }
+    }
+
+    /// A sign of life for a task, from inside.
+    pub(crate) async fn sign_of_life(self: &Arc<Self>, token: &str) {
+        // A task that has ended needs none.
+        let _ = Engine { inner: self.clone() }.send_task_heartbeat(token).await;
+    }
+}

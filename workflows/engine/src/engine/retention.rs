@@ -1,0 +1,64 @@
+//! Ended executions are kept for a while, then forgotten.
+
+use std::sync::Weak;
+use std::time::Duration;
+
+use super::Engine;
+use super::inner::Inner;
+use crate::journal::{Batch, Change, JournalError};
+
+/// How often old executions are looked for.
+const ROUND: Duration = Duration::from_secs(600);
+/// The first look: not while everything starts.
+const FIRST: Duration = Duration::from_secs(30);
+/// Executions forgotten in one transaction: others write between two of them.
+const BATCH_MAX: usize = 256;
+
+impl Inner {
+    /// Forgets what ended longer ago than the retention. Returns how many executions that were.
+    pub(super) async fn forget_round(&self) -> Result<usize, JournalError> {
+        let retention_ms = i64::try_from(self.config.limits.retention.as_millis()).unwrap_or(i64::MAX);
+        let before_ms = self.now_ms().saturating_sub(retention_ms);
+        let mut forgotten = 0;
+        loop {
+            let old = self.read(move |journal| journal.ended_before(before_ms, BATCH_MAX)).await?;
+            if old.is_empty() {
+                return Ok(forgotten);
+            }
+            forgotten += old.len();
+            let (sender, receiver) = tokio::sync::oneshot::channel();
+            let batch = Batch {
+                changes: old.into_iter().map(|execution| Change::Remove { execution }).collect(),
+                done: Box::new(move |outcome| {
+                    // The engine may have gone meanwhile.
+                    let _ = sender.send(outcome);
+                }),
+            };
+            self.read(move |journal| journal.write(batch)).await?;
+            receiver.await.map_err(|_| JournalError::Closed)??;
+        }
+    }
+}
+
+impl Engine {
+    /// Forgets at once what ended longer ago than the retention; it happens by itself
+    /// every ten minutes. Returns how many executions that were.
+    pub async fn forget_old(&self) -> Result<usize, JournalError> {
+        self.inner.forget_round().await
+    }
+}
+
+/// Forgets old executions until the engine is gone.
+pub(super) async fn forget_old(engine: Weak<Inner>) {
+    let mut rest = FIRST;
+    loop {
+        tokio::time::sleep(rest).await;
+        rest = ROUND;
+        let Some(inner) = engine.upgrade() else { return };
+        match inner.forget_round().await {
+            Ok(0) => {}
+            Ok(forgotten) => tracing::info!(forgotten, "executions past their retention were forgotten"),
+            Err(error) => tracing::warn!(%error, "old executions could not be forgotten"),
+        }
+    }
+}

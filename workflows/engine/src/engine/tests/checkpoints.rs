@@ -1,0 +1,118 @@
+//! Checkpoints: what is computed again after them is the same, and little.
+
+use std::sync::atomic::Ordering;
+
+use super::watched::Watched;
+use super::*;
+use crate::journal::{Batch, Change, SqliteJournal};
+
+/// Calls a function until it has counted up, and then one that never answers.
+fn counting(rounds: u64) -> serde_json::Value {
+    json!({"QueryLanguage": "JSONata", "StartAt": "Begin", "States": {
+        "Begin": {"Type": "Pass", "Assign": {"n": 0, "text": "ä\u{1}\"", "sum": 0.5}, "Next": "Call"},
+        "Call": {"Type": "Task", "Resource": "arn:aws:lambda:us-east-1:000000000000:function:echo",
+            "Arguments": "{% $n %}", "Assign": {"n": "{% $states.result + 1 %}", "sum": "{% $sum + 1 %}"},
+            "Next": "More"},
+        "More": {"Type": "Choice", "Default": "Stop",
+            "Choices": [{"Condition": format!("{{% $n < {rounds} %}}"), "Next": "Call"}]},
+        "Stop": {"Type": "Task", "Resource": "arn:aws:lambda:us-east-1:000000000000:function:never", "End": true}}})
+}
+
+/// Runs until everything but the last call is done.
+async fn counted(world: &World, rounds: u64) -> String {
+    let arn = world.start(&machine(counting(rounds), Kind::Standard), "{}").await;
+    loop {
+        let last = world.functions.calls.lock().last().map(|(name, _)| name.clone());
+        if last.as_deref() == Some("never") {
+            return arn;
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Resumes an execution of so many rounds; how many records that read, and how long it took.
+async fn resumed(rounds: u64, checkpoint_records: u64) -> (u64, std::time::Duration) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("journal.db");
+    let journal: Arc<dyn Journal> = Arc::new(SqliteJournal::open(&path).expect("opens"));
+    let first = World::checkpointing(journal.clone(), Arc::default(), checkpoint_records).await;
+    counted(&first, rounds).await;
+    first.engine.shutdown().await;
+    drop(first);
+    let watched = Arc::new(Watched::new(Arc::new(SqliteJournal::open(&path).expect("opens")), Some));
+    let second = World::checkpointing(watched.clone(), Arc::default(), checkpoint_records).await;
+    let begun = std::time::Instant::now();
+    assert_eq!(second.engine.resume().await.expect("resumes"), 1);
+    (watched.records_read.load(Ordering::Relaxed), begun.elapsed())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn resuming_reads_no_more_than_what_came_after() {
+    // `MAYFLY_RECORDS=100000` measures a long one.
+    let rounds = std::env::var("MAYFLY_RECORDS").ok().and_then(|text| text.parse().ok()).unwrap_or(3_500);
+    let (all, whole) = resumed(rounds, u64::MAX).await;
+    let (few, part) = resumed(rounds, 1_000).await;
+    eprintln!(
+        "{rounds} records: resumed in {whole:?} without checkpoints, in {part:?} with them ({few} records read)"
+    );
+    assert_eq!(all, rounds);
+    assert_eq!(few, rounds % 1_000, "only what came after the last checkpoint");
+}
+
+#[tokio::test]
+async fn a_checkpoint_is_the_machine() {
+    let journal = Arc::new(MemoryJournal::default());
+    let world = World::checkpointing(journal.clone(), Arc::default(), 7).await;
+    let arn = counted(&world, 40).await;
+    let row = journal.execution_by_arn(&arn).expect("read").expect("there");
+    let (seq, _) = journal.checkpoint(row.id).expect("read").expect("there");
+    assert_eq!(seq, 35);
+    let inner = &world.engine.inner;
+    let state_machine = inner.machine_of(row.machine).expect("there");
+    let (from_checkpoint, last, _) = inner.replay(&row, &state_machine, false).expect("replays");
+    let (from_start, _, events) = inner.replay(&row, &state_machine, true).expect("replays");
+    assert_eq!(last, 40);
+    assert_eq!(format!("{from_checkpoint:?}"), format!("{from_start:?}"), "{} events", events.len());
+}
+
+#[tokio::test]
+async fn a_damaged_checkpoint_is_left_aside() {
+    let journal = Arc::new(MemoryJournal::default());
+    let world = World::checkpointing(journal.clone(), Arc::default(), 7).await;
+    let arn = counted(&world, 20).await;
+    let row = journal.execution_by_arn(&arn).expect("read").expect("there");
+    let damaged = Change::Checkpoint { execution: row.id, seq: 14, body: b"{\"form\":1".to_vec() };
+    journal.write(Batch { changes: vec![damaged], done: Box::new(|_| ()) }).expect("written");
+    let state_machine = world.engine.inner.machine_of(row.machine).expect("there");
+    let (_, last, _) = world.engine.inner.replay(&row, &state_machine, false).expect("replays");
+    assert_eq!(last, 20, "all records are read");
+}
+
+#[tokio::test]
+async fn old_executions_are_forgotten_and_their_names_free() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("journal.db");
+    let journal: Arc<dyn Journal> = Arc::new(SqliteJournal::open(&path).expect("opens"));
+    let world = World::on(journal.clone(), Arc::default()).await;
+    let large = format!("\"{}\"", "x".repeat(5_000));
+    let passing = machine(
+        json!({"StartAt": "A", "States": {"A": with(task("echo"), json!({"End": true}))}}),
+        Kind::Standard,
+    );
+    let old = world.start(&passing, &large).await;
+    world.engine.wait(&old).await.expect("there");
+    let digest = crate::journal::Digest::of(large.as_bytes());
+    // Ninety days pass, with an execution that still runs and one that ends only now.
+    let waiting = machine(
+        json!({"StartAt": "W", "States": {"W": {"Type": "Wait", "Seconds": 7_776_060, "End": true}}}),
+        Kind::Standard,
+    );
+    let late = world.start(&waiting, "{}").await;
+    assert_eq!(world.engine.forget_old().await.expect("written"), 0, "nothing is old yet");
+    world.engine.wait(&late).await.expect("there");
+    assert!(journal.part(&digest).expect("read").is_some());
+    assert_eq!(world.engine.forget_old().await.expect("written"), 1);
+    assert!(world.engine.describe(&old).await.expect("read").is_none());
+    assert!(world.engine.describe(&late).await.expect("read").is_some());
+    assert!(journal.part(&digest).expect("read").is_none(), "its payload went with it");
+}

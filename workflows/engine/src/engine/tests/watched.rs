@@ -1,0 +1,84 @@
+//! A journal whose writes a test sees, and may swallow.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::journal::{Batch, Digest, ExecutionRow, Journal, JournalError, ListRows, RecordRow};
+
+type See = dyn Fn(Batch) -> Option<Batch> + Send + Sync;
+
+/// Passes everything through to a journal; each write first goes through `see`.
+pub(super) struct Watched {
+    journal: Arc<dyn Journal>,
+    see: Box<See>,
+    /// Records that were read.
+    pub(super) records_read: AtomicU64,
+}
+
+impl Watched {
+    pub(super) fn new(
+        journal: Arc<dyn Journal>,
+        see: impl Fn(Batch) -> Option<Batch> + Send + Sync + 'static,
+    ) -> Self {
+        Self { journal, see: Box::new(see), records_read: AtomicU64::new(0) }
+    }
+}
+
+impl Journal for Watched {
+    fn write(&self, batch: Batch) -> Result<(), JournalError> {
+        match (self.see)(batch) {
+            Some(batch) => self.journal.write(batch),
+            None => Ok(()),
+        }
+    }
+
+    fn last_execution(&self) -> Result<u64, JournalError> {
+        self.journal.last_execution()
+    }
+
+    fn execution(&self, id: u64) -> Result<Option<ExecutionRow>, JournalError> {
+        self.journal.execution(id)
+    }
+
+    fn execution_by_arn(&self, arn: &str) -> Result<Option<ExecutionRow>, JournalError> {
+        self.journal.execution_by_arn(arn)
+    }
+
+    fn records(&self, id: u64, after: u64) -> Result<Vec<RecordRow>, JournalError> {
+        let records = self.journal.records(id, after)?;
+        self.records_read.fetch_add(records.len() as u64, Ordering::Relaxed);
+        Ok(records)
+    }
+
+    fn checkpoint(&self, id: u64) -> Result<Option<(u64, Vec<u8>)>, JournalError> {
+        self.journal.checkpoint(id)
+    }
+
+    fn part(&self, digest: &Digest) -> Result<Option<String>, JournalError> {
+        self.journal.part(digest)
+    }
+
+    fn machine(&self, digest: &Digest) -> Result<Option<Vec<u8>>, JournalError> {
+        self.journal.machine(digest)
+    }
+
+    fn list(&self, query: &ListRows) -> Result<Vec<ExecutionRow>, JournalError> {
+        self.journal.list(query)
+    }
+
+    fn open_executions(&self) -> Result<Vec<u64>, JournalError> {
+        self.journal.open_executions()
+    }
+
+    fn ended_before(&self, stop_ms: i64, limit: usize) -> Result<Vec<u64>, JournalError> {
+        self.journal.ended_before(stop_ms, limit)
+    }
+
+    fn map_run(&self, arn: &str) -> Result<Option<u64>, JournalError> {
+        self.journal.map_run(arn)
+    }
+
+    fn close(&self) {
+        self.journal.close();
+    }
+}

@@ -1,0 +1,216 @@
+//! A task's arguments as a request, an answer as a task's result.
+
+use bytes::Bytes;
+use http::{Method, Request, Response, Uri, header};
+use mayfly_workflows_language::value::{Map, Value};
+
+use super::services::{Protocol, Service};
+use crate::executor::sdk::{Envelope, capital, small};
+use crate::machine::time_text;
+
+/// Members whose members are names of the user's, not of the service: they keep their spelling.
+const MAPS: &[&str] =
+    &["Parameters", "Tags", "DockerLabels", "Options", "LogOptions", "DriverOpts", "Labels", "Attributes"];
+/// Arguments of optimised integrations that may be JSON and are text on the wire.
+const TEXTS: &[&str] = &["MessageBody", "Detail"];
+/// Seconds since the epoch before this are no time: counts and durations end in `Time` too.
+const TIME_MIN: f64 = 946_684_800.0;
+/// From here on a number is of milliseconds, which services do not send as a time.
+const TIME_MAX: f64 = 100_000_000_000.0;
+
+/// The request of one operation.
+pub(super) fn request(
+    url: &Uri,
+    service: &Service,
+    action: &str,
+    aws_sdk: bool,
+    arguments: &Value,
+) -> Result<Request<Bytes>, String> {
+    // Only these two take JSON there; a table's item may have an attribute of any name.
+    let takes_json = !aws_sdk && matches!(service.key(), "sqs" | "events");
+    let members = told(arguments, service.camel, takes_json);
+    let body = members.to_text();
+    let base = url.to_string();
+    let base = base.trim_end_matches('/');
+    let builder = match service.protocol {
+        Protocol::Json { target, version } => Request::builder()
+            .uri(format!("{base}/"))
+            .header(header::CONTENT_TYPE, format!("application/x-amz-json-{version}"))
+            .header("x-amz-target", format!("{target}.{}", capital(action))),
+        Protocol::Batch => Request::builder()
+            .uri(format!("{base}/v1/{}", action.to_ascii_lowercase()))
+            .header(header::CONTENT_TYPE, "application/json"),
+        Protocol::Lambda => {
+            return Err(format!("aws-sdk:lambda:{action} is not sent to an endpoint; lambda:invoke is"));
+        }
+    };
+    builder.method(Method::POST).body(Bytes::from(body)).map_err(|error| error.to_string())
+}
+
+/// Arguments as the service reads them. Nulls are left out.
+fn told(value: &Value, camel: bool, takes_json: bool) -> Value {
+    match value {
+        Value::Object(members) => {
+            let mut told_members = Map::new();
+            for (name, value) in members.iter().filter(|(_, value)| !value.is_null()) {
+                let value = match value {
+                    value if takes_json && TEXTS.contains(&&**name) && !value.is_string() => {
+                        Value::from(value.to_text())
+                    }
+                    value if MAPS.contains(&&**name) && value.is_object() => value.clone(),
+                    value => told(value, camel, takes_json),
+                };
+                told_members.insert(if camel { small(name).into() } else { name.clone() }, value);
+            }
+            Value::from(told_members)
+        }
+        Value::Array(items) => items.iter().map(|item| told(item, camel, takes_json)).collect(),
+        other => other.clone(),
+    }
+}
+
+/// An answer as a workflow sees it: members begin with a capital, times are
+/// text; around that of an optimised integration are the call's own facts.
+pub(super) fn answer(
+    response: &Response<Bytes>,
+    service: &Service,
+    aws_sdk: bool,
+    now_ms: i64,
+) -> Result<Value, String> {
+    let text = std::str::from_utf8(response.body()).map_err(|_| "the answer is not UTF-8 text".to_owned())?;
+    let value = match text.trim() {
+        "" => Value::empty_object(),
+        text => Value::parse(text).map_err(|error| format!("the answer is not JSON: {error}"))?,
+    };
+    let value = seen(&value, service.camel, aws_sdk);
+    if aws_sdk {
+        return Ok(value);
+    }
+    let header = |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok());
+    let envelope = Envelope {
+        request_id: header("x-amzn-requestid").unwrap_or_default(),
+        bytes: response.body().len(),
+        at_ms: now_ms,
+        content_type: header("content-type").unwrap_or("application/x-amz-json-1.0"),
+        extra: &[],
+    };
+    let members = value.as_object().into_iter().flat_map(Map::iter);
+    let mut members: Vec<(std::sync::Arc<str>, Value)> =
+        members.map(|(name, value)| (name.clone(), value.clone())).collect();
+    members.extend(envelope.members().map(|(name, value)| (name.into(), value)));
+    members.sort_by(|(a, _), (b, _)| a.cmp(b));
+    Ok(Value::object(members))
+}
+
+fn seen(value: &Value, camel: bool, aws_sdk: bool) -> Value {
+    match value {
+        Value::Object(members) => {
+            let mut seen_members = Map::new();
+            for (name, value) in members.iter() {
+                let shown = if camel { capital(name) } else { name.to_string() };
+                let shown = if aws_sdk { in_the_sdks_spelling(shown) } else { shown };
+                let value = match value {
+                    value if MAPS.contains(&shown.as_str()) && value.is_object() => value.clone(),
+                    value => match time(&shown, value) {
+                        Some(time) => time,
+                        None => seen(value, camel, aws_sdk),
+                    },
+                };
+                seen_members.insert(std::sync::Arc::<str>::from(shown), value);
+            }
+            Value::from(seen_members)
+        }
+        Value::Array(items) => items.iter().map(|item| seen(item, camel, aws_sdk)).collect(),
+        other => other.clone(),
+    }
+}
+
+/// The SDK for Java writes a run of capitals as a word: `MD5OfMessageBody` is `Md5OfMessageBody`.
+fn in_the_sdks_spelling(name: String) -> String {
+    match name.strip_prefix("MD5Of") {
+        Some(rest) => format!("Md5Of{rest}"),
+        None => name,
+    }
+}
+
+/// Seconds since the epoch are told as text, as the SDK integrations tell them.
+#[expect(clippy::cast_possible_truncation, reason = "milliseconds of our millennium")]
+fn time(name: &str, value: &Value) -> Option<Value> {
+    let is_time = ["Date", "Time", "At", "Timestamp"].iter().any(|ending| name.ends_with(ending));
+    let seconds = value.is_number().then(|| value.as_f64()).flatten()?;
+    (is_time && (TIME_MIN..TIME_MAX).contains(&seconds))
+        .then(|| Value::from(time_text((seconds * 1000.0).round() as i64)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::services::named;
+    use super::*;
+
+    fn sent(service: &str, action: &str, aws_sdk: bool, arguments: &str) -> Request<Bytes> {
+        let service = named(service).expect("in the table");
+        let arguments = Value::parse(arguments).expect("JSON");
+        let url: Uri = "http://localhost:4566".parse().expect("a URL");
+        request(&url, service, action, aws_sdk, &arguments).expect("a request")
+    }
+
+    fn body(request: &Request<Bytes>) -> &str {
+        std::str::from_utf8(request.body()).expect("text")
+    }
+
+    #[test]
+    fn services_are_asked_in_their_own_spelling() {
+        let request = sent(
+            "sqs",
+            "sendMessage",
+            false,
+            r#"{"QueueUrl":"q","MessageBody":{"a":1},"DelaySeconds":null}"#,
+        );
+        assert_eq!(request.headers()["x-amz-target"], "AmazonSQS.SendMessage");
+        assert_eq!(request.headers()["content-type"], "application/x-amz-json-1.0");
+        assert_eq!(body(&request), r#"{"QueueUrl":"q","MessageBody":"{\"a\":1}"}"#);
+        let request = sent(
+            "ecs",
+            "runTask",
+            true,
+            r#"{"TaskDefinition":"t","Overrides":{"ContainerOverrides":[{"Name":"c","Environment":[{"Name":"A","Value":"b"}]}]}}"#,
+        );
+        assert_eq!(
+            body(&request),
+            r#"{"taskDefinition":"t","overrides":{"containerOverrides":[{"name":"c","environment":[{"name":"A","value":"b"}]}]}}"#
+        );
+        let request = sent("batch", "submitJob", false, r#"{"JobName":"j","Parameters":{"Key":"v"}}"#);
+        assert_eq!(request.uri(), "http://localhost:4566/v1/submitjob");
+        assert_eq!(body(&request), r#"{"jobName":"j","parameters":{"Key":"v"}}"#);
+        let request = sent("dynamodb", "putItem", false, r#"{"TableName":"t","Item":{"Detail":{"S":"x"}}}"#);
+        assert_eq!(body(&request), r#"{"TableName":"t","Item":{"Detail":{"S":"x"}}}"#);
+    }
+
+    fn shown(service: &str, aws_sdk: bool, text: &str) -> String {
+        let response =
+            Response::builder().header("x-amzn-requestid", "r-1").body(Bytes::from(text.to_owned()));
+        let response = response.expect("a response");
+        answer(&response, named(service).expect("there"), aws_sdk, 0).expect("JSON").to_text()
+    }
+
+    #[test]
+    fn answers_are_spelled_as_workflows_know_them() {
+        assert_eq!(
+            shown(
+                "ecs",
+                true,
+                r#"{"tasks":[{"taskArn":"a","createdAt":1700000000.25,"tags":[{"key":"k"}]}]}"#
+            ),
+            r#"{"Tasks":[{"TaskArn":"a","CreatedAt":"2023-11-14T22:13:20.250Z","Tags":[{"Key":"k"}]}]}"#
+        );
+        assert_eq!(shown("sqs", true, r#"{"MD5OfMessageBody":"m"}"#), r#"{"Md5OfMessageBody":"m"}"#);
+        assert_eq!(shown("glue", true, r#"{"ExecutionTime":17}"#), r#"{"ExecutionTime":17}"#);
+        assert_eq!(shown("kms", true, ""), "{}");
+        let optimised = shown("sqs", false, r#"{"MessageId":"i","MD5OfMessageBody":"m"}"#);
+        assert!(
+            optimised.starts_with(r#"{"MD5OfMessageBody":"m","MessageId":"i","SdkHttpMetadata":"#),
+            "{optimised}"
+        );
+        assert!(optimised.ends_with(r#""SdkResponseMetadata":{"RequestId":"r-1"}}"#), "{optimised}");
+    }
+}

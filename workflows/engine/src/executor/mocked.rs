@@ -1,0 +1,66 @@
+//! Tasks that a script answers, in the engine's own time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mayfly_workflows_language::definition::{Pattern, Resource};
+
+use super::tasks::Finished;
+use crate::engine::{Guards, MockAnswer, MockCall, Mocks, Reporter};
+use crate::journal::Payload;
+use crate::machine::{Event, TaskCall};
+
+/// Lets a mock answer a task: on the way the machine is told what the real
+/// service would tell it (a worker took it, the service has it).
+pub(crate) async fn run(
+    reporter: &Reporter,
+    task: &TaskCall,
+    guards: &mut Guards,
+    mocks: Arc<dyn Mocks>,
+) -> Finished {
+    let n = reporter.n;
+    let Some((state, retries)) = reporter.state() else { return Finished::Later };
+    let (resource, arguments) = (task.arn.to_string(), task.arguments.to_serde());
+    let answer = mocks.answer(MockCall { state, resource, arguments, retries });
+    let is_activity = matches!(task.resource, Resource::Activity(_));
+    let on_the_way = match is_activity {
+        true => vec![Event::Accepted { n }, Event::Began { n, worker: None }],
+        false if task.resource.pattern() == Pattern::RequestResponse => Vec::new(),
+        false => vec![Event::Submitted { n, output: Payload::from("{}") }],
+    };
+    for event in on_the_way {
+        if !reporter.report(event).await {
+            return Finished::Later;
+        }
+    }
+    pass_time(reporter, &task.token, guards, &answer).await;
+    match answer.outcome {
+        Some(Ok(text)) => Finished::Text(text),
+        Some(Err(failure)) => Finished::Failed(failure),
+        None => {
+            guards.release();
+            std::future::pending().await
+        }
+    }
+}
+
+async fn pass_time(reporter: &Reporter, token: &str, guards: &mut Guards, answer: &MockAnswer) {
+    let mut left = answer.after;
+    while !left.is_zero() {
+        let step = answer.heartbeat.filter(|every| !every.is_zero() && *every < left).unwrap_or(left);
+        left -= step;
+        wait(reporter, guards, step).await;
+        if !left.is_zero() {
+            reporter.inner.sign_of_life(token).await;
+        }
+    }
+}
+
+async fn wait(reporter: &Reporter, guards: &mut Guards, time: Duration) {
+    let alarm = reporter.inner.alarm(time);
+    guards.release();
+    // An engine that is gone rings no more, and takes this effect with it.
+    if let Ok(busy) = alarm.await {
+        guards.goes_on(busy);
+    }
+}

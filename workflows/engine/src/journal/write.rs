@@ -1,0 +1,147 @@
+//! Changes into SQLite.
+
+use rusqlite::{Connection, params};
+
+use super::read::signed;
+use super::{Batch, Change, Digest, ExecutionRow, Payload};
+use crate::engine::Status;
+
+/// Makes the tables, and brings those of an older file up to date.
+pub(super) fn prepare(db: &Connection) -> rusqlite::Result<()> {
+    let uses = "SELECT count(*) FROM sqlite_master WHERE name = 'part_uses'";
+    let counted: i64 = db.query_row(uses, [], |row| row.get(0))?;
+    db.execute_batch(include_str!("schema.sql"))?;
+    if counted == 0 {
+        db.execute("INSERT INTO part_uses SELECT 0, digest FROM parts", [])?;
+    }
+    Ok(())
+}
+
+/// Writes batches in one transaction.
+pub(super) fn commit(db: &mut Connection, group: &[Batch]) -> rusqlite::Result<()> {
+    let transaction = db.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+    for batch in group {
+        let execution = batch.changes.iter().find_map(execution_of);
+        for change in &batch.changes {
+            apply(&transaction, change, execution)?;
+        }
+    }
+    transaction.commit()
+}
+
+/// Whose batch it is: one batch is about one execution.
+fn execution_of(change: &Change) -> Option<u64> {
+    match change {
+        Change::Start(row) => Some(row.id),
+        Change::Record { execution, .. } | Change::Outcome { execution, .. } => Some(*execution),
+        _ => None,
+    }
+}
+
+/// Forgets an execution; payloads that nobody else has go with it. SQLite uses the room again.
+fn remove(db: &Connection, execution: u64) -> rusqlite::Result<()> {
+    let id = signed(execution);
+    db.prepare_cached(
+        "DELETE FROM parts WHERE digest IN (SELECT digest FROM part_uses WHERE execution = ?1) AND NOT EXISTS \
+         (SELECT 1 FROM part_uses u WHERE u.digest = parts.digest AND u.execution <> ?1)",
+    )?
+    .execute([id])?;
+    for table in ["part_uses", "records", "checkpoints", "map_runs"] {
+        db.prepare_cached(&format!("DELETE FROM {table} WHERE execution = ?1"))?.execute([id])?;
+    }
+    db.prepare_cached("DELETE FROM executions WHERE id = ?1")?.execute([id])?;
+    Ok(())
+}
+
+fn column(payload: &Payload) -> (std::borrow::Cow<'_, str>, bool) {
+    match payload {
+        Payload::Here(text) => (std::borrow::Cow::Borrowed(text), false),
+        Payload::Part { part } => (std::borrow::Cow::Owned(hex::encode(part.0)), true),
+    }
+}
+
+fn apply(db: &Connection, change: &Change, execution: Option<u64>) -> rusqlite::Result<()> {
+    match change {
+        Change::Machine { digest, body } => {
+            db.prepare_cached("INSERT OR IGNORE INTO machines VALUES (?1, ?2)")?
+                .execute(params![&digest.0[..], &body[..]])?;
+        }
+        Change::Part { digest, text } => {
+            db.prepare_cached("INSERT OR IGNORE INTO parts VALUES (?1, ?2)")?
+                .execute(params![&digest.0[..], &text[..]])?;
+            use_part(db, digest, execution)?;
+        }
+        Change::Start(row) => insert_execution(db, row)?,
+        Change::Record { execution, row } => {
+            db.prepare_cached("INSERT INTO records (execution, seq, at_ms, body) VALUES (?1, ?2, ?3, ?4)")?
+                .execute(params![signed(*execution), signed(row.seq), row.at_ms, row.body])?;
+        }
+        Change::Outcome { execution, row } => {
+            if row.status != Status::Running {
+                db.prepare_cached("DELETE FROM checkpoints WHERE execution = ?1")?
+                    .execute([signed(*execution)])?;
+            }
+            let output = row.output.as_ref().map(column);
+            db.prepare_cached(
+                "UPDATE executions SET status = ?2, stop_ms = ?3, output = ?4, output_part = ?5, error = ?6, \
+                 cause = ?7, redrive_count = ?8, redrive_ms = ?9 WHERE id = ?1",
+            )?
+            .execute(params![
+                signed(*execution),
+                row.status.as_str(),
+                row.stop_ms,
+                output.as_ref().map(|(text, _)| text.as_ref()),
+                output.as_ref().is_some_and(|(_, is_part)| *is_part),
+                row.error,
+                row.cause,
+                row.redrive_count,
+                row.redrive_ms,
+            ])?;
+        }
+        Change::Checkpoint { execution, seq, body } => {
+            db.prepare_cached("INSERT OR REPLACE INTO checkpoints VALUES (?1, ?2, ?3)")?.execute(params![
+                signed(*execution),
+                signed(*seq),
+                body
+            ])?;
+        }
+        Change::Remove { execution } => remove(db, *execution)?,
+        Change::MapRun { arn, execution } => {
+            db.prepare_cached("INSERT OR IGNORE INTO map_runs VALUES (?1, ?2)")?
+                .execute(params![arn, signed(*execution)])?;
+        }
+    }
+    Ok(())
+}
+
+fn insert_execution(db: &Connection, row: &ExecutionRow) -> rusqlite::Result<()> {
+    let birth = serde_json::to_string(&row.birth)
+        .map_err(|error| rusqlite::Error::ToSqlConversionFailure(error.into()))?;
+    let (input, input_part) = column(&row.input);
+    db.prepare_cached(
+        "INSERT INTO executions (id, arn, name, machine_arn, machine, version_arn, alias_arn, map_run_arn, birth, \
+         input, input_part, start_ms, status) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)",
+    )?
+    .execute(params![
+        signed(row.id),
+        row.arn,
+        row.name,
+        row.machine_arn,
+        &row.machine.0[..],
+        row.version_arn,
+        row.alias_arn,
+        row.map_run_arn,
+        birth,
+        input,
+        input_part,
+        row.start_ms,
+        row.outcome.status.as_str(),
+    ])?;
+    Ok(())
+}
+
+fn use_part(db: &Connection, digest: &Digest, execution: Option<u64>) -> rusqlite::Result<()> {
+    db.prepare_cached("INSERT OR IGNORE INTO part_uses VALUES (?1, ?2)")?
+        .execute(params![signed(execution.unwrap_or(0)), &digest.0[..]])?;
+    Ok(())
+}
