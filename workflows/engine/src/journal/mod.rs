@@ -37,6 +37,17 @@ pub enum JournalError {
         /// Why.
         reason: String,
     },
+    /// The file has tables of another form.
+    #[error(
+        "it was written in format {found}, and this Mayfly knows format {known}: use the version that wrote it, \
+         or move the file away to start without its executions"
+    )]
+    Format {
+        /// The file's.
+        found: i64,
+        /// Ours.
+        known: i64,
+    },
     /// The journal is closed.
     #[error("the journal is closed")]
     Closed,

@@ -1,5 +1,5 @@
 -- The workflow journal. Times are milliseconds since the epoch.
-CREATE TABLE IF NOT EXISTS executions (
+CREATE TABLE executions (
     id          INTEGER PRIMARY KEY,       -- rises in order of starts
     arn         TEXT NOT NULL UNIQUE,
     name        TEXT NOT NULL,
@@ -21,40 +21,39 @@ CREATE TABLE IF NOT EXISTS executions (
     redrive_count INTEGER NOT NULL DEFAULT 0,
     redrive_ms  INTEGER
 );
-CREATE INDEX IF NOT EXISTS executions_of_machine ON executions (machine_arn, id);
-CREATE INDEX IF NOT EXISTS executions_of_version ON executions (version_arn, id) WHERE version_arn IS NOT NULL;
-CREATE INDEX IF NOT EXISTS executions_of_alias   ON executions (alias_arn, id)   WHERE alias_arn IS NOT NULL;
-CREATE INDEX IF NOT EXISTS executions_of_map_run ON executions (map_run_arn, id) WHERE map_run_arn IS NOT NULL;
-CREATE INDEX IF NOT EXISTS executions_open       ON executions (id)              WHERE status = 'RUNNING';
+CREATE INDEX executions_of_machine ON executions (machine_arn, id);
+CREATE INDEX executions_of_version ON executions (version_arn, id) WHERE version_arn IS NOT NULL;
+CREATE INDEX executions_of_alias   ON executions (alias_arn, id)   WHERE alias_arn IS NOT NULL;
+CREATE INDEX executions_of_map_run ON executions (map_run_arn, id) WHERE map_run_arn IS NOT NULL;
+CREATE INDEX executions_open       ON executions (id)              WHERE status = 'RUNNING';
 
 -- What happened to an execution, from outside. Rows lie in the order in which they came, whoever they belong
 -- to, so that a group of them fills whole pages; in a table ordered by execution a row of more than a quarter
 -- page would take a page of its own.
-CREATE TABLE IF NOT EXISTS records (
+CREATE TABLE records (
     id        INTEGER PRIMARY KEY,
     execution INTEGER NOT NULL,
     seq       INTEGER NOT NULL,
     at_ms     INTEGER NOT NULL,
     body      BLOB NOT NULL
 );
-CREATE UNIQUE INDEX IF NOT EXISTS records_of_execution ON records (execution, seq);
+CREATE UNIQUE INDEX records_of_execution ON records (execution, seq);
 
 -- The state of an open execution after one of its records: resuming begins there.
-CREATE TABLE IF NOT EXISTS checkpoints (execution INTEGER PRIMARY KEY, seq INTEGER NOT NULL, body BLOB NOT NULL);
+CREATE TABLE checkpoints (execution INTEGER PRIMARY KEY, seq INTEGER NOT NULL, body BLOB NOT NULL);
 
 -- Payloads and state machines, once per content.
-CREATE TABLE IF NOT EXISTS parts    (digest BLOB PRIMARY KEY, body TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS machines (digest BLOB PRIMARY KEY, body BLOB NOT NULL);
+CREATE TABLE parts    (digest BLOB PRIMARY KEY, body TEXT NOT NULL);
+CREATE TABLE machines (digest BLOB PRIMARY KEY, body BLOB NOT NULL);
 
-CREATE TABLE IF NOT EXISTS map_runs (arn TEXT PRIMARY KEY, execution INTEGER NOT NULL);
+CREATE TABLE map_runs (arn TEXT PRIMARY KEY, execution INTEGER NOT NULL);
 
--- Which executions have which payloads: a payload goes with the last of them. Those of
--- execution 0 were there before this table was, and stay.
-CREATE TABLE IF NOT EXISTS part_uses (
+-- Which executions have which payloads: a payload goes with the last of them.
+CREATE TABLE part_uses (
     execution INTEGER NOT NULL,
     digest    BLOB NOT NULL,
     PRIMARY KEY (execution, digest)
 ) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS uses_of_part ON part_uses (digest);
-CREATE INDEX IF NOT EXISTS map_runs_of_execution ON map_runs (execution);
-CREATE INDEX IF NOT EXISTS executions_ended ON executions (stop_ms) WHERE stop_ms IS NOT NULL;
+CREATE INDEX uses_of_part ON part_uses (digest);
+CREATE INDEX map_runs_of_execution ON map_runs (execution);
+CREATE INDEX executions_ended ON executions (stop_ms) WHERE stop_ms IS NOT NULL;

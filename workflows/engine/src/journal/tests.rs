@@ -157,6 +157,18 @@ fn what_was_acknowledged_is_there_after_opening_again() {
 }
 
 #[test]
+fn a_file_of_another_form_is_refused_and_left_alone() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("journal.db");
+    let before = rusqlite::Connection::open(&path).expect("opens");
+    before.execute_batch("CREATE TABLE records (body); INSERT INTO records VALUES ('kept')").expect("made");
+    let refused = SqliteJournal::open(&path).err().expect("refused").to_string();
+    assert!(refused.contains("format 0") && refused.contains("move the file away"), "{refused}");
+    let kept: String = before.query_row("SELECT body FROM records", [], |row| row.get(0)).expect("read");
+    assert_eq!(kept, "kept");
+}
+
+#[test]
 fn batches_that_meet_share_a_commit() {
     let folder = tempfile::tempdir().expect("a folder");
     let journal = SqliteJournal::open(&folder.path().join("journal.db")).expect("opens");

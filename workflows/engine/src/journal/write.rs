@@ -3,16 +3,21 @@
 use rusqlite::{Connection, params};
 
 use super::read::signed;
-use super::{Batch, Change, Digest, ExecutionRow, Payload};
+use super::{Batch, Change, Digest, ExecutionRow, JournalError, Payload};
 use crate::engine::Status;
 
-/// Makes the tables, and brings those of an older file up to date.
-pub(super) fn prepare(db: &Connection) -> rusqlite::Result<()> {
-    let uses = "SELECT count(*) FROM sqlite_master WHERE name = 'part_uses'";
-    let counted: i64 = db.query_row(uses, [], |row| row.get(0))?;
-    db.execute_batch(include_str!("schema.sql"))?;
-    if counted == 0 {
-        db.execute("INSERT INTO part_uses SELECT 0, digest FROM parts", [])?;
+/// The form of the tables: `PRAGMA user_version`.
+const FORMAT: i64 = 2;
+
+/// Makes the tables of a new file; one of another form is refused as it is.
+pub(super) fn prepare(db: &Connection) -> Result<(), JournalError> {
+    let found: i64 = db.pragma_query_value(None, "user_version", |row| row.get(0))?;
+    let tables: i64 = db.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
+    if tables == 0 {
+        let schema = include_str!("schema.sql");
+        db.execute_batch(&format!("BEGIN IMMEDIATE; {schema} PRAGMA user_version = {FORMAT}; COMMIT;"))?;
+    } else if found != FORMAT {
+        return Err(JournalError::Format { found, known: FORMAT });
     }
     Ok(())
 }

@@ -163,7 +163,7 @@ async fn once(path: &Path, args: &TestArgs, session: &Session) -> anyhow::Result
     }
     for (state, text) in &args.mock_error {
         let (error, cause) = text.split_once(':').map_or((text.as_str(), None), |(e, c)| (e, Some(c)));
-        let cause = cause.map(|cause| Value::from(cause));
+        let cause = cause.map(Value::from);
         mocks.insert(
             state.clone(),
             Mock::always(Answer { error: Some(error.to_owned()), cause, ..Answer::default() }),
