@@ -73,6 +73,8 @@ impl Inner {
             }
             // One that is busy at this moment does not only wait.
             let Some(mut cell) = running.cell.try_lock() else { continue };
+            // Who stopped waiting for the end keeps nobody awake.
+            cell.waiters.retain(|waiter| !waiter.is_closed());
             let rests = now_ms - cell.touched_ms >= idle_ms
                 && cell.durable == cell.seq
                 && cell.waiters.is_empty()

@@ -44,6 +44,18 @@ async fn a_timer_wakes() {
 }
 
 #[tokio::test]
+async fn who_stopped_waiting_keeps_nobody_awake() {
+    let world = World::new().await;
+    let _awake = world.engine.inner.busy();
+    let arn = world.start(&machine(waits(3_600), Kind::Standard), "{}").await;
+    let waits = tokio::time::timeout(std::time::Duration::from_millis(20), world.engine.wait(&arn));
+    waits.await.expect_err("it waits for an hour");
+    let now_ms = world.engine.inner.now_ms();
+    world.engine.inner.deps.clock.sleep_until(now_ms + 10_000).await;
+    assert_eq!(world.engine.inner.sleep_round(), 1);
+}
+
+#[tokio::test]
 async fn a_token_wakes() {
     let world = World::new().await;
     let arn = asleep(&world, token()).await;
