@@ -1,7 +1,8 @@
 //! The Kubernetes HTTP API over the store: what `kubectl`, `kube` and every other client of Kubernetes speaks.
 //!
 //! **Belongs here:** the kinds that are served ([`registry`], a row each), the verbs, patches, printing,
-//! discovery and OpenAPI, authentication, the upload of artifacts, the forwarding of logs from nodes.
+//! discovery and OpenAPI, authentication, the upload of artifacts, the forwarding of logs from nodes; the seam
+//! (`KindView`) for kinds that are kept elsewhere and only shown here.
 //!
 //! **Does not belong here:** anything that reacts to objects. Two exceptions, because they are part of what a
 //! verb means: a deleted namespace is emptied here, and the standard namespaces are made at start.

@@ -6,7 +6,7 @@
 //! **Does not belong here:** placing pods (the scheduler), running them (the kubelet), the number of a
 //! function's replicas (the gateway's autoscaler), the store (nobody but the API server opens it).
 //!
-//! Start reading at [`function`], then [`replica_set`] and [`garbage`]; [`Controllers`] starts them all.
+//! Start reading at [`function`], then [`replica_set`], [`job`] and [`garbage`]; [`Controllers`] starts them all.
 
 mod artifacts;
 mod controllers;
