@@ -1,5 +1,7 @@
 //! The process's own log: structured lines on stderr.
 
+use std::io::IsTerminal as _;
+
 use anyhow::Context as _;
 use tracing_subscriber::{EnvFilter, fmt};
 
@@ -8,10 +10,12 @@ use crate::config::LogFormat;
 /// Starts logging. Once per process.
 pub(crate) fn start(filter: &str, format: LogFormat) -> anyhow::Result<()> {
     let filter = EnvFilter::try_new(filter).with_context(|| format!("--log {filter:?} is not a filter"))?;
-    let lines = fmt::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // A line that cannot be written is lost. (Telling of it, which is the default, panics: it goes to the same
+    // full disk, or closed pipe.)
+    let lines = fmt::fmt().with_env_filter(filter).with_writer(std::io::stderr).log_internal_errors(false);
     match format {
         LogFormat::Json => lines.json().flatten_event(true).init(),
-        LogFormat::Text => lines.compact().init(),
+        LogFormat::Text => lines.with_ansi(std::io::stderr().is_terminal()).compact().init(),
     }
     Ok(())
 }

@@ -3,7 +3,9 @@
 
 mod admin;
 mod components;
+mod metrics;
 mod nodes;
+mod runtimes;
 mod tasks;
 pub(crate) mod up;
 mod workflows;

@@ -2,19 +2,21 @@
 
 use std::{future::Future, time::Duration};
 
-use tokio::task::JoinSet;
+use tokio::{runtime::Handle, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 
 /// Named tasks that are expected to run until they are told to stop.
 pub(crate) struct Tasks {
     name: &'static str,
+    runtime: Handle,
     set: JoinSet<(&'static str, anyhow::Result<()>)>,
     stop: CancellationToken,
 }
 
 impl Tasks {
-    pub(crate) fn new(name: &'static str) -> Self {
-        Self { name, set: JoinSet::new(), stop: CancellationToken::new() }
+    /// No tasks yet; they will run in `runtime`.
+    pub(crate) fn new(name: &'static str, runtime: &Handle) -> Self {
+        Self { name, runtime: runtime.clone(), set: JoinSet::new(), stop: CancellationToken::new() }
     }
 
     /// What the tasks of this group watch.
@@ -28,7 +30,8 @@ impl Tasks {
         F: Future<Output = Result<(), E>> + Send + 'static,
         E: Into<anyhow::Error>,
     {
-        self.set.spawn(async move { (name, task.await.map_err(Into::into)) });
+        let task = async move { (name, task.await.map_err(Into::into)) };
+        self.set.spawn_on(task, &self.runtime);
     }
 
     /// Starts a task that cannot fail. Ending before it is told to is a failure all the same.
@@ -36,10 +39,11 @@ impl Tasks {
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        self.set.spawn(async move {
+        let task = async move {
             task.await;
             (name, Ok(()))
-        });
+        };
+        self.set.spawn_on(task, &self.runtime);
     }
 
     /// Resolves when a task ends although nobody told it to: with its name and why.
@@ -91,7 +95,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_failure_has_the_tasks_name_and_stop_has_a_deadline() {
-        let mut tasks = Tasks::new("role");
+        let mut tasks = Tasks::new("role", &Handle::current());
         tasks.spawn("broken", async { Err::<(), _>(anyhow::anyhow!("oh")) });
         assert_eq!(format!("{:#}", tasks.failed().await), "role: task broken failed: oh");
         let token = tasks.token();

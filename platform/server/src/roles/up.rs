@@ -22,6 +22,7 @@ use mayfly_store::Store;
 use prometheus_client::registry::Registry;
 use tokio::{
     net::TcpListener,
+    runtime::Handle,
     signal::unix::{SignalKind, signal},
     sync::watch,
 };
@@ -30,7 +31,9 @@ use tokio_util::sync::CancellationToken;
 use super::{
     admin::Admin,
     components,
+    metrics::Counts,
     nodes::LocalNodes,
+    runtimes::{Handles, Runtimes},
     tasks::Tasks,
     workflows::{Cluster, JobsDeps, Settings, Workflows},
 };
@@ -42,9 +45,6 @@ use crate::{
 
 /// How long the parts that react to objects may take to end; what they leave is done at the next start.
 const STOP_DEADLINE: Duration = Duration::from_secs(10);
-/// The control plane gets what serving leaves: objects that change by the hundred must not be felt by
-/// those who call functions.
-const CONTROL_NICENESS: i32 = 5;
 /// Longer than the gateway's own drain, which decides.
 const GATEWAY_STOP_DEADLINE: Duration = Duration::from_secs(40);
 /// The Kubernetes version whose kinds are served, as the node shows it.
@@ -54,29 +54,13 @@ const KUBERNETES_VERSION: &str = concat!("v1.33.0+mayfly-", env!("CARGO_PKG_VERS
 pub(crate) fn run(args: UpArgs, data_dir: DataDir) -> anyhow::Result<ExitCode> {
     let config = args.resolve()?;
     logging::start(&config.log, config.log_format)?;
-    let requests = runtime("request", 0)?;
-    let control = runtime("control", CONTROL_NICENESS)?;
-    let result = control.block_on(async {
-        let up = Box::pin(Up::create(config, data_dir, requests.handle())).await?;
-        Box::pin(up.run()).await
+    let runtimes = Runtimes::create()?;
+    let handles = runtimes.handles();
+    let result = runtimes.run(async {
+        let up = Box::pin(Up::create(config, data_dir, &handles)).await?;
+        Box::pin(up.run(handles.serving)).await
     });
-    // Compilations under way are left: their result is made again at the next start.
-    control.shutdown_timeout(Duration::from_secs(1));
-    requests.shutdown_timeout(Duration::from_secs(1));
     result.map(|()| ExitCode::SUCCESS)
-}
-
-/// A runtime whose threads carry `name`, and are nicer than others by `niceness`.
-fn runtime(name: &str, niceness: i32) -> std::io::Result<tokio::runtime::Runtime> {
-    let mut builder = tokio::runtime::Builder::new_multi_thread();
-    builder.enable_all().thread_name(name);
-    if niceness != 0 {
-        // Where it is not allowed, everyone shares alike.
-        builder.on_thread_start(move || {
-            let _ = rustix::process::nice(niceness);
-        });
-    }
-    builder.build()
 }
 
 /// Everything, created and not yet running.
@@ -103,12 +87,8 @@ struct Up {
 }
 
 impl Up {
-    async fn create(
-        config: UpConfig,
-        data_dir: DataDir,
-        requests: &tokio::runtime::Handle,
-    ) -> anyhow::Result<Self> {
-        let mut metrics = Registry::with_prefix("mayfly");
+    async fn create(config: UpConfig, data_dir: DataDir, handles: &Handles) -> anyhow::Result<Self> {
+        let mut metrics = Registry::default();
         make_folder(data_dir.path())?;
         let store = Store::open(mayfly_store::Config::new(data_dir.database()))?;
         // A reader must not find the addresses of an earlier run.
@@ -120,8 +100,11 @@ impl Up {
             jiff::Timestamp::now(),
         )
         .context("cannot make or read the server's certificates")?;
-        let api_listener = listen(config.api_listen, "api-listen").await?;
-        let workflows_listener = listen(config.workflows_listen, "workflows-listen").await?;
+        let (api, workflows) = (config.api_listen, config.workflows_listen);
+        let served = async move {
+            anyhow::Ok((listen(api, "api-listen").await?, listen(workflows, "workflows-listen").await?))
+        };
+        let (api_listener, workflows_listener) = handles.serving.spawn(served).await??;
         let admin_listener = listen(config.admin_listen, "admin-listen").await?;
 
         let logs = LogLayout::new(data_dir.logs());
@@ -139,6 +122,8 @@ impl Up {
         let client = |user: &str| api.client(User::in_process(user));
 
         let informers_stop = CancellationToken::new();
+        // Where something below fails, they end without a word about a server that is gone.
+        let stop_informers = informers_stop.clone().drop_guard();
         let informers = Informers::create(client("system:mayfly:informers"), informers_stop.clone());
         let gateway_stop = CancellationToken::new();
         let gateway = Gateway::create(
@@ -150,7 +135,7 @@ impl Up {
                 secrets: informers.of(),
                 host: host.clone(),
                 client: client("system:mayfly:gateway"),
-                requests: requests.clone(),
+                requests: handles.requests.clone(),
                 stop: gateway_stop.clone(),
             },
             &mut metrics,
@@ -165,14 +150,12 @@ impl Up {
             workflows: informers.of(),
             namespaces: informers.of(),
         };
-        let workflows = Workflows::create(
-            &data_dir.workflows(),
-            gateway.handle(),
-            Settings { endpoints: config.task_endpoints.clone(), retention: config.workflow_retention },
-            cluster,
-            jobs,
-        )
-        .await?;
+        let settings =
+            Settings { endpoints: config.task_endpoints.clone(), retention: config.workflow_retention };
+        let workflows = Workflows::create(data_dir.workflows(), gateway.handle(), settings, cluster, jobs);
+        // The engine runs executions where it was made.
+        let workflows = handles.serving.spawn(workflows).await.context("workflows cannot be made")??;
+        metrics.register_collector(Box::new(Counts { store: store.clone(), workflows: workflows.engine() }));
         api.attach_view("executions.mayfly.dev", Arc::new(workflows.executions()));
         let endpoints = Endpoints {
             api: format!("https://{}", api_listener.local_addr()?),
@@ -192,6 +175,7 @@ impl Up {
         let kubelet = Kubelet::create(kubelet_config, client(&node), &informers, vec![host.clone()]);
         nodes.attach(&config.node_name, kubelet.router());
         let compile_client = client(&node);
+        stop_informers.disarm();
         Ok(Self {
             data_dir,
             store,
@@ -216,19 +200,20 @@ impl Up {
     }
 
     /// Starts everything, says where it is, and runs until a signal or a failure.
-    async fn run(self) -> anyhow::Result<()> {
+    async fn run(self, serving: Handle) -> anyhow::Result<()> {
         let Self { data_dir, store, identity, api, endpoints, .. } = self;
         let (ready, is_ready) = watch::channel(false);
         let gateway_handle = self.gateway.handle();
 
-        let mut outside = Tasks::new("api");
+        let mut outside = Tasks::new("api", &serving);
         let (stop, listener, server, tls) = (outside.token(), self.api_listener, api.clone(), identity.tls());
         outside.run("api", async move { server.serve(listener, tls, stop).await });
         let admin =
             Admin { ready: is_ready, metrics: Arc::new(self.metrics), workflows: self.workflows.engine() };
         outside.spawn("admin", admin.serve(self.admin_listener, outside.token()));
 
-        let mut inside = Tasks::new("control plane");
+        let here = Handle::current();
+        let mut inside = Tasks::new("control plane", &here);
         let (stop, controllers) = (inside.token(), self.controllers);
         inside.run("controllers", Box::pin(controllers.start(stop)));
         let (stop, scheduler) = (inside.token(), self.scheduler);
@@ -240,11 +225,11 @@ impl Up {
         let client = self.compile_client;
         inside.run("compile ahead", components::compile_ahead(host, revisions, client, stop));
 
-        let mut calling = Tasks::new("workflows");
+        let mut calling = Tasks::new("workflows", &serving);
         let (stop, listener) = (calling.token(), self.workflows_listener);
         calling.spawn("workflows", self.workflows.serve(listener, stop));
 
-        let mut front = Tasks::new("gateway");
+        let mut front = Tasks::new("gateway", &here);
         let gateway = self.gateway;
         front.run("gateway", async move {
             let _ = gateway.start().await;
@@ -350,9 +335,10 @@ async fn announce(
     Ok(())
 }
 
-#[expect(clippy::print_stdout, reason = "where things are is what the command is asked for")]
 fn say(text: &str) {
-    println!("{text}");
+    use std::io::Write as _;
+    // Whoever does not listen is no reason to stop.
+    let _ = writeln!(std::io::stdout(), "{text}");
 }
 
 /// SIGINT and SIGTERM.

@@ -17,9 +17,10 @@ mod services;
 mod triggers;
 mod web;
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{os::unix::fs::DirBuilderExt as _, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
+use axum::serve::ListenerExt as _;
 use mayfly_api::{Workflow, k8s::api::core::v1::Namespace};
 use mayfly_gateway::GatewayHandle;
 use mayfly_informer::Informer;
@@ -80,24 +81,28 @@ pub(crate) struct Cluster {
 impl Workflows {
     /// Opens journal, catalog and files below `folder`.
     pub(crate) async fn create(
-        folder: &Path,
+        folder: PathBuf,
         functions: GatewayHandle,
         settings: Settings,
         cluster: Cluster,
         jobs: JobsDeps,
     ) -> anyhow::Result<Self> {
-        std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&folder)
+            .with_context(|| format!("cannot make {}", folder.display()))?;
         let (clock, randomness) = (Arc::new(SystemClock), Arc::new(OsRandomness));
         let deps = Deps {
             functions: Arc::new(GatewayFunctions::new(functions)),
             http: Arc::new(Web::new()),
-            objects: Arc::new(Buckets { folder: folder.join("buckets") }),
+            objects: Arc::new(Buckets { folder: folder.join("buckets"), artifacts: jobs.artifacts.clone() }),
             clock: clock.clone(),
             randomness: randomness.clone(),
         };
         let Settings { endpoints, retention } = settings;
         let limits = Limits { retention, ..Limits::default() };
-        let config = Config { limits, data_dir: Some(folder.to_owned()), endpoints, ..Config::default() };
+        let config = Config { limits, data_dir: Some(folder.clone()), endpoints, ..Config::default() };
         let engine = Engine::open(config, deps).await.context("cannot open the workflow journal")?;
         let jobs = Arc::new(Jobs::new(jobs));
         let catalog = folder.join("catalog.db");
@@ -141,6 +146,8 @@ impl Workflows {
             );
         };
         let stopped = stop.clone().cancelled_owned();
+        // Without it the last part of an answer may wait for the client's acknowledgement.
+        let listener = listener.tap_io(|stream| drop(stream.set_nodelay(true)));
         let served = async {
             axum::serve(listener, events::routes(self.api, self.events)).with_graceful_shutdown(stopped).await
         };

@@ -1,0 +1,89 @@
+//! The threads of the process, in three groups, so that none keeps another's callers waiting.
+//!
+//! | runtime | runs | niceness |
+//! |---|---|---|
+//! | `request` | functions | as the process |
+//! | `serve` | what answers other clients: the API over TLS, workflows and their API | as the process |
+//! | `control` | who reacts to objects | 5 more |
+//!
+//! A client that waits is not made to wait for a change that nobody waits for: thousands of objects move when
+//! thousands of functions wake, and a server that is nicer than its own clients is interrupted by each of them,
+//! at every answer it gives.
+
+use tokio::runtime::{Builder, Handle, Runtime};
+
+/// The control plane gets what serving leaves.
+const CONTROL_NICENESS: i32 = 5;
+/// The nicest that the kernel knows.
+const NICENESS_MAX: i32 = 19;
+/// How long work that blocks a thread may go on at the end. Compilations under way are left: their result is
+/// made again at the next start.
+const SHUTDOWN: std::time::Duration = std::time::Duration::from_secs(1);
+
+pub(super) struct Runtimes {
+    requests: Runtime,
+    serving: Runtime,
+    control: Runtime,
+}
+
+/// Where to start what; the control plane's runtime is the one that a role is polled in.
+#[derive(Clone)]
+pub(super) struct Handles {
+    pub(super) requests: Handle,
+    pub(super) serving: Handle,
+}
+
+impl Runtimes {
+    pub(super) fn create() -> std::io::Result<Self> {
+        let [mut requests, mut serving, mut control] = ["request", "serve", "control"].map(|name| {
+            let mut builder = Builder::new_multi_thread();
+            builder.enable_all().thread_name(name);
+            builder
+        });
+        // A thread is born with its parent's niceness, and parents here are of every kind: what counts is
+        // that of the process.
+        let own = rustix::process::getpriority_process(None).unwrap_or(0);
+        let niceness = own.saturating_add(CONTROL_NICENESS).min(NICENESS_MAX);
+        control.on_thread_start(move || {
+            // Where it is not allowed, everyone shares alike.
+            let _ = rustix::process::setpriority_process(None, niceness);
+        });
+        Ok(Self { requests: requests.build()?, serving: serving.build()?, control: control.build()? })
+    }
+
+    pub(super) fn handles(&self) -> Handles {
+        Handles { requests: self.requests.handle().clone(), serving: self.serving.handle().clone() }
+    }
+
+    /// Runs a role to its end, in the control plane's runtime.
+    pub(super) fn run<F: Future>(self, role: F) -> F::Output {
+        let output = self.control.block_on(role);
+        for runtime in [self.control, self.serving, self.requests] {
+            runtime.shutdown_timeout(SHUTDOWN);
+        }
+        output
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Also of threads that are begotten by nicer ones.
+    #[test]
+    fn only_the_control_plane_is_nicer_and_only_once() {
+        let own = rustix::process::getpriority_process(None).unwrap();
+        let runtimes = Runtimes::create().unwrap();
+        let handles = runtimes.handles();
+        let niceness = || rustix::process::getpriority_process(None).unwrap();
+        let nicer = (own + CONTROL_NICENESS).min(NICENESS_MAX);
+        runtimes.run(async move {
+            let blocking = tokio::spawn(async move { tokio::task::spawn_blocking(niceness).await });
+            assert_eq!(blocking.await.unwrap().unwrap(), nicer);
+            assert_eq!(tokio::spawn(async move { niceness() }).await.unwrap(), nicer);
+            for served in [handles.requests, handles.serving] {
+                assert_eq!(served.spawn(async move { niceness() }).await.unwrap(), own);
+            }
+        });
+    }
+}
