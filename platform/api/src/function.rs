@@ -20,6 +20,7 @@ use crate::{
     group = "mayfly.dev",
     version = "v1",
     kind = "Function",
+    doc = "A function: code that answers HTTP requests, and the rules it runs under. Each change of what runs makes a new Revision.",
     plural = "functions",
     shortname = "fn",
     namespaced,

@@ -15,6 +15,7 @@ use crate::{
     group = "mayfly.dev",
     version = "v1",
     kind = "Revision",
+    doc = "A state of a Function, never changed: what answers requests, as traffic is split between revisions.",
     plural = "revisions",
     shortname = "rev",
     namespaced,

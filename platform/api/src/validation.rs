@@ -104,6 +104,15 @@ pub fn function(name: &str, spec: &FunctionSpec) -> Vec<FieldError> {
             let detail = "may not be specified when `value` is not empty";
             errors.push(FieldError::invalid(format!("{path}.valueFrom"), "\"\"", detail));
         }
+        let from = variable.value_from.as_ref();
+        let pods_own = [
+            ("fieldRef", from.is_some_and(|from| from.field_ref.is_some())),
+            ("resourceFieldRef", from.is_some_and(|from| from.resource_field_ref.is_some())),
+        ];
+        for (field, _) in pods_own.into_iter().filter(|(_, set)| *set) {
+            let detail = "a function runs in no pod of its own: use value, configMapKeyRef or secretKeyRef";
+            errors.push(FieldError::forbidden(format!("{path}.valueFrom.{field}"), detail));
+        }
     }
     traffic(&spec.traffic, &mut errors);
     if let Some(sticky) = &spec.sticky {
@@ -254,7 +263,7 @@ mod tests {
             "limits": {"memory": "1Ti", "timeout": "0s", "concurrency": 0},
             "scaling": {"min": 3, "max": 2, "target": 0},
             "egress": ["example.com"],
-            "env": [{"name": "A=B"}],
+            "env": [{"name": "A=B"}, {"name": "N", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
             "traffic": [{"latest": true, "percent": 50, "tag": "t"}, {"revision": "r", "percent": 40, "tag": "t"}],
             "sticky": {"header": "a b"}
         }));
@@ -267,6 +276,7 @@ mod tests {
             "spec.scaling.target",
             "spec.egress[0]",
             "spec.env[0].name",
+            "spec.env[1].valueFrom.fieldRef: Forbidden",
             "spec.traffic[1].tag: Duplicate value: \"t\"",
             "spec.traffic: Invalid value: 90",
             "spec.sticky.header",

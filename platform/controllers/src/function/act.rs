@@ -3,13 +3,17 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use kube::{
-    Api, Client, ResourceExt as _,
+    Api, Client, Resource as _, ResourceExt as _,
     api::{Patch, PatchParams, PostParams},
 };
 use mayfly_api::{
     Function, ObjectKey, Revision, RevisionStatus,
+    env::{self, EnvSources},
     k8s::{
-        api::{apps::v1::ReplicaSet, core::v1::Pod},
+        api::{
+            apps::v1::ReplicaSet,
+            core::v1::{ConfigMap, Pod, Secret},
+        },
         jiff::Timestamp,
     },
     wellknown,
@@ -23,16 +27,24 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Config, function_key,
-    plan::{self, Readiness, RevisionState, Snapshot, Step},
+    plan::{self, LostHost, Readiness, RevisionState, Snapshot, Step},
     presence::{Presence, PresenceError},
     revision_name, revision_number, status,
 };
 use crate::metadata::{BY_CONTROLLER, by_controller, is_gone, only, uid};
 
+const CONFIG_MAP: &str = "configmap";
+const SECRET: &str = "secret";
 /// How soon to look again for a component that is not uploaded yet, and for the collector's work.
 const COMPONENT_RECHECK: Duration = Duration::from_secs(2);
 const COLLECTOR_RECHECK: Duration = Duration::from_millis(100);
 
+/// An index of functions by the hosts that their tags ask for: `namespace/label`.
+const BY_TAG_HOST: &str = "tag host";
+/// An index of revisions by the function they are of: `namespace/function`.
+const BY_FUNCTION: &str = "function";
+/// An index of revisions by what their environment is made from: `secret/namespace/name`.
+const BY_ENV_SOURCE: &str = "environment source";
 /// An index by the label that names the revision: `namespace/revision`.
 const BY_REVISION: &str = "revision";
 
@@ -48,12 +60,32 @@ struct Reconciler {
     config: Config,
     client: Client,
     functions: Informer<Function>,
+    functions_by_tag_host: Index<Function>,
     revisions: Informer<Revision>,
     revisions_by_owner: Index<Revision>,
+    revisions_by_function: Index<Revision>,
+    revisions_by_env_source: Index<Revision>,
+    sources: Sources,
     replica_sets: Informer<ReplicaSet>,
     pods: Informer<Pod>,
     pods_by_revision: Index<Pod>,
     presence: Presence,
+}
+
+/// What environments are made from.
+struct Sources {
+    config_maps: Informer<ConfigMap>,
+    secrets: Informer<Secret>,
+}
+
+impl EnvSources for Sources {
+    fn config_map(&self, namespace: &str, name: &str) -> Option<Arc<ConfigMap>> {
+        self.config_maps.get(&ObjectKey::new(namespace, name))
+    }
+
+    fn secret(&self, namespace: &str, name: &str) -> Option<Arc<Secret>> {
+        self.secrets.get(&ObjectKey::new(namespace, name))
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -68,11 +100,16 @@ impl Controller {
     pub(crate) fn create(config: Config, client: Client, informers: &Informers) -> Self {
         let revisions = informers.of::<Revision>();
         let pods = informers.of::<Pod>();
+        let functions = informers.of::<Function>();
         let reconciler = Reconciler {
             config: config.clone(),
             client: client.clone(),
-            functions: informers.of(),
+            functions_by_tag_host: functions.index(BY_TAG_HOST, claimed_hosts),
+            functions,
             revisions_by_owner: revisions.index(BY_CONTROLLER, by_controller),
+            revisions_by_function: revisions.index(BY_FUNCTION, function_of_revision),
+            revisions_by_env_source: revisions.index(BY_ENV_SOURCE, env_sources),
+            sources: Sources { config_maps: informers.of(), secrets: informers.of() },
             revisions,
             replica_sets: informers.of(),
             pods_by_revision: pods.index(BY_REVISION, pod_revision),
@@ -90,13 +127,26 @@ impl Controller {
             reconciler.revisions.synced().await;
             reconciler.replica_sets.synced().await;
             reconciler.pods.synced().await;
+            reconciler.sources.config_maps.synced().await;
+            reconciler.sources.secrets.synced().await;
         };
         tokio::select! {
             () = ready => {}
             () = stop.cancelled() => return,
         }
-        let queue = self.queue.clone();
-        reconciler.functions.handle(move |change| queue.add(ObjectKey::of(&**change.latest())));
+        let (queue, rivals) = (self.queue.clone(), reconciler.functions_by_tag_host.clone());
+        reconciler.functions.handle(move |change| {
+            let key = ObjectKey::of(&**change.latest());
+            // Who asks for its host, and for those of its tags, may lose or win it now.
+            for object in change.states() {
+                for host in claimed_hosts(object).into_iter().chain([key.to_string()]) {
+                    rivals.get(&host).iter().for_each(|rival| queue.add(ObjectKey::of(&**rival)));
+                }
+            }
+            queue.add(key);
+        });
+        wake_on_source(&reconciler.sources.config_maps, CONFIG_MAP, &reconciler, &self.queue);
+        wake_on_source(&reconciler.sources.secrets, SECRET, &reconciler, &self.queue);
         wake_on(&reconciler.revisions, &self.queue);
         wake_on(&reconciler.replica_sets, &self.queue);
         wake_on(&reconciler.pods, &self.queue);
@@ -118,6 +168,41 @@ fn wake_on<K: kube::Resource + 'static>(informer: &Informer<K>, queue: &WorkQueu
             }
         }
     });
+}
+
+/// Looks at a function again when something that its revisions' environments name changes.
+fn wake_on_source<K: kube::Resource<DynamicType = ()> + 'static>(
+    informer: &Informer<K>,
+    kind: &'static str,
+    reconciler: &Reconciler,
+    queue: &WorkQueue<ObjectKey>,
+) {
+    let (users, queue) = (reconciler.revisions_by_env_source.clone(), queue.clone());
+    informer.handle(move |change: Change<'_, K>| {
+        let source = ObjectKey::of(&**change.latest());
+        for revision in users.get(&format!("{kind}/{source}")) {
+            queue.add(ObjectKey::new(&source.namespace, &revision.spec.function));
+        }
+    });
+}
+
+fn claimed_hosts(function: &Function) -> Vec<String> {
+    let namespace = function.metadata.namespace.as_deref().unwrap_or_default();
+    plan::tag_hosts(function).map(|(_, label)| ObjectKey::new(namespace, label).to_string()).collect()
+}
+
+fn function_of_revision(revision: &Revision) -> Vec<String> {
+    vec![ObjectKey::new(revision.namespace().unwrap_or_default(), &revision.spec.function).to_string()]
+}
+
+fn env_sources(revision: &Revision) -> Vec<String> {
+    let namespace = revision.namespace().unwrap_or_default();
+    let references = revision.spec.env.iter().filter_map(|variable| variable.value_from.as_ref());
+    let names = references.flat_map(|from| {
+        let config_map = from.config_map_key_ref.as_ref().map(|reference| (CONFIG_MAP, &reference.name));
+        config_map.into_iter().chain(from.secret_key_ref.as_ref().map(|reference| (SECRET, &reference.name)))
+    });
+    names.map(|(kind, name)| format!("{kind}/{}", ObjectKey::new(&namespace, name))).collect()
 }
 
 /// A status whose absent fields are spelled out as null, so that a merge patch removes them.
@@ -169,7 +254,10 @@ impl Reconciler {
                 revisions.insert(number, self.revision_state(revision).await?);
             }
         }
-        let mut snapshot = Snapshot { function, revisions, name_taken: false };
+        let same_name = self.revisions_by_function.get(&key.to_string());
+        let orphans = same_name.into_iter().filter(|other| plan::is_orphan_of(other, &key.name)).collect();
+        let lost_hosts = self.lost_hosts(key, &function);
+        let mut snapshot = Snapshot { function, revisions, orphans, name_taken: false, lost_hosts };
         // A number that was given out, and whose revision is not seen: just made, or deleted since?
         let taken = snapshot.number_taken();
         if snapshot.needs_revision() && taken > snapshot.newest_number() {
@@ -185,6 +273,18 @@ impl Reconciler {
         Ok(snapshot)
     }
 
+    /// The hosts of the function's tags that others have.
+    fn lost_hosts(&self, key: &ObjectKey, function: &Function) -> Vec<LostHost> {
+        let lost = plan::tag_hosts(function).filter_map(|(tag, label)| {
+            let host = ObjectKey::new(&key.namespace, &label);
+            let claimants = self.functions_by_tag_host.get(&host.to_string());
+            let same_name = self.functions.get(&host).is_some();
+            let holder = plan::host_holder(function, tag, &label, same_name, &claimants)?;
+            Some(LostHost { tag: tag.to_owned(), label, holder })
+        });
+        lost.collect()
+    }
+
     async fn revision_state(&self, revision: Arc<Revision>) -> Result<RevisionState, Error> {
         let key = ObjectKey::of(&*revision);
         let present = match revision.spec.source.component {
@@ -195,7 +295,8 @@ impl Reconciler {
         let replica_set = self.replica_sets.get(&key).filter(|set| {
             crate::metadata::controller_of(&**set).is_some_and(|owner| owner.uid == uid(&*revision))
         });
-        let readiness = plan::readiness(&revision, present, &pods);
+        let environment = env::resolve(&key.namespace, &revision.spec.env, &self.sources).map(drop);
+        let readiness = plan::readiness(&revision, present, environment, &pods);
         Ok(RevisionState { revision, replica_set, readiness })
     }
 
@@ -225,6 +326,15 @@ impl Reconciler {
                 self.revision_api(key).create(&PostParams::default(), &revision).await?;
                 let message = format!("Created revision {}", revision.name_any());
                 events.normal(&*snapshot.function, "RevisionCreated", message);
+            }
+            Step::AdoptRevision(orphan) => {
+                let owner = snapshot.function.controller_owner_ref(&()).into_iter().collect::<Vec<_>>();
+                // With the version that was looked at: nobody else has taken it since.
+                let patch = json!({"metadata": {
+                    "resourceVersion": orphan.resource_version(), "ownerReferences": owner}});
+                let (name, patch) = (orphan.name_any(), Patch::Merge(patch));
+                self.revision_api(key).patch(&name, &PatchParams::default(), &patch).await?;
+                events.normal(&*snapshot.function, "RevisionAdopted", format!("Adopted revision {name}"));
             }
             Step::CreateReplicaSet(set) => match sets.create(&PostParams::default(), &set).await {
                 // Ours, and the informer is behind; or another's, and the next look will tell.
@@ -288,7 +398,13 @@ impl Reconciler {
         wanted: &mayfly_api::FunctionStatus,
         events: &EventRecorder,
     ) {
-        let old = snapshot.function.status.as_ref().and_then(|status| status.conditions.first());
+        let before = snapshot.function.status.as_ref().map_or(&[][..], |status| &status.conditions);
+        let lost =
+            wanted.conditions.iter().find(|new| new.type_ == status::TAG_HOSTS && new.status == "False");
+        if let Some(lost) = lost.filter(|lost| !before.iter().any(|old| old.message == lost.message)) {
+            events.warning(&*snapshot.function, "RouteConflict", &lost.message);
+        }
+        let old = before.first();
         let Some(new) = wanted.conditions.first() else { return };
         if old.is_some_and(|old| old.reason == new.reason && old.message == new.message) {
             return;
@@ -301,6 +417,7 @@ impl Reconciler {
             }
             "ComponentMissing" => events.warning(&*snapshot.function, "ComponentMissing", &new.message),
             "ComponentInvalid" => events.warning(&*snapshot.function, "ComponentInvalid", &new.message),
+            "EnvironmentMissing" => events.warning(&*snapshot.function, "EnvironmentMissing", &new.message),
             "RuntimeMissing" => events.warning(&*snapshot.function, "RuntimeMissing", &new.message),
             _ => events.warning(&*snapshot.function, "NotReady", &new.message),
         }

@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use kube::Resource as _;
 use mayfly_api::{
     ComponentState, ComponentStatus, Function, Revision, RevisionSpec,
+    env::EnvError,
     function::TrafficTarget,
     k8s::{
         api::{
@@ -24,9 +25,23 @@ pub(super) struct Snapshot {
     pub(super) function: Arc<Function>,
     /// Its own revisions, by number.
     pub(super) revisions: BTreeMap<u32, RevisionState>,
+    /// Revisions of this function that nobody owns: a deletion of the function orphaned them.
+    pub(super) orphans: Vec<Arc<Revision>>,
     /// A revision of another owner has the name that the next one would get: the leftover of a deleted
     /// function of this name, which the garbage collector is about to remove.
     pub(super) name_taken: bool,
+    /// Hosts that the function's tags ask for and do not get.
+    pub(super) lost_hosts: Vec<LostHost>,
+}
+
+/// A host that a tag of the function asks for, and who has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct LostHost {
+    pub(super) tag: String,
+    /// `<tag>-<function>`, the host's first label.
+    pub(super) label: String,
+    /// `function canary-split`, `tag a of function b-c`.
+    pub(super) holder: String,
 }
 
 /// One revision and what hangs on it.
@@ -49,6 +64,10 @@ pub(super) enum Readiness {
     },
     /// The component is there and being compiled.
     Compiling,
+    /// A ConfigMap or Secret that its environment names is not there, or lacks the key.
+    EnvironmentMissing {
+        message: String,
+    },
     /// The component is there, but the node that compiles it, or its pods, say that it cannot run.
     ComponentInvalid {
         message: String,
@@ -60,6 +79,8 @@ pub(super) enum Step {
     /// Writes the number down on the function, so that no later revision gets it.
     TakeNumber(u32),
     CreateRevision(Box<Revision>),
+    /// Makes an orphan the function's own (as upstream's controllers adopt what fits their selector).
+    AdoptRevision(Arc<Revision>),
     CreateReplicaSet(Box<ReplicaSet>),
     /// Lifts a ReplicaSet to `scaling.min`.
     RaiseReplicas {
@@ -155,6 +176,10 @@ impl RevisionState {
 pub(super) fn plan(snapshot: &Snapshot, history_max: usize) -> Vec<Step> {
     if snapshot.function.metadata.deletion_timestamp.is_some() {
         return Vec::new();
+    }
+    if !snapshot.orphans.is_empty() {
+        // What they are counts from the next look on.
+        return snapshot.orphans.iter().cloned().map(Step::AdoptRevision).collect();
     }
     let mut steps = Vec::new();
     if snapshot.needs_revision() {
@@ -287,8 +312,14 @@ fn whole_seconds(timeout: Duration) -> i64 {
 /// The kubelet's waiting reason that says the component itself cannot run, so that more pods will not help.
 const REASON_INVALID: &str = "CreateContainerError";
 
-/// Whether a revision can answer. `present` is whether the artifact store has its component.
-pub(super) fn readiness(revision: &Revision, present: bool, pods: &[Arc<Pod>]) -> Readiness {
+/// Whether a revision can answer. `present` is whether the artifact store has its component, `environment` whether
+/// its environment can be made.
+pub(super) fn readiness(
+    revision: &Revision,
+    present: bool,
+    environment: Result<(), EnvError>,
+    pods: &[Arc<Pod>],
+) -> Readiness {
     let source = &revision.spec.source;
     let Some(component) = source.component else {
         let source = if source.oci.is_some() { "oci" } else { "image" };
@@ -296,6 +327,10 @@ pub(super) fn readiness(revision: &Revision, present: bool, pods: &[Arc<Pod>]) -
     };
     if !present {
         return Readiness::ComponentMissing { digest: component.to_string() };
+    }
+    // Also while its pods run: they were made with what was there then, and requests are refused now.
+    if let Err(error) = environment {
+        return Readiness::EnvironmentMissing { message: error.to_string() };
     }
     if pods.iter().any(|pod| crate::pods::is_ready(pod)) {
         return Readiness::Ready;
@@ -319,6 +354,41 @@ fn refusal(pod: &Pod) -> Option<String> {
         let reason = waiting.reason.as_deref()?;
         (reason == REASON_INVALID).then(|| waiting.message.clone().unwrap_or_default())
     })
+}
+
+/// Whether nobody owns this revision, and it was made for this function.
+pub(super) fn is_orphan_of(revision: &Revision, function: &str) -> bool {
+    controller_of(revision).is_none()
+        && revision.metadata.deletion_timestamp.is_none()
+        && revision.spec.function == function
+}
+
+/// The hosts that the tags of a function's traffic ask for: the tag, and the host's first label.
+pub(super) fn tag_hosts(function: &Function) -> impl Iterator<Item = (&str, String)> {
+    let name = function.metadata.name.as_deref().unwrap_or_default();
+    let tags = function.spec.traffic.iter().filter_map(|target| target.tag.as_deref());
+    tags.map(move |tag| (tag, format!("{tag}-{name}")))
+}
+
+/// Who has the host that a tag asks for, if it is another: a function of that name before any tag; of several
+/// tags the first function's (the gateway's rule).
+pub(super) fn host_holder(
+    function: &Function,
+    tag: &str,
+    label: &str,
+    same_name: bool,
+    claimants: &[Arc<Function>],
+) -> Option<String> {
+    if same_name {
+        return Some(format!("function {label}"));
+    }
+    let claims = claimants.iter().flat_map(|other| {
+        let name = other.metadata.name.as_deref().unwrap_or_default();
+        tag_hosts(other).filter(|(_, host)| host == label).map(move |(tag, _)| (name, tag))
+    });
+    let (name, first) = claims.min()?;
+    let own = function.metadata.name.as_deref() == Some(name) && first == tag;
+    (!own).then(|| format!("tag {first} of function {name}"))
 }
 
 /// Whether this revision is the function's own, and not one of an earlier function of the same name.

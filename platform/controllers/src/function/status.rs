@@ -1,15 +1,21 @@
 //! What to say about a function and its revisions: pure.
 
-use mayfly_api::{FunctionStatus, RevisionStatus, function::TrafficTarget, k8s::jiff::Timestamp};
+use mayfly_api::{
+    FunctionStatus, RevisionStatus,
+    function::TrafficTarget,
+    k8s::{apimachinery::pkg::apis::meta::v1::Condition, jiff::Timestamp},
+};
 
 use super::{
     Config,
-    plan::{Readiness, RevisionState, Snapshot},
+    plan::{self, LostHost, Readiness, RevisionState, Snapshot},
 };
 use crate::metadata::condition;
 
 pub(super) const READY: &str = "Ready";
 pub(super) const ACTIVE: &str = "Active";
+/// Whether the hosts of a function's tags are its own. Only said of one that has tags.
+pub(super) const TAG_HOSTS: &str = "TagHosts";
 
 /// Why something is not ready: a word for machines, a sentence for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,6 +43,9 @@ impl Readiness {
                 ),
             ),
             Self::Compiling => ("Compiling", "the component is being compiled".to_owned()),
+            Self::EnvironmentMissing { message } => {
+                ("EnvironmentMissing", format!("{message}: create it, or take it out of spec.env"))
+            }
             Self::ComponentInvalid { message } => ("ComponentInvalid", message.clone()),
         };
         Some(Trouble { reason, message })
@@ -62,8 +71,21 @@ pub(super) fn function(snapshot: &Snapshot, config: &Config, now: Timestamp) -> 
         latest_ready_revision: snapshot.latest_ready().map(|state| state.name().to_owned()),
         ready_replicas: snapshot.revisions.values().map(RevisionState::ready_replicas).sum(),
         observed_generation: generation,
-        conditions: vec![ready],
+        conditions: [Some(ready), tag_hosts(snapshot, &old.conditions, now)].into_iter().flatten().collect(),
     }
+}
+
+fn tag_hosts(snapshot: &Snapshot, old: &[Condition], now: Timestamp) -> Option<Condition> {
+    plan::tag_hosts(&snapshot.function).next()?;
+    let generation = snapshot.function.metadata.generation;
+    if snapshot.lost_hosts.is_empty() {
+        return Some(condition(old, TAG_HOSTS, true, "Claimed", String::new(), generation, now));
+    }
+    let lost = snapshot.lost_hosts.iter().map(|LostHost { tag, label, holder }| {
+        format!("{holder} has the host {label}, which tag {tag} asks for: reach the tag by the header mayfly-tag, or rename it")
+    });
+    let message = lost.collect::<Vec<_>>().join("; ");
+    Some(condition(old, TAG_HOSTS, false, "RouteConflict", message, generation, now))
 }
 
 /// The first thing that keeps some target of the traffic from answering.

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::{
     Config,
-    plan::{Readiness, RevisionState, Snapshot, Step, new_replica_set, plan, readiness},
+    plan::{self, Readiness, RevisionState, Snapshot, Step, new_replica_set, readiness},
     revision_name, revision_number, status,
 };
 
@@ -49,7 +49,13 @@ fn snapshot(function: Function, revisions: &[(u32, &str, Readiness)]) -> Snapsho
         )
     });
     let revisions: BTreeMap<_, _> = states.collect();
-    Snapshot { function: Arc::new(function), revisions, name_taken: false }
+    Snapshot {
+        function: Arc::new(function),
+        revisions,
+        orphans: Vec::new(),
+        name_taken: false,
+        lost_hosts: Vec::new(),
+    }
 }
 
 fn told(steps: &[Step]) -> Vec<String> {
@@ -61,6 +67,7 @@ fn told(steps: &[Step]) -> Vec<String> {
         }
         Step::RaiseReplicas { replica_set, replicas } => format!("raise {replica_set} {replicas}"),
         Step::DeleteRevision { name, .. } => format!("delete {name}"),
+        Step::AdoptRevision(revision) => format!("adopt {}", revision.name_any()),
         Step::AwaitCollector => "await".into(),
     };
     steps.iter().map(tell).collect()
@@ -99,10 +106,10 @@ fn a_revision_is_made_when_the_spec_differs_from_the_newest() {
         // Numbers of deleted revisions do not come back.
         (snapshot(annotated("7"), &[(2, "OLD", Ready)]), vec!["take 8", "create hello-00008"]),
     ] {
-        assert_eq!(told(&plan(&given, 10)), expected);
+        assert_eq!(told(&plan::plan(&given, 10)), expected);
     }
     let taken = Snapshot { name_taken: true, ..snapshot(function(json!({})), &[]) };
-    assert_eq!(told(&plan(&taken, 10)), ["await"]);
+    assert_eq!(told(&plan::plan(&taken, 10)), ["await"]);
 }
 
 #[test]
@@ -123,7 +130,7 @@ fn replicas_are_lifted_only_where_traffic_goes() {
         // The latest is not ready: the one before answers.
         (snapshot(function(min), &[(1, "", Ready), (2, "", missing())]), vec!["raise hello-00001 2"]),
     ] {
-        assert_eq!(told(&plan(&given, 10)), expected);
+        assert_eq!(told(&plan::plan(&given, 10)), expected);
     }
 }
 
@@ -135,9 +142,9 @@ fn history_keeps_what_is_needed() {
     let revisions: Vec<_> =
         (1..=5).map(|number| (number, "", if number == 5 { missing() } else { Ready })).collect();
     let given = snapshot(function(traffic), &revisions);
-    assert_eq!(told(&plan(&given, 10)), Vec::<String>::new());
-    assert_eq!(told(&plan(&given, 1)), ["delete hello-00001"]);
-    assert_eq!(told(&plan(&given, 0)), ["delete hello-00001", "delete hello-00003"]);
+    assert_eq!(told(&plan::plan(&given, 10)), Vec::<String>::new());
+    assert_eq!(told(&plan::plan(&given, 1)), ["delete hello-00001"]);
+    assert_eq!(told(&plan::plan(&given, 0)), ["delete hello-00001", "delete hello-00003"]);
 }
 
 #[test]
@@ -163,12 +170,15 @@ fn readiness_is_read_from_the_store_and_the_pods() {
         (&compiled, true, vec![], Readiness::Ready),
         (&job, true, vec![], Readiness::ComponentInvalid { message: "a job".into() }),
         (&compiled, true, vec![refused.clone()], invalid),
-        (&component, true, vec![refused, ready], Readiness::Ready),
+        (&component, true, vec![refused, ready.clone()], Readiness::Ready),
         (&image, true, vec![], Readiness::RuntimeMissing { source: "image" }),
     ] {
-        assert_eq!(readiness(revision, present, &pods), expected);
+        assert_eq!(readiness(revision, present, Ok(()), &pods), expected);
     }
-    assert!(matches!(readiness(&component, false, &[]), Readiness::ComponentMissing { .. }));
+    assert!(matches!(readiness(&component, false, Ok(()), &[]), Readiness::ComponentMissing { .. }));
+    let missing = mayfly_api::env::EnvError::Unsupported { variable: "X".into() };
+    let readiness = readiness(&compiled, true, Err(missing), &[ready]);
+    assert!(matches!(readiness, Readiness::EnvironmentMissing { .. }));
 }
 
 #[test]
@@ -222,4 +232,48 @@ fn a_replica_set_runs_the_component() {
         spec.template.as_ref().unwrap().metadata.as_ref().unwrap().labels.as_ref()
     );
     assert_eq!(set.owner_references()[0].kind, "Revision");
+}
+
+#[test]
+fn orphans_are_adopted_before_anything_is_made() {
+    let orphan = |owner: bool| {
+        let mut revision =
+            Revision::new("hello-00003", RevisionSpec::from_function("hello", &function(json!({})).spec));
+        let other = function(json!({})).controller_owner_ref(&()).filter(|_| owner);
+        revision.metadata.owner_references = other.map(|owner| vec![owner]);
+        Arc::new(revision)
+    };
+    assert!(plan::is_orphan_of(&orphan(false), "hello"));
+    assert!(!plan::is_orphan_of(&orphan(true), "hello"));
+    assert!(!plan::is_orphan_of(&orphan(false), "other"));
+    let given = Snapshot { orphans: vec![orphan(false)], ..snapshot(function(json!({})), &[]) };
+    assert_eq!(told(&plan::plan(&given, 10)), ["adopt hello-00003"]);
+}
+
+#[test]
+fn a_tag_s_host_belongs_to_a_function_of_that_name_first() {
+    let tagged = |name: &str, tag: &str| {
+        let mut function = function(json!({"traffic": [{"latest": true, "percent": 100, "tag": tag}]}));
+        function.metadata.name = Some(name.into());
+        Arc::new(function)
+    };
+    let (one, other) = (tagged("b-c", "a"), tagged("c", "a-b"));
+    for (asks, tag, same_name, claimants, holder) in [
+        (&one, "a", true, vec![&one], Some("function a-b-c")),
+        (&one, "a", false, vec![&one], None),
+        (&one, "a", false, vec![&one, &other], None),
+        (&other, "a-b", false, vec![&one, &other], Some("tag a of function b-c")),
+    ] {
+        let claimants: Vec<_> = claimants.into_iter().cloned().collect();
+        let found = plan::host_holder(asks, tag, "a-b-c", same_name, &claimants);
+        assert_eq!(found.as_deref(), holder, "{tag}");
+    }
+    let lost = plan::LostHost { tag: "a".into(), label: "a-b-c".into(), holder: "function a-b-c".into() };
+    let given = snapshot((*one).clone(), &[(1, "", Readiness::Ready)]);
+    let now: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+    for (lost_hosts, reason) in [(vec![], "Claimed"), (vec![lost], "RouteConflict")] {
+        let given =
+            Snapshot { lost_hosts, ..snapshot((*given.function).clone(), &[(1, "", Readiness::Ready)]) };
+        assert_eq!(status::function(&given, &Config::default(), now).conditions[1].reason, reason);
+    }
 }

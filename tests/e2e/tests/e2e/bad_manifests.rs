@@ -131,6 +131,12 @@ async fn two_functions_cannot_have_one_route() -> Result<()> {
         let answer = http.call(request, mayfly_e2e::full("")).await?;
         ensure!(answer.status == 200 && answer.json()?["WHO"] == who, "{host}{path}: {answer:?}");
     }
+    // And the function whose tag lost says so.
+    let lost = |function: &serde_json::Value| {
+        let conditions = function["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        conditions.iter().any(|c| c["reason"] == "RouteConflict" && c["status"] == "False")
+    };
+    up.wait_until_function("a", "tells of the conflict", lost).await?;
     // The same name twice is the API's to refuse.
     let again = up.api()?.post(FUNCTIONS, &function("a", &component, json!({}))).await?;
     ensure!(again.status == 409 && again.body["reason"] == "AlreadyExists", "{again:?}");
