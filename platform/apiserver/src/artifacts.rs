@@ -37,7 +37,7 @@ const NAMED_BY: [&str; 5] =
 const ANY_CONTENT: &str = "application/octet-stream";
 
 /// How long the rest of a refused upload is read for.
-const DISCARD_TIME_MAX: Duration = Duration::from_secs(5);
+pub(crate) const DISCARD_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// One upload of a digest at a time: a second one waits until the first is looked at, kept or removed.
 #[derive(Default)]
@@ -186,7 +186,7 @@ impl Inner {
 
 /// Reads on after a refusal: most clients look for the answer only when they have sent everything, and
 /// would see a broken connection instead of the reason.
-async fn discard(content: &mut BodyDataStream, limit_bytes: u64) {
+pub(crate) async fn discard(content: &mut BodyDataStream, limit_bytes: u64) {
     let mut room = limit_bytes;
     while let Some(Ok(chunk)) = content.next().await {
         let Some(rest) = room.checked_sub(chunk.len() as u64) else { return };

@@ -7,15 +7,16 @@ use axum::{
     extract::State,
     response::{IntoResponse, Response},
 };
-use http::{HeaderValue, Method, Request, StatusCode, header};
+use http::{HeaderValue, Method, Request, StatusCode, header, request::Parts};
 
 use crate::{
-    access::{User, impersonated, is_allowed, refused},
+    access::{self, User, impersonated, is_allowed},
+    artifacts::{DISCARD_TIME_MAX, discard},
     call::Call,
     discovery, openapi,
     registry::Verbs,
     render::json_value,
-    request::{Query, Target, segments},
+    request::{Query, Target, segments, verb},
     server::Inner,
     status::ApiError,
 };
@@ -42,34 +43,26 @@ async fn route(
     target: Result<Target, ApiError>,
 ) -> Result<Response, ApiError> {
     let (parts, body) = request.into_parts();
-    let uri_bytes = parts.uri.path().len() + parts.uri.query().map_or(0, str::len);
-    if uri_bytes > URI_BYTES_MAX {
-        return Err(ApiError::bad_request("the request's URI is too long"));
-    }
-    let path = path.ok_or_else(ApiError::no_resource)?;
-    if let Some(response) = open_to_all(&server, &parts.method, &path) {
-        return Ok(response);
-    }
-    let user = match parts.extensions.get::<User>() {
-        Some(user) => user.clone(),
-        None => server.authenticator.user(&parts.headers)?,
+    let allowed = match allow(&server, &parts, path, &target) {
+        Ok(allowed) => allowed,
+        Err(error) => {
+            let mut content = body.into_data_stream();
+            let limit = server.config.body_bytes_max as u64;
+            let _ = tokio::time::timeout(DISCARD_TIME_MAX, discard(&mut content, limit)).await;
+            return Err(error);
+        }
     };
-    let user = impersonated(user, &parts.headers)?;
-    // What one may do oneself can be asked by everybody; discovery only says what there is.
-    let is_question = target.as_ref().is_ok_and(|target| target.kind.verbs == Verbs::CreateOnly);
-    let is_discovery = matches!(path.len(), 1..=3) && target.is_err() && parts.method == Method::GET;
-    let may_ask = is_question || (is_discovery && path[0].starts_with("api"));
-    if !is_allowed(&user) && !may_ask {
-        let verb = parts.method.as_str().to_lowercase();
-        return Err(refused(&user, &format!("{verb} path {:?}", parts.uri.path())));
-    }
+    let (path, user) = match allowed {
+        Allowed::Open(response) => return Ok(response),
+        Allowed::User { path, user } => (path, user),
+    };
     let is_get = parts.method == Method::GET;
     match path.first().map(String::as_str) {
         None if is_get => return Ok(paths()),
         Some("openapi") if is_get => {
             let query = parts.uri.query().unwrap_or("");
             let hash = url::form_urlencoded::parse(query.as_bytes()).find(|(key, _)| key == "hash");
-            return openapi::answer(&path, hash.as_ref().map(|(_, value)| &**value));
+            return openapi::answer(&path, hash.as_ref().map(|(_, value)| &**value), &parts.headers);
         }
         Some("artifacts") if path.len() <= 2 => {
             let _turn = server.turn(&user).await?;
@@ -86,6 +79,70 @@ async fn route(
     let target = target?;
     let query = Query::parse(parts.uri.query().unwrap_or(""))?;
     Call { server, user, target, query, parts }.answer(body).await
+}
+
+/// Whose request it is, if it may be asked at all.
+enum Allowed {
+    /// Everybody's, and answered.
+    Open(Response),
+    User {
+        path: Vec<String>,
+        user: User,
+    },
+}
+
+fn allow(
+    server: &Inner,
+    parts: &Parts,
+    path: Option<Vec<String>>,
+    target: &Result<Target, ApiError>,
+) -> Result<Allowed, ApiError> {
+    let uri_bytes = parts.uri.path().len() + parts.uri.query().map_or(0, str::len);
+    if uri_bytes > URI_BYTES_MAX {
+        return Err(ApiError::bad_request("the request's URI is too long"));
+    }
+    let path = path.ok_or_else(ApiError::no_resource)?;
+    if let Some(response) = open_to_all(server, &parts.method, &path) {
+        return Ok(Allowed::Open(response));
+    }
+    let user = match parts.extensions.get::<User>() {
+        Some(user) => user.clone(),
+        None => server.authenticator.user(&parts.headers)?,
+    };
+    let user = impersonated(user, &parts.headers)?;
+    // What one may do oneself can be asked by everybody; discovery only says what there is.
+    let is_question = target.as_ref().is_ok_and(|target| target.kind.verbs == Verbs::CreateOnly);
+    let is_discovery = matches!(path.len(), 1..=3) && target.is_err() && parts.method == Method::GET;
+    let may_ask = is_question || (is_discovery && path[0].starts_with("api"));
+    if !is_allowed(&user) && !may_ask {
+        return Err(refused(&user, parts, target.as_ref().ok()));
+    }
+    Ok(Allowed::User { path, user })
+}
+
+/// In upstream's words (`apiserver/pkg/endpoints/handlers/responsewriters`).
+fn refused(user: &User, parts: &Parts, target: Option<&Target>) -> ApiError {
+    let (verb, name) = (verb(&parts.method, &parts.uri, target), &user.name);
+    let Some(Target { kind, namespace, name: object, subresource }) = target else {
+        let verb = parts.method.as_str().to_lowercase();
+        return access::refused(user, &format!("{verb} path {:?}", parts.uri.path()));
+    };
+    let resource = match subresource {
+        Some(subresource) => format!("{}/{subresource}", kind.plural),
+        None => kind.plural.to_owned(),
+    };
+    let scope = match namespace.as_str() {
+        "" => "at the cluster scope".to_owned(),
+        namespace => format!("in the namespace {namespace:?}"),
+    };
+    let group = kind.group;
+    let why = format!("User {name:?} cannot {verb} resource {resource:?} in API group {group:?} {scope}");
+    let object = object.as_deref().unwrap_or_default();
+    let mut error = ApiError::forbidden(kind, object, &why);
+    if object.is_empty() {
+        error.message = format!("{} is forbidden: {why}", kind.resource());
+    }
+    error
 }
 
 /// Health and version, which need no token.

@@ -21,8 +21,17 @@ use crate::{
 /// The annotation that names the container whose log is shown when none is asked for.
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 /// Parameters of a log that are passed on to the node.
-const PARAMETERS: [&str; 8] =
-    ["follow", "tailLines", "sinceSeconds", "sinceTime", "timestamps", "previous", "limitBytes", "stream"];
+const PARAMETERS: [&str; 9] = [
+    "follow",
+    "tailLines",
+    "sinceSeconds",
+    "sinceTime",
+    "timestamps",
+    "previous",
+    "limitBytes",
+    "stream",
+    "revision",
+];
 /// How much of a node's error is shown, in bytes.
 const ERROR_BYTES_MAX: usize = 4 << 10;
 /// Longest line that is kept together when several nodes' logs are woven into one, in bytes.
@@ -59,6 +68,10 @@ impl Inner {
         query: &str,
     ) -> Result<Response, ApiError> {
         load(&self.store, kind, &key(kind, namespace, name))?;
+        if let Some(revision) = parameter(query, "revision") {
+            let revisions = registry().find("mayfly.dev", "v1", "revisions").expect("the row is there");
+            load(&self.store, revisions, &key(revisions, namespace, &revision))?;
+        }
         let path = format!("/functionLogs/{namespace}/{name}{}", passed_on(query)?);
         let nodes = self
             .store

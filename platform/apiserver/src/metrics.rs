@@ -14,7 +14,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use crate::request::Target;
+use crate::request::{Target, verb};
 
 /// From 0.2 ms to 13 s, doubling. A function, since the family makes histograms as they are needed.
 fn buckets() -> Histogram {
@@ -49,14 +49,14 @@ impl Metrics {
             in_flight: Gauge::default(),
         };
         registry.register(
-            "apiserver_requests",
+            "mayfly_apiserver_requests",
             "API requests by verb, resource and status",
             metrics.requests.clone(),
         );
         let help = "Time until the answer began, watches and logs included";
-        registry.register("apiserver_request_duration_seconds", help, metrics.seconds.clone());
+        registry.register("mayfly_apiserver_request_duration_seconds", help, metrics.seconds.clone());
         registry.register(
-            "apiserver_requests_in_flight",
+            "mayfly_apiserver_requests_in_flight",
             "API requests being answered",
             metrics.in_flight.clone(),
         );
@@ -64,21 +64,7 @@ impl Metrics {
     }
 
     pub(crate) fn start(&self, method: &Method, uri: &Uri, target: Option<&Target>) -> Measure {
-        let watch =
-            uri.query().is_some_and(|query| query.contains("watch=true") || query.contains("watch=1"));
-        let one = target.is_some_and(|target| target.name.is_some());
-        let verb = match (method.as_str(), one) {
-            ("GET", _) if watch => "watch",
-            ("GET", true) => "get",
-            ("GET", false) if target.is_some() => "list",
-            ("GET", false) => "get",
-            ("POST", _) => "create",
-            ("PUT", _) => "update",
-            ("PATCH", _) => "patch",
-            ("DELETE", true) => "delete",
-            ("DELETE", false) => "deletecollection",
-            _ => "other",
-        };
+        let verb = verb(method, uri, target);
         self.in_flight.inc();
         let resource = target.map_or("", |target| target.kind.plural);
         Measure { metrics: self.clone(), verb, resource, begun: Instant::now(), counted: false }

@@ -1,4 +1,4 @@
-//! `/openapi/v3`: what `kubectl explain` shows and `kubectl apply` asks for before it sends anything.
+//! `/openapi/v3` (and an empty `/openapi/v2`): what `kubectl explain` shows and `kubectl apply` asks for before it sends anything.
 //!
 //! Documents are made from the kinds' schemas when they are asked for and not kept: kubectl caches them by the
 //! hash in their address. The PATCH operations do not list strategic merge: kubectl then computes such patches
@@ -7,7 +7,7 @@
 use std::{collections::BTreeMap, sync::OnceLock};
 
 use axum::response::Response;
-use http::{HeaderValue, StatusCode, header};
+use http::{HeaderMap, HeaderValue, StatusCode, header};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
@@ -21,13 +21,13 @@ use crate::{
 const LIST_META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ListMeta";
 
 /// Answers `/openapi/…`.
-pub(crate) fn answer(path: &[String], hash: Option<&str>) -> Result<Response, ApiError> {
+pub(crate) fn answer(path: &[String], hash: Option<&str>, headers: &HeaderMap) -> Result<Response, ApiError> {
     let path: Vec<&str> = path.iter().map(String::as_str).collect();
     let (group, version) = match path.as_slice() {
         ["openapi", "v3"] => return Ok(json_value(StatusCode::OK, &index())),
         ["openapi", "v3", "api", version] => ("", *version),
         ["openapi", "v3", "apis", group, version] => (*group, *version),
-        // Version 2 is protobuf to kubectl and not served: clients of today fall back to version 3.
+        ["openapi", "v2"] => return Ok(version_2(headers)),
         _ => return Err(ApiError::no_resource()),
     };
     let text = document(group, version).ok_or_else(ApiError::no_resource)?;
@@ -37,6 +37,24 @@ pub(crate) fn answer(path: &[String], hash: Option<&str>) -> Result<Response, Ap
     let cache = if fresh { "public, immutable, max-age=31536000" } else { "no-cache, private" };
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static(cache));
     Ok(response)
+}
+
+/// A document of version 2 that describes nothing. kubectl asks for it when version 3 does not know a kind; with it
+/// kubectl goes on, and says that the kind does not exist, instead of that there is no document.
+fn version_2(headers: &HeaderMap) -> Response {
+    const ASKED: &str = "proto-openapi.spec.v2";
+    // With an at sign, as older clients ask for it, it is no media type that they could parse.
+    const PROTOBUF: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
+    // gnostic's `Document`: swagger (1), info (2) with title (1) and version (2), paths (8).
+    const EMPTY: &[u8] = b"\x0a\x032.0\x12\x0d\x0a\x06Mayfly\x12\x031.0\x42\x00";
+    let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or("");
+    if !accept.contains(ASKED) {
+        let info = json!({"title": "Mayfly", "version": "1.0"});
+        return json_value(StatusCode::OK, &json!({"swagger": "2.0", "info": info, "paths": {}}));
+    }
+    let mut response = json_response(StatusCode::OK, EMPTY);
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(PROTOBUF));
+    response
 }
 
 /// `api/v1`, `apis/mayfly.dev/v1`.

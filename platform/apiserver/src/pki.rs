@@ -45,6 +45,8 @@ pub enum PkiError {
     File { path: PathBuf, source: io::Error },
     #[error("{}: not a key or a certificate of ours ({source}); remove the folder to make a new one", path.display())]
     Damaged { path: PathBuf, source: rcgen::Error },
+    #[error("{}: no token of ours (it has {} digits); remove the file to make a new one", path.display(), 2 * TOKEN_BYTES)]
+    NoToken { path: PathBuf },
     #[error("{} exists but {} does not: restore it, or remove the folder to make a new identity", present.display(), absent.display())]
     Incomplete { present: PathBuf, absent: PathBuf },
     #[error("a certificate cannot be issued: {0}")]
@@ -79,7 +81,7 @@ impl Identity {
         };
         let path = folder.join("token");
         let token = match read(&path)? {
-            Some(token) => token.trim().to_owned(),
+            Some(token) => a_token(&token).ok_or(PkiError::NoToken { path })?,
             None => {
                 let token = hex::encode(rand::random::<[u8; TOKEN_BYTES]>());
                 write(&path, &token, 0o600)?;
@@ -216,6 +218,13 @@ fn issue(ca_key: &KeyPair, extra_names: &[String], now: Timestamp) -> Result<rus
     Ok(tls)
 }
 
+/// The token in a file. One that was cut short, by a full disk for example, would be easy to guess.
+fn a_token(text: &str) -> Option<String> {
+    let text = text.trim();
+    (text.len() == 2 * TOKEN_BYTES && text.bytes().all(|byte| byte.is_ascii_hexdigit()))
+        .then(|| text.to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
@@ -249,5 +258,19 @@ mod tests {
         assert_eq!(fs::read_to_string(&key).unwrap(), "nonsense");
         fs::remove_file(&key).unwrap();
         assert!(matches!(again(), Err(PkiError::Incomplete { .. })));
+    }
+
+    #[test]
+    fn a_token_that_was_cut_short_opens_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let load = || Identity::load_or_create(folder.path(), &[], Timestamp::now());
+        let token = load().unwrap().token().to_owned();
+        for cut in ["", "\n", &token[..10]] {
+            std::fs::write(folder.path().join("token"), cut).unwrap();
+            let refused = load().err().unwrap().to_string();
+            assert!(refused.contains("token") && refused.contains("remove the file"), "{refused}");
+        }
+        std::fs::write(folder.path().join("token"), format!("{token}\n")).unwrap();
+        assert_eq!(load().unwrap().token(), token);
     }
 }

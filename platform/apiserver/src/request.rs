@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 
+use http::{Method, Uri};
+
 use crate::{
     registry::{Kind, registry},
     status::ApiError,
@@ -81,6 +83,24 @@ impl Target {
             return Err(ApiError::no_resource());
         }
         Ok(Self { kind, namespace, name, subresource })
+    }
+}
+
+/// What a request asks for, in upstream's words (`apiserver/pkg/endpoints/request`): for metrics, and for refusals.
+pub(crate) fn verb(method: &Method, uri: &Uri, target: Option<&Target>) -> &'static str {
+    let watch = uri.query().is_some_and(|query| query.contains("watch=true") || query.contains("watch=1"));
+    let one = target.is_some_and(|target| target.name.is_some());
+    match (method.as_str(), one) {
+        ("GET", _) if watch => "watch",
+        ("GET", true) => "get",
+        ("GET", false) if target.is_some() => "list",
+        ("GET", false) => "get",
+        ("POST", _) => "create",
+        ("PUT", _) => "update",
+        ("PATCH", _) => "patch",
+        ("DELETE", true) => "delete",
+        ("DELETE", false) => "deletecollection",
+        _ => "other",
     }
 }
 

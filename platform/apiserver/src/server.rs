@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use axum::{Router, body::Body};
-use http::Request;
+use http::{HeaderValue, Request, header};
 use mayfly_api::wellknown;
 use mayfly_artifacts::Artifacts;
 use mayfly_store::{Store, Write, WriteError};
@@ -31,7 +31,7 @@ use crate::{
 /// How long a request waits for its turn before it is told to come again.
 const TURN_WAIT_MAX: Duration = Duration::from_secs(2);
 /// The namespaces that always exist.
-const NAMESPACES: [&str; 4] = [
+pub(crate) const NAMESPACES: [&str; 4] = [
     wellknown::NAMESPACE_DEFAULT,
     wellknown::NAMESPACE_SYSTEM,
     wellknown::NAMESPACE_PUBLIC,
@@ -106,11 +106,17 @@ impl ApiServer {
     }
 
     /// A client in this process: no socket, no TLS; requests carry the user with them.
+    /// What they write is owned by the last part of the user's name (`controllers`, `kube-scheduler`; of a node,
+    /// `kubelet`), as upstream's components are told apart by their user agents.
     pub fn client(&self, user: User) -> kube::Client {
         let router = self.router();
+        let agent = HeaderValue::from_str(agent_of(&user.name)).ok();
         let service = tower::service_fn(move |request: Request<kube::client::Body>| {
             let (mut parts, body) = request.into_parts();
             parts.extensions.insert(user.clone());
+            if let Some(agent) = &agent {
+                parts.headers.insert(header::USER_AGENT, agent.clone());
+            }
             router.clone().oneshot(Request::from_parts(parts, Body::new(body)))
         });
         kube::Client::new(service, wellknown::NAMESPACE_DEFAULT)
@@ -126,6 +132,13 @@ impl ApiServer {
     pub fn shut_down(&self) {
         self.inner.shutdown.cancel();
     }
+}
+
+fn agent_of(user: &str) -> &str {
+    if user.starts_with("system:node:") {
+        return "kubelet";
+    }
+    user.rsplit(':').next().unwrap_or(user)
 }
 
 impl Inner {

@@ -212,7 +212,7 @@ impl ApiError {
     }
 
     pub(crate) fn not_acceptable() -> Self {
-        let message = "only the following media types are accepted: application/json, application/yaml, \
+        let message = "only the following media types are accepted: application/json, \
                        application/json;as=Table, application/json;as=PartialObjectMetadata";
         Self::new(StatusCode::NOT_ACCEPTABLE, "NotAcceptable", message)
     }

@@ -24,6 +24,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    config::Clock,
     negotiate::Representation,
     object::Object,
     registry::Kind,
@@ -251,7 +252,7 @@ impl Inner {
             selection,
             kind,
             namespace: namespace.to_owned(),
-            writer: LineWriter::new(view),
+            writer: LineWriter::new(view, Clock::clone(&self.clock)),
             initial: initial.into_iter(),
             end_bookmark,
             progress: after,

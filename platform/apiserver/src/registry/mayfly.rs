@@ -88,12 +88,25 @@ fn revision() -> Kind {
     }
 }
 
-/// The defaults of our kinds are those of their types: decode and encode the spec. An object that does not
-/// decode stays as it is, and is refused afterwards.
+/// The defaults of our kinds are those of their types: the spec is decoded and encoded, and what that has more is
+/// added. What the user wrote stays as it was spelled (`60s`, not `1m`), so that applying it again changes
+/// nothing. An object that does not decode stays as it is, and is refused afterwards.
 pub(super) fn fill_in<K: serde::de::DeserializeOwned + serde::Serialize>(object: &mut Object) {
     let filled = typed::<K>(object).and_then(|typed| serde_json::to_value(typed).ok());
     if let Some(Value::Object(mut filled)) = filled {
-        object.0.insert("spec".into(), filled.remove("spec").unwrap_or_else(|| json!({})));
+        let filled = filled.remove("spec").unwrap_or_else(|| json!({}));
+        complete(object.0.entry("spec").or_insert_with(|| json!({})), filled);
+    }
+}
+
+/// Adds the members that only `filled` has, at every depth of objects.
+fn complete(own: &mut Value, filled: Value) {
+    let (Value::Object(own), Value::Object(filled)) = (own, filled) else { return };
+    for (key, value) in filled {
+        match own.get_mut(&key) {
+            Some(own) => complete(own, value),
+            None => _ = own.insert(key, value),
+        }
     }
 }
 

@@ -59,6 +59,8 @@ pub(crate) struct Kind {
     pub(crate) on_update: fn(&mut Object, &Object),
     /// `(new, old)`; `old` is `None` for a create.
     pub(crate) validate: fn(&Object, Option<&Object>) -> Vec<FieldError>,
+    /// What is allowed, but unlikely to be meant. Said in `Warning` headers.
+    pub(crate) warn: fn(&Object) -> Vec<String>,
     pub(crate) valid_name: fn(&str) -> Result<(), String>,
     /// Seconds of grace that a deletion gives an object; `None`: it goes at once. `(object, asked for)`.
     pub(crate) grace: Option<fn(&Object, Option<i64>) -> i64>,
@@ -73,7 +75,7 @@ pub(crate) struct Kind {
     pub(crate) custom: bool,
     pub(crate) schema: fn(&mut SchemaGenerator) -> Schema,
     /// Decodes into the Rust type, to see that it can be done.
-    pub(crate) check: fn(&Value) -> Result<(), serde_json::Error>,
+    pub(crate) check: fn(&Value) -> Result<(), String>,
 }
 
 /// What may be done with a kind.
@@ -184,6 +186,7 @@ impl Kind {
             },
             on_update: |_, _| {},
             validate: |_, _| Vec::new(),
+            warn: |_| Vec::new(),
             valid_name: names::dns_subdomain,
             grace: None,
             unconditional_update: true,
@@ -191,7 +194,7 @@ impl Kind {
             generation: false,
             custom: false,
             schema: |generator| generator.subschema_for::<K>(),
-            check: |value| K::deserialize(value).map(drop),
+            check: decodes::<K>,
         }
     }
 
@@ -208,7 +211,7 @@ impl Kind {
             generation: true,
             custom: true,
             schema: |generator| generator.subschema_for::<K>(),
-            check: |value| K::deserialize(value).map(drop),
+            check: decodes::<K>,
             ..Self::built_in::<k8s_openapi::api::core::v1::Pod>(singular)
         }
     }
@@ -313,6 +316,19 @@ impl Registry {
 
     pub(crate) fn in_group<'a>(&'a self, group: &'a str, version: &'a str) -> impl Iterator<Item = &'a Kind> {
         self.kinds().filter(move |kind| kind.group == group && kind.version == version)
+    }
+}
+
+/// Whether a value is a `K`; if not, where it is not, and why.
+fn decodes<K: DeserializeOwned>(value: &Value) -> Result<(), String> {
+    if K::deserialize(value).is_ok() {
+        return Ok(());
+    }
+    // Keeping track of the path costs time, so it is looked for when it is wanted.
+    let Err(error) = serde_path_to_error::deserialize::<_, K>(value) else { return Ok(()) };
+    match error.path().to_string() {
+        path if path == "." => Err(error.inner().to_string()),
+        path => Err(format!("{path}: {}", error.inner())),
     }
 }
 

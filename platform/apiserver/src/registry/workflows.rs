@@ -8,7 +8,7 @@ use mayfly_api::{
 };
 use mayfly_workflows_language::{
     definition::MachineType,
-    validate::{Severity, check},
+    validate::{Diagnostic, Severity, check},
 };
 use serde_json::{Value, json};
 
@@ -61,6 +61,7 @@ fn workflow() -> Kind {
             take_what_was_applied(object, &Object::default());
         },
         on_update: take_what_was_applied,
+        warn: |new| typed::<Workflow>(new).map_or_else(Vec::new, |workflow| definition_warnings(&workflow)),
         validate: |new, old| {
             let mut errors = Vec::new();
             immutable(new, old, &["spec", "type"], &mut errors);
@@ -113,24 +114,37 @@ fn execution() -> Kind {
 
 /// Everything that is wrong with a definition, each with its code and its place.
 fn definition_errors(workflow: &Workflow) -> Vec<FieldError> {
-    let kind = match workflow.spec.kind {
-        WorkflowType::Standard => MachineType::Standard,
-        WorkflowType::Express => MachineType::Express,
-    };
     let path = "spec.definition";
     if !workflow.spec.definition.is_object() && !workflow.spec.definition.is_string() {
         let detail = "a state machine in the Amazon States Language: an object with StartAt and States, or its JSON text";
         return vec![FieldError::invalid(path, "\"\"", detail)];
     }
-    let found = check(&definition::text(&workflow.spec.definition), kind);
-    let errors = found.into_iter().filter(|problem| problem.severity == Severity::Error);
-    errors
-        .take(PROBLEMS_MAX)
+    found(workflow, Severity::Error)
         .map(|problem| {
             let place = json!(problem.location.as_deref().unwrap_or("/"));
             FieldError::invalid(path, place, format!("{}: {}", problem.code.as_str(), problem.message))
         })
         .collect()
+}
+
+/// What is unlikely to be meant: states that are never reached, a choice without a default, an integration that
+/// Mayfly has not yet.
+fn definition_warnings(workflow: &Workflow) -> Vec<String> {
+    found(workflow, Severity::Warning)
+        .map(|problem| {
+            let place = problem.location.as_deref().unwrap_or("/");
+            format!("spec.definition{place}: {} ({})", problem.message, problem.code.as_str())
+        })
+        .collect()
+}
+
+fn found(workflow: &Workflow, severity: Severity) -> impl Iterator<Item = Diagnostic> + use<> {
+    let kind = match workflow.spec.kind {
+        WorkflowType::Standard => MachineType::Standard,
+        WorkflowType::Express => MachineType::Express,
+    };
+    let found = check(&definition::text(&workflow.spec.definition), kind);
+    found.into_iter().filter(move |problem| problem.severity == severity).take(PROBLEMS_MAX)
 }
 
 /// `kubectl apply` leaves nulls out of what it creates (`ResultPath: null` means something), and sends a JSON merge

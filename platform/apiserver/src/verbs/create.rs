@@ -40,7 +40,10 @@ impl Inner {
             match self.create_named(request, &mut object, applied).await {
                 Err(error) if generated && error.has_reason("AlreadyExists") => {}
                 Err(error) => return Err(error),
-                Ok(state) => return Ok(Outcome { state, created: true, warnings }),
+                Ok(state) => {
+                    let warnings = warnings.into_iter().chain((kind.warn)(&object)).collect();
+                    return Ok(Outcome { state, created: true, warnings });
+                }
             }
         }
         Err(ApiError::generated_name_taken(kind, object.name()))

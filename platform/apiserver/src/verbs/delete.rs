@@ -12,7 +12,7 @@ use crate::{
     object::Object,
     registry::{Kind, Subresource},
     request::Query,
-    server::Inner,
+    server::{Inner, NAMESPACES},
     status::ApiError,
 };
 
@@ -101,6 +101,10 @@ impl Inner {
         options: &DeleteOptions,
     ) -> Result<Outcome, ApiError> {
         let kind = request.kind;
+        if kind.has(Subresource::Finalize) && NAMESPACES.contains(&name) {
+            // Upstream's words (admission plugin NamespaceLifecycle).
+            return Err(ApiError::forbidden(kind, name, "this namespace may not be deleted"));
+        }
         let key = key(kind, &request.namespace, name);
         let outcome = |state| Ok(Outcome { state, created: false, warnings: Vec::new() });
         // After a namespace is marked nothing comes into it any more: wait for creations under way.

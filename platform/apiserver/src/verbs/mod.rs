@@ -130,7 +130,7 @@ pub(crate) fn fit(
     if let serde_json::Value::Object(map) = value {
         object.0 = map;
     }
-    checked.map_err(|why| cannot(why.to_string()))?;
+    checked.map_err(cannot)?;
     Ok(warnings)
 }
 

@@ -89,7 +89,7 @@ impl Inner {
         for _ in 0..ATTEMPTS {
             let entry = load(&self.store, kind, &key)?;
             let current = Object::from_entry(&entry).map_err(ApiError::internal)?;
-            let Change { object: mut new, warnings, applied } = change(&current)?;
+            let Change { object: mut new, mut warnings, applied } = change(&current)?;
             let expected = parse_revision(new.resource_version())?;
             if expected.is_some_and(|expected| expected != entry.modified) {
                 return Err(ApiError::modified(kind, name));
@@ -97,6 +97,9 @@ impl Inner {
             prepare(kind, part, &mut new, &current)?;
             if !applied && part != Part::Whole {
                 managed::on_write(request, part, &mut new, Some(&current));
+            }
+            if part == Part::Main {
+                warnings.extend((kind.warn)(&new));
             }
             let value = new.encode();
             let outcome = |state| Ok(Outcome { state, created: false, warnings });

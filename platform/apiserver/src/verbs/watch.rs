@@ -24,8 +24,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::parse_revision;
 use crate::{
-    event_objects::EventObjects, negotiate::Representation, registry::Kind, render::View, request::Query,
-    selection::Selection, server::Inner, status::ApiError,
+    config::Clock, event_objects::EventObjects, negotiate::Representation, registry::Kind, render::View,
+    request::Query, selection::Selection, server::Inner, status::ApiError,
 };
 
 /// Lines are gathered into one frame up to about this many bytes while more events are waiting.
@@ -94,7 +94,7 @@ impl Inner {
             watch,
             selection,
             objects: Arc::clone(&self.event_objects),
-            writer: LineWriter::new(view),
+            writer: LineWriter::new(view, Clock::clone(&self.clock)),
             initial: initial.into_iter(),
             end_bookmark,
             bookmarks: query.allow_watch_bookmarks.then(|| interval_at(now + interval, interval)),
@@ -153,7 +153,7 @@ impl Lines {
             return None;
         }
         self.initial_lines(&mut out);
-        while out.is_empty() {
+        while out.is_empty() && !self.ended {
             match self.wake().await {
                 Wake::Event(event) => {
                     self.event(&mut out, event);
@@ -169,7 +169,7 @@ impl Lines {
                 Wake::End => return None,
             }
         }
-        Some(Bytes::from(out))
+        (!out.is_empty()).then(|| Bytes::from(out))
     }
 
     fn initial_lines(&mut self, out: &mut Vec<u8>) {
@@ -256,12 +256,13 @@ impl Lines {
 /// Writes the lines of one watch.
 pub(crate) struct LineWriter {
     view: View,
+    clock: Clock,
     columns_sent: bool,
 }
 
 impl LineWriter {
-    pub(crate) fn new(view: View) -> Self {
-        Self { view, columns_sent: false }
+    pub(crate) fn new(view: View, clock: Clock) -> Self {
+        Self { view, clock, columns_sent: false }
     }
 
     /// Tells the client why the watch ends.
@@ -277,6 +278,10 @@ impl LineWriter {
         out.extend_from_slice(kind.as_bytes());
         out.extend_from_slice(b"\",\"object\":");
         let with_columns = !std::mem::replace(&mut self.columns_sent, true);
+        if self.view.representation == Representation::Table {
+            // Ages are those of the line, not of the watch.
+            self.view.now = (self.clock)();
+        }
         if let Err(error) = self.view.stored_with(out, stored, revision, with_columns) {
             tracing::error!(%error, kind = ?self.view.kind, "a stored object does not parse");
             return out.truncate(start);

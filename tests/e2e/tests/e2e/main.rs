@@ -10,6 +10,7 @@ mod environment;
 mod first_day;
 mod jobs;
 mod kubectl;
+mod kubectl_habits;
 mod offline;
 mod restarts;
 mod scaling;
