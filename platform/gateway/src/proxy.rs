@@ -10,7 +10,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Request, Response, Uri, header, uri::PathAndQuery};
+use http::{HeaderMap, HeaderValue, Request, Response, Uri, Version, header, uri::PathAndQuery};
 use hyper::body::Incoming;
 use mayfly_runtime::{Answer, Body, CallError};
 use tokio::time::Instant;
@@ -80,6 +80,10 @@ impl Proxy {
     /// Everything that can be done without waiting.
     fn prepare(&self, peer: &Peer, mut request: Request<Incoming>) -> Result<Ready, Refusal> {
         headers::strip_hop_by_hop(request.headers_mut());
+        let hosts = request.headers().get_all(header::HOST).iter().count();
+        if hosts > 1 || (hosts == 0 && request.version() == Version::HTTP_11) {
+            return Err(Refusal::not_one_host(hosts));
+        }
         let host = settle_host(&mut request);
         peer.forward(request.headers_mut(), host, self.trust_forwarded);
         let found = self.table.find(&Place::of(request.uri(), request.headers()))?;

@@ -27,6 +27,8 @@ pub struct Refusal {
 pub enum Code {
     /// No route, or no such tag.
     NotFound,
+    /// The request is none that HTTP allows.
+    BadRequest,
     /// The request's body is larger than the gateway takes.
     RequestTooLarge,
     /// The function, or the revision its traffic goes to, is not ready.
@@ -55,8 +57,9 @@ pub enum Code {
 }
 
 impl Code {
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::NotFound,
+        Self::BadRequest,
         Self::RequestTooLarge,
         Self::NotReady,
         Self::QueueFull,
@@ -77,6 +80,7 @@ impl Code {
     pub fn status(self) -> StatusCode {
         match self {
             Self::NotFound => StatusCode::NOT_FOUND,
+            Self::BadRequest => StatusCode::BAD_REQUEST,
             Self::RequestTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::NotReady
             | Self::QueueFull
@@ -99,6 +103,7 @@ impl Code {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::NotFound => "not_found",
+            Self::BadRequest => "bad_request",
             Self::RequestTooLarge => "request_too_large",
             Self::NotReady => "not_ready",
             Self::QueueFull => "queue_full",
@@ -175,6 +180,12 @@ impl Refusal {
     pub(crate) fn revision_not_ready(revision: &str, why: &str) -> Self {
         let message = format!("revision {revision} is not ready: {why}");
         Self::new(Code::NotReady, message, "see `kubectl describe revision`; deploy again once it is fixed")
+    }
+
+    /// RFC 9112, section 3.2.
+    pub(crate) fn not_one_host(hosts: usize) -> Self {
+        let message = format!("the request has {hosts} Host headers, and HTTP/1.1 asks for one");
+        Self::new(Code::BadRequest, message, "send one Host header")
     }
 
     pub(crate) fn request_too_large(limit_bytes: u64) -> Self {
