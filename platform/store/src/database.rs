@@ -90,6 +90,7 @@ impl Database {
             LockError::Io(source) => io(source),
         })?;
         refuse_what_sqlite_would_overwrite(path)?;
+        make_private(path).map_err(io)?;
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE;
         let connection = Connection::open_with_flags(path, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX)
             .map_err(|error| open_error(path, error))?;
@@ -311,6 +312,17 @@ fn checksum(entry: &Entry) -> u32 {
     }
     hasher.update(&entry.value);
     hasher.finalize()
+}
+
+/// Makes a data file that is not there yet, for its owner alone: there are Secrets in it. What SQLite keeps
+/// beside it gets the same mode.
+fn make_private(path: &Path) -> io::Result<()> {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    let made = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+    match made {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// SQLite takes a file that is empty, or shorter than a page, for a new one: it would write over the
