@@ -103,8 +103,14 @@ impl HttpError {
             ErrorCode::HttpRequestBodySize(_) | ErrorCode::HttpResponseBodySize(_) => Kind::TooLarge,
             _ => Kind::Protocol,
         };
-        // `ErrorCode::ConnectionRefused` → `ConnectionRefused`
-        let code = format!("{code:?}").replace("ErrorCode::", "");
+        let code = match code {
+            ErrorCode::DnsError(details) => match &details.rcode {
+                Some(why) => format!("DnsError: {why}"),
+                None => "DnsError".to_owned(),
+            },
+            // `ErrorCode::ConnectionRefused` → `ConnectionRefused`
+            other => format!("{other:?}").replace("ErrorCode::", ""),
+        };
         HttpError::new(kind, format!("{} ({code})", kind.says()))
     }
 
