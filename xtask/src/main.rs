@@ -32,6 +32,8 @@ struct Task {
     about: &'static str,
     help: &'static str,
     run: fn(&[String]) -> Result<()>,
+    /// It builds Mayfly itself.
+    builds: bool,
 }
 
 const TASKS: &[Task] = &[
@@ -40,27 +42,43 @@ const TASKS: &[Task] = &[
         about: "the main job, start to end, in a temporary directory",
         help: demo::HELP,
         run: demo::run,
+        builds: true,
     },
     Task {
         name: "test",
         about: "every test there is, with a closing count",
         help: suite::HELP,
         run: suite::run,
+        builds: true,
     },
     Task {
         name: "lint",
         about: "fmt, clippy, floors, deny and the house's own checks",
         help: lint::HELP,
         run: lint::run,
+        builds: true,
     },
-    Task { name: "floors", about: "who may depend on whom", help: floors::HELP, run: floors::run },
+    Task {
+        name: "floors",
+        about: "who may depend on whom",
+        help: floors::HELP,
+        run: floors::run,
+        builds: false,
+    },
     Task {
         name: "guests",
         about: "build the examples into components",
         help: guests::HELP,
         run: guests::run,
+        builds: false,
     },
-    Task { name: "bench", about: "measure, side by side with the peers", help: bench::HELP, run: bench::run },
+    Task {
+        name: "bench",
+        about: "measure, side by side with the peers",
+        help: bench::HELP,
+        run: bench::run,
+        builds: true,
+    },
 ];
 
 fn main() -> ExitCode {
@@ -90,6 +108,9 @@ fn dispatch(arguments: &[String]) -> Result<()> {
     if rest.iter().any(|argument| argument == "--help" || argument == "-h") {
         println!("cargo xtask {}: {}\n\n{}", task.name, task.about, task.help);
         return Ok(());
+    }
+    if task.builds {
+        tools::ensure_make()?;
     }
     (task.run)(rest)
 }

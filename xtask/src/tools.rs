@@ -67,6 +67,17 @@ pub(crate) fn apt_install(packages: &[&str]) -> Result<()> {
     apt(&["install", "-y", "--no-install-recommends"], packages)
 }
 
+/// The one program that building Mayfly needs besides cargo and its linker: its allocator is C, with a Makefile.
+pub(crate) fn ensure_make() -> Result<()> {
+    if find("make").is_some() {
+        return Ok(());
+    }
+    if !can_use_apt() {
+        anyhow::bail!("make is not on the PATH, and Mayfly's allocator is built with it: install make");
+    }
+    apt_install(&["make"]).context("make, which Mayfly's allocator is built with, is missing")
+}
+
 fn apt(arguments: &[&str], packages: &[&str]) -> Result<()> {
     let mut apt = Command::new("apt-get");
     apt.arg("-qq").args(arguments).args(packages).env("DEBIAN_FRONTEND", "noninteractive");
