@@ -54,6 +54,10 @@ const KUBERNETES_VERSION: &str = concat!("v1.33.0+mayfly-", env!("CARGO_PKG_VERS
 pub(crate) fn run(args: UpArgs, data_dir: DataDir) -> anyhow::Result<ExitCode> {
     let config = args.resolve()?;
     logging::start(&config.log, config.log_format)?;
+    // Without a thread for it, the allocator gives back what a burst left only while others go on allocating.
+    if let Err(error) = tikv_jemalloc_ctl::background_thread::write(true) {
+        tracing::warn!(%error, "memory that is not used any more will be given back late");
+    }
     let requests = runtime("request", 0)?;
     let control = runtime("control", CONTROL_NICENESS)?;
     let result = control.block_on(async {
