@@ -5,10 +5,10 @@ use std::sync::Arc;
 use mayfly_workflows_language::error::names;
 
 use super::inner::{Busy, Inner, Job, Refused};
-use super::live::Running;
+use super::live::{Cell, Running};
 use crate::executor::{files, tasks};
 use crate::journal::Payload;
-use crate::machine::{Call, Event};
+use crate::machine::{Call, Event, envelope};
 
 /// What an effect tells on its way.
 pub(crate) struct Reporter {
@@ -43,6 +43,19 @@ impl Reporter {
         }
     }
 
+    /// Reports how the effect ended. When that is durable, or nobody waits for it any more, the effect is over and
+    /// its place free; nothing waits for that.
+    fn conclude(self, event: Event, guards: Guards) {
+        let (n, running) = (self.n, self.running.clone());
+        let over = Over { running: self.running, n, _guards: guards };
+        let waits = |cell: &Cell| cell.machine.waits_for(n);
+        if let Err(Refused::Journal(error)) =
+            self.inner.deliver_if(&running, event, waits, move |_| drop(over))
+        {
+            tracing::error!(execution = %running.arn, %error, "an effect's outcome could not be written down");
+        }
+    }
+
     /// The execution's number.
     pub(crate) fn execution(&self) -> u64 {
         self.running.id
@@ -63,6 +76,19 @@ impl Reporter {
     /// The same across a crash and a second try.
     pub(crate) fn idempotency_key(&self) -> String {
         format!("{}#{}", self.running.arn, self.n)
+    }
+}
+
+/// Takes an effect off its execution's list, then frees its place.
+struct Over {
+    running: Arc<Running>,
+    n: u32,
+    _guards: Guards,
+}
+
+impl Drop for Over {
+    fn drop(&mut self) {
+        self.running.effects.lock().remove(&self.n);
     }
 }
 
@@ -94,14 +120,12 @@ impl Inner {
             let busy = self.busy();
             let Job { running, n, call } = job;
             let reporter = Reporter { inner: self.clone(), running: running.clone(), n };
+            // It takes itself off the list when it ends, which may be at once.
+            let mut effects = running.effects.lock();
             let effect = self.runtime.spawn(async move {
                 carry_out(reporter, call, place, busy).await;
             });
-            let abort = effect.abort_handle();
-            let mut effects = running.effects.lock();
-            if !abort.is_finished() {
-                effects.insert(n, abort);
-            }
+            effects.insert(n, effect.abort_handle());
         }
     }
 }
@@ -115,6 +139,11 @@ async fn carry_out(reporter: Reporter, call: Call, place: Place, busy: Busy) {
             }
             tasks::Finished::Text(text) => {
                 Some(Event::Succeeded { n: reporter.n, output: Payload::Here(text.into()) })
+            }
+            tasks::Finished::Answered(answer) => {
+                let version = Some(answer.executed_version).filter(|version| version != envelope::LATEST);
+                let output = Payload::Here(answer.payload.into());
+                Some(Event::Answered { n: reporter.n, output, status: answer.status, version })
             }
             tasks::Finished::Failed(failure) => Some(Event::Failed {
                 n: reporter.n,
@@ -132,11 +161,10 @@ async fn carry_out(reporter: Reporter, call: Call, place: Place, busy: Busy) {
             Some(files::event(reporter.n, outcome, "States.ResultWriterFailed"))
         }
     };
-    if let Some(event) = event {
-        reporter.report(event).await;
+    match event {
+        Some(event) => reporter.conclude(event, guards),
+        None => drop(Over { n: reporter.n, running: reporter.running, _guards: guards }),
     }
-    reporter.running.effects.lock().remove(&reporter.n);
-    drop(guards);
 }
 
 /// An effect's place, and its mark of being under way.

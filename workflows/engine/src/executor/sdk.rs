@@ -4,55 +4,6 @@ use mayfly_workflows_language::value::{Map, Value};
 
 use crate::machine::time_text;
 
-/// `RequestId` and the headers around an answer of `bytes` bytes.
-pub(crate) struct Envelope<'a> {
-    pub(crate) request_id: &'a str,
-    pub(crate) bytes: usize,
-    pub(crate) at_ms: i64,
-    pub(crate) content_type: &'a str,
-    /// Headers of this service: name, value.
-    pub(crate) extra: &'a [(&'a str, String)],
-}
-
-impl Envelope<'_> {
-    /// `SdkHttpMetadata` and `SdkResponseMetadata`.
-    pub(crate) fn members(&self) -> [(&'static str, Value); 2] {
-        let date = http_date(self.at_ms);
-        let length = self.bytes.to_string();
-        let mut all: Vec<(&str, Value)> = Vec::new();
-        let mut plain: Vec<(&str, Value)> = Vec::new();
-        let fixed = [
-            ("x-amzn-RequestId", self.request_id.to_owned()),
-            ("connection", "keep-alive".to_owned()),
-            ("Content-Length", length),
-            ("Date", date),
-            ("Content-Type", self.content_type.to_owned()),
-        ];
-        for (name, value) in self.extra.iter().cloned().chain(fixed) {
-            all.push((name, Value::from(vec![Value::from(value.as_str())])));
-            plain.push((name, Value::from(value)));
-        }
-        // `HttpHeaders` is a map that does not look at case, and is told in its order (test-start-execution-sync).
-        plain.sort_by_key(|(name, _)| name.to_ascii_lowercase());
-        let metadata = Value::object([
-            ("AllHttpHeaders", Value::object(all)),
-            ("HttpHeaders", Value::object(plain)),
-            ("HttpStatusCode", Value::from(200_i64)),
-        ]);
-        [
-            ("SdkHttpMetadata", metadata),
-            ("SdkResponseMetadata", Value::object([("RequestId", Value::from(self.request_id))])),
-        ]
-    }
-}
-
-fn http_date(at_ms: i64) -> String {
-    match jiff::Timestamp::from_millisecond(at_ms) {
-        Ok(at) => at.to_zoned(jiff::tz::TimeZone::UTC).strftime("%a, %d %b %Y %H:%M:%S GMT").to_string(),
-        Err(_) => at_ms.to_string(),
-    }
-}
-
 /// How times of an answer are told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Times {
@@ -143,10 +94,5 @@ mod tests {
             answer(&told, Times::Milliseconds).to_text(),
             r#"{"ExecutionArn":"e","StartDate":1700000000250}"#
         );
-    }
-
-    #[test]
-    fn dates_are_http_dates() {
-        assert_eq!(http_date(1_700_000_000_000), "Tue, 14 Nov 2023 22:13:20 GMT");
     }
 }

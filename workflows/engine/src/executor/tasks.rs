@@ -6,12 +6,13 @@ use mayfly_workflows_language::value::Value;
 use super::activities::Work;
 use super::endpoint;
 use super::http;
-use super::sdk::{self, Envelope, Times};
+use super::sdk::{self, Times};
 use crate::engine::{
     Description, FunctionCall, FunctionError, FunctionOutput, Guards, IntegrationCall, OperationError,
     Reporter, Status,
 };
 use crate::journal::Payload;
+use crate::machine::envelope::{self, Envelope};
 use crate::machine::{Event, TaskCall, time_text};
 
 /// How an effect came out.
@@ -20,6 +21,8 @@ pub(crate) enum Finished {
     Result(Value),
     /// With a result that is text already.
     Text(String),
+    /// With what a function answered to `lambda:invoke`.
+    Answered(FunctionOutput),
     /// With an error.
     Failed(FunctionError),
     /// Somebody else will say.
@@ -42,6 +45,12 @@ pub(crate) async fn run(reporter: &Reporter, task: TaskCall, guards: &mut Guards
     }
     match &task.resource {
         Resource::Function(_) => function(reporter, &task).await,
+        Resource::LambdaInvoke(pattern) if *pattern != Pattern::WaitForTaskToken => {
+            match invoke(reporter, &task).await {
+                Ok(answer) => Finished::Answered(answer),
+                Err(failure) => Finished::Failed(failure),
+            }
+        }
         Resource::Activity(arn) => activity(reporter, arn, &task).await,
         Resource::StartExecution { pattern: Pattern::Sync, parsed_output } => {
             start_and_wait(reporter, &task, *parsed_output, guards).await
@@ -71,7 +80,11 @@ pub(crate) async fn run(reporter: &Reporter, task: TaskCall, guards: &mut Guards
 /// The one call that a task makes.
 async fn request(reporter: &Reporter, task: &TaskCall) -> Result<Value, FunctionError> {
     match &task.resource {
-        Resource::LambdaInvoke(_) => lambda_invoke(reporter, task).await,
+        Resource::LambdaInvoke(_) => {
+            let FunctionOutput { payload, status, executed_version } = invoke(reporter, task).await?;
+            let now_ms = reporter.inner.now_ms();
+            Ok(envelope::of_function(&payload, status, &executed_version, now_ms, uuid(reporter)))
+        }
         Resource::StartExecution { .. } => {
             start_execution(reporter, &task.arguments).await.map(|(answer, _)| answer)
         }
@@ -112,7 +125,8 @@ async fn function(reporter: &Reporter, task: &TaskCall) -> Finished {
     }
 }
 
-async fn lambda_invoke(reporter: &Reporter, task: &TaskCall) -> Result<Value, FunctionError> {
+/// The call of a `lambda:invoke`.
+async fn invoke(reporter: &Reporter, task: &TaskCall) -> Result<FunctionOutput, FunctionError> {
     let arguments = &task.arguments;
     let text = |name: &str| arguments.get(name).and_then(Value::as_str);
     let Some(function) = text("FunctionName") else {
@@ -131,32 +145,15 @@ async fn lambda_invoke(reporter: &Reporter, task: &TaskCall) -> Result<Value, Fu
         detached: text("InvocationType") == Some("Event"),
         idempotency_key: reporter.idempotency_key(),
     };
-    let output = call_function(reporter, call).await?;
-    let payload = Value::parse(&output.payload).unwrap_or_else(|_| Value::from(output.payload.as_str()));
-    let request_id = request_id(reporter);
-    let envelope = Envelope {
-        request_id: &request_id,
-        bytes: output.payload.len(),
-        at_ms: reporter.inner.now_ms(),
-        content_type: "application/json",
-        extra: &[
-            ("X-Amz-Executed-Version", output.executed_version.clone()),
-            ("x-amzn-Remapped-Content-Length", "0".to_owned()),
-            ("X-Amzn-Trace-Id", format!("root=1-{}", request_id.replace('-', ""))),
-        ],
-    };
-    let [http_metadata, response_metadata] = envelope.members();
-    Ok(Value::object([
-        ("ExecutedVersion", Value::from(output.executed_version)),
-        ("Payload", payload),
-        http_metadata,
-        response_metadata,
-        ("StatusCode", Value::from(u64::from(output.status))),
-    ]))
+    call_function(reporter, call).await
 }
 
 fn request_id(reporter: &Reporter) -> String {
-    uuid::Builder::from_random_bytes(reporter.inner.deps.randomness.bytes()).into_uuid().to_string()
+    uuid(reporter).to_string()
+}
+
+fn uuid(reporter: &Reporter) -> uuid::Uuid {
+    uuid::Builder::from_random_bytes(reporter.inner.deps.randomness.bytes()).into_uuid()
 }
 
 async fn activity(reporter: &Reporter, arn: &str, task: &TaskCall) -> Finished {

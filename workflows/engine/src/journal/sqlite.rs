@@ -243,7 +243,7 @@ impl Writer {
         loop {
             let outcome = match shared.injected() {
                 Some(error) => Err(error),
-                None => write::commit(&mut self.db, group),
+                None => write::commit(&self.db, group),
             };
             let error = match outcome {
                 Ok(()) => {

@@ -23,15 +23,24 @@ pub(super) fn prepare(db: &Connection) -> Result<(), JournalError> {
 }
 
 /// Writes batches in one transaction.
-pub(super) fn commit(db: &mut Connection, group: &[Batch]) -> rusqlite::Result<()> {
-    let transaction = db.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+pub(super) fn commit(db: &Connection, group: &[Batch]) -> rusqlite::Result<()> {
+    // As `Connection::transaction`, which parses its two statements anew each time.
+    db.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
+    let written = write_all(db, group).and_then(|()| db.prepare_cached("COMMIT")?.execute([]).map(drop));
+    if written.is_err() && !db.is_autocommit() {
+        db.execute_batch("ROLLBACK")?;
+    }
+    written
+}
+
+fn write_all(db: &Connection, group: &[Batch]) -> rusqlite::Result<()> {
     for batch in group {
         let execution = batch.changes.iter().find_map(execution_of);
         for change in &batch.changes {
-            apply(&transaction, change, execution)?;
+            apply(db, change, execution)?;
         }
     }
-    transaction.commit()
+    Ok(())
 }
 
 /// Whose batch it is: one batch is about one execution.

@@ -57,6 +57,20 @@ pub enum Event {
         /// JSON text.
         output: Payload,
     },
+    /// A function answered a `lambda:invoke`. What the service puts around an answer follows from the execution's
+    /// seed and from when it came, and is not written.
+    #[serde(rename = "answer")]
+    Answered {
+        /// The effect.
+        n: u32,
+        /// What the function answered.
+        output: Payload,
+        /// The call's HTTP status.
+        status: u16,
+        /// The version that answered; none is `$LATEST`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        version: Option<String>,
+    },
     /// The effect failed.
     #[serde(rename = "failed")]
     Failed {
@@ -115,7 +129,9 @@ impl Event {
     /// The payload inside, if there is one: what moves into a part of its own.
     pub fn payload_mut(&mut self) -> Option<&mut Payload> {
         match self {
-            Event::Submitted { output, .. } | Event::Succeeded { output, .. } => Some(output),
+            Event::Submitted { output, .. }
+            | Event::Succeeded { output, .. }
+            | Event::Answered { output, .. } => Some(output),
             Event::Child { output, .. } => output.as_mut(),
             _ => None,
         }

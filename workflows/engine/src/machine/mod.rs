@@ -29,6 +29,7 @@ mod checkpoint;
 mod context;
 mod data;
 mod end;
+pub(crate) mod envelope;
 mod event;
 mod failure;
 mod map;

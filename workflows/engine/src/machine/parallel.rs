@@ -60,8 +60,15 @@ impl Turn<'_> {
 
     /// Leaves a Task, Parallel or Map with its result.
     pub(super) fn leave_with_result(&mut self, number: u32, state: &State, result: Value) {
-        let left = self.check_size(state, &result).and_then(|()| self.finish(number, state, result));
-        match left {
+        match self.check_size(state, &result) {
+            Ok(()) => self.leave_with_checked(number, state, result),
+            Err(trouble) => self.trouble(number, state, trouble),
+        }
+    }
+
+    /// The same with a result that is known not to be too large.
+    pub(super) fn leave_with_checked(&mut self, number: u32, state: &State, result: Value) {
+        match self.finish(number, state, result) {
             Ok(left) => self.leave(number, state, left, &state.next),
             Err(trouble) => self.trouble(number, state, trouble),
         }

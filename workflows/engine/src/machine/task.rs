@@ -7,6 +7,7 @@ use mayfly_workflows_language::error::StateError;
 use mayfly_workflows_language::value::Value;
 
 use super::call::{Action, Call, TaskCall};
+use super::envelope;
 use super::failure::Failure;
 use super::quantity;
 use super::state::{Phase, TaskPhase, TaskSeconds, Wakes};
@@ -207,14 +208,43 @@ impl Turn<'_> {
             self.run_effect_succeeded(number, state, text);
             return;
         };
-        let value = match Value::parse(text) {
-            Ok(value) => value,
+        match Value::parse(text) {
+            Ok(value) => self.task_succeeded((number, effect), state, task, value, || text.clone()),
             Err(error) => {
                 let failure = Failure::new("States.Runtime", format!("The result is not JSON: {error}"));
                 self.effect_failed(effect, failure);
-                return;
             }
-        };
+        }
+    }
+
+    /// A function's answer, in what the service puts around it.
+    pub(super) fn function_answered(
+        &mut self,
+        effect: u32,
+        answer: &Payload,
+        status: u16,
+        version: Option<&str>,
+    ) {
+        let definition = self.m.definition.clone();
+        let Some((number, state)) = self.task_of(effect) else { return };
+        let state = definition.state(state);
+        let (Some(text), Kind::Task(task)) = (answer.text(), &state.kind) else { return };
+        let request_id = envelope::request_id(&self.m.facts.seed, effect);
+        let version = version.unwrap_or(envelope::LATEST);
+        let result = envelope::of_function(text, status, version, self.at_ms, request_id);
+        let told = result.clone();
+        self.task_succeeded((number, effect), state, task, result, || told.to_text().into());
+    }
+
+    /// A task's result; `text` is how the history tells it.
+    fn task_succeeded(
+        &mut self,
+        (number, effect): (u32, u32),
+        state: &State,
+        task: &Task,
+        value: Value,
+        text: impl FnOnce() -> Arc<str>,
+    ) {
         if let Err(Trouble::Failed(failure)) = self.check_size(state, &value) {
             self.effect_failed(effect, failure);
             return;
@@ -222,18 +252,18 @@ impl Turn<'_> {
         let cursor = self.cursor(number);
         let succeeded = match &task.resource {
             Resource::Function(_) => self.emit(cursor, "LambdaFunctionSucceeded", || {
-                Some(Details::new("lambdaFunctionSucceededEventDetails").data("output", text.clone()))
+                Some(Details::new("lambdaFunctionSucceededEventDetails").data("output", text()))
             }),
             Resource::Activity(_) => self.emit(cursor, "ActivitySucceeded", || {
-                Some(Details::new("activitySucceededEventDetails").data("output", text.clone()))
+                Some(Details::new("activitySucceededEventDetails").data("output", text()))
             }),
             _ => self.emit(cursor, "TaskSucceeded", || {
-                Some(named(Details::new("taskSucceededEventDetails").data("output", text.clone()), task))
+                Some(named(Details::new("taskSucceededEventDetails").data("output", text()), task))
             }),
         };
         self.set_cursor(number, succeeded);
         self.end_task(number, effect);
-        self.leave_with_result(number, state, value);
+        self.leave_with_checked(number, state, value);
     }
 
     pub(super) fn effect_failed(&mut self, effect: u32, failure: Failure) {

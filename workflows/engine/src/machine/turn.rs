@@ -86,6 +86,9 @@ impl Turn<'_> {
             Event::Began { n, worker } => self.task_began(n, worker.as_deref()),
             Event::Submitted { n, output } => self.task_submitted(n, &output),
             Event::Succeeded { n, output } => self.effect_succeeded(n, &output),
+            Event::Answered { n, output, status, version } => {
+                self.function_answered(n, &output, status, version.as_deref());
+            }
             Event::Failed { n, error, cause } => {
                 let failure = Failure { error: error.map(Into::into), cause: cause.map(Into::into) };
                 self.effect_failed(n, failure);

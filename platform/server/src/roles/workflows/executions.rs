@@ -20,13 +20,18 @@ use mayfly_workflows_engine::engine::{
 use parking_lot::RwLock;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
-use tokio::sync::{broadcast::error::RecvError, watch};
+use tokio::sync::{
+    broadcast::error::{RecvError, TryRecvError},
+    watch,
+};
 use tokio_util::sync::CancellationToken;
 
 use super::objects::Directory;
 
 /// Changes that are remembered for watches.
-const REMEMBERED_MAX: usize = 8_192;
+const REMEMBERED_MAX: usize = 4_096;
+/// Changes that are taken over at once: who reads them waits meanwhile.
+const TOGETHER_MAX: u64 = 256;
 /// Executions that are looked through for one whose name is a digest.
 const LOOKED_THROUGH_MAX: usize = 10_000;
 const PAGE: usize = 500;
@@ -54,6 +59,23 @@ struct Recent {
     forgotten: u64,
 }
 
+impl Recent {
+    fn remember(&mut self, revision: u64, changed: Changed) {
+        self.changes.push_back((revision, changed));
+        if self.changes.len() > REMEMBERED_MAX
+            && let Some((oldest, _)) = self.changes.pop_front()
+        {
+            self.forgotten = oldest;
+        }
+    }
+
+    /// Something was missed and is in nobody's memory: everyone lists again.
+    fn forget(&mut self, revision: u64) {
+        self.changes.clear();
+        self.forgotten = revision;
+    }
+}
+
 impl Executions {
     pub(in crate::roles::workflows) fn new(engine: Engine, directory: Directory) -> Self {
         let now = microseconds(Timestamp::now());
@@ -66,28 +88,30 @@ impl Executions {
     pub(crate) async fn follow(self, stop: CancellationToken) {
         let mut changes = self.engine.changes();
         loop {
-            let told = tokio::select! {
+            let mut told = tokio::select! {
                 told = changes.recv() => told,
                 () = stop.cancelled() => return,
             };
-            let revision = microseconds(Timestamp::now()).max(*self.revision.borrow() + 1);
+            let mut revision = microseconds(Timestamp::now()).max(*self.revision.borrow() + 1);
             {
                 let mut recent = self.recent.write();
-                match told {
-                    Ok(changed) => {
-                        recent.changes.push_back((revision, changed));
-                        if recent.changes.len() > REMEMBERED_MAX
-                            && let Some((oldest, _)) = recent.changes.pop_front()
-                        {
-                            recent.forgotten = oldest;
-                        }
+                let first = revision;
+                loop {
+                    match told {
+                        Ok(changed) => recent.remember(revision, changed),
+                        Err(RecvError::Lagged(_)) => recent.forget(revision),
+                        Err(RecvError::Closed) => return,
                     }
-                    // What was missed is in nobody's memory: everyone lists again.
-                    Err(RecvError::Lagged(_)) => {
-                        recent.changes.clear();
-                        recent.forgotten = revision;
+                    // Who watches is woken once for all that has come meanwhile.
+                    if revision - first >= TOGETHER_MAX {
+                        break;
                     }
-                    Err(RecvError::Closed) => return,
+                    told = match changes.try_recv() {
+                        Ok(changed) => Ok(changed),
+                        Err(TryRecvError::Lagged(missed)) => Err(RecvError::Lagged(missed)),
+                        Err(TryRecvError::Empty | TryRecvError::Closed) => break,
+                    };
+                    revision += 1;
                 }
             }
             self.revision.send_replace(revision);

@@ -24,6 +24,34 @@ async fn a_function_is_called() {
 }
 
 #[tokio::test]
+async fn an_answer_is_told_alike_whenever_it_is_told() {
+    let journal: Arc<dyn Journal> = Arc::new(MemoryJournal::default());
+    let world = World::on(journal.clone(), Arc::default()).await;
+    let invoke = json!({"Type": "Task", "Resource": "arn:aws:states:::lambda:invoke", "End": true,
+        "Parameters": {"FunctionName": "echo", "Payload.$": "$"}});
+    let definition = json!({"StartAt": "A", "States": {"A": invoke}});
+    let arn = world.start(&machine(definition, Kind::Standard), r#"{"b":1,"a":"ä"}"#).await;
+    let output = world.engine.wait(&arn).await.expect("there").output.expect("succeeded");
+    let told: serde_json::Value = serde_json::from_str(&output).expect("JSON");
+    assert_eq!(told["Payload"], json!({"b": 1, "a": "ä"}));
+    assert_eq!((&told["StatusCode"], &told["ExecutedVersion"]), (&json!(200), &json!("$LATEST")));
+    let headers = &told["SdkHttpMetadata"]["HttpHeaders"];
+    assert_eq!(headers["x-amzn-RequestId"], told["SdkResponseMetadata"]["RequestId"]);
+    // What stands around the answer is computed, not written.
+    let id = journal.execution_by_arn(&arn).expect("read").expect("there").id;
+    let records = journal.records(id, 0).expect("read");
+    let bytes = records.iter().map(|record| record.body.len()).sum::<usize>();
+    assert!(records.len() == 1 && bytes < 100, "{bytes} bytes in {records:?}");
+    // In the history too, and by a process that has only the journal.
+    for world in [world, World::on(journal, Arc::default()).await] {
+        let all = HistoryQuery { reverse: false, include_data: true, limit: 100, from: None };
+        let history = world.engine.history(&arn, all).await.expect("read").expect("there");
+        assert_eq!(history.items[4]["taskSucceededEventDetails"]["output"], *output);
+        assert_eq!(history.items[5]["stateExitedEventDetails"]["output"], *output);
+    }
+}
+
+#[tokio::test]
 async fn waiting_takes_no_time() {
     let world = World::new().await;
     let definition = json!({"StartAt": "A", "States": {

@@ -5,7 +5,8 @@ use http::{Method, Request, Response, Uri, header};
 use mayfly_workflows_language::value::{Map, Value};
 
 use super::services::{Protocol, Service};
-use crate::executor::sdk::{Envelope, capital, small};
+use crate::executor::sdk::{capital, small};
+use crate::machine::envelope::Envelope;
 use crate::machine::time_text;
 
 /// Members whose members are names of the user's, not of the service: they keep their spelling.
