@@ -35,7 +35,7 @@ mod map;
 mod map_counts;
 mod map_run;
 mod parallel;
-mod quantity;
+pub(crate) mod quantity;
 mod redrive;
 mod retry;
 mod simple;
