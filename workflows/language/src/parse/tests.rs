@@ -54,6 +54,14 @@ fn text_that_is_no_definition() {
 }
 
 #[test]
+fn a_fault_is_told_once() {
+    machine(
+        r#"{"Comment":5,"StartAt":"X","States":{"X":{"Type":"Succeed"}}}"#,
+        &["SCHEMA_VALIDATION_FAILED: Expected value of type String at /Comment"],
+    );
+}
+
+#[test]
 fn heads() {
     machine(
         r#"{"StartAt":1,"States":{"X":{"Type":"Succeed"}},"Coment":"","TimeoutSeconds":-1,"QueryLanguage":"jq"}"#,

@@ -124,8 +124,10 @@ impl Report {
         message: impl Into<String>,
         location: Option<String>,
     ) {
-        if self.diagnostics.len() < DIAGNOSTICS_MAX {
-            self.diagnostics.push(Diagnostic { severity, code, message: message.into(), location });
+        let found = Diagnostic { severity, code, message: message.into(), location };
+        // A field may be read for two purposes; its fault is told once.
+        if self.diagnostics.len() < DIAGNOSTICS_MAX && !self.diagnostics.contains(&found) {
+            self.diagnostics.push(found);
         }
     }
 
