@@ -102,10 +102,7 @@ fn fixed(code: &str) -> Option<&'static str> {
             "The sub-picture must not contain a 'grouping-separator' character that appears adjacent to a \
              'decimal-separator' character",
         ),
-        (
-            "D3088",
-            "The sub-picture must not contain a 'grouping-separator' at the end of the integer part",
-        ),
+        ("D3088", "The sub-picture must not contain a 'grouping-separator' at the end of the integer part"),
         (
             "D3089",
             "The sub-picture must not contain two adjacent instances of the 'grouping-separator' character",
@@ -133,10 +130,7 @@ fn fixed(code: &str) -> Option<&'static str> {
         ("D3131", "In a decimal digit pattern, all digits must be from the same decimal group"),
         ("D3134", "The timezone integer format specifier cannot have more than four digits"),
         ("D3135", "No matching closing bracket ']' in date/time picture string"),
-        (
-            "D3136",
-            "The date/time picture string is missing specifiers required to parse the timestamp",
-        ),
+        ("D3136", "The date/time picture string is missing specifiers required to parse the timestamp"),
     ];
     SENTENCES.iter().find(|(known, _)| *known == code).map(|(_, sentence)| *sentence)
 }
@@ -178,7 +172,9 @@ fn list_of(text: &str, uses: &Uses) -> Option<String> {
     let (position, item) = text.strip_prefix("Argument ")?.split_once(" must be an array of ")?;
     // Some name the function: `Argument 1 of function $join must be an array of String`.
     let (position, named) = match position.split_once(" of function") {
-        Some((position, name)) => (position, Some(name.trim_start_matches([' ', '$'])).filter(|n| !n.is_empty())),
+        Some((position, name)) => {
+            (position, Some(name.trim_start_matches([' ', '$'])).filter(|n| !n.is_empty()))
+        }
         None => (position, None),
     };
     let function = named.or_else(|| uses.only_function())?.trim_matches('"');

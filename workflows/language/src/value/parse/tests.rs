@@ -20,10 +20,7 @@ fn errors_read_as_jackson_writes_them() {
             "{\"a\":",
             "Unexpected end-of-input within/between Object entries\n at [Source: (String)\"{\"a\":\"; line: 1, column: 6]",
         ),
-        (
-            "{\"a",
-            "Unexpected end-of-input in field name\n at [Source: (String)\"{\"a\"; line: 1, column: 4]",
-        ),
+        ("{\"a", "Unexpected end-of-input in field name\n at [Source: (String)\"{\"a\"; line: 1, column: 4]"),
         (
             "[1,",
             "Unexpected end-of-input within/between Array entries\n at [Source: (String)\"[1,\"; line: 1, column: 4]",
