@@ -102,11 +102,7 @@ async fn failures_are_told_in_awss_words() {
             query,
             "The Seconds field cannot be parsed as an integer: 1.5",
         ),
-        (
-            wait(json!({"Seconds": "{% -1 %}"})),
-            query,
-            "Seconds must be between 0 and 99999999 but was: -1",
-        ),
+        (wait(json!({"Seconds": "{% -1 %}"})), query, "Seconds must be between 0 and 99999999 but was: -1"),
         (
             wait(json!({"Timestamp": "{% '2016-13-05T21:29:29Z' %}"})),
             runtime,
@@ -268,4 +264,22 @@ async fn a_map_shows_how_it_reads_and_groups_items() {
         shown("afterItemBatcher"),
         json!([{"BatchInput": {"x": 1}, "Items": [{"v": 1}, {"v": 2}]}, {"BatchInput": {"x": 1}, "Items": [{"v": 3}]}])
     );
+}
+
+#[tokio::test]
+async fn an_output_that_is_no_json_is_quoted_and_the_task_goes_on() {
+    let world = World::new().await;
+    let activity = world.call("CreateActivity", json!({"name": "a"})).await["activityArn"].clone();
+    let definition = alone(json!({"Type": "Task", "Resource": activity}));
+    let machine = json!({"name": "m", "definition": definition.to_string(), "roleArn": ROLE});
+    let machine = world.call("CreateStateMachine", machine).await["stateMachineArn"].clone();
+    world.call("StartExecution", json!({"stateMachineArn": machine})).await;
+    let task = world.call("GetActivityTask", json!({"activityArn": activity})).await;
+    let answer = |output: &str| json!({"taskToken": task["taskToken"], "output": output});
+    assert_eq!(
+        world.refused("SendTaskSuccess", answer("{x")).await,
+        "InvalidOutput: Invalid Output: 'Unexpected character ('x' (code 120)): was expecting double-quote to start \
+         field name\n at [Source: (String)\"{x\"; line: 1, column: 3]'"
+    );
+    world.call("SendTaskSuccess", answer("{}")).await;
 }
