@@ -50,7 +50,8 @@ async fn submitted(up: &Up, execution: &str) -> Result<Vec<Value>> {
     let told = call(up, "GetExecutionHistory", json!({"executionArn": execution})).await?;
     let events = told["events"].as_array().context("no events")?;
     let details = events.iter().filter(|event| event["type"] == "TaskSubmitted");
-    let output = |event: &Value| event["taskSubmittedEventDetails"]["output"].as_str().map(serde_json::from_str);
+    let output =
+        |event: &Value| event["taskSubmittedEventDetails"]["output"].as_str().map(serde_json::from_str);
     Ok(details.filter_map(output).collect::<Result<_, _>>()?)
 }
 

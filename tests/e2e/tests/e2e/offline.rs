@@ -57,7 +57,8 @@ async fn express_executions_end_after_five_minutes() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let waits = r#"{"StartAt": "W", "States": {"W": {"Type": "Wait", "Seconds": 600, "End": true}}}"#;
     std::fs::write(folder.path().join("waits.json"), waits)?;
-    for (kind, status, elapsed) in [("EXPRESS", "TIMED_OUT", "5m elapsed"), ("STANDARD", "SUCCEEDED", "10m elapsed")]
+    for (kind, status, elapsed) in
+        [("EXPRESS", "TIMED_OUT", "5m elapsed"), ("STANDARD", "SUCCEEDED", "10m elapsed")]
     {
         let cases = format!(
             "definition: waits.json\ntype: {kind}\ncases:\n  - name: waits\n    expect: {{status: {status}}}\n"
