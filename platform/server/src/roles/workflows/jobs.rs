@@ -110,7 +110,7 @@ impl Jobs {
         }
         if let Some(submitted) = &call.submitted {
             // Nobody listens any more only when the task is over; then this future is dropped as well.
-            submitted.send(begun).await.ok();
+            let _ = submitted.send(begun).await;
         }
         let ended = self.wait(&mine.key, &job).await;
         if ended.is_ok() || self.stopping.load(Ordering::SeqCst) {
