@@ -45,6 +45,16 @@ fn output(told: &Value) -> Result<Value> {
     Ok(serde_json::from_str(told["output"].as_str().context("no output")?)?)
 }
 
+/// What an execution's history shows of jobs that were created.
+async fn submitted(up: &Up, execution: &str) -> Result<Vec<Value>> {
+    let told = call(up, "GetExecutionHistory", json!({"executionArn": execution})).await?;
+    let events = told["events"].as_array().context("no events")?;
+    let details = events.iter().filter(|event| event["type"] == "TaskSubmitted");
+    let output =
+        |event: &Value| event["taskSubmittedEventDetails"]["output"].as_str().map(serde_json::from_str);
+    Ok(details.filter_map(output).collect::<Result<_, _>>()?)
+}
+
 async fn job_names(up: &Up) -> Result<Vec<String>> {
     let list = up.api()?.get(JOBS).await?;
     let items = list.body["items"].as_array().with_context(|| format!("{list:?}"))?;
@@ -192,8 +202,11 @@ async fn a_jobs_bad_end_has_a_name_and_leaves_its_outputs() -> Result<()> {
         ),
     ] {
         let machine = create(&up, name, "STANDARD", one_job(&component, arguments)).await?;
-        let output = output(&ended(&up, &start(&up, &machine, json!({})).await?).await?)?;
+        let execution = start(&up, &machine, json!({})).await?;
+        let output = output(&ended(&up, &execution).await?)?;
         ensure!(output["caught"] == error, "{name}: {output}");
+        let submitted = submitted(&up, &execution).await?;
+        ensure!(submitted.len() == 1 && submitted[0]["jobName"].is_string(), "{name}: {submitted:?}");
         let cause = &output["cause"];
         ensure!(cause["exitCode"] == code && cause["parameters"]["progress"] == "half", "{name}: {cause}");
         ensure!(
@@ -211,8 +224,10 @@ async fn a_jobs_bad_end_has_a_name_and_leaves_its_outputs() -> Result<()> {
         ("misspelt", component.as_str(), json!({"Agrs": []}), "Job.InvalidArguments"),
     ] {
         let machine = create(&up, name, "STANDARD", one_job(component, arguments)).await?;
-        let output = output(&ended(&up, &start(&up, &machine, json!({})).await?).await?)?;
+        let execution = start(&up, &machine, json!({})).await?;
+        let output = output(&ended(&up, &execution).await?)?;
         ensure!(output["caught"] == error, "{name}: {output}");
+        ensure!(submitted(&up, &execution).await?.is_empty(), "{name}");
     }
     Ok(())
 }

@@ -53,6 +53,24 @@ async fn a_year_of_waiting_passes_in_a_moment() -> Result<()> {
 }
 
 #[tokio::test]
+async fn express_executions_end_after_five_minutes() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let waits = r#"{"StartAt": "W", "States": {"W": {"Type": "Wait", "Seconds": 600, "End": true}}}"#;
+    std::fs::write(folder.path().join("waits.json"), waits)?;
+    for (kind, status, elapsed) in
+        [("EXPRESS", "TIMED_OUT", "5m elapsed"), ("STANDARD", "SUCCEEDED", "10m elapsed")]
+    {
+        let cases = format!(
+            "definition: waits.json\ntype: {kind}\ncases:\n  - name: waits\n    expect: {{status: {status}}}\n"
+        );
+        std::fs::write(folder.path().join("waits.test.yaml"), cases)?;
+        let Tested(code, out, err) = test(folder.path(), &[]).await?;
+        ensure!(code == Some(0) && out.contains(elapsed), "{kind}: {out}{err}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn what_differs_is_shown_at_its_place() -> Result<()> {
     let cases = r#"
 mocks: {Reserve: {payload: {ok: false}}}

@@ -3,12 +3,21 @@
 use super::params::{optional, text};
 use super::{Answer, Api, ApiError};
 use crate::engine::TokenError;
+use mayfly_workflows_language::value;
 use serde_json::{Value, json};
 
 impl Api {
     pub(super) async fn send_task_success(&self, params: &Value) -> Answer {
         let (token, output) = (text(params, "taskToken"), text(params, "output"));
-        settled(self.engine.send_task_success(token, output).await)
+        match self.engine.send_task_success(token, output).await {
+            // As inputs that cannot be read are told; no recording shows one of these.
+            Err(refusal @ TokenError::InvalidOutput(_)) => {
+                let told = value::Value::parse(output).map_err(|error| error.describe(output));
+                let what = told.err().unwrap_or_else(|| refusal.to_string());
+                Err(ApiError::new("InvalidOutput", format!("Invalid Output: '{what}'")))
+            }
+            outcome => settled(outcome),
+        }
     }
 
     pub(super) async fn send_task_failure(&self, params: &Value) -> Answer {

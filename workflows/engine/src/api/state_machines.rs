@@ -240,7 +240,9 @@ fn logging(params: &Value) -> Result<Option<Value>, ApiError> {
             "Invalid Logging Configuration: Must specify exactly one Log Destination.",
         ));
     }
-    if destinations.is_some_and(|all| all.len() > 1) {
+    let names_group =
+        |one: &Value| one.pointer("/cloudWatchLogsLogGroup/logGroupArn").is_some_and(Value::is_string);
+    if destinations.is_some_and(|all| all.len() > 1 || !all.iter().all(names_group)) {
         return Err(ApiError::new(
             "InvalidLoggingConfiguration",
             "Invalid Logging Configuration: Must specify exactly one Log Destination.",

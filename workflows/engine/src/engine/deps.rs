@@ -117,6 +117,9 @@ pub struct IntegrationCall {
     pub task_token: String,
     /// The same for every try to carry out the same call.
     pub idempotency_key: String,
+    /// Takes what the history is to show of a call that has begun and will last (`TaskSubmitted`), once; none when
+    /// it shows that already.
+    pub submitted: Option<tokio::sync::mpsc::Sender<serde_json::Value>>,
 }
 
 /// Answers every task in place of the service it names: how a definition is

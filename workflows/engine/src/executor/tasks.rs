@@ -1,7 +1,9 @@
 //! The work of Task states.
 
+use futures::future::BoxFuture;
 use mayfly_workflows_language::definition::{Pattern, Resource};
 use mayfly_workflows_language::value::Value;
+use tokio::sync::mpsc;
 
 use super::activities::Work;
 use super::endpoint;
@@ -318,13 +320,16 @@ async fn integration(reporter: &Reporter, task: &TaskCall) -> Result<Value, Func
     let resource = task.arn.to_string();
     match reporter.inner.integration(&resource) {
         Some(integrations) => {
+            let (submitted, told) = mpsc::channel(1);
             let call = IntegrationCall {
                 resource,
                 arguments: task.arguments.to_serde(),
                 task_token: task.token.to_string(),
                 idempotency_key: reporter.idempotency_key(),
+                submitted: Some(submitted).filter(|_| task.submitted.is_none()),
             };
-            integrations.call(call).await.map(|answer| Value::from(&answer))
+            let answer = with_submission(reporter, integrations.call(call), told).await;
+            answer.map(|answer| Value::from(&answer))
         }
         None => Err(FunctionError {
             error_type: "Mayfly.IntegrationNotSupported".to_owned(),
@@ -336,4 +341,28 @@ async fn integration(reporter: &Reporter, task: &TaskCall) -> Result<Value, Func
             ),
         }),
     }
+}
+
+/// A call to its end. What it tells of having begun goes into the history before that.
+async fn with_submission(
+    reporter: &Reporter,
+    mut call: BoxFuture<'_, Result<serde_json::Value, FunctionError>>,
+    mut told: mpsc::Receiver<serde_json::Value>,
+) -> Result<serde_json::Value, FunctionError> {
+    let report = async |begun: serde_json::Value| {
+        let output = Payload::Here(Value::from(&begun).to_text().into());
+        reporter.report(Event::Submitted { n: reporter.n, output }).await
+    };
+    let answer = tokio::select! {
+        biased;
+        Some(begun) = told.recv() => {
+            report(begun).await;
+            call.await
+        }
+        answer = &mut call => answer,
+    };
+    if let Ok(begun) = told.try_recv() {
+        report(begun).await;
+    }
+    answer
 }

@@ -4,14 +4,15 @@ use std::sync::Arc;
 
 use mayfly_workflows_language::choice;
 use mayfly_workflows_language::dataflow::{self, Context, Scope};
-use mayfly_workflows_language::definition::{Catcher, Condition, DataFlow, Kind, Rule, State, Text};
+use mayfly_workflows_language::definition::{
+    Catcher, Condition, DataFlow, Kind, Map as MapState, Quantity, Rule, State, Text,
+};
 use mayfly_workflows_language::error::StateError;
-use mayfly_workflows_language::jsonata::Expression;
-use mayfly_workflows_language::path::Path;
 use mayfly_workflows_language::template::Template;
 use mayfly_workflows_language::value::{Map, Value};
 
 use super::context::{StateContext, context_object};
+use super::quantity;
 use super::state::Item;
 use super::turn::{Left, Trouble, Turn};
 
@@ -275,33 +276,39 @@ impl Turn<'_> {
         }
     }
 
-    /// The value at a `…Path` field's path.
-    pub(super) fn at_path(
+    /// The items of a Map that reads no file.
+    pub(super) fn map_items(
         &self,
         number: u32,
         state: &State,
+        map: &MapState,
         effective: &Value,
-        path: &Path,
-        field: &str,
-    ) -> Result<Value, StateError> {
-        self.evaluate(number, state, effective, |scope| path.evaluate(scope)).map_err(|_| {
-            StateError::runtime(format!(
-                "The JSONPath '{}' specified for the field '{field}' could not be found in the input '{}'",
-                path.source(),
-                effective.to_text()
-            ))
-        })
+    ) -> Result<Arc<Vec<Value>>, StateError> {
+        let source = self.evaluate(number, state, effective, |scope| quantity::map_source(scope, map))?;
+        quantity::items_in(map, source)
     }
 
-    pub(super) fn at_expression(
+    /// `MaxConcurrency` and its path; 0 is no limit.
+    pub(super) fn max_concurrency(
+        &self,
+        number: u32,
+        state: &State,
+        map: &MapState,
+        effective: &Value,
+    ) -> Result<u64, StateError> {
+        self.count(number, state, effective, &map.max_concurrency, "MaxConcurrency")
+    }
+
+    /// A count of a Map.
+    pub(super) fn count(
         &self,
         number: u32,
         state: &State,
         effective: &Value,
-        expression: &Expression,
+        quantity: &Quantity<u64>,
         field: &str,
-    ) -> Result<Value, StateError> {
-        self.evaluate(number, state, effective, |scope| expression.evaluate(scope, field))
+    ) -> Result<u64, StateError> {
+        self.evaluate(number, state, effective, |scope| quantity::count(scope, quantity, field))
     }
 }
 

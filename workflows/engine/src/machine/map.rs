@@ -6,7 +6,6 @@ use mayfly_workflows_language::definition::{Kind, Map, MapMode, State};
 use mayfly_workflows_language::value::Value;
 
 use super::data;
-use super::quantity;
 use super::state::{Item, MapPhase, Phase, Place, Thread};
 use super::turn::{Trouble, Turn, iteration};
 use crate::history::Details;
@@ -17,8 +16,8 @@ impl Turn<'_> {
             return self.run_distributed(number, state, map, execution_type);
         }
         let effective = self.effective_input(number, state)?;
-        let items = quantity::map_items(self, number, state, map, &effective)?;
-        let concurrency = quantity::max_concurrency(self, number, state, map, &effective)?;
+        let items = self.map_items(number, state, map, &effective)?;
+        let concurrency = self.max_concurrency(number, state, map, &effective)?;
         let cursor = self.cursor(number);
         let started = self.map_state_started(cursor, items.len() as u64);
         self.set_cursor(number, started);

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use mayfly_workflows_language::dataflow::Scope;
 use mayfly_workflows_language::definition::{Batcher, ExecutionType, Kind, Map, State};
 use mayfly_workflows_language::error::StateError;
 use mayfly_workflows_language::value::Value;
@@ -26,9 +27,9 @@ impl Turn<'_> {
         let effective = self.effective_input(number, state)?;
         let items = match &map.item_reader {
             Some(_) => None,
-            None => Some(quantity::map_items(self, number, state, map, &effective)?),
+            None => Some(self.map_items(number, state, map, &effective)?),
         };
-        let max_concurrency = quantity::max_concurrency(self, number, state, map, &effective)?;
+        let max_concurrency = self.max_concurrency(number, state, map, &effective)?;
         let cursor = self.cursor(number);
         let length = items.as_ref().map_or(0, |items| items.len() as u64);
         let started = self.map_state_started(cursor, length);
@@ -36,10 +37,11 @@ impl Turn<'_> {
         let mut run = self.new_run(state, map, execution_type, max_concurrency);
         if let Some(quantity) = &map.tolerated_failure_count {
             run.tolerated_count =
-                Some(quantity::count(self, number, state, &effective, quantity, "ToleratedFailureCount")?);
+                Some(self.count(number, state, &effective, quantity, "ToleratedFailureCount")?);
         }
         if let Some(quantity) = &map.tolerated_failure_percentage {
-            run.tolerated_percentage = Some(quantity::percentage(self, number, state, &effective, quantity)?);
+            let ask = |scope: &Scope<'_>| quantity::percentage(scope, quantity);
+            run.tolerated_percentage = Some(self.evaluate(number, state, &effective, ask)?);
         }
         let arn = run.arn.clone();
         let run_started = self.emit(started, "MapRunStarted", || {
@@ -107,7 +109,7 @@ impl Turn<'_> {
         let field = "ItemReader";
         let arguments = data::template(self, number, state, effective, reader.arguments.as_ref(), field)?;
         let max_items = match &reader.max_items {
-            Some(quantity) => Some(quantity::count(self, number, state, effective, quantity, "MaxItems")?),
+            Some(quantity) => Some(self.count(number, state, effective, quantity, "MaxItems")?),
             None => None,
         };
         self.run_effect(number, Call::ReadItems { state: state.id, arguments, max_items });
@@ -178,7 +180,7 @@ impl Turn<'_> {
         items: Vec<(Value, u64)>,
     ) -> Result<Vec<(Value, u64)>, Trouble> {
         let limit = |quantity, field| match quantity {
-            Some(quantity) => match quantity::count(self, number, state, input, quantity, field) {
+            Some(quantity) => match self.count(number, state, input, quantity, field) {
                 Ok(0) => Err(StateError::runtime(format!("{field} must be greater than 0."))),
                 other => other,
             },

@@ -36,7 +36,7 @@ mod map;
 mod map_counts;
 mod map_run;
 mod parallel;
-mod quantity;
+pub(crate) mod quantity;
 mod redrive;
 mod retry;
 mod simple;

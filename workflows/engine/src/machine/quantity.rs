@@ -1,42 +1,71 @@
 //! Numbers, times and items of a state that are written down or found in its
-//! data, with AWS's sentences about those that are no good.
+//! data, with AWS's sentences about those that are no good. TestState asks here too.
+//!
+//! What JSONata gives of a wrong type or out of range is
+//! `States.QueryEvaluationError`, as the guide has it; what stands at a path is
+//! `States.Runtime`.
 
 use std::sync::Arc;
 
 use jiff::Timestamp;
 use mayfly_workflows_language::choice::timestamp;
-use mayfly_workflows_language::definition::{Items, Map as MapState, Quantity, State, Task, TimestampField};
+use mayfly_workflows_language::dataflow::Scope;
+use mayfly_workflows_language::definition::{Items, Map as MapState, Quantity, Task, TimestampField};
 use mayfly_workflows_language::error::{StateError, names};
+use mayfly_workflows_language::jsonata::Expression;
+use mayfly_workflows_language::path::Path;
 use mayfly_workflows_language::value::Value;
 
-use super::turn::Turn;
+/// The most that fields in seconds take, as AWS documents it.
+const SECONDS_MAX: i64 = 99_999_999;
 
-/// A whole number that is not negative, as JSONata may write it (`3.0`).
-fn whole(value: &Value) -> Option<u64> {
+/// The whole number that a JSONata expression gave, which may write it as `3.0`.
+///
+/// This sentence and the one about the range are those that gabrielmoreira/tiny-asl-machine, which is checked
+/// against AWS, has for `TimeoutSeconds`.
+fn whole(expression: &Expression, field: &str, value: &Value) -> Result<i64, StateError> {
     if let Some(whole) = value.as_i64() {
-        return u64::try_from(whole).ok();
+        return Ok(whole);
     }
-    let double = value.as_f64()?;
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "checked to be whole and in range"
-    )]
-    (double.fract() == 0.0 && (0.0..9e15).contains(&double)).then_some(double as u64)
+    let double = value.as_f64().ok_or_else(|| expression.unexpected_type(field, "number", value))?;
+    #[expect(clippy::cast_possible_truncation, reason = "checked to be whole and in range")]
+    let whole = (double.fract() == 0.0 && double.abs() < 9e15).then_some(double as i64);
+    whole.ok_or_else(|| {
+        let cause = format!("The {field} field cannot be parsed as an integer: {}", value.to_text());
+        StateError::query(field, cause)
+    })
+}
+
+/// What a JSONata expression gives for a field in seconds.
+fn evaluated_seconds(
+    scope: &Scope<'_>,
+    expression: &Expression,
+    field: &'static str,
+) -> Result<u64, StateError> {
+    let seconds = whole(expression, field, &expression.evaluate(scope, field)?)?;
+    let in_range = u64::try_from(seconds).ok().filter(|_| seconds <= SECONDS_MAX);
+    in_range.ok_or_else(|| {
+        StateError::query(field, format!("{field} must be between 0 and {SECONDS_MAX} but was: {seconds}"))
+    })
+}
+
+/// The value of a `…Path` field. A path that leads nowhere is told as that of `InputPath` is, not as a template's
+/// (LocalStack has it so for `TimeoutSecondsPath` and `HeartbeatSecondsPath`).
+fn at(scope: &Scope<'_>, path: &Path) -> Result<Value, StateError> {
+    path.evaluate(scope).map_err(|error| StateError::runtime(error.to_string()))
+}
+
+/// A value in a sentence: strings without their quotes.
+fn plain(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_text(), str::to_owned)
 }
 
 /// `Seconds`, `SecondsPath` of a Wait.
-pub(super) fn wait_seconds(
-    turn: &Turn<'_>,
-    number: u32,
-    state: &State,
-    effective: &Value,
-    seconds: &Quantity<u64>,
-) -> Result<u64, StateError> {
+pub(crate) fn wait_seconds(scope: &Scope<'_>, seconds: &Quantity<u64>) -> Result<u64, StateError> {
     match seconds {
         Quantity::Value(seconds) => Ok(*seconds),
         Quantity::Path(path) => {
-            let value = turn.at_path(number, state, effective, path, "SecondsPath")?;
+            let value = at(scope, path)?;
             let found = format!("{} == {}", path.source(), plain(&value));
             match value.as_i64() {
                 Some(seconds) => u64::try_from(seconds).map_err(|_| {
@@ -49,237 +78,163 @@ pub(super) fn wait_seconds(
                 ))),
             }
         }
-        Quantity::Expression(expression) => {
-            let value = turn.at_expression(number, state, effective, expression, "Seconds")?;
-            whole(&value).ok_or_else(|| expression.unexpected_type("Seconds", "integer", &value))
-        }
+        Quantity::Expression(expression) => evaluated_seconds(scope, expression, "Seconds"),
     }
 }
 
-/// `TimestampPath` and JSONata's `Timestamp` of a Wait.
-pub(super) fn wait_timestamp(
-    turn: &Turn<'_>,
-    number: u32,
-    state: &State,
-    effective: &Value,
-    field: &TimestampField,
-) -> Result<Timestamp, StateError> {
+/// `Timestamp`, `TimestampPath` of a Wait.
+pub(crate) fn wait_timestamp(scope: &Scope<'_>, field: &TimestampField) -> Result<Timestamp, StateError> {
+    let refused = |field: &str, source: &str, value: &Value| {
+        StateError::runtime(format!(
+            "The {field} parameter does not reference a valid ISO-8601 extended offset date-time format string: \
+             {source} == {}",
+            plain(value)
+        ))
+    };
     match field {
         TimestampField::Value(at, _) => Ok(*at),
         TimestampField::Path(path) => {
-            let value = turn.at_path(number, state, effective, path, "TimestampPath")?;
-            value.as_str().and_then(timestamp::parse).ok_or_else(|| {
-                StateError::runtime(format!(
-                    "The TimestampPath parameter does not reference a valid ISO-8601 extended offset date-time \
-                     format string: {} == {}",
-                    path.source(),
-                    plain(&value)
-                ))
-            })
+            let value = at(scope, path)?;
+            let found = value.as_str().and_then(timestamp::parse);
+            found.ok_or_else(|| refused("TimestampPath", path.source(), &value))
         }
         TimestampField::Expression(expression) => {
-            let value = turn.at_expression(number, state, effective, expression, "Timestamp")?;
-            value.as_str().and_then(timestamp::parse).ok_or_else(|| {
-                StateError::query(
-                    "Timestamp",
-                    format!(
-                        "The JSONata expression '{}' specified for the field 'Timestamp' returned a value that is \
-                         not a valid ISO-8601 extended offset date-time format string: {}",
-                        expression.source(),
-                        plain(&value)
-                    ),
-                )
-            })
+            let value = expression.evaluate(scope, "Timestamp")?;
+            let text =
+                value.as_str().ok_or_else(|| expression.unexpected_type("Timestamp", "string", &value))?;
+            // LocalStack has this sentence, with this error, for JSONata too.
+            timestamp::parse(text).ok_or_else(|| refused("Timestamp", expression.source(), &value))
         }
     }
 }
 
-/// A value in a sentence: strings without their quotes.
-fn plain(value: &Value) -> String {
-    value.as_str().map_or_else(|| value.to_text(), str::to_owned)
-}
-
 /// `TimeoutSeconds`, `HeartbeatSeconds` and their paths.
-pub(super) fn task_seconds(
-    turn: &Turn<'_>,
-    number: u32,
-    state: &State,
-    effective: &Value,
+pub(crate) fn task_seconds(
+    scope: &Scope<'_>,
     seconds: Option<&Quantity<u64>>,
-    field: &str,
+    field: &'static str,
 ) -> Result<Option<u64>, StateError> {
     match seconds {
         None => Ok(None),
         Some(Quantity::Value(seconds)) => Ok(Some(*seconds)),
         Some(Quantity::Path(path)) => {
-            let field = format!("{field}Path");
-            let value = turn.at_path(number, state, effective, path, &field)?;
+            let value = at(scope, path)?;
+            let found = format!("{} == {}", path.source(), plain(&value));
             match value.as_i64() {
                 Some(seconds) if seconds > 0 => Ok(u64::try_from(seconds).ok()),
                 Some(_) => Err(StateError::runtime(format!(
-                    "The {field} parameter references a value that is not positive: {} == {}",
-                    path.source(),
-                    plain(&value)
+                    "The {field}Path parameter references a value that is not positive: {found}"
                 ))),
                 None => Err(StateError::runtime(format!(
-                    "The {field} parameter cannot be parsed as a long value: {} == {}",
-                    path.source(),
-                    plain(&value)
+                    "The {field}Path parameter cannot be parsed as a long value: {found}"
                 ))),
             }
         }
-        Some(Quantity::Expression(expression)) => {
-            let value = turn.at_expression(number, state, effective, expression, field)?;
-            let seconds = whole(&value).filter(|seconds| *seconds > 0);
-            seconds.map(Some).ok_or_else(|| expression.unexpected_type(field, "integer", &value))
-        }
+        Some(Quantity::Expression(expression)) => evaluated_seconds(scope, expression, field).map(Some),
     }
 }
 
 /// `Credentials`.
-pub(super) fn credentials(
-    turn: &Turn<'_>,
-    number: u32,
-    state: &State,
-    effective: &Value,
-    task: &Task,
-) -> Result<Option<Value>, StateError> {
-    let Some(template) = &task.credentials else { return Ok(None) };
-    turn.evaluate(number, state, effective, |scope| template.evaluate(scope, "Credentials")).map(Some)
+pub(crate) fn credentials(scope: &Scope<'_>, task: &Task) -> Result<Option<Value>, StateError> {
+    let template = task.credentials.as_ref();
+    template.map(|template| template.evaluate(scope, "Credentials")).transpose()
 }
 
-/// The items of a Map that reads no file.
-pub(super) fn map_items(
-    turn: &Turn<'_>,
-    number: u32,
-    state: &State,
-    map: &MapState,
-    effective: &Value,
-) -> Result<Arc<Vec<Value>>, StateError> {
-    let (items, what) = match &map.items {
-        Items::Whole => (effective.clone(), None),
-        Items::Path(path) => (turn.at_path(number, state, effective, path, "ItemsPath")?, Some(path)),
-        Items::Template(template) => {
-            (turn.evaluate(number, state, effective, |scope| template.evaluate(scope, "Items"))?, None)
-        }
-    };
-    match items {
-        Value::Array(items) => Ok(items),
-        Value::Object(map_of_items) if matches!(map.items, Items::Template(_)) => {
+/// What a Map that reads no file takes its items from, before it is known to be a list.
+pub(crate) fn map_source(scope: &Scope<'_>, map: &MapState) -> Result<Value, StateError> {
+    match &map.items {
+        Items::Whole => Ok(scope.input.clone()),
+        Items::Path(path) => at(scope, path),
+        Items::Template(template) => template.evaluate(scope, "Items"),
+    }
+}
+
+/// The items in what [`map_source`] gave.
+pub(crate) fn items_in(map: &MapState, source: Value) -> Result<Arc<Vec<Value>>, StateError> {
+    match (source, &map.items) {
+        (Value::Array(items), _) => Ok(items),
+        (Value::Object(members), Items::Template(_)) => {
             // JSONata's Items may be an object: one item per member.
-            let pairs = map_of_items.iter().map(|(key, value)| {
+            let pairs = members.iter().map(|(key, value)| {
                 Value::object([("Key", Value::String(key.clone())), ("Value", value.clone())])
             });
             Ok(Arc::new(pairs.collect()))
         }
-        other => {
-            let path = what.map_or("$", |path| path.source());
-            Err(match &map.items {
-                Items::Template(items) => match items.expression() {
-                    Some(expression) => expression.unexpected_type("Items", "array", &other),
-                    None => StateError::query("Items", "The Items field must be an array or an object."),
-                },
-                _ => StateError::runtime(format!("Reference path \"{path}\" must point to array.")),
-            })
+        (other, Items::Template(items)) => Err(match items.expression() {
+            Some(expression) => expression.unexpected_type("Items", "array", &other),
+            None => StateError::query("Items", "The Items field must be an array or an object."),
+        }),
+        (_, items) => {
+            let path = if let Items::Path(path) = items { path.source() } else { "$" };
+            Err(StateError::runtime(format!("Reference path \"{path}\" must point to array.")))
         }
     }
 }
 
-/// `MaxConcurrency` and `MaxConcurrencyPath`; 0 is no limit.
-pub(super) fn max_concurrency(
-    turn: &Turn<'_>,
-    number: u32,
-    state: &State,
-    map: &MapState,
-    effective: &Value,
-) -> Result<u64, StateError> {
-    count(turn, number, state, effective, &map.max_concurrency, "MaxConcurrency")
-}
-
 /// A count of a Map: literal, `…Path` or JSONata.
-pub(super) fn count(
-    turn: &Turn<'_>,
-    number: u32,
-    state: &State,
-    effective: &Value,
-    quantity: &Quantity<u64>,
-    field: &str,
-) -> Result<u64, StateError> {
+pub(crate) fn count(scope: &Scope<'_>, quantity: &Quantity<u64>, field: &str) -> Result<u64, StateError> {
     match quantity {
         Quantity::Value(count) => Ok(*count),
         Quantity::Path(path) => {
-            let path_field = format!("{field}Path");
-            let value = turn.at_path(number, state, effective, path, &path_field)?;
+            let value = at(scope, path)?;
             // A number's text will do, as in Java (floci-io/floci#3731).
             let count = value.as_i64().or_else(|| value.as_str().and_then(|text| text.parse().ok()));
             let Some(count) = count else {
                 return Err(StateError::runtime(format!(
-                    "The {path_field} field refers to value \"{}\" which is not a valid integer: {}",
+                    "The {field}Path field refers to value \"{}\" which is not a valid integer: {}",
                     plain(&value),
                     path.source()
                 )));
             };
-            u64::try_from(count).map_err(|_| negative(field, count))
+            u64::try_from(count).map_err(|_| {
+                let (error, cause) = negative(field, count);
+                StateError::new(error, cause)
+            })
         }
         Quantity::Expression(expression) => {
-            let value = turn.at_expression(number, state, effective, expression, field)?;
-            match value.as_i64() {
-                Some(count) if count < 0 && field != "MaxItems" => Err(negative(field, count)),
-                _ => whole(&value).ok_or_else(|| expression.unexpected_type(field, "integer", &value)),
-            }
+            let count = whole(expression, field, &expression.evaluate(scope, field)?)?;
+            u64::try_from(count).map_err(|_| StateError::query(field, negative(field, count).1))
         }
     }
 }
 
-/// AWS's sentence about a count below zero; that for `MaxConcurrency` is remembered, not recorded.
-fn negative(field: &str, count: i64) -> StateError {
+/// AWS's error and sentence for a count below zero at a path; that for `MaxConcurrency` is LocalStack's.
+fn negative(field: &str, count: i64) -> (&'static str, String) {
     match field {
-        "MaxConcurrency" => StateError::runtime(format!(
-            "Expected non-negative integer for MaxConcurrency, but got '{count}' instead."
-        )),
+        "MaxConcurrency" => {
+            let cause = format!("Expected non-negative integer for MaxConcurrency, got '{count}' instead.");
+            (names::RUNTIME, cause)
+        }
         // Measured: floci-io/floci#3732.
-        "MaxItems" => StateError::new(names::ITEM_READER_FAILED, "field MaxItems must be positive"),
-        _ => StateError::runtime(format!("{field} cannot be negative.")),
+        "MaxItems" => (names::ITEM_READER_FAILED, "field MaxItems must be positive".into()),
+        _ => (names::RUNTIME, format!("{field} cannot be negative.")),
     }
 }
 
 /// `ToleratedFailurePercentage` and its path.
-pub(super) fn percentage(
-    turn: &Turn<'_>,
-    number: u32,
-    state: &State,
-    effective: &Value,
-    quantity: &Quantity<f64>,
-) -> Result<f64, StateError> {
+pub(crate) fn percentage(scope: &Scope<'_>, quantity: &Quantity<f64>) -> Result<f64, StateError> {
     const FIELD: &str = "ToleratedFailurePercentage";
-    let value = match quantity {
-        Quantity::Value(percentage) => return Ok(*percentage),
+    const OUT_OF_RANGE: &str = "ToleratedFailurePercentage must be between 0 and 100.";
+    let in_range = |share: &f64| (0.0..=100.0).contains(share);
+    match quantity {
+        Quantity::Value(percentage) => Ok(*percentage),
         Quantity::Path(path) => {
-            let value = turn.at_path(number, state, effective, path, "ToleratedFailurePercentagePath")?;
-            if share_of(&value).is_none() {
-                return Err(StateError::runtime(format!(
+            let value = at(scope, path)?;
+            // A number's text will do here too.
+            let share = value.as_f64().or_else(|| value.as_str()?.parse().ok());
+            let share = share.ok_or_else(|| {
+                StateError::runtime(format!(
                     "The {FIELD}Path field refers to value \"{}\" which is not a valid float: {}",
                     plain(&value),
                     path.source()
-                )));
-            }
-            value
+                ))
+            })?;
+            Some(share).filter(in_range).ok_or_else(|| StateError::runtime(OUT_OF_RANGE))
         }
         Quantity::Expression(expression) => {
-            let value = turn.at_expression(number, state, effective, expression, FIELD)?;
-            if value.as_f64().is_none() {
-                return Err(expression.unexpected_type(FIELD, "number", &value));
-            }
-            value
+            let value = expression.evaluate(scope, FIELD)?;
+            let share = value.as_f64().ok_or_else(|| expression.unexpected_type(FIELD, "number", &value))?;
+            Some(share).filter(in_range).ok_or_else(|| StateError::query(FIELD, OUT_OF_RANGE))
         }
-    };
-    match share_of(&value) {
-        Some(percentage) if (0.0..=100.0).contains(&percentage) => Ok(percentage),
-        _ => Err(StateError::runtime(format!("{FIELD} must be between 0 and 100."))),
     }
-}
-
-/// A share, as a number or as a number's text.
-fn share_of(value: &Value) -> Option<f64> {
-    value.as_f64().or_else(|| value.as_str()?.parse().ok())
 }

@@ -1,6 +1,7 @@
 //! States that need nobody else: Pass, Succeed, Choice, Fail, Wait.
 
 use jiff::Timestamp;
+use mayfly_workflows_language::dataflow::Scope;
 use mayfly_workflows_language::definition::{Choice, Fail, Pass, QueryLanguage, State, TimestampField, Wait};
 use mayfly_workflows_language::error::StateError;
 use mayfly_workflows_language::value::Value;
@@ -62,13 +63,14 @@ impl Turn<'_> {
         let effective = self.effective_input(number, state)?;
         let until_ms = match wait {
             Wait::Seconds(seconds) => {
-                let seconds = quantity::wait_seconds(self, number, state, &effective, seconds)?;
+                let ask = |scope: &Scope<'_>| quantity::wait_seconds(scope, seconds);
+                let seconds = self.evaluate(number, state, &effective, ask)?;
                 self.at_ms.saturating_add(milliseconds(seconds.min(WAIT_SECONDS_MAX)))
             }
             Wait::Timestamp(TimestampField::Value(at, _)) => ceil_millisecond(*at),
             Wait::Timestamp(field) => {
-                let at = quantity::wait_timestamp(self, number, state, &effective, field)?;
-                ceil_millisecond(at)
+                let ask = |scope: &Scope<'_>| quantity::wait_timestamp(scope, field);
+                ceil_millisecond(self.evaluate(number, state, &effective, ask)?)
             }
         };
         if until_ms <= self.at_ms {

@@ -22,25 +22,11 @@ impl Turn<'_> {
         let token: Arc<str> = Token::new(self.m.facts.execution, effect, &self.m.facts.seed).to_text().into();
         let effective = self.effective_input(number, state)?;
         let arguments = self.task_arguments(number, state, &effective, &token)?;
-        let seconds = TaskSeconds {
-            timeout: quantity::task_seconds(
-                self,
-                number,
-                state,
-                &effective,
-                task.timeout.as_ref(),
-                "TimeoutSeconds",
-            )?,
-            heartbeat: quantity::task_seconds(
-                self,
-                number,
-                state,
-                &effective,
-                task.heartbeat.as_ref(),
-                "HeartbeatSeconds",
-            )?,
-        };
-        let credentials = quantity::credentials(self, number, state, &effective, task)?;
+        let (seconds, credentials) = self.evaluate(number, state, &effective, |scope| {
+            let timeout = quantity::task_seconds(scope, task.timeout.as_ref(), "TimeoutSeconds")?;
+            let heartbeat = quantity::task_seconds(scope, task.heartbeat.as_ref(), "HeartbeatSeconds")?;
+            Ok::<_, StateError>((TaskSeconds { timeout, heartbeat }, quantity::credentials(scope, task)?))
+        })?;
         let call = Call::Task(Box::new(TaskCall {
             resource: task.resource.clone(),
             arn: task.arn.clone(),

@@ -12,11 +12,11 @@ const ALLOWED: [(&str, &[(&str, Form)]); 4] = [
             ("Name", Form::Text),
             ("RoleArn", Form::Text),
             ("StartTime", Form::Text),
-            ("RedriveCount", Form::Number),
+            ("RedriveCount", Form::Integer),
             ("RedriveTime", Form::Text),
         ],
     ),
-    ("State", &[("EnteredTime", Form::Text), ("Name", Form::Text), ("RetryCount", Form::Number)]),
+    ("State", &[("EnteredTime", Form::Text), ("Name", Form::Text), ("RetryCount", Form::Integer)]),
     ("StateMachine", &[("Id", Form::Text), ("Name", Form::Text)]),
     ("Task", &[("Token", Form::Text)]),
 ];
@@ -24,11 +24,11 @@ const ALLOWED: [(&str, &[(&str, Form)]); 4] = [
 #[derive(Clone, Copy, PartialEq)]
 enum Form {
     Text,
-    Number,
+    Integer,
     Any,
 }
 
-/// A caller's context object, or what is wrong with it in AWS's words.
+/// A caller's context object, or what is wrong with it: in AWS's words where they are recorded, else in LocalStack's.
 pub(crate) fn given(text: &str) -> Result<Value, String> {
     let refused = |what: String| Err(format!("Invalid Context object provided: {what}"));
     let Ok(context) = Value::parse(text) else { return refused("not a valid JSON".into()) };
@@ -40,15 +40,15 @@ pub(crate) fn given(text: &str) -> Result<Value, String> {
         let Some((_, fields)) = ALLOWED.iter().find(|(allowed, _)| *allowed == &**name) else {
             return refused(format!("Field '{name}' is not allowed"));
         };
-        let Some(object) = object.as_object() else { return refused(format!("{name} must be an object")) };
+        let Some(object) = object.as_object() else { return refused(format!("{name} must be a object")) };
         for (field, value) in object.iter() {
             let Some((_, form)) = fields.iter().find(|(allowed, _)| *allowed == &**field) else {
-                return refused(format!("Field '{name}.{field}' is not allowed"));
+                return refused(format!("Field '{field}' is not allowed"));
             };
             match (form, value) {
-                (Form::Text, Value::String(_)) | (Form::Number, Value::Number(_)) | (Form::Any, _) => {}
+                (Form::Text, Value::String(_)) | (Form::Integer, Value::Number(_)) | (Form::Any, _) => {}
                 (Form::Text, _) => return refused(format!("{name}.{field} must be a string")),
-                (Form::Number, _) => return refused(format!("{name}.{field} must be a number")),
+                (Form::Integer, _) => return refused(format!("{name}.{field} must be a integer")),
             }
         }
     }
@@ -116,6 +116,11 @@ mod tests {
         assert_eq!(
             refused(r#"{"Map": {}}"#),
             format!("{begin}'Map' field is not supported when mocking a Context object")
+        );
+        assert_eq!(refused(r#"{"State": {"Pokedex": 1}}"#), format!("{begin}Field 'Pokedex' is not allowed"));
+        assert_eq!(
+            refused(r#"{"State": {"RetryCount": "1"}}"#),
+            format!("{begin}State.RetryCount must be a integer")
         );
         assert!(given(r#"{"Execution": {"Id": "a", "Input": [1]}, "State": {"RetryCount": 0}}"#).is_ok());
     }

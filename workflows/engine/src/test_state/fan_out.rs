@@ -4,9 +4,8 @@ use super::failing::Failure;
 use super::request::Mock;
 use super::run::{Left, Passage, Stage};
 use crate::executor::files;
-use crate::machine::batched;
-use mayfly_workflows_language::dataflow::Scope;
-use mayfly_workflows_language::definition::{DataFlow, ItemReader, Items, Map, Quantity};
+use crate::machine::{batched, quantity};
+use mayfly_workflows_language::definition::{DataFlow, ItemReader, Map, Quantity};
 use mayfly_workflows_language::error::{StateError, names};
 use mayfly_workflows_language::template::Template;
 use mayfly_workflows_language::value::Value;
@@ -30,11 +29,11 @@ impl Passage<'_> {
         self.items(map, &input)?;
         let scope = self.stage.scope(&input);
         let written = |name: &str| self.request.written.get(name).is_some();
-        let concurrency = number(&map.max_concurrency, &scope, "MaxConcurrency")?;
+        let concurrency = quantity::count(&scope, &map.max_concurrency, "MaxConcurrency")?;
         let count = map.tolerated_failure_count.as_ref();
-        let count = count.map(|count| number(count, &scope, "ToleratedFailureCount")).transpose()?;
+        let count = count.map(|count| quantity::count(&scope, count, "ToleratedFailureCount")).transpose()?;
         let percentage = map.tolerated_failure_percentage.as_ref();
-        let percentage = percentage.map(|share| share_of(share, &scope)).transpose()?;
+        let percentage = percentage.map(|share| quantity::percentage(&scope, share)).transpose()?;
         if written("MaxConcurrency") || written("MaxConcurrencyPath") {
             self.inspection.fact("maxConcurrency", json!(concurrency));
         }
@@ -57,32 +56,17 @@ impl Passage<'_> {
     /// Where the items come from, and what each iteration is given.
     fn items(&mut self, map: &Map, input: &Value) -> Result<(), StateError> {
         let jsonpath = matches!(self.state.data, DataFlow::JsonPath { .. });
-        let items = match (&map.item_reader, &map.items) {
-            (Some(reader), _) => match self.read(reader)? {
+        let items = match &map.item_reader {
+            Some(reader) => match self.read(reader)? {
                 Some(items) => return self.inputs(map, input, items),
                 None => return Ok(()),
             },
-            (None, Items::Whole) => input.clone(),
-            (None, Items::Path(path)) => {
-                let found = path.evaluate(&self.stage.scope(input));
-                found.map_err(|error| StateError::runtime(error.to_string()))?
-            }
-            (None, Items::Template(items)) => items.evaluate(&self.stage.scope(input), "Items")?,
+            None => quantity::map_source(&self.stage.scope(input), map)?,
         };
         if jsonpath {
             self.inspection.stage("afterItemsPath", &items);
         }
-        if jsonpath && items.as_array().is_none() {
-            let path = match &map.items {
-                Items::Path(path) => path.source(),
-                _ => "$",
-            };
-            return Err(StateError::runtime(format!("Reference path \"{path}\" must point to array.")));
-        }
-        match items.as_array() {
-            Some(items) => self.inputs(map, input, items.to_vec()),
-            None => Ok(()),
-        }
+        self.inputs(map, input, quantity::items_in(map, items)?.to_vec())
     }
 
     /// The items in what the request says was read; `None` where it says nothing.
@@ -113,7 +97,7 @@ impl Passage<'_> {
         let Some(batcher) = &map.item_batcher else { return Ok(()) };
         let scope = self.stage.scope(input);
         let limit = |quantity: &Option<Quantity<u64>>, field| match quantity {
-            Some(quantity) => number(quantity, &scope, field),
+            Some(quantity) => quantity::count(&scope, quantity, field),
             None => Ok(u64::MAX),
         };
         let count_max = limit(&batcher.max_items_per_batch, "MaxItemsPerBatch")?;
@@ -163,36 +147,5 @@ impl Passage<'_> {
             error: Some("States.ExceedToleratedFailureThreshold".into()),
             cause: Some("The specified tolerated failure threshold was exceeded".into()),
         })
-    }
-}
-
-fn number(quantity: &Quantity<u64>, scope: &Scope<'_>, field: &str) -> Result<u64, StateError> {
-    let found = found(quantity, scope, field)?;
-    let number = match (quantity, &found) {
-        (Quantity::Value(number), _) => Some(*number),
-        // AWS takes a number's text in these places too.
-        (_, Some(Value::String(text))) => text.parse().ok(),
-        (_, found) => found.as_ref().and_then(Value::as_i64).and_then(|number| u64::try_from(number).ok()),
-    };
-    number.ok_or_else(|| StateError::runtime(format!("The value of {field} must be a non-negative integer")))
-}
-
-fn share_of(quantity: &Quantity<f64>, scope: &Scope<'_>) -> Result<f64, StateError> {
-    let found = found(quantity, scope, "ToleratedFailurePercentage")?;
-    let number = match (quantity, &found) {
-        (Quantity::Value(number), _) => Some(*number),
-        (_, Some(Value::String(text))) => text.parse().ok(),
-        (_, found) => found.as_ref().and_then(Value::as_f64),
-    };
-    number.ok_or_else(|| StateError::runtime("The value of ToleratedFailurePercentage must be a number"))
-}
-
-fn found<T>(quantity: &Quantity<T>, scope: &Scope<'_>, field: &str) -> Result<Option<Value>, StateError> {
-    match quantity {
-        Quantity::Value(_) => Ok(None),
-        Quantity::Path(path) => {
-            path.evaluate(scope).map(Some).map_err(|error| StateError::runtime(error.to_string()))
-        }
-        Quantity::Expression(expression) => expression.evaluate(scope, field).map(Some),
     }
 }

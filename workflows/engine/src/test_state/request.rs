@@ -243,7 +243,7 @@ fn read_mock(mock: &Params, state: &State) -> Result<Mock, Refusal> {
         return Ok(Mock::Error { error: text("error"), cause: text("cause") });
     }
     let result = mock.get("result").and_then(Params::as_str).unwrap_or_default();
-    let Ok(result) = Value::parse(result) else { return validation("Mocked result must be a valid JSON") };
+    let Ok(result) = Value::parse(result) else { return validation("Mocked result must be valid JSON") };
     let mode = match mock.get("fieldValidationMode").and_then(Params::as_str) {
         Some("NONE") => schema::Mode::None,
         Some("PRESENT") => schema::Mode::Present,
@@ -253,7 +253,7 @@ fn read_mock(mock: &Params, state: &State) -> Result<Mock, Refusal> {
         Kind::Task(task) => schema::check(&task.resource, &result, mode).map_err(Refusal::Validation)?,
         // A map that writes its results elsewhere answers with where they are.
         Kind::Map(map) if map.result_writer.is_some() && result.as_object().is_none() => {
-            return validation("Mocked result must be an object.");
+            return validation("Mocked result must be a JSON object.");
         }
         Kind::Map(map) if map.result_writer.is_some() => {}
         Kind::Map(_) | Kind::Parallel(_) if result.as_array().is_none() => {

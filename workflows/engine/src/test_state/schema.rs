@@ -2,8 +2,8 @@
 //!
 //! `mock_shapes.json` has the outputs of the services that workflows call most, reduced to types from the
 //! public service models that botocore publishes under Apache-2.0: per service its operations and a table
-//! of shapes (`f` fields, `r` required, `l` list of, `m` map of; `s` string, `n` number, `b` boolean, `*`
-//! anything). Workflows see field names with a capital first letter. A service that is not there is not
+//! of shapes (`f` fields, `r` required, `l` list of, `m` map of, `e` one of these texts; `s` string, `n` number,
+//! `b` boolean, `*` anything). Workflows see field names with a capital first letter. A service that is not there is not
 //! checked.
 
 use mayfly_workflows_language::definition::{Pattern, Resource};
@@ -43,6 +43,9 @@ enum Shape {
     },
     Map {
         m: Type,
+    },
+    Text {
+        e: Vec<String>,
     },
 }
 
@@ -104,10 +107,9 @@ impl Check<'_> {
                     {
                         return Err(format!("Required field '{missing}' is missing"));
                     }
-                    for (name, kind) in
-                        f.iter().filter(|(name, _)| !(self.free_payload && *name == "Payload"))
-                    {
-                        if let Some(value) = fields.get(name) {
+                    let is_free = |name: &str| self.free_payload && name == "Payload";
+                    for (name, value) in fields.iter().filter(|(name, _)| !is_free(name)) {
+                        if let Some(kind) = f.get(&**name) {
                             self.value(kind, value, name)?;
                         }
                     }
@@ -119,9 +121,15 @@ impl Check<'_> {
                 }
                 (Some(Shape::List { .. }), _) => must_be("an array"),
                 (Some(Shape::Map { m }), Value::Object(fields)) => {
-                    fields.iter().try_for_each(|(name, value)| self.value(m, value, name))
+                    fields.iter().try_for_each(|(_, value)| self.value(m, value, field))
                 }
                 (Some(Shape::Map { .. }), _) => must_be("an object"),
+                // As LocalStack words it.
+                (Some(Shape::Text { e }), Value::String(text)) if !e.iter().any(|one| **one == **text) => {
+                    Err(format!("Field '{field}' is not an expected value"))
+                }
+                (Some(Shape::Text { .. }), Value::String(_)) => Ok(()),
+                (Some(Shape::Text { .. }), _) => must_be("a string"),
                 (None, _) => Ok(()),
             },
         }
@@ -173,6 +181,15 @@ mod tests {
             assert_eq!(told(resource, result, Mode::Present), wanted);
             assert_eq!(told(resource, result, Mode::None), "");
         }
+    }
+
+    #[test]
+    fn a_text_is_one_of_those_the_model_names() {
+        let object = "arn:aws:states:::aws-sdk:s3:getObject";
+        assert_eq!(told(object, r#"{"StorageClass": "GLACIER"}"#, Mode::Strict), "");
+        let refused = "Mock result schema validation error: Field 'StorageClass' is not an expected value";
+        assert_eq!(told(object, r#"{"StorageClass": "COLD"}"#, Mode::Present), refused);
+        assert_eq!(told(object, r#"{"StorageClass": "COLD"}"#, Mode::None), "");
     }
 
     #[test]

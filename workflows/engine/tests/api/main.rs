@@ -156,6 +156,13 @@ async fn what_is_refused_says_why() {
         ),
         (
             "CreateStateMachine",
+            json!({"name": "l", "definition": pass(), "roleArn": ROLE,
+                "loggingConfiguration": {"level": "ALL", "destinations": [{}]}}),
+            "InvalidLoggingConfiguration: Invalid Logging Configuration: Must specify exactly one Log Destination."
+                .into(),
+        ),
+        (
+            "CreateStateMachine",
             json!({"name": "x".repeat(81), "definition": pass(), "roleArn": ROLE}),
             format!(
                 "ValidationException: 1 validation error detected: Value '{}' at 'name' failed to satisfy \

@@ -53,12 +53,12 @@ async fn failures_are_told_in_awss_words() {
             runtime,
             "Failed to transition out of the state. The state does not point to a next state.",
         ),
-        // remembered
+        // as LocalStack has it
         (
             each(json!({"MaxConcurrencyPath": "$.n", "ItemsPath": "$.i"})),
             json!({"n": -1, "i": []}),
             runtime,
-            "Expected non-negative integer for MaxConcurrency, but got '-1' instead.",
+            "Expected non-negative integer for MaxConcurrency, got '-1' instead.",
         ),
         // floci-io/floci#3731: the text of a number is one; that of no number is not.
         (each(json!({"MaxConcurrencyPath": "$.n", "ItemsPath": "$.i"})), json!({"n": "2", "i": [1]}), "", ""),
@@ -84,7 +84,39 @@ async fn failures_are_told_in_awss_words() {
              evaluation. T1006: Attempted to invoke a non-function",
         ),
     ];
-    for (name, (definition, input, error, cause)) in cases.iter().enumerate() {
+    let wait = |fields: Value| {
+        let mut state = json!({"Type": "Wait", "QueryLanguage": "JSONata", "End": true});
+        state.as_object_mut().expect("an object").extend(fields.as_object().expect("an object").clone());
+        json!({"StartAt": "S", "States": {"S": state}})
+    };
+    let query = "States.QueryEvaluationError";
+    let evaluated = [
+        (
+            wait(json!({"Seconds": "{% 'a' %}"})),
+            query,
+            "The JSONata expression ''a'' specified for the field 'Seconds' returned an unexpected result type. \
+             Expected 'number', but was 'string' for value: \"a\"",
+        ),
+        (
+            wait(json!({"Seconds": "{% 1.5 %}"})),
+            query,
+            "The Seconds field cannot be parsed as an integer: 1.5",
+        ),
+        (wait(json!({"Seconds": "{% -1 %}"})), query, "Seconds must be between 0 and 99999999 but was: -1"),
+        (
+            wait(json!({"Timestamp": "{% '2016-13-05T21:29:29Z' %}"})),
+            runtime,
+            "The Timestamp parameter does not reference a valid ISO-8601 extended offset date-time format string: \
+             '2016-13-05T21:29:29Z' == 2016-13-05T21:29:29Z",
+        ),
+        (
+            each(json!({"QueryLanguage": "JSONata", "Items": [], "MaxConcurrency": "{% -1 %}"})),
+            query,
+            "Expected non-negative integer for MaxConcurrency, got '-1' instead.",
+        ),
+    ];
+    let evaluated = evaluated.map(|(definition, error, cause)| (definition, json!({}), error, cause));
+    for (name, (definition, input, error, cause)) in cases.iter().chain(&evaluated).enumerate() {
         let found = failure(&world, name, definition, input).await;
         assert_eq!(found, ((*error).to_owned(), (*cause).to_owned()), "{definition} {input}");
     }
@@ -232,4 +264,22 @@ async fn a_map_shows_how_it_reads_and_groups_items() {
         shown("afterItemBatcher"),
         json!([{"BatchInput": {"x": 1}, "Items": [{"v": 1}, {"v": 2}]}, {"BatchInput": {"x": 1}, "Items": [{"v": 3}]}])
     );
+}
+
+#[tokio::test]
+async fn an_output_that_is_no_json_is_quoted_and_the_task_goes_on() {
+    let world = World::new().await;
+    let activity = world.call("CreateActivity", json!({"name": "a"})).await["activityArn"].clone();
+    let definition = alone(json!({"Type": "Task", "Resource": activity}));
+    let machine = json!({"name": "m", "definition": definition.to_string(), "roleArn": ROLE});
+    let machine = world.call("CreateStateMachine", machine).await["stateMachineArn"].clone();
+    world.call("StartExecution", json!({"stateMachineArn": machine})).await;
+    let task = world.call("GetActivityTask", json!({"activityArn": activity})).await;
+    let answer = |output: &str| json!({"taskToken": task["taskToken"], "output": output});
+    assert_eq!(
+        world.refused("SendTaskSuccess", answer("{x")).await,
+        "InvalidOutput: Invalid Output: 'Unexpected character ('x' (code 120)): was expecting double-quote to start \
+         field name\n at [Source: (String)\"{x\"; line: 1, column: 3]'"
+    );
+    world.call("SendTaskSuccess", answer("{}")).await;
 }

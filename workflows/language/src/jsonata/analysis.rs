@@ -59,6 +59,17 @@ impl Uses {
     }
 }
 
+/// An operator that compares by order, as it is written.
+pub(super) fn comparison(op: BinaryOp) -> Option<&'static str> {
+    match op {
+        BinaryOp::LessThan => Some("<"),
+        BinaryOp::LessThanOrEqual => Some("<="),
+        BinaryOp::GreaterThan => Some(">"),
+        BinaryOp::GreaterThanOrEqual => Some(">="),
+        _ => None,
+    }
+}
+
 /// How many nodes a cheap expression may have.
 const MAX_LIGHT_NODES: usize = 200;
 
@@ -240,13 +251,7 @@ impl Walk {
     }
 
     fn binary(&mut self, op: BinaryOp, lhs: &AstNode, rhs: &AstNode) {
-        self.uses.comparisons.extend(match op {
-            BinaryOp::LessThan => Some("<"),
-            BinaryOp::LessThanOrEqual => Some("<="),
-            BinaryOp::GreaterThan => Some(">"),
-            BinaryOp::GreaterThanOrEqual => Some(">="),
-            _ => None,
-        });
+        self.uses.comparisons.extend(comparison(op));
         match (op, lhs) {
             // A function may call itself by the name it is being given.
             (BinaryOp::ColonEqual, AstNode::Variable(name)) => {

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use indexmap::IndexMap;
+use jsonata_core::ast::{AstNode, BinaryOp};
 use jsonata_core::evaluator::{Context, Evaluator, EvaluatorOptions};
 use jsonata_core::value::JValue;
 
 use super::limits::{LIGHT_MILLIS, MAX_MILLIS, MAX_SEQUENCE, MAX_STACK_DEPTH};
 use super::pool::{self, Gone};
-use super::{Program, convert, functions, guard, wording};
+use super::{Program, analysis, convert, functions, guard, wording};
 use crate::dataflow::{Ambient, Scope};
 use crate::value::Value;
 
@@ -103,9 +104,41 @@ impl Data {
         let names =
             program.uses.functions.iter().map(String::as_str).chain(program.guards.functions.iter().copied());
         functions::register(&mut evaluator, names, &self.ambient);
-        let value = evaluator
-            .evaluate(&program.ast, root)
-            .map_err(|error| wording::of_evaluation(error.message(), &program.uses))?;
-        convert::from_jsonata(&value)
+        match evaluator.evaluate(&program.ast, root) {
+            Ok(value) => convert::from_jsonata(&value),
+            Err(error) => {
+                let values = error
+                    .message()
+                    .starts_with("T2009")
+                    .then(|| compared(&program.ast, &mut evaluator, root));
+                let told = values.flatten().unwrap_or_else(|| error.message().to_owned());
+                Err(wording::of_evaluation(&told, &program.uses))
+            }
+        }
+    }
+}
+
+/// The reference's sentence about the first comparison of a number with a text, which names both; the crate's names
+/// neither. Only comparisons that an expression is made of are looked at, not those inside of functions and filters.
+fn compared(node: &AstNode, evaluator: &mut Evaluator, root: &JValue) -> Option<String> {
+    match node {
+        AstNode::Block(nodes) => compared(nodes.last().filter(|_| nodes.len() == 1)?, evaluator, root),
+        AstNode::Binary { op: BinaryOp::And | BinaryOp::Or, lhs, rhs } => {
+            compared(lhs, evaluator, root).or_else(|| compared(rhs, evaluator, root))
+        }
+        AstNode::Binary { op, lhs, rhs } => {
+            let operator = analysis::comparison(*op)?;
+            let mut value = |node| convert::from_jsonata(&evaluator.evaluate(node, root).ok()?).ok()?;
+            let (left, right) = (value(lhs)?, value(rhs)?);
+            let mixed = |one: &Value, other: &Value| one.is_number() && other.as_str().is_some();
+            (mixed(&left, &right) || mixed(&right, &left)).then(|| {
+                format!(
+                    "T2009: The values {} and {} either side of operator \"{operator}\" must be of the same data type",
+                    left.to_text(),
+                    right.to_text()
+                )
+            })
+        }
+        _ => None,
     }
 }

@@ -115,6 +115,14 @@ fn failures_are_worded_as_aws_words_them() {
         let failure = run(source).expect_err(source);
         assert!(failure.contains(&format!("threw an error during evaluation. {code}: ")), "{failure}");
     }
+    for (source, values) in [
+        ("'a' > 1", "\"a\" and 1 either side of operator \">\""),
+        ("1 < 2 and (2.5 <= $states.input.s)", "2.5 and \"text\" either side of operator \"<=\""),
+    ] {
+        let failure = run(source).expect_err(source);
+        let wanted = format!("T2009: The values {values} must be of the same data type");
+        assert!(failure.ends_with(&wanted), "{failure}");
+    }
     assert!(run("()").expect_err("()").ends_with("returned nothing (undefined)."));
     // Remembered from AWS's console; the wording is unbacked.
     for source in ["function($x) { $x }", "$sum", "/x/"] {

@@ -25,7 +25,15 @@ pub(super) fn of_evaluation(message: &str, uses: &Uses) -> String {
             format!("The radix of the formatBase function must be between 2 and 36.  It was given {given}")
         }),
         "D3138" | "D3139" => text.rsplit_once(" (").map(|(sentence, _)| sentence.to_owned()),
-        _ => None,
+        "D3130" => Some(format!(
+            "Formatting or parsing an integer as a sequence starting with \"{text}\" is not supported by this implementation"
+        )),
+        "D3132" => Some(format!("Unknown component specifier \"{text}\" in date/time picture string")),
+        "D3133" => Some(format!(
+            "The 'name' modifier can only be applied to months and days in the date/time picture string, not \"{text}\""
+        )),
+        "T0411" => context(text, uses),
+        _ => fixed(code).map(str::to_owned),
     };
     reworded.map_or(message.clone(), |text| format!("{code}: {text}"))
 }
@@ -66,8 +74,88 @@ fn between<'a>(text: &'a str, before: &str, after: &str) -> Option<&'a str> {
     text.strip_prefix(before)?.strip_suffix(after)
 }
 
-/// `Argument 1 must be String`, `Argument count mismatch: expected 2, got 1`.
+/// The sentences of the reference that name no value, by code.
+fn fixed(code: &str) -> Option<&'static str> {
+    const SENTENCES: [(&str, &str); 20] = [
+        ("D3001", "Attempting to invoke string function on Infinity or NaN"),
+        ("D3020", "Third argument of split function must evaluate to a positive number"),
+        ("D3080", "The picture string must only contain a maximum of two sub-pictures"),
+        (
+            "D3081",
+            "The sub-picture must not contain more than one instance of the 'decimal-separator' character",
+        ),
+        ("D3082", "The sub-picture must not contain more than one instance of the 'percent' character"),
+        ("D3083", "The sub-picture must not contain more than one instance of the 'per-mille' character"),
+        ("D3084", "The sub-picture must not contain both a 'percent' and a 'per-mille' character"),
+        (
+            "D3085",
+            "The mantissa part of a sub-picture must contain at least one character that is either an 'optional \
+             digit character' or a member of the 'decimal digit family'",
+        ),
+        (
+            "D3086",
+            "The sub-picture must not contain a passive character that is preceded by an active character and that \
+             is followed by another active character",
+        ),
+        (
+            "D3087",
+            "The sub-picture must not contain a 'grouping-separator' character that appears adjacent to a \
+             'decimal-separator' character",
+        ),
+        ("D3088", "The sub-picture must not contain a 'grouping-separator' at the end of the integer part"),
+        (
+            "D3089",
+            "The sub-picture must not contain two adjacent instances of the 'grouping-separator' character",
+        ),
+        (
+            "D3090",
+            "The integer part of the sub-picture must not contain a member of the 'decimal digit family' that is \
+             followed by an instance of the 'optional digit character'",
+        ),
+        (
+            "D3091",
+            "The fractional part of the sub-picture must not contain an instance of the 'optional digit character' \
+             that is followed by a member of the 'decimal digit family'",
+        ),
+        (
+            "D3092",
+            "A sub-picture that contains a 'percent' or 'per-mille' character must not contain a character treated \
+             as an 'exponent-separator'",
+        ),
+        (
+            "D3093",
+            "The exponent part of the sub-picture must comprise only of one or more characters that are members of \
+             the 'decimal digit family'",
+        ),
+        ("D3131", "In a decimal digit pattern, all digits must be from the same decimal group"),
+        ("D3134", "The timezone integer format specifier cannot have more than four digits"),
+        ("D3135", "No matching closing bracket ']' in date/time picture string"),
+        ("D3136", "The date/time picture string is missing specifiers required to parse the timestamp"),
+    ];
+    SENTENCES.iter().find(|(known, _)| *known == code).map(|(_, sentence)| *sentence)
+}
+
+/// `Context value at argument 1 does not match function signature (expected String)`.
+fn context(text: &str, uses: &Uses) -> Option<String> {
+    let named = text.rsplit_once(" of function ").map(|(_, name)| name.trim_start_matches('$'));
+    let function = named.or_else(|| uses.only_function())?;
+    let position = text.split_once("argument ").and_then(|(_, rest)| rest.split(' ').next()).unwrap_or("1");
+    Some(format!(
+        "Context value is not a compatible type with argument {position} of function \"{function}\""
+    ))
+}
+
+/// `Argument 1 must be String`, `Argument count mismatch: expected 2, got 1`,
+/// `Argument 1 of function $join does not match function signature (expected String)`.
 fn signature(text: &str, uses: &Uses) -> Option<String> {
+    if let Some((position, rest)) =
+        text.strip_prefix("Argument ").and_then(|rest| rest.split_once(" of function "))
+        && let Some((name, _)) = rest.split_once(" does not match function signature")
+        && !name.starts_with('"')
+    {
+        let name = name.trim_start_matches('$');
+        return Some(format!("Argument {position} of function \"{name}\" does not match function signature"));
+    }
     let function = uses.only_function()?;
     let position = if let Some(rest) = text.strip_prefix("Argument count mismatch: expected ") {
         let (expected, got) = rest.split_once(", got ")?;
@@ -82,8 +170,16 @@ fn signature(text: &str, uses: &Uses) -> Option<String> {
 /// `Argument 1 must be an array of Number`.
 fn list_of(text: &str, uses: &Uses) -> Option<String> {
     let (position, item) = text.strip_prefix("Argument ")?.split_once(" must be an array of ")?;
-    let function = uses.only_function()?;
-    let items = format!("{}s", item.to_lowercase());
+    // Some name the function: `Argument 1 of function $join must be an array of String`.
+    let (position, named) = match position.split_once(" of function") {
+        Some((position, name)) => {
+            (position, Some(name.trim_start_matches([' ', '$'])).filter(|n| !n.is_empty()))
+        }
+        None => (position, None),
+    };
+    let function = named.or_else(|| uses.only_function())?.trim_matches('"');
+    let item = item.trim_matches('"').to_lowercase();
+    let items = if item.ends_with('s') { item } else { format!("{item}s") };
     Some(format!("Argument {position} of function \"{function}\" must be an array of \"{items}\""))
 }
 
@@ -192,6 +288,33 @@ mod tests {
                 "D3030: Unable to cast value to a number: \"x\"",
             ),
             ("$a($b())", "T0410: Argument 1 must be String", "T0410: Argument 1 must be String"),
+            (
+                "$join([1])",
+                "T0412: Argument 1 of function $join must be an array of String",
+                "T0412: Argument 1 of function \"join\" must be an array of \"strings\"",
+            ),
+            (
+                "$a($b())",
+                "T0410: Argument 2 of function $join does not match function signature (expected String)",
+                "T0410: Argument 2 of function \"join\" does not match function signature",
+            ),
+            (
+                "$formatInteger(1, 'x')",
+                "D3130: x",
+                "D3130: Formatting or parsing an integer as a sequence starting with \"x\" is not supported by this \
+                 implementation",
+            ),
+            (
+                "$formatNumber(1, '#0#')",
+                "D3090: Optional digit (#) cannot appear after mandatory digit (0) in integer part",
+                "D3090: The integer part of the sub-picture must not contain a member of the 'decimal digit family' \
+                 that is followed by an instance of the 'optional digit character'",
+            ),
+            (
+                "$substringBefore('a')",
+                "T0411: Context value is not a compatible type with argument 2 of function substringBefore",
+                "T0411: Context value is not a compatible type with argument 2 of function \"substringBefore\"",
+            ),
             ("1", "no code at all", "no code at all"),
         ] {
             assert_eq!(reworded(source, message), expected, "{source}");

@@ -24,7 +24,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::definition::{MachineType, QueryLanguage, StateMachine};
-use crate::validate::{Code, Diagnostic, Report, Severity, graph, lint};
+use crate::validate::{Code, Diagnostic, Report, Severity, graph, lint, scopes};
 use crate::value::{JsonErrorKind, Value};
 
 pub(crate) use flow::{Compiler, FlowDraft};
@@ -131,6 +131,7 @@ pub(crate) fn read(text: &str, machine_type: MachineType) -> (Option<StateMachin
     let (machine, flows, mut report) = compiler.finish();
     if !report.has_errors() {
         graph::check(&flows, &mut report);
+        scopes::check(&root, &mut report);
     }
     if let Some(machine) = machine.as_ref().filter(|_| !report.has_errors()) {
         lint::check(machine, &flows, &root, &mut report);

@@ -54,6 +54,35 @@ fn text_that_is_no_definition() {
 }
 
 #[test]
+fn a_fault_is_told_once() {
+    machine(
+        r#"{"Comment":5,"StartAt":"X","States":{"X":{"Type":"Succeed"}}}"#,
+        &["SCHEMA_VALIDATION_FAILED: Expected value of type String at /Comment"],
+    );
+}
+
+#[test]
+fn a_variable_belongs_to_one_scope() {
+    let nested = |processor: &str| {
+        format!(
+            r#"{{"StartAt":"A","States":{{
+                "A":{{"Type":"Pass","Assign":{{"v.$":"$.x"}},"Next":"M"}},
+                "M":{{"Type":"Map","End":true,"ItemProcessor":{{{processor}"StartAt":"I","States":{{
+                    "I":{{"Type":"Choice","Choices":[
+                        {{"Variable":"$.a","IsNull":true,"Assign":{{"w":1}},"Next":"E"}},
+                        {{"Variable":"$.b","IsNull":true,"Assign":{{"v":1}},"Next":"E"}}],"Default":"E"}},
+                    "E":{{"Type":"Succeed"}}}}}}}}}}}}"#
+        )
+    };
+    machine(
+        &nested(""),
+        &["INVALID_VARIABLE_NAME: The variable name 'v' was already defined in a parent scope. at \
+           /States/M/ItemProcessor/States/I/Choices[1]/Assign"],
+    );
+    machine(&nested(r#""ProcessorConfig":{"Mode":"DISTRIBUTED","ExecutionType":"STANDARD"},"#), &[]);
+}
+
+#[test]
 fn heads() {
     machine(
         r#"{"StartAt":1,"States":{"X":{"Type":"Succeed"}},"Coment":"","TimeoutSeconds":-1,"QueryLanguage":"jq"}"#,

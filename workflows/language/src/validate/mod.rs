@@ -2,12 +2,13 @@
 //!
 //! [`check`] answers ValidateStateMachineDefinition. The compiler in
 //! [`crate::parse`] finds what is wrong with fields, [`graph`] what is wrong with
-//! the way states lead to each other, [`lint`] what is only doubtful. All problems
+//! the way states lead to each other, [`scopes`] variables assigned twice, [`lint`] what is only doubtful. All problems
 //! of a kind are found at once. Codes are AWS's; wording is AWS's where it is
 //! known and in the same style where it is not.
 
 pub(crate) mod graph;
 pub(crate) mod lint;
+pub(crate) mod scopes;
 
 use std::fmt;
 
@@ -124,8 +125,10 @@ impl Report {
         message: impl Into<String>,
         location: Option<String>,
     ) {
-        if self.diagnostics.len() < DIAGNOSTICS_MAX {
-            self.diagnostics.push(Diagnostic { severity, code, message: message.into(), location });
+        let found = Diagnostic { severity, code, message: message.into(), location };
+        // A field may be read for two purposes; its fault is told once.
+        if self.diagnostics.len() < DIAGNOSTICS_MAX && !self.diagnostics.contains(&found) {
+            self.diagnostics.push(found);
         }
     }
 

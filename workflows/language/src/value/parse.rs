@@ -173,7 +173,9 @@ impl<'a> Parser<'a> {
         match self.peek() {
             Some(b'{') => self.nested(Self::object),
             Some(b'[') => self.nested(Self::array),
-            Some(b'"') => Ok(Value::String(self.string()?.into())),
+            Some(b'"') => {
+                Ok(Value::String(self.string(": was expecting closing quote for a string value")?.into()))
+            }
             Some(b'-' | b'0'..=b'9') => Ok(Value::Number(self.number()?)),
             Some(_) => self.word(),
             None => Err(self.ended("")),
@@ -222,9 +224,10 @@ impl<'a> Parser<'a> {
             match self.peek() {
                 Some(b'"') => {}
                 Some(_) => return Err(self.unexpected("was expecting double-quote to start field name")),
-                None => return Err(self.unclosed("Object", opened_at)),
+                None if map.is_empty() => return Err(self.unclosed("Object", opened_at)),
+                None => return Err(self.ended(" within/between Object entries")),
             }
-            let key = self.string()?;
+            let key = self.string(" in field name")?;
             if self.refuse_duplicates && map.contains_key(&key) {
                 return Err(self.error(JsonErrorKind::DuplicateField, format!("Duplicate field '{key}'")));
             }
@@ -234,11 +237,11 @@ impl<'a> Parser<'a> {
                 Some(_) => {
                     return Err(self.unexpected("was expecting a colon to separate field name and value"));
                 }
-                None => return Err(self.unclosed("Object", opened_at)),
+                None => return Err(self.ended(" within/between Object entries")),
             }
             self.skip_space();
             if self.peek().is_none() {
-                return Err(self.unclosed("Object", opened_at));
+                return Err(self.ended(" within/between Object entries"));
             }
             let value = self.value()?;
             map.insert(key, value);
@@ -267,7 +270,10 @@ impl<'a> Parser<'a> {
         loop {
             self.skip_space();
             if self.peek().is_none() {
-                return Err(self.unclosed("Array", opened_at));
+                return Err(match items.is_empty() {
+                    true => self.unclosed("Array", opened_at),
+                    false => self.ended(" within/between Array entries"),
+                });
             }
             items.push(self.value()?);
             self.skip_space();
@@ -283,7 +289,8 @@ impl<'a> Parser<'a> {
         }
     }
 
-    fn string(&mut self) -> Parsed<String> {
+    /// `unclosed` is what is said of the input's end within it.
+    fn string(&mut self, unclosed: &str) -> Parsed<String> {
         self.at += 1;
         let mut text = String::new();
         let mut plain_from = self.at;
@@ -308,7 +315,7 @@ impl<'a> Parser<'a> {
                     return Err(self.error(JsonErrorKind::Syntax, message));
                 }
                 Some(_) => self.at += 1,
-                None => return Err(self.ended(": was expecting closing quote for a string value")),
+                None => return Err(self.ended(unclosed)),
             }
         }
     }

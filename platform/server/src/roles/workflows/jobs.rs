@@ -102,11 +102,15 @@ impl Jobs {
                 return Err(error);
             }
         };
+        let begun =
+            json!({"jobName": mine.key.name, "namespace": mine.key.namespace, "uid": job.metadata.uid});
         if call.resource != RUN_SYNC {
             mine.keep();
-            return Ok(
-                json!({"jobName": mine.key.name, "namespace": mine.key.namespace, "uid": job.metadata.uid}),
-            );
+            return Ok(begun);
+        }
+        if let Some(submitted) = &call.submitted {
+            // Nobody listens any more only when the task is over; then this future is dropped as well.
+            let _ = submitted.send(begun).await;
         }
         let ended = self.wait(&mine.key, &job).await;
         if ended.is_ok() || self.stopping.load(Ordering::SeqCst) {

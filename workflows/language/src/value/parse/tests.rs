@@ -17,6 +17,15 @@ fn errors_read_as_jackson_writes_them() {
             "Unexpected end-of-input: expected close marker for Object (start marker at [Source: (String)\"{\"; line: 1, column: 1])\n at [Source: (String)\"{\"; line: 1, column: 2]",
         ),
         (
+            "{\"a\":",
+            "Unexpected end-of-input within/between Object entries\n at [Source: (String)\"{\"a\":\"; line: 1, column: 6]",
+        ),
+        ("{\"a", "Unexpected end-of-input in field name\n at [Source: (String)\"{\"a\"; line: 1, column: 4]"),
+        (
+            "[1,",
+            "Unexpected end-of-input within/between Array entries\n at [Source: (String)\"[1,\"; line: 1, column: 4]",
+        ),
+        (
             "[1 2]",
             "Unexpected character ('2' (code 50)): was expecting comma to separate Array entries\n at [Source: (String)\"[1 2]\"; line: 1, column: 5]",
         ),

@@ -11,6 +11,9 @@ use super::super::{client::ACCOUNT, definition as text};
 use super::file::{MachineKind, Mocks};
 use crate::cli::failure::Failure;
 
+/// How long an express execution may take on AWS.
+const EXPRESS_SECONDS_MAX: u64 = 300;
+
 /// A compiled definition.
 pub(super) struct Subject {
     pub(super) machine: Arc<StateMachine>,
@@ -25,7 +28,7 @@ impl Subject {
             Some(MachineKind::Express) => MachineType::Express,
             _ => MachineType::Standard,
         };
-        let compiled = parse::compile(&text, machine_type).map_err(|rejection| {
+        let mut compiled = parse::compile(&text, machine_type).map_err(|rejection| {
             let found = rejection.diagnostics.iter();
             let problems: Vec<_> = found
                 .map(|one| match &one.location {
@@ -35,12 +38,17 @@ impl Subject {
                 .collect();
             Failure::new(format!("{source} is no valid state machine"), problems.join("\n"))
         })?;
+        if kind == Some(MachineKind::Express) {
+            let given = compiled.timeout_seconds.unwrap_or(u64::MAX);
+            compiled.timeout_seconds = Some(given.min(EXPRESS_SECONDS_MAX));
+        }
         let name = text::name_of_file(path).unwrap_or_else(|| "workflow".into());
         let machine = Arc::new(StateMachine {
             arn: format!("arn:aws:states:us-east-1:{ACCOUNT}:stateMachine:{name}"),
             name,
             role_arn: format!("arn:aws:iam::{ACCOUNT}:role/mayfly"),
-            // Express ones too: a test looks at the history, which express executions do not keep.
+            // Express ones too, but for their end after five minutes: a test looks at the history, which express
+            // executions do not keep.
             kind: Kind::Standard,
             definition_text: text.into(),
             definition: Arc::new(compiled),

@@ -1,0 +1,72 @@
+//! Variables of nested flows: what an outer flow assigns, no branch and no iteration of it assigns as well, as the
+//! guide has it ("no other scope (inside a Map or Parallel) can assign to myVariable as well").
+//!
+//! The items of a distributed Map are executions of their own and begin without variables.
+
+use std::collections::HashSet;
+
+use super::{Code, Report};
+use crate::value::Value;
+
+/// Reports names that were assigned further out, at the `Assign` that has them again.
+pub(crate) fn check(root: &Value, report: &mut Report) {
+    flow(root, "", &HashSet::new(), report);
+}
+
+fn flow(flow: &Value, at: &str, outer: &HashSet<&str>, report: &mut Report) {
+    let Some(states) = flow.get("States").and_then(Value::as_object) else { return };
+    let mut visible = outer.clone();
+    for (name, state) in states.iter() {
+        let state_at = format!("{at}/States/{name}");
+        assigned(state, &state_at, &mut |variable, at| {
+            if outer.contains(variable) {
+                // The sentence is that of gabrielmoreira/tiny-asl-machine, which is checked against AWS.
+                let message =
+                    format!("The variable name '{variable}' was already defined in a parent scope.");
+                report.error(Code::InvalidVariableName, at, message);
+            }
+            visible.insert(variable);
+        });
+    }
+    for (name, state) in states.iter() {
+        let state_at = format!("{at}/States/{name}");
+        for (inner, inner_at, is_own_execution) in inner_flows(state, &state_at) {
+            let none = HashSet::new();
+            self::flow(inner, &inner_at, if is_own_execution { &none } else { &visible }, report);
+        }
+    }
+}
+
+/// Each variable that a state, one of its rules or one of its catchers assigns, with the place of that `Assign`.
+fn assigned<'a>(state: &'a Value, at: &str, tell: &mut dyn FnMut(&'a str, &str)) {
+    let mut of = |holder: &'a Value, at: &str| {
+        let Some(assign) = holder.get("Assign").and_then(Value::as_object) else { return };
+        let at = format!("{at}/Assign");
+        for (key, _) in assign.iter() {
+            tell(key.strip_suffix(".$").unwrap_or(key), &at);
+        }
+    };
+    of(state, at);
+    for list in ["Choices", "Catch"] {
+        let entries = state.get(list).and_then(Value::as_array).unwrap_or_default();
+        for (position, entry) in entries.iter().enumerate() {
+            of(entry, &format!("{at}/{list}[{position}]"));
+        }
+    }
+}
+
+/// The flows in a state, where they are, and whether each of their runs is an execution.
+fn inner_flows<'a>(state: &'a Value, at: &str) -> Vec<(&'a Value, String, bool)> {
+    let mut flows = Vec::new();
+    let branches = state.get("Branches").and_then(Value::as_array).unwrap_or_default();
+    for (position, branch) in branches.iter().enumerate() {
+        flows.push((branch, format!("{at}/Branches[{position}]"), false));
+    }
+    for field in ["ItemProcessor", "Iterator"] {
+        let Some(processor) = state.get(field) else { continue };
+        let mode = processor.get("ProcessorConfig").and_then(|config| config.get("Mode"));
+        let is_own_execution = mode.and_then(Value::as_str) == Some("DISTRIBUTED");
+        flows.push((processor, format!("{at}/{field}"), is_own_execution));
+    }
+    flows
+}
