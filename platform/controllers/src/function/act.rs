@@ -27,7 +27,7 @@ use super::{
     presence::{Presence, PresenceError},
     revision_name, revision_number, status,
 };
-use crate::metadata::{BY_CONTROLLER, by_controller, is_gone, only, uid};
+use crate::metadata::{BY_CONTROLLER, by_controller, is_gone, only, uid, whole};
 
 /// How soon to look again for a component that is not uploaded yet, and for the collector's work.
 const COMPONENT_RECHECK: Duration = Duration::from_secs(2);
@@ -91,9 +91,8 @@ impl Controller {
             reconciler.replica_sets.synced().await;
             reconciler.pods.synced().await;
         };
-        tokio::select! {
-            () = ready => {}
-            () = stop.cancelled() => return,
+        if stop.run_until_cancelled(ready).await.is_none() {
+            return;
         }
         let queue = self.queue.clone();
         reconciler.functions.handle(move |change| queue.add(ObjectKey::of(&**change.latest())));
@@ -118,17 +117,6 @@ fn wake_on<K: kube::Resource + 'static>(informer: &Informer<K>, queue: &WorkQueu
             }
         }
     });
-}
-
-/// A status whose absent fields are spelled out as null, so that a merge patch removes them.
-fn whole(status: &impl serde::Serialize, optional: &[&str]) -> serde_json::Value {
-    let mut value = json!(status);
-    if let Some(fields) = value.as_object_mut() {
-        for field in optional {
-            fields.entry(*field).or_insert(serde_json::Value::Null);
-        }
-    }
-    value
 }
 
 fn pod_revision(pod: &Pod) -> Vec<String> {
