@@ -95,6 +95,10 @@ fn open_to_all(server: &Inner, method: &Method, path: &[String]) -> Option<Respo
         return None;
     }
     match path.as_slice() {
+        ["healthz" | "livez" | "readyz", ..] if server.store.failure().is_some() => Some(text(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "[-]store failed: it takes no more writes; look at its disk, then start the server again",
+        )),
         ["healthz" | "livez", ..] => Some(text(StatusCode::OK, "ok")),
         ["readyz", ..] if server.shutdown.is_cancelled() => {
             Some(text(StatusCode::SERVICE_UNAVAILABLE, "[-]shutdown failed: the server is shutting down"))

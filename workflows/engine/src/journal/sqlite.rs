@@ -78,7 +78,7 @@ impl SqliteJournal {
     pub fn open(path: &Path) -> Result<Self, JournalError> {
         let mark = Mark::check(path)
             .map_err(|error| JournalError::File { path: path.to_owned(), reason: error.to_string() })?;
-        let db = connect(path)?;
+        let db = connect(path).map_err(|error| not_opened(path, &error))?;
         write::prepare(&db)?;
         let shared = Arc::new(Shared {
             queue: Mutex::new(Queue::default()),
@@ -119,6 +119,16 @@ impl SqliteJournal {
             readers.push(db);
         }
         answer
+    }
+}
+
+fn not_opened(path: &Path, error: &rusqlite::Error) -> JournalError {
+    use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase};
+    match error.sqlite_error_code() {
+        Some(DatabaseCorrupt | NotADatabase) => {
+            JournalError::File { path: path.to_owned(), reason: error.to_string() }
+        }
+        _ => JournalError::Database(format!("{} cannot be opened: {error}", path.display())),
     }
 }
 

@@ -300,6 +300,10 @@ fn damage_within_the_log_is_refused() {
     let Err(error) = SqliteJournal::open(&damaged.path().join("journal.db")) else { panic!("opened") };
     assert!(error.to_string().contains("journal.db is damaged (its write-ahead log had"), "{error}");
     assert!(before == std::fs::read(&log).expect("the log"), "left as it is");
+    let other = folder.path().join("other.db");
+    std::fs::write(&other, "quite a long text, and no database".repeat(100)).expect("written");
+    let Err(error) = SqliteJournal::open(&other) else { panic!("opened") };
+    assert!(error.to_string().contains("other.db is damaged (file is not a database)"), "{error}");
 }
 
 #[test]
