@@ -21,6 +21,7 @@ Reads `cargo metadata` and the first lines of every crate, and checks:
 const FLOORS: &[(&str, u8)] = &[
     ("platform/api", 0),
     ("workflows/language", 0),
+    ("platform/wal", 0),
     ("platform/store", 1),
     ("platform/artifacts", 1),
     ("platform/runtime", 1),

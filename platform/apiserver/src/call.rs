@@ -37,10 +37,7 @@ impl Call {
     pub(crate) async fn answer(self, body: Body) -> Result<Response, ApiError> {
         if self.parts.method == Method::GET {
             if self.query.watch && self.target.name.is_none() {
-                return match self.target.kind.verbs {
-                    Verbs::View => self.watch_view().await,
-                    _ => self.watch(),
-                };
+                return self.watch().await;
             }
             if self.target.subresource.as_deref() == Some("log") {
                 return self.log().await;
@@ -96,17 +93,10 @@ impl Call {
         }))
     }
 
-    fn watch(self) -> Result<Response, ApiError> {
+    async fn watch(self) -> Result<Response, ApiError> {
         let permit = self.long_lived()?;
         let view = self.view()?;
-        let lines = self.server.watch(&self.target.namespace, &self.query, view, permit)?;
-        Ok(watched(view, Body::from_stream(lines)))
-    }
-
-    async fn watch_view(self) -> Result<Response, ApiError> {
-        let permit = self.long_lived()?;
-        let view = self.view()?;
-        let lines = self.server.watch_view(&self.target.namespace, &self.query, view, permit).await?;
+        let lines = self.server.watch(&self.target.namespace, &self.query, view, permit).await?;
         Ok(watched(view, Body::from_stream(lines)))
     }
 

@@ -62,7 +62,7 @@ async fn route(
         Some("openapi") if is_get => {
             let query = parts.uri.query().unwrap_or("");
             let hash = url::form_urlencoded::parse(query.as_bytes()).find(|(key, _)| key == "hash");
-            return openapi::answer(&path, hash.as_ref().map(|(_, value)| &**value), &parts.headers);
+            return openapi::answer(&path, hash.as_ref().map(|(_, value)| &**value));
         }
         Some("artifacts") if path.len() <= 2 => {
             let _turn = server.turn(&user).await?;
@@ -152,6 +152,10 @@ fn open_to_all(server: &Inner, method: &Method, path: &[String]) -> Option<Respo
         return None;
     }
     match path.as_slice() {
+        ["healthz" | "livez" | "readyz", ..] if server.store.failure().is_some() => Some(text(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "[-]store failed: it takes no more writes; look at its disk, then start the server again",
+        )),
         ["healthz" | "livez", ..] => Some(text(StatusCode::OK, "ok")),
         ["readyz", ..] if server.shutdown.is_cancelled() => {
             Some(text(StatusCode::SERVICE_UNAVAILABLE, "[-]shutdown failed: the server is shutting down"))

@@ -1,4 +1,4 @@
-//! `/openapi/v3` (and an empty `/openapi/v2`): what `kubectl explain` shows and `kubectl apply` asks for before it sends anything.
+//! `/openapi/v3`: what `kubectl explain` shows and `kubectl apply` asks for before it sends anything.
 //!
 //! Documents are made from the kinds' schemas when they are asked for and not kept: kubectl caches them by the
 //! hash in their address. The PATCH operations do not list strategic merge: kubectl then computes such patches
@@ -7,7 +7,7 @@
 use std::{collections::BTreeMap, sync::OnceLock};
 
 use axum::response::Response;
-use http::{HeaderMap, HeaderValue, StatusCode, header};
+use http::{HeaderValue, StatusCode, header};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
@@ -21,13 +21,15 @@ use crate::{
 const LIST_META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ListMeta";
 
 /// Answers `/openapi/…`.
-pub(crate) fn answer(path: &[String], hash: Option<&str>, headers: &HeaderMap) -> Result<Response, ApiError> {
+pub(crate) fn answer(path: &[String], hash: Option<&str>) -> Result<Response, ApiError> {
     let path: Vec<&str> = path.iter().map(String::as_str).collect();
     let (group, version) = match path.as_slice() {
         ["openapi", "v3"] => return Ok(json_value(StatusCode::OK, &index())),
         ["openapi", "v3", "api", version] => ("", *version),
         ["openapi", "v3", "apis", group, version] => (*group, *version),
-        ["openapi", "v2"] => return Ok(version_2(headers)),
+        // kubectl comes here for kinds that version 3 does not have. An empty document tells it that this one does
+        // not either, and it says so; an error would be taken for a failed download.
+        ["openapi", "v2"] => return Ok(nothing_in_v2()),
         _ => return Err(ApiError::no_resource()),
     };
     let text = document(group, version).ok_or_else(ApiError::no_resource)?;
@@ -39,21 +41,11 @@ pub(crate) fn answer(path: &[String], hash: Option<&str>, headers: &HeaderMap) -
     Ok(response)
 }
 
-/// A document of version 2 that describes nothing. kubectl asks for it when version 3 does not know a kind; with it
-/// kubectl goes on, and says that the kind does not exist, instead of that there is no document.
-fn version_2(headers: &HeaderMap) -> Response {
-    const ASKED: &str = "proto-openapi.spec.v2";
-    // With an at sign, as older clients ask for it, it is no media type that they could parse.
-    const PROTOBUF: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
-    // gnostic's `Document`: swagger (1), info (2) with title (1) and version (2), paths (8).
-    const EMPTY: &[u8] = b"\x0a\x032.0\x12\x0d\x0a\x06Mayfly\x12\x031.0\x42\x00";
-    let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or("");
-    if !accept.contains(ASKED) {
-        let info = json!({"title": "Mayfly", "version": "1.0"});
-        return json_value(StatusCode::OK, &json!({"swagger": "2.0", "info": info, "paths": {}}));
-    }
-    let mut response = json_response(StatusCode::OK, EMPTY);
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(PROTOBUF));
+/// Version 2 without a definition: in protobuf, no bytes at all.
+fn nothing_in_v2() -> Response {
+    let kind = HeaderValue::from_static("application/com.github.proto-openapi.spec.v2.v1.0+protobuf");
+    let mut response = Response::default();
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
     response
 }
 
@@ -154,97 +146,109 @@ fn list_meta_schema() -> Value {
     })
 }
 
+const WRITE: &[&str] = &["dryRun", "fieldManager", "fieldValidation"];
+const PATCH: &[&str] = &["dryRun", "fieldManager", "fieldValidation", "force"];
+const DELETE: &[&str] = &["dryRun", "gracePeriodSeconds", "propagationPolicy", "orphanDependents"];
+const LIST: &[&str] = &[
+    "labelSelector",
+    "fieldSelector",
+    "limit",
+    "continue",
+    "resourceVersion",
+    "resourceVersionMatch",
+    "timeoutSeconds",
+    "watch",
+    "allowWatchBookmarks",
+    "sendInitialEvents",
+];
+
+/// The operations of one kind, as `paths` describes them.
+struct Operations<'a> {
+    kind: &'a Kind,
+    /// Its schema's.
+    name: &'a str,
+    gvk: &'a Value,
+}
+
+impl Operations<'_> {
+    fn described(&self, action: &str, parameters: &[&str], schema: &str) -> Value {
+        let scope = if self.kind.namespaced { "Namespaced" } else { "" };
+        let parameters: Vec<_> = parameters.iter().map(|name| query_parameter(name)).collect();
+        json!({
+            "description": format!("{action} {}", self.kind.plural),
+            "operationId": format!("{action}{scope}{}", self.kind.kind),
+            "parameters": parameters,
+            "responses": {"200": {"description": "OK", "content": {"application/json": {"schema": reference(schema)}}}},
+            "x-kubernetes-action": action,
+            "x-kubernetes-group-version-kind": self.gvk,
+        })
+    }
+
+    /// About one object.
+    fn of_one(&self, action: &str, parameters: &[&str]) -> Value {
+        self.described(action, parameters, self.name)
+    }
+
+    /// About a list of them.
+    fn of_many(&self, action: &str, parameters: &[&str]) -> Value {
+        self.described(action, parameters, &format!("{}List", self.name))
+    }
+
+    /// One that takes an object.
+    fn written(&self, action: &str) -> Value {
+        let schema = json!({"schema": reference(self.name)});
+        let body = json!({"application/json": schema, "application/yaml": schema});
+        with_body(self.of_one(action, WRITE), body)
+    }
+
+    fn patch(&self) -> Value {
+        let patch = json!({"schema": {"type": "object", "description": "a patch of this kind"}});
+        let body = json!({
+            "application/apply-patch+yaml": patch, "application/json-patch+json": patch,
+            "application/merge-patch+json": patch,
+        });
+        with_body(self.of_one("patch", PATCH), body)
+    }
+}
+
+fn with_body(mut operation: Value, body: Value) -> Value {
+    operation["requestBody"] = json!({"content": body, "required": true});
+    operation
+}
+
 fn paths_of(kind: &Kind, name: &str, gvk: &Value, paths: &mut Map<String, Value>) {
+    let operations = Operations { kind, name, gvk };
     let base = match kind.group {
         "" => format!("/api/{}", kind.version),
         group => format!("/apis/{group}/{}", kind.version),
     };
     let namespace = if kind.namespaced { "/namespaces/{namespace}" } else { "" };
     let all = format!("{base}{namespace}/{}", kind.plural);
-    let mut place = Vec::new();
-    if kind.namespaced {
-        place.push(path_parameter("namespace"));
-    }
-    let parameters = |extra: &[&str]| extra.iter().map(|name| query_parameter(name)).collect::<Vec<_>>();
-    let operation = |action: &str, extra: &[&str], body: Option<Value>, schema: &str| {
-        let mut operation = json!({
-            "description": format!("{action} {}", kind.plural),
-            "operationId": format!("{action}{}{}", if kind.namespaced { "Namespaced" } else { "" }, kind.kind),
-            "parameters": parameters(extra),
-            "responses": {"200": {"description": "OK", "content": {"application/json": {"schema": reference(schema)}}}},
-            "x-kubernetes-action": action,
-            "x-kubernetes-group-version-kind": gvk,
-        });
-        if let Some(body) = body {
-            operation["requestBody"] = json!({"content": body, "required": true});
+    let place: Vec<_> = kind.namespaced.then(|| path_parameter("namespace")).into_iter().collect();
+    let mut collection = json!({"parameters": place, "post": operations.written("post")});
+    if kind.verbs != Verbs::CreateOnly {
+        collection["get"] = operations.of_many("list", LIST);
+        if kind.namespaced {
+            let everywhere = json!({"get": operations.of_many("list", LIST)});
+            paths.insert(format!("{base}/{}", kind.plural), everywhere);
         }
-        operation
-    };
-    let json_body = || {
-        let schema = json!({"schema": reference(name)});
-        Some(json!({"application/json": schema, "application/yaml": schema}))
-    };
-    const WRITE: &[&str] = &["dryRun", "fieldManager", "fieldValidation"];
-    const LIST: &[&str] = &[
-        "labelSelector",
-        "fieldSelector",
-        "limit",
-        "continue",
-        "resourceVersion",
-        "resourceVersionMatch",
-        "timeoutSeconds",
-        "watch",
-        "allowWatchBookmarks",
-        "sendInitialEvents",
-    ];
-    const DELETE: &[&str] = &["dryRun", "gracePeriodSeconds", "propagationPolicy", "orphanDependents"];
-    let mut collection = json!({"parameters": place, "post": operation("post", WRITE, json_body(), name)});
-    if kind.verbs == Verbs::View {
-        let list = format!("{name}List");
-        collection["get"] = operation("list", LIST, None, &list);
-        paths.insert(all.clone(), collection);
-        paths.insert(format!("{base}/{}", kind.plural), json!({"get": operation("list", LIST, None, &list)}));
-        place.push(path_parameter("name"));
-        // kubectl looks at a patch to see whether the server validates fields; without it, it refuses to send what
-        // would be answered with what to do instead.
-        let one = json!({
-            "parameters": place,
-            "get": operation("get", &["resourceVersion"], None, name),
-            "patch": operation("patch", &["fieldValidation"], None, name),
-        });
-        paths.insert(format!("{all}/{{name}}"), one);
-        return;
-    }
-    if kind.verbs == Verbs::All {
-        let list = format!("{name}List");
-        collection["get"] = operation("list", LIST, None, &list);
-        collection["delete"] = operation("deletecollection", DELETE, None, &list);
-        let patch = json!({"schema": {"type": "object", "description": "a patch of this kind"}});
-        let patches = json!({
-            "application/apply-patch+yaml": patch, "application/json-patch+json": patch, "application/merge-patch+json": patch,
-        });
-        let patch_parameters = &["dryRun", "fieldManager", "fieldValidation", "force"];
-        place.push(path_parameter("name"));
-        let one = json!({
-            "parameters": place,
-            "get": operation("get", &["resourceVersion"], None, name),
-            "put": operation("put", WRITE, json_body(), name),
-            "patch": operation("patch", patch_parameters, Some(patches), name),
-            "delete": operation("delete", DELETE, None, name),
-        });
         let one_path = format!("{all}/{{name}}");
-        if kind.status {
-            let mut status = one.clone();
-            if let Some(status) = status.as_object_mut() {
-                status.remove("delete");
+        let place = [&place[..], &[path_parameter("name")]].concat();
+        let mut one = json!({"parameters": place, "get": operations.of_one("get", &["resourceVersion"])});
+        if kind.verbs == Verbs::View {
+            // kubectl looks at a patch to see whether the server validates fields; without it, it refuses to send
+            // what would be answered with what to do instead.
+            one["patch"] = operations.of_one("patch", &["fieldValidation"]);
+        } else {
+            collection["delete"] = operations.of_many("deletecollection", DELETE);
+            one["put"] = operations.written("put");
+            one["patch"] = operations.patch();
+            if kind.status {
+                paths.insert(format!("{one_path}/status"), one.clone());
             }
-            paths.insert(format!("{one_path}/status"), status);
+            one["delete"] = operations.of_one("delete", DELETE);
         }
         paths.insert(one_path, one);
-        if kind.namespaced {
-            let everywhere = operation("list", LIST, None, &list);
-            paths.insert(format!("{base}/{}", kind.plural), json!({"get": everywhere}));
-        }
     }
     paths.insert(all, collection);
 }

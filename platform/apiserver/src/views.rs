@@ -4,27 +4,15 @@
 //! Selectors, pages, tables and the form of a watch are this side's work; the revisions in `resourceVersion`
 //! are the view's own and mean nothing to the store.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc};
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
-use bytes::Bytes;
-use futures::{
-    Stream, StreamExt as _,
-    future::BoxFuture,
-    stream::{self, BoxStream},
-};
-use mayfly_store::{Entry, Revision};
+use futures::{StreamExt as _, future::BoxFuture, stream::BoxStream};
+use mayfly_store::{Entry, Event, EventKind, Revision};
 use parking_lot::RwLock;
-use rand::RngExt;
 use serde_json::Value;
-use tokio::{
-    sync::OwnedSemaphorePermit,
-    time::{Instant, Interval, interval_at},
-};
-use tokio_util::sync::CancellationToken;
 
 use crate::{
-    config::Clock,
     negotiate::Representation,
     object::Object,
     registry::Kind,
@@ -33,7 +21,7 @@ use crate::{
     selection::Selection,
     server::Inner,
     status::ApiError,
-    verbs::{self, LineWriter},
+    verbs::{self, Beginning, Ended, Source, Start},
 };
 
 /// Objects asked of a view at a time.
@@ -225,123 +213,63 @@ impl Inner {
         namespace: &str,
         query: &Query,
         view: View,
-        permit: OwnedSemaphorePermit,
-    ) -> Result<impl Stream<Item = Result<Bytes, std::io::Error>> + Send + use<>, ApiError> {
+        start: Start,
+    ) -> Result<Beginning, ApiError> {
         let kind = view.kind;
-        let selection = Selection::parse(kind, query)?;
-        let asked = verbs::parse_revision(query.resource_version.as_deref().unwrap_or(""))?;
-        let initial_wanted = query.send_initial_events.unwrap_or(asked.is_none());
-        let (after, initial) = if initial_wanted {
-            let all = Query { limit: None, continue_token: None, ..query.clone() };
-            let (meta, entries) = self.list_view(view, namespace, &all).await?;
-            (meta.revision, entries)
-        } else {
-            (asked.unwrap_or_default(), Vec::new())
+        let (after, initial) = match start {
+            Start { initial: true, .. } => {
+                let all = Query { limit: None, continue_token: None, ..query.clone() };
+                let (meta, entries) = self.list_view(view, namespace, &all).await?;
+                (meta.revision, entries.into_iter().map(Arc::new).collect())
+            }
+            Start { asked: Some(asked), .. } => (asked, Vec::new()),
+            // Any page says which revision is now.
+            Start { asked: None, .. } => {
+                let one = Query { limit: Some(1), ..Query::default() };
+                (self.list_view(view, namespace, &one).await?.0.revision, Vec::new())
+            }
         };
         let whole = view.representation == Representation::Object;
         let events = self.views.of(kind)?.watch(after.0, whole)?;
-        let now = Instant::now();
-        let lasts = match query.timeout_seconds {
-            Some(seconds) if seconds > 0 => Duration::from_secs(seconds),
-            _ => self.config.watch_timeout.mul_f64(1.0 + rand::rng().random::<f64>() / 2.0),
-        };
-        let interval = self.config.bookmark_interval;
-        let end_bookmark = (query.send_initial_events == Some(true)).then_some(after);
-        let lines = Lines {
-            events,
-            selection,
-            kind,
-            namespace: namespace.to_owned(),
-            writer: LineWriter::new(view, Clock::clone(&self.clock)),
-            initial: initial.into_iter(),
-            end_bookmark,
-            progress: after,
-            bookmarks: query.allow_watch_bookmarks.then(|| interval_at(now + interval, interval)),
-            deadline: now + lasts,
-            shutdown: self.shutdown.clone(),
-            ended: false,
-            _permit: permit,
-        };
-        Ok(stream::unfold(lines, |mut lines| async move {
-            let frame = lines.next_frame().await?;
-            Some((Ok(frame), lines))
-        }))
+        let source = ViewEvents { events, kind, namespace: namespace.to_owned(), progress: after };
+        Ok(Beginning { initial, after, source: Source::View(source) })
     }
 }
 
-/// A running watch of a view.
-struct Lines {
+/// The changes of a view, as the store would tell them.
+pub(crate) struct ViewEvents {
     events: BoxStream<'static, Result<ViewEvent, ViewError>>,
-    selection: Selection,
     kind: &'static Kind,
     /// Empty: all.
     namespace: String,
-    writer: LineWriter,
-    initial: std::vec::IntoIter<Entry>,
-    end_bookmark: Option<Revision>,
     progress: Revision,
-    bookmarks: Option<Interval>,
-    deadline: Instant,
-    shutdown: CancellationToken,
-    ended: bool,
-    _permit: OwnedSemaphorePermit,
 }
 
-impl Lines {
-    async fn next_frame(&mut self) -> Option<Bytes> {
-        let mut out = Vec::new();
-        for entry in self.initial.by_ref() {
-            self.writer.line(&mut out, "ADDED", &entry.value, entry.modified);
-        }
-        if let Some(revision) = self.end_bookmark.take() {
-            self.writer.bookmark(&mut out, revision, true);
-        }
-        while out.is_empty() && !self.ended {
-            let tick = async {
-                match &mut self.bookmarks {
-                    Some(interval) => _ = interval.tick().await,
-                    None => std::future::pending().await,
-                }
-            };
-            tokio::select! {
-                biased;
-                () = self.shutdown.cancelled() => return None,
-                () = tokio::time::sleep_until(self.deadline) => return None,
-                event = self.events.next() => self.event(&mut out, event?),
-                () = tick => self.writer.bookmark(&mut out, self.progress, false),
+impl ViewEvents {
+    /// The next event. May be dropped while it waits without losing one.
+    pub(crate) async fn next(&mut self) -> Result<Arc<Event>, Ended> {
+        loop {
+            let event = self.events.next().await.ok_or(Ended::Quietly)?;
+            let event = event.map_err(|error| Ended::Because(error.into()))?;
+            self.progress = Revision(event.revision);
+            let event = self.as_stored(event).map_err(Ended::Because)?;
+            if self.namespace.is_empty() || *event.entry.key.namespace == *self.namespace {
+                return Ok(Arc::new(event));
             }
         }
-        (!out.is_empty()).then(|| Bytes::from(out))
     }
 
-    fn event(&mut self, out: &mut Vec<u8>, event: Result<ViewEvent, ViewError>) {
-        let written = event.map_err(ApiError::from).and_then(|event| self.change(out, event));
-        if let Err(error) = written {
-            self.ended = true;
-            LineWriter::error(out, &error);
-        }
+    /// The revision up to which everything was told.
+    pub(crate) fn progress(&self) -> Revision {
+        self.progress
     }
 
-    fn change(&mut self, out: &mut Vec<u8>, event: ViewEvent) -> Result<(), ApiError> {
-        self.progress = Revision(event.revision);
-        let now = entry(self.kind, event.object)?;
-        let previous = match event.change {
-            ViewChange::Created => None,
-            ViewChange::Modified { previous } => Some(entry(self.kind, previous)?),
+    fn as_stored(&self, event: ViewEvent) -> Result<Event, ApiError> {
+        let entry = |object| entry(self.kind, object).map(Arc::new);
+        let (kind, previous) = match event.change {
+            ViewChange::Created => (EventKind::Created, None),
+            ViewChange::Modified { previous } => (EventKind::Modified, Some(entry(previous)?)),
         };
-        let selected = |entry: &Entry| {
-            (self.namespace.is_empty() || *entry.key.namespace == *self.namespace)
-                && self.selection.matches(entry)
-        };
-        let before = previous.as_ref().is_some_and(selected);
-        let (kind, shown) = match (before, selected(&now), &previous) {
-            (false, true, _) => ("ADDED", &now),
-            (true, true, _) => ("MODIFIED", &now),
-            // What leaves a selection is shown as it was while it was in it.
-            (true, false, Some(previous)) => ("DELETED", previous),
-            _ => return Ok(()),
-        };
-        self.writer.line(out, kind, &shown.value, self.progress);
-        Ok(())
+        Ok(Event { kind, entry: entry(event.object)?, previous, revision: self.progress })
     }
 }

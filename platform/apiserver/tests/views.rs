@@ -142,6 +142,14 @@ async fn a_view_is_watched() {
     assert_eq!(ended[0], "ADDED w.10 SUCCEEDED");
     let initial = watch("").await;
     assert_eq!((initial.len(), initial[0].as_str()), (13, "ADDED w.0 RUNNING"));
+    let streaming = "resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
+    let listed = watch(&format!("sendInitialEvents=true&{streaming}")).await;
+    assert_eq!((listed.len(), listed[10].as_str()), (14, "BOOKMARK"), "{listed:?}");
+    let from_now = watch(&format!("sendInitialEvents=false&{streaming}")).await;
+    assert_eq!(from_now[..2], all[..2]);
+    let (status, told) =
+        fixture.call("GET", &format!("{PATH}?watch=1&sendInitialEvents=true"), Value::Null).await;
+    assert_eq!(status, 422, "as of the store's kinds: {told}");
     let (status, told) = fixture.call("GET", &format!("{PATH}?watch=1&resourceVersion=7"), Value::Null).await;
     assert_eq!((status.as_u16(), &told["reason"]), (410, &json!("Expired")));
 }

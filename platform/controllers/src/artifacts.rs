@@ -7,8 +7,9 @@ use kube::Client;
 use mayfly_api::{Digest, Function, Revision, k8s::jiff::Timestamp};
 use mayfly_informer::{Informer, Informers};
 use serde::Deserialize;
-use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
+
+use crate::looks::Looks;
 
 /// What the artifact collector is told.
 #[derive(Clone, Debug)]
@@ -60,20 +61,14 @@ impl Collector {
     }
 
     pub(crate) async fn run(self, stop: CancellationToken) {
-        let mut ticks = interval(self.config.every);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            tokio::select! {
-                () = stop.cancelled() => return,
-                _ = ticks.tick() => {}
-            }
+        let mut looks = Looks::every(self.config.every, stop.clone());
+        while looks.next().await {
             let synced = async {
                 self.functions.synced().await;
                 self.revisions.synced().await;
             };
-            tokio::select! {
-                () = stop.cancelled() => return,
-                () = synced => {}
+            if stop.run_until_cancelled(synced).await.is_none() {
+                return;
             }
             if let Err(error) = self.sweep().await {
                 tracing::warn!(%error, "could not look through the artifacts; will try again");

@@ -7,10 +7,9 @@ use kube::{
     api::{DeleteParams, ListParams},
 };
 use mayfly_api::k8s::{api::core::v1::Event, jiff::Timestamp};
-use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
-use crate::metadata::is_gone;
+use crate::{looks::Looks, metadata::is_gone};
 
 /// What the event collector is told.
 #[derive(Clone, Debug)]
@@ -60,18 +59,10 @@ impl Collector {
     }
 
     pub(crate) async fn run(self, stop: CancellationToken) {
-        let mut ticks = interval(self.config.every);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            tokio::select! {
-                () = stop.cancelled() => return,
-                _ = ticks.tick() => {}
-            }
-            tokio::select! {
-                () = stop.cancelled() => return,
-                result = self.sweep() => if let Err(error) = result {
-                    tracing::warn!(%error, "could not look through the events; will try again");
-                },
+        let mut looks = Looks::every(self.config.every, stop.clone());
+        while looks.next().await {
+            if let Some(Err(error)) = stop.run_until_cancelled(self.sweep()).await {
+                tracing::warn!(%error, "could not look through the events; will try again");
             }
         }
     }

@@ -14,8 +14,10 @@ mod events;
 mod function;
 mod garbage;
 mod job;
+mod looks;
 mod metadata;
 mod node;
+mod owned_pods;
 mod pods;
 mod replica_set;
 

@@ -8,6 +8,7 @@ use mayfly_api::k8s::{
     apimachinery::pkg::apis::meta::v1::{Condition, OwnerReference, Time},
     jiff::Timestamp,
 };
+use serde_json::{Value, json};
 
 /// The object that controls this one, if any.
 pub(crate) fn controller_of<K: Resource>(object: &K) -> Option<&OwnerReference> {
@@ -39,6 +40,17 @@ pub(crate) fn only(uid: &str) -> DeleteParams {
 /// Whether the API said that the object is not there (any more): as good as deleted.
 pub(crate) fn is_gone<T>(result: &kube::Result<T>) -> bool {
     matches!(result, Err(kube::Error::Api(status)) if status.is_not_found())
+}
+
+/// A status whose absent fields are spelled out as null, so that a merge patch removes them.
+pub(crate) fn whole(status: &impl serde::Serialize, optional: &[&str]) -> Value {
+    let mut value = json!(status);
+    if let Some(fields) = value.as_object_mut() {
+        for field in optional {
+            fields.entry(*field).or_insert(Value::Null);
+        }
+    }
+    value
 }
 
 /// A condition's new state. `lastTransitionTime` is kept from `old` while the status is the same.

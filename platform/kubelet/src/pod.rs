@@ -14,7 +14,9 @@
 //! ```
 
 pub(crate) mod container;
+mod ending;
 pub(crate) mod local;
 pub(crate) mod plan;
+mod starting;
 pub(crate) mod status;
 pub(crate) mod worker;

@@ -131,7 +131,11 @@ impl UpArgs {
         let address = |flag: Option<String>, file: Option<String>, default: &str, name: &str| {
             let text = flag.or(file).unwrap_or_else(|| default.to_owned());
             parse_address(&text).with_context(|| {
-                format!("--{name} {text}: expected an address and a port, such as {default}")
+                let variable = name.replace('-', "_").to_uppercase();
+                format!(
+                    "--{name} {text} (or MAYFLY_{variable}, or {name} in the config file): expected an address and \
+                     a port, such as {default}"
+                )
             })
         };
         let is_terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());

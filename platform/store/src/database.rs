@@ -9,6 +9,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use mayfly_wal::Mark;
 use rusqlite::{Connection, OpenFlags, TransactionBehavior, config::DbConfig, ffi, params};
 
 use crate::{
@@ -74,6 +75,10 @@ pub(crate) struct Database {
     connection: Connection,
     /// Pages in the write-ahead log before it is folded into the data file.
     log_frames_max: i64,
+    /// Pages in it after the last commit.
+    log_frames: i64,
+    /// How far the log has come: what is read at the next start must not end before.
+    mark: Option<Mark>,
     /// Released after the connection is closed: fields drop in this order.
     _lock: Option<Lock>,
 }
@@ -90,11 +95,15 @@ impl Database {
             LockError::Io(source) => io(source),
         })?;
         refuse_what_sqlite_would_overwrite(path)?;
+        let mark = Mark::check(path).map_err(|error| match error {
+            mayfly_wal::Error::Io { path, source } => OpenError::Io { path, source },
+            damaged => OpenError::Damaged { path: path.into(), problem: damaged.to_string() },
+        })?;
         make_private(path).map_err(io)?;
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE;
         let connection = Connection::open_with_flags(path, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX)
             .map_err(|error| open_error(path, error))?;
-        Self::start(connection, path, config, Some(lock))
+        Self::start(connection, path, config, Some((lock, mark)))
     }
 
     pub(crate) fn in_memory(config: &Config) -> Result<(Self, Loaded), OpenError> {
@@ -107,11 +116,12 @@ impl Database {
         connection: Connection,
         path: &Path,
         config: &Config,
-        lock: Option<Lock>,
+        file: Option<(Lock, Mark)>,
     ) -> Result<(Self, Loaded), OpenError> {
         let loaded = prepare(&connection, path)?;
         let log_frames_max = set_limits(&connection, config).map_err(|error| open_error(path, error))?;
-        Ok((Self { connection, log_frames_max, _lock: lock }, loaded))
+        let (lock, mark) = file.unzip();
+        Ok((Self { connection, log_frames_max, log_frames: 0, mark, _lock: lock }, loaded))
     }
 
     /// Makes all events durable in one transaction. On an error none of them is.
@@ -152,12 +162,25 @@ impl Database {
             let mut revision = transaction.prepare_cached("UPDATE revision SET newest = ?1")?;
             revision.execute(params![newest.revision.0.cast_signed()])?;
         }
-        Ok(transaction.commit()?)
+        transaction.commit()?;
+        self.mark_the_log();
+        Ok(())
+    }
+
+    /// Notes how far the log has come, before what was committed is acknowledged.
+    fn mark_the_log(&mut self) {
+        match self.checkpoint("NOOP") {
+            Ok(frames) => self.log_frames = frames,
+            Err(error) => return tracing::debug!(%error, "how long the log is could not be asked"),
+        }
+        if let (Some(mark), Ok(frames @ 1..)) = (&mut self.mark, u64::try_from(self.log_frames)) {
+            mark.advance(frames);
+        }
     }
 
     /// Folds the write-ahead log into the data file when it has grown to its limit; says whether.
     pub(crate) fn checkpoint_if_due(&self) -> rusqlite::Result<bool> {
-        if self.checkpoint("NOOP")? < self.log_frames_max {
+        if self.log_frames < self.log_frames_max {
             return Ok(false);
         }
         self.checkpoint("PASSIVE")?;
@@ -166,8 +189,11 @@ impl Database {
 
     /// Folds the write-ahead log into the data file and lets go of both.
     pub(crate) fn close(self) {
-        if let Err((_, error)) = self.connection.close() {
-            tracing::warn!(%error, "the data file was not closed cleanly; nothing acknowledged is lost");
+        match self.connection.close() {
+            Ok(()) => drop(self.mark.map(Mark::remove)),
+            Err((_, error)) => {
+                tracing::warn!(%error, "the data file was not closed cleanly; nothing acknowledged is lost");
+            }
         }
     }
 

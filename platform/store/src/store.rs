@@ -4,7 +4,7 @@ use std::{
     fmt,
     path::PathBuf,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -85,6 +85,8 @@ pub(crate) struct Shared {
     pub(crate) counters: Counters,
     /// Turns true when the writer has stopped and let go of the file.
     pub(crate) closed: watch::Sender<bool>,
+    /// Why no further write can be taken, once that is so.
+    pub(crate) broken: OnceLock<Arc<str>>,
 }
 
 #[derive(Default)]
@@ -143,6 +145,7 @@ impl Store {
             state: RwLock::new(State::new(loaded, limits)),
             counters: Counters::default(),
             closed: watch::Sender::new(false),
+            broken: OnceLock::new(),
         });
         let (commands, queue) = mpsc::channel(config.queue_writes_max);
         writer::start(Arc::clone(&shared), database, queue);
@@ -202,6 +205,12 @@ impl Store {
     /// Every event of a range after a revision, those of the past first.
     pub fn watch(&self, range: Range, after: Revision) -> Result<Watch, WatchError> {
         Watch::start(Arc::clone(&self.shared), range, after)
+    }
+
+    /// Why no write is taken any more, when the disk has failed in a way that only a new start may mend: what was
+    /// acknowledged is there then. Reads still answer.
+    pub fn failure(&self) -> Option<Arc<str>> {
+        self.shared.broken.get().cloned()
     }
 
     pub fn stats(&self) -> Stats {

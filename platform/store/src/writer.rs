@@ -46,8 +46,6 @@ struct Writer {
     database: Database,
     queue: mpsc::Receiver<Command>,
     gathering: Gathering,
-    /// Why no further write can be taken, once that is so.
-    broken: Option<Arc<str>>,
 }
 
 /// How long a group waits for more requests before it goes to the disk.
@@ -77,7 +75,7 @@ impl Gathering {
 type Accepted = Vec<(Range<usize>, oneshot::Sender<Result<Vec<Written>, WriteError>>, OwnedSemaphorePermit)>;
 
 pub(crate) fn start(shared: Arc<Shared>, database: Database, queue: mpsc::Receiver<Command>) {
-    let writer = Writer { shared, database, queue, gathering: Gathering::default(), broken: None };
+    let writer = Writer { shared, database, queue, gathering: Gathering::default() };
     let thread = std::thread::Builder::new().name("store-writer".into());
     let body = || {
         let _stopped = Stopped(Arc::clone(&writer.shared));
@@ -171,7 +169,7 @@ impl Writer {
     }
 
     fn commit(&mut self, events: &[Arc<Event>]) -> Result<(), WriteError> {
-        if let Some(reason) = &self.broken {
+        if let Some(reason) = self.shared.broken.get() {
             return Err(WriteError::Failed(Arc::clone(reason)));
         }
         let begin = Instant::now();
@@ -192,10 +190,13 @@ impl Writer {
                 tracing::warn!(%error, writes = events.len(), "writes refused");
                 Err(WriteError::Failed(error.to_string().into()))
             }
+            // After a sync that failed nobody knows what of the file is on the disk, and the kernel may call
+            // the next one a success although it is not: nothing may be written upon that.
             Err(CommitError::Broken(problem)) => {
                 tracing::error!(problem, "the data file takes no more writes until the next start");
                 let reason: Arc<str> = format!("{problem}; writing stopped until the next start").into();
-                self.broken = Some(Arc::clone(&reason));
+                // The first reason is the one that counts.
+                let _ = self.shared.broken.set(Arc::clone(&reason));
                 Err(WriteError::Failed(reason))
             }
         }

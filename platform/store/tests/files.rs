@@ -150,6 +150,97 @@ async fn a_damaged_file_is_refused_and_left_alone() {
     }
 }
 
+/// The files as a kill leaves them, in a folder of their own: what SQLite makes to read is made again.
+fn as_killed(directory: &Path) -> tempfile::TempDir {
+    let copy = tempfile::tempdir().unwrap();
+    for (name, content) in contents(directory) {
+        fs::write(copy.path().join(name), content).unwrap();
+    }
+    copy
+}
+
+const PAGE_BYTES: u64 = 4096;
+const FRAME_BYTES: u64 = 24 + PAGE_BYTES;
+
+#[tokio::test]
+async fn damage_within_the_log_is_refused_and_its_torn_tail_is_not() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path()).unwrap();
+    for n in 0..20 {
+        store.write(create(&format!("pod-{n}"), vec![b'a'; 1500])).await.unwrap();
+    }
+    let earlier = as_killed(directory.path());
+    let log = |directory: &Path| directory.join("objects.db-wal");
+    let earlier_bytes = fs::metadata(log(earlier.path())).unwrap().len();
+    for n in 20..40 {
+        store.write(create(&format!("pod-{n}"), vec![b'a'; 1500])).await.unwrap();
+    }
+    let bytes = fs::metadata(log(directory.path())).unwrap().len();
+    let frames = (bytes - 32) / FRAME_BYTES;
+
+    let whole = as_killed(directory.path());
+    assert_eq!(open(whole.path()).unwrap().revision(), Revision(40), "killed, and nothing is damaged");
+    // Every part of a frame's header and a byte of its page, of frames at the beginning, in the middle, at the end.
+    let mut places = vec![1, 10, 17, 25];
+    for frame in [0, frames / 2, frames - 1] {
+        places.extend([0, 6, 9, 18, 24 + 100].map(|at| 32 + frame * FRAME_BYTES + at));
+    }
+    for place in places {
+        let copy = as_killed(directory.path());
+        let mut byte = [0];
+        let file = fs::File::open(log(copy.path())).unwrap();
+        file.read_exact_at(&mut byte, place).unwrap();
+        overwrite(&log(copy.path()), place, &[byte[0] ^ 0x40]);
+        refused(copy.path(), place);
+    }
+    let copy = as_killed(directory.path());
+    fs::OpenOptions::new().write(true).open(log(copy.path())).unwrap().set_len(bytes / 2).unwrap();
+    refused(copy.path(), bytes / 2);
+
+    // A group that was on its way: begun, never acknowledged, torn anywhere.
+    let copy = as_killed(directory.path());
+    let mut torn = fs::read(log(copy.path())).unwrap();
+    let begun = torn[torn.len() - 2 * usize::try_from(FRAME_BYTES).unwrap()..].to_vec();
+    torn.extend(&begun[..begun.len() - 100]);
+    fs::write(log(copy.path()), torn).unwrap();
+    let store = open(copy.path()).unwrap();
+    assert_eq!(store.revision(), Revision(40));
+    store.write(create("after", "")).await.unwrap();
+    store.close().await;
+    let names: Vec<_> = contents(copy.path()).into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names, ["objects.db"], "nothing is left to remember");
+
+    // Power was lost: the mark on the disk is an earlier one, and the newest frames never came there.
+    let copy = as_killed(directory.path());
+    fs::copy(earlier.path().join("objects.db-mark"), copy.path().join("objects.db-mark")).unwrap();
+    overwrite(&log(copy.path()), earlier_bytes + 2000, &[0; 4096]);
+    assert_eq!(open(copy.path()).unwrap().revision(), Revision(20));
+
+    // A backup of the data file alone is none of the log's business.
+    let copy = as_killed(directory.path());
+    let backup = tempfile::tempdir().unwrap();
+    filled(backup.path()).await;
+    fs::remove_file(log(copy.path())).unwrap();
+    fs::copy(backup.path().join("objects.db"), copy.path().join("objects.db")).unwrap();
+    assert_eq!(open(copy.path()).unwrap().revision(), Revision(200));
+}
+
+/// Opening says that it is damaged, and changes nothing.
+fn refused(directory: &Path, place: u64) {
+    let before = contents(directory);
+    for _ in 0..2 {
+        match open(directory) {
+            Err(error @ OpenError::Damaged { .. }) => {
+                let message = error.to_string();
+                assert!(message.contains("log had ") && message.contains("backup"), "{place}: {message}");
+            }
+            Err(error) => panic!("{place}: {error}"),
+            Ok(store) => panic!("{place}: opened at {}", store.revision()),
+        }
+        assert!(contents(directory) == before, "{place}: the files changed");
+    }
+}
+
 #[tokio::test]
 async fn a_file_changed_behind_its_back_stops_the_writing() {
     let directory = tempfile::tempdir().unwrap();

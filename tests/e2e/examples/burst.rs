@@ -20,8 +20,8 @@ use http::Request;
 use http_body_util::BodyExt;
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use mayfly_e2e::{Body, full};
-use serde_json::json;
+use mayfly_e2e::{Body, Latencies, flags, full};
+use serde_json::{Map, json};
 use tokio::{net::TcpStream, sync::Barrier};
 
 /// How long the whole may take.
@@ -37,9 +37,8 @@ struct Options {
 
 fn options() -> Result<Options> {
     let (mut address, mut path, mut requests, mut connections) = (None, "/".to_owned(), 20_000, None);
-    let mut arguments = std::env::args().skip(1);
-    while let Some(flag) = arguments.next() {
-        let value = arguments.next().with_context(|| format!("{flag} needs a value"))?;
+    for argument in flags() {
+        let (flag, value) = argument?;
         match flag.as_str() {
             "--address" => address = Some(value.parse()?),
             "--path" => path = value,
@@ -127,22 +126,14 @@ async fn collect(calls: Vec<Call>, started: Instant) -> (Vec<Duration>, BTreeMap
 
 fn report(options: &Options, started: Instant, seen: (Vec<Duration>, BTreeMap<String, usize>)) -> Result<()> {
     let seconds = started.elapsed().as_secs_f64();
-    let (mut times, failures) = seen;
-    times.sort_unstable();
-    let at = |percent: usize| times.get((times.len() * percent / 100).min(times.len().saturating_sub(1)));
-    let ms = |percent| at(percent).map(|time| time.as_secs_f64() * 1e3);
-    println!(
-        "{}",
-        json!({
-            "requests": options.requests,
-            "connections": options.connections.unwrap_or(options.requests),
-            "answered": times.len(),
-            "failures": failures,
-            "seconds": seconds,
-            "p50_ms": ms(50),
-            "p99_ms": ms(99),
-            "max_ms": ms(100),
-        })
-    );
+    let (times, failures) = seen;
+    let latencies = Latencies::new(times);
+    let mut report = Map::new();
+    report.insert("requests".into(), options.requests.into());
+    report.insert("connections".into(), options.connections.unwrap_or(options.requests).into());
+    report.insert("answered".into(), latencies.count().into());
+    report.insert("failures".into(), json!(failures));
+    report.insert("seconds".into(), seconds.into());
+    println!("{}", latencies.report("ms", Duration::from_millis(1), report));
     Ok(())
 }

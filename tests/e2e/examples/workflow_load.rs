@@ -25,8 +25,8 @@ use http::Request;
 use http_body_util::BodyExt;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
-use mayfly_e2e::{Body, full};
-use serde_json::{Value, json};
+use mayfly_e2e::{Body, Latencies, flags, full};
+use serde_json::{Map, Value, json};
 use tokio::net::TcpStream;
 
 /// How long an answer of ours may be waited for, in the server's own header.
@@ -54,9 +54,8 @@ struct Options {
 fn options() -> Result<Options> {
     let (mut clients, mut seconds, mut count, mut target) = (64, 5.0, None, None);
     let (mut machine, mut input) = (None, "{}".to_owned());
-    let mut arguments = std::env::args().skip(1);
-    while let Some(flag) = arguments.next() {
-        let value = arguments.next().with_context(|| format!("{flag} needs a value"))?;
+    for argument in flags() {
+        let (flag, value) = argument?;
         match flag.as_str() {
             "--clients" => clients = value.parse()?,
             "--seconds" => seconds = value.parse()?,
@@ -80,28 +79,13 @@ async fn main() -> Result<()> {
     let options = Arc::new(options()?);
     let begin = Instant::now();
     let taken = Arc::new(AtomicU64::new(0));
-    let clients: Vec<_> = (0..options.clients)
-        .map(|_| tokio::spawn(client(Arc::clone(&options), begin, Arc::clone(&taken))))
-        .collect();
-    let mut times = Vec::new();
-    for client in clients {
-        times.extend(client.await??);
-    }
-    let seconds = begin.elapsed().as_secs_f64();
-    times.sort_unstable();
-    let at = |percent: usize| times.get((times.len() * percent / 100).min(times.len().saturating_sub(1)));
-    let micros = |percent| at(percent).map(Duration::as_micros);
-    println!(
-        "{}",
-        json!({
-            "clients": options.clients,
-            "finished": times.len(),
-            "per_s": times.len() as f64 / seconds,
-            "p50_us": micros(50),
-            "p99_us": micros(99),
-            "max_us": micros(100),
-        })
-    );
+    let run = |_| client(Arc::clone(&options), begin, Arc::clone(&taken));
+    let (latencies, took) = Latencies::of_clients(options.clients, run).await?;
+    let mut report = Map::new();
+    report.insert("clients".into(), options.clients.into());
+    report.insert("finished".into(), latencies.count().into());
+    report.insert("per_s".into(), (latencies.count() as f64 / took.as_secs_f64()).into());
+    println!("{}", latencies.report("us", Duration::from_micros(1), report));
     Ok(())
 }
 

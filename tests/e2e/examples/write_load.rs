@@ -20,8 +20,8 @@ use http::{Method, Request};
 use http_body_util::BodyExt;
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use mayfly_e2e::{Api, Body, full};
-use serde_json::json;
+use mayfly_e2e::{Api, Body, Latencies, flags, full};
+use serde_json::{Map, json};
 use tokio::net::TcpStream;
 
 /// As the store's own benchmark.
@@ -42,9 +42,8 @@ struct Options {
 
 fn options() -> Result<Options> {
     let (mut clients, mut seconds, mut target) = (64, 5.0, None);
-    let mut arguments = std::env::args().skip(1);
-    while let Some(flag) = arguments.next() {
-        let value = arguments.next().with_context(|| format!("{flag} needs a value"))?;
+    for argument in flags() {
+        let (flag, value) = argument?;
         match flag.as_str() {
             "--clients" => clients = value.parse()?,
             "--seconds" => seconds = value.parse()?,
@@ -59,34 +58,23 @@ fn options() -> Result<Options> {
 #[tokio::main]
 async fn main() -> Result<()> {
     let options = options()?;
-    let begin = Instant::now();
-    let end = begin + Duration::from_secs_f64(options.seconds);
-    let clients: Vec<_> = (0..options.clients)
-        .map(|client| match options.target.clone() {
-            Target::Api(kubeconfig) => tokio::spawn(api_client(kubeconfig, client, end)),
-            Target::Etcd(address) => tokio::spawn(etcd_client(address, client, end)),
-        })
-        .collect();
-    let mut times = Vec::new();
-    for client in clients {
-        times.extend(client.await??);
-    }
-    let seconds = begin.elapsed().as_secs_f64();
-    times.sort_unstable();
-    let at = |percent: usize| times.get((times.len() * percent / 100).min(times.len().saturating_sub(1)));
-    let micros = |percent| at(percent).map(Duration::as_micros);
-    println!(
-        "{}",
-        json!({
-            "clients": options.clients,
-            "value_bytes": VALUE_BYTES,
-            "writes_per_s": times.len() as f64 / seconds,
-            "p50_us": micros(50),
-            "p99_us": micros(99),
-            "max_us": micros(100),
-        })
-    );
+    let end = Instant::now() + Duration::from_secs_f64(options.seconds);
+    let run = |client| write(options.target.clone(), client, end);
+    let (latencies, took) = Latencies::of_clients(options.clients, run).await?;
+    let mut report = Map::new();
+    report.insert("clients".into(), options.clients.into());
+    report.insert("value_bytes".into(), VALUE_BYTES.into());
+    report.insert("writes_per_s".into(), (latencies.count() as f64 / took.as_secs_f64()).into());
+    println!("{}", latencies.report("us", Duration::from_micros(1), report));
     Ok(())
+}
+
+/// Writes until the end; gives how long each write took.
+async fn write(target: Target, client: usize, end: Instant) -> Result<Vec<Duration>> {
+    match target {
+        Target::Api(kubeconfig) => api_client(kubeconfig, client, end).await,
+        Target::Etcd(address) => etcd_client(address, client, end).await,
+    }
 }
 
 /// Creates its ConfigMaps, then replaces them without a resourceVersion: every write counts.

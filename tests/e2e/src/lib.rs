@@ -11,6 +11,7 @@ mod api;
 mod cli;
 mod guests;
 mod http_client;
+mod load;
 mod manifests;
 mod up;
 pub mod wait;
@@ -19,6 +20,7 @@ pub use api::{Api, ApiAnswer, digest_of};
 pub use cli::{Cli, Finished};
 pub use guests::guest;
 pub use http_client::{Answer, Body, Http, full, streamed};
+pub use load::{Latencies, flags};
 pub use manifests::{function, is_ready, ready_replicas};
 pub use up::{Start, Up, binary};
 

@@ -4,26 +4,15 @@ mod stand_ins;
 
 use std::sync::Arc;
 
-use mayfly_workflows_engine::api::{Api, Scope};
-use mayfly_workflows_engine::catalog::Catalog;
-use mayfly_workflows_engine::engine::{Change, Config, Deps, Engine, ListQuery, Of, OsRandomness, Status};
+use mayfly_workflows_engine::api::Scope;
+use mayfly_workflows_engine::engine::{Change, ListQuery, Of, Status};
 use mayfly_workflows_engine::timers::SystemClock;
 use serde_json::json;
-use stand_ins::Nowhere;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn starts_and_ends_are_told() {
-    let deps = Deps {
-        functions: Arc::new(Nowhere),
-        http: Arc::new(Nowhere),
-        objects: Arc::new(Nowhere),
-        clock: Arc::new(SystemClock),
-        randomness: Arc::new(OsRandomness),
-    };
-    let engine = Engine::open(Config::default(), deps).await.expect("the engine opens");
-    let catalog = Arc::new(Catalog::open(None).expect("the catalog opens"));
+    let (engine, catalog, api) = stand_ins::engine(None, Arc::new(SystemClock)).await;
     let mut catalog_changes = catalog.changes();
-    let api = Api::new(engine.clone(), catalog, Arc::new(SystemClock), Arc::new(OsRandomness));
     let mut changes = engine.changes();
     for (name, kind, definition) in [
         ("good", "STANDARD", json!({"StartAt": "A", "States": {"A": {"Type": "Pass", "End": true}}})),

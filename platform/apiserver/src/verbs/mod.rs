@@ -17,7 +17,7 @@ use mayfly_store::{Entry, Key, Revision, Store, WriteError};
 pub(crate) use delete::DeleteOptions;
 pub(crate) use patch::{Patch, PatchForm};
 pub(crate) use update::{Change, Part};
-pub(crate) use watch::LineWriter;
+pub(crate) use watch::{Beginning, Ended, Source, Start};
 
 use crate::{
     object::Object,

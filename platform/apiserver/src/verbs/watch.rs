@@ -8,115 +8,49 @@
 //!        └─ events … bookmarks … ─┬─ timeout, shutdown, client gone: the stream ends
 //!                                 └─ fell behind: an ERROR line with Status 410, then the end
 //! ```
+//! Where the events come from, the store or a view of what is kept elsewhere, is a [`Source`]; all the rest is the
+//! same for both.
 
-use std::{sync::Arc, time::Duration};
+mod lines;
+mod source;
+mod writer;
+
+use std::sync::Arc;
 
 use bytes::Bytes;
-use futures::{FutureExt, Stream, stream};
-use mayfly_store::{Entry, Event, EventKind, ListOptions, Revision, Watch, WatchClosed, WatchError};
-use rand::RngExt;
-use serde_json::{Value, json};
-use tokio::{
-    sync::OwnedSemaphorePermit,
-    time::{Instant, Interval, interval_at},
-};
-use tokio_util::sync::CancellationToken;
+use futures::Stream;
+use mayfly_store::{Entry, ListOptions, Revision, WatchError};
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::parse_revision;
 use crate::{
-    config::Clock, event_objects::EventObjects, negotiate::Representation, registry::Kind, render::View,
-    request::Query, selection::Selection, server::Inner, status::ApiError,
+    registry::Verbs, render::View, request::Query, selection::Selection, server::Inner, status::ApiError,
 };
+use lines::Lines;
+pub(crate) use source::{Ended, Source};
 
-/// Lines are gathered into one frame up to about this many bytes while more events are waiting.
-const FRAME_BYTES: usize = 64 << 10;
-/// A last bookmark is sent this long before the end, so that the next watch starts close by.
-const LAST_BOOKMARK_BEFORE_END: Duration = Duration::from_secs(2);
-const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
-
-/// Where a watch begins.
-enum Start {
-    /// All objects as ADDED, then what follows.
-    State {
-        end_bookmark: bool,
-    },
-    After(Revision),
+/// Where a watch begins, as its client asks.
+#[derive(Clone, Copy)]
+pub(crate) struct Start {
+    /// The revision that the client has seen.
+    pub(crate) asked: Option<Revision>,
+    /// All objects come first, as ADDED; else what came after `asked`, or after now.
+    pub(crate) initial: bool,
+    /// A bookmark says where those end.
+    end_bookmark: bool,
 }
 
-/// A running watch.
-struct Lines {
-    watch: Watch,
-    selection: Selection,
-    objects: Arc<EventObjects>,
-    writer: LineWriter,
-    initial: std::vec::IntoIter<Arc<Entry>>,
-    end_bookmark: Option<Revision>,
-    bookmarks: Option<Interval>,
-    last_bookmark: Option<Instant>,
-    deadline: Instant,
-    shutdown: CancellationToken,
-    ended: bool,
-    _permit: OwnedSemaphorePermit,
+/// A watch that can begin.
+pub(crate) struct Beginning {
+    pub(crate) initial: Vec<Arc<Entry>>,
+    /// The revision of `initial`; what comes after it, `source` tells.
+    pub(crate) after: Revision,
+    pub(crate) source: Source,
 }
 
-impl Inner {
-    pub(crate) fn watch(
-        &self,
-        namespace: &str,
-        query: &Query,
-        view: View,
-        permit: OwnedSemaphorePermit,
-    ) -> Result<impl Stream<Item = Result<Bytes, std::io::Error>> + Send + use<>, ApiError> {
-        let kind = view.kind;
-        let mut selection = Selection::parse(kind, query)?;
-        let range = selection.range(kind, namespace);
-        let start = self.watch_start(query)?;
-        let (after, initial, end_bookmark) = match start {
-            Start::After(revision) => (revision, Vec::new(), None),
-            Start::State { end_bookmark } => {
-                let listing = self.store.list(&range, &ListOptions::default()).map_err(ApiError::internal)?;
-                let initial: Vec<_> =
-                    listing.entries.into_iter().filter(|entry| selection.matches(entry)).collect();
-                (listing.revision, initial, end_bookmark.then_some(listing.revision))
-            }
-        };
-        let watch = self.store.watch(range, after).map_err(|error| match error {
-            WatchError::TooOld { oldest } => ApiError::expired(after.0, oldest.0),
-            WatchError::Future { current } => ApiError::future_version(after.0, current.0),
-        })?;
-        let now = Instant::now();
-        let lasts = match query.timeout_seconds {
-            Some(seconds) if seconds > 0 => Duration::from_secs(seconds),
-            _ => self.config.watch_timeout.mul_f64(1.0 + rand::rng().random::<f64>() / 2.0),
-        };
-        let interval = self.config.bookmark_interval;
-        let state = Lines {
-            watch,
-            selection,
-            objects: Arc::clone(&self.event_objects),
-            writer: LineWriter::new(view, Clock::clone(&self.clock)),
-            initial: initial.into_iter(),
-            end_bookmark,
-            bookmarks: query.allow_watch_bookmarks.then(|| interval_at(now + interval, interval)),
-            last_bookmark: query
-                .allow_watch_bookmarks
-                .then(|| now + lasts.saturating_sub(LAST_BOOKMARK_BEFORE_END)),
-            deadline: now + lasts,
-            shutdown: self.shutdown.clone(),
-            ended: false,
-            _permit: permit,
-        };
-        Ok(stream::unfold(state, |mut state| async move {
-            let frame = state.next_frame().await?;
-            Some((Ok(frame), state))
-        }))
-    }
-
-    fn watch_start(&self, query: &Query) -> Result<Start, ApiError> {
+impl Start {
+    fn parse(query: &Query) -> Result<Self, ApiError> {
         let asked = parse_revision(query.resource_version.as_deref().unwrap_or(""))?;
-        if let Some(asked) = asked {
-            self.not_in_the_future(asked)?;
-        }
         let forbidden = |why: &str| {
             Err(ApiError::unprocessable(format!("ListOptions.meta.k8s.io \"\" is invalid: {why}")))
         };
@@ -132,186 +66,55 @@ impl Inner {
             (Some(true), _) if !query.allow_watch_bookmarks => {
                 forbidden("allowWatchBookmarks: Forbidden: sendInitialEvents requires it to be true")
             }
-            (Some(true), _) => Ok(Start::State { end_bookmark: true }),
-            (Some(false), _) => Ok(Start::After(asked.unwrap_or_else(|| self.store.revision()))),
-            (None, None) => Ok(asked.map_or(Start::State { end_bookmark: false }, Start::After)),
+            (Some(initial), _) => Ok(Self { asked, initial, end_bookmark: initial }),
+            (None, None) => Ok(Self { asked, initial: asked.is_none(), end_bookmark: false }),
         }
     }
 }
 
-/// What woke a watch.
-enum Wake {
-    Event(Result<Arc<Event>, WatchClosed>),
-    Bookmark,
-    End,
-}
-
-impl Lines {
-    async fn next_frame(&mut self) -> Option<Bytes> {
-        let mut out = Vec::new();
-        if self.ended {
-            return None;
+impl Inner {
+    /// The lines of a watch, from its beginning on. The permit is given back with the stream.
+    pub(crate) async fn watch(
+        &self,
+        namespace: &str,
+        query: &Query,
+        view: View,
+        permit: OwnedSemaphorePermit,
+    ) -> Result<impl Stream<Item = Result<Bytes, std::io::Error>> + Send + use<>, ApiError> {
+        let start = Start::parse(query)?;
+        let mut selection = Selection::parse(view.kind, query)?;
+        let beginning = match view.kind.verbs {
+            Verbs::View => self.watch_view(namespace, query, view, start).await?,
+            _ => self.watch_objects(namespace, view, start, &mut selection)?,
+        };
+        let after = beginning.after;
+        if let Some(asked) = start.asked.filter(|asked| *asked > after) {
+            return Err(ApiError::future_version(asked.0, after.0));
         }
-        self.initial_lines(&mut out);
-        while out.is_empty() && !self.ended {
-            match self.wake().await {
-                Wake::Event(event) => {
-                    self.event(&mut out, event);
-                    while !self.ended && out.len() < FRAME_BYTES {
-                        let Some(more) = self.watch.next().now_or_never() else { break };
-                        self.event(&mut out, more);
-                    }
-                }
-                Wake::Bookmark => {
-                    let revision = self.watch.progress();
-                    self.writer.bookmark(&mut out, revision, false);
-                }
-                Wake::End => return None,
-            }
-        }
-        (!out.is_empty()).then(|| Bytes::from(out))
+        let rhythm = self.rhythm(query);
+        Ok(Lines::new(beginning, start.end_bookmark, selection, view, rhythm, permit).stream())
     }
 
-    fn initial_lines(&mut self, out: &mut Vec<u8>) {
-        while out.len() < FRAME_BYTES {
-            let Some(entry) = self.initial.next() else {
-                if let Some(revision) = self.end_bookmark.take() {
-                    self.writer.bookmark(out, revision, true);
-                }
-                return;
-            };
-            self.writer.line(out, "ADDED", &entry.value, entry.modified);
-        }
-    }
-
-    async fn wake(&mut self) -> Wake {
-        let tick = async {
-            match &mut self.bookmarks {
-                Some(interval) => _ = interval.tick().await,
-                None => std::future::pending().await,
-            }
-        };
-        let last = async {
-            match self.last_bookmark {
-                Some(at) => tokio::time::sleep_until(at).await,
-                None => std::future::pending().await,
-            }
-        };
-        tokio::select! {
-            biased;
-            () = self.shutdown.cancelled() => Wake::End,
-            () = tokio::time::sleep_until(self.deadline) => Wake::End,
-            event = self.watch.next() => Wake::Event(event),
-            () = last => { self.last_bookmark = None; Wake::Bookmark }
-            () = tick => Wake::Bookmark,
-        }
-    }
-
-    fn event(&mut self, out: &mut Vec<u8>, event: Result<Arc<Event>, WatchClosed>) {
-        let event = match event {
-            Ok(event) => event,
-            Err(WatchClosed::Closed) => {
-                self.ended = true;
-                return;
-            }
-            Err(WatchClosed::Lagged) => {
-                self.ended = true;
-                LineWriter::error(out, &ApiError::expired(self.watch.progress().0, 0));
-                return;
-            }
-        };
-        let kind = if self.selection.is_everything() {
-            Some(match event.kind {
-                EventKind::Created => "ADDED",
-                EventKind::Modified => "MODIFIED",
-                EventKind::Deleted => "DELETED",
-            })
+    fn watch_objects(
+        &self,
+        namespace: &str,
+        view: View,
+        start: Start,
+        selection: &mut Selection,
+    ) -> Result<Beginning, ApiError> {
+        let range = selection.range(view.kind, namespace);
+        let (after, initial) = if start.initial {
+            let listing = self.store.list(&range, &ListOptions::default()).map_err(ApiError::internal)?;
+            let selected = listing.entries.into_iter().filter(|entry| selection.matches(entry));
+            (listing.revision, selected.collect())
         } else {
-            self.transition(&event)
+            (start.asked.unwrap_or_else(|| self.store.revision()), Vec::new())
         };
-        let Some(kind) = kind else { return };
-        // What leaves a selection is shown as it was while it was in it.
-        let left = kind == "DELETED" && event.kind == EventKind::Modified;
-        let shown = event.previous.as_ref().filter(|_| left).unwrap_or(&event.entry);
-        self.writer.line(out, kind, &shown.value, event.revision);
-    }
-
-    /// What an event is for a watch with a selection: objects come into it and leave it.
-    fn transition(&self, event: &Event) -> Option<&'static str> {
-        let before = event.previous.as_ref().is_some_and(|previous| self.matches(previous));
-        let after = event.kind != EventKind::Deleted && self.matches(&event.entry);
-        match (before, after) {
-            (false, true) => Some("ADDED"),
-            (true, true) => Some("MODIFIED"),
-            (true, false) => Some("DELETED"),
-            (false, false) => None,
-        }
-    }
-
-    fn matches(&self, entry: &Entry) -> bool {
-        self.selection.matches_event(entry, &self.objects)
-    }
-}
-
-/// Writes the lines of one watch.
-pub(crate) struct LineWriter {
-    view: View,
-    clock: Clock,
-    columns_sent: bool,
-}
-
-impl LineWriter {
-    pub(crate) fn new(view: View, clock: Clock) -> Self {
-        Self { view, clock, columns_sent: false }
-    }
-
-    /// Tells the client why the watch ends.
-    pub(crate) fn error(out: &mut Vec<u8>, error: &ApiError) {
-        out.extend_from_slice(b"{\"type\":\"ERROR\",\"object\":");
-        out.extend_from_slice(&error.to_json());
-        out.extend_from_slice(b"}\n");
-    }
-
-    pub(crate) fn line(&mut self, out: &mut Vec<u8>, kind: &str, stored: &[u8], revision: Revision) {
-        let start = out.len();
-        out.extend_from_slice(b"{\"type\":\"");
-        out.extend_from_slice(kind.as_bytes());
-        out.extend_from_slice(b"\",\"object\":");
-        let with_columns = !std::mem::replace(&mut self.columns_sent, true);
-        if self.view.representation == Representation::Table {
-            // Ages are those of the line, not of the watch.
-            self.view.now = (self.clock)();
-        }
-        if let Err(error) = self.view.stored_with(out, stored, revision, with_columns) {
-            tracing::error!(%error, kind = ?self.view.kind, "a stored object does not parse");
-            return out.truncate(start);
-        }
-        out.extend_from_slice(b"}\n");
-    }
-
-    pub(crate) fn bookmark(&self, out: &mut Vec<u8>, revision: Revision, initial_end: bool) {
-        let kind: &Kind = self.view.kind;
-        let mut metadata = json!({"resourceVersion": revision.to_string(), "creationTimestamp": null});
-        if initial_end {
-            metadata["annotations"] = json!({INITIAL_EVENTS_END: "true"});
-        }
-        let object = match self.view.representation {
-            Representation::Object => {
-                json!({"kind": kind.kind, "apiVersion": kind.api_version(), "metadata": metadata})
-            }
-            Representation::Metadata => {
-                json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": metadata})
-            }
-            Representation::Table => json!({
-                "kind": "Table", "apiVersion": "meta.k8s.io/v1", "columnDefinitions": Value::Null,
-                "metadata": {"resourceVersion": revision.to_string()},
-                "rows": [{"cells": Value::Null, "object": {
-                    "kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": metadata
-                }}],
-            }),
-        };
-        out.extend_from_slice(b"{\"type\":\"BOOKMARK\",\"object\":");
-        serde_json::to_writer(&mut *out, &object).expect("a Vec takes every byte");
-        out.extend_from_slice(b"}\n");
+        let watch = self.store.watch(range, after).map_err(|error| match error {
+            WatchError::TooOld { oldest } => ApiError::expired(after.0, oldest.0),
+            WatchError::Future { current } => ApiError::future_version(after.0, current.0),
+        })?;
+        let source = Source::Objects { watch, decoded: Arc::clone(&self.event_objects) };
+        Ok(Beginning { initial, after, source })
     }
 }

@@ -31,7 +31,7 @@ use super::{
     presence::{Presence, PresenceError},
     revision_name, revision_number, status,
 };
-use crate::metadata::{BY_CONTROLLER, by_controller, is_gone, only, uid};
+use crate::metadata::{BY_CONTROLLER, by_controller, is_gone, only, uid, whole};
 
 const CONFIG_MAP: &str = "configmap";
 const SECRET: &str = "secret";
@@ -130,9 +130,8 @@ impl Controller {
             reconciler.sources.config_maps.synced().await;
             reconciler.sources.secrets.synced().await;
         };
-        tokio::select! {
-            () = ready => {}
-            () = stop.cancelled() => return,
+        if stop.run_until_cancelled(ready).await.is_none() {
+            return;
         }
         let (queue, rivals) = (self.queue.clone(), reconciler.functions_by_tag_host.clone());
         reconciler.functions.handle(move |change| {
@@ -203,17 +202,6 @@ fn env_sources(revision: &Revision) -> Vec<String> {
         config_map.into_iter().chain(from.secret_key_ref.as_ref().map(|reference| (SECRET, &reference.name)))
     });
     names.map(|(kind, name)| format!("{kind}/{}", ObjectKey::new(&namespace, name))).collect()
-}
-
-/// A status whose absent fields are spelled out as null, so that a merge patch removes them.
-fn whole(status: &impl serde::Serialize, optional: &[&str]) -> serde_json::Value {
-    let mut value = json!(status);
-    if let Some(fields) = value.as_object_mut() {
-        for field in optional {
-            fields.entry(*field).or_insert(serde_json::Value::Null);
-        }
-    }
-    value
 }
 
 fn pod_revision(pod: &Pod) -> Vec<String> {

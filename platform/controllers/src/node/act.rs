@@ -19,14 +19,17 @@ use mayfly_api::{
 };
 use mayfly_informer::{EventRecorder, Index, Informer, Informers};
 use serde_json::json;
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
     Config,
     plan::{Health, Step},
 };
-use crate::metadata::{is_gone, only, uid};
+use crate::{
+    looks::Looks,
+    metadata::{is_gone, only, uid},
+};
 
 /// An index of pods by the node they are bound to.
 const BY_NODE: &str = "node";
@@ -57,13 +60,8 @@ impl Controller {
 
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         let events = EventRecorder::start(self.client.clone(), "node-controller", None, stop.clone());
-        let mut ticks = interval(self.config.every);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            tokio::select! {
-                () = stop.cancelled() => return,
-                _ = ticks.tick() => {}
-            }
+        let mut looks = Looks::every(self.config.every, stop);
+        while looks.next().await {
             if !(self.nodes.is_synced() && self.leases.is_synced() && self.pods.is_synced()) {
                 continue;
             }

@@ -8,11 +8,14 @@ use std::{
 use kube::{Api, Client, ResourceExt as _, api::DeleteParams};
 use mayfly_api::k8s::api::core::v1::{Node, Pod};
 use mayfly_informer::{Informer, Informers};
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{Config, is_finished};
-use crate::metadata::{is_gone, only, uid};
+use crate::{
+    looks::Looks,
+    metadata::{is_gone, only, uid},
+};
 
 /// Removes pods that nobody takes care of.
 pub(crate) struct Collector {
@@ -80,13 +83,8 @@ impl Collector {
     }
 
     pub(crate) async fn run(mut self, stop: CancellationToken) {
-        let mut ticks = interval(self.config.every);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            tokio::select! {
-                () = stop.cancelled() => return,
-                _ = ticks.tick() => {}
-            }
+        let mut looks = Looks::every(self.config.every, stop);
+        while looks.next().await {
             if self.pods.is_synced() && self.nodes.is_synced() {
                 self.sweep().await;
             }

@@ -41,19 +41,6 @@ pub(super) fn replicas(set: &ReplicaSet) -> i32 {
     set.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1)
 }
 
-/// Sizes of the batches in which `total` pods are created: a template that cannot work fails once, not
-/// five hundred times.
-pub(super) fn batches(total: usize) -> impl Iterator<Item = usize> {
-    let mut left = total;
-    let mut size = 1;
-    std::iter::from_fn(move || {
-        let batch = size.min(left);
-        left -= batch;
-        size *= 2;
-        (batch > 0).then_some(batch)
-    })
-}
-
 /// The status, and when to look again because a pod becomes available by then.
 pub(super) fn status(
     set: &ReplicaSet,

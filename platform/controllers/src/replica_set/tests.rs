@@ -13,10 +13,10 @@ use mayfly_api::{
 use serde_json::{Value, json};
 
 use super::{
-    claim::claim,
-    plan::{Scale, batches, scale, status},
+    plan::{Scale, scale, status},
     ranking::to_delete,
 };
+use crate::owned_pods::claim::claim;
 
 fn set(replicas: i32) -> ReplicaSet {
     serde_json::from_value(json!({"metadata": {"name": "web", "uid": "web"},
@@ -91,13 +91,6 @@ fn counts_active_pods_only() {
     let mut going = set(9);
     going.metadata.deletion_timestamp = pods[2].metadata.deletion_timestamp.clone();
     assert!(matches!(scale(&going, &pods, 500), Scale::Nothing));
-}
-
-#[test]
-fn batches_grow() {
-    assert_eq!(batches(20).collect::<Vec<_>>(), [1, 2, 4, 8, 5]);
-    assert_eq!(batches(1).collect::<Vec<_>>(), [1]);
-    assert_eq!(batches(0).count(), 0);
 }
 
 #[test]

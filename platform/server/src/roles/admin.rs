@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::{Router, extract::State, http::StatusCode, http::header, response::IntoResponse, routing::get};
+use mayfly_store::Store;
 use mayfly_workflows_engine::{engine::Engine, journal::Trouble};
 use prometheus_client::registry::Registry;
 use tokio::{net::TcpListener, sync::watch};
@@ -13,7 +14,9 @@ use tokio_util::sync::CancellationToken;
 pub(crate) struct Admin {
     pub(crate) ready: watch::Receiver<bool>,
     pub(crate) metrics: Arc<Registry>,
-    /// Its journal may be what nothing goes on without.
+    /// Its disk may be what nothing goes on without…
+    pub(crate) store: Store,
+    /// …and so may its journal's.
     pub(crate) workflows: Engine,
 }
 
@@ -25,6 +28,14 @@ impl Admin {
         axum::serve(listener, self.router())
             .with_graceful_shutdown(async move { stop.cancelled().await })
             .await
+    }
+
+    fn store_failure(&self) -> Option<String> {
+        let failure = self.store.failure()?;
+        Some(format!(
+            "the object store takes no more writes; look at its disk, then start Mayfly again (what was \
+             acknowledged is kept): {failure}\n"
+        ))
     }
 
     fn router(self) -> Router {
@@ -40,13 +51,19 @@ impl Admin {
 
 /// Red when only a new start of the process helps.
 async fn healthy(State(admin): State<Admin>) -> (StatusCode, String) {
-    match admin.workflows.health() {
-        Err(trouble @ Trouble::Failed(_)) => (StatusCode::SERVICE_UNAVAILABLE, format!("{trouble}\n")),
-        Ok(()) | Err(Trouble::Waiting(_)) => (StatusCode::OK, "ok\n".into()),
+    match (admin.store_failure(), admin.workflows.health()) {
+        (Some(failure), _) => (StatusCode::SERVICE_UNAVAILABLE, failure),
+        (None, Err(trouble @ Trouble::Failed(_))) => {
+            (StatusCode::SERVICE_UNAVAILABLE, format!("{trouble}\n"))
+        }
+        (None, Ok(()) | Err(Trouble::Waiting(_))) => (StatusCode::OK, "ok\n".into()),
     }
 }
 
 async fn ready(State(admin): State<Admin>) -> (StatusCode, String) {
+    if let Some(failure) = admin.store_failure() {
+        return (StatusCode::SERVICE_UNAVAILABLE, failure);
+    }
     match admin.workflows.health() {
         Err(trouble) => (StatusCode::SERVICE_UNAVAILABLE, format!("{trouble}\n")),
         Ok(()) if *admin.ready.borrow() => (StatusCode::OK, "ok\n".into()),

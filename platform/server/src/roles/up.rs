@@ -208,8 +208,12 @@ impl Up {
         let mut outside = Tasks::new("api", &serving);
         let (stop, listener, server, tls) = (outside.token(), self.api_listener, api.clone(), identity.tls());
         outside.run("api", async move { server.serve(listener, tls, stop).await });
-        let admin =
-            Admin { ready: is_ready, metrics: Arc::new(self.metrics), workflows: self.workflows.engine() };
+        let admin = Admin {
+            ready: is_ready,
+            metrics: Arc::new(self.metrics),
+            store: store.clone(),
+            workflows: self.workflows.engine(),
+        };
         outside.spawn("admin", admin.serve(self.admin_listener, outside.token()));
 
         let here = Handle::current();

@@ -91,6 +91,19 @@ async fn discovery_lists_and_explains_the_kinds() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_kind_that_is_not_here_is_said_to_be_none() -> Result<()> {
+    let kubectl = kubectl_or_skip!();
+    for (api, kind) in [("apps/v1", "Deployment"), ("example.com/v1", "Widget")] {
+        let object = json!({"apiVersion": api, "kind": kind, "metadata": {"name": "a"}, "spec": {}});
+        let file = kubectl.file("unknown.json", &object)?;
+        let refused = kubectl.run(&["apply", "-f", &file]).await?;
+        let told = format!("no matches for kind \"{kind}\" in version \"{api}\"");
+        ensure!(refused.code == Some(1) && refused.stderr.contains(&told), "{refused:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_function_and_what_it_is_made_of_are_shown() -> Result<()> {
     guest_or_skip!("hello");
     let kubectl = kubectl_or_skip!();

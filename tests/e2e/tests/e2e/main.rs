@@ -7,6 +7,7 @@ mod bad_manifests;
 mod clients;
 mod endpoints;
 mod environment;
+mod faults;
 mod first_day;
 mod jobs;
 mod kubectl;

@@ -1,8 +1,9 @@
 //! The catalog's file: one SQLite table of records, each under its ARN.
 
 use super::record::{Change, Record};
-use rusqlite::{Connection, params};
-use std::path::Path;
+use mayfly_wal::Mark;
+use rusqlite::{Connection, ErrorCode, params};
+use std::path::{Path, PathBuf};
 
 /// The file cannot be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -10,6 +11,18 @@ pub enum CatalogError {
     /// SQLite refused.
     #[error("the catalog's database failed (is the disk full, is the file locked?): {0}")]
     Database(#[from] rusqlite::Error),
+    /// The file must not be opened: what was acknowledged would be lost.
+    #[error(
+        "{} is damaged ({reason}); nothing was changed: put a backup in its place, or move it away (with the \
+         files beside it that share its name) to start without its state machines",
+        path.display()
+    )]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// The thread that wrote was cancelled.
     #[error("the change of the catalog was interrupted")]
     Interrupted,
@@ -20,20 +33,28 @@ pub enum CatalogError {
 
 pub(super) struct Store {
     connection: Connection,
+    /// How far the log has come: what is read at the next start must not end before.
+    mark: Option<Mark>,
 }
 
 impl Store {
     pub(super) fn open(path: Option<&Path>) -> Result<Store, CatalogError> {
-        let connection = match path {
-            Some(path) => Connection::open(path)?,
-            None => Connection::open_in_memory()?,
-        };
+        let Some(path) = path else { return Ok(Self::prepare(Connection::open_in_memory()?, None)?) };
+        let damaged = |reason| CatalogError::Damaged { path: path.to_owned(), reason };
+        let mark = Mark::check(path).map_err(|error| damaged(error.to_string()))?;
+        Self::prepare(Connection::open(path)?, Some(mark)).map_err(|error| match error.sqlite_error_code() {
+            Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => damaged(error.to_string()),
+            _ => error.into(),
+        })
+    }
+
+    fn prepare(connection: Connection, mark: Option<Mark>) -> rusqlite::Result<Store> {
         connection.pragma_update(None, "journal_mode", "WAL")?;
         connection.pragma_update(None, "synchronous", "FULL")?;
         connection.execute_batch(
             "CREATE TABLE IF NOT EXISTS catalog (arn TEXT PRIMARY KEY, record TEXT NOT NULL) WITHOUT ROWID;",
         )?;
-        Ok(Store { connection })
+        Ok(Store { connection, mark })
     }
 
     pub(super) fn load(&self) -> Result<Vec<Record>, CatalogError> {
@@ -56,6 +77,13 @@ impl Store {
                 }
             };
         }
-        Ok(transaction.commit()?)
+        transaction.commit()?;
+        let frames = self.connection.query_row("PRAGMA wal_checkpoint(NOOP)", [], |row| row.get::<_, i64>(1));
+        if let (Some(mark), Ok(frames)) = (&mut self.mark, frames)
+            && let Ok(frames @ 1..) = u64::try_from(frames)
+        {
+            mark.advance(frames);
+        }
+        Ok(())
     }
 }

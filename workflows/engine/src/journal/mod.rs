@@ -48,6 +48,18 @@ pub enum JournalError {
         /// Ours.
         known: i64,
     },
+    /// The file must not be opened: what was acknowledged would be lost.
+    #[error(
+        "{} is damaged ({reason}); nothing was changed: put a backup in its place, or move it away (with the \
+         files beside it that share its name) to start without its executions",
+        path.display()
+    )]
+    File {
+        /// The file.
+        path: std::path::PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// The journal is closed.
     #[error("the journal is closed")]
     Closed,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use mayfly_wal::Mark;
 use parking_lot::{Condvar, Mutex};
 use rusqlite::{Connection, OpenFlags};
 
@@ -75,7 +76,9 @@ impl SqliteJournal {
 
     /// Opens or makes the file.
     pub fn open(path: &Path) -> Result<Self, JournalError> {
-        let db = connect(path)?;
+        let mark = Mark::check(path)
+            .map_err(|error| JournalError::File { path: path.to_owned(), reason: error.to_string() })?;
+        let db = connect(path).map_err(|error| not_opened(path, &error))?;
         write::prepare(&db)?;
         let shared = Arc::new(Shared {
             queue: Mutex::new(Queue::default()),
@@ -87,7 +90,7 @@ impl SqliteJournal {
         let (for_writer, for_thread) = (shared.clone(), path.to_owned());
         let writer = std::thread::Builder::new()
             .name("workflow-journal".to_owned())
-            .spawn(move || write_groups(Writer { path: for_thread, db }, &for_writer))
+            .spawn(move || write_groups(Writer { path: for_thread, db, mark, log_frames: 0 }, &for_writer))
             .map_err(|error| JournalError::Database(error.to_string()))?;
         Ok(Self {
             path: path.to_owned(),
@@ -119,6 +122,16 @@ impl SqliteJournal {
     }
 }
 
+fn not_opened(path: &Path, error: &rusqlite::Error) -> JournalError {
+    use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase};
+    match error.sqlite_error_code() {
+        Some(DatabaseCorrupt | NotADatabase) => {
+            JournalError::File { path: path.to_owned(), reason: error.to_string() }
+        }
+        _ => JournalError::Database(format!("{} cannot be opened: {error}", path.display())),
+    }
+}
+
 /// A connection that writes.
 fn connect(path: &Path) -> rusqlite::Result<Connection> {
     let db = Connection::open(path)?;
@@ -135,6 +148,10 @@ fn connect(path: &Path) -> rusqlite::Result<Connection> {
 struct Writer {
     path: PathBuf,
     db: Connection,
+    /// How far the log has come: what is read at the next start must not end before.
+    mark: Mark,
+    /// Pages in the log after the last commit.
+    log_frames: i64,
 }
 
 /// How long a group waits for more batches before it goes to the disk.
@@ -184,16 +201,10 @@ impl Shared {
     }
 }
 
-/// Folds the write-ahead log into the data file when it has grown to its limit.
-fn fold_if_due(db: &Connection) -> rusqlite::Result<()> {
-    let frames = |mode: &str| -> rusqlite::Result<i64> {
-        let mut statement = db.prepare_cached(&format!("PRAGMA wal_checkpoint({mode})"))?;
-        statement.query_row([], |row| row.get(1))
-    };
-    if frames("NOOP")? >= LOG_FRAMES_MAX {
-        frames("PASSIVE")?;
-    }
-    Ok(())
+/// Runs a checkpoint and gives the number of pages in the log.
+fn checkpoint(db: &Connection, mode: &str) -> rusqlite::Result<i64> {
+    let mut statement = db.prepare_cached(&format!("PRAGMA wal_checkpoint({mode})"))?;
+    statement.query_row([], |row| row.get(1))
 }
 
 fn write_groups(mut writer: Writer, shared: &Shared) {
@@ -213,7 +224,7 @@ fn write_groups(mut writer: Writer, shared: &Shared) {
             }
             Err(error) => fail(shared, error.into(), group),
         }
-        if let Err(error) = fold_if_due(&writer.db) {
+        if let Err(error) = writer.fold_if_due() {
             // The log keeps what the data file could not take; the next group tries again.
             tracing::warn!(%error, "the journal's log could not be folded into its data file");
         }
@@ -236,6 +247,25 @@ fn fail(shared: &Shared, error: JournalError, mut waiting: Vec<Batch>) {
 }
 
 impl Writer {
+    /// Folds the write-ahead log into the data file when it has grown to its limit.
+    fn fold_if_due(&self) -> rusqlite::Result<()> {
+        if self.log_frames >= LOG_FRAMES_MAX {
+            checkpoint(&self.db, "PASSIVE")?;
+        }
+        Ok(())
+    }
+
+    /// Notes how far the log has come, before what was committed is acknowledged.
+    fn mark_the_log(&mut self) {
+        match checkpoint(&self.db, "NOOP") {
+            Ok(frames) => self.log_frames = frames,
+            Err(error) => return tracing::debug!(%error, "how long the journal's log is could not be asked"),
+        }
+        if let Ok(frames @ 1..) = u64::try_from(self.log_frames) {
+            self.mark.advance(frames);
+        }
+    }
+
     /// Commits a group; an error that may pass is waited for, with a new
     /// connection where the old one may be what is broken.
     fn commit_patiently(&mut self, group: &[Batch], shared: &Shared) -> rusqlite::Result<()> {
@@ -247,6 +277,7 @@ impl Writer {
             };
             let error = match outcome {
                 Ok(()) => {
+                    self.mark_the_log();
                     shared.queue.lock().stalled = None;
                     return Ok(());
                 }
@@ -267,7 +298,10 @@ impl Writer {
             std::thread::sleep(STALL_RETRY);
             if kind == Passing::Perhaps {
                 match connect(&self.path) {
-                    Ok(db) => self.db = db,
+                    Ok(db) => {
+                        self.db = db;
+                        self.mark.reopened();
+                    }
                     Err(error) => tracing::error!(%error, "the workflow journal cannot be opened again"),
                 }
             }

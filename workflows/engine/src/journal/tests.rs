@@ -273,6 +273,40 @@ fn an_error_that_does_not_pass_is_told_to_everybody() {
 }
 
 #[test]
+fn damage_within_the_log_is_refused() {
+    use std::os::unix::fs::FileExt as _;
+    let folder = tempfile::tempdir().expect("a folder");
+    let journal = SqliteJournal::open(&folder.path().join("journal.db")).expect("opens");
+    for id in 1..=5 {
+        write(&journal, vec![Change::Start(Box::new(row(id, &id.to_string())))]).expect("written");
+    }
+    // As a kill leaves it, the log not folded in.
+    let killed = || {
+        let copy = tempfile::tempdir().expect("a folder");
+        for name in ["journal.db", "journal.db-wal", "journal.db-mark"] {
+            std::fs::copy(folder.path().join(name), copy.path().join(name)).expect("copied");
+        }
+        copy
+    };
+    let whole = killed();
+    let again = SqliteJournal::open(&whole.path().join("journal.db")).expect("opens");
+    assert_eq!(again.open_executions().expect("read").len(), 5);
+    let damaged = killed();
+    let log = damaged.path().join("journal.db-wal");
+    let middle = std::fs::metadata(&log).expect("the log").len() / 2;
+    let file = std::fs::OpenOptions::new().write(true).open(&log).expect("the log");
+    file.write_all_at(&[0xa5; 16], middle).expect("written");
+    let before = std::fs::read(&log).expect("the log");
+    let Err(error) = SqliteJournal::open(&damaged.path().join("journal.db")) else { panic!("opened") };
+    assert!(error.to_string().contains("journal.db is damaged (its write-ahead log had"), "{error}");
+    assert!(before == std::fs::read(&log).expect("the log"), "left as it is");
+    let other = folder.path().join("other.db");
+    std::fs::write(&other, "quite a long text, and no database".repeat(100)).expect("written");
+    let Err(error) = SqliteJournal::open(&other) else { panic!("opened") };
+    assert!(error.to_string().contains("other.db is damaged (file is not a database)"), "{error}");
+}
+
+#[test]
 fn a_start_that_is_refused_fails_alone() {
     let folder = tempfile::tempdir().expect("a folder");
     let journal = SqliteJournal::open(&folder.path().join("journal.db")).expect("opens");

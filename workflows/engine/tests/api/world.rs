@@ -4,15 +4,13 @@ use axum::Router;
 use axum::body::Body;
 use http::{HeaderMap, Request};
 use http_body_util::BodyExt;
-use mayfly_workflows_engine::api::{Api, router};
-use mayfly_workflows_engine::catalog::Catalog;
-use mayfly_workflows_engine::engine::{Config, Deps, Engine, OsRandomness};
+use mayfly_workflows_engine::api::router;
 use mayfly_workflows_engine::timers::SystemClock;
 use serde_json::Value;
 use std::sync::Arc;
 use tower::ServiceExt;
 
-use crate::stand_ins::Nowhere;
+use crate::stand_ins;
 
 pub(crate) struct World {
     router: Router,
@@ -20,16 +18,8 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) async fn new() -> World {
-        let deps = Deps {
-            functions: Arc::new(Nowhere),
-            http: Arc::new(Nowhere),
-            objects: Arc::new(Nowhere),
-            clock: Arc::new(SystemClock),
-            randomness: Arc::new(OsRandomness),
-        };
-        let engine = Engine::open(Config::default(), deps).await.expect("an engine in memory opens");
-        let catalog = Arc::new(Catalog::open(None).expect("a catalog in memory opens"));
-        World { router: router(Api::new(engine, catalog, Arc::new(SystemClock), Arc::new(OsRandomness))) }
+        let (_, _, api) = stand_ins::engine(None, Arc::new(SystemClock)).await;
+        World { router: router(api) }
     }
 
     /// What an operation answers; it has to succeed.

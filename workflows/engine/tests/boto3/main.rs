@@ -4,16 +4,12 @@
 #[path = "../stand_ins/mod.rs"]
 mod stand_ins;
 
-use mayfly_workflows_engine::api::{Api, router};
-use mayfly_workflows_engine::catalog::Catalog;
-use mayfly_workflows_engine::engine::{Config, Deps, Engine, OsRandomness};
+use mayfly_workflows_engine::api::router;
 use mayfly_workflows_engine::timers::SystemClock;
 use std::process::Stdio;
 use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::process::Command;
-
-use stand_ins::Nowhere;
 
 async fn has_boto3(python: &str) -> bool {
     let mut command = Command::new(python);
@@ -34,17 +30,7 @@ async fn boto3_calls_every_operation() {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");
-    let deps = Deps {
-        functions: Arc::new(Nowhere),
-        http: Arc::new(Nowhere),
-        objects: Arc::new(Nowhere),
-        clock: Arc::new(SystemClock),
-        randomness: Arc::new(OsRandomness),
-    };
-    let config = Config { data_dir: Some(folder.path().to_owned()), ..Config::default() };
-    let engine = Engine::open(config, deps).await.expect("the engine opens");
-    let catalog = Catalog::open(Some(&folder.path().join("catalog.db"))).expect("the catalog opens");
-    let api = Api::new(engine.clone(), Arc::new(catalog), Arc::new(SystemClock), Arc::new(OsRandomness));
+    let (engine, _, api) = stand_ins::engine(Some(folder.path()), Arc::new(SystemClock)).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let endpoint = format!("http://{}", listener.local_addr().expect("an address"));
     let server = tokio::spawn(async move { axum::serve(listener, router(api)).await });

@@ -1,14 +1,12 @@
 //! Driving the router through the calls of a case.
 
 use crate::case::Case;
-use crate::{held_clock::HeldClock, stand_ins::Nowhere};
+use crate::{held_clock::HeldClock, stand_ins};
 use axum::Router;
 use axum::body::Body;
 use http::Request;
 use http_body_util::BodyExt;
-use mayfly_workflows_engine::api::{Api, router};
-use mayfly_workflows_engine::catalog::Catalog;
-use mayfly_workflows_engine::engine::{Config, Deps, Engine, OsRandomness};
+use mayfly_workflows_engine::api::router;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -41,16 +39,7 @@ pub(crate) struct Replay {
 /// Replays a case and gives back the replies in order.
 pub(crate) async fn replay(case: &Case) -> Vec<Reply> {
     let clock = Arc::new(HeldClock::new());
-    let deps = Deps {
-        functions: Arc::new(Nowhere),
-        http: Arc::new(Nowhere),
-        objects: Arc::new(Nowhere),
-        clock: clock.clone(),
-        randomness: Arc::new(OsRandomness),
-    };
-    let engine = Engine::open(Config::default(), deps).await.expect("an engine in memory opens");
-    let catalog = Arc::new(Catalog::open(None).expect("a catalog in memory opens"));
-    let api = Api::new(engine.clone(), catalog, clock.clone(), Arc::new(OsRandomness));
+    let (engine, _, api) = stand_ins::engine(None, clock.clone()).await;
     let mut replay = Replay {
         router: router(api),
         clock,

@@ -1,14 +1,38 @@
-//! What the engine is given where a test needs no function, no web and no files.
+//! What the engine is given where a test needs no function, no web and no files; and all of it put together.
+
+use std::path::Path;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use http::Request;
+use mayfly_workflows_engine::api::Api;
+use mayfly_workflows_engine::catalog::Catalog;
 use mayfly_workflows_engine::engine::{
-    FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks, ObjectEntry, Objects,
+    Config, Deps, Engine, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks, ObjectEntry,
+    Objects, OsRandomness,
 };
+use mayfly_workflows_engine::timers::Clock;
+
+/// An engine with its catalog and the API on both, in this folder or in memory.
+pub(crate) async fn engine(folder: Option<&Path>, clock: Arc<dyn Clock>) -> (Engine, Arc<Catalog>, Api) {
+    let deps = Deps {
+        functions: Arc::new(Nowhere),
+        http: Arc::new(Nowhere),
+        objects: Arc::new(Nowhere),
+        clock: clock.clone(),
+        randomness: Arc::new(OsRandomness),
+    };
+    let config = Config { data_dir: folder.map(Path::to_owned), ..Config::default() };
+    let engine = Engine::open(config, deps).await.expect("the engine opens");
+    let catalog = folder.map(|folder| folder.join("catalog.db"));
+    let catalog = Arc::new(Catalog::open(catalog.as_deref()).expect("the catalog opens"));
+    let api = Api::new(engine.clone(), catalog.clone(), clock, Arc::new(OsRandomness));
+    (engine, catalog, api)
+}
 
 /// No function, no web, no files.
-pub(crate) struct Nowhere;
+struct Nowhere;
 
 impl Functions for Nowhere {
     fn invoke(&self, call: FunctionCall) -> BoxFuture<'_, Result<FunctionOutput, FunctionError>> {

@@ -103,7 +103,7 @@ impl Workflows {
         let Settings { endpoints, retention } = settings;
         let limits = Limits { retention, ..Limits::default() };
         let config = Config { limits, data_dir: Some(folder.clone()), endpoints, ..Config::default() };
-        let engine = Engine::open(config, deps).await.context("cannot open the workflow journal")?;
+        let engine = Engine::open(config, deps).await?;
         let jobs = Arc::new(Jobs::new(jobs));
         let catalog = folder.join("catalog.db");
         let catalog = Catalog::open(Some(&catalog)).context("cannot open the catalog of state machines")?;

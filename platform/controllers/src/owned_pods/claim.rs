@@ -6,7 +6,7 @@ use mayfly_api::{k8s::api::core::v1::Pod, selector::Selector};
 
 use crate::metadata::{controller_of, uid};
 
-/// The pods of one ReplicaSet (or Job), and those whose owner has to change first.
+/// The pods of one owner, and those whose owner has to change first.
 #[derive(Debug, Default)]
 pub(crate) struct Claim {
     /// Controlled by it and matching its selector.
@@ -18,17 +18,17 @@ pub(crate) struct Claim {
 }
 
 pub(crate) fn claim<K: kube::Resource>(
-    set: &K,
+    owner: &K,
     selector: &Selector,
     pods: impl IntoIterator<Item = Arc<Pod>>,
 ) -> Claim {
     let mut claim = Claim::default();
-    let deleting = set.meta().deletion_timestamp.is_some();
+    let deleting = owner.meta().deletion_timestamp.is_some();
     let empty = std::collections::BTreeMap::new();
     for pod in pods {
         let matches = selector.matches(pod.metadata.labels.as_ref().unwrap_or(&empty));
         match controller_of(&*pod) {
-            Some(owner) if owner.uid != uid(set) => {}
+            Some(controller) if controller.uid != uid(owner) => {}
             Some(_) if matches => claim.owned.push(pod),
             Some(_) if !deleting => claim.release.push(pod),
             None if matches && !deleting && pod.metadata.deletion_timestamp.is_none() => {

@@ -1,4 +1,4 @@
-//! What was created and deleted, and not seen yet: a plain struct. Jobs use it, too.
+//! What was created and deleted, and not seen yet: a plain struct.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -12,10 +12,10 @@ use tokio::time::Instant;
 /// object that came and went between two lists). Upstream's value.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Uids of pods that a ReplicaSet's own writes made or unmade.
+/// Uids of pods that the writes for one owner made or unmade.
 #[derive(Default)]
 pub(crate) struct Expectations {
-    sets: HashMap<ObjectKey, Expected>,
+    owners: HashMap<ObjectKey, Expected>,
 }
 
 #[derive(Default)]
@@ -30,32 +30,32 @@ struct Expected {
 }
 
 impl Expectations {
-    /// Whether everything that this ReplicaSet did was seen, and its pods may be counted.
-    pub(crate) fn met(&mut self, set: &ObjectKey, now: Instant) -> bool {
-        let Some(expected) = self.sets.get(set) else { return true };
+    /// Whether everything that was done for this owner was seen, and its pods may be counted.
+    pub(crate) fn met(&mut self, owner: &ObjectKey, now: Instant) -> bool {
+        let Some(expected) = self.owners.get(owner) else { return true };
         let waiting = !expected.created.is_empty() || !expected.deleted.is_empty();
         if waiting && expected.since.is_some_and(|since| now.duration_since(since) < TIMEOUT) {
             return false;
         }
         if expected.in_flight == 0 {
-            self.sets.remove(set);
+            self.owners.remove(owner);
         }
         true
     }
 
-    pub(crate) fn forget(&mut self, set: &ObjectKey) {
-        self.sets.remove(set);
+    pub(crate) fn forget(&mut self, owner: &ObjectKey) {
+        self.owners.remove(owner);
     }
 
     /// Writes begin. [`Expectations::end`] must follow.
-    pub(crate) fn begin(&mut self, set: &ObjectKey, now: Instant) {
-        let expected = self.sets.entry(set.clone()).or_default();
+    pub(crate) fn begin(&mut self, owner: &ObjectKey, now: Instant) {
+        let expected = self.owners.entry(owner.clone()).or_default();
         expected.in_flight += 1;
         expected.since = Some(now);
     }
 
-    pub(crate) fn end(&mut self, set: &ObjectKey) {
-        if let Some(expected) = self.sets.get_mut(set) {
+    pub(crate) fn end(&mut self, owner: &ObjectKey) {
+        if let Some(expected) = self.owners.get_mut(owner) {
             expected.in_flight = expected.in_flight.saturating_sub(1);
             if expected.in_flight == 0 {
                 expected.seen.clear();
@@ -64,28 +64,28 @@ impl Expectations {
     }
 
     /// The API says that it made this pod.
-    pub(crate) fn created(&mut self, set: &ObjectKey, uid: &str) {
-        let expected = self.sets.entry(set.clone()).or_default();
+    pub(crate) fn created(&mut self, owner: &ObjectKey, uid: &str) {
+        let expected = self.owners.entry(owner.clone()).or_default();
         if !expected.seen.contains(uid) {
             expected.created.insert(uid.to_owned());
         }
     }
 
     /// This pod is about to be deleted.
-    pub(crate) fn deleting(&mut self, set: &ObjectKey, uid: &str) {
-        self.sets.entry(set.clone()).or_default().deleted.insert(uid.to_owned());
+    pub(crate) fn deleting(&mut self, owner: &ObjectKey, uid: &str) {
+        self.owners.entry(owner.clone()).or_default().deleted.insert(uid.to_owned());
     }
 
     /// It was not deleted after all.
-    pub(crate) fn not_deleted(&mut self, set: &ObjectKey, uid: &str) {
-        if let Some(expected) = self.sets.get_mut(set) {
+    pub(crate) fn not_deleted(&mut self, owner: &ObjectKey, uid: &str) {
+        if let Some(expected) = self.owners.get_mut(owner) {
             expected.deleted.remove(uid);
         }
     }
 
     /// The informer showed this pod; `going` when it is gone or on its way out.
-    pub(crate) fn saw(&mut self, set: &ObjectKey, uid: &str, going: bool) {
-        let Some(expected) = self.sets.get_mut(set) else { return };
+    pub(crate) fn saw(&mut self, owner: &ObjectKey, uid: &str, going: bool) {
+        let Some(expected) = self.owners.get_mut(owner) else { return };
         expected.created.remove(uid);
         if expected.in_flight > 0 {
             expected.seen.insert(uid.to_owned());
@@ -115,7 +115,7 @@ mod tests {
         assert!(!expectations.met(&set, now), "seen alive is not seen deleted");
         expectations.saw(&set, "b", true);
         assert!(expectations.met(&set, now));
-        assert!(expectations.sets.is_empty(), "nothing is kept that is not needed");
+        assert!(expectations.owners.is_empty(), "nothing is kept that is not needed");
     }
 
     #[test]

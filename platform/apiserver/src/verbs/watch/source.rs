@@ -1,0 +1,52 @@
+//! Where a watch's events come from.
+
+use std::sync::Arc;
+
+use mayfly_store::{Entry, Event, Revision, Watch, WatchClosed};
+
+use crate::{event_objects::EventObjects, selection::Selection, status::ApiError, views::ViewEvents};
+
+pub(crate) enum Source {
+    /// The store.
+    Objects { watch: Watch, decoded: Arc<EventObjects> },
+    /// Who keeps the objects of a kind elsewhere.
+    View(ViewEvents),
+}
+
+/// There will be no more events.
+pub(crate) enum Ended {
+    /// The stream just ends, and the client comes again.
+    Quietly,
+    /// The client has to be told why.
+    Because(ApiError),
+}
+
+impl Source {
+    /// The next event. May be dropped while it waits without losing one.
+    pub(super) async fn next(&mut self) -> Result<Arc<Event>, Ended> {
+        match self {
+            Self::Objects { watch, .. } => match watch.next().await {
+                Ok(event) => Ok(event),
+                Err(WatchClosed::Closed) => Err(Ended::Quietly),
+                Err(WatchClosed::Lagged) => Err(Ended::Because(ApiError::expired(watch.progress().0, 0))),
+            },
+            Self::View(events) => events.next().await,
+        }
+    }
+
+    /// The revision up to which everything was told.
+    pub(super) fn progress(&mut self) -> Revision {
+        match self {
+            Self::Objects { watch, .. } => watch.progress(),
+            Self::View(events) => events.progress(),
+        }
+    }
+
+    pub(super) fn matches(&self, selection: &Selection, entry: &Entry) -> bool {
+        match self {
+            Self::Objects { decoded, .. } => selection.matches_event(entry, decoded),
+            // What is decoded is remembered by the store's revisions, and a view has its own.
+            Self::View(_) => selection.matches(entry),
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! Ending a pod: what runs of it, what it left, and its object.
+
+use std::{collections::HashSet, time::Duration};
+
+use kube::{
+    Api,
+    api::{DeleteParams, Patch, PatchParams, Preconditions},
+};
+use mayfly_api::{
+    ObjectKey,
+    job_io::ANNOTATION_OUTPUTS,
+    k8s::{
+        api::core::v1::Pod,
+        jiff::{SignedDuration, Timestamp},
+    },
+};
+use mayfly_informer::reconcile::Outcome;
+use mayfly_runtime::Runtime;
+use serde_json::json;
+
+use super::{
+    local::{LocalPod, Now},
+    plan::{is_over, needs_collecting},
+    worker::{Worker, until},
+};
+use crate::job;
+
+impl Worker {
+    /// Waits until the pod has to be gone earlier than `ends`; gives the new grace.
+    async fn hurried(&self, pod: &Pod, ends: Option<Timestamp>) -> Duration {
+        let key = ObjectKey::of(pod);
+        let mut deletions = self.deletions.subscribe();
+        loop {
+            let known = self.pods.get(&key).filter(|known| known.metadata.uid == pod.metadata.uid);
+            let Some(known) = known else { return Duration::ZERO };
+            let now_ends = known.metadata.deletion_timestamp.as_ref().map(|time| time.0);
+            if now_ends < ends {
+                return now_ends.map_or(Duration::ZERO, until);
+            }
+            // The sender lives in `self`.
+            let _ = deletions.changed().await;
+        }
+    }
+
+    /// Ends what runs, within the grace or less if somebody hurries.
+    async fn stop_gracefully(&self, pod: &Pod, local: &LocalPod, runtime: &dyn Runtime, grace: Duration) {
+        let mut grace = grace;
+        let mut ends = pod.metadata.deletion_timestamp.as_ref().map(|time| time.0);
+        loop {
+            tokio::select! {
+                biased;
+                () = self.stop_all(local, runtime, grace) => return,
+                less = self.hurried(pod, ends) => {
+                    grace = less;
+                    ends = Some(Timestamp::now().saturating_add(SignedDuration::try_from(less).unwrap_or_default()).unwrap_or_default());
+                    if less.is_zero() {
+                        return self.stop_all(local, runtime, Duration::ZERO).await;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Stops every container that runs.
+    pub(super) async fn stop_all(&self, local: &LocalPod, runtime: &dyn Runtime, grace: Duration) {
+        let running = runtime.containers(&local.uid).into_iter();
+        let running = running
+            .filter(|(_, state)| matches!(state, mayfly_runtime::ContainerState::Running { .. }))
+            .map(|(id, _)| async move {
+                if let Err(error) = runtime.stop_container(&id, grace).await {
+                    tracing::warn!(container = %id, %error, "could not stop a container");
+                }
+            });
+        futures::future::join_all(running).await;
+    }
+
+    pub(super) async fn remove_sandbox(&self, local: &mut LocalPod, runtime: &dyn Runtime) {
+        if let Err(error) = runtime.remove_sandbox(&local.uid).await {
+            tracing::warn!(uid = %local.uid, %error, "could not remove a sandbox");
+        }
+        local.sandbox = false;
+    }
+
+    /// Ends a pod that is deleted, and then its object, unless somebody still wants to know how it ended.
+    pub(super) async fn terminate(
+        &self,
+        key: &ObjectKey,
+        pod: &Pod,
+        local: &LocalPod,
+        runtime: &dyn Runtime,
+        grace: Duration,
+    ) -> kube::Result<Outcome> {
+        let runs = local.containers.values().any(|container| matches!(container.now, Now::Running { .. }));
+        if runs {
+            self.events.normal(pod, "Killing", "Stopping the pod's containers");
+        }
+        self.stop_gracefully(pod, local, runtime, grace).await;
+        let mut local = local.clone();
+        local.observe(&runtime.containers(&local.uid));
+        self.remove_sandbox(&mut local, runtime).await;
+        if needs_collecting(pod, &local) {
+            self.collect(key, pod, &mut local).await?;
+        }
+        self.keep(key, &local);
+        if pod.metadata.finalizers.as_ref().is_some_and(|finalizers| !finalizers.is_empty()) {
+            // Its object stays for somebody who wants to know how it ended.
+            let over = pod.spec.as_ref().is_some_and(|spec| is_over(spec, &local));
+            if !over {
+                local.ended.get_or_insert(("Terminated", "The pod was deleted".into()));
+            }
+            self.write_status(pod, &local, Timestamp::now()).await?;
+            self.keep(key, &local);
+            if pod.metadata.deletion_grace_period_seconds == Some(0) {
+                return Ok(Outcome::Done);
+            }
+        }
+        self.remove_object(pod).await?;
+        Ok(Outcome::Done)
+    }
+
+    /// Nothing of the pod is left here: its object goes, too.
+    pub(super) async fn remove_object(&self, pod: &Pod) -> kube::Result<()> {
+        let api: Api<Pod> =
+            Api::namespaced(self.client.clone(), pod.metadata.namespace.as_deref().unwrap_or_default());
+        let preconditions = Preconditions { uid: pod.metadata.uid.clone(), resource_version: None };
+        let params = DeleteParams {
+            grace_period_seconds: Some(0),
+            preconditions: Some(preconditions),
+            ..Default::default()
+        };
+        match api.delete(pod.metadata.name.as_deref().unwrap_or_default(), &params).await {
+            // Gone already, or replaced: then the informer says so.
+            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
+            result => result.map(|_| ()),
+        }
+    }
+
+    /// Takes in what a job left, and names it on the pod, before the pod is told to be over.
+    pub(super) async fn collect(&self, key: &ObjectKey, pod: &Pod, local: &mut LocalPod) -> kube::Result<()> {
+        let Some(jobs) = &self.jobs else {
+            local.collected = true;
+            return Ok(());
+        };
+        match job::collect(jobs, &local.uid, ended(pod, local)).await {
+            Ok(collected) => {
+                let annotations = json!({ANNOTATION_OUTPUTS: json!(collected).to_string()});
+                let patch = json!({"metadata": {"uid": local.uid.0, "annotations": annotations}});
+                let api: Api<Pod> = Api::namespaced(self.client.clone(), &key.namespace);
+                match api.patch(&key.name, &PatchParams::default(), &Patch::Merge(patch)).await {
+                    Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {}
+                    result => drop(result?),
+                }
+                jobs.remove(&local.uid).await;
+            }
+            Err(why) => {
+                let message = format!("Error: what the job left could not be stored: {why}");
+                self.events.warning(pod, "FailedCollect", message);
+            }
+        }
+        local.collected = true;
+        Ok(())
+    }
+
+    /// The object is gone, or another one has its name: what still runs of the old one is ended at once.
+    pub(super) async fn forget_replaced(&self, key: &ObjectKey, pod: Option<&Pod>) {
+        let uid = pod.and_then(|pod| pod.metadata.uid.as_deref());
+        let old = self.local.lock().get(key).filter(|local| uid != Some(local.uid.0.as_str())).cloned();
+        let Some(old) = old else { return };
+        for runtime in self.runtimes.values() {
+            if runtime.sandboxes().contains(&old.uid)
+                && let Err(error) = runtime.remove_sandbox(&old.uid).await
+            {
+                tracing::warn!(pod = %key, uid = %old.uid, %error, "could not remove what ran of a deleted pod");
+            }
+        }
+        self.addresses.lock().release(&old.uid);
+        self.local.lock().remove(key);
+        if let Some(jobs) = &self.jobs {
+            jobs.remove(&old.uid).await;
+        }
+        let folder = self.logs.pod(&old.uid.0);
+        // Function replicas and pods that never started have none.
+        let _ = tokio::fs::remove_dir_all(folder).await;
+    }
+
+    /// Ends what the runtimes have of pods that neither the API nor this worker knows.
+    pub(crate) async fn remove_strangers(&self) {
+        let known = || -> HashSet<String> {
+            let local = self.local.lock();
+            let bound = self.pods.list().into_iter().filter(|pod| self.is_mine(pod));
+            let bound = bound.filter_map(|pod| pod.metadata.uid.clone());
+            bound.chain(local.values().map(|pod| pod.uid.0.clone())).collect()
+        };
+        if let Some(jobs) = &self.jobs {
+            jobs.sweep(&known()).await;
+        }
+        for runtime in self.runtimes.values() {
+            let sandboxes = runtime.sandboxes();
+            let known = known();
+            for uid in sandboxes.iter().filter(|uid| !known.contains(&uid.0)) {
+                tracing::info!(%uid, "ending a pod that is not in the API any more");
+                if let Err(error) = runtime.remove_sandbox(uid).await {
+                    tracing::warn!(%uid, %error, "could not remove a sandbox without a pod");
+                }
+            }
+        }
+    }
+}
+
+/// How a job's first container ended, which is what its outputs tell.
+fn ended(pod: &Pod, local: &LocalPod) -> job::Ended {
+    let name = pod.spec.as_ref().and_then(|spec| spec.containers.first()).map(|container| &container.name);
+    let container = name.map(|name| local.container(name)).unwrap_or_default();
+    let exit = match container.now {
+        Now::Exited(exit) => Some(exit),
+        Now::Running { .. } | Now::Waiting { .. } => container.last,
+    };
+    let now = Timestamp::now();
+    let mut ended = match exit {
+        Some(exit) => job::Ended {
+            exit_code: exit.exit_code,
+            reason: exit.reason,
+            message: exit.message,
+            started: exit.started,
+            finished: exit.finished,
+        },
+        None => {
+            let (reason, message) = ("Error".to_owned(), "it never ran".to_owned());
+            job::Ended { exit_code: 137, reason, message, started: now, finished: now }
+        }
+    };
+    if let Some((reason, message)) = &local.ended {
+        (ended.reason, ended.message) = ((*reason).to_owned(), message.clone());
+    }
+    ended
+}

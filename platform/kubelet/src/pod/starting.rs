@@ -1,0 +1,159 @@
+//! Making a pod run: its containers, one at a time.
+
+use std::time::Duration;
+
+use mayfly_api::{
+    ObjectKey,
+    k8s::{
+        api::core::v1::{Container, Pod},
+        jiff::Timestamp,
+    },
+};
+use mayfly_informer::reconcile::Outcome;
+use mayfly_runtime::{ContainerSpec, Runtime, RuntimeError};
+
+use super::{
+    container,
+    local::{LocalPod, Now, REASON_ENVIRONMENT},
+    worker::Worker,
+};
+use crate::job;
+
+/// A start that takes longer than this is told before it has ended.
+const SLOW_START: Duration = Duration::from_millis(100);
+/// How long to wait for a runtime class that this node does not have.
+const NO_RUNTIME_RETRY: Duration = Duration::from_secs(300);
+
+impl Worker {
+    /// Starts one container, or notes why it cannot.
+    pub(super) async fn start(
+        &self,
+        spec: &Container,
+        pod: &Pod,
+        local: &mut LocalPod,
+        runtime: &dyn Runtime,
+    ) {
+        let attempt = local.container(&spec.name).attempt;
+        let resolved =
+            container::resolve(pod, spec, attempt, local.address, &self.node, &self.sources, &self.logs);
+        let resolved = match resolved {
+            Ok(resolved) => self.with_files(pod, local, resolved).await,
+            Err(error) => Err(error.to_string()),
+        };
+        let (reason, message) = match resolved {
+            Err(message) => (REASON_ENVIRONMENT, message),
+            Ok(resolved) => match self
+                .unless_deleted(pod, self.slowly(pod, local, runtime.start_container(resolved)))
+                .await
+            {
+                None => return,
+                Some(Ok(())) => {
+                    local.containers.entry(spec.name.clone()).or_default().started(Timestamp::now());
+                    self.events.normal(pod, "Started", format!("Started container {}", spec.name));
+                    return;
+                }
+                Some(Err(error)) => {
+                    local.sandbox &= !matches!(error, RuntimeError::NoSandbox(_));
+                    (waiting_reason(&error), error.to_string())
+                }
+            },
+        };
+        self.events.warning(pod, "Failed", format!("Error: {message}"));
+        let container = local.containers.entry(spec.name.clone()).or_default();
+        container.start_failed(reason, message, Timestamp::now());
+    }
+
+    /// A job's container gets its files.
+    async fn with_files(
+        &self,
+        pod: &Pod,
+        local: &LocalPod,
+        mut container: ContainerSpec,
+    ) -> Result<ContainerSpec, String> {
+        if job::is_job(pod) {
+            let jobs =
+                self.jobs.as_ref().ok_or("this node keeps no artifacts, and runs no job that has any")?;
+            let afresh = container.id.attempt > 0;
+            container.files = Some(jobs.stage(pod, &local.uid, afresh).await?);
+        }
+        Ok(container)
+    }
+
+    /// Tells the pod's readers that its containers are being created, when that takes long enough to wonder.
+    async fn slowly<T>(&self, pod: &Pod, local: &LocalPod, work: impl Future<Output = T>) -> T {
+        let mut work = std::pin::pin!(work);
+        tokio::select! {
+            biased;
+            done = &mut work => return done,
+            () = tokio::time::sleep(SLOW_START) => {}
+        }
+        let (done, told) = tokio::join!(work, self.write_status(pod, local, Timestamp::now()));
+        if let Err(error) = told {
+            tracing::debug!(pod = %ObjectKey::of(pod), %error, "could not write that a pod is starting");
+        }
+        done
+    }
+
+    /// Does something that may take long, and gives it up when the pod is deleted: its sandbox goes then.
+    pub(super) async fn unless_deleted<T>(&self, pod: &Pod, work: impl Future<Output = T>) -> Option<T> {
+        let key = ObjectKey::of(pod);
+        let mut deletions = self.deletions.subscribe();
+        let deleted = async {
+            loop {
+                let known = self.pods.get(&key).filter(|known| known.metadata.uid == pod.metadata.uid);
+                if known.is_none_or(|known| known.metadata.deletion_timestamp.is_some()) {
+                    return;
+                }
+                // The sender lives in `self`.
+                let _ = deletions.changed().await;
+            }
+        };
+        tokio::select! {
+            biased;
+            done = work => Some(done),
+            () = deleted => None,
+        }
+    }
+
+    /// Nothing here can run the pod: says so, and lets it go when it is deleted.
+    pub(super) async fn no_runtime(&self, pod: &Pod) -> kube::Result<Outcome> {
+        let class = pod.spec.as_ref().and_then(|spec| spec.runtime_class_name.as_deref()).unwrap_or("");
+        let have: Vec<_> = self.runtimes.keys().map(String::as_str).collect();
+        let message = if class.is_empty() {
+            format!(
+                "Failed to create pod sandbox: this node runs no OCI containers (its runtime classes: {}); set \
+                 spec.runtimeClassName: wasm for a wasm component",
+                have.join(", ")
+            )
+        } else {
+            format!(
+                "Failed to create pod sandbox: no runtime for {class:?} is configured (there are: {})",
+                have.join(", ")
+            )
+        };
+        if pod.metadata.deletion_timestamp.is_some() {
+            self.remove_object(pod).await?;
+            return Ok(Outcome::Done);
+        }
+        self.events.warning(pod, "FailedCreatePodSandBox", message.clone());
+        let mut local = LocalPod::learn(pod, &[]);
+        for container in pod.spec.iter().flat_map(|spec| &spec.containers) {
+            let waiting = Now::Waiting { reason: "ContainerCreating".into(), message: message.clone() };
+            local.containers.entry(container.name.clone()).or_default().now = waiting;
+        }
+        self.write_status(pod, &local, Timestamp::now()).await?;
+        Ok(Outcome::RequeueAfter(NO_RUNTIME_RETRY))
+    }
+}
+
+/// What `kubectl get pods` shows of a container that could not be started.
+fn waiting_reason(error: &RuntimeError) -> &'static str {
+    match error {
+        RuntimeError::ImageMissing(_) => "ErrImagePull",
+        RuntimeError::NoSandbox(_) => "ContainerCreating",
+        RuntimeError::NoRoom(_) => "OutOfmemory",
+        // The one that says: not with this component.
+        RuntimeError::Invalid(_) => "CreateContainerError",
+        RuntimeError::Internal(_) => "RunContainerError",
+    }
+}

@@ -1,0 +1,259 @@
+//! The mark: a file of 32 bytes beside the database, rewritten in place.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, BufReader, Read as _, Seek as _, SeekFrom},
+    os::unix::fs::FileExt as _,
+    path::{Path, PathBuf},
+};
+
+use crate::log::{self, HEADER_BYTES, Header, Salts};
+
+const MARK_BYTES: usize = 32;
+/// What a mark begins with.
+const MAGIC: &[u8; 8] = b"MayflyWM";
+const BUFFER_BYTES: usize = 256 << 10;
+
+/// Why a database must not be opened. Nothing was changed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// What was acknowledged is not in the log any more.
+    #[error(
+        "its write-ahead log had {acknowledged} pages when it was last written, and only the first {whole} of \
+         them are whole"
+    )]
+    Damaged { acknowledged: u64, whole: u64 },
+    /// A file could not be read.
+    #[error("{path}: {source}")]
+    Io { path: PathBuf, source: io::Error },
+}
+
+/// How far a database's log has come, kept beside it (`-mark`).
+#[derive(Debug)]
+pub struct Mark {
+    wal: PathBuf,
+    path: PathBuf,
+    files: Option<Files>,
+    /// Whether somebody was told that the mark could not be written.
+    told: bool,
+}
+
+#[derive(Debug)]
+struct Files {
+    wal: File,
+    mark: File,
+}
+
+/// What a mark says.
+struct Reached {
+    salts: Salts,
+    frames: u64,
+}
+
+impl Reached {
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; MARK_BYTES] = bytes.try_into().ok()?;
+        let (content, guard) = bytes.split_at(24);
+        let (magic, rest) = content.split_at(8);
+        let (salts, frames) = rest.split_at(8);
+        if magic != MAGIC || guard != Self::guard(content) {
+            return None;
+        }
+        Some(Self { salts: salts.try_into().ok()?, frames: u64::from_le_bytes(frames.try_into().ok()?) })
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let content = [&MAGIC[..], &self.salts, &self.frames.to_le_bytes()].concat();
+        let guard = Self::guard(&content);
+        [&content[..], &guard].concat()
+    }
+
+    fn guard(content: &[u8]) -> [u8; 8] {
+        let (one, two) = log::checksum((0, 0), content, false);
+        let mut guard = [0; 8];
+        guard[..4].copy_from_slice(&one.to_le_bytes());
+        guard[4..].copy_from_slice(&two.to_le_bytes());
+        guard
+    }
+}
+
+impl Mark {
+    /// Looks whether the log of a database still has what its mark says, and goes on from there.
+    ///
+    /// To be called before the database is opened, by who alone will write to it. A mark that is not there, or that
+    /// a loss of power has torn, says nothing, and neither does one of an earlier log.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`]: opening the database would lose what was acknowledged.
+    pub fn check(database: &Path) -> Result<Self, Error> {
+        let mark =
+            Self { wal: beside(database, "-wal"), path: beside(database, "-mark"), files: None, told: false };
+        let read = match fs::read(&mark.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(mark),
+            read => read.map_err(|source| Error::Io { path: mark.path.clone(), source })?,
+        };
+        if let Some(reached) = Reached::decode(&read) {
+            let whole = whole_of(&mark.wal, &reached);
+            let whole = whole.map_err(|source| Error::Io { path: mark.wal.clone(), source })?;
+            if let Some(whole) = whole.filter(|whole| *whole < reached.frames) {
+                return Err(Error::Damaged { acknowledged: reached.frames, whole });
+            }
+        }
+        Ok(mark)
+    }
+
+    /// Notes how many frames the log has, after a commit that is durable and before it is acknowledged.
+    ///
+    /// A mark that cannot be written stays where it was, which refuses nothing that is sound; the first time, it is
+    /// logged.
+    pub fn advance(&mut self, frames: u64) {
+        if let Err(error) = self.write(frames) {
+            self.files = None;
+            if !std::mem::replace(&mut self.told, true) {
+                let path = self.path.display();
+                tracing::warn!(%path, %error, "damage to the write-ahead log would go unnoticed: no mark");
+            }
+        }
+    }
+
+    fn write(&mut self, frames: u64) -> io::Result<()> {
+        let files = match &mut self.files {
+            Some(files) => files,
+            none => none.insert(Files {
+                wal: File::open(&self.wal)?,
+                mark: OpenOptions::new().write(true).create(true).truncate(false).open(&self.path)?,
+            }),
+        };
+        let mut header = [0; HEADER_BYTES];
+        files.wal.read_exact_at(&mut header, 0)?;
+        let reached = Reached { salts: log::salts(&header), frames };
+        files.mark.write_all_at(&reached.encode(), 0)
+    }
+
+    /// The database was opened again: its log may be another file.
+    pub fn reopened(&mut self) {
+        self.files = None;
+    }
+
+    /// The database was closed and its log folded in: there is nothing to remember.
+    pub fn remove(self) {
+        if !self.wal.exists() {
+            // Left behind, it speaks of a log that is no more, and says nothing.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// How many of the frames that a mark speaks of are whole; `None` when it speaks of another log.
+fn whole_of(wal: &Path, reached: &Reached) -> io::Result<Option<u64>> {
+    let mut file = match File::open(wal) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        opened => opened?,
+    };
+    let mut head = [0; HEADER_BYTES];
+    match file.read_exact(&mut head) {
+        // SQLite makes an empty log when it opens a database.
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+        read => read?,
+    }
+    match Header::parse(&head) {
+        Some(header) if header.salts == reached.salts => {
+            header.whole_frames(BufReader::with_capacity(BUFFER_BYTES, file), reached.frames).map(Some)
+        }
+        // A later log, or an older one that a loss of power brought back together with its mark.
+        Some(_) => Ok(None),
+        // SQLite would take it for empty. It is this log if its first frame says so.
+        None => {
+            let mut salts = Salts::default();
+            file.seek(SeekFrom::Start(HEADER_BYTES as u64 + 8))?;
+            match file.read_exact(&mut salts) {
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
+                read => read.map(|()| (salts == reached.salts).then_some(0)),
+            }
+        }
+    }
+}
+
+fn beside(database: &Path, suffix: &str) -> PathBuf {
+    let mut name = database.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::log::tests::{FRAME_BYTES, log};
+
+    const SALTS: Salts = *b"saltsalt";
+
+    /// What [`Mark::check`] says of a log whose mark was set when it had `frames`.
+    fn checked(then: &[u8], frames: u64, now: Option<&[u8]>) -> Result<(), (u64, u64)> {
+        let folder = tempfile::tempdir().unwrap();
+        let database = folder.path().join("some.db");
+        let mut mark = Mark::check(&database).unwrap();
+        fs::write(&mark.wal, then).unwrap();
+        mark.advance(frames);
+        match now {
+            Some(now) => fs::write(&mark.wal, now).unwrap(),
+            None => fs::remove_file(&mark.wal).unwrap(),
+        }
+        match Mark::check(&database) {
+            Ok(_) => Ok(()),
+            Err(Error::Damaged { acknowledged, whole }) => Err((acknowledged, whole)),
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    #[test]
+    fn damage_is_told_from_the_end() {
+        let whole = log(SALTS, &[1, 2, 3, 4], false);
+        let torn = |at: usize| {
+            let mut torn = whole.clone();
+            torn[at] ^= 1;
+            torn
+        };
+        assert_eq!(checked(&whole, 4, Some(&whole)), Ok(()));
+        for frame in 0..4 {
+            let hurt = torn(HEADER_BYTES + frame * FRAME_BYTES + 77);
+            assert_eq!(checked(&whole, 4, Some(&hurt)), Err((4, frame as u64)));
+            // A mark from before the frame was written, as a loss of power may leave it.
+            assert_eq!(checked(&whole, frame as u64, Some(&hurt)), Ok(()));
+        }
+        assert_eq!(checked(&whole, 4, Some(&whole[..HEADER_BYTES + 2 * FRAME_BYTES])), Err((4, 2)));
+        assert_eq!(checked(&whole, 4, Some(&torn(3))), Err((4, 0)), "a header that is not whole");
+        assert_eq!(checked(&whole, 4, Some(&torn(20))), Err((4, 0)), "nor are its salts");
+    }
+
+    #[test]
+    fn another_log_or_none_is_not_its_business() {
+        let (before, after) = (log(SALTS, &[1, 2, 3, 4], false), log(*b"saltsalu", &[9], false));
+        assert_eq!(checked(&before, 4, None), Ok(()));
+        assert_eq!(checked(&before, 4, Some(b"")), Ok(()));
+        assert_eq!(checked(&before, 4, Some(&after)), Ok(()));
+        // Begun anew over the one before: what lies behind is of no account.
+        let begun = [&after[..], &before[after.len()..]].concat();
+        assert_eq!(checked(&before, 4, Some(&begun)), Ok(()));
+        assert_eq!(
+            checked(&before, 4, Some(&vec![0; before.len()])),
+            Ok(()),
+            "a file that never got its content"
+        );
+    }
+
+    #[test]
+    fn a_torn_mark_says_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let database = folder.path().join("some.db");
+        let mut mark = Mark::check(&database).unwrap();
+        fs::write(&mark.wal, log(SALTS, &[1, 2], false)).unwrap();
+        mark.advance(2);
+        fs::write(&mark.wal, log(SALTS, &[1], false)).unwrap();
+        assert!(Mark::check(&database).is_err());
+        let bytes = fs::read(&mark.path).unwrap();
+        for torn in [&bytes[..31], &[0; MARK_BYTES][..], b""] {
+            fs::write(&mark.path, torn).unwrap();
+            assert!(Mark::check(&database).is_ok());
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! Disks that fail: a sync that does not come to its end, files that are damaged while nobody looks.
+
+use std::{
+    os::unix::fs::FileExt as _,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, ensure};
+use mayfly_e2e::{Start, Up, skipped, test_name};
+use serde_json::{Value, json};
+
+use crate::workflows::{call, create, ended, start};
+
+const CONFIG_MAPS: &str = "/api/v1/namespaces/default/configmaps";
+
+fn config_map(name: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"a": "x".repeat(3000)}})
+}
+
+/// A server whose syncs of one file fail once each time that the file `order` is made. Where no library that does
+/// it can be built, says that the test is skipped.
+async fn failing(test: &str, folder: &Path, file: &str) -> Result<Option<Up>> {
+    let source =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../platform/store/tests/failing_sync/failing_sync.c");
+    let library = folder.join("failing_sync.so");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-o"]).arg(&library).arg(source).arg("-ldl");
+    match compiler.output() {
+        Ok(output) => ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr)),
+        Err(error) => {
+            skipped(test, &format!("no C compiler ({error})"));
+            return Ok(None);
+        }
+    }
+    let start = Start::default()
+        .in_folder(&folder.join("data"))
+        .environment("LD_PRELOAD", &library.to_string_lossy())
+        .environment("FAIL_SYNC", &folder.join("order").to_string_lossy())
+        .environment("FAIL_SYNC_OF", file);
+    start.ready().await.map(Some)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sync_that_fails_stops_the_writing_and_turns_the_health_red() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let Some(up) = failing(test_name!(), folder.path(), "mayfly.db-wal").await? else { return Ok(()) };
+    let api = up.api()?;
+    for name in ["one", "two"] {
+        ensure!(api.post(CONFIG_MAPS, &config_map(name)).await?.status == 201);
+    }
+    ensure!(up.admin().get("/healthz").await?.status == 200);
+    std::fs::write(folder.path().join("order"), "")?;
+    // Whoever writes first meets it, which may be a part of the server; after that nobody is told yes.
+    for name in ["lost", "later"] {
+        let told = api.post(CONFIG_MAPS, &config_map(name)).await?;
+        ensure!(told.status >= 500 && told.message().contains("until the next start"), "{told:?}");
+        ensure!(api.get(&format!("{CONFIG_MAPS}/{name}")).await?.status == 404);
+    }
+    ensure!(!folder.path().join("order").exists(), "no sync failed");
+    for path in ["/healthz", "/readyz"] {
+        let told = up.admin().get(path).await?;
+        ensure!(told.status == 503 && told.text().contains("start Mayfly again"), "{path}: {told:?}");
+        ensure!(api.get(path).await?.status == 503, "{path} of the API");
+    }
+    ensure!(api.get(&format!("{CONFIG_MAPS}/one")).await?.status == 200, "reading goes on");
+    up.kill()?;
+
+    let up = Start::default().in_folder(&folder.path().join("data")).ready().await?;
+    let api = up.api()?;
+    for (name, status) in [("one", 200), ("two", 200), ("lost", 404), ("later", 404)] {
+        ensure!(api.get(&format!("{CONFIG_MAPS}/{name}")).await?.status == status, "{name}");
+    }
+    ensure!(up.admin().get("/healthz").await?.status == 200);
+    ensure!(api.post(CONFIG_MAPS, &config_map("lost")).await?.status == 201);
+    up.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sync_of_the_journal_that_fails_is_made_good() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let Some(up) = failing(test_name!(), folder.path(), "workflows.db-wal").await? else { return Ok(()) };
+    let two_steps = json!({"StartAt": "A", "States": {
+        "A": {"Type": "Pass", "Next": "B"}, "B": {"Type": "Wait", "Seconds": 1, "End": true}}});
+    let machine = create(&up, "two-steps", "STANDARD", two_steps).await?;
+    let before = start(&up, &machine, json!({"n": 1})).await?;
+    std::fs::write(folder.path().join("order"), "")?;
+    let met = start(&up, &machine, json!({"n": 2})).await?;
+    ensure!(!folder.path().join("order").exists(), "no sync failed");
+    let after = start(&up, &machine, json!({"n": 3})).await?;
+    for execution in [&before, &met, &after] {
+        ensure!(ended(&up, execution).await?["status"] == "SUCCEEDED");
+    }
+    up.kill()?;
+    let up = Start::default().in_folder(&folder.path().join("data")).ready().await?;
+    for (execution, input) in [(before, r#"{"n":1}"#), (met, r#"{"n":2}"#), (after, r#"{"n":3}"#)] {
+        let told = call(&up, "DescribeExecution", json!({"executionArn": execution})).await?;
+        ensure!(told["status"] == "SUCCEEDED" && told["input"] == input, "{told}");
+    }
+    up.stop().await
+}
+
+/// Damage within a write-ahead log: SQLite alone would take it for the log's end.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_log_is_refused_and_left_as_it_is() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let data = folder.path().join("data");
+    let up = Start::default().in_folder(&data).ready().await?;
+    let api = up.api()?;
+    for n in 0..20 {
+        ensure!(api.post(CONFIG_MAPS, &config_map(&format!("map-{n}"))).await?.status == 201);
+    }
+    let pass = json!({"StartAt": "A", "States": {"A": {"Type": "Pass", "End": true}}});
+    let machine = create(&up, "pass", "STANDARD", pass).await?;
+    for _ in 0..5 {
+        let execution = start(&up, &machine, json!({})).await?;
+        ended(&up, &execution).await?;
+    }
+    up.kill()?;
+    let logs: Vec<PathBuf> = walk(&data)?.into_iter().filter(|path| ends_with(path, "-mark")).collect();
+    ensure!(logs.len() == 3, "the objects', the journal's and the catalog's: {logs:?}");
+    for mark in logs {
+        let database = mark.to_string_lossy().trim_end_matches("-mark").to_owned();
+        let log = PathBuf::from(format!("{database}-wal"));
+        let whole = std::fs::read(&log).with_context(|| log.display().to_string())?;
+        let file = std::fs::OpenOptions::new().write(true).open(&log)?;
+        file.write_all_at(&[0x5a; 8], whole.len() as u64 / 2)?;
+        let damaged = std::fs::read(&log)?;
+        let refused = Start::default().in_folder(&data).refused().await?;
+        ensure!(refused.code.is_some_and(|code| code != 0), "{refused:?}");
+        let told = format!("{database} is damaged (its write-ahead log had ");
+        ensure!(refused.stderr.contains(&told) && refused.stderr.contains("backup"), "{refused:?}");
+        ensure!(std::fs::read(&log)? == damaged, "{} was changed", log.display());
+        std::fs::write(&log, whole)?;
+    }
+    // Put right again, nothing is missing.
+    let up = Start::default().in_folder(&data).ready().await?;
+    let maps = up.api()?.get(CONFIG_MAPS).await?;
+    let count = maps.body["items"].as_array().map_or(0, Vec::len);
+    ensure!(count >= 20, "{count} of 20");
+    up.stop().await
+}
+
+fn ends_with(path: &Path, end: &str) -> bool {
+    path.to_string_lossy().ends_with(end)
+}
+
+fn walk(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            found.extend(walk(&path)?);
+        } else {
+            found.push(path);
+        }
+    }
+    Ok(found)
+}
