@@ -14,7 +14,13 @@ async fn what_is_exported_can_be_applied_and_changes_nothing() -> Result<()> {
     }
     // A `v1` List.
     let exported = kubectl.ok(&["get", "configmaps", "one", "two", "-o", "json"]).await?;
-    let file = kubectl.file("exported.json", &serde_json::from_str(&exported)?)?;
+    let mut exported: serde_json::Value = serde_json::from_str(&exported)?;
+    ensure!(exported["kind"] == "List", "{exported}");
+    for item in exported["items"].as_array_mut().into_iter().flatten() {
+        // What names one state of the object; without it the file is a wish.
+        item["metadata"] = json!({"name": item["metadata"]["name"], "namespace": "default"});
+    }
+    let file = kubectl.file("exported.json", &exported)?;
     kubectl.ok(&["apply", "-f", &file]).await?;
     let again = kubectl.ok(&["apply", "-f", &file]).await?;
     ensure!(again.matches("unchanged").count() == 2, "{again}");
@@ -123,7 +129,8 @@ async fn a_missing_secret_is_in_the_way_of_ready() -> Result<()> {
     let component = kubectl.up.upload("env").await?;
     let env = json!({"scaling": {"min": 1}, "env": [
         {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "key"}}}]});
-    kubectl.up.apply_function("secretive", &component, env).await?;
+    let file = kubectl.file("secretive.json", &function("secretive", &component, env))?;
+    kubectl.ok(&["apply", "-f", &file]).await?;
     let condition = "jsonpath={.status.conditions[0].reason} {.status.conditions[0].message}";
     let told = async || kubectl.ok(&["get", "function", "secretive", "-o", condition]).await;
     let expect = async |text: &str| {
