@@ -2,6 +2,7 @@
 
 use std::{
     ffi::OsStr,
+    path::Path,
     process::{Command, Stdio},
 };
 
@@ -10,8 +11,17 @@ use anyhow::{Context, Result, bail};
 /// The cargo that started us, for another package. What cargo told us about our own package must not reach
 /// it: build scripts of some crates look at these variables, and run again when they differ.
 pub(crate) fn cargo() -> Command {
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut cargo = Command::new(&program);
     forget_own_package(&mut cargo);
+    // The compiler that guests are built with may have come to /usr/bin: cargo's own must be found first.
+    let own = Path::new(&program).parent().filter(|folder| folder.join("rustc").is_file());
+    if let (Some(own), Some(path)) = (own, std::env::var_os("PATH")) {
+        let folders = std::iter::once(own.to_owned()).chain(std::env::split_paths(&path));
+        if let Ok(path) = std::env::join_paths(folders) {
+            cargo.env("PATH", path);
+        }
+    }
     cargo
 }
 
