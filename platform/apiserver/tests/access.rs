@@ -40,7 +40,7 @@ async fn unknown_paths_and_methods() {
         ("GET", "/api/v1/widgets", 404),
         ("GET", "/apis/nobody.dev/v1", 404),
         ("GET", "/api/v1/namespaces/default/pods/p/nothing", 404),
-        ("GET", "/openapi/v2", 404),
+        ("GET", "/openapi/v1", 404),
         ("POST", "/api/v1/namespaces/default/pods/p", 405),
         ("PUT", "/api/v1/namespaces/default/pods", 405),
         ("POST", "/api/v1/pods", 405),
