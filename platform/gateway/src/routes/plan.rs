@@ -111,11 +111,17 @@ pub(crate) fn hosted_spec(revision: &Revision, sources: &impl EnvSources) -> Res
     })
 }
 
+/// Reasons that pass, and that a request is a better judge of than a status that may be a moment old: a component
+/// that is being compiled is waited for by the host, and the environment is made here, from the newest values.
+/// (Whoever has seen a function Ready and calls it at once must not be told that it is not.)
+const PASSING: [&str; 2] = ["Compiling", "EnvironmentMissing"];
+
 /// Why a revision says of itself that it cannot answer. One that says nothing yet may.
 fn unready(revision: &Revision) -> Option<String> {
     let conditions = revision.status.as_ref().map(|status| status.conditions.as_slice())?;
     let ready = conditions.iter().find(|condition| condition.type_ == "Ready")?;
-    (ready.status == "False").then(|| match ready.message.as_str() {
+    let refuses = ready.status == "False" && !PASSING.contains(&ready.reason.as_str());
+    refuses.then(|| match ready.message.as_str() {
         "" => ready.reason.clone(),
         message => message.to_owned(),
     })
@@ -224,6 +230,22 @@ mod tests {
             let revision: Revision = serde_json::from_value(value).unwrap();
             let refusal = hosted_spec(&revision, &NoSources).unwrap_err();
             assert!(refusal.message.contains(expected), "{refusal}");
+        }
+    }
+
+    #[test]
+    fn what_is_being_compiled_may_be_called() {
+        let base = revision("hello-00001", 1, "f-1");
+        let component = json!({"source": {"component": mayfly_api::Digest::of(b"x")}});
+        for (reason, called) in
+            [("Compiling", true), ("EnvironmentMissing", true), ("ComponentInvalid", false)]
+        {
+            let condition = json!({"type": "Ready", "status": "False", "reason": reason, "message": "",
+                "lastTransitionTime": "2026-01-01T00:00:00Z"});
+            let mut value = serde_json::to_value(&*base).unwrap();
+            json_patch::merge(&mut value, &json!({"spec": component, "status": {"conditions": [condition]}}));
+            let revision: Revision = serde_json::from_value(value).unwrap();
+            assert_eq!(hosted_spec(&revision, &NoSources).is_ok(), called, "{reason}");
         }
     }
 }
