@@ -309,7 +309,7 @@ impl Inner {
             effect.abort();
         }
         self.open.fetch_sub(1, Ordering::AcqRel);
-        self.live.release(&running.arn, Some(running.id));
+        self.live.release(&running);
         let description = self.describe_row(&cell.row, running.state_machine.kind);
         for waiter in cell.waiters.drain(..) {
             // Whoever waited may have gone.

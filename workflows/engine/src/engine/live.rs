@@ -60,6 +60,30 @@ pub(super) enum Slot {
     There(Arc<Running>),
 }
 
+/// A place that was taken: given back when it is dropped unfilled, also by somebody who stopped waiting.
+pub(super) struct Place<'a> {
+    live: &'a Live,
+    arn: Arc<str>,
+    filled: bool,
+}
+
+impl Place<'_> {
+    /// Here it is.
+    pub(super) fn fill(mut self, running: &Arc<Running>) {
+        self.filled = true;
+        self.live.ids(running.id).lock().insert(running.id, running.clone());
+        self.live.arns(&self.arn).lock().insert(self.arn.clone(), Slot::There(running.clone()));
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        if !self.filled {
+            self.live.arns(&self.arn).lock().remove(&self.arn);
+        }
+    }
+}
+
 impl Running {
     /// An execution that comes into memory.
     pub(super) fn new(
@@ -121,27 +145,19 @@ impl Live {
     }
 
     /// Takes an ARN's place, if nobody has it.
-    pub(super) fn take(&self, arn: &Arc<str>) -> bool {
+    pub(super) fn take(&self, arn: &Arc<str>) -> Option<Place<'_>> {
         let mut slots = self.arns(arn).lock();
         if slots.contains_key(arn) {
-            return false;
+            return None;
         }
         slots.insert(arn.clone(), Slot::Taken);
-        true
+        Some(Place { live: self, arn: arn.clone(), filled: false })
     }
 
-    /// Fills a place that was taken.
-    pub(super) fn fill(&self, running: &Arc<Running>) {
-        self.ids(running.id).lock().insert(running.id, running.clone());
-        self.arns(&running.arn).lock().insert(running.arn.clone(), Slot::There(running.clone()));
-    }
-
-    /// Gives a place back.
-    pub(super) fn release(&self, arn: &str, id: Option<u64>) {
-        self.arns(arn).lock().remove(arn);
-        if let Some(id) = id {
-            self.ids(id).lock().remove(&id);
-        }
+    /// Lets an execution leave memory.
+    pub(super) fn release(&self, running: &Running) {
+        self.arns(&running.arn).lock().remove(&running.arn);
+        self.ids(running.id).lock().remove(&running.id);
     }
 
     pub(super) fn len(&self) -> usize {

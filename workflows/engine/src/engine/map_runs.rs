@@ -130,6 +130,8 @@ impl Inner {
             version_arn: None,
             alias_arn: None,
             map_run_arn: Some(child.run_arn.to_string()),
+            // Numbered by its parent, and looked for above.
+            named: false,
         };
         self.begin(start).await.map(|_| ()).map_err(|error| ExecutionError::Unreadable {
             arn: child.arn.to_string(),

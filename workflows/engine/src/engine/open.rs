@@ -15,9 +15,10 @@ use super::error::OpenError;
 use super::inner::{Inner, Refused};
 use super::live::{Live, Running};
 use super::mocked::NO_EXECUTION;
+use super::types::Status;
 use crate::executor::activities::Lines;
 use crate::executor::fair::Fair;
-use crate::journal::{Journal, JournalError, MemoryJournal, SqliteJournal};
+use crate::journal::{ExecutionRow, Journal, JournalError, MemoryJournal, SqliteJournal};
 use crate::machine::Event;
 use crate::timers::{TimerKey, Wheel};
 
@@ -173,22 +174,28 @@ impl Inner {
         Ok(loaded)
     }
 
+    /// Reads an execution into memory; `None` when somebody else does, or when it has ended.
     pub(super) fn load_one(
         self: &Arc<Self>,
         journal: &dyn Journal,
         id: u64,
     ) -> Result<Option<Arc<Running>>, JournalError> {
-        let Some(row) = journal.execution(id)? else { return Ok(None) };
+        let Some(arn) = journal.execution(id)?.map(|row| Arc::<str>::from(row.arn)) else { return Ok(None) };
+        let Some(place) = self.live.take(&arn) else { return Ok(None) };
+        // Its place comes first, its state second: whoever had the place before may have ended it since.
+        let row = journal.execution(id)?.filter(|row| row.outcome.status == Status::Running);
+        let Some(row) = row else { return Ok(None) };
+        let running = self.recomputed(row)?;
+        place.fill(&running);
+        Ok(Some(running))
+    }
+
+    /// An execution as its row and its records have it, not in memory yet.
+    pub(super) fn recomputed(&self, row: ExecutionRow) -> Result<Arc<Running>, JournalError> {
         let row = self.whole_row(row)?;
         let state_machine = self.machine_of(row.machine)?;
         let (machine, seq, _) = self.replay(&row, &state_machine, false)?;
-        let arn: Arc<str> = row.arn.as_str().into();
-        if !self.live.take(&arn) {
-            return Ok(None);
-        }
-        let running = Running::new(state_machine, machine, row, seq);
-        self.live.fill(&running);
-        Ok(Some(running))
+        Ok(Running::new(state_machine, machine, row, seq))
     }
 
     pub(crate) async fn operation(

@@ -83,7 +83,7 @@ impl Inner {
                 && cell.machine.next_timer_ms().is_none_or(|at_ms| at_ms - now_ms >= idle_ms);
             if rests {
                 cell.asleep = true;
-                self.live.release(&running.arn, Some(running.id));
+                self.live.release(&running);
                 asleep += 1;
             }
         }

@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 use super::Engine;
 use super::error::{ExecutionError, RedriveError, StartError};
 use super::inner::{Inner, Refused, timestamp};
-use super::live::Running;
+use super::live::{Place, Running};
 use super::load;
 use super::types::{Description, Kind, RedriveStatus, StartRequest, Started, StateMachine, Status};
 use crate::journal::{Birth, Change, ExecutionRow, Journal, JournalError, OutcomeRow, Payload};
@@ -26,6 +26,8 @@ pub(super) struct NewExecution {
     pub(super) version_arn: Option<String>,
     pub(super) alias_arn: Option<String>,
     pub(super) map_run_arn: Option<String>,
+    /// Its name was chosen by somebody: one that ended may have had it.
+    pub(super) named: bool,
 }
 
 impl Inner {
@@ -50,31 +52,44 @@ impl Inner {
         if self.open.load(Ordering::Acquire) >= limit {
             return Err(StartError::TooMany { limit });
         }
-        if !self.live.take(&new.arn) {
+        let place = loop {
+            if let Some(place) = self.live.take(&new.arn) {
+                break place;
+            }
+            if self.live.by_arn(&new.arn).is_some() {
+                return Err(StartError::AlreadyExists { arn: new.arn.to_string() });
+            }
+            // Somebody asks the journal about it at this moment.
+            tokio::task::yield_now().await;
+        };
+        // Its place comes first: an execution of this name may begin and end while the journal is asked.
+        if self.had(&new).await? {
             return Err(StartError::AlreadyExists { arn: new.arn.to_string() });
         }
-        let arn = new.arn.clone();
-        let begun = self.begin_taken(new);
-        let (running, durable) = match begun {
-            Ok(begun) => begun,
-            Err(error) => {
-                self.live.release(&arn, None);
-                return Err(error);
-            }
-        };
+        let (running, durable) = self.begin_in(place, new)?;
         match durable.await {
             Ok(Ok(())) => Ok(running),
             Ok(Err(error)) => {
                 self.open.fetch_sub(1, Ordering::AcqRel);
-                self.live.release(&arn, Some(running.id));
+                self.live.release(&running);
                 Err(error.into())
             }
             Err(_) => Err(StartError::Closed),
         }
     }
 
-    fn begin_taken(
+    /// Has the journal an execution with this one's ARN?
+    async fn had(&self, new: &NewExecution) -> Result<bool, JournalError> {
+        if !new.named || new.state_machine.kind == Kind::Express {
+            return Ok(false);
+        }
+        let arn = new.arn.clone();
+        self.read(move |journal| Ok(journal.execution_by_arn(&arn)?.is_some())).await
+    }
+
+    fn begin_in(
         self: &Arc<Self>,
+        place: Place<'_>,
         new: NewExecution,
     ) -> Result<(Arc<Running>, oneshot::Receiver<Result<(), JournalError>>), StartError> {
         let id = self.next_execution.fetch_add(1, Ordering::AcqRel);
@@ -110,7 +125,7 @@ impl Inner {
         let running = Running::new(new.state_machine, machine, row, 0);
         // Not before its start is durable may it leave memory.
         running.cell.lock().durable = u64::MAX;
-        self.live.fill(&running);
+        place.fill(&running);
         self.open.fetch_add(1, Ordering::AcqRel);
         let (sender, receiver) = oneshot::channel();
         let mut cell = running.cell.lock();
@@ -127,7 +142,7 @@ impl Inner {
             Ok(()) => Ok((running, receiver)),
             Err(Refused::Journal(error)) => {
                 self.open.fetch_sub(1, Ordering::AcqRel);
-                self.live.release(&running.arn, Some(id));
+                self.live.release(&running);
                 Err(error.into())
             }
             Err(Refused::Ended | Refused::Asleep(_)) => Err(StartError::Closed),
@@ -199,32 +214,21 @@ impl Inner {
     /// Takes up an ended execution: computed again, then redriven.
     pub(super) async fn redrive_row(self: &Arc<Self>, row: ExecutionRow) -> Result<i64, RedriveError> {
         let arn: Arc<str> = row.arn.as_str().into();
-        if !self.live.take(&arn) {
-            return Err(RedriveError::NotRedrivable(
-                "Execution is RUNNING and cannot be redriven".to_owned(),
-            ));
-        }
+        let Some(place) = self.live.take(&arn) else { return Err(already_running()) };
         let inner = self.clone();
         let loaded = self
-            .read(move |_| {
-                let row = inner.whole_row(row)?;
-                let state_machine = inner.machine_of(row.machine)?;
-                let (machine, seq, _) = inner.replay(&row, &state_machine, false)?;
-                Ok(Running::new(state_machine, machine, row, seq))
+            .read(move |journal| match journal.execution(row.id)? {
+                // Somebody else may have taken it up, and it may have ended again.
+                Some(row) if row.outcome.status != Status::Running => Ok(Some(inner.recomputed(row)?)),
+                _ => Ok(None),
             })
-            .await;
-        let running = match loaded {
-            Ok(running) => running,
-            Err(error) => {
-                self.live.release(&arn, None);
-                return Err(RedriveError::Execution(error.into()));
-            }
-        };
+            .await
+            .map_err(ExecutionError::from)?;
+        let Some(running) = loaded else { return Err(already_running()) };
         if !running.cell.lock().machine.can_redrive() {
-            self.live.release(&arn, None);
             return Err(RedriveError::NotRedrivable("Execution has nothing to be redriven".to_owned()));
         }
-        self.live.fill(&running);
+        place.fill(&running);
         self.open.fetch_add(1, Ordering::AcqRel);
         self.told(&running, Event::Redrive).await?;
         let redriven = running.cell.lock().machine.redrives().1;
@@ -239,22 +243,14 @@ impl Engine {
     /// The same name and input while it runs is the same start. Any other use
     /// of a taken name is [`StartError::AlreadyExists`].
     pub async fn start_execution(&self, request: StartRequest) -> Result<Started, StartError> {
-        let named = request.name.is_some();
         let new = self.new_execution(request);
         let (arn, input) = (new.arn.clone(), new.input.clone());
-        let express = new.state_machine.kind == Kind::Express;
-        if named
-            && !express
-            && let Some(there) = self.describe(&arn).await.map_err(unreadable)?
-        {
-            return same_start(&there, &input);
-        }
         match self.inner.begin(new).await {
             Ok(running) => {
                 let start_date = timestamp(running.cell.lock().row.start_ms);
                 Ok(Started { execution_arn: arn.to_string(), start_date })
             }
-            // Two starts of one name met: the first has it by now.
+            // The first start of this name may be this one said again.
             Err(StartError::AlreadyExists { arn }) => match self.describe(&arn).await.map_err(unreadable)? {
                 Some(there) => same_start(&there, &input),
                 None => Err(StartError::AlreadyExists { arn }),
@@ -303,6 +299,7 @@ impl Engine {
             bytes[..6].copy_from_slice(&self.inner.now_ms().to_be_bytes()[2..]);
             uuid::Builder::from_random_bytes(bytes).into_uuid().to_string()
         };
+        let named = name.is_some();
         let name = name.unwrap_or_else(random);
         let machine = &state_machine.name;
         let arn = match state_machine.kind {
@@ -328,6 +325,7 @@ impl Engine {
             version_arn,
             alias_arn,
             map_run_arn: None,
+            named,
         }
     }
 
@@ -383,6 +381,10 @@ impl Drop for StopWhenDropped {
             let _ = self.engine.inner.deliver(&running, Event::Stop { error: None, cause: None }, |_| ());
         }
     }
+}
+
+fn already_running() -> RedriveError {
+    RedriveError::NotRedrivable("Execution is RUNNING and cannot be redriven".to_owned())
 }
 
 fn same_start(there: &Description, input: &str) -> Result<Started, StartError> {

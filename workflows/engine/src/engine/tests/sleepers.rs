@@ -1,15 +1,20 @@
 //! What only waits leaves memory, and comes back for a timer, a token, a
 //! worker or a question.
 
-use super::*;
+use std::sync::mpsc;
+use std::time::Duration;
 
-async fn asleep(world: &World, definition: serde_json::Value) -> String {
-    // Something under way keeps the virtual clock from jumping meanwhile.
-    let _awake = world.engine.inner.busy();
+use super::watched::Watched;
+use super::*;
+use crate::engine::inner::Busy;
+
+/// An execution that sleeps, and what keeps the virtual clock from jumping to its timer.
+async fn asleep(world: &World, definition: serde_json::Value) -> (String, Busy) {
+    let awake = world.engine.inner.busy();
     let arn = world.start(&machine(definition, Kind::Standard), "{\"k\":1}").await;
     for _ in 0..1_000 {
         // Effects that were under way end by themselves.
-        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        tokio::time::sleep(Duration::from_millis(1)).await;
         let running = world.engine.inner.live.by_arn(&arn).expect("in memory");
         if running.effects.lock().is_empty() && running.cell.lock().machine.only_waits() {
             break;
@@ -19,7 +24,7 @@ async fn asleep(world: &World, definition: serde_json::Value) -> String {
     world.engine.inner.deps.clock.sleep_until(now_ms + 10_000).await;
     assert_eq!(world.engine.inner.sleep_round(), 1);
     assert_eq!(world.engine.load().0, 0, "nothing is in memory");
-    arn
+    (arn, awake)
 }
 
 fn waits(seconds: u64) -> serde_json::Value {
@@ -36,8 +41,9 @@ fn token() -> serde_json::Value {
 #[tokio::test]
 async fn a_timer_wakes() {
     let world = World::new().await;
-    let arn = asleep(&world, waits(3_600)).await;
+    let (arn, awake) = asleep(&world, waits(3_600)).await;
     assert_eq!(world.engine.describe(&arn).await.expect("read").expect("there").status, Status::Running);
+    drop(awake);
     let ended = world.engine.wait(&arn).await.expect("there");
     assert_eq!(ended.output.as_deref(), Some("{\"k\":1}"));
     assert_eq!(ended.stop_date.expect("ended").as_second() - ended.start_date.as_second(), 3_600);
@@ -48,7 +54,7 @@ async fn who_stopped_waiting_keeps_nobody_awake() {
     let world = World::new().await;
     let _awake = world.engine.inner.busy();
     let arn = world.start(&machine(waits(3_600), Kind::Standard), "{}").await;
-    let waits = tokio::time::timeout(std::time::Duration::from_millis(20), world.engine.wait(&arn));
+    let waits = tokio::time::timeout(Duration::from_millis(20), world.engine.wait(&arn));
     waits.await.expect_err("it waits for an hour");
     let now_ms = world.engine.inner.now_ms();
     world.engine.inner.deps.clock.sleep_until(now_ms + 10_000).await;
@@ -58,7 +64,7 @@ async fn who_stopped_waiting_keeps_nobody_awake() {
 #[tokio::test]
 async fn a_token_wakes() {
     let world = World::new().await;
-    let arn = asleep(&world, token()).await;
+    let (arn, _awake) = asleep(&world, token()).await;
     let token: String = serde_json::from_str(&world.functions.calls.lock()[0].1).expect("a token");
     world.engine.send_task_heartbeat(&token).await.expect("alive");
     world.engine.send_task_success(&token, "7").await.expect("taken");
@@ -73,7 +79,7 @@ async fn a_worker_wakes() {
     let activity = "arn:aws:states:us-east-1:000000000000:activity:a";
     let definition =
         json!({"StartAt": "A", "States": {"A": {"Type": "Task", "Resource": activity, "End": true}}});
-    let arn = asleep(&world, definition).await;
+    let (arn, _awake) = asleep(&world, definition).await;
     let work = world.engine.get_activity_task(activity, None).await.expect("work");
     world.engine.send_task_failure(&work.token, Some("E".to_owned()), None).await.expect("taken");
     assert_eq!(world.engine.wait(&arn).await.expect("there").error.as_deref(), Some("E"));
@@ -82,16 +88,40 @@ async fn a_worker_wakes() {
 #[tokio::test]
 async fn a_stop_wakes() {
     let world = World::new().await;
-    let arn = asleep(&world, waits(3_600)).await;
+    let (arn, _awake) = asleep(&world, waits(3_600)).await;
     world.engine.stop(&arn, None, None).await.expect("stops");
     assert_eq!(world.engine.describe(&arn).await.expect("read").expect("there").status, Status::Aborted);
     assert_eq!(world.engine.load(), (0, 0), "its timer is gone too");
 }
 
 #[tokio::test]
+async fn who_reads_it_too_late_does_not_bring_it_back() {
+    let journal = Arc::new(Watched::new(Arc::new(MemoryJournal::default()), Some));
+    let world = World::on(journal.clone(), Arc::default()).await;
+    let (arn, _awake) = asleep(&world, waits(3_600)).await;
+    let (has_read, read) = mpsc::channel();
+    let (has_stopped, stopped) = mpsc::channel();
+    *journal.read.lock() = Some(Box::new(move || {
+        has_read.send(()).expect("somebody waits");
+        // Nobody can stop it while it is being read: then this goes on by itself.
+        let _ = stopped.recv_timeout(Duration::from_millis(100));
+    }));
+    let inner = world.engine.inner.clone();
+    let id = journal.execution_by_arn(&arn).expect("read").expect("there").id;
+    let wakes = tokio::spawn(async move { inner.awake(id).await.map(|running| running.is_some()) });
+    tokio::task::spawn_blocking(move || read.recv()).await.expect("runs").expect("read");
+    world.engine.stop(&arn, None, None).await.expect("stops");
+    // Whoever reads may be done already.
+    let _ = has_stopped.send(());
+    wakes.await.expect("runs").expect("read");
+    assert_eq!(world.engine.describe(&arn).await.expect("read").expect("there").status, Status::Aborted);
+    assert_eq!(world.engine.load(), (0, 0), "nothing of it is in memory");
+}
+
+#[tokio::test]
 async fn a_start_with_a_sleepers_name_finds_it() {
     let world = World::new().await;
-    let arn = asleep(&world, waits(3_600)).await;
+    let (arn, _awake) = asleep(&world, waits(3_600)).await;
     let name = arn.rsplit(':').next().map(str::to_owned);
     let again = StartRequest { name, ..request(&machine(waits(3_600), Kind::Standard), "{\"k\":1}") };
     assert_eq!(world.engine.start_execution(again).await.expect("the same").execution_arn, arn);

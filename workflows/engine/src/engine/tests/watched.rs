@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use parking_lot::Mutex;
+
 use crate::journal::{Batch, Digest, ExecutionRow, Journal, JournalError, ListRows, RecordRow};
 
 type See = dyn Fn(Batch) -> Option<Batch> + Send + Sync;
@@ -13,6 +15,8 @@ pub(super) struct Watched {
     see: Box<See>,
     /// Records that were read.
     pub(super) records_read: AtomicU64,
+    /// Called by the next who reads an execution's records, after it has them.
+    pub(super) read: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 impl Watched {
@@ -20,7 +24,7 @@ impl Watched {
         journal: Arc<dyn Journal>,
         see: impl Fn(Batch) -> Option<Batch> + Send + Sync + 'static,
     ) -> Self {
-        Self { journal, see: Box::new(see), records_read: AtomicU64::new(0) }
+        Self { journal, see: Box::new(see), records_read: AtomicU64::new(0), read: Mutex::default() }
     }
 }
 
@@ -47,6 +51,10 @@ impl Journal for Watched {
     fn records(&self, id: u64, after: u64) -> Result<Vec<RecordRow>, JournalError> {
         let records = self.journal.records(id, after)?;
         self.records_read.fetch_add(records.len() as u64, Ordering::Relaxed);
+        let read = self.read.lock().take();
+        if let Some(read) = read {
+            read();
+        }
         Ok(records)
     }
 
