@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use axum::{
     body::Body,
-    extract::State,
     response::{IntoResponse, Response},
 };
 use http::{HeaderValue, Method, Request, StatusCode, header, request::Parts};
@@ -24,7 +23,7 @@ use crate::{
 /// Longest URI, in bytes.
 const URI_BYTES_MAX: usize = 16 << 10;
 
-pub(crate) async fn handle(State(server): State<Arc<Inner>>, request: Request<Body>) -> Response {
+pub(crate) async fn handle(server: Arc<Inner>, request: Request<Body>) -> Response {
     let path = segments(request.uri().path());
     let target = path.as_deref().map_or_else(|| Err(ApiError::no_resource()), Target::parse);
     let measure = server.metrics.start(request.method(), request.uri(), target.as_ref().ok());

@@ -53,7 +53,7 @@ impl ApiServer {
                     continue;
                 }
             };
-            let (acceptor, service, watcher) = (acceptor.clone(), self.router(), graceful.watcher());
+            let (acceptor, service, watcher) = (acceptor.clone(), self.service(), graceful.watcher());
             tokio::spawn(async move {
                 let _permit = permit;
                 let _ = socket.set_nodelay(true);

@@ -1,8 +1,10 @@
 //! The server: made from its parts, then used in process and over TLS.
 
-use std::{sync::Arc, time::Duration};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
-use axum::{Router, body::Body};
+use axum::{body::Body, response::Response};
+use bytes::Bytes;
+use futures::FutureExt;
 use http::{HeaderValue, Request, header};
 use mayfly_api::wellknown;
 use mayfly_artifacts::Artifacts;
@@ -11,7 +13,7 @@ use prometheus_client::registry::Registry;
 use serde_json::json;
 use tokio::sync::{RwLock, Semaphore, SemaphorePermit};
 use tokio_util::sync::{CancellationToken, DropGuard};
-use tower::ServiceExt;
+use tower::{Service, ServiceExt};
 
 use crate::{
     access::{Authenticator, User},
@@ -100,16 +102,25 @@ impl ApiServer {
         Ok(Self { inner, _stop: Arc::new(shutdown.drop_guard()) })
     }
 
-    /// The whole API as a tower service, for a server or a test of one's own.
-    pub fn router(&self) -> Router {
-        Router::new().fallback(handler::handle).with_state(Arc::clone(&self.inner))
+    /// The whole API as a service, for a server or a test of one's own: every request goes to one function,
+    /// which knows the kinds and their paths.
+    pub fn service<B>(
+        &self,
+    ) -> impl Service<Request<B>, Response = Response, Error = Infallible, Future: Send> + Clone + Send + 'static
+    where
+        B: http_body::Body<Data = Bytes, Error: Into<axum::BoxError>> + Send + 'static,
+    {
+        let inner = Arc::clone(&self.inner);
+        tower::service_fn(move |request: Request<B>| {
+            handler::handle(Arc::clone(&inner), request.map(Body::new)).map(Ok)
+        })
     }
 
     /// A client in this process: no socket, no TLS; requests carry the user with them.
     /// What they write is owned by the last part of the user's name (`controllers`, `kube-scheduler`; of a node,
     /// `kubelet`), as upstream's components are told apart by their user agents.
     pub fn client(&self, user: User) -> kube::Client {
-        let router = self.router();
+        let service = self.service();
         let agent = HeaderValue::from_str(agent_of(&user.name)).ok();
         let service = tower::service_fn(move |request: Request<kube::client::Body>| {
             let (mut parts, body) = request.into_parts();
@@ -117,7 +128,7 @@ impl ApiServer {
             if let Some(agent) = &agent {
                 parts.headers.insert(header::USER_AGENT, agent.clone());
             }
-            router.clone().oneshot(Request::from_parts(parts, Body::new(body)))
+            service.clone().oneshot(Request::from_parts(parts, body))
         });
         kube::Client::new(service, wellknown::NAMESPACE_DEFAULT)
     }

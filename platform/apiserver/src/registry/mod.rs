@@ -17,11 +17,9 @@ mod workflows;
 
 pub(crate) use self::{apps::selector_text, core::NAMESPACE_FINALIZER};
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, LazyLock},
-};
+use std::sync::{Arc, LazyLock};
 
+use hashbrown::HashMap;
 use jiff::Timestamp;
 use mayfly_api::{names, validation::FieldError};
 use schemars::{JsonSchema, Schema, SchemaGenerator};

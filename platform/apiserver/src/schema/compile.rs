@@ -120,7 +120,7 @@ pub(super) fn compile() -> Schemas {
         nodes: Vec::new(),
         known: HashMap::new(),
     };
-    let mut roots = HashMap::new();
+    let mut roots = hashbrown::HashMap::new();
     for (kind, name) in kinds.iter().zip(&names) {
         roots.insert((kind.group, kind.version, kind.kind), compiler.definition(name));
     }
@@ -196,7 +196,7 @@ impl<'a> Compiler<'a> {
 
     fn fields(&mut self, schema: &'a Value, name: &str) -> Node {
         let rules = self.merge_keys.get(name);
-        let mut fields = HashMap::new();
+        let mut fields = hashbrown::HashMap::new();
         for (field, property) in schema["properties"].as_object().into_iter().flatten() {
             let merge = rules.and_then(|rules| rules.get(field)).map(merge_rule).unwrap_or_default();
             fields.insert(field.as_str().into(), Field { node: self.schema(property), merge });

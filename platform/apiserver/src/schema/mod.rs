@@ -7,7 +7,9 @@
 mod compile;
 mod normalise;
 
-use std::{collections::HashMap, sync::LazyLock};
+use std::sync::LazyLock;
+
+use hashbrown::HashMap;
 
 pub(crate) use compile::definitions;
 pub(crate) use normalise::{Findings, normalise};

@@ -69,8 +69,12 @@ impl Inner {
                 mayfly_api::validation::FieldError::invalid(path, "0x0", "must be specified for an update");
             return Err(ApiError::invalid(kind, &name, &[error]));
         }
+        // One that names a version is tried once: whoever was faster has made it a conflict.
+        let mut copies =
+            std::iter::repeat_n((object, warnings), if expected.is_some() { 1 } else { ATTEMPTS });
         self.change(request, &name, part, |_| {
-            Ok(Change { object: object.clone(), warnings: warnings.clone(), applied: false })
+            let (object, warnings) = copies.next().ok_or_else(|| ApiError::modified(kind, &name))?;
+            Ok(Change { object, warnings, applied: false })
         })
         .await
     }

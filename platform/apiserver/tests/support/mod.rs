@@ -59,7 +59,7 @@ impl Fixture {
 
     /// One request with the administrator's token.
     pub async fn send(&self, request: Request<Body>) -> Response<Body> {
-        self.server.router().oneshot(request).await.unwrap()
+        self.server.service().oneshot(request).await.unwrap()
     }
 
     pub async fn call(&self, method: &str, path: &str, body: Value) -> (StatusCode, Value) {
