@@ -160,7 +160,11 @@ impl Cache {
                     }
                 },
                 Err(error) => {
-                    tracing::warn!(%digest, %error, "compiling again: the compiled file is damaged")
+                    tracing::warn!(%digest, %error, "compiling again: the compiled file is damaged");
+                    // Compiling may have to wait for its turn: whoever asks meanwhile needs not be told again.
+                    if let Err(error) = self.artifacts.forget_derived(digest, &engine).await {
+                        tracing::warn!(%digest, %error, "the damaged file cannot be removed");
+                    }
                 }
             }
         }

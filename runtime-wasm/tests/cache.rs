@@ -81,6 +81,26 @@ async fn damaged_and_foreign_files_are_compiled_again() {
     }
 }
 
+/// Compiling it again may not work at once; that it is damaged is noted once all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_file_is_met_once() {
+    let fixture = Fixture::new();
+    let component = fixture.upload(handler(ANSWERS)).await;
+    let function = fixture.host.prepare(spec("f", component));
+    ask(&function, "/").await;
+    function.unload();
+    let path = compiled(fixture.folder.path());
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(&path, "damaged").unwrap();
+    let source = fixture.artifacts.path(&component).unwrap();
+    let content = std::fs::read(&source).unwrap();
+    std::fs::remove_file(&source).unwrap();
+    assert_eq!(call(&function, get("/")).await.err(), Some(CallError::ComponentMissing(component)));
+    assert!(!path.exists(), "whoever asks next does not meet it");
+    std::fs::write(&source, content).unwrap();
+    assert_eq!(ask(&function, "/").await.0, 200);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_longest_unused_component_goes_first() {
     let fixture = Fixture::with(Config { loaded_bytes_max: 1, ..small() });

@@ -176,7 +176,7 @@ async fn a_job_has_its_folders_and_the_end_of_its_output_is_kept() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_program_that_runs_on_is_killed_after_its_grace() {
+async fn a_program_that_runs_on_is_ended_at_once_since_it_hears_no_signal() {
     let fixture = Fixture::new();
     let component = fixture
         .upload(command(r#"(func (export "run") (result i32) (loop $l (br $l)) (i32.const 0))"#))
@@ -185,9 +185,11 @@ async fn a_program_that_runs_on_is_killed_after_its_grace() {
     pod.start().await.unwrap();
     assert!(matches!(pod.state(), ContainerState::Running { .. }));
     let started = std::time::Instant::now();
-    fixture.host.stop_container(&pod.spec.id, Duration::from_millis(100)).await.unwrap();
-    assert!(started.elapsed() >= Duration::from_millis(100));
-    assert_eq!(pod.exit().await.0, 137);
+    fixture.host.stop_container(&pod.spec.id, Duration::from_secs(30)).await.unwrap();
+    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+    let (code, _, message) = pod.exit().await;
+    assert_eq!(code, 137);
+    assert!(message.contains("cannot be told"), "{message}");
     fixture.host.stop_container(&pod.spec.id, Duration::ZERO).await.expect("stopping twice is well");
     fixture.host.remove_sandbox(&pod.spec.id.pod).await.unwrap();
     assert!(fixture.host.sandboxes().is_empty());

@@ -23,6 +23,22 @@ pub enum EnvError {
     Unsupported { variable: String },
 }
 
+/// A ConfigMap or Secret, by its name, that a variable takes its value from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reference<'a> {
+    ConfigMap(&'a str),
+    Secret(&'a str),
+}
+
+/// Which ConfigMaps and Secrets these variables take values from; one that several name comes several times.
+pub fn references(variables: &[EnvVar]) -> impl Iterator<Item = Reference<'_>> {
+    variables.iter().filter_map(|variable| variable.value_from.as_ref()).flat_map(|from| {
+        let config_map = from.config_map_key_ref.as_ref().map(|named| Reference::ConfigMap(&named.name));
+        let secret = from.secret_key_ref.as_ref().map(|named| Reference::Secret(&named.name));
+        config_map.into_iter().chain(secret)
+    })
+}
+
 /// Resolves a list of variables in order; later ones win and may refer to earlier ones by `$(NAME)`.
 pub fn resolve(
     namespace: &str,
@@ -196,6 +212,19 @@ mod tests {
         let pairs = resolve("default", &variables, &Two).unwrap();
         let text: Vec<_> = pairs.iter().map(|(k, v)| format!("{k}={v}")).collect();
         assert_eq!(text, ["A=2", "B=1-$(NONE)-$(A)-$", "M=fast", "S=s"]);
+    }
+
+    #[test]
+    fn references_are_named_by_kind() {
+        let variables = [
+            literal("A", "1"),
+            from_secret("S", "keys", "k"),
+            from_map("M", "settings", "mode", true),
+            from_map("N", "settings", "other", false),
+        ];
+        let found: Vec<_> = references(&variables).collect();
+        let settings = Reference::ConfigMap("settings");
+        assert_eq!(found, [Reference::Secret("keys"), settings, settings]);
     }
 
     #[test]

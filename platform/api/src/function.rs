@@ -181,7 +181,8 @@ pub struct Sticky {
     /// Requests with the same value of this header go to the same revision.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub header: Option<String>,
-    /// The gateway sets this cookie and follows it.
+    /// Requests with the same value of this cookie go to the same revision. A visitor who has none is given one,
+    /// unless the function sets it itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cookie: Option<String>,
 }

@@ -62,6 +62,7 @@ pub(crate) fn on_create(object: &mut Object, kind: &Kind, now: Timestamp) {
     {
         meta.remove(field);
     }
+    drop_empty(meta);
     meta.insert("uid".into(), uuid::Uuid::new_v4().to_string().into());
     meta.insert("creationTimestamp".into(), timestamp(now));
     if kind.generation {
@@ -106,12 +107,22 @@ pub(crate) fn on_update(new: &mut Object, old: &Object, kind: &Kind) -> Result<(
         }
     }
     meta.remove("selfLink");
+    drop_empty(meta);
+    Ok(())
+}
+
+/// What is empty is not there, as where Go writes these fields.
+fn drop_empty(meta: &mut Map<String, Value>) {
     for map in ["labels", "annotations"] {
         if meta.get(map).and_then(Value::as_object).is_some_and(Map::is_empty) {
             meta.remove(map);
         }
     }
-    Ok(())
+    for list in ["finalizers", "ownerReferences"] {
+        if meta.get(list).and_then(Value::as_array).is_some_and(Vec::is_empty) {
+            meta.remove(list);
+        }
+    }
 }
 
 /// Counts a change of what is desired: all but metadata and status.

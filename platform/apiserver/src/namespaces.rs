@@ -6,13 +6,17 @@
 //! ```
 //! One task, level-triggered: whatever wakes it, it looks at all terminating namespaces again.
 
+mod conditions;
+
 use std::{sync::Arc, time::Duration};
 
 use futures::future::try_join_all;
 use mayfly_store::{ListOptions, Range, Watch};
 use serde_json::Value;
 
+use self::conditions::Left;
 use crate::{
+    meta,
     object::{Object, map_at},
     registry::{NAMESPACE_FINALIZER, Verbs, registry},
     request::FieldValidation,
@@ -81,7 +85,22 @@ impl Inner {
 
     /// Deletes what is in a namespace, and the namespace once nothing is left; says whether it is gone.
     async fn empty(&self, namespace: &str) -> Result<bool, ApiError> {
-        let mut left = 0;
+        let mut left = Left::default();
+        let emptied = self.delete_contents(namespace, &mut left).await;
+        if let Err(error) = emptied {
+            // What is told is a help for people; the error goes on whether it could be told or not.
+            let _ = self.tell_what_is_left(namespace, &left, Some(&error.to_string())).await;
+            return Err(error);
+        }
+        if !left.is_empty() {
+            self.tell_what_is_left(namespace, &left, None).await?;
+            return Ok(false);
+        }
+        self.finalize(namespace).await
+    }
+
+    /// Deletes what is in a namespace, and notes what waits for somebody else.
+    async fn delete_contents(&self, namespace: &str, left: &mut Left) -> Result<(), ApiError> {
         let kinds = registry().kinds().filter(|kind| kind.namespaced && kind.verbs == Verbs::All);
         for kind in kinds {
             let range = Range::namespace(registry().store_resource(kind), namespace);
@@ -92,11 +111,38 @@ impl Inner {
                     .await?;
             }
             let list = self.store.list(&range, &ListOptions::default()).map_err(ApiError::internal)?;
-            left += list.entries.len();
+            for entry in list.entries {
+                left.add(kind, &Object::from_entry(&entry).map_err(ApiError::internal)?);
+            }
         }
-        if left > 0 {
-            return Ok(false);
+        Ok(())
+    }
+
+    /// Writes into a namespace's status what it waits for, so that `kubectl describe` tells it.
+    async fn tell_what_is_left(
+        &self,
+        namespace: &str,
+        left: &Left,
+        failure: Option<&str>,
+    ) -> Result<(), ApiError> {
+        let request = self.own_request(namespaces(), "");
+        let now = meta::timestamp(request.now);
+        let with_conditions = |current: &Object| {
+            let mut object = current.clone();
+            let status = map_at(&mut object.0, "status");
+            let old = status.get("conditions").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+            let conditions = left.conditions(failure, old, &now);
+            status.insert("conditions".into(), conditions.into());
+            Ok(Change::new(object))
+        };
+        match self.change(&request, namespace, Part::Status, with_conditions).await {
+            Err(error) if !error.has_reason("NotFound") => Err(error),
+            _ => Ok(()),
         }
+    }
+
+    /// Lets go of an empty namespace; says whether it is gone.
+    async fn finalize(&self, namespace: &str) -> Result<bool, ApiError> {
         let request = self.own_request(namespaces(), "");
         let without_finalizer = |current: &Object| {
             let mut object = current.clone();

@@ -55,6 +55,28 @@ async fn finalizers_hold_an_object() {
 }
 
 #[tokio::test]
+async fn empty_lists_of_metadata_are_not_kept() {
+    let server = Fixture::new().await;
+    let empty = json!({"finalizers": [], "ownerReferences": [], "labels": {}, "annotations": {}});
+    let mut body = config_map("a", json!({}));
+    for (field, value) in empty.as_object().unwrap() {
+        body["metadata"][field] = value.clone();
+    }
+    let lists = |object: &Value| -> Vec<String> {
+        let fields = object["metadata"].as_object().unwrap().keys().cloned();
+        fields.filter(|field| empty.get(field).is_some()).collect()
+    };
+    let (_, created) = server.call("POST", MAPS, body).await;
+    assert_eq!(lists(&created), [""; 0], "{created}");
+    let one = format!("{MAPS}/a");
+    for wait in [json!(["example.com/wait"]), json!([])] {
+        server.merge(&one, json!({"metadata": {"finalizers": wait}})).await;
+    }
+    let (_, now) = server.get(&one).await;
+    assert_eq!(lists(&now), [""; 0], "{now}");
+}
+
+#[tokio::test]
 async fn propagation_becomes_finalizers() {
     let server = Fixture::new().await;
     for (policy, finalizer) in [("Foreground", "foregroundDeletion"), ("Orphan", "orphan")] {
@@ -238,7 +260,26 @@ async fn namespaces_are_emptied() {
     );
     assert_eq!(maps.event().await, ("DELETED".into(), "a".into()));
     assert_eq!(maps.event().await, ("MODIFIED".into(), "held".into()));
-    assert_eq!(server.get("/api/v1/namespaces/team").await.0, StatusCode::OK, "it waits for the finalizer");
+    let waits = async {
+        loop {
+            let (code, team) = server.get("/api/v1/namespaces/team").await;
+            assert_eq!(code, StatusCode::OK, "it waits for the finalizer");
+            let conditions = team["status"]["conditions"].as_array().cloned().unwrap_or_default();
+            let of = |name: &str| conditions.iter().find(|condition| condition["type"] == name).cloned();
+            if let (Some(content), Some(finalizers)) =
+                (of("NamespaceContentRemaining"), of("NamespaceFinalizersRemaining"))
+            {
+                return (content["message"].clone(), finalizers["message"].clone());
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let (content, finalizers) = tokio::time::timeout(Duration::from_secs(10), waits).await.unwrap();
+    assert_eq!(content, "Some resources are remaining: configmaps. has 1 resource instances");
+    assert_eq!(
+        finalizers,
+        "Some content in the namespace has finalizers remaining: example.com/wait in 1 resource instances"
+    );
     server.merge("/api/v1/namespaces/team/configmaps/held", json!({"metadata": {"finalizers": null}})).await;
     loop {
         let event = tokio::time::timeout(Duration::from_secs(10), spaces.event()).await.unwrap();

@@ -78,6 +78,16 @@ impl Artifacts {
         .await
     }
 
+    /// Removes what this engine made from a content, as when it is damaged; says whether it was there.
+    pub async fn forget_derived(&self, digest: &Digest, engine: &EngineHash) -> io::Result<bool> {
+        let (artifacts, path) = (self.clone(), self.derived_file(digest, engine));
+        blocking(move || {
+            let _guard = artifacts.changes.lock();
+            files::remove(&path)
+        })
+        .await
+    }
+
     /// Removes what other engines made, such as those of earlier versions; says how many files.
     pub async fn remove_other_engines(&self, engine: &EngineHash) -> io::Result<usize> {
         let (directory, keep) = (self.derived(), engine.to_string());

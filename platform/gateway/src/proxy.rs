@@ -199,10 +199,20 @@ fn response(
     if timings.cold {
         answer_headers.insert(headers::MAYFLY_COLD, HeaderValue::from_static("true"));
     }
-    if let Some(cookie) = set_cookie {
+    if let Some(cookie) = set_cookie.filter(|cookie| !sets_cookie(answer_headers, cookie)) {
         answer_headers.append(header::SET_COOKIE, cookie);
     }
     response
+}
+
+/// Whether the function sets the same cookie itself: then the visitor stays by its value.
+fn sets_cookie(answer: &HeaderMap, cookie: &HeaderValue) -> bool {
+    let name = |value: &HeaderValue| {
+        let bytes = value.as_bytes();
+        bytes.iter().position(|byte| *byte == b'=').map(|end| bytes[..end].trim_ascii().to_vec())
+    };
+    let ours = name(cookie);
+    answer.get_all(header::SET_COOKIE).iter().any(|theirs| name(theirs) == ours)
 }
 
 /// Puts the host into the `host` header, wherever the client put it, and leaves the path alone in the URI:
@@ -275,6 +285,17 @@ impl AccessLog {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cookie_of_the_functions_own_is_left_alone() {
+        let ours = HeaderValue::from_static("session=hello-00001; Path=/fn/ns/hello");
+        for (theirs, same) in [("session=abc; Path=/", true), ("session2=abc", false), ("a=session=x", false)]
+        {
+            let answer = HeaderMap::from_iter([(header::SET_COOKIE, HeaderValue::from_static(theirs))]);
+            assert_eq!(sets_cookie(&answer, &ours), same, "{theirs}");
+        }
+        assert!(!sets_cookie(&HeaderMap::new(), &ours));
+    }
 
     #[test]
     fn the_guest_sees_the_rest_of_the_path() {

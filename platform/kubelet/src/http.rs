@@ -15,6 +15,7 @@ use futures::{FutureExt as _, StreamExt as _, stream};
 use mayfly_api::{
     ObjectKey,
     k8s::{api::core::v1::Pod, jiff::Timestamp},
+    wellknown,
 };
 use mayfly_informer::Informer;
 use mayfly_runtime::{
@@ -37,6 +38,41 @@ impl Logs {
     fn has(&self, pod: &Pod) -> bool {
         pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(&self.node)
     }
+
+    /// The replica whose log a revision's lines are shown as, unless it is this one. Replicas of a revision on one
+    /// node share its instances, so a line is no single one's; it must be shown once all the same when somebody
+    /// reads the logs of all. The oldest that runs is the one that stays longest.
+    fn teller(&self, pod: &Pod) -> Option<String> {
+        let revision = revision_of(pod)?;
+        let siblings = self
+            .pods
+            .list()
+            .into_iter()
+            .filter(|other| self.has(other) && revision_of(other) == Some(revision) && is_running(other));
+        let oldest = siblings.min_by_key(|other| {
+            (other.metadata.creation_timestamp.as_ref().map(|time| time.0), other.metadata.name.clone())
+        })?;
+        oldest.metadata.name.clone().filter(|_| oldest.metadata.uid != pod.metadata.uid)
+    }
+}
+
+/// The namespace and name of the revision whose replica a pod is.
+fn revision_of(pod: &Pod) -> Option<(&str, &str)> {
+    let labels = pod.metadata.labels.as_ref()?;
+    labels.get(wellknown::LABEL_FUNCTION)?;
+    Some((pod.metadata.namespace.as_deref()?, labels.get(wellknown::LABEL_REVISION)?))
+}
+
+/// Whether a pod runs, and is to go on with it.
+fn is_running(pod: &Pod) -> bool {
+    let running = pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running");
+    running && pod.metadata.deletion_timestamp.is_none()
+}
+
+/// What is told instead of lines that another replica's log has.
+fn shared(at: &str, pod: &Pod, teller: &str) -> String {
+    let revision = revision_of(pod).map_or("", |(_, name)| name);
+    format!("{at}(replicas of revision {revision} share its instances: see the log of pod {teller})\n")
 }
 
 /// The query of `kubectl logs`, and `revision` for functions.
@@ -112,6 +148,10 @@ async fn container_logs(
         }
         (false, None, attempt) => attempt,
     };
+    if let Some(teller) = logs.teller(&pod) {
+        let at = if query.timestamps { format!("{} ", Timestamp::now()) } else { String::new() };
+        return shared(&at, &pod, &teller).into_response();
+    }
     let id =
         ContainerId { pod: PodUid(pod.metadata.uid.clone().unwrap_or_default()), name: container, attempt };
     respond(read(log_path(&pod, &id, &logs.layout), query.options()).await)

@@ -5,11 +5,11 @@ use std::{sync::Arc, time::Duration};
 use http_body_util::BodyExt as _;
 use kube::{
     Api, Client,
-    api::{DeleteParams, Patch, PatchParams, PostParams},
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
 };
 use mayfly_api::k8s::api::{
     coordination::v1::Lease,
-    core::v1::{Node, Pod},
+    core::v1::{Event, Node, Pod},
 };
 use mayfly_apiserver::{ApiServer, Config as ApiConfig, Deps, User};
 use mayfly_artifacts::Artifacts;
@@ -109,6 +109,25 @@ impl Cluster {
         }
     }
 
+    /// Waits for what the node says about a pod.
+    async fn event(&self, pod: &str, reason: &str) -> Event {
+        let events: Api<Event> = Api::namespaced(self.client.clone(), "default");
+        let waiting = async {
+            loop {
+                let all = events.list(&ListParams::default()).await.unwrap();
+                let about = |event: &Event| event.involved_object.name.as_deref() == Some(pod);
+                let mut found = all.items.into_iter().filter(about);
+                if let Some(event) = found.find(|event| event.reason.as_deref() == Some(reason)) {
+                    return event;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), waiting)
+            .await
+            .unwrap_or_else(|_| panic!("no event {reason} about {pod}"))
+    }
+
     async fn get(&self, path: &str) -> (u16, String) {
         let request = http::Request::get(path).body(axum::body::Body::empty()).unwrap();
         let answer = self.router.clone().oneshot(request).await.unwrap();
@@ -198,6 +217,18 @@ async fn jobs_end_and_crashes_come_back_with_a_pause() {
     assert_eq!(phase(&crash), "Running");
     assert_eq!(state(&crash)[0]["restartCount"], 2, "the first restart is at once");
     assert_eq!(state(&crash)[0]["lastState"]["terminated"]["exitCode"], 1);
+    let title = format!("crash_default({})", crash.metadata.uid.clone().unwrap());
+    assert_eq!(
+        state(&crash)[0]["state"]["waiting"]["message"],
+        format!("back-off 10s restarting failed container=main pod={title}")
+    );
+    let backing_off = cluster.event("crash", "BackOff").await;
+    assert_eq!(backing_off.type_.as_deref(), Some("Warning"));
+    assert_eq!(
+        backing_off.message.as_deref(),
+        Some(format!("Back-off restarting failed container main in pod {title}").as_str())
+    );
+    assert_eq!(backing_off.count, Some(1), "the first restart has no pause");
     let uid = PodUid(done.metadata.uid.unwrap());
     assert!(!cluster.runtime.sandboxes().contains(&uid), "what is over holds nothing");
 }
@@ -290,6 +321,43 @@ async fn logs_of_containers_and_functions() {
         (code, text.as_str()),
         (400, "previous terminated container \"main\" in pod \"talk\" not found")
     );
+}
+
+/// Replicas share a revision's instances, so a line is nobody's own; yet who reads all logs reads it once.
+#[tokio::test]
+async fn a_line_of_a_revision_is_in_one_replicas_log() {
+    let cluster = Cluster::start().await;
+    let labels = json!({"mayfly.dev/function": "f", "mayfly.dev/revision": "f-00001"});
+    for name in ["f-a", "f-b"] {
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": name, "labels": labels},
+            "spec": {"nodeName": "n1", "runtimeClassName": "wasm", "terminationGracePeriodSeconds": 1,
+                     "containers": [{"name": "main", "image": "x"}]}
+        }))
+        .unwrap();
+        cluster.pods().create(&PostParams::default(), &pod).await.unwrap();
+        cluster.until(name, "ready", |pod| is_true(pod, "Ready")).await;
+    }
+    let writer = LogWriter::start().unwrap();
+    writer.sink(cluster.logs.revision("default", "f", "f-00001"), Stream::Stdout).write(b"hello\n");
+    writer.flush();
+    let log = async |pod: &str, wanted: &str| {
+        let path = format!("/containerLogs/default/{pod}/main");
+        let read = async {
+            // The informer may be a moment behind the API.
+            while cluster.get(&path).await != (200, wanted.to_owned()) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        if tokio::time::timeout(Duration::from_secs(10), read).await.is_err() {
+            panic!("{pod}: {:?}", cluster.get(&path).await);
+        }
+    };
+    log("f-a", "hello\n").await;
+    log("f-b", "(replicas of revision f-00001 share its instances: see the log of pod f-a)\n").await;
+    // When the one that told goes, another one tells.
+    cluster.pods().delete("f-a", &DeleteParams::default()).await.unwrap();
+    log("f-b", "hello\n").await;
 }
 
 #[tokio::test]

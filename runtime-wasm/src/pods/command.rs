@@ -6,7 +6,7 @@ use mayfly_runtime::{CallError, ContainerSpec, RuntimeError, SandboxSpec};
 use tokio::sync::OwnedSemaphorePermit;
 use wasmtime_wasi::I32Exit;
 
-use super::{ANNOTATION_EGRESS, EXIT_KILLED, Exit, Pods, RunningTask};
+use super::{ANNOTATION_EGRESS, EXIT_KILLED, Exit, Pods, RunningTask, task::StopRequest};
 use crate::{
     cache::{Entry, Pre},
     capability::{capture::Capture, egress::Egress, output::ProgramLog},
@@ -32,8 +32,15 @@ pub(super) async fn start(
     };
     let program = Arc::new(program(pods, sandbox, &spec)?);
     let log = program.log.clone();
-    let work = async move { run(component, program, slot).await };
-    Ok(RunningTask::spawn(pods, spec.id, |_| work, move || log.write_capture()))
+    let work = |mut stopping: StopRequest| async move {
+        tokio::select! {
+            biased;
+            exit = run(component, program, slot) => exit,
+            // No signal reaches a program, so nothing is won by waiting for it to end by itself.
+            Ok(_) = stopping.wait_for(Option::is_some) => Exit::interrupted(),
+        }
+    };
+    Ok(RunningTask::spawn(pods, spec.id, work, move || log.write_capture()))
 }
 
 /// What the program gets: its name, or the container's command, and the arguments.

@@ -5,7 +5,8 @@
 //!                            └─stop─▶ stopping ──(ends)──▶ Exited (its code)
 //!                                        └──(grace is over)──▶ Exited (137)
 //! ```
-//! A replica of a function has nothing that runs: it keeps the revision's component loaded, and is Running
+//! A program cannot hear that it shall stop: it ends at once. A component that serves HTTP finishes what it is
+//! answering. A replica of a function has nothing that runs: it keeps the revision's component loaded, and is Running
 //! until it is stopped.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};

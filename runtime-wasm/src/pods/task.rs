@@ -23,6 +23,12 @@ impl Exit {
         Self { code: 0, reason: "Completed", message: String::new() }
     }
 
+    /// Of a program that was asked to end, and cannot hear it.
+    pub(super) fn interrupted() -> Self {
+        let message = "it was ended: a wasm program cannot be told to end by itself".into();
+        Self { code: EXIT_KILLED, reason: "Error", message }
+    }
+
     fn killed() -> Self {
         let message = "it was still running when its grace period was over".into();
         Self { code: EXIT_KILLED, reason: "Error", message }

@@ -43,6 +43,7 @@ pub(super) fn kinds() -> Vec<Kind> {
             object.0.insert("status".into(), json!({}));
         },
         validate,
+        warn: super::pod_wasm::of_template,
         ..Kind::built_in::<Job>("job")
     }]
 }

@@ -12,6 +12,7 @@ mod mayfly;
 mod node;
 mod pod;
 mod pod_print;
+mod pod_wasm;
 pub(crate) mod print;
 mod workflows;
 

@@ -59,6 +59,7 @@ pub(super) fn kinds() -> Vec<Kind> {
             object.0.insert("status".into(), json!({"phase": "Pending", "qosClass": class}));
         },
         validate,
+        warn: super::pod_wasm::of_pod,
         grace: Some(grace),
         ..Kind::built_in::<Pod>("pod")
     }]

@@ -8,7 +8,7 @@ use kube::{
 };
 use mayfly_api::{
     Function, ObjectKey, Revision, RevisionStatus,
-    env::{self, EnvSources},
+    env::{self, EnvSources, Reference},
     k8s::{
         api::{
             apps::v1::ReplicaSet,
@@ -196,12 +196,14 @@ fn function_of_revision(revision: &Revision) -> Vec<String> {
 
 fn env_sources(revision: &Revision) -> Vec<String> {
     let namespace = revision.namespace().unwrap_or_default();
-    let references = revision.spec.env.iter().filter_map(|variable| variable.value_from.as_ref());
-    let names = references.flat_map(|from| {
-        let config_map = from.config_map_key_ref.as_ref().map(|reference| (CONFIG_MAP, &reference.name));
-        config_map.into_iter().chain(from.secret_key_ref.as_ref().map(|reference| (SECRET, &reference.name)))
+    let sources = env::references(&revision.spec.env).map(|reference| {
+        let (kind, name) = match reference {
+            Reference::ConfigMap(name) => (CONFIG_MAP, name),
+            Reference::Secret(name) => (SECRET, name),
+        };
+        format!("{kind}/{}", ObjectKey::new(&namespace, name))
     });
-    names.map(|(kind, name)| format!("{kind}/{}", ObjectKey::new(&namespace, name))).collect()
+    sources.collect()
 }
 
 fn pod_revision(pod: &Pod) -> Vec<String> {

@@ -7,7 +7,7 @@ use std::{
 
 use mayfly_api::{
     Function, ObjectKey, Revision,
-    env::EnvSources,
+    env::{self, EnvSources, Reference},
     k8s::api::core::v1::{ConfigMap, Secret},
 };
 use mayfly_informer::{Changes, Index, Informer};
@@ -394,12 +394,9 @@ fn tag_host(function: &ObjectKey, tag: &str) -> Arc<str> {
 }
 
 fn sources_of(revision: &Revision, namespace: &str) -> Vec<Source> {
-    let references = revision.spec.env.iter().filter_map(|variable| variable.value_from.as_ref());
-    let sources = references.flat_map(|from| {
-        let config_map = from.config_map_key_ref.as_ref();
-        let secret = from.secret_key_ref.as_ref();
-        let config_map = config_map.map(|r| Source::ConfigMap(ObjectKey::new(namespace, &r.name)));
-        config_map.into_iter().chain(secret.map(|r| Source::Secret(ObjectKey::new(namespace, &r.name))))
+    let sources = env::references(&revision.spec.env).map(|reference| match reference {
+        Reference::ConfigMap(name) => Source::ConfigMap(ObjectKey::new(namespace, name)),
+        Reference::Secret(name) => Source::Secret(ObjectKey::new(namespace, name)),
     });
     sources.collect()
 }

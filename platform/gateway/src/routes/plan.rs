@@ -32,7 +32,7 @@ pub(crate) struct PlannedTarget {
 }
 
 /// The identity of the target `latest: true`; no revision's name, since those have a number.
-const LATEST: &str = "latest";
+pub(super) const LATEST: &str = "latest";
 
 /// `revisions`: those that say they are the function's.
 pub(crate) fn plan(function: &Function, revisions: &[Arc<Revision>]) -> RoutePlan {

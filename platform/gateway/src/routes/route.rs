@@ -8,10 +8,14 @@ use std::sync::{
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use mayfly_api::{ObjectKey, function::Sticky, wellknown::FUNCTION_PATH_PREFIX};
 
+use super::plan::LATEST;
 use crate::{refusal::Refusal, target::RevisionTarget};
 
 /// Reaches one traffic target, whatever the shares are.
 pub const HEADER_TAG: HeaderName = HeaderName::from_static("mayfly-tag");
+
+/// Digits of the number at a revision's name's end, at least.
+const REVISION_DIGITS_MIN: usize = 5;
 
 /// A function's route. Everything that can be known before a request is.
 pub(crate) struct Route {
@@ -132,8 +136,13 @@ impl Route {
             },
             Some(StickyBy::Cookie { name, targets }) => {
                 let value = cookie(headers, name);
-                match targets.iter().position(|(identity, ..)| Some(identity.as_str()) == value) {
-                    Some(end) if self.ends[end].percent > 0 => (end, None),
+                let named = value.and_then(|value| targets.iter().position(|(named, ..)| named == value));
+                match (named, value) {
+                    (Some(end), _) if self.ends[end].percent > 0 => (end, None),
+                    // The application's own: the visitor keeps it, and stays with a revision by it.
+                    (None, Some(value)) if !value.is_empty() && !self.is_identity(value) => {
+                        (self.by_hash(value.as_bytes()), None)
+                    }
                     _ => {
                         let end = in_turn();
                         let (_, by_path, for_host) = &targets[end];
@@ -142,6 +151,16 @@ impl Route {
                 }
             }
         })
+    }
+
+    /// Whether a value may have named a target of this function, now or before: many visitors have the same one,
+    /// so that its hash would send them all one way.
+    fn is_identity(&self, value: &str) -> bool {
+        let number = value.strip_prefix(self.key.name.as_str()).and_then(|rest| rest.strip_prefix('-'));
+        let numbered = number.is_some_and(|number| {
+            number.len() >= REVISION_DIGITS_MIN && number.bytes().all(|byte| byte.is_ascii_digit())
+        });
+        numbered || value == LATEST
     }
 
     /// Weighted rendezvous hashing: each value has its own order of targets, and a change of shares moves

@@ -99,12 +99,30 @@ fn sticky_cookie_is_set_and_followed() {
     for _ in 0..10 {
         assert_eq!(chosen(&route, &headers_back), (name.clone(), None));
     }
-    // One that names nothing, or a target without a share, is replaced.
-    for stale in ["rev=gone", "rev=r2", "other=r0"] {
+    // One that names what is no target any more, or a target without a share, is replaced.
+    for stale in ["rev=hello-00007", "rev=latest", "rev=r2", "rev=", "other=r0"] {
         assert!(chosen(&route, &headers("cookie", stale)).1.is_some(), "{stale}");
     }
     let by_host = route.choose(&HeaderMap::new(), None, true).unwrap();
     assert!(by_host.set_cookie.unwrap().to_str().unwrap().contains("Path=/;"));
+}
+
+/// A session cookie of the application's own: any value keeps its visitor, and the shares hold.
+#[test]
+fn the_applications_own_cookie_keeps_and_shares() {
+    let sticky = || Some(Sticky { header: None, cookie: Some("session".into()) });
+    let (before, after) = (route(&[90, 10, 0], sticky()), route(&[80, 20, 0], sticky()));
+    let (mut second, mut moved) = (0, 0);
+    for visitor in 0..10_000 {
+        let headers = headers("cookie", &format!("a=b; session=hello-visitor-{visitor}"));
+        let (name, cookie) = chosen(&before, &headers);
+        assert_eq!(cookie, None, "the application's cookie is not overwritten");
+        assert_eq!(chosen(&before, &headers).0, name);
+        second += u32::from(name == "r1");
+        moved += u32::from(chosen(&after, &headers).0 != name);
+    }
+    assert!((900..1100).contains(&second), "{second}");
+    assert!((900..1100).contains(&moved), "{moved}");
 }
 
 #[test]

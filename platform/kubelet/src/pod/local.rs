@@ -223,9 +223,9 @@ impl LocalContainer {
     }
 
     /// The container ended and shall start again: the next attempt, after a pause. `name` is
-    /// `container=… pod=…`, for the message.
-    pub(crate) fn restart_later(&mut self, name: &str) {
-        let Now::Exited(exit) = self.now.clone() else { return };
+    /// `container=… pod=…`, for the message. Whether there is a pause: the first restart is at once.
+    pub(crate) fn restart_later(&mut self, name: &str) -> bool {
+        let Now::Exited(exit) = self.now.clone() else { return false };
         let ran = Duration::try_from(exit.finished.duration_since(exit.started)).unwrap_or_default();
         self.failures = if ran >= STABLE_AFTER { 1 } else { self.failures.saturating_add(1) };
         let pause = match self.failures {
@@ -238,8 +238,9 @@ impl LocalContainer {
         let span = mayfly_api::duration::Span(pause);
         self.now = Now::Waiting {
             reason: "CrashLoopBackOff".into(),
-            message: format!("back-off {span} restarting failed container {name}"),
+            message: format!("back-off {span} restarting failed {name}"),
         };
+        !pause.is_zero()
     }
 
     /// The container could not be started: the same attempt again, after a pause.

@@ -122,8 +122,12 @@ impl Worker {
             }
             Step::Start(container) => self.start(&container, pod, local, runtime).await,
             Step::Restart(name) => {
-                let title = format!("container={name} pod={}", ObjectKey::of(pod));
-                local.containers.entry(name).or_default().restart_later(&title);
+                let title = title(pod);
+                let container = local.containers.entry(name.clone()).or_default();
+                if container.restart_later(&format!("container={name} pod={title}")) {
+                    let message = format!("Back-off restarting failed container {name} in pod {title}");
+                    self.events.warning(pod, "BackOff", message);
+                }
             }
             Step::End { reason, message } => {
                 self.events.warning(pod, reason, message.clone());
@@ -153,6 +157,12 @@ impl Worker {
             Err(error) => Err(error),
         }
     }
+}
+
+/// A pod as upstream's kubelet names it in what it says: `name_namespace(uid)`.
+fn title(pod: &Pod) -> String {
+    let key = ObjectKey::of(pod);
+    format!("{}_{}({})", key.name, key.namespace, pod.metadata.uid.as_deref().unwrap_or_default())
 }
 
 /// How long it is until then.

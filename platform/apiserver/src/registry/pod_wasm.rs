@@ -1,0 +1,161 @@
+//! What a pod's spec may say that nobody carries out when its components run in the wasm host: allowed, because
+//! a manifest may be meant for other runtimes too, and said in a warning, because it is not what it seems.
+
+use mayfly_api::wellknown;
+use serde_json::{Map, Value};
+
+use crate::object::Object;
+
+/// Fields of a pod's spec without an effect.
+const POD_FIELDS: [&str; 14] = [
+    "volumes",
+    "hostNetwork",
+    "hostPID",
+    "hostIPC",
+    "hostname",
+    "subdomain",
+    "setHostnameAsFQDN",
+    "hostAliases",
+    "dnsConfig",
+    "securityContext",
+    "shareProcessNamespace",
+    "imagePullSecrets",
+    "readinessGates",
+    "resourceClaims",
+];
+/// Fields of a container without an effect.
+const CONTAINER_FIELDS: [&str; 12] = [
+    "volumeMounts",
+    "volumeDevices",
+    "workingDir",
+    "lifecycle",
+    "livenessProbe",
+    "readinessProbe",
+    "startupProbe",
+    "securityContext",
+    "stdin",
+    "stdinOnce",
+    "tty",
+    "restartPolicy",
+];
+/// Limits without an effect; memory has one.
+const LIMITS: [&str; 2] = ["cpu", "ephemeral-storage"];
+
+/// The warnings for a pod.
+pub(super) fn of_pod(object: &Object) -> Vec<String> {
+    warnings(object, &["spec"], "spec")
+}
+
+/// The warnings for whatever makes pods from `spec.template`.
+pub(super) fn of_template(object: &Object) -> Vec<String> {
+    warnings(object, &["spec", "template", "spec"], "spec.template.spec")
+}
+
+fn warnings(object: &Object, at: &[&str], path: &str) -> Vec<String> {
+    let spec = object.at(at).and_then(Value::as_object);
+    let wasm = |spec: &&Map<String, Value>| {
+        spec.get("runtimeClassName").and_then(Value::as_str) == Some(wellknown::RUNTIME_CLASS_WASM)
+    };
+    let Some(spec) = spec.filter(wasm) else { return Vec::new() };
+    let mut idle = named(spec, &POD_FIELDS, path);
+    let mut warnings = Vec::new();
+    for list in ["initContainers", "containers"] {
+        let containers = spec.get(list).and_then(Value::as_array).into_iter().flatten();
+        for (index, container) in containers.enumerate() {
+            let Some(container) = container.as_object() else { continue };
+            let path = format!("{path}.{list}[{index}]");
+            idle.extend(named(container, &CONTAINER_FIELDS, &path));
+            let limits = container.get("resources").and_then(|resources| resources.get("limits"));
+            if let Some(limits) = limits.and_then(Value::as_object) {
+                idle.extend(named(limits, &LIMITS, &format!("{path}.resources.limits")));
+            }
+            if says(container.get("command")) {
+                warnings.push(format!(
+                    "{path}.command: names no program in a pod of runtimeClassName wasm: its component runs, and \
+                     sees this before its args"
+                ));
+            }
+        }
+    }
+    if !idle.is_empty() {
+        warnings.insert(
+            0,
+            format!(
+                "no effect in a pod of runtimeClassName {}: {}",
+                wellknown::RUNTIME_CLASS_WASM,
+                idle.join(", ")
+            ),
+        );
+    }
+    warnings
+}
+
+/// The paths of those fields that say something.
+fn named(map: &Map<String, Value>, fields: &[&str], path: &str) -> Vec<String> {
+    let there = fields.iter().filter(|field| says(map.get(**field)));
+    there.map(|field| format!("{path}.{field}")).collect()
+}
+
+/// Whether a value asks for anything: what defaults put there does not.
+fn says(value: Option<&Value>) -> bool {
+    match value {
+        None | Some(Value::Null | Value::Bool(false)) => false,
+        Some(Value::String(text)) => !text.is_empty(),
+        Some(Value::Array(list)) => !list.is_empty(),
+        Some(Value::Object(map)) => !map.is_empty(),
+        Some(Value::Bool(true) | Value::Number(_)) => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn check(spec: Value, expected: &[&str]) {
+        let pod = json!({"spec": spec.clone()});
+        let object = |value: Value| Object(value.as_object().expect("a map").clone());
+        assert_eq!(of_pod(&object(pod)), expected, "{spec}");
+        let of_job = of_template(&object(json!({"spec": {"template": {"spec": spec}}})));
+        let moved: Vec<_> =
+            expected.iter().map(|text| text.replace("spec.", "spec.template.spec.")).collect();
+        assert_eq!(of_job, moved, "{spec}");
+    }
+
+    #[test]
+    fn fields_without_an_effect_are_named_by_path() {
+        let spec = json!({
+            "runtimeClassName": "wasm",
+            "volumes": [{"name": "v", "emptyDir": {}}],
+            "hostNetwork": true,
+            "initContainers": [{"name": "i", "image": "x", "tty": true}],
+            "containers": [
+                {"name": "a", "image": "x", "command": ["sh", "-c"], "workingDir": "/w",
+                 "volumeMounts": [{"name": "v", "mountPath": "/v"}], "livenessProbe": {"exec": {"command": ["x"]}}},
+                {"name": "b", "image": "x", "resources": {"limits": {"cpu": "1", "memory": "64Mi"}}}]
+        });
+        check(
+            spec,
+            &[
+                "no effect in a pod of runtimeClassName wasm: spec.volumes, spec.hostNetwork, \
+                 spec.initContainers[0].tty, spec.containers[0].volumeMounts, spec.containers[0].workingDir, \
+                 spec.containers[0].livenessProbe, spec.containers[1].resources.limits.cpu",
+                "spec.containers[0].command: names no program in a pod of runtimeClassName wasm: its component \
+                 runs, and sees this before its args",
+            ],
+        );
+    }
+
+    #[test]
+    fn what_has_an_effect_and_what_is_for_others_is_not_warned_about() {
+        check(
+            json!({"runtimeClassName": "wasm", "securityContext": {}, "hostNetwork": false, "containers": [
+                {"name": "a", "image": "x", "args": ["1"], "env": [{"name": "A", "value": "1"}],
+                 "ports": [{"containerPort": 80}], "resources": {"limits": {"memory": "64Mi"}},
+                 "terminationMessagePath": "/dev/termination-log"}]}),
+            &[],
+        );
+        check(json!({"volumes": [{"name": "v"}], "containers": [{"name": "a", "command": ["sh"]}]}), &[]);
+    }
+}
