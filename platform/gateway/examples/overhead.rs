@@ -23,7 +23,7 @@ use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use mayfly_api::{Digest, Function, ObjectKey};
 use mayfly_gateway::{Config, Deps, Gateway};
-use mayfly_informer::Informers;
+use mayfly_informer::{EnvObjects, Informers};
 use mayfly_runtime::{Answer, Body, CallError, FunctionHost, HostedFunction, HostedSpec, Timings};
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
@@ -145,8 +145,7 @@ fn gateway(
     let deps = Deps {
         functions: informers.of::<Function>(),
         revisions: informers.of(),
-        config_maps: informers.of(),
-        secrets: informers.of(),
+        env: EnvObjects::create(&informers),
         host: Arc::new(Instantly),
         client,
         requests: tokio::runtime::Handle::current(),

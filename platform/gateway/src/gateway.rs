@@ -3,11 +3,8 @@
 use std::{io, net::SocketAddr, sync::Arc};
 
 use http::{Request, Response};
-use mayfly_api::{
-    Function, Revision,
-    k8s::api::core::v1::{ConfigMap, Secret},
-};
-use mayfly_informer::Informer;
+use mayfly_api::{Function, Revision};
+use mayfly_informer::{EnvObjects, Informer};
 use mayfly_runtime::{Body, FunctionHost};
 use prometheus_client::registry::Registry;
 use tokio::{net::TcpListener, sync::watch, task::JoinSet};
@@ -31,8 +28,7 @@ pub struct Deps {
     pub functions: Informer<Function>,
     pub revisions: Informer<Revision>,
     /// For values of environment variables.
-    pub config_maps: Informer<ConfigMap>,
-    pub secrets: Informer<Secret>,
+    pub env: EnvObjects,
     /// Runs the functions, in this process.
     pub host: Arc<dyn FunctionHost>,
     /// Writes `replicas` of revisions' ReplicaSets, nothing else. No request waits for it.
@@ -93,7 +89,7 @@ pub struct GatewayHandle {
 impl Gateway {
     /// Binds the port and subscribes to what routes are made from.
     pub fn create(config: Config, deps: Deps, registry: &mut Registry) -> Result<Self, CreateError> {
-        let Deps { functions, revisions, config_maps, secrets, host, client, requests, stop } = deps;
+        let Deps { functions, revisions, env, host, client, requests, stop } = deps;
         let refused = |source| CreateError::Listen { address: config.listen, source };
         let listener = {
             let _in_requests = requests.enter();
@@ -108,7 +104,7 @@ impl Gateway {
         let collector = GatewayCollector { targets: targets.clone(), counts: counts.clone() };
         registry.register_collector(Box::new(collector));
 
-        let objects = Objects { functions, revisions, config_maps, secrets };
+        let objects = Objects { functions, revisions, env };
         let parts = Parts {
             host,
             table: table.clone(),

@@ -8,32 +8,37 @@ use tokio::sync::Notify;
 
 /// The keys of objects that were added, changed or deleted since the last [`Changes::next`]. Keys are
 /// deduplicated, so the set never holds more than the objects there are, plus those deleted unseen.
-pub struct Changes {
-    dirty: Arc<Dirty>,
+pub struct Changes<T = ObjectKey> {
+    dirty: Arc<Dirty<T>>,
 }
 
 /// The informer's end of [`Changes`].
-#[derive(Default)]
-pub(crate) struct Dirty {
-    keys: Mutex<BTreeSet<ObjectKey>>,
+pub(crate) struct Dirty<T = ObjectKey> {
+    keys: Mutex<BTreeSet<T>>,
     notify: Notify,
 }
 
-impl Dirty {
-    pub(crate) fn mark(&self, key: ObjectKey) {
+impl<T> Default for Dirty<T> {
+    fn default() -> Self {
+        Self { keys: Mutex::default(), notify: Notify::default() }
+    }
+}
+
+impl<T: Ord> Dirty<T> {
+    pub(crate) fn mark(&self, key: T) {
         self.keys.lock().insert(key);
         self.notify.notify_one();
     }
 }
 
-impl Changes {
-    pub(crate) fn of(dirty: Arc<Dirty>) -> Self {
+impl<T> Changes<T> {
+    pub(crate) fn of(dirty: Arc<Dirty<T>>) -> Self {
         Self { dirty }
     }
 
     /// Waits until something changed, and takes all of it. Cancel-safe. Never resolves once the informer
     /// was stopped and everything was taken.
-    pub async fn next(&mut self) -> BTreeSet<ObjectKey> {
+    pub async fn next(&mut self) -> BTreeSet<T> {
         loop {
             let keys = self.take();
             if !keys.is_empty() {
@@ -44,7 +49,7 @@ impl Changes {
     }
 
     /// Takes what changed, without waiting. May be empty.
-    pub fn take(&mut self) -> BTreeSet<ObjectKey> {
+    pub fn take(&mut self) -> BTreeSet<T> {
         std::mem::take(&mut *self.dirty.keys.lock())
     }
 }

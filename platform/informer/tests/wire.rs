@@ -12,15 +12,15 @@ use http::{Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, Full, StreamBody, combinators::UnsyncBoxBody};
 use kube::{Client, client::Body};
-use mayfly_api::{ObjectKey, k8s::api::core::v1::ConfigMap};
-use mayfly_informer::{Change, Changes, Informer, Informers};
+use mayfly_api::{ObjectKey, env::EnvSources as _, k8s::api::core::v1::ConfigMap};
+use mayfly_informer::{Change, Changes, EnvObject, EnvObjects, Informer, Informers};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 type Answer = UnsyncBoxBody<Bytes, std::io::Error>;
 
-/// An API server with one kind. Watches get what is written while they are open, nothing else.
+/// An API server with one kind of objects. Watches get what is written while they are open, nothing else.
 #[derive(Clone, Default)]
 struct FakeApi {
     state: Arc<Mutex<FakeState>>,
@@ -94,6 +94,9 @@ impl FakeApi {
             return status(StatusCode::SERVICE_UNAVAILABLE, "away");
         }
         let mut state = self.state.lock().unwrap();
+        if request.uri().path().ends_with("/secrets") {
+            return no_secrets(query.contains("watch=true"));
+        }
         if !query.contains("watch=true") {
             state.lists += 1;
             let items: Vec<_> = state.objects.values().cloned().collect();
@@ -123,6 +126,16 @@ fn config_map(name: &str, value: &str, revision: u64) -> Value {
     json!({"kind": "ConfigMap", "apiVersion": "v1", "data": {"value": value}, "metadata": {
         "name": name, "namespace": "ns", "uid": name, "resourceVersion": revision.to_string(),
         "managedFields": [{"manager": "test", "operation": "Update"}]}})
+}
+
+/// The kind that this API has no objects of.
+fn no_secrets(watched: bool) -> Response<Answer> {
+    if watched {
+        return Response::new(StreamBody::new(stream::pending()).boxed_unsync());
+    }
+    let list =
+        json!({"kind": "SecretList", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": []});
+    Response::new(full(&list))
 }
 
 fn status(code: StatusCode, message: &str) -> Response<Answer> {
@@ -249,4 +262,35 @@ async fn a_slow_subscriber_holds_each_key_once() {
     until(&mut fast, || value(&informer, "b").as_deref() == Some("19")).await;
     assert_eq!(slow.next().await, [key("a"), key("b")].into());
     assert!(slow.take().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_environments_are_made_from_is_followed_once_one_is_named() {
+    let api = FakeApi::default();
+    api.put("settings", "1");
+    let stop = CancellationToken::new();
+    let informers = Informers::create(api.client(), stop.clone());
+    let sources = EnvObjects::create(&informers);
+    let mut changes = sources.subscribe();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(api.state.lock().unwrap().lists, 0, "nobody named one");
+    assert!(sources.config_map("ns", "settings").is_none());
+
+    sources.follow().await;
+    let value = |sources: &EnvObjects| {
+        let map = sources.config_map("ns", "settings").expect("there");
+        map.data.as_ref().expect("data")["value"].clone()
+    };
+    assert_eq!(value(&sources), "1", "all are known when following has begun");
+    let named = EnvObject::ConfigMap(key("settings"));
+    assert!(changes.take().contains(&named));
+    api.put("settings", "2");
+    while !changes.next().await.contains(&named) {}
+    assert_eq!(value(&sources), "2");
+
+    let lists = api.state.lock().unwrap().lists;
+    sources.follow().await;
+    EnvObjects::create(&informers).follow().await;
+    assert_eq!(api.state.lock().unwrap().lists, lists, "one copy for all");
+    stop.cancel();
 }

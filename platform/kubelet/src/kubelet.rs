@@ -7,7 +7,7 @@ use futures::future::join_all;
 use kube::Client;
 use mayfly_api::{ObjectKey, k8s::api::core::v1::Pod};
 use mayfly_informer::{
-    Change, EventRecorder, Informer, Informers,
+    Change, EnvObjects, EventRecorder, Informers,
     reconcile::{self, Outcome, WorkQueue},
 };
 use mayfly_runtime::{Runtime, logs::LogLayout};
@@ -19,7 +19,7 @@ use crate::{
     http::{self, Logs},
     job::JobFiles,
     node::NodeObject,
-    pod::{container::Sources, worker::Worker},
+    pod::worker::Worker,
 };
 
 /// Pause between looks at what the runtimes say.
@@ -107,7 +107,7 @@ impl Kubelet {
                 stop_events.clone(),
             ),
             pods: pods.clone(),
-            sources: Sources { config_maps: informers.of(), secrets: informers.of() },
+            sources: EnvObjects::create(informers),
             runtimes,
             logs: config.logs.clone(),
             jobs: config.jobs.clone(),
@@ -145,13 +145,10 @@ impl Kubelet {
     pub async fn run(self, stop: CancellationToken) {
         self.wake_on_pods();
         let _end_events = self.stop_events.drop_guard();
-        wake_on_sources(&self.worker.sources.config_maps, &self.worker, &self.queue);
-        wake_on_sources(&self.worker.sources.secrets, &self.worker, &self.queue);
+        wake_on_sources(&self.worker, &self.queue);
         let worker = self.worker.clone();
         let ready = async {
             worker.pods.synced().await;
-            worker.sources.config_maps.synced().await;
-            worker.sources.secrets.synced().await;
         };
         let (queue, workers_max) = (self.queue.clone(), self.config.workers_max);
         let reconcile = |key| {
@@ -206,15 +203,11 @@ async fn wake_on_changes(
 }
 
 /// Pods whose environment could not be made are looked at again when a source of their namespace changes.
-fn wake_on_sources<K>(informer: &Informer<K>, worker: &Arc<Worker>, queue: &WorkQueue<ObjectKey>)
-where
-    K: kube::Resource + 'static,
-{
-    let (worker, queue) = (worker.clone(), queue.clone());
-    informer.handle(move |change: Change<'_, K>| {
-        let namespace = change.latest().meta().namespace.as_deref().unwrap_or_default();
-        for (key, pod) in &mut *worker.local.lock() {
-            if key.namespace == namespace && pod.retry_environment() {
+fn wake_on_sources(worker: &Arc<Worker>, queue: &WorkQueue<ObjectKey>) {
+    let (waked, queue) = (worker.clone(), queue.clone());
+    worker.sources.listen(move |object| {
+        for (key, pod) in &mut *waked.local.lock() {
+            if key.namespace == object.key().namespace && pod.retry_environment() {
                 queue.add(key.clone());
             }
         }

@@ -7,19 +7,15 @@ use kube::{
     api::{Patch, PatchParams, PostParams},
 };
 use mayfly_api::{
-    Function, ObjectKey, Revision, RevisionStatus,
-    env::{self, EnvSources, Reference},
+    Function, ObjectKey, Revision, RevisionStatus, env,
     k8s::{
-        api::{
-            apps::v1::ReplicaSet,
-            core::v1::{ConfigMap, Pod, Secret},
-        },
+        api::{apps::v1::ReplicaSet, core::v1::Pod},
         jiff::Timestamp,
     },
     wellknown,
 };
 use mayfly_informer::{
-    Change, EventRecorder, Index, Informer, Informers,
+    Change, EnvObject, EnvObjects, EventRecorder, Index, Informer, Informers,
     reconcile::{self, Outcome, WorkQueue},
 };
 use serde_json::json;
@@ -33,8 +29,6 @@ use super::{
 };
 use crate::metadata::{BY_CONTROLLER, by_controller, is_gone, only, uid, whole};
 
-const CONFIG_MAP: &str = "configmap";
-const SECRET: &str = "secret";
 /// How soon to look again for a component that is not uploaded yet, and for the collector's work.
 const COMPONENT_RECHECK: Duration = Duration::from_secs(2);
 const COLLECTOR_RECHECK: Duration = Duration::from_millis(100);
@@ -65,27 +59,11 @@ struct Reconciler {
     revisions_by_owner: Index<Revision>,
     revisions_by_function: Index<Revision>,
     revisions_by_env_source: Index<Revision>,
-    sources: Sources,
+    sources: EnvObjects,
     replica_sets: Informer<ReplicaSet>,
     pods: Informer<Pod>,
     pods_by_revision: Index<Pod>,
     presence: Presence,
-}
-
-/// What environments are made from.
-struct Sources {
-    config_maps: Informer<ConfigMap>,
-    secrets: Informer<Secret>,
-}
-
-impl EnvSources for Sources {
-    fn config_map(&self, namespace: &str, name: &str) -> Option<Arc<ConfigMap>> {
-        self.config_maps.get(&ObjectKey::new(namespace, name))
-    }
-
-    fn secret(&self, namespace: &str, name: &str) -> Option<Arc<Secret>> {
-        self.secrets.get(&ObjectKey::new(namespace, name))
-    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -109,7 +87,7 @@ impl Controller {
             revisions_by_owner: revisions.index(BY_CONTROLLER, by_controller),
             revisions_by_function: revisions.index(BY_FUNCTION, function_of_revision),
             revisions_by_env_source: revisions.index(BY_ENV_SOURCE, env_sources),
-            sources: Sources { config_maps: informers.of(), secrets: informers.of() },
+            sources: EnvObjects::create(informers),
             revisions,
             replica_sets: informers.of(),
             pods_by_revision: pods.index(BY_REVISION, pod_revision),
@@ -127,8 +105,6 @@ impl Controller {
             reconciler.revisions.synced().await;
             reconciler.replica_sets.synced().await;
             reconciler.pods.synced().await;
-            reconciler.sources.config_maps.synced().await;
-            reconciler.sources.secrets.synced().await;
         };
         if stop.run_until_cancelled(ready).await.is_none() {
             return;
@@ -144,8 +120,12 @@ impl Controller {
             }
             queue.add(key);
         });
-        wake_on_source(&reconciler.sources.config_maps, CONFIG_MAP, &reconciler, &self.queue);
-        wake_on_source(&reconciler.sources.secrets, SECRET, &reconciler, &self.queue);
+        let (queue, users) = (self.queue.clone(), reconciler.revisions_by_env_source.clone());
+        reconciler.sources.listen(move |source| {
+            for revision in users.get(&indexed(source)) {
+                queue.add(ObjectKey::new(&source.key().namespace, &revision.spec.function));
+            }
+        });
         wake_on(&reconciler.revisions, &self.queue);
         wake_on(&reconciler.replica_sets, &self.queue);
         wake_on(&reconciler.pods, &self.queue);
@@ -170,21 +150,6 @@ fn wake_on<K: kube::Resource + 'static>(informer: &Informer<K>, queue: &WorkQueu
 }
 
 /// Looks at a function again when something that its revisions' environments name changes.
-fn wake_on_source<K: kube::Resource<DynamicType = ()> + 'static>(
-    informer: &Informer<K>,
-    kind: &'static str,
-    reconciler: &Reconciler,
-    queue: &WorkQueue<ObjectKey>,
-) {
-    let (users, queue) = (reconciler.revisions_by_env_source.clone(), queue.clone());
-    informer.handle(move |change: Change<'_, K>| {
-        let source = ObjectKey::of(&**change.latest());
-        for revision in users.get(&format!("{kind}/{source}")) {
-            queue.add(ObjectKey::new(&source.namespace, &revision.spec.function));
-        }
-    });
-}
-
 fn claimed_hosts(function: &Function) -> Vec<String> {
     let namespace = function.metadata.namespace.as_deref().unwrap_or_default();
     plan::tag_hosts(function).map(|(_, label)| ObjectKey::new(namespace, label).to_string()).collect()
@@ -196,14 +161,16 @@ fn function_of_revision(revision: &Revision) -> Vec<String> {
 
 fn env_sources(revision: &Revision) -> Vec<String> {
     let namespace = revision.namespace().unwrap_or_default();
-    let sources = env::references(&revision.spec.env).map(|reference| {
-        let (kind, name) = match reference {
-            Reference::ConfigMap(name) => (CONFIG_MAP, name),
-            Reference::Secret(name) => (SECRET, name),
-        };
-        format!("{kind}/{}", ObjectKey::new(&namespace, name))
-    });
-    sources.collect()
+    let named = |reference| indexed(&EnvObject::named(reference, &namespace));
+    env::references(&revision.spec.env).map(named).collect()
+}
+
+/// A source as the index of its users has it.
+fn indexed(source: &EnvObject) -> String {
+    match source {
+        EnvObject::ConfigMap(key) => format!("ConfigMap/{key}"),
+        EnvObject::Secret(key) => format!("Secret/{key}"),
+    }
 }
 
 fn pod_revision(pod: &Pod) -> Vec<String> {
@@ -285,6 +252,9 @@ impl Reconciler {
         let replica_set = self.replica_sets.get(&key).filter(|set| {
             crate::metadata::controller_of(&**set).is_some_and(|owner| owner.uid == uid(&*revision))
         });
+        if env::references(&revision.spec.env).next().is_some() {
+            self.sources.follow().await;
+        }
         let environment = env::resolve(&key.namespace, &revision.spec.env, &self.sources).map(drop);
         let readiness = plan::readiness(&revision, present, environment, &pods);
         Ok(RevisionState { revision, replica_set, readiness })

@@ -5,12 +5,8 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
-use mayfly_api::{
-    Function, ObjectKey, Revision,
-    env::{self, EnvSources, Reference},
-    k8s::api::core::v1::{ConfigMap, Secret},
-};
-use mayfly_informer::{Changes, Index, Informer};
+use mayfly_api::{Function, ObjectKey, Revision, env};
+use mayfly_informer::{Changes, EnvObject, EnvObjects, Index, Informer};
 use mayfly_runtime::FunctionHost;
 use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
@@ -31,18 +27,7 @@ use crate::{
 pub(crate) struct Objects {
     pub(crate) functions: Informer<Function>,
     pub(crate) revisions: Informer<Revision>,
-    pub(crate) config_maps: Informer<ConfigMap>,
-    pub(crate) secrets: Informer<Secret>,
-}
-
-impl EnvSources for Objects {
-    fn config_map(&self, namespace: &str, name: &str) -> Option<Arc<ConfigMap>> {
-        self.config_maps.get(&ObjectKey::new(namespace, name))
-    }
-
-    fn secret(&self, namespace: &str, name: &str) -> Option<Arc<Secret>> {
-        self.secrets.get(&ObjectKey::new(namespace, name))
-    }
+    pub(crate) env: EnvObjects,
 }
 
 /// The one who writes the table.
@@ -59,7 +44,7 @@ pub(crate) struct Owner {
     /// The revisions seen, by key: whose they are, and which one of that name.
     known: HashMap<ObjectKey, Known>,
     /// Which revisions take values from a ConfigMap or Secret.
-    users: HashMap<Source, HashSet<ObjectKey>>,
+    users: HashMap<EnvObject, HashSet<ObjectKey>>,
     /// Which functions' tags claim a host, by `<namespace>/<label>`; the first claim has it.
     claims: HashMap<Arc<str>, BTreeSet<(Arc<str>, Arc<str>)>>,
     /// The hosts that each function's tags claim.
@@ -71,20 +56,13 @@ pub(crate) struct Owner {
 struct Subscriptions {
     functions: Changes,
     revisions: Changes,
-    config_maps: Changes,
-    secrets: Changes,
+    env: Changes<EnvObject>,
 }
 
 struct Known {
     function: ObjectKey,
     uid: String,
-    sources: Vec<Source>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Source {
-    ConfigMap(ObjectKey),
-    Secret(ObjectKey),
+    sources: Vec<EnvObject>,
 }
 
 /// What the owner works on, handed over by the gateway.
@@ -102,8 +80,7 @@ impl Owner {
         let changes = Subscriptions {
             functions: objects.functions.subscribe(),
             revisions: objects.revisions.subscribe(),
-            config_maps: objects.config_maps.subscribe(),
-            secrets: objects.secrets.subscribe(),
+            env: objects.env.subscribe(),
         };
         let of_function =
             objects.revisions.index("gateway/function", |revision| vec![function_of(revision).to_string()]);
@@ -129,8 +106,6 @@ impl Owner {
     /// Runs until `stop`. `ready` turns true when everything there was at the start is in the table.
     pub(crate) async fn run(mut self, ready: watch::Sender<bool>, stop: CancellationToken) {
         let synced = async {
-            self.objects.config_maps.synced().await;
-            self.objects.secrets.synced().await;
             self.objects.revisions.synced().await;
             self.objects.functions.synced().await;
         };
@@ -139,6 +114,11 @@ impl Owner {
         }
         let mut dirty = self.changes.take();
         loop {
+            if self.names_sources(&dirty)
+                && stop.run_until_cancelled(self.objects.env.follow()).await.is_none()
+            {
+                return;
+            }
             self.update(dirty);
             self.table.set_complete();
             ready.send_if_modified(|ready| !std::mem::replace(ready, true));
@@ -147,6 +127,12 @@ impl Owner {
                 None => return,
             };
         }
+    }
+
+    /// Whether a revision that changed takes values from a ConfigMap or Secret.
+    fn names_sources(&self, dirty: &Dirty) -> bool {
+        let revisions = dirty.revisions.iter().filter_map(|key| self.objects.revisions.get(key));
+        revisions.into_iter().any(|revision| env::references(&revision.spec.env).next().is_some())
     }
 
     fn update(&mut self, dirty: Dirty) {
@@ -246,7 +232,7 @@ impl Owner {
 
     /// The revision's one target, as the revision is now.
     fn target(&self, revision: &Revision) -> Arc<RevisionTarget> {
-        let upstream = match plan::hosted_spec(revision, &self.objects) {
+        let upstream = match plan::hosted_spec(revision, &self.objects.env) {
             Ok(spec) => Upstream::Local(self.host.prepare(spec)),
             Err(refusal) => Upstream::Unavailable(refusal),
         };
@@ -352,20 +338,20 @@ impl Owner {
 }
 
 /// What changed, once the kinds are sorted out.
+#[derive(Default)]
 struct Dirty {
     functions: BTreeSet<ObjectKey>,
     revisions: BTreeSet<ObjectKey>,
-    sources: Vec<Source>,
+    sources: BTreeSet<EnvObject>,
 }
 
 impl Subscriptions {
     async fn next(&mut self) -> Dirty {
-        let mut dirty = Dirty { functions: BTreeSet::new(), revisions: BTreeSet::new(), sources: Vec::new() };
+        let mut dirty = Dirty::default();
         tokio::select! {
             keys = self.functions.next() => dirty.functions = keys,
             keys = self.revisions.next() => dirty.revisions = keys,
-            keys = self.config_maps.next() => dirty.sources.extend(keys.into_iter().map(Source::ConfigMap)),
-            keys = self.secrets.next() => dirty.sources.extend(keys.into_iter().map(Source::Secret)),
+            objects = self.env.next() => dirty.sources = objects,
         }
         let rest = self.take();
         dirty.functions.extend(rest.functions);
@@ -375,13 +361,7 @@ impl Subscriptions {
     }
 
     fn take(&mut self) -> Dirty {
-        let config_maps = self.config_maps.take().into_iter().map(Source::ConfigMap);
-        let secrets = self.secrets.take().into_iter().map(Source::Secret);
-        Dirty {
-            sources: config_maps.chain(secrets).collect(),
-            revisions: self.revisions.take(),
-            functions: self.functions.take(),
-        }
+        Dirty { sources: self.env.take(), revisions: self.revisions.take(), functions: self.functions.take() }
     }
 }
 
@@ -393,10 +373,6 @@ fn tag_host(function: &ObjectKey, tag: &str) -> Arc<str> {
     format!("{}/{tag}-{}", function.namespace, function.name).into()
 }
 
-fn sources_of(revision: &Revision, namespace: &str) -> Vec<Source> {
-    let sources = env::references(&revision.spec.env).map(|reference| match reference {
-        Reference::ConfigMap(name) => Source::ConfigMap(ObjectKey::new(namespace, name)),
-        Reference::Secret(name) => Source::Secret(ObjectKey::new(namespace, name)),
-    });
-    sources.collect()
+fn sources_of(revision: &Revision, namespace: &str) -> Vec<EnvObject> {
+    env::references(&revision.spec.env).map(|reference| EnvObject::named(reference, namespace)).collect()
 }

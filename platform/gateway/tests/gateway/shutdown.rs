@@ -7,7 +7,7 @@ use http::{Request, Response};
 use http_body_util::{BodyExt as _, Empty};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use mayfly_gateway::{Config, CreateError, Deps, Drained, Gateway};
-use mayfly_informer::Informers;
+use mayfly_informer::{EnvObjects, Informers};
 use mayfly_runtime::simulated::SimulatedFunctions;
 use prometheus_client::registry::Registry;
 use serde_json::json;
@@ -32,8 +32,7 @@ async fn a_port_in_use_is_named() {
     let deps = Deps {
         functions: informers.of(),
         revisions: informers.of(),
-        config_maps: informers.of(),
-        secrets: informers.of(),
+        env: EnvObjects::create(&informers),
         host: Arc::new(SimulatedFunctions::default()),
         client: api.client(),
         requests: tokio::runtime::Handle::current(),

@@ -1,31 +1,12 @@
 //! From a container in a pod's spec to what a runtime starts: everything resolved.
 
-use std::sync::Arc;
-
 use mayfly_api::{
     ObjectKey,
     env::{self, EnvError, EnvSources},
-    k8s::api::core::v1::{ConfigMap, Container, EnvVar, Pod, Secret},
+    k8s::api::core::v1::{Container, EnvVar, Pod},
     quantity, wellknown,
 };
-use mayfly_informer::Informer;
 use mayfly_runtime::{ContainerId, ContainerSpec, PodUid, SandboxSpec, logs::LogLayout};
-
-/// ConfigMaps and Secrets as this process knows them.
-#[derive(Clone)]
-pub(crate) struct Sources {
-    pub(crate) config_maps: Informer<ConfigMap>,
-    pub(crate) secrets: Informer<Secret>,
-}
-
-impl EnvSources for Sources {
-    fn config_map(&self, namespace: &str, name: &str) -> Option<Arc<ConfigMap>> {
-        self.config_maps.get(&ObjectKey::new(namespace, name))
-    }
-    fn secret(&self, namespace: &str, name: &str) -> Option<Arc<Secret>> {
-        self.secrets.get(&ObjectKey::new(namespace, name))
-    }
-}
 
 pub(crate) fn sandbox(pod: &Pod, address: Option<std::net::IpAddr>) -> SandboxSpec {
     SandboxSpec {
@@ -35,6 +16,13 @@ pub(crate) fn sandbox(pod: &Pod, address: Option<std::net::IpAddr>) -> SandboxSp
         annotations: pod.metadata.annotations.clone().unwrap_or_default(),
         address,
     }
+}
+
+/// Whether a container's environment takes values from ConfigMaps or Secrets.
+pub(crate) fn names_sources(container: &Container) -> bool {
+    let variables = container.env.as_deref().unwrap_or_default();
+    container.env_from.as_ref().is_some_and(|sources| !sources.is_empty())
+        || env::references(variables).next().is_some()
 }
 
 /// Resolves one container. Fails when its environment names something that is not there.

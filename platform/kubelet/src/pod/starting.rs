@@ -34,6 +34,9 @@ impl Worker {
         runtime: &dyn Runtime,
     ) {
         let attempt = local.container(&spec.name).attempt;
+        if container::names_sources(spec) {
+            self.sources.follow().await;
+        }
         let resolved =
             container::resolve(pod, spec, attempt, local.address, &self.node, &self.sources, &self.logs);
         let resolved = match resolved {

@@ -10,14 +10,14 @@ use mayfly_api::{
     ObjectKey,
     k8s::{api::core::v1::Pod, jiff::Timestamp},
 };
-use mayfly_informer::{EventRecorder, Informer, reconcile::Outcome};
+use mayfly_informer::{EnvObjects, EventRecorder, Informer, reconcile::Outcome};
 use mayfly_runtime::{PodUid, Runtime, logs::LogLayout};
 use parking_lot::Mutex;
 use serde_json::json;
 use tokio::sync::watch;
 
 use super::{
-    container::{self, Sources},
+    container,
     local::LocalPod,
     plan::{Step, plan},
     status,
@@ -32,7 +32,7 @@ pub(crate) struct Worker {
     pub(crate) node: String,
     pub(crate) client: Client,
     pub(crate) pods: Informer<Pod>,
-    pub(crate) sources: Sources,
+    pub(crate) sources: EnvObjects,
     pub(crate) runtimes: HashMap<String, Arc<dyn Runtime>>,
     pub(crate) logs: LogLayout,
     pub(crate) jobs: Option<JobFiles>,

@@ -13,7 +13,7 @@ use mayfly_apiserver::{ApiServer, Identity, User};
 use mayfly_artifacts::Artifacts;
 use mayfly_controllers::Controllers;
 use mayfly_gateway::{Gateway, GatewayHandle};
-use mayfly_informer::{Informer, Informers};
+use mayfly_informer::{EnvObjects, Informer, Informers};
 use mayfly_kubelet::{JobFiles, Kubelet};
 use mayfly_runtime::logs::{LogLayout, LogWriter};
 use mayfly_runtime_wasm::WasmHost;
@@ -131,8 +131,7 @@ impl Up {
             mayfly_gateway::Deps {
                 functions: informers.of(),
                 revisions: informers.of(),
-                config_maps: informers.of(),
-                secrets: informers.of(),
+                env: EnvObjects::create(&informers),
                 host: host.clone(),
                 client: client("system:mayfly:gateway"),
                 requests: handles.requests.clone(),

@@ -23,7 +23,7 @@ use hyper_util::{
 use kube::Client;
 use mayfly_api::{Digest, ObjectKey};
 use mayfly_gateway::{Config, Deps, Drained, Gateway, GatewayHandle};
-use mayfly_informer::Informers;
+use mayfly_informer::{EnvObjects, Informers};
 use mayfly_runtime::{
     FunctionHost,
     simulated::{SimulatedFunction, SimulatedFunctions},
@@ -273,8 +273,7 @@ impl World {
         let deps = Deps {
             functions: informers.of(),
             revisions: informers.of(),
-            config_maps: informers.of(),
-            secrets: informers.of(),
+            env: EnvObjects::create(&informers),
             host: host.unwrap_or_else(|| simulated.clone()),
             client: api.client(),
             requests: tokio::runtime::Handle::current(),

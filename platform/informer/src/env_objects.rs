@@ -1,0 +1,115 @@
+//! The ConfigMaps and Secrets that environments are made from.
+//!
+//! A cluster may hold many that no environment names (certificates, notes of package managers, locks that
+//! change all day). So they are followed from the moment on in which somebody names the first: until then
+//! none is copied, and a write of one costs nothing here.
+
+use std::sync::{Arc, OnceLock, Weak};
+
+use mayfly_api::{
+    ObjectKey,
+    env::{EnvSources, Reference},
+    k8s::api::core::v1::{ConfigMap, Secret},
+};
+use parking_lot::Mutex;
+
+use crate::{Change, Changes, Informer, Informers, changes::Dirty};
+
+/// One of them, by name.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum EnvObject {
+    ConfigMap(ObjectKey),
+    Secret(ObjectKey),
+}
+
+/// Both kinds, as one part of this process knows them. Cheap to clone.
+#[derive(Clone)]
+pub struct EnvObjects {
+    informers: Informers,
+    followed: Arc<OnceLock<Followed>>,
+    listeners: Arc<Mutex<Vec<Listener>>>,
+}
+
+struct Followed {
+    config_maps: Informer<ConfigMap>,
+    secrets: Informer<Secret>,
+}
+
+type Listener = Box<dyn Fn(&EnvObject) + Send>;
+
+impl EnvObject {
+    /// What a variable of an object in `namespace` names.
+    pub fn named(reference: Reference<'_>, namespace: &str) -> Self {
+        match reference {
+            Reference::ConfigMap(name) => Self::ConfigMap(ObjectKey::new(namespace, name)),
+            Reference::Secret(name) => Self::Secret(ObjectKey::new(namespace, name)),
+        }
+    }
+
+    pub fn key(&self) -> &ObjectKey {
+        match self {
+            Self::ConfigMap(key) | Self::Secret(key) => key,
+        }
+    }
+}
+
+impl EnvObjects {
+    /// Follows nothing yet.
+    pub fn create(informers: &Informers) -> Self {
+        Self { informers: informers.clone(), followed: Arc::default(), listeners: Arc::default() }
+    }
+
+    /// Follows both kinds from now on, and returns when all there are are known. To be called by whoever is
+    /// about to make an environment that names one. Must be called inside the runtime of those who listen.
+    pub async fn follow(&self) {
+        let followed = self.followed.get_or_init(|| {
+            let followed = Followed { config_maps: self.informers.of(), secrets: self.informers.of() };
+            tell(&followed.config_maps, &self.listeners, EnvObject::ConfigMap);
+            tell(&followed.secrets, &self.listeners, EnvObject::Secret);
+            followed
+        });
+        followed.config_maps.synced().await;
+        followed.secrets.synced().await;
+    }
+
+    /// Calls `listener` with each that is there when following begins, and with each that changes or goes
+    /// after that. It must not block.
+    pub fn listen(&self, listener: impl Fn(&EnvObject) + Send + 'static) {
+        self.listeners.lock().push(Box::new(listener));
+    }
+
+    /// The same as a set that waits to be looked at.
+    pub fn subscribe(&self) -> Changes<EnvObject> {
+        let dirty = Arc::new(Dirty::default());
+        let weak: Weak<Dirty<EnvObject>> = Arc::downgrade(&dirty);
+        self.listen(move |object| {
+            if let Some(dirty) = weak.upgrade() {
+                dirty.mark(object.clone());
+            }
+        });
+        Changes::of(dirty)
+    }
+}
+
+fn tell<K: kube::Resource + 'static>(
+    informer: &Informer<K>,
+    listeners: &Arc<Mutex<Vec<Listener>>>,
+    named: fn(ObjectKey) -> EnvObject,
+) {
+    let listeners = listeners.clone();
+    informer.handle(move |change: Change<'_, K>| {
+        let object = named(ObjectKey::of(&**change.latest()));
+        listeners.lock().iter().for_each(|listener| listener(&object));
+    });
+}
+
+/// What is not followed is not there.
+impl EnvSources for EnvObjects {
+    fn config_map(&self, namespace: &str, name: &str) -> Option<Arc<ConfigMap>> {
+        self.followed.get()?.config_maps.get(&ObjectKey::new(namespace, name))
+    }
+
+    fn secret(&self, namespace: &str, name: &str) -> Option<Arc<Secret>> {
+        self.followed.get()?.secrets.get(&ObjectKey::new(namespace, name))
+    }
+}
