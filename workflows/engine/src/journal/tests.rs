@@ -236,8 +236,8 @@ fn a_payload_goes_with_the_last_that_has_it() {
 fn a_broken_connection_is_opened_again_and_nothing_is_lost() {
     let folder = tempfile::tempdir().expect("a folder");
     let journal = SqliteJournal::open(&folder.path().join("journal.db")).expect("opens");
-    use rusqlite::ffi::ErrorCode::{CannotOpen, DiskFull, NotADatabase, ReadOnly, SystemIoFailure};
-    journal.inject([SystemIoFailure, NotADatabase, CannotOpen, ReadOnly, DiskFull]);
+    use rusqlite::ffi::ErrorCode::{CannotOpen, NotADatabase, ReadOnly, SystemIoFailure};
+    journal.inject([SystemIoFailure, NotADatabase, CannotOpen, ReadOnly, SystemIoFailure]);
     let (sender, receiver) = mpsc::channel();
     let done: Done = Box::new(move |outcome| sender.send(outcome).expect("the test waits"));
     let start = Change::Start(Box::new(row(1, "one")));
@@ -250,6 +250,45 @@ fn a_broken_connection_is_opened_again_and_nothing_is_lost() {
     assert!(receiver.recv().expect("done is called").is_ok());
     assert!(journal.health().is_ok(), "and told when it is over");
     assert_eq!(journal.open_executions().expect("read"), [1]);
+}
+
+#[test]
+fn a_full_disk_refuses_starts_and_lets_all_else_wait() {
+    use rusqlite::ffi::ErrorCode::DiskFull;
+    let folder = tempfile::tempdir().expect("a folder");
+    let journal = SqliteJournal::open(&folder.path().join("journal.db")).expect("opens");
+    write(&journal, vec![Change::Start(Box::new(row(1, "one")))]).expect("written");
+    // The start alone: it is refused, and the journal finds out by itself that there is room again.
+    journal.inject([DiskFull]);
+    let refused = write(&journal, vec![Change::Start(Box::new(row(2, "two")))]);
+    assert!(refused.is_err(), "whoever asked is told at once");
+    let until_healthy = || {
+        let healthy = std::iter::repeat_with(|| {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            journal.health().is_ok()
+        });
+        assert!(healthy.take(2_000).any(|healthy| healthy), "{:?}", journal.health());
+    };
+    until_healthy();
+    // What was begun waits, a map run's child too.
+    journal.inject([DiskFull; 3]);
+    let record = RecordRow { seq: 1, at_ms: 0, body: b"{}".to_vec() };
+    let mut child = row(3, "three");
+    child.birth.parent = Some(ChildOf { execution: 1, run: 0, index: 0, items: 1 });
+    let (sender, receiver) = mpsc::channel();
+    for changes in [vec![Change::Record { execution: 1, row: record }], vec![Change::Start(Box::new(child))]]
+    {
+        let sender = sender.clone();
+        let done: Done = Box::new(move |outcome| sender.send(outcome).expect("the test waits"));
+        journal.write(Batch { changes, done }).expect("queued");
+    }
+    for _ in 0..2 {
+        assert!(receiver.recv().expect("done is called").is_ok());
+    }
+    until_healthy();
+    write(&journal, vec![Change::Start(Box::new(row(4, "four")))]).expect("written");
+    assert_eq!(journal.open_executions().expect("read"), [1, 3, 4]);
+    assert_eq!(journal.records(1, 0).expect("read").len(), 1);
 }
 
 #[test]

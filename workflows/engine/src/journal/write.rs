@@ -33,6 +33,11 @@ pub(super) fn commit(db: &Connection, group: &[Batch]) -> rusqlite::Result<()> {
     written
 }
 
+/// Writes what is there already, to see whether anything can be written.
+pub(super) fn attempt(db: &Connection) -> rusqlite::Result<()> {
+    db.pragma_update(None, "user_version", FORMAT)
+}
+
 fn write_all(db: &Connection, group: &[Batch]) -> rusqlite::Result<()> {
     for batch in group {
         let execution = batch.changes.iter().find_map(execution_of);
