@@ -1,6 +1,7 @@
 //! The journal in SQLite: a file of its own, WAL, `synchronous=FULL`, one
 //! writer thread with group commit, a few reading connections.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -306,9 +307,7 @@ impl Writer {
             let error = JournalError::from(error);
             shared.queue.lock().stalled = Some(error.clone());
             if is_full {
-                for batch in group.extract_if(.., |batch| may_be_refused(batch)) {
-                    (batch.done)(Err(error.clone()));
-                }
+                refuse_starts(group, shared, &error);
             }
             if group.is_empty() && is_full {
                 return Ok(());
@@ -386,6 +385,25 @@ impl Passing {
 /// run's child has a parent that counts on it, and waits.
 fn may_be_refused(batch: &Batch) -> bool {
     batch.changes.iter().any(|change| matches!(change, Change::Start(row) if row.birth.parent.is_none()))
+}
+
+/// Takes the starts out of a group, and what came behind one of them: it would be of an execution that is none.
+fn refuse_starts(group: &mut Vec<Batch>, shared: &Shared, error: &JournalError) {
+    let mut refused = HashSet::new();
+    for batch in group.extract_if(.., |batch| may_be_refused(batch)) {
+        refused.extend(batch.changes.iter().find_map(write::execution_of));
+        // Once it is told, nothing more comes.
+        (batch.done)(Err(error.clone()));
+    }
+    let mut behind = |batch: &mut Batch| {
+        let execution = batch.changes.iter().find_map(write::execution_of);
+        execution.is_some_and(|execution| refused.contains(&execution))
+    };
+    let mut orphans: Vec<Batch> = group.extract_if(.., &mut behind).collect();
+    orphans.extend(shared.queue.lock().batches.extract_if(.., &mut behind));
+    for orphan in orphans {
+        (orphan.done)(Err(error.clone()));
+    }
 }
 
 fn is_conflict(error: &rusqlite::Error) -> bool {

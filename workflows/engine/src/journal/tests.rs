@@ -1,6 +1,6 @@
 //! What every journal must do, asked of each of them.
 
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 
 use super::*;
 use crate::engine::Status;
@@ -289,6 +289,38 @@ fn a_full_disk_refuses_starts_and_lets_all_else_wait() {
     write(&journal, vec![Change::Start(Box::new(row(4, "four")))]).expect("written");
     assert_eq!(journal.open_executions().expect("read"), [1, 3, 4]);
     assert_eq!(journal.records(1, 0).expect("read").len(), 1);
+}
+
+/// Somebody may have stopped it before its start was acknowledged: that is written of nobody.
+#[test]
+fn what_comes_behind_a_refused_start_is_refused_with_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let journal: Arc<dyn Journal> = {
+        let journal = SqliteJournal::open(&folder.path().join("journal.db")).expect("opens");
+        journal.inject([rusqlite::ffi::ErrorCode::DiskFull]);
+        Arc::new(journal)
+    };
+    let record = |execution| {
+        let row = RecordRow { seq: 1, at_ms: 0, body: b"{}".to_vec() };
+        vec![Change::Record { execution, row }]
+    };
+    let (sender, receiver) = mpsc::channel();
+    let (behind, told) = (journal.clone(), sender.clone());
+    let done: Done = Box::new(move |outcome| {
+        for execution in [2, 7] {
+            let told = told.clone();
+            let done: Done =
+                Box::new(move |outcome| told.send((execution, outcome.is_ok())).expect("the test waits"));
+            behind.write(Batch { changes: record(execution), done }).expect("queued");
+        }
+        sender.send((0, outcome.is_ok())).expect("the test waits");
+    });
+    journal.write(Batch { changes: vec![Change::Start(Box::new(row(2, "two")))], done }).expect("queued");
+    let mut told: Vec<_> = receiver.iter().take(3).collect();
+    told.sort_unstable();
+    assert_eq!(told, [(0, false), (2, false), (7, true)]);
+    assert_eq!(journal.records(2, 0).expect("read").len(), 0);
+    journal.close();
 }
 
 #[test]

@@ -49,7 +49,7 @@ fn write_all(db: &Connection, group: &[Batch]) -> rusqlite::Result<()> {
 }
 
 /// Whose batch it is: one batch is about one execution.
-fn execution_of(change: &Change) -> Option<u64> {
+pub(super) fn execution_of(change: &Change) -> Option<u64> {
     match change {
         Change::Start(row) => Some(row.id),
         Change::Record { execution, .. } | Change::Outcome { execution, .. } => Some(*execution),
