@@ -159,6 +159,10 @@ fn open_to_all(server: &Inner, method: &Method, path: &[String]) -> Option<Respo
         ["readyz", ..] if server.shutdown.is_cancelled() => {
             Some(text(StatusCode::SERVICE_UNAVAILABLE, "[-]shutdown failed: the server is shutting down"))
         }
+        ["readyz", ..] if server.store.is_full() => Some(text(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "[-]store failed: the disk is full; writes are refused until there is room in the data directory",
+        )),
         ["readyz", ..] => Some(text(StatusCode::OK, "ok")),
         ["version"] => Some(json_value(StatusCode::OK, &discovery::version())),
         _ => None,

@@ -5,7 +5,7 @@ use std::{
     path::PathBuf,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -87,6 +87,8 @@ pub(crate) struct Shared {
     pub(crate) closed: watch::Sender<bool>,
     /// Why no further write can be taken, once that is so.
     pub(crate) broken: OnceLock<Arc<str>>,
+    /// The last group did not fit.
+    pub(crate) full: AtomicBool,
 }
 
 #[derive(Default)]
@@ -146,6 +148,7 @@ impl Store {
             counters: Counters::default(),
             closed: watch::Sender::new(false),
             broken: OnceLock::new(),
+            full: AtomicBool::new(false),
         });
         let (commands, queue) = mpsc::channel(config.queue_writes_max);
         writer::start(Arc::clone(&shared), database, queue);
@@ -211,6 +214,12 @@ impl Store {
     /// acknowledged is there then. Reads still answer.
     pub fn failure(&self) -> Option<Arc<str>> {
         self.shared.broken.get().cloned()
+    }
+
+    /// Whether the last write found no room on the disk, or in a file that may grow no more. It is over when one is
+    /// written again, which the leases of nodes see to within seconds.
+    pub fn is_full(&self) -> bool {
+        self.shared.full.load(Ordering::Relaxed)
     }
 
     pub fn stats(&self) -> Stats {

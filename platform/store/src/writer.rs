@@ -180,9 +180,11 @@ impl Writer {
                 let counters = &self.shared.counters;
                 counters.commits.fetch_add(1, Ordering::Relaxed);
                 counters.writes.fetch_add(events.len() as u64, Ordering::Relaxed);
+                self.shared.full.store(false, Ordering::Relaxed);
                 Ok(())
             }
             Err(CommitError::Full) => {
+                self.shared.full.store(true, Ordering::Relaxed);
                 tracing::warn!(writes = events.len(), "disk full: writes are refused until there is space");
                 Err(WriteError::Full)
             }

@@ -71,10 +71,12 @@ async fn a_full_disk_refuses_until_there_is_space() {
         assert_eq!(store.write(create(written)).await.map(|_| ()), Err(WriteError::Full));
     }
     assert_eq!(all(&store).len(), written);
+    assert!(store.is_full());
     fs::remove_file(&ballast).unwrap();
     for n in written..written + 20 {
         store.write(create(n)).await.unwrap();
     }
+    assert!(!store.is_full(), "it is over with the first that is written");
     let before = all(&store);
     store.close().await;
     let reopened = Store::open(Config::new(directory.path().join("objects.db"))).unwrap();

@@ -64,6 +64,11 @@ async fn ready(State(admin): State<Admin>) -> (StatusCode, String) {
     if let Some(failure) = admin.store_failure() {
         return (StatusCode::SERVICE_UNAVAILABLE, failure);
     }
+    if admin.store.is_full() {
+        let full =
+            "the object store's disk is full: writes are refused until there is room in the data directory\n";
+        return (StatusCode::SERVICE_UNAVAILABLE, full.into());
+    }
     match admin.workflows.health() {
         Err(trouble) => (StatusCode::SERVICE_UNAVAILABLE, format!("{trouble}\n")),
         Ok(()) if *admin.ready.borrow() => (StatusCode::OK, "ok\n".into()),

@@ -69,9 +69,7 @@ struct Up {
     store: Store,
     identity: Identity,
     api: ApiServer,
-    api_listener: TcpListener,
-    admin_listener: TcpListener,
-    workflows_listener: TcpListener,
+    listeners: Listeners,
     workflows: Workflows,
     gateway: Gateway,
     gateway_stop: CancellationToken,
@@ -89,34 +87,10 @@ struct Up {
 impl Up {
     async fn create(config: UpConfig, data_dir: DataDir, handles: &Handles) -> anyhow::Result<Self> {
         let mut metrics = Registry::default();
-        make_folder(data_dir.path())?;
-        let store = Store::open(mayfly_store::Config::new(data_dir.database()))?;
-        // A reader must not find the addresses of an earlier run.
-        remove_stale(&data_dir.endpoints())?;
-        let artifacts = Artifacts::open(data_dir.artifacts()).context("cannot open the artifact store")?;
-        let identity = Identity::load_or_create(
-            &data_dir.pki(),
-            std::slice::from_ref(&config.node_name),
-            jiff::Timestamp::now(),
-        )
-        .context("cannot make or read the server's certificates")?;
-        let (api, workflows) = (config.api_listen, config.workflows_listen);
-        let served = async move {
-            anyhow::Ok((listen(api, "api-listen").await?, listen(workflows, "workflows-listen").await?))
-        };
-        let (api_listener, workflows_listener) = handles.serving.spawn(served).await??;
-        let admin_listener = listen(config.admin_listen, "admin-listen").await?;
-
+        let Files { store, artifacts, identity } = Files::open(&config, &data_dir)?;
+        let listeners = Listeners::bind(&config, handles).await?;
         let logs = LogLayout::new(data_dir.logs());
-        let writer = LogWriter::start().context("cannot start the log writer")?;
-        let host_config = mayfly_runtime_wasm::Config {
-            memory_bytes_max: config.function_memory_bytes,
-            ..Default::default()
-        };
-        let host = WasmHost::create(host_config, artifacts.clone(), writer, logs.clone(), &mut metrics)
-            .context("cannot start the wasm host")?;
-        let host = Arc::new(host);
-
+        let host = create_host(&config, &artifacts, &logs, &mut metrics)?;
         let nodes = LocalNodes::default();
         let api = create_api(&config, &store, &artifacts, &identity, &nodes, &mut metrics).await?;
         let client = |user: &str| api.client(User::in_process(user));
@@ -139,50 +113,35 @@ impl Up {
             },
             &mut metrics,
         )?;
-        let jobs = JobsDeps {
-            client: client("system:mayfly:workflows"),
-            jobs: informers.of(),
-            artifacts: artifacts.clone(),
-        };
-        let cluster = Cluster {
-            client: client("system:mayfly:workflows"),
-            workflows: informers.of(),
-            namespaces: informers.of(),
-        };
-        let settings =
-            Settings { endpoints: config.task_endpoints.clone(), retention: config.workflow_retention };
-        let workflows = Workflows::create(data_dir.workflows(), gateway.handle(), settings, cluster, jobs);
-        // The engine runs executions where it was made.
-        let workflows = handles.serving.spawn(workflows).await.context("workflows cannot be made")??;
+        let workflows_client = client("system:mayfly:workflows");
+        let workflows = create_workflows(
+            &config,
+            &data_dir,
+            gateway.handle(),
+            workflows_client,
+            &informers,
+            &artifacts,
+            handles,
+        )
+        .await?;
         metrics.register_collector(Box::new(Counts { store: store.clone(), workflows: workflows.engine() }));
         api.attach_view("executions.mayfly.dev", Arc::new(workflows.executions()));
-        let endpoints = Endpoints {
-            api: format!("https://{}", api_listener.local_addr()?),
-            http: format!("http://{}", gateway.address()),
-            workflows: Some(format!("http://{}", workflows_listener.local_addr()?)),
-            admin: Some(format!("http://{}", admin_listener.local_addr()?)),
-        };
-        let mut controllers_config = mayfly_controllers::Config::default();
-        controllers_config.function.gateway_url = endpoints.http.clone();
-        let controllers =
-            Controllers::create(controllers_config, client("system:mayfly:controllers"), &informers);
+
+        let endpoints = listeners.endpoints(&gateway)?;
+        let controllers = create_controllers(&endpoints, client("system:mayfly:controllers"), &informers);
         let scheduler = Scheduler::create(Default::default(), client("system:kube-scheduler"), &informers);
         let node = format!("system:node:{}", config.node_name);
-        let mut kubelet_config =
-            mayfly_kubelet::Config::of_this_machine(&config.node_name, logs, KUBERNETES_VERSION);
-        kubelet_config.jobs = Some(JobFiles::new(artifacts.clone(), data_dir.jobs()));
-        let kubelet = Kubelet::create(kubelet_config, client(&node), &informers, vec![host.clone()]);
+        let jobs = JobFiles::new(artifacts, data_dir.jobs());
+        let (node_client, compile_client) = (client(&node), client(&node));
+        let kubelet = create_kubelet(&config, node_client, &informers, &host, logs, jobs);
         nodes.attach(&config.node_name, kubelet.router());
-        let compile_client = client(&node);
         stop_informers.disarm();
         Ok(Self {
             data_dir,
             store,
             identity,
             api,
-            api_listener,
-            admin_listener,
-            workflows_listener,
+            listeners,
             workflows,
             gateway,
             gateway_stop,
@@ -205,7 +164,8 @@ impl Up {
         let gateway_handle = self.gateway.handle();
 
         let mut outside = Tasks::new("api", &serving);
-        let (stop, listener, server, tls) = (outside.token(), self.api_listener, api.clone(), identity.tls());
+        let (stop, listener, server, tls) =
+            (outside.token(), self.listeners.api, api.clone(), identity.tls());
         outside.run("api", async move { server.serve(listener, tls, stop).await });
         let admin = Admin {
             ready: is_ready,
@@ -213,7 +173,7 @@ impl Up {
             store: store.clone(),
             workflows: self.workflows.engine(),
         };
-        outside.spawn("admin", admin.serve(self.admin_listener, outside.token()));
+        outside.spawn("admin", admin.serve(self.listeners.admin, outside.token()));
 
         let here = Handle::current();
         let mut inside = Tasks::new("control plane", &here);
@@ -229,7 +189,7 @@ impl Up {
         inside.run("compile ahead", components::compile_ahead(host, revisions, client, stop));
 
         let mut calling = Tasks::new("workflows", &serving);
-        let (stop, listener) = (calling.token(), self.workflows_listener);
+        let (stop, listener) = (calling.token(), self.listeners.workflows);
         calling.spawn("workflows", self.workflows.serve(listener, stop));
 
         let mut front = Tasks::new("gateway", &here);
@@ -281,6 +241,106 @@ async fn failed(
         error = inside.failed() => error,
         error = front.failed() => error,
     }
+}
+
+/// What lies in the data directory and is opened before anything listens.
+struct Files {
+    store: Store,
+    artifacts: Artifacts,
+    identity: Identity,
+}
+
+impl Files {
+    fn open(config: &UpConfig, data_dir: &DataDir) -> anyhow::Result<Self> {
+        make_folder(data_dir.path())?;
+        let store = Store::open(mayfly_store::Config::new(data_dir.database()))?;
+        // A reader must not find the addresses of an earlier run.
+        remove_stale(&data_dir.endpoints())?;
+        let artifacts = Artifacts::open(data_dir.artifacts()).context("cannot open the artifact store")?;
+        let names = std::slice::from_ref(&config.node_name);
+        let identity = Identity::load_or_create(&data_dir.pki(), names, jiff::Timestamp::now())
+            .context("cannot make or read the server's certificates")?;
+        Ok(Self { store, artifacts, identity })
+    }
+}
+
+/// The ports that are not the gateway's.
+struct Listeners {
+    api: TcpListener,
+    workflows: TcpListener,
+    admin: TcpListener,
+}
+
+impl Listeners {
+    async fn bind(config: &UpConfig, handles: &Handles) -> anyhow::Result<Self> {
+        let (api, workflows) = (config.api_listen, config.workflows_listen);
+        // A listener belongs to the runtime that it was made on.
+        let served = async move {
+            anyhow::Ok((listen(api, "api-listen").await?, listen(workflows, "workflows-listen").await?))
+        };
+        let (api, workflows) = handles.serving.spawn(served).await??;
+        Ok(Self { api, workflows, admin: listen(config.admin_listen, "admin-listen").await? })
+    }
+
+    /// Where everything is: the real ports.
+    fn endpoints(&self, gateway: &Gateway) -> anyhow::Result<Endpoints> {
+        Ok(Endpoints {
+            api: format!("https://{}", self.api.local_addr()?),
+            http: format!("http://{}", gateway.address()),
+            workflows: Some(format!("http://{}", self.workflows.local_addr()?)),
+            admin: Some(format!("http://{}", self.admin.local_addr()?)),
+        })
+    }
+}
+
+fn create_host(
+    config: &UpConfig,
+    artifacts: &Artifacts,
+    logs: &LogLayout,
+    metrics: &mut Registry,
+) -> anyhow::Result<Arc<WasmHost>> {
+    let writer = LogWriter::start().context("cannot start the log writer")?;
+    let host_config =
+        mayfly_runtime_wasm::Config { memory_bytes_max: config.function_memory_bytes, ..Default::default() };
+    let host = WasmHost::create(host_config, artifacts.clone(), writer, logs.clone(), metrics);
+    host.map(Arc::new).context("cannot start the wasm host")
+}
+
+async fn create_workflows(
+    config: &UpConfig,
+    data_dir: &DataDir,
+    gateway: GatewayHandle,
+    client: kube::Client,
+    informers: &Informers,
+    artifacts: &Artifacts,
+    handles: &Handles,
+) -> anyhow::Result<Workflows> {
+    let jobs = JobsDeps { client: client.clone(), jobs: informers.of(), artifacts: artifacts.clone() };
+    let cluster = Cluster { client, workflows: informers.of(), namespaces: informers.of() };
+    let settings =
+        Settings { endpoints: config.task_endpoints.clone(), retention: config.workflow_retention };
+    let workflows = Workflows::create(data_dir.workflows(), gateway, settings, cluster, jobs);
+    // The engine runs executions where it was made.
+    handles.serving.spawn(workflows).await.context("workflows cannot be made")?
+}
+
+fn create_controllers(endpoints: &Endpoints, client: kube::Client, informers: &Informers) -> Controllers {
+    let mut config = mayfly_controllers::Config::default();
+    config.function.gateway_url = endpoints.http.clone();
+    Controllers::create(config, client, informers)
+}
+
+fn create_kubelet(
+    config: &UpConfig,
+    client: kube::Client,
+    informers: &Informers,
+    host: &Arc<WasmHost>,
+    logs: LogLayout,
+    jobs: JobFiles,
+) -> Kubelet {
+    let mut kubelet = mayfly_kubelet::Config::of_this_machine(&config.node_name, logs, KUBERNETES_VERSION);
+    kubelet.jobs = Some(jobs);
+    Kubelet::create(kubelet, client, informers, vec![host.clone()])
 }
 
 async fn create_api(

@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use mayfly_e2e::{Start, Up, skipped, test_name};
+use mayfly_e2e::{Start, Up, skipped, test_name, wait::until};
 use serde_json::{Value, json};
 
 use crate::workflows::{call, create, ended, start};
@@ -96,6 +96,82 @@ async fn a_sync_of_the_journal_that_fails_is_made_good() -> Result<()> {
     for (execution, input) in [(before, r#"{"n":1}"#), (met, r#"{"n":2}"#), (after, r#"{"n":3}"#)] {
         let told = call(&up, "DescribeExecution", json!({"executionArn": execution})).await?;
         ensure!(told["status"] == "SUCCEEDED" && told["input"] == input, "{told}");
+    }
+    up.stop().await
+}
+
+/// A small disk of its own at a folder, let go of when dropped. `None` where mounting is not allowed.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    fn mount(folder: &Path) -> Result<Option<Self>> {
+        std::fs::create_dir_all(folder)?;
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", "size=16m", "tmpfs"]).arg(folder);
+        let mounted = mount.output().is_ok_and(|output| output.status.success());
+        Ok(mounted.then(|| Self(folder.to_path_buf())))
+    }
+
+    /// Takes all room that is left; gives the file that has it.
+    fn fill(&self) -> Result<PathBuf> {
+        use std::io::Write as _;
+        let path = self.0.join("ballast");
+        let mut file = std::fs::File::create(&path)?;
+        for bytes in [1 << 20, 4096] {
+            let block = vec![1; bytes];
+            while file.write_all(&block).is_ok() {}
+        }
+        Ok(path)
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_disk_is_told_and_over_when_there_is_room() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let data = folder.path().join("data");
+    let Some(disk) = SmallDisk::mount(&data)? else {
+        skipped(test_name!(), "mounting a small disk is not allowed");
+        return Ok(());
+    };
+    let up = Start::default().in_folder(&data).ready().await?;
+    let api = up.api()?;
+    let pass = json!({"StartAt": "A", "States": {"A": {"Type": "Pass", "End": true}}});
+    let machine = create(&up, "pass", "STANDARD", pass.clone()).await?;
+    let acknowledged = start(&up, &machine, json!({"n": 1})).await?;
+    ensure!(up.admin().get("/readyz").await?.status == 200);
+
+    let ballast = disk.fill()?;
+    // An answer, and one that can be tried again, for everybody who asks; nobody waits for the room.
+    let input = json!({"text": "x".repeat(100_000)});
+    for _ in 0..3 {
+        let told = start(&up, &machine, input.clone()).await.err().context("a start was acknowledged")?;
+        let told = told.to_string();
+        ensure!(told.starts_with("ServiceUnavailable") && told.contains("full"), "{told}");
+    }
+    let told = up.admin().get("/readyz").await?;
+    ensure!(told.status == 503 && told.text().contains("full"), "{told:?}");
+    let larger = json!({"StartAt": "A", "States": {
+        "A": {"Type": "Pass", "Comment": "x".repeat(200_000), "End": true}}});
+    let told = create(&up, "larger", "STANDARD", larger).await.err().context("it was created")?.to_string();
+    ensure!(told.starts_with("ServiceUnavailable") && told.contains("disk full"), "{told}");
+    let told = api.post(CONFIG_MAPS, &config_map("refused")).await?;
+    ensure!(told.status == 507 && told.message().contains("full"), "{told:?}");
+    ensure!(api.get("/readyz").await?.status == 503, "the API's readiness");
+    ensure!(up.admin().get("/healthz").await?.status == 200, "a new start would not help");
+
+    std::fs::remove_file(ballast)?;
+    until("it is ready again", async || Ok((up.admin().get("/readyz").await?.status == 200).then_some(())))
+        .await?;
+    ensure!(api.post(CONFIG_MAPS, &config_map("taken")).await?.status == 201);
+    let later = start(&up, &machine, input).await?;
+    for execution in [&acknowledged, &later] {
+        ensure!(ended(&up, execution).await?["status"] == "SUCCEEDED");
     }
     up.stop().await
 }

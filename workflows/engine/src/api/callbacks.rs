@@ -39,6 +39,6 @@ fn settled(outcome: Result<(), TokenError>) -> Answer {
         Err(refusal @ TokenError::InvalidOutput(_)) => {
             Err(ApiError::new("InvalidOutput", refusal.to_string()))
         }
-        Err(refusal @ TokenError::Unavailable(_)) => Err(ApiError::internal(&refusal)),
+        Err(refusal @ TokenError::Unavailable(_)) => Err(ApiError::unavailable(&refusal)),
     }
 }

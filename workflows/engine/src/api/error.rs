@@ -1,6 +1,6 @@
 //! What an operation answers when it refuses: AWS's error codes and their wording, kept in one place.
 
-use crate::catalog::Refusal;
+use crate::catalog::{CatalogError, Refusal};
 use serde_json::{Map, Value, json};
 
 /// Prefix of the errors that the service itself throws.
@@ -17,7 +17,7 @@ pub struct ApiError {
     pub code: &'static str,
     /// What is told to the caller; some errors of the framework carry none.
     pub message: Option<String>,
-    /// The HTTP status: 400, or 500 where the fault is ours.
+    /// The HTTP status: 400, or 500 and 503 where the fault is ours.
     pub status: u16,
     prefix: &'static str,
     more: Option<Box<(&'static str, Value)>>,
@@ -39,6 +39,19 @@ impl ApiError {
     pub fn internal(cause: &dyn std::fmt::Display) -> ApiError {
         tracing::error!(%cause, "a workflow call failed");
         ApiError { code: "InternalFailure", message: None, status: 500, prefix: FRAMEWORK, more: None }
+    }
+
+    /// What cannot be done now, because a disk takes no writes, say; SDKs try it again by themselves. AWS's common
+    /// error of that name, which tells what is wrong here: whoever reads it is often the one who can help.
+    pub fn unavailable(cause: &dyn std::fmt::Display) -> ApiError {
+        tracing::warn!(%cause, "a workflow call cannot be served now");
+        ApiError {
+            code: "ServiceUnavailable",
+            message: Some(format!("{cause} (nothing was changed; try again later)")),
+            status: 503,
+            prefix: FRAMEWORK,
+            more: None,
+        }
     }
 
     /// The operation of the request is none of the 37.
@@ -167,6 +180,9 @@ impl From<Refusal> for ApiError {
             Refusal::TooManyTags(arn) => {
                 ApiError::new("TooManyTags", "You've exceeded the number of tags allowed for a resource.")
                     .with("resourceName", arn)
+            }
+            Refusal::Store(error @ (CatalogError::Database(_) | CatalogError::Interrupted)) => {
+                ApiError::unavailable(&error)
             }
             Refusal::Store(error) => ApiError::internal(&error),
         }

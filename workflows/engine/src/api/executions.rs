@@ -7,6 +7,7 @@ use crate::engine::{
     Description, ExecutionError, HistoryQuery, Kind, ListQuery, Of, RedriveError, RedriveStatus, StartError,
     StartRequest, Status,
 };
+use crate::journal::JournalError;
 use jiff::Timestamp;
 use mayfly_workflows_language::value;
 use serde_json::{Value, json};
@@ -285,6 +286,10 @@ pub(super) fn refused(error: ExecutionError) -> ApiError {
     match error {
         ExecutionError::NotFound(arn) => ApiError::execution_missing(&arn),
         ExecutionError::InvalidPage => ApiError::invalid_token(),
+        error @ (ExecutionError::Closed
+        | ExecutionError::Journal(JournalError::Database(_) | JournalError::Closed)) => {
+            ApiError::unavailable(&error)
+        }
         error => ApiError::internal(&error),
     }
 }
@@ -298,6 +303,10 @@ fn start_refused(error: StartError) -> ApiError {
             "ExecutionLimitExceeded",
             format!("The maximum number of running executions has been reached: {limit}"),
         ),
+        error @ (StartError::Closed
+        | StartError::Journal(JournalError::Database(_) | JournalError::Closed)) => {
+            ApiError::unavailable(&error)
+        }
         error => ApiError::internal(&error),
     }
 }
@@ -310,6 +319,20 @@ mod tests {
     fn billing_rounds_up_to_the_next_step() {
         for (lasted, billed) in [(0, 100), (1, 100), (100, 100), (101, 200), (250, 300)] {
             assert_eq!(billing(lasted)["billedDurationInMilliseconds"], json!(billed), "{lasted}");
+        }
+    }
+
+    #[test]
+    fn a_journal_that_cannot_be_written_is_told_with_its_reason() {
+        let full = || JournalError::Database("database or disk is full".to_owned());
+        for refused in [start_refused(StartError::Journal(full())), refused(ExecutionError::Journal(full()))]
+        {
+            assert_eq!((refused.code, refused.status), ("ServiceUnavailable", 503));
+            let message = refused.message.unwrap_or_default();
+            assert!(
+                message.contains("database or disk is full") && message.contains("try again"),
+                "{message}"
+            );
         }
     }
 

@@ -234,6 +234,10 @@ impl Inner {
                     inner.tell_changed(ExecutionChange::Moved, &of, &cell.row);
                 }
                 inner.perform(&of, &mut cell, actions);
+            } else {
+                // A start that was refused: nothing may be written of it any more, whoever still holds it.
+                let mut cell = of.cell.lock();
+                cell.asleep |= cell.durable == u64::MAX;
             }
             then(outcome);
             drop(busy);

@@ -1,6 +1,7 @@
 //! The journal in SQLite: a file of its own, WAL, `synchronous=FULL`, one
 //! writer thread with group commit, a few reading connections.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -177,12 +178,18 @@ impl Gathering {
 }
 
 impl Shared {
-    /// The next group; `None` when the journal is closed and nothing is left to write.
+    /// The next group, an empty one to try whether writing works again; `None` when the journal is closed and
+    /// nothing is left to write.
     fn next_group(&self, gathering: &Gathering) -> Option<Vec<Batch>> {
         let mut queue = self.queue.lock();
         queue.wanted = 1;
         while queue.batches.is_empty() && !queue.closed {
-            self.filled.wait(&mut queue);
+            if queue.stalled.is_none() {
+                self.filled.wait(&mut queue);
+            } else if self.filled.wait_for(&mut queue, STALL_RETRY).timed_out() {
+                // Nothing waits to be written, and nobody may start before something could be.
+                return Some(Vec::new());
+            }
         }
         if queue.batches.is_empty() {
             return None;
@@ -210,8 +217,8 @@ fn checkpoint(db: &Connection, mode: &str) -> rusqlite::Result<i64> {
 fn write_groups(mut writer: Writer, shared: &Shared) {
     let mut gathering = Gathering::default();
     while let Some(group) = shared.next_group(&gathering) {
-        let begin = Instant::now();
-        let outcome = writer.commit_patiently(&group, shared);
+        let (begin, mut group) = (Instant::now(), group);
+        let outcome = writer.commit_patiently(&mut group, shared);
         gathering.commit = begin.elapsed();
         gathering.expected = group.len() + shared.queue.lock().batches.len();
         match outcome {
@@ -266,13 +273,15 @@ impl Writer {
         }
     }
 
-    /// Commits a group; an error that may pass is waited for, with a new
-    /// connection where the old one may be what is broken.
-    fn commit_patiently(&mut self, group: &[Batch], shared: &Shared) -> rusqlite::Result<()> {
+    /// Commits a group, or tries whether it could if there is nothing in it; an error that may pass is waited
+    /// for, with a new connection where the old one may be what is broken. On a full disk the starts are taken
+    /// out of the group and refused: they have not begun, and who asked can be told.
+    fn commit_patiently(&mut self, group: &mut Vec<Batch>, shared: &Shared) -> rusqlite::Result<()> {
         let mut tries = 0;
         loop {
             let outcome = match shared.injected() {
                 Some(error) => Err(error),
+                None if group.is_empty() => write::attempt(&self.db),
                 None => write::commit(&self.db, group),
             };
             let error = match outcome {
@@ -294,7 +303,15 @@ impl Writer {
                 return Err(error);
             }
             tracing::error!(%error, "the workflow journal cannot be written; trying again");
-            shared.queue.lock().stalled = Some(error.into());
+            let is_full = error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull);
+            let error = JournalError::from(error);
+            shared.queue.lock().stalled = Some(error.clone());
+            if is_full {
+                refuse_starts(group, shared, &error);
+            }
+            if group.is_empty() && is_full {
+                return Ok(());
+            }
             std::thread::sleep(STALL_RETRY);
             if kind == Passing::Perhaps {
                 match connect(&self.path) {
@@ -316,15 +333,17 @@ impl Writer {
             (batch.done)(Err(error));
             return;
         }
-        let batch = [batch];
-        let outcome = self.commit_patiently(&batch, shared);
-        let is_start = batch[0].changes.iter().any(|change| matches!(change, Change::Start(_)));
-        let [batch] = batch;
+        let is_start = batch.changes.iter().any(|change| matches!(change, Change::Start(_)));
+        let mut batches = vec![batch];
+        let outcome = self.commit_patiently(&mut batches, shared);
         match outcome {
-            Ok(()) => (batch.done)(Ok(())),
+            Ok(()) => batches.into_iter().for_each(|batch| (batch.done)(Ok(()))),
             // Nothing comes after a start that was refused, so there is no gap.
-            Err(error) if is_conflict(&error) && is_start => (batch.done)(Err(error.into())),
-            Err(error) => fail(shared, error.into(), vec![batch]),
+            Err(error) if is_conflict(&error) && is_start => {
+                let error = JournalError::from(error);
+                batches.into_iter().for_each(|batch| (batch.done)(Err(error.clone())));
+            }
+            Err(error) => fail(shared, error.into(), batches),
         }
     }
 }
@@ -362,6 +381,31 @@ impl Passing {
     }
 }
 
+/// Whether it is a start that somebody from outside asked for: nothing comes after it if it is refused. A map
+/// run's child has a parent that counts on it, and waits.
+fn may_be_refused(batch: &Batch) -> bool {
+    batch.changes.iter().any(|change| matches!(change, Change::Start(row) if row.birth.parent.is_none()))
+}
+
+/// Takes the starts out of a group, and what came behind one of them: it would be of an execution that is none.
+fn refuse_starts(group: &mut Vec<Batch>, shared: &Shared, error: &JournalError) {
+    let mut refused = HashSet::new();
+    for batch in group.extract_if(.., |batch| may_be_refused(batch)) {
+        refused.extend(batch.changes.iter().find_map(write::execution_of));
+        // Once it is told, nothing more comes.
+        (batch.done)(Err(error.clone()));
+    }
+    let mut behind = |batch: &mut Batch| {
+        let execution = batch.changes.iter().find_map(write::execution_of);
+        execution.is_some_and(|execution| refused.contains(&execution))
+    };
+    let mut orphans: Vec<Batch> = group.extract_if(.., &mut behind).collect();
+    orphans.extend(shared.queue.lock().batches.extract_if(.., &mut behind));
+    for orphan in orphans {
+        (orphan.done)(Err(error.clone()));
+    }
+}
+
 fn is_conflict(error: &rusqlite::Error) -> bool {
     error.sqlite_error_code() == Some(rusqlite::ErrorCode::ConstraintViolation)
 }
@@ -379,7 +423,7 @@ impl Journal for SqliteJournal {
             return Err(JournalError::Closed);
         }
         if let Some(error) = &queue.stalled
-            && batch.changes.iter().any(|change| matches!(change, Change::Start(_)))
+            && may_be_refused(&batch)
         {
             return Err(error.clone());
         }

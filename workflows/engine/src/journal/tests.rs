@@ -1,6 +1,6 @@
 //! What every journal must do, asked of each of them.
 
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 
 use super::*;
 use crate::engine::Status;
@@ -236,8 +236,8 @@ fn a_payload_goes_with_the_last_that_has_it() {
 fn a_broken_connection_is_opened_again_and_nothing_is_lost() {
     let folder = tempfile::tempdir().expect("a folder");
     let journal = SqliteJournal::open(&folder.path().join("journal.db")).expect("opens");
-    use rusqlite::ffi::ErrorCode::{CannotOpen, DiskFull, NotADatabase, ReadOnly, SystemIoFailure};
-    journal.inject([SystemIoFailure, NotADatabase, CannotOpen, ReadOnly, DiskFull]);
+    use rusqlite::ffi::ErrorCode::{CannotOpen, NotADatabase, ReadOnly, SystemIoFailure};
+    journal.inject([SystemIoFailure, NotADatabase, CannotOpen, ReadOnly, SystemIoFailure]);
     let (sender, receiver) = mpsc::channel();
     let done: Done = Box::new(move |outcome| sender.send(outcome).expect("the test waits"));
     let start = Change::Start(Box::new(row(1, "one")));
@@ -250,6 +250,77 @@ fn a_broken_connection_is_opened_again_and_nothing_is_lost() {
     assert!(receiver.recv().expect("done is called").is_ok());
     assert!(journal.health().is_ok(), "and told when it is over");
     assert_eq!(journal.open_executions().expect("read"), [1]);
+}
+
+#[test]
+fn a_full_disk_refuses_starts_and_lets_all_else_wait() {
+    use rusqlite::ffi::ErrorCode::DiskFull;
+    let folder = tempfile::tempdir().expect("a folder");
+    let journal = SqliteJournal::open(&folder.path().join("journal.db")).expect("opens");
+    write(&journal, vec![Change::Start(Box::new(row(1, "one")))]).expect("written");
+    // The start alone: it is refused, and the journal finds out by itself that there is room again.
+    journal.inject([DiskFull]);
+    let refused = write(&journal, vec![Change::Start(Box::new(row(2, "two")))]);
+    assert!(refused.is_err(), "whoever asked is told at once");
+    let until_healthy = || {
+        let healthy = std::iter::repeat_with(|| {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            journal.health().is_ok()
+        });
+        assert!(healthy.take(2_000).any(|healthy| healthy), "{:?}", journal.health());
+    };
+    until_healthy();
+    // What was begun waits, a map run's child too.
+    journal.inject([DiskFull; 3]);
+    let record = RecordRow { seq: 1, at_ms: 0, body: b"{}".to_vec() };
+    let mut child = row(3, "three");
+    child.birth.parent = Some(ChildOf { execution: 1, run: 0, index: 0, items: 1 });
+    let (sender, receiver) = mpsc::channel();
+    for changes in [vec![Change::Record { execution: 1, row: record }], vec![Change::Start(Box::new(child))]]
+    {
+        let sender = sender.clone();
+        let done: Done = Box::new(move |outcome| sender.send(outcome).expect("the test waits"));
+        journal.write(Batch { changes, done }).expect("queued");
+    }
+    for _ in 0..2 {
+        assert!(receiver.recv().expect("done is called").is_ok());
+    }
+    until_healthy();
+    write(&journal, vec![Change::Start(Box::new(row(4, "four")))]).expect("written");
+    assert_eq!(journal.open_executions().expect("read"), [1, 3, 4]);
+    assert_eq!(journal.records(1, 0).expect("read").len(), 1);
+}
+
+/// Somebody may have stopped it before its start was acknowledged: that is written of nobody.
+#[test]
+fn what_comes_behind_a_refused_start_is_refused_with_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let journal: Arc<dyn Journal> = {
+        let journal = SqliteJournal::open(&folder.path().join("journal.db")).expect("opens");
+        journal.inject([rusqlite::ffi::ErrorCode::DiskFull]);
+        Arc::new(journal)
+    };
+    let record = |execution| {
+        let row = RecordRow { seq: 1, at_ms: 0, body: b"{}".to_vec() };
+        vec![Change::Record { execution, row }]
+    };
+    let (sender, receiver) = mpsc::channel();
+    let (behind, told) = (journal.clone(), sender.clone());
+    let done: Done = Box::new(move |outcome| {
+        for execution in [2, 7] {
+            let told = told.clone();
+            let done: Done =
+                Box::new(move |outcome| told.send((execution, outcome.is_ok())).expect("the test waits"));
+            behind.write(Batch { changes: record(execution), done }).expect("queued");
+        }
+        sender.send((0, outcome.is_ok())).expect("the test waits");
+    });
+    journal.write(Batch { changes: vec![Change::Start(Box::new(row(2, "two")))], done }).expect("queued");
+    let mut told: Vec<_> = receiver.iter().take(3).collect();
+    told.sort_unstable();
+    assert_eq!(told, [(0, false), (2, false), (7, true)]);
+    assert_eq!(journal.records(2, 0).expect("read").len(), 0);
+    journal.close();
 }
 
 #[test]

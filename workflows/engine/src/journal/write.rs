@@ -33,6 +33,11 @@ pub(super) fn commit(db: &Connection, group: &[Batch]) -> rusqlite::Result<()> {
     written
 }
 
+/// Writes what is there already, to see whether anything can be written.
+pub(super) fn attempt(db: &Connection) -> rusqlite::Result<()> {
+    db.pragma_update(None, "user_version", FORMAT)
+}
+
 fn write_all(db: &Connection, group: &[Batch]) -> rusqlite::Result<()> {
     for batch in group {
         let execution = batch.changes.iter().find_map(execution_of);
@@ -44,7 +49,7 @@ fn write_all(db: &Connection, group: &[Batch]) -> rusqlite::Result<()> {
 }
 
 /// Whose batch it is: one batch is about one execution.
-fn execution_of(change: &Change) -> Option<u64> {
+pub(super) fn execution_of(change: &Change) -> Option<u64> {
     match change {
         Change::Start(row) => Some(row.id),
         Change::Record { execution, .. } | Change::Outcome { execution, .. } => Some(*execution),
