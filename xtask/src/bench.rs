@@ -23,7 +23,7 @@ use crate::{
 };
 
 pub(crate) const HELP: &str = "\
-Builds for release and measures. Mayfly and the peer take turns, round by round; medians are shown.
+Builds what is shipped and measures it. Mayfly and the peer take turns, round by round; medians are shown.
 
   cargo xtask bench functions   requests/s and latency beside `wasmtime serve` 48 at 1, 16, 64 and 256
                                 connections, fresh and reused instances; first requests to 1,000 sleeping
@@ -35,6 +35,7 @@ Builds for release and measures. Mayfly and the peer take turns, round by round;
                                 100,000 executions that wait
 
   --quick        fewer and shorter rounds: minutes instead of a quarter of an hour
+  --profile NAME what is built: dist, as users have it, optimised over all crates (slow to build), or release
   --json PATH    where the figures go (default: target/bench/<name>.json)
   --only PART    functions: throughput, cold, idle or burst alone;
                  workflows: steps, express, map or waiting alone
@@ -42,8 +43,13 @@ Builds for release and measures. Mayfly and the peer take turns, round by round;
 `wasmtime` is built by cargo on first use (a quarter of an hour on two cores), outside target/;
 wrk and etcd come from Debian's packages when we are root, Restate from npm.";
 
+/// The profile of the binary that users have.
+const SHIPPED: &str = "dist";
+
 pub(crate) struct Options {
     pub(crate) quick: bool,
+    /// How the measured binary is built.
+    pub(crate) profile: String,
     pub(crate) only: Option<String>,
     json: Option<PathBuf>,
 }
@@ -55,11 +61,12 @@ impl Options {
 
     /// `parts` are those that the benchmark has.
     fn parse(arguments: &[String], parts: &[&str]) -> Result<Self> {
-        let mut options = Self { quick: false, only: None, json: None };
+        let mut options = Self { quick: false, profile: SHIPPED.to_owned(), only: None, json: None };
         let mut arguments = arguments.iter();
         while let Some(argument) = arguments.next() {
             match argument.as_str() {
                 "--quick" => options.quick = true,
+                "--profile" => options.profile = arguments.next().context("--profile needs a name")?.clone(),
                 "--json" => options.json = Some(arguments.next().context("--json needs a path")?.into()),
                 "--only" => {
                     let part = arguments.next().context("--only needs a part")?;
@@ -71,7 +78,9 @@ impl Options {
                     }
                     options.only = Some(part.clone());
                 }
-                _ => bail!("bench takes --quick, --json PATH and --only PART, not {argument:?}"),
+                _ => bail!(
+                    "bench takes --quick, --profile NAME, --json PATH and --only PART, not {argument:?}"
+                ),
             }
         }
         Ok(options)
@@ -92,14 +101,14 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let options = Options::parse(rest, parts)?;
     let workspace = Workspace::locate()?;
     let mut build = cargo();
-    build.args(["build", "--release", "--package", "mayfly"]).current_dir(&workspace.root);
+    build.args(["build", "--profile", &options.profile, "--package", "mayfly"]).current_dir(&workspace.root);
     command::run(&mut build)?;
     let figures = bench(&workspace, &options)?;
     let path = options.json.unwrap_or_else(|| workspace.target.join(format!("bench/{name}.json")));
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     }
-    let record = json!({"benchmark": name, "quick": options.quick, "machine": machine(), "figures": figures});
+    let record = json!({"benchmark": name, "quick": options.quick, "profile": options.profile, "machine": machine(), "figures": figures});
     std::fs::write(&path, format!("{record:#}\n"))
         .with_context(|| format!("cannot write {}", path.display()))?;
     println!("\nfigures: {}", path.display());

@@ -33,7 +33,7 @@ impl Workspace {
         self.target.join("guests")
     }
 
-    /// The mayfly binary of a build profile (`debug`, `release`).
+    /// The mayfly binary of a build profile (`debug`, `release`, `dist`).
     pub(crate) fn mayfly(&self, profile: &str) -> PathBuf {
         self.target.join(profile).join("mayfly")
     }
