@@ -43,7 +43,7 @@ pub(crate) struct Inner {
     pub(super) wheel: Mutex<Wheel>,
     /// A timer was filed before the next one the timer task waits for.
     pub(super) wheel_changed: Notify,
-    pub(super) lines: Mutex<Lines>,
+    pub(super) lines: Arc<Lines>,
     pub(super) fair: Mutex<Fair<Job>>,
     pub(super) operations: OnceLock<Arc<dyn Operations>>,
     pub(super) activities: OnceLock<Arc<dyn Activities>>,
@@ -271,7 +271,7 @@ impl Inner {
                     if let Some(effect) = running.effects.lock().remove(&n) {
                         effect.abort();
                     }
-                    self.lines.lock().withdraw(running.id, n);
+                    self.lines.withdraw(running.id, n);
                 }
                 Action::SetTimer { n, at_ms } => self.set_timer(running.id, n, at_ms),
                 Action::ClearTimer { n } => {
@@ -309,7 +309,7 @@ impl Inner {
             effect.abort();
         }
         self.open.fetch_sub(1, Ordering::AcqRel);
-        self.live.release(&running);
+        self.live.release(running);
         let description = self.describe_row(&cell.row, running.state_machine.kind);
         for waiter in cell.waiters.drain(..) {
             // Whoever waited may have gone.

@@ -154,10 +154,19 @@ impl Live {
         Some(Place { live: self, arn: arn.clone(), filled: false })
     }
 
-    /// Lets an execution leave memory.
-    pub(super) fn release(&self, running: &Running) {
-        self.arns(&running.arn).lock().remove(&running.arn);
-        self.ids(running.id).lock().remove(&running.id);
+    /// Lets an execution leave memory. Its ARN comes last: who takes that place brings the same number again.
+    pub(super) fn release(&self, running: &Arc<Running>) {
+        let mut ids = self.ids(running.id).lock();
+        if ids.get(&running.id).is_some_and(|there| Arc::ptr_eq(there, running)) {
+            ids.remove(&running.id);
+        }
+        drop(ids);
+        let mut arns = self.arns(&running.arn).lock();
+        if let Some(Slot::There(there)) = arns.get(&running.arn)
+            && Arc::ptr_eq(there, running)
+        {
+            arns.remove(&running.arn);
+        }
     }
 
     pub(super) fn len(&self) -> usize {

@@ -16,7 +16,6 @@ use super::inner::{Inner, Refused};
 use super::live::{Live, Running};
 use super::mocked::NO_EXECUTION;
 use super::types::Status;
-use crate::executor::activities::Lines;
 use crate::executor::fair::Fair;
 use crate::journal::{ExecutionRow, Journal, JournalError, MemoryJournal, SqliteJournal};
 use crate::machine::Event;
@@ -63,7 +62,7 @@ impl Engine {
             written: Mutex::default(),
             wheel: Mutex::new(Wheel::new(now_ms)),
             wheel_changed: Notify::new(),
-            lines: Mutex::new(Lines::default()),
+            lines: Arc::default(),
             fair: Mutex::new(Fair::new(limits.effects, limits.effects_per_execution)),
             operations: OnceLock::new(),
             activities: OnceLock::new(),
@@ -186,6 +185,8 @@ impl Inner {
         let row = journal.execution(id)?.filter(|row| row.outcome.status == Status::Running);
         let Some(row) = row else { return Ok(None) };
         let running = self.recomputed(row)?;
+        // Somebody needs it: it does not go to sleep again before that one has come to it.
+        running.cell.lock().touched_ms = self.now_ms();
         place.fill(&running);
         Ok(Some(running))
     }

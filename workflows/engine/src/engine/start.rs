@@ -180,21 +180,31 @@ impl Inner {
 
     /// Waits for an execution's end; `None` when there is no such execution.
     pub(crate) async fn wait(self: &Arc<Self>, arn: &str) -> Option<Description> {
-        if let Some(running) = self.awake_by_arn(arn).await.ok()? {
-            let (sender, receiver) = oneshot::channel();
-            let waits = {
-                let mut cell = running.cell.lock();
-                let waits = cell.row.outcome.status == Status::Running && !cell.asleep;
-                if waits {
-                    cell.waiters.push(sender);
+        loop {
+            if let Some(running) = self.awake_by_arn(arn).await.ok()? {
+                let ends = {
+                    let mut cell = running.cell.lock();
+                    if cell.asleep {
+                        // It fell asleep between being found and being asked: once more.
+                        continue;
+                    }
+                    (cell.row.outcome.status == Status::Running).then(|| {
+                        let (sender, receiver) = oneshot::channel();
+                        cell.waiters.push(sender);
+                        receiver
+                    })
+                };
+                if let Some(ends) = ends {
+                    return ends.await.ok();
                 }
-                waits
-            };
-            if waits {
-                return receiver.await.ok();
             }
+            let stored = self.describe_stored(arn).await.ok()??;
+            if stored.status != Status::Running {
+                return Some(stored);
+            }
+            // It had ended and was taken up again meanwhile.
+            tokio::task::yield_now().await;
         }
-        self.describe_stored(arn).await.ok().flatten()
     }
 
     pub(super) async fn describe_stored(
