@@ -40,6 +40,8 @@ pub(crate) struct Inner {
     pub(super) digests: Mutex<HashMap<usize, (Weak<StateMachine>, Digest)>>,
     /// State machines that are in the journal.
     pub(super) written: Mutex<HashSet<Digest>>,
+    /// Held for reading while an execution is taken up again, for writing while old ones are forgotten.
+    pub(super) taken_up: tokio::sync::RwLock<()>,
     pub(super) wheel: Mutex<Wheel>,
     /// A timer was filed before the next one the timer task waits for.
     pub(super) wheel_changed: Notify,
@@ -225,6 +227,7 @@ impl Inner {
                 let mut cell = of.cell.lock();
                 let begins = cell.durable == u64::MAX;
                 cell.durable = seq;
+                cell.begun.clear();
                 // What is not durable is not told.
                 if begins {
                     inner.tell_changed(ExecutionChange::Started, &of, &cell.row);

@@ -1,6 +1,7 @@
 //! Executions that are in memory.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use mayfly_workflows_language::definition::{QueryLanguage, State};
@@ -40,6 +41,8 @@ pub(super) struct Cell {
     pub(super) touched_ms: i64,
     /// It is not in memory any more: whoever still holds it must look again.
     pub(super) asleep: bool,
+    /// Who waits until its start is durable, or has failed: told by being dropped.
+    pub(super) begun: Vec<oneshot::Sender<Infallible>>,
     /// Who waits for its end.
     pub(super) waiters: Vec<oneshot::Sender<Description>>,
 }
@@ -108,6 +111,7 @@ impl Running {
                 checkpoint_at: 0,
                 durable: seq,
                 asleep: false,
+                begun: Vec::new(),
                 waiters: Vec::new(),
             }),
             effects: Mutex::default(),

@@ -23,6 +23,8 @@ use crate::timers::{TimerKey, Wheel};
 
 /// The journal's file in the data directory.
 const JOURNAL_FILE: &str = "workflows.db";
+/// When a sleeper that could not be read is woken again.
+const WAKE_RETRY_MS: i64 = 2_000;
 /// How long a virtual clock lets things settle before it jumps.
 const SETTLE: Duration = Duration::from_millis(1);
 
@@ -60,6 +62,7 @@ impl Engine {
             machines: Mutex::default(),
             digests: Mutex::default(),
             written: Mutex::default(),
+            taken_up: tokio::sync::RwLock::default(),
             wheel: Mutex::new(Wheel::new(now_ms)),
             wheel_changed: Notify::new(),
             lines: Arc::default(),
@@ -251,7 +254,10 @@ impl Inner {
                 Ok(Some(_)) => inner.fire(key),
                 // It has ended.
                 Ok(None) => {}
-                Err(error) => tracing::error!(execution = key.execution, %error, "a sleeper cannot be woken"),
+                Err(error) => {
+                    tracing::error!(execution = key.execution, %error, "a sleeper cannot be woken; trying again");
+                    inner.set_timer(key.execution, key.timer, inner.now_ms() + WAKE_RETRY_MS);
+                }
             }
         });
     }

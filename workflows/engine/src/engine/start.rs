@@ -87,6 +87,22 @@ impl Inner {
         self.read(move |journal| Ok(journal.execution_by_arn(&arn)?.is_some())).await
     }
 
+    /// Waits until the start of an execution in memory is durable or has failed; at once for all others.
+    async fn begun(&self, arn: &str) {
+        let begun = {
+            let Some(running) = self.live.by_arn(arn) else { return };
+            let mut cell = running.cell.lock();
+            if running.express || cell.durable != u64::MAX {
+                return;
+            }
+            let (sender, receiver) = oneshot::channel();
+            cell.begun.push(sender);
+            receiver
+        };
+        // Nothing is ever sent.
+        let _ = begun.await;
+    }
+
     fn begin_in(
         self: &Arc<Self>,
         place: Place<'_>,
@@ -223,6 +239,7 @@ impl Inner {
 
     /// Takes up an ended execution: computed again, then redriven.
     pub(super) async fn redrive_row(self: &Arc<Self>, row: ExecutionRow) -> Result<i64, RedriveError> {
+        let _redriven = self.taken_up.read().await;
         let arn: Arc<str> = row.arn.as_str().into();
         let Some(place) = self.live.take(&arn) else { return Err(already_running()) };
         let inner = self.clone();
@@ -261,10 +278,15 @@ impl Engine {
                 Ok(Started { execution_arn: arn.to_string(), start_date })
             }
             // The first start of this name may be this one said again.
-            Err(StartError::AlreadyExists { arn }) => match self.describe(&arn).await.map_err(unreadable)? {
-                Some(there) => same_start(&there, &input),
-                None => Err(StartError::AlreadyExists { arn }),
-            },
+            Err(StartError::AlreadyExists { arn }) => {
+                self.inner.begun(&arn).await;
+                match self.describe(&arn).await.map_err(unreadable)? {
+                    Some(there) => same_start(&there, &input),
+                    None => Err(StartError::Journal(JournalError::Database(format!(
+                        "the first start of {arn} could not be written down; start it again"
+                    )))),
+                }
+            }
             Err(error) => Err(error),
         }
     }

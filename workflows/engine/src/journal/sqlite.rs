@@ -12,10 +12,10 @@ use rusqlite::{Connection, OpenFlags};
 
 use super::read;
 use super::write;
-use super::{Batch, Change, Digest, ExecutionRow, Journal, JournalError, ListRows, RecordRow, Trouble};
+use super::{
+    Batch, Digest, ExecutionRow, Journal, JournalError, ListRows, QUEUE_BATCHES_MAX, RecordRow, Trouble,
+};
 
-/// Batches that may wait for the disk; past it, writers wait.
-const QUEUE_BATCHES_MAX: usize = 65_536;
 /// Batches in one transaction: bounds how long the first of them waits.
 const GROUP_BATCHES_MAX: usize = 4_096;
 /// How long to wait before a full disk is tried again.
@@ -39,7 +39,6 @@ pub struct SqliteJournal {
 struct Shared {
     queue: Mutex<Queue>,
     filled: Condvar,
-    drained: Condvar,
     #[cfg(test)]
     faults: Mutex<std::collections::VecDeque<rusqlite::Error>>,
 }
@@ -83,7 +82,6 @@ impl SqliteJournal {
         let shared = Arc::new(Shared {
             queue: Mutex::new(Queue::default()),
             filled: Condvar::new(),
-            drained: Condvar::new(),
             #[cfg(test)]
             faults: Mutex::default(),
         });
@@ -196,7 +194,6 @@ impl Shared {
         }
         let count = queue.batches.len().min(GROUP_BATCHES_MAX);
         let group = queue.batches.drain(..count).collect();
-        self.drained.notify_all();
         Some(group)
     }
 }
@@ -239,7 +236,6 @@ fn fail(shared: &Shared, error: JournalError, mut waiting: Vec<Batch>) {
         queue.failed = Some(error.clone());
         queue.stalled = None;
         waiting.append(&mut queue.batches);
-        shared.drained.notify_all();
     }
     for batch in waiting {
         (batch.done)(Err(error.clone()));
@@ -318,7 +314,7 @@ impl Writer {
         }
         let batch = [batch];
         let outcome = self.commit_patiently(&batch, shared);
-        let is_start = batch[0].changes.iter().any(|change| matches!(change, Change::Start(_)));
+        let is_start = batch[0].starts();
         let [batch] = batch;
         match outcome {
             Ok(()) => (batch.done)(Ok(())),
@@ -369,19 +365,15 @@ fn is_conflict(error: &rusqlite::Error) -> bool {
 impl Journal for SqliteJournal {
     fn write(&self, batch: Batch) -> Result<(), JournalError> {
         let mut queue = self.shared.queue.lock();
-        while queue.batches.len() >= QUEUE_BATCHES_MAX && !queue.closed && queue.failed.is_none() {
-            self.shared.drained.wait(&mut queue);
-        }
         if let Some(error) = &queue.failed {
             return Err(error.clone());
         }
         if queue.closed {
             return Err(JournalError::Closed);
         }
-        if let Some(error) = &queue.stalled
-            && batch.changes.iter().any(|change| matches!(change, Change::Start(_)))
-        {
-            return Err(error.clone());
+        // Nobody waits here: whoever writes holds an execution that the writing thread needs for its answers.
+        if (queue.stalled.is_some() || queue.batches.len() >= QUEUE_BATCHES_MAX) && batch.starts() {
+            return Err(queue.stalled.clone().unwrap_or(JournalError::Full));
         }
         queue.batches.push(batch);
         if queue.batches.len() >= queue.wanted {
@@ -446,7 +438,6 @@ impl Journal for SqliteJournal {
     fn close(&self) {
         self.shared.queue.lock().closed = true;
         self.shared.filled.notify_all();
-        self.shared.drained.notify_all();
         if let Some(writer) = self.writer.lock().take()
             && writer.thread().id() != std::thread::current().id()
             && writer.join().is_err()

@@ -200,3 +200,19 @@ async fn work_comes_back_when_it_could_not_be_given_out() {
     world.engine.send_task_success(&work.token, "7").await.expect("taken");
     assert_eq!(world.engine.wait(&arn).await.expect("there").output.as_deref(), Some("7"));
 }
+
+#[tokio::test]
+async fn a_timer_whose_sleeper_cannot_be_read_comes_again() {
+    let journal = Arc::new(Watched::new(Arc::new(MemoryJournal::default()), Some));
+    let world = World::on(journal.clone(), Arc::default()).await;
+    let (arn, awake) = asleep(&world, waits(3_600)).await;
+    journal.refused_reads.store(2, Ordering::Relaxed);
+    drop(awake);
+    let ends = async {
+        while journal.execution_by_arn(&arn).expect("read").expect("there").outcome.status == Status::Running
+        {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), ends).await.expect("it is woken by its timer alone");
+}
