@@ -48,6 +48,12 @@ fn alias(weights: &[(u64, u64)]) -> NewAlias {
     }
 }
 
+fn delete(catalog: &Catalog, still_running: bool) {
+    let seen = catalog.read().machine(ARN).cloned().expect("there");
+    let deleted = catalog.change(|book: &Book| book.plan_delete(&seen, still_running)).expect("deletes");
+    assert!(deleted, "as it was seen");
+}
+
 fn shape(book: &Book) -> String {
     let machine = book.machine(ARN).map(|machine| {
         (
@@ -87,7 +93,7 @@ fn what_was_acknowledged_is_there_after_reopening() {
     std::mem::forget(catalog);
     let again = Catalog::open(Some(&path)).expect("opens again");
     assert_eq!(shape(&again.read()), before);
-    again.change(|book| book.plan_delete(ARN, false)).expect("deletes");
+    delete(&again, false);
     let third = Catalog::open(Some(&path)).expect("opens a third time");
     assert!(third.read().machine(ARN).is_none() && third.read().versions(ARN).next().is_none());
 }
@@ -143,12 +149,26 @@ fn aliases_route_to_versions_that_are_there() {
 fn a_machine_with_running_executions_goes_later() {
     let catalog = Catalog::open(None).expect("opens");
     catalog.change(|book| book.plan_create(new("a", false))).expect("creates");
-    catalog.change(|book| book.plan_delete(ARN, true)).expect("begins to delete");
+    delete(&catalog, true);
     assert!(catalog.read().machine(ARN).is_some_and(|machine| machine.deleting));
     let refused = catalog.change(|book| book.plan_create(new("a", false))).expect_err("not yet");
     assert!(matches!(refused, Refusal::MachineDeleting(_)));
-    catalog.change(|book| book.plan_delete(ARN, false)).expect("deletes");
+    delete(&catalog, false);
     assert!(catalog.read().machine(ARN).is_none());
+}
+
+#[test]
+fn who_finishes_a_deletion_late_leaves_the_next_machine_alone() {
+    let catalog = Catalog::open(None).expect("opens");
+    catalog.change(|book| book.plan_create(new("a", false))).expect("creates");
+    delete(&catalog, true);
+    // Two look at it; one finishes, and the name is given again before the other comes to it.
+    let seen = catalog.read().machine(ARN).cloned().expect("there");
+    delete(&catalog, false);
+    catalog.change(|book| book.plan_create(new("b", true))).expect("creates");
+    let before = shape(&catalog.read());
+    let deleted = catalog.change(|book: &Book| book.plan_delete(&seen, false)).expect("nothing to do");
+    assert!(!deleted && shape(&catalog.read()) == before);
 }
 
 #[test]

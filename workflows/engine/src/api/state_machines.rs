@@ -111,10 +111,14 @@ impl Api {
         if arn.qualifier().is_some() {
             return Err(arn.out_of_place());
         }
-        let arn = arn.text.to_owned();
-        let running = self.has_running(&arn).await?;
-        self.change(move |book| book.plan_delete(&arn, running)).await?;
-        Ok(json!({}))
+        loop {
+            let seen = self.catalog.read().machine(arn.text).cloned();
+            let Some(seen) = seen else { return Ok(json!({})) };
+            let running = self.has_running(arn.text).await?;
+            if self.change(move |book| book.plan_delete(&seen, running)).await? {
+                return Ok(json!({}));
+            }
+        }
     }
 
     pub(super) async fn list_state_machines(&self, params: &Value, scope: &Scope) -> Answer {
@@ -146,10 +150,11 @@ impl Api {
 
     /// A machine that is being deleted goes when its last execution has ended; this looks whether it has.
     pub(super) async fn finish_deletion(&self, arn: &str) -> Result<(), ApiError> {
-        let deleting = self.catalog.read().machine(arn).is_some_and(|machine| machine.deleting);
-        if deleting && !self.has_running(arn).await? {
-            let arn = arn.to_owned();
-            self.change(move |book| book.plan_delete(&arn, false)).await?;
+        let deleting = self.catalog.read().machine(arn).filter(|machine| machine.deleting).cloned();
+        let Some(deleting) = deleting else { return Ok(()) };
+        if !self.has_running(arn).await? {
+            // Somebody else may have finished it, and the name may be another machine's by now.
+            self.change(move |book| book.plan_delete(&deleting, false)).await?;
         }
         Ok(())
     }

@@ -233,17 +233,21 @@ impl Book {
         }
     }
 
-    /// DeleteStateMachine: at once with its versions and aliases, or after its last execution.
-    pub fn plan_delete(&self, arn: &str, still_running: bool) -> Planned<()> {
-        let Some(machine) = self.machine(arn) else { return Ok((Vec::new(), ())) };
+    /// DeleteStateMachine: at once with its versions and aliases, or after its last execution. Only as it was
+    /// `seen` when its executions were looked for: `false` when it is gone, changed or another one since.
+    pub fn plan_delete(&self, seen: &Arc<Machine>, still_running: bool) -> Planned<bool> {
+        let arn = &seen.arn;
+        if !self.machine(arn).is_some_and(|there| Arc::ptr_eq(there, seen)) {
+            return Ok((Vec::new(), false));
+        }
         if still_running {
-            let machine = Machine { deleting: true, ..Machine::clone(machine) };
-            return Ok((vec![Change::Put(Record::Machine(Box::new(machine)))], ()));
+            let machine = Machine { deleting: true, ..Machine::clone(seen) };
+            return Ok((vec![Change::Put(Record::Machine(Box::new(machine)))], true));
         }
         let versions = self.versions(arn).map(|version| version.arn.clone());
         let aliases = self.aliases(arn).map(|alias| alias.arn.clone());
-        let all = versions.chain(aliases).chain([arn.to_owned()]);
-        Ok((all.map(Change::Delete).collect(), ()))
+        let all = versions.chain(aliases).chain([arn.clone()]);
+        Ok((all.map(Change::Delete).collect(), true))
     }
 
     /// DeleteStateMachineVersion: not while an alias routes to it; a version that is not there is gone.

@@ -1,6 +1,7 @@
 //! Outcomes reported from outside: task tokens, activity workers.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use mayfly_workflows_language::value::Value;
 
@@ -9,14 +10,17 @@ use super::error::{ExecutionError, TokenError};
 use super::inner::{Inner, Refused};
 use super::live::Running;
 use super::types::ActivityTask;
-use crate::executor::activities::Work;
-use crate::journal::Payload;
+use crate::executor::activities::{Handed, Work};
+use crate::journal::{JournalError, Payload};
 use crate::machine::{Event, Token};
 use crate::timers::TimerKey;
 
+/// How long a worker waits before it asks again for work that could not be given out.
+const WORK_RETRY: Duration = Duration::from_millis(250);
+
 impl Inner {
-    pub(crate) fn offer_work(&self, activity: &str, work: Work) {
-        self.lines.lock().offer(activity, work);
+    pub(crate) fn offer_work(&self, work: Work) {
+        self.lines.offer(work);
     }
 
     pub(crate) fn activity_exists(&self, arn: &str) -> bool {
@@ -45,6 +49,16 @@ impl Inner {
         n: u32,
         event: Event,
     ) -> Result<(), TokenError> {
+        self.applied(running, n, event).await?.durable().await
+    }
+
+    /// Applies what was reported; its promise tells when it is durable.
+    async fn applied(
+        self: &Arc<Self>,
+        running: &Arc<Running>,
+        n: u32,
+        event: Event,
+    ) -> Result<Promise, TokenError> {
         let (sender, receiver) = tokio::sync::oneshot::channel();
         let told = self.deliver_if(
             running,
@@ -56,19 +70,28 @@ impl Inner {
             },
         );
         match told {
-            Ok(()) => match receiver.await {
-                Ok(Ok(())) => Ok(()),
-                Ok(Err(error)) => Err(TokenError::Unavailable(error.to_string())),
-                Err(_) => Err(TokenError::Unavailable("the engine is shutting down".to_owned())),
-            },
+            Ok(()) => Ok(Promise(receiver)),
             Err(Refused::Ended) => Err(TokenError::TimedOut),
             // It fell asleep between being found and being told: once more.
             Err(Refused::Asleep(event)) => match self.awake(running.id).await {
-                Ok(Some(running)) => Box::pin(self.report(&running, n, event)).await,
+                Ok(Some(running)) => Box::pin(self.applied(&running, n, event)).await,
                 Ok(None) => Err(TokenError::TimedOut),
                 Err(error) => Err(TokenError::Unavailable(error.to_string())),
             },
             Err(Refused::Journal(error)) => Err(TokenError::Unavailable(error.to_string())),
+        }
+    }
+}
+
+/// Something that was reported and is on its way to the disk.
+struct Promise(tokio::sync::oneshot::Receiver<Result<(), JournalError>>);
+
+impl Promise {
+    async fn durable(self) -> Result<(), TokenError> {
+        match self.0.await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(TokenError::Unavailable(error.to_string())),
+            Err(_) => Err(TokenError::Unavailable("the engine is shutting down".to_owned())),
         }
     }
 }
@@ -115,19 +138,51 @@ impl Engine {
     ) -> Option<ActivityTask> {
         let deadline = tokio::time::Instant::now() + self.inner.config.limits.activity_poll;
         loop {
-            let asked = self.inner.lines.lock().ask(activity_arn);
-            let work = match asked {
-                Ok(work) => work,
+            let handed = match self.inner.lines.ask(activity_arn) {
+                Ok(handed) => handed,
                 Err(receiver) => match tokio::time::timeout_at(deadline, receiver).await {
-                    Ok(Ok(work)) => work,
+                    Ok(Ok(handed)) => handed,
                     _ => return None,
                 },
             };
-            let Ok(Some(running)) = self.inner.awake(work.execution).await else { continue };
-            let event = Event::Began { n: work.effect, worker: worker.clone() };
-            if self.inner.report(&running, work.effect, event).await.is_ok() {
-                return Some(ActivityTask { token: work.token.to_string(), input: work.input.to_string() });
+            match self.begin_work(handed, worker.clone()).await {
+                Ok(Some(task)) => return Some(task),
+                // Nobody waits for it any more.
+                Ok(None) => {}
+                Err(error) => {
+                    tracing::error!(activity = activity_arn, %error, "an activity's work could not be given out");
+                    let now = tokio::time::Instant::now();
+                    if now >= deadline {
+                        return None;
+                    }
+                    tokio::time::sleep_until(deadline.min(now + WORK_RETRY)).await;
+                }
             }
         }
+    }
+
+    /// Tells the execution that a worker begins; `None` when it does not wait for that work any more. Until the
+    /// execution has been told, the work goes back to its line when this is dropped or fails.
+    async fn begin_work(
+        &self,
+        handed: Handed,
+        worker: Option<String>,
+    ) -> Result<Option<ActivityTask>, TokenError> {
+        let Some((execution, n)) = handed.work().map(|work| (work.execution, work.effect)) else {
+            return Ok(None);
+        };
+        let running = self.inner.awake(execution).await;
+        let running = running.map_err(|error| TokenError::Unavailable(error.to_string()))?;
+        let told = match running {
+            Some(running) => self.inner.applied(&running, n, Event::Began { n, worker }).await,
+            None => Err(TokenError::TimedOut),
+        };
+        let told = match told {
+            Err(TokenError::Unavailable(reason)) => return Err(TokenError::Unavailable(reason)),
+            told => told,
+        };
+        let (Some(work), Ok(promise)) = (handed.take(), told) else { return Ok(None) };
+        promise.durable().await?;
+        Ok(Some(ActivityTask { token: work.token.to_string(), input: work.input.to_string() }))
     }
 }

@@ -1,6 +1,7 @@
 //! Effects: each in its turn, each reported under its number.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use mayfly_workflows_language::error::names;
 
@@ -54,6 +55,16 @@ impl Reporter {
         {
             tracing::error!(execution = %running.arn, %error, "an effect's outcome could not be written down");
         }
+    }
+
+    /// Does anybody still wait for this effect? Its execution may have ended, or the state that wanted it, while
+    /// it stood in line.
+    fn is_wanted(&self) -> bool {
+        if self.inner.closing.load(Ordering::Acquire) {
+            return false;
+        }
+        let cell = self.running.cell.lock();
+        cell.machine.outcome().is_none() && cell.machine.waits_for(self.n)
     }
 
     /// The execution's number.
@@ -132,6 +143,10 @@ impl Inner {
 
 async fn carry_out(reporter: Reporter, call: Call, place: Place, busy: Busy) {
     let mut guards = Guards { place: Some(place), busy: Some(busy) };
+    if !reporter.is_wanted() {
+        drop(Over { n: reporter.n, running: reporter.running, _guards: guards });
+        return;
+    }
     let event = match call {
         Call::Task(task) => match tasks::run(&reporter, *task, &mut guards).await {
             tasks::Finished::Result(value) => {

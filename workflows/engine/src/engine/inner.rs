@@ -40,10 +40,12 @@ pub(crate) struct Inner {
     pub(super) digests: Mutex<HashMap<usize, (Weak<StateMachine>, Digest)>>,
     /// State machines that are in the journal.
     pub(super) written: Mutex<HashSet<Digest>>,
+    /// Held for reading while an execution is taken up again, for writing while old ones are forgotten.
+    pub(super) taken_up: tokio::sync::RwLock<()>,
     pub(super) wheel: Mutex<Wheel>,
     /// A timer was filed before the next one the timer task waits for.
     pub(super) wheel_changed: Notify,
-    pub(super) lines: Mutex<Lines>,
+    pub(super) lines: Arc<Lines>,
     pub(super) fair: Mutex<Fair<Job>>,
     pub(super) operations: OnceLock<Arc<dyn Operations>>,
     pub(super) activities: OnceLock<Arc<dyn Activities>>,
@@ -225,6 +227,7 @@ impl Inner {
                 let mut cell = of.cell.lock();
                 let begins = cell.durable == u64::MAX;
                 cell.durable = seq;
+                cell.begun.clear();
                 // What is not durable is not told.
                 if begins {
                     inner.tell_changed(ExecutionChange::Started, &of, &cell.row);
@@ -275,7 +278,7 @@ impl Inner {
                     if let Some(effect) = running.effects.lock().remove(&n) {
                         effect.abort();
                     }
-                    self.lines.lock().withdraw(running.id, n);
+                    self.lines.withdraw(running.id, n);
                 }
                 Action::SetTimer { n, at_ms } => self.set_timer(running.id, n, at_ms),
                 Action::ClearTimer { n } => {
@@ -313,7 +316,7 @@ impl Inner {
             effect.abort();
         }
         self.open.fetch_sub(1, Ordering::AcqRel);
-        self.live.release(&running);
+        self.live.release(running);
         let description = self.describe_row(&cell.row, running.state_machine.kind);
         for waiter in cell.waiters.drain(..) {
             // Whoever waited may have gone.

@@ -1,6 +1,7 @@
 //! Executions that are in memory.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use mayfly_workflows_language::definition::{QueryLanguage, State};
@@ -40,6 +41,8 @@ pub(super) struct Cell {
     pub(super) touched_ms: i64,
     /// It is not in memory any more: whoever still holds it must look again.
     pub(super) asleep: bool,
+    /// Who waits until its start is durable, or has failed: told by being dropped.
+    pub(super) begun: Vec<oneshot::Sender<Infallible>>,
     /// Who waits for its end.
     pub(super) waiters: Vec<oneshot::Sender<Description>>,
 }
@@ -108,6 +111,7 @@ impl Running {
                 checkpoint_at: 0,
                 durable: seq,
                 asleep: false,
+                begun: Vec::new(),
                 waiters: Vec::new(),
             }),
             effects: Mutex::default(),
@@ -154,10 +158,19 @@ impl Live {
         Some(Place { live: self, arn: arn.clone(), filled: false })
     }
 
-    /// Lets an execution leave memory.
-    pub(super) fn release(&self, running: &Running) {
-        self.arns(&running.arn).lock().remove(&running.arn);
-        self.ids(running.id).lock().remove(&running.id);
+    /// Lets an execution leave memory. Its ARN comes last: who takes that place brings the same number again.
+    pub(super) fn release(&self, running: &Arc<Running>) {
+        let mut ids = self.ids(running.id).lock();
+        if ids.get(&running.id).is_some_and(|there| Arc::ptr_eq(there, running)) {
+            ids.remove(&running.id);
+        }
+        drop(ids);
+        let mut arns = self.arns(&running.arn).lock();
+        if let Some(Slot::There(there)) = arns.get(&running.arn)
+            && Arc::ptr_eq(there, running)
+        {
+            arns.remove(&running.arn);
+        }
     }
 
     pub(super) fn len(&self) -> usize {

@@ -16,7 +16,6 @@ use super::inner::{Inner, Refused};
 use super::live::{Live, Running};
 use super::mocked::NO_EXECUTION;
 use super::types::Status;
-use crate::executor::activities::Lines;
 use crate::executor::fair::Fair;
 use crate::journal::{ExecutionRow, Journal, JournalError, MemoryJournal, SqliteJournal};
 use crate::machine::Event;
@@ -24,6 +23,8 @@ use crate::timers::{TimerKey, Wheel};
 
 /// The journal's file in the data directory.
 const JOURNAL_FILE: &str = "workflows.db";
+/// When a sleeper that could not be read is woken again.
+const WAKE_RETRY_MS: i64 = 2_000;
 /// How long a virtual clock lets things settle before it jumps.
 const SETTLE: Duration = Duration::from_millis(1);
 
@@ -61,9 +62,10 @@ impl Engine {
             machines: Mutex::default(),
             digests: Mutex::default(),
             written: Mutex::default(),
+            taken_up: tokio::sync::RwLock::default(),
             wheel: Mutex::new(Wheel::new(now_ms)),
             wheel_changed: Notify::new(),
-            lines: Mutex::new(Lines::default()),
+            lines: Arc::default(),
             fair: Mutex::new(Fair::new(limits.effects, limits.effects_per_execution)),
             operations: OnceLock::new(),
             activities: OnceLock::new(),
@@ -186,6 +188,8 @@ impl Inner {
         let row = journal.execution(id)?.filter(|row| row.outcome.status == Status::Running);
         let Some(row) = row else { return Ok(None) };
         let running = self.recomputed(row)?;
+        // Somebody needs it: it does not go to sleep again before that one has come to it.
+        running.cell.lock().touched_ms = self.now_ms();
         place.fill(&running);
         Ok(Some(running))
     }
@@ -250,7 +254,10 @@ impl Inner {
                 Ok(Some(_)) => inner.fire(key),
                 // It has ended.
                 Ok(None) => {}
-                Err(error) => tracing::error!(execution = key.execution, %error, "a sleeper cannot be woken"),
+                Err(error) => {
+                    tracing::error!(execution = key.execution, %error, "a sleeper cannot be woken; trying again");
+                    inner.set_timer(key.execution, key.timer, inner.now_ms() + WAKE_RETRY_MS);
+                }
             }
         });
     }

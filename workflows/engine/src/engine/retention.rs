@@ -21,6 +21,8 @@ impl Inner {
         let before_ms = self.now_ms().saturating_sub(retention_ms);
         let mut forgotten = 0;
         loop {
+            // One that is being taken up again does not run yet by its row.
+            let _settled = self.taken_up.write().await;
             let old = self.read(move |journal| journal.ended_before(before_ms, BATCH_MAX)).await?;
             if old.is_empty() {
                 return Ok(forgotten);

@@ -87,6 +87,22 @@ impl Inner {
         self.read(move |journal| Ok(journal.execution_by_arn(&arn)?.is_some())).await
     }
 
+    /// Waits until the start of an execution in memory is durable or has failed; at once for all others.
+    async fn begun(&self, arn: &str) {
+        let begun = {
+            let Some(running) = self.live.by_arn(arn) else { return };
+            let mut cell = running.cell.lock();
+            if running.express || cell.durable != u64::MAX {
+                return;
+            }
+            let (sender, receiver) = oneshot::channel();
+            cell.begun.push(sender);
+            receiver
+        };
+        // Nothing is ever sent.
+        let _ = begun.await;
+    }
+
     fn begin_in(
         self: &Arc<Self>,
         place: Place<'_>,
@@ -180,21 +196,31 @@ impl Inner {
 
     /// Waits for an execution's end; `None` when there is no such execution.
     pub(crate) async fn wait(self: &Arc<Self>, arn: &str) -> Option<Description> {
-        if let Some(running) = self.awake_by_arn(arn).await.ok()? {
-            let (sender, receiver) = oneshot::channel();
-            let waits = {
-                let mut cell = running.cell.lock();
-                let waits = cell.row.outcome.status == Status::Running && !cell.asleep;
-                if waits {
-                    cell.waiters.push(sender);
+        loop {
+            if let Some(running) = self.awake_by_arn(arn).await.ok()? {
+                let ends = {
+                    let mut cell = running.cell.lock();
+                    if cell.asleep {
+                        // It fell asleep between being found and being asked: once more.
+                        continue;
+                    }
+                    (cell.row.outcome.status == Status::Running).then(|| {
+                        let (sender, receiver) = oneshot::channel();
+                        cell.waiters.push(sender);
+                        receiver
+                    })
+                };
+                if let Some(ends) = ends {
+                    return ends.await.ok();
                 }
-                waits
-            };
-            if waits {
-                return receiver.await.ok();
             }
+            let stored = self.describe_stored(arn).await.ok()??;
+            if stored.status != Status::Running {
+                return Some(stored);
+            }
+            // It had ended and was taken up again meanwhile.
+            tokio::task::yield_now().await;
         }
-        self.describe_stored(arn).await.ok().flatten()
     }
 
     pub(super) async fn describe_stored(
@@ -213,6 +239,7 @@ impl Inner {
 
     /// Takes up an ended execution: computed again, then redriven.
     pub(super) async fn redrive_row(self: &Arc<Self>, row: ExecutionRow) -> Result<i64, RedriveError> {
+        let _redriven = self.taken_up.read().await;
         let arn: Arc<str> = row.arn.as_str().into();
         let Some(place) = self.live.take(&arn) else { return Err(already_running()) };
         let inner = self.clone();
@@ -251,10 +278,15 @@ impl Engine {
                 Ok(Started { execution_arn: arn.to_string(), start_date })
             }
             // The first start of this name may be this one said again.
-            Err(StartError::AlreadyExists { arn }) => match self.describe(&arn).await.map_err(unreadable)? {
-                Some(there) => same_start(&there, &input),
-                None => Err(StartError::AlreadyExists { arn }),
-            },
+            Err(StartError::AlreadyExists { arn }) => {
+                self.inner.begun(&arn).await;
+                match self.describe(&arn).await.map_err(unreadable)? {
+                    Some(there) => same_start(&there, &input),
+                    None => Err(StartError::Journal(JournalError::Database(format!(
+                        "the first start of {arn} could not be written down; start it again"
+                    )))),
+                }
+            }
             Err(error) => Err(error),
         }
     }

@@ -15,6 +15,7 @@ use crate::timers::VirtualClock;
 
 mod checkpoints;
 mod durability;
+mod effects;
 mod load;
 mod sleepers;
 mod states;
@@ -129,8 +130,11 @@ impl World {
         functions: Arc<Scripted>,
         checkpoint_records: u64,
     ) -> Self {
-        let config =
-            Config { limits: Limits { checkpoint_records, ..Limits::default() }, ..Config::default() };
+        Self::limited(journal, functions, Limits { checkpoint_records, ..Limits::default() }).await
+    }
+
+    pub(super) async fn limited(journal: Arc<dyn Journal>, functions: Arc<Scripted>, limits: Limits) -> Self {
+        let config = Config { limits, ..Config::default() };
         let files: Arc<Files> = Arc::default();
         let deps = deps(functions.clone(), files.clone());
         let engine = Engine::with_journal(config, deps, journal).await.expect("opens");

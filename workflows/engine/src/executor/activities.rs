@@ -1,11 +1,15 @@
-//! Work that waits for a worker, by activity. A plain struct.
+//! Work that waits for a worker, by activity.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
 /// One piece of work.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct Work {
+    pub(crate) activity: Arc<str>,
     pub(crate) execution: u64,
     pub(crate) effect: u32,
     pub(crate) token: Arc<str>,
@@ -14,46 +18,135 @@ pub(crate) struct Work {
 
 /// The lines of all activities.
 #[derive(Debug, Default)]
-pub(crate) struct Lines {
-    lines: HashMap<String, Line>,
-}
+pub(crate) struct Lines(Mutex<HashMap<Arc<str>, Line>>);
 
 #[derive(Debug, Default)]
 struct Line {
     work: VecDeque<Work>,
-    workers: VecDeque<tokio::sync::oneshot::Sender<Work>>,
+    workers: VecDeque<oneshot::Sender<Handed>>,
+}
+
+/// Where work joins its line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Front,
+    Back,
+}
+
+/// Work on its way to a worker. Dropped on that way, because the worker hung up, it goes back to the front of its
+/// line: the execution counts on somebody doing it.
+#[derive(Debug)]
+pub(crate) struct Handed {
+    work: Option<Work>,
+    lines: Arc<Lines>,
+}
+
+impl Handed {
+    /// What is to be done; `None` once it was taken.
+    pub(crate) fn work(&self) -> Option<&Work> {
+        self.work.as_ref()
+    }
+
+    /// The worker has it, or nobody wants it done any more.
+    pub(crate) fn take(mut self) -> Option<Work> {
+        self.work.take()
+    }
+}
+
+impl Drop for Handed {
+    fn drop(&mut self) {
+        if let Some(work) = self.work.take() {
+            self.lines.join(work, End::Front);
+        }
+    }
 }
 
 impl Lines {
     /// Hands work to the worker that has waited longest, or lets it wait.
-    pub(crate) fn offer(&mut self, activity: &str, mut work: Work) {
-        let line = self.lines.entry(activity.to_owned()).or_default();
+    pub(crate) fn offer(self: &Arc<Self>, work: Work) {
+        self.join(work, End::Back);
+    }
+
+    fn join(self: &Arc<Self>, mut work: Work, end: End) {
+        let mut lines = self.0.lock();
+        let line = lines.entry(work.activity.clone()).or_default();
         while let Some(worker) = line.workers.pop_front() {
-            match worker.send(work) {
+            match worker.send(Handed { work: Some(work), lines: self.clone() }) {
                 Ok(()) => return,
-                Err(back) => work = back,
+                Err(mut back) => match back.work.take() {
+                    Some(refused) => work = refused,
+                    None => return,
+                },
             }
         }
-        line.work.push_back(work);
+        match end {
+            End::Front => line.work.push_front(work),
+            End::Back => line.work.push_back(work),
+        }
     }
 
     /// The work that has waited longest, or a place in the workers' line.
-    pub(crate) fn ask(&mut self, activity: &str) -> Result<Work, tokio::sync::oneshot::Receiver<Work>> {
-        let line = self.lines.entry(activity.to_owned()).or_default();
+    pub(crate) fn ask(self: &Arc<Self>, activity: &str) -> Result<Handed, oneshot::Receiver<Handed>> {
+        let mut lines = self.0.lock();
+        let line = lines.entry(activity.into()).or_default();
         if let Some(work) = line.work.pop_front() {
-            return Ok(work);
+            return Ok(Handed { work: Some(work), lines: self.clone() });
         }
         line.workers.retain(|worker| !worker.is_closed());
-        let (sender, receiver) = tokio::sync::oneshot::channel();
+        let (sender, receiver) = oneshot::channel();
         line.workers.push_back(sender);
         Err(receiver)
     }
 
     /// Takes back work that nobody waits for any more.
-    pub(crate) fn withdraw(&mut self, execution: u64, effect: u32) {
-        for line in self.lines.values_mut() {
+    pub(crate) fn withdraw(&self, execution: u64, effect: u32) {
+        let mut lines = self.0.lock();
+        for line in lines.values_mut() {
             line.work.retain(|work| (work.execution, work.effect) != (execution, effect));
         }
-        self.lines.retain(|_, line| !line.work.is_empty() || !line.workers.is_empty());
+        lines.retain(|_, line| !line.work.is_empty() || !line.workers.is_empty());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn work(effect: u32) -> Work {
+        Work { activity: "a".into(), execution: 1, effect, token: "t".into(), input: "{}".into() }
+    }
+
+    fn effect_of(asked: Result<Handed, oneshot::Receiver<Handed>>) -> Option<u32> {
+        asked.ok()?.take().map(|work| work.effect)
+    }
+
+    #[test]
+    fn work_goes_to_who_waited_longest_and_in_its_order() {
+        let lines = Arc::new(Lines::default());
+        let mut first = lines.ask("a").expect_err("no work yet");
+        let mut second = lines.ask("a").expect_err("no work yet");
+        lines.offer(work(1));
+        lines.offer(work(2));
+        lines.offer(work(3));
+        let effect = |handed: Handed| handed.take().map(|work| work.effect);
+        assert_eq!(first.try_recv().ok().and_then(effect), Some(1));
+        assert_eq!(second.try_recv().ok().and_then(effect), Some(2));
+        assert_eq!(effect_of(lines.ask("a")), Some(3));
+    }
+
+    #[test]
+    fn a_worker_that_hangs_up_leaves_its_work_to_the_next() {
+        let lines = Arc::new(Lines::default());
+        let gone = lines.ask("a").expect_err("no work yet");
+        lines.offer(work(1));
+        lines.offer(work(2));
+        // It was sent to this worker, who never looks.
+        drop(gone);
+        let handed = lines.ask("a").expect("the first is back in front");
+        assert_eq!(handed.work().map(|work| work.effect), Some(1));
+        drop(handed);
+        assert_eq!(effect_of(lines.ask("a")), Some(1));
+        assert_eq!(effect_of(lines.ask("a")), Some(2));
+        assert!(lines.ask("a").is_err(), "what was taken does not come back");
     }
 }

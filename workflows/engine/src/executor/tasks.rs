@@ -1,5 +1,7 @@
 //! The work of Task states.
 
+use std::sync::Arc;
+
 use futures::future::BoxFuture;
 use mayfly_workflows_language::definition::{Pattern, Resource};
 use mayfly_workflows_language::value::Value;
@@ -158,7 +160,7 @@ fn uuid(reporter: &Reporter) -> uuid::Uuid {
     uuid::Builder::from_random_bytes(reporter.inner.deps.randomness.bytes()).into_uuid()
 }
 
-async fn activity(reporter: &Reporter, arn: &str, task: &TaskCall) -> Finished {
+async fn activity(reporter: &Reporter, arn: &Arc<str>, task: &TaskCall) -> Finished {
     let n = reporter.n;
     if !reporter.inner.activity_exists(arn) {
         let cause = format!("The activity {arn} does not exist.");
@@ -167,12 +169,13 @@ async fn activity(reporter: &Reporter, arn: &str, task: &TaskCall) -> Finished {
     }
     if reporter.report(Event::Accepted { n }).await {
         let work = Work {
+            activity: arn.clone(),
             execution: reporter.execution(),
             effect: n,
             token: task.token.clone(),
             input: task.arguments.to_text().into(),
         };
-        reporter.inner.offer_work(arn, work);
+        reporter.inner.offer_work(work);
     }
     Finished::Later
 }

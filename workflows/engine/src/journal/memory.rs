@@ -2,32 +2,62 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::sync::mpsc::{SyncSender, sync_channel};
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
-use super::{Batch, Change, Digest, Done, ExecutionRow, Journal, JournalError, ListRows, Owner, RecordRow};
+use super::{
+    Batch, Change, Digest, Done, ExecutionRow, Journal, JournalError, ListRows, Owner, QUEUE_BATCHES_MAX,
+    RecordRow,
+};
 use crate::engine::Status;
 
 /// In memory: for testing workflows offline, and for the engine's own tests.
 pub struct MemoryJournal {
     tables: Mutex<Tables>,
     /// Tells those who wait, on a thread of its own as every journal does.
-    done: SyncSender<(Done, Result<(), JournalError>)>,
+    told: Arc<Told>,
 }
 
-/// Acknowledgements that may wait to be given.
-const DONE_MAX: usize = 65_536;
+/// Acknowledgements that wait to be given, in the order of the writes.
+#[derive(Default)]
+struct Told {
+    queue: Mutex<Queue>,
+    filled: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    waiting: Vec<(Done, Result<(), JournalError>)>,
+    /// The journal is gone: what waits is the last.
+    over: bool,
+}
 
 impl Default for MemoryJournal {
     fn default() -> Self {
-        let (done, waiting) = sync_channel::<(Done, Result<(), JournalError>)>(DONE_MAX);
+        let told: Arc<Told> = Arc::default();
+        let for_thread = told.clone();
         std::thread::spawn(move || {
-            for (done, outcome) in waiting {
-                done(outcome);
+            loop {
+                let mut queue = for_thread.queue.lock();
+                while queue.waiting.is_empty() && !queue.over {
+                    for_thread.filled.wait(&mut queue);
+                }
+                let next = std::mem::take(&mut queue.waiting);
+                drop(queue);
+                if next.is_empty() {
+                    return;
+                }
+                next.into_iter().for_each(|(done, outcome)| done(outcome));
             }
         });
-        Self { tables: Mutex::default(), done }
+        Self { tables: Mutex::default(), told }
+    }
+}
+
+impl Drop for MemoryJournal {
+    fn drop(&mut self) {
+        self.told.queue.lock().over = true;
+        self.told.filled.notify_one();
     }
 }
 
@@ -72,6 +102,10 @@ impl Tables {
                 self.checkpoints.insert(execution, (seq, body));
             }
             Change::Remove { execution } => {
+                let running = |row: &ExecutionRow| row.outcome.status == Status::Running;
+                if self.executions.get(&execution).is_some_and(running) {
+                    return Ok(());
+                }
                 if let Some(gone) = self.executions.remove(&execution) {
                     self.by_arn.remove(&gone.arn);
                 }
@@ -102,9 +136,14 @@ impl Journal for MemoryJournal {
         if tables.closed {
             return Err(JournalError::Closed);
         }
+        if batch.may_be_refused() && self.told.queue.lock().waiting.len() >= QUEUE_BATCHES_MAX {
+            return Err(JournalError::Full);
+        }
         let outcome = batch.changes.into_iter().try_for_each(|change| tables.apply(change));
         // Still under the lock: acknowledged in the order of the writes.
-        self.done.send((batch.done, outcome)).map_err(|_| JournalError::Closed)
+        self.told.queue.lock().waiting.push((batch.done, outcome));
+        self.told.filled.notify_one();
+        Ok(())
     }
 
     fn last_execution(&self) -> Result<u64, JournalError> {

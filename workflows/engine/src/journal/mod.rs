@@ -23,6 +23,10 @@ pub use payload::{Digest, PART_BYTES_MIN, Payload};
 pub use row::{Birth, Change, ChildOf, ExecutionRow, ListRows, OutcomeRow, Owner, RecordRow};
 pub use sqlite::SqliteJournal;
 
+/// Batches that may wait for the disk before starts are refused. Everything else is taken: it is what the open
+/// executions, which are bounded, have to tell.
+const QUEUE_BATCHES_MAX: usize = 65_536;
+
 /// The journal could not read or write.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum JournalError {
@@ -60,6 +64,9 @@ pub enum JournalError {
         /// What is wrong with it.
         reason: String,
     },
+    /// More waits for the disk than it keeps up with.
+    #[error("the workflow journal does not keep up; start it again in a while")]
+    Full,
     /// The journal is closed.
     #[error("the journal is closed")]
     Closed,
@@ -95,9 +102,22 @@ pub struct Batch {
     pub done: Done,
 }
 
+impl Batch {
+    /// Does an execution begin with it?
+    fn starts(&self) -> bool {
+        self.changes.iter().any(|change| matches!(change, Change::Start(_)))
+    }
+
+    /// Is it a start that somebody from outside asked for? Nothing comes after it if it is refused. A map run's
+    /// child has a parent that counts on it, and waits.
+    fn may_be_refused(&self) -> bool {
+        self.changes.iter().any(|change| matches!(change, Change::Start(row) if row.birth.parent.is_none()))
+    }
+}
+
 /// A journal. All reads see every batch whose `done` has been called.
 pub trait Journal: Send + Sync {
-    /// Queues a batch; waits while the queue is full. After an error
+    /// Queues a batch and never waits: a start is refused while the queue is full. After an error
     /// that does not pass the journal refuses all later ones (nothing may be
     /// acknowledged behind a gap); only a start whose ARN is taken fails alone.
     fn write(&self, batch: Batch) -> Result<(), JournalError>;

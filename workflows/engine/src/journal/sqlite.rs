@@ -13,10 +13,10 @@ use rusqlite::{Connection, OpenFlags};
 
 use super::read;
 use super::write;
-use super::{Batch, Change, Digest, ExecutionRow, Journal, JournalError, ListRows, RecordRow, Trouble};
+use super::{
+    Batch, Digest, ExecutionRow, Journal, JournalError, ListRows, QUEUE_BATCHES_MAX, RecordRow, Trouble,
+};
 
-/// Batches that may wait for the disk; past it, writers wait.
-const QUEUE_BATCHES_MAX: usize = 65_536;
 /// Batches in one transaction: bounds how long the first of them waits.
 const GROUP_BATCHES_MAX: usize = 4_096;
 /// How long to wait before a full disk is tried again.
@@ -40,7 +40,6 @@ pub struct SqliteJournal {
 struct Shared {
     queue: Mutex<Queue>,
     filled: Condvar,
-    drained: Condvar,
     #[cfg(test)]
     faults: Mutex<std::collections::VecDeque<rusqlite::Error>>,
 }
@@ -84,7 +83,6 @@ impl SqliteJournal {
         let shared = Arc::new(Shared {
             queue: Mutex::new(Queue::default()),
             filled: Condvar::new(),
-            drained: Condvar::new(),
             #[cfg(test)]
             faults: Mutex::default(),
         });
@@ -203,7 +201,6 @@ impl Shared {
         }
         let count = queue.batches.len().min(GROUP_BATCHES_MAX);
         let group = queue.batches.drain(..count).collect();
-        self.drained.notify_all();
         Some(group)
     }
 }
@@ -246,7 +243,6 @@ fn fail(shared: &Shared, error: JournalError, mut waiting: Vec<Batch>) {
         queue.failed = Some(error.clone());
         queue.stalled = None;
         waiting.append(&mut queue.batches);
-        shared.drained.notify_all();
     }
     for batch in waiting {
         (batch.done)(Err(error.clone()));
@@ -333,7 +329,7 @@ impl Writer {
             (batch.done)(Err(error));
             return;
         }
-        let is_start = batch.changes.iter().any(|change| matches!(change, Change::Start(_)));
+        let is_start = batch.starts();
         let mut batches = vec![batch];
         let outcome = self.commit_patiently(&mut batches, shared);
         match outcome {
@@ -381,16 +377,10 @@ impl Passing {
     }
 }
 
-/// Whether it is a start that somebody from outside asked for: nothing comes after it if it is refused. A map
-/// run's child has a parent that counts on it, and waits.
-fn may_be_refused(batch: &Batch) -> bool {
-    batch.changes.iter().any(|change| matches!(change, Change::Start(row) if row.birth.parent.is_none()))
-}
-
 /// Takes the starts out of a group, and what came behind one of them: it would be of an execution that is none.
 fn refuse_starts(group: &mut Vec<Batch>, shared: &Shared, error: &JournalError) {
     let mut refused = HashSet::new();
-    for batch in group.extract_if(.., |batch| may_be_refused(batch)) {
+    for batch in group.extract_if(.., |batch| batch.may_be_refused()) {
         refused.extend(batch.changes.iter().find_map(write::execution_of));
         // Once it is told, nothing more comes.
         (batch.done)(Err(error.clone()));
@@ -413,19 +403,15 @@ fn is_conflict(error: &rusqlite::Error) -> bool {
 impl Journal for SqliteJournal {
     fn write(&self, batch: Batch) -> Result<(), JournalError> {
         let mut queue = self.shared.queue.lock();
-        while queue.batches.len() >= QUEUE_BATCHES_MAX && !queue.closed && queue.failed.is_none() {
-            self.shared.drained.wait(&mut queue);
-        }
         if let Some(error) = &queue.failed {
             return Err(error.clone());
         }
         if queue.closed {
             return Err(JournalError::Closed);
         }
-        if let Some(error) = &queue.stalled
-            && may_be_refused(&batch)
-        {
-            return Err(error.clone());
+        // Nobody waits here: whoever writes holds an execution that the writing thread needs for its answers.
+        if (queue.stalled.is_some() || queue.batches.len() >= QUEUE_BATCHES_MAX) && batch.may_be_refused() {
+            return Err(queue.stalled.clone().unwrap_or(JournalError::Full));
         }
         queue.batches.push(batch);
         if queue.batches.len() >= queue.wanted {
@@ -490,7 +476,6 @@ impl Journal for SqliteJournal {
     fn close(&self) {
         self.shared.queue.lock().closed = true;
         self.shared.filled.notify_all();
-        self.shared.drained.notify_all();
         if let Some(writer) = self.writer.lock().take()
             && writer.thread().id() != std::thread::current().id()
             && writer.join().is_err()

@@ -223,13 +223,71 @@ fn a_payload_goes_with_the_last_that_has_it() {
         let input = Payload::from("x".repeat(PART_BYTES_MIN).as_str()).stored(&mut changes);
         let Payload::Part { part } = input else { panic!("it is large") };
         digests.push(part);
-        changes.push(Change::Start(Box::new(ExecutionRow { input, ..row(id, "one") })));
+        let outcome = OutcomeRow { status: Status::Failed, ..OutcomeRow::running() };
+        changes.push(Change::Start(Box::new(ExecutionRow { input, outcome, ..row(id, "one") })));
         write(&journal, changes).expect("written");
     }
     write(&journal, vec![Change::Remove { execution: 1 }]).expect("written");
     assert!(journal.part(&digests[0]).expect("read").is_some());
     write(&journal, vec![Change::Remove { execution: 2 }]).expect("written");
     assert!(journal.part(&digests[0]).expect("read").is_none());
+}
+
+/// Writes more than may wait, while who is told has to wait for the writer.
+fn nobody_waits(journal: Arc<dyn Journal>) {
+    let cell = Arc::new(parking_lot::Mutex::new(()));
+    let held = cell.lock();
+    let (sender, receiver) = mpsc::channel();
+    let (writing, of_first, last) = (journal.clone(), cell.clone(), sender.clone());
+    std::thread::spawn(move || {
+        let empty = |done: Done| Batch { changes: Vec::new(), done };
+        let (begins, begun) = mpsc::channel();
+        let first: Done = Box::new(move |_| {
+            begins.send(()).expect("the writer waits");
+            drop(of_first.lock());
+        });
+        writing.write(empty(first)).expect("taken");
+        begun.recv().expect("told");
+        for _ in 0..=QUEUE_BATCHES_MAX {
+            writing.write(empty(Box::new(|_| ()))).expect("taken");
+        }
+        let start = vec![Change::Start(Box::new(row(1, "one")))];
+        let refused = writing.write(Batch { changes: start, done: Box::new(|_| ()) });
+        sender.send(refused.is_err()).expect("the test waits");
+        writing
+            .write(empty(Box::new(move |outcome| last.send(outcome.is_ok()).expect("the test waits"))))
+            .expect("taken");
+    });
+    let patience = std::time::Duration::from_secs(60);
+    assert_eq!(receiver.recv_timeout(patience), Ok(true), "a start is refused, and nothing waits");
+    drop(held);
+    assert_eq!(receiver.recv_timeout(patience), Ok(true), "all are told");
+    assert!(write(&*journal, vec![Change::Start(Box::new(row(1, "one")))]).is_ok(), "starts are taken again");
+}
+
+#[test]
+fn who_writes_never_waits_for_who_is_told() {
+    nobody_waits(Arc::new(MemoryJournal::default()));
+    let folder = tempfile::tempdir().expect("a folder");
+    nobody_waits(Arc::new(SqliteJournal::open(&folder.path().join("journal.db")).expect("opens")));
+}
+
+/// One that was taken up again after it was found to be old stays.
+fn what_runs_is_kept(journal: &dyn Journal) {
+    write(journal, vec![Change::Start(Box::new(row(1, "one")))]).expect("written");
+    write(journal, vec![Change::Remove { execution: 1 }]).expect("written");
+    assert!(journal.execution(1).expect("read").is_some());
+    let ended = OutcomeRow { status: Status::Failed, stop_ms: Some(9), ..OutcomeRow::running() };
+    let outcome = Change::Outcome { execution: 1, row: Box::new(ended) };
+    write(journal, vec![outcome, Change::Remove { execution: 1 }]).expect("written");
+    assert!(journal.execution(1).expect("read").is_none());
+}
+
+#[test]
+fn an_execution_that_runs_is_not_removed() {
+    what_runs_is_kept(&MemoryJournal::default());
+    let folder = tempfile::tempdir().expect("a folder");
+    what_runs_is_kept(&SqliteJournal::open(&folder.path().join("journal.db")).expect("opens"));
 }
 
 #[test]

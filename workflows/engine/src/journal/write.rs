@@ -57,9 +57,15 @@ pub(super) fn execution_of(change: &Change) -> Option<u64> {
     }
 }
 
-/// Forgets an execution; payloads that nobody else has go with it. SQLite uses the room again.
+/// Forgets an execution, unless it was taken up again meanwhile; payloads that nobody else has go with it. SQLite
+/// uses the room again.
 fn remove(db: &Connection, execution: u64) -> rusqlite::Result<()> {
     let id = signed(execution);
+    let runs =
+        db.prepare_cached("SELECT 1 FROM executions WHERE id = ?1 AND status = 'RUNNING'")?.exists([id])?;
+    if runs {
+        return Ok(());
+    }
     db.prepare_cached(
         "DELETE FROM parts WHERE digest IN (SELECT digest FROM part_uses WHERE execution = ?1) AND NOT EXISTS \
          (SELECT 1 FROM part_uses u WHERE u.digest = parts.digest AND u.execution <> ?1)",

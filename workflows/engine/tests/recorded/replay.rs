@@ -25,6 +25,8 @@ pub(crate) struct Reply {
 const PATIENCE: Duration = Duration::from_secs(8);
 /// How long nothing has to happen before the clock is let go.
 const SETTLE: Duration = Duration::from_millis(100);
+/// How often that has to be seen: each time the engine has its turn, also where this process had none for a while.
+const LOOKS_MIN: u32 = 30;
 
 pub(crate) struct Replay {
     router: Router,
@@ -79,15 +81,16 @@ impl Replay {
     /// has happened for a while.
     async fn poll(&self, operation: &str, params: Value, may_jump: bool) -> Reply {
         let started = std::time::Instant::now();
-        let (mut quiet_since, mut seen) = (started, 0);
+        let (mut quiet_since, mut seen, mut looks) = (started, 0, 0);
         self.clock.hold(true);
         loop {
             let reply = self.send(operation, params.clone()).await;
             let events = reply.body.get("events").and_then(Value::as_array).map_or(0, Vec::len);
             if events != seen {
-                (quiet_since, seen) = (std::time::Instant::now(), events);
+                (quiet_since, seen, looks) = (std::time::Instant::now(), events, 0);
             }
-            let quiet = quiet_since.elapsed() > SETTLE;
+            looks += 1;
+            let quiet = looks > LOOKS_MIN && quiet_since.elapsed() > SETTLE;
             if ended(&reply) || (quiet && !may_jump) || started.elapsed() > PATIENCE {
                 self.clock.hold(true);
                 return reply;

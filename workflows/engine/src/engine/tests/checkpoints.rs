@@ -107,12 +107,50 @@ async fn old_executions_are_forgotten_and_their_names_free() {
         json!({"StartAt": "W", "States": {"W": {"Type": "Wait", "Seconds": 7_776_060, "End": true}}}),
         Kind::Standard,
     );
+    let awake = world.engine.inner.busy();
     let late = world.start(&waiting, "{}").await;
     assert_eq!(world.engine.forget_old().await.expect("written"), 0, "nothing is old yet");
+    drop(awake);
     world.engine.wait(&late).await.expect("there");
     assert!(journal.part(&digest).expect("read").is_some());
     assert_eq!(world.engine.forget_old().await.expect("written"), 1);
     assert!(world.engine.describe(&old).await.expect("read").is_none());
     assert!(world.engine.describe(&late).await.expect("read").is_some());
     assert!(journal.part(&digest).expect("read").is_none(), "its payload went with it");
+}
+
+#[tokio::test]
+async fn what_is_being_taken_up_again_is_not_forgotten() {
+    let journal = Arc::new(Watched::new(Arc::new(MemoryJournal::default()), Some));
+    let limits = Limits { retention: std::time::Duration::from_secs(60), ..Limits::default() };
+    let world = World::limited(journal.clone(), Arc::default(), limits).await;
+    let never = machine(
+        json!({"StartAt": "A", "States": {"A": with(task("never"), json!({"End": true}))}}),
+        Kind::Standard,
+    );
+    let arn = world.start(&never, "{}").await;
+    world.engine.stop(&arn, None, None).await.expect("stops");
+    let now_ms = world.engine.inner.now_ms();
+    world.engine.inner.deps.clock.sleep_until(now_ms + 120_000).await;
+    let (has_read, read) = std::sync::mpsc::channel();
+    let (may_go_on, goes_on) = std::sync::mpsc::channel();
+    *journal.read.lock() = Some(Box::new(move || {
+        has_read.send(()).expect("somebody waits");
+        goes_on.recv().expect("told");
+    }));
+    let (engine, wanted) = (world.engine.clone(), arn.clone());
+    let redriven = tokio::spawn(async move { engine.redrive(&wanted).await });
+    while read.try_recv().is_err() {
+        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+    }
+    let engine = world.engine.clone();
+    let forgets = tokio::spawn(async move { engine.forget_old().await });
+    tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    may_go_on.send(()).expect("it waits");
+    redriven.await.expect("runs").expect("goes on");
+    assert_eq!(forgets.await.expect("runs").expect("written"), 0);
+    assert_eq!(
+        journal.execution_by_arn(&arn).expect("read").expect("it is kept").outcome.status,
+        Status::Running
+    );
 }

@@ -160,3 +160,43 @@ async fn payloads_are_stored_once() {
     assert!(parts.len() > 1);
     assert!(parts.iter().all(|digest| *digest == parts[0]), "input, results and output are one part");
 }
+
+#[tokio::test]
+async fn the_same_start_again_is_not_acknowledged_before_the_first() {
+    let inner: Arc<dyn Journal> = Arc::new(MemoryJournal::default());
+    let held: Arc<Mutex<Vec<crate::journal::Batch>>> = Arc::default();
+    let holds = held.clone();
+    let journal = Watched::new(inner.clone(), move |batch| {
+        holds.lock().push(batch);
+        None
+    });
+    let world = World::on(Arc::new(journal), Arc::default()).await;
+    let waits = json!({"StartAt": "W", "States": {"W": {"Type": "Wait", "Seconds": 60, "End": true}}});
+    let machine = machine(waits, Kind::Standard);
+    let start = |name: &str| {
+        let (engine, name) = (world.engine.clone(), Some(name.to_owned()));
+        let request = StartRequest { name, ..request(&machine, "{}") };
+        tokio::spawn(async move { engine.start_execution(request).await })
+    };
+    let _still = world.engine.inner.busy();
+    for (name, is_written) in [("written", true), ("lost", false)] {
+        let first = start(name);
+        while held.lock().is_empty() {
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
+        let second = start(name);
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        assert!(!second.is_finished() && !first.is_finished(), "nothing is durable yet");
+        let batch = held.lock().pop().expect("held");
+        match is_written {
+            true => inner.write(batch).expect("written"),
+            false => (batch.done)(Err(crate::journal::JournalError::Full)),
+        }
+        let (first, second) = (first.await.expect("runs"), second.await.expect("runs"));
+        if is_written {
+            assert_eq!(first.expect("starts").execution_arn, second.expect("the same").execution_arn);
+        } else {
+            assert!(matches!((first, second), (Err(StartError::Journal(_)), Err(StartError::Journal(_)))));
+        }
+    }
+}

@@ -1,6 +1,7 @@
 //! What only waits leaves memory, and comes back for a timer, a token, a
 //! worker or a question.
 
+use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -125,4 +126,93 @@ async fn a_start_with_a_sleepers_name_finds_it() {
     let name = arn.rsplit(':').next().map(str::to_owned);
     let again = StartRequest { name, ..request(&machine(waits(3_600), Kind::Standard), "{\"k\":1}") };
     assert_eq!(world.engine.start_execution(again).await.expect("the same").execution_arn, arn);
+}
+
+#[tokio::test]
+async fn who_waits_for_one_that_falls_asleep_again_waits_for_its_end() {
+    let journal = Arc::new(Watched::new(Arc::new(MemoryJournal::default()), Some));
+    let world = World::on(journal.clone(), Arc::default()).await;
+    let (arn, awake) = asleep(&world, waits(3_600)).await;
+    let (has_read, read) = mpsc::channel();
+    let (may_go_on, goes_on) = mpsc::channel();
+    *journal.read.lock() = Some(Box::new(move || {
+        has_read.send(()).expect("somebody waits");
+        goes_on.recv().expect("told");
+    }));
+    let (engine, wanted) = (world.engine.clone(), arn.clone());
+    let ends = tokio::spawn(async move { engine.wait(&wanted).await });
+    while read.try_recv().is_err() {
+        tokio::task::yield_now().await;
+    }
+    // From here on this task lets no other run: it is in memory again, and whoever waits has not come to it.
+    may_go_on.send(()).expect("it waits");
+    while world.engine.inner.live.by_arn(&arn).is_none() {
+        std::thread::yield_now();
+    }
+    assert_eq!(world.engine.inner.sleep_round(), 0, "somebody has just asked for it");
+    let now_ms = world.engine.inner.now_ms();
+    world.engine.inner.deps.clock.sleep_until(now_ms + 10_000).await;
+    assert_eq!(world.engine.inner.sleep_round(), 1);
+    drop(awake);
+    let ended = ends.await.expect("runs").expect("there");
+    assert_eq!(ended.status, Status::Succeeded);
+}
+
+#[tokio::test]
+async fn who_lets_go_late_lets_go_of_his_own() {
+    let world = World::new().await;
+    let _awake = world.engine.inner.busy();
+    let arn = world.start(&machine(waits(3_600), Kind::Standard), "{}").await;
+    let before = world.engine.inner.live.by_arn(&arn).expect("in memory");
+    world.engine.stop(&arn, None, None).await.expect("stops");
+    world.engine.redrive(&arn).await.expect("goes on");
+    world.engine.inner.live.release(&before);
+    let after = world.engine.inner.live.by_id(before.id).expect("in memory");
+    assert!(world.engine.inner.live.by_arn(&arn).is_some_and(|there| Arc::ptr_eq(&there, &after)));
+}
+
+#[tokio::test]
+async fn work_comes_back_when_it_could_not_be_given_out() {
+    let journal = Arc::new(Watched::new(Arc::new(MemoryJournal::default()), Some));
+    let world = World::on(journal.clone(), Arc::default()).await;
+    let activity = "arn:aws:states:us-east-1:000000000000:activity:a";
+    let definition =
+        json!({"StartAt": "A", "States": {"A": {"Type": "Task", "Resource": activity, "End": true}}});
+    let (arn, _awake) = asleep(&world, definition).await;
+    // The sleeper cannot be read at first, and one worker leaves while it is being read.
+    journal.refused_reads.store(1, Ordering::Relaxed);
+    let (has_read, read) = mpsc::channel();
+    let (may_go_on, goes_on) = mpsc::channel();
+    *journal.read.lock() = Some(Box::new(move || {
+        has_read.send(()).expect("somebody waits");
+        goes_on.recv().expect("told");
+    }));
+    let engine = world.engine.clone();
+    let leaves = tokio::spawn(async move { engine.get_activity_task(activity, None).await });
+    while read.try_recv().is_err() {
+        tokio::task::yield_now().await;
+    }
+    leaves.abort();
+    assert!(leaves.await.is_err(), "it left before it had the work");
+    may_go_on.send(()).expect("it waits");
+    let asks = world.engine.get_activity_task(activity, None);
+    let work = tokio::time::timeout(Duration::from_secs(20), asks).await.expect("in time").expect("work");
+    world.engine.send_task_success(&work.token, "7").await.expect("taken");
+    assert_eq!(world.engine.wait(&arn).await.expect("there").output.as_deref(), Some("7"));
+}
+
+#[tokio::test]
+async fn a_timer_whose_sleeper_cannot_be_read_comes_again() {
+    let journal = Arc::new(Watched::new(Arc::new(MemoryJournal::default()), Some));
+    let world = World::on(journal.clone(), Arc::default()).await;
+    let (arn, awake) = asleep(&world, waits(3_600)).await;
+    journal.refused_reads.store(2, Ordering::Relaxed);
+    drop(awake);
+    let ends = async {
+        while journal.execution_by_arn(&arn).expect("read").expect("there").outcome.status == Status::Running
+        {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), ends).await.expect("it is woken by its timer alone");
 }

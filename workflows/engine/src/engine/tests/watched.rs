@@ -17,6 +17,8 @@ pub(super) struct Watched {
     pub(super) records_read: AtomicU64,
     /// Called by the next who reads an execution's records, after it has them.
     pub(super) read: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    /// So many of the next questions for an execution by its number fail.
+    pub(super) refused_reads: AtomicU64,
 }
 
 impl Watched {
@@ -24,7 +26,13 @@ impl Watched {
         journal: Arc<dyn Journal>,
         see: impl Fn(Batch) -> Option<Batch> + Send + Sync + 'static,
     ) -> Self {
-        Self { journal, see: Box::new(see), records_read: AtomicU64::new(0), read: Mutex::default() }
+        Self {
+            journal,
+            see: Box::new(see),
+            records_read: AtomicU64::new(0),
+            read: Mutex::default(),
+            refused_reads: AtomicU64::new(0),
+        }
     }
 }
 
@@ -41,6 +49,10 @@ impl Journal for Watched {
     }
 
     fn execution(&self, id: u64) -> Result<Option<ExecutionRow>, JournalError> {
+        let refuse = |left: u64| left.checked_sub(1);
+        if self.refused_reads.fetch_update(Ordering::Relaxed, Ordering::Relaxed, refuse).is_ok() {
+            return Err(JournalError::Database("refused by the test".to_owned()));
+        }
         self.journal.execution(id)
     }
 

@@ -1,0 +1,49 @@
+//! Effects that stand in line, and what becomes of them when nobody waits for them any more.
+
+use super::*;
+
+/// Two tasks at once, and a place for one: the second stands in line.
+async fn one_in_line() -> (World, String) {
+    let limits = Limits { effects_per_execution: 1, ..Limits::default() };
+    let world = World::limited(Arc::new(MemoryJournal::default()), Arc::default(), limits).await;
+    let branch =
+        |name: &str| json!({"StartAt": name, "States": {name: with(task(name), json!({"End": true}))}});
+    let definition = json!({"StartAt": "Both", "States": {
+        "Both": {"Type": "Parallel", "End": true, "Branches": [branch("never"), branch("echo")]}}});
+    let arn = world.start(&machine(definition, Kind::Standard), "{}").await;
+    while world.functions.calls.lock().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    (world, arn)
+}
+
+/// The functions that were called, when everything that can go on has gone on.
+async fn called(world: &World) -> Vec<String> {
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    world.functions.calls.lock().iter().map(|(name, _)| name.clone()).collect()
+}
+
+#[tokio::test]
+async fn what_stood_in_line_when_its_execution_ended_is_not_begun() {
+    let (world, arn) = one_in_line().await;
+    world.engine.stop(&arn, None, None).await.expect("stops");
+    assert_eq!(called(&world).await, ["never"]);
+    // Its place is free again, in the whole and of the execution.
+    let (ended, _) = world
+        .run(
+            json!({"StartAt": "T", "States": {
+        "T": with(task("echo"), json!({"End": true}))}}),
+            "1",
+        )
+        .await;
+    assert_eq!(ended.output.as_deref(), Some("1"));
+}
+
+#[tokio::test]
+async fn what_stood_in_line_at_a_shutdown_is_not_begun() {
+    let (world, _) = one_in_line().await;
+    world.engine.shutdown().await;
+    assert_eq!(called(&world).await, ["never"]);
+}
