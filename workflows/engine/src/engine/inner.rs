@@ -313,7 +313,7 @@ impl Inner {
             effect.abort();
         }
         self.open.fetch_sub(1, Ordering::AcqRel);
-        self.live.release(&running);
+        self.live.release(running);
         let description = self.describe_row(&cell.row, running.state_machine.kind);
         for waiter in cell.waiters.drain(..) {
             // Whoever waited may have gone.
