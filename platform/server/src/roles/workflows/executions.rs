@@ -21,7 +21,10 @@ use parking_lot::RwLock;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::{
-    broadcast::error::{RecvError, TryRecvError},
+    broadcast::{
+        Receiver,
+        error::{RecvError, TryRecvError},
+    },
     watch,
 };
 use tokio_util::sync::CancellationToken;
@@ -84,9 +87,9 @@ impl Executions {
         Self { engine, directory, recent: Arc::new(RwLock::new(recent)), revision }
     }
 
-    /// Remembers what the engine tells, until `stop`.
-    pub(crate) async fn follow(self, stop: CancellationToken) {
-        let mut changes = self.engine.changes();
+    /// Remembers what the engine tells, until `stop`. `changes` begin before the engine goes on with anything: what
+    /// ended in between would be missed by who has listed already.
+    pub(crate) async fn follow(self, mut changes: Receiver<Changed>, stop: CancellationToken) {
         loop {
             let mut told = tokio::select! {
                 told = changes.recv() => told,

@@ -133,6 +133,7 @@ impl Workflows {
 
     /// Goes on with what was running, and serves until `stop`; then leaves the rest for the next start.
     pub(crate) async fn serve(self, listener: TcpListener, stop: CancellationToken) -> anyhow::Result<()> {
+        let changes = self.engine.changes();
         let resumed = self.engine.resume().await.context("cannot go on with executions")?;
         if resumed > 0 {
             tracing::info!(executions = resumed, "going on with executions");
@@ -140,7 +141,7 @@ impl Workflows {
         let engine = self.engine;
         let beside = async {
             tokio::join!(
-                self.executions.follow(stop.clone()),
+                self.executions.follow(changes, stop.clone()),
                 self.objects.run(stop.clone()),
                 self.triggers.run(stop.clone()),
             );
