@@ -5,7 +5,8 @@
 //! absent ──(first holder)──▶ loading ──▶ loaded ──(last holder)──▶ absent
 //!                              │ mapped if it was compiled before; else compiled, kept, mapped
 //! ```
-//! Loading is single-flight: whoever comes meanwhile waits for the same result.
+//! Loading is single-flight: whoever comes meanwhile waits for the same result. Compiling is nobody's own: it goes
+//! on, and what it makes is kept, when the caller that it began for has left.
 
 use std::{
     collections::HashMap,
@@ -73,6 +74,9 @@ pub(crate) enum Pre {
     Command3(wasmtime_wasi::p3::bindings::CommandPre<Guest>),
 }
 
+/// Nothing, or nothing usable, is on the disk.
+struct NotCompiled;
+
 impl Entry {
     /// The component. Entries are only given out loaded.
     pub(crate) fn loaded(&self) -> &Loaded {
@@ -123,22 +127,35 @@ impl Cache {
         self.engines.instances()
     }
 
-    /// The component, loaded.
+    /// The component, loaded. What was compiled before is mapped here and now, which is quick.
     pub(crate) async fn get(self: &Arc<Self>, digest: Digest) -> Result<Arc<Entry>, CallError> {
-        let entry = {
-            let mut known = self.known.lock();
-            match known.get(&digest).and_then(Weak::upgrade) {
-                Some(entry) => entry,
-                None => {
-                    let cache = Arc::downgrade(self);
-                    let entry = Arc::new(Entry { digest, cache, loaded: OnceCell::new() });
-                    known.insert(digest, Arc::downgrade(&entry));
-                    entry
-                }
-            }
-        };
-        entry.loaded.get_or_try_init(|| self.load(&digest)).await?;
+        let entry = self.entry(digest);
+        if entry.loaded.initialized() {
+            return Ok(entry);
+        }
+        let engine = self.engine_hash()?;
+        if entry.loaded.get_or_try_init(|| self.map_compiled(&digest, &engine)).await.is_ok() {
+            return Ok(entry);
+        }
+        // Compiling may take longer than any one caller waits: in a caller's own future it would begin anew
+        // with each of them.
+        let (cache, loading) = (self.clone(), entry.clone());
+        let loaded = tokio::spawn(async move {
+            loading.loaded.get_or_try_init(|| cache.load(&digest, &engine)).await.map(drop)
+        });
+        loaded.await.map_err(|error| CallError::Internal(format!("loading {digest}: {error}")))??;
         Ok(entry)
+    }
+
+    /// The one entry of a component.
+    fn entry(self: &Arc<Self>, digest: Digest) -> Arc<Entry> {
+        let mut known = self.known.lock();
+        if let Some(entry) = known.get(&digest).and_then(Weak::upgrade) {
+            return entry;
+        }
+        let entry = Arc::new(Entry { digest, cache: Arc::downgrade(self), loaded: OnceCell::new() });
+        known.insert(digest, Arc::downgrade(&entry));
+        entry
     }
 
     /// Compiles a component that is not compiled yet, and says how it is called. A call that comes
@@ -149,27 +166,30 @@ impl Cache {
         Ok(loaded.pre.world())
     }
 
-    async fn load(&self, digest: &Digest) -> Result<Loaded, CallError> {
-        let engine = self.engine_hash()?;
-        if let Some(path) = self.artifacts.derived_path(digest, &engine) {
-            match file::check(&path) {
-                Ok(checked) => match self.map(checked).await {
-                    Ok(loaded) => return Ok(loaded),
-                    Err(error) => {
-                        tracing::warn!(%digest, %error, "compiling again: cannot map what was compiled")
-                    }
-                },
-                Err(error) => {
-                    tracing::warn!(%digest, %error, "compiling again: the compiled file is damaged");
-                    // Compiling may have to wait for its turn: whoever asks meanwhile needs not be told again.
-                    if let Err(error) = self.artifacts.forget_derived(digest, &engine).await {
-                        tracing::warn!(%digest, %error, "the damaged file cannot be removed");
-                    }
+    /// Maps what was compiled before, if it is there and whole.
+    async fn map_compiled(&self, digest: &Digest, engine: &EngineHash) -> Result<Loaded, NotCompiled> {
+        let path = self.artifacts.derived_path(digest, engine).ok_or(NotCompiled)?;
+        let checked = match file::check(&path) {
+            Ok(checked) => checked,
+            Err(error) => {
+                tracing::warn!(%digest, %error, "compiling again: the compiled file is damaged");
+                // Compiling may have to wait for its turn: whoever asks meanwhile needs not be told again.
+                if let Err(error) = self.artifacts.forget_derived(digest, engine).await {
+                    tracing::warn!(%digest, %error, "the damaged file cannot be removed");
                 }
+                return Err(NotCompiled);
             }
-        }
+        };
+        self.map(checked).await.map_err(|error| {
+            tracing::warn!(%digest, %error, "compiling again: cannot map what was compiled");
+            NotCompiled
+        })
+    }
+
+    /// Compiles a component, keeps what was made, and maps it.
+    async fn load(&self, digest: &Digest, engine: &EngineHash) -> Result<Loaded, CallError> {
         let (wasm, report) = self.read(digest).await?;
-        let path = self.compile(digest, wasm, &report).await?;
+        let path = self.compile(digest, engine, wasm, &report).await?;
         let checked = file::check(&path).map_err(|error| CallError::Internal(error.to_string()))?;
         self.map(checked).await
     }
@@ -187,6 +207,7 @@ impl Cache {
     async fn compile(
         &self,
         digest: &Digest,
+        engine: &EngineHash,
         wasm: Vec<u8>,
         report: &ComponentReport,
     ) -> Result<std::path::PathBuf, CallError> {
@@ -201,7 +222,7 @@ impl Cache {
         let bytes = compiled.machine_code.len();
         tracing::info!(%digest, %world, bytes, took_ms = compiled.took.as_millis(), "component compiled");
         let content = file::seal(compiled.machine_code, world);
-        let put = self.artifacts.put_derived(digest, &self.engine_hash()?, content).await;
+        let put = self.artifacts.put_derived(digest, engine, content).await;
         put.map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => CallError::ComponentMissing(*digest),
             _ => CallError::Internal(format!("what was compiled of {digest} cannot be kept: {error}")),

@@ -69,8 +69,8 @@ impl Compiler {
         Ok(self.pool.get_or_init(|| pool))
     }
 
-    /// Compiles a component. Dropping the future leaves it compiling: the work is not wasted, because the
-    /// next one to ask is there soon.
+    /// Compiles a component. Dropping the future does not end the work, only its result is lost: the cache does
+    /// not drop it.
     pub(crate) async fn compile(&self, engine: &Engine, wasm: Vec<u8>) -> Result<Compiled, CompileError> {
         let pool = self.pool()?;
         let turn = Turn(self.waiting.clone());

@@ -35,6 +35,8 @@ pub struct Config {
     pub reuse_idle_max: usize,
     /// Memory of one container of a pod that names no limit, in bytes.
     pub pod_memory_bytes_default: u64,
+    /// Connections that one pod serves at the same time; more wait to be accepted.
+    pub pod_connections_max: usize,
     /// How instances' memory is made clean again.
     pub wipe: Wipe,
     /// Outbound HTTP.
@@ -93,6 +95,7 @@ impl Default for Config {
             reuse_age_max: Duration::from_secs(600),
             reuse_idle_max: 64,
             pod_memory_bytes_default: 256 << 20,
+            pod_connections_max: 1024,
             wipe: Wipe::Auto,
             egress: EgressConfig::default(),
             log_bytes_per_second: 4 << 20,

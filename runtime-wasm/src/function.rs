@@ -109,6 +109,11 @@ impl Function {
         }
     }
 
+    /// Instances that wait for the next call.
+    pub(crate) fn idle(&self) -> usize {
+        self.warm.get().map_or(0, |warm| warm.idle2.len() + warm.idle3.len())
+    }
+
     /// Takes the place of a function whose spec changed: what was in memory stays.
     pub(crate) fn succeed(self: &Arc<Self>, before: &Function) {
         if before.spec.component == self.spec.component
@@ -211,12 +216,10 @@ impl Function {
         if let Ok(slot) = host.slots.clone().try_acquire_owned() {
             return Ok((slot, now));
         }
-        self.host.reclaim_idle();
         let until = deadline.min(now + self.host.config.slot_wait_max);
-        match tokio::time::timeout_at(until, host.slots.clone().acquire_owned()).await {
-            Ok(Ok(slot)) => Ok((slot, Instant::now())),
-            Ok(Err(_)) => Err(CallError::ShuttingDown),
-            Err(_) => Err(CallError::Overloaded { retry_after: failure::RETRY_AFTER }),
+        match self.host.slot(&host.slots, until).await {
+            Some(slot) => Ok((slot, Instant::now())),
+            None => Err(CallError::Overloaded { retry_after: failure::RETRY_AFTER }),
         }
     }
 
@@ -286,8 +289,9 @@ impl Function {
         if !idle.put(instance) {
             self.host.metrics.recycled.inc();
         }
-        // Unloaded meanwhile: nobody would clear it any more.
-        if !self.is_loaded() {
+        // Unloaded meanwhile: nobody would clear it any more. And whoever waits for a slot has looked for idle
+        // instances before this one was among them. (Looked at afterwards: one of the two sees the other.)
+        if !self.is_loaded() || self.host.slot_is_wanted() {
             idle.clear();
         }
     }

@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
@@ -16,7 +16,10 @@ use mayfly_runtime::{
 };
 use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
-use tokio::time::Instant;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::Instant,
+};
 
 use crate::{
     Config, World,
@@ -58,6 +61,8 @@ pub(crate) struct Shared {
     functions: Mutex<HashMap<ObjectKey, Arc<Handle>>>,
     /// Functions that are in memory, or were a moment ago.
     loaded: Mutex<Vec<LoadedFunction>>,
+    /// Those who wait for an instance slot.
+    slots_wanted: AtomicUsize,
 }
 
 impl WasmHost {
@@ -77,7 +82,6 @@ impl WasmHost {
         let compiler = Compiler::new(&config);
         let cache = Arc::new(Cache::new(artifacts, engines, compiler, metrics.clone()));
         let budget = Arc::new(MemoryBudget::new(config.memory_bytes_max.unwrap_or(memory_bytes / 2)));
-        crate::metrics::register_gauges(registry, cache.clone(), budget.clone());
         let shared = Arc::new(Shared {
             config,
             cache,
@@ -89,7 +93,9 @@ impl WasmHost {
             stopping: AtomicBool::new(false),
             functions: Mutex::default(),
             loaded: Mutex::default(),
+            slots_wanted: AtomicUsize::new(0),
         });
+        crate::metrics::register_gauges(registry, &shared);
         let pods = Arc::new(Pods::new(shared.clone()));
         Ok(Self { shared, pods })
     }
@@ -190,6 +196,25 @@ impl Shared {
         self.loaded.lock().retain(|other| !std::ptr::eq(other.as_ptr(), function));
     }
 
+    /// A place for one more instance when none is free: one that an idle instance gives up, or the next that
+    /// comes free. `None` if that did not happen until then.
+    pub(crate) async fn slot(&self, slots: &Arc<Semaphore>, until: Instant) -> Option<OwnedSemaphorePermit> {
+        // Said before looking: an instance that ends after the look is not kept (`Function::keep`).
+        let _wanted = Wanted::new(&self.slots_wanted);
+        self.reclaim_idle();
+        tokio::time::timeout_at(until, slots.clone().acquire_owned()).await.ok()?.ok()
+    }
+
+    /// Whether somebody waits for an instance slot.
+    pub(crate) fn slot_is_wanted(&self) -> bool {
+        self.slots_wanted.load(Ordering::SeqCst) > 0
+    }
+
+    /// Instances that wait for their function's next call.
+    pub(crate) fn instances_idle(&self) -> usize {
+        self.loaded.lock().iter().filter_map(LoadedFunction::upgrade).map(|function| function.idle()).sum()
+    }
+
     /// Gives back the slots that idle instances hold.
     pub(crate) fn reclaim_idle(&self) {
         for function in self.loaded.lock().iter() {
@@ -197,5 +222,21 @@ impl Shared {
                 function.drop_idle();
             }
         }
+    }
+}
+
+/// One who waits for an instance slot.
+struct Wanted<'a>(&'a AtomicUsize);
+
+impl<'a> Wanted<'a> {
+    fn new(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::SeqCst);
+        Self(count)
+    }
+}
+
+impl Drop for Wanted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }

@@ -1,7 +1,10 @@
 //! What the wasm host counts. Labels name functions, not revisions, so that their number stays bounded by
 //! what people deploy.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use mayfly_runtime::{CallError, Timings};
 use prometheus_client::{
@@ -16,7 +19,7 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-use crate::{cache::Cache, guest::MemoryBudget};
+use crate::host::Shared;
 
 /// All metrics of one host.
 pub(crate) struct HostMetrics {
@@ -145,32 +148,28 @@ impl HostMetrics {
 }
 
 /// What can be read off the host at any moment.
-#[derive(Debug)]
-struct Gauges(Arc<State>);
+struct Gauges(Weak<Shared>);
 
-struct State {
-    cache: Arc<Cache>,
-    budget: Arc<MemoryBudget>,
-}
-
-impl std::fmt::Debug for State {
+impl std::fmt::Debug for Gauges {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("State").finish_non_exhaustive()
+        f.debug_struct("Gauges").finish_non_exhaustive()
     }
 }
 
-pub(crate) fn register_gauges(registry: &mut Registry, cache: Arc<Cache>, budget: Arc<MemoryBudget>) {
-    registry.register_collector(Box::new(Gauges(Arc::new(State { cache, budget }))));
+pub(crate) fn register_gauges(registry: &mut Registry, host: &Arc<Shared>) {
+    registry.register_collector(Box::new(Gauges(Arc::downgrade(host))));
 }
 
 impl Collector for Gauges {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), std::fmt::Error> {
-        let State { cache, budget } = &*self.0;
-        let gauges: [(&str, &str, u64); 4] = [
+        let Some(host) = self.0.upgrade() else { return Ok(()) };
+        let (cache, budget) = (&host.cache, &host.budget);
+        let gauges: [(&str, &str, u64); 5] = [
             ("components_loaded", "Components in memory", cache.len() as u64),
             ("components_loaded_bytes", "Machine code in memory", cache.bytes()),
             ("memory_used_bytes", "Linear memory of all instances", budget.used()),
             ("instances", "Instances that exist, idle ones included", cache.instances()),
+            ("instances_idle", "Instances kept for their function's next call", host.instances_idle() as u64),
         ];
         for (name, help, value) in gauges {
             let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));

@@ -72,6 +72,10 @@ impl<E> Idle<E> {
         true
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.instances.lock().len()
+    }
+
     /// Drops all of them.
     pub(crate) fn clear(&self) {
         let instances = std::mem::take(&mut *self.instances.lock());

@@ -4,11 +4,11 @@ mod support;
 
 use std::{
     collections::BTreeMap,
-    net::{IpAddr, Ipv4Addr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     time::Duration,
 };
 
-use mayfly_api::{Digest, ObjectKey, wellknown};
+use mayfly_api::{Digest, ObjectKey, function::Isolation, wellknown};
 use mayfly_runtime::{
     ContainerFiles, ContainerId, ContainerSpec, ContainerState, FunctionHost as _, Mount, PodUid,
     Runtime as _, RuntimeError, SandboxSpec,
@@ -19,6 +19,8 @@ use support::{
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
+const ANSWERS: &str = r#"(func (export "handle") (param i32 i32) (call $answer (local.get 1)))"#;
+
 struct Pod<'a> {
     fixture: &'a Fixture,
     spec: ContainerSpec,
@@ -26,6 +28,10 @@ struct Pod<'a> {
 
 impl<'a> Pod<'a> {
     async fn new(fixture: &'a Fixture, component: Digest, labels: &[(&str, &str)]) -> Self {
+        Self::at(Ipv4Addr::LOCALHOST, fixture, component, labels).await
+    }
+
+    async fn at(address: Ipv4Addr, fixture: &'a Fixture, component: Digest, labels: &[(&str, &str)]) -> Self {
         static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
         let uid = PodUid(format!("uid-{number}"));
@@ -35,7 +41,7 @@ impl<'a> Pod<'a> {
             pod: ObjectKey::new("default", format!("pod-{number}")),
             labels,
             annotations: BTreeMap::new(),
-            address: Some(IpAddr::V4(Ipv4Addr::LOCALHOST)),
+            address: Some(IpAddr::V4(address)),
         };
         fixture.host.create_sandbox(sandbox).await.unwrap();
         let id = ContainerId { pod: uid, name: "main".into(), attempt: 0 };
@@ -198,29 +204,66 @@ async fn a_program_that_runs_on_is_ended_at_once_since_it_hears_no_signal() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_component_that_answers_serves_http_on_the_pods_address() {
-    let fixture = Fixture::new();
-    let answers = r#"(func (export "handle") (param i32 i32) (call $answer (local.get 1)))"#;
-    let component = fixture.upload(handler(answers)).await;
-    let mut pod = Pod::new(&fixture, component, &[]).await;
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    pod.spec.ports = vec![port];
+async fn a_program_takes_the_slot_of_an_idle_instance() {
+    let fixture = Fixture::with(mayfly_runtime_wasm::Config { instances_max: Some(1), ..small() });
+    let mut reuse = spec("reuse", fixture.upload(handler(ANSWERS)).await);
+    reuse.isolation = Isolation::Reuse;
+    ask(&fixture.host.prepare(reuse), "/").await;
+    fixture.settled().await;
+    assert_eq!(fixture.instances(), 1.0, "the only slot is an idle instance's");
+    let well = command(r#"(func (export "run") (result i32) (i32.const 0))"#);
+    assert_eq!(run(&fixture, well, |_| {}).await, (0, "Completed".into(), String::new()));
+}
+
+/// A pod that serves, at an address of this test's own: a port that is let go for it to take cannot be taken by
+/// somebody else meanwhile, nor be answered by somebody else afterwards.
+async fn serving(fixture: &Fixture) -> (Pod<'_>, SocketAddr) {
+    static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+    let of_process = (std::process::id() & 0x3fff) << 3;
+    let own = of_process | NEXT.fetch_add(1, std::sync::atomic::Ordering::SeqCst) & 7;
+    let address = Ipv4Addr::from(0x7f40_0000 | own);
+    let component = fixture.upload(handler(ANSWERS)).await;
+    let mut pod = Pod::at(address, fixture, component, &[]).await;
+    let free = std::net::TcpListener::bind((address, 0)).unwrap().local_addr().unwrap();
+    pod.spec.ports = vec![free.port()];
     pod.start().await.unwrap();
-    let mut stream = tokio::net::TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+    (pod, free)
+}
+
+/// A connection that was served one answer, and is kept open.
+async fn served(address: SocketAddr) -> tokio::net::TcpStream {
+    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
     stream.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
     let mut answer = [0; 15];
     stream.read_exact(&mut answer).await.unwrap();
     assert_eq!(&answer, b"HTTP/1.1 200 OK");
+    stream
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_component_that_answers_serves_http_on_the_pods_address() {
+    let fixture = Fixture::new();
+    let (pod, address) = serving(&fixture).await;
+    let _open = served(address).await;
     fixture.host.stop_container(&pod.spec.id, Duration::from_secs(5)).await.unwrap();
     assert_eq!(pod.exit().await, (0, "Completed".into(), String::new()));
-    tokio::net::TcpStream::connect(("127.0.0.1", port)).await.expect_err("nobody listens any more");
+    tokio::net::TcpStream::connect(address).await.expect_err("nobody listens any more");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_hears_its_stop_though_it_has_no_room_for_connections() {
+    let config = mayfly_runtime_wasm::Config { pod_connections_max: 1, ..small() };
+    let fixture = Fixture::with(config);
+    let (pod, address) = serving(&fixture).await;
+    let _open = served(address).await;
+    fixture.host.stop_container(&pod.spec.id, Duration::from_secs(5)).await.unwrap();
+    assert_eq!(pod.exit().await, (0, "Completed".into(), String::new()));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn replicas_keep_their_revision_loaded() {
     let fixture = Fixture::new();
-    let answers = r#"(func (export "handle") (param i32 i32) (call $answer (local.get 1)))"#;
-    let component = fixture.upload(handler(answers)).await;
+    let component = fixture.upload(handler(ANSWERS)).await;
     let function = fixture.host.prepare(spec("f", component));
     let labels = [(wellknown::LABEL_REVISION, "f-00001")];
     let (one, two) =

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use mayfly_runtime::{CallError, ContainerSpec, RuntimeError, SandboxSpec};
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 use wasmtime_wasi::I32Exit;
 
 use super::{ANNOTATION_EGRESS, EXIT_KILLED, Exit, Pods, RunningTask, task::StopRequest};
@@ -25,9 +25,12 @@ pub(super) async fn start(
     spec: ContainerSpec,
     component: Arc<Entry>,
 ) -> Result<RunningTask, RuntimeError> {
-    let slots = component.loaded().host.slots.clone();
-    let waiting = tokio::time::timeout(pods.shared.config.slot_wait_max, slots.acquire_owned());
-    let Ok(Ok(slot)) = waiting.await else {
+    let slots = &component.loaded().host.slots;
+    let slot = match slots.clone().try_acquire_owned() {
+        Ok(slot) => Some(slot),
+        Err(_) => pods.shared.slot(slots, Instant::now() + pods.shared.config.slot_wait_max).await,
+    };
+    let Some(slot) = slot else {
         return Err(RuntimeError::NoRoom("this node has no room for another instance".into()));
     };
     let program = Arc::new(program(pods, sandbox, &spec)?);

@@ -1,6 +1,7 @@
 //! Components that answer requests, in a pod of their own: HTTP/1.1 on the pod's address.
 
 use std::{
+    io,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     sync::Arc,
     time::Duration,
@@ -15,7 +16,11 @@ use hyper_util::{
 };
 use mayfly_api::{Digest, function::Isolation, wellknown};
 use mayfly_runtime::{Body, BodyError, CallError, ContainerSpec, HostedSpec, RuntimeError, SandboxSpec};
-use tokio::{net::TcpListener, sync::Semaphore, time::Instant};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::Instant,
+};
 
 use super::{
     Exit, Pods, RunningTask,
@@ -27,8 +32,6 @@ use crate::{capability::output::ProgramLog, function::Function, guest::Program};
 /// How long one answer may take. A pod says nothing about it; most proxies give up sooner.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(300);
 const ANSWER_BYTES_MAX: u64 = 1 << 30;
-/// Connections that one pod serves at the same time; more wait to be accepted.
-const CONNECTIONS_MAX: usize = 1024;
 const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Binds the pod's port and serves.
@@ -45,7 +48,9 @@ pub(super) async fn start(
         .await
         .map_err(|error| RuntimeError::Internal(format!("cannot listen on {address}: {error}")))?;
     let function = function(pods, sandbox, &spec, component)?;
-    Ok(RunningTask::spawn(pods, spec.id, |stopping| serve(listener, function, stopping), || {}))
+    let connections = Arc::new(Semaphore::new(pods.shared.config.pod_connections_max));
+    let serving = |stopping| serve(listener, connections, function, stopping);
+    Ok(RunningTask::spawn(pods, spec.id, serving, || {}))
 }
 
 fn function(
@@ -80,19 +85,23 @@ fn function(
     Ok(Function::new(hosted, shared.clone(), program))
 }
 
-async fn serve(listener: TcpListener, function: Arc<Function>, mut stopping: StopRequest) -> Exit {
-    let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+/// `connections` has a permit for each connection that may be open at the same time.
+async fn serve(
+    listener: TcpListener,
+    connections: Arc<Semaphore>,
+    function: Arc<Function>,
+    mut stopping: StopRequest,
+) -> Exit {
     let graceful = GracefulShutdown::new();
     loop {
-        let Ok(permit) = connections.clone().acquire_owned().await else { break };
         let accepted = tokio::select! {
             biased;
             // An error means that nobody can ask any more, because the pod is gone.
             _ = stopping.wait_for(Option::is_some) => break,
-            accepted = listener.accept() => accepted,
+            accepted = accept(&listener, &connections) => accepted,
         };
-        let stream = match accepted {
-            Ok((stream, _)) => stream,
+        let (stream, permit) = match accepted {
+            Ok(accepted) => accepted,
             Err(error) => {
                 // Out of file descriptors, say: others close theirs meanwhile.
                 tracing::warn!(%error, "cannot accept a connection for a pod");
@@ -117,6 +126,16 @@ async fn serve(listener: TcpListener, function: Arc<Function>, mut stopping: Sto
     drop(listener);
     graceful.shutdown().await;
     Exit::completed()
+}
+
+/// The next connection, when there is room for one more.
+async fn accept(
+    listener: &TcpListener,
+    connections: &Arc<Semaphore>,
+) -> io::Result<(TcpStream, OwnedSemaphorePermit)> {
+    let permit = connections.clone().acquire_owned().await.map_err(io::Error::other)?;
+    let (stream, _) = listener.accept().await?;
+    Ok((stream, permit))
 }
 
 async fn answer(

@@ -78,6 +78,20 @@ impl Fixture {
         std::fs::read_to_string(path).unwrap_or_default()
     }
 
+    /// Instances that exist, idle ones included.
+    pub(crate) fn instances(&self) -> f64 {
+        metric(&self.metrics(), "mayfly_wasm_instances ")
+    }
+
+    /// Waits until no guest is at work: one may be for a moment after its answer is there.
+    pub(crate) async fn settled(&self) {
+        let at_work = || {
+            let metrics = self.metrics();
+            metric(&metrics, "mayfly_wasm_instances ") - metric(&metrics, "mayfly_wasm_instances_idle ")
+        };
+        eventually("no guest is at work", || at_work() == 0.0).await;
+    }
+
     pub(crate) fn metrics(&self) -> String {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();
