@@ -7,7 +7,7 @@ mod ambient;
 mod stages;
 mod variables;
 
-pub use ambient::Ambient;
+pub use ambient::{Ambient, Verdict};
 pub use stages::{
     MAX_ASSIGN_BYTES, MAX_VARIABLES_BYTES, assign, effective_input, effective_output, output, parameters,
     place_result, select_result,

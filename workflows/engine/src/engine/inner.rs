@@ -141,7 +141,7 @@ impl Inner {
             if let Some(payload) = event.payload_mut() {
                 *payload = payload.stored(&mut changes);
             }
-            let body = serde_json::to_vec(&event)
+            let body = super::load::record_of(&event, &out.verdicts)
                 .map_err(|error| Refused::Journal(JournalError::Database(error.to_string())))?;
             changes.push(Change::Record { execution: running.id, row: RecordRow { seq, at_ms, body } });
             changes.extend(self.checkpoint(running.id, &mut cell));

@@ -87,6 +87,12 @@ impl Drop for Place<'_> {
     }
 }
 
+/// Has it expressions that may take long?
+pub(super) fn may_take_long(state_machine: &StateMachine) -> bool {
+    let is_jsonata = |state: &State| state.query_language == QueryLanguage::Jsonata;
+    state_machine.definition.states().iter().any(is_jsonata)
+}
+
 impl Running {
     /// An execution that comes into memory.
     pub(super) fn new(
@@ -95,12 +101,11 @@ impl Running {
         row: ExecutionRow,
         seq: u64,
     ) -> Arc<Self> {
-        let is_jsonata = |state: &State| state.query_language == QueryLanguage::Jsonata;
         Arc::new(Self {
             id: row.id,
             arn: row.arn.as_str().into(),
             express: state_machine.kind == Kind::Express,
-            heavy: state_machine.definition.states().iter().any(is_jsonata),
+            heavy: may_take_long(&state_machine),
             state_machine,
             cell: Mutex::new(Cell {
                 touched_ms: row.start_ms,

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use mayfly_workflows_language::dataflow::Verdict;
 use mayfly_workflows_language::definition::{FlowId, MachineType};
 use mayfly_workflows_language::parse;
 use mayfly_workflows_language::value::Value;
@@ -40,6 +41,34 @@ pub(super) fn stored(machine: &StateMachine) -> (Digest, Arc<[u8]>) {
     };
     let body = serde_json::to_vec(&stored).unwrap_or_default();
     (Digest::of(&body), body.into())
+}
+
+/// An event as a record, with the evaluations that the wall clock ended.
+pub(super) fn record_of(event: &Event, verdicts: &[Verdict]) -> Result<Vec<u8>, serde_json::Error> {
+    if verdicts.is_empty() {
+        return serde_json::to_vec(event);
+    }
+    let mut record = serde_json::to_value(event)?;
+    record[CLOCK] = serde_json::to_value(verdicts)?;
+    serde_json::to_vec(&record)
+}
+
+/// The member of a record that [`record_of`] adds to an event's.
+const CLOCK: &str = "clock";
+
+fn verdicts_of(record: &[u8]) -> Result<Vec<Verdict>, JournalError> {
+    #[derive(Deserialize)]
+    struct Noted {
+        #[serde(default)]
+        clock: Vec<Verdict>,
+    }
+    // Few have any, and many are large.
+    let member = b"\"clock\":";
+    if !record.windows(member.len()).any(|window| window == member) {
+        return Ok(Vec::new());
+    }
+    let noted: Noted = serde_json::from_slice(record).map_err(|error| damaged("records", error))?;
+    Ok(noted.clock)
 }
 
 fn damaged(table: &'static str, reason: impl ToString) -> JournalError {
@@ -167,6 +196,7 @@ impl Inner {
             Some(there) => there,
             None => {
                 let mut machine = self.machine_for(row, state_machine)?;
+                out.again = row.birth.clock.clone();
                 machine.apply(row.start_ms, 0, Event::Start, &mut out);
                 (machine, 0)
             }
@@ -185,6 +215,10 @@ impl Inner {
                 *payload = payload.clone().loaded(&*self.journal)?;
             }
             out.actions.clear();
+            out.again = match row.birth.clock {
+                Some(_) => Some(verdicts_of(&record.body)?),
+                None => None,
+            };
             machine.apply(record.at_ms, record.seq, event, &mut out);
         }
         Ok((machine, last, out.history.unwrap_or_default()))

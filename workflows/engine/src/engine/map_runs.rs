@@ -109,6 +109,7 @@ impl Inner {
         let birth = Birth {
             seed: self.deps.randomness.bytes(),
             trace_header: None,
+            clock: None,
             parent: Some(ChildOf {
                 execution: parent.id,
                 run: child.run,

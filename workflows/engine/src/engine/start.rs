@@ -112,7 +112,7 @@ impl Inner {
         let at_ms = self.now_ms();
         let digest = self.digest_of(&new.state_machine);
         let express = new.state_machine.kind == Kind::Express;
-        let row = ExecutionRow {
+        let mut row = ExecutionRow {
             id,
             arn: new.arn.to_string(),
             name: new.name,
@@ -129,6 +129,8 @@ impl Inner {
         let mut machine = self.machine_for(&row, &new.state_machine)?;
         let mut out = Output::default();
         self.unhurried(&new.state_machine.definition, || machine.apply(at_ms, 0, Event::Start, &mut out));
+        row.birth.clock =
+            super::live::may_take_long(&new.state_machine).then_some(std::mem::take(&mut out.verdicts));
         let mut changes = Vec::new();
         if !express {
             if !self.written.lock().contains(&digest) {
@@ -353,7 +355,12 @@ impl Engine {
             machine_arn: state_machine.arn.clone(),
             state_machine,
             input: input.into(),
-            birth: Birth { seed: self.inner.deps.randomness.bytes(), trace_header, parent: None },
+            birth: Birth {
+                seed: self.inner.deps.randomness.bytes(),
+                trace_header,
+                clock: None,
+                parent: None,
+            },
             version_arn,
             alias_arn,
             map_run_arn: None,

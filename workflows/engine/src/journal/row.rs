@@ -1,5 +1,6 @@
 //! The rows of the journal.
 
+use mayfly_workflows_language::dataflow::Verdict;
 use serde::{Deserialize, Serialize};
 
 use super::payload::{Digest, Payload};
@@ -42,6 +43,10 @@ pub struct Birth {
     /// `X-Amzn-Trace-Id`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trace_header: Option<String>,
+    /// Evaluations of the first step that the wall clock ended. Absent where no record says which: an execution
+    /// without JSONata, or one of an earlier version, which is computed again as it was then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clock: Option<Vec<Verdict>>,
     /// The parent's number and the place of this child in its map run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<ChildOf>,

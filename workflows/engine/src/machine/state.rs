@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use mayfly_workflows_language::dataflow::Variables;
+use mayfly_workflows_language::dataflow::{Variables, Verdict};
 use mayfly_workflows_language::definition::{FlowId, Resource, StateId, StateMachine};
 use mayfly_workflows_language::value::Value;
 use serde::{Deserialize, Serialize};
@@ -303,6 +303,10 @@ pub struct Output {
     pub history: Option<Vec<HistoryEvent>>,
     /// States entered.
     pub transitions: u64,
+    /// Evaluations that the wall clock ended.
+    pub verdicts: Vec<Verdict>,
+    /// Given by who applies an event again: those that it ended the first time.
+    pub again: Option<Vec<Verdict>>,
 }
 
 impl Machine {

@@ -55,7 +55,11 @@ impl Machine {
         if self.outcome.is_some() && !matches!(event, Event::Redrive) {
             return;
         }
-        let ambient = Ambient::new(at_ms, seed_of(&self.facts.seed, seq));
+        let seed = seed_of(&self.facts.seed, seq);
+        let ambient = match out.again.take() {
+            Some(verdicts) => Ambient::again(at_ms, seed, verdicts),
+            None => Ambient::new(at_ms, seed),
+        };
         let mut turn = Turn {
             m: self,
             at_ms,
@@ -67,6 +71,8 @@ impl Machine {
         };
         turn.take(event);
         turn.run();
+        let Turn { ambient, out, .. } = turn;
+        out.verdicts = ambient.into_verdicts();
     }
 }
 

@@ -1,18 +1,68 @@
-//! Time and randomness of one evaluation, handed in: the same numbers give the same values on every replay.
+//! Time and randomness of one evaluation, handed in: the same numbers give the same values on every replay. What
+//! the wall clock ended the first time is handed in too: it ends the same way again, and nothing else does.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+
+use serde::{Deserialize, Serialize};
+
+/// An evaluation that the wall clock ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// Which, counted from zero.
+    #[serde(rename = "n")]
+    pub evaluation: u32,
+    /// The error's text.
+    #[serde(rename = "e")]
+    pub error: String,
+}
 
 /// The clock and the source of randomness an evaluation has.
 #[derive(Clone, Debug)]
 pub struct Ambient {
     now_ms: i64,
     state: Cell<u64>,
+    /// Evaluations begun that the clock might end.
+    begun: Cell<u32>,
+    verdicts: RefCell<Vec<Verdict>>,
+    again: bool,
 }
 
 impl Ambient {
     /// `now_ms` is milliseconds since 1970 in UTC; `seed` decides every random value.
     pub fn new(now_ms: i64, seed: u64) -> Self {
-        Self { now_ms, state: Cell::new(seed) }
+        let verdicts = RefCell::new(Vec::new());
+        Self { now_ms, state: Cell::new(seed), begun: Cell::new(0), verdicts, again: false }
+    }
+
+    /// The same for what was evaluated before: the clock ends what it ended then, and nothing else.
+    pub fn again(now_ms: i64, seed: u64, verdicts: Vec<Verdict>) -> Self {
+        Self { verdicts: RefCell::new(verdicts), again: true, ..Self::new(now_ms, seed) }
+    }
+
+    /// Which evaluations the clock ended.
+    pub fn into_verdicts(self) -> Vec<Verdict> {
+        self.verdicts.into_inner()
+    }
+
+    /// The number of the next evaluation that the clock might end.
+    pub(crate) fn next_evaluation(&self) -> u32 {
+        self.begun.replace(self.begun.get() + 1)
+    }
+
+    /// Was this evaluated before?
+    pub(crate) fn is_again(&self) -> bool {
+        self.again
+    }
+
+    /// How the clock ended an evaluation the first time.
+    pub(crate) fn verdict(&self, evaluation: u32) -> Option<String> {
+        let verdicts = self.verdicts.borrow();
+        verdicts.iter().find(|verdict| verdict.evaluation == evaluation).map(|verdict| verdict.error.clone())
+    }
+
+    /// The clock ended an evaluation.
+    pub(crate) fn note(&self, evaluation: u32, error: &str) {
+        self.verdicts.borrow_mut().push(Verdict { evaluation, error: error.to_owned() });
     }
 
     /// Milliseconds since 1970 in UTC.

@@ -1,13 +1,14 @@
 //! One evaluation: at once where it is plain, on the caller's thread where it is cheap, else on the pool.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use indexmap::IndexMap;
 use jsonata_core::ast::{AstNode, BinaryOp};
 use jsonata_core::evaluator::{Context, Evaluator, EvaluatorOptions};
 use jsonata_core::value::JValue;
 
-use super::limits::{LIGHT_MILLIS, MAX_MILLIS, MAX_SEQUENCE, MAX_STACK_DEPTH};
+use super::limits::{GRACE_MILLIS, LIGHT_MILLIS, MAX_MILLIS, MAX_SEQUENCE, MAX_STACK_DEPTH};
 use super::pool::{self, Gone};
 use super::{Program, analysis, convert, functions, guard, wording};
 use crate::dataflow::{Ambient, Scope};
@@ -22,27 +23,47 @@ pub(super) fn run(program: &Arc<Program>, scope: &Scope<'_>) -> Outcome {
         return Ok(value);
     }
     let data = Data::of(program, scope);
+    let evaluation = scope.ambient.next_evaluation();
+    if scope.ambient.is_again() {
+        return match scope.ambient.verdict(evaluation) {
+            Some(error) => Err(error),
+            // It came to its end, so it does again, however busy this machine is now.
+            None => bounded(program, data, None),
+        };
+    }
+    let outcome = bounded(program, data, Some(MAX_MILLIS));
+    if let Err(error) = &outcome
+        && (error.starts_with(TIMED_OUT) || error.starts_with(LATE))
+    {
+        scope.ambient.note(evaluation, error);
+    }
+    outcome
+}
+
+/// Evaluates where it belongs, for so many milliseconds at most.
+fn bounded(program: &Arc<Program>, data: Data, millis_max: Option<u64>) -> Outcome {
     if program.is_light {
-        let evaluate = || data.evaluate(program, &JValue::Undefined, bounds(LIGHT_MILLIS));
+        let light_max = millis_max.map(|_| LIGHT_MILLIS);
+        let evaluate = || data.evaluate(program, &JValue::Undefined, bounds(light_max));
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(evaluate));
         match outcome {
-            Ok(Err(error)) if error.starts_with("D1012") => {}
+            Ok(Err(error)) if error.starts_with(TIMED_OUT) => {}
             Ok(outcome) => return outcome,
             Err(_) => return Err(BROKEN.to_owned()),
         }
     }
     let program = Arc::clone(program);
-    match pool::run(move || data.evaluate(&program, &JValue::Undefined, bounds(MAX_MILLIS))) {
+    let evaluate = move || data.evaluate(&program, &JValue::Undefined, bounds(millis_max));
+    match pool::run(millis_max.map(|millis| Duration::from_millis(millis + GRACE_MILLIS)), evaluate) {
         Ok(outcome) => outcome,
-        Err(Gone::Late) => Err(format!("The evaluation took longer than {MAX_MILLIS} milliseconds.")),
-        Err(Gone::Busy) => Err("Too many evaluations are under way.".to_owned()),
+        Err(Gone::Late) => Err(format!("{LATE} {MAX_MILLIS} milliseconds.")),
         Err(Gone::Broken) => Err(BROKEN.to_owned()),
     }
 }
 
-fn bounds(millis_max: u64) -> EvaluatorOptions {
+fn bounds(millis_max: Option<u64>) -> EvaluatorOptions {
     EvaluatorOptions {
-        timeout_ms: Some(millis_max),
+        timeout_ms: millis_max,
         cancel: None,
         max_stack_depth: Some(MAX_STACK_DEPTH),
         max_sequence_length: Some(MAX_SEQUENCE),
@@ -50,6 +71,10 @@ fn bounds(millis_max: u64) -> EvaluatorOptions {
 }
 
 const BROKEN: &str = "The evaluation failed.";
+/// How the text of an evaluation begins that looked at the clock itself.
+const TIMED_OUT: &str = "D1012";
+/// And of one that was given up on.
+const LATE: &str = "The evaluation took longer than";
 
 /// What an evaluation reads, taken out of its scope so that it can go to another thread.
 pub(super) struct Data {

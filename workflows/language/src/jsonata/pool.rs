@@ -1,29 +1,38 @@
 //! Threads for evaluations that may take long.
 //!
 //! `jsonata-core` looks at the time between the nodes of an expression, so one step on large data can run past any
-//! limit. Such evaluations run here: their caller waits until the limit and a grace, then gives up. The thread it
-//! gave up on ends when its step does; meanwhile another takes its place, up to a bound. When that is reached too,
-//! evaluations are refused, not queued without end.
+//! limit. Such evaluations run here: their caller waits for a thread, then until the limit and a grace, then gives
+//! up. The thread it gave up on ends when its step does; meanwhile another takes its place, up to a bound. Waiting
+//! for a thread has no limit: how busy the process is must not decide what a workflow comes to.
 //!
 //! The pool is the process's own, like its memory: threads are what it bounds.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::limits::{GRACE_MILLIS, MAX_LOST_THREADS, MAX_MILLIS, MAX_QUEUED, THREADS};
+use super::limits::{MAX_LOST_THREADS, MAX_QUEUED, THREADS};
 
 type Work = Box<dyn FnOnce() + Send>;
 
 static POOL: LazyLock<Pool> = LazyLock::new(Pool::start);
 
+/// How often who waits for a thread looks whether there are any.
+const THREADS_CHECK: Duration = Duration::from_secs(1);
+
 struct Pool {
     work: SyncSender<Work>,
     /// Shared by the threads: whoever is free takes the next.
     queue: Arc<Mutex<Receiver<Work>>>,
+    counts: Arc<Counts>,
+}
+
+#[derive(Default)]
+struct Counts {
+    threads: AtomicUsize,
     /// Threads whose caller gave up and which have not come back.
-    lost: Arc<AtomicUsize>,
+    lost: AtomicUsize,
 }
 
 /// Why there is no answer.
@@ -31,16 +40,20 @@ struct Pool {
 pub(super) enum Gone {
     /// It took too long.
     Late,
-    /// Too many evaluations are under way.
-    Busy,
     /// The evaluation panicked.
     Broken,
+}
+
+/// What a thread tells of its work.
+enum Told<T> {
+    Begun,
+    Ended(T),
 }
 
 impl Pool {
     fn start() -> Self {
         let (work, queue) = sync_channel::<Work>(MAX_QUEUED);
-        let pool = Self { work, queue: Arc::new(Mutex::new(queue)), lost: Arc::new(AtomicUsize::new(0)) };
+        let pool = Self { work, queue: Arc::new(Mutex::new(queue)), counts: Arc::default() };
         for _ in 0..THREADS {
             pool.spawn();
         }
@@ -48,20 +61,69 @@ impl Pool {
     }
 
     fn spawn(&self) {
-        let queue = Arc::clone(&self.queue);
-        let lost = Arc::clone(&self.lost);
-        // Without a thread the work stays queued and its caller gives up in time.
-        let _ = std::thread::Builder::new().name("jsonata".to_owned()).spawn(move || {
+        let (queue, counts) = (Arc::clone(&self.queue), Arc::clone(&self.counts));
+        self.counts.threads.fetch_add(1, Ordering::AcqRel);
+        let spawned = std::thread::Builder::new().name("jsonata".to_owned()).spawn(move || {
             loop {
                 let next = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
-                let Ok(work) = next else { return };
+                let Ok(work) = next else { break };
                 work();
                 // One that was given up on has been replaced: there must not be more and more.
-                if take_one(&lost) {
-                    return;
+                if take_one(&counts.lost) {
+                    break;
                 }
             }
+            counts.threads.fetch_sub(1, Ordering::AcqRel);
         });
+        if spawned.is_err() {
+            // Who waits tries again.
+            self.counts.threads.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Runs `evaluate` on a thread and waits for its answer, from its beginning at most as long as `limit`.
+    fn run<T: Send + 'static>(
+        &self,
+        limit: Option<Duration>,
+        evaluate: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Gone> {
+        let (tells, told) = sync_channel(2);
+        let work = Box::new(move || {
+            // The caller waits for this, and may have given up by the end.
+            let _ = tells.send(Told::Begun);
+            if let Ok(value) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(evaluate)) {
+                let _ = tells.send(Told::Ended(value));
+            }
+        });
+        self.work.send(work).map_err(|_| Gone::Broken)?;
+        loop {
+            match told.recv_timeout(THREADS_CHECK) {
+                Ok(Told::Begun) => break,
+                Ok(Told::Ended(value)) => return Ok(value),
+                Err(RecvTimeoutError::Disconnected) => return Err(Gone::Broken),
+                Err(RecvTimeoutError::Timeout) => {
+                    if self.counts.threads.load(Ordering::Acquire) < THREADS {
+                        self.spawn();
+                    }
+                }
+            }
+        }
+        let ended = match limit {
+            Some(limit) => told.recv_timeout(limit),
+            None => told.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        };
+        match ended {
+            Ok(Told::Ended(value)) => Ok(value),
+            Ok(Told::Begun) | Err(RecvTimeoutError::Disconnected) => Err(Gone::Broken),
+            Err(RecvTimeoutError::Timeout) => {
+                let replace = |lost: usize| (lost < MAX_LOST_THREADS).then_some(lost + 1);
+                let lost = &self.counts.lost;
+                if lost.fetch_update(Ordering::AcqRel, Ordering::Acquire, replace).is_ok() {
+                    self.spawn();
+                }
+                Err(Gone::Late)
+            }
+        }
     }
 }
 
@@ -70,64 +132,68 @@ fn take_one(counter: &AtomicUsize) -> bool {
     counter.fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| count.checked_sub(1)).is_ok()
 }
 
-/// Runs `evaluate` on a thread of the pool and waits for its answer, at most as long as an evaluation may take.
-pub(super) fn run<T: Send + 'static>(evaluate: impl FnOnce() -> T + Send + 'static) -> Result<T, Gone> {
-    run_within(Duration::from_millis(MAX_MILLIS + GRACE_MILLIS), evaluate)
-}
-
-fn run_within<T: Send + 'static>(
-    limit: Duration,
+/// Runs `evaluate` on a thread of the pool and waits for its answer, from its beginning at most as long as `limit`.
+pub(super) fn run<T: Send + 'static>(
+    limit: Option<Duration>,
     evaluate: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Gone> {
-    let pool = &*POOL;
-    let (answer, answered) = sync_channel(1);
-    let started = Arc::new(AtomicUsize::new(0));
-    let starting = Arc::clone(&started);
-    let work = Box::new(move || {
-        // One whose caller went away while it was queued is not begun.
-        if starting.swap(1, Ordering::AcqRel) == 0
-            && let Ok(value) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(evaluate))
-        {
-            // The caller may have given up.
-            let _ = answer.send(value);
-        }
-    });
-    match pool.work.try_send(work) {
-        Ok(()) => {}
-        Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => return Err(Gone::Busy),
-    }
-    match answered.recv_timeout(limit) {
-        Ok(value) => Ok(value),
-        Err(RecvTimeoutError::Disconnected) => Err(Gone::Broken),
-        Err(RecvTimeoutError::Timeout) => {
-            if started.swap(1, Ordering::AcqRel) == 0 {
-                return Err(Gone::Busy);
-            }
-            let replace = |lost: usize| (lost < MAX_LOST_THREADS).then_some(lost + 1);
-            if pool.lost.fetch_update(Ordering::AcqRel, Ordering::Acquire, replace).is_ok() {
-                pool.spawn();
-            }
-            Err(Gone::Late)
-        }
-    }
+    POOL.run(limit, evaluate)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const LONG: Duration = Duration::from_secs(60);
+
     #[test]
     fn answers_panics_and_giving_up() {
-        assert_eq!(run(|| 7), Ok(7));
-        assert_eq!(run(|| -> u8 { panic!("on purpose") }), Err(Gone::Broken));
-        let late = || std::thread::sleep(Duration::from_millis(300));
+        let pool = Pool::start();
+        assert_eq!(pool.run(Some(LONG), || 7), Ok(7));
+        assert_eq!(pool.run(Some(LONG), || -> u8 { panic!("on purpose") }), Err(Gone::Broken));
+        let (holds, held) = (Arc::new(Mutex::new(())), Duration::from_millis(20));
+        let guard = holds.lock().expect("whole");
         for _ in 0..THREADS + 1 {
-            assert_eq!(run_within(Duration::from_millis(20), late), Err(Gone::Late));
+            let holds = Arc::clone(&holds);
+            let late = move || drop(holds.lock());
+            assert_eq!(pool.run(Some(held), late), Err(Gone::Late));
         }
         // Others have taken the place of those that are lost.
-        assert_eq!(run(|| 8), Ok(8));
-        std::thread::sleep(Duration::from_millis(500));
-        assert_eq!(POOL.lost.load(Ordering::Acquire), 0);
-        assert_eq!(run(|| 9), Ok(9));
+        assert_eq!(pool.run(Some(LONG), || 8), Ok(8));
+        drop(guard);
+        while pool.counts.lost.load(Ordering::Acquire) != 0 {
+            std::thread::yield_now();
+        }
+        assert_eq!(pool.run(None, || 9), Ok(9));
+    }
+
+    #[test]
+    fn who_waits_for_a_thread_is_not_late() {
+        let pool = Arc::new(Pool::start());
+        let holds = Arc::new(Mutex::new(()));
+        let guard = holds.lock().expect("whole");
+        let run = |limit, work: Box<dyn FnOnce() -> u8 + Send>| {
+            let pool = Arc::clone(&pool);
+            std::thread::spawn(move || pool.run(limit, work))
+        };
+        let (begins, begun) = sync_channel(THREADS);
+        let busy: Vec<_> = std::iter::repeat_with(|| {
+            let (holds, begins) = (Arc::clone(&holds), begins.clone());
+            let work = move || {
+                begins.send(()).expect("the test waits");
+                drop(holds.lock());
+                1
+            };
+            run(None, Box::new(work))
+        })
+        .take(THREADS)
+        .collect();
+        (0..THREADS).for_each(|_| begun.recv().expect("they begin"));
+        let waits = run(Some(Duration::from_secs(5)), Box::new(|| 2));
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!waits.is_finished());
+        drop(guard);
+        assert_eq!(waits.join().expect("runs"), Ok(2));
+        assert!(busy.into_iter().all(|busy| busy.join().expect("runs") == Ok(1)));
     }
 }

@@ -1,7 +1,7 @@
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::dataflow::{Ambient, Context, Variables};
+use crate::dataflow::{Ambient, Context, Variables, Verdict};
 
 fn json(text: &str) -> Value {
     Value::parse(text).unwrap_or_else(|error| panic!("{text}: {error}"))
@@ -213,4 +213,30 @@ fn there_is_no_document_at_the_top() {
         ("$states.input.l^(>$)", "[3,2,1]"),
         ("$states.input.s.$uppercase()", r#""TEXT""#),
     ]);
+}
+
+#[test]
+fn what_the_clock_ended_ends_so_again_and_nothing_else_does() {
+    let expression = Expression::compile("$sum([1..1000].($ * 2))").unwrap_or_else(|error| panic!("{error}"));
+    let evaluate = |ambient: &Ambient| {
+        let (input, context, variables) = (json("{}"), json("{}"), Variables::new());
+        let scope = Scope {
+            input: &input,
+            result: None,
+            error_output: None,
+            context: Context::Ready(&context),
+            variables: &variables,
+            ambient,
+        };
+        expression.evaluate(&scope, "Output").map(|value| value.to_text()).map_err(|error| error.cause)
+    };
+    let live = Ambient::new(0, 1);
+    let told = evaluate(&live);
+    assert_eq!(told.as_deref(), Ok("1001000"));
+    assert_eq!(live.into_verdicts(), []);
+    let ended = Verdict { evaluation: 1, error: "too long".to_owned() };
+    let again = Ambient::again(0, 1, vec![ended]);
+    assert_eq!(evaluate(&again), told);
+    assert!(evaluate(&again).is_err_and(|cause| cause.contains("too long")));
+    assert_eq!(evaluate(&again), told);
 }

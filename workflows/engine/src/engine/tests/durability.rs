@@ -200,3 +200,34 @@ async fn the_same_start_again_is_not_acknowledged_before_the_first() {
         }
     }
 }
+
+/// Computed again on a machine that is faster, slower or just as slow, an execution is the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_clock_ended_is_not_evaluated_again() {
+    let journal: Arc<dyn Journal> = Arc::new(MemoryJournal::default());
+    let world = World::on(journal.clone(), Arc::default()).await;
+    let for_ever = "{% ($f := function($x) { $f($x + 1) }; $f(1)) %}";
+    let caught = json!([{"ErrorEquals": ["States.QueryEvaluationError"], "Next": "Last"}]);
+    let definition = |field: &str| {
+        let mut calls = json!({"Type": "Task", "End": true, "Catch": caught,
+            "Resource": "arn:aws:lambda:us-east-1:000000000000:function:echo"});
+        calls[field] = json!(for_ever);
+        let last = json!({"Type": "Pass", "Output": "{% 40 + 2 %}", "End": true});
+        json!({"QueryLanguage": "JSONata", "StartAt": "A", "States": {"A": calls, "Last": last}})
+    };
+    // One in its first step, one when a function has answered.
+    let ends = ["Arguments", "Output"].map(|field| async {
+        let arn = world.start(&machine(definition(field), Kind::Standard), "{}").await;
+        let ended = world.engine.wait(&arn).await.expect("there");
+        assert_eq!((ended.status, ended.output.as_deref()), (Status::Succeeded, Some("42")));
+        arn
+    });
+    for arn in futures::future::join_all(ends).await {
+        let begun = std::time::Instant::now();
+        let lines = world.lines(&arn).await;
+        assert!(lines.iter().any(|line| line.ends_with("EvaluationFailed")), "{lines:?}");
+        assert!(lines.last().is_some_and(|line| line.ends_with("ExecutionSucceeded")), "{lines:?}");
+        let took = begun.elapsed();
+        assert!(took < std::time::Duration::from_secs(3), "it was evaluated again: {took:?}");
+    }
+}
