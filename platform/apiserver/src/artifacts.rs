@@ -7,6 +7,7 @@
 //! | `GET /artifacts` | a list: digest, size, when it was last uploaded |
 //! | `GET /artifacts/sha256:<hex>` | the content |
 //! | `DELETE /artifacts/sha256:<hex>` | 409 while a function, a revision, a workflow, a job or a pod names it |
+//! | … with `if-unmodified-since: <HTTP date>` | 409, too, when it was uploaded (again) after that |
 
 use std::{
     collections::HashMap,
@@ -20,8 +21,9 @@ use axum::{
 };
 use futures::StreamExt as _;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use jiff::{SignedDuration, Timestamp, fmt::rfc2822::DateTimeParser};
 use mayfly_api::Digest;
-use mayfly_artifacts::UploadError;
+use mayfly_artifacts::{Removal, UploadError};
 use mayfly_store::{ListOptions, Range};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -81,7 +83,7 @@ impl Inner {
                 self.upload_artifact(digest, kind == Some(ANY_CONTENT), body).await
             }
             Method::GET => self.read_artifact(&digest).await,
-            Method::DELETE => self.remove_artifact(&digest).await,
+            Method::DELETE => self.remove_artifact(&digest, unmodified_since(headers)?).await,
             _ => Err(ApiError::method_not_allowed()),
         }
     }
@@ -102,7 +104,7 @@ impl Inner {
                 return Err(upload_error(error));
             }
         };
-        let about = if any { Value::Null } else { self.inspect(&digest).await? };
+        let about = if any { Value::Null } else { self.inspect(&digest, stored.existed).await? };
         let code = if stored.existed { StatusCode::OK } else { StatusCode::CREATED };
         Ok(json_value(
             code,
@@ -110,14 +112,17 @@ impl Inner {
         ))
     }
 
-    /// Looks at a stored content; what is no component is removed.
-    async fn inspect(&self, digest: &Digest) -> Result<Value, ApiError> {
+    /// Looks at a stored content; what is no component is removed again, unless it `existed`: another one may
+    /// have put it there for a job to read.
+    async fn inspect(&self, digest: &Digest, existed: bool) -> Result<Value, ApiError> {
         let Some(path) = self.artifacts.path(digest) else { return Err(no_artifact(digest)) };
         let inspector = Arc::clone(&self.inspector);
         match tokio::task::spawn_blocking(move || inspector(&path)).await.map_err(ApiError::internal)? {
             Ok(about) => Ok(about),
             Err(why) => {
-                self.artifacts.remove(digest).await.map_err(ApiError::internal)?;
+                if !existed && self.named_by(digest)?.is_none() {
+                    self.artifacts.remove(digest).await.map_err(ApiError::internal)?;
+                }
                 Err(ApiError::unprocessable(why))
             }
         }
@@ -155,13 +160,19 @@ impl Inner {
         Ok(response)
     }
 
-    async fn remove_artifact(&self, digest: &Digest) -> Result<Response, ApiError> {
+    /// `until`: it goes only if it was not uploaded after this.
+    async fn remove_artifact(&self, digest: &Digest, until: Option<Timestamp>) -> Result<Response, ApiError> {
+        let conflict = |why: &str| {
+            Err(ApiError::new(StatusCode::CONFLICT, "Conflict", format!("artifact {digest} {why}")))
+        };
         if let Some(user) = self.named_by(digest)? {
-            let message = format!("artifact {digest} is in use by {user}: delete that first");
-            return Err(ApiError::new(StatusCode::CONFLICT, "Conflict", message));
+            return conflict(&format!("is in use by {user}: delete that first"));
         }
-        if !self.artifacts.remove(digest).await.map_err(ApiError::internal)? {
-            return Err(no_artifact(digest));
+        let until = until.unwrap_or(Timestamp::MAX);
+        match self.artifacts.remove_unless_newer(digest, until).await.map_err(ApiError::internal)? {
+            Removal::Removed => {}
+            Removal::Missing => return Err(no_artifact(digest)),
+            Removal::Newer => return conflict("was uploaded again"),
         }
         let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"});
         Ok(json_value(StatusCode::OK, &status))
@@ -192,6 +203,14 @@ pub(crate) async fn discard(content: &mut BodyDataStream, limit_bytes: u64) {
         let Some(rest) = room.checked_sub(chunk.len() as u64) else { return };
         room = rest;
     }
+}
+
+/// The end of the second that `if-unmodified-since` names: the list, too, says when in whole seconds.
+fn unmodified_since(headers: &HeaderMap) -> Result<Option<Timestamp>, ApiError> {
+    let Some(value) = headers.get(header::IF_UNMODIFIED_SINCE) else { return Ok(None) };
+    let since = DateTimeParser::new().parse_timestamp(value.as_bytes());
+    let since = since.map_err(|error| ApiError::bad_request(format!("if-unmodified-since: {error}")))?;
+    Ok(Some(since.saturating_add(SignedDuration::from_nanos(999_999_999)).unwrap_or(Timestamp::MAX)))
 }
 
 fn no_artifact(digest: &Digest) -> ApiError {

@@ -81,3 +81,38 @@ async fn what_is_in_use_stays() {
     let stranger = Request::put(&one).body(Body::from(WASM)).unwrap();
     assert_eq!(server.send(stranger).await.status(), StatusCode::UNAUTHORIZED);
 }
+
+/// Content that somebody pushed for a job is not undone by one who takes it for a component.
+#[tokio::test]
+async fn what_was_there_outlives_a_refused_upload() {
+    let server = Fixture::new().await;
+    let text: &[u8] = b"just text";
+    let path = format!("/artifacts/{}", Digest::of(text));
+    let any = request("PUT", &path).header("content-type", "application/octet-stream");
+    assert_eq!(server.send(any.body(Body::from(text)).unwrap()).await.status(), StatusCode::CREATED);
+    let refused = request("PUT", &path).body(Body::from(text)).unwrap();
+    assert_eq!(server.send(refused).await.status(), StatusCode::UNPROCESSABLE_ENTITY);
+    let kept = server.send(request("GET", &path).body(Body::empty()).unwrap()).await;
+    assert_eq!(kept.into_body().collect().await.unwrap().to_bytes(), text);
+}
+
+#[tokio::test]
+async fn what_was_uploaded_since_stays() {
+    let server = Fixture::new().await;
+    let digest = Digest::of(WASM).to_string();
+    put(&server, &digest, WASM).await;
+    let delete = async |since: &str| {
+        let request = request("DELETE", &format!("/artifacts/{digest}")).header("if-unmodified-since", since);
+        json_of(server.send(request.body(Body::empty()).unwrap()).await).await
+    };
+    assert_eq!(delete("yesterday").await.0, StatusCode::BAD_REQUEST);
+    let (code, status) = delete("Thu, 01 Jan 2026 00:00:00 GMT").await;
+    assert_eq!(code, StatusCode::CONFLICT);
+    assert!(status["message"].as_str().unwrap().contains("uploaded again"), "{status}");
+    // What the list says is enough to remove what was listed.
+    let (_, list) = server.get("/artifacts").await;
+    let created: jiff::Timestamp = list["items"][0]["created"].as_str().unwrap().parse().unwrap();
+    let printer = jiff::fmt::rfc2822::DateTimePrinter::new();
+    let listed = printer.timestamp_to_rfc9110_string(&created).unwrap();
+    assert_eq!(delete(&listed).await.0, StatusCode::OK);
+}

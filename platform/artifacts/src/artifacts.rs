@@ -34,6 +34,16 @@ pub struct ArtifactInfo {
     pub created: Timestamp,
 }
 
+/// What became of a removal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Removal {
+    Removed,
+    /// It was not there.
+    Missing,
+    /// It stays: it was uploaded since.
+    Newer,
+}
+
 #[derive(Debug, thiserror::Error)]
 #[error("the artifact directory {path} cannot be used: {source}")]
 pub struct OpenError {
@@ -92,6 +102,26 @@ impl Artifacts {
         blocking(move || {
             let _guard = artifacts.changes.lock();
             artifacts.remove_now(&digest)
+        })
+        .await
+    }
+
+    /// Removes a content and what was made from it, unless it was uploaded after `seen`: whoever did that is
+    /// about to name it.
+    pub async fn remove_unless_newer(&self, digest: &Digest, seen: Timestamp) -> io::Result<Removal> {
+        let (artifacts, digest) = (self.clone(), *digest);
+        blocking(move || {
+            let _guard = artifacts.changes.lock();
+            let modified = match fs::metadata(artifacts.content(&digest)) {
+                Ok(metadata) => Timestamp::try_from(metadata.modified()?).unwrap_or(Timestamp::UNIX_EPOCH),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Removal::Missing),
+                Err(error) => return Err(error),
+            };
+            if modified > seen {
+                return Ok(Removal::Newer);
+            }
+            artifacts.remove_now(&digest)?;
+            Ok(Removal::Removed)
         })
         .await
     }

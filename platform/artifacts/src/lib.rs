@@ -19,6 +19,6 @@ mod derived;
 mod files;
 mod upload;
 
-pub use artifacts::{ArtifactInfo, Artifacts, OpenError, VerifyError};
+pub use artifacts::{ArtifactInfo, Artifacts, OpenError, Removal, VerifyError};
 pub use derived::{EngineHash, InvalidEngineHash};
 pub use upload::{Stored, UploadError};

@@ -2,9 +2,12 @@
 
 use std::{collections::HashSet, time::Duration};
 
-use http::Request;
+use http::{Request, header};
 use kube::Client;
-use mayfly_api::{Digest, Function, Revision, k8s::jiff::Timestamp};
+use mayfly_api::{
+    Digest, Function, Revision,
+    k8s::jiff::{Timestamp, fmt::rfc2822::DateTimePrinter},
+};
 use mayfly_informer::{Informer, Informers};
 use serde::Deserialize;
 use tokio_util::sync::CancellationToken;
@@ -47,12 +50,21 @@ struct Artifact {
 }
 
 /// The artifacts to remove: pure.
-fn plan(artifacts: &[Artifact], named: &HashSet<Digest>, grace: Duration, now: Timestamp) -> Vec<Digest> {
+fn plan(artifacts: &[Artifact], named: &HashSet<Digest>, grace: Duration, now: Timestamp) -> Vec<Artifact> {
     let old = |artifact: &&Artifact| {
         Duration::try_from(now.duration_since(artifact.created)).is_ok_and(|age| age >= grace)
     };
     let unnamed = artifacts.iter().filter(|artifact| !named.contains(&artifact.digest));
-    unnamed.filter(old).map(|artifact| artifact.digest).collect()
+    unnamed.filter(old).cloned().collect()
+}
+
+/// Removes what was listed, not what somebody has uploaded since: that one is about to name it.
+fn removal(artifact: &Artifact) -> kube::Result<Request<Vec<u8>>> {
+    let listed = DateTimePrinter::new().timestamp_to_rfc9110_string(&artifact.created);
+    let listed = listed.map_err(|error| kube::Error::Service(error.into()))?;
+    let request = Request::delete(format!("/artifacts/{}", artifact.digest));
+    let request = request.header(header::IF_UNMODIFIED_SINCE, listed);
+    request.body(Vec::new()).map_err(kube::Error::HttpError)
 }
 
 impl Collector {
@@ -79,12 +91,11 @@ impl Collector {
     async fn sweep(&self) -> kube::Result<()> {
         let request = Request::get("/artifacts").body(Vec::new()).map_err(kube::Error::HttpError)?;
         let list: ArtifactList = self.client.request(request).await?;
-        for digest in plan(&list.items, &self.named(), self.config.grace, Timestamp::now()) {
-            let request = Request::delete(format!("/artifacts/{digest}"));
-            let request = request.body(Vec::new()).map_err(kube::Error::HttpError)?;
-            match self.client.request_text(request).await {
+        for artifact in plan(&list.items, &self.named(), self.config.grace, Timestamp::now()) {
+            let digest = artifact.digest;
+            match self.client.request_text(removal(&artifact)?).await {
                 Ok(_) => tracing::info!(%digest, "removed a component that no revision names"),
-                // Named since, or gone: the API looks at the newest state.
+                // Named or uploaded since, or gone: the API looks at the newest state.
                 Err(kube::Error::Api(status)) if status.is_conflict() || status.is_not_found() => {}
                 Err(error) => return Err(error),
             }
@@ -119,6 +130,9 @@ mod tests {
             artifact("old", "2026-01-01T11:00:00Z"),
         ];
         let named = [Digest::of(b"named")].into();
-        assert_eq!(plan(&artifacts, &named, Duration::from_secs(3600), now), [Digest::of(b"old")]);
+        let planned = plan(&artifacts, &named, Duration::from_secs(3600), now);
+        assert_eq!(planned.iter().map(|artifact| artifact.digest).collect::<Vec<_>>(), [Digest::of(b"old")]);
+        let request = removal(&planned[0]).unwrap();
+        assert_eq!(request.headers()["if-unmodified-since"], "Thu, 01 Jan 2026 11:00:00 GMT");
     }
 }

@@ -55,6 +55,15 @@ pub(crate) enum Upstream {
     Unavailable(Refusal),
 }
 
+/// What a decision about a revision stands on besides its requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Seen {
+    /// Replicas that run.
+    pub(crate) ready: u32,
+    /// Some route leads to it.
+    pub(crate) routed: bool,
+}
+
 impl RevisionTarget {
     pub(crate) fn new(
         uid: String,
@@ -105,6 +114,11 @@ impl RevisionTarget {
                 }
             }
         }
+    }
+
+    /// What the routes' owner noted of it.
+    pub(crate) fn seen(&self) -> Seen {
+        Seen { ready: self.ready_replicas.load(Ordering::SeqCst), routed: self.routed.load(Ordering::SeqCst) }
     }
 
     fn permit(self: &Arc<Self>, arrived: Instant, started: Instant) -> Permit {
@@ -218,11 +232,48 @@ impl DemandSignal {
         std::mem::take(&mut *self.raised.lock())
     }
 
-    /// The autoscaler stops looking. Whoever arrives after this raises the revision again.
-    pub(crate) fn release(&self, target: &Arc<RevisionTarget>) {
+    /// The autoscaler stops looking, having found what is `seen`. Whoever arrives, or changes something, after
+    /// this raises the revision again; who did it just before found it still watched, and is seen here.
+    pub(crate) fn release(&self, target: &Arc<RevisionTarget>, seen: Seen) {
         target.watched.store(false, Ordering::SeqCst);
-        if target.gate.running() + target.gate.waiting() > 0 {
+        if target.gate.running() + target.gate.waiting() > 0 || target.seen() != seen {
             self.raise(target);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// The autoscaler decides on what it sees, and the routes' owner changes that before it is released.
+    #[test]
+    fn what_changes_while_it_is_released_is_looked_at_again() {
+        let spec = serde_json::from_value(json!({"function": "f", "source": {}})).unwrap();
+        let upstream = Upstream::Unavailable(Refusal::shutting_down());
+        let key = ObjectKey::new("ns", "f-00001");
+        let target = Arc::new(RevisionTarget::new("uid".into(), key, &spec, upstream, 1));
+        let demand = DemandSignal::default();
+        let looks = |change: &dyn Fn()| {
+            demand.raise(&target);
+            assert_eq!(demand.take().len(), 1, "it is watched");
+            let seen = target.seen();
+            change();
+            demand.raise(&target);
+            assert!(demand.take().is_empty(), "it is still watched");
+            demand.release(&target, seen);
+            let again = demand.take().len();
+            if again > 0 {
+                demand.release(&target, target.seen());
+            }
+            again
+        };
+        assert_eq!(looks(&|| ()), 0);
+        assert_eq!(looks(&|| target.routed.store(true, Ordering::SeqCst)), 1);
+        assert_eq!(looks(&|| target.routed.store(false, Ordering::SeqCst)), 1);
+        assert_eq!(looks(&|| target.ready_replicas.store(2, Ordering::SeqCst)), 1);
+        assert_eq!(looks(&|| ()), 0);
     }
 }

@@ -105,14 +105,18 @@ impl JobFiles {
         }
     }
 
-    /// Removes the folders of pods that are not `known`.
-    pub(crate) async fn sweep(&self, known: &HashSet<String>) {
-        let Ok(mut entries) = tokio::fs::read_dir(&self.folder).await else { return };
-        while let Ok(Some(entry)) = entries.next_entry().await {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            if !known.contains(&name) {
-                self.remove(&PodUid(name)).await;
-            }
+    /// Removes the folders of pods that are not `known`, which is asked when the folders are listed: a pod has none
+    /// before it is known, so one that comes meanwhile is not taken for a stranger.
+    pub(crate) async fn sweep(&self, known: impl FnOnce() -> HashSet<String>) {
+        let folder = self.folder.clone();
+        let list = move || -> Vec<String> {
+            let pods = std::fs::read_dir(&folder).into_iter().flatten().flatten();
+            pods.map(|pod| pod.file_name().to_string_lossy().into_owned()).collect()
+        };
+        let listed = blocking(list).await.unwrap_or_default();
+        let known = known();
+        for name in listed.into_iter().filter(|name| !known.contains(name)) {
+            self.remove(&PodUid(name)).await;
         }
     }
 
@@ -196,5 +200,26 @@ mod tests {
             std::fs::write(artifacts.join("file"), vec![0; bytes]).unwrap();
         }
         assert_eq!(jobs.too_large().await, HashSet::from(["large".to_owned()]));
+    }
+
+    #[tokio::test]
+    async fn the_folder_of_a_pod_that_comes_while_strangers_are_swept_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let artifacts = Artifacts::open(folder.path().join("artifacts")).unwrap();
+        let jobs = JobFiles::new(artifacts, folder.path().join("jobs"));
+        let make = |uid: &str| std::fs::create_dir_all(jobs.of(&PodUid(uid.into())).out()).unwrap();
+        make("known");
+        make("stranger");
+        let known = || {
+            make("new");
+            HashSet::from(["known".to_owned()])
+        };
+        jobs.sweep(known).await;
+        let mut left: Vec<_> = std::fs::read_dir(&jobs.folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        left.sort();
+        assert_eq!(left, ["known", "new"]);
     }
 }

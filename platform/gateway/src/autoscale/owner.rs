@@ -29,7 +29,7 @@ use super::policy::{Observation, Policy};
 use crate::{
     admission::Demand,
     metrics::GatewayCounts,
-    target::{DemandSignal, RevisionTarget, Upstream},
+    target::{DemandSignal, RevisionTarget, Seen, Upstream},
 };
 
 /// Between decisions while something is watched.
@@ -201,7 +201,7 @@ impl Autoscaler {
             && watched.write.is_done(decision.replicas)
         {
             self.watched.remove(uid);
-            self.demand.release(&target);
+            self.demand.release(&target, Seen { ready: seen.ready, routed: seen.routed });
         }
     }
 
@@ -291,13 +291,8 @@ impl Write {
 }
 
 fn observe(target: &RevisionTarget, at: Duration, spent: Duration, demand: &Demand) -> Observation {
-    Observation {
-        at,
-        spent,
-        requests: demand.count(),
-        ready: target.ready_replicas.load(Ordering::Acquire),
-        routed: target.routed.load(Ordering::Acquire),
-    }
+    let Seen { ready, routed } = target.seen();
+    Observation { at, spent, requests: demand.count(), ready, routed }
 }
 
 /// The ReplicaSet of a revision has the revision's name.

@@ -192,7 +192,7 @@ impl Owner {
     fn forget(&self, key: &ObjectKey, uid: &str) {
         if let Some(target) = self.targets.remove(uid) {
             target.deleted.store(true, Ordering::Release);
-            target.routed.store(false, Ordering::Release);
+            target.routed.store(false, Ordering::SeqCst);
             self.demand.raise(&target);
             self.demand.wake();
         }
@@ -252,7 +252,7 @@ impl Owner {
         };
         let ready = revision.status.as_ref().map_or(0, |status| status.ready_replicas);
         let ready = u32::try_from(ready).unwrap_or(0);
-        let before = target.ready_replicas.swap(ready, Ordering::AcqRel);
+        let before = target.ready_replicas.swap(ready, Ordering::SeqCst);
         if ready != before || ready < target.scaling.min {
             self.demand.raise(&target);
             self.demand.wake();
@@ -264,12 +264,13 @@ impl Owner {
     fn set_routed(&mut self, name: &Arc<str>, now: Vec<Arc<RevisionTarget>>) {
         let before = self.routed.remove(name).unwrap_or_default();
         for target in before.iter().filter(|before| !now.iter().any(|now| Arc::ptr_eq(before, now))) {
-            target.routed.store(false, Ordering::Release);
+            // In one order with `watched`: `DemandSignal::release` looks at the other of the two.
+            target.routed.store(false, Ordering::SeqCst);
             self.demand.raise(target);
             self.demand.wake();
         }
         for target in &now {
-            target.routed.store(true, Ordering::Release);
+            target.routed.store(true, Ordering::SeqCst);
         }
         if !now.is_empty() {
             self.routed.insert(name.clone(), now);

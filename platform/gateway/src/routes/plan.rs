@@ -112,9 +112,10 @@ pub(crate) fn hosted_spec(revision: &Revision, sources: &impl EnvSources) -> Res
 }
 
 /// Reasons that pass, and that a request is a better judge of than a status that may be a moment old: a component
-/// that is being compiled is waited for by the host, and the environment is made here, from the newest values.
-/// (Whoever has seen a function Ready and calls it at once must not be told that it is not.)
-const PASSING: [&str; 2] = ["Compiling", "EnvironmentMissing"];
+/// that is being compiled is waited for by the host, one that is missing is looked for by it, and the environment is
+/// made here, from the newest values. (Whoever has seen a function Ready and calls it at once must not be told that
+/// it is not.)
+const PASSING: [&str; 3] = ["Compiling", "ComponentMissing", "EnvironmentMissing"];
 
 /// Why a revision says of itself that it cannot answer. One that says nothing yet may.
 fn unready(revision: &Revision) -> Option<String> {
@@ -237,9 +238,13 @@ mod tests {
     fn what_is_being_compiled_may_be_called() {
         let base = revision("hello-00001", 1, "f-1");
         let component = json!({"source": {"component": mayfly_api::Digest::of(b"x")}});
-        for (reason, called) in
-            [("Compiling", true), ("EnvironmentMissing", true), ("ComponentInvalid", false)]
-        {
+        for (reason, called) in [
+            ("Compiling", true),
+            ("ComponentMissing", true),
+            ("EnvironmentMissing", true),
+            ("ComponentInvalid", false),
+            ("RuntimeMissing", false),
+        ] {
             let condition = json!({"type": "Ready", "status": "False", "reason": reason, "message": "",
                 "lastTransitionTime": "2026-01-01T00:00:00Z"});
             let mut value = serde_json::to_value(&*base).unwrap();

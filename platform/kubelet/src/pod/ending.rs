@@ -192,7 +192,7 @@ impl Worker {
             bound.chain(local.values().map(|pod| pod.uid.0.clone())).collect()
         };
         if let Some(jobs) = &self.jobs {
-            jobs.sweep(&known()).await;
+            jobs.sweep(known).await;
         }
         for runtime in self.runtimes.values() {
             let sandboxes = runtime.sandboxes();

@@ -81,9 +81,10 @@ async fn a_sync_of_the_journal_that_fails_is_made_good() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let Some(up) = failing(test_name!(), folder.path(), "workflows.db-wal").await? else { return Ok(()) };
     let two_steps = json!({"StartAt": "A", "States": {
-        "A": {"Type": "Pass", "Next": "B"}, "B": {"Type": "Wait", "Seconds": 1, "End": true}}});
+        "A": {"Type": "Pass", "Next": "B"}, "B": {"Type": "Wait", "SecondsPath": "$.n", "End": true}}});
     let machine = create(&up, "two-steps", "STANDARD", two_steps).await?;
-    let before = start(&up, &machine, json!({"n": 1})).await?;
+    // It waits until the sync has failed: it is the next start that is to meet that.
+    let before = start(&up, &machine, json!({"n": 10})).await?;
     std::fs::write(folder.path().join("order"), "")?;
     let met = start(&up, &machine, json!({"n": 2})).await?;
     ensure!(!folder.path().join("order").exists(), "no sync failed");
@@ -93,7 +94,7 @@ async fn a_sync_of_the_journal_that_fails_is_made_good() -> Result<()> {
     }
     up.kill()?;
     let up = Start::default().in_folder(&folder.path().join("data")).ready().await?;
-    for (execution, input) in [(before, r#"{"n":1}"#), (met, r#"{"n":2}"#), (after, r#"{"n":3}"#)] {
+    for (execution, input) in [(before, r#"{"n":10}"#), (met, r#"{"n":2}"#), (after, r#"{"n":3}"#)] {
         let told = call(&up, "DescribeExecution", json!({"executionArn": execution})).await?;
         ensure!(told["status"] == "SUCCEEDED" && told["input"] == input, "{told}");
     }

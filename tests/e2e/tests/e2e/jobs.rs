@@ -196,7 +196,7 @@ async fn a_jobs_bad_end_has_a_name_and_leaves_its_outputs() -> Result<()> {
         ("traps", json!({"Args": ["panic"]}), "Job.Trap", json!(134)),
         (
             "late",
-            json!({"Args": ["sleep", "3600"], "DeadlineSeconds": 2}),
+            json!({"Args": ["sleep", "3600"], "DeadlineSeconds": 5}),
             "Job.DeadlineExceeded",
             json!(137),
         ),

@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use mayfly_e2e::{Start, Up, guest_or_skip};
+use mayfly_e2e::{Start, Up, guest_or_skip, wait};
 use serde_json::json;
 
 const CONFIG_MAPS: &str = "/api/v1/namespaces/default/configmaps";
@@ -120,10 +120,21 @@ async fn a_stop_waits_for_calls_in_flight() -> Result<()> {
     guest_or_skip!("sleep");
     let up = Up::start().await?;
     up.deploy("sleep", "sleep", &[]).await?;
+    let running = async |count: u32| {
+        let line = format!(
+            r#"requests_running{{namespace="default",function="sleep",revision="sleep-00001"}} {count}"#
+        );
+        wait::until(&format!("{count} calls run"), || async {
+            let metrics = up.admin().get("/metrics").await?.text();
+            Ok(metrics.lines().any(|known| known.ends_with(&line)).then_some(()))
+        })
+        .await
+    };
     up.http().get("/fn/default/sleep/?ms=1").await?;
+    running(0).await?;
     let http = up.http();
     let call = tokio::spawn(async move { http.get("/fn/default/sleep/?ms=2000").await });
-    up.wait_until_function("sleep", "has a replica", |f| mayfly_e2e::ready_replicas(f) == 1).await?;
+    running(1).await?;
     up.stop().await?;
     let answer = call.await??;
     ensure!(answer.status == 200 && answer.text() == "slept 2000 ms\n", "{answer:?}");

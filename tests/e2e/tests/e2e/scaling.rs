@@ -8,18 +8,22 @@ use serde_json::json;
 async fn an_idle_function_goes_to_zero_and_a_call_brings_it_back() -> Result<()> {
     guest_or_skip!("hello");
     let up = Up::start().await?;
-    up.deploy("hello", "hello", &["--idle-after", "1s"]).await?;
-    let first = up.http().get("/fn/default/hello/").await?;
-    ensure!(first.status == 200, "{first:?}");
-    for round in 0..2 {
-        up.wait_until_function("hello", "has a replica", |function| ready_replicas(function) == 1).await?;
-        let pods = pods(&up).await?;
-        ensure!(pods == ["Running"], "round {round}: {pods:?}");
+    up.deploy("hello", "hello", &["--idle-after", "2s"]).await?;
+    let (http, api) = (up.http(), up.api()?);
+    for _ in 0..2 {
+        // Called each time, so that it is not idle again before its replica was seen.
+        let answered = wait::until("a call brings a replica", || async {
+            let answer = http.get("/fn/default/hello/").await?;
+            let answer = (answer.status.as_u16(), answer.text());
+            let function = api.get("/apis/mayfly.dev/v1/namespaces/default/functions/hello").await?.body;
+            let is_there = ready_replicas(&function) == 1 && pods(&up).await? == ["Running"];
+            Ok((is_there || answer.0 != 200).then_some(answer))
+        })
+        .await?;
+        assert_eq!(answered, (200, "Hello from Mayfly!\n".to_owned()));
         up.wait_until_function("hello", "has none", |function| ready_replicas(function) == 0).await?;
         wait::until("its pods are gone", || async { Ok(self::pods(&up).await?.is_empty().then_some(())) })
             .await?;
-        let answer = up.http().get("/fn/default/hello/").await?;
-        assert_eq!((answer.status.as_u16(), answer.text().as_str()), (200, "Hello from Mayfly!\n"));
     }
     Ok(())
 }

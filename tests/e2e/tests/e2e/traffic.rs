@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Result, ensure};
-use mayfly_e2e::{Up, full, guest_or_skip, is_ready};
+use mayfly_e2e::{Up, full, guest_or_skip, is_ready, wait};
 use serde_json::{Value, json};
 
 /// A server with two revisions of greet, which say "Hello" and "Good day", split as said.
@@ -19,22 +19,32 @@ async fn two_revisions(extra: Value) -> Result<Up> {
     let both =
         |function: &Value| is_ready(function) && function["status"]["latestReadyRevision"] == "greet-00002";
     up.wait_until_function("greet", "has its second revision ready", both).await?;
+    // The gateway reads the same status from a watch of its own: it leads there a moment later.
+    wait::until("the gateway leads to the second revision", || async {
+        Ok((said(&up, "/fn/default/greet/", &[]).await? == NEW).then_some(()))
+    })
+    .await?;
     Ok(up)
+}
+
+const OLD: &str = "Hello, Ada!";
+const NEW: &str = "Good day, Ada!";
+
+/// What greet says when it is asked once.
+async fn said(up: &Up, path: &str, headers: &[(&str, &str)]) -> Result<String> {
+    let http = up.http();
+    let request = http.request(http::Method::POST, path);
+    let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
+    let answer = http.call(request, full(r#"{"name":"Ada"}"#)).await?;
+    ensure!(answer.status == 200, "{answer:?}");
+    Ok(answer.json()?["message"].as_str().unwrap_or_default().to_owned())
 }
 
 /// How often each answer came.
 async fn count(up: &Up, calls: usize, headers: &[(&str, &str)]) -> Result<BTreeMap<String, usize>> {
-    let http = up.http();
     let mut counts = BTreeMap::new();
     for _ in 0..calls {
-        let mut request = http.request(http::Method::POST, "/fn/default/greet/");
-        for (name, value) in headers {
-            request = request.header(*name, *value);
-        }
-        let answer = http.call(request, full(r#"{"name":"Ada"}"#)).await?;
-        ensure!(answer.status == 200, "{answer:?}");
-        let message = answer.json()?["message"].as_str().unwrap_or_default().to_owned();
-        *counts.entry(message).or_default() += 1;
+        *counts.entry(said(up, "/fn/default/greet/", headers).await?).or_default() += 1;
     }
     Ok(counts)
 }
@@ -51,7 +61,7 @@ async fn a_split_gives_each_revision_its_share() -> Result<()> {
     guest_or_skip!("greet");
     let up = two_revisions(json!({"traffic": shares()})).await?;
     let counts = count(&up, 400, &[]).await?;
-    let newer = counts.get("Good day, Ada!").copied().unwrap_or(0);
+    let newer = counts.get(NEW).copied().unwrap_or(0);
     // 100 are expected; six standard deviations of a coin are 52.
     ensure!((48..=152).contains(&newer) && counts.len() == 2, "{counts:?}");
     Ok(())
@@ -62,11 +72,9 @@ async fn a_tag_leads_to_its_revision_by_header_and_by_host() -> Result<()> {
     guest_or_skip!("greet");
     let up = two_revisions(json!({"traffic": shares()})).await?;
     let old = count(&up, 10, &[("mayfly-tag", "old")]).await?;
-    assert_eq!(old.into_iter().collect::<Vec<_>>(), [("Hello, Ada!".to_owned(), 10)]);
+    assert_eq!(old.into_iter().collect::<Vec<_>>(), [(OLD.to_owned(), 10)]);
+    assert_eq!(said(&up, "/", &[("host", "new-greet.default.fn.localhost")]).await?, NEW);
     let http = up.http();
-    let request = http.request(http::Method::POST, "/").header("host", "new-greet.default.fn.localhost");
-    let answer = http.call(request, full(r#"{"name":"Ada"}"#)).await?;
-    assert_eq!(answer.json()?["message"], "Good day, Ada!");
     let unknown = http.request(http::Method::POST, "/fn/default/greet/").header("mayfly-tag", "purple");
     let answer = http.call(unknown, full("{}")).await?;
     ensure!(answer.status == 404 && answer.text().contains("purple"), "{answer:?}");
@@ -93,6 +101,6 @@ async fn without_traffic_the_latest_revision_answers() -> Result<()> {
     guest_or_skip!("greet");
     let up = two_revisions(json!({})).await?;
     let counts = count(&up, 20, &[]).await?;
-    assert_eq!(counts.into_iter().collect::<Vec<_>>(), [("Good day, Ada!".to_owned(), 20)]);
+    assert_eq!(counts.into_iter().collect::<Vec<_>>(), [(NEW.to_owned(), 20)]);
     Ok(())
 }

@@ -138,7 +138,8 @@ async fn a_state_machine_is_a_workflow() -> Result<()> {
 async fn executions_are_listed_described_and_watched() -> Result<()> {
     let kubectl = kubectl_or_skip!();
     let up = &kubectl.up;
-    apply(&kubectl, "good", &two_steps(2)).await?;
+    // Long enough that it still runs when kubectl has come to list it.
+    apply(&kubectl, "good", &two_steps(8)).await?;
     let fails =
         json!({"StartAt": "F", "States": {"F": {"Type": "Fail", "Error": "Oops", "Cause": "because"}}});
     apply(&kubectl, "bad", &fails).await?;

@@ -62,7 +62,16 @@ struct FakeState {
 #[derive(Default)]
 struct Kind {
     objects: BTreeMap<String, Value>,
+    /// Every event, with its revision: a watch gets those after the one that it names.
+    events: Vec<(u64, Value)>,
     watches: Vec<mpsc::Sender<Value>>,
+}
+
+impl Kind {
+    fn tell(&mut self, revision: u64, event: Value) {
+        self.watches.retain(|watch| watch.try_send(event.clone()).is_ok());
+        self.events.push((revision, event));
+    }
 }
 
 impl FakeApi {
@@ -78,22 +87,24 @@ impl FakeApi {
     pub fn put(&self, path: &'static str, mut object: Value) {
         let mut state = self.state.lock().unwrap();
         state.revision += 1;
+        let revision = state.revision;
         let name = object["metadata"]["name"].as_str().unwrap().to_owned();
         object["metadata"]["namespace"] = json!("ns");
-        object["metadata"]["resourceVersion"] = json!(state.revision.to_string());
+        object["metadata"]["resourceVersion"] = json!(revision.to_string());
         let kind = state.kinds.entry(path).or_default();
         let event = if kind.objects.contains_key(&name) { "MODIFIED" } else { "ADDED" };
         kind.objects.insert(name, object.clone());
-        let event = json!({"type": event, "object": object});
-        kind.watches.retain(|watch| watch.try_send(event.clone()).is_ok());
+        kind.tell(revision, json!({"type": event, "object": object}));
     }
 
     pub fn delete(&self, path: &'static str, name: &str) {
         let mut state = self.state.lock().unwrap();
+        state.revision += 1;
+        let revision = state.revision;
         let kind = state.kinds.entry(path).or_default();
-        let object = kind.objects.remove(name).expect("only what exists is deleted");
-        let event = json!({"type": "DELETED", "object": object});
-        kind.watches.retain(|watch| watch.try_send(event.clone()).is_ok());
+        let mut object = kind.objects.remove(name).expect("only what exists is deleted");
+        object["metadata"]["resourceVersion"] = json!(revision.to_string());
+        kind.tell(revision, json!({"type": "DELETED", "object": object}));
     }
 
     /// A function and its first revision, `<name>-00001`, and the ReplicaSet of that.
@@ -198,14 +209,19 @@ impl FakeApi {
         let revision = state.revision;
         let path = [FUNCTIONS, REVISIONS, SECRETS, CONFIG_MAPS].into_iter().find(|known| *known == path);
         let kind = state.kinds.entry(path.expect("a kind that gateways list")).or_default();
-        if !parts.uri.query().unwrap_or_default().contains("watch=true") {
+        let query = parts.uri.query().unwrap_or_default();
+        if !query.contains("watch=true") {
             let items: Vec<_> = kind.objects.values().cloned().collect();
             let list = json!({"kind": "List", "apiVersion": "v1",
                 "metadata": {"resourceVersion": revision.to_string()}, "items": items});
             return Ok(Response::new(full(&list)));
         }
-        // Between a list and its watch the tests write nothing.
+        let from = query.split('&').find_map(|pair| pair.strip_prefix("resourceVersion=")?.parse().ok());
+        let from: u64 = from.expect("a watch says what it has seen");
         let (sender, events) = mpsc::channel(20_000);
+        for (_, event) in kind.events.iter().filter(|(revision, _)| *revision > from) {
+            sender.try_send(event.clone()).expect("there is room for all that a test does");
+        }
         kind.watches.push(sender);
         let lines = stream::unfold(events, |mut events| async {
             let line = Bytes::from(format!("{}\n", events.recv().await?));
