@@ -216,9 +216,27 @@ mod tests {
         std::fs::write(root.join("lib.rs"), "1").unwrap();
         timeout(Duration::from_secs(10), saves.recv()).await.unwrap().unwrap();
         settle(&mut saves).await;
-        std::fs::write(root.join("target/x"), "2").unwrap();
-        assert!(timeout(QUIET, saves.recv()).await.is_err(), "a product is no news");
         std::fs::write(root.join("lib.rs"), "2").unwrap();
         timeout(Duration::from_secs(10), saves.recv()).await.unwrap().unwrap();
+    }
+
+    /// Changes are told in their order, and a removal is told once: what was told before it was the product.
+    #[tokio::test]
+    async fn a_product_is_no_news() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().canonicalize().unwrap();
+        std::fs::create_dir(root.join("target")).unwrap();
+        std::fs::write(root.join("one.rs"), "").unwrap();
+        std::fs::write(root.join("two.rs"), "").unwrap();
+        let (saved, mut saves) = mpsc::channel(64);
+        let _watcher = watcher(&root, saved).unwrap();
+        for content in ["1", "2", "3"] {
+            std::fs::write(root.join("target/x"), content).unwrap();
+        }
+        for source in ["one.rs", "two.rs"] {
+            std::fs::remove_file(root.join(source)).unwrap();
+            timeout(Duration::from_secs(10), saves.recv()).await.unwrap().unwrap();
+        }
+        assert!(saves.try_recv().is_err(), "the product was told too");
     }
 }
