@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use jiff::Timestamp;
-use mayfly_workflows_language::definition;
 use parking_lot::Mutex;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::Notify;
@@ -254,13 +253,6 @@ impl Inner {
             RuntimeFlavor::MultiThread => tokio::task::block_in_place(work),
             _ => work(),
         }
-    }
-
-    /// Runs a machine's first step, where blocking is allowed if it may block.
-    pub(super) fn unhurried<T>(&self, definition: &definition::StateMachine, work: impl FnOnce() -> T) -> T {
-        let is_jsonata =
-            |state: &definition::State| state.query_language == definition::QueryLanguage::Jsonata;
-        if definition.states().iter().any(is_jsonata) { self.blocking(work) } else { work() }
     }
 
     /// Does again what was under way.

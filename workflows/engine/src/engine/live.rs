@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use mayfly_workflows_language::definition::{QueryLanguage, State};
+use mayfly_workflows_language::definition::{self, QueryLanguage, State};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
@@ -88,9 +88,9 @@ impl Drop for Place<'_> {
 }
 
 /// Has it expressions that may take long?
-pub(super) fn may_take_long(state_machine: &StateMachine) -> bool {
+pub(super) fn may_take_long(definition: &definition::StateMachine) -> bool {
     let is_jsonata = |state: &State| state.query_language == QueryLanguage::Jsonata;
-    state_machine.definition.states().iter().any(is_jsonata)
+    definition.states().iter().any(is_jsonata)
 }
 
 impl Running {
@@ -105,7 +105,7 @@ impl Running {
             id: row.id,
             arn: row.arn.as_str().into(),
             express: state_machine.kind == Kind::Express,
-            heavy: may_take_long(&state_machine),
+            heavy: may_take_long(&state_machine.definition),
             state_machine,
             cell: Mutex::new(Cell {
                 touched_ms: row.start_ms,

@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 use super::Engine;
 use super::error::{ExecutionError, RedriveError, StartError};
 use super::inner::{Inner, Refused, timestamp};
-use super::live::{Place, Running};
+use super::live::{Place, Running, may_take_long};
 use super::load;
 use super::types::{Description, Kind, RedriveStatus, StartRequest, Started, StateMachine, Status};
 use crate::journal::{Birth, Change, ExecutionRow, Journal, JournalError, OutcomeRow, Payload};
@@ -128,9 +128,12 @@ impl Inner {
         };
         let mut machine = self.machine_for(&row, &new.state_machine)?;
         let mut out = Output::default();
-        self.unhurried(&new.state_machine.definition, || machine.apply(at_ms, 0, Event::Start, &mut out));
-        row.birth.clock =
-            super::live::may_take_long(&new.state_machine).then_some(std::mem::take(&mut out.verdicts));
+        if may_take_long(&new.state_machine.definition) {
+            self.blocking(|| machine.apply(at_ms, 0, Event::Start, &mut out));
+            row.birth.clock = Some(std::mem::take(&mut out.verdicts));
+        } else {
+            machine.apply(at_ms, 0, Event::Start, &mut out);
+        }
         let mut changes = Vec::new();
         if !express {
             if !self.written.lock().contains(&digest) {

@@ -12,13 +12,16 @@ const INPUT: &str =
 
 fn run(source: &str) -> Result<String, String> {
     let expression = Expression::compile(source).map_err(|problem| format!("compile: {problem}"))?;
+    evaluate(&expression, &Ambient::new(1_510_067_557_121, 7))
+}
+
+fn evaluate(expression: &Expression, ambient: &Ambient) -> Result<String, String> {
     let (input, context) = (json(INPUT), json(r#"{"State":{"Name":"S"},"Execution":{"Id":"arn"}}"#));
     let variables = Variables::of(
         [("v".into(), json(r#"{"k":[{"x":1},{"x":2}]}"#)), ("count".into(), Value::from(4_i64))]
             .into_iter()
             .collect(),
     );
-    let ambient = Ambient::new(1_510_067_557_121, 7);
     let (result, error_output) = (json(r#"{"r":9}"#), json(r#"{"Error":"E","Cause":"C"}"#));
     let scope = Scope {
         input: &input,
@@ -26,7 +29,7 @@ fn run(source: &str) -> Result<String, String> {
         error_output: Some(&error_output),
         context: Context::Ready(&context),
         variables: &variables,
-        ambient: &ambient,
+        ambient,
     };
     expression.evaluate(&scope, "Output").map(|value| value.to_text()).map_err(|error| error.cause)
 }
@@ -218,18 +221,7 @@ fn there_is_no_document_at_the_top() {
 #[test]
 fn what_the_clock_ended_ends_so_again_and_nothing_else_does() {
     let expression = Expression::compile("$sum([1..1000].($ * 2))").unwrap_or_else(|error| panic!("{error}"));
-    let evaluate = |ambient: &Ambient| {
-        let (input, context, variables) = (json("{}"), json("{}"), Variables::new());
-        let scope = Scope {
-            input: &input,
-            result: None,
-            error_output: None,
-            context: Context::Ready(&context),
-            variables: &variables,
-            ambient,
-        };
-        expression.evaluate(&scope, "Output").map(|value| value.to_text()).map_err(|error| error.cause)
-    };
+    let evaluate = |ambient: &Ambient| evaluate(&expression, ambient);
     let live = Ambient::new(0, 1);
     let told = evaluate(&live);
     assert_eq!(told.as_deref(), Ok("1001000"));
