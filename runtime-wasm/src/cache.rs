@@ -212,12 +212,16 @@ impl Cache {
         report: &ComponentReport,
     ) -> Result<std::path::PathBuf, CallError> {
         let world = report.worlds[0];
-        let host = self.host(flavour(world))?;
-        let compiled = self.compiler.compile(&host.engine, wasm).await.map_err(|error| match error {
-            CompileError::Full => CallError::Overloaded { retry_after: std::time::Duration::from_secs(1) },
-            CompileError::Invalid(why) => CallError::ComponentInvalid(why),
-            CompileError::Lost => CallError::Internal(error.to_string()),
-        })?;
+        let flavour = flavour(world);
+        let host = self.host(flavour)?;
+        let compiled =
+            self.compiler.compile(&host.engine, flavour, wasm).await.map_err(|error| match error {
+                CompileError::Full => {
+                    CallError::Overloaded { retry_after: std::time::Duration::from_secs(1) }
+                }
+                CompileError::Invalid(why) => CallError::ComponentInvalid(why),
+                CompileError::Lost(_) => CallError::Internal(error.to_string()),
+            })?;
         self.metrics.compiled(compiled.took);
         let bytes = compiled.machine_code.len();
         tracing::info!(%digest, %world, bytes, took_ms = compiled.took.as_millis(), "component compiled");

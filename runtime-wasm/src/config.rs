@@ -1,6 +1,6 @@
 //! What an operator may set of the wasm host; every value has a default and its reason.
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 /// How the wasm host uses the machine.
 #[derive(Clone, Debug)]
@@ -17,10 +17,16 @@ pub struct Config {
     /// How often running guests are looked at. A guest that computes gives its thread back after one
     /// tick, and one past its deadline ends a tick later at most. 5 ms costs 200 wake-ups a second.
     pub tick: Duration,
+    /// Where components are compiled.
+    pub compile_in: CompileIn,
+    /// Bytes of memory that a compiler process may take. `None`: half of the machine's.
+    pub compile_memory_bytes_max: Option<u64>,
+    /// How long a compiler process may take for one component.
+    pub compile_timeout: Duration,
     /// Threads that compile components. `None`: half of the cores, at least one, so that compiling never
     /// takes the machine from serving.
     pub compile_threads: Option<usize>,
-    /// Components that wait for a compile thread; more are refused as overload.
+    /// Components that wait to be compiled; more are refused as overload.
     pub compile_queue_max: usize,
     /// Bytes of mapped machine code that stay loaded; beyond it the longest unused component goes.
     pub loaded_bytes_max: u64,
@@ -44,6 +50,17 @@ pub struct Config {
     /// Bytes a second that one function or container may write to its log; beyond it, it waits. Keeps one
     /// talkative guest from taking the disk from all.
     pub log_bytes_per_second: u64,
+}
+
+/// Where components are compiled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CompileIn {
+    /// On threads of this process: for tests and tools.
+    ThisProcess,
+    /// In a process for each component: `PROGRAM compile ARG…`, which must hand its arguments to
+    /// [`compile_worker`](crate::compile_worker). For servers: the compiler's memory goes back to the system, and a
+    /// component that breaks it breaks nothing else.
+    Process(PathBuf),
 }
 
 /// Memory that an instance is expected to use, in bytes: the measure by which slots are counted.
@@ -87,6 +104,9 @@ impl Default for Config {
             memory_bytes_max: None,
             linear_memory_bytes_max: 4 << 30,
             tick: Duration::from_millis(5),
+            compile_in: CompileIn::ThisProcess,
+            compile_memory_bytes_max: None,
+            compile_timeout: Duration::from_secs(600),
             compile_threads: None,
             compile_queue_max: 1024,
             loaded_bytes_max: 1 << 30,

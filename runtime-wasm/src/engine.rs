@@ -36,6 +36,21 @@ pub(crate) enum Flavour {
     Async,
 }
 
+impl Flavour {
+    const ALL: [Self; 2] = [Self::Sync, Self::Async];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Sync => "sync",
+            Self::Async => "async",
+        }
+    }
+
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|flavour| flavour.name() == name)
+    }
+}
+
 /// An engine and what all its components share.
 pub(crate) struct Host {
     pub(crate) engine: Engine,
@@ -119,26 +134,32 @@ impl Engines {
 
     fn make(&self, flavour: Flavour) -> wasmtime::Result<Host> {
         let (memories, stacks) = self.pools()?.clone();
-        let mut settings = wasmtime::Config::new();
-        settings
-            .epoch_interruption(true)
-            .cranelift_opt_level(OptLevel::Speed)
-            .max_wasm_stack(GUEST_STACK_BYTES)
-            .async_stack_size(STACK_BYTES)
-            .wasm_component_model_async(flavour == Flavour::Async)
-            .concurrency_support(flavour == Flavour::Async)
-            .memory_reservation(self.config.linear_memory_bytes_max)
-            .memory_guard_size(GUARD_BYTES)
-            .memory_may_move(false)
-            // Its images are mapped over memory that wasmtime made itself.
-            .memory_init_cow(false)
-            .allocation_strategy(InstanceAllocationStrategy::OnDemand)
-            .with_host_memory(Arc::new(memories))
-            .with_host_stack(Arc::new(stacks));
+        let mut settings = settings(flavour, self.config.linear_memory_bytes_max);
+        settings.with_host_memory(Arc::new(memories)).with_host_stack(Arc::new(stacks));
         let engine = Engine::new(&settings)?;
         let linker = capability::linker(&engine, flavour)?;
         Ok(Host { engine, linker, slots: self.slots.clone() })
     }
+}
+
+/// All that compiled code depends on: the compiler, wherever it runs, must have the settings of the engine that
+/// runs what it made.
+pub(crate) fn settings(flavour: Flavour, linear_memory_bytes_max: u64) -> wasmtime::Config {
+    let mut settings = wasmtime::Config::new();
+    settings
+        .epoch_interruption(true)
+        .cranelift_opt_level(OptLevel::Speed)
+        .max_wasm_stack(GUEST_STACK_BYTES)
+        .async_stack_size(STACK_BYTES)
+        .wasm_component_model_async(flavour == Flavour::Async)
+        .concurrency_support(flavour == Flavour::Async)
+        .memory_reservation(linear_memory_bytes_max)
+        .memory_guard_size(GUARD_BYTES)
+        .memory_may_move(false)
+        // Its images are mapped over memory that wasmtime made itself.
+        .memory_init_cow(false)
+        .allocation_strategy(InstanceAllocationStrategy::OnDemand);
+    settings
 }
 
 /// Ticks the engines' epochs from a thread of its own, so that a guest is interrupted even when it holds

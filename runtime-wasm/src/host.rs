@@ -66,7 +66,7 @@ pub(crate) struct Shared {
 }
 
 impl WasmHost {
-    /// Makes the host. Quick: engines, pools and compile threads are made when they are first needed.
+    /// Makes the host. Quick: engines, pools and compilers are made when they are first needed.
     pub fn create(
         config: Config,
         artifacts: Artifacts,
@@ -79,7 +79,7 @@ impl WasmHost {
         let memory_bytes = machine::memory_bytes();
         let metrics = HostMetrics::register(registry);
         let engines = Engines::new(config.clone(), memory_bytes);
-        let compiler = Compiler::new(&config);
+        let compiler = Compiler::new(&config, memory_bytes);
         let cache = Arc::new(Cache::new(artifacts, engines, compiler, metrics.clone()));
         let budget = Arc::new(MemoryBudget::new(config.memory_bytes_max.unwrap_or(memory_bytes / 2)));
         let shared = Arc::new(Shared {
@@ -100,7 +100,7 @@ impl WasmHost {
         Ok(Self { shared, pods })
     }
 
-    /// Compiles a component ahead of its first call, on the compile threads, and says how it is called.
+    /// Compiles a component ahead of its first call, and says how it is called.
     pub async fn precompile(&self, digest: &Digest) -> Result<World, CallError> {
         self.shared.cache.precompile(*digest).await
     }

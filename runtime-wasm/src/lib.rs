@@ -28,7 +28,8 @@ mod pods;
 mod pool;
 mod reuse;
 
-pub use config::Config;
+pub use compile::run_worker as compile_worker;
+pub use config::{CompileIn, Config};
 pub use host::{CreateError, WasmHost};
 pub use inspect::{ComponentRefused, ComponentReport, World, inspect};
 pub use pods::ANNOTATION_EGRESS;

@@ -88,7 +88,11 @@ impl Cli {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn()?;
         let mut pipe = child.stdin.take().context("no stdin")?;
-        pipe.write_all(stdin).await?;
+        match pipe.write_all(stdin).await {
+            // It ended before it had read everything: its status tells.
+            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {}
+            written => written?,
+        }
         drop(pipe);
         let output = tokio::time::timeout(TIMEOUT, child.wait_with_output()).await??;
         Ok(Finished {

@@ -119,6 +119,9 @@ pub(crate) enum Command {
     Artifact(artifact::ArtifactArgs),
     /// Container images
     Image(image::ImageArgs),
+    /// Compile a component: how the server starts its compiler
+    #[command(hide = true, after_help = "Example:\n  mayfly up    # which starts it")]
+    Compile { args: Vec<String> },
     /// Print a shell's completion script
     Completion(completion::CompletionArgs),
     /// Print the versions of this program and of the server
@@ -145,6 +148,7 @@ impl Command {
             }
             Self::New(args) => new::run(args, &globals),
             Self::Build(args) => build::run(args, &globals),
+            Self::Compile { args } => Ok(mayfly_runtime_wasm::compile_worker(&args)),
             Self::Completion(args) => completion::run(&args),
             Self::Image(args) => image::run(&args),
             command => client_runtime()?.block_on(command.run_client(globals)),
@@ -178,9 +182,12 @@ impl Command {
             Self::Workflow(args) => return workflow::run(args, session).await,
             Self::Artifact(args) => artifact::run(args, session).await?,
             Self::Version(args) => version::run(args, session).await?,
-            Self::Up(_) | Self::New(_) | Self::Build(_) | Self::Completion(_) | Self::Image(_) => {
-                unreachable!("`run` takes the commands without a server")
-            }
+            Self::Up(_)
+            | Self::New(_)
+            | Self::Build(_)
+            | Self::Compile { .. }
+            | Self::Completion(_)
+            | Self::Image(_) => unreachable!("`run` takes the commands without a server"),
         }
         Ok(ExitCode::SUCCESS)
     }

@@ -57,7 +57,7 @@ pub(crate) async fn compile_ahead(
     .await;
 }
 
-/// Revisions looked at at once. The host's compile threads decide how many are compiled at once; most are
+/// Revisions looked at at once. The host decides how many are compiled at once; most are
 /// compiled already.
 const COMPILED_AT_ONCE: usize = 8;
 /// Pauses before another look at a component that is not uploaded yet, or could not be compiled just now.

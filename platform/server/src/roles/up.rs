@@ -16,7 +16,7 @@ use mayfly_gateway::{Gateway, GatewayHandle};
 use mayfly_informer::{EnvObjects, Informer, Informers};
 use mayfly_kubelet::{JobFiles, Kubelet};
 use mayfly_runtime::logs::{LogLayout, LogWriter};
-use mayfly_runtime_wasm::WasmHost;
+use mayfly_runtime_wasm::{CompileIn, WasmHost};
 use mayfly_scheduler::Scheduler;
 use mayfly_store::Store;
 use prometheus_client::registry::Registry;
@@ -300,8 +300,12 @@ fn create_host(
     metrics: &mut Registry,
 ) -> anyhow::Result<Arc<WasmHost>> {
     let writer = LogWriter::start().context("cannot start the log writer")?;
-    let host_config =
-        mayfly_runtime_wasm::Config { memory_bytes_max: config.function_memory_bytes, ..Default::default() };
+    let host_config = mayfly_runtime_wasm::Config {
+        memory_bytes_max: config.function_memory_bytes,
+        // This program, also when its file was replaced meanwhile.
+        compile_in: CompileIn::Process("/proc/self/exe".into()),
+        ..Default::default()
+    };
     let host = WasmHost::create(host_config, artifacts.clone(), writer, logs.clone(), metrics);
     host.map(Arc::new).context("cannot start the wasm host")
 }

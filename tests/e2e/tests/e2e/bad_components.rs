@@ -172,3 +172,24 @@ async fn an_artifact_in_use_stays_and_one_that_nobody_names_can_go() -> Result<(
     .await?;
     nothing_kept(&up).await
 }
+
+/// What the server's compiler does with a component; `memory_bytes_max` is what it may take.
+async fn compile(up: &Up, component: &[u8], memory_bytes_max: &str) -> Result<mayfly_e2e::Finished> {
+    let reserved = (4_u64 << 30).to_string();
+    up.cli().with_stdin(&["compile", "sync", &reserved, "2", memory_bytes_max], component).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_compiler_ends_alone_by_what_it_cannot_compile() -> Result<()> {
+    let hello = std::fs::read(guest_or_skip!("hello"))?;
+    let up = Up::start().await?;
+    let done = compile(&up, &hello, "1000000000").await?;
+    ensure!(done.code == Some(0) && done.stderr.is_empty(), "{:?} {}", done.code, done.stderr);
+    let refused = compile(&up, b"no wasm", "1000000000").await?;
+    ensure!(refused.code == Some(3) && !refused.stderr.is_empty(), "{refused:?}");
+    let starved = compile(&up, &hello, "8000000").await?;
+    ensure!(!matches!(starved.code, Some(0 | 3)), "{:?} {}", starved.code, starved.stderr);
+    let by_hand = up.cli().fails(&["compile", "hello.wasm"]).await?;
+    ensure!(by_hand.contains("for the server's own use"), "{by_hand}");
+    Ok(())
+}

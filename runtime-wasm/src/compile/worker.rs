@@ -1,0 +1,240 @@
+//! The compiler as a process: the component comes on standard input, its machine code leaves on standard output.
+
+use std::{
+    ffi::OsStr,
+    io::{self, Read as _, Write as _},
+    path::PathBuf,
+    process::{ExitCode, ExitStatus, Stdio},
+    time::Duration,
+};
+
+use rustix::process::{Resource, Rlimit};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _},
+    process::Command,
+};
+
+use super::CompileError;
+use crate::engine::{self, Flavour};
+
+/// The status of a worker that refused its component; why stands on its standard error.
+const EXIT_INVALID: u8 = 3;
+/// The status of a worker that was not given what it needs.
+const EXIT_USAGE: u8 = 2;
+/// What is read of a worker's standard error, in bytes.
+const MESSAGE_BYTES_MAX: u64 = 16 << 10;
+
+/// How a compiler process is started.
+pub(super) struct Worker {
+    /// Called as `PROGRAM compile ARG…`; must hand the arguments to [`run_worker`].
+    pub(super) program: PathBuf,
+    pub(super) threads: usize,
+    pub(super) memory_bytes_max: u64,
+    pub(super) linear_memory_bytes_max: u64,
+    pub(super) timeout: Duration,
+}
+
+impl Worker {
+    pub(super) async fn compile(&self, flavour: Flavour, wasm: &[u8]) -> Result<Vec<u8>, CompileError> {
+        match tokio::time::timeout(self.timeout, self.run(flavour, wasm)).await {
+            Ok(done) => done,
+            Err(_) => Err(CompileError::Invalid(format!("compiling it took longer than {:?}", self.timeout))),
+        }
+    }
+
+    async fn run(&self, flavour: Flavour, wasm: &[u8]) -> Result<Vec<u8>, CompileError> {
+        let lost = |error: io::Error| CompileError::Lost(error.to_string());
+        let mut child = Command::new(&self.program)
+            .arg0("mayfly")
+            .arg("compile")
+            .args([flavour.name().to_owned(), self.linear_memory_bytes_max.to_string()])
+            .args([self.threads.to_string(), self.memory_bytes_max.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            // A Ctrl-C is meant for the server, which ends this one when it ends.
+            .process_group(0)
+            .kill_on_drop(true)
+            .spawn()
+            .map_err(|error| CompileError::Lost(format!("{}: {error}", self.program.display())))?;
+        let (Some(mut stdin), Some(stdout), Some(stderr)) =
+            (child.stdin.take(), child.stdout.take(), child.stderr.take())
+        else {
+            return Err(CompileError::Lost("the compiler has no pipes".into()));
+        };
+        let give = async move {
+            // It may have refused what came so far: its status tells.
+            stdin.write_all(wasm).await.ok();
+        };
+        let ((), machine_code, message) =
+            tokio::join!(give, read(stdout, u64::MAX), read(stderr, MESSAGE_BYTES_MAX));
+        let status = child.wait().await.map_err(lost)?;
+        if status.success() {
+            return machine_code.map_err(lost);
+        }
+        let message = String::from_utf8_lossy(&message.unwrap_or_default()).trim().to_owned();
+        Err(self.failed(status, message))
+    }
+
+    fn failed(&self, status: ExitStatus, message: String) -> CompileError {
+        use std::os::unix::process::ExitStatusExt as _;
+        if status.code() == Some(EXIT_INVALID.into()) {
+            return CompileError::Invalid(message);
+        }
+        // Somebody ended it: the kernel, which had no memory left for all, or a person.
+        if status.signal() == Some(rustix::process::Signal::KILL.as_raw()) {
+            return CompileError::Lost("the compiler was killed; was the machine out of memory?".into());
+        }
+        let memory_mib = self.memory_bytes_max >> 20;
+        CompileError::Invalid(format!(
+            "the compiler broke on it ({status}; it may use {memory_mib} MiB of memory): {message}"
+        ))
+    }
+}
+
+async fn read(from: impl AsyncRead + Unpin, bytes_max: u64) -> io::Result<Vec<u8>> {
+    let mut content = Vec::new();
+    from.take(bytes_max).read_to_end(&mut content).await?;
+    Ok(content)
+}
+
+/// Compiles one component, as the process that a host with [`CompileIn::Process`](crate::CompileIn::Process)
+/// started: `args` is what it was given after `compile`. Its output is not for people.
+pub fn run_worker<S: AsRef<OsStr>>(args: &[S]) -> ExitCode {
+    let Some(job) = Job::parse(args) else {
+        complain("this command is for the server's own use: it compiles what the server hands it");
+        return ExitCode::from(EXIT_USAGE);
+    };
+    job.step_back();
+    match job.run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            complain(&format!("{error:#}"));
+            ExitCode::from(EXIT_INVALID)
+        }
+    }
+}
+
+fn complain(why: &str) {
+    // Whoever would read it may be gone.
+    writeln!(io::stderr(), "{why}").ok();
+}
+
+struct Job {
+    flavour: Flavour,
+    linear_memory_bytes_max: u64,
+    threads: usize,
+    memory_bytes_max: u64,
+}
+
+impl Job {
+    fn parse<S: AsRef<OsStr>>(args: &[S]) -> Option<Self> {
+        let [flavour, linear_memory_bytes_max, threads, memory_bytes_max] = args else { return None };
+        let number = |text: &S| text.as_ref().to_str()?.parse().ok();
+        Some(Self {
+            flavour: Flavour::named(flavour.as_ref().to_str()?)?,
+            linear_memory_bytes_max: number(linear_memory_bytes_max)?,
+            threads: usize::try_from(number(threads)?).ok()?,
+            memory_bytes_max: number(memory_bytes_max)?,
+        })
+    }
+
+    /// Lets everything else go first, with the processor and when memory runs out. What cannot be had of this is no
+    /// reason not to compile.
+    fn step_back(&self) {
+        rustix::process::setpriority_process(None, super::NICENESS).ok();
+        std::fs::write("/proc/self/oom_score_adj", "1000").ok();
+        let limit = Some(self.memory_bytes_max);
+        rustix::process::setrlimit(Resource::Data, Rlimit { current: limit, maximum: limit }).ok();
+    }
+
+    fn run(&self) -> wasmtime::Result<()> {
+        let mut wasm = Vec::new();
+        io::stdin().lock().read_to_end(&mut wasm)?;
+        let engine = wasmtime::Engine::new(&engine::settings(self.flavour, self.linear_memory_bytes_max))?;
+        let machine_code = super::threads(self.threads)?.install(|| engine.precompile_component(&wasm))?;
+        io::stdout().lock().write_all(&machine_code)?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
+
+    use super::*;
+
+    /// A compiler that is a shell script.
+    fn worker(folder: &Path, script: &str) -> Worker {
+        let program = folder.join("compiler");
+        fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        Worker {
+            program,
+            threads: 2,
+            memory_bytes_max: 64 << 20,
+            linear_memory_bytes_max: 1 << 20,
+            timeout: Duration::from_secs(60),
+        }
+    }
+
+    #[tokio::test]
+    async fn what_the_compiler_writes_is_the_code() {
+        let folder = tempfile::tempdir().unwrap();
+        let echo = worker(folder.path(), "echo \"$@\"; cat");
+        let made = echo.compile(Flavour::Async, b"wasm").await.unwrap();
+        assert_eq!(String::from_utf8(made).unwrap(), "compile async 1048576 2 67108864\nwasm");
+    }
+
+    #[tokio::test]
+    async fn a_compiler_may_end_without_reading() {
+        let folder = tempfile::tempdir().unwrap();
+        let deaf = worker(folder.path(), "echo no such import >&2; exit 3");
+        let large = vec![0; 4 << 20];
+        match deaf.compile(Flavour::Sync, &large).await {
+            Err(CompileError::Invalid(why)) => assert_eq!(why, "no such import"),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn what_ends_a_compiler_tells_whether_another_try_helps() {
+        let folder = tempfile::tempdir().unwrap();
+        let killed = worker(folder.path(), "kill -KILL $$");
+        assert!(matches!(killed.compile(Flavour::Sync, b"").await, Err(CompileError::Lost(_))));
+        let broken = worker(folder.path(), "echo out of memory >&2; kill -ABRT $$");
+        match broken.compile(Flavour::Sync, b"").await {
+            Err(CompileError::Invalid(why)) => {
+                assert!(why.contains("64 MiB") && why.contains("out of memory"), "{why}");
+            }
+            other => panic!("{other:?}"),
+        }
+        let missing = Worker { program: folder.path().join("none"), ..broken };
+        assert!(matches!(missing.compile(Flavour::Sync, b"").await, Err(CompileError::Lost(_))));
+    }
+
+    #[tokio::test]
+    async fn a_compiler_that_does_not_end_is_ended() {
+        let folder = tempfile::tempdir().unwrap();
+        let pid = folder.path().join("pid");
+        let endless = worker(folder.path(), &format!("echo $$ > {}; exec sleep 1000", pid.display()));
+        let endless = Worker { timeout: Duration::from_secs(2), ..endless };
+        match endless.compile(Flavour::Sync, b"").await {
+            Err(CompileError::Invalid(why)) => assert!(why.contains("longer than 2s"), "{why}"),
+            other => panic!("{other:?}"),
+        }
+        // On a busy machine it may have been ended before it wrote its number.
+        let Ok(pid) = fs::read_to_string(pid) else { return };
+        while Path::new("/proc").join(pid.trim()).exists() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    #[test]
+    fn only_a_host_can_start_a_worker() {
+        assert!(Job::parse(&["sync", "65536", "1", "1000000"]).is_some());
+        for args in [&[][..], &["hello.wasm"], &["sync", "1", "1", "x"], &["other", "1", "1", "1"]] {
+            assert!(Job::parse(args).is_none(), "{args:?}");
+        }
+    }
+}
