@@ -25,7 +25,7 @@ use crate::{
     guest::Program,
     host::Shared,
     metrics::Outcome,
-    reuse::{self, Idle, Instance},
+    reuse::{self, Idle, Instance, Store},
 };
 
 /// A revision. The handle that the gateway keeps; small as long as it is cold.
@@ -44,6 +44,29 @@ struct Warm {
     answered: Counter,
     idle2: Idle<Proxy>,
     idle3: Idle<Service>,
+}
+
+/// Where a call runs.
+enum Place {
+    /// In an instance that answered before.
+    Kept2(Instance<Proxy>),
+    Kept3(Instance<Service>),
+    /// In an instance that is still to be made.
+    New(OwnedSemaphorePermit),
+}
+
+/// A call that runs, or one that has to wait for its component or its slot.
+enum Start {
+    Now(Started),
+    Later(BoxFuture<'static, Result<Started, CallError>>),
+}
+
+struct Started {
+    running: Running,
+    reply: Reply,
+    cold: bool,
+    loaded: Instant,
+    slotted: Instant,
 }
 
 impl Function {
@@ -126,42 +149,39 @@ impl Function {
         self.host.unloaded(before);
     }
 
-    /// Answers one request.
-    pub(crate) async fn call(
+    /// Answers one request. What needs no waiting is done here and now; the request is in the future only
+    /// while it waits for a component or a slot.
+    pub(crate) fn call(
         self: Arc<Self>,
         request: Request<Body>,
         deadline: Instant,
-    ) -> Result<Answer, CallError> {
-        let mut cancelled = Cancelled(Some(&self));
-        let result = self.answer(request, deadline).await;
-        cancelled.0 = None;
-        self.note(&result);
-        let (answered, timings) = result?;
-        Ok(Answer { response: answered.response.map(|body| body.boxed_unsync()), timings })
+    ) -> BoxFuture<'static, Result<Answer, CallError>> {
+        let started = Instant::now();
+        self.used.store(self.host.moment(started), Ordering::Relaxed);
+        let start = self.start(request, deadline, started);
+        let caller = Caller { function: self, waits: true };
+        Box::pin(async move {
+            let mut caller = caller;
+            let result = caller.function.answer(start, deadline, started).await;
+            caller.waits = false;
+            caller.function.note(&result);
+            let (answered, timings) = result?;
+            Ok(Answer { response: answered.response.map(|body| body.boxed_unsync()), timings })
+        })
     }
 
     async fn answer(
-        self: &Arc<Self>,
-        request: Request<Body>,
+        &self,
+        start: Result<Start, CallError>,
         deadline: Instant,
+        started: Instant,
     ) -> Result<(call::Answered, Timings), CallError> {
-        if self.host.is_stopping() {
-            return Err(CallError::ShuttingDown);
-        }
-        let started = Instant::now();
-        self.used.store(self.host.moment(started), Ordering::Relaxed);
-        let limit = self.spec.timeout;
-        let (component, cold) = match self.component.load_full() {
-            Some(component) => (component, false),
-            None => {
-                let loading = tokio::time::timeout_at(deadline, self.component()).await;
-                (loading.map_err(|_| CallError::TimedOut { limit })??, true)
-            }
+        let Started { running, reply, cold, loaded, slotted } = match start? {
+            Start::Now(started) => started,
+            Start::Later(start) => start.await?,
         };
-        let loaded = if cold { Instant::now() } else { started };
-        let reply = Reply::default();
-        let (running, slotted) = self.start(component, request, &reply, deadline, loaded).await?;
-        let limits = Limits { deadline, timeout: limit, response_bytes_max: self.spec.response_bytes_max };
+        let limits =
+            Limits { deadline, timeout: self.spec.timeout, response_bytes_max: self.spec.response_bytes_max };
         let answered = call::answer(running, reply, limits).await?;
         let run_from = answered.instantiated.unwrap_or(slotted);
         let timings = Timings {
@@ -174,36 +194,108 @@ impl Function {
         Ok((answered, timings))
     }
 
-    /// The guest's future, and when it had its slot.
-    async fn start(
+    fn start(
         self: &Arc<Self>,
-        component: Arc<Entry>,
         request: Request<Body>,
-        reply: &Reply,
         deadline: Instant,
         now: Instant,
-    ) -> Result<(Running, Instant), CallError> {
-        let reuse = self.spec.isolation == Isolation::Reuse;
-        let (function, reply) = (self.clone(), reply.clone());
-        match &component.loaded().pre {
-            Pre::Http2(_) => {
-                if let Some(instance) = reuse.then(|| self.warm().idle2.take()).flatten() {
-                    return Ok((Box::pin(function.call2(instance, request, reply)), now));
-                }
-                let (slot, slotted) = self.slot(&component.loaded().host, deadline, now).await?;
-                Ok((Box::pin(function.fresh2(component, slot, request, reply)), slotted))
-            }
-            Pre::Http3(_) => {
-                if let Some(instance) = reuse.then(|| self.warm().idle3.take()).flatten() {
-                    return Ok((Box::pin(function.call3(instance, request, reply)), now));
-                }
-                let (slot, slotted) = self.slot(&component.loaded().host, deadline, now).await?;
-                Ok((Box::pin(function.fresh3(component, slot, request, reply)), slotted))
-            }
-            Pre::Command2(_) | Pre::Command3(_) => Err(CallError::ComponentInvalid(
-                "it is a program (wasi:cli/run), not a function: run it in a Pod or a Job".into(),
-            )),
+    ) -> Result<Start, CallError> {
+        if self.host.is_stopping() {
+            return Err(CallError::ShuttingDown);
         }
+        let loaded = self.component.load();
+        let Some(component) = &*loaded else {
+            return Ok(Start::Later(Box::pin(self.clone().start_cold(request, deadline))));
+        };
+        match self.place(component, now)? {
+            Some(place) => {
+                let (running, reply) = self.run(component, place, request)?;
+                Ok(Start::Now(Started { running, reply, cold: false, loaded: now, slotted: now }))
+            }
+            None => {
+                let (function, component) = (self.clone(), component.clone());
+                Ok(Start::Later(Box::pin(async move {
+                    let (slot, slotted) = function.slot(&component.loaded().host, deadline, now).await?;
+                    let (running, reply) = function.run(&component, Place::New(slot), request)?;
+                    Ok(Started { running, reply, cold: false, loaded: now, slotted })
+                })))
+            }
+        }
+    }
+
+    /// Loads the component first.
+    async fn start_cold(
+        self: Arc<Self>,
+        request: Request<Body>,
+        deadline: Instant,
+    ) -> Result<Started, CallError> {
+        let loading = tokio::time::timeout_at(deadline, self.component()).await;
+        let component = loading.map_err(|_| CallError::TimedOut { limit: self.spec.timeout })??;
+        let loaded = Instant::now();
+        let (place, slotted) = match self.place(&component, loaded)? {
+            Some(place) => (place, loaded),
+            None => {
+                let (slot, slotted) = self.slot(&component.loaded().host, deadline, loaded).await?;
+                (Place::New(slot), slotted)
+            }
+        };
+        let (running, reply) = self.run(&component, place, request)?;
+        Ok(Started { running, reply, cold: true, loaded, slotted })
+    }
+
+    /// An idle instance or a slot for a new one, if there is either.
+    fn place(&self, component: &Entry, now: Instant) -> Result<Option<Place>, CallError> {
+        let reuse = self.spec.isolation == Isolation::Reuse;
+        let kept = match &component.loaded().pre {
+            Pre::Http2(_) => reuse.then(|| self.kept(&self.warm().idle2, now)).flatten().map(Place::Kept2),
+            Pre::Http3(_) => reuse.then(|| self.kept(&self.warm().idle3, now)).flatten().map(Place::Kept3),
+            Pre::Command2(_) | Pre::Command3(_) => {
+                return Err(CallError::ComponentInvalid(
+                    "it is a program (wasi:cli/run), not a function: run it in a Pod or a Job".into(),
+                ));
+            }
+        };
+        let slots = || component.loaded().host.slots.clone().try_acquire_owned().ok();
+        Ok(kept.or_else(|| slots().map(Place::New)))
+    }
+
+    fn kept<E>(&self, idle: &Idle<E>, now: Instant) -> Option<Instance<E>> {
+        let (instance, too_old) = idle.take(now);
+        if too_old > 0 {
+            self.host.metrics.recycled.inc_by(too_old);
+        }
+        instance
+    }
+
+    /// The guest's future, and where its answer will be.
+    fn run(
+        self: &Arc<Self>,
+        component: &Arc<Entry>,
+        place: Place,
+        request: Request<Body>,
+    ) -> Result<(Running, Reply), CallError> {
+        let (function, reply) = (self.clone(), Reply::default());
+        let running: Running = match place {
+            Place::Kept2(mut instance) => {
+                let call = call::p2::Call::new(&mut instance.store, request, &reply)?;
+                Box::pin(function.call2(instance, call))
+            }
+            Place::Kept3(mut instance) => {
+                let call = call::p3::Call::new(&mut instance.store, request, &reply)?;
+                Box::pin(function.call3(instance, call))
+            }
+            Place::New(slot) => {
+                let mut store = reuse::store(&component.loaded().host, self.program.clone());
+                if matches!(component.loaded().pre, Pre::Http3(_)) {
+                    let call = call::p3::Call::new(&mut store, request, &reply)?;
+                    Box::pin(function.fresh3(component.clone(), store, slot, call))
+                } else {
+                    let call = call::p2::Call::new(&mut store, request, &reply)?;
+                    Box::pin(function.fresh2(component.clone(), store, slot, call))
+                }
+            }
+        };
+        Ok((running, reply))
     }
 
     /// A place for one more instance, waited for if there is none.
@@ -226,26 +318,24 @@ impl Function {
     async fn fresh2(
         self: Arc<Self>,
         component: Arc<Entry>,
+        mut store: Store,
         slot: OwnedSemaphorePermit,
-        request: Request<Body>,
-        reply: Reply,
+        call: call::p2::Call,
     ) -> Result<(), CallError> {
         let Pre::Http2(pre) = &component.loaded().pre else { return Err(CallError::NoAnswer) };
-        let mut store = reuse::store(&component.loaded().host, self.program.clone());
         let made = call::p2::instantiate(pre, &mut store).await;
         let exports = made.map_err(|error| failure::call_error(&error, &store.data().memory))?;
-        reply.instantiated();
-        self.call2(Instance::new(store, exports, slot), request, reply).await
+        call.instantiated();
+        self.call2(Instance::new(store, exports, slot), call).await
     }
 
     async fn call2(
         self: Arc<Self>,
         mut instance: Instance<Proxy>,
-        request: Request<Body>,
-        reply: Reply,
+        call: call::p2::Call,
     ) -> Result<(), CallError> {
         instance.store.data_mut().memory.begin_call();
-        let called = call::p2::call(&mut instance, request, &reply).await;
+        let called = call.run(&mut instance).await;
         self.ended(&called, instance.store.data().memory.used());
         called?;
         if self.spec.isolation == Isolation::Reuse {
@@ -257,26 +347,24 @@ impl Function {
     async fn fresh3(
         self: Arc<Self>,
         component: Arc<Entry>,
+        mut store: Store,
         slot: OwnedSemaphorePermit,
-        request: Request<Body>,
-        reply: Reply,
+        call: call::p3::Call,
     ) -> Result<(), CallError> {
         let Pre::Http3(pre) = &component.loaded().pre else { return Err(CallError::NoAnswer) };
-        let mut store = reuse::store(&component.loaded().host, self.program.clone());
         let made = call::p3::instantiate(pre, &mut store).await;
         let exports = made.map_err(|error| failure::call_error(&error, &store.data().memory))?;
-        reply.instantiated();
-        self.call3(Instance::new(store, exports, slot), request, reply).await
+        call.instantiated();
+        self.call3(Instance::new(store, exports, slot), call).await
     }
 
     async fn call3(
         self: Arc<Self>,
         mut instance: Instance<Service>,
-        request: Request<Body>,
-        reply: Reply,
+        call: call::p3::Call,
     ) -> Result<(), CallError> {
         instance.store.data_mut().memory.begin_call();
-        let called = call::p3::call(&mut instance, request, &reply).await;
+        let called = call.run(&mut instance).await;
         self.ended(&called, instance.store.data().memory.used());
         called?;
         if self.spec.isolation == Isolation::Reuse {
@@ -332,12 +420,15 @@ impl Function {
 }
 
 /// Counts a call that its caller gave up.
-struct Cancelled<'a>(Option<&'a Function>);
+struct Caller {
+    function: Arc<Function>,
+    waits: bool,
+}
 
-impl Drop for Cancelled<'_> {
+impl Drop for Caller {
     fn drop(&mut self) {
-        if let Some(function) = self.0 {
-            function.counter(Outcome::Cancelled).inc();
+        if self.waits {
+            self.function.counter(Outcome::Cancelled).inc();
         }
     }
 }
@@ -351,7 +442,7 @@ impl HostedFunction for Handle {
         request: Request<Body>,
         deadline: Instant,
     ) -> BoxFuture<'static, Result<Answer, CallError>> {
-        Box::pin(self.0.clone().call(request, deadline))
+        self.0.clone().call(request, deadline)
     }
 
     fn load(&self) -> BoxFuture<'static, Result<(), CallError>> {

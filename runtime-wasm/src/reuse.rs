@@ -53,15 +53,27 @@ impl<E> Idle<E> {
         }
     }
 
-    pub(crate) fn take(&self) -> Option<Instance<E>> {
+    /// The instance used last, and how many were found too old on the way to it.
+    pub(crate) fn take(&self, now: Instant) -> (Option<Instance<E>>, u64) {
+        let mut too_old = 0;
+        while let Some(instance) = self.pop() {
+            if now.saturating_duration_since(instance.born) < self.age_max {
+                return (Some(instance), too_old);
+            }
+            too_old += 1;
+        }
+        (None, too_old)
+    }
+
+    /// So that an instance is not dropped with the lock held.
+    fn pop(&self) -> Option<Instance<E>> {
         self.instances.lock().pop()
     }
 
     /// Takes an instance back after a call that went well; `false` if it was at its end.
     pub(crate) fn put(&self, mut instance: Instance<E>) -> bool {
         instance.calls += 1;
-        let spent = instance.calls >= self.calls_max || instance.born.elapsed() >= self.age_max;
-        if spent {
+        if instance.calls >= self.calls_max {
             return false;
         }
         let mut instances = self.instances.lock();

@@ -10,6 +10,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use futures::future::BoxFuture;
 use http::{HeaderMap, HeaderValue, Request, Response, Uri, Version, header, uri::PathAndQuery};
 use hyper::body::Incoming;
 use mayfly_runtime::{Answer, Body, CallError};
@@ -21,7 +22,7 @@ use crate::{
     metrics::GatewayCounts,
     refusal::Refusal,
     routes::{Found, Place, Table},
-    target::{DemandSignal, Permit, RevisionTarget, Upstream},
+    target::{Admission, DemandSignal, Permit, RevisionTarget, Upstream},
 };
 
 /// What every request needs. Nothing in it is locked on a request's way.
@@ -45,19 +46,29 @@ struct Ready {
 
 impl Proxy {
     /// Answers a request from a socket. Dropping the future, or the answer's body, cancels the guest.
-    pub(crate) async fn serve(&self, peer: &Peer, mut request: Request<Incoming>) -> Response<ResponseBody> {
+    ///
+    /// What needs no waiting is done here and now, the start of the call included: the future, which is moved
+    /// about before it runs, is small, and the request is in it only while it waits for its turn.
+    pub(crate) fn serve(
+        &self,
+        peer: &Peer,
+        mut request: Request<Incoming>,
+    ) -> impl Future<Output = Response<ResponseBody>> + use<'_> {
         let arrived = Instant::now();
         let id = headers::request_id(request.headers_mut());
-        let outcome = match self.prepare(peer, request) {
-            Ok(ready) => self.call(ready, arrived).await,
-            Err(refusal) => Err(refusal),
-        };
-        let mut response = outcome.unwrap_or_else(|refusal| {
-            self.counts.refused(refusal.code);
-            refusal.into_response(id.to_str().unwrap_or_default())
-        });
-        response.headers_mut().insert(headers::X_REQUEST_ID, id);
-        response
+        let begun = self.prepare(peer, request).map(|ready| self.begin(ready, arrived));
+        async move {
+            let outcome = match begun {
+                Ok(begun) => self.end(begun).await,
+                Err(refusal) => Err(refusal),
+            };
+            let mut response = outcome.unwrap_or_else(|refusal| {
+                self.counts.refused(refusal.code);
+                refusal.into_response(id.to_str().unwrap_or_default())
+            });
+            response.headers_mut().insert(headers::X_REQUEST_ID, id);
+            response
+        }
     }
 
     /// Asks a function from inside the process.
@@ -69,7 +80,7 @@ impl Proxy {
         let arrived = Instant::now();
         let id = headers::request_id(request.headers_mut());
         let outcome = match self.prepare_from_inside(key, request) {
-            Ok(ready) => self.call(ready, arrived).await,
+            Ok(ready) => self.end(self.begin(ready, arrived)).await,
             Err(refusal) => Err(refusal),
         };
         let mut response = outcome.inspect_err(|refusal| self.counts.refused(refusal.code))?;
@@ -111,11 +122,51 @@ impl Proxy {
         Ok(Ready { target, request, set_cookie, exceeded: None })
     }
 
-    /// Waits for a turn, calls the revision, and makes its answer the client's.
-    async fn call(&self, ready: Ready, arrived: Instant) -> Result<Response<ResponseBody>, Refusal> {
+    /// Calls the revision, if it is the request's turn.
+    fn begin(&self, ready: Ready, arrived: Instant) -> Begun {
         let Ready { target, request, set_cookie, exceeded } = ready;
         let access = AccessLog::of(&request);
-        let called = self.answer(&target, request, arrived).await;
+        let turn = self.turn(&target, request, arrived);
+        Begun { target, turn, arrived, set_cookie, exceeded, access }
+    }
+
+    fn turn(&self, target: &Arc<RevisionTarget>, request: Request<Body>, arrived: Instant) -> Turn {
+        if let Upstream::Unavailable(refusal) = &**target.upstream.load() {
+            return Turn::Refused(refusal.clone());
+        }
+        let deadline = arrived + target.timeout;
+        match target.admit(&self.demand, arrived, deadline) {
+            Ok(Admission::Running(permit)) => match Run::start(target, permit, request, deadline) {
+                Ok(run) => Turn::Running(run),
+                Err(refusal) => Turn::Refused(refusal),
+            },
+            Ok(Admission::Waiting(waiting)) => {
+                let target = target.clone();
+                Turn::Waiting(Box::pin(async move {
+                    let permit = waiting.turn(deadline).await.inspect_err(|refusal| {
+                        refused(&target, refusal, arrived);
+                    })?;
+                    Run::start(&target, permit, request, deadline)
+                }))
+            }
+            Err(refusal) => {
+                refused(target, &refusal, arrived);
+                Turn::Refused(refusal)
+            }
+        }
+    }
+
+    /// Waits for the revision's answer, and makes it the client's.
+    async fn end(&self, begun: Begun) -> Result<Response<ResponseBody>, Refusal> {
+        let Begun { target, turn, arrived, set_cookie, exceeded, access } = begun;
+        let called = match turn {
+            Turn::Running(run) => run.answer(&target, arrived).await,
+            Turn::Waiting(turn) => match turn.await {
+                Ok(run) => run.answer(&target, arrived).await,
+                Err(refusal) => Err(refusal),
+            },
+            Turn::Refused(refusal) => Err(refusal),
+        };
         let answered = if exceeded.is_some_and(|exceeded| exceeded.load(Ordering::Acquire)) {
             Err(Refusal::request_too_large(self.request_bytes_max))
         } else {
@@ -126,35 +177,54 @@ impl Proxy {
         }
         answered
     }
+}
+
+/// A request on its way to an answer.
+struct Begun {
+    target: Arc<RevisionTarget>,
+    turn: Turn,
+    arrived: Instant,
+    set_cookie: Option<HeaderValue>,
+    exceeded: Option<Arc<AtomicBool>>,
+    access: Option<AccessLog>,
+}
+
+enum Turn {
+    Running(Run),
+    Waiting(BoxFuture<'static, Result<Run, Refusal>>),
+    Refused(Refusal),
+}
+
+/// A request that its host works on.
+struct Run {
+    permit: Permit,
+    call: BoxFuture<'static, Result<Answer, CallError>>,
+}
+
+impl Run {
+    fn start(
+        target: &RevisionTarget,
+        permit: Permit,
+        request: Request<Body>,
+        deadline: Instant,
+    ) -> Result<Self, Refusal> {
+        match &**target.upstream.load() {
+            Upstream::Local(function) => Ok(Self { permit, call: function.call(request, deadline) }),
+            Upstream::Unavailable(refusal) => Err(refusal.clone()),
+        }
+    }
 
     async fn answer(
-        &self,
-        target: &Arc<RevisionTarget>,
-        request: Request<Body>,
+        mut self,
+        target: &RevisionTarget,
         arrived: Instant,
     ) -> Result<(Answer, Permit, Duration), Refusal> {
-        if let Upstream::Unavailable(refusal) = &**target.upstream.load() {
-            return Err(refusal.clone());
-        }
-        let deadline = arrived + target.timeout;
-        let mut permit = match target.admit(&self.demand, arrived, deadline).await {
-            Ok(permit) => permit,
-            Err(refusal) => {
-                let counts = target.traffic.counts();
-                counts.ended(Some(refusal.code.status().as_u16()), arrived.elapsed());
-                return Err(refusal);
-            }
-        };
-        let started = permit.started();
-        let call = match &**target.upstream.load() {
-            Upstream::Local(function) => function.call(request, deadline),
-            Upstream::Unavailable(refusal) => return Err(refusal.clone()),
-        };
-        match call.await {
+        let started = self.permit.started();
+        match self.call.await {
             Ok(answer) => {
-                target.gate.note_run(started.elapsed());
-                permit.status = Some(answer.response.status().as_u16());
                 let (queue, timings) = (started - arrived, &answer.timings);
+                target.gate.note_run(timings.total());
+                self.permit.status = Some(answer.response.status().as_u16());
                 if !queue.is_zero() || timings.cold {
                     let counts = target.traffic.counts();
                     if !queue.is_zero() {
@@ -164,18 +234,23 @@ impl Proxy {
                         counts.cold.observe(timings.load + timings.instantiate);
                     }
                 }
-                Ok((answer, permit, queue))
+                Ok((answer, self.permit, queue))
             }
             Err(error) => {
                 if let CallError::Internal(cause) = &error {
                     tracing::error!(revision = %target.key, %cause, "the host could not run a request");
                 }
                 let refusal = Refusal::from(error);
-                permit.status = Some(refusal.code.status().as_u16());
+                self.permit.status = Some(refusal.code.status().as_u16());
                 Err(refusal)
             }
         }
     }
+}
+
+/// Counts a request that did not get its turn.
+fn refused(target: &RevisionTarget, refusal: &Refusal, arrived: Instant) {
+    target.traffic.counts().ended(Some(refusal.code.status().as_u16()), arrived.elapsed());
 }
 
 /// The revision that answers, and the cookie that keeps the client with it.

@@ -92,26 +92,22 @@ impl RevisionTarget {
         }
     }
 
-    /// Waits for a turn. The permit's drop ends it.
-    pub(crate) async fn admit(
+    /// A turn, or a place in the queue for one. The permit's drop ends the turn.
+    pub(crate) fn admit(
         self: &Arc<Self>,
         demand: &DemandSignal,
         now: Instant,
         deadline: Instant,
-    ) -> Result<Permit, Refusal> {
+    ) -> Result<Admission, Refusal> {
         self.traffic.counts();
         let arrival = self.gate.arrive(now, deadline);
         demand.raise(self);
         match arrival {
-            Arrival::Running => Ok(self.permit(now, now)),
+            Arrival::Running => Ok(Admission::Running(self.permit(now, now))),
             Arrival::Full => Err(Refusal::queue_full(self)),
             Arrival::Waiting(receiver) => {
                 demand.wake();
-                let mut waiting = Waiting { target: self, receiver };
-                match tokio::time::timeout_at(deadline, &mut waiting.receiver).await {
-                    Ok(Ok(())) => Ok(self.permit(now, Instant::now())),
-                    Ok(Err(_)) | Err(_) => Err(Refusal::queue_too_slow(self)),
-                }
+                Ok(Admission::Waiting(Waiting { target: self.clone(), arrived: now, receiver }))
             }
         }
     }
@@ -155,13 +151,30 @@ impl Drop for Permit {
     }
 }
 
+/// What an arrival got.
+pub(crate) enum Admission {
+    Running(Permit),
+    Waiting(Waiting),
+}
+
 /// A request in the queue. May be dropped at any moment: a turn that was given but not taken goes back.
-struct Waiting<'a> {
-    target: &'a RevisionTarget,
+pub(crate) struct Waiting {
+    target: Arc<RevisionTarget>,
+    arrived: Instant,
     receiver: oneshot::Receiver<()>,
 }
 
-impl Drop for Waiting<'_> {
+impl Waiting {
+    /// Waits for the turn.
+    pub(crate) async fn turn(mut self, deadline: Instant) -> Result<Permit, Refusal> {
+        match tokio::time::timeout_at(deadline, &mut self.receiver).await {
+            Ok(Ok(())) => Ok(self.target.permit(self.arrived, Instant::now())),
+            Ok(Err(_)) | Err(_) => Err(Refusal::queue_too_slow(&self.target)),
+        }
+    }
+}
+
+impl Drop for Waiting {
     fn drop(&mut self) {
         self.receiver.close();
         let now = Instant::now();

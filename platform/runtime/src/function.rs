@@ -54,9 +54,9 @@ pub trait FunctionHost: Send + Sync + 'static {
 
 /// One revision on this host.
 pub trait HostedFunction: Send + Sync + 'static {
-    /// Answers a request. Resolves when the guest has given status and headers; the body streams after
-    /// that. Dropping the future, or the response's body, cancels the guest. `deadline` covers the whole
-    /// answer, body included: a body cut short by it ends with an error.
+    /// Answers a request. Begins at once, and resolves when the guest has given status and headers; the
+    /// body streams after that. Dropping the future, or the response's body, cancels the guest. `deadline`
+    /// covers the whole answer, body included: a body cut short by it ends with an error.
     fn call(
         &self,
         request: Request<Body>,
@@ -92,6 +92,13 @@ pub struct Timings {
     pub instantiate: Duration,
     /// The guest's own time until it answered.
     pub run: Duration,
+}
+
+impl Timings {
+    /// From the call to the answer.
+    pub fn total(&self) -> Duration {
+        self.queue + self.load + self.instantiate + self.run
+    }
 }
 
 /// Why a call got no answer from the guest. The gateway maps each to a status, in one place.

@@ -25,21 +25,34 @@ pub(crate) async fn instantiate(pre: &ProxyPre<Guest>, store: &mut Store) -> was
     pre.instantiate_async(store).await
 }
 
-/// One call. The answer goes to `reply` as soon as the guest gives it.
-pub(crate) async fn call(
-    instance: &mut Instance<Proxy>,
-    request: Request<Body>,
-    reply: &Reply,
-) -> Result<(), CallError> {
-    let called = async {
-        let (request, answer) = arguments(&mut instance.store, request, reply)?;
+/// One call, its arguments already in the store of the instance that will run it. The answer goes to `reply` as
+/// soon as the guest gives it.
+pub(crate) struct Call {
+    request: Resource<IncomingRequest>,
+    answer: Resource<ResponseOutparam>,
+    reply: Reply,
+}
+
+impl Call {
+    pub(crate) fn new(store: &mut Store, request: Request<Body>, reply: &Reply) -> Result<Self, CallError> {
+        let made = arguments(store, request, reply);
+        let (request, answer) = made.map_err(|error| failure::call_error(&error, &store.data().memory))?;
+        Ok(Self { request, answer, reply: reply.clone() })
+    }
+
+    /// The instance for it is made.
+    pub(crate) fn instantiated(&self) {
+        self.reply.instantiated();
+    }
+
+    pub(crate) async fn run(self, instance: &mut Instance<Proxy>) -> Result<(), CallError> {
+        let Self { request, answer, reply } = self;
         let handler = instance.exports.wasi_http_incoming_handler();
-        handler.call_handle(&mut instance.store, request, answer).await
-    };
-    called.await.map_err(|error| {
-        reply.rescue();
-        failure::call_error(&error, &instance.store.data().memory)
-    })
+        handler.call_handle(&mut instance.store, request, answer).await.map_err(|error| {
+            reply.rescue();
+            failure::call_error(&error, &instance.store.data().memory)
+        })
+    }
 }
 
 fn arguments(

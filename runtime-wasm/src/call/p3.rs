@@ -1,11 +1,12 @@
 //! Calls of `wasi:http/handler@0.3`.
 
-use std::future::poll_fn;
+use std::{future::poll_fn, pin::Pin};
 
 use http::Request;
 use mayfly_runtime::{Body, CallError};
+use wasmtime::component::Resource;
 use wasmtime_wasi_http::{
-    WasiHttpView as _,
+    Error, WasiHttpView as _,
     p3::{
         self,
         bindings::{Service, ServicePre},
@@ -24,31 +25,51 @@ pub(crate) async fn instantiate(pre: &ServicePre<Guest>, store: &mut Store) -> w
     pre.instantiate_async(store).await
 }
 
-/// One call: the answer goes to `reply`, and the guest goes on until nothing is left for it to do.
-pub(crate) async fn call(
-    instance: &mut Instance<Service>,
-    request: Request<Body>,
-    reply: &Reply,
-) -> Result<(), CallError> {
-    let Instance { store, exports, .. } = instance;
-    let (request, sent) = p3::Request::from_http(store.data_mut().http().hooks, to_guest(request));
-    let called = store.run_concurrent(async |accessor| -> wasmtime::Result<()> {
-        let request = accessor.with(|mut access| access.get().http().table.push(request))?;
-        match exports.wasi_http_handler().call_handle(accessor, request).await? {
-            Ok(response) => {
-                let response = accessor.with(|mut access| {
-                    let response = access.get().http().table.delete(response)?;
-                    response.into_http(&mut access, sent)
-                })?;
-                reply.put(Ok(response));
+/// One call, its request already in the store of the instance that will run it. The answer goes to `reply`, and
+/// the guest goes on until nothing is left for it to do.
+pub(crate) struct Call {
+    request: Resource<p3::Request>,
+    sent: Sent,
+    reply: Reply,
+}
+
+/// Tells what became of the request's body.
+type Sent = Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>;
+
+impl Call {
+    pub(crate) fn new(store: &mut Store, request: Request<Body>, reply: &Reply) -> Result<Self, CallError> {
+        let http = store.data_mut().http();
+        let (request, sent) = p3::Request::from_http(http.hooks, to_guest(request));
+        let pushed = http.table.push(request).map_err(wasmtime::Error::from);
+        let request = pushed.map_err(|error| failure::call_error(&error, &store.data().memory))?;
+        Ok(Self { request, sent: Box::pin(sent), reply: reply.clone() })
+    }
+
+    /// The instance for it is made.
+    pub(crate) fn instantiated(&self) {
+        self.reply.instantiated();
+    }
+
+    pub(crate) async fn run(self, instance: &mut Instance<Service>) -> Result<(), CallError> {
+        let Self { request, sent, reply } = self;
+        let Instance { store, exports, .. } = instance;
+        let called = store.run_concurrent(async |accessor| -> wasmtime::Result<()> {
+            match exports.wasi_http_handler().call_handle(accessor, request).await? {
+                Ok(response) => {
+                    let response = accessor.with(|mut access| {
+                        let response = access.get().http().table.delete(response)?;
+                        response.into_http(&mut access, sent)
+                    })?;
+                    reply.put(Ok(response));
+                }
+                Err(code) => reply.put(Err(format!("{code:?}"))),
             }
-            Err(code) => reply.put(Err(format!("{code:?}"))),
-        }
-        poll_fn(|cx| accessor.poll_no_interesting_tasks(cx)).await;
-        Ok(())
-    });
-    called.await.flatten().map_err(|error| {
-        reply.rescue();
-        failure::call_error(&error, &store.data().memory)
-    })
+            poll_fn(|cx| accessor.poll_no_interesting_tasks(cx)).await;
+            Ok(())
+        });
+        called.await.flatten().map_err(|error| {
+            reply.rescue();
+            failure::call_error(&error, &store.data().memory)
+        })
+    }
 }

@@ -136,11 +136,14 @@ impl Connections {
         listener: Listener<'_>,
     ) -> hyper::Result<()> {
         let (proxy, peer, activity) = (&self.proxy, &peer, &Arc::new(Activity::default()));
-        let service = service_fn(move |request: Request<Incoming>| async move {
+        let service = service_fn(move |request: Request<Incoming>| {
             let active = activity.begin();
-            let mut response = proxy.serve(peer, request).await;
-            response.body_mut().hold(active);
-            Ok::<_, Infallible>(response)
+            let answering = proxy.serve(peer, request);
+            async move {
+                let mut response = answering.await;
+                response.body_mut().hold(active);
+                Ok::<_, Infallible>(response)
+            }
         });
         let connection = pin!(self.http1.serve_connection(io, service));
         self.drive(connection, listener, activity).await

