@@ -66,7 +66,9 @@ impl Api {
     pub(super) async fn redrive_execution(&self, params: &Value) -> Answer {
         match self.engine.redrive(execution(params)?.text).await {
             Ok(redriven) => Ok(json!({"redriveDate": date_of(redriven)})),
-            Err(RedriveError::NotRedrivable(reason)) => Err(ApiError::new("ExecutionNotRedrivable", reason)),
+            Err(refused @ (RedriveError::NotRedrivable(_) | RedriveError::AlreadyRunning)) => {
+                Err(ApiError::new("ExecutionNotRedrivable", refused.to_string()))
+            }
             Err(RedriveError::Execution(error)) => Err(refused(error)),
         }
     }

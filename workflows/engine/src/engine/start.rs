@@ -28,6 +28,8 @@ pub(super) struct NewExecution {
     pub(super) map_run_arn: Option<String>,
     /// Its name was chosen by somebody: one that ended may have had it.
     pub(super) named: bool,
+    /// It begins however many executions are open.
+    pub(super) at_any_load: bool,
 }
 
 impl Inner {
@@ -49,7 +51,7 @@ impl Inner {
             return Err(StartError::Closed);
         }
         let limit = self.config.limits.open_executions;
-        if self.open.load(Ordering::Acquire) >= limit {
+        if self.open.load(Ordering::Acquire) >= limit && !new.at_any_load {
             return Err(StartError::TooMany { limit });
         }
         let place = loop {
@@ -246,7 +248,7 @@ impl Inner {
     pub(super) async fn redrive_row(self: &Arc<Self>, row: ExecutionRow) -> Result<i64, RedriveError> {
         let _redriven = self.taken_up.read().await;
         let arn: Arc<str> = row.arn.as_str().into();
-        let Some(place) = self.live.take(&arn) else { return Err(already_running()) };
+        let Some(place) = self.live.take(&arn) else { return Err(RedriveError::AlreadyRunning) };
         let inner = self.clone();
         let loaded = self
             .read(move |journal| match journal.execution(row.id)? {
@@ -256,7 +258,7 @@ impl Inner {
             })
             .await
             .map_err(ExecutionError::from)?;
-        let Some(running) = loaded else { return Err(already_running()) };
+        let Some(running) = loaded else { return Err(RedriveError::AlreadyRunning) };
         if !running.cell.lock().machine.can_redrive() {
             return Err(RedriveError::NotRedrivable("Execution has nothing to be redriven".to_owned()));
         }
@@ -368,6 +370,7 @@ impl Engine {
             alias_arn,
             map_run_arn: None,
             named,
+            at_any_load: false,
         }
     }
 
@@ -423,10 +426,6 @@ impl Drop for StopWhenDropped {
             let _ = self.engine.inner.deliver(&running, Event::Stop { error: None, cause: None }, |_| ());
         }
     }
-}
-
-fn already_running() -> RedriveError {
-    RedriveError::NotRedrivable("Execution is RUNNING and cannot be redriven".to_owned())
 }
 
 fn same_start(there: &Description, input: &str) -> Result<Started, StartError> {
