@@ -150,7 +150,13 @@ impl Proxy {
             Upstream::Local(function) => function.call(request, deadline),
             Upstream::Unavailable(refusal) => return Err(refusal.clone()),
         };
-        match call.await {
+        let called = call.await;
+        let lacks_component = matches!(called, Err(CallError::ComponentMissing(_)));
+        // Read on every request, written when it changes.
+        if lacks_component != target.lacks_component.load(Ordering::Relaxed) {
+            target.lacks_component.store(lacks_component, Ordering::Relaxed);
+        }
+        match called {
             Ok(answer) => {
                 target.gate.note_run(started.elapsed());
                 permit.status = Some(answer.response.status().as_u16());
