@@ -84,9 +84,10 @@ impl Api {
     pub(super) async fn describe_ended(&self, params: &Value, limit: Duration) -> Answer {
         model::check("DescribeExecution", params)?;
         let ended = tokio::time::timeout(limit, self.engine.wait(execution(params)?.text)).await;
-        match ended.ok().flatten() {
-            Some(found) => answered(params, &found),
-            None => self.describe_execution(params).await,
+        match ended {
+            Ok(Ok(Some(found))) => answered(params, &found),
+            Ok(Err(error)) => Err(refused(error)),
+            Ok(Ok(None)) | Err(_) => self.describe_execution(params).await,
         }
     }
 

@@ -18,8 +18,12 @@ impl Engine {
         self.inner.describe_stored(arn).await
     }
 
-    /// Waits for an execution's end; `None` when there is none with this ARN.
-    pub async fn wait(&self, arn: &str) -> Option<Description> {
+    /// Waits for an execution's end; `None` when there is none with this ARN. A journal that cannot be read for a
+    /// while is waited for.
+    ///
+    /// # Errors
+    /// The execution cannot be read and time does not help, or the engine shuts down.
+    pub async fn wait(&self, arn: &str) -> Result<Option<Description>, ExecutionError> {
         self.inner.wait(arn).await
     }
 

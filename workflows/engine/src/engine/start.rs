@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 
@@ -13,6 +14,9 @@ use super::load;
 use super::types::{Description, Kind, RedriveStatus, StartRequest, Started, StateMachine, Status};
 use crate::journal::{Birth, Change, ExecutionRow, Journal, JournalError, OutcomeRow, Payload};
 use crate::machine::{Event, Output};
+
+/// How soon an execution that could not be read is read again by who waits for its end.
+const READ_RETRY: Duration = Duration::from_secs(1);
 
 /// Everything an execution begins with.
 pub(super) struct NewExecution {
@@ -201,10 +205,26 @@ impl Inner {
         }
     }
 
-    /// Waits for an execution's end; `None` when there is no such execution.
-    pub(crate) async fn wait(self: &Arc<Self>, arn: &str) -> Option<Description> {
+    /// Waits for an execution's end; `None` when there is no such execution. What keeps it from being read for a
+    /// while is waited out: that it cannot be read does not say that it is not there.
+    pub(crate) async fn wait(self: &Arc<Self>, arn: &str) -> Result<Option<Description>, ExecutionError> {
+        let mut _goes_on = None;
         loop {
-            if let Some(running) = self.awake_by_arn(arn).await.ok()? {
+            match self.wait_readable(arn).await {
+                Err(ExecutionError::Journal(error @ JournalError::Database(_)))
+                    if !self.closing.load(Ordering::Acquire) =>
+                {
+                    tracing::warn!(arn, %error, "an execution that is waited for cannot be read; trying again");
+                    _goes_on = Some(self.alarm(READ_RETRY).await.map_err(|_| ExecutionError::Closed)?);
+                }
+                answer => return answer,
+            }
+        }
+    }
+
+    async fn wait_readable(self: &Arc<Self>, arn: &str) -> Result<Option<Description>, ExecutionError> {
+        loop {
+            if let Some(running) = self.awake_by_arn(arn).await? {
                 let ends = {
                     let mut cell = running.cell.lock();
                     if cell.asleep {
@@ -218,12 +238,12 @@ impl Inner {
                     })
                 };
                 if let Some(ends) = ends {
-                    return ends.await.ok();
+                    return ends.await.map(Some).map_err(|_| ExecutionError::Closed);
                 }
             }
-            let stored = self.describe_stored(arn).await.ok()??;
+            let Some(stored) = self.describe_stored(arn).await? else { return Ok(None) };
             if stored.status != Status::Running {
-                return Some(stored);
+                return Ok(Some(stored));
             }
             // It had ended and was taken up again meanwhile.
             tokio::task::yield_now().await;

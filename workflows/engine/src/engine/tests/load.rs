@@ -40,7 +40,7 @@ async fn durable_executions() {
         tokio::spawn(async move {
             for _ in 0..40 {
                 let started = engine.start_execution(request(&state_machine, "{}")).await.expect("starts");
-                let ended = engine.wait(&started.execution_arn).await.expect("there");
+                let ended = engine.wait(&started.execution_arn).await.expect("read").expect("there");
                 assert_eq!(ended.status, Status::Succeeded);
             }
         })
@@ -69,7 +69,7 @@ async fn sleepers_cost_no_task() {
     let tasks = tokio::runtime::Handle::current().metrics().num_alive_tasks();
     assert!(tasks <= tasks_before + 4, "{tasks} tasks");
     drop(awake);
-    assert_eq!(world.engine.wait(&last).await.expect("there").status, Status::Succeeded);
+    assert_eq!(world.engine.wait(&last).await.expect("read").expect("there").status, Status::Succeeded);
 }
 
 fn each_of(items: serde_json::Value) -> serde_json::Value {
@@ -117,6 +117,6 @@ async fn a_child_refused_by_a_shutdown_begins_after_it() {
     }
     let second = World::on(journal, Arc::default()).await;
     second.engine.resume().await.expect("resumes");
-    let ended = second.engine.wait(&arn).await.expect("there");
+    let ended = second.engine.wait(&arn).await.expect("read").expect("there");
     assert_eq!((ended.output.as_deref(), ended.cause), (Some("[1,2]"), None));
 }
