@@ -6,7 +6,7 @@ use super::Engine;
 use super::error::ExecutionError;
 use super::types::{Description, HistoryQuery, Kind, ListQuery, Of, Page, StateMachine};
 use crate::history::HistoryEvent;
-use crate::journal::{ListRows, Owner};
+use crate::journal::{ListRows, Owner, artifacts_in};
 
 impl Engine {
     /// Describes an execution; `None` when there is none with this ARN.
@@ -16,6 +16,13 @@ impl Engine {
             return Ok(Some(self.inner.describe_row(&cell.row, running.state_machine.kind)));
         }
         self.inner.describe_stored(arn).await
+    }
+
+    /// The ARN of an execution that has not ended, running or asleep, and that names this artifact: in its
+    /// definition, its input, or in anything that came to it from outside. `artifact` is `sha256:` and 64 digits.
+    pub async fn user_of(&self, artifact: &str) -> Result<Option<String>, ExecutionError> {
+        let Some(artifact) = artifacts_in(artifact.as_bytes()).next() else { return Ok(None) };
+        Ok(self.inner.read(move |journal| journal.user_of(&artifact)).await?)
     }
 
     /// Waits for an execution's end; `None` when there is none with this ARN. A journal that cannot be read for a
