@@ -6,7 +6,7 @@
 //! | … with `content-type: application/octet-stream` | the same of any content: nobody looks at it |
 //! | `GET /artifacts` | a list: digest, size, when it was last uploaded |
 //! | `GET /artifacts/sha256:<hex>` | the content |
-//! | `DELETE /artifacts/sha256:<hex>` | 409 while a function, a revision, a workflow, a job or a pod names it |
+//! | `DELETE /artifacts/sha256:<hex>` | 409 while a function, a revision, a workflow, a job, a pod or an open execution names it |
 //! | … with `if-unmodified-since: <HTTP date>` | 409, too, when it was uploaded (again) after that |
 
 use std::{
@@ -120,7 +120,7 @@ impl Inner {
         match tokio::task::spawn_blocking(move || inspector(&path)).await.map_err(ApiError::internal)? {
             Ok(about) => Ok(about),
             Err(why) => {
-                if !existed && self.named_by(digest)?.is_none() {
+                if !existed && self.named_by(digest).await?.is_none() {
                     self.artifacts.remove(digest).await.map_err(ApiError::internal)?;
                 }
                 Err(ApiError::unprocessable(why))
@@ -165,8 +165,8 @@ impl Inner {
         let conflict = |why: &str| {
             Err(ApiError::new(StatusCode::CONFLICT, "Conflict", format!("artifact {digest} {why}")))
         };
-        if let Some(user) = self.named_by(digest)? {
-            return conflict(&format!("is in use by {user}: delete that first"));
+        if let Some(user) = self.named_by(digest).await? {
+            return conflict(&format!("is in use by {user}"));
         }
         let until = until.unwrap_or(Timestamp::MAX);
         match self.artifacts.remove_unless_newer(digest, until).await.map_err(ApiError::internal)? {
@@ -178,8 +178,8 @@ impl Inner {
         Ok(json_value(StatusCode::OK, &status))
     }
 
-    /// An object that names the artifact.
-    fn named_by(&self, digest: &Digest) -> Result<Option<String>, ApiError> {
+    /// Who names the artifact, and what to do about it.
+    async fn named_by(&self, digest: &Digest) -> Result<Option<String>, ApiError> {
         let text = digest.to_string();
         for resource in NAMED_BY {
             let list = self
@@ -188,10 +188,10 @@ impl Inner {
                 .map_err(ApiError::internal)?;
             let names = |value: &[u8]| value.windows(text.len()).any(|window| window == text.as_bytes());
             if let Some(entry) = list.entries.iter().find(|entry| names(&entry.value)) {
-                return Ok(Some(entry.key.to_string()));
+                return Ok(Some(format!("{}: delete that first", entry.key)));
             }
         }
-        Ok(None)
+        Ok(self.views.user_of(digest).await?)
     }
 }
 

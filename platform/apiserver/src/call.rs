@@ -95,7 +95,8 @@ impl Call {
 
     async fn watch(self) -> Result<Response, ApiError> {
         let permit = self.long_lived()?;
-        let view = self.view()?;
+        let representation = negotiate::stream_representation(&self.parts.headers)?;
+        let view = View { representation, ..self.view()? };
         let lines = self.server.watch(&self.target.namespace, &self.query, view, permit).await?;
         Ok(watched(view, Body::from_stream(lines)))
     }

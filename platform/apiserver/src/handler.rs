@@ -12,12 +12,15 @@ use crate::{
     access::{self, User, impersonated, is_allowed},
     artifacts::{DISCARD_TIME_MAX, discard},
     call::Call,
-    discovery, openapi,
+    discovery,
+    negotiate::{self, Encoding},
+    openapi,
     registry::Verbs,
     render::json_value,
     request::{Query, Target, segments, verb},
     server::Inner,
     status::ApiError,
+    yaml,
 };
 
 /// Longest URI, in bytes.
@@ -27,9 +30,14 @@ pub(crate) async fn handle(server: Arc<Inner>, request: Request<Body>) -> Respon
     let path = segments(request.uri().path());
     let target = path.as_deref().map_or_else(|| Err(ApiError::no_resource()), Target::parse);
     let measure = server.metrics.start(request.method(), request.uri(), target.as_ref().ok());
+    let encoding = negotiate::encoding(request.headers());
     let response = match Box::pin(route(server, request, path, target)).await {
         Ok(response) => response,
         Err(error) => error.into_response(),
+    };
+    let response = match encoding {
+        Encoding::Json => response,
+        Encoding::Yaml => yaml::rewritten(response).await,
     };
     measure.end(response.status());
     response

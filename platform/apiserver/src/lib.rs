@@ -40,6 +40,7 @@ mod status;
 mod subresources;
 mod verbs;
 mod views;
+mod yaml;
 
 pub use access::User;
 pub use config::{Clock, Config, Deps, Inspector, NodeConnector, NodeError};

@@ -1,6 +1,6 @@
 //! Which representation a client wants, and in which form it sent a body.
 
-use http::{HeaderMap, header};
+use http::{HeaderMap, HeaderValue, header};
 
 use crate::status::ApiError;
 
@@ -22,18 +22,32 @@ pub(crate) enum BodyForm {
     Protobuf,
 }
 
+/// How an answer is written down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Encoding {
+    Json,
+    Yaml,
+}
+
 /// One media range of an `Accept` header.
 struct Range<'a> {
     media: &'a str,
     parameters: Vec<(&'a str, &'a str)>,
 }
 
+/// The best first: by quality, then as they stand. One of quality 0 is refused, so it is not among them.
 fn ranges(accept: &str) -> impl Iterator<Item = Range<'_>> {
-    accept.split(',').filter(|part| !part.trim().is_empty()).map(|part| {
-        let mut pieces = part.split(';').map(str::trim);
-        let media = pieces.next().unwrap_or("");
-        Range { media, parameters: pieces.filter_map(|piece| piece.split_once('=')).collect() }
-    })
+    let parts = accept.split(',').filter(|part| !part.trim().is_empty());
+    let mut ranges: Vec<Range<'_>> = parts
+        .map(|part| {
+            let mut pieces = part.split(';').map(str::trim);
+            let media = pieces.next().unwrap_or("");
+            Range { media, parameters: pieces.filter_map(|piece| piece.split_once('=')).collect() }
+        })
+        .filter(|range| range.quality() > 0.0)
+        .collect();
+    ranges.sort_by(|one, other| other.quality().total_cmp(&one.quality()));
+    ranges.into_iter()
 }
 
 impl Range<'_> {
@@ -41,8 +55,30 @@ impl Range<'_> {
         self.parameters.iter().find(|(key, _)| *key == name).map_or("", |(_, value)| value)
     }
 
-    fn is_json(&self) -> bool {
-        matches!(self.media, "application/json" | "application/*" | "*/*")
+    /// 1 when it is not said, or not readable.
+    fn quality(&self) -> f32 {
+        self.get("q").parse().unwrap_or(1.0)
+    }
+
+    /// JSON where anything will do.
+    fn encoding(&self) -> Option<Encoding> {
+        match self.media {
+            "application/json" | "application/*" | "*/*" => Some(Encoding::Json),
+            "application/yaml" => Some(Encoding::Yaml),
+            _ => None,
+        }
+    }
+
+    fn representation(&self) -> Option<Representation> {
+        self.encoding()?;
+        match (self.get("as"), self.get("v")) {
+            ("", _) => Some(Representation::Object),
+            ("Table", "v1" | "v1beta1") => Some(Representation::Table),
+            ("PartialObjectMetadata" | "PartialObjectMetadataList", "v1" | "v1beta1") => {
+                Some(Representation::Metadata)
+            }
+            _ => None,
+        }
     }
 }
 
@@ -57,23 +93,36 @@ pub(crate) fn representation(headers: &HeaderMap) -> Result<Representation, ApiE
     if accept.trim().is_empty() {
         return Ok(Representation::Object);
     }
-    let json = ranges(&accept).filter(Range::is_json);
-    json.filter_map(|range| match (range.get("as"), range.get("v")) {
-        ("", _) => Some(Representation::Object),
-        ("Table", "v1" | "v1beta1") => Some(Representation::Table),
-        ("PartialObjectMetadata" | "PartialObjectMetadataList", "v1" | "v1beta1") => {
-            Some(Representation::Metadata)
-        }
-        _ => None,
-    })
-    .next()
-    .ok_or_else(ApiError::not_acceptable)
+    ranges(&accept).find_map(|range| range.representation()).ok_or_else(ApiError::not_acceptable)
+}
+
+/// The same for a stream of events, which is never YAML.
+pub(crate) fn stream_representation(headers: &HeaderMap) -> Result<Representation, ApiError> {
+    let accept = accept(headers);
+    if accept.trim().is_empty() {
+        return Ok(Representation::Object);
+    }
+    let mut json = ranges(&accept).filter(|range| range.encoding() == Some(Encoding::Json));
+    json.find_map(|range| range.representation()).ok_or_else(ApiError::not_acceptable_stream)
+}
+
+/// How an answer to these headers is written down.
+pub(crate) fn encoding(headers: &HeaderMap) -> Encoding {
+    // Nearly every request: without a look at each range.
+    let says_yaml = |value: &HeaderValue| value.as_bytes().windows(4).any(|part| part == b"yaml");
+    if !headers.get_all(header::ACCEPT).iter().any(says_yaml) {
+        return Encoding::Json;
+    }
+    let accept = accept(headers);
+    // A range whose form is not served does not decide how the next one is written.
+    let served = |range: Range<'_>| range.representation().and(range.encoding());
+    ranges(&accept).find_map(served).unwrap_or(Encoding::Json)
 }
 
 /// Which form of discovery: `Some(version)` for the aggregated one.
 pub(crate) fn aggregated_discovery(headers: &HeaderMap) -> Option<&'static str> {
     let accept = accept(headers);
-    for range in ranges(&accept).filter(Range::is_json) {
+    for range in ranges(&accept).filter(|range| range.encoding().is_some()) {
         match (range.get("as"), range.get("g"), range.get("v")) {
             ("APIGroupDiscoveryList", "apidiscovery.k8s.io", "v2") => return Some("v2"),
             ("APIGroupDiscoveryList", "apidiscovery.k8s.io", "v2beta1") => return Some("v2beta1"),
@@ -110,8 +159,6 @@ pub(crate) fn unsupported_body() -> ApiError {
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
-
     use super::*;
 
     fn with(accept: &'static str) -> HeaderMap {
@@ -134,8 +181,30 @@ mod tests {
             ("application/vnd.kubernetes.protobuf", None),
             ("application/json;as=Chart;v=v1", None),
             ("application/json;as=Chart;v=v1,application/json", Some(Representation::Object)),
+            ("application/yaml", Some(Representation::Object)),
+            ("application/yaml;as=Table;v=v1;g=meta.k8s.io", Some(Representation::Table)),
+            ("application/json;q=0", None),
         ] {
             assert_eq!(representation(&with(accept)).ok(), expected, "{accept}");
+        }
+    }
+
+    #[test]
+    fn encodings() {
+        for (accept, expected, of_a_stream) in [
+            ("", Encoding::Json, true),
+            ("*/*", Encoding::Json, true),
+            ("application/yaml", Encoding::Yaml, false),
+            ("application/yaml;q=0.9, text/html", Encoding::Yaml, false),
+            ("text/html, application/yaml, application/json", Encoding::Yaml, true),
+            ("application/json, application/yaml", Encoding::Json, true),
+            ("application/json;q=0.5, application/yaml;q=0.8", Encoding::Yaml, true),
+            ("*/*;q=0.1,application/yaml", Encoding::Yaml, true),
+            ("application/yaml;as=Chart;v=v1, application/json", Encoding::Json, true),
+            ("application/yaml;q=0, application/json;q=0.1", Encoding::Json, true),
+        ] {
+            assert_eq!(encoding(&with(accept)), expected, "{accept}");
+            assert_eq!(stream_representation(&with(accept)).is_ok(), of_a_stream, "{accept}");
         }
     }
 

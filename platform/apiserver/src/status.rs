@@ -213,7 +213,12 @@ impl ApiError {
 
     pub(crate) fn not_acceptable() -> Self {
         let message = "only the following media types are accepted: application/json, \
-                       application/json;as=Table, application/json;as=PartialObjectMetadata";
+                       application/json;as=Table, application/json;as=PartialObjectMetadata, application/yaml";
+        Self::new(StatusCode::NOT_ACCEPTABLE, "NotAcceptable", message)
+    }
+
+    pub(crate) fn not_acceptable_stream() -> Self {
+        let message = "only the following media types are accepted: application/json;stream=watch";
         Self::new(StatusCode::NOT_ACCEPTABLE, "NotAcceptable", message)
     }
 

@@ -8,6 +8,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use futures::{StreamExt as _, future::BoxFuture, stream::BoxStream};
+use mayfly_api::Digest;
 use mayfly_store::{Entry, Event, EventKind, Revision};
 use parking_lot::RwLock;
 use serde_json::Value;
@@ -50,6 +51,11 @@ pub trait KindView: Send + Sync {
         after: u64,
         whole: bool,
     ) -> Result<BoxStream<'static, Result<ViewEvent, ViewError>>, ViewError>;
+
+    /// Who needs this artifact, in words that end a sentence, if anybody does: the artifact stays as long.
+    fn user_of<'a>(&'a self, _artifact: &'a Digest) -> BoxFuture<'a, Result<Option<String>, ViewError>> {
+        Box::pin(std::future::ready(Ok(None)))
+    }
 
     /// What to tell someone who wants to change an object: that it cannot be done, and what can.
     fn read_only(&self, name: &str) -> String;
@@ -130,6 +136,17 @@ impl From<ViewError> for ApiError {
 pub(crate) struct Views(RwLock<HashMap<&'static str, Arc<dyn KindView>>>);
 
 impl Views {
+    /// Who of any view needs this artifact.
+    pub(crate) async fn user_of(&self, artifact: &Digest) -> Result<Option<String>, ViewError> {
+        let views: Vec<_> = self.0.read().values().cloned().collect();
+        for view in views {
+            if let Some(user) = view.user_of(artifact).await? {
+                return Ok(Some(user));
+            }
+        }
+        Ok(None)
+    }
+
     pub(crate) fn attach(&self, resource: &'static str, view: Arc<dyn KindView>) {
         self.0.write().insert(resource, view);
     }

@@ -51,6 +51,55 @@ async fn an_object_lives_and_dies() {
     assert_eq!(gone["details"], json!({"name": "a", "kind": "configmaps"}));
 }
 
+/// Status, content type, and the body as YAML reads it.
+async fn yaml(server: &Fixture, request: http::Request<axum::body::Body>) -> (StatusCode, String, Value) {
+    let response = server.send(request).await;
+    let (parts, body) = response.into_parts();
+    let text = http_body_util::BodyExt::collect(body).await.unwrap().to_bytes();
+    let text = std::str::from_utf8(&text).unwrap();
+    assert!(!text.starts_with('{'), "JSON: {text}");
+    let form = parts.headers[http::header::CONTENT_TYPE].to_str().unwrap().to_owned();
+    (parts.status, form, serde_saphyr::from_str(text).unwrap())
+}
+
+#[tokio::test]
+async fn yaml_is_read_and_written() {
+    let server = Fixture::new().await;
+    let asks = |method: &str, path: &str| {
+        support::request(method, path)
+            .header("accept", "application/yaml")
+            .header("content-type", "application/yaml")
+    };
+    let manifest = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndata:\n  text: |\n    one\n    two\n  flag: 'on'\n";
+    let (code, form, created) = yaml(&server, asks("POST", MAPS).body(manifest.into()).unwrap()).await;
+    assert_eq!((code, form.as_str()), (StatusCode::CREATED, "application/yaml"));
+    assert_eq!(created["data"], json!({"text": "one\ntwo\n", "flag": "on"}));
+    let one = format!("{MAPS}/a");
+    assert_eq!(server.get(&one).await.1, created, "as JSON it is the same");
+    let empty = axum::body::Body::empty;
+    let (_, form, list) = yaml(&server, asks("GET", MAPS).body(empty()).unwrap()).await;
+    assert_eq!((form.as_str(), &list["kind"]), ("application/yaml", &json!("ConfigMapList")));
+    assert_eq!(list["items"][0]["data"]["flag"], "on");
+    // Too large to be written at once.
+    let large = json!({"k": "x y: ".repeat(40_000)});
+    server.call("POST", MAPS, config_map("large", large.clone())).await;
+    let (_, _, read) = yaml(&server, asks("GET", &format!("{MAPS}/large")).body(empty()).unwrap()).await;
+    assert_eq!(read["data"], large);
+    let (code, form, status) =
+        yaml(&server, asks("GET", &format!("{MAPS}/none")).body(empty()).unwrap()).await;
+    assert_eq!((code, form.as_str()), (StatusCode::NOT_FOUND, "application/yaml"));
+    assert_eq!((&status["kind"], &status["reason"]), (&json!("Status"), &json!("NotFound")));
+    let (code, _, groups) = yaml(&server, asks("GET", "/apis").body(empty()).unwrap()).await;
+    assert_eq!((code, &groups["kind"]), (StatusCode::OK, &json!("APIGroupList")));
+    // Events come as JSON, or not at all.
+    let (code, form, status) =
+        yaml(&server, asks("GET", &format!("{MAPS}?watch=true")).body(empty()).unwrap()).await;
+    assert_eq!((code, form.as_str()), (StatusCode::NOT_ACCEPTABLE, "application/yaml"));
+    assert_eq!(status["reason"], "NotAcceptable");
+    let (code, table) = server.get_as(MAPS, "application/yaml;q=0.5,application/json;as=Table;v=v1").await;
+    assert_eq!((code, &table["kind"]), (StatusCode::OK, &json!("Table")));
+}
+
 #[tokio::test]
 async fn metadata_belongs_to_the_server() {
     let server = Fixture::new().await;

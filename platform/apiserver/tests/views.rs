@@ -12,6 +12,7 @@ use futures::{
     stream::{self, BoxStream},
 };
 use http_body_util::BodyExt as _;
+use mayfly_api::Digest;
 use mayfly_apiserver::{KindView, ViewChange, ViewError, ViewEvent, ViewPage, ViewQuery};
 use serde_json::{Value, json};
 use support::{Fixture, request};
@@ -71,8 +72,39 @@ impl KindView for Ten {
         Ok(stream::iter(events).boxed())
     }
 
+    fn user_of<'a>(&'a self, artifact: &'a Digest) -> BoxFuture<'a, Result<Option<String>, ViewError>> {
+        let answer = match *artifact {
+            needed if needed == Digest::of(b"needed") => {
+                Ok(Some("execution 4, which has not ended".to_owned()))
+            }
+            unread if unread == Digest::of(b"unread") => {
+                Err(ViewError::Failed("the disk is away".to_owned()))
+            }
+            _ => Ok(None),
+        };
+        async move { answer }.boxed()
+    }
+
     fn read_only(&self, name: &str) -> String {
         format!("{name} is only looked at")
+    }
+}
+
+#[tokio::test]
+async fn what_an_object_of_a_view_needs_is_not_removed() {
+    let fixture = fixture().await;
+    for (content, code) in [("needed", 409), ("unread", 500), ("free", 200)] {
+        let path = format!("/artifacts/{}", Digest::of(content.as_bytes()));
+        let upload = request("PUT", &path).header("content-type", "application/octet-stream");
+        let stored = fixture.send(upload.body(content.into()).unwrap()).await;
+        assert_eq!(stored.status(), 201, "{content}");
+        let removed = fixture.send(request("DELETE", &path).body(Body::empty()).unwrap()).await;
+        assert_eq!(removed.status(), code, "{content}");
+        let told = removed.into_body().collect().await.unwrap().to_bytes();
+        if content == "needed" {
+            let told = String::from_utf8(told.to_vec()).unwrap();
+            assert!(told.contains("is in use by execution 4, which has not ended"), "{told}");
+        }
     }
 }
 

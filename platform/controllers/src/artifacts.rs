@@ -1,4 +1,5 @@
-//! Components that no Function and no Revision names are removed from the artifact store.
+//! Components that no Function and no Revision names are removed from the artifact store; what a job, a pod, a
+//! workflow or an open execution names, the API server does not let go.
 
 use std::{collections::HashSet, time::Duration};
 

@@ -220,7 +220,13 @@ impl Run {
         arrived: Instant,
     ) -> Result<(Answer, Permit, Duration), Refusal> {
         let started = self.permit.started();
-        match self.call.await {
+        let called = self.call.await;
+        let lacks_component = matches!(called, Err(CallError::ComponentMissing(_)));
+        // Read on every request, written when it changes.
+        if lacks_component != target.lacks_component.load(Ordering::Relaxed) {
+            target.lacks_component.store(lacks_component, Ordering::Relaxed);
+        }
+        match called {
             Ok(answer) => {
                 let (queue, timings) = (started - arrived, &answer.timings);
                 target.gate.note_run(timings.total());

@@ -41,6 +41,8 @@ pub(crate) struct RevisionTarget {
     pub(crate) desired_replicas: AtomicU32,
     /// Some route leads here. Without one its replicas are not needed.
     pub(crate) routed: AtomicBool,
+    /// Its component is not in the artifact store, as its status or the last call found: no replica can start.
+    pub(crate) lacks_component: AtomicBool,
     /// The revision is gone.
     pub(crate) deleted: AtomicBool,
     /// The autoscaler looks at it.
@@ -87,6 +89,7 @@ impl RevisionTarget {
             ready_replicas: AtomicU32::new(0),
             desired_replicas: AtomicU32::new(0),
             routed: AtomicBool::new(false),
+            lacks_component: AtomicBool::new(false),
             deleted: AtomicBool::new(false),
             watched: AtomicBool::new(false),
         }

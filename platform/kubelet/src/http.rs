@@ -24,7 +24,7 @@ use mayfly_runtime::{
 };
 use serde::Deserialize;
 
-use crate::pod::container::log_path;
+use crate::{follow::Followed, pod::container::log_path};
 
 /// Where the logs are.
 #[derive(Clone)]
@@ -42,7 +42,7 @@ impl Logs {
     /// The replica whose log a revision's lines are shown as, unless it is this one. Replicas of a revision on one
     /// node share its instances, so a line is no single one's; it must be shown once all the same when somebody
     /// reads the logs of all. The oldest that runs is the one that stays longest.
-    fn teller(&self, pod: &Pod) -> Option<String> {
+    pub(crate) fn teller(&self, pod: &Pod) -> Option<String> {
         let revision = revision_of(pod)?;
         let siblings = self
             .pods
@@ -148,13 +148,15 @@ async fn container_logs(
         }
         (false, None, attempt) => attempt,
     };
-    if let Some(teller) = logs.teller(&pod) {
-        let at = if query.timestamps { format!("{} ", Timestamp::now()) } else { String::new() };
-        return shared(&at, &pod, &teller).into_response();
-    }
+    let at = if query.timestamps { format!("{} ", Timestamp::now()) } else { String::new() };
+    let said = logs.teller(&pod).map(|teller| shared(&at, &pod, &teller));
     let id =
         ContainerId { pod: PodUid(pod.metadata.uid.clone().unwrap_or_default()), name: container, attempt };
-    respond(read(log_path(&pod, &id, &logs.layout), query.options()).await)
+    match said {
+        said if query.follow => respond(Followed::open(logs, pod, id, query.options(), said).await),
+        Some(said) => said.into_response(),
+        None => respond(read(log_path(&pod, &id, &logs.layout), query.options()).await),
+    }
 }
 
 async fn function_logs(

@@ -11,6 +11,7 @@
 //! Start reading at [`Kubelet`], then `pod/worker.rs`.
 
 mod addresses;
+mod follow;
 mod http;
 mod job;
 mod kubelet;

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures::StreamExt as _;
 use http_body_util::BodyExt as _;
 use kube::{
     Api, Client,
@@ -134,6 +135,55 @@ impl Cluster {
         let code = answer.status().as_u16();
         let body = answer.into_body().collect().await.unwrap().to_bytes();
         (code, String::from_utf8(body.to_vec()).unwrap())
+    }
+}
+
+impl Cluster {
+    /// A replica of revision f-00001, once it is ready.
+    async fn replica(&self, name: &str) {
+        let labels = json!({"mayfly.dev/function": "f", "mayfly.dev/revision": "f-00001"});
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": name, "labels": labels},
+            "spec": {"nodeName": "n1", "runtimeClassName": "wasm", "terminationGracePeriodSeconds": 1,
+                     "containers": [{"name": "main", "image": "x"}]}
+        }))
+        .unwrap();
+        self.pods().create(&PostParams::default(), &pod).await.unwrap();
+        self.until(name, "ready", |pod| is_true(pod, "Ready")).await;
+    }
+
+    /// Follows a pod's log, once the node knows the pod to run.
+    async fn follow(&self, pod: &str) -> FollowedLog {
+        for _ in 0..2_000 {
+            let path = format!("/containerLogs/default/{pod}/main?follow=true");
+            let request = http::Request::get(path).body(axum::body::Body::empty()).unwrap();
+            let answer = self.router.clone().oneshot(request).await.unwrap();
+            if answer.status() == 200 {
+                return FollowedLog(answer.into_body().into_data_stream());
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        panic!("pod {pod} has no log");
+    }
+}
+
+/// A log that is still written.
+struct FollowedLog(axum::body::BodyDataStream);
+
+impl FollowedLog {
+    /// The next line; none when the log has ended.
+    async fn line(&mut self) -> Option<String> {
+        self.within(Duration::from_secs(10)).await.expect("a line, or the end")
+    }
+
+    /// The same, if it comes within this time.
+    async fn within(&mut self, limit: Duration) -> Option<Option<String>> {
+        let line = tokio::time::timeout(limit, self.0.next()).await.ok()?;
+        Some(line.map(|line| String::from_utf8(line.unwrap().to_vec()).unwrap()))
+    }
+
+    async fn nothing_for(&mut self, time: Duration) {
+        assert_eq!(self.within(time).await, None);
     }
 }
 
@@ -327,16 +377,8 @@ async fn logs_of_containers_and_functions() {
 #[tokio::test]
 async fn a_line_of_a_revision_is_in_one_replicas_log() {
     let cluster = Cluster::start().await;
-    let labels = json!({"mayfly.dev/function": "f", "mayfly.dev/revision": "f-00001"});
     for name in ["f-a", "f-b"] {
-        let pod: Pod = serde_json::from_value(json!({
-            "metadata": {"name": name, "labels": labels},
-            "spec": {"nodeName": "n1", "runtimeClassName": "wasm", "terminationGracePeriodSeconds": 1,
-                     "containers": [{"name": "main", "image": "x"}]}
-        }))
-        .unwrap();
-        cluster.pods().create(&PostParams::default(), &pod).await.unwrap();
-        cluster.until(name, "ready", |pod| is_true(pod, "Ready")).await;
+        cluster.replica(name).await;
     }
     let writer = LogWriter::start().unwrap();
     writer.sink(cluster.logs.revision("default", "f", "f-00001"), Stream::Stdout).write(b"hello\n");
@@ -358,6 +400,70 @@ async fn a_line_of_a_revision_is_in_one_replicas_log() {
     // When the one that told goes, another one tells.
     cluster.pods().delete("f-a", &DeleteParams::default()).await.unwrap();
     log("f-b", "hello\n").await;
+}
+
+#[tokio::test]
+async fn a_replica_that_does_not_tell_is_followed_until_it_does_or_goes() {
+    let cluster = Cluster::start().await;
+    for name in ["f-a", "f-b"] {
+        cluster.replica(name).await;
+    }
+    let writer = LogWriter::start().unwrap();
+    let write = |line: &str| {
+        writer.sink(cluster.logs.revision("default", "f", "f-00001"), Stream::Stdout).write(line.as_bytes());
+        writer.flush();
+    };
+    write("one\n");
+    let mut told = cluster.follow("f-a").await;
+    let mut listens = cluster.follow("f-b").await;
+    assert_eq!(told.line().await.unwrap(), "one\n");
+    let elsewhere = "(replicas of revision f-00001 share its instances: see the log of pod f-a)\n";
+    assert_eq!(listens.line().await.unwrap(), elsewhere);
+    write("two\n");
+    assert_eq!(told.line().await.unwrap(), "two\n");
+    listens.nothing_for(Duration::from_millis(600)).await;
+    let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
+    cluster.pods().delete("f-a", &now).await.unwrap();
+    assert_eq!(told.line().await, None, "its pod has gone");
+    // Who listened tells what comes from now on; when it noticed that, is its own affair.
+    let mut number = 0;
+    let first = loop {
+        write(&format!("{number}\n"));
+        number += 1;
+        if let Some(line) = listens.within(Duration::from_millis(100)).await {
+            break line.unwrap();
+        }
+        assert!(number < 100, "nobody tells");
+    };
+    assert!(first.trim().parse::<u32>().unwrap() < number, "{first}");
+    cluster.pods().delete("f-b", &now).await.unwrap();
+    while listens.line().await.is_some() {}
+}
+
+#[tokio::test]
+async fn a_followed_log_ends_with_its_container() {
+    let cluster = Cluster::start().await;
+    let pod = cluster.create("once", json!({"restartPolicy": "Never"}), json!({})).await;
+    cluster.until("once", "ready", |pod| is_true(pod, "Ready")).await;
+    let id = ContainerId { pod: PodUid(pod.metadata.uid.clone().unwrap()), name: "main".into(), attempt: 0 };
+    let writer = LogWriter::start().unwrap();
+    let write = |line: &str| {
+        writer.sink(cluster.logs.container(&id), Stream::Stdout).write(line.as_bytes());
+        writer.flush();
+    };
+    write("one\n");
+    let mut log = cluster.follow("once").await;
+    assert_eq!(log.line().await.unwrap(), "one\n");
+    log.nothing_for(Duration::from_millis(600)).await;
+    write("last\n");
+    cluster.runtime.exit(&id, 0);
+    assert_eq!(log.line().await.unwrap(), "last\n");
+    assert_eq!(log.line().await, None);
+    cluster.until("once", "done", |pod| phase(pod) == "Succeeded").await;
+    let mut again = cluster.follow("once").await;
+    assert_eq!(again.line().await.unwrap(), "one\n");
+    assert_eq!(again.line().await.unwrap(), "last\n");
+    assert_eq!(again.line().await, None);
 }
 
 #[tokio::test]

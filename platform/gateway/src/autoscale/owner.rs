@@ -292,7 +292,8 @@ impl Write {
 
 fn observe(target: &RevisionTarget, at: Duration, spent: Duration, demand: &Demand) -> Observation {
     let Seen { ready, routed } = target.seen();
-    Observation { at, spent, requests: demand.count(), ready, routed }
+    let lacks_component = target.lacks_component.load(Ordering::Relaxed);
+    Observation { at, spent, requests: demand.count(), ready, routed, lacks_component }
 }
 
 /// The ReplicaSet of a revision has the revision's name.

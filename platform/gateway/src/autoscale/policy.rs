@@ -35,6 +35,8 @@ pub(crate) struct Observation {
     pub(crate) ready: u32,
     /// Some route leads to the revision.
     pub(crate) routed: bool,
+    /// No replica can start: its component is not there.
+    pub(crate) lacks_component: bool,
 }
 
 /// What should be.
@@ -92,7 +94,7 @@ impl Policy {
 
         let quiet = seen.at - self.busy_at;
         let idle = seen.requests == 0 && quiet >= self.scaling.idle_after.0;
-        let wanted = if idle {
+        let wanted = if idle || seen.lacks_component {
             self.panic = None;
             0
         } else if seen.routed {

@@ -15,6 +15,7 @@ struct Run {
     load: u32,
     ready: u32,
     routed: bool,
+    lacks_component: bool,
     /// Seconds until what was decided runs.
     lag_s: u64,
     decided: Vec<u32>,
@@ -22,8 +23,14 @@ struct Run {
 
 impl Run {
     fn new(scaling: &Scaling, ready: u32, lag_s: u64) -> Self {
-        let start =
-            Observation { at: Duration::ZERO, spent: Duration::ZERO, requests: 0, ready, routed: true };
+        let start = Observation {
+            at: Duration::ZERO,
+            spent: Duration::ZERO,
+            requests: 0,
+            ready,
+            routed: true,
+            lacks_component: false,
+        };
         Self {
             policy: Policy::new(scaling, &start),
             at_s: 0,
@@ -31,6 +38,7 @@ impl Run {
             load: 0,
             ready,
             routed: true,
+            lacks_component: false,
             lag_s,
             decided: Vec::new(),
         }
@@ -43,6 +51,7 @@ impl Run {
             requests: self.load,
             ready: self.ready,
             routed: self.routed,
+            lacks_component: self.lacks_component,
         }
     }
 
@@ -164,6 +173,22 @@ fn a_retired_revision_goes_when_its_last_request_ends() {
     let gone_after = (1..200).find(|_| run.tick().replicas == 0);
     assert_eq!(gone_after, Some(60));
     assert!(run.tick().at_rest);
+}
+
+#[test]
+fn what_cannot_start_is_not_asked_for() {
+    let mut run = Run::new(&scaling(serde_json::json!({"target": 10, "idleAfter": "5s"})), 0, 1);
+    (run.load, run.lacks_component) = (50, true);
+    for _ in 0..20 {
+        assert_eq!(run.tick().replicas, 0);
+    }
+    // It was uploaded: what waits for it counts at once.
+    run.lacks_component = false;
+    assert_eq!(run.tick().replicas, 5);
+    // The fewest are somebody's wish, not demand.
+    let mut kept = Run::new(&scaling(serde_json::json!({"min": 2})), 0, 1);
+    (kept.load, kept.lacks_component) = (500, true);
+    assert_eq!(kept.tick().replicas, 2);
 }
 
 #[test]

@@ -252,6 +252,7 @@ impl Owner {
         };
         let ready = revision.status.as_ref().map_or(0, |status| status.ready_replicas);
         let ready = u32::try_from(ready).unwrap_or(0);
+        target.lacks_component.store(plan::lacks_component(revision), Ordering::Relaxed);
         let before = target.ready_replicas.swap(ready, Ordering::SeqCst);
         if ready != before || ready < target.scaling.min {
             self.demand.raise(&target);

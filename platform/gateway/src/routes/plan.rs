@@ -115,7 +115,15 @@ pub(crate) fn hosted_spec(revision: &Revision, sources: &impl EnvSources) -> Res
 /// that is being compiled is waited for by the host, one that is missing is looked for by it, and the environment is
 /// made here, from the newest values. (Whoever has seen a function Ready and calls it at once must not be told that
 /// it is not.)
-const PASSING: [&str; 3] = ["Compiling", "ComponentMissing", "EnvironmentMissing"];
+const PASSING: [&str; 3] = ["Compiling", COMPONENT_MISSING, "EnvironmentMissing"];
+const COMPONENT_MISSING: &str = "ComponentMissing";
+
+/// Whether a revision says that its component is not in the artifact store.
+pub(crate) fn lacks_component(revision: &Revision) -> bool {
+    let mut conditions = revision.status.iter().flat_map(|status| &status.conditions);
+    let ready = conditions.find(|condition| condition.type_ == "Ready");
+    ready.is_some_and(|ready| ready.status == "False" && ready.reason == COMPONENT_MISSING)
+}
 
 /// Why a revision says of itself that it cannot answer. One that says nothing yet may.
 fn unready(revision: &Revision) -> Option<String> {

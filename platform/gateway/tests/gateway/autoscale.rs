@@ -1,13 +1,24 @@
 //! Replicas follow demand. Time is paused: no sockets here, requests go through the handle.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
-use http::Request;
+use http::{Request, Response};
 use http_body_util::BodyExt as _;
+use mayfly_gateway::Code;
+use mayfly_runtime::CallError;
 use serde_json::json;
 use tokio::{task::JoinSet, time::Instant};
 
-use crate::support::{FakeApi, World, eventually, host::text};
+use crate::support::{
+    FakeApi, World, eventually,
+    host::{ScriptedHost, text},
+};
 
 async fn ask(world: &World, function: &str) {
     let request = Request::get("/").body(text("")).unwrap();
@@ -98,6 +109,58 @@ async fn memory_comes_back_while_the_api_is_away() {
     assert!(mayfly_runtime::HostedFunction::is_loaded(&*world.revision("hello-00001")));
     eventually(|| async { !mayfly_runtime::HostedFunction::is_loaded(&*world.revision("hello-00001")) })
         .await;
+}
+
+/// A world whose host has the component once `uploaded` is set, and a call of its one function.
+async fn without_component(status: serde_json::Value) -> (World, Arc<AtomicBool>) {
+    let api = FakeApi::default();
+    api.function("hello", json!({}));
+    api.revision_with("hello", 1, json!({}), status);
+    let uploaded: Arc<AtomicBool> = Arc::default();
+    let there = uploaded.clone();
+    let host = ScriptedHost::new(move |spec, _| {
+        let there = there.load(Ordering::SeqCst);
+        async move {
+            match there {
+                true => Ok(Response::new(text("hi"))),
+                false => Err(CallError::ComponentMissing(spec.component)),
+            }
+        }
+    });
+    let world = World::with(api, crate::support::config(), Arc::default(), Some(host)).await;
+    (world, uploaded)
+}
+
+async fn refused(world: &World) {
+    let request = Request::get("/").body(text("")).unwrap();
+    let refusal = world.handle.call("ns", "hello", request).await.err().expect("it is refused");
+    assert_eq!(refusal.code, Code::ComponentMissing, "{refusal}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_replica_is_asked_for_that_cannot_start() {
+    let missing = json!({"conditions": [{"type": "Ready", "status": "False", "reason": "ComponentMissing",
+        "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}]});
+    let (world, uploaded) = without_component(missing).await;
+    for _ in 0..10 {
+        refused(&world).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    assert!(!world.api.writes().contains(&"hello-00001=1".to_owned()), "{:?}", world.api.writes());
+    // Once it is there, the next call is answered and counts.
+    uploaded.store(true, Ordering::SeqCst);
+    ask(&world, "hello").await;
+    world.api.written("hello-00001=1").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_finds_that_the_component_is_gone() {
+    // Its status does not know.
+    let (world, _) = without_component(json!({})).await;
+    refused(&world).await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let last = world.api.writes().pop();
+    assert_ne!(last.as_deref(), Some("hello-00001=1"), "it is taken back long before it would be idle");
 }
 
 #[tokio::test(start_paused = true)]

@@ -5,6 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use clap::Args;
 use http::Method;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::{
     discovery::Kind,
@@ -129,16 +130,55 @@ fn uid(answer: &Value) -> String {
     uid.and_then(Value::as_str).unwrap_or("").to_owned()
 }
 
+/// How a deleted object stands, as one look at it tells.
+#[derive(Debug, PartialEq, Eq)]
+enum Look {
+    Gone,
+    /// Still there, or nothing was said that tells it from another one.
+    There,
+    /// Nobody knows: the server cannot be asked, or has no time. It says nothing about the object.
+    Unknown,
+    /// Asking again will not help.
+    Refused,
+}
+
+/// Only "not found" says that an object is gone, and only another uid that this is a new one of its name.
+fn look(answer: &Result<Value, kube::Error>, uid_deleted: &str) -> Look {
+    match answer {
+        Ok(object) if is_another(&uid(object), uid_deleted) => Look::Gone,
+        Ok(_) => Look::There,
+        Err(error) if is_not_found(error) => Look::Gone,
+        Err(kube::Error::Api(status)) if status.code == 429 || status.code >= 500 => Look::Unknown,
+        Err(kube::Error::Api(_)) => Look::Refused,
+        Err(_) => Look::Unknown,
+    }
+}
+
+fn is_another(uid: &str, uid_deleted: &str) -> bool {
+    !uid.is_empty() && !uid_deleted.is_empty() && uid != uid_deleted
+}
+
+/// How long a server may give no answer while a deletion is waited for.
+const SILENCE_MAX: Duration = Duration::from_secs(30);
+
 /// Waits for finalizers and graceful stops. A new object of the same name is not the one we wait for.
 async fn wait_until_gone(server: &Server, path: &str, shown: &str, uid_deleted: &str) -> anyhow::Result<()> {
     let mut pause = Duration::from_millis(20);
     let mut said = false;
+    let mut silent_since = None;
     loop {
-        match server.get(path).await {
-            Err(error) if is_not_found(&error) => return Ok(()),
-            Err(error) => return Err(error.into()),
-            Ok(object) if uid(&object) != uid_deleted => return Ok(()),
-            Ok(_) => {}
+        let answer = server.get(path).await;
+        match (look(&answer, uid_deleted), answer) {
+            (Look::Gone, _) => return Ok(()),
+            (Look::Unknown, Err(error)) => {
+                let since = *silent_since.get_or_insert_with(Instant::now);
+                if since.elapsed() >= SILENCE_MAX {
+                    let doing = format!("{shown} was deleted, but whether it is gone cannot be seen");
+                    return Err(anyhow::Error::new(error).context(doing));
+                }
+            }
+            (_, Err(error)) => return Err(error.into()),
+            (_, Ok(_)) => silent_since = None,
         }
         if pause > Duration::from_millis(500) && !said {
             output::note(format_args!("waiting for {shown} to go (Ctrl-C stops waiting, not the deletion)"));
@@ -146,5 +186,37 @@ async fn wait_until_gone(server: &Server, path: &str, shown: &str, uid_deleted: 
         }
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(Duration::from_secs(1));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::StatusCode;
+
+    use super::*;
+    use crate::cli::server::api_error;
+
+    #[test]
+    fn only_not_found_means_gone() {
+        let object = |uid: &str| Ok(json!({"metadata": {"uid": uid}}));
+        let failure = |code: u16, reason: &str| {
+            let body = json!({"kind": "Status", "status": "Failure", "message": "m", "reason": reason, "code": code});
+            Err(api_error(StatusCode::from_u16(code).unwrap(), body.to_string().as_bytes()))
+        };
+        for (answer, expected) in [
+            (object("1"), Look::There),
+            (object("2"), Look::Gone),
+            // What has no uid is no other object: a proxy's answer, or none at all.
+            (object(""), Look::There),
+            (Ok(Value::Null), Look::There),
+            (failure(404, "NotFound"), Look::Gone),
+            (failure(403, "Forbidden"), Look::Refused),
+            (failure(429, "TooManyRequests"), Look::Unknown),
+            (failure(503, "ServiceUnavailable"), Look::Unknown),
+            (Err(kube::Error::Service("connection reset".into())), Look::Unknown),
+        ] {
+            assert_eq!(look(&answer, "1"), expected, "{answer:?}");
+        }
+        assert_eq!(look(&object("2"), ""), Look::There, "nobody said which one was deleted");
     }
 }

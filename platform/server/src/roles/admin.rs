@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::{Router, extract::State, http::StatusCode, http::header, response::IntoResponse, routing::get};
 use mayfly_store::Store;
-use mayfly_workflows_engine::{engine::Engine, journal::Trouble};
+use mayfly_workflows_engine::{catalog::Catalog, engine::Engine, journal::Trouble};
 use prometheus_client::registry::Registry;
 use tokio::{net::TcpListener, sync::watch};
 use tokio_util::sync::CancellationToken;
@@ -18,6 +18,8 @@ pub(crate) struct Admin {
     pub(crate) store: Store,
     /// …and so may its journal's.
     pub(crate) workflows: Engine,
+    /// What workflows there are is written in a file of its own.
+    pub(crate) catalog: Arc<Catalog>,
 }
 
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -69,10 +71,16 @@ async fn ready(State(admin): State<Admin>) -> (StatusCode, String) {
             "the object store's disk is full: writes are refused until there is room in the data directory\n";
         return (StatusCode::SERVICE_UNAVAILABLE, full.into());
     }
-    match admin.workflows.health() {
-        Err(trouble) => (StatusCode::SERVICE_UNAVAILABLE, format!("{trouble}\n")),
-        Ok(()) if *admin.ready.borrow() => (StatusCode::OK, "ok\n".into()),
-        Ok(()) => (StatusCode::SERVICE_UNAVAILABLE, "not ready\n".into()),
+    if let Err(trouble) = admin.workflows.health() {
+        return (StatusCode::SERVICE_UNAVAILABLE, format!("{trouble}\n"));
+    }
+    let catalog = admin.catalog.clone();
+    // It may wait for the disk.
+    match tokio::task::spawn_blocking(move || catalog.health()).await {
+        Ok(Err(trouble)) => (StatusCode::SERVICE_UNAVAILABLE, format!("{trouble}\n")),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
+        Ok(Ok(())) if *admin.ready.borrow() => (StatusCode::OK, "ok\n".into()),
+        Ok(Ok(())) => (StatusCode::SERVICE_UNAVAILABLE, "not ready\n".into()),
     }
 }
 

@@ -172,6 +172,7 @@ impl Up {
             metrics: Arc::new(self.metrics),
             store: store.clone(),
             workflows: self.workflows.engine(),
+            catalog: self.workflows.catalog(),
         };
         outside.spawn("admin", admin.serve(self.listeners.admin, outside.token()));
 

@@ -66,7 +66,9 @@ impl Api {
     pub(super) async fn redrive_execution(&self, params: &Value) -> Answer {
         match self.engine.redrive(execution(params)?.text).await {
             Ok(redriven) => Ok(json!({"redriveDate": date_of(redriven)})),
-            Err(RedriveError::NotRedrivable(reason)) => Err(ApiError::new("ExecutionNotRedrivable", reason)),
+            Err(refused @ (RedriveError::NotRedrivable(_) | RedriveError::AlreadyRunning)) => {
+                Err(ApiError::new("ExecutionNotRedrivable", refused.to_string()))
+            }
             Err(RedriveError::Execution(error)) => Err(refused(error)),
         }
     }
@@ -82,9 +84,10 @@ impl Api {
     pub(super) async fn describe_ended(&self, params: &Value, limit: Duration) -> Answer {
         model::check("DescribeExecution", params)?;
         let ended = tokio::time::timeout(limit, self.engine.wait(execution(params)?.text)).await;
-        match ended.ok().flatten() {
-            Some(found) => answered(params, &found),
-            None => self.describe_execution(params).await,
+        match ended {
+            Ok(Ok(Some(found))) => answered(params, &found),
+            Ok(Err(error)) => Err(refused(error)),
+            Ok(Ok(None)) | Err(_) => self.describe_execution(params).await,
         }
     }
 

@@ -24,7 +24,14 @@ pub struct Catalog {
     book: RwLock<Book>,
     store: Mutex<Store>,
     changed: watch::Sender<()>,
+    /// Why the last write failed; none since one went well.
+    trouble: Mutex<Option<String>>,
 }
+
+/// The catalog cannot be written. Changes are refused until it can; what there is is read from memory.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the catalog of state machines cannot be written and is tried again: {0}")]
+pub struct Trouble(String);
 
 impl Catalog {
     /// Opens the catalog in `path`, or one that lives in memory only.
@@ -34,7 +41,42 @@ impl Catalog {
         for record in store.load()? {
             book.apply(Change::Put(record));
         }
-        Ok(Catalog { book: RwLock::new(book), store: Mutex::new(store), changed: watch::Sender::default() })
+        Ok(Catalog {
+            book: RwLock::new(book),
+            store: Mutex::new(store),
+            changed: watch::Sender::default(),
+            trouble: Mutex::default(),
+        })
+    }
+
+    /// Can changes be written? After one that could not be, this tries to write, so it may wait for the disk: a
+    /// catalog is rarely changed, and nobody should have to change something to find out that there is room again.
+    pub fn health(&self) -> Result<(), Trouble> {
+        let Some(known) = self.trouble.lock().clone() else { return Ok(()) };
+        // Somebody writes at this moment: what comes of that is known soon.
+        let Some(store) = self.store.try_lock() else { return Err(Trouble(known)) };
+        match self.noted(store.probe()) {
+            Ok(()) => Ok(()),
+            Err(error) => Err(Trouble(error.to_string())),
+        }
+    }
+
+    /// Remembers how a write went.
+    fn noted(&self, written: Result<(), CatalogError>) -> Result<(), CatalogError> {
+        let failure = match &written {
+            // A record that cannot be put into words says nothing of the disk.
+            Ok(()) | Err(CatalogError::Record(_)) => None,
+            Err(error) => Some(error.to_string()),
+        };
+        let mut trouble = self.trouble.lock();
+        if let (None, Some(reason)) = (&*trouble, &failure) {
+            tracing::error!(
+                reason,
+                "the catalog of state machines cannot be written; changes of it are refused"
+            );
+        }
+        *trouble = failure;
+        written
     }
 
     /// Wakes whoever wants to look again after a change.
@@ -56,12 +98,55 @@ impl Catalog {
         let mut store = self.store.lock();
         let (changes, answer) = plan(&self.book.read())?;
         if !changes.is_empty() {
-            store.write(&changes)?;
+            self.noted(store.write(&changes))?;
             let mut book = self.book.write();
             changes.into_iter().for_each(|change| book.apply(change));
             drop(book);
             self.changed.send_replace(());
         }
         Ok(answer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn create(catalog: &Catalog, name: &str) -> Result<(), String> {
+        let new = NewActivity {
+            arn: format!("arn:aws:states:us-east-1:000000000000:activity:{name}"),
+            name: name.to_owned(),
+            encryption: serde_json::Value::Null,
+            tags: Default::default(),
+            now: 1,
+        };
+        let created =
+            catalog.change(|book| book.plan_create_activity(new).map_err(|_| CatalogError::Interrupted));
+        created.map(drop).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_written_is_told_until_it_can() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("catalog.db");
+        let catalog = Catalog::open(Some(&path)).expect("opens");
+        create(&catalog, "one").expect("written");
+        assert_eq!(catalog.health(), Ok(()));
+        let refuses = |on: bool| {
+            catalog.store.lock().connection.pragma_update(None, "query_only", on).expect("set");
+        };
+        refuses(true);
+        assert_eq!(catalog.health(), Ok(()), "nobody has found out");
+        let refused = create(&catalog, "two").expect_err("nothing can be written");
+        let trouble = catalog.health().expect_err("it was found out").to_string();
+        assert!(refused.contains("readonly") && trouble.contains("readonly"), "{refused}, {trouble}");
+        assert_eq!(catalog.health().expect_err("still so").to_string(), trouble);
+        // Nobody has to change anything to find out that it works again.
+        refuses(false);
+        assert_eq!(catalog.health(), Ok(()));
+        create(&catalog, "two").expect("written");
+        drop(catalog);
+        let again = Catalog::open(Some(&path)).expect("opens");
+        assert_eq!(again.read().activities("").count(), 2);
     }
 }

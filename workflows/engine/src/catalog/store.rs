@@ -32,7 +32,7 @@ pub enum CatalogError {
 }
 
 pub(super) struct Store {
-    connection: Connection,
+    pub(super) connection: Connection,
     /// How far the log has come: what is read at the next start must not end before.
     mark: Option<Mark>,
 }
@@ -55,6 +55,12 @@ impl Store {
             "CREATE TABLE IF NOT EXISTS catalog (arn TEXT PRIMARY KEY, record TEXT NOT NULL) WITHOUT ROWID;",
         )?;
         Ok(Store { connection, mark })
+    }
+
+    /// Writes something that changes nothing: can it be written again?
+    pub(super) fn probe(&self) -> Result<(), CatalogError> {
+        let version: i64 = self.connection.query_row("PRAGMA user_version", [], |row| row.get(0))?;
+        Ok(self.connection.pragma_update(None, "user_version", version)?)
     }
 
     pub(super) fn load(&self) -> Result<Vec<Record>, CatalogError> {

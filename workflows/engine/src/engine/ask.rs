@@ -6,7 +6,7 @@ use super::Engine;
 use super::error::ExecutionError;
 use super::types::{Description, HistoryQuery, Kind, ListQuery, Of, Page, StateMachine};
 use crate::history::HistoryEvent;
-use crate::journal::{ListRows, Owner};
+use crate::journal::{ListRows, Owner, artifacts_in};
 
 impl Engine {
     /// Describes an execution; `None` when there is none with this ARN.
@@ -18,8 +18,19 @@ impl Engine {
         self.inner.describe_stored(arn).await
     }
 
-    /// Waits for an execution's end; `None` when there is none with this ARN.
-    pub async fn wait(&self, arn: &str) -> Option<Description> {
+    /// The ARN of an execution that has not ended, running or asleep, and that names this artifact: in its
+    /// definition, its input, or in anything that came to it from outside. `artifact` is `sha256:` and 64 digits.
+    pub async fn user_of(&self, artifact: &str) -> Result<Option<String>, ExecutionError> {
+        let Some(artifact) = artifacts_in(artifact.as_bytes()).next() else { return Ok(None) };
+        Ok(self.inner.read(move |journal| journal.user_of(&artifact)).await?)
+    }
+
+    /// Waits for an execution's end; `None` when there is none with this ARN. A journal that cannot be read for a
+    /// while is waited for.
+    ///
+    /// # Errors
+    /// The execution cannot be read and time does not help, or the engine shuts down.
+    pub async fn wait(&self, arn: &str) -> Result<Option<Description>, ExecutionError> {
         self.inner.wait(arn).await
     }
 

@@ -1,16 +1,21 @@
 //! Map runs: children started, stopped and told about; runs described.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 
 use super::Engine;
-use super::error::ExecutionError;
+use super::error::{ExecutionError, RedriveError, StartError};
 use super::inner::{Inner, Refused, timestamp};
 use super::live::{Cell, Running};
 use super::types::{Kind, StateMachine, Status};
-use crate::journal::{Birth, ChildOf};
+use crate::journal::{Birth, ChildOf, JournalError};
 use crate::machine::{ChildStart, Counts, Event, Machine, MapRunState};
+
+/// How soon a child whose start was refused is tried again: twice as late each time, up to the longest.
+const START_RETRY_MIN: Duration = Duration::from_millis(250);
+const START_RETRY_MAX: Duration = Duration::from_secs(4);
 
 /// How many of a run's items or children stand how.
 pub type MapRunCounts = Counts;
@@ -58,13 +63,42 @@ pub struct MapRunUpdate {
 }
 
 impl Inner {
+    /// Starts a child. A refusal that passes is waited out, as a full disk is: the child has not begun, so it has not
+    /// failed. What does not pass counts as its failure.
     pub(super) fn start_child(self: &Arc<Self>, parent: &Arc<Running>, child: Box<ChildStart>) {
         let (inner, parent, busy) = (self.clone(), parent.clone(), self.busy());
         self.runtime.spawn(async move {
-            let _busy = busy;
-            if let Err(error) = inner.start_child_now(&parent, &child).await {
-                tracing::error!(child = %child.arn, %error, "a map run's child could not be started");
-                let _ = inner.deliver(&parent, lost(&child, &error.to_string()), |_| ());
+            let mut busy = busy;
+            let mut pause = START_RETRY_MIN;
+            while wants(&parent, &child) {
+                match inner.start_child_now(&parent, &child).await {
+                    Ok(()) => {
+                        if !goes_on(&parent, child.run) {
+                            // Whoever stopped it may have looked before it was there.
+                            inner.stop_child(child.arn.clone());
+                        }
+                        return;
+                    }
+                    Err(NotStarted::Closed) => return,
+                    Err(NotStarted::Never(reason)) => {
+                        tracing::error!(child = %child.arn, reason, "a map run's child could not be started");
+                        let _ = inner.deliver(&parent, lost(&child, &reason), |_| ());
+                        return;
+                    }
+                    Err(NotStarted::Later(reason)) => {
+                        if pause == START_RETRY_MIN {
+                            tracing::warn!(child = %child.arn, reason, "a map run's child waits to be started");
+                        }
+                        // Until then it only waits: a virtual clock may jump.
+                        let due = inner.alarm(pause);
+                        drop(busy);
+                        match due.await {
+                            Ok(goes_on) => busy = goes_on,
+                            Err(_) => return,
+                        }
+                        pause = (pause * 2).min(START_RETRY_MAX);
+                    }
+                }
             }
         });
     }
@@ -73,7 +107,7 @@ impl Inner {
         self: &Arc<Self>,
         parent: &Arc<Running>,
         child: &ChildStart,
-    ) -> Result<(), ExecutionError> {
+    ) -> Result<(), NotStarted> {
         // After a crash the child may be there: running (it will tell by
         // itself) or ended (it is asked, or taken up again by a redrive).
         if self.live.by_arn(&child.arn).is_some() {
@@ -85,10 +119,7 @@ impl Inner {
                 Status::Running => {}
                 Status::Succeeded => self.tell(parent, child, &self.whole_row(row)?),
                 _ if child.redrive => {
-                    self.redrive_row(row).await.map_err(|error| ExecutionError::Unreadable {
-                        arn: child.arn.to_string(),
-                        reason: error.to_string(),
-                    })?;
+                    self.redrive_row(row).await?;
                 }
                 _ => self.tell(parent, child, &self.whole_row(row)?),
             }
@@ -133,11 +164,10 @@ impl Inner {
             map_run_arn: Some(child.run_arn.to_string()),
             // Numbered by its parent, and looked for above.
             named: false,
+            at_any_load: comes_first(parent, child),
         };
-        self.begin(start).await.map(|_| ()).map_err(|error| ExecutionError::Unreadable {
-            arn: child.arn.to_string(),
-            reason: error.to_string(),
-        })
+        self.begin(start).await?;
+        Ok(())
     }
 
     fn tell(self: &Arc<Self>, parent: &Arc<Running>, child: &ChildStart, row: &crate::journal::ExecutionRow) {
@@ -231,6 +261,73 @@ impl Inner {
             })
             .await?;
         Ok(found)
+    }
+}
+
+/// Does the run wait for children?
+fn goes_on(parent: &Running, number: u32) -> bool {
+    let cell = parent.cell.lock();
+    let run = cell.machine.map_runs().find(|(known, _)| *known == number);
+    cell.machine.outcome().is_none() && run.is_some_and(|(_, run)| run.status == Status::Running)
+}
+
+/// Does it wait for this one?
+fn wants(parent: &Running, child: &ChildStart) -> bool {
+    let cell = parent.cell.lock();
+    let run = cell.machine.map_runs().find(|(number, _)| *number == child.run);
+    cell.machine.outcome().is_none() && run.is_some_and(|(_, run)| run.waits_for(child.index))
+}
+
+/// Is it the first of its run's children that has not ended? That one is let in however many executions are open:
+/// else their parents could take all places, and wait for ever for a child that gets none.
+fn comes_first(parent: &Running, child: &ChildStart) -> bool {
+    let cell = parent.cell.lock();
+    let run = cell.machine.map_runs().find(|(number, _)| *number == child.run);
+    run.is_some_and(|(_, run)| run.comes_first(child.index))
+}
+
+/// Why a child was not started.
+enum NotStarted {
+    /// It may be started later.
+    Later(String),
+    /// It cannot be started.
+    Never(String),
+    /// The engine shuts down: the child is started when the journal is opened again.
+    Closed,
+}
+
+impl From<JournalError> for NotStarted {
+    fn from(error: JournalError) -> Self {
+        match error {
+            JournalError::Closed => Self::Closed,
+            JournalError::Full | JournalError::Database(_) => Self::Later(error.to_string()),
+            JournalError::Damaged { .. } | JournalError::Format { .. } | JournalError::File { .. } => {
+                Self::Never(error.to_string())
+            }
+        }
+    }
+}
+
+impl From<StartError> for NotStarted {
+    fn from(error: StartError) -> Self {
+        match error {
+            StartError::Closed => Self::Closed,
+            StartError::Journal(error) => error.into(),
+            // One of its name is in memory since it was looked for: the next look finds it.
+            StartError::TooMany { .. } | StartError::AlreadyExists { .. } => Self::Later(error.to_string()),
+        }
+    }
+}
+
+impl From<RedriveError> for NotStarted {
+    fn from(error: RedriveError) -> Self {
+        match error {
+            RedriveError::Execution(ExecutionError::Closed) => Self::Closed,
+            RedriveError::Execution(ExecutionError::Journal(error)) => error.into(),
+            // Somebody else looks at it, or has it in memory.
+            RedriveError::AlreadyRunning => Self::Later(error.to_string()),
+            RedriveError::Execution(_) | RedriveError::NotRedrivable(_) => Self::Never(error.to_string()),
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 
@@ -13,6 +14,9 @@ use super::load;
 use super::types::{Description, Kind, RedriveStatus, StartRequest, Started, StateMachine, Status};
 use crate::journal::{Birth, Change, ExecutionRow, Journal, JournalError, OutcomeRow, Payload};
 use crate::machine::{Event, Output};
+
+/// How soon an execution that could not be read is read again by who waits for its end.
+const READ_RETRY: Duration = Duration::from_secs(1);
 
 /// Everything an execution begins with.
 pub(super) struct NewExecution {
@@ -28,6 +32,8 @@ pub(super) struct NewExecution {
     pub(super) map_run_arn: Option<String>,
     /// Its name was chosen by somebody: one that ended may have had it.
     pub(super) named: bool,
+    /// It begins however many executions are open.
+    pub(super) at_any_load: bool,
 }
 
 impl Inner {
@@ -49,7 +55,7 @@ impl Inner {
             return Err(StartError::Closed);
         }
         let limit = self.config.limits.open_executions;
-        if self.open.load(Ordering::Acquire) >= limit {
+        if self.open.load(Ordering::Acquire) >= limit && !new.at_any_load {
             return Err(StartError::TooMany { limit });
         }
         let place = loop {
@@ -199,10 +205,26 @@ impl Inner {
         }
     }
 
-    /// Waits for an execution's end; `None` when there is no such execution.
-    pub(crate) async fn wait(self: &Arc<Self>, arn: &str) -> Option<Description> {
+    /// Waits for an execution's end; `None` when there is no such execution. What keeps it from being read for a
+    /// while is waited out: that it cannot be read does not say that it is not there.
+    pub(crate) async fn wait(self: &Arc<Self>, arn: &str) -> Result<Option<Description>, ExecutionError> {
+        let mut _goes_on = None;
         loop {
-            if let Some(running) = self.awake_by_arn(arn).await.ok()? {
+            match self.wait_readable(arn).await {
+                Err(ExecutionError::Journal(error @ JournalError::Database(_)))
+                    if !self.closing.load(Ordering::Acquire) =>
+                {
+                    tracing::warn!(arn, %error, "an execution that is waited for cannot be read; trying again");
+                    _goes_on = Some(self.alarm(READ_RETRY).await.map_err(|_| ExecutionError::Closed)?);
+                }
+                answer => return answer,
+            }
+        }
+    }
+
+    async fn wait_readable(self: &Arc<Self>, arn: &str) -> Result<Option<Description>, ExecutionError> {
+        loop {
+            if let Some(running) = self.awake_by_arn(arn).await? {
                 let ends = {
                     let mut cell = running.cell.lock();
                     if cell.asleep {
@@ -216,12 +238,12 @@ impl Inner {
                     })
                 };
                 if let Some(ends) = ends {
-                    return ends.await.ok();
+                    return ends.await.map(Some).map_err(|_| ExecutionError::Closed);
                 }
             }
-            let stored = self.describe_stored(arn).await.ok()??;
+            let Some(stored) = self.describe_stored(arn).await? else { return Ok(None) };
             if stored.status != Status::Running {
-                return Some(stored);
+                return Ok(Some(stored));
             }
             // It had ended and was taken up again meanwhile.
             tokio::task::yield_now().await;
@@ -246,7 +268,7 @@ impl Inner {
     pub(super) async fn redrive_row(self: &Arc<Self>, row: ExecutionRow) -> Result<i64, RedriveError> {
         let _redriven = self.taken_up.read().await;
         let arn: Arc<str> = row.arn.as_str().into();
-        let Some(place) = self.live.take(&arn) else { return Err(already_running()) };
+        let Some(place) = self.live.take(&arn) else { return Err(RedriveError::AlreadyRunning) };
         let inner = self.clone();
         let loaded = self
             .read(move |journal| match journal.execution(row.id)? {
@@ -256,7 +278,7 @@ impl Inner {
             })
             .await
             .map_err(ExecutionError::from)?;
-        let Some(running) = loaded else { return Err(already_running()) };
+        let Some(running) = loaded else { return Err(RedriveError::AlreadyRunning) };
         if !running.cell.lock().machine.can_redrive() {
             return Err(RedriveError::NotRedrivable("Execution has nothing to be redriven".to_owned()));
         }
@@ -368,6 +390,7 @@ impl Engine {
             alias_arn,
             map_run_arn: None,
             named,
+            at_any_load: false,
         }
     }
 
@@ -423,10 +446,6 @@ impl Drop for StopWhenDropped {
             let _ = self.engine.inner.deliver(&running, Event::Stop { error: None, cause: None }, |_| ());
         }
     }
-}
-
-fn already_running() -> RedriveError {
-    RedriveError::NotRedrivable("Execution is RUNNING and cannot be redriven".to_owned())
 }
 
 fn same_start(there: &Description, input: &str) -> Result<Started, StartError> {

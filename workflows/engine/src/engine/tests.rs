@@ -150,7 +150,7 @@ impl World {
     /// Runs a definition to its end; its outcome and its history as lines.
     pub(super) async fn run(&self, definition: serde_json::Value, input: &str) -> (Description, Vec<String>) {
         let arn = self.start(&machine(definition, Kind::Standard), input).await;
-        let ended = self.engine.wait(&arn).await.expect("there");
+        let ended = self.engine.wait(&arn).await.expect("read").expect("there");
         (ended, self.lines(&arn).await)
     }
 

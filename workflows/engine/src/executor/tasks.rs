@@ -12,10 +12,10 @@ use super::endpoint;
 use super::http;
 use super::sdk::{self, Times};
 use crate::engine::{
-    Description, FunctionCall, FunctionError, FunctionOutput, Guards, IntegrationCall, OperationError,
-    Reporter, Status,
+    Description, ExecutionError, FunctionCall, FunctionError, FunctionOutput, Guards, IntegrationCall,
+    OperationError, Reporter, Status,
 };
-use crate::journal::Payload;
+use crate::journal::{JournalError, Payload};
 use crate::machine::envelope::{self, Envelope};
 use crate::machine::{Event, TaskCall, time_text};
 
@@ -246,12 +246,16 @@ async fn start_and_wait(
         };
     guards.release();
     match reporter.inner.wait(&arn).await {
-        Some(ended) => ended_execution(&ended, parsed_output),
-        None => Finished::Failed(FunctionError {
-            error_type: "States.TaskFailed".to_owned(),
-            cause: format!("The execution {arn} does not exist."),
-        }),
+        Ok(Some(ended)) => ended_execution(&ended, parsed_output),
+        Ok(None) => lost(format!("The execution {arn} does not exist.")),
+        // It is waited for again when the journal is opened again.
+        Err(ExecutionError::Closed | ExecutionError::Journal(JournalError::Closed)) => Finished::Later,
+        Err(error) => lost(error.to_string()),
     }
+}
+
+fn lost(cause: String) -> Finished {
+    Finished::Failed(FunctionError { error_type: "States.TaskFailed".to_owned(), cause })
 }
 
 fn ended_execution(ended: &Description, parsed_output: bool) -> Finished {

@@ -1,10 +1,12 @@
 //! A journal that lasts as long as its process.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
 
+use super::names::artifacts_in;
+use super::write::execution_of;
 use super::{
     Batch, Change, Digest, Done, ExecutionRow, Journal, JournalError, ListRows, Owner, QUEUE_BATCHES_MAX,
     RecordRow,
@@ -68,19 +70,21 @@ struct Tables {
     by_arn: HashMap<String, u64>,
     records: HashMap<u64, Vec<RecordRow>>,
     parts: HashMap<Digest, Arc<str>>,
+    part_uses: HashSet<(u64, Digest)>,
     machines: HashMap<Digest, Arc<[u8]>>,
     map_runs: HashMap<String, u64>,
     checkpoints: HashMap<u64, (u64, Vec<u8>)>,
 }
 
 impl Tables {
-    fn apply(&mut self, change: Change) -> Result<(), JournalError> {
+    fn apply(&mut self, change: Change, execution: Option<u64>) -> Result<(), JournalError> {
         match change {
             Change::Machine { digest, body } => {
                 self.machines.entry(digest).or_insert(body);
             }
             Change::Part { digest, text } => {
                 self.parts.entry(digest).or_insert(text);
+                self.part_uses.extend(execution.map(|execution| (execution, digest)));
             }
             Change::Start(row) => {
                 if self.by_arn.contains_key(&row.arn) {
@@ -110,6 +114,7 @@ impl Tables {
                     self.by_arn.remove(&gone.arn);
                 }
                 self.records.remove(&execution);
+                self.part_uses.retain(|(of, _)| *of != execution);
                 self.map_runs.retain(|_, of| *of != execution);
             }
             Change::MapRun { arn, execution } => {
@@ -117,6 +122,20 @@ impl Tables {
             }
         }
         Ok(())
+    }
+}
+
+impl Tables {
+    /// Does anything of an execution name the artifact?
+    fn names(&self, row: &ExecutionRow, artifact: &Digest) -> bool {
+        let names = |text: &[u8]| artifacts_in(text).any(|found| found == *artifact);
+        let records = self.records.get(&row.id).map(Vec::as_slice).unwrap_or_default();
+        let parts = self.part_uses.iter().filter(|(execution, _)| *execution == row.id);
+        let mut parts = parts.filter_map(|(_, part)| self.parts.get(part));
+        row.input.text().is_some_and(|text| names(text.as_bytes()))
+            || records.iter().any(|record| names(&record.body))
+            || parts.any(|part| names(part.as_bytes()))
+            || self.machines.get(&row.machine).is_some_and(|body| names(body))
     }
 }
 
@@ -139,7 +158,8 @@ impl Journal for MemoryJournal {
         if batch.may_be_refused() && self.told.queue.lock().waiting.len() >= QUEUE_BATCHES_MAX {
             return Err(JournalError::Full);
         }
-        let outcome = batch.changes.into_iter().try_for_each(|change| tables.apply(change));
+        let execution = batch.changes.iter().find_map(execution_of);
+        let outcome = batch.changes.into_iter().try_for_each(|change| tables.apply(change, execution));
         // Still under the lock: acknowledged in the order of the writes.
         self.told.queue.lock().waiting.push((batch.done, outcome));
         self.told.filled.notify_one();
@@ -206,6 +226,13 @@ impl Journal for MemoryJournal {
                 && parent.is_none_or(|parent| parent.outcome.status != Status::Running)
         };
         Ok(tables.executions.values().filter(has_ended).take(limit).map(|row| row.id).collect())
+    }
+
+    fn user_of(&self, artifact: &Digest) -> Result<Option<String>, JournalError> {
+        let tables = self.tables.lock();
+        let open = tables.executions.values().filter(|row| row.outcome.status == Status::Running);
+        let user = open.into_iter().find(|row| tables.names(row, artifact));
+        Ok(user.map(|row| row.arn.clone()))
     }
 
     fn map_run(&self, arn: &str) -> Result<Option<u64>, JournalError> {

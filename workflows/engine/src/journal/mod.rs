@@ -10,6 +10,7 @@
 //! tests of workflows. Both pass the same conformance tests.
 
 mod memory;
+mod names;
 mod payload;
 mod read;
 mod row;
@@ -19,6 +20,7 @@ mod tests;
 mod write;
 
 pub use memory::MemoryJournal;
+pub(crate) use names::artifacts_in;
 pub use payload::{Digest, PART_BYTES_MIN, Payload};
 pub use row::{Birth, Change, ChildOf, ExecutionRow, ListRows, OutcomeRow, Owner, RecordRow};
 pub use sqlite::SqliteJournal;
@@ -157,6 +159,10 @@ pub trait Journal: Send + Sync {
     fn health(&self) -> Result<(), Trouble> {
         Ok(())
     }
+
+    /// The ARN of an open execution that names this artifact (`sha256:…`): in its definition, its input, or in
+    /// anything that came to it from outside.
+    fn user_of(&self, artifact: &Digest) -> Result<Option<String>, JournalError>;
 
     /// The execution that a map run belongs to.
     fn map_run(&self, arn: &str) -> Result<Option<u64>, JournalError>;

@@ -11,6 +11,7 @@ use mayfly_wal::Mark;
 use parking_lot::{Condvar, Mutex};
 use rusqlite::{Connection, OpenFlags};
 
+use super::names;
 use super::read;
 use super::write;
 use super::{
@@ -467,6 +468,10 @@ impl Journal for SqliteJournal {
 
     fn open_executions(&self) -> Result<Vec<u64>, JournalError> {
         self.read(read::open_executions)
+    }
+
+    fn user_of(&self, artifact: &Digest) -> Result<Option<String>, JournalError> {
+        self.read(|db| names::user_of(db, artifact))
     }
 
     fn map_run(&self, arn: &str) -> Result<Option<u64>, JournalError> {

@@ -74,12 +74,81 @@ fn conformance(journal: &dyn Journal) {
     assert_eq!(journal.open_executions().expect("read"), [1, 3, 4, 5]);
     lists(journal);
     checkpoints(journal);
+    artifacts(journal);
     removals(journal, &output);
 
     let twice = write(journal, vec![Change::Start(Box::new(row(1, "one")))]);
     assert!(twice.is_err(), "an ARN is given once");
     journal.close();
     assert!(write(journal, Vec::new()).is_err(), "a closed journal takes nothing");
+}
+
+/// The text of an artifact's digest, and the digest.
+fn artifact(name: &str) -> (String, Digest) {
+    let digest = Digest::of(name.as_bytes());
+    (format!("{{\"file\":\"sha256:{digest:?}\"}}"), digest)
+}
+
+/// What an open execution names is in use: by its input, a record, a large payload, its definition.
+fn artifacts(journal: &dyn Journal) {
+    let user = |name: &str| journal.user_of(&artifact(name).1).expect("read");
+    let outcome = |execution, status, stop_ms| Change::Outcome {
+        execution,
+        row: Box::new(OutcomeRow { status, stop_ms, ..OutcomeRow::running() }),
+    };
+    assert_eq!(user("input"), None);
+    let started = ExecutionRow { input: Payload::from(artifact("input").0.as_str()), ..row(7, "names") };
+    let definition =
+        Change::Machine { digest: started.machine, body: artifact("definition").0.into_bytes().into() };
+    write(journal, vec![definition, Change::Start(Box::new(started))]).expect("written");
+    let mut changes = Vec::new();
+    let large = format!("{}{}", "x".repeat(PART_BYTES_MIN), artifact("large").0);
+    Payload::from(large.as_str()).stored(&mut changes);
+    let body = artifact("record").0.replace('"', "\\\"").into_bytes();
+    changes.push(Change::Record { execution: 7, row: RecordRow { seq: 1, at_ms: 1, body } });
+    write(journal, changes).expect("written");
+    let named = ["input", "record", "large", "definition"];
+    for name in named {
+        assert_eq!(user(name).as_deref(), Some("arn:execution:names:7"), "{name}");
+    }
+    assert_eq!(user("another"), None);
+    write(journal, vec![outcome(7, Status::Failed, Some(60))]).expect("written");
+    assert_eq!(named.map(user), [const { None }; 4], "it has ended");
+    write(journal, vec![outcome(7, Status::Running, None)]).expect("written");
+    assert!(named.map(user).iter().all(Option::is_some), "it was taken up again");
+    write(journal, vec![outcome(7, Status::Failed, Some(60))]).expect("written");
+    write(journal, vec![Change::Remove { execution: 7 }]).expect("written");
+    assert_eq!(named.map(user), [const { None }; 4], "it is forgotten");
+}
+
+/// A journal of an earlier version has not noted what it names.
+#[test]
+fn a_journal_without_notes_of_artifacts_is_looked_through() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("journal.db");
+    let user = |journal: &SqliteJournal, name: &str| journal.user_of(&artifact(name).1).expect("read");
+    let names = ["input", "record", "large", "definition"];
+    let journal = SqliteJournal::open(&path).expect("opens");
+    let started = ExecutionRow { input: Payload::from(artifact("input").0.as_str()), ..row(1, "names") };
+    let body = artifact("definition").0.into_bytes().into();
+    let mut changes =
+        vec![Change::Machine { digest: started.machine, body }, Change::Start(Box::new(started))];
+    let large = format!("{}{}", "x".repeat(PART_BYTES_MIN), artifact("large").0);
+    Payload::from(large.as_str()).stored(&mut changes);
+    let body = artifact("record").0.into_bytes();
+    changes.push(Change::Record { execution: 1, row: RecordRow { seq: 1, at_ms: 1, body } });
+    write(&journal, changes).expect("written");
+    journal.close();
+    drop(journal);
+    let db = rusqlite::Connection::open(&path).expect("opens");
+    db.execute_batch("DROP TABLE artifacts_of_executions; DROP TABLE artifacts_of_machines;")
+        .expect("dropped");
+    drop(db);
+    let again = SqliteJournal::open(&path).expect("opens");
+    for name in names {
+        assert_eq!(user(&again, name).as_deref(), Some("arn:execution:names:1"), "{name}");
+    }
+    assert_eq!(user(&again, "another"), None);
 }
 
 fn checkpoints(journal: &dyn Journal) {

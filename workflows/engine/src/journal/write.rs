@@ -2,6 +2,7 @@
 
 use rusqlite::{Connection, params};
 
+use super::names;
 use super::read::signed;
 use super::{Batch, Change, Digest, ExecutionRow, JournalError, Payload};
 use crate::engine::Status;
@@ -19,7 +20,8 @@ pub(super) fn prepare(db: &Connection) -> Result<(), JournalError> {
     } else if found != FORMAT {
         return Err(JournalError::Format { found, known: FORMAT });
     }
-    Ok(())
+    // Beside the format: what does not know these tables leaves them alone.
+    names::prepare(db)
 }
 
 /// Writes batches in one transaction.
@@ -71,7 +73,7 @@ fn remove(db: &Connection, execution: u64) -> rusqlite::Result<()> {
          (SELECT 1 FROM part_uses u WHERE u.digest = parts.digest AND u.execution <> ?1)",
     )?
     .execute([id])?;
-    for table in ["part_uses", "records", "checkpoints", "map_runs"] {
+    for table in ["part_uses", "records", "checkpoints", "map_runs", "artifacts_of_executions"] {
         db.prepare_cached(&format!("DELETE FROM {table} WHERE execution = ?1"))?.execute([id])?;
     }
     db.prepare_cached("DELETE FROM executions WHERE id = ?1")?.execute([id])?;
@@ -90,16 +92,24 @@ fn apply(db: &Connection, change: &Change, execution: Option<u64>) -> rusqlite::
         Change::Machine { digest, body } => {
             db.prepare_cached("INSERT OR IGNORE INTO machines VALUES (?1, ?2)")?
                 .execute(params![&digest.0[..], &body[..]])?;
+            names::note_machine(db, digest, body)?;
         }
         Change::Part { digest, text } => {
             db.prepare_cached("INSERT OR IGNORE INTO parts VALUES (?1, ?2)")?
                 .execute(params![&digest.0[..], &text[..]])?;
             use_part(db, digest, execution)?;
+            if let Some(execution) = execution {
+                names::note(db, execution, text.as_bytes())?;
+            }
         }
-        Change::Start(row) => insert_execution(db, row)?,
+        Change::Start(row) => {
+            insert_execution(db, row)?;
+            names::note_start(db, row)?;
+        }
         Change::Record { execution, row } => {
             db.prepare_cached("INSERT INTO records (execution, seq, at_ms, body) VALUES (?1, ?2, ?3, ?4)")?
                 .execute(params![signed(*execution), signed(row.seq), row.at_ms, row.body])?;
+            names::note(db, *execution, &row.body)?;
         }
         Change::Outcome { execution, row } => {
             if row.status != Status::Running {

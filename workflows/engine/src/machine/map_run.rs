@@ -454,6 +454,19 @@ impl MapRunState {
         }))
     }
 
+    /// Does the run go on, and this child's end with it?
+    pub fn waits_for(&self, index: u32) -> bool {
+        let child = self.children.get(index as usize);
+        self.status == Status::Running && child.is_some_and(|child| child.result.is_none())
+    }
+
+    /// Have all children before this one ended?
+    pub fn comes_first(&self, index: u32) -> bool {
+        let before = self.children.get(..index as usize).unwrap_or_default();
+        // Its neighbours mostly run as well: from there it is not far to one that has not ended.
+        before.iter().rev().all(|child| child.result.is_some())
+    }
+
     /// Children that were started and have not ended.
     pub(super) fn children_under_way(&self, run: u32) -> Vec<Action> {
         let started = self.children[..self.next].iter().enumerate();

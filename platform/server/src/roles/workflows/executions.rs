@@ -12,7 +12,7 @@ use futures::{
     stream::{self, BoxStream, StreamExt as _},
 };
 use jiff::Timestamp;
-use mayfly_api::{ObjectKey, workflow::names};
+use mayfly_api::{Digest, ObjectKey, workflow::names};
 use mayfly_apiserver::{KindView, ViewChange, ViewError, ViewEvent, ViewPage, ViewQuery};
 use mayfly_workflows_engine::engine::{
     Change, Changed, Description, Engine, HistoryQuery, ListQuery, Of, Page, Status,
@@ -298,6 +298,14 @@ impl KindView for Executions {
             }
         });
         Ok(events.flat_map(stream::iter).boxed())
+    }
+
+    fn user_of<'a>(&'a self, artifact: &'a Digest) -> BoxFuture<'a, Result<Option<String>, ViewError>> {
+        async move {
+            let user = self.engine.user_of(&artifact.to_string()).await.map_err(failed)?;
+            Ok(user.map(|arn| format!("the execution {arn}, which has not ended")))
+        }
+        .boxed()
     }
 
     fn read_only(&self, name: &str) -> String {

@@ -64,6 +64,7 @@ pub(crate) struct Settings {
 pub(crate) struct Workflows {
     engine: Engine,
     api: Api,
+    catalog: Arc<Catalog>,
     jobs: Arc<Jobs>,
     executions: Executions,
     objects: Objects,
@@ -107,7 +108,8 @@ impl Workflows {
         let jobs = Arc::new(Jobs::new(jobs));
         let catalog = folder.join("catalog.db");
         let catalog = Catalog::open(Some(&catalog)).context("cannot open the catalog of state machines")?;
-        let api = Api::new(engine.clone(), Arc::new(catalog), clock, randomness);
+        let catalog = Arc::new(catalog);
+        let api = Api::new(engine.clone(), catalog.clone(), clock, randomness);
         let Cluster { client, workflows, namespaces } = cluster;
         let triggers = Triggers::new(api.clone(), engine.clone(), client.clone(), workflows.clone());
         let events = triggers.events();
@@ -118,7 +120,7 @@ impl Workflows {
         let directory = Directory::new(workflows, namespaces);
         let executions = Executions::new(engine.clone(), directory.clone());
         let objects = Objects::new(api.clone(), client, directory);
-        Ok(Self { engine, api, jobs, executions, objects, triggers, events })
+        Ok(Self { engine, api, catalog, jobs, executions, objects, triggers, events })
     }
 
     /// What the API shows of executions.
@@ -129,6 +131,11 @@ impl Workflows {
     /// The engine itself.
     pub(crate) fn engine(&self) -> Engine {
         self.engine.clone()
+    }
+
+    /// What workflows there are.
+    pub(crate) fn catalog(&self) -> Arc<Catalog> {
+        self.catalog.clone()
     }
 
     /// Goes on with what was running, and serves until `stop`; then leaves the rest for the next start.

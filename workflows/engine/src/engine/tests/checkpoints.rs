@@ -100,7 +100,7 @@ async fn old_executions_are_forgotten_and_their_names_free() {
         Kind::Standard,
     );
     let old = world.start(&passing, &large).await;
-    world.engine.wait(&old).await.expect("there");
+    world.engine.wait(&old).await.expect("read").expect("there");
     let digest = crate::journal::Digest::of(large.as_bytes());
     // Ninety days pass, with an execution that still runs and one that ends only now.
     let waiting = machine(
@@ -111,7 +111,7 @@ async fn old_executions_are_forgotten_and_their_names_free() {
     let late = world.start(&waiting, "{}").await;
     assert_eq!(world.engine.forget_old().await.expect("written"), 0, "nothing is old yet");
     drop(awake);
-    world.engine.wait(&late).await.expect("there");
+    world.engine.wait(&late).await.expect("read").expect("there");
     assert!(journal.part(&digest).expect("read").is_some());
     assert_eq!(world.engine.forget_old().await.expect("written"), 1);
     assert!(world.engine.describe(&old).await.expect("read").is_none());

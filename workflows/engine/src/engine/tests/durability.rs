@@ -95,7 +95,7 @@ async fn killed_at_every_record(checkpoint_records: u64, journal: impl Fn(u64) -
     let whole = World::new().await;
     let machine = machine(long_way(), Kind::Standard);
     let arn = whole.start(&machine, "1").await;
-    let expected = whole.engine.wait(&arn).await.expect("there");
+    let expected = whole.engine.wait(&arn).await.expect("read").expect("there");
     assert_eq!(expected.output.as_deref(), Some("[16,16]"), "{:?}", expected.cause);
     let expected_lines = whole.lines(&arn).await;
 
@@ -118,7 +118,7 @@ async fn killed_at_every_record(checkpoint_records: u64, journal: impl Fn(u64) -
         kills += 1;
         let second = World::checkpointing(journal(left), functions.clone(), checkpoint_records).await;
         second.engine.resume().await.expect("resumes");
-        let ended = second.engine.wait(&arn).await.expect("there");
+        let ended = second.engine.wait(&arn).await.expect("read").expect("there");
         assert_eq!((ended.status, &ended.output), (expected.status, &expected.output), "killed after {left}");
         assert_eq!(second.lines(&arn).await, expected_lines, "killed after {left}");
         let keys = functions.keys.lock();
@@ -218,7 +218,7 @@ async fn what_the_clock_ended_is_not_evaluated_again() {
     // One in its first step, one when a function has answered.
     let ends = ["Arguments", "Output"].map(|field| async {
         let arn = world.start(&machine(definition(field), Kind::Standard), "{}").await;
-        let ended = world.engine.wait(&arn).await.expect("there");
+        let ended = world.engine.wait(&arn).await.expect("read").expect("there");
         assert_eq!((ended.status, ended.output.as_deref()), (Status::Succeeded, Some("42")));
         arn
     });

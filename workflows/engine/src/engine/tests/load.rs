@@ -40,7 +40,7 @@ async fn durable_executions() {
         tokio::spawn(async move {
             for _ in 0..40 {
                 let started = engine.start_execution(request(&state_machine, "{}")).await.expect("starts");
-                let ended = engine.wait(&started.execution_arn).await.expect("there");
+                let ended = engine.wait(&started.execution_arn).await.expect("read").expect("there");
                 assert_eq!(ended.status, Status::Succeeded);
             }
         })
@@ -69,5 +69,54 @@ async fn sleepers_cost_no_task() {
     let tasks = tokio::runtime::Handle::current().metrics().num_alive_tasks();
     assert!(tasks <= tasks_before + 4, "{tasks} tasks");
     drop(awake);
-    assert_eq!(world.engine.wait(&last).await.expect("there").status, Status::Succeeded);
+    assert_eq!(world.engine.wait(&last).await.expect("read").expect("there").status, Status::Succeeded);
+}
+
+fn each_of(items: serde_json::Value) -> serde_json::Value {
+    json!({"StartAt": "M", "States": {"M": {"Type": "Map", "End": true, "Items": items, "QueryLanguage": "JSONata",
+        "ItemProcessor": {"ProcessorConfig": {"Mode": "DISTRIBUTED", "ExecutionType": "STANDARD"},
+            "StartAt": "A", "States": {"A": {"Type": "Pass", "End": true}}}}}})
+}
+
+#[tokio::test]
+async fn children_wait_for_a_place_and_do_not_fail_for_want_of_one() {
+    // The parent has the only place.
+    let limits = Limits { open_executions: 1, ..Limits::default() };
+    let world = World::limited(Arc::new(MemoryJournal::default()), Arc::default(), limits).await;
+    let (ended, _) = world.run(each_of(json!([1, 2, 3, 4])), "{}").await;
+    assert_eq!((ended.output.as_deref(), ended.cause), (Some("[1,2,3,4]"), None));
+    assert_eq!(world.engine.inner.open.load(std::sync::atomic::Ordering::Acquire), 0);
+    // Whoever asks from outside is told.
+    let holder = machine(
+        json!({"StartAt": "A", "States": {"A": {"Type": "Wait", "Seconds": 9, "End": true}}}),
+        Kind::Standard,
+    );
+    let _still = world.engine.inner.busy();
+    world.start(&holder, "{}").await;
+    let refused = world.engine.start_execution(request(&holder, "{}")).await;
+    assert!(matches!(refused, Err(StartError::TooMany { limit: 1 })), "{refused:?}");
+}
+
+#[tokio::test]
+async fn a_child_refused_by_a_shutdown_begins_after_it() {
+    let journal: Arc<dyn Journal> = Arc::new(MemoryJournal::default());
+    let engine: Arc<std::sync::OnceLock<Engine>> = Arc::default();
+    let closes = engine.clone();
+    // The engine closes between the parent's start and the children's.
+    let watched = super::watched::Watched::new(journal.clone(), move |batch| {
+        if let Some(engine) = closes.get() {
+            engine.inner.closing.store(true, std::sync::atomic::Ordering::Release);
+        }
+        Some(batch)
+    });
+    let first = World::on(Arc::new(watched), Arc::default()).await;
+    assert!(engine.set(first.engine.clone()).is_ok());
+    let arn = first.start(&machine(each_of(json!([1, 2])), Kind::Standard), "{}").await;
+    while first.engine.inner.busy.load(std::sync::atomic::Ordering::Acquire) > 0 {
+        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+    }
+    let second = World::on(journal, Arc::default()).await;
+    second.engine.resume().await.expect("resumes");
+    let ended = second.engine.wait(&arn).await.expect("read").expect("there");
+    assert_eq!((ended.output.as_deref(), ended.cause), (Some("[1,2]"), None));
 }

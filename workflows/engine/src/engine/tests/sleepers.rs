@@ -45,9 +45,33 @@ async fn a_timer_wakes() {
     let (arn, awake) = asleep(&world, waits(3_600)).await;
     assert_eq!(world.engine.describe(&arn).await.expect("read").expect("there").status, Status::Running);
     drop(awake);
-    let ended = world.engine.wait(&arn).await.expect("there");
+    let ended = world.engine.wait(&arn).await.expect("read").expect("there");
     assert_eq!(ended.output.as_deref(), Some("{\"k\":1}"));
     assert_eq!(ended.stop_date.expect("ended").as_second() - ended.start_date.as_second(), 3_600);
+}
+
+#[tokio::test]
+async fn who_waits_is_not_told_that_what_cannot_be_read_is_not_there() {
+    let watched = Arc::new(Watched::new(Arc::new(MemoryJournal::default()), Some));
+    let world = World::on(watched.clone(), Arc::default()).await;
+    let (arn, awake) = asleep(&world, waits(3_600)).await;
+    watched.refused_reads.store(1, Ordering::Release);
+    let engine = world.engine.clone();
+    let ends = tokio::spawn(async move { engine.wait(&arn).await });
+    while watched.refused_reads.load(Ordering::Acquire) > 0 {
+        tokio::task::yield_now().await;
+    }
+    drop(awake);
+    let ended = ends.await.expect("runs").expect("read").expect("there");
+    assert_eq!((ended.status, ended.output.as_deref()), (Status::Succeeded, Some("{\"k\":1}")));
+    assert!(
+        world
+            .engine
+            .wait("arn:aws:states:us-east-1:000000000000:execution:m:none")
+            .await
+            .expect("read")
+            .is_none()
+    );
 }
 
 #[tokio::test]
@@ -69,7 +93,7 @@ async fn a_token_wakes() {
     let token: String = serde_json::from_str(&world.functions.calls.lock()[0].1).expect("a token");
     world.engine.send_task_heartbeat(&token).await.expect("alive");
     world.engine.send_task_success(&token, "7").await.expect("taken");
-    assert_eq!(world.engine.wait(&arn).await.expect("there").output.as_deref(), Some("7"));
+    assert_eq!(world.engine.wait(&arn).await.expect("read").expect("there").output.as_deref(), Some("7"));
     assert_eq!(world.engine.send_task_success(&token, "7").await, Err(TokenError::TimedOut));
     assert_eq!(world.functions.calls.lock().len(), 1, "the function was called once");
 }
@@ -83,7 +107,7 @@ async fn a_worker_wakes() {
     let (arn, _awake) = asleep(&world, definition).await;
     let work = world.engine.get_activity_task(activity, None).await.expect("work");
     world.engine.send_task_failure(&work.token, Some("E".to_owned()), None).await.expect("taken");
-    assert_eq!(world.engine.wait(&arn).await.expect("there").error.as_deref(), Some("E"));
+    assert_eq!(world.engine.wait(&arn).await.expect("read").expect("there").error.as_deref(), Some("E"));
 }
 
 #[tokio::test]
@@ -154,7 +178,7 @@ async fn who_waits_for_one_that_falls_asleep_again_waits_for_its_end() {
     world.engine.inner.deps.clock.sleep_until(now_ms + 10_000).await;
     assert_eq!(world.engine.inner.sleep_round(), 1);
     drop(awake);
-    let ended = ends.await.expect("runs").expect("there");
+    let ended = ends.await.expect("runs").expect("read").expect("there");
     assert_eq!(ended.status, Status::Succeeded);
 }
 
@@ -198,7 +222,7 @@ async fn work_comes_back_when_it_could_not_be_given_out() {
     let asks = world.engine.get_activity_task(activity, None);
     let work = tokio::time::timeout(Duration::from_secs(20), asks).await.expect("in time").expect("work");
     world.engine.send_task_success(&work.token, "7").await.expect("taken");
-    assert_eq!(world.engine.wait(&arn).await.expect("there").output.as_deref(), Some("7"));
+    assert_eq!(world.engine.wait(&arn).await.expect("read").expect("there").output.as_deref(), Some("7"));
 }
 
 #[tokio::test]

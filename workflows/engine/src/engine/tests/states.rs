@@ -31,7 +31,7 @@ async fn an_answer_is_told_alike_whenever_it_is_told() {
         "Parameters": {"FunctionName": "echo", "Payload.$": "$"}});
     let definition = json!({"StartAt": "A", "States": {"A": invoke}});
     let arn = world.start(&machine(definition, Kind::Standard), r#"{"b":1,"a":"ä"}"#).await;
-    let output = world.engine.wait(&arn).await.expect("there").output.expect("succeeded");
+    let output = world.engine.wait(&arn).await.expect("read").expect("there").output.expect("succeeded");
     let told: serde_json::Value = serde_json::from_str(&output).expect("JSON");
     assert_eq!(told["Payload"], json!({"b": 1, "a": "ä"}));
     assert_eq!((&told["StatusCode"], &told["ExecutedVersion"]), (&json!(200), &json!("$LATEST")));
@@ -92,7 +92,7 @@ async fn a_task_runs_out_of_time() {
     // A function that is being called keeps a virtual clock from jumping: it is moved by hand.
     let arn = world.start(&machine(definition, Kind::Standard), "{}").await;
     world.engine.inner.deps.clock.sleep_until(1_700_000_000_000 + 5_000).await;
-    let ended = world.engine.wait(&arn).await.expect("there");
+    let ended = world.engine.wait(&arn).await.expect("read").expect("there");
     assert_eq!((ended.status, ended.error.as_deref()), (Status::Failed, Some("States.Timeout")));
     assert_eq!(world.lines(&arn).await[4], "5 4 LambdaFunctionTimedOut");
 }
@@ -141,7 +141,7 @@ fn distributed(more: serde_json::Value) -> serde_json::Value {
 async fn a_distributed_map_runs_children() {
     let world = World::new().await;
     let arn = world.start(&machine(distributed(json!({"Label": "L"})), Kind::Standard), "[1,2,3]").await;
-    let ended = world.engine.wait(&arn).await.expect("there");
+    let ended = world.engine.wait(&arn).await.expect("read").expect("there");
     assert_eq!(ended.output.as_deref(), Some("[1,2,3]"));
     let lines = world.lines(&arn).await;
     assert_eq!(
@@ -210,7 +210,7 @@ async fn a_worker_takes_an_activity() {
     assert_eq!(world.engine.send_task_success("Invalid", "1").await, Err(TokenError::Invalid));
     world.engine.send_task_heartbeat(&work.token).await.expect("alive");
     world.engine.send_task_success(&work.token, "{\"done\":true}").await.expect("taken");
-    let ended = world.engine.wait(&execution).await.expect("there");
+    let ended = world.engine.wait(&execution).await.expect("read").expect("there");
     assert_eq!(ended.output.as_deref(), Some("{\"done\":true}"));
     assert_eq!(world.engine.send_task_success(&work.token, "1").await, Err(TokenError::TimedOut));
     let lines = world.lines(&execution).await;
@@ -254,10 +254,10 @@ async fn an_execution_is_stopped_and_redriven() {
     let definition = json!({"StartAt": "A", "States": {
         "A": {"Type": "Pass", "Next": "B"}, "B": with(task("fail"), json!({"End": true}))}});
     let arn = world.start(&machine(definition, Kind::Standard), "{}").await;
-    let ended = world.engine.wait(&arn).await.expect("there");
+    let ended = world.engine.wait(&arn).await.expect("read").expect("there");
     assert_eq!(ended.redrive_status, RedriveStatus::Redrivable);
     world.engine.redrive(&arn).await.expect("redriven");
-    let ended = world.engine.wait(&arn).await.expect("there");
+    let ended = world.engine.wait(&arn).await.expect("read").expect("there");
     assert_eq!((ended.status, ended.redrive_count), (Status::Failed, 1));
     assert_eq!(world.functions.calls.lock().len(), 2, "only what failed ran again");
     let lines = world.lines(&arn).await;
@@ -306,7 +306,7 @@ async fn an_endless_loop_leaves_turns_to_others() {
     let (ended, _) = world.run(other, "1").await;
     assert_eq!(ended.status, Status::Succeeded);
     world.engine.stop(&endless, None, None).await.expect("stops");
-    assert_eq!(world.engine.wait(&endless).await.expect("there").status, Status::Aborted);
+    assert_eq!(world.engine.wait(&endless).await.expect("read").expect("there").status, Status::Aborted);
 }
 
 #[tokio::test]

@@ -94,6 +94,10 @@ impl Journal for Watched {
         self.journal.ended_before(stop_ms, limit)
     }
 
+    fn user_of(&self, artifact: &Digest) -> Result<Option<String>, JournalError> {
+        self.journal.user_of(artifact)
+    }
+
     fn map_run(&self, arn: &str) -> Result<Option<u64>, JournalError> {
         self.journal.map_run(arn)
     }

@@ -1,0 +1,51 @@
+//! Answers for clients that read YAML. Everything is made as JSON; here, on its way out, it is written anew.
+
+use axum::{
+    body::Body,
+    response::{IntoResponse as _, Response},
+};
+use bytes::Bytes;
+use http::{HeaderValue, header};
+use http_body::Body as _;
+use http_body_util::BodyExt as _;
+use serde_json::Value;
+
+use crate::status::ApiError;
+
+/// What is larger is written where it keeps no other request waiting, in bytes.
+const AT_ONCE_BYTES_MAX: usize = 64 << 10;
+
+/// The answer with its JSON as YAML. Streams, texts and files stay what they are.
+pub(crate) async fn rewritten(response: Response) -> Response {
+    let is_json = response.headers().get(header::CONTENT_TYPE).is_some_and(|form| form == "application/json");
+    let is_whole = response.body().size_hint().exact().is_some_and(|bytes| bytes > 0);
+    if !is_json || !is_whole {
+        return response;
+    }
+    let (mut parts, body) = response.into_parts();
+    let Ok(json) = body.collect().await.map(http_body_util::Collected::to_bytes) else {
+        return ApiError::internal("an answer that was whole could not be read").into_response();
+    };
+    let written = match json.len() {
+        0..=AT_ONCE_BYTES_MAX => written(&json),
+        _ => match tokio::task::spawn_blocking(move || written(&json)).await {
+            Ok(written) => written,
+            Err(error) => Err(error.to_string()),
+        },
+    };
+    match written {
+        Ok(text) => {
+            parts.headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/yaml"));
+            parts.headers.remove(header::CONTENT_LENGTH);
+            Response::from_parts(parts, Body::from(text))
+        }
+        Err(why) => {
+            ApiError::internal(format!("the answer cannot be written as YAML: {why}")).into_response()
+        }
+    }
+}
+
+fn written(json: &Bytes) -> Result<String, String> {
+    let value: Value = serde_json::from_slice(json).map_err(|error| error.to_string())?;
+    serde_saphyr::to_string(&value).map_err(|error| error.to_string())
+}

@@ -1,0 +1,139 @@
+//! A followed log of one container: it stays open while its pod runs, and ends after the last line.
+//!
+//! ```text
+//!             tells ⇄ listens            another replica of the revision is the one that tells, or no longer
+//!               └──┬────┘
+//!                  ▼
+//!                 over ──▶ the last lines, then the end
+//! ```
+
+use std::{io, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use futures::{StreamExt as _, stream};
+use mayfly_api::{ObjectKey, k8s::api::core::v1::Pod};
+use mayfly_runtime::{
+    ContainerId,
+    logs::{LogOptions, LogStream, read},
+};
+use tokio::time::{Interval, MissedTickBehavior};
+
+use crate::{http::Logs, pod::container::log_path};
+
+/// How often the pod behind a followed log is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// Looks without a line after which a container that has ended has told its last: lines are written behind it.
+const LAST_LOOKS: u32 = 2;
+
+/// The log of one container, whose lines are shown as they come.
+pub(crate) struct Followed {
+    logs: Logs,
+    pod: Arc<Pod>,
+    id: ContainerId,
+    options: LogOptions,
+    /// What is told in place of lines that another replica's log has.
+    said: Option<Bytes>,
+    /// None while another replica tells.
+    lines: Option<LogStream>,
+    is_over: bool,
+    /// Looks without a line since it was over.
+    quiet_looks: u32,
+    looks: Interval,
+}
+
+impl Followed {
+    /// `said` is told first, when the lines are another replica's to tell.
+    pub(crate) async fn open(
+        logs: Logs,
+        pod: Arc<Pod>,
+        id: ContainerId,
+        options: LogOptions,
+        said: Option<String>,
+    ) -> io::Result<LogStream> {
+        let lines = match said {
+            Some(_) => None,
+            None => Some(read(log_path(&pod, &id, &logs.layout), options.clone()).await?),
+        };
+        let mut looks = tokio::time::interval(LOOK_EVERY);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let said = said.map(Bytes::from);
+        let followed = Self { logs, pod, id, options, said, lines, is_over: false, quiet_looks: 0, looks };
+        let lines = stream::unfold(followed, |mut followed| async move {
+            let line = followed.next().await?;
+            Some((line, followed))
+        });
+        Ok(lines.boxed())
+    }
+
+    async fn next(&mut self) -> Option<io::Result<Bytes>> {
+        if let Some(said) = self.said.take() {
+            return Some(Ok(said));
+        }
+        loop {
+            tokio::select! {
+                biased;
+                _ = self.looks.tick() => {
+                    if self.is_over {
+                        self.quiet_looks += 1;
+                    }
+                    if let Err(error) = self.look().await {
+                        return Some(Err(error));
+                    }
+                    let quiet = self.lines.is_none() || self.quiet_looks > LAST_LOOKS;
+                    if self.is_over && quiet {
+                        return None;
+                    }
+                }
+                line = next_of(&mut self.lines) => {
+                    self.quiet_looks = 0;
+                    return line;
+                }
+            }
+        }
+    }
+
+    /// Sees how the pod stands, and whose the lines are to tell.
+    async fn look(&mut self) -> io::Result<()> {
+        self.is_over = self.is_over || self.has_ended();
+        let is_anothers = self.logs.teller(&self.pod).is_some();
+        if is_anothers {
+            self.lines = None;
+        } else if self.lines.is_none() && !self.is_over {
+            // What was written before is in the other's log.
+            let options = LogOptions { tail_lines: Some(0), ..self.options.clone() };
+            self.lines = Some(read(log_path(&self.pod, &self.id, &self.logs.layout), options).await?);
+        }
+        Ok(())
+    }
+
+    /// Is the pod gone or done, or has this run of the container ended?
+    fn has_ended(&self) -> bool {
+        let metadata = &self.pod.metadata;
+        let key = ObjectKey::new(
+            metadata.namespace.clone().unwrap_or_default(),
+            metadata.name.as_deref().unwrap_or_default(),
+        );
+        let Some(now) = self.logs.pods.get(&key).filter(|now| now.metadata.uid == metadata.uid) else {
+            return true;
+        };
+        let Some(status) = &now.status else { return false };
+        if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
+            return true;
+        }
+        let all = status.container_statuses.iter().flatten();
+        let mut all = all.chain(status.init_container_statuses.iter().flatten());
+        all.find(|container| container.name == self.id.name).is_some_and(|container| {
+            let attempt = u32::try_from(container.restart_count).unwrap_or(0);
+            let ended = container.state.as_ref().is_some_and(|state| state.terminated.is_some());
+            attempt > self.id.attempt || ended
+        })
+    }
+}
+
+/// The next line; never one while another replica tells.
+async fn next_of(lines: &mut Option<LogStream>) -> Option<io::Result<Bytes>> {
+    match lines {
+        Some(lines) => lines.next().await,
+        None => std::future::pending().await,
+    }
+}
