@@ -64,7 +64,8 @@ impl Api {
     }
 
     pub(super) async fn redrive_execution(&self, params: &Value) -> Answer {
-        match self.engine.redrive(execution(params)?.text).await {
+        let token = optional(params, "clientToken");
+        match self.engine.redrive(execution(params)?.text, token).await {
             Ok(redriven) => Ok(json!({"redriveDate": date_of(redriven)})),
             Err(refused @ (RedriveError::NotRedrivable(_) | RedriveError::AlreadyRunning)) => {
                 Err(ApiError::new("ExecutionNotRedrivable", refused.to_string()))

@@ -116,7 +116,7 @@ impl Inner {
         then: impl FnOnce(Result<(), JournalError>) + Send + 'static,
     ) -> Result<(), Refused> {
         let mut cell = running.cell.lock();
-        let redrives = matches!(event, Event::Redrive);
+        let redrives = matches!(event, Event::Redrive { .. });
         if cell.asleep {
             return Err(Refused::Asleep(event));
         }

@@ -119,7 +119,7 @@ impl Inner {
                 Status::Running => {}
                 Status::Succeeded => self.tell(parent, child, &self.whole_row(row)?),
                 _ if child.redrive => {
-                    self.redrive_row(row).await?;
+                    self.redrive_row(row, None).await?;
                 }
                 _ => self.tell(parent, child, &self.whole_row(row)?),
             }

@@ -58,37 +58,110 @@ fn request_of(arguments: &Value) -> Result<http::Request<Bytes>, String> {
     {
         let values = value.as_array().map_or_else(|| vec![value.clone()], <[Value]>::to_vec);
         for value in values {
-            let value = value.as_str().map_or_else(|| value.to_text(), str::to_owned);
             uri.push(if uri.contains('?') { '&' } else { '?' });
-            uri.push_str(&format!("{}={}", escaped(name), escaped(&value)));
+            uri.push_str(&format!("{}={}", escaped(name), escaped(&plain(&value))));
         }
     }
     let mut request = http::Request::builder().method(method).uri(uri);
-    let mut form = false;
     for (name, value) in arguments.get("Headers").and_then(Value::as_object).into_iter().flat_map(Map::iter) {
-        let value = value.as_str().map_or_else(|| value.to_text(), str::to_owned);
-        form |= name.eq_ignore_ascii_case("content-type")
-            && value.starts_with("application/x-www-form-urlencoded");
-        request = request.header(&**name, value);
+        request = request.header(&**name, plain(value));
     }
-    let body = match arguments.get("RequestBody") {
-        None => Bytes::new(),
-        Some(Value::Object(members)) if form => {
-            let pair = |(name, value): (&std::sync::Arc<str>, &Value)| {
-                let value = value.as_str().map_or_else(|| value.to_text(), str::to_owned);
-                format!("{}={}", escaped(name), escaped(&value))
-            };
-            members.iter().map(pair).collect::<Vec<_>>().join("&").into()
+    for (name, value) in OWN_HEADERS {
+        if request.headers_ref().is_some_and(|headers| !headers.contains_key(name)) {
+            request = request.header(name, value);
         }
-        Some(Value::String(text)) => text.to_string().into(),
-        Some(value) => value.to_text().into(),
+    }
+    let transform = |name: &str| arguments.get("Transform")?.get(name);
+    let form = match transform("RequestBodyEncoding").and_then(Value::as_str) {
+        Some("URL_ENCODED") => Some(ArrayFormat::of(transform("RequestEncodingOptions"))?),
+        None | Some("NONE") => None,
+        Some(other) => return Err(format!("The RequestBodyEncoding '{other}' is not URL_ENCODED or NONE")),
+    };
+    let body = match (arguments.get("RequestBody"), form) {
+        (None, _) => Bytes::new(),
+        (Some(Value::Object(members)), Some(arrays)) => form_of(members, arrays).into(),
+        (Some(Value::String(text)), _) => text.to_string().into(),
+        (Some(value), _) => value.to_text().into(),
     };
     let no_kind =
         request.headers_ref().is_some_and(|headers| !headers.contains_key(http::header::CONTENT_TYPE));
     if !body.is_empty() && no_kind {
-        request = request.header(http::header::CONTENT_TYPE, "application/json");
+        let kind = if form.is_some() { "application/x-www-form-urlencoded" } else { "application/json" };
+        request = request.header(http::header::CONTENT_TYPE, kind);
     }
     request.body(body).map_err(|error| format!("The HTTP request cannot be made: {error}"))
+}
+
+/// What AWS puts on each of these requests, unless the task says otherwise.
+const OWN_HEADERS: [(http::HeaderName, &str); 2] = [
+    (http::header::USER_AGENT, "Amazon|StepFunctions|HttpInvoke|us-east-1"),
+    (http::header::RANGE, "bytes=0-262144"),
+];
+
+/// A text as it is, anything else as JSON.
+fn plain(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_text(), str::to_owned)
+}
+
+/// How a form holds an array: `Transform.RequestEncodingOptions.ArrayFormat`.
+#[derive(Clone, Copy)]
+enum ArrayFormat {
+    /// `a[0]=x&a[1]=y`
+    Indices,
+    /// `a[]=x&a[]=y`
+    Brackets,
+    /// `a=x,y`
+    Commas,
+    /// `a=x&a=y`
+    Repeat,
+}
+
+impl ArrayFormat {
+    fn of(options: Option<&Value>) -> Result<Self, String> {
+        match options.and_then(|options| options.get("ArrayFormat")).and_then(Value::as_str) {
+            None | Some("INDICES") => Ok(Self::Indices),
+            Some("BRACKETS") => Ok(Self::Brackets),
+            Some("COMMAS") => Ok(Self::Commas),
+            Some("REPEAT") => Ok(Self::Repeat),
+            Some(other) => {
+                Err(format!("The ArrayFormat '{other}' is not INDICES, BRACKETS, COMMAS or REPEAT"))
+            }
+        }
+    }
+}
+
+/// A form: objects below the first are `outer[inner]=value`.
+fn form_of(members: &Map, arrays: ArrayFormat) -> String {
+    let mut pairs = Vec::new();
+    for (name, value) in members.iter() {
+        add_pairs(&mut pairs, escaped(name), value, arrays);
+    }
+    pairs.join("&")
+}
+
+fn add_pairs(pairs: &mut Vec<String>, name: String, value: &Value, arrays: ArrayFormat) {
+    match (value, arrays) {
+        (Value::Object(members), _) => {
+            for (inner, value) in members.iter() {
+                add_pairs(pairs, format!("{name}[{}]", escaped(inner)), value, arrays);
+            }
+        }
+        (Value::Array(items), ArrayFormat::Commas) => {
+            let items: Vec<_> = items.iter().map(|item| escaped(&plain(item))).collect();
+            pairs.push(format!("{name}={}", items.join(",")));
+        }
+        (Value::Array(items), _) => {
+            for (at, item) in items.iter().enumerate() {
+                let name = match arrays {
+                    ArrayFormat::Indices => format!("{name}[{at}]"),
+                    ArrayFormat::Brackets => format!("{name}[]"),
+                    ArrayFormat::Commas | ArrayFormat::Repeat => name.clone(),
+                };
+                add_pairs(pairs, name, item, arrays);
+            }
+        }
+        _ => pairs.push(format!("{name}={}", escaped(&plain(value)))),
+    }
 }
 
 /// Percent-encodes everything but what RFC 3986 leaves unreserved.
@@ -120,6 +193,36 @@ mod tests {
         assert_eq!(request.headers()["x-one"], "1");
         assert_eq!(request.headers()["content-type"], "application/json");
         assert_eq!(request.body(), "{\"k\":[1]}");
+        assert_eq!(request.headers()["range"], "bytes=0-262144");
         assert!(request_of(&Value::empty_object()).is_err());
+    }
+
+    fn body(transform: &str) -> Result<String, String> {
+        let arguments = format!(
+            r#"{{"ApiEndpoint":"http://h","Headers":{{"Content-Type":"application/x-www-form-urlencoded"}},
+                "RequestBody":{{"k":[1,"a b"],"o":{{"p":"q"}},"z":true}}{transform}}}"#
+        );
+        let request = request_of(&Value::parse(&arguments).expect("JSON"))?;
+        assert_eq!(request.headers()["content-type"], "application/x-www-form-urlencoded");
+        Ok(String::from_utf8(request.into_body().to_vec()).expect("text"))
+    }
+
+    #[test]
+    fn a_transformed_body_is_a_form() {
+        let format = |name| {
+            body(&format!(
+                r#","Transform":{{"RequestBodyEncoding":"URL_ENCODED","RequestEncodingOptions":{{"ArrayFormat":"{name}"}}}}"#
+            ))
+        };
+        assert_eq!(format("INDICES").unwrap(), "k[0]=1&k[1]=a%20b&o[p]=q&z=true");
+        assert_eq!(format("BRACKETS").unwrap(), "k[]=1&k[]=a%20b&o[p]=q&z=true");
+        assert_eq!(format("COMMAS").unwrap(), "k=1,a%20b&o[p]=q&z=true");
+        assert_eq!(format("REPEAT").unwrap(), "k=1&k=a%20b&o[p]=q&z=true");
+        assert!(format("SPACES").unwrap_err().contains("SPACES"));
+        let indices = body(r#","Transform":{"RequestBodyEncoding":"URL_ENCODED"}"#).unwrap();
+        assert_eq!(indices, format("INDICES").unwrap());
+        // Not by its content type alone.
+        assert!(body("").unwrap().starts_with('{'));
+        assert!(body(r#","Transform":{"RequestBodyEncoding":"NONE"}"#).unwrap().starts_with('{'));
     }
 }

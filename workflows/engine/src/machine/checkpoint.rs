@@ -42,6 +42,8 @@ struct State {
     ready: VecDeque<u32>,
     redrive_count: u32,
     redrive_ms: Option<i64>,
+    #[serde(default)]
+    redrive_tokens: VecDeque<(String, i64)>,
     failed_in: Option<Wreck>,
 }
 
@@ -74,6 +76,7 @@ impl Machine {
             ready: state.ready,
             redrive_count: state.redrive_count,
             redrive_ms: state.redrive_ms,
+            redrive_tokens: state.redrive_tokens,
             failed_in: state.failed_in,
         })
     }

@@ -122,7 +122,11 @@ pub enum Event {
     },
     /// Somebody takes up again what failed.
     #[serde(rename = "redrive")]
-    Redrive,
+    Redrive {
+        /// Names the request, so that it can be said again.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        token: Option<String>,
+    },
 }
 
 impl Event {

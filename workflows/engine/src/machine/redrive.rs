@@ -4,6 +4,10 @@ use super::state::{Machine, Phase, Wakes, Wreck};
 use super::turn::{Turn, milliseconds};
 use crate::history::Details;
 
+/// Requests that can be said again, as AWS has it: the last ten, for a quarter of an hour.
+const TOKENS_KEPT: usize = 10;
+const TOKEN_VALID_MS: i64 = 15 * 60 * 1000;
+
 impl Turn<'_> {
     /// Keeps what stands, in case this failure ends the execution.
     pub(super) fn keep_wreck(&mut self) {
@@ -15,8 +19,14 @@ impl Turn<'_> {
     /// Takes up the failed, timed out or stopped execution: states that had
     /// not succeeded run again with the input they had; what had succeeded
     /// stays. Retriers begin anew.
-    pub(super) fn redrive(&mut self) {
+    pub(super) fn redrive(&mut self, token: Option<String>) {
         let Some(wreck) = self.m.failed_in.take() else { return };
+        if let Some(token) = token {
+            if self.m.redrive_tokens.len() >= TOKENS_KEPT {
+                self.m.redrive_tokens.pop_front();
+            }
+            self.m.redrive_tokens.push_back((token, self.at_ms));
+        }
         self.m.outcome = None;
         self.m.redrive_count += 1;
         self.m.redrive_ms = Some(self.at_ms);
@@ -61,5 +71,11 @@ impl Machine {
     /// Is there something a redrive could take up?
     pub fn can_redrive(&self) -> bool {
         self.outcome.is_some() && self.failed_in.is_some()
+    }
+
+    /// When this request redrove it, if it did and was not too long before `now_ms`.
+    pub fn redriven_by(&self, token: &str, now_ms: i64) -> Option<i64> {
+        let named = self.redrive_tokens.iter().rev().find(|(named, _)| named == token);
+        named.map(|(_, at_ms)| *at_ms).filter(|at_ms| now_ms - at_ms <= TOKEN_VALID_MS)
     }
 }

@@ -97,6 +97,9 @@ pub struct Machine {
     pub(super) ready: VecDeque<u32>,
     pub(super) redrive_count: u32,
     pub(super) redrive_ms: Option<i64>,
+    /// The last redrives that were named, and when they were, oldest first.
+    #[serde(skip_serializing_if = "VecDeque::is_empty")]
+    pub(super) redrive_tokens: VecDeque<(String, i64)>,
     /// What a redrive takes up again.
     pub(super) failed_in: Option<Wreck>,
 }
@@ -325,6 +328,7 @@ impl Machine {
             ready: VecDeque::new(),
             redrive_count: 0,
             redrive_ms: None,
+            redrive_tokens: VecDeque::new(),
             failed_in: None,
         }
     }

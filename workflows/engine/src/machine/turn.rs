@@ -52,7 +52,7 @@ impl Machine {
     /// Applies one event that came at `at_ms`. `seq` is its place in the
     /// journal and part of the seed of everything random.
     pub fn apply(&mut self, at_ms: i64, seq: u64, event: Event, out: &mut Output) {
-        if self.outcome.is_some() && !matches!(event, Event::Redrive) {
+        if self.outcome.is_some() && !matches!(event, Event::Redrive { .. }) {
             return;
         }
         let seed = seed_of(&self.facts.seed, seq);
@@ -120,7 +120,7 @@ impl Turn<'_> {
             Event::Stop { error, cause } => {
                 self.abort(Failure { error: error.map(Into::into), cause: cause.map(Into::into) });
             }
-            Event::Redrive => self.redrive(),
+            Event::Redrive { token } => self.redrive(token),
         }
     }
 

@@ -375,6 +375,13 @@ fn doubts() {
         doubts(&around(r#"{"Type":"Task","Resource":"arn:aws:states:::sns:publish","End":true}"#)),
         ["UNSUPPORTED_INTEGRATION /States/X/Resource"]
     );
+    assert_eq!(
+        doubts(&around(
+            r#"{"Type":"Task","Resource":"arn:aws:states:::http:invoke","End":true,
+                "Parameters":{"ApiEndpoint":"https://h","Method":"GET","Authentication":{"ConnectionArn":"a"}}}"#
+        )),
+        ["UNSUPPORTED_INTEGRATION /States/X/Parameters/Authentication"]
+    );
     assert_eq!(doubts(&around(r#"{"Type":"Fail","Cause":"$.cause"}"#)), ["NO_PATH /States/X/Cause"]);
     let looping = r#"{"StartAt":"C","States":{
         "C":{"Type":"Choice","Choices":[{"Variable":"$.x","IsNull":true,"Next":"A"}],"Default":"S"},

@@ -139,7 +139,7 @@ async fn what_is_being_taken_up_again_is_not_forgotten() {
         goes_on.recv().expect("told");
     }));
     let (engine, wanted) = (world.engine.clone(), arn.clone());
-    let redriven = tokio::spawn(async move { engine.redrive(&wanted).await });
+    let redriven = tokio::spawn(async move { engine.redrive(&wanted, None).await });
     while read.try_recv().is_err() {
         tokio::time::sleep(std::time::Duration::from_millis(1)).await;
     }

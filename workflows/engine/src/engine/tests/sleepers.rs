@@ -189,7 +189,7 @@ async fn who_lets_go_late_lets_go_of_his_own() {
     let arn = world.start(&machine(waits(3_600), Kind::Standard), "{}").await;
     let before = world.engine.inner.live.by_arn(&arn).expect("in memory");
     world.engine.stop(&arn, None, None).await.expect("stops");
-    world.engine.redrive(&arn).await.expect("goes on");
+    world.engine.redrive(&arn, None).await.expect("goes on");
     world.engine.inner.live.release(&before);
     let after = world.engine.inner.live.by_id(before.id).expect("in memory");
     assert!(world.engine.inner.live.by_arn(&arn).is_some_and(|there| Arc::ptr_eq(&there, &after)));

@@ -256,13 +256,32 @@ async fn an_execution_is_stopped_and_redriven() {
     let arn = world.start(&machine(definition, Kind::Standard), "{}").await;
     let ended = world.engine.wait(&arn).await.expect("read").expect("there");
     assert_eq!(ended.redrive_status, RedriveStatus::Redrivable);
-    world.engine.redrive(&arn).await.expect("redriven");
+    world.engine.redrive(&arn, None).await.expect("redriven");
     let ended = world.engine.wait(&arn).await.expect("read").expect("there");
     assert_eq!((ended.status, ended.redrive_count), (Status::Failed, 1));
     assert_eq!(world.functions.calls.lock().len(), 2, "only what failed ran again");
     let lines = world.lines(&arn).await;
     assert_eq!(lines.iter().filter(|line| line.ends_with("PassStateEntered")).count(), 1);
     assert!(lines.iter().any(|line| line.ends_with("ExecutionRedriven")));
+}
+
+#[tokio::test]
+async fn the_same_redrive_twice_is_one_redrive() {
+    let world = World::new().await;
+    let definition = json!({"StartAt": "A", "States": {"A": with(task("fail"), json!({"End": true}))}});
+    let arn = world.start(&machine(definition, Kind::Standard), "{}").await;
+    let mut dates = Vec::new();
+    for (token, redrives) in [("one", 1), ("one", 1), ("two", 2), ("one", 2)] {
+        world.engine.wait(&arn).await.expect("read").expect("there");
+        dates.push(world.engine.redrive(&arn, Some(token)).await.expect("redriven"));
+        let ended = world.engine.wait(&arn).await.expect("read").expect("there");
+        assert_eq!((ended.status, ended.redrive_count), (Status::Failed, redrives), "{token}");
+    }
+    assert_eq!((dates[0], dates[0]), (dates[1], dates[3]));
+    // Without a name each is one of its own.
+    world.engine.redrive(&arn, None).await.expect("redriven");
+    let ended = world.engine.wait(&arn).await.expect("read").expect("there");
+    assert_eq!(ended.redrive_count, 3);
 }
 
 #[tokio::test]
