@@ -208,14 +208,14 @@ impl Inner {
     /// Waits for an execution's end; `None` when there is no such execution. What keeps it from being read for a
     /// while is waited out: that it cannot be read does not say that it is not there.
     pub(crate) async fn wait(self: &Arc<Self>, arn: &str) -> Result<Option<Description>, ExecutionError> {
-        let mut _goes_on = None;
         loop {
             match self.wait_readable(arn).await {
                 Err(ExecutionError::Journal(error @ JournalError::Database(_)))
                     if !self.closing.load(Ordering::Acquire) =>
                 {
                     tracing::warn!(arn, %error, "an execution that is waited for cannot be read; trying again");
-                    _goes_on = Some(self.alarm(READ_RETRY).await.map_err(|_| ExecutionError::Closed)?);
+                    // From here on this only waits again: a virtual clock may go on.
+                    drop(self.alarm(READ_RETRY).await.map_err(|_| ExecutionError::Closed)?);
                 }
                 answer => return answer,
             }

@@ -62,7 +62,8 @@ async fn who_waits_is_not_told_that_what_cannot_be_read_is_not_there() {
         tokio::task::yield_now().await;
     }
     drop(awake);
-    let ended = ends.await.expect("runs").expect("read").expect("there");
+    let ended = tokio::time::timeout(Duration::from_secs(20), ends).await.expect("it ends");
+    let ended = ended.expect("runs").expect("read").expect("there");
     assert_eq!((ended.status, ended.output.as_deref()), (Status::Succeeded, Some("{\"k\":1}")));
     assert!(
         world
