@@ -67,7 +67,7 @@ fn request_of(arguments: &Value) -> Result<http::Request<Bytes>, String> {
         request = request.header(&**name, plain(value));
     }
     for (name, value) in OWN_HEADERS {
-        if request.headers_ref().is_some_and(|headers| !headers.contains_key(name)) {
+        if request.headers_ref().is_some_and(|headers| !headers.contains_key(&name)) {
             request = request.header(name, value);
         }
     }
