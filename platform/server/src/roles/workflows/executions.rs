@@ -301,11 +301,10 @@ impl KindView for Executions {
     }
 
     fn user_of<'a>(&'a self, artifact: &'a Digest) -> BoxFuture<'a, Result<Option<String>, ViewError>> {
-        async move {
+        Box::pin(async move {
             let user = self.engine.user_of(&artifact.to_string()).await.map_err(failed)?;
             Ok(user.map(|arn| format!("the execution {arn}, which has not ended")))
-        }
-        .boxed()
+        })
     }
 
     fn read_only(&self, name: &str) -> String {
