@@ -11,6 +11,8 @@ pub const LABEL_OS: &str = "kubernetes.io/os";
 pub const LABEL_ARCH: &str = "kubernetes.io/arch";
 /// On a node: the runtimes it carries, one label each (`runtime.mayfly.dev/wasm: "true"`).
 pub const LABEL_RUNTIME_PREFIX: &str = "runtime.mayfly.dev/";
+/// What stands in such a label for the runtime of pods without a `runtimeClassName`: ordinary containers.
+pub const RUNTIME_OCI: &str = "oci";
 
 /// On a Function: the number of the newest revision, so that names never come back.
 pub const ANNOTATION_GENERATION: &str = "mayfly.dev/revision-generation";
