@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use anyhow::Context as _;
 use bytes::Bytes;
 use clap::{Args, Subcommand};
 use http::Method;
@@ -126,7 +127,8 @@ pub(crate) async fn push(server: &Server, file: &Path) -> anyhow::Result<Digest>
     })?;
     let content = Bytes::from(content);
     let digest = Digest::of(&content);
-    match upload::upload(server, &digest, content).await? {
+    let uploaded = upload::upload(server, &digest, content).await;
+    match uploaded.with_context(|| format!("{} was not uploaded", file.display()))? {
         Upload::Sent => output::note(format_args!("{} uploaded", file.display())),
         Upload::AlreadyThere => output::note(format_args!("{} was there already", file.display())),
     }

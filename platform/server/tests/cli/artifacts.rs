@@ -1,0 +1,28 @@
+//! `mayfly artifact`: what is sent, and what is shown.
+
+use serde_json::json;
+
+use crate::fake::{Fake, answer, status};
+
+#[tokio::test]
+async fn an_empty_file_is_data() {
+    let fake = Fake::start(|seen| match (seen.method.as_str(), seen.content_type.as_str()) {
+        ("PUT", "application/octet-stream") => Some(answer(201, &json!({}))),
+        ("PUT", _) => Some(status(422, "Invalid", "not a wasm file: it is empty")),
+        _ => None,
+    })
+    .await;
+    let pushed = fake.run(&["artifact", "push", &fake.file("empty.csv", "")]).await.ok();
+    assert_eq!(pushed, "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855\n");
+}
+
+#[tokio::test]
+async fn a_refused_upload_is_about_the_file_and_no_manifest() {
+    let fake = Fake::start(|seen| {
+        (seen.method == "PUT").then(|| status(422, "Invalid", "not a component: it ends in the middle"))
+    })
+    .await;
+    let error = fake.run(&["artifact", "push", &fake.file("bad.wasm", "\0asm")]).await.failed();
+    assert!(error.contains("bad.wasm was not uploaded: not a component: it ends in the middle"), "{error}");
+    assert!(!error.contains("manifest"), "{error}");
+}
