@@ -19,7 +19,8 @@ pub const ANNOTATION_GENERATION: &str = "mayfly.dev/revision-generation";
 
 /// `spec.runtimeClassName` of pods for the wasm host.
 pub const RUNTIME_CLASS_WASM: &str = "wasm";
-/// A wasm pod's container image names its component: this, then the digest without `sha256:`.
+/// A wasm pod's container image names its component: this, then the digest without `sha256:`. The digest alone is
+/// understood, too (`Digest::of_image`).
 pub const COMPONENT_IMAGE_PREFIX: &str = "component.mayfly.dev/sha256@sha256:";
 /// The one container of a function's pod.
 pub const FUNCTION_CONTAINER: &str = "function";

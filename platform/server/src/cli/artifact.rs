@@ -16,7 +16,7 @@ use super::{
     server::{Server, is_not_found},
     session::Session,
     table,
-    upload::{self, Upload},
+    upload::{self, Content, Upload},
 };
 
 #[derive(Args, Debug)]
@@ -126,6 +126,7 @@ pub(crate) async fn push(server: &Server, file: &Path) -> anyhow::Result<Digest>
         Failure::error(format!("cannot read {}: {error}", file.display()), todo)
     })?;
     let content = Bytes::from(content);
+    let is_component = Content::of(&content) == Content::Component;
     let digest = Digest::of(&content);
     let uploaded = upload::upload(server, &digest, content).await;
     match uploaded.with_context(|| format!("{} was not uploaded", file.display()))? {
@@ -133,6 +134,9 @@ pub(crate) async fn push(server: &Server, file: &Path) -> anyhow::Result<Digest>
         Upload::AlreadyThere => output::note(format_args!("{} was there already", file.display())),
     }
     Ok(digest)
+    if is_component {
+        output::note(format_args!("  runs in a Pod or a Job with runtimeClassName: wasm, image: {digest}"));
+    }
 }
 
 fn rows(items: &[Value], now: Timestamp) -> String {

@@ -26,3 +26,14 @@ async fn a_refused_upload_is_about_the_file_and_no_manifest() {
     assert!(error.contains("bad.wasm was not uploaded: not a component: it ends in the middle"), "{error}");
     assert!(!error.contains("manifest"), "{error}");
 }
+
+#[tokio::test]
+async fn a_component_is_shown_as_an_image() {
+    let fake = Fake::start(|seen| (seen.method == "PUT").then(|| answer(201, &json!({})))).await;
+    let ran = fake.run(&["artifact", "push", &fake.file("c.wasm", "\0asm")]).await;
+    let digest = ran.stdout.trim();
+    assert!(digest.starts_with("sha256:"), "{digest}");
+    assert!(ran.stderr.contains(&format!("image: {digest}")), "{}", ran.stderr);
+    let data = fake.run(&["artifact", "push", &fake.file("d.csv", "a,b")]).await;
+    assert!(!data.stderr.contains("image:"), "{}", data.stderr);
+}
