@@ -115,7 +115,7 @@ pub(crate) enum Command {
     Top(top::TopArgs),
     /// Workflows in the Amazon States Language, and their executions
     Workflow(workflow::WorkflowArgs),
-    /// Uploaded components
+    /// Components, and what jobs read and leave
     Artifact(artifact::ArtifactArgs),
     /// Container images
     Image(image::ImageArgs),
