@@ -93,7 +93,7 @@ async fn what_is_not_there_is_said_once() {
     let error = fake.run(&["get", "function", "x"]).await.failed();
     assert_eq!(
         error,
-        "error: functions.mayfly.dev \"x\" not found\n  see what there is: mayfly get functions -A\n"
+        "error: functions.mayfly.dev \"x\" not found in namespace default\n  see what there is: mayfly get functions -A\n"
     );
     assert_eq!(fake.run(&["get", "function", "x", "--ignore-not-found"]).await.ok(), "");
     let unknown = fake.run(&["get", "functionz"]).await.failed();
