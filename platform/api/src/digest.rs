@@ -6,6 +6,8 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use sha2::{Digest as _, Sha256};
 
+use crate::wellknown::COMPONENT_IMAGE_PREFIX;
+
 /// A SHA-256 digest. Parsed once at the border; 32 bytes afterwards.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Digest([u8; 32]);
@@ -26,6 +28,15 @@ impl Digest {
     /// From the 32 bytes that a streaming hasher produced.
     pub fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(bytes)
+    }
+
+    /// The component that a wasm container's image names: the digest alone (`sha256:…`), or in the form of an
+    /// image's reference ([`COMPONENT_IMAGE_PREFIX`] and the digits). `None` for what is no component.
+    pub fn of_image(image: &str) -> Option<Self> {
+        match image.strip_prefix(COMPONENT_IMAGE_PREFIX) {
+            Some(hex) => format!("sha256:{hex}").parse().ok(),
+            None => image.parse().ok(),
+        }
     }
 
     /// The 64 digits without the algorithm: a safe file name.
@@ -104,6 +115,16 @@ mod tests {
         assert_eq!(digest.to_string().parse(), Ok(digest));
         for bad in ["", "sha256:", "md5:00", &digest.hex(), &digest.to_string().to_uppercase(), "sha256:zz"] {
             assert!(bad.parse::<Digest>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn an_image_may_name_a_component() {
+        let digest = Digest::of(b"hello");
+        assert_eq!(Digest::of_image(&digest.to_string()), Some(digest));
+        assert_eq!(Digest::of_image(&format!("{COMPONENT_IMAGE_PREFIX}{}", digest.hex())), Some(digest));
+        for bad in ["busybox", "", COMPONENT_IMAGE_PREFIX, &format!("busybox@{digest}")] {
+            assert_eq!(Digest::of_image(bad), None, "{bad}");
         }
     }
 }

@@ -51,7 +51,8 @@ pub struct FunctionSpec {
     /// Which revisions answer, in which shares. Empty: all to the latest ready revision.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub traffic: Vec<TrafficTarget>,
-    /// How a client stays with the revision that answered it first, when traffic is split.
+    /// How a client stays with the revision that answered it first, when traffic is split. Exactly one of its
+    /// fields is set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sticky: Option<Sticky>,
 }

@@ -45,6 +45,8 @@ pub const NAMES_MAX: usize = 256;
 pub const RESULT_BYTES_MAX: usize = 256 << 10;
 /// The end of stderr that is kept, in bytes.
 pub const STDERR_BYTES_MAX: usize = 16 << 10;
+/// How many of a content's first bytes tell whether it is an [`Outputs`].
+pub const OUTPUTS_BYTES: usize = 64;
 /// Outcomes that a Job's annotation holds; of further pods only the counts are known.
 pub const OUTCOMES_MAX: usize = 500;
 
@@ -178,6 +180,14 @@ pub struct Outputs {
     pub problems: Vec<String>,
 }
 
+/// Whether a content is an [`Outputs`] as its node wrote it, told by its first bytes ([`OUTPUTS_BYTES`] are
+/// enough).
+pub fn is_outputs(beginning: &[u8]) -> bool {
+    let Some(code) = beginning.strip_prefix(b"{\"exitCode\":") else { return false };
+    let digits = code.iter().take_while(|byte| byte.is_ascii_digit() || **byte == b'-').count();
+    digits > 0 && code[digits..].starts_with(b",\"reason\":\"")
+}
+
 /// Where a pod's outputs are. The artifacts are named here, too, so that they are seen to be in use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Collected {
@@ -229,6 +239,34 @@ mod tests {
         ] {
             let error = InputsSource::parse(&bad.to_string()).unwrap_err();
             assert!(error.contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn outputs_are_told_by_their_beginning() {
+        let outputs = |exit_code| Outputs {
+            exit_code,
+            reason: "Completed".into(),
+            message: String::new(),
+            oom_killed: false,
+            started: Timestamp::UNIX_EPOCH,
+            finished: Timestamp::UNIX_EPOCH,
+            wall_ms: 0,
+            result: Value::Null,
+            result_truncated: false,
+            stderr: String::new(),
+            parameters: BTreeMap::new(),
+            artifacts: BTreeMap::new(),
+            problems: Vec::new(),
+        };
+        for code in [0, 137, i32::MIN] {
+            let text = serde_json::to_vec(&outputs(code)).unwrap();
+            assert!(is_outputs(&text[..OUTPUTS_BYTES]), "{}", String::from_utf8_lossy(&text));
+        }
+        for other in
+            ["", "{\"exitCode\":", "{\"exitCode\":1}", "{\"exitCode\":\"x\",\"reason\":\"y\"}", "a,b\n"]
+        {
+            assert!(!is_outputs(other.as_bytes()), "{other}");
         }
     }
 

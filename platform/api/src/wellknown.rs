@@ -11,13 +11,16 @@ pub const LABEL_OS: &str = "kubernetes.io/os";
 pub const LABEL_ARCH: &str = "kubernetes.io/arch";
 /// On a node: the runtimes it carries, one label each (`runtime.mayfly.dev/wasm: "true"`).
 pub const LABEL_RUNTIME_PREFIX: &str = "runtime.mayfly.dev/";
+/// What stands in such a label for the runtime of pods without a `runtimeClassName`: ordinary containers.
+pub const RUNTIME_OCI: &str = "oci";
 
 /// On a Function: the number of the newest revision, so that names never come back.
 pub const ANNOTATION_GENERATION: &str = "mayfly.dev/revision-generation";
 
 /// `spec.runtimeClassName` of pods for the wasm host.
 pub const RUNTIME_CLASS_WASM: &str = "wasm";
-/// A wasm pod's container image names its component: this, then the digest without `sha256:`.
+/// A wasm pod's container image names its component: this, then the digest without `sha256:`. The digest alone is
+/// understood, too (`Digest::of_image`).
 pub const COMPONENT_IMAGE_PREFIX: &str = "component.mayfly.dev/sha256@sha256:";
 /// The one container of a function's pod.
 pub const FUNCTION_CONTAINER: &str = "function";

@@ -52,7 +52,7 @@ pub struct WorkflowSpec {
     /// namespace default, `namespace.name` elsewhere. It never changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state_machine: Option<String>,
-    /// What starts executions by itself.
+    /// What starts executions by itself: each of them at times (`schedule`) or when something happens (`event`).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub triggers: Vec<Trigger>,
 }

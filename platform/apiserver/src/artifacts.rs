@@ -4,13 +4,16 @@
 //! |---|---|
 //! | `PUT /artifacts/sha256:<hex>` | 201 new, 200 was there; 413 too large, 422 wrong digest or no component |
 //! | … with `content-type: application/octet-stream` | the same of any content: nobody looks at it |
-//! | `GET /artifacts` | a list: digest, size, when it was last uploaded |
+//! | `GET /artifacts` | a list: digest, size, when it was last uploaded, what it is (`component`, `data`, `jobReport`) |
 //! | `GET /artifacts/sha256:<hex>` | the content |
 //! | `DELETE /artifacts/sha256:<hex>` | 409 while a function, a revision, a workflow, a job, a pod or an open execution names it |
 //! | … with `if-unmodified-since: <HTTP date>` | 409, too, when it was uploaded (again) after that |
 
 use std::{
     collections::HashMap,
+    fs::File,
+    io::Read as _,
+    path::Path,
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -22,7 +25,10 @@ use axum::{
 use futures::StreamExt as _;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use jiff::{SignedDuration, Timestamp, fmt::rfc2822::DateTimeParser};
-use mayfly_api::Digest;
+use mayfly_api::{
+    Digest,
+    job_io::{OUTPUTS_BYTES, is_outputs},
+};
 use mayfly_artifacts::{Removal, UploadError};
 use mayfly_store::{ListOptions, Range};
 use parking_lot::Mutex;
@@ -37,6 +43,10 @@ const NAMED_BY: [&str; 5] =
 
 /// The type of an upload that need not be a component.
 const ANY_CONTENT: &str = "application/octet-stream";
+
+/// How a component begins: a module of wasm has another number for its layer (WebAssembly's Component Model,
+/// `design/mvp/Binary.md`).
+const COMPONENT_MAGIC: &[u8] = b"\0asm\x0d\0\x01\0";
 
 /// How long the rest of a refused upload is read for.
 pub(crate) const DISCARD_TIME_MAX: Duration = Duration::from_secs(5);
@@ -130,16 +140,19 @@ impl Inner {
 
     async fn list_artifacts(&self) -> Result<Response, ApiError> {
         let list = self.artifacts.list().await.map_err(ApiError::internal)?;
-        let items: Vec<_> = list
-            .iter()
-            .map(|artifact| {
+        let artifacts = self.artifacts.clone();
+        let look = move || -> Vec<Value> {
+            let described = list.iter().map(|artifact| {
                 json!({
                     "digest": artifact.digest.to_string(),
                     "bytes": artifact.bytes,
                     "created": crate::meta::timestamp(artifact.created),
+                    "type": artifacts.path(&artifact.digest).map_or("data", |path| type_of(&path)),
                 })
-            })
-            .collect();
+            });
+            described.collect()
+        };
+        let items = tokio::task::spawn_blocking(look).await.map_err(ApiError::internal)?;
         Ok(json_value(
             StatusCode::OK,
             &json!({"kind": "ArtifactList", "apiVersion": "mayfly.dev/v1", "items": items}),
@@ -202,6 +215,17 @@ pub(crate) async fn discard(content: &mut BodyDataStream, limit_bytes: u64) {
     while let Some(Ok(chunk)) = content.next().await {
         let Some(rest) = room.checked_sub(chunk.len() as u64) else { return };
         room = rest;
+    }
+}
+
+/// What a content is, told by its first bytes. One that cannot be read is data: whoever asks for it hears why.
+fn type_of(path: &Path) -> &'static str {
+    let mut beginning = Vec::with_capacity(OUTPUTS_BYTES);
+    let read = File::open(path).and_then(|file| file.take(OUTPUTS_BYTES as u64).read_to_end(&mut beginning));
+    match read {
+        Ok(_) if beginning.starts_with(COMPONENT_MAGIC) => "component",
+        Ok(_) if is_outputs(&beginning) => "jobReport",
+        _ => "data",
     }
 }
 

@@ -116,3 +116,27 @@ async fn what_was_uploaded_since_stays() {
     let listed = printer.timestamp_to_rfc9110_string(&created).unwrap();
     assert_eq!(delete(&listed).await.0, StatusCode::OK);
 }
+
+#[tokio::test]
+async fn the_list_says_what_a_content_is() {
+    let server = Fixture::new().await;
+    let report: &[u8] = br#"{"exitCode":0,"reason":"Completed","message":"","oomKilled":false}"#;
+    let contents: [(&[u8], &str); 5] = [
+        (b"\0asm\x0d\0\x01\0 sections", "component"),
+        (b"\0asm\x01\0\0\0 a module", "data"),
+        (b"a,b\n1,2\n", "data"),
+        (b"", "data"),
+        (report, "jobReport"),
+    ];
+    for (content, _) in contents {
+        let put = request("PUT", &format!("/artifacts/{}", Digest::of(content)));
+        let put = put.header("content-type", "application/octet-stream").body(Body::from(content)).unwrap();
+        assert_eq!(server.send(put).await.status(), StatusCode::CREATED);
+    }
+    let (_, list) = server.get("/artifacts").await;
+    let listed =
+        |digest: String| list["items"].as_array().unwrap().iter().find(|item| item["digest"] == digest);
+    for (content, expected) in contents {
+        assert_eq!(listed(Digest::of(content).to_string()).unwrap()["type"], expected, "{content:?}");
+    }
+}

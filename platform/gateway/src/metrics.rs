@@ -16,9 +16,10 @@ use std::{
 pub(crate) use self::collector::{GatewayCollector, GatewayCounts};
 
 /// Upper ends of the histograms' buckets, in microseconds: a warm call takes tens of them, a timeout 30 s.
-const BUCKETS_US: [u64; 15] = [
-    100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000, 5_000_000,
-    10_000_000, 30_000_000,
+/// Nobody can say more of a duration than its bucket, so that each ends at no more than three times the last.
+const BUCKETS_US: [u64; 17] = [
+    100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000,
+    2_500_000, 5_000_000, 10_000_000, 30_000_000,
 ];
 
 /// How answers are grouped: by the first digit of the status, or that the client went before it.
@@ -100,6 +101,14 @@ mod tests {
         assert!((sum - 60.000_202).abs() < 1e-9, "{sum}");
         let filled: Vec<_> = buckets.iter().filter(|(_, count)| *count > 0).copied().collect();
         assert_eq!(filled, [(0.0001, 2), (0.00025, 1), (30.0, 1), (f64::INFINITY, 1)]);
+    }
+
+    #[test]
+    fn buckets_are_near_to_each_other() {
+        assert!(
+            BUCKETS_US.windows(2).all(|ends| ends[0] < ends[1] && ends[1] <= ends[0] * 3),
+            "{BUCKETS_US:?}"
+        );
     }
 
     #[test]

@@ -54,7 +54,8 @@ impl NodeObject {
             (wellknown::LABEL_ARCH.into(), arch().into()),
         ]
         .into();
-        for class in classes.iter().filter(|class| !class.is_empty()) {
+        for class in classes {
+            let class = if class.is_empty() { wellknown::RUNTIME_OCI } else { class };
             labels.insert(format!("{}{class}", wellknown::LABEL_RUNTIME_PREFIX), "true".into());
         }
         Self { client, nodes, name: config.node_name.clone(), labels, status: status(config) }

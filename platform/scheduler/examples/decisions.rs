@@ -52,7 +52,7 @@ fn measure(name: &str, spec: impl Fn(usize) -> Value) {
 }
 
 fn node(number: usize) -> Node {
-    let labels = json!({"zone": format!("z{}", number % 5), "runtime.mayfly.dev/wasm": "true"});
+    let labels = json!({"zone": format!("z{}", number % 5), "runtime.mayfly.dev/oci": "true"});
     serde_json::from_value(json!({"metadata": {"name": format!("n{number}"), "labels": labels},
         "status": {"allocatable": {"cpu": "8", "memory": "32Gi", "pods": "110"}}}))
     .expect("a node")

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use mayfly_api::{
     k8s::api::core::v1::{Node, NodeSelectorRequirement, NodeSelectorTerm, Taint, Toleration},
-    wellknown::LABEL_RUNTIME_PREFIX,
+    wellknown::{LABEL_RUNTIME_PREFIX, RUNTIME_OCI},
 };
 
 use crate::request::Constraints;
@@ -23,8 +23,15 @@ pub struct NodeFacts {
 pub enum Misfit {
     Unschedulable,
     Selector,
-    Taint { key: String, value: String },
-    Runtime { class: String },
+    Taint {
+        key: String,
+        value: String,
+    },
+    Runtime {
+        class: String,
+    },
+    /// The pod has no runtime class, and the node runs components only.
+    Oci,
 }
 
 impl std::fmt::Display for Misfit {
@@ -34,6 +41,9 @@ impl std::fmt::Display for Misfit {
             Self::Selector => f.write_str("node(s) didn't match Pod's node affinity/selector"),
             Self::Taint { key, value } => write!(f, "node(s) had untolerated taint {{{key}: {value}}}"),
             Self::Runtime { class } => write!(f, "node(s) had no runtime of class {class:?}"),
+            Self::Oci => {
+                f.write_str("node(s) run no OCI containers (components have spec.runtimeClassName: wasm)")
+            }
         }
     }
 }
@@ -79,10 +89,10 @@ impl NodeFacts {
                 return Some(Misfit::Unschedulable);
             }
         }
-        if let Some(class) = &wanted.runtime_class
-            && !self.labels.contains_key(&format!("{LABEL_RUNTIME_PREFIX}{class}"))
-        {
-            return Some(Misfit::Runtime { class: class.clone() });
+        match &wanted.runtime_class {
+            Some(class) if !self.has_runtime(class) => return Some(Misfit::Runtime { class: class.clone() }),
+            None if self.says_its_runtimes() && !self.has_runtime(RUNTIME_OCI) => return Some(Misfit::Oci),
+            _ => {}
         }
         let hard = |taint: &&Taint| matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute");
         if let Some(taint) = self.taints.iter().filter(hard).find(|taint| !tolerated(taint, wanted)) {
@@ -93,6 +103,15 @@ impl NodeFacts {
         let terms = wanted.required.as_ref().map(|selector| &selector.node_selector_terms);
         let matches = terms.is_none_or(|terms| terms.iter().any(|term| self.matches_term(term)));
         (!selected || !matches).then_some(Misfit::Selector)
+    }
+
+    fn has_runtime(&self, class: &str) -> bool {
+        self.labels.contains_key(&format!("{LABEL_RUNTIME_PREFIX}{class}"))
+    }
+
+    /// A node that names none is not ours: upstream's run containers.
+    fn says_its_runtimes(&self) -> bool {
+        self.labels.keys().any(|key| key.starts_with(LABEL_RUNTIME_PREFIX))
     }
 
     /// A term without requirements matches nothing, as upstream.

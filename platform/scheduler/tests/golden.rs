@@ -150,7 +150,8 @@ fn the_emptier_node_is_taken_until_nothing_fits() {
 fn selectors_taints_classes_ports_and_devices() {
     check(
         "node a cpu=8 memory=8Gi label:disk=hdd
-         node b cpu=2 memory=2Gi label:disk=ssd label:runtime.mayfly.dev/wasm=true taint:x=y:NoSchedule
+         node b cpu=2 memory=2Gi label:disk=ssd label:runtime.mayfly.dev/wasm=true \
+         label:runtime.mayfly.dev/oci=true taint:x=y:NoSchedule
          node g cpu=2 memory=2Gi gpu=1
          pod ssd select:disk=ssd tolerate:x
          pod wasm class=wasm tolerate:x
@@ -166,6 +167,26 @@ fn selectors_taints_classes_ports_and_devices() {
          web1 -> a
          web2: 0/3 nodes are available: 1 node(s) didn't have free ports for the requested pod ports, \
          1 node(s) didn't match Pod's node affinity/selector, 1 node(s) had untolerated taint {x: y}.",
+    );
+}
+
+#[test]
+fn a_pod_without_a_class_waits_for_a_node_that_runs_containers() {
+    check(
+        "node w cpu=8 memory=8Gi label:runtime.mayfly.dev/wasm=true
+         pod component class=wasm
+         pod image
+         pod gvisor class=gvisor
+         decide
+         node c cpu=8 memory=8Gi label:runtime.mayfly.dev/oci=true
+         after 60
+         decide",
+        "component -> w
+         image: 0/1 nodes are available: 1 node(s) run no OCI containers (components have \
+         spec.runtimeClassName: wasm).
+         gvisor: 0/1 nodes are available: 1 node(s) had no runtime of class \"gvisor\".
+         image -> c
+         gvisor: 0/2 nodes are available: 2 node(s) had no runtime of class \"gvisor\".",
     );
 }
 

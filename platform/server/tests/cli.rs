@@ -1,5 +1,7 @@
 //! The commands of the real binary, against a server that says what each test wants it to say.
 
+#[path = "cli/artifacts.rs"]
+mod artifacts;
 #[path = "cli/fake.rs"]
 mod fake;
 #[path = "cli/finding.rs"]

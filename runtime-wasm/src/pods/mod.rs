@@ -182,13 +182,10 @@ impl Container {
 
 /// The component that a container's image names.
 fn component_of(image: &str) -> Result<Digest, RuntimeError> {
-    let digest = image
-        .strip_prefix(wellknown::COMPONENT_IMAGE_PREFIX)
-        .and_then(|hex| format!("sha256:{hex}").parse().ok());
-    digest.ok_or_else(|| {
+    Digest::of_image(image).ok_or_else(|| {
         RuntimeError::Invalid(format!(
-            "the wasm runtime runs components, and {image:?} is none: name one as {}<64 hexadecimal digits>",
-            wellknown::COMPONENT_IMAGE_PREFIX
+            "the wasm runtime runs components, and {image:?} is none: name one as sha256:<64 hexadecimal digits>, \
+             which mayfly artifact push prints"
         ))
     })
 }

@@ -11,6 +11,15 @@ use serde_json::Value;
 
 use super::InputTransform;
 
+/// The name that stands for the whole event.
+const EVENT: &str = "event";
+
+/// Whether a place may be called so: letters, digits, `_`, `-` and `.`.
+pub fn is_name(name: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+    !name.is_empty() && name.chars().all(plain)
+}
+
 /// `$.detail.items[0].name`, parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place(Vec<Step>);
@@ -54,12 +63,42 @@ impl Place {
 }
 
 impl InputTransform {
+    /// The places of the template that nothing fills: where each stands in it, and the name.
+    pub fn unknown(&self) -> Vec<(String, String)> {
+        let mut unknown = Vec::new();
+        self.look(&self.template, String::new(), &mut unknown);
+        unknown
+    }
+
+    fn look(&self, template: &Value, at: String, unknown: &mut Vec<(String, String)>) {
+        match template {
+            Value::Object(map) => {
+                map.iter().for_each(|(name, value)| self.look(value, format!("{at}.{name}"), unknown));
+            }
+            Value::Array(items) => {
+                for (index, value) in items.iter().enumerate() {
+                    self.look(value, format!("{at}[{index}]"), unknown);
+                }
+            }
+            Value::String(text) => {
+                let places = text.split('<').skip(1).filter_map(|rest| Some(rest.split_once('>')?.0));
+                let names = places.filter(|name| is_name(name) && !self.is_known(name));
+                unknown.extend(names.map(|name| (at.clone(), name.to_owned())));
+            }
+            Value::Null | Value::Bool(_) | Value::Number(_) => {}
+        }
+    }
+
+    fn is_known(&self, name: &str) -> bool {
+        name == EVENT || self.paths.contains_key(name)
+    }
+
     /// The input for an event. Parts that the event does not have are null, and nothing inside of a text.
     pub fn apply(&self, event: &Value) -> Value {
         let part = |path: &String| Place::parse(path)?.of(event).cloned();
         let mut parts: BTreeMap<&str, Value> =
             self.paths.iter().map(|(name, path)| (name.as_str(), part(path).unwrap_or_default())).collect();
-        parts.entry("event").or_insert_with(|| event.clone());
+        parts.entry(EVENT).or_insert_with(|| event.clone());
         match &self.template {
             Value::String(text) => {
                 let filled = fill_json(text, &parts);
@@ -169,6 +208,23 @@ mod tests {
             assert_eq!(transform(template.clone()), expected, "{template}");
         }
         assert_eq!(transform(json!("<event>"))["id"], "7");
+    }
+
+    #[test]
+    fn what_nothing_fills_is_found() {
+        let unknown = |template: Value| {
+            let paths = [("id".to_owned(), "$.id".to_owned())].into();
+            InputTransform { paths, template }.unknown()
+        };
+        for filled in
+            [json!("<id> of <event>"), json!({"a": ["<id>", 1, null]}), json!("1 < 2 > 0, <a b>, <>, <")]
+        {
+            assert_eq!(unknown(filled.clone()), [], "{filled}");
+        }
+        let found = |at: &str, name: &str| (at.to_owned(), name.to_owned());
+        assert_eq!(unknown(json!("{\"a\": <nope>}")), [found("", "nope")]);
+        let deep = json!({"<key>": "x", "order": ["<id>", {"n": "<<nope>> and <none>"}]});
+        assert_eq!(unknown(deep), [found(".order[1].n", "nope"), found(".order[1].n", "none")]);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use jiff::Timestamp;
 
-use super::{InputTransform, Schedule, Trigger, WorkflowSpec, names, pattern::Pattern, schedule::Times};
+use super::{Schedule, Trigger, WorkflowSpec, names, pattern::Pattern, schedule::Times};
 use crate::{ObjectKey, duration::Span, names::dns_label, validation::FieldError};
 
 /// Most triggers of one workflow.
@@ -88,8 +88,13 @@ fn check(trigger: &Trigger, path: &str, now: Timestamp, errors: &mut Vec<FieldEr
     if trigger.input.is_some() && trigger.input_transform.is_some() {
         errors.push(FieldError::forbidden(format!("{path}.inputTransform"), "there is an input already"));
     }
-    if let Some(InputTransform { paths, .. }) = &trigger.input_transform {
-        check_paths(paths, &format!("{path}.inputTransform.paths"), errors);
+    if let Some(transform) = &trigger.input_transform {
+        check_paths(&transform.paths, &format!("{path}.inputTransform.paths"), errors);
+        for (at, name) in transform.unknown() {
+            let path = format!("{path}.inputTransform.template{at}");
+            let detail = "no path of that name is in paths; <event> is the whole event";
+            errors.push(FieldError::invalid(path, format!("\"<{name}>\""), detail));
+        }
     }
 }
 
@@ -117,8 +122,7 @@ fn check_schedule(schedule: &Schedule, path: &str, now: Timestamp, errors: &mut 
 
 fn check_paths(paths: &BTreeMap<String, String>, path: &str, errors: &mut Vec<FieldError>) {
     for (name, place) in paths {
-        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
-        if name.is_empty() || !name.chars().all(plain) {
+        if !super::transform::is_name(name) {
             let detail = "a name has letters, digits, '_', '-' and '.'";
             errors.push(FieldError::invalid(path, format!("{name:?}"), detail));
         }
@@ -148,14 +152,16 @@ mod tests {
             {"name": "nightly", "schedule": {"cron": "0 3 * * *", "timeZone": "UTC", "overlap": "Forbid",
                 "catchUp": 0, "startingDeadline": "1h", "jitter": "30s"}},
             {"name": "paid", "event": {"pattern": {"source": ["shop"]}},
-                "inputTransform": {"paths": {"id": "$.detail.id"}, "template": {"order": "<id>"}}}]});
+                "inputTransform": {"paths": {"id": "$.detail.id"}, "template": {"order": "<id>", "all": "<event>"}}}]});
         assert_eq!(problems(good), Vec::<String>::new());
         let bad = json!({"definition": {}, "stateMachine": "", "triggers": [
             {"name": "Nightly", "schedule": {"cron": "x", "timeZone": "UTC"}},
             {"name": "a", "schedule": {"cron": "* * * * *", "timeZone": "Nowhere", "catchUp": 9999, "jitter": "48h"}},
             {"name": "a", "event": {"pattern": {"source": "shop"}}, "input": 1, "inputTransform": {"template": 1}},
             {"name": "b"},
-            {"name": "c", "event": {"pattern": {"a": [1]}}, "inputTransform": {"paths": {"x y": "a"}, "template": 1}}]});
+            {"name": "c", "event": {"pattern": {"a": [1]}}, "inputTransform": {"paths": {"x y": "a"}, "template": 1}},
+            {"name": "d", "event": {"pattern": {"a": [1]}},
+                "inputTransform": {"paths": {"id": "$.id"}, "template": {"order": {"id": "<id>", "n": "no. <nope>"}}}}]});
         assert_eq!(
             problems(bad),
             [
@@ -171,6 +177,7 @@ mod tests {
                 "spec.triggers[3]",
                 "spec.triggers[4].inputTransform.paths",
                 "spec.triggers[4].inputTransform.paths.x y",
+                "spec.triggers[5].inputTransform.template.order.n",
             ]
         );
     }

@@ -1,7 +1,7 @@
 //! What a pod's spec may say that nobody carries out when its components run in the wasm host: allowed, because
 //! a manifest may be meant for other runtimes too, and said in a warning, because it is not what it seems.
 
-use mayfly_api::wellknown;
+use mayfly_api::{Digest, wellknown};
 use serde_json::{Map, Value};
 
 use crate::object::Object;
@@ -69,6 +69,14 @@ fn warnings(object: &Object, at: &[&str], path: &str) -> Vec<String> {
             if let Some(limits) = limits.and_then(Value::as_object) {
                 idle.extend(named(limits, &LIMITS, &format!("{path}.resources.limits")));
             }
+            if let Some(image) = container.get("image").and_then(Value::as_str)
+                && Digest::of_image(image).is_none()
+            {
+                warnings.push(format!(
+                    "{path}.image: {image:?} names no component, and a pod of runtimeClassName wasm cannot start \
+                     without: write sha256:<64 hexadecimal digits>, which mayfly artifact push prints"
+                ));
+            }
             if says(container.get("command")) {
                 warnings.push(format!(
                     "{path}.command: names no program in a pod of runtimeClassName wasm: its component runs, and \
@@ -113,6 +121,8 @@ mod tests {
 
     use super::*;
 
+    const COMPONENT: &str = "sha256:2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824";
+
     fn check(spec: Value, expected: &[&str]) {
         let pod = json!({"spec": spec.clone()});
         let object = |value: Value| Object(value.as_object().expect("a map").clone());
@@ -129,11 +139,11 @@ mod tests {
             "runtimeClassName": "wasm",
             "volumes": [{"name": "v", "emptyDir": {}}],
             "hostNetwork": true,
-            "initContainers": [{"name": "i", "image": "x", "tty": true}],
+            "initContainers": [{"name": "i", "image": COMPONENT, "tty": true}],
             "containers": [
-                {"name": "a", "image": "x", "command": ["sh", "-c"], "workingDir": "/w",
+                {"name": "a", "image": COMPONENT, "command": ["sh", "-c"], "workingDir": "/w",
                  "volumeMounts": [{"name": "v", "mountPath": "/v"}], "livenessProbe": {"exec": {"command": ["x"]}}},
-                {"name": "b", "image": "x", "resources": {"limits": {"cpu": "1", "memory": "64Mi"}}}]
+                {"name": "b", "image": COMPONENT, "resources": {"limits": {"cpu": "1", "memory": "64Mi"}}}]
         });
         check(
             spec,
@@ -151,11 +161,27 @@ mod tests {
     fn what_has_an_effect_and_what_is_for_others_is_not_warned_about() {
         check(
             json!({"runtimeClassName": "wasm", "securityContext": {}, "hostNetwork": false, "containers": [
-                {"name": "a", "image": "x", "args": ["1"], "env": [{"name": "A", "value": "1"}],
+                {"name": "a", "image": COMPONENT, "args": ["1"], "env": [{"name": "A", "value": "1"}],
                  "ports": [{"containerPort": 80}], "resources": {"limits": {"memory": "64Mi"}},
                  "terminationMessagePath": "/dev/termination-log"}]}),
             &[],
         );
         check(json!({"volumes": [{"name": "v"}], "containers": [{"name": "a", "command": ["sh"]}]}), &[]);
+    }
+
+    #[test]
+    fn an_image_that_is_no_component_is_named() {
+        let of =
+            |image: &str| json!({"runtimeClassName": "wasm", "containers": [{"name": "a", "image": image}]});
+        check(of(COMPONENT), &[]);
+        check(of(&COMPONENT.replace("sha256:", wellknown::COMPONENT_IMAGE_PREFIX)), &[]);
+        check(
+            of("busybox"),
+            &[
+                "spec.containers[0].image: \"busybox\" names no component, and a pod of runtimeClassName wasm cannot \
+               start without: write sha256:<64 hexadecimal digits>, which mayfly artifact push prints",
+            ],
+        );
+        check(json!({"containers": [{"name": "a", "image": "busybox"}]}), &[]);
     }
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use schemars::{SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Map, Value};
 
-use super::{Field, ListType, Merge, Node, NodeId, Schemas, Struct};
+use super::{Field, ListType, Merge, Node, NodeId, Schemas, Struct, describe};
 use crate::registry::{Kind, registry};
 
 /// Definition, then field, then the rules, as in upstream's OpenAPI document.
@@ -19,7 +19,7 @@ const OWN_MERGE_KEYS: &str = r#"{
 "WorkflowSpec": {"triggers": {"list-type": "map", "list-map-keys": ["name"]}},
 "WorkflowStatus": {"conditions": {"list-type": "map", "list-map-keys": ["type"]}}
 }"#;
-const PREFIX: &str = "#/components/schemas/";
+pub(super) const PREFIX: &str = "#/components/schemas/";
 const OBJECT_META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
 const QUANTITY: &str = "io.k8s.apimachinery.pkg.api.resource.Quantity";
 
@@ -40,6 +40,7 @@ pub(crate) fn definitions(kinds: &[&Kind]) -> (Map<String, Value>, Vec<String>) 
     let names: Vec<_> = kinds.iter().map(|kind| reference(&(kind.schema)(&mut generator))).collect();
     let mut definitions = take(&mut generator);
     definitions.values_mut().for_each(without_null);
+    describe::once(&mut definitions, &names);
     for name in &names {
         complete_root(&mut definitions, name);
     }

@@ -5,6 +5,7 @@
 //! the descriptions; unknown fields, strategic merge and server-side apply all read this arena.
 
 mod compile;
+mod describe;
 mod normalise;
 
 use std::sync::LazyLock;

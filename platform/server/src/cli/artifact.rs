@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use anyhow::Context as _;
 use bytes::Bytes;
 use clap::{Args, Subcommand};
 use http::Method;
@@ -15,8 +16,11 @@ use super::{
     server::{Server, is_not_found},
     session::Session,
     table,
-    upload::{self, Upload},
+    upload::{self, Content, Upload},
 };
+
+/// The type of what a node wrote down about a job's pod.
+const JOB_REPORT: &str = "jobReport";
 
 #[derive(Args, Debug)]
 #[command(after_help = "Example:
@@ -29,11 +33,15 @@ pub(crate) struct ArtifactArgs {
 
 #[derive(Subcommand, Debug)]
 enum ArtifactCommand {
-    /// List uploaded components
+    /// List components, data, and what jobs left
     #[command(visible_alias = "ls")]
     #[command(after_help = "Example:
   mayfly artifact list -o json")]
-    List,
+    List {
+        /// Also what the platform wrote down about each pod of a job
+        #[arg(short, long)]
+        all: bool,
+    },
     /// Upload files; prints the digest of each, which jobs and workflows name them by
     #[command(after_help = "Example:
   mayfly artifact push extract.wasm data.csv")]
@@ -80,13 +88,7 @@ pub(crate) async fn run(args: ArtifactArgs, session: &Session) -> anyhow::Result
     let list = server.get("/artifacts").await?;
     let items = list["items"].as_array().cloned().unwrap_or_default();
     match args.command {
-        ArtifactCommand::List => {
-            if items.is_empty() && session.globals().output.is_none() {
-                output::note("no artifacts; mayfly deploy and mayfly artifact push upload them");
-                return Ok(());
-            }
-            output::result(session.format(), &list, || rows(&items, Timestamp::now()))
-        }
+        ArtifactCommand::List { all } => show(session, list, all),
         ArtifactCommand::Push { .. } => Ok(()),
         ArtifactCommand::Get { digest, out } => {
             let digest = complete(&digest, &items)?;
@@ -124,13 +126,38 @@ pub(crate) async fn push(server: &Server, file: &Path) -> anyhow::Result<Digest>
         let todo = "name a file; a folder is pushed as a tar (tar -cf)";
         Failure::error(format!("cannot read {}: {error}", file.display()), todo)
     })?;
+    let is_component = Content::of(&content) == Content::Component;
     let content = Bytes::from(content);
     let digest = Digest::of(&content);
-    match upload::upload(server, &digest, content).await? {
+    let uploaded = upload::upload(server, &digest, content).await;
+    match uploaded.with_context(|| format!("{} was not uploaded", file.display()))? {
         Upload::Sent => output::note(format_args!("{} uploaded", file.display())),
         Upload::AlreadyThere => output::note(format_args!("{} was there already", file.display())),
     }
+    if is_component {
+        output::note(format_args!("  runs in a Pod or a Job with runtimeClassName: wasm, image: {digest}"));
+    }
     Ok(digest)
+}
+
+/// The list. A job of a hundred pods leaves a hundred reports: they are left out unless `all` are asked for.
+fn show(session: &Session, mut list: Value, all: bool) -> anyhow::Result<()> {
+    let mut items = list["items"].as_array().cloned().unwrap_or_default();
+    let there = items.len();
+    items.retain(|item| all || item["type"] != JOB_REPORT);
+    let hidden = there - items.len();
+    list["items"] = items.into();
+    let items = list["items"].as_array().map_or(&[][..], Vec::as_slice);
+    if !items.is_empty() || session.globals().output.is_some() {
+        output::result(session.format(), &list, || rows(items, Timestamp::now()))?;
+    } else if hidden == 0 {
+        output::note("no artifacts; mayfly deploy and mayfly artifact push upload them");
+    }
+    if hidden > 0 {
+        let reports = if hidden == 1 { "1 job report is" } else { &format!("{hidden} job reports are") };
+        output::note(format_args!("{reports} not shown; --all shows everything"));
+    }
+    Ok(())
 }
 
 fn rows(items: &[Value], now: Timestamp) -> String {
@@ -139,12 +166,16 @@ fn rows(items: &[Value], now: Timestamp) -> String {
         .map(|item| {
             vec![
                 item["digest"].as_str().unwrap_or("").to_owned(),
+                match item["type"].as_str() {
+                    Some(JOB_REPORT) => "job report".to_owned(),
+                    other => other.unwrap_or("").to_owned(),
+                },
                 item["bytes"].as_u64().map_or_else(String::new, format::bytes),
                 format::age(item["created"].as_str(), now),
             ]
         })
         .collect();
-    table::render(&["DIGEST", "SIZE", "AGE"], &rows)
+    table::render(&["DIGEST", "TYPE", "SIZE", "AGE"], &rows)
 }
 
 /// A whole digest, or the only one that begins so.

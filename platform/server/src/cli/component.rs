@@ -29,6 +29,6 @@ fn job(path: &Path, report: &ComponentReport) -> anyhow::Error {
     let worlds: Vec<_> = report.worlds.iter().map(ToString::to_string).collect();
     Failure::error(
         format!("{} is a job ({}), it answers no requests", path.display(), worlds.join(", ")),
-        "a job runs to its end in a Pod with runtimeClassName: wasm",
+        "a job runs to its end in a Pod or a Job: mayfly artifact push prints the image it has there",
     )
 }

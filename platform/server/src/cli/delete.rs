@@ -53,10 +53,13 @@ struct Doomed {
 
 pub(crate) async fn run(args: DeleteArgs, session: &Session) -> anyhow::Result<()> {
     let server = session.server().await?;
+    let mut failures = Failures { session, total: 0, names: Vec::new() };
     let doomed = if args.file.is_empty() {
-        named(&args, session, server).await?
+        let doomed = named(&args, session, server).await?;
+        failures.total = doomed.len();
+        doomed
     } else {
-        of_manifests(&args, session).await?
+        of_manifests(&args, session, &mut failures).await?
     };
     let mut gone = Vec::new();
     for object in doomed {
@@ -71,13 +74,43 @@ pub(crate) async fn run(args: DeleteArgs, session: &Session) -> anyhow::Result<(
                 }
             }
             Err(error) if args.ignore_not_found && is_not_found(&error) => {}
-            Err(error) => return Err(error.into()),
+            Err(error) => failures.add(&object.name, error.into())?,
         }
     }
     for (path, shown, uid) in gone {
         wait_until_gone(server, &path, &shown, &uid).await?;
     }
-    Ok(())
+    failures.told()
+}
+
+/// What could not be deleted. One object alone is the command's own failure; of several the others do not depend on
+/// it: they are deleted, and the end tells.
+struct Failures<'a> {
+    session: &'a Session,
+    total: usize,
+    names: Vec<String>,
+}
+
+impl Failures<'_> {
+    fn add(&mut self, name: &str, error: anyhow::Error) -> anyhow::Result<()> {
+        if self.total == 1 {
+            return Err(error);
+        }
+        let error = self.session.explain(error);
+        output::note(format_args!("error: {}", super::failure::text(&error)));
+        self.names.push(name.to_owned());
+        Ok(())
+    }
+
+    fn told(self) -> anyhow::Result<()> {
+        if self.names.is_empty() {
+            return Ok(());
+        }
+        let Self { total, names, .. } = self;
+        let what = format!("{} of {total} objects were not deleted: {}", names.len(), names.join(", "));
+        let others = if names.len() == total { "nothing was" } else { "the others were" };
+        Err(Failure::error(what, others))
+    }
 }
 
 async fn named(args: &DeleteArgs, session: &Session, server: &Server) -> anyhow::Result<Vec<Doomed>> {
@@ -111,10 +144,23 @@ async fn named(args: &DeleteArgs, session: &Session, server: &Server) -> anyhow:
     Ok(doomed)
 }
 
-async fn of_manifests(args: &DeleteArgs, session: &Session) -> anyhow::Result<Vec<Doomed>> {
+async fn of_manifests(
+    args: &DeleteArgs,
+    session: &Session,
+    failures: &mut Failures<'_>,
+) -> anyhow::Result<Vec<Doomed>> {
     let mut doomed = Vec::new();
-    for document in manifest::read(&args.file, args.recursive)? {
-        let kind = session.discovery().await?.of_manifest(&document.api_version, &document.kind)?.clone();
+    let documents = manifest::read(&args.file, args.recursive)?;
+    failures.total = documents.len();
+    let discovery = session.discovery().await?;
+    for document in documents {
+        let kind = match discovery.of_manifest(&document.api_version, &document.kind) {
+            Ok(kind) => kind.clone(),
+            Err(error) => {
+                failures.add(&document.name, error.context(document.source))?;
+                continue;
+            }
+        };
         let namespace = match document.namespace {
             Some(namespace) => namespace,
             None => session.namespace().await?,

@@ -46,9 +46,9 @@ mod workflow;
 use output::OutputFormat;
 use session::Session;
 
-/// WebAssembly-first serverless: functions that scale to zero and come back in a millisecond.
+/// Functions, workflows and Kubernetes objects in one process; start it with: mayfly up
 #[derive(Parser, Debug)]
-#[command(name = "mayfly", version, about, disable_help_subcommand = true, max_term_width = 110)]
+#[command(name = "mayfly", version, disable_help_subcommand = true, max_term_width = 110)]
 #[command(after_help = "Example:
   mayfly up &
   mayfly new rust hello && cd hello && mayfly deploy
@@ -89,7 +89,19 @@ pub(crate) enum Command {
     /// Start everything in this process: API, scheduler, controllers, node and gateway
     #[command(after_help = "Example:\n  mayfly up --data-dir ./data --http-listen 127.0.0.1:8080")]
     Up(Box<crate::config::UpArgs>),
-    /// Make a new function from a template
+    /// The control plane alone, which this build does not have
+    #[command(hide = true, after_help = "Example:\n  mayfly up    # everything in one process")]
+    Server {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+    /// A machine that joins a control plane, which this build does not have
+    #[command(hide = true, after_help = "Example:\n  mayfly up    # everything in one process")]
+    Node {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+    /// Make a new function or job from a template
     New(new::NewArgs),
     /// Build a function into a component
     Build(build::BuildArgs),
@@ -115,7 +127,7 @@ pub(crate) enum Command {
     Top(top::TopArgs),
     /// Workflows in the Amazon States Language, and their executions
     Workflow(workflow::WorkflowArgs),
-    /// Uploaded components
+    /// Components, and what jobs read and leave
     Artifact(artifact::ArtifactArgs),
     /// Container images
     Image(image::ImageArgs),
@@ -146,6 +158,8 @@ impl Command {
             Self::Up(args) => {
                 crate::roles::up::run(*args, crate::data_dir::DataDir::resolve(globals.data_dir))
             }
+            Self::Server { .. } => Err(not_in_this_build("server")),
+            Self::Node { .. } => Err(not_in_this_build("node")),
             Self::New(args) => new::run(args, &globals),
             Self::Build(args) => build::run(args, &globals),
             Self::Compile { args } => Ok(mayfly_runtime_wasm::compile_worker(&args)),
@@ -183,6 +197,8 @@ impl Command {
             Self::Artifact(args) => artifact::run(args, session).await?,
             Self::Version(args) => version::run(args, session).await?,
             Self::Up(_)
+            | Self::Server { .. }
+            | Self::Node { .. }
             | Self::New(_)
             | Self::Build(_)
             | Self::Compile { .. }
@@ -191,6 +207,14 @@ impl Command {
         }
         Ok(ExitCode::SUCCESS)
     }
+}
+
+/// Roles of their own are in the design: who tries one hears what there is.
+fn not_in_this_build(role: &str) -> anyhow::Error {
+    failure::Failure::error(
+        format!("mayfly {role} is not in this build: it runs everything in one process"),
+        "start it with: mayfly up",
+    )
 }
 
 /// Commands mostly wait: one thread drives them, blocking work goes to the pool.
@@ -231,6 +255,28 @@ mod tests {
             assert_eq!(cli.globals.namespace.as_deref(), Some("a"));
             assert_eq!(cli.globals.data_dir, Some(PathBuf::from("/d")));
         }
+    }
+
+    #[test]
+    fn help_begins_with_what_it_is_for() {
+        let help = Cli::command().render_help().to_string();
+        assert!(help.starts_with("Functions, workflows and Kubernetes objects in one process"), "{help}");
+        let long = Cli::command().render_long_help().to_string();
+        assert!(long.starts_with("Functions, workflows and Kubernetes objects in one process"), "{long}");
+    }
+
+    #[test]
+    fn roles_that_are_not_there_are_told_in_words() {
+        for line in [
+            &["mayfly", "server"][..],
+            &["mayfly", "node", "--server", "https://10.0.0.1:6443", "--token", "t"],
+        ] {
+            let cli = Cli::try_parse_from(line).unwrap();
+            let error = cli.command.run(cli.globals).unwrap_err();
+            let text = failure::text(&error);
+            assert!(text.contains("not in this build") && text.contains("mayfly up"), "{text}");
+        }
+        assert!(!Cli::command().render_help().to_string().contains("joins a control plane"));
     }
 
     #[test]

@@ -13,12 +13,13 @@ use crate::guest::scaffold::{Template, new_project};
 #[derive(Args, Debug)]
 #[command(after_help = "Example:
   mayfly new rust hello
-  mayfly new rust-event greet --dir functions/greet")]
+  mayfly new rust-event greet --dir functions/greet
+  mayfly new rust-job extract")]
 pub(crate) struct NewArgs {
-    /// rust answers HTTP requests, rust-event takes JSON events
+    /// rust answers HTTP requests, rust-event takes JSON events, rust-job is a program that ends
     #[arg(value_parser = PossibleValuesParser::new(Template::ALL.map(Template::name)).try_map(|t| t.parse::<Template>()))]
     template: Template,
-    /// The function's name
+    /// The function's, or job's, name
     name: String,
     /// The directory to make [default: ./NAME]
     #[arg(long, value_name = "DIR")]
@@ -31,7 +32,16 @@ pub(crate) fn run(args: NewArgs, globals: &Globals) -> anyhow::Result<ExitCode> 
     let shown = directory.display();
     let data = serde_json::json!({"name": args.name, "template": args.template.name(), "path": directory});
     output::result(globals.output.unwrap_or_default(), &data, || {
-        format!("made {shown}: a function named {}\nnext: cd {shown} && mayfly dev\n", args.name)
+        let next = match args.template {
+            Template::Rust | Template::RustEvent => "mayfly dev".to_owned(),
+            Template::RustJob => {
+                format!(
+                    "mayfly build && mayfly artifact push target/mayfly/{}.wasm, then see job.yaml",
+                    args.name
+                )
+            }
+        };
+        format!("made {shown}: a {} named {}\nnext: cd {shown} && {next}\n", args.template.makes(), args.name)
     })?;
     Ok(ExitCode::SUCCESS)
 }

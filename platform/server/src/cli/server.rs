@@ -86,11 +86,12 @@ impl Server {
     }
 
     async fn call(&self, request: Request<Body>) -> Result<Answer, kube::Error> {
+        let namespace = namespace_of(request.uri().path());
         let response = self.client.send(request).await?;
         let status = response.status();
         let bytes = response.into_body().collect_bytes().await?;
         if !status.is_success() {
-            return Err(api_error(status, &bytes));
+            return Err(looked_in(api_error(status, &bytes), namespace.as_deref()));
         }
         let body = match bytes.is_empty() {
             true => Value::Null,
@@ -110,7 +111,9 @@ impl Server {
             .header(header::ACCEPT_ENCODING, "identity")
             .body(Vec::new())
             .map_err(kube::Error::HttpError)?;
-        Ok(Box::pin(self.client.request_stream(request).await?))
+        let namespace = namespace_of(path);
+        let stream = self.client.request_stream(request).await;
+        Ok(Box::pin(stream.map_err(|error| looked_in(error, namespace.as_deref()))?))
     }
 
     /// A service that sends requests whose body streams; kube's own client takes whole bodies only.
@@ -156,6 +159,25 @@ pub(crate) fn api_error(status: StatusCode, body: &[u8]) -> kube::Error {
     )))
 }
 
+/// The namespace whose objects a path is about.
+fn namespace_of(path: &str) -> Option<String> {
+    let (namespace, _) = path.split_once("/namespaces/")?.1.split_once('/')?;
+    Some(namespace.to_owned())
+}
+
+/// The API does not say where it looked for what is not there; a person asks just that.
+fn looked_in(error: kube::Error, namespace: Option<&str>) -> kube::Error {
+    match (error, namespace) {
+        (kube::Error::Api(mut status), Some(namespace))
+            if status.is_not_found() && status.message.ends_with(" not found") =>
+        {
+            status.message.push_str(&format!(" in namespace {namespace}"));
+            kube::Error::Api(status)
+        }
+        (error, _) => error,
+    }
+}
+
 /// Whether the API said that the thing is not there.
 pub(crate) fn is_not_found(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.is_not_found())
@@ -196,6 +218,31 @@ mod tests {
         let pairs = [("labelSelector", Some("a=b,c!=d")), ("limit", None), ("x", Some(""))];
         assert_eq!(with_query("/p", &pairs), "/p?labelSelector=a%3Db%2Cc%21%3Dd&x=");
         assert_eq!(with_query("/p", &[("a", None)]), "/p");
+    }
+
+    #[test]
+    fn what_is_not_there_is_said_with_its_namespace() {
+        let said = |code: u16, message: &str, path: &str| {
+            let body = serde_json::json!({"status": "Failure", "message": message, "reason": "NotFound", "code": code});
+            let error = api_error(StatusCode::from_u16(code).unwrap(), body.to_string().as_bytes());
+            match looked_in(error, namespace_of(path).as_deref()) {
+                kube::Error::Api(status) => status.message.clone(),
+                other => panic!("{other}"),
+            }
+        };
+        for (code, message, path, expected) in [
+            (
+                404,
+                "pods \"a\" not found",
+                "/api/v1/namespaces/x/pods/a",
+                "pods \"a\" not found in namespace x",
+            ),
+            (404, "nodes \"a\" not found", "/api/v1/nodes/a", "nodes \"a\" not found"),
+            (404, "namespaces \"x\" not found", "/api/v1/namespaces/x", "namespaces \"x\" not found"),
+            (404, "no such path", "/api/v1/namespaces/x/pods/a", "no such path"),
+        ] {
+            assert_eq!(said(code, message, path), expected, "{path}");
+        }
     }
 
     #[test]

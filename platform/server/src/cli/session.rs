@@ -89,7 +89,10 @@ fn api_failure(status: &kube::core::Status, server: &Server) -> (String, String)
         (409, "Conflict") if what.contains("has been modified") => {
             "someone changed it meanwhile: try again".to_owned()
         }
-        (422, _) => "correct the manifest; mayfly explain KIND shows the fields".to_owned(),
+        // Only what is about an object has details: an upload, say, comes from no manifest.
+        (422, _) if status.details.as_ref().is_some_and(|details| !details.causes.is_empty()) => {
+            "correct the manifest; mayfly explain KIND shows the fields".to_owned()
+        }
         (429, _) => "the server is busy: try again in a moment".to_owned(),
         (500.., _) => "the server's log says more".to_owned(),
         _ => String::new(),

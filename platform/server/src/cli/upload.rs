@@ -54,14 +54,14 @@ pub(crate) fn path(digest: &Digest) -> String {
 /// Uploads a content unless the server has it already. A progress bar shows on a terminal.
 pub(crate) async fn upload(server: &Server, digest: &Digest, component: Bytes) -> anyhow::Result<Upload> {
     let path = path(digest);
-    let answer = call(server, Method::GET, &path, Bytes::new()).await?;
+    let answer = call(server, Method::GET, &path, None).await?;
     match answer.status() {
         // The content is not read: dropping the answer ends it.
         status if status.is_success() => return Ok(Upload::AlreadyThere),
         StatusCode::NOT_FOUND => {}
         status => return Err(api_error(status, &content(answer).await).into()),
     }
-    let answer = call(server, Method::PUT, &path, component).await?;
+    let answer = call(server, Method::PUT, &path, Some(component)).await?;
     match answer.status() {
         status if status.is_success() => Ok(Upload::Sent),
         status => Err(api_error(status, &content(answer).await).into()),
@@ -74,7 +74,7 @@ pub(crate) async fn download(
     digest: &Digest,
     into: &mut (dyn std::io::Write + Send),
 ) -> anyhow::Result<()> {
-    let answer = call(server, Method::GET, &path(digest), Bytes::new()).await?;
+    let answer = call(server, Method::GET, &path(digest), None).await?;
     let status = answer.status();
     if !status.is_success() {
         return Err(api_error(status, &content(answer).await).into());
@@ -97,16 +97,18 @@ async fn call(
     server: &Server,
     method: Method,
     path: &str,
-    body: Bytes,
+    sent: Option<Bytes>,
 ) -> anyhow::Result<Response<Incoming>> {
+    let mut request = Request::builder().method(method).uri(path);
+    if let Some(content) = &sent {
+        // Said of an empty file, too: a server that is told nothing takes it for a component.
+        request = request
+            .header(header::CONTENT_TYPE, Content::of(content).media_type())
+            .header(header::CONTENT_LENGTH, content.len());
+    }
+    let body = sent.unwrap_or_default();
     let bar = progress(body.len());
     let counted = bar.clone();
-    let mut request = Request::builder().method(method).uri(path);
-    if !body.is_empty() {
-        request = request
-            .header(header::CONTENT_TYPE, Content::of(&body).media_type())
-            .header(header::CONTENT_LENGTH, body.len());
-    }
     let chunks = (0..body.len()).step_by(CHUNK_BYTES).map(move |at| {
         let chunk = body.slice(at..body.len().min(at + CHUNK_BYTES));
         counted.inc(chunk.len() as u64);

@@ -17,23 +17,52 @@ pub(crate) enum Template {
     Rust,
     /// JSON in, JSON out.
     RustEvent,
+    /// Files in, files out: a program that ends.
+    RustJob,
 }
 
 impl Template {
-    pub(crate) const ALL: [Template; 2] = [Template::Rust, Template::RustEvent];
+    pub(crate) const ALL: [Template; 3] = [Template::Rust, Template::RustEvent, Template::RustJob];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Template::Rust => "rust",
             Template::RustEvent => "rust-event",
+            Template::RustJob => "rust-job",
         }
     }
 
-    fn source(self) -> &'static str {
+    /// What it makes, in a word.
+    pub(crate) fn makes(self) -> &'static str {
         match self {
-            Template::Rust => include_str!("templates/rust.rs.in"),
-            Template::RustEvent => include_str!("templates/rust-event.rs.in"),
+            Template::Rust | Template::RustEvent => "function",
+            Template::RustJob => "job",
         }
+    }
+
+    /// The files that are its own: path and text.
+    fn files(self) -> [(&'static str, &'static str); 3] {
+        let function = |source| {
+            [
+                ("Cargo.toml", include_str!("templates/Cargo.toml.in")),
+                ("src/lib.rs", source),
+                ("function.yaml", include_str!("templates/function.yaml.in")),
+            ]
+        };
+        match self {
+            Template::Rust => function(include_str!("templates/rust.rs.in")),
+            Template::RustEvent => function(include_str!("templates/rust-event.rs.in")),
+            Template::RustJob => [
+                ("Cargo.toml", include_str!("templates/Cargo-job.toml.in")),
+                ("src/main.rs", include_str!("templates/rust-job.rs.in")),
+                ("job.yaml", include_str!("templates/job.yaml.in")),
+            ],
+        }
+    }
+
+    /// A job is any program: it needs no SDK.
+    fn uses_sdk(self) -> bool {
+        !matches!(self, Template::RustJob)
     }
 }
 
@@ -69,12 +98,14 @@ pub(crate) fn new_project(template: Template, dir: &Path, name: &str) -> Result<
         let text = text.replace("{{package}}", &package).replace("{{name}}", name);
         fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))
     };
-    write("Cargo.toml", include_str!("templates/Cargo.toml.in"))?;
-    write("Cargo.lock", sdk::LOCKFILE)?;
-    write("src/lib.rs", template.source())?;
-    write("function.yaml", include_str!("templates/function.yaml.in"))?;
+    for (path, text) in template.files() {
+        write(path, text)?;
+    }
     write(".gitignore", "/target\n# Written by mayfly build.\n/.mayfly\n")?;
-    sdk::refresh(dir)?;
+    if template.uses_sdk() {
+        write("Cargo.lock", sdk::LOCKFILE)?;
+        sdk::refresh(dir)?;
+    }
     Ok(())
 }
 
@@ -120,14 +151,15 @@ mod tests {
             new_project(template, &dir, "shop").unwrap();
             let project = Project::load(&dir).unwrap();
             assert_eq!(project.name, "shop");
-            assert!(project.uses_carried_sdk().unwrap());
-            let written: Vec<String> = ["Cargo.toml", "src/lib.rs", "function.yaml"]
+            assert_eq!(project.uses_carried_sdk().unwrap(), template.uses_sdk());
+            let written: Vec<String> = template
+                .files()
                 .iter()
-                .map(|file| fs::read_to_string(dir.join(file)).unwrap())
+                .map(|(file, _)| fs::read_to_string(dir.join(file)).unwrap())
                 .collect();
             assert!(written.iter().all(|text| !text.contains("{{")), "{written:?}");
             assert!(written[0].contains("name = \"shop\""));
-            assert!(dir.join(".mayfly/sdk/src/lib.rs").is_file());
+            assert_eq!(dir.join(".mayfly/sdk/src/lib.rs").is_file(), template.uses_sdk());
         }
     }
 
@@ -161,6 +193,6 @@ mod tests {
             assert_eq!(template.to_string().parse::<Template>().unwrap(), template);
         }
         let error = "python".parse::<Template>().unwrap_err().to_string();
-        assert_eq!(error, "there is no template \"python\"; there are rust, rust-event");
+        assert_eq!(error, "there is no template \"python\"; there are rust, rust-event, rust-job");
     }
 }

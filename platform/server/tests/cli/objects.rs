@@ -93,7 +93,7 @@ async fn what_is_not_there_is_said_once() {
     let error = fake.run(&["get", "function", "x"]).await.failed();
     assert_eq!(
         error,
-        "error: functions.mayfly.dev \"x\" not found\n  see what there is: mayfly get functions -A\n"
+        "error: functions.mayfly.dev \"x\" not found in namespace default\n  see what there is: mayfly get functions -A\n"
     );
     assert_eq!(fake.run(&["get", "function", "x", "--ignore-not-found"]).await.ok(), "");
     let unknown = fake.run(&["get", "functionz"]).await.failed();
@@ -234,6 +234,25 @@ async fn delete_of_what_is_missing() {
     let fake = Fake::start(|_| None).await;
     assert!(fake.run(&["delete", "pod", "x"]).await.failed().contains("not found"));
     assert_eq!(fake.run(&["delete", "pod", "x", "--ignore-not-found"]).await.ok(), "");
+}
+
+#[tokio::test]
+async fn what_cannot_be_deleted_does_not_stop_the_others() {
+    let fake = Fake::start(|seen| match (seen.method.as_str(), seen.path.contains("/configmaps/")) {
+        ("DELETE", true) => Some(ok(&json!({"metadata": {"name": "settings"}}))),
+        _ => None,
+    })
+    .await;
+    let text = format!("apiVersion: v2\nkind: Strange\nmetadata: {{name: odd}}\n---\n{MANIFEST}");
+    let ran = fake.run(&["delete", "--no-wait", "-f", &fake.file("app.yaml", &text)]).await;
+    assert_eq!(ran.stdout, "configmap/settings deleted\n");
+    let error = ran.failed();
+    assert!(error.contains("app.yaml, document 1: the server has no kind \"Strange\""), "{error}");
+    assert!(error.contains("error: 2 of 3 objects were not deleted: odd, hello\n"), "{error}");
+    let two =
+        fake.run(&["delete", "--no-wait", "configmap/settings", "function/hello", "configmap/other"]).await;
+    assert_eq!(two.stdout, "configmap/settings deleted\nconfigmap/other deleted\n");
+    assert!(two.failed().contains("1 of 3 objects were not deleted: hello"));
 }
 
 #[tokio::test]

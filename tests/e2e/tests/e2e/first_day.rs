@@ -130,6 +130,46 @@ async fn a_new_project_is_built_deployed_and_called_anywhere() -> Result<()> {
     every_save_is_deployed(&up, &project, &answer.text()).await
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_job_is_built_pushed_and_run() -> Result<()> {
+    // The toolchain that built the examples builds this.
+    guest_or_skip!("hello");
+    let up = Up::start().await?;
+    let folder = tempfile::tempdir()?;
+    let project = folder.path().join("letters");
+    let run = async |line: &[&str], at: &Path| -> Result<String> {
+        let ran = up.cli().command(line)?.current_dir(at).output().await?;
+        ensure!(ran.status.success(), "{line:?}: {ran:?}");
+        Ok(String::from_utf8(ran.stdout)?)
+    };
+    run(&["new", "rust-job", "letters"], folder.path()).await?;
+    let component = run(&["build"], &project).await?;
+    let digest = run(&["artifact", "push", component.trim()], &project).await?;
+    let manifest = project.join("job.yaml");
+    let text = tokio::fs::read_to_string(&manifest).await?;
+    let none = format!("sha256:{}", "0".repeat(64));
+    ensure!(text.contains(&none), "{text}");
+    tokio::fs::write(&manifest, text.replace(&none, digest.trim())).await?;
+    run(&["apply", "-f", "job.yaml"], &project).await?;
+    wait::until("the job is complete", || async {
+        let job: Value =
+            serde_json::from_str(&run(&["get", "job", "letters", "-o", "json"], &project).await?)?;
+        ensure!(job["status"]["failed"].is_null(), "{job}");
+        Ok((job["status"]["succeeded"] == 1).then_some(()))
+    })
+    .await?;
+    let pods: Value = serde_json::from_str(&run(&["get", "pods", "-o", "json"], &project).await?)?;
+    let pod = pods["items"][0]["metadata"]["name"].as_str().context("no pod")?;
+    assert_eq!(run(&["logs", &format!("pod/{pod}")], &project).await?, "Hello, Ada!\n");
+    // What the node noted about it is no component and no data of anybody.
+    let listed = run(&["artifact", "list"], &project).await?;
+    let types: Vec<_> = listed.lines().skip(1).filter_map(|line| line.split_whitespace().nth(1)).collect();
+    ensure!(types.contains(&"component") && types.contains(&"data") && types.len() == 2, "{listed}");
+    let all = run(&["artifact", "list", "--all"], &project).await?;
+    ensure!(all.contains("job report"), "{all}");
+    Ok(())
+}
+
 /// `mayfly dev`: what is saved is what answers, a moment later; a program that does not compile changes
 /// nothing.
 async fn every_save_is_deployed(up: &Up, project: &Path, before: &str) -> Result<()> {
