@@ -230,8 +230,8 @@ impl Journal for MemoryJournal {
 
     fn user_of(&self, artifact: &Digest) -> Result<Option<String>, JournalError> {
         let tables = self.tables.lock();
-        let open = tables.executions.values().filter(|row| row.outcome.status == Status::Running);
-        let user = open.into_iter().find(|row| tables.names(row, artifact));
+        let mut open = tables.executions.values().filter(|row| row.outcome.status == Status::Running);
+        let user = open.find(|row| tables.names(row, artifact));
         Ok(user.map(|row| row.arn.clone()))
     }
 
