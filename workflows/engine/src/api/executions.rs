@@ -7,7 +7,7 @@ use crate::engine::{
     Description, ExecutionError, HistoryQuery, Kind, ListQuery, Of, RedriveError, RedriveStatus, StartError,
     StartRequest, Status,
 };
-use crate::journal::JournalError;
+use crate::journal::{JournalError, WaitedBy};
 use jiff::Timestamp;
 use mayfly_workflows_language::value;
 use serde_json::{Value, json};
@@ -18,8 +18,18 @@ pub(super) const PAYLOAD_BYTES_MAX: usize = 262_144;
 
 impl Api {
     pub(super) async fn start_execution(&self, params: &Value) -> Answer {
+        self.start(params, None).await
+    }
+
+    /// StartExecution for a task that waits for the execution's end.
+    pub(super) async fn start_for(&self, params: &Value, waited_by: WaitedBy) -> Answer {
+        model::check("StartExecution", params)?;
+        self.start(params, Some(waited_by)).await
+    }
+
+    async fn start(&self, params: &Value, waited_by: Option<WaitedBy>) -> Answer {
         let request = self.start_request(params, None).await?;
-        let started = self.engine.start_execution(request).await.map_err(start_refused)?;
+        let started = self.engine.start_for(request, waited_by).await.map_err(start_refused)?;
         Ok(json!({"executionArn": started.execution_arn, "startDate": date_of(started.start_date)}))
     }
 

@@ -280,7 +280,7 @@ impl Turn<'_> {
         let definition = self.m.definition.clone();
         let Some(active) = self.active(number) else { return };
         let Phase::Task(phase) = &active.phase else { return };
-        let effect = phase.effect;
+        let (effect, call) = (phase.effect, phase.call.clone());
         let state = definition.state(active.state);
         let Kind::Task(task) = &state.kind else { return };
         let failure = Failure::named(error);
@@ -297,6 +297,7 @@ impl Turn<'_> {
         };
         self.set_cursor(number, event);
         self.out.actions.push(Action::Forget { n: effect });
+        self.stop_awaited(&call);
         self.end_task(number, effect);
         self.trouble(number, state, Trouble::Failed(failure));
     }
