@@ -28,7 +28,7 @@ pub struct FunctionOutput {
     pub payload: String,
     /// HTTP status of the invocation, 200 (202 when detached).
     pub status: u16,
-    /// The version that answered (`$LATEST`).
+    /// The version that answered (`$LATEST`); empty when none has yet, because the call is detached.
     pub executed_version: String,
 }
 

@@ -11,7 +11,7 @@ use super::inner::{Inner, Refused, timestamp};
 use super::live::{Cell, Running};
 use super::types::{Kind, StateMachine, Status};
 use crate::journal::{Birth, ChildOf, JournalError, WaitedBy};
-use crate::machine::{ChildStart, Counts, Event, Machine, MapRunState};
+use crate::machine::{ChildStart, Counts, EDITION, Event, Machine, MapRunState};
 
 /// How soon a child whose start was refused is tried again: twice as late each time, up to the longest.
 const START_RETRY_MIN: Duration = Duration::from_millis(250);
@@ -148,6 +148,7 @@ impl Inner {
                 items: child.items,
             }),
             waited_by: None,
+            edition: EDITION,
         };
         let input: Arc<str> = child.input.to_text().into();
         let start = super::start::NewExecution {
@@ -371,6 +372,12 @@ fn lost(child: &ChildStart, reason: &str) -> Event {
 }
 
 impl Engine {
+    /// Is there a map run of this ARN?
+    pub async fn has_map_run(&self, arn: &str) -> Result<bool, ExecutionError> {
+        let arn = arn.to_owned();
+        Ok(self.inner.read(move |journal| journal.map_run(&arn)).await?.is_some())
+    }
+
     /// Describes a map run; `None` when there is none with this ARN.
     pub async fn describe_map_run(&self, arn: &str) -> Result<Option<MapRunDescription>, ExecutionError> {
         let wanted = arn.to_owned();

@@ -13,7 +13,7 @@ use super::live::{Place, Running, may_take_long};
 use super::load;
 use super::types::{Description, Kind, RedriveStatus, StartRequest, Started, StateMachine, Status};
 use crate::journal::{Birth, Change, ExecutionRow, Journal, JournalError, OutcomeRow, Payload, WaitedBy};
-use crate::machine::{Event, Output};
+use crate::machine::{EDITION, Event, Output};
 
 /// How soon an execution that could not be read is read again by who waits for its end.
 const READ_RETRY: Duration = Duration::from_secs(1);
@@ -396,6 +396,7 @@ impl Engine {
                 clock: None,
                 parent: None,
                 waited_by: None,
+                edition: EDITION,
             },
             version_arn,
             alias_arn,

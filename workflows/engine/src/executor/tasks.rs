@@ -143,13 +143,32 @@ async fn invoke(reporter: &Reporter, task: &TaskCall) -> Result<FunctionOutput, 
         Some(qualifier) => format!("{function}:{qualifier}"),
         None => function.to_owned(),
     };
+    let detached = detached(text("InvocationType"), || request_id(reporter))?;
     let call = FunctionCall {
         function,
         payload: arguments.get("Payload").map_or_else(|| "{}".to_owned(), Value::to_text),
-        detached: text("InvocationType") == Some("Event"),
+        detached,
         idempotency_key: reporter.idempotency_key(),
     };
     call_function(reporter, call).await
+}
+
+/// Is the call for nobody to wait for? What is no type of invocation Lambda's request framework refuses in these words;
+/// a dry run, which only asks about permissions, has nothing to ask here.
+fn detached(invocation_type: Option<&str>, request_id: impl Fn() -> String) -> Result<bool, FunctionError> {
+    let reason = match invocation_type {
+        None | Some("RequestResponse") => return Ok(false),
+        Some("Event") => return Ok(true),
+        Some("DryRun") => "InvocationType DryRun is not carried out here".to_owned(),
+        Some(other) => format!(
+            "1 validation error detected: Value '{other}' at 'invocationType' failed to satisfy constraint: Member must \
+             satisfy enum value set: [Event, RequestResponse, DryRun]"
+        ),
+    };
+    Err(FunctionError {
+        error_type: "Lambda.InvalidParameterValueException".to_owned(),
+        cause: format!("{reason} (Service: Lambda, Status Code: 400, Request ID: {})", request_id()),
+    })
 }
 
 fn request_id(reporter: &Reporter) -> String {
