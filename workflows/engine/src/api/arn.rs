@@ -92,6 +92,27 @@ impl<'a> Arn<'a> {
         format!("{}:stateMachine:{}", self.prefix, self.parts[0])
     }
 
+    /// Refuses `…:stateMachine:<name>/<label>`, a state machine that is a Distributed Map state's: it is neither started
+    /// nor described nor changed (API reference of those operations; the wording is ours).
+    pub(crate) fn not_of_map(&self) -> Result<(), ApiError> {
+        if !self.parts[0].contains('/') {
+            return Ok(());
+        }
+        Err(ApiError::validation(format!(
+            "The qualified state machine ARN refers to a Distributed Map state: '{}'",
+            self.text
+        )))
+    }
+
+    /// The refusal of a version's or an alias's ARN where only a state machine will do.
+    pub(crate) fn qualified(&self, instead: &str) -> ApiError {
+        let what = match self.qualifier() {
+            Some(Qualifier::Version(_)) => "a state machine version",
+            _ => "a state machine alias",
+        };
+        ApiError::invalid_arn(format_args!("ARN is of {what}: {}; {instead}", self.text))
+    }
+
     /// A state machine's version or alias, if the ARN has one.
     pub(crate) fn qualifier(&self) -> Option<Qualifier<'a>> {
         let qualifier = *self.parts.get(1)?;

@@ -7,7 +7,7 @@ use crate::engine::{
     Description, ExecutionError, HistoryQuery, Kind, ListQuery, Of, RedriveError, RedriveStatus, StartError,
     StartRequest, Status,
 };
-use crate::journal::JournalError;
+use crate::journal::{JournalError, WaitedBy};
 use jiff::Timestamp;
 use mayfly_workflows_language::value;
 use serde_json::{Value, json};
@@ -18,8 +18,20 @@ pub(super) const PAYLOAD_BYTES_MAX: usize = 262_144;
 
 impl Api {
     pub(super) async fn start_execution(&self, params: &Value) -> Answer {
-        let request = self.start_request(params, None).await?;
-        let started = self.engine.start_execution(request).await.map_err(start_refused)?;
+        self.start(params, None).await
+    }
+
+    /// StartExecution for a task that waits for the execution's end.
+    pub(super) async fn start_for(&self, params: &Value, waited_by: WaitedBy) -> Answer {
+        model::check("StartExecution", params)?;
+        self.start(params, Some(waited_by)).await
+    }
+
+    async fn start(&self, params: &Value, waited_by: Option<WaitedBy>) -> Answer {
+        // What is waited for has to be there to be asked for its end: an EXPRESS execution is not.
+        let wanted = waited_by.map(|_| Kind::Standard);
+        let request = self.start_request(params, wanted).await?;
+        let started = self.engine.start_for(request, waited_by).await.map_err(start_refused)?;
         Ok(json!({"executionArn": started.execution_arn, "startDate": date_of(started.start_date)}))
     }
 
@@ -35,6 +47,7 @@ impl Api {
     /// What a start asks for: checked input, the machine as it is now.
     async fn start_request(&self, params: &Value, wanted: Option<Kind>) -> Result<StartRequest, ApiError> {
         let arn = Arn::of(text(params, "stateMachineArn"), &["stateMachine"])?;
+        arn.not_of_map()?;
         let name = optional(params, "name").map(str::to_owned);
         if let Some(name) = &name {
             check_name(name)?;
@@ -110,7 +123,7 @@ impl Api {
         let fields = Fields::default()
             .set("stateMachineArn", found.state_machine_arn.as_str())
             .set("name", name)
-            .set("definition", if whole { &**text } else { "" })
+            .set("definition", if whole { &**text } else { state_machines::NO_DEFINITION })
             .set("roleArn", machine.role_arn.as_str())
             .maybe("updateDate", machine.details.get("updateDate").and_then(Value::as_i64).map(date))
             .maybe("loggingConfiguration", detail("loggingConfiguration"))
@@ -140,6 +153,11 @@ impl Api {
 
     pub(super) async fn list_executions(&self, params: &Value) -> Answer {
         let of = self.list_of(params)?;
+        if let Of::MapRun(arn) = &of
+            && !self.engine.has_map_run(arn).await.map_err(refused)?
+        {
+            return Err(ApiError::resource_missing());
+        }
         let list = format!("ListExecutions {of:?}");
         let query = ListQuery {
             of,

@@ -32,6 +32,7 @@ pub use model::operations;
 
 use crate::catalog::{Book, Catalog, CatalogError, Change, Refusal};
 use crate::engine::{Activities, Engine, OperationError, Operations, Randomness};
+use crate::journal::WaitedBy;
 use crate::timers::Clock;
 use futures::future::BoxFuture;
 use serde_json::Value;
@@ -152,11 +153,15 @@ impl Operations for OwnOperations {
     fn call(&self, operation: &str, request: Value) -> BoxFuture<'_, Result<Value, OperationError>> {
         let operation = operation.to_owned();
         Box::pin(async move {
-            let answer = self.0.call(&operation, &request, &Scope::default()).await;
-            answer.map_err(|error| OperationError {
-                code: error.code.to_owned(),
-                message: error.message.unwrap_or_default(),
-            })
+            self.0.call(&operation, &request, &Scope::default()).await.map_err(operation_error)
         })
     }
+
+    fn start_for(&self, request: Value, waited_by: WaitedBy) -> BoxFuture<'_, Result<Value, OperationError>> {
+        Box::pin(async move { self.0.start_for(&request, waited_by).await.map_err(operation_error) })
+    }
+}
+
+fn operation_error(error: ApiError) -> OperationError {
+    OperationError { code: error.code.to_owned(), message: error.message.unwrap_or_default() }
 }

@@ -10,12 +10,18 @@ use std::sync::Arc;
 
 /// Compiles a definition, or refuses it as CreateStateMachine does.
 pub(super) fn compile(text: &str, kind: Kind) -> Result<definition::StateMachine, ApiError> {
-    let machine_type = match kind {
+    parse::compile(text, machine_type(kind)).map_err(refused)
+}
+
+fn machine_type(kind: Kind) -> definition::MachineType {
+    match kind {
         Kind::Standard => definition::MachineType::Standard,
         Kind::Express => definition::MachineType::Express,
-    };
-    parse::compile(text, machine_type)
-        .map_err(|rejection| ApiError::new("InvalidDefinition", rejection.message()))
+    }
+}
+
+fn refused(rejection: parse::Rejection) -> ApiError {
+    ApiError::new("InvalidDefinition", rejection.message())
 }
 
 /// What the engine runs for a revision; compiled once.
@@ -35,7 +41,9 @@ pub(super) fn runnable(
             Kind::Express => engine::Kind::Express,
         },
         definition_text: Arc::clone(&revision.definition),
-        definition: Arc::new(compile(&revision.definition, machine.kind)?),
+        definition: Arc::new(
+            parse::compile_accepted(&revision.definition, machine_type(machine.kind)).map_err(refused)?,
+        ),
         details: json!({
             "revisionId": revision.id,
             "updateDate": revision.updated,

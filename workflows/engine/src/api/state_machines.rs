@@ -40,8 +40,9 @@ impl Api {
 
     pub(super) async fn update_state_machine(&self, params: &Value) -> Answer {
         let arn = Arn::of(text(params, "stateMachineArn"), &["stateMachine"])?;
+        arn.not_of_map()?;
         if arn.qualifier().is_some() {
-            return Err(ApiError::machine_missing(arn.text));
+            return Err(arn.qualified("only the state machine itself can be updated"));
         }
         let publish = publication(params)?;
         let (definition, role_arn) = (optional(params, "definition"), optional(params, "roleArn"));
@@ -82,6 +83,7 @@ impl Api {
 
     pub(super) async fn describe_state_machine(&self, params: &Value) -> Answer {
         let arn = Arn::of(text(params, "stateMachineArn"), &["stateMachine"])?;
+        arn.not_of_map()?;
         self.finish_deletion(&arn.unqualified()).await?;
         let missing = || ApiError::machine_missing(arn.text);
         let book = self.catalog.read();
@@ -108,8 +110,10 @@ impl Api {
 
     pub(super) async fn delete_state_machine(&self, params: &Value) -> Answer {
         let arn = Arn::of(text(params, "stateMachineArn"), &["stateMachine"])?;
+        arn.not_of_map()?;
         if arn.qualifier().is_some() {
-            return Err(arn.out_of_place());
+            let instead = "use DeleteStateMachineVersion or DeleteStateMachineAlias";
+            return Err(arn.qualified(instead));
         }
         loop {
             let seen = self.catalog.read().machine(arn.text).cloned();
@@ -172,13 +176,16 @@ impl Api {
     }
 }
 
+/// What stands for the definition where only metadata was asked for (API reference, DescribeStateMachine).
+pub(super) const NO_DEFINITION: &str = "{}";
+
 /// What describing a machine, a version and an execution's machine have in common.
 fn described(machine: &Machine, revision: &Revision, whole: bool) -> Fields {
     let references = if whole { references(machine, revision) } else { None };
     Fields::default()
         .set("name", machine.name.as_str())
         .set("type", machine.kind.as_str())
-        .set("definition", if whole { &*revision.definition } else { "" })
+        .set("definition", if whole { &*revision.definition } else { NO_DEFINITION })
         .set("roleArn", revision.role_arn.as_str())
         .set("loggingConfiguration", revision.logging.clone())
         .set("tracingConfiguration", json!({"enabled": revision.tracing}))
@@ -220,7 +227,7 @@ fn publication(params: &Value) -> Result<Option<Option<String>>, ApiError> {
 }
 
 /// A role is taken over as it is named; it only has to be an ARN.
-fn role(arn: &str) -> Result<String, ApiError> {
+pub(super) fn role(arn: &str) -> Result<String, ApiError> {
     if arn.starts_with("arn:") && arn.split(':').count() >= 6 {
         Ok(arn.to_owned())
     } else {

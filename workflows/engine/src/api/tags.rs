@@ -10,7 +10,19 @@ use std::collections::BTreeMap;
 pub(super) fn of_creation(params: &Value) -> Result<BTreeMap<String, String>, ApiError> {
     let tags = params.get("tags").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
     let tag = |tag: &Value| (text(tag, "key").to_owned(), text(tag, "value").to_owned());
-    Ok(tags.iter().map(tag).collect())
+    let tags: BTreeMap<String, String> = tags.iter().map(tag).collect();
+    tags.keys().try_for_each(|key| not_reserved(key))?;
+    Ok(tags)
+}
+
+/// Keys that begin with `aws:` are AWS's own ("Tagging in Step Functions"); the sentence is that of other services,
+/// remembered.
+fn not_reserved(key: &str) -> Result<(), ApiError> {
+    let reserved = key.get(..4).is_some_and(|start| start.eq_ignore_ascii_case("aws:"));
+    match reserved {
+        true => Err(ApiError::validation("aws: prefixed tag key names are not allowed for external use.")),
+        false => Ok(()),
+    }
 }
 
 impl Api {

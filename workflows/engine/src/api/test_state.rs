@@ -3,12 +3,14 @@
 use super::arn::Scope;
 use super::executions::check_input;
 use super::params::optional;
+use super::state_machines::role;
 use super::{Answer, Api, ApiError};
 use crate::test_state::{Refusal, Request, Surroundings, answer};
 use serde_json::Value;
 
 impl Api {
     pub(super) async fn test_state(&self, params: &Value, scope: &Scope) -> Answer {
+        optional(params, "roleArn").map(role).transpose()?;
         let request = Request::read(params).map_err(|refusal| refused(refusal, params))?;
         let [a, b, c, d, e, f, g, h, ..] = self.randomness.bytes();
         let around = Surroundings {

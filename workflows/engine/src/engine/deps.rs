@@ -5,6 +5,8 @@ use std::sync::Arc;
 use futures::future::BoxFuture;
 use jiff::Timestamp;
 
+use crate::journal::WaitedBy;
+
 /// A function to call for a task.
 #[derive(Debug, Clone)]
 pub struct FunctionCall {
@@ -26,7 +28,7 @@ pub struct FunctionOutput {
     pub payload: String,
     /// HTTP status of the invocation, 200 (202 when detached).
     pub status: u16,
-    /// The version that answered (`$LATEST`).
+    /// The version that answered (`$LATEST`); empty when none has yet, because the call is detached.
     pub executed_version: String,
 }
 
@@ -86,6 +88,13 @@ pub trait Operations: Send + Sync {
         &self,
         operation: &str,
         request: serde_json::Value,
+    ) -> BoxFuture<'_, Result<serde_json::Value, OperationError>>;
+
+    /// `StartExecution` for a task that waits for the execution's end.
+    fn start_for(
+        &self,
+        request: serde_json::Value,
+        waited_by: WaitedBy,
     ) -> BoxFuture<'_, Result<serde_json::Value, OperationError>>;
 }
 

@@ -8,10 +8,11 @@ use mayfly_workflows_language::error::names;
 use super::inner::{Busy, Inner, Job, Refused};
 use super::live::{Cell, Running};
 use crate::executor::{files, tasks};
-use crate::journal::Payload;
+use crate::journal::{Payload, WaitedBy};
 use crate::machine::{Call, Event, envelope};
 
 /// What an effect tells on its way.
+#[derive(Clone)]
 pub(crate) struct Reporter {
     pub(crate) inner: Arc<Inner>,
     pub(super) running: Arc<Running>,
@@ -65,6 +66,32 @@ impl Reporter {
         }
         let cell = self.running.cell.lock();
         cell.machine.outcome().is_none() && cell.machine.waits_for(self.n)
+    }
+
+    /// Runs a part of the effect to its end, also when nobody waits for the effect any more.
+    pub(crate) fn to_the_end<T: Send + 'static>(
+        &self,
+        part: impl Future<Output = T> + Send + 'static,
+    ) -> tokio::task::JoinHandle<T> {
+        let busy = self.inner.busy();
+        self.inner.runtime.spawn(async move {
+            let _busy = busy;
+            part.await
+        })
+    }
+
+    /// Stops an execution that was started for this effect, if the effect was given up. When the engine closes it was
+    /// not: the execution is found again by who opens the journal.
+    pub(crate) fn stop_unawaited(&self, arn: &str) {
+        let given_up = !self.inner.closing.load(Ordering::Acquire) && !self.is_wanted();
+        if given_up {
+            self.inner.stop_child(arn.into());
+        }
+    }
+
+    /// Which task of which execution this is.
+    pub(crate) fn waiter(&self) -> WaitedBy {
+        WaitedBy { execution: self.running.id, effect: self.n }
     }
 
     /// The execution's number.

@@ -87,7 +87,7 @@ impl Inner {
             Kind::Standard => MachineType::Standard,
             Kind::Express => MachineType::Express,
         };
-        let definition = parse::compile(&stored.definition, machine_type)
+        let definition = parse::compile_accepted(&stored.definition, machine_type)
             .map_err(|rejection| damaged("machines", rejection.message()))?;
         let machine = Arc::new(StateMachine {
             arn: stored.arn,
@@ -155,6 +155,8 @@ impl Inner {
             machine_arn: state_machine.arn.as_str().into(),
             machine_name: state_machine.name.as_str().into(),
             express: state_machine.kind == Kind::Express,
+            version_arn: row.version_arn.as_deref().map(Into::into),
+            alias_arn: row.alias_arn.as_deref().map(Into::into),
             input_text: text,
             input,
             start_ms: row.start_ms,
@@ -164,6 +166,7 @@ impl Inner {
             account: self.config.account.as_str().into(),
             flow: state_machine.flow.unwrap_or_else(|| state_machine.definition.root()),
             map_run_arn: row.map_run_arn.as_deref().map(Into::into),
+            edition: row.birth.edition,
             limits: self.config.limits.execution,
         };
         Ok(Machine::new(Arc::new(facts), state_machine.definition.clone()))

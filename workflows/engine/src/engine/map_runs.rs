@@ -10,8 +10,8 @@ use super::error::{ExecutionError, RedriveError, StartError};
 use super::inner::{Inner, Refused, timestamp};
 use super::live::{Cell, Running};
 use super::types::{Kind, StateMachine, Status};
-use crate::journal::{Birth, ChildOf, JournalError};
-use crate::machine::{ChildStart, Counts, Event, Machine, MapRunState};
+use crate::journal::{Birth, ChildOf, JournalError, WaitedBy};
+use crate::machine::{ChildStart, Counts, EDITION, Event, Machine, MapRunState};
 
 /// How soon a child whose start was refused is tried again: twice as late each time, up to the longest.
 const START_RETRY_MIN: Duration = Duration::from_millis(250);
@@ -147,6 +147,8 @@ impl Inner {
                 index: child.index,
                 items: child.items,
             }),
+            waited_by: None,
+            edition: EDITION,
         };
         let input: Arc<str> = child.input.to_text().into();
         let start = super::start::NewExecution {
@@ -217,9 +219,36 @@ impl Inner {
                 Err(error) => Err(error),
             };
             if let Err(error) = stopped {
-                tracing::error!(child = %arn, %error, "a map run's child could not be stopped");
+                tracing::error!(child = %arn, %error, "a child that nobody waits for could not be stopped");
             }
         });
+    }
+
+    /// Stops an execution whose waiting task was given up before the process ended, and which it was too late to stop
+    /// then. What was redriven since goes on: somebody wanted that.
+    pub(super) fn stop_if_left(self: &Arc<Self>, running: &Arc<Running>) {
+        let row = running.cell.lock().row.clone();
+        let Some(waiter) = row.birth.waited_by.filter(|_| row.outcome.redrive_count == 0) else { return };
+        let (inner, busy, arn) = (self.clone(), self.busy(), running.arn.clone());
+        self.runtime.spawn(async move {
+            let _busy = busy;
+            match inner.is_awaited(waiter).await {
+                Ok(true) => {}
+                Ok(false) => inner.stop_child(arn),
+                Err(error) => {
+                    tracing::warn!(%arn, %error, "whether an execution is waited for cannot be read")
+                }
+            }
+        });
+    }
+
+    async fn is_awaited(&self, waiter: WaitedBy) -> Result<bool, JournalError> {
+        if let Some(parent) = self.live.by_id(waiter.execution) {
+            return Ok(parent.cell.lock().machine.waits_for(waiter.effect));
+        }
+        // One that runs and is not in memory could not be read; it may be read another time.
+        let row = self.read(move |journal| journal.execution(waiter.execution)).await?;
+        Ok(row.is_some_and(|row| row.outcome.status == Status::Running))
     }
 
     fn run_description(&self, machine: &Machine, run: &MapRunState) -> MapRunDescription {
@@ -343,6 +372,12 @@ fn lost(child: &ChildStart, reason: &str) -> Event {
 }
 
 impl Engine {
+    /// Is there a map run of this ARN?
+    pub async fn has_map_run(&self, arn: &str) -> Result<bool, ExecutionError> {
+        let arn = arn.to_owned();
+        Ok(self.inner.read(move |journal| journal.map_run(&arn)).await?.is_some())
+    }
+
     /// Describes a map run; `None` when there is none with this ARN.
     pub async fn describe_map_run(&self, arn: &str) -> Result<Option<MapRunDescription>, ExecutionError> {
         let wanted = arn.to_owned();

@@ -17,7 +17,7 @@ use super::live::{Live, Running};
 use super::mocked::NO_EXECUTION;
 use super::types::Status;
 use crate::executor::fair::Fair;
-use crate::journal::{ExecutionRow, Journal, JournalError, MemoryJournal, SqliteJournal};
+use crate::journal::{ExecutionRow, Journal, JournalError, MemoryJournal, SqliteJournal, WaitedBy};
 use crate::machine::Event;
 use crate::timers::{TimerKey, Wheel};
 
@@ -92,12 +92,15 @@ impl Engine {
         let loaded = self.inner.read(move |journal| inner.load_open(journal)).await?;
         let count = loaded.len();
         self.inner.open.fetch_add(count, Ordering::AcqRel);
-        for running in loaded {
+        for running in &loaded {
             let actions = {
                 let cell = running.cell.lock();
                 cell.machine.resume(self.inner.now_ms())
             };
-            self.inner.resume_one(&running, actions);
+            self.inner.resume_one(running, actions);
+        }
+        for running in &loaded {
+            self.inner.stop_if_left(running);
         }
         Ok(count)
     }
@@ -202,18 +205,29 @@ impl Inner {
         Ok(Running::new(state_machine, machine, row, seq))
     }
 
+    /// The Step Functions API, or why there is none.
+    fn operations(&self) -> Result<&Arc<dyn Operations>, OperationError> {
+        self.operations.get().ok_or_else(|| OperationError {
+            code: "ServiceUnavailable".to_owned(),
+            message: "the Step Functions API is not running in this process".to_owned(),
+        })
+    }
+
     pub(crate) async fn operation(
         &self,
         operation: &str,
         request: serde_json::Value,
     ) -> Result<serde_json::Value, OperationError> {
-        match self.operations.get() {
-            Some(operations) => operations.call(operation, request).await,
-            None => Err(OperationError {
-                code: "ServiceUnavailable".to_owned(),
-                message: "the Step Functions API is not running in this process".to_owned(),
-            }),
-        }
+        self.operations()?.call(operation, request).await
+    }
+
+    /// Starts an execution for a task that waits for its end.
+    pub(crate) async fn start_for(
+        &self,
+        request: serde_json::Value,
+        waited_by: WaitedBy,
+    ) -> Result<serde_json::Value, OperationError> {
+        self.operations()?.start_for(request, waited_by).await
     }
 
     pub(crate) fn integration(&self, resource: &str) -> Option<Arc<dyn Integrations>> {

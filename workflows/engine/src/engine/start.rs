@@ -12,8 +12,8 @@ use super::inner::{Inner, Refused, timestamp};
 use super::live::{Place, Running, may_take_long};
 use super::load;
 use super::types::{Description, Kind, RedriveStatus, StartRequest, Started, StateMachine, Status};
-use crate::journal::{Birth, Change, ExecutionRow, Journal, JournalError, OutcomeRow, Payload};
-use crate::machine::{Event, Output};
+use crate::journal::{Birth, Change, ExecutionRow, Journal, JournalError, OutcomeRow, Payload, WaitedBy};
+use crate::machine::{EDITION, Event, Output};
 
 /// How soon an execution that could not be read is read again by who waits for its end.
 const READ_RETRY: Duration = Duration::from_secs(1);
@@ -325,7 +325,17 @@ impl Engine {
     /// The same name and input while it runs is the same start. Any other use
     /// of a taken name is [`StartError::AlreadyExists`].
     pub async fn start_execution(&self, request: StartRequest) -> Result<Started, StartError> {
-        let new = self.new_execution(request);
+        self.start_for(request, None).await
+    }
+
+    /// The same for a task that waits for the execution's end: it is stopped when that task is given up.
+    pub(crate) async fn start_for(
+        &self,
+        request: StartRequest,
+        waited_by: Option<WaitedBy>,
+    ) -> Result<Started, StartError> {
+        let mut new = self.new_execution(request);
+        new.birth.waited_by = waited_by;
         let (arn, input) = (new.arn.clone(), new.input.clone());
         match self.inner.begin(new).await {
             Ok(running) => {
@@ -413,6 +423,8 @@ impl Engine {
                 trace_header,
                 clock: None,
                 parent: None,
+                waited_by: None,
+                edition: EDITION,
             },
             version_arn,
             alias_arn,

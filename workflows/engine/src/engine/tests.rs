@@ -13,6 +13,7 @@ use super::*;
 use crate::journal::{Journal, MemoryJournal};
 use crate::timers::VirtualClock;
 
+mod awaited;
 mod checkpoints;
 mod durability;
 mod effects;

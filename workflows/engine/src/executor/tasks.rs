@@ -90,7 +90,7 @@ async fn request(reporter: &Reporter, task: &TaskCall) -> Result<Value, Function
             Ok(envelope::of_function(&payload, status, &executed_version, now_ms, uuid(reporter)))
         }
         Resource::StartExecution { .. } => {
-            start_execution(reporter, &task.arguments).await.map(|(answer, _)| answer)
+            start_execution(reporter, &task.arguments, false).await.map(|(answer, _)| answer)
         }
         Resource::HttpInvoke => http::invoke(&*reporter.inner.deps.http, &task.arguments).await,
         Resource::Integration { service, action, aws_sdk: true, .. } if &**service == "sfn" => {
@@ -143,13 +143,32 @@ async fn invoke(reporter: &Reporter, task: &TaskCall) -> Result<FunctionOutput, 
         Some(qualifier) => format!("{function}:{qualifier}"),
         None => function.to_owned(),
     };
+    let detached = detached(text("InvocationType"), || request_id(reporter))?;
     let call = FunctionCall {
         function,
         payload: arguments.get("Payload").map_or_else(|| "{}".to_owned(), Value::to_text),
-        detached: text("InvocationType") == Some("Event"),
+        detached,
         idempotency_key: reporter.idempotency_key(),
     };
     call_function(reporter, call).await
+}
+
+/// Is the call for nobody to wait for? What is no type of invocation Lambda's request framework refuses in these words;
+/// a dry run, which only asks about permissions, has nothing to ask here.
+fn detached(invocation_type: Option<&str>, request_id: impl Fn() -> String) -> Result<bool, FunctionError> {
+    let reason = match invocation_type {
+        None | Some("RequestResponse") => return Ok(false),
+        Some("Event") => return Ok(true),
+        Some("DryRun") => "InvocationType DryRun is not carried out here".to_owned(),
+        Some(other) => format!(
+            "1 validation error detected: Value '{other}' at 'invocationType' failed to satisfy constraint: Member must \
+             satisfy enum value set: [Event, RequestResponse, DryRun]"
+        ),
+    };
+    Err(FunctionError {
+        error_type: "Lambda.InvalidParameterValueException".to_owned(),
+        cause: format!("{reason} (Service: Lambda, Status Code: 400, Request ID: {})", request_id()),
+    })
 }
 
 fn request_id(reporter: &Reporter) -> String {
@@ -180,9 +199,13 @@ async fn activity(reporter: &Reporter, arn: &Arc<str>, task: &TaskCall) -> Finis
     Finished::Later
 }
 
-/// Starts an execution; the answer as `states:startExecution` gives it, and
-/// the execution's ARN.
-async fn start_execution(reporter: &Reporter, arguments: &Value) -> Result<(Value, String), FunctionError> {
+/// Starts an execution, which the task may wait for; the answer as `states:startExecution` gives it, and the
+/// execution's ARN.
+async fn start_execution(
+    reporter: &Reporter,
+    arguments: &Value,
+    waits: bool,
+) -> Result<(Value, String), FunctionError> {
     let mut wanted = sdk::request(arguments);
     if let Some(wanted) = wanted.as_object_mut() {
         // A second try after a crash finds the execution of the first.
@@ -193,7 +216,11 @@ async fn start_execution(reporter: &Reporter, arguments: &Value) -> Result<(Valu
             serde_json::Value::from(id.to_string())
         });
     }
-    let answer = reporter.inner.operation("StartExecution", wanted).await.map_err(|error| {
+    let answer = match waits {
+        true => reporter.inner.start_for(wanted, reporter.waiter()).await,
+        false => reporter.inner.operation("StartExecution", wanted).await,
+    };
+    let answer = answer.map_err(|error| {
         let id = request_id(reporter);
         optimised_failure(&error, &id)
     })?;
@@ -233,16 +260,14 @@ async fn start_and_wait(
     let arn =
         match task.submitted.as_ref().and_then(|answer| answer.get("ExecutionArn")).and_then(Value::as_str) {
             Some(arn) => arn.to_owned(),
-            None => match start_execution(reporter, &task.arguments).await {
-                Ok((answer, arn)) => {
-                    let output = Payload::Here(answer.to_text().into());
-                    if !reporter.report(Event::Submitted { n: reporter.n, output }).await {
-                        return Finished::Later;
-                    }
-                    arn
+            // Not left halfway: an execution that has begun is either waited for or stopped.
+            None => {
+                match reporter.to_the_end(begin_awaited(reporter.clone(), task.arguments.clone())).await {
+                    Ok(Ok(Some(arn))) => arn,
+                    Ok(Err(failure)) => return Finished::Failed(failure),
+                    Ok(Ok(None)) | Err(_) => return Finished::Later,
                 }
-                Err(failure) => return Finished::Failed(failure),
-            },
+            }
         };
     guards.release();
     match reporter.inner.wait(&arn).await {
@@ -252,6 +277,17 @@ async fn start_and_wait(
         Err(ExecutionError::Closed | ExecutionError::Journal(JournalError::Closed)) => Finished::Later,
         Err(error) => lost(error.to_string()),
     }
+}
+
+/// Starts the execution that a task waits for, and has that written down; its ARN, while somebody waits.
+async fn begin_awaited(reporter: Reporter, arguments: Value) -> Result<Option<String>, FunctionError> {
+    let (answer, arn) = start_execution(&reporter, &arguments, true).await?;
+    let output = Payload::Here(answer.to_text().into());
+    if reporter.report(Event::Submitted { n: reporter.n, output }).await {
+        return Ok(Some(arn));
+    }
+    reporter.stop_unawaited(&arn);
+    Ok(None)
 }
 
 fn lost(cause: String) -> Finished {

@@ -22,7 +22,7 @@ mod write;
 pub use memory::MemoryJournal;
 pub(crate) use names::artifacts_in;
 pub use payload::{Digest, PART_BYTES_MIN, Payload};
-pub use row::{Birth, Change, ChildOf, ExecutionRow, ListRows, OutcomeRow, Owner, RecordRow};
+pub use row::{Birth, Change, ChildOf, ExecutionRow, ListRows, OutcomeRow, Owner, RecordRow, WaitedBy};
 pub use sqlite::SqliteJournal;
 
 /// Batches that may wait for the disk before starts are refused. Everything else is taken: it is what the open

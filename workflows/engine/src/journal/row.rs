@@ -50,6 +50,22 @@ pub struct Birth {
     /// The parent's number and the place of this child in its map run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<ChildOf>,
+    /// The task that started it and waits for its end (`states:startExecution.sync`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waited_by: Option<WaitedBy>,
+    /// Which edition of the machine's rules it runs by ([`crate::machine::EDITION`]): an execution of an earlier
+    /// version, which noted none, is computed again as it was then.
+    #[serde(default)]
+    pub edition: u32,
+}
+
+/// A task that waits for the end of the execution it started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WaitedBy {
+    /// The number of the execution whose task it is.
+    pub execution: u64,
+    /// The task, as that execution's machine numbers its effects.
+    pub effect: u32,
 }
 
 /// A map run's child knows whose it is.

@@ -37,7 +37,7 @@ pub enum Action {
     },
     /// Start a child of a map run; starting it twice is starting it once.
     StartChild(Box<ChildStart>),
-    /// Stop a child of a map run.
+    /// Stop a child of a map run, or an execution whose task waited for its end.
     StopChild {
         /// The child's ARN.
         arn: Arc<str>,

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use mayfly_workflows_language::definition::Kind;
+use mayfly_workflows_language::definition::{Kind, Pattern, Resource};
 use mayfly_workflows_language::value::Value;
 
-use super::call::{Action, Outcome};
+use super::call::{Action, Call, Outcome};
 use super::failure::Failure;
 use super::state::Phase;
 use super::turn::{Turn, failed, iteration};
@@ -86,12 +86,26 @@ impl Turn<'_> {
                 if self.m.effects.remove(&task.effect).is_some() {
                     self.out.actions.push(Action::Forget { n: task.effect });
                 }
+                self.stop_awaited(&task.call);
             }
             Phase::Parallel { .. } | Phase::Map(_) => {
                 self.tell_aborted_below(number);
                 self.cancel_below(number);
             }
             Phase::Run(run) => self.cancel_run(&run),
+        }
+    }
+
+    /// Stops the execution that a task (`states:startExecution.sync`) waits for: AWS calls StopExecution when the task
+    /// is aborted (developer guide, "Run a Job (.sync)"). That a task which timed out has its execution stopped too is
+    /// as with Mayfly's own `job:run`; the guide does not say.
+    pub(super) fn stop_awaited(&mut self, call: &Call) {
+        if let Call::Task(call) = call
+            && let Resource::StartExecution { pattern: Pattern::Sync, .. } = call.resource
+            && let Some(arn) = call.submitted.as_ref().and_then(|answer| answer.get("ExecutionArn"))
+            && let Some(arn) = arn.as_str()
+        {
+            self.out.actions.push(Action::StopChild { arn: arn.into() });
         }
     }
 

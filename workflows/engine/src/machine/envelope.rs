@@ -66,6 +66,9 @@ impl Envelope<'_> {
 
 /// What `lambda:invoke` gives for a function's answer: `text`, JSON or a plain string.
 ///
+/// `version` is empty when nothing was executed yet (`InvocationType: Event`): then no version is told, and `status` is
+/// the answer's own. (An answer of an earlier version of Mayfly names a version and 200 in any case.)
+///
 /// Every step of a workflow may make one of these, so what is the same in all of them is made once and shared.
 pub(crate) fn of_function(text: &str, status: u16, version: &str, at_ms: i64, request_id: Uuid) -> Value {
     static COMMON: LazyLock<Common> = LazyLock::new(Common::new);
@@ -86,25 +89,30 @@ pub(crate) fn of_function(text: &str, status: u16, version: &str, at_ms: i64, re
     set(REQUEST_ID, &request_id);
     set(LENGTH, &Value::from(text.len().to_string()));
     set(DATE, &Value::from(http_date(at_ms)));
+    let http_status = if version.is_empty() { status } else { 200 };
     let mut executed = common.version.clone();
-    if version != LATEST {
+    if !version.is_empty() && version != LATEST {
         executed = Value::from(version);
         set(EXECUTED_VERSION, &executed);
+    }
+    if version.is_empty() {
+        all.remove(EXECUTED_VERSION);
+        plain.remove(EXECUTED_VERSION);
     }
     let [version_name, payload_name, metadata_name, response_name, status_name] = &common.members;
     let [all_name, plain_name, http_status_name] = &common.metadata;
     let metadata = Value::object([
         (all_name.clone(), Value::from(all)),
         (plain_name.clone(), Value::from(plain)),
-        (http_status_name.clone(), Value::from(200_i64)),
+        (http_status_name.clone(), Value::from(u64::from(http_status))),
     ]);
-    Value::object([
-        (version_name.clone(), executed),
+    let version = (!version.is_empty()).then(|| (version_name.clone(), executed));
+    Value::object(version.into_iter().chain([
         (payload_name.clone(), payload),
         (metadata_name.clone(), metadata),
         (response_name.clone(), Value::object([(common.request_id.clone(), request_id)])),
         (status_name.clone(), Value::from(u64::from(status))),
-    ])
+    ]))
 }
 
 /// What is the same around all answers of functions, and the places of what is not.
@@ -171,6 +179,8 @@ fn http_date(at_ms: i64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -202,6 +212,25 @@ mod tests {
         assert_eq!(
             (text.get("StatusCode"), text.get("ExecutedVersion")),
             (Some(&Value::from(202_i64)), Some(&Value::from("7")))
+        );
+    }
+
+    #[test]
+    fn an_accepted_event_names_no_version() {
+        let id = Uuid::from_u128(1);
+        let told = of_function("null", 202, "", 0, id).to_serde();
+        let metadata = &told["SdkHttpMetadata"];
+        assert_eq!((&told["StatusCode"], &metadata["HttpStatusCode"]), (&json!(202), &json!(202)));
+        assert_eq!(told.get("ExecutedVersion"), None);
+        for headers in ["AllHttpHeaders", "HttpHeaders"] {
+            assert_eq!(metadata[headers].get(EXECUTED_VERSION), None);
+            assert!(metadata[headers].get(TRACE_ID).is_some());
+        }
+        // What an earlier version wrote down reads as it did.
+        let before = of_function("null", 202, LATEST, 0, id).to_serde();
+        assert_eq!(
+            (&before["SdkHttpMetadata"]["HttpStatusCode"], &before["ExecutedVersion"]),
+            (&json!(200), &json!(LATEST))
         );
     }
 

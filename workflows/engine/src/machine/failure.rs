@@ -8,7 +8,7 @@ use mayfly_workflows_language::error::StateError;
 use super::data;
 use super::retry::{self, Decision};
 use super::state::{Phase, Wakes};
-use super::turn::{Trouble, Turn};
+use super::turn::Turn;
 
 /// An error on its way to retriers and catchers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,12 +83,9 @@ impl Turn<'_> {
         match self.finish_caught(number, state, catcher, &error_output) {
             Ok(left) => self.leave(number, state, left, &catcher.1.next),
             Err(trouble) => {
-                let failure = match trouble {
-                    Trouble::Failed(failure) => failure,
-                    Trouble::Data(error) => {
-                        let entered = self.active(number).map_or(0, |active| active.entered);
-                        in_state(&state.name, entered, &error)
-                    }
+                let failure = match self.m.facts.edition {
+                    0 => self.sentence(number, state, trouble).0,
+                    _ => self.told_failure(number, state, trouble),
                 };
                 self.flow_failed(number, failure);
             }

@@ -54,5 +54,5 @@ pub use map_counts::Counts;
 pub(crate) use map_run::batched;
 pub use retry::{Decision, decide};
 pub(crate) use retry::{interval_seconds, takes};
-pub use state::{Facts, Item, Limits, Machine, MapRunState, Output};
+pub use state::{EDITION, Facts, Item, Limits, Machine, MapRunState, Output};
 pub use token::Token;

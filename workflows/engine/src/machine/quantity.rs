@@ -5,6 +5,7 @@
 //! `States.QueryEvaluationError`, as the guide has it; what stands at a path is
 //! `States.Runtime`.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -15,6 +16,8 @@ use mayfly_workflows_language::error::{StateError, names};
 use mayfly_workflows_language::jsonata::Expression;
 use mayfly_workflows_language::path::Path;
 use mayfly_workflows_language::value::Value;
+
+use super::state::TaskSeconds;
 
 /// The most that fields in seconds take, as AWS documents it.
 const SECONDS_MAX: i64 = 99_999_999;
@@ -41,11 +44,25 @@ fn evaluated_seconds(
     scope: &Scope<'_>,
     expression: &Expression,
     field: &'static str,
+    bounds: &RangeInclusive<i64>,
 ) -> Result<u64, StateError> {
     let seconds = whole(expression, field, &expression.evaluate(scope, field)?)?;
-    let in_range = u64::try_from(seconds).ok().filter(|_| seconds <= SECONDS_MAX);
+    // No edition took more than the most.
+    let in_range =
+        u64::try_from(seconds).ok().filter(|_| bounds.contains(&seconds) && seconds <= SECONDS_MAX);
     in_range.ok_or_else(|| {
-        StateError::query(field, format!("{field} must be between 0 and {SECONDS_MAX} but was: {seconds}"))
+        let min = bounds.start();
+        let cause = format!("{field} must be between {min} and {SECONDS_MAX} but was: {seconds}");
+        StateError::query(field, cause)
+    })
+}
+
+/// A number of seconds that stands at a path, at most AWS's most; that sentence is ours.
+fn found_seconds(field: &str, seconds: i64, most: i64, found: &str) -> Result<u64, StateError> {
+    u64::try_from(seconds).ok().filter(|_| seconds <= most).ok_or_else(|| {
+        StateError::runtime(format!(
+            "The {field}Path parameter references a value greater than {most}: {found}"
+        ))
     })
 }
 
@@ -61,24 +78,30 @@ fn plain(value: &Value) -> String {
 }
 
 /// `Seconds`, `SecondsPath` of a Wait.
-pub(crate) fn wait_seconds(scope: &Scope<'_>, seconds: &Quantity<u64>) -> Result<u64, StateError> {
+pub(crate) fn wait_seconds(
+    scope: &Scope<'_>,
+    seconds: &Quantity<u64>,
+    edition: u32,
+) -> Result<u64, StateError> {
+    let most = if edition == 0 { i64::MAX } else { SECONDS_MAX };
     match seconds {
         Quantity::Value(seconds) => Ok(*seconds),
         Quantity::Path(path) => {
             let value = at(scope, path)?;
             let found = format!("{} == {}", path.source(), plain(&value));
             match value.as_i64() {
-                Some(seconds) => u64::try_from(seconds).map_err(|_| {
-                    StateError::runtime(format!(
-                        "The SecondsPath parameter references a negative value: {found}"
-                    ))
-                }),
+                Some(seconds) if seconds < 0 => Err(StateError::runtime(format!(
+                    "The SecondsPath parameter references a negative value: {found}"
+                ))),
+                Some(seconds) => found_seconds("Seconds", seconds, most, &found),
                 None => Err(StateError::runtime(format!(
                     "The SecondsPath parameter cannot be parsed as a long value: {found}"
                 ))),
             }
         }
-        Quantity::Expression(expression) => evaluated_seconds(scope, expression, "Seconds"),
+        Quantity::Expression(expression) => {
+            evaluated_seconds(scope, expression, "Seconds", &(0..=SECONDS_MAX))
+        }
     }
 }
 
@@ -108,11 +131,38 @@ pub(crate) fn wait_timestamp(scope: &Scope<'_>, field: &TimestampField) -> Resul
     }
 }
 
-/// `TimeoutSeconds`, `HeartbeatSeconds` and their paths.
-pub(crate) fn task_seconds(
+/// `TimeoutSeconds` and `HeartbeatSeconds`, which is the smaller of them: AWS says so of the written ones, and what
+/// only comes out when the task runs is held to the same.
+///
+/// Before edition 1 only the sign of what came out was looked at.
+pub(super) fn task_limits(scope: &Scope<'_>, task: &Task, edition: u32) -> Result<TaskSeconds, StateError> {
+    let bounds = if edition == 0 { 0..=i64::MAX } else { 1..=SECONDS_MAX };
+    let timeout = task_seconds(scope, task.timeout.as_ref(), "TimeoutSeconds", &bounds)?;
+    let heartbeat = task_seconds(scope, task.heartbeat.as_ref(), "HeartbeatSeconds", &bounds)?;
+    if let (Some(timeout), Some(heartbeat)) = (timeout, heartbeat)
+        && heartbeat >= timeout
+        && edition > 0
+    {
+        let cause = format!(
+            "The field 'HeartbeatSeconds' should be smaller than the field 'TimeoutSeconds': {heartbeat} and \
+             {timeout}"
+        );
+        let evaluated = matches!(task.heartbeat, Some(Quantity::Expression(_)))
+            || matches!(task.timeout, Some(Quantity::Expression(_)));
+        return Err(match evaluated {
+            true => StateError::query("HeartbeatSeconds", cause),
+            false => StateError::runtime(cause),
+        });
+    }
+    Ok(TaskSeconds { timeout, heartbeat })
+}
+
+/// `TimeoutSeconds` or `HeartbeatSeconds` and their paths.
+fn task_seconds(
     scope: &Scope<'_>,
     seconds: Option<&Quantity<u64>>,
     field: &'static str,
+    bounds: &RangeInclusive<i64>,
 ) -> Result<Option<u64>, StateError> {
     match seconds {
         None => Ok(None),
@@ -121,7 +171,9 @@ pub(crate) fn task_seconds(
             let value = at(scope, path)?;
             let found = format!("{} == {}", path.source(), plain(&value));
             match value.as_i64() {
-                Some(seconds) if seconds > 0 => Ok(u64::try_from(seconds).ok()),
+                Some(seconds) if seconds > 0 => {
+                    found_seconds(field, seconds, *bounds.end(), &found).map(Some)
+                }
                 Some(_) => Err(StateError::runtime(format!(
                     "The {field}Path parameter references a value that is not positive: {found}"
                 ))),
@@ -130,7 +182,9 @@ pub(crate) fn task_seconds(
                 ))),
             }
         }
-        Some(Quantity::Expression(expression)) => evaluated_seconds(scope, expression, field).map(Some),
+        Some(Quantity::Expression(expression)) => {
+            evaluated_seconds(scope, expression, field, bounds).map(Some)
+        }
     }
 }
 

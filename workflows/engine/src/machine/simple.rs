@@ -61,9 +61,10 @@ impl Turn<'_> {
 
     pub(super) fn run_wait(&mut self, number: u32, state: &State, wait: &Wait) -> Result<(), Trouble> {
         let effective = self.effective_input(number, state)?;
+        let edition = self.m.facts.edition;
         let until_ms = match wait {
             Wait::Seconds(seconds) => {
-                let ask = |scope: &Scope<'_>| quantity::wait_seconds(scope, seconds);
+                let ask = |scope: &Scope<'_>| quantity::wait_seconds(scope, seconds, edition);
                 let seconds = self.evaluate(number, state, &effective, ask)?;
                 self.at_ms.saturating_add(milliseconds(seconds.min(WAIT_SECONDS_MAX)))
             }

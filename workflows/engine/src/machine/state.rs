@@ -29,6 +29,10 @@ pub struct Facts {
     pub machine_name: Arc<str>,
     /// Without a journal?
     pub express: bool,
+    /// The version it was started as, if it was.
+    pub version_arn: Option<Arc<str>>,
+    /// The alias it was started through, if it was.
+    pub alias_arn: Option<Arc<str>>,
     /// The input as it was written.
     pub input_text: Arc<str>,
     /// The same, parsed.
@@ -47,9 +51,18 @@ pub struct Facts {
     pub flow: FlowId,
     /// The map run it is a child of.
     pub map_run_arn: Option<Arc<str>>,
+    /// The edition of the rules it runs by, at most [`EDITION`].
+    pub edition: u32,
     /// Its bounds.
     pub limits: Limits,
 }
+
+/// The edition of the rules that new executions run by. A rule that would change how the records of a running
+/// execution are read belongs to a new edition, and holds from there on.
+///
+/// 1: parameters of integrations and the limits of tasks are checked before a task is scheduled; a catcher's expression
+/// that fails has its event.
+pub const EDITION: u32 = 1;
 
 /// Bounds of one execution.
 #[derive(Debug, Clone, Copy)]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use mayfly_workflows_language::definition::{Kind, Pattern, Resource, State, StateId, Task};
+use mayfly_workflows_language::definition::{Kind, Pattern, QueryLanguage, Resource, State, StateId, Task};
 use mayfly_workflows_language::error::StateError;
 use mayfly_workflows_language::value::Value;
 
@@ -22,10 +22,15 @@ impl Turn<'_> {
         let token: Arc<str> = Token::new(self.m.facts.execution, effect, &self.m.facts.seed).to_text().into();
         let effective = self.effective_input(number, state)?;
         let arguments = self.task_arguments(number, state, &effective, &token)?;
+        let edition = self.m.facts.edition;
+        if edition > 0 {
+            startable(state, task, &arguments)?;
+        }
         let (seconds, credentials) = self.evaluate(number, state, &effective, |scope| {
-            let timeout = quantity::task_seconds(scope, task.timeout.as_ref(), "TimeoutSeconds")?;
-            let heartbeat = quantity::task_seconds(scope, task.heartbeat.as_ref(), "HeartbeatSeconds")?;
-            Ok::<_, StateError>((TaskSeconds { timeout, heartbeat }, quantity::credentials(scope, task)?))
+            Ok::<_, StateError>((
+                quantity::task_limits(scope, task, edition)?,
+                quantity::credentials(scope, task)?,
+            ))
         })?;
         let call = Call::Task(Box::new(TaskCall {
             resource: task.resource.clone(),
@@ -280,7 +285,7 @@ impl Turn<'_> {
         let definition = self.m.definition.clone();
         let Some(active) = self.active(number) else { return };
         let Phase::Task(phase) = &active.phase else { return };
-        let effect = phase.effect;
+        let (effect, call) = (phase.effect, phase.call.clone());
         let state = definition.state(active.state);
         let Kind::Task(task) = &state.kind else { return };
         let failure = Failure::named(error);
@@ -297,6 +302,7 @@ impl Turn<'_> {
         };
         self.set_cursor(number, event);
         self.out.actions.push(Action::Forget { n: effect });
+        self.stop_awaited(&call);
         self.end_task(number, effect);
         self.trouble(number, state, Trouble::Failed(failure));
     }
@@ -317,6 +323,22 @@ impl Turn<'_> {
         let number = *self.m.effects.get(&effect)?;
         Some((number, self.active(number)?.state))
     }
+}
+
+/// Can the integration be called with what came out? The sentence is AWS's for `Parameters`, as people quote it; that
+/// `Arguments` have the same is a guess.
+fn startable(state: &State, task: &Task, arguments: &Value) -> Result<(), StateError> {
+    let Some(shape) = task.resource.parameters() else { return Ok(()) };
+    let problems = shape.problems(arguments);
+    if problems.is_empty() {
+        return Ok(());
+    }
+    let field = if state.query_language == QueryLanguage::Jsonata { "Arguments" } else { "Parameters" };
+    Err(StateError::runtime(format!(
+        "The {field} '{}' could not be used to start the Task: [{}]",
+        arguments.to_text(),
+        problems.join(", ")
+    )))
 }
 
 fn event_names(task: &Task) -> (String, String) {

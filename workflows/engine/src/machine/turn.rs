@@ -131,7 +131,9 @@ impl Turn<'_> {
             Some(
                 Details::new("executionStartedEventDetails")
                     .data("input", facts.input_text.clone())
-                    .text("roleArn", facts.role_arn.clone()),
+                    .text("roleArn", facts.role_arn.clone())
+                    .maybe("stateMachineAliasArn", facts.alias_arn.as_deref())
+                    .maybe("stateMachineVersionArn", facts.version_arn.as_deref()),
             )
         });
         if let Some(seconds) = definition.timeout_seconds
@@ -305,21 +307,33 @@ impl Turn<'_> {
 
     /// A state failed: its data, its task, its branches.
     pub(super) fn trouble(&mut self, number: u32, state: &State, trouble: Trouble) {
-        let Some(active) = self.active(number) else { return };
-        let entered = active.entered;
-        let failure = match trouble {
-            Trouble::Failed(failure) => failure,
-            Trouble::Data(error) => {
-                let failure = failure::in_state(&state.name, entered, &error);
-                if let Some(location) = error.location {
-                    self.evaluation_failed(number, state, &failure, &location);
-                }
-                failure
-            }
-        };
+        if self.active(number).is_none() {
+            return;
+        }
+        let failure = self.told_failure(number, state, trouble);
         self.cancel_state(number);
         if !self.retried(number, state, &failure) && !self.caught(number, state, &failure) {
             self.flow_failed(number, failure);
+        }
+    }
+
+    /// A state's trouble with its sentence, told by an event where it is an expression's.
+    pub(super) fn told_failure(&mut self, number: u32, state: &State, trouble: Trouble) -> Failure {
+        let (failure, location) = self.sentence(number, state, trouble);
+        if let Some(location) = location {
+            self.evaluation_failed(number, state, &failure, &location);
+        }
+        failure
+    }
+
+    /// A state's trouble with its sentence, and the expression's place if it is one's.
+    pub(super) fn sentence(&self, number: u32, state: &State, trouble: Trouble) -> (Failure, Option<String>) {
+        match trouble {
+            Trouble::Failed(failure) => (failure, None),
+            Trouble::Data(error) => {
+                let entered = self.active(number).map_or(0, |active| active.entered);
+                (failure::in_state(&state.name, entered, &error), error.location)
+            }
         }
     }
 

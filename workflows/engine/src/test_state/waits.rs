@@ -1,6 +1,6 @@
 //! What a Wait state would wait for, checked as the machine checks it.
 
-use crate::machine::quantity;
+use crate::machine::{EDITION, quantity};
 use mayfly_workflows_language::dataflow::Scope;
 use mayfly_workflows_language::definition::Wait;
 use mayfly_workflows_language::error::StateError;
@@ -8,7 +8,7 @@ use mayfly_workflows_language::error::StateError;
 /// Whether the state would know how long to wait.
 pub(super) fn check(wait: &Wait, scope: &Scope<'_>) -> Result<(), StateError> {
     match wait {
-        Wait::Seconds(seconds) => quantity::wait_seconds(scope, seconds).map(drop),
+        Wait::Seconds(seconds) => quantity::wait_seconds(scope, seconds, EDITION).map(drop),
         Wait::Timestamp(field) => quantity::wait_timestamp(scope, field).map(drop),
     }
 }

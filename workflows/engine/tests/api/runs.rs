@@ -283,3 +283,163 @@ async fn an_output_that_is_no_json_is_quoted_and_the_task_goes_on() {
     );
     world.call("SendTaskSuccess", answer("{}")).await;
 }
+
+/// The bounds of `TimeoutSeconds` and `HeartbeatSeconds` (developer guide, Task) hold for what is evaluated too.
+#[tokio::test]
+async fn evaluated_limits_of_a_task_have_bounds() {
+    let world = World::new().await;
+    let task = |limits: Value| {
+        let mut task = json!({"Type": "Task", "Resource": "arn:aws:states:::lambda:invoke"});
+        task.as_object_mut().expect("an object").extend(limits.as_object().expect("an object").clone());
+        let given = if task["QueryLanguage"] == "JSONata" { "Arguments" } else { "Parameters" };
+        task[given] = json!({"FunctionName": "f"});
+        alone(task)
+    };
+    let evaluated = |timeout: &str, heartbeat: &str| {
+        task(json!({"QueryLanguage": "JSONata", "TimeoutSeconds": timeout, "HeartbeatSeconds": heartbeat}))
+    };
+    let (query, runtime) = ("States.QueryEvaluationError", "States.Runtime");
+    let smaller = "The field 'HeartbeatSeconds' should be smaller than the field 'TimeoutSeconds': 5 and 2";
+    let cases = [
+        (
+            evaluated("{% 0 %}", "{% 1 %}"),
+            json!({}),
+            query,
+            "TimeoutSeconds must be between 1 and 99999999 but was: 0",
+        ),
+        (
+            evaluated("{% 100 %}", "{% 0 %}"),
+            json!({}),
+            query,
+            "HeartbeatSeconds must be between 1 and 99999999 but was: 0",
+        ),
+        (evaluated("{% 2 %}", "{% 5 %}"), json!({}), query, smaller),
+        (
+            task(json!({"TimeoutSecondsPath": "$.t", "HeartbeatSecondsPath": "$.h"})),
+            json!({"t": 2, "h": 5}),
+            runtime,
+            smaller,
+        ),
+        (
+            task(json!({"TimeoutSecondsPath": "$.t"})),
+            json!({"t": 100_000_000}),
+            runtime,
+            "The TimeoutSecondsPath parameter references a value greater than 99999999: $.t == 100000000",
+        ),
+        (
+            alone(json!({"Type": "Wait", "SecondsPath": "$.s"})),
+            json!({"s": 100_000_000}),
+            runtime,
+            "The SecondsPath parameter references a value greater than 99999999: $.s == 100000000",
+        ),
+    ];
+    for (name, (definition, input, error, cause)) in cases.into_iter().enumerate() {
+        let found = failure(&world, name, &definition, &input).await;
+        assert_eq!(found, (error.to_owned(), cause.to_owned()), "{definition} {input}");
+    }
+}
+
+/// A catcher's expression that fails is told as any other is.
+#[tokio::test]
+async fn a_catchers_failed_expression_has_its_event() {
+    let world = World::new().await;
+    for (name, field) in ["Output", "Assign"].into_iter().enumerate() {
+        let mut catcher = json!({"ErrorEquals": ["States.ALL"], "Next": "N"});
+        let failing = "{% $states.errorOutput.Error + 1 %}";
+        catcher[field] = if field == "Assign" { json!({"a": failing}) } else { json!(failing) };
+        let task = json!({"Type": "Task", "Resource": "arn:aws:states:::lambda:invoke", "End": true,
+            "Arguments": {"FunctionName": "none"}, "Catch": [catcher]});
+        let definition = json!({"StartAt": "S", "QueryLanguage": "JSONata",
+            "States": {"S": task, "N": {"Type": "Succeed"}}});
+        let found = events(&world, &format!("catches{name}"), &definition).await;
+        let kinds = types(&found);
+        assert_eq!(
+            kinds[kinds.len() - 3..],
+            ["TaskFailed", "EvaluationFailed", "ExecutionFailed"],
+            "{field}"
+        );
+        assert_eq!(found[found.len() - 1].2, found[found.len() - 2].1, "the one leads to the other");
+    }
+}
+
+/// What comes out for an integration is checked before anything is scheduled: there is no task that failed, and States.ALL
+/// catches nothing. The sentence is one that people quote; that of a text is remembered.
+#[tokio::test]
+async fn a_task_is_not_scheduled_with_what_its_integration_does_not_take() {
+    let world = World::new().await;
+    let task = |resource: &str, field: &str, given: Value| {
+        let mut task = json!({"Type": "Task", "Resource": format!("arn:aws:states:::{resource}"), "End": true,
+            "Catch": [{"ErrorEquals": ["States.ALL"], "Next": "N"}]});
+        task[field] = given;
+        if field == "Arguments" {
+            task["QueryLanguage"] = json!("JSONata");
+        }
+        json!({"StartAt": "S", "States": {"S": task, "N": {"Type": "Succeed"}}})
+    };
+    let cases = [
+        (
+            task("lambda:invoke", "Parameters", json!({"FunctionName.$": "$.f"})),
+            r#"The Parameters '{"FunctionName":5}' could not be used to start the Task: [The value for the field 'FunctionName' must be a STRING]"#,
+        ),
+        (
+            task("lambda:invoke", "Parameters", json!({"FunctionName": "f", "TaskToken.$": "$.f"})),
+            r#"The Parameters '{"FunctionName":"f","TaskToken":5}' could not be used to start the Task: [The field "TaskToken" is not supported by Step Functions]"#,
+        ),
+        (
+            task("lambda:invoke", "Arguments", json!("{% {} %}")),
+            "The Arguments '{}' could not be used to start the Task: [The field 'FunctionName' is required but was missing]",
+        ),
+        (
+            task(
+                "states:startExecution.sync",
+                "Arguments",
+                json!({"StateMachineArn": "{% 5 %}", "Input": 1}),
+            ),
+            r#"The Arguments '{"StateMachineArn":5,"Input":1}' could not be used to start the Task: [The value for the field 'StateMachineArn' must be a STRING]"#,
+        ),
+    ];
+    for (name, (definition, cause)) in cases.into_iter().enumerate() {
+        let name = format!("m{name}");
+        let machine = json!({"name": name, "definition": definition.to_string(), "roleArn": ROLE});
+        let machine = world.call("CreateStateMachine", machine).await["stateMachineArn"].clone();
+        let start = json!({"stateMachineArn": machine, "input": "{\"f\": 5}"});
+        let (_, ended) = world.wait("StartExecution", start, "60").await;
+        let begins = "An error occurred while executing the state 'S' (entered at the event id #2). ";
+        assert_eq!(ended["error"], "States.Runtime", "{definition}");
+        assert_eq!(ended["cause"].as_str().and_then(|cause| cause.strip_prefix(begins)), Some(cause));
+        let history = json!({"executionArn": ended["executionArn"]});
+        let history = world.call("GetExecutionHistory", history).await;
+        let kinds: Vec<_> =
+            history["events"].as_array().into_iter().flatten().map(|event| &event["type"]).collect();
+        assert_eq!(kinds, ["ExecutionStarted", "TaskStateEntered", "ExecutionFailed"], "{definition}");
+    }
+}
+
+/// An EXPRESS execution cannot be asked how it ended, so it is not begun for a task that waits for that. The error's
+/// name is after the API's; AWS's is in no recording.
+#[tokio::test]
+async fn a_task_waits_for_no_express_execution() {
+    let world = World::new().await;
+    let child = alone(json!({"Type": "Pass"})).to_string();
+    let child = json!({"name": "child", "definition": child, "roleArn": ROLE, "type": "EXPRESS"});
+    let child = world.call("CreateStateMachine", child).await["stateMachineArn"].clone();
+    let start = |resource: &str| {
+        alone(json!({"Type": "Task", "Resource": format!("arn:aws:states:::states:startExecution{resource}"),
+            "Parameters": {"StateMachineArn": child}}))
+    };
+    let found = events(&world, "waits", &start(".sync:2")).await;
+    assert_eq!(types(&found)[2..], ["TaskScheduled", "TaskStarted", "TaskFailed", "ExecutionFailed"]);
+    let found = events(&world, "goes-on", &start("")).await;
+    assert_eq!(types(&found).last(), Some(&"ExecutionSucceeded"));
+}
+
+/// Lambda's request framework knows three types of invocation.
+#[tokio::test]
+async fn an_unknown_type_of_invocation_calls_nothing() {
+    let world = World::new().await;
+    let definition = alone(json!({"Type": "Task", "Resource": "arn:aws:states:::lambda:invoke",
+        "Parameters": {"FunctionName": "f", "InvocationType": "Foo"}}));
+    let (error, cause) = failure(&world, 0, &definition, &json!({})).await;
+    assert_eq!(error, "Lambda.InvalidParameterValueException");
+    assert!(cause.starts_with("1 validation error detected: Value 'Foo' at 'invocationType'"), "{cause}");
+}

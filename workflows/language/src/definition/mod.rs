@@ -7,6 +7,7 @@
 //! after [`crate::parse::compile`] made it and is shared as an `Arc`.
 
 mod integrations;
+mod parameters;
 mod references;
 mod resource;
 mod state;
@@ -17,6 +18,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+pub use parameters::{Shape, unsupported};
 pub use references::variable_references;
 pub use resource::{FunctionArn, Pattern, Resource, ResourceError};
 pub use state::{

@@ -32,6 +32,8 @@ pub(crate) struct Compiler {
     pub(super) distributed: bool,
     depth: usize,
     lone: bool,
+    /// It was accepted once: what only later versions refuse is let be.
+    pub(super) accepted: bool,
 }
 
 /// A flow while it is made, and how its states lead to each other.
@@ -92,6 +94,7 @@ impl Compiler {
             distributed: false,
             depth: 0,
             lone: false,
+            accepted: false,
         }
     }
 

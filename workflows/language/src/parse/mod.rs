@@ -82,6 +82,12 @@ pub fn compile(text: &str, machine_type: MachineType) -> Result<StateMachine, Re
     finish(machine, report, text)
 }
 
+/// The same for a definition that was accepted once: what only later versions refuse is not looked for.
+pub fn compile_accepted(text: &str, machine_type: MachineType) -> Result<StateMachine, Rejection> {
+    let (machine, report) = read_as(text, machine_type, true);
+    finish(machine, report, text)
+}
+
 /// The same for a definition that is a value already, as a `Workflow` object holds it.
 pub fn compile_value(definition: &Value, machine_type: MachineType) -> Result<StateMachine, Rejection> {
     compile(&definition.to_text(), machine_type)
@@ -122,11 +128,16 @@ fn finish(machine: Option<StateMachine>, report: Report, text: &str) -> Result<S
 /// Reads a definition as far as it can be read. The machine is whole only when the
 /// report has no errors.
 pub(crate) fn read(text: &str, machine_type: MachineType) -> (Option<StateMachine>, Report) {
+    read_as(text, machine_type, false)
+}
+
+fn read_as(text: &str, machine_type: MachineType, accepted: bool) -> (Option<StateMachine>, Report) {
     let mut report = Report::default();
     let Some(root) = document(text, &mut report) else {
         return (None, report);
     };
     let mut compiler = Compiler::new(machine_type, QueryLanguage::JsonPath, report);
+    compiler.accepted = accepted;
     compiler.machine(&root);
     let (machine, flows, mut report) = compiler.finish();
     if !report.has_errors() {

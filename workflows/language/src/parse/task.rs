@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::definition::{Pattern, Quantity, Resource, Task};
+use crate::definition::{Pattern, Quantity, Resource, Task, unsupported};
 use crate::template::Template;
 use crate::value::Value;
 
@@ -84,10 +84,10 @@ impl Compiler {
     /// What an integration cannot do without. A JSONata expression for the whole is
     /// only known when it has run.
     fn arguments(&mut self, resource: &Resource, arn: &str, fields: &Fields<'_>) {
-        let needed: &[&str] = match resource {
-            Resource::LambdaInvoke(_) => &["FunctionName"],
-            Resource::StartExecution { .. } => &["StateMachineArn"],
-            Resource::HttpInvoke => &["ApiEndpoint", "Method"],
+        let shape = resource.parameters();
+        let needed: &[&str] = match (resource, shape) {
+            (_, Some(shape)) => shape.required,
+            (Resource::HttpInvoke, _) => &["ApiEndpoint", "Method"],
             _ => return,
         };
         let name = if fields.jsonata() { "Arguments" } else { "Parameters" };
@@ -105,6 +105,13 @@ impl Compiler {
                 let message = format!("The field '{field}' is required but was missing");
                 self.report.schema(&fields.place(name), message);
             }
+        }
+        // A field whose name ends with `.$` is only known when it has run.
+        let written = |field: &&Arc<str>| fields.jsonata() || !field.ends_with(".$");
+        let unknown = shape.filter(|_| !self.accepted).into_iter();
+        let unknown = unknown.flat_map(|shape| given.keys().filter(written).filter(move |key| !shape.has(key)));
+        for field in unknown {
+            self.report.schema(&fields.place(name), unsupported(field));
         }
     }
 }

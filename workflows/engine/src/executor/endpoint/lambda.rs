@@ -48,7 +48,9 @@ pub(crate) async fn invoke(
     Some(Ok(FunctionOutput {
         payload: if payload.is_empty() { "null".to_owned() } else { payload },
         status: response.status().as_u16(),
-        executed_version: header("x-amz-executed-version").unwrap_or("$LATEST").to_owned(),
+        executed_version: header("x-amz-executed-version")
+            .unwrap_or(if call.detached { "" } else { "$LATEST" })
+            .to_owned(),
     }))
 }
 

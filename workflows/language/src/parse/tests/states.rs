@@ -336,3 +336,59 @@ fn expressions_have_codes_of_their_own() {
         "{found:?}"
     );
 }
+
+/// The sentence, with its quotes, is quoted by people whom AWS refused a definition; what comes from a path is only
+/// refused when it has run, as they found too.
+#[test]
+fn integrations_take_their_own_parameters() {
+    let task = |resource: &str, given: &str| {
+        let resource = format!("arn:aws:states:::{resource}");
+        around(&format!(r#"{{"Type":"Task","End":true,"Resource":"{resource}",{given}}}"#))
+    };
+    let refused = |field: &str, given: &str| {
+        format!(
+            "SCHEMA_VALIDATION_FAILED: The field \"{field}\" is not supported by Step Functions at /States/X/{given}"
+        )
+    };
+    let missing = |field: &str| {
+        format!(
+            "SCHEMA_VALIDATION_FAILED: The field '{field}' is required but was missing at /States/X/Parameters"
+        )
+    };
+    let cases = [
+        (
+            "lambda:invoke",
+            r#""Parameters":{"FunctionName":"f","Payload.$":"$","ClientContext":"c","InvocationType":"Event",
+            "LogType":"None","Qualifier":"1"}"#,
+            vec![],
+        ),
+        ("lambda:invoke", r#""Parameters":{"FunctionName":"f","Foo":1}"#, vec![refused("Foo", "Parameters")]),
+        ("lambda:invoke", r#""Parameters":{"FunctionName":"f","Foo.$":"$"}"#, vec![]),
+        (
+            "lambda:invoke.waitForTaskToken",
+            r#""QueryLanguage":"JSONata","Arguments":{"FunctionName":"f","TaskToken":"{% $states.context.Task.Token %}"}"#,
+            vec![refused("TaskToken", "Arguments")],
+        ),
+        ("lambda:invoke", r#""QueryLanguage":"JSONata","Arguments":"{% $states.input %}""#, vec![]),
+        (
+            "states:startExecution",
+            r#""Parameters":{"StateMachineArn":"a","Name":"n","Input":{"any":1},"TraceHeader":"t"}"#,
+            vec![],
+        ),
+        (
+            "states:startExecution.sync:2",
+            r#""Parameters":{"Foo":1}"#,
+            vec![missing("StateMachineArn"), refused("Foo", "Parameters")],
+        ),
+        // Nobody has said what the others take.
+        ("sns:publish", r#""Parameters":{"Foo":1}"#, vec![]),
+    ];
+    for (resource, given, expected) in cases {
+        let text = task(resource, given);
+        assert_eq!(errors_of(&text, MachineType::Standard), expected, "{text}");
+        // What an earlier version accepted runs on.
+        let accepted = crate::parse::compile_accepted(&text, MachineType::Standard);
+        let missing = expected.iter().any(|error| error.contains("required"));
+        assert_eq!(accepted.is_ok(), !missing, "{text}");
+    }
+}

@@ -1,0 +1,145 @@
+//! Executions that a task started and waits for: stopped when the task is given up, whenever the process ends.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use super::watched::Watched;
+use super::*;
+use crate::api::{Api, Scope};
+use crate::catalog::Catalog;
+use crate::journal::Change;
+
+const CHILD: &str = "arn:aws:states:us-east-1:000000000000:stateMachine:child";
+/// Far longer than anything here takes.
+const LONG: Duration = Duration::from_secs(20);
+
+/// Binds the API, and makes the machine that the tasks start: it never ends by itself.
+async fn with_api(world: &World) -> Api {
+    let clock = world.engine.inner.deps.clock.clone();
+    let catalog = Arc::new(Catalog::open(None).expect("a catalog"));
+    let api = Api::new(world.engine.clone(), catalog, clock, Arc::new(OsRandomness));
+    let definition = json!({"StartAt": "N", "States": {"N": with(task("never"), json!({"End": true}))}});
+    let child = json!({"name": "child", "roleArn": "arn:aws:iam::000000000000:role/r",
+        "definition": definition.to_string()});
+    api.call("CreateStateMachine", &child, &Scope::default()).await.expect("creates");
+    api
+}
+
+fn waits() -> serde_json::Value {
+    json!({"Type": "Task", "Resource": "arn:aws:states:::states:startExecution.sync:2",
+        "Parameters": {"StateMachineArn": CHILD}})
+}
+
+/// The children, as soon as each of them is waited for.
+async fn children(api: &Api, world: &World, parent: &str, count: usize) -> Vec<String> {
+    let looked = async {
+        loop {
+            let submitted = world.lines(parent).await;
+            if submitted.iter().filter(|line| line.ends_with("TaskSubmitted")).count() == count {
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(LONG, looked).await.expect("all are waited for");
+    let found = api.call("ListExecutions", &json!({"stateMachineArn": CHILD}), &Scope::default()).await;
+    let found = found.expect("a list");
+    let arns = found["executions"].as_array().expect("executions").iter();
+    arns.map(|child| child["executionArn"].as_str().expect("an ARN").to_owned()).collect()
+}
+
+async fn ends_as(world: &World, arn: &str, status: Status) {
+    let ended = tokio::time::timeout(LONG, world.engine.wait(arn)).await.expect("it ends");
+    assert_eq!(ended.expect("read").expect("there").status, status, "{arn}");
+}
+
+#[tokio::test]
+async fn what_was_waited_for_is_stopped_with_who_waited() {
+    let world = World::new().await;
+    let api = with_api(&world).await;
+    let alone = json!({"StartAt": "W", "States": {"W": with(waits(), json!({"End": true}))}});
+    let parent = world.start(&machine(alone, Kind::Standard), "{}").await;
+    let children = children(&api, &world, &parent, 1).await;
+    world.engine.stop(&parent, None, None).await.expect("stops");
+    ends_as(&world, &children[0], Status::Aborted).await;
+}
+
+#[tokio::test]
+async fn what_was_waited_for_too_long_is_stopped() {
+    let world = World::new().await;
+    let api = with_api(&world).await;
+    let short = with(waits(), json!({"TimeoutSeconds": 5, "End": true}));
+    let definition = json!({"StartAt": "W", "States": {"W": short}});
+    let parent = world.start(&machine(definition, Kind::Standard), "{}").await;
+    let children = children(&api, &world, &parent, 1).await;
+    // The child's function is under way for ever: the clock does not jump by itself.
+    let now_ms = world.engine.inner.now_ms();
+    world.engine.inner.deps.clock.sleep_until(now_ms + 6_000).await;
+    ends_as(&world, &parent, Status::Failed).await;
+    ends_as(&world, &children[0], Status::Aborted).await;
+}
+
+#[tokio::test]
+async fn what_was_waited_for_beside_a_failure_is_stopped() {
+    let token = "arn:aws:states:::lambda:invoke.waitForTaskToken";
+    let fails = with(
+        json!({"Type": "Task", "Resource": token,
+            "Parameters": {"FunctionName": "echo", "Payload.$": "$$.Task.Token"}}),
+        json!({"End": true}),
+    );
+    let flow = |name: &str, state: serde_json::Value| json!({"StartAt": name, "States": {name: state}});
+    let branches = [flow("F", fails.clone()), flow("W", with(waits(), json!({"End": true})))];
+    let chosen = json!({"StartAt": "C", "States": {
+        "C": {"Type": "Choice", "Default": "W",
+            "Choices": [{"Variable": "$", "NumericEquals": 0, "Next": "F"}]},
+        "F": fails, "W": with(waits(), json!({"End": true}))}});
+    let catches = json!({"Catch": [{"ErrorEquals": ["States.ALL"], "Next": "Rest"}], "Next": "Rest"});
+    for (state, input) in [
+        (json!({"Type": "Parallel", "Branches": branches}), "{}"),
+        (json!({"Type": "Map", "ItemProcessor": chosen}), "[0, 1]"),
+    ] {
+        let world = World::new().await;
+        let api = with_api(&world).await;
+        let definition = json!({"StartAt": "P", "States": {"P": with(state, catches.clone()),
+            "Rest": {"Type": "Pass", "End": true}}});
+        let parent = world.start(&machine(definition, Kind::Standard), input).await;
+        let children = children(&api, &world, &parent, 2).await;
+        let token = world.functions.calls.lock().iter().find(|(name, _)| name == "echo").cloned();
+        let token = token.expect("was called").1.trim_matches('"').to_owned();
+        world.engine.send_task_failure(&token, Some("E".to_owned()), None).await.expect("fails");
+        ends_as(&world, &parent, Status::Succeeded).await;
+        ends_as(&world, &children[0], Status::Aborted).await;
+    }
+}
+
+#[tokio::test]
+async fn what_was_waited_for_is_stopped_after_a_crash_between() {
+    let journal: Arc<dyn Journal> = Arc::new(MemoryJournal::default());
+    let (dying, dead) = (Arc::new(AtomicBool::new(false)), Arc::new(tokio::sync::Notify::new()));
+    let (is_dying, killed, ended) = (dying.clone(), dead.clone(), AtomicBool::new(false));
+    // Takes the end of the parent, and then nothing any more.
+    let watched = Watched::new(journal.clone(), move |batch| {
+        if ended.load(Ordering::Acquire) {
+            killed.notify_one();
+            std::mem::forget(batch.done);
+            return None;
+        }
+        let ends = batch.changes.iter().any(|change| matches!(change, Change::Outcome { .. }));
+        ended.store(ends && is_dying.load(Ordering::Acquire), Ordering::Release);
+        Some(batch)
+    });
+    let first = World::on(Arc::new(watched), Arc::default()).await;
+    let api = with_api(&first).await;
+    let alone = json!({"StartAt": "W", "States": {"W": with(waits(), json!({"End": true}))}});
+    let parent = first.start(&machine(alone, Kind::Standard), "{}").await;
+    let children = children(&api, &first, &parent, 1).await;
+    dying.store(true, Ordering::Release);
+    first.engine.stop(&parent, None, None).await.expect("stops");
+    tokio::time::timeout(LONG, dead.notified()).await.expect("the child's end is on its way");
+    drop((api, first));
+
+    let second = World::on(journal, Arc::default()).await;
+    assert_eq!(second.engine.resume().await.expect("resumes"), 1, "the child was still running");
+    ends_as(&second, &children[0], Status::Aborted).await;
+    ends_as(&second, &parent, Status::Aborted).await;
+}
