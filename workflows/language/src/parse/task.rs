@@ -109,7 +109,8 @@ impl Compiler {
         // A field whose name ends with `.$` is only known when it has run.
         let written = |field: &&Arc<str>| fields.jsonata() || !field.ends_with(".$");
         let unknown = shape.filter(|_| !self.accepted).into_iter();
-        let unknown = unknown.flat_map(|shape| given.keys().filter(written).filter(move |key| !shape.has(key)));
+        let unknown =
+            unknown.flat_map(|shape| given.keys().filter(written).filter(move |key| !shape.has(key)));
         for field in unknown {
             self.report.schema(&fields.place(name), unsupported(field));
         }
