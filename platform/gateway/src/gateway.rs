@@ -201,6 +201,11 @@ impl GatewayHandle {
         self.proxy.ask(&format!("{namespace}/{name}"), request).await
     }
 
+    /// Would a request for this function find its way? What refuses it otherwise; nothing is called.
+    pub fn find(&self, namespace: &str, name: &str) -> Result<(), Refusal> {
+        self.proxy.find(&format!("{namespace}/{name}"))
+    }
+
     /// Waits until all functions there were at the start have their routes.
     pub async fn ready(&self) {
         // It fails only when the gateway ended; then there is nothing to wait for.

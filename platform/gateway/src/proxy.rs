@@ -88,6 +88,11 @@ impl Proxy {
         Ok(response)
     }
 
+    /// Is there a function for a call from inside the process?
+    pub(crate) fn find(&self, key: &str) -> Result<(), Refusal> {
+        self.table.find(&Place::Path { key }).map(|_| ())
+    }
+
     /// Everything that can be done without waiting.
     fn prepare(&self, peer: &Peer, mut request: Request<Incoming>) -> Result<Ready, Refusal> {
         headers::strip_hop_by_hop(request.headers_mut());

@@ -71,9 +71,11 @@ fn line(trace: &mut Trace, event: &Event) -> Option<String> {
     Some(format!("{:>9.3}s  {text}", trace.since_start(event)))
 }
 
-/// A span between two events; their times are whole milliseconds.
+/// A span between two events. Their times are whole milliseconds, which the difference of two numbers of seconds misses
+/// by a little.
 pub(super) fn duration(seconds: f64) -> String {
-    if seconds < 0.001 { "0ms".into() } else { format::seconds(seconds) }
+    let milliseconds = (seconds * 1e3).round();
+    if milliseconds < 1.0 { "0ms".into() } else { format::seconds(milliseconds / 1e3) }
 }
 
 /// `timed out` of `TaskTimedOut`.
@@ -134,6 +136,17 @@ mod tests {
             "    2.500s  < P  2.2s",
         ];
         assert_eq!(lines, expected);
+    }
+
+    #[test]
+    fn a_span_is_of_whole_milliseconds() {
+        for (start, stop, expected) in [
+            (1_795_318_938.846, 1_795_318_938.847, "1.0ms"),
+            (1_795_318_938.846, 1_795_318_938.846, "0ms"),
+            (1_795_318_938.0, 1_795_318_940.5, "2.5s"),
+        ] {
+            assert_eq!(duration(stop - start), expected);
+        }
     }
 
     #[test]

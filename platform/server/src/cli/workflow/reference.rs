@@ -9,7 +9,7 @@ use crate::cli::failure::Failure;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Workflow(String);
 
-/// An execution: its ARN, `WORKFLOW/EXECUTION`, or the newest of a workflow.
+/// An execution: its ARN, `WORKFLOW/EXECUTION`, `WORKFLOW.EXECUTION` as kubectl shows it, or the newest of a workflow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Execution {
     Arn(String),
@@ -40,6 +40,29 @@ impl Workflow {
         self.0.split_once(":stateMachine:").map_or(&self.0, |(_, name)| name)
     }
 
+    /// The execution that is meant where there is no such workflow: kubectl shows executions as `WORKFLOW.EXECUTION`,
+    /// and either name may have dots.
+    pub(super) async fn as_execution(&self, client: &Client) -> anyhow::Result<Option<String>> {
+        for arn in self.executions_meant() {
+            match client.ask("DescribeExecution", &json!({"executionArn": arn})).await? {
+                Ok(_) => return Ok(Some(arn)),
+                Err(refused) if refused.name == "ExecutionDoesNotExist" => {}
+                Err(refused) => return Err(refused.into()),
+            }
+        }
+        Ok(None)
+    }
+
+    /// One for each dot that the name may be cut at.
+    fn executions_meant(&self) -> Vec<String> {
+        if self.0.starts_with("arn:") {
+            return Vec::new();
+        }
+        let cuts = self.0.match_indices('.').map(|(at, _)| (&self.0[..at], &self.0[at + 1..]));
+        let cuts = cuts.filter(|(workflow, name)| !workflow.is_empty() && !name.is_empty());
+        cuts.map(|(workflow, name)| execution_arn(workflow, name)).collect()
+    }
+
     /// Says that there is no such workflow.
     pub(super) fn missing(&self) -> anyhow::Error {
         Failure::error(
@@ -60,9 +83,7 @@ impl Execution {
         match text.split_once('/') {
             None => Workflow::parse(text).map(Self::Newest),
             Some(("", _) | (_, "")) => Err("write WORKFLOW/EXECUTION".into()),
-            Some((workflow, name)) => {
-                Ok(Self::Arn(format!("arn:aws:states:{REGION}:{ACCOUNT}:execution:{workflow}:{name}")))
-            }
+            Some((workflow, name)) => Ok(Self::Arn(execution_arn(workflow, name))),
         }
     }
 
@@ -75,7 +96,9 @@ impl Execution {
         let params = json!({"stateMachineArn": workflow.arn(), "maxResults": 1});
         let answer = match client.ask("ListExecutions", &params).await? {
             Ok(answer) => answer,
-            Err(refused) if refused.name == "StateMachineDoesNotExist" => return Err(workflow.missing()),
+            Err(refused) if refused.name == "StateMachineDoesNotExist" => {
+                return workflow.as_execution(client).await?.ok_or_else(|| workflow.missing());
+            }
             Err(refused) if refused.name == "StateMachineTypeNotSupported" => {
                 return Err(Failure::error(
                     format!("{} is an express workflow: nothing is kept of its executions", workflow.name()),
@@ -92,6 +115,10 @@ impl Execution {
             )),
         }
     }
+}
+
+fn execution_arn(workflow: &str, name: &str) -> String {
+    format!("arn:aws:states:{REGION}:{ACCOUNT}:execution:{workflow}:{name}")
 }
 
 /// `WORKFLOW/EXECUTION` of an execution's ARN.
@@ -117,6 +144,17 @@ mod tests {
         }
         for bad in ["", "a/b", RUN] {
             assert!(Workflow::parse(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_name_with_dots_may_be_an_executions() {
+        let meant = |text: &str| Workflow::parse(text).unwrap().executions_meant();
+        assert_eq!(meant("m.e"), [RUN]);
+        let arn = |rest: &str| format!("arn:aws:states:us-east-1:000000000000:execution:{rest}");
+        assert_eq!(meant("m.v2.e"), [arn("m:v2.e"), arn("m.v2:e")]);
+        for none in ["m", ".e", "m.", MACHINE] {
+            assert!(meant(none).is_empty(), "{none}");
         }
     }
 

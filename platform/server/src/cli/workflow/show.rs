@@ -88,15 +88,14 @@ const EVENTS_MAX: usize = 25_000;
 
 pub(super) async fn describe(args: DescribeArgs, client: &Client, session: &Session) -> anyhow::Result<()> {
     let workflow = match args.what {
-        Execution::Arn(arn) => {
-            let execution = client.call("DescribeExecution", &json!({"executionArn": arn})).await?;
-            let human = || execution_text(&execution, Timestamp::now());
-            return result(session.format(), &execution, || format!("execution/{}\n", short(&arn)), human);
-        }
+        Execution::Arn(arn) => return describe_execution(&arn, client, session).await,
         Execution::Newest(workflow) => workflow,
     };
     let arn = workflow.arn();
-    let described = client.workflow(&arn).await?.ok_or_else(|| workflow.missing())?;
+    let Some(described) = client.workflow(&arn).await? else {
+        let arn = workflow.as_execution(client).await?.ok_or_else(|| workflow.missing())?;
+        return describe_execution(&arn, client, session).await;
+    };
     let is_standard = described["type"] == "STANDARD";
     let executions = if is_standard && !is_data(session) {
         let params = json!({"stateMachineArn": arn});
@@ -106,6 +105,12 @@ pub(super) async fn describe(args: DescribeArgs, client: &Client, session: &Sess
     };
     let name = || format!("workflow/{}\n", workflow.name());
     result(session.format(), &described, name, || workflow_text(&described, &executions, Timestamp::now()))
+}
+
+async fn describe_execution(arn: &str, client: &Client, session: &Session) -> anyhow::Result<()> {
+    let execution = client.call("DescribeExecution", &json!({"executionArn": arn})).await?;
+    let human = || execution_text(&execution, Timestamp::now());
+    result(session.format(), &execution, || format!("execution/{}\n", short(arn)), human)
 }
 
 pub(super) async fn history(args: HistoryArgs, client: &Client, session: &Session) -> anyhow::Result<()> {

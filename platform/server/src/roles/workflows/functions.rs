@@ -7,7 +7,7 @@ use futures::future::BoxFuture;
 use http::{HeaderValue, Request, header};
 use http_body_util::{BodyExt as _, Full, Limited};
 use mayfly_gateway::{GatewayHandle, Refusal, refusal::Code};
-use mayfly_workflows_engine::engine::{FunctionCall, FunctionError, FunctionOutput, Functions};
+use mayfly_workflows_engine::engine::{Config, FunctionCall, FunctionError, FunctionOutput, Functions};
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
@@ -24,12 +24,32 @@ const DETACHED_MAX: usize = 1_024;
 /// Functions of this process, by name or by a Lambda ARN.
 pub(super) struct GatewayFunctions {
     gateway: GatewayHandle,
+    arns: Arc<FunctionArns>,
     detached: Arc<Semaphore>,
 }
 
 impl GatewayFunctions {
-    pub(super) fn new(gateway: GatewayHandle) -> Self {
-        Self { gateway, detached: Arc::new(Semaphore::new(DETACHED_MAX)) }
+    pub(super) fn new(gateway: GatewayHandle, arns: FunctionArns) -> Self {
+        Self { gateway, arns: Arc::new(arns), detached: Arc::new(Semaphore::new(DETACHED_MAX)) }
+    }
+}
+
+/// `arn:aws:lambda:us-east-1:000000000000:function:`, which a function's name follows.
+pub(super) struct FunctionArns(String);
+
+impl FunctionArns {
+    pub(super) fn new(config: &Config) -> Self {
+        let Config { partition, region, account, .. } = config;
+        Self(format!("arn:{partition}:lambda:{region}:{account}:function:"))
+    }
+
+    /// The ARN of a function that was named somehow: Lambda names functions by it, whatever it was asked for.
+    fn of(&self, function: &str) -> String {
+        if function.starts_with("arn:") {
+            return function.to_owned();
+        }
+        let name = function.split_once(":function:").map_or(function, |(_, name)| name);
+        format!("{}{name}", self.0)
     }
 }
 
@@ -54,25 +74,37 @@ impl<'a> FunctionName<'a> {
 impl Functions for GatewayFunctions {
     fn invoke(&self, call: FunctionCall) -> BoxFuture<'_, Result<FunctionOutput, FunctionError>> {
         if call.detached {
+            // Lambda looks for the function before it takes an event for it.
+            let FunctionName { namespace, name, .. } = FunctionName::parse(&call.function);
+            if let Err(refusal) = self.gateway.find(namespace, name)
+                && refusal.code == Code::NotFound
+            {
+                let refused = refused(&call, &self.arns, &refusal);
+                return Box::pin(async move { Err(refused) });
+            }
             let Ok(place) = self.detached.clone().try_acquire_owned() else {
                 let why = "too many calls that nobody waits for are under way";
                 return Box::pin(async move { Err(failed("Lambda.TooManyRequestsException", why)) });
             };
-            let gateway = self.gateway.clone();
+            let (gateway, arns) = (self.gateway.clone(), self.arns.clone());
             tokio::spawn(async move {
                 let _place = place;
-                if let Err(error) = invoke(&gateway, &call).await {
+                if let Err(error) = invoke(&gateway, &arns, &call).await {
                     let (function, why) = (&call.function, error.error_type);
                     tracing::warn!(function, why, "a function that nobody waits for failed");
                 }
             });
-            return Box::pin(async { Ok(output("null".into(), 202)) });
+            return Box::pin(async { Ok(accepted()) });
         }
-        Box::pin(async move { invoke(&self.gateway, &call).await })
+        Box::pin(async move { invoke(&self.gateway, &self.arns, &call).await })
     }
 }
 
-async fn invoke(gateway: &GatewayHandle, call: &FunctionCall) -> Result<FunctionOutput, FunctionError> {
+async fn invoke(
+    gateway: &GatewayHandle,
+    arns: &FunctionArns,
+    call: &FunctionCall,
+) -> Result<FunctionOutput, FunctionError> {
     let name = FunctionName::parse(&call.function);
     let mut request = Request::post("/").header(header::CONTENT_TYPE, "application/json");
     if let Ok(key) = HeaderValue::try_from(&call.idempotency_key) {
@@ -85,13 +117,17 @@ async fn invoke(gateway: &GatewayHandle, call: &FunctionCall) -> Result<Function
     let request =
         request.body(body).map_err(|error| failed("Lambda.InvalidParameterValueException", error))?;
     let answer = gateway.call(name.namespace, name.name, request).await;
-    let response = answer.map_err(|refusal| refused(call, &refusal))?;
+    let response = answer.map_err(|refusal| refused(call, arns, &refusal))?;
     let status = response.status();
     let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
     let body = body.map_err(|error| failed("Lambda.Unknown", error))?.to_bytes();
     let text = String::from_utf8_lossy(&body).into_owned();
     if status.is_success() {
-        return Ok(output(json_of(text), 200));
+        return Ok(FunctionOutput {
+            payload: json_of(text),
+            status: 200,
+            executed_version: "$LATEST".into(),
+        });
     }
     Err(told(&text).unwrap_or_else(|| FunctionError {
         error_type: "Lambda.Unknown".into(),
@@ -100,8 +136,9 @@ async fn invoke(gateway: &GatewayHandle, call: &FunctionCall) -> Result<Function
     }))
 }
 
-fn output(payload: String, status: u16) -> FunctionOutput {
-    FunctionOutput { payload, status, executed_version: "$LATEST".into() }
+/// The answer to a call that nobody waits for: no version has been executed yet.
+fn accepted() -> FunctionOutput {
+    FunctionOutput { payload: "null".into(), status: 202, executed_version: String::new() }
 }
 
 /// JSON as it is; nothing is null; any other text is a string: what an HTTP handler answers is no error.
@@ -126,13 +163,13 @@ fn failed(error_type: &str, error: impl std::fmt::Display) -> FunctionError {
 }
 
 /// The gateway's refusals under the names that people retry and catch on AWS.
-fn refused(call: &FunctionCall, refusal: &Refusal) -> FunctionError {
+fn refused(call: &FunctionCall, arns: &FunctionArns, refusal: &Refusal) -> FunctionError {
     let error_type = match refusal.code {
         Code::BadRequest => "Lambda.InvalidParameterValueException",
         Code::NotFound => {
             let cause = format!(
                 "Function not found: {} (Service: Lambda, Status Code: 404, Request ID: {})",
-                call.function,
+                arns.of(&call.function),
                 uuid::Uuid::new_v4()
             );
             return FunctionError { error_type: "Lambda.ResourceNotFoundException".into(), cause };
@@ -169,6 +206,21 @@ mod tests {
             ),
         ] {
             assert_eq!(FunctionName::parse(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_function_that_is_not_there_is_named_by_its_arn() {
+        let arns = FunctionArns::new(&Config::default());
+        let arn = "arn:aws:lambda:us-east-1:000000000000:function:nope";
+        for (asked, named) in [
+            ("nope", arn.to_owned()),
+            ("shop.nope", "arn:aws:lambda:us-east-1:000000000000:function:shop.nope".to_owned()),
+            ("nope:blue", format!("{arn}:blue")),
+            ("000000000000:function:nope", arn.to_owned()),
+            (arn, arn.to_owned()),
+        ] {
+            assert_eq!(arns.of(asked), named, "{asked}");
         }
     }
 

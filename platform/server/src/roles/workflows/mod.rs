@@ -37,7 +37,7 @@ pub(crate) use self::jobs::JobsDeps;
 use self::{
     buckets::Buckets,
     executions::Executions,
-    functions::GatewayFunctions,
+    functions::{FunctionArns, GatewayFunctions},
     jobs::Jobs,
     objects::{Directory, Objects},
     services::Services,
@@ -94,16 +94,16 @@ impl Workflows {
             .create(&folder)
             .with_context(|| format!("cannot make {}", folder.display()))?;
         let (clock, randomness) = (Arc::new(SystemClock), Arc::new(OsRandomness));
+        let Settings { endpoints, retention } = settings;
+        let limits = Limits { retention, ..Limits::default() };
+        let config = Config { limits, data_dir: Some(folder.clone()), endpoints, ..Config::default() };
         let deps = Deps {
-            functions: Arc::new(GatewayFunctions::new(functions)),
+            functions: Arc::new(GatewayFunctions::new(functions, FunctionArns::new(&config))),
             http: Arc::new(Web::new()),
             objects: Arc::new(Buckets { folder: folder.join("buckets"), artifacts: jobs.artifacts.clone() }),
             clock: clock.clone(),
             randomness: randomness.clone(),
         };
-        let Settings { endpoints, retention } = settings;
-        let limits = Limits { retention, ..Limits::default() };
-        let config = Config { limits, data_dir: Some(folder.clone()), endpoints, ..Config::default() };
         let engine = Engine::open(config, deps).await?;
         let jobs = Arc::new(Jobs::new(jobs));
         let catalog = folder.join("catalog.db");
