@@ -1,0 +1,202 @@
+//! One node, its API server and a client, in this process.
+
+use std::{sync::Arc, time::Duration};
+
+use futures::StreamExt as _;
+use http_body_util::BodyExt as _;
+use kube::{
+    Api, Client,
+    api::{ListParams, PostParams},
+};
+use mayfly_api::k8s::api::core::v1::{Event, Pod};
+use mayfly_apiserver::{ApiServer, Config as ApiConfig, Deps, User};
+use mayfly_artifacts::Artifacts;
+use mayfly_informer::Informers;
+use mayfly_kubelet::{Config, Kubelet};
+use mayfly_runtime::{logs::LogLayout, simulated::SimulatedRuntime};
+use mayfly_store::Store;
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+use tower::ServiceExt as _;
+
+pub(crate) struct Cluster {
+    pub(crate) informers: Informers,
+    pub(crate) client: Client,
+    pub(crate) runtime: Arc<SimulatedRuntime>,
+    pub(crate) logs: LogLayout,
+    pub(crate) router: axum::Router,
+    pub(crate) stop: CancellationToken,
+    _folder: tempfile::TempDir,
+    _api: ApiServer,
+}
+
+impl Cluster {
+    pub(crate) async fn start() -> Self {
+        let cluster = Self::stopped().await;
+        cluster.run();
+        cluster
+    }
+
+    pub(crate) fn run(&self) {
+        self.run_with(self.runtime.clone());
+    }
+
+    pub(crate) fn run_with(&self, runtime: Arc<dyn mayfly_runtime::Runtime>) {
+        let config = Config::of_this_machine("n1", self.logs.clone(), "v0");
+        let kubelet = Kubelet::create(config, self.client.clone(), &self.informers, vec![runtime]);
+        tokio::spawn(kubelet.run(self.stop.clone()));
+    }
+
+    /// With a node that does not run yet.
+    pub(crate) async fn stopped() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let deps = Deps {
+            store: Store::in_memory().unwrap(),
+            artifacts: Artifacts::open(folder.path().join("artifacts")).unwrap(),
+            clock: Arc::new(jiff::Timestamp::now),
+            nodes: Arc::new(|_, _| Box::pin(async { Err("no node".into()) })),
+            inspector: Arc::new(|_| Ok(Value::Null)),
+        };
+        let api = ApiServer::create(ApiConfig::new("token"), deps, &mut Default::default()).await.unwrap();
+        let client = api.client(User::in_process("test"));
+        let stop = CancellationToken::new();
+        let informers = Informers::create(client.clone(), stop.clone());
+        let runtime = Arc::new(SimulatedRuntime::new("wasm"));
+        let logs = LogLayout::new(folder.path().join("logs"));
+        let config = Config::of_this_machine("n1", logs.clone(), "v0");
+        let kubelet = Kubelet::create(config, client.clone(), &informers, vec![runtime.clone()]);
+        let router = kubelet.router();
+        Self { informers, client, runtime, logs, router, stop, _folder: folder, _api: api }
+    }
+
+    pub(crate) fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), "default")
+    }
+
+    pub(crate) async fn create(&self, name: &str, spec: Value, annotations: Value) -> Pod {
+        let mut pod = json!({
+            "metadata": {"name": name, "annotations": annotations},
+            "spec": {"nodeName": "n1", "runtimeClassName": "wasm", "terminationGracePeriodSeconds": 1,
+                     "containers": [{"name": "main", "image": "x"}]}
+        });
+        for (key, value) in spec.as_object().unwrap() {
+            pod["spec"][key] = value.clone();
+        }
+        let pod: Pod = serde_json::from_value(pod).unwrap();
+        self.pods().create(&PostParams::default(), &pod).await.unwrap()
+    }
+
+    /// Waits until the pod is as asked, and gives it.
+    pub(crate) async fn until(&self, name: &str, what: &str, holds: impl Fn(&Pod) -> bool) -> Pod {
+        let waiting = async {
+            loop {
+                let pod = self.pods().get(name).await.unwrap();
+                if holds(&pod) {
+                    return pod;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        match tokio::time::timeout(Duration::from_secs(20), waiting).await {
+            Ok(pod) => pod,
+            Err(_) => panic!("{name} is not {what}: {:#?}", self.pods().get(name).await.unwrap().status),
+        }
+    }
+
+    /// Waits for what the node says about a pod.
+    pub(crate) async fn event(&self, pod: &str, reason: &str) -> Event {
+        let events: Api<Event> = Api::namespaced(self.client.clone(), "default");
+        let waiting = async {
+            loop {
+                let all = events.list(&ListParams::default()).await.unwrap();
+                let about = |event: &Event| event.involved_object.name.as_deref() == Some(pod);
+                let mut found = all.items.into_iter().filter(about);
+                if let Some(event) = found.find(|event| event.reason.as_deref() == Some(reason)) {
+                    return event;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), waiting)
+            .await
+            .unwrap_or_else(|_| panic!("no event {reason} about {pod}"))
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> (u16, String) {
+        let request = http::Request::get(path).body(axum::body::Body::empty()).unwrap();
+        let answer = self.router.clone().oneshot(request).await.unwrap();
+        let code = answer.status().as_u16();
+        let body = answer.into_body().collect().await.unwrap().to_bytes();
+        (code, String::from_utf8(body.to_vec()).unwrap())
+    }
+}
+
+impl Cluster {
+    /// A replica of revision f-00001, once it is ready.
+    pub(crate) async fn replica(&self, name: &str) {
+        let labels = json!({"mayfly.dev/function": "f", "mayfly.dev/revision": "f-00001"});
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": name, "labels": labels},
+            "spec": {"nodeName": "n1", "runtimeClassName": "wasm", "terminationGracePeriodSeconds": 1,
+                     "containers": [{"name": "main", "image": "x"}]}
+        }))
+        .unwrap();
+        self.pods().create(&PostParams::default(), &pod).await.unwrap();
+        self.until(name, "ready", |pod| is_true(pod, "Ready")).await;
+    }
+
+    /// Follows a pod's log, once the node knows the pod to run.
+    pub(crate) async fn follow(&self, pod: &str) -> FollowedLog {
+        for _ in 0..2_000 {
+            let path = format!("/containerLogs/default/{pod}/main?follow=true");
+            let request = http::Request::get(path).body(axum::body::Body::empty()).unwrap();
+            let answer = self.router.clone().oneshot(request).await.unwrap();
+            if answer.status() == 200 {
+                return FollowedLog(answer.into_body().into_data_stream());
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        panic!("pod {pod} has no log");
+    }
+}
+
+/// A log that is still written.
+pub(crate) struct FollowedLog(axum::body::BodyDataStream);
+
+impl FollowedLog {
+    /// The next line; none when the log has ended.
+    pub(crate) async fn line(&mut self) -> Option<String> {
+        self.within(Duration::from_secs(10)).await.expect("a line, or the end")
+    }
+
+    /// The same, if it comes within this time.
+    pub(crate) async fn within(&mut self, limit: Duration) -> Option<Option<String>> {
+        let line = tokio::time::timeout(limit, self.0.next()).await.ok()?;
+        Some(line.map(|line| String::from_utf8(line.unwrap().to_vec()).unwrap()))
+    }
+
+    pub(crate) async fn nothing_for(&mut self, time: Duration) {
+        assert_eq!(self.within(time).await, None);
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+pub(crate) fn phase(pod: &Pod) -> &str {
+    pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or("")
+}
+
+pub(crate) fn state(pod: &Pod) -> Value {
+    let statuses =
+        pod.status.as_ref().and_then(|status| status.container_statuses.clone()).unwrap_or_default();
+    serde_json::to_value(statuses).unwrap()
+}
+
+pub(crate) fn is_true(pod: &Pod, kind: &str) -> bool {
+    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions.into_iter().any(|condition| condition.type_ == kind && condition.status == "True")
+}

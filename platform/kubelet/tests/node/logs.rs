@@ -1,0 +1,142 @@
+//! What the node shows of logs, and how it follows them.
+
+use std::time::Duration;
+
+use kube::api::DeleteParams;
+use mayfly_runtime::{
+    ContainerId, PodUid,
+    logs::{LogWriter, Stream},
+};
+use serde_json::json;
+
+use crate::cluster::{Cluster, is_true, phase};
+
+#[tokio::test]
+async fn logs_of_containers_and_functions() {
+    let cluster = Cluster::start().await;
+    let pod = cluster.create("talk", json!({}), json!({})).await;
+    let pod_uid = PodUid(pod.metadata.uid.clone().unwrap());
+    cluster.until("talk", "ready", |pod| is_true(pod, "Ready")).await;
+    let writer = LogWriter::start().unwrap();
+    let id = ContainerId { pod: pod_uid, name: "main".into(), attempt: 0 };
+    writer.sink(cluster.logs.container(&id), Stream::Stdout).write(b"one\ntwo\nthree\n");
+    for (revision, line) in [("f-00001", "old\n"), ("f-00002", "new\n")] {
+        writer.sink(cluster.logs.revision("default", "f", revision), Stream::Stdout).write(line.as_bytes());
+    }
+    writer.flush();
+    // The informer may be a moment behind the API.
+    let path = "/containerLogs/default/talk/main?tailLines=2";
+    let read = async {
+        loop {
+            let answer = cluster.get(path).await;
+            if answer.0 == 200 {
+                return answer.1;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    assert_eq!(tokio::time::timeout(Duration::from_secs(10), read).await.unwrap(), "two\nthree\n");
+    assert_eq!(cluster.get("/functionLogs/default/f").await, (200, "old\nnew\n".into()));
+    assert_eq!(cluster.get("/functionLogs/default/f?revision=f-00002").await, (200, "new\n".into()));
+    assert_eq!(cluster.get("/functionLogs/default/f?tailLines=1").await, (200, "new\n".into()));
+    assert_eq!(cluster.get("/functionLogs/default/none").await, (200, String::new()));
+    assert_eq!(cluster.get("/containerLogs/default/none/main").await.0, 404);
+    let (code, text) = cluster.get("/containerLogs/default/talk/main?previous=true").await;
+    assert_eq!(
+        (code, text.as_str()),
+        (400, "previous terminated container \"main\" in pod \"talk\" not found")
+    );
+}
+
+/// Replicas share a revision's instances, so a line is nobody's own; yet who reads all logs reads it once.
+#[tokio::test]
+async fn a_line_of_a_revision_is_in_one_replicas_log() {
+    let cluster = Cluster::start().await;
+    for name in ["f-a", "f-b"] {
+        cluster.replica(name).await;
+    }
+    let writer = LogWriter::start().unwrap();
+    writer.sink(cluster.logs.revision("default", "f", "f-00001"), Stream::Stdout).write(b"hello\n");
+    writer.flush();
+    let log = async |pod: &str, wanted: &str| {
+        let path = format!("/containerLogs/default/{pod}/main");
+        let read = async {
+            // The informer may be a moment behind the API.
+            while cluster.get(&path).await != (200, wanted.to_owned()) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        if tokio::time::timeout(Duration::from_secs(10), read).await.is_err() {
+            panic!("{pod}: {:?}", cluster.get(&path).await);
+        }
+    };
+    log("f-a", "hello\n").await;
+    log("f-b", "(replicas of revision f-00001 share its instances: see the log of pod f-a)\n").await;
+    // When the one that told goes, another one tells.
+    cluster.pods().delete("f-a", &DeleteParams::default()).await.unwrap();
+    log("f-b", "hello\n").await;
+}
+
+#[tokio::test]
+async fn a_replica_that_does_not_tell_is_followed_until_it_does_or_goes() {
+    let cluster = Cluster::start().await;
+    for name in ["f-a", "f-b"] {
+        cluster.replica(name).await;
+    }
+    let writer = LogWriter::start().unwrap();
+    let write = |line: &str| {
+        writer.sink(cluster.logs.revision("default", "f", "f-00001"), Stream::Stdout).write(line.as_bytes());
+        writer.flush();
+    };
+    write("one\n");
+    let mut told = cluster.follow("f-a").await;
+    let mut listens = cluster.follow("f-b").await;
+    assert_eq!(told.line().await.unwrap(), "one\n");
+    let elsewhere = "(replicas of revision f-00001 share its instances: see the log of pod f-a)\n";
+    assert_eq!(listens.line().await.unwrap(), elsewhere);
+    write("two\n");
+    assert_eq!(told.line().await.unwrap(), "two\n");
+    listens.nothing_for(Duration::from_millis(600)).await;
+    let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
+    cluster.pods().delete("f-a", &now).await.unwrap();
+    assert_eq!(told.line().await, None, "its pod has gone");
+    // Who listened tells what comes from now on; when it noticed that, is its own affair.
+    let mut number = 0;
+    let first = loop {
+        write(&format!("{number}\n"));
+        number += 1;
+        if let Some(line) = listens.within(Duration::from_millis(100)).await {
+            break line.unwrap();
+        }
+        assert!(number < 100, "nobody tells");
+    };
+    assert!(first.trim().parse::<u32>().unwrap() < number, "{first}");
+    cluster.pods().delete("f-b", &now).await.unwrap();
+    while listens.line().await.is_some() {}
+}
+
+#[tokio::test]
+async fn a_followed_log_ends_with_its_container() {
+    let cluster = Cluster::start().await;
+    let pod = cluster.create("once", json!({"restartPolicy": "Never"}), json!({})).await;
+    cluster.until("once", "ready", |pod| is_true(pod, "Ready")).await;
+    let id = ContainerId { pod: PodUid(pod.metadata.uid.clone().unwrap()), name: "main".into(), attempt: 0 };
+    let writer = LogWriter::start().unwrap();
+    let write = |line: &str| {
+        writer.sink(cluster.logs.container(&id), Stream::Stdout).write(line.as_bytes());
+        writer.flush();
+    };
+    write("one\n");
+    let mut log = cluster.follow("once").await;
+    assert_eq!(log.line().await.unwrap(), "one\n");
+    log.nothing_for(Duration::from_millis(600)).await;
+    write("last\n");
+    cluster.runtime.exit(&id, 0);
+    assert_eq!(log.line().await.unwrap(), "last\n");
+    assert_eq!(log.line().await, None);
+    cluster.until("once", "done", |pod| phase(pod) == "Succeeded").await;
+    let mut again = cluster.follow("once").await;
+    assert_eq!(again.line().await.unwrap(), "one\n");
+    assert_eq!(again.line().await.unwrap(), "last\n");
+    assert_eq!(again.line().await, None);
+}

@@ -1,0 +1,305 @@
+//! A node with a simulated runtime against the real API server, in one process.
+
+use std::{sync::Arc, time::Duration};
+
+use kube::{
+    Api,
+    api::{DeleteParams, Patch, PatchParams, PostParams},
+};
+use mayfly_api::k8s::api::{
+    coordination::v1::Lease,
+    core::v1::{Node, Pod},
+};
+use mayfly_runtime::{ContainerId, PodUid, Runtime as _, simulated::SimulatedRuntime};
+use serde_json::json;
+
+mod cluster;
+mod logs;
+
+use cluster::{Cluster, is_true, phase, state};
+
+#[tokio::test]
+async fn a_node_registers_and_renews_its_lease() {
+    let cluster = Cluster::start().await;
+    let nodes: Api<Node> = Api::all(cluster.client.clone());
+    let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), "kube-node-lease");
+    let lease = async {
+        loop {
+            if let Some(lease) = leases.get_opt("n1").await.unwrap() {
+                return lease;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let lease = tokio::time::timeout(Duration::from_secs(10), lease).await.unwrap();
+    assert_eq!(lease.spec.unwrap().holder_identity.as_deref(), Some("n1"));
+    let node = nodes.get("n1").await.unwrap();
+    assert_eq!(node.metadata.labels.unwrap()["runtime.mayfly.dev/wasm"], "true");
+    let status = node.status.unwrap();
+    assert!(status.conditions.unwrap().iter().any(|c| c.type_ == "Ready" && c.status == "True"));
+    assert_eq!(status.allocatable.unwrap()["pods"].0, "10000");
+}
+
+#[tokio::test]
+async fn a_pod_runs_is_ready_and_goes_when_deleted() {
+    let cluster = Cluster::start().await;
+    cluster.create("web", json!({}), json!({})).await;
+    let pod = cluster.until("web", "ready", |pod| is_true(pod, "Ready")).await;
+    assert_eq!(phase(&pod), "Running");
+    let status = pod.status.clone().unwrap();
+    assert!(status.pod_ip.unwrap().starts_with("127.64."));
+    assert_eq!(status.host_ip.as_deref(), Some("127.0.0.1"));
+    let uid = PodUid(pod.metadata.uid.clone().unwrap());
+    assert_eq!(cluster.runtime.sandboxes(), [uid]);
+    cluster.pods().delete("web", &DeleteParams::default()).await.unwrap();
+    let gone = async {
+        while cluster.pods().get_opt("web").await.unwrap().is_some() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), gone).await.unwrap();
+    assert!(cluster.runtime.sandboxes().is_empty());
+}
+
+#[tokio::test]
+async fn jobs_end_and_crashes_come_back_with_a_pause() {
+    let cluster = Cluster::start().await;
+    let exits = |code: &str| json!({"simulated.mayfly.dev/exit-code": code});
+    cluster.create("done", json!({"restartPolicy": "Never"}), exits("0")).await;
+    cluster.create("failed", json!({"restartPolicy": "Never"}), exits("3")).await;
+    cluster.create("crash", json!({}), exits("1")).await;
+    let done = cluster.until("done", "over", |pod| phase(pod) == "Succeeded").await;
+    assert_eq!(state(&done)[0]["state"]["terminated"]["reason"], "Completed");
+    let failed = cluster.until("failed", "over", |pod| phase(pod) == "Failed").await;
+    assert_eq!(state(&failed)[0]["state"]["terminated"]["exitCode"], 3);
+    let waiting = |pod: &Pod| state(pod)[0]["state"]["waiting"]["reason"] == "CrashLoopBackOff";
+    let crash = cluster.until("crash", "backing off", waiting).await;
+    assert_eq!(phase(&crash), "Running");
+    assert_eq!(state(&crash)[0]["restartCount"], 2, "the first restart is at once");
+    assert_eq!(state(&crash)[0]["lastState"]["terminated"]["exitCode"], 1);
+    let title = format!("crash_default({})", crash.metadata.uid.clone().unwrap());
+    assert_eq!(
+        state(&crash)[0]["state"]["waiting"]["message"],
+        format!("back-off 10s restarting failed container=main pod={title}")
+    );
+    let backing_off = cluster.event("crash", "BackOff").await;
+    assert_eq!(backing_off.type_.as_deref(), Some("Warning"));
+    assert_eq!(
+        backing_off.message.as_deref(),
+        Some(format!("Back-off restarting failed container main in pod {title}").as_str())
+    );
+    assert_eq!(backing_off.count, Some(1), "the first restart has no pause");
+    let uid = PodUid(done.metadata.uid.unwrap());
+    assert!(!cluster.runtime.sandboxes().contains(&uid), "what is over holds nothing");
+}
+
+#[tokio::test]
+async fn init_containers_run_first_and_one_after_the_other() {
+    let cluster = Cluster::start().await;
+    let init = json!({"initContainers": [{"name": "one", "image": "x"}, {"name": "two", "image": "x"}]});
+    let pod = cluster.create("init", init, json!({})).await;
+    let uid = PodUid(pod.metadata.uid.clone().unwrap());
+    for name in ["one", "two"] {
+        let running = |pod: &Pod| {
+            let statuses = pod.status.clone().unwrap_or_default().init_container_statuses.unwrap_or_default();
+            statuses.iter().any(|s| s.name == name && s.state.clone().unwrap_or_default().running.is_some())
+        };
+        let pod = cluster.until("init", name, running).await;
+        assert_eq!(state(&pod)[0]["state"]["waiting"]["reason"], "PodInitializing");
+        cluster.runtime.exit(&ContainerId { pod: uid.clone(), name: name.into(), attempt: 0 }, 0);
+    }
+    cluster.until("init", "ready", |pod| is_true(pod, "Ready") && is_true(pod, "Initialized")).await;
+}
+
+#[tokio::test]
+async fn what_is_missing_is_named_and_waited_for() {
+    let cluster = Cluster::start().await;
+    let env =
+        json!([{"name": "MODE", "valueFrom": {"configMapKeyRef": {"name": "settings", "key": "mode"}}}]);
+    cluster
+        .create("needy", json!({"containers": [{"name": "main", "image": "x", "env": env}]}), json!({}))
+        .await;
+    let waiting = |pod: &Pod| state(pod)[0]["state"]["waiting"]["reason"] == "CreateContainerConfigError";
+    let pod = cluster.until("needy", "waiting", waiting).await;
+    let message = state(&pod)[0]["state"]["waiting"]["message"].clone();
+    assert_eq!(message, "configmap default/settings not found (env MODE)");
+    let maps: Api<mayfly_api::k8s::api::core::v1::ConfigMap> =
+        Api::namespaced(cluster.client.clone(), "default");
+    let map =
+        serde_json::from_value(json!({"metadata": {"name": "settings"}, "data": {"mode": "fast"}})).unwrap();
+    maps.create(&PostParams::default(), &map).await.unwrap();
+    cluster.until("needy", "ready", |pod| is_true(pod, "Ready")).await;
+
+    cluster.create("foreign", json!({"runtimeClassName": "gvisor"}), json!({})).await;
+    let waiting = |pod: &Pod| state(pod)[0]["state"]["waiting"]["message"].is_string();
+    let pod = cluster.until("foreign", "waiting", waiting).await;
+    assert!(
+        state(&pod)[0]["state"]["waiting"]["message"].as_str().unwrap().contains("no runtime for \"gvisor\"")
+    );
+}
+
+#[tokio::test]
+async fn a_deadline_ends_a_pod() {
+    let cluster = Cluster::start().await;
+    cluster.create("late", json!({"activeDeadlineSeconds": 1}), json!({})).await;
+    let pod = cluster.until("late", "over", |pod| phase(pod) == "Failed").await;
+    assert_eq!(pod.status.unwrap().reason.as_deref(), Some("DeadlineExceeded"));
+}
+
+#[tokio::test]
+async fn a_replaced_pod_is_another_pod() {
+    let cluster = Cluster::start().await;
+    let first = cluster.create("web", json!({}), json!({})).await;
+    cluster.until("web", "ready", |pod| is_true(pod, "Ready")).await;
+    let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
+    cluster.pods().delete("web", &now).await.unwrap();
+    let second = cluster.create("web", json!({}), json!({})).await;
+    assert_ne!(first.metadata.uid, second.metadata.uid);
+    cluster.until("web", "ready", |pod| is_true(pod, "Ready")).await;
+    assert_eq!(cluster.runtime.sandboxes(), [PodUid(second.metadata.uid.unwrap())]);
+    let patch = Patch::Merge(json!({"metadata": {"labels": {"a": "b"}}}));
+    cluster.pods().patch("web", &PatchParams::default(), &patch).await.unwrap();
+    cluster.until("web", "still ready", |pod| is_true(pod, "Ready")).await;
+}
+
+#[tokio::test]
+async fn a_node_takes_back_what_others_say_of_it() {
+    let cluster = Cluster::start().await;
+    let nodes: Api<Node> = Api::all(cluster.client.clone());
+    let ready = |node: &Node| {
+        let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
+        conditions.into_iter().flatten().any(|known| known.type_ == "Ready" && known.status == "True")
+    };
+    let until_ready = async || {
+        tokio::time::timeout(Duration::from_secs(15), async {
+            while !nodes.get_opt("n1").await.unwrap().is_some_and(|node| ready(&node)) {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        })
+        .await
+        .expect("the node is ready");
+    };
+    until_ready().await;
+    let silent = json!({"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}});
+    nodes.patch_status("n1", &PatchParams::default(), &Patch::Merge(silent)).await.unwrap();
+    until_ready().await;
+    nodes.delete("n1", &DeleteParams::default()).await.unwrap();
+    until_ready().await;
+}
+
+#[tokio::test]
+async fn a_missing_source_is_seen_as_soon_as_it_is_there() {
+    let cluster = Cluster::start().await;
+    let env = json!([{"name": "A", "valueFrom": {"configMapKeyRef": {"name": "settings", "key": "a"}}}]);
+    cluster
+        .create("waits", json!({"containers": [{"name": "main", "image": "x", "env": env}]}), json!({}))
+        .await;
+    let waits = |pod: &Pod| state(pod)[0]["state"]["waiting"]["reason"] == "CreateContainerConfigError";
+    cluster.until("waits", "waiting for its source", waits).await;
+    // Long enough that the next try by time alone is some way off.
+    tokio::time::sleep(Duration::from_millis(3500)).await;
+    let maps: Api<mayfly_api::k8s::api::core::v1::ConfigMap> =
+        Api::namespaced(cluster.client.clone(), "default");
+    let map = serde_json::from_value(json!({"metadata": {"name": "settings"}, "data": {"a": "1"}})).unwrap();
+    maps.create(&PostParams::default(), &map).await.unwrap();
+    let started = std::time::Instant::now();
+    cluster.until("waits", "running", |pod| phase(pod) == "Running").await;
+    assert!(started.elapsed() < Duration::from_secs(3), "it waited {:?} more", started.elapsed());
+}
+
+#[tokio::test]
+async fn sandboxes_without_a_pod_are_removed() {
+    let cluster = Cluster::stopped().await;
+    let stranger = mayfly_runtime::SandboxSpec {
+        uid: PodUid("stranger".into()),
+        pod: mayfly_api::ObjectKey::new("default", "stranger"),
+        labels: Default::default(),
+        annotations: Default::default(),
+        address: None,
+    };
+    cluster.runtime.create_sandbox(stranger).await.unwrap();
+    cluster.run();
+    let mut changes = cluster.runtime.changes();
+    let gone = async {
+        while !cluster.runtime.sandboxes().is_empty() {
+            changes.changed().await.unwrap();
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), gone).await.expect("it is removed");
+}
+
+/// A host whose starts and stops never end by themselves.
+struct Stuck(SimulatedRuntime);
+
+#[async_trait::async_trait]
+impl mayfly_runtime::Runtime for Stuck {
+    fn class(&self) -> &str {
+        "stuck"
+    }
+    async fn create_sandbox(
+        &self,
+        sandbox: mayfly_runtime::SandboxSpec,
+    ) -> Result<(), mayfly_runtime::RuntimeError> {
+        self.0.create_sandbox(sandbox).await
+    }
+    async fn start_container(
+        &self,
+        spec: mayfly_runtime::ContainerSpec,
+    ) -> Result<(), mayfly_runtime::RuntimeError> {
+        if spec.image == "never-starts" {
+            std::future::pending::<()>().await;
+        }
+        self.0.start_container(spec).await
+    }
+    async fn stop_container(
+        &self,
+        id: &ContainerId,
+        grace: Duration,
+    ) -> Result<(), mayfly_runtime::RuntimeError> {
+        tokio::time::sleep(grace).await;
+        self.0.stop_container(id, grace).await
+    }
+    async fn remove_sandbox(&self, uid: &PodUid) -> Result<(), mayfly_runtime::RuntimeError> {
+        self.0.remove_sandbox(uid).await
+    }
+    fn containers(&self, uid: &PodUid) -> Vec<(ContainerId, mayfly_runtime::ContainerState)> {
+        self.0.containers(uid)
+    }
+    fn sandboxes(&self) -> Vec<PodUid> {
+        self.0.sandboxes()
+    }
+    fn changes(&self) -> tokio::sync::watch::Receiver<u64> {
+        self.0.changes()
+    }
+}
+
+#[tokio::test]
+async fn deletion_does_not_wait_for_a_start_and_can_be_hurried() {
+    let cluster = Cluster::stopped().await;
+    cluster.run_with(Arc::new(Stuck(SimulatedRuntime::new("stuck"))));
+    let spec = |image: &str| {
+        json!({"runtimeClassName": "stuck", "terminationGracePeriodSeconds": 3600,
+        "containers": [{"name": "main", "image": image}]})
+    };
+    let gone = async |name: &str| {
+        let gone = async {
+            while cluster.pods().get_opt(name).await.unwrap().is_some() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), gone).await.expect("it is gone");
+    };
+    cluster.create("starting", spec("never-starts"), json!({})).await;
+    let creating = |pod: &Pod| state(pod)[0]["state"]["waiting"]["reason"] == "ContainerCreating";
+    cluster.until("starting", "being created", creating).await;
+    cluster.pods().delete("starting", &DeleteParams::default()).await.unwrap();
+    gone("starting").await;
+
+    cluster.create("stopping", spec("x"), json!({})).await;
+    cluster.until("stopping", "running", |pod| phase(pod) == "Running").await;
+    cluster.pods().delete("stopping", &DeleteParams::default()).await.unwrap();
+    let pod = cluster.pods().get("stopping").await.unwrap();
+    assert_eq!(pod.metadata.deletion_grace_period_seconds, Some(3600));
+    cluster.pods().delete("stopping", &DeleteParams::default().grace_period(1)).await.unwrap();
+    gone("stopping").await;
+}
