@@ -418,10 +418,11 @@ async fn leases_and_events_may_be_created_by_put() {
 #[tokio::test]
 async fn fields_that_do_nothing_for_wasm_are_warned_about() {
     let server = Fixture::new().await;
+    let image = format!("sha256:{}", "0".repeat(64));
     let mut job = json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "j"}, "spec": {"template": {
         "spec": {"runtimeClassName": "wasm", "restartPolicy": "Never",
             "volumes": [{"name": "v", "emptyDir": {}}],
-            "containers": [{"name": "c", "image": "x:1", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}]}}}});
+            "containers": [{"name": "c", "image": image, "volumeMounts": [{"name": "v", "mountPath": "/v"}]}]}}}});
     let warned = async |job: &Value| {
         let path = "/apis/batch/v1/namespaces/default/jobs?dryRun=All";
         let request = support::request("POST", path).header("content-type", "application/json");

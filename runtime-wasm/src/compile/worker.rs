@@ -19,6 +19,8 @@ use crate::engine::{self, Flavour};
 
 /// The status of a worker that refused its component; why stands on its standard error.
 const EXIT_INVALID: u8 = 3;
+/// The status of a worker that could not do its work: another one may.
+const EXIT_LOST: u8 = 4;
 /// The status of a worker that was not given what it needs.
 const EXIT_USAGE: u8 = 2;
 /// What is read of a worker's standard error, in bytes.
@@ -81,6 +83,9 @@ impl Worker {
         if status.code() == Some(EXIT_INVALID.into()) {
             return CompileError::Invalid(message);
         }
+        if status.code() == Some(EXIT_LOST.into()) {
+            return CompileError::Lost(message);
+        }
         // Somebody ended it: the kernel, which had no memory left for all, or a person.
         if status.signal() == Some(rustix::process::Signal::KILL.as_raw()) {
             return CompileError::Lost("the compiler was killed; was the machine out of memory?".into());
@@ -106,18 +111,32 @@ pub fn run_worker<S: AsRef<OsStr>>(args: &[S]) -> ExitCode {
         return ExitCode::from(EXIT_USAGE);
     };
     job.step_back();
-    match job.run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            complain(&format!("{error:#}"));
-            ExitCode::from(EXIT_INVALID)
-        }
-    }
+    let (status, error) = match job.run() {
+        Ok(()) => return ExitCode::SUCCESS,
+        Err(Failure::Component(error)) => (EXIT_INVALID, error),
+        Err(Failure::Machine(error)) => (EXIT_LOST, error),
+    };
+    complain(&format!("{error:#}"));
+    ExitCode::from(status)
 }
 
 fn complain(why: &str) {
     // Whoever would read it may be gone.
     writeln!(io::stderr(), "{why}").ok();
+}
+
+/// Why a component was not compiled.
+enum Failure {
+    /// It cannot be.
+    Component(wasmtime::Error),
+    /// There were no threads, no memory, nobody to write to.
+    Machine(wasmtime::Error),
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self::Machine(error.into())
+    }
 }
 
 struct Job {
@@ -148,11 +167,14 @@ impl Job {
         rustix::process::setrlimit(Resource::Data, Rlimit { current: limit, maximum: limit }).ok();
     }
 
-    fn run(&self) -> wasmtime::Result<()> {
+    fn run(&self) -> Result<(), Failure> {
         let mut wasm = Vec::new();
         io::stdin().lock().read_to_end(&mut wasm)?;
-        let engine = wasmtime::Engine::new(&engine::settings(self.flavour, self.linear_memory_bytes_max))?;
-        let machine_code = super::threads(self.threads)?.install(|| engine.precompile_component(&wasm))?;
+        let settings = engine::settings(self.flavour, self.linear_memory_bytes_max);
+        let engine = wasmtime::Engine::new(&settings).map_err(Failure::Machine)?;
+        let threads = super::threads(self.threads).map_err(io::Error::other)?;
+        let compiled = threads.install(|| engine.precompile_component(&wasm));
+        let machine_code = compiled.map_err(Failure::Component)?;
         io::stdout().lock().write_all(&machine_code)?;
         Ok(())
     }
@@ -202,6 +224,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let killed = worker(folder.path(), "kill -KILL $$");
         assert!(matches!(killed.compile(Flavour::Sync, b"").await, Err(CompileError::Lost(_))));
+        let hungry = worker(folder.path(), "echo no threads >&2; exit 4");
+        match hungry.compile(Flavour::Sync, b"").await {
+            Err(CompileError::Lost(why)) => assert_eq!(why, "no threads"),
+            other => panic!("{other:?}"),
+        }
         let broken = worker(folder.path(), "echo out of memory >&2; kill -ABRT $$");
         match broken.compile(Flavour::Sync, b"").await {
             Err(CompileError::Invalid(why)) => {

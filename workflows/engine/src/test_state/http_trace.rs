@@ -93,7 +93,11 @@ mod tests {
         assert_eq!(failed.error.as_deref(), Some("States.Http.StatusCode.418"));
         let shown = inspection.done();
         assert_eq!(shown["request"]["url"], "https://h/p");
-        assert_eq!(shown["request"]["headers"], "[x-two: 2, content-type: application/json]");
+        assert_eq!(
+            shown["request"]["headers"],
+            "[x-two: 2, user-agent: Amazon|StepFunctions|HttpInvoke|us-east-1, range: bytes=0-262144, \
+             content-type: application/json]"
+        );
         assert_eq!(
             shown["response"],
             json!({
