@@ -2,9 +2,10 @@
 //! them, within limits.
 //!
 //! **Belongs here:** everything that names wasmtime. The engines and their pools ([`config`], `engine`),
-//! what a component is and whether it can run here ([`inspect`]), compiling ahead of time and mapping what
-//! was compiled (`compile`, `cache`), calls (`function`, `call`), what a guest may ask of its host
-//! (`guest`, `capability`), pods (`pods`), the memories and stacks that instances live in (`pool`).
+//! what a component is and whether it can run here ([`inspect`]), compiling ahead of time (for a server in
+//! processes of their own) and mapping what was compiled (`compile`, `cache`), calls (`function`, `call`),
+//! what a guest may ask of its host (`guest`, `capability`), pods (`pods`), the memories and stacks that
+//! instances live in (`pool`).
 //!
 //! **Does not belong here:** routes, queues, when to scale (the gateway's), restarts (the kubelet's), the
 //! API. Nothing here knows of an API object.
