@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use super::Engine;
 use super::error::ExecutionError;
-use super::types::{Description, HistoryQuery, Kind, ListQuery, Of, Page, StateMachine};
-use crate::history::HistoryEvent;
+use super::types::{Description, Kind, ListQuery, Of, Page, StateMachine};
 use crate::journal::{ListRows, Owner, artifacts_in};
 
 impl Engine {
@@ -73,42 +72,5 @@ impl Engine {
         let next = rows.last().filter(|_| more).map(|row| row.id.to_string());
         let items = rows.iter().map(|row| self.inner.describe_row(row, Kind::Standard)).collect();
         Ok(Page { items, next })
-    }
-
-    /// An execution's history, events in the API's shape; `None` when there is
-    /// no such execution.
-    pub async fn history(
-        &self,
-        arn: &str,
-        query: HistoryQuery,
-    ) -> Result<Option<Page<serde_json::Value>>, ExecutionError> {
-        let from: usize = match query.from.as_deref() {
-            Some(from) => from.parse().map_err(|_| ExecutionError::InvalidPage)?,
-            None => 0,
-        };
-        let Some(mut events) = self.events(arn).await? else { return Ok(None) };
-        if query.reverse {
-            events.reverse();
-        }
-        let items = events.iter().skip(from).take(query.limit);
-        let items: Vec<_> = items.map(|event| event.to_json(query.include_data)).collect();
-        let end = from + items.len();
-        let next = (end < events.len()).then(|| end.to_string());
-        Ok(Some(Page { items, next }))
-    }
-
-    /// All events of an execution, computed from its journal.
-    pub async fn events(&self, arn: &str) -> Result<Option<Vec<HistoryEvent>>, ExecutionError> {
-        let (inner, wanted) = (self.inner.clone(), arn.to_owned());
-        Ok(self
-            .inner
-            .read(move |journal| {
-                let Some(row) = journal.execution_by_arn(&wanted)? else { return Ok(None) };
-                let row = inner.whole_row(row)?;
-                let state_machine = inner.machine_of(row.machine)?;
-                let (_, _, events) = inner.replay(&row, &state_machine, true)?;
-                Ok(Some(events))
-            })
-            .await?)
     }
 }

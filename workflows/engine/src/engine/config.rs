@@ -50,8 +50,6 @@ pub struct Limits {
     pub effects_per_execution: usize,
     /// How long a worker's question for work stays open: AWS's minute.
     pub activity_poll: Duration,
-    /// How long an express execution may take: AWS's five minutes.
-    pub express_duration: Duration,
     /// How long an ended execution may be redriven: AWS's fortnight.
     pub redrive_window: Duration,
     /// How long an execution that only waits stays in memory; then its timers
@@ -74,7 +72,6 @@ impl Default for Limits {
             effects: 1_024,
             effects_per_execution: 256,
             activity_poll: Duration::from_secs(60),
-            express_duration: Duration::from_secs(300),
             redrive_window: Duration::from_secs(14 * 24 * 3_600),
             idle_in_memory: Duration::from_secs(10),
             checkpoint_records: 1_000,

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use futures::FutureExt as _;
 use mayfly_workflows_language::error::names;
 
 use super::inner::{Busy, Inner, Job, Refused};
@@ -174,8 +175,25 @@ async fn carry_out(reporter: Reporter, call: Call, place: Place, busy: Busy) {
         drop(Over { n: reporter.n, running: reporter.running, _guards: guards });
         return;
     }
-    let event = match call {
-        Call::Task(task) => match tasks::run(&reporter, *task, &mut guards).await {
+    let work = std::panic::AssertUnwindSafe(event_of(&reporter, call, &mut guards));
+    let event = work.catch_unwind().await.unwrap_or_else(|panic| {
+        // A defect of ours. Whoever waits for the effect must be told, or it would wait for ever.
+        let reason = panic.downcast_ref::<String>().map(String::as_str);
+        let reason = reason.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it gave no reason");
+        tracing::error!(execution = %reporter.running.arn, reason, "an effect ended in a panic");
+        let cause = format!("The task was ended by a defect of the server: {reason}");
+        Some(Event::Failed { n: reporter.n, error: Some(names::RUNTIME.to_owned()), cause: Some(cause) })
+    });
+    match event {
+        Some(event) => reporter.conclude(event, guards),
+        None => drop(Over { n: reporter.n, running: reporter.running, _guards: guards }),
+    }
+}
+
+/// Does what an effect is; gives what is to be told of it, if it ends by itself.
+async fn event_of(reporter: &Reporter, call: Call, guards: &mut Guards) -> Option<Event> {
+    match call {
+        Call::Task(task) => match tasks::run(reporter, *task, guards).await {
             tasks::Finished::Result(value) => {
                 Some(Event::Succeeded { n: reporter.n, output: Payload::Here(value.to_text().into()) })
             }
@@ -195,17 +213,13 @@ async fn carry_out(reporter: Reporter, call: Call, place: Place, busy: Busy) {
             tasks::Finished::Later => None,
         },
         Call::ReadItems { state, arguments, max_items } => {
-            let outcome = files::read_items(&reporter, state, &arguments, max_items).await;
+            let outcome = files::read_items(reporter, state, &arguments, max_items).await;
             Some(files::event(reporter.n, outcome, names::ITEM_READER_FAILED))
         }
         Call::WriteResults { state, arguments, run_arn, results } => {
-            let outcome = files::write_results(&reporter, state, &arguments, &run_arn, &results).await;
+            let outcome = files::write_results(reporter, state, &arguments, &run_arn, &results).await;
             Some(files::event(reporter.n, outcome, "States.ResultWriterFailed"))
         }
-    };
-    match event {
-        Some(event) => reporter.conclude(event, guards),
-        None => drop(Over { n: reporter.n, running: reporter.running, _guards: guards }),
     }
 }
 

@@ -12,6 +12,7 @@ use tokio::sync::Notify;
 use super::changes::{Change as ExecutionChange, Changes};
 use super::config::Config;
 use super::deps::{Activities, Deps, Integrations, Mocks, Operations};
+use super::history::Histories;
 use super::live::{Cell, Live, Running};
 use super::mocked::Alarms;
 use super::types::{Description, RedriveStatus, StateMachine, Status};
@@ -41,6 +42,7 @@ pub(crate) struct Inner {
     pub(super) written: Mutex<HashSet<Digest>>,
     /// Held for reading while an execution is taken up again, for writing while old ones are forgotten.
     pub(super) taken_up: tokio::sync::RwLock<()>,
+    pub(super) histories: Mutex<Histories>,
     pub(super) wheel: Mutex<Wheel>,
     /// A timer was filed before the next one the timer task waits for.
     pub(super) wheel_changed: Notify,
@@ -237,9 +239,10 @@ impl Inner {
                 }
                 inner.perform(&of, &mut cell, actions);
             } else {
-                // A start that was refused: nothing may be written of it any more, whoever still holds it.
                 let mut cell = of.cell.lock();
-                cell.asleep |= cell.durable == u64::MAX;
+                if cell.durable == u64::MAX {
+                    inner.never_begun(&of, &mut cell);
+                }
             }
             then(outcome);
             drop(busy);

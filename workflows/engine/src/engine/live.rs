@@ -22,6 +22,8 @@ pub(super) struct Running {
     pub(super) heavy: bool,
     pub(super) state_machine: Arc<StateMachine>,
     pub(super) cell: Mutex<Cell>,
+    /// What the children of its map runs run, made once for each Map. Locked alone.
+    pub(super) child_machines: Mutex<Vec<Arc<StateMachine>>>,
     /// Effects being carried out. Locked after the cell, never before.
     pub(super) effects: Mutex<HashMap<u32, AbortHandle>>,
 }
@@ -119,6 +121,7 @@ impl Running {
                 begun: Vec::new(),
                 waiters: Vec::new(),
             }),
+            child_machines: Mutex::default(),
             effects: Mutex::default(),
         })
     }

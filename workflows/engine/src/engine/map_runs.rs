@@ -125,17 +125,7 @@ impl Inner {
             }
             return Ok(());
         }
-        let of = &parent.state_machine;
-        let state_machine = Arc::new(StateMachine {
-            arn: of.arn.clone(),
-            name: of.name.clone(),
-            role_arn: of.role_arn.clone(),
-            kind: if child.express { Kind::Express } else { Kind::Standard },
-            definition_text: of.definition_text.clone(),
-            definition: of.definition.clone(),
-            details: of.details.clone(),
-            flow: Some(child.flow),
-        });
+        let state_machine = parent.child_machine(child);
         let name = child.arn.rsplit(':').next().unwrap_or_default().to_owned();
         let birth = Birth {
             seed: self.deps.randomness.bytes(),
@@ -224,15 +214,23 @@ impl Inner {
         });
     }
 
-    /// Stops an execution whose waiting task was given up before the process ended, and which it was too late to stop
-    /// then. What was redriven since goes on: somebody wanted that.
+    /// Stops an execution whose waiting task or map run was given up before the process ended, and which it was too
+    /// late to stop then.
     pub(super) fn stop_if_left(self: &Arc<Self>, running: &Arc<Running>) {
-        let row = running.cell.lock().row.clone();
-        let Some(waiter) = row.birth.waited_by.filter(|_| row.outcome.redrive_count == 0) else { return };
+        let needed_by = {
+            let row = &running.cell.lock().row;
+            let redriven = row.outcome.redrive_count > 0;
+            match (&row.birth.parent, row.birth.waited_by) {
+                (Some(parent), _) => Needed::ByRun(parent.clone()),
+                // What was redriven since goes on: somebody wanted that.
+                (None, Some(waiter)) if !redriven => Needed::ByTask(waiter),
+                _ => return,
+            }
+        };
         let (inner, busy, arn) = (self.clone(), self.busy(), running.arn.clone());
         self.runtime.spawn(async move {
             let _busy = busy;
-            match inner.is_awaited(waiter).await {
+            match inner.is_awaited(needed_by).await {
                 Ok(true) => {}
                 Ok(false) => inner.stop_child(arn),
                 Err(error) => {
@@ -242,12 +240,19 @@ impl Inner {
         });
     }
 
-    async fn is_awaited(&self, waiter: WaitedBy) -> Result<bool, JournalError> {
-        if let Some(parent) = self.live.by_id(waiter.execution) {
-            return Ok(parent.cell.lock().machine.waits_for(waiter.effect));
+    async fn is_awaited(&self, needed_by: Needed) -> Result<bool, JournalError> {
+        let execution = match &needed_by {
+            Needed::ByTask(waiter) => waiter.execution,
+            Needed::ByRun(child) => child.execution,
+        };
+        if let Some(parent) = self.live.by_id(execution) {
+            return Ok(match needed_by {
+                Needed::ByTask(waiter) => parent.cell.lock().machine.waits_for(waiter.effect),
+                Needed::ByRun(child) => run_waits(&parent, child.run, child.index),
+            });
         }
         // One that runs and is not in memory could not be read; it may be read another time.
-        let row = self.read(move |journal| journal.execution(waiter.execution)).await?;
+        let row = self.read(move |journal| journal.execution(execution)).await?;
         Ok(row.is_some_and(|row| row.outcome.status == Status::Running))
     }
 
@@ -293,6 +298,25 @@ impl Inner {
     }
 }
 
+impl Running {
+    /// What a child runs: the same for all children of a Map, so that its digest is computed once.
+    fn child_machine(&self, child: &ChildStart) -> Arc<StateMachine> {
+        let kind = if child.express { Kind::Express } else { Kind::Standard };
+        let mut made = self.child_machines.lock();
+        let there = made.iter().find(|machine| machine.flow == Some(child.flow) && machine.kind == kind);
+        if let Some(machine) = there {
+            return machine.clone();
+        }
+        let machine = Arc::new(StateMachine {
+            kind,
+            flow: Some(child.flow),
+            ..StateMachine::clone(&self.state_machine)
+        });
+        made.push(machine.clone());
+        machine
+    }
+}
+
 /// Does the run wait for children?
 fn goes_on(parent: &Running, number: u32) -> bool {
     let cell = parent.cell.lock();
@@ -302,9 +326,20 @@ fn goes_on(parent: &Running, number: u32) -> bool {
 
 /// Does it wait for this one?
 fn wants(parent: &Running, child: &ChildStart) -> bool {
+    run_waits(parent, child.run, child.index)
+}
+
+/// Does this run of the execution wait for this child's end?
+fn run_waits(parent: &Running, run: u32, child: u32) -> bool {
     let cell = parent.cell.lock();
-    let run = cell.machine.map_runs().find(|(number, _)| *number == child.run);
-    cell.machine.outcome().is_none() && run.is_some_and(|(_, run)| run.waits_for(child.index))
+    let found = cell.machine.map_runs().find(|(number, _)| *number == run);
+    cell.machine.outcome().is_none() && found.is_some_and(|(_, run)| run.waits_for(child))
+}
+
+/// Who an execution was started for.
+enum Needed {
+    ByTask(WaitedBy),
+    ByRun(ChildOf),
 }
 
 /// Is it the first of its run's children that has not ended? That one is let in however many executions are open:

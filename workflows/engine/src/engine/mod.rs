@@ -12,16 +12,19 @@ mod config;
 mod deps;
 mod effects;
 mod error;
+mod history;
 mod inner;
 mod live;
 mod load;
 mod map_runs;
 mod mocked;
 mod open;
+mod redrive;
 mod retention;
 mod sleep;
 mod start;
 mod types;
+mod wait;
 
 #[cfg(test)]
 mod tests;

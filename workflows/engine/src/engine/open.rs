@@ -63,6 +63,7 @@ impl Engine {
             digests: Mutex::default(),
             written: Mutex::default(),
             taken_up: tokio::sync::RwLock::default(),
+            histories: Mutex::default(),
             wheel: Mutex::new(Wheel::new(now_ms)),
             wheel_changed: Notify::new(),
             lines: Arc::default(),

@@ -96,6 +96,7 @@ pub(super) async fn send_to_sleep(engine: Weak<Inner>) {
     loop {
         tokio::time::sleep(ROUND).await;
         let Some(inner) = engine.upgrade() else { return };
+        inner.histories.lock().forget_unused();
         let asleep = inner.sleep_round();
         if asleep > 0 {
             tracing::debug!(asleep, "executions left memory");

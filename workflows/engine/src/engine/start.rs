@@ -1,22 +1,18 @@
-//! Executions begun, ended from outside, taken up again.
+//! Executions begun, and ended from outside.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use tokio::sync::oneshot;
 
 use super::Engine;
-use super::error::{ExecutionError, RedriveError, StartError};
+use super::error::{ExecutionError, StartError};
 use super::inner::{Inner, Refused, timestamp};
-use super::live::{Place, Running, may_take_long};
+use super::live::{Cell, Place, Running, may_take_long};
 use super::load;
-use super::types::{Description, Kind, RedriveStatus, StartRequest, Started, StateMachine, Status};
+use super::types::{Description, Kind, StartRequest, Started, StateMachine, Status};
 use crate::journal::{Birth, Change, ExecutionRow, Journal, JournalError, OutcomeRow, Payload, WaitedBy};
 use crate::machine::{EDITION, Event, Output};
-
-/// How soon an execution that could not be read is read again by who waits for its end.
-const READ_RETRY: Duration = Duration::from_secs(1);
 
 /// Everything an execution begins with.
 pub(super) struct NewExecution {
@@ -34,6 +30,27 @@ pub(super) struct NewExecution {
     pub(super) named: bool,
     /// It begins however many executions are open.
     pub(super) at_any_load: bool,
+}
+
+/// Room for one more open execution: given back when it is dropped untaken.
+struct Room {
+    inner: Arc<Inner>,
+    taken: bool,
+}
+
+impl Room {
+    /// It is filled; the end of the execution gives it back.
+    fn take(mut self) {
+        self.taken = true;
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        if !self.taken {
+            self.inner.open.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
 }
 
 impl Inner {
@@ -54,10 +71,7 @@ impl Inner {
         if self.closing.load(Ordering::Acquire) {
             return Err(StartError::Closed);
         }
-        let limit = self.config.limits.open_executions;
-        if self.open.load(Ordering::Acquire) >= limit && !new.at_any_load {
-            return Err(StartError::TooMany { limit });
-        }
+        let room = self.room(new.at_any_load)?;
         let place = loop {
             if let Some(place) = self.live.take(&new.arn) {
                 break place;
@@ -72,14 +86,9 @@ impl Inner {
         if self.had(&new).await? {
             return Err(StartError::AlreadyExists { arn: new.arn.to_string() });
         }
-        let (running, durable) = self.begin_in(place, new)?;
+        let (running, durable) = self.begin_in(place, room, new)?;
         match durable.await {
-            Ok(Ok(())) => Ok(running),
-            Ok(Err(error)) => {
-                self.open.fetch_sub(1, Ordering::AcqRel);
-                self.live.release(&running);
-                Err(error.into())
-            }
+            Ok(outcome) => outcome.map(|()| running).map_err(StartError::from),
             Err(_) => Err(StartError::Closed),
         }
     }
@@ -109,9 +118,22 @@ impl Inner {
         let _ = begun.await;
     }
 
+    /// Counts one more open execution, if there may be.
+    fn room(self: &Arc<Self>, at_any_load: bool) -> Result<Room, StartError> {
+        let limit = if at_any_load { usize::MAX } else { self.config.limits.open_executions };
+        let counted = self
+            .open
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |open| (open < limit).then_some(open + 1));
+        match counted {
+            Ok(_) => Ok(Room { inner: self.clone(), taken: false }),
+            Err(_) => Err(StartError::TooMany { limit }),
+        }
+    }
+
     fn begin_in(
         self: &Arc<Self>,
         place: Place<'_>,
+        room: Room,
         new: NewExecution,
     ) -> Result<(Arc<Running>, oneshot::Receiver<Result<(), JournalError>>), StartError> {
         let id = self.next_execution.fetch_add(1, Ordering::AcqRel);
@@ -153,7 +175,7 @@ impl Inner {
         // Not before its start is durable may it leave memory.
         running.cell.lock().durable = u64::MAX;
         place.fill(&running);
-        self.open.fetch_add(1, Ordering::AcqRel);
+        room.take();
         let (sender, receiver) = oneshot::channel();
         let mut cell = running.cell.lock();
         let inner = self.clone();
@@ -168,12 +190,24 @@ impl Inner {
         match settled {
             Ok(()) => Ok((running, receiver)),
             Err(Refused::Journal(error)) => {
-                self.open.fetch_sub(1, Ordering::AcqRel);
-                self.live.release(&running);
+                self.never_begun(&running, &mut running.cell.lock());
                 Err(error.into())
             }
             Err(Refused::Ended | Refused::Asleep(_)) => Err(StartError::Closed),
         }
+    }
+
+    /// Takes an execution away whose start the journal refused: whoever still holds it writes nothing of it, and
+    /// its name is free again, whether somebody waits for the start or not.
+    pub(super) fn never_begun(&self, running: &Arc<Running>, cell: &mut Cell) {
+        // What came to it before it was durable is refused as well.
+        if std::mem::replace(&mut cell.asleep, true) {
+            return;
+        }
+        cell.begun.clear();
+        cell.waiters.clear();
+        self.open.fetch_sub(1, Ordering::AcqRel);
+        self.live.release(running);
     }
 
     /// Delivers an event and waits until it is durable.
@@ -203,118 +237,6 @@ impl Inner {
             }
             Err(Refused::Journal(error)) => Err(error.into()),
         }
-    }
-
-    /// Waits for an execution's end; `None` when there is no such execution. What keeps it from being read for a
-    /// while is waited out: that it cannot be read does not say that it is not there.
-    pub(crate) async fn wait(self: &Arc<Self>, arn: &str) -> Result<Option<Description>, ExecutionError> {
-        loop {
-            match self.wait_readable(arn).await {
-                Err(ExecutionError::Journal(error @ JournalError::Database(_)))
-                    if !self.closing.load(Ordering::Acquire) =>
-                {
-                    tracing::warn!(arn, %error, "an execution that is waited for cannot be read; trying again");
-                    // From here on this only waits again: a virtual clock may go on.
-                    drop(self.alarm(READ_RETRY).await.map_err(|_| ExecutionError::Closed)?);
-                }
-                answer => return answer,
-            }
-        }
-    }
-
-    async fn wait_readable(self: &Arc<Self>, arn: &str) -> Result<Option<Description>, ExecutionError> {
-        loop {
-            if let Some(running) = self.awake_by_arn(arn).await? {
-                let ends = {
-                    let mut cell = running.cell.lock();
-                    if cell.asleep {
-                        // It fell asleep between being found and being asked: once more.
-                        continue;
-                    }
-                    (cell.row.outcome.status == Status::Running).then(|| {
-                        let (sender, receiver) = oneshot::channel();
-                        cell.waiters.push(sender);
-                        receiver
-                    })
-                };
-                if let Some(ends) = ends {
-                    return ends.await.map(Some).map_err(|_| ExecutionError::Closed);
-                }
-            }
-            let Some(stored) = self.describe_stored(arn).await? else { return Ok(None) };
-            if stored.status != Status::Running {
-                return Ok(Some(stored));
-            }
-            // It had ended and was taken up again meanwhile.
-            tokio::task::yield_now().await;
-        }
-    }
-
-    pub(super) async fn describe_stored(
-        self: &Arc<Self>,
-        arn: &str,
-    ) -> Result<Option<Description>, ExecutionError> {
-        let (inner, wanted) = (self.clone(), arn.to_owned());
-        Ok(self
-            .read(move |journal| {
-                let Some(row) = journal.execution_by_arn(&wanted)? else { return Ok(None) };
-                let row = inner.whole_row(row)?;
-                Ok(Some(inner.describe_row(&row, Kind::Standard)))
-            })
-            .await?)
-    }
-
-    /// Takes up an ended execution: computed again, then redriven.
-    pub(super) async fn redrive_row(
-        self: &Arc<Self>,
-        row: ExecutionRow,
-        token: Option<String>,
-    ) -> Result<i64, RedriveError> {
-        let _redriven = self.taken_up.read().await;
-        let arn: Arc<str> = row.arn.as_str().into();
-        let Some(place) = self.live.take(&arn) else { return Err(RedriveError::AlreadyRunning) };
-        let inner = self.clone();
-        let loaded = self
-            .read(move |journal| match journal.execution(row.id)? {
-                // Somebody else may have taken it up, and it may have ended again.
-                Some(row) if row.outcome.status != Status::Running => Ok(Some(inner.recomputed(row)?)),
-                _ => Ok(None),
-            })
-            .await
-            .map_err(ExecutionError::from)?;
-        let Some(running) = loaded else { return Err(RedriveError::AlreadyRunning) };
-        if !running.cell.lock().machine.can_redrive() {
-            return Err(RedriveError::NotRedrivable("Execution has nothing to be redriven".to_owned()));
-        }
-        place.fill(&running);
-        self.open.fetch_add(1, Ordering::AcqRel);
-        self.told(&running, Event::Redrive { token }).await?;
-        let redriven = running.cell.lock().machine.redrives().1;
-        Ok(redriven.unwrap_or_else(|| self.now_ms()))
-    }
-
-    /// When a request of this name redrove the execution, if it did lately.
-    async fn redriven_by(self: &Arc<Self>, arn: &str, token: &str) -> Result<Option<i64>, ExecutionError> {
-        let wanted = arn.to_owned();
-        let Some(row) = self.read(move |journal| journal.execution_by_arn(&wanted)).await? else {
-            return Ok(None);
-        };
-        // What the row does not say is not durable, and not told.
-        let Some(last_ms) = row.outcome.redrive_ms else { return Ok(None) };
-        let running = match self.awake_by_arn(arn).await? {
-            Some(running) => running,
-            None => {
-                let inner = self.clone();
-                self.read(move |journal| {
-                    let row = journal.execution(row.id)?;
-                    row.map(|row| inner.recomputed(row)).transpose()
-                })
-                .await?
-                .ok_or_else(|| ExecutionError::NotFound(arn.to_owned()))?
-            }
-        };
-        let redriven = running.cell.lock().machine.redriven_by(token, self.now_ms());
-        Ok(redriven.filter(|at_ms| *at_ms <= last_ms))
     }
 }
 
@@ -371,19 +293,8 @@ impl Engine {
             cell.waiters.push(sender);
             receiver
         };
-        let limit = self.inner.config.limits.express_duration;
         let _stop = StopWhenDropped { engine: self.clone(), arn };
-        match tokio::time::timeout(limit, receiver).await {
-            Ok(Ok(ended)) => Ok(ended),
-            Ok(Err(_)) => Err(StartError::Closed),
-            Err(_) => {
-                let mut cell = running.cell.lock();
-                cell.row.outcome.status = Status::TimedOut;
-                cell.row.outcome.stop_ms = Some(self.inner.now_ms());
-                cell.row.outcome.error = Some("States.Timeout".to_owned());
-                Ok(self.inner.describe_row(&cell.row, kind))
-            }
-        }
+        receiver.await.map_err(|_| StartError::Closed)
     }
 
     fn new_execution(&self, request: StartRequest) -> NewExecution {
@@ -448,45 +359,6 @@ impl Engine {
         }
         let there = self.describe(arn).await?.ok_or_else(|| ExecutionError::NotFound(arn.to_owned()))?;
         Ok(there.stop_date.unwrap_or(there.start_date))
-    }
-
-    /// Takes up an execution that failed, timed out or was stopped. `token` names the request: said again, it gets
-    /// the same answer for a quarter of an hour, and nothing is done.
-    pub async fn redrive(&self, arn: &str, token: Option<&str>) -> Result<jiff::Timestamp, RedriveError> {
-        let Some(token) = token else { return self.redrive_once(arn, None).await };
-        if let Some(before) = self.inner.redriven_by(arn, token).await? {
-            return Ok(timestamp(before));
-        }
-        match self.redrive_once(arn, Some(token)).await {
-            // By the same request, said twice at the same time?
-            Err(refused @ (RedriveError::AlreadyRunning | RedriveError::NotRedrivable(_))) => {
-                let before = self.inner.redriven_by(arn, token).await?;
-                before.map(timestamp).ok_or(refused)
-            }
-            redriven => redriven,
-        }
-    }
-
-    async fn redrive_once(&self, arn: &str, token: Option<&str>) -> Result<jiff::Timestamp, RedriveError> {
-        let there = self.describe(arn).await?.ok_or_else(|| ExecutionError::NotFound(arn.to_owned()))?;
-        match there.redrive_status {
-            RedriveStatus::Redrivable => {}
-            RedriveStatus::NotRedrivable(reason) => return Err(RedriveError::NotRedrivable(reason)),
-            RedriveStatus::RedrivableByMapRun => {
-                return Err(RedriveError::NotRedrivable(
-                    "Execution is a child workflow execution and can only be redriven by its Map Run"
-                        .to_owned(),
-                ));
-            }
-        }
-        let wanted = arn.to_owned();
-        let row = self
-            .inner
-            .read(move |journal| journal.execution_by_arn(&wanted))
-            .await
-            .map_err(ExecutionError::from)?
-            .ok_or_else(|| ExecutionError::NotFound(arn.to_owned()))?;
-        Ok(timestamp(self.inner.redrive_row(row, token.map(str::to_owned)).await?))
     }
 }
 

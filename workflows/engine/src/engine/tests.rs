@@ -54,6 +54,7 @@ impl Functions for Scripted {
                     answered((number * 2).to_string())
                 }
                 "never" => std::future::pending().await,
+                "panics" => panic!("as the test wants it"),
                 "count" => answered(count.to_string()),
                 _ => answered("null".to_owned()),
             }

@@ -19,7 +19,7 @@ pub enum Kind {
 ///
 /// Made once per revision by the catalog and shared; kept in the journal, so
 /// that an execution outlives the deletion of its state machine.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct StateMachine {
     /// ARN without version or alias.
     pub arn: String,

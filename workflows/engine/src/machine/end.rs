@@ -38,11 +38,12 @@ impl Turn<'_> {
     pub(super) fn time_out(&mut self) {
         self.keep_wreck();
         // The event names the error, DescribeExecution does not; what led to it is nothing (measured on AWS:
-        // floci-io/floci#2782).
+        // floci-io/floci#2782). An express execution has no other place to say it.
         self.emit(0, "ExecutionTimedOut", || {
             Some(Details::new("executionTimedOutEventDetails").text("error", "States.Timeout"))
         });
-        self.end(Outcome { status: Status::TimedOut, output: None, error: None, cause: None });
+        let error = self.m.facts.express.then(|| "States.Timeout".into());
+        self.end(Outcome { status: Status::TimedOut, output: None, error, cause: None });
     }
 
     pub(super) fn abort(&mut self, failure: Failure) {

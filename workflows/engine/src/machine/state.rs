@@ -78,6 +78,8 @@ pub struct Limits {
     pub inline_iterations_max: u64,
     /// Children of a map run at the same time: AWS's 10,000.
     pub map_run_children_max: u64,
+    /// Seconds that an express execution may take: AWS's five minutes.
+    pub express_seconds_max: u64,
 }
 
 impl Default for Limits {
@@ -88,6 +90,7 @@ impl Default for Limits {
             fused_states_max: 1_000,
             inline_iterations_max: 40,
             map_run_children_max: 10_000,
+            express_seconds_max: 300,
         }
     }
 }

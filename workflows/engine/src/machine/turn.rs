@@ -136,9 +136,10 @@ impl Turn<'_> {
                     .maybe("stateMachineVersionArn", facts.version_arn.as_deref()),
             )
         });
-        if let Some(seconds) = definition.timeout_seconds
-            && facts.map_run_arn.is_none()
-        {
+        // A map run's child has the definition of its parent, and not its time.
+        let own = definition.timeout_seconds.filter(|_| facts.map_run_arn.is_none());
+        let express = facts.express.then_some(facts.limits.express_seconds_max);
+        if let Some(seconds) = own.into_iter().chain(express).min() {
             self.set_timer(self.at_ms.saturating_add(milliseconds(seconds)), Wakes::Execution);
         }
         let flow = definition.flow(facts.flow);

@@ -112,12 +112,14 @@ async fn what_was_waited_for_beside_a_failure_is_stopped() {
     }
 }
 
-#[tokio::test]
-async fn what_was_waited_for_is_stopped_after_a_crash_between() {
-    let journal: Arc<dyn Journal> = Arc::new(MemoryJournal::default());
-    let (dying, dead) = (Arc::new(AtomicBool::new(false)), Arc::new(tokio::sync::Notify::new()));
+/// A world that dies after the end of its first execution is written, if it is `dying`: nothing is written then, and
+/// `dead` is told.
+async fn dying_world(
+    journal: &Arc<dyn Journal>,
+    dying: &Arc<AtomicBool>,
+    dead: &Arc<tokio::sync::Notify>,
+) -> World {
     let (is_dying, killed, ended) = (dying.clone(), dead.clone(), AtomicBool::new(false));
-    // Takes the end of the parent, and then nothing any more.
     let watched = Watched::new(journal.clone(), move |batch| {
         if ended.load(Ordering::Acquire) {
             killed.notify_one();
@@ -128,7 +130,14 @@ async fn what_was_waited_for_is_stopped_after_a_crash_between() {
         ended.store(ends && is_dying.load(Ordering::Acquire), Ordering::Release);
         Some(batch)
     });
-    let first = World::on(Arc::new(watched), Arc::default()).await;
+    World::on(Arc::new(watched), Arc::default()).await
+}
+
+#[tokio::test]
+async fn what_was_waited_for_is_stopped_after_a_crash_between() {
+    let journal: Arc<dyn Journal> = Arc::new(MemoryJournal::default());
+    let (dying, dead) = (Arc::new(AtomicBool::new(false)), Arc::new(tokio::sync::Notify::new()));
+    let first = dying_world(&journal, &dying, &dead).await;
     let api = with_api(&first).await;
     let alone = json!({"StartAt": "W", "States": {"W": with(waits(), json!({"End": true}))}});
     let parent = first.start(&machine(alone, Kind::Standard), "{}").await;
@@ -142,4 +151,37 @@ async fn what_was_waited_for_is_stopped_after_a_crash_between() {
     assert_eq!(second.engine.resume().await.expect("resumes"), 1, "the child was still running");
     ends_as(&second, &children[0], Status::Aborted).await;
     ends_as(&second, &parent, Status::Aborted).await;
+}
+
+#[tokio::test]
+async fn a_map_runs_children_are_stopped_after_a_crash_between() {
+    let journal: Arc<dyn Journal> = Arc::new(MemoryJournal::default());
+    let (dying, dead) = (Arc::new(AtomicBool::new(false)), Arc::new(tokio::sync::Notify::new()));
+    let first = dying_world(&journal, &dying, &dead).await;
+    let map = json!({"StartAt": "M", "States": {"M": {"Type": "Map", "End": true,
+        "ItemProcessor": {"ProcessorConfig": {"Mode": "DISTRIBUTED", "ExecutionType": "STANDARD"},
+            "StartAt": "N", "States": {"N": with(task("never"), json!({"End": true}))}}}}});
+    let parent = first.start(&machine(map, Kind::Standard), "[1, 2]").await;
+    let children = async {
+        loop {
+            let found = journal.open_executions().expect("read");
+            let rows = found.into_iter().filter_map(|id| journal.execution(id).expect("read"));
+            let arns: Vec<String> = rows.map(|row| row.arn).filter(|arn| *arn != parent).collect();
+            if arns.len() == 2 {
+                return arns;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    let children = tokio::time::timeout(LONG, children).await.expect("both have begun");
+    dying.store(true, Ordering::Release);
+    first.engine.stop(&parent, None, None).await.expect("stops");
+    tokio::time::timeout(LONG, dead.notified()).await.expect("a child's end is on its way");
+    drop(first);
+
+    let second = World::on(journal, Arc::default()).await;
+    assert_eq!(second.engine.resume().await.expect("resumes"), 2, "both children were still running");
+    for child in children {
+        ends_as(&second, &child, Status::Aborted).await;
+    }
 }

@@ -1,9 +1,15 @@
 //! Killed at every record: the outcome and the history are the same, and no
 //! effect is missing.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
 use super::watched::Watched;
 use super::*;
-use crate::journal::{Change, MemoryJournal};
+use crate::journal::{Change, JournalError, MemoryJournal};
+
+/// Far longer than anything here takes.
+const LONG: Duration = Duration::from_secs(20);
 
 /// Takes `left` batches with records and then nothing any more, as a process
 /// that was killed: what was taken is there, nothing after it.
@@ -136,6 +142,42 @@ async fn a_batch_that_is_refused_is_not_acknowledged() {
     let refused = world.engine.start_execution(request(&machine(definition, Kind::Standard), "{}")).await;
     assert!(matches!(refused, Err(StartError::Journal(_))));
     assert_eq!(world.engine.load().0, 0, "nothing stays behind");
+}
+
+/// Whoever asked for it may have gone by then: its name and its place among the open ones are free again.
+#[tokio::test]
+async fn a_start_that_is_refused_leaves_nothing_behind() {
+    let (held, refuse) = (Arc::new(Mutex::new(None)), Arc::new(AtomicBool::new(true)));
+    let (hold, is_refusing) = (held.clone(), refuse.clone());
+    let watched = Watched::new(Arc::new(MemoryJournal::default()), move |batch| {
+        if !is_refusing.load(Ordering::Acquire) {
+            return Some(batch);
+        }
+        *hold.lock() = Some(batch.done);
+        None
+    });
+    let limits = Limits { open_executions: 1, ..Limits::default() };
+    let world = World::limited(Arc::new(watched), Arc::default(), limits).await;
+    let passes =
+        machine(json!({"StartAt": "P", "States": {"P": {"Type": "Pass", "End": true}}}), Kind::Standard);
+    let named = || StartRequest { name: Some("n".to_owned()), ..request(&passes, "{}") };
+    {
+        let mut start = std::pin::pin!(world.engine.start_execution(named()));
+        while held.lock().is_none() {
+            assert!(futures::poll!(&mut start).is_pending());
+            tokio::task::yield_now().await;
+        }
+    }
+    let done = held.lock().take().expect("the start was written");
+    done(Err(JournalError::Full));
+    refuse.store(false, Ordering::Release);
+    let again = tokio::time::timeout(LONG, world.engine.start_execution(named())).await;
+    let arn = again
+        .expect("it does not wait for the first")
+        .expect("there is room, and the name is free")
+        .execution_arn;
+    let ended = world.engine.wait(&arn).await.expect("read").expect("there");
+    assert_eq!(ended.status, Status::Succeeded);
 }
 
 #[tokio::test]

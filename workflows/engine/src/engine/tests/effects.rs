@@ -1,5 +1,7 @@
 //! Effects that stand in line, and what becomes of them when nobody waits for them any more.
 
+use std::time::Duration;
+
 use super::*;
 
 /// Two tasks at once, and a place for one: the second stands in line.
@@ -46,4 +48,23 @@ async fn what_stood_in_line_at_a_shutdown_is_not_begun() {
     let (world, _) = one_in_line().await;
     world.engine.shutdown().await;
     assert_eq!(called(&world).await, ["never"]);
+}
+
+#[tokio::test]
+async fn a_defect_in_an_effect_fails_its_task_and_nothing_else() {
+    let world = World::new().await;
+    let caught = with(
+        task("panics"),
+        json!({"Catch": [{"ErrorEquals": ["States.ALL"], "Next": "Rest"}], "Next": "Rest"}),
+    );
+    let definition = json!({"StartAt": "P", "States": {"P": caught, "Rest": {"Type": "Pass", "End": true}}});
+    let run = world.run(definition, "{}");
+    let (ended, _) = tokio::time::timeout(Duration::from_secs(20), run).await.expect("it ends");
+    assert_eq!(ended.status, Status::Failed, "it is States.Runtime, which States.ALL does not catch");
+    let cause = ended.cause.expect("a cause");
+    assert!(cause.contains("a defect of the server: as the test wants it"), "{cause}");
+    let (ended, _) = world
+        .run(json!({"StartAt": "D", "States": {"D": with(task("double"), json!({"End": true}))}}), "4")
+        .await;
+    assert_eq!(ended.output.as_deref(), Some("8"));
 }

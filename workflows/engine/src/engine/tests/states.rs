@@ -314,6 +314,31 @@ async fn express_runs_to_its_end() {
 }
 
 #[tokio::test]
+async fn express_executions_take_five_minutes_at_most() {
+    let world = World::new().await;
+    let waits = |seconds: u32| json!({"StartAt": "W", "States": {"W": {"Type": "Wait", "Seconds": seconds, "End": true}}});
+    for (definition, status, seconds) in [
+        (waits(299), Status::Succeeded, 299),
+        (waits(86_400), Status::TimedOut, 300),
+        (with(waits(86_400), json!({"TimeoutSeconds": 10})), Status::TimedOut, 10),
+    ] {
+        let of = machine(definition, Kind::Express);
+        let ended = world.engine.start_sync(request(&of, "{}")).await.expect("runs");
+        let took = ended.stop_date.expect("it ended").duration_since(ended.start_date);
+        assert_eq!((ended.status, took.as_secs()), (status, seconds));
+        let error = (status == Status::TimedOut).then_some("States.Timeout");
+        assert_eq!(ended.error.as_deref(), error);
+        // Nobody waits for this one.
+        let begun_ms = world.engine.inner.now_ms();
+        let arn = world.start(&of, "{}").await;
+        let ended = tokio::time::timeout(std::time::Duration::from_secs(20), world.engine.wait(&arn)).await;
+        assert!(ended.expect("it ends").expect("read").is_none_or(|ended| ended.status == status));
+        let took_ms = world.engine.inner.now_ms() - begun_ms;
+        assert!((seconds * 1_000..seconds * 1_000 + 1_000).contains(&took_ms), "{took_ms}");
+    }
+}
+
+#[tokio::test]
 async fn an_endless_loop_leaves_turns_to_others() {
     let world = World::new().await;
     let definition = json!({"StartAt": "A", "States": {

@@ -1,6 +1,7 @@
 //! Which states, branches of choices and catchers the cases have reached.
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 
 use mayfly_workflows_engine::history::HistoryEvent;
 use mayfly_workflows_language::definition::{Catcher, Kind, State};
@@ -71,7 +72,7 @@ impl Coverage {
     }
 
     /// Adds what a case reached.
-    pub(super) fn add(&mut self, subject: &Subject, executions: &[Vec<HistoryEvent>]) {
+    pub(super) fn add(&mut self, subject: &Subject, executions: &[Arc<Vec<HistoryEvent>>]) {
         for events in executions {
             let by_id: HashMap<u64, &HistoryEvent> = events.iter().map(|event| (event.id, event)).collect();
             for entry in events.iter().filter(|event| is_entry(event)) {

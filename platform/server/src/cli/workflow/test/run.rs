@@ -48,7 +48,7 @@ pub(super) struct Ran {
     /// Why it could not be run to its end.
     pub(super) problem: Option<String>,
     /// Of the execution, and of the children of its map runs.
-    pub(super) events: Vec<Vec<HistoryEvent>>,
+    pub(super) events: Vec<Arc<Vec<HistoryEvent>>>,
 }
 
 /// Runs one case to its end, or to where it cannot go on.

@@ -1,0 +1,107 @@
+//! Ended executions taken up again.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::Engine;
+use super::error::{ExecutionError, RedriveError};
+use super::inner::{Inner, timestamp};
+use super::types::{RedriveStatus, Status};
+use crate::journal::ExecutionRow;
+use crate::machine::Event;
+
+impl Inner {
+    /// Takes up an ended execution: computed again, then redriven.
+    pub(super) async fn redrive_row(
+        self: &Arc<Self>,
+        row: ExecutionRow,
+        token: Option<String>,
+    ) -> Result<i64, RedriveError> {
+        let _redriven = self.taken_up.read().await;
+        let arn: Arc<str> = row.arn.as_str().into();
+        let Some(place) = self.live.take(&arn) else { return Err(RedriveError::AlreadyRunning) };
+        let inner = self.clone();
+        let loaded = self
+            .read(move |journal| match journal.execution(row.id)? {
+                // Somebody else may have taken it up, and it may have ended again.
+                Some(row) if row.outcome.status != Status::Running => Ok(Some(inner.recomputed(row)?)),
+                _ => Ok(None),
+            })
+            .await
+            .map_err(ExecutionError::from)?;
+        let Some(running) = loaded else { return Err(RedriveError::AlreadyRunning) };
+        if !running.cell.lock().machine.can_redrive() {
+            return Err(RedriveError::NotRedrivable("Execution has nothing to be redriven".to_owned()));
+        }
+        place.fill(&running);
+        self.open.fetch_add(1, Ordering::AcqRel);
+        self.told(&running, Event::Redrive { token }).await?;
+        let redriven = running.cell.lock().machine.redrives().1;
+        Ok(redriven.unwrap_or_else(|| self.now_ms()))
+    }
+
+    /// When a request of this name redrove the execution, if it did lately.
+    async fn redriven_by(self: &Arc<Self>, arn: &str, token: &str) -> Result<Option<i64>, ExecutionError> {
+        let wanted = arn.to_owned();
+        let Some(row) = self.read(move |journal| journal.execution_by_arn(&wanted)).await? else {
+            return Ok(None);
+        };
+        // What the row does not say is not durable, and not told.
+        let Some(last_ms) = row.outcome.redrive_ms else { return Ok(None) };
+        let running = match self.awake_by_arn(arn).await? {
+            Some(running) => running,
+            None => {
+                let inner = self.clone();
+                self.read(move |journal| {
+                    let row = journal.execution(row.id)?;
+                    row.map(|row| inner.recomputed(row)).transpose()
+                })
+                .await?
+                .ok_or_else(|| ExecutionError::NotFound(arn.to_owned()))?
+            }
+        };
+        let redriven = running.cell.lock().machine.redriven_by(token, self.now_ms());
+        Ok(redriven.filter(|at_ms| *at_ms <= last_ms))
+    }
+}
+
+impl Engine {
+    /// Takes up an execution that failed, timed out or was stopped. `token` names the request: said again, it gets
+    /// the same answer for a quarter of an hour, and nothing is done.
+    pub async fn redrive(&self, arn: &str, token: Option<&str>) -> Result<jiff::Timestamp, RedriveError> {
+        let Some(token) = token else { return self.redrive_once(arn, None).await };
+        if let Some(before) = self.inner.redriven_by(arn, token).await? {
+            return Ok(timestamp(before));
+        }
+        match self.redrive_once(arn, Some(token)).await {
+            // By the same request, said twice at the same time?
+            Err(refused @ (RedriveError::AlreadyRunning | RedriveError::NotRedrivable(_))) => {
+                let before = self.inner.redriven_by(arn, token).await?;
+                before.map(timestamp).ok_or(refused)
+            }
+            redriven => redriven,
+        }
+    }
+
+    async fn redrive_once(&self, arn: &str, token: Option<&str>) -> Result<jiff::Timestamp, RedriveError> {
+        let there = self.describe(arn).await?.ok_or_else(|| ExecutionError::NotFound(arn.to_owned()))?;
+        match there.redrive_status {
+            RedriveStatus::Redrivable => {}
+            RedriveStatus::NotRedrivable(reason) => return Err(RedriveError::NotRedrivable(reason)),
+            RedriveStatus::RedrivableByMapRun => {
+                return Err(RedriveError::NotRedrivable(
+                    "Execution is a child workflow execution and can only be redriven by its Map Run"
+                        .to_owned(),
+                ));
+            }
+        }
+        let wanted = arn.to_owned();
+        let row = self
+            .inner
+            .read(move |journal| journal.execution_by_arn(&wanted))
+            .await
+            .map_err(ExecutionError::from)?
+            .ok_or_else(|| ExecutionError::NotFound(arn.to_owned()))?;
+        Ok(timestamp(self.inner.redrive_row(row, token.map(str::to_owned)).await?))
+    }
+}

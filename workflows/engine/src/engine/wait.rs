@@ -1,0 +1,76 @@
+//! Executions waited for: until their end, or until they can be read.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use super::error::ExecutionError;
+use super::inner::Inner;
+use super::types::{Description, Kind, Status};
+use crate::journal::JournalError;
+
+/// How soon an execution that could not be read is read again by who waits for its end.
+const READ_RETRY: Duration = Duration::from_secs(1);
+
+impl Inner {
+    /// Waits for an execution's end; `None` when there is no such execution. What keeps it from being read for a
+    /// while is waited out: that it cannot be read does not say that it is not there.
+    pub(crate) async fn wait(self: &Arc<Self>, arn: &str) -> Result<Option<Description>, ExecutionError> {
+        loop {
+            match self.wait_readable(arn).await {
+                Err(ExecutionError::Journal(error @ JournalError::Database(_)))
+                    if !self.closing.load(Ordering::Acquire) =>
+                {
+                    tracing::warn!(arn, %error, "an execution that is waited for cannot be read; trying again");
+                    // From here on this only waits again: a virtual clock may go on.
+                    drop(self.alarm(READ_RETRY).await.map_err(|_| ExecutionError::Closed)?);
+                }
+                answer => return answer,
+            }
+        }
+    }
+
+    async fn wait_readable(self: &Arc<Self>, arn: &str) -> Result<Option<Description>, ExecutionError> {
+        loop {
+            if let Some(running) = self.awake_by_arn(arn).await? {
+                let ends = {
+                    let mut cell = running.cell.lock();
+                    if cell.asleep {
+                        // It fell asleep between being found and being asked: once more.
+                        continue;
+                    }
+                    (cell.row.outcome.status == Status::Running).then(|| {
+                        let (sender, receiver) = oneshot::channel();
+                        cell.waiters.push(sender);
+                        receiver
+                    })
+                };
+                if let Some(ends) = ends {
+                    return ends.await.map(Some).map_err(|_| ExecutionError::Closed);
+                }
+            }
+            let Some(stored) = self.describe_stored(arn).await? else { return Ok(None) };
+            if stored.status != Status::Running {
+                return Ok(Some(stored));
+            }
+            // It had ended and was taken up again meanwhile.
+            tokio::task::yield_now().await;
+        }
+    }
+
+    pub(super) async fn describe_stored(
+        self: &Arc<Self>,
+        arn: &str,
+    ) -> Result<Option<Description>, ExecutionError> {
+        let (inner, wanted) = (self.clone(), arn.to_owned());
+        Ok(self
+            .read(move |journal| {
+                let Some(row) = journal.execution_by_arn(&wanted)? else { return Ok(None) };
+                let row = inner.whole_row(row)?;
+                Ok(Some(inner.describe_row(&row, Kind::Standard)))
+            })
+            .await?)
+    }
+}
