@@ -3,7 +3,7 @@
 use std::process::Stdio;
 
 use anyhow::{Context, Result, ensure};
-use mayfly_e2e::{Up, wait::until};
+use mayfly_e2e::{Cli, Start, Up, wait::until};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, BufReader};
 
@@ -223,4 +223,46 @@ async fn what_cannot_be_is_refused_with_every_reason() -> Result<()> {
         ensure!(refused.stderr.contains("mayfly workflow start"), "{arguments:?}: {refused:?}");
     }
     Ok(())
+}
+
+/// A damaged catalog may be moved away, as the refusal to open it says: that takes no object with it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_catalog_is_made_again_from_the_objects() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let up = Start::default().in_folder(folder.path()).ready().await?;
+    create(&up, "kept", "STANDARD", two_steps(0)).await?;
+    let deleted = create(&up, "deleted", "STANDARD", two_steps(0)).await?;
+    let agreed = |name: &'static str, cli: Cli| async move {
+        until(&format!("{name} has an object"), async || {
+            let finished = cli.run(&["get", "workflow", name, "--output", "json"]).await?;
+            Ok(finished.stdout.contains("definitionDigest").then_some(()))
+        })
+        .await
+    };
+    agreed("kept", up.cli()).await?;
+    agreed("deleted", up.cli()).await?;
+    call(&up, "DeleteStateMachine", json!({"stateMachineArn": deleted})).await?;
+    until("its object is gone", async || {
+        Ok((up.cli().run(&["get", "workflow", "deleted"]).await?.code != Some(0)).then_some(()))
+    })
+    .await?;
+    up.stop().await?;
+
+    for file in std::fs::read_dir(folder.path().join("workflows"))? {
+        let file = file?.path();
+        if file.file_name().is_some_and(|name| name.to_string_lossy().starts_with("catalog.db")) {
+            std::fs::remove_file(file)?;
+        }
+    }
+    let up = Start::default().in_folder(folder.path()).ready().await?;
+    until("the machine is there again", async || {
+        let told = call(&up, "DescribeStateMachine", json!({"stateMachineArn": arn("kept")})).await;
+        Ok(told.is_ok().then_some(()))
+    })
+    .await?;
+    until_defined(&up, "kept", &two_steps(0)).await?;
+    let told = ended(&up, &start(&up, &arn("kept"), json!({"a": 1})).await?).await?;
+    ensure!(told["status"] == "SUCCEEDED", "{told}");
+    ensure!(call(&up, "DescribeStateMachine", json!({"stateMachineArn": deleted})).await.is_err());
+    up.stop().await
 }

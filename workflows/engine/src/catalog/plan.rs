@@ -246,8 +246,14 @@ impl Book {
         }
         let versions = self.versions(arn).map(|version| version.arn.clone());
         let aliases = self.aliases(arn).map(|alias| alias.arn.clone());
-        let all = versions.chain(aliases).chain([arn.clone()]);
-        Ok((all.map(Change::Delete).collect(), true))
+        let gone = versions.chain(aliases).map(Change::Delete);
+        Ok((gone.chain([Change::Put(Record::Deleted(arn.clone()))]).collect(), true))
+    }
+
+    /// Whoever mirrors state machines has seen that this one was deleted.
+    pub fn plan_forget_deleted(&self, arn: &str) -> Planned<()> {
+        let known = self.is_deleted(arn).then(|| Change::Delete(arn.to_owned()));
+        Ok((known.into_iter().collect(), ()))
     }
 
     /// DeleteStateMachineVersion: not while an alias routes to it; a version that is not there is gone.

@@ -3,7 +3,7 @@
 use crate::engine;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
 
 /// STANDARD or EXPRESS, as stored.
@@ -191,6 +191,9 @@ pub enum Record {
     Alias(Alias),
     /// An activity.
     Activity(Activity),
+    /// The state machine with this ARN was deleted. Kept until whoever mirrors state machines has seen it: a machine
+    /// that is neither here nor said to be deleted was lost, with the file or with an older copy of it.
+    Deleted(String),
 }
 
 impl Record {
@@ -201,6 +204,7 @@ impl Record {
             Record::Version(version) => &version.arn,
             Record::Alias(alias) => &alias.arn,
             Record::Activity(activity) => &activity.arn,
+            Record::Deleted(arn) => arn,
         }
     }
 }
@@ -221,6 +225,7 @@ pub struct Book {
     versions: BTreeMap<String, BTreeMap<u64, Arc<Version>>>,
     aliases: BTreeMap<String, BTreeMap<String, Arc<Alias>>>,
     activities: BTreeMap<String, Arc<Activity>>,
+    deleted: BTreeSet<String>,
 }
 
 impl Book {
@@ -232,6 +237,16 @@ impl Book {
     /// Machines whose ARN begins with `prefix`, by name.
     pub fn machines(&self, prefix: &str) -> impl Iterator<Item = &Arc<Machine>> {
         within(&self.machines, prefix)
+    }
+
+    /// Was the machine with this unqualified ARN deleted, and is it still remembered?
+    pub fn is_deleted(&self, arn: &str) -> bool {
+        self.deleted.contains(arn)
+    }
+
+    /// ARNs of machines that were deleted and are still remembered.
+    pub fn deleted(&self) -> impl Iterator<Item = &String> {
+        self.deleted.iter()
     }
 
     /// A machine's version.
@@ -268,6 +283,7 @@ impl Book {
     pub(crate) fn apply(&mut self, change: Change) {
         match change {
             Change::Put(Record::Machine(machine)) => {
+                self.deleted.remove(&machine.arn);
                 self.machines.insert(machine.arn.clone(), Arc::from(machine));
             }
             Change::Put(Record::Version(version)) => {
@@ -281,12 +297,16 @@ impl Book {
             Change::Put(Record::Activity(activity)) => {
                 self.activities.insert(activity.arn.clone(), Arc::new(activity));
             }
+            Change::Put(Record::Deleted(arn)) => {
+                self.machines.remove(&arn);
+                self.deleted.insert(arn);
+            }
             Change::Delete(arn) => self.delete(&arn),
         }
     }
 
     fn delete(&mut self, arn: &str) {
-        if self.machines.remove(arn).is_some() || self.activities.remove(arn).is_some() {
+        if self.deleted.remove(arn) || self.activities.remove(arn).is_some() {
             return;
         }
         let Some((machine_arn, qualifier)) = arn.rsplit_once(':') else { return };

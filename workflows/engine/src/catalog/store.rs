@@ -14,7 +14,8 @@ pub enum CatalogError {
     /// The file must not be opened: what was acknowledged would be lost.
     #[error(
         "{} is damaged ({reason}); nothing was changed: put a backup in its place, or move it away (with the \
-         files beside it that share its name) to start without its state machines",
+         files beside it that share its name): state machines are made again from their Workflow objects, and \
+         versions, aliases, activities and tags are lost",
         path.display()
     )]
     Damaged {

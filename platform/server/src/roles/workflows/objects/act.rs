@@ -15,14 +15,14 @@ use mayfly_api::{
 use mayfly_informer::reconcile::{self, Outcome, WorkQueue};
 use mayfly_workflows_engine::{
     api::{Api, ApiError, Scope},
-    catalog::{Kind, Machine},
+    catalog::{CatalogError, Kind, Machine},
 };
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use super::{
     Directory, FINALIZER,
-    plan::{MachineFacts, ObjectFacts, Step, plan},
+    plan::{self, MachineFacts, ObjectFacts, Step, plan},
 };
 
 /// Workflows looked at at the same time.
@@ -100,7 +100,8 @@ async fn follow(api: Api, queue: WorkQueue<String>, stop: CancellationToken) {
                 queue.add(arn.clone());
             }
         }
-        known.keys().filter(|arn| !now.contains_key(*arn)).for_each(|arn| queue.add(arn.clone()));
+        // What was deleted stays until its object is gone: these are few.
+        api.catalog().read().deleted().for_each(|arn| queue.add(arn.clone()));
         known = now;
         tokio::select! {
             changed = changes.changed() => if changed.is_err() { return },
@@ -116,10 +117,19 @@ impl Reconciler {
         for other in objects {
             self.report(&other, None, Err(("NameTaken", taken(object.as_deref())))).await?;
         }
-        let machine = self.api.catalog().read().machine(arn).cloned().map(seen);
+        let (machine, deleted) = {
+            let book = self.api.catalog().read();
+            (book.machine(arn).cloned(), book.is_deleted(arn))
+        };
+        let machine = machine.map(seen);
         let facts = object.as_deref().map(facts);
-        let step = plan(facts.as_ref(), machine.as_ref().map(|seen| &seen.facts));
-        match (step, object, machine) {
+        let side = match &machine {
+            Some(seen) => plan::Machine::There(&seen.facts),
+            None if deleted => plan::Machine::Deleted,
+            None => plan::Machine::Absent,
+        };
+        match (plan(facts.as_ref(), side), object, machine) {
+            (Step::Forget, ..) => self.forget(arn).await,
             (Step::Nothing, ..) | (_, None, None) => Ok(Outcome::Done),
             (Step::CreateObject, _, Some(seen)) => self.create_object(arn, &seen.machine).await,
             (step, Some(object), machine) => self.act(step, &object, machine.as_ref(), arn).await,
@@ -137,7 +147,7 @@ impl Reconciler {
         let kinds = self.kinds(&ObjectKey::of(object));
         let name = object.metadata.name.as_deref().unwrap_or_default();
         match step {
-            Step::Nothing | Step::CreateObject => {}
+            Step::Nothing | Step::CreateObject | Step::Forget => {}
             Step::Hold => self.finalizers(object, true).await?,
             Step::Release => self.finalizers(object, false).await?,
             Step::CreateMachine => return self.create_machine(object, arn).await,
@@ -184,6 +194,19 @@ impl Reconciler {
             }
         }
         Ok(Outcome::Done)
+    }
+
+    /// The catalog need not remember any more that this machine was deleted.
+    async fn forget(&self, arn: &str) -> Result<Outcome, Error> {
+        let (api, arn) = (self.api.clone(), arn.to_owned());
+        let forgotten = tokio::task::spawn_blocking(move || {
+            api.catalog().change(|book| book.plan_forget_deleted(&arn).map_err(|_| CatalogError::Interrupted))
+        });
+        // The catalog's own trouble is told by its health.
+        Ok(match forgotten.await {
+            Ok(Ok(())) => Outcome::Done,
+            Ok(Err(_)) | Err(_) => Outcome::RequeueAfter(RETRY_REFUSED),
+        })
     }
 
     async fn create_machine(&self, object: &Workflow, arn: &str) -> Result<Outcome, Error> {

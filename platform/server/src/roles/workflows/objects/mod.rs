@@ -10,7 +10,8 @@
 //!  –        new      –                the object is made
 //!  changed  as was   as was           the machine is updated
 //!  as was   changed  as was           the object is updated
-//!  there    gone     something        the object goes: DeleteStateMachine was called
+//!  there    deleted  something        the object goes: DeleteStateMachine was called
+//!  there    unknown  something        the machine is made again: the catalog was lost
 //!  leaving  there                     the machine goes (a finalizer holds the object until then)
 //! ```
 //! [`plan`] decides, [`act`] does. Deleting a state machine lets its executions run to their end, as on AWS; the

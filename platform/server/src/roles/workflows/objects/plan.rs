@@ -23,6 +23,16 @@ pub(super) struct MachineFacts {
     pub(super) digest: String,
 }
 
+/// What the catalog says of the state machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Machine<'a> {
+    There(&'a MachineFacts),
+    /// Somebody deleted it.
+    Deleted,
+    /// Nothing is known of it: there never was one, or the catalog was lost.
+    Absent,
+}
+
 /// The next thing to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
@@ -38,6 +48,8 @@ pub(super) enum Step {
     CreateObject,
     UpdateObject,
     DeleteObject,
+    /// Nothing is left to be done about a machine that was deleted.
+    Forget,
     /// Both are alike: say so in the status.
     Agree,
     /// The machine is one that the object cannot be: say so.
@@ -46,26 +58,27 @@ pub(super) enum Step {
     Wait,
 }
 
-pub(super) fn plan(object: Option<&ObjectFacts>, machine: Option<&MachineFacts>) -> Step {
+pub(super) fn plan(object: Option<&ObjectFacts>, machine: Machine<'_>) -> Step {
     match (object, machine) {
-        (None, None) => Step::Nothing,
-        (None, Some(machine)) if machine.leaving => Step::Nothing,
-        (None, Some(_)) => Step::CreateObject,
+        (None, Machine::Absent) => Step::Nothing,
+        (None, Machine::Deleted) => Step::Forget,
+        (None, Machine::There(machine)) if machine.leaving => Step::Nothing,
+        (None, Machine::There(_)) => Step::CreateObject,
         (Some(object), machine) if object.leaving => match machine {
-            Some(machine) if !machine.leaving && object.held => Step::DeleteMachine,
+            Machine::There(machine) if !machine.leaving && object.held => Step::DeleteMachine,
             _ if object.held => Step::Release,
             _ => Step::Nothing,
         },
-        (Some(object), None) => match (&object.agreed, object.held) {
-            (Some(_), _) => Step::DeleteObject,
-            (None, false) => Step::Hold,
-            (None, true) => Step::CreateMachine,
+        (Some(object), Machine::Deleted) if object.agreed.is_some() => Step::DeleteObject,
+        (Some(object), Machine::Deleted | Machine::Absent) => match object.held {
+            false => Step::Hold,
+            true => Step::CreateMachine,
         },
-        (Some(object), Some(machine)) if machine.leaving => match object.agreed {
+        (Some(object), Machine::There(machine)) if machine.leaving => match object.agreed {
             Some(_) => Step::DeleteObject,
             None => Step::Wait,
         },
-        (Some(object), Some(machine)) => alike(object, machine),
+        (Some(object), Machine::There(machine)) => alike(object, machine),
     }
 }
 
@@ -116,7 +129,7 @@ mod tests {
             (None, Some(going.clone()), Step::Nothing),
             (Some(free(&object("a", None))), None, Step::Hold),
             (Some(object("a", None)), None, Step::CreateMachine),
-            (Some(object("a", Some("a"))), None, Step::DeleteObject),
+            (Some(object("a", Some("a"))), None, Step::CreateMachine),
             (Some(object("a", None)), Some(machine("a")), Step::Agree),
             (Some(object("b", Some("a"))), Some(machine("a")), Step::UpdateMachine),
             (Some(object("a", Some("a"))), Some(machine("b")), Step::UpdateObject),
@@ -130,7 +143,36 @@ mod tests {
             (Some(leaving.clone()), None, Step::Release),
             (Some(free(&leaving)), Some(machine("a")), Step::Nothing),
         ] {
-            assert_eq!(plan(object.as_ref(), machine.as_ref()), expected, "{object:?} {machine:?}");
+            let machine = machine.as_ref().map_or(Machine::Absent, Machine::There);
+            assert_eq!(plan(object.as_ref(), machine), expected, "{object:?} {machine:?}");
+        }
+        for (object, expected) in [
+            (None, Step::Forget),
+            (Some(object("a", Some("a"))), Step::DeleteObject),
+            (Some(leaving), Step::Release),
+            // One that came after the deletion.
+            (Some(free(&object("a", None))), Step::Hold),
+            (Some(object("a", None)), Step::CreateMachine),
+        ] {
+            assert_eq!(plan(object.as_ref(), Machine::Deleted), expected, "{object:?}");
+        }
+    }
+
+    /// A state machine as the catalog has it: there, deleted, or unknown.
+    #[derive(Debug)]
+    enum Kept {
+        There(MachineFacts),
+        Deleted,
+        Absent,
+    }
+
+    impl Kept {
+        fn said(&self) -> super::Machine<'_> {
+            match self {
+                Self::There(facts) => super::Machine::There(facts),
+                Self::Deleted => super::Machine::Deleted,
+                Self::Absent => super::Machine::Absent,
+            }
         }
     }
 
@@ -143,27 +185,35 @@ mod tests {
             "[ab]".prop_map(|d| (1, d)),
             Just((2, String::new())),
             Just((3, String::new())),
+            Just((4, String::new())),
         ];
         let settles = |changes: Vec<((i32, String), usize)>| {
-            let (mut o, mut m): (Option<ObjectFacts>, Option<MachineFacts>) = (None, None);
+            let (mut o, mut m): (Option<ObjectFacts>, Kept) = (None, Kept::Absent);
             for ((what, digest), steps) in changes {
                 match what {
                     0 => match &mut o {
                         Some(there) => there.digest = digest,
                         None => o = Some(ObjectFacts { held: false, ..object(&digest, None) }),
                     },
-                    1 => m = Some(machine(&digest)),
+                    1 => m = Kept::There(machine(&digest)),
                     2 => match &mut o {
                         Some(there) if there.held => there.leaving = true,
                         _ => o = None,
                     },
-                    _ => m = None,
+                    3 if matches!(m, Kept::There(_)) => m = Kept::Deleted,
+                    3 => {}
+                    // The catalog is lost.
+                    _ => m = Kept::Absent,
                 }
                 settle(&mut o, &mut m, steps);
             }
             settle(&mut o, &mut m, 10);
-            prop_assert!(matches!(plan(o.as_ref(), m.as_ref()), Step::Nothing | Step::Agree), "{o:?} {m:?}");
-            prop_assert_eq!(o.as_ref().map(|o| o.digest.clone()), m.as_ref().map(|m| m.digest.clone()));
+            prop_assert!(matches!(plan(o.as_ref(), m.said()), Step::Nothing | Step::Agree), "{o:?} {m:?}");
+            let digest = match &m {
+                Kept::There(machine) => Some(machine.digest.clone()),
+                Kept::Deleted | Kept::Absent => None,
+            };
+            prop_assert_eq!(o.as_ref().map(|o| o.digest.clone()), digest);
             Ok(())
         };
         let mut runner = proptest::test_runner::TestRunner::default();
@@ -171,19 +221,20 @@ mod tests {
         runner.run(&changes, settles).unwrap();
     }
 
-    fn settle(object: &mut Option<ObjectFacts>, machine: &mut Option<MachineFacts>, steps: usize) {
+    fn settle(object: &mut Option<ObjectFacts>, machine: &mut Kept, steps: usize) {
         for _ in 0..steps {
-            match (plan(object.as_ref(), machine.as_ref()), &mut *object, &mut *machine) {
+            match (plan(object.as_ref(), machine.said()), &mut *object, &mut *machine) {
                 (Step::Hold, Some(object), _) => object.held = true,
                 (Step::CreateMachine | Step::UpdateMachine, Some(object), machine) => {
-                    *machine = Some(self::machine(&object.digest));
+                    *machine = Kept::There(self::machine(&object.digest));
                 }
-                (Step::DeleteMachine, _, machine) => *machine = None,
+                (Step::DeleteMachine, _, machine) => *machine = Kept::Deleted,
+                (Step::Forget, _, machine) => *machine = Kept::Absent,
                 (Step::Release, object, _) => *object = None,
-                (Step::CreateObject, object, Some(machine)) => {
+                (Step::CreateObject, object, Kept::There(machine)) => {
                     *object = Some(self::object(&machine.digest, None))
                 }
-                (Step::UpdateObject, Some(object), Some(machine)) => {
+                (Step::UpdateObject, Some(object), Kept::There(machine)) => {
                     object.digest.clone_from(&machine.digest)
                 }
                 (Step::DeleteObject, object, _) => match object {
