@@ -132,6 +132,15 @@ impl Function {
         }
     }
 
+    /// Bytes of linear memory that its instances use.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.program.memory_bytes()
+    }
+
+    pub(crate) fn program(&self) -> &Arc<Program> {
+        &self.program
+    }
+
     /// Instances that wait for the next call.
     pub(crate) fn idle(&self) -> usize {
         self.warm.get().map_or(0, |warm| warm.idle2.len() + warm.idle3.len())

@@ -32,7 +32,9 @@ pub(crate) struct Program {
     pub(crate) memory_bytes_max: u64,
     pub(crate) log: ProgramLog,
     pub(crate) egress: Arc<Egress>,
-    pub(crate) budget: Arc<MemoryBudget>,
+    budget: Arc<MemoryBudget>,
+    /// Bytes of linear memory that its instances use together.
+    memory_bytes: AtomicU64,
     /// A job's folders and its stdin.
     files: Option<ContainerFiles>,
     /// `wasi:config` reads the environment, too. Made when first asked for.
@@ -48,7 +50,8 @@ impl Program {
         egress: Arc<Egress>,
         budget: Arc<MemoryBudget>,
     ) -> Self {
-        Self { args, env, memory_bytes_max, log, egress, budget, files: None, config: OnceLock::new() }
+        let (memory_bytes, files, config) = (AtomicU64::new(0), None, OnceLock::new());
+        Self { args, env, memory_bytes_max, log, egress, budget, memory_bytes, files, config }
     }
 
     /// With folders and an input: what a job has, and nobody else.
@@ -72,6 +75,11 @@ impl Program {
         }
     }
 
+    /// Bytes of linear memory that its instances use at the moment.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.memory_bytes.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn config(&self) -> &WasiConfigVariables {
         self.config.get_or_init(|| self.env.iter().cloned().collect())
     }
@@ -93,7 +101,7 @@ impl Guest {
         let mut table = ResourceTable::new();
         table.set_max_capacity(HANDLES_MAX);
         Self {
-            memory: MemoryUse::new(program.memory_bytes_max, program.budget.clone()),
+            memory: MemoryUse::new(program.clone()),
             table,
             wasi: None,
             http: WasiHttpCtx::new(),
@@ -165,14 +173,13 @@ pub(crate) enum Refused {
 /// Bytes of linear memory that one instance uses, over all its memories.
 pub(crate) struct MemoryUse {
     used: u64,
-    max: u64,
     refused: Option<Refused>,
-    budget: Arc<MemoryBudget>,
+    program: Arc<Program>,
 }
 
 impl MemoryUse {
-    fn new(max: u64, budget: Arc<MemoryBudget>) -> Self {
-        Self { used: 0, max, refused: None, budget }
+    fn new(program: Arc<Program>) -> Self {
+        Self { used: 0, refused: None, program }
     }
 
     /// Memory never shrinks, so this is the peak as well.
@@ -191,13 +198,14 @@ impl MemoryUse {
     }
 
     pub(crate) fn max(&self) -> u64 {
-        self.max
+        self.program.memory_bytes_max
     }
 }
 
 impl Drop for MemoryUse {
     fn drop(&mut self) {
-        self.budget.give(self.used);
+        self.program.budget.give(self.used);
+        self.program.memory_bytes.fetch_sub(self.used, Ordering::Relaxed);
     }
 }
 
@@ -213,14 +221,15 @@ impl ResourceLimiter for MemoryUse {
             return Ok(false);
         }
         let more = desired.saturating_sub(current) as u64;
-        if self.used.saturating_add(more) > self.max {
+        if self.used.saturating_add(more) > self.max() {
             self.refused = Some(Refused::Limit);
             return Ok(false);
         }
-        if !self.budget.take(more) {
+        if !self.program.budget.take(more) {
             self.refused = Some(Refused::Host);
             return Ok(false);
         }
+        self.program.memory_bytes.fetch_add(more, Ordering::Relaxed);
         self.used += more;
         Ok(true)
     }

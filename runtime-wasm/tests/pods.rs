@@ -11,7 +11,7 @@ use std::{
 use mayfly_api::{Digest, ObjectKey, function::Isolation, wellknown};
 use mayfly_runtime::{
     ContainerFiles, ContainerId, ContainerSpec, ContainerState, FunctionHost as _, Mount, PodUid,
-    Runtime as _, RuntimeError, SandboxSpec,
+    Runtime as _, RuntimeError, SandboxSpec, Usage,
 };
 use support::{
     text::{command, handler},
@@ -285,6 +285,47 @@ async fn replicas_keep_their_revision_loaded() {
     assert_eq!(metric(&fixture.metrics(), "mayfly_wasm_components_loaded "), 1.0);
 }
 
+const PAGE: u64 = 64 << 10;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_runs_says_what_it_uses() {
+    let fixture = Fixture::new();
+    assert_eq!(fixture.host.usage(), []);
+    let spins = r#"(memory 3) (func (export "run") (result i32) (loop $l (br $l)) (i32.const 0))"#;
+    let spins = fixture.upload(command(spins)).await;
+    let program = Pod::new(&fixture, spins, &[]).await;
+    program.start().await.unwrap();
+    let of = |pod: &Pod| fixture.host.usage().into_iter().find(|(id, _)| *id == pod.spec.id).map(|of| of.1);
+    eventually("its time is counted", || {
+        of(&program).is_some_and(|usage| usage.cpu > Some(Duration::from_millis(20)))
+    })
+    .await;
+    assert_eq!(of(&program).unwrap().memory_bytes, 3 * PAGE);
+    fixture.host.stop_container(&program.spec.id, Duration::ZERO).await.unwrap();
+    assert_eq!(of(&program), None, "what has ended uses nothing");
+
+    // Replicas of a revision share its instances.
+    let component = fixture.upload(handler(ANSWERS)).await;
+    let mut reuse = spec("f", component);
+    reuse.isolation = Isolation::Reuse;
+    let function = fixture.host.prepare(reuse);
+    let labels = [(wellknown::LABEL_REVISION, "f-00001")];
+    let (one, two) =
+        (Pod::new(&fixture, component, &labels).await, Pod::new(&fixture, component, &labels).await);
+    one.start().await.unwrap();
+    two.start().await.unwrap();
+    let part = |memory_bytes| Some(Usage { memory_bytes, cpu: None });
+    assert_eq!((of(&one), of(&two)), (part(0), part(0)), "none has been asked");
+    ask(&function, "/").await;
+    fixture.settled().await;
+    assert_eq!((of(&one), of(&two)), (part(PAGE / 2), part(PAGE / 2)), "the idle instance");
+    fixture.host.remove_sandbox(&two.spec.id.pod).await.unwrap();
+    assert_eq!((of(&one), of(&two)), (part(PAGE), None));
+    fixture.host.forget(&ObjectKey::new("default", "f-00001"));
+    drop(function);
+    eventually("its instance is gone", || of(&one) == part(0)).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_start_says_why() {
     let fixture = Fixture::new();
@@ -293,7 +334,7 @@ async fn what_cannot_start_says_why() {
     let mut image = Pod::new(&fixture, Digest::of(b"nothing"), &[]).await;
     image.spec.image = "docker.io/library/nginx".into();
     let error = image.start().await.unwrap_err();
-    assert!(matches!(&error, RuntimeError::Invalid(why) if why.contains("nginx")), "{error}");
+    assert!(matches!(&error, RuntimeError::ImageName(why) if why.contains("nginx")), "{error}");
     let module = fixture.upload(wat::parse_str("(module)").unwrap()).await;
     let error = Pod::new(&fixture, module, &[]).await.start().await.unwrap_err();
     assert!(matches!(&error, RuntimeError::Invalid(why) if why.contains("core module")), "{error}");

@@ -183,7 +183,7 @@ pub struct Sticky {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub header: Option<String>,
     /// Requests with the same value of this cookie go to the same revision. A visitor who has none is given one,
-    /// unless the function sets it itself.
+    /// unless the function sets it itself: then a second one, `mayfly-revision`, names the revision that answered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cookie: Option<String>,
 }

@@ -37,6 +37,9 @@ impl Call {
     pub(crate) async fn answer(self, body: Body) -> Result<Response, ApiError> {
         if self.parts.method == Method::GET {
             if self.query.watch && self.target.name.is_none() {
+                if self.target.kind.verbs == Verbs::Measured {
+                    return Err(ApiError::method_not_allowed());
+                }
                 return self.watch().await;
             }
             if self.target.subresource.as_deref() == Some("log") {
@@ -152,6 +155,9 @@ impl Call {
         if kind.verbs == Verbs::View {
             return self.viewed().await;
         }
+        if kind.verbs == Verbs::Measured {
+            return self.measured(self.view()?).await;
+        }
         let Some(part) = self.part() else { return Err(ApiError::no_resource()) };
         match (self.parts.method.as_str(), &self.target.name) {
             ("GET", None) => self.list(),
@@ -207,6 +213,10 @@ impl Call {
                     .change_scale(&request, name, |scale| patch_scale(scale, &patch, json))
                     .await?;
                 scale_response(outcome)
+            }
+            (Subresource::NoScale, _) => {
+                self.server.get(self.target.kind, &self.target.namespace, name, &self.query)?;
+                Err(subresources::follows_traffic(name))
             }
             (Subresource::Binding, "POST") => {
                 let binding = self.object_body(body).await?.value;

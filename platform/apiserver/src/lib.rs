@@ -1,7 +1,7 @@
 //! The Kubernetes HTTP API over the store: what `kubectl`, `kube` and every other client of Kubernetes speaks.
 //!
 //! **Belongs here:** the kinds that are served ([`registry`], a row each), the verbs, patches, printing,
-//! discovery and OpenAPI, authentication, the upload of artifacts, the forwarding of logs from nodes; the seam
+//! discovery and OpenAPI, authentication, the upload of artifacts, the forwarding of logs, and of what is used, from nodes; the seam
 //! (`KindView`) for kinds that are kept elsewhere and only shown here.
 //!
 //! **Does not belong here:** anything that reacts to objects. Two exceptions, because they are part of what a
@@ -38,6 +38,7 @@ mod serve;
 mod server;
 mod status;
 mod subresources;
+mod usage;
 mod verbs;
 mod views;
 mod yaml;

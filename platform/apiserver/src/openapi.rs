@@ -235,7 +235,7 @@ fn paths_of(kind: &Kind, name: &str, gvk: &Value, paths: &mut Map<String, Value>
         let one_path = format!("{all}/{{name}}");
         let place = [&place[..], &[path_parameter("name")]].concat();
         let mut one = json!({"parameters": place, "get": operations.of_one("get", &["resourceVersion"])});
-        if kind.verbs == Verbs::View {
+        if matches!(kind.verbs, Verbs::View | Verbs::Measured) {
             // kubectl looks at a patch to see whether the server validates fields; without it, it refuses to send
             // what would be answered with what to do instead.
             one["patch"] = operations.of_one("patch", &["fieldValidation"]);

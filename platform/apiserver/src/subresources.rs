@@ -31,6 +31,17 @@ pub(crate) fn scale_of(object: &Object) -> Value {
     })
 }
 
+/// Why a Function has no scale. `scaling.min` is none: it is a floor, above which the traffic decides.
+pub(crate) fn follows_traffic(name: &str) -> ApiError {
+    let mut error = ApiError::method_not_allowed();
+    error.message = format!(
+        "the replicas of function {name:?} follow its traffic, between spec.scaling.min and spec.scaling.max: set \
+         those instead, for instance with: kubectl patch function {name} --type merge -p \
+         '{{\"spec\":{{\"scaling\":{{\"min\":1,\"max\":10}}}}}}'"
+    );
+    error
+}
+
 impl Inner {
     /// Writes a scale: `change` turns the current one into the wanted one.
     pub(crate) async fn change_scale(

@@ -19,7 +19,10 @@ mod tests;
 
 pub(crate) use act::Controller;
 
-use mayfly_api::ObjectKey;
+use std::{fmt, sync::Arc};
+
+use mayfly_api::{Function, ObjectKey};
+use tokio::sync::watch;
 
 /// What the function controller is told.
 #[derive(Clone, Debug)]
@@ -30,11 +33,31 @@ pub struct Config {
     pub history_max: usize,
     /// Functions worked on at the same time.
     pub parallel: usize,
+    /// Asked before a function is called Ready; without it, being able to answer is enough.
+    pub routes: Option<Routes>,
+}
+
+/// What the gateway of this process says of its routes.
+#[derive(Clone)]
+pub struct Routes {
+    /// Whether requests go where this state of a function says; beside it, its latest ready revision.
+    pub follow: Arc<RouteFollows>,
+    /// Changes whenever routes did.
+    pub changes: watch::Receiver<u64>,
+}
+
+/// See [`Routes::follow`].
+pub type RouteFollows = dyn Fn(&Function, Option<&str>) -> bool + Send + Sync;
+
+impl fmt::Debug for Routes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Routes").finish_non_exhaustive()
+    }
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { gateway_url: "http://127.0.0.1:8080".into(), history_max: 10, parallel: 16 }
+        Self { gateway_url: "http://127.0.0.1:8080".into(), history_max: 10, parallel: 16, routes: None }
     }
 }
 

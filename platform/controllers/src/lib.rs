@@ -24,7 +24,7 @@ mod replica_set;
 pub use artifacts::Config as ArtifactsConfig;
 pub use controllers::{Config, Controllers};
 pub use events::Config as EventsConfig;
-pub use function::Config as FunctionConfig;
+pub use function::{Config as FunctionConfig, RouteFollows, Routes};
 pub use garbage::Config as GarbageConfig;
 pub use job::Config as JobConfig;
 pub use node::Config as NodeConfig;

@@ -2,7 +2,10 @@
 
 mod support;
 
-use std::time::Duration;
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use kube::{
     Api, ResourceExt as _,
@@ -16,8 +19,10 @@ use mayfly_api::{
     },
     wellknown,
 };
+use mayfly_controllers::Routes;
 use serde_json::{Value, json};
 use support::{Cluster, is_ready, key, stays, until};
+use tokio::sync::watch;
 
 fn ready_condition(function: &Function) -> Option<Condition> {
     function.status.as_ref()?.conditions.iter().find(|condition| condition.type_ == "Ready").cloned()
@@ -40,6 +45,42 @@ async fn patch(cluster: &Cluster, name: &str, spec: Value) {
 async fn scale(cluster: &Cluster, set: &str, replicas: i32) {
     let patch = Patch::Merge(json!({"spec": {"replicas": replicas}}));
     cluster.api::<ReplicaSet>().patch(set, &PatchParams::default(), &patch).await.unwrap();
+}
+
+/// Whoever has seen a function Ready must get the answer of the state that is.
+#[tokio::test]
+async fn ready_is_said_once_requests_go_there() {
+    let mut cluster = Cluster::quiet().await;
+    let routed = Arc::new(Mutex::new(Vec::new()));
+    let changes = watch::Sender::new(0);
+    let known = routed.clone();
+    cluster.config.function.routes = Some(Routes {
+        follow: Arc::new(move |function, latest| {
+            known.lock().unwrap().contains(&(function.metadata.generation, latest.map(str::to_owned)))
+        }),
+        changes: changes.subscribe(),
+    });
+    let route = |generation: i64, latest: &str| {
+        routed.lock().unwrap().push((Some(generation), Some(latest.to_owned())));
+        changes.send_modify(|count| *count += 1);
+    };
+    cluster.run_controllers();
+    cluster.run_node();
+    cluster.run_compiler();
+    let digest = cluster.upload("one").await;
+    cluster.function("hello", json!({"source": {"component": digest}})).await;
+    until_reason(&cluster, "hello", "RoutePending").await;
+    let status = cluster.functions().get(&key("hello")).unwrap().status.clone().unwrap();
+    assert_eq!(status.latest_ready_revision.as_deref(), Some("hello-00001"));
+    let revision = cluster.revisions().get(&key("hello-00001")).unwrap().status.clone().unwrap();
+    assert_eq!(revision.conditions[0].status, "True", "the gateway can see that it may go there");
+    route(1, "hello-00001");
+    until_reason(&cluster, "hello", "Ready").await;
+    // A change waits for its own route.
+    patch(&cluster, "hello", json!({"env": [{"name": "A", "value": "1"}]})).await;
+    until_reason(&cluster, "hello", "RoutePending").await;
+    route(2, "hello-00002");
+    until_reason(&cluster, "hello", "Ready").await;
 }
 
 #[tokio::test]

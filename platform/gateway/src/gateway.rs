@@ -3,7 +3,7 @@
 use std::{io, net::SocketAddr, sync::Arc};
 
 use http::{Request, Response};
-use mayfly_api::{Function, Revision};
+use mayfly_api::{Function, ObjectKey, Revision};
 use mayfly_informer::{EnvObjects, Informer};
 use mayfly_runtime::{Body, FunctionHost};
 use prometheus_client::registry::Registry;
@@ -73,6 +73,7 @@ pub struct Gateway {
     owner: Owner,
     autoscaler: Autoscaler,
     ready: watch::Sender<bool>,
+    applied: watch::Receiver<u64>,
     requests: tokio::runtime::Handle,
     stop: CancellationToken,
 }
@@ -82,6 +83,7 @@ pub struct Gateway {
 pub struct GatewayHandle {
     proxy: Arc<Proxy>,
     ready: watch::Receiver<bool>,
+    applied: watch::Receiver<u64>,
     address: SocketAddr,
     stop: CancellationToken,
 }
@@ -105,6 +107,7 @@ impl Gateway {
         registry.register_collector(Box::new(collector));
 
         let objects = Objects { functions, revisions, env };
+        let applied = watch::Sender::new(0);
         let parts = Parts {
             host,
             table: table.clone(),
@@ -112,6 +115,7 @@ impl Gateway {
             demand: demand.clone(),
             counts: counts.clone(),
             queue_max: config.queue_max,
+            applied: applied.clone(),
         };
         let owner = Owner::new(objects, parts);
         let autoscaler = Autoscaler::new(client, demand.clone(), counts.clone());
@@ -124,7 +128,8 @@ impl Gateway {
             trust_forwarded: config.trust_forwarded,
         });
         let ready = watch::Sender::new(false);
-        Ok(Self { config, listener, address, proxy, owner, autoscaler, ready, requests, stop })
+        let applied = applied.subscribe();
+        Ok(Self { config, listener, address, proxy, owner, autoscaler, ready, applied, requests, stop })
     }
 
     /// Where it listens: the real port when the configured one is 0.
@@ -136,6 +141,7 @@ impl Gateway {
         GatewayHandle {
             proxy: self.proxy.clone(),
             ready: self.ready.subscribe(),
+            applied: self.applied.clone(),
             address: self.address,
             stop: self.stop.clone(),
         }
@@ -143,7 +149,7 @@ impl Gateway {
 
     /// Serves until `Deps::stop`, then lets requests in flight finish within the drain timeout.
     pub async fn start(self) -> Drained {
-        let Self { config, listener, address, proxy, owner, autoscaler, ready, requests, stop } = self;
+        let Self { config, listener, address, proxy, owner, autoscaler, ready, requests, stop, .. } = self;
         tracing::info!(%address, "functions answer here");
         // Routes and replicas are kept until the last request is answered.
         let background_stop = CancellationToken::new();
@@ -204,6 +210,18 @@ impl GatewayHandle {
     /// Would a request for this function find its way? What refuses it otherwise; nothing is called.
     pub fn find(&self, namespace: &str, name: &str) -> Result<(), Refusal> {
         self.proxy.find(&format!("{namespace}/{name}"))
+    }
+
+    /// Whether requests for a function go where this state of it, or a later one, says. `latest`: the revision that
+    /// its target `latest: true` means.
+    pub fn follows(&self, function: &Function, latest: Option<&str>) -> bool {
+        let route = self.proxy.table.function(&ObjectKey::of(function).to_string());
+        route.is_some_and(|route| route.follows(function, latest))
+    }
+
+    /// Changes whenever routes did. The value means nothing but "look again".
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.applied.clone()
     }
 
     /// Waits until all functions there were at the start have their routes.

@@ -13,6 +13,7 @@
 mod connection;
 mod signal;
 mod stream;
+mod worded;
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 

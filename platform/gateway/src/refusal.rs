@@ -29,6 +29,8 @@ pub enum Code {
     NotFound,
     /// The request is none that HTTP allows.
     BadRequest,
+    /// The request's head has more headers, or more bytes, than the gateway takes.
+    HeadTooLarge,
     /// The request's body is larger than the gateway takes.
     RequestTooLarge,
     /// The function, or the revision its traffic goes to, is not ready.
@@ -57,9 +59,10 @@ pub enum Code {
 }
 
 impl Code {
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::NotFound,
         Self::BadRequest,
+        Self::HeadTooLarge,
         Self::RequestTooLarge,
         Self::NotReady,
         Self::QueueFull,
@@ -81,6 +84,7 @@ impl Code {
         match self {
             Self::NotFound => StatusCode::NOT_FOUND,
             Self::BadRequest => StatusCode::BAD_REQUEST,
+            Self::HeadTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Self::RequestTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::NotReady
             | Self::QueueFull
@@ -104,6 +108,7 @@ impl Code {
         match self {
             Self::NotFound => "not_found",
             Self::BadRequest => "bad_request",
+            Self::HeadTooLarge => "head_too_large",
             Self::RequestTooLarge => "request_too_large",
             Self::NotReady => "not_ready",
             Self::QueueFull => "queue_full",
@@ -123,6 +128,9 @@ impl Code {
     }
 }
 
+/// Headers of an HTTP/1.1 request: hyper's own bound, and that of Apache's httpd. Another one would cost an
+/// allocation for each request, so it is kept; over HTTP/2 only the bytes count.
+const HEADERS_MAX: usize = 100;
 const HINT_ROUTES: &str = "see the routes with `kubectl get functions -A` or `mayfly get functions`";
 
 impl Refusal {
@@ -186,6 +194,18 @@ impl Refusal {
     pub(crate) fn not_one_host(hosts: usize) -> Self {
         let message = format!("the request has {hosts} Host headers, and HTTP/1.1 asks for one");
         Self::new(Code::BadRequest, message, "send one Host header")
+    }
+
+    pub(crate) fn no_request() -> Self {
+        let message = "what was sent is no HTTP request: its first line or one of its headers cannot be read";
+        Self::new(Code::BadRequest, message, "speak HTTP/1.1, or HTTP/2 without TLS (h2c)")
+    }
+
+    pub(crate) fn head_too_large(limit_bytes: usize) -> Self {
+        let message =
+            format!("the request's head has more than {HEADERS_MAX} headers or {limit_bytes} bytes");
+        let hint = "send fewer or shorter headers (cookies are headers, too), or a shorter address";
+        Self::new(Code::HeadTooLarge, message, hint)
     }
 
     pub(crate) fn request_too_large(limit_bytes: u64) -> Self {
@@ -257,12 +277,19 @@ struct Fields<'a> {
 }
 
 impl Refusal {
-    /// The answer, as JSON. `request_id` is the one that the answer's header carries.
-    pub fn into_response(self, request_id: &str) -> Response<ResponseBody> {
-        let Self { code, message, hint, retry_after } = &self;
+    /// The answer's body.
+    pub(crate) fn document(&self, request_id: &str) -> Vec<u8> {
+        let Self { code, message, hint, .. } = self;
         let error = Fields { code: code.as_str(), message, hint, request_id };
         let mut text = serde_json::to_vec(&Document { error }).unwrap_or_default();
         text.push(b'\n');
+        text
+    }
+
+    /// The answer, as JSON. `request_id` is the one that the answer's header carries.
+    pub fn into_response(self, request_id: &str) -> Response<ResponseBody> {
+        let text = self.document(request_id);
+        let Self { code, retry_after, .. } = &self;
         let mut response = Response::new(ResponseBody::full(Bytes::from(text)));
         *response.status_mut() = code.status();
         let headers = response.headers_mut();

@@ -5,20 +5,22 @@
 //! ```
 //!
 //! [`plan`] says what a function's route should be, from objects alone; [`owner`] makes it so; [`table`]
-//! holds all routes, immutable and without locks for those who read; [`route`] chooses a revision;
-//! [`place`] reads from a request where it wants to go. An Ingress will be one more kind of place, and
+//! holds all routes, immutable and without locks for those who read; [`route`] chooses a revision, and
+//! [`sticky`] keeps a visitor with it; [`place`] reads from a request where it wants to go. An Ingress will be one more kind of place, and
 //! one more map in the table.
 
 pub(crate) mod owner;
 pub(crate) mod place;
 mod plan;
 mod route;
+mod sticky;
 mod table;
 
 pub use self::route::HEADER_TAG;
 pub(crate) use self::{
     owner::Owner,
-    place::Place,
+    place::{Place, plainly},
     route::Route,
+    sticky::SetCookie,
     table::{Found, Table},
 };

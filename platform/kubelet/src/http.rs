@@ -1,6 +1,6 @@
-//! The kubelet's HTTP API: logs, for the API server.
+//! The kubelet's HTTP API: logs and what is used, for the API server.
 
-use std::{io, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use axum::{
     Json, Router,
@@ -24,7 +24,7 @@ use mayfly_runtime::{
 };
 use serde::Deserialize;
 
-use crate::{follow::Followed, pod::container::log_path};
+use crate::{follow::Followed, pod::container::log_path, usage::Meters};
 
 /// Where the logs are.
 #[derive(Clone)]
@@ -102,13 +102,14 @@ impl LogQuery {
     }
 }
 
-pub(crate) fn router(logs: Logs) -> Router {
+pub(crate) fn router(logs: Logs, meters: Arc<Meters>) -> Router {
     Router::new()
         .route("/healthz", get(|| async { "ok" }))
         .route("/pods", get(pods))
         .route("/containerLogs/{namespace}/{pod}/{container}", get(container_logs))
         .route("/functionLogs/{namespace}/{function}", get(function_logs))
         .with_state(logs)
+        .route("/stats/summary", get(|| async move { Json(meters.summary()) }))
 }
 
 /// The pods bound to this node, as this process knows them.

@@ -20,6 +20,7 @@ use crate::{
     job::JobFiles,
     node::NodeObject,
     pod::worker::Worker,
+    usage::Meters,
 };
 
 /// Pause between looks at what the runtimes say.
@@ -82,6 +83,7 @@ pub struct Kubelet {
     worker: Arc<Worker>,
     queue: WorkQueue<ObjectKey>,
     logs: Logs,
+    meters: Arc<Meters>,
     stop_events: CancellationToken,
 }
 
@@ -94,6 +96,7 @@ impl Kubelet {
         runtimes: Vec<Arc<dyn Runtime>>,
     ) -> Self {
         let stop_events = CancellationToken::new();
+        let meters = Meters::new(config.node_name.clone(), informers.of(), runtimes.clone());
         let runtimes: HashMap<_, _> =
             runtimes.into_iter().map(|runtime| (runtime.class().to_owned(), runtime)).collect();
         let classes: Vec<_> = runtimes.keys().cloned().collect();
@@ -118,12 +121,13 @@ impl Kubelet {
         });
         let node = NodeObject::new(client, informers.of(), &config, &classes);
         let logs = Logs { node: config.node_name.clone(), pods, layout: config.logs.clone() };
-        Self { config, node, worker, queue: WorkQueue::default(), logs, stop_events }
+        let (queue, meters) = (WorkQueue::default(), Arc::new(meters));
+        Self { config, node, worker, queue, logs, meters, stop_events }
     }
 
-    /// The HTTP API by which the API server reads logs.
+    /// The HTTP API by which the API server reads logs, and what is used.
     pub fn router(&self) -> Router {
-        http::router(self.logs.clone())
+        http::router(self.logs.clone(), self.meters.clone())
     }
 
     /// Looks at a pod of this node again when it changes, and hurries work on one that is deleted.
@@ -175,7 +179,7 @@ impl Kubelet {
                 join_all(changes),
             );
         };
-        tokio::join!(pods, self.node.run(stop.clone()));
+        tokio::join!(pods, self.node.run(stop.clone()), self.meters.run(&stop));
     }
 }
 

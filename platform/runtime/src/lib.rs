@@ -16,5 +16,5 @@ pub mod simulated;
 pub use function::{Answer, Body, BodyError, CallError, FunctionHost, HostedFunction, HostedSpec, Timings};
 pub use pod::{
     ContainerFiles, ContainerId, ContainerSpec, ContainerState, Mount, PodUid, Runtime, RuntimeError,
-    SandboxSpec,
+    SandboxSpec, Usage,
 };

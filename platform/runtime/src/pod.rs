@@ -107,12 +107,23 @@ pub enum ContainerState {
     },
 }
 
+/// What a container that runs uses at the moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    pub memory_bytes: u64,
+    /// Processor time since it was started; `None` where the host does not count it.
+    pub cpu: Option<Duration>,
+}
+
 /// Why a host could not do what the kubelet asked.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum RuntimeError {
     /// The image or component is not there. The kubelet retries with a growing pause (`ErrImagePull`).
     #[error("{0}")]
     ImageMissing(String),
+    /// What the container names can be no image or component of this host (`InvalidImageName`).
+    #[error("{0}")]
+    ImageName(String),
     /// The image or component can never run here (`CreateContainerError`).
     #[error("{0}")]
     Invalid(String),
@@ -149,6 +160,9 @@ pub trait Runtime: Send + Sync + 'static {
 
     /// The pods this host has sandboxes of: what a restarted kubelet finds.
     fn sandboxes(&self) -> Vec<PodUid>;
+
+    /// What the containers that run use, of all pods.
+    fn usage(&self) -> Vec<(ContainerId, Usage)>;
 
     /// Changes whenever some container's state does. The value means nothing but "look again".
     fn changes(&self) -> watch::Receiver<u64>;

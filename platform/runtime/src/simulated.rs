@@ -21,7 +21,7 @@ use tokio::{sync::watch, time::Instant};
 
 use crate::{
     Answer, Body, CallError, ContainerId, ContainerSpec, ContainerState, FunctionHost, HostedFunction,
-    HostedSpec, PodUid, Runtime, RuntimeError, SandboxSpec, Timings,
+    HostedSpec, PodUid, Runtime, RuntimeError, SandboxSpec, Timings, Usage,
 };
 
 /// A pod annotation: containers exit with this code as soon as they started.
@@ -128,6 +128,15 @@ impl Runtime for SimulatedRuntime {
 
     fn sandboxes(&self) -> Vec<PodUid> {
         self.pods.lock().keys().cloned().collect()
+    }
+
+    /// Nothing runs, so nothing is used.
+    fn usage(&self) -> Vec<(ContainerId, Usage)> {
+        let pods = self.pods.lock();
+        let containers = pods.values().flat_map(|pod| &pod.containers);
+        let running = containers.filter(|(_, state)| matches!(state, ContainerState::Running { .. }));
+        let none = Usage { memory_bytes: 0, cpu: Some(Duration::ZERO) };
+        running.map(|(id, _)| (id.clone(), none)).collect()
     }
 
     fn changes(&self) -> watch::Receiver<u64> {

@@ -6,7 +6,7 @@ use mayfly_runtime::{CallError, ContainerSpec, RuntimeError, SandboxSpec};
 use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 use wasmtime_wasi::I32Exit;
 
-use super::{ANNOTATION_EGRESS, EXIT_KILLED, Exit, Pods, RunningTask, task::StopRequest};
+use super::{ANNOTATION_EGRESS, EXIT_KILLED, Exit, Meter, Pods, RunningTask, task::StopRequest};
 use crate::{
     cache::{Entry, Pre},
     capability::{capture::Capture, egress::Egress, output::ProgramLog},
@@ -35,15 +35,17 @@ pub(super) async fn start(
     };
     let program = Arc::new(program(pods, sandbox, &spec)?);
     let log = program.log.clone();
+    let meter = Meter::of_program(program.clone());
+    let running = meter.timed(run(component, program, slot));
     let work = |mut stopping: StopRequest| async move {
         tokio::select! {
             biased;
-            exit = run(component, program, slot) => exit,
+            exit = running => exit,
             // No signal reaches a program, so nothing is won by waiting for it to end by itself.
             Ok(_) = stopping.wait_for(Option::is_some) => Exit::interrupted(),
         }
     };
-    Ok(RunningTask::spawn(pods, spec.id, work, move || log.write_capture()))
+    Ok(RunningTask::spawn(pods, spec.id, meter, work, move || log.write_capture()))
 }
 
 /// What the program gets: its name, or the container's command, and the arguments.

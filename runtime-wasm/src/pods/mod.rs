@@ -14,7 +14,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use mayfly_api::{Digest, ObjectKey, wellknown};
 use mayfly_runtime::{
-    CallError, ContainerId, ContainerSpec, ContainerState, PodUid, Runtime, RuntimeError, SandboxSpec,
+    CallError, ContainerId, ContainerSpec, ContainerState, PodUid, Runtime, RuntimeError, SandboxSpec, Usage,
 };
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -26,9 +26,11 @@ use crate::{
 };
 
 mod command;
+mod meter;
 mod service;
 mod task;
 
+use meter::Meter;
 use task::{Exit, RunningTask};
 
 /// A pod annotation: destinations that the pod's components may call, separated by commas, as in a
@@ -156,6 +158,31 @@ impl Pods {
         }
     }
 
+    /// Replicas of a revision share its instances: each has an equal part of what these use.
+    fn usage(&self) -> Vec<(ContainerId, Usage)> {
+        let pods = self.pods.lock();
+        let mut replicas: HashMap<ObjectKey, Vec<ContainerId>> = HashMap::new();
+        let mut usage = Vec::new();
+        for pod in pods.values() {
+            for container in &pod.containers {
+                match (&container.work, pod.revision()) {
+                    (Work::Task(task), _) => usage.push((container.id.clone(), task.meter().usage())),
+                    (Work::Replica { .. }, Some(revision)) => {
+                        replicas.entry(revision).or_default().push(container.id.clone());
+                    }
+                    (Work::Replica { .. } | Work::Ended, _) => {}
+                }
+            }
+        }
+        drop(pods);
+        for (revision, containers) in replicas {
+            let all = self.shared.function(&revision).map_or(0, |function| function.memory_bytes());
+            let part = Usage { memory_bytes: all / containers.len() as u64, cpu: None };
+            usage.extend(containers.into_iter().map(|id| (id, part)));
+        }
+        usage
+    }
+
     fn remove(&self, uid: &PodUid) {
         let removed = self.pods.lock().remove(uid);
         let Some(revision) = removed.as_ref().and_then(Pod::revision) else { return };
@@ -183,7 +210,7 @@ impl Container {
 /// The component that a container's image names.
 fn component_of(image: &str) -> Result<Digest, RuntimeError> {
     Digest::of_image(image).ok_or_else(|| {
-        RuntimeError::Invalid(format!(
+        RuntimeError::ImageName(format!(
             "the wasm runtime runs components, and {image:?} is none: name one as sha256:<64 hexadecimal digits>, \
              which mayfly artifact push prints"
         ))
@@ -244,6 +271,10 @@ impl Runtime for WasmHost {
 
     fn sandboxes(&self) -> Vec<PodUid> {
         self.pods.pods.lock().keys().cloned().collect()
+    }
+
+    fn usage(&self) -> Vec<(ContainerId, Usage)> {
+        self.pods.usage()
     }
 
     fn changes(&self) -> watch::Receiver<u64> {

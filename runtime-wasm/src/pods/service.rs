@@ -23,7 +23,7 @@ use tokio::{
 };
 
 use super::{
-    Exit, Pods, RunningTask,
+    Exit, Meter, Pods, RunningTask,
     command::{egress, rules},
     task::StopRequest,
 };
@@ -49,8 +49,9 @@ pub(super) async fn start(
         .map_err(|error| RuntimeError::Internal(format!("cannot listen on {address}: {error}")))?;
     let function = function(pods, sandbox, &spec, component)?;
     let connections = Arc::new(Semaphore::new(pods.shared.config.pod_connections_max));
+    let meter = Meter::of_memory(function.program().clone());
     let serving = |stopping| serve(listener, connections, function, stopping);
-    Ok(RunningTask::spawn(pods, spec.id, serving, || {}))
+    Ok(RunningTask::spawn(pods, spec.id, meter, serving, || {}))
 }
 
 fn function(

@@ -8,7 +8,7 @@ use std::{
 use mayfly_runtime::ContainerId;
 use tokio::{sync::watch, task::AbortHandle, time::Instant};
 
-use super::{EXIT_KILLED, Pods};
+use super::{EXIT_KILLED, Meter, Pods};
 
 /// How a container ended.
 #[derive(Clone, Debug)]
@@ -43,6 +43,7 @@ pub(super) struct RunningTask {
     stop: watch::Sender<Option<Instant>>,
     exit: Arc<OnceLock<Exit>>,
     ended: watch::Receiver<bool>,
+    meter: Meter,
     task: AbortHandle,
 }
 
@@ -62,6 +63,7 @@ impl RunningTask {
     pub(super) fn spawn<W>(
         pods: &Arc<Pods>,
         id: ContainerId,
+        meter: Meter,
         work: impl FnOnce(StopRequest) -> W,
         finish: impl FnOnce() + Send + 'static,
     ) -> Self
@@ -94,7 +96,11 @@ impl RunningTask {
             }
             end.send_replace(true);
         });
-        Self { stop, exit, ended, task: task.abort_handle() }
+        Self { stop, exit, ended, meter, task: task.abort_handle() }
+    }
+
+    pub(super) fn meter(&self) -> &Meter {
+        &self.meter
     }
 
     /// How the task ended, if it has.

@@ -17,7 +17,7 @@ fn function() -> Kind {
     Kind {
         short_names: &["fn"],
         categories: &["all", "mayfly"],
-        subresources: &[Subresource::Log],
+        subresources: &[Subresource::Log, Subresource::NoScale],
         columns: const {
             &[
                 NAME,

@@ -14,6 +14,7 @@ mod pod;
 mod pod_print;
 mod pod_wasm;
 pub(crate) mod print;
+mod usage;
 mod workflows;
 
 pub(crate) use self::{apps::selector_text, core::NAMESPACE_FINALIZER};
@@ -85,6 +86,8 @@ pub(crate) enum Verbs {
     CreateOnly,
     /// A view of what somebody else keeps: see [`crate::KindView`].
     View,
+    /// Measured when it is asked for.
+    Measured,
 }
 
 impl Verbs {
@@ -93,6 +96,7 @@ impl Verbs {
             Self::All => &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"],
             Self::CreateOnly => &["create"],
             Self::View => &["get", "list", "watch"],
+            Self::Measured => &["get", "list"],
         }
     }
 }
@@ -100,6 +104,8 @@ impl Verbs {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Subresource {
     Scale,
+    /// Listed so that a client asks, and is told what to set instead.
+    NoScale,
     Log,
     Binding,
     Eviction,
@@ -113,6 +119,7 @@ impl Subresource {
     ) -> (&'static str, &'static str, &'static str, &'static str, &'static [&'static str]) {
         match self {
             Self::Scale => ("scale", "autoscaling", "v1", "Scale", &["get", "patch", "update"]),
+            Self::NoScale => ("scale", "autoscaling", "v1", "Scale", &[]),
             Self::Log => ("log", "", "", "", &["get"]),
             Self::Binding => ("binding", "", "v1", "Binding", &["create"]),
             Self::Eviction => ("eviction", "policy", "v1", "Eviction", &["create"]),
@@ -273,6 +280,7 @@ static REGISTRY: LazyLock<Registry> = LazyLock::new(|| {
         mayfly::kinds(),
         workflows::kinds(),
         auth::kinds(),
+        usage::kinds(),
     ];
     let kinds: Vec<_> =
         kinds.into_iter().flatten().map(|kind| Row { resource: kind.resource().into(), kind }).collect();

@@ -22,7 +22,7 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Config, function_key,
+    Config, Routes, function_key,
     plan::{self, LostHost, Readiness, RevisionState, Snapshot, Step},
     presence::{Presence, PresenceError},
     revision_name, revision_number, status,
@@ -32,6 +32,9 @@ use crate::metadata::{BY_CONTROLLER, by_controller, is_gone, only, uid, whole};
 /// How soon to look again for a component that is not uploaded yet, and for the collector's work.
 const COMPONENT_RECHECK: Duration = Duration::from_secs(2);
 const COLLECTOR_RECHECK: Duration = Duration::from_millis(100);
+/// How long a function that can answer waits for its route before that is told, and how soon to look again.
+const ROUTE_WAIT: Duration = Duration::from_millis(200);
+const ROUTE_RECHECK: Duration = Duration::from_millis(100);
 
 /// An index of functions by the hosts that their tags ask for: `namespace/label`.
 const BY_TAG_HOST: &str = "tag host";
@@ -191,7 +194,10 @@ impl Reconciler {
             self.act(&key, &snapshot, step, events).await?;
         }
         if snapshot.function.metadata.deletion_timestamp.is_none() {
-            self.write_status(&key, &snapshot, events).await?;
+            let routed = self.write_status(&key, &snapshot, events).await?;
+            if !routed {
+                return Ok(Outcome::RequeueAfter(ROUTE_RECHECK));
+            }
         }
         if awaits_collector {
             return Ok(Outcome::RequeueAfter(COLLECTOR_RECHECK));
@@ -316,12 +322,28 @@ impl Reconciler {
         Ok(())
     }
 
+    /// Whether requests go where the function's traffic says, as far as somebody can tell.
+    async fn is_routed(&self, function: &Function, latest: Option<&str>) -> bool {
+        let Some(Routes { follow, mut changes }) = self.config.routes.clone() else { return true };
+        let routed = async {
+            loop {
+                changes.mark_unchanged();
+                // Without a gateway that goes on nothing changes any more.
+                if follow(function, latest) || changes.changed().await.is_err() {
+                    return;
+                }
+            }
+        };
+        tokio::time::timeout(ROUTE_WAIT, routed).await.is_ok()
+    }
+
+    /// Returns whether nothing has to be looked at again: `false` while the gateway has no route.
     async fn write_status(
         &self,
         key: &ObjectKey,
         snapshot: &Snapshot,
         events: &EventRecorder,
-    ) -> Result<(), Error> {
+    ) -> Result<bool, Error> {
         let now = Timestamp::now();
         for state in snapshot.revisions.values() {
             let wanted = status::revision(state, now);
@@ -336,9 +358,18 @@ impl Reconciler {
                 }
             }
         }
-        let wanted = status::function(snapshot, &self.config, now);
-        if snapshot.function.status.as_ref() == Some(&wanted) {
-            return Ok(());
+        let mut wanted = status::function(snapshot, &self.config, now);
+        let before = snapshot.function.status.as_ref();
+        let mut routed = true;
+        if status::becomes_ready(before, &wanted) {
+            routed = self.is_routed(&snapshot.function, wanted.latest_ready_revision.as_deref()).await;
+        }
+        if !routed {
+            let old = before.map_or(&[][..], |status| &status.conditions);
+            wanted = status::without_route(wanted, old, now);
+        }
+        if before == Some(&wanted) {
+            return Ok(routed);
         }
         let optional = ["url", "latestRevision", "latestReadyRevision", "observedGeneration"];
         let patch = Patch::Merge(json!({"status": whole(&wanted, &optional)}));
@@ -348,7 +379,7 @@ impl Reconciler {
             result?;
         }
         self.tell_transition(snapshot, &wanted, events);
-        Ok(())
+        Ok(routed)
     }
 
     /// An event when readiness, or what is in its way, changed.
@@ -370,7 +401,7 @@ impl Reconciler {
             return;
         }
         match new.reason.as_str() {
-            "RevisionPending" | "Compiling" => {}
+            "RevisionPending" | "Compiling" | status::ROUTE_PENDING => {}
             "Ready" => {
                 let revision = wanted.latest_ready_revision.as_deref().unwrap_or_default();
                 events.normal(&*snapshot.function, "Ready", format!("Revision {revision} can answer"));

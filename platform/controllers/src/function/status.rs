@@ -14,6 +14,8 @@ use crate::metadata::condition;
 
 pub(super) const READY: &str = "Ready";
 pub(super) const ACTIVE: &str = "Active";
+/// Why a function that can answer is not ready for a moment.
+pub(super) const ROUTE_PENDING: &str = "RoutePending";
 /// Whether the hosts of a function's tags are its own. Only said of one that has tags.
 pub(super) const TAG_HOSTS: &str = "TagHosts";
 
@@ -73,6 +75,29 @@ pub(super) fn function(snapshot: &Snapshot, config: &Config, now: Timestamp) -> 
         observed_generation: generation,
         conditions: [Some(ready), tag_hosts(snapshot, &old.conditions, now)].into_iter().flatten().collect(),
     }
+}
+
+/// Whether a status says Ready where the one before did not say it of the same: then requests must go there, too.
+pub(super) fn becomes_ready(before: Option<&FunctionStatus>, wanted: &FunctionStatus) -> bool {
+    let is_ready = |status: &FunctionStatus| {
+        status.conditions.iter().any(|known| known.type_ == READY && known.status == "True")
+    };
+    let same = |before: &FunctionStatus| {
+        is_ready(before)
+            && before.observed_generation == wanted.observed_generation
+            && before.latest_ready_revision == wanted.latest_ready_revision
+    };
+    is_ready(wanted) && !before.is_some_and(same)
+}
+
+/// The same status of a function that can answer, and whose requests do not come there yet.
+pub(super) fn without_route(mut wanted: FunctionStatus, old: &[Condition], now: Timestamp) -> FunctionStatus {
+    let generation = wanted.observed_generation;
+    for ready in wanted.conditions.iter_mut().filter(|known| known.type_ == READY) {
+        let message = "the gateway has not taken the route yet".to_owned();
+        *ready = condition(old, READY, false, ROUTE_PENDING, message, generation, now);
+    }
+    wanted
 }
 
 fn tag_hosts(snapshot: &Snapshot, old: &[Condition], now: Timestamp) -> Option<Condition> {

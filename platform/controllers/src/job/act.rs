@@ -46,6 +46,8 @@ pub(crate) struct Controller {
     /// The resource version that this controller's last write gave a Job: an older copy must not be acted
     /// on, since a pod that is counted in the newer one may look as if it had never been.
     written: Mutex<HashMap<ObjectKey, u64>>,
+    /// What was said of pods that do not start.
+    stuck: Mutex<HashMap<ObjectKey, String>>,
 }
 
 impl Owner for Job {
@@ -68,7 +70,7 @@ fn version(job: &Job) -> u64 {
 impl Controller {
     pub(crate) fn create(config: Config, client: Client, informers: &Informers) -> Self {
         let owned = OwnedPods::create(client.clone(), informers);
-        Self { config, client, owned, written: Mutex::default() }
+        Self { config, client, owned, written: Mutex::default(), stuck: Mutex::default() }
     }
 
     pub(crate) async fn run(self, stop: CancellationToken) {
@@ -86,6 +88,7 @@ impl Controller {
         let Some(job) = self.owned.owners.get(&key) else {
             self.owned.forget(&key);
             self.written.lock().remove(&key);
+            self.stuck.lock().remove(&key);
             self.let_go(&key).await?;
             return Ok(Outcome::Done);
         };
@@ -139,6 +142,7 @@ impl Controller {
                 false => events.normal(&**job, reason, message),
             }
         }
+        self.tell_stuck(key, job, plan.stuck, events);
         self.release(key, &plan.release).await?;
         match plan.pods {
             Pods::Nothing => {}
@@ -154,6 +158,19 @@ impl Controller {
             }
         }
         Ok(plan.again.map_or(Outcome::Done, Outcome::RequeueAfter))
+    }
+
+    /// Says once on the Job what its pods say of themselves: who waits for a Job looks there.
+    fn tell_stuck(&self, key: &ObjectKey, job: &Job, stuck: Option<String>, events: &EventRecorder) {
+        let mut said = self.stuck.lock();
+        match stuck {
+            None => drop(said.remove(key)),
+            Some(stuck) if said.get(key) == Some(&stuck) => {}
+            Some(stuck) => {
+                events.warning(job, "PodNotStarting", &stuck);
+                said.insert(key.clone(), stuck);
+            }
+        }
     }
 
     /// Writes outcomes, then numbers and conditions. Each only upon the state that was planned from.

@@ -39,6 +39,8 @@ pub(super) struct Plan {
     pub(super) again: Option<Duration>,
     /// Events: a warning?, reason, message.
     pub(super) said: Vec<(bool, &'static str, String)>,
+    /// Why a pod does not start, for people: to be said once.
+    pub(super) stuck: Option<String>,
 }
 
 /// What to do with the pods themselves.
@@ -68,7 +70,8 @@ pub(super) fn plan(job: &Job, pods: &[Arc<Pod>], known: &[Outcome], config: &Con
         return after_the_end(spec, old, pods, groups, now);
     }
     let mut counted = count_pods(spec, &old, pods, known);
-    let mut plan = Plan { outcomes: std::mem::take(&mut counted.outcomes), status: old, ..Plan::default() };
+    let (outcomes, stuck) = (std::mem::take(&mut counted.outcomes), stuck(&groups));
+    let mut plan = Plan { outcomes, stuck, status: old, ..Plan::default() };
     start_or_suspend(spec, &mut plan, now);
     if let Some((reason, message)) = failure(spec, &plan.status, &counted, &groups, now) {
         if conditions::holding(&plan.status, FAILURE_TARGET).is_none() {
@@ -87,6 +90,14 @@ pub(super) fn plan(job: &Job, pods: &[Arc<Pod>], known: &[Outcome], config: &Con
     write_numbers(spec, &mut plan.status, &counted, &groups);
     plan.release = counted.release;
     plan
+}
+
+fn stuck(groups: &Groups) -> Option<String> {
+    groups.active.iter().find_map(|pod| {
+        let (reason, message) = super::pods::stuck(pod)?;
+        let name = pod.metadata.name.as_deref().unwrap_or_default();
+        Some(format!("Pod {name} does not start: {reason}: {message}"))
+    })
 }
 
 /// A Job that is complete or has failed only waits for its end, and lets its pods go.

@@ -54,6 +54,27 @@ pub(super) fn finished_at(pod: &Pod) -> Option<Timestamp> {
     ended.or(deleted).or(pod.metadata.creation_timestamp.as_ref().map(|time| time.0))
 }
 
+/// What keeps a pod's container from being started, if it will not pass by itself: the reason, as `kubectl get pods`
+/// shows it, and the message.
+pub(super) fn stuck(pod: &Pod) -> Option<(&str, &str)> {
+    let status = pod.status.as_ref()?;
+    let statuses = status.init_container_statuses.iter().chain(&status.container_statuses).flatten();
+    statuses.into_iter().find_map(|status| {
+        let waiting = status.state.as_ref()?.waiting.as_ref()?;
+        let reason = waiting.reason.as_deref().filter(|reason| STUCK.contains(reason))?;
+        Some((reason, waiting.message.as_deref().unwrap_or_default()))
+    })
+}
+
+/// Waiting reasons of containers that somebody has to do something about.
+const STUCK: [&str; 5] = [
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "CreateContainerError",
+    "CreateContainerConfigError",
+];
+
 /// Restarts of its containers within the pod.
 pub(super) fn restarts(pod: &Pod) -> i32 {
     let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());

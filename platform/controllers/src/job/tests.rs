@@ -65,6 +65,21 @@ fn deleted(plan: &Plan) -> usize {
 }
 
 #[test]
+fn a_pod_that_does_not_start_is_told_of() {
+    let waiting = |reason: &str| {
+        let pod = json!({"metadata": {"name": "p", "uid": "p", "finalizers": [FINALIZER]}, "spec": {"containers": []},
+            "status": {"phase": "Pending", "containerStatuses": [{"name": "c", "image": "", "imageID": "",
+                "ready": false, "restartCount": 0, "state": {"waiting": {"reason": reason, "message": "it is away"}}}]}});
+        Arc::new(serde_json::from_value::<Pod>(pod).unwrap())
+    };
+    let told = |pod| look(&job(json!({"completions": 1, "parallelism": 1}), json!({})), &[pod]).stuck;
+    let expected = "Pod p does not start: ImagePullBackOff: it is away";
+    assert_eq!(told(waiting("ImagePullBackOff")).as_deref(), Some(expected));
+    assert_eq!(told(waiting("ContainerCreating")), None);
+    assert_eq!(told(pod("p", "Running", true)), None);
+}
+
+#[test]
 fn as_many_as_are_missing_and_may_run() {
     let spec = json!({"completions": 5, "parallelism": 3});
     let running = [pod("a", "Running", true)];

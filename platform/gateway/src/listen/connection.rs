@@ -31,6 +31,7 @@ use tokio_util::task::TaskTracker;
 use super::{
     signal::{Listener, Signal, Signals},
     stream::PatientStream,
+    worded::Worded,
 };
 use crate::{Config, headers::Peer, proxy::Proxy};
 
@@ -55,6 +56,7 @@ pub(super) struct Connections {
     http1: http1::Builder,
     http2: http2::Builder<Streams>,
     header_timeout: Duration,
+    header_bytes_max: usize,
     stall_timeout: Duration,
 }
 
@@ -76,7 +78,8 @@ impl Connections {
     pub(super) fn new(proxy: Arc<Proxy>, config: &Config, tracker: TaskTracker) -> Self {
         let mut http1 = http1::Builder::new();
         http1
-            // Ours watches both protocols, and needs no timer for each request.
+            // Ours watches both protocols, and needs no timer for each request. The number of headers stays
+            // hyper's (`HEADERS_MAX`).
             .header_read_timeout(None)
             .max_header_size(config.header_bytes_max)
             .max_buf_size(config.header_bytes_max.max(64 << 10));
@@ -95,6 +98,7 @@ impl Connections {
             http1,
             http2,
             header_timeout: config.header_timeout,
+            header_bytes_max: config.header_bytes_max,
             stall_timeout: config.stall_timeout,
         }
     }
@@ -136,6 +140,12 @@ impl Connections {
         listener: Listener<'_>,
     ) -> hyper::Result<()> {
         let (proxy, peer, activity) = (&self.proxy, &peer, &Arc::new(Activity::default()));
+        let io = TokioIo::new(Worded::new(
+            io.into_inner(),
+            proxy.clone(),
+            activity.clone(),
+            self.header_bytes_max,
+        ));
         let service = service_fn(move |request: Request<Incoming>| {
             let active = activity.begin();
             let answering = proxy.serve(peer, request);
@@ -248,7 +258,7 @@ impl Drop for Open<'_> {
 
 /// The requests of a connection.
 #[derive(Default)]
-struct Activity {
+pub(super) struct Activity {
     /// In the low half those under way, in the high half how many began so far.
     requests: AtomicU64,
     /// Answers that are being sent: their request's number, and when they must be complete.
@@ -256,7 +266,7 @@ struct Activity {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Requests(u64);
+pub(super) struct Requests(u64);
 
 impl Activity {
     fn begin(self: &Arc<Self>) -> Active {
@@ -264,7 +274,7 @@ impl Activity {
         Active { activity: self.clone(), number: before >> 32 }
     }
 
-    fn requests(&self) -> Requests {
+    pub(super) fn requests(&self) -> Requests {
         Requests(self.requests.load(Ordering::Relaxed))
     }
 
@@ -276,7 +286,7 @@ impl Activity {
 }
 
 impl Requests {
-    fn is_quiet(self) -> bool {
+    pub(super) fn is_quiet(self) -> bool {
         self.0 << 32 == 0
     }
 }

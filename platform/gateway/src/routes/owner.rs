@@ -41,6 +41,8 @@ pub(crate) struct Owner {
     demand: Arc<DemandSignal>,
     counts: Arc<GatewayCounts>,
     queue_max: u32,
+    /// Counts the changes of the table.
+    applied: watch::Sender<u64>,
     /// The revisions seen, by key: whose they are, and which one of that name.
     known: HashMap<ObjectKey, Known>,
     /// Which revisions take values from a ConfigMap or Secret.
@@ -73,6 +75,7 @@ pub(crate) struct Parts {
     pub(crate) demand: Arc<DemandSignal>,
     pub(crate) counts: Arc<GatewayCounts>,
     pub(crate) queue_max: u32,
+    pub(crate) applied: watch::Sender<u64>,
 }
 
 impl Owner {
@@ -84,7 +87,7 @@ impl Owner {
         };
         let of_function =
             objects.revisions.index("gateway/function", |revision| vec![function_of(revision).to_string()]);
-        let Parts { host, table, targets, demand, counts, queue_max } = parts;
+        let Parts { host, table, targets, demand, counts, queue_max, applied } = parts;
         Self {
             objects,
             of_function,
@@ -95,6 +98,7 @@ impl Owner {
             demand,
             counts,
             queue_max,
+            applied,
             known: HashMap::new(),
             users: HashMap::new(),
             claims: HashMap::new(),
@@ -156,6 +160,7 @@ impl Owner {
             self.counts.conflicts.store(self.conflicts(), Ordering::Relaxed);
         }
         self.table.apply(batch);
+        self.applied.send_modify(|count| *count += 1);
         self.counts.routes.store(self.table.len(), Ordering::Relaxed);
         self.counts.route_update.observe(started.elapsed());
         tracing::debug!(functions = functions.len(), took = ?started.elapsed(), "took changes into the routes");
@@ -220,6 +225,7 @@ impl Owner {
             tracing::warn!(host = %name, ?claims, "a new function has a host that a tag had; header mayfly-tag reaches the tag");
         }
         let route = Route::new(key.clone(), ends, plan.sticky.as_ref(), before.as_deref());
+        let route = route.made_from(function);
         let claims = route.tags().map(|tag| (tag_host(key, tag), Arc::from(tag))).collect();
         self.claim(&name, claims, batch);
         batch.functions.insert(name, Some(Arc::new(route)));

@@ -1,6 +1,6 @@
 //! Where a request wants to go, read from its head alone.
 
-use http::{HeaderMap, Uri, header};
+use http::{HeaderMap, Uri, header, uri::PathAndQuery};
 use mayfly_api::wellknown::{FUNCTION_HOST_SUFFIX, FUNCTION_PATH_PREFIX};
 
 /// A place in the route table.
@@ -68,6 +68,47 @@ fn function_path(path: &str) -> Option<&str> {
     if namespace == 0 || name == namespace + 1 { None } else { Some(&rest[..name]) }
 }
 
+/// Segments of a path that lead to a function: `fn`, a namespace, a name.
+const LEADING_SEGMENTS: usize = 3;
+
+/// The same address with the unreserved characters of its leading segments as themselves: encoded or not they mean
+/// the same (RFC 3986, section 6.2.2.2). What is the function's own stays as it was sent. `None`: it is so already.
+pub(crate) fn plainly(uri: &Uri) -> Option<Uri> {
+    let whole = uri.path_and_query()?.as_str();
+    let path = uri.path();
+    let end = path.match_indices('/').nth(LEADING_SEGMENTS).map_or(path.len(), |(at, _)| at);
+    let plain = decode_unreserved(&whole[..end])?;
+    let whole = PathAndQuery::try_from(plain + &whole[end..]).ok()?;
+    let mut parts = uri.clone().into_parts();
+    parts.path_and_query = Some(whole);
+    Uri::from_parts(parts).ok()
+}
+
+fn decode_unreserved(text: &str) -> Option<String> {
+    let mut plain = String::with_capacity(text.len());
+    let mut rest = text;
+    let mut changed = false;
+    while let Some(at) = rest.find('%') {
+        let (before, from) = rest.split_at(at);
+        plain.push_str(before);
+        let code = from.get(1..3).filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()));
+        let byte = code.and_then(|digits| u8::from_str_radix(digits, 16).ok()).map(char::from);
+        rest = match byte.filter(|byte| byte.is_ascii_alphanumeric() || "-._~".contains(*byte)) {
+            Some(byte) => {
+                plain.push(byte);
+                changed = true;
+                &from[3..]
+            }
+            None => {
+                plain.push('%');
+                &from[1..]
+            }
+        };
+    }
+    plain.push_str(rest);
+    changed.then_some(plain)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -82,6 +123,25 @@ mod tests {
             Place::Path { key } => format!("path {key}"),
             Place::Host { key } => format!("host {key}"),
             Place::Nowhere => "nowhere".into(),
+        }
+    }
+
+    #[test]
+    fn encoded_or_not_is_the_same() {
+        for (sent, plain) in [
+            ("/fn/ns/hello/", None),
+            ("/fn/ns/gr%65et/", Some("/fn/ns/greet/")),
+            ("/%66n/n%73/gr%65%65t?x=%65", Some("/fn/ns/greet?x=%65")),
+            ("/fn/ns/my%2Dfn/%65%20/b", Some("/fn/ns/my-fn/%65%20/b")),
+            ("/fn/ns/my%2dfn", Some("/fn/ns/my-fn")),
+            // Reserved, or no encoding at all.
+            ("/fn/ns%2Fgreet/x", None),
+            ("/fn/ns/gr%6", None),
+            ("/fn/ns/gr%zzeet/%65", None),
+            ("/fn/ns/hello/%65", None),
+        ] {
+            let found = plainly(&sent.parse().unwrap()).map(|uri| uri.to_string());
+            assert_eq!(found.as_deref(), plain, "{sent}");
         }
     }
 

@@ -74,14 +74,23 @@ fn belongs(revision: &Revision, function: &Function) -> bool {
         && owners.all(|owner| Some(owner.uid.as_str()) == function.metadata.uid.as_deref())
 }
 
-/// The newest that can answer, as the status says; else the newest.
+/// The newest that can answer, as the function's status says, or a newer one that says so itself: the function says
+/// it only when requests go there. Where none can, the newest.
 fn latest(function: &Function, own: &[&Arc<Revision>]) -> Option<Arc<Revision>> {
-    let ready = function.status.as_ref().and_then(|status| status.latest_ready_revision.as_ref());
-    let named = own.iter().find(|revision| ready.is_some() && revision.metadata.name.as_ref() == ready);
+    let named = function.status.as_ref().and_then(|status| status.latest_ready_revision.as_ref());
     let age = |revision: &&&Arc<Revision>| -> (Option<Time>, Option<String>) {
         (revision.metadata.creation_timestamp.clone(), revision.metadata.name.clone())
     };
-    named.or_else(|| own.iter().max_by_key(age)).map(|found| Arc::clone(found))
+    let can_answer = |revision: &&&Arc<Revision>| {
+        (named.is_some() && revision.metadata.name.as_ref() == named) || is_ready(revision)
+    };
+    let ready = own.iter().filter(can_answer).max_by_key(age);
+    ready.or_else(|| own.iter().max_by_key(age)).map(|found| Arc::clone(found))
+}
+
+fn is_ready(revision: &Revision) -> bool {
+    let mut conditions = revision.status.iter().flat_map(|status| &status.conditions);
+    conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 /// Everything the host must know of a revision, or why it cannot run.
@@ -205,6 +214,26 @@ mod tests {
                 "<not_ready> hello-00009 0 \"gone\"",
             ],
         );
+    }
+
+    /// The function's status says it only once requests go there.
+    #[test]
+    fn a_newer_revision_that_can_answer_is_the_latest() {
+        let with = |name: &str, minute: u8, status: &str| {
+            let mut value = serde_json::to_value(&*revision(name, minute, "f-1")).unwrap();
+            let condition = json!({"type": "Ready", "status": status, "reason": "x", "message": "",
+                "lastTransitionTime": "2026-01-01T00:00:00Z"});
+            value["status"] = json!({"conditions": [condition]});
+            Arc::new(serde_json::from_value::<Revision>(value).unwrap())
+        };
+        let old = with("hello-00001", 1, "True");
+        for (newer, expected) in
+            [("True", "hello-00002 latest 100 \"\""), ("False", "hello-00001 latest 100 \"\"")]
+        {
+            let both = [old.clone(), with("hello-00002", 2, newer)];
+            check(json!({}), Some("hello-00001"), &both, &[expected]);
+            check(json!({}), None, &both, &[expected]);
+        }
     }
 
     struct NoSources;

@@ -5,10 +5,13 @@ use std::sync::{
     atomic::{AtomicU32, Ordering},
 };
 
-use http::{HeaderMap, HeaderName, HeaderValue, header};
-use mayfly_api::{ObjectKey, function::Sticky, wellknown::FUNCTION_PATH_PREFIX};
+use http::{HeaderMap, HeaderName, HeaderValue};
+use mayfly_api::{Function, ObjectKey, function::Sticky, wellknown::FUNCTION_PATH_PREFIX};
 
-use super::plan::LATEST;
+use super::{
+    plan::LATEST,
+    sticky::{ByCookie, SetCookie, Visitor},
+};
 use crate::{refusal::Refusal, target::RevisionTarget};
 
 /// Reaches one traffic target, whatever the shares are.
@@ -20,6 +23,8 @@ const REVISION_DIGITS_MIN: usize = 5;
 /// A function's route. Everything that can be known before a request is.
 pub(crate) struct Route {
     pub(crate) key: ObjectKey,
+    /// The state of the function that it was made from.
+    function: Option<Arc<Function>>,
     /// `/fn/<namespace>/<name>`
     pub(crate) prefix: HeaderValue,
     ends: Vec<End>,
@@ -49,17 +54,13 @@ enum Split {
 
 enum StickyBy {
     Header(HeaderName),
-    Cookie {
-        name: String,
-        /// For each target: the value that names it, and what sets it under the path and under the host.
-        targets: Vec<(String, HeaderValue, HeaderValue)>,
-    },
+    Cookie(ByCookie),
 }
 
 /// The way a request goes.
 pub(crate) struct Choice<'a> {
     pub(crate) target: &'a Arc<RevisionTarget>,
-    pub(crate) set_cookie: Option<&'a HeaderValue>,
+    pub(crate) set_cookie: Option<SetCookie>,
 }
 
 impl Route {
@@ -77,7 +78,25 @@ impl Route {
             Split::None | Split::All(_) => None,
         };
         let prefix = HeaderValue::try_from(prefix).unwrap_or(HeaderValue::from_static("/"));
-        Self { key, prefix, ends, split, sticky }
+        Self { key, function: None, prefix, ends, split, sticky }
+    }
+
+    pub(crate) fn made_from(self, function: Arc<Function>) -> Self {
+        Self { function: Some(function), ..self }
+    }
+
+    /// Whether requests go where this state of the function, or a later one, says; `latest`: where its target
+    /// `latest: true` leads.
+    pub(crate) fn follows(&self, function: &Function, latest: Option<&str>) -> bool {
+        let own = self.function.as_ref().map(|own| &own.metadata);
+        let is_it = own.is_some_and(|own| {
+            own.uid == function.metadata.uid && own.generation >= function.metadata.generation
+        });
+        is_it
+            && self.ends.iter().all(|end| match &end.to {
+                Ok(to) => end.identity != LATEST || Some(to.key.name.as_str()) == latest,
+                Err(_) => false,
+            })
     }
 
     fn turn(&self) -> u32 {
@@ -121,7 +140,7 @@ impl Route {
         })
     }
 
-    fn untagged(&self, headers: &HeaderMap, by_host: bool) -> Result<(usize, Option<&HeaderValue>), Refusal> {
+    fn untagged(&self, headers: &HeaderMap, by_host: bool) -> Result<(usize, Option<SetCookie>), Refusal> {
         let (slots, next) = match &self.split {
             Split::All(end) => return Ok((*end, None)),
             Split::None => return Err(Refusal::no_revision(&self.key.to_string())),
@@ -134,21 +153,16 @@ impl Route {
                 Some(value) => (self.by_hash(value.as_bytes()), None),
                 None => (in_turn(), None),
             },
-            Some(StickyBy::Cookie { name, targets }) => {
-                let value = cookie(headers, name);
-                let named = value.and_then(|value| targets.iter().position(|(named, ..)| named == value));
-                match (named, value) {
-                    (Some(end), _) if self.ends[end].percent > 0 => (end, None),
+            Some(StickyBy::Cookie(cookie)) => {
+                let (end, has_chosen) = match cookie.visitor(headers, |end| self.ends[end].percent > 0) {
+                    Visitor::Of(end) => (end, true),
                     // The application's own: the visitor keeps it, and stays with a revision by it.
-                    (None, Some(value)) if !value.is_empty() && !self.is_identity(value) => {
-                        (self.by_hash(value.as_bytes()), None)
+                    Visitor::With(value) if !self.is_identity(value) => {
+                        (self.by_hash(value.as_bytes()), true)
                     }
-                    _ => {
-                        let end = in_turn();
-                        let (_, by_path, for_host) = &targets[end];
-                        (end, Some(if by_host { for_host } else { by_path }))
-                    }
-                }
+                    Visitor::With(_) | Visitor::New => (in_turn(), false),
+                };
+                (end, Some(cookie.set(end, by_host, has_chosen)))
             }
         })
     }
@@ -217,25 +231,9 @@ impl StickyBy {
         if let Some(name) = &sticky.header {
             return HeaderName::try_from(name.as_str()).ok().map(Self::Header);
         }
-        let name = sticky.cookie.clone()?;
-        let targets = ends.iter().map(|end| {
-            let set = |path: &str| {
-                let text = format!("{name}={}; Path={path}; HttpOnly; SameSite=Lax", end.identity);
-                HeaderValue::try_from(text).ok()
-            };
-            Some((end.identity.clone(), set(prefix)?, set("/")?))
-        });
-        Some(Self::Cookie { targets: targets.collect::<Option<_>>()?, name })
+        let identities = ends.iter().map(|end| end.identity.as_str());
+        ByCookie::new(sticky.cookie.as_deref()?, identities, prefix).map(Self::Cookie)
     }
-}
-
-/// The value of a cookie.
-fn cookie<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
-    let lines = headers.get_all(header::COOKIE).into_iter().filter_map(|line| line.to_str().ok());
-    lines.flat_map(|line| line.split(';')).find_map(|pair| {
-        let (found, value) = pair.trim().split_once('=')?;
-        (found == name).then_some(value)
-    })
 }
 
 const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;

@@ -23,7 +23,8 @@ fn route(shares: &[u32], sticky: Option<Sticky>) -> Route {
 
 fn chosen(route: &Route, headers: &HeaderMap) -> (String, Option<String>) {
     let choice = route.choose(headers, None, false).unwrap();
-    let cookie = choice.set_cookie.map(|cookie| cookie.to_str().unwrap().to_owned());
+    let cookie = choice.set_cookie.and_then(|cookie| cookie.beside(&HeaderMap::new()));
+    let cookie = cookie.map(|cookie| cookie.to_str().unwrap().to_owned());
     (choice.target.key.name.clone(), cookie)
 }
 
@@ -104,7 +105,8 @@ fn sticky_cookie_is_set_and_followed() {
         assert!(chosen(&route, &headers("cookie", stale)).1.is_some(), "{stale}");
     }
     let by_host = route.choose(&HeaderMap::new(), None, true).unwrap();
-    assert!(by_host.set_cookie.unwrap().to_str().unwrap().contains("Path=/;"));
+    let cookie = by_host.set_cookie.unwrap().beside(&HeaderMap::new()).unwrap();
+    assert!(cookie.to_str().unwrap().contains("Path=/;"));
 }
 
 /// A session cookie of the application's own: any value keeps its visitor, and the shares hold.
@@ -123,6 +125,25 @@ fn the_applications_own_cookie_keeps_and_shares() {
     }
     assert!((900..1100).contains(&second), "{second}");
     assert!((900..1100).contains(&moved), "{moved}");
+}
+
+/// The function sets the chosen cookie itself: a second one leads its visitor back to where it was set.
+#[test]
+fn a_second_cookie_leads_back() {
+    let route = route(&[50, 50], Some(Sticky { header: None, cookie: Some("session".into()) }));
+    for visitor in 0..100 {
+        let first = route.choose(&HeaderMap::new(), None, false).unwrap();
+        let own = format!("session=visitor-{visitor}");
+        let answer = headers("set-cookie", &own);
+        let set = first.set_cookie.unwrap().beside(&answer).unwrap();
+        let (second, _) = set.to_str().unwrap().split_once(';').unwrap();
+        let back = headers("cookie", &format!("{own}; {second}"));
+        assert_eq!(chosen(&route, &back), (first.target.key.name.clone(), None));
+    }
+    // One that names nobody is no use, and does no harm.
+    let stale = headers("cookie", "session=visitor-1; mayfly-revision=gone");
+    let by_value = headers("cookie", "session=visitor-1");
+    assert_eq!(chosen(&route, &stale), chosen(&route, &by_value));
 }
 
 #[test]

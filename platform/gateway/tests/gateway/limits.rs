@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use futures::StreamExt as _;
 use http::{Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, Empty, StreamBody};
@@ -106,6 +107,62 @@ async fn large_bodies_are_refused_and_large_heads_too() {
     assert!(chunked.starts_with("HTTP/1.1 413 "), "{chunked}");
     let head = raw(world.address, &post(&format!("x-large: {}", "x".repeat(9000)), "")).await;
     assert!(head.starts_with("HTTP/1.1 431 "), "{head}");
+    assert!(head.contains("\"head_too_large\"") && head.contains("8192 bytes"), "{head}");
+}
+
+#[tokio::test]
+async fn a_head_that_is_none_or_too_large_is_answered_in_words() {
+    let world = world(config(), reader()).await;
+    let with =
+        |headers: &str| format!("GET /fn/ns/hello HTTP/1.1\r\nhost: a\r\nconnection: close\r\n{headers}\r\n");
+    let many: String = (0..101).map(|number| format!("x-{number}: 1\r\n")).collect();
+    let served = "GET /fn/ns/hello HTTP/1.1\r\nhost: a\r\n\r\n";
+    for (request, status, code) in [
+        (with(&many), "431 Request Header Fields Too Large", "head_too_large"),
+        (with("no colon\r\n"), "400 Bad Request", "bad_request"),
+        ("GET / HTTP/9.9\r\n\r\n".to_owned(), "400 Bad Request", "bad_request"),
+        (
+            format!("GET /{} HTTP/1.1\r\n\r\n", "x".repeat(70_000)),
+            "431 Request Header Fields Too Large",
+            "head_too_large",
+        ),
+        // Also when the connection has served requests before.
+        (format!("{served}{served}rubbish\r\n\r\n"), "400 Bad Request", "bad_request"),
+    ] {
+        let answer = raw(world.address, &request).await;
+        let last = answer.rfind("HTTP/1.1 ").expect("an answer");
+        let (head, body) = answer[last..].split_once("\r\n\r\n").expect("a head and a body");
+        assert!(head.starts_with(&format!("HTTP/1.1 {status}\r\n")), "{answer}");
+        assert!(head.contains(&format!("content-length: {}", body.len())), "{answer}");
+        let body: serde_json::Value = serde_json::from_str(body).unwrap();
+        assert_eq!(body["error"]["code"], code, "{answer}");
+        let id = body["error"]["requestId"].as_str().unwrap();
+        assert!(!id.is_empty() && head.contains(&format!("x-request-id: {id}")), "{answer}");
+        assert_eq!(answer[..last].matches("HTTP/1.1 200 OK").count(), request.matches(served).count());
+    }
+    let few: String = (0..90).map(|number| format!("x-{number}: 1\r\n")).collect();
+    assert!(raw(world.address, &with(&few)).await.starts_with("HTTP/1.1 200 "));
+    assert!(world.metrics().contains("mayfly_gateway_refusals_total{code=\"bad_request\"} 3\n"));
+}
+
+/// A function's bytes are nobody's to change, whatever they look like and however they come.
+#[tokio::test]
+async fn an_answer_that_looks_like_a_refusal_is_passed_on() {
+    const PIECE: &str = "HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n";
+    let host = ScriptedHost::new(|_, _| async {
+        let frames = futures::stream::iter(0..3).then(|_| async {
+            tokio::task::yield_now().await;
+            Ok(Frame::data(Bytes::from_static(PIECE.as_bytes())))
+        });
+        let mut response = Response::new(StreamBody::new(frames).boxed_unsync());
+        let length = (PIECE.len() * 3).into();
+        response.headers_mut().insert(http::header::CONTENT_LENGTH, length);
+        Ok(response)
+    });
+    let world = world(config(), host).await;
+    let request = "GET /fn/ns/hello HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
+    let answer = raw(world.address, request).await;
+    assert!(answer.starts_with("HTTP/1.1 200 OK") && answer.ends_with(&PIECE.repeat(3)), "{answer}");
 }
 
 #[tokio::test]

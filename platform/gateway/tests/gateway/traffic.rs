@@ -92,6 +92,39 @@ async fn sticky_by_cookie_and_by_header() {
     }
 }
 
+/// A session that the function itself begins: the first answer comes from where all others will.
+#[tokio::test]
+async fn the_first_answer_is_from_the_revision_of_the_rest() {
+    let api = FakeApi::default();
+    split(&api, json!({"cookie": "session"}));
+    let visitor = std::sync::atomic::AtomicU32::new(0);
+    let host = ScriptedHost::new(move |spec, request| {
+        let number = visitor.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let new = !request.headers().contains_key("cookie");
+        async move {
+            let mut response = http::Response::new(text(spec.revision.name));
+            if new {
+                let cookie = format!("session=visitor-{number}; Path=/").parse().unwrap();
+                response.headers_mut().append("set-cookie", cookie);
+            }
+            Ok(response)
+        }
+    });
+    let world = World::with(api, config(), Arc::default(), Some(host)).await;
+    for _ in 0..40 {
+        let (parts, first) = world.request("/fn/ns/hello", &[]).await;
+        let set = parts.headers.get_all("set-cookie").iter();
+        let pairs: Vec<_> = set.map(|set| set.to_str().unwrap().split(';').next().unwrap()).collect();
+        assert_eq!(pairs.len(), 2, "the function's and the gateway's: {pairs:?}");
+        let cookies = pairs.join("; ");
+        for _ in 0..3 {
+            let (parts, body) = world.request("/fn/ns/hello", &[("cookie", cookies.as_str())]).await;
+            assert_eq!(body, first, "{cookies}");
+            assert!(!parts.headers.contains_key("set-cookie"));
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_revision_that_is_not_ready_says_why() {
     let api = FakeApi::default();

@@ -18,6 +18,13 @@ const CRASH_MAX: Duration = Duration::from_secs(300);
 const START_FIRST: Duration = Duration::from_secs(1);
 const START_MAX: Duration = Duration::from_secs(60);
 
+/// The longest pause for an image or component that is not there: it is uploaded at any moment, and to look for it
+/// is cheap.
+const PULL_MAX: Duration = Duration::from_secs(5);
+
+/// The waiting reasons of a container whose image is not there: at the first try, and after it.
+pub(crate) const REASON_PULL: &str = "ErrImagePull";
+const REASON_PULL_AGAIN: &str = "ImagePullBackOff";
 /// The waiting reason of a container whose environment names something that is not there.
 pub(crate) const REASON_ENVIRONMENT: &str = "CreateContainerConfigError";
 /// How a container ended that ran when the node's agent went away, and is unknown to its host since.
@@ -245,8 +252,23 @@ impl LocalContainer {
 
     /// The container could not be started: the same attempt again, after a pause.
     pub(crate) fn start_failed(&mut self, reason: &str, message: String, now: Timestamp) {
+        self.wait(reason, message, START_MAX, now);
+    }
+
+    /// Its image is not there: the same attempt again, after a pause. Whether it was not there the last time either.
+    pub(crate) fn pull_failed(&mut self, image: &str, why: &str, now: Timestamp) -> bool {
+        let again = matches!(&self.now, Now::Waiting { reason, .. } if reason == REASON_PULL || reason == REASON_PULL_AGAIN);
+        let (reason, message) = match again {
+            true => (REASON_PULL_AGAIN, format!("Back-off pulling image {image:?}: {REASON_PULL}: {why}")),
+            false => (REASON_PULL, why.to_owned()),
+        };
+        self.wait(reason, message, PULL_MAX, now);
+        again
+    }
+
+    fn wait(&mut self, reason: &str, message: String, longest: Duration, now: Timestamp) {
         self.failures = self.failures.saturating_add(1);
-        let pause = doubled(START_FIRST, self.failures - 1, START_MAX);
+        let pause = doubled(START_FIRST, self.failures - 1, longest);
         self.not_before = Some(now.saturating_add(signed(pause)).unwrap_or(now));
         self.now = Now::Waiting { reason: reason.into(), message };
     }

@@ -14,7 +14,7 @@ use mayfly_runtime::{ContainerSpec, Runtime, RuntimeError};
 
 use super::{
     container,
-    local::{LocalPod, Now, REASON_ENVIRONMENT},
+    local::{LocalPod, Now, REASON_ENVIRONMENT, REASON_PULL},
     worker::Worker,
 };
 use crate::job;
@@ -55,6 +55,10 @@ impl Worker {
                     self.events.normal(pod, "Started", format!("Started container {}", spec.name));
                     return;
                 }
+                Some(Err(RuntimeError::ImageMissing(why))) => {
+                    self.image_missing(spec, pod, local, &why);
+                    return;
+                }
                 Some(Err(error)) => {
                     local.sandbox &= !matches!(error, RuntimeError::NoSandbox(_));
                     (waiting_reason(&error), error.to_string())
@@ -64,6 +68,16 @@ impl Worker {
         self.events.warning(pod, "Failed", format!("Error: {message}"));
         let container = local.containers.entry(spec.name.clone()).or_default();
         container.start_failed(reason, message, Timestamp::now());
+    }
+
+    /// In upstream's words: the first try is an error, and what follows is a pause after it.
+    fn image_missing(&self, spec: &Container, pod: &Pod, local: &mut LocalPod, why: &str) {
+        let image = spec.image.as_deref().unwrap_or_default();
+        let container = local.containers.entry(spec.name.clone()).or_default();
+        self.events.warning(pod, "Failed", format!("Failed to pull image {image:?}: {why}"));
+        if container.pull_failed(image, why, Timestamp::now()) {
+            self.events.normal(pod, "BackOff", format!("Back-off pulling image {image:?}"));
+        }
     }
 
     /// A job's container gets its files.
@@ -152,7 +166,8 @@ impl Worker {
 /// What `kubectl get pods` shows of a container that could not be started.
 fn waiting_reason(error: &RuntimeError) -> &'static str {
     match error {
-        RuntimeError::ImageMissing(_) => "ErrImagePull",
+        RuntimeError::ImageMissing(_) => REASON_PULL,
+        RuntimeError::ImageName(_) => "InvalidImageName",
         RuntimeError::NoSandbox(_) => "ContainerCreating",
         RuntimeError::NoRoom(_) => "OutOfmemory",
         // The one that says: not with this component.

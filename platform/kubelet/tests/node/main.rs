@@ -268,6 +268,9 @@ impl mayfly_runtime::Runtime for Stuck {
     fn sandboxes(&self) -> Vec<PodUid> {
         self.0.sandboxes()
     }
+    fn usage(&self) -> Vec<(ContainerId, mayfly_runtime::Usage)> {
+        self.0.usage()
+    }
     fn changes(&self) -> tokio::sync::watch::Receiver<u64> {
         self.0.changes()
     }

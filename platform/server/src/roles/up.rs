@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use mayfly_api::Revision;
 use mayfly_apiserver::{ApiServer, Identity, User};
 use mayfly_artifacts::Artifacts;
-use mayfly_controllers::Controllers;
+use mayfly_controllers::{Controllers, Routes};
 use mayfly_gateway::{Gateway, GatewayHandle};
 use mayfly_informer::{EnvObjects, Informer, Informers};
 use mayfly_kubelet::{JobFiles, Kubelet};
@@ -128,7 +128,8 @@ impl Up {
         api.attach_view("executions.mayfly.dev", Arc::new(workflows.executions()));
 
         let endpoints = listeners.endpoints(&gateway)?;
-        let controllers = create_controllers(&endpoints, client("system:mayfly:controllers"), &informers);
+        let controllers =
+            create_controllers(&endpoints, client("system:mayfly:controllers"), &informers, gateway.handle());
         let scheduler = Scheduler::create(Default::default(), client("system:kube-scheduler"), &informers);
         let node = format!("system:node:{}", config.node_name);
         let jobs = JobFiles::new(artifacts, data_dir.jobs());
@@ -329,9 +330,19 @@ async fn create_workflows(
     handles.serving.spawn(workflows).await.context("workflows cannot be made")?
 }
 
-fn create_controllers(endpoints: &Endpoints, client: kube::Client, informers: &Informers) -> Controllers {
+fn create_controllers(
+    endpoints: &Endpoints,
+    client: kube::Client,
+    informers: &Informers,
+    gateway: GatewayHandle,
+) -> Controllers {
     let mut config = mayfly_controllers::Config::default();
     config.function.gateway_url = endpoints.http.clone();
+    // A function is Ready once requests go to the revision that makes it so.
+    config.function.routes = Some(Routes {
+        changes: gateway.changes(),
+        follow: Arc::new(move |function, latest| gateway.follows(function, latest)),
+    });
     Controllers::create(config, client, informers)
 }
 

@@ -12,6 +12,7 @@ mod first_day;
 mod jobs;
 mod kubectl;
 mod kubectl_habits;
+mod kubectl_usage;
 mod offline;
 mod restarts;
 mod scaling;

@@ -165,7 +165,7 @@ fn failed(error_type: &str, error: impl std::fmt::Display) -> FunctionError {
 /// The gateway's refusals under the names that people retry and catch on AWS.
 fn refused(call: &FunctionCall, arns: &FunctionArns, refusal: &Refusal) -> FunctionError {
     let error_type = match refusal.code {
-        Code::BadRequest => "Lambda.InvalidParameterValueException",
+        Code::BadRequest | Code::HeadTooLarge => "Lambda.InvalidParameterValueException",
         Code::NotFound => {
             let cause = format!(
                 "Function not found: {} (Service: Lambda, Status Code: 404, Request ID: {})",

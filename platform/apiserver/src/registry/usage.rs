@@ -1,0 +1,96 @@
+//! What nodes and pods use (`metrics.k8s.io`): measured when it is asked for, and kept by nobody.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::ObjectMeta};
+use mayfly_api::quantity;
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+use super::{Column, Kind, NAME, Verbs, print};
+use crate::object::Object;
+
+const COLUMNS: &[Column] = &[
+    NAME,
+    Column::text("Cpu", "Cores in use, over the window."),
+    Column::text("Memory", "Memory in use."),
+    Column::text("Window", "What time the cores were measured over."),
+];
+
+/// What a node uses.
+#[derive(JsonSchema, Deserialize)]
+#[expect(dead_code, reason = "it says what there is, and decodes it to see that it is so")]
+struct NodeMetrics {
+    metadata: ObjectMeta,
+    /// When it was measured.
+    timestamp: String,
+    /// The time that cores were measured over, up to the timestamp.
+    window: String,
+    /// `cpu` and `memory` of the server's process, in which all wasm pods of the node run.
+    usage: BTreeMap<String, Quantity>,
+}
+
+/// What a pod's containers use.
+#[derive(JsonSchema, Deserialize)]
+#[expect(dead_code, reason = "it says what there is, and decodes it to see that it is so")]
+struct PodMetrics {
+    metadata: ObjectMeta,
+    /// When it was measured.
+    timestamp: String,
+    /// The time that cores were measured over, up to the timestamp.
+    window: String,
+    /// Each container that runs.
+    containers: Vec<ContainerMetrics>,
+}
+
+/// What a container uses.
+#[derive(JsonSchema, Deserialize)]
+#[expect(dead_code, reason = "it says what there is, and decodes it to see that it is so")]
+struct ContainerMetrics {
+    name: String,
+    /// `memory`: the linear memories of its instances; replicas of a revision on one node share these, and each has
+    /// an equal part. `cpu`: of programs that run to their end; what requests take is not counted by pod, and left out.
+    usage: BTreeMap<String, Quantity>,
+}
+
+pub(super) fn kinds() -> Vec<Kind> {
+    let own = |kind: Kind, cells: fn(&Object, Timestamp) -> Vec<Value>| Kind {
+        group: "metrics.k8s.io",
+        version: "v1beta1",
+        verbs: Verbs::Measured,
+        status: false,
+        generation: false,
+        columns: COLUMNS,
+        cells,
+        ..kind
+    };
+    vec![
+        Kind {
+            namespaced: false,
+            ..own(Kind::own::<NodeMetrics>("NodeMetrics", "nodes", ""), |object, _| {
+                cells(object, object.at(&["usage"]).into_iter())
+            })
+        },
+        own(Kind::own::<PodMetrics>("PodMetrics", "pods", ""), |object, _| {
+            cells(object, print::items(object, &["containers"]).map(|container| &container["usage"]))
+        }),
+    ]
+}
+
+fn cells<'a>(object: &Object, usage: impl Iterator<Item = &'a Value>) -> Vec<Value> {
+    let (mut cpu, mut memory) = (None, 0);
+    for usage in usage {
+        let of = |name: &str| usage[name].as_str().map(|text| Quantity(text.to_owned()));
+        if let Some(millis) = of("cpu").and_then(|cores| quantity::millis(&cores).ok()) {
+            cpu = Some(cpu.unwrap_or(0) + millis);
+        }
+        memory += of("memory").and_then(|bytes| quantity::whole(&bytes).ok()).unwrap_or(0);
+    }
+    vec![
+        object.name().into(),
+        cpu.map_or_else(|| "<unknown>".into(), |millis| format!("{millis}m").into()),
+        format!("{}Ki", memory / 1024).into(),
+        object.str_at(&["window"]).into(),
+    ]
+}

@@ -1,0 +1,121 @@
+//! `metrics.k8s.io` and the scale of a Function: what nodes say they use, and what cannot be set.
+
+mod support;
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use http::{Response, StatusCode};
+use serde_json::{Value, json};
+use support::{Fixture, function, pod};
+
+const METRICS: &str = "/apis/metrics.k8s.io/v1beta1";
+
+/// Two nodes that answer, one that does not; each of the two says that it runs a pod of its name.
+async fn nodes() -> Fixture {
+    let server = Fixture::with(
+        |_| {},
+        |deps| {
+            deps.nodes = Arc::new(|node, request| {
+                assert_eq!(request.uri(), "/stats/summary");
+                Box::pin(async move {
+                    if node == "gone" {
+                        return Err("connection refused".into());
+                    }
+                    let memory =
+                        |bytes: u64| json!({"time": "2026-01-01T00:00:00Z", "workingSetBytes": bytes});
+                    let summary = json!({
+                        "window": 10.5,
+                        "node": {"nodeName": node, "cpu": {"usageNanoCores": 250}, "memory": memory(8 << 20)},
+                        "pods": [
+                            {"podRef": {"name": node, "namespace": "default", "uid": UID},
+                             "containers": [{"name": "c", "memory": memory(64 << 10)}]},
+                            {"podRef": {"name": node, "namespace": "default", "uid": "of another"},
+                             "containers": [{"name": "c", "memory": memory(1 << 30)}]},
+                        ],
+                    });
+                    Ok(Response::new(Body::from(summary.to_string().replace(UID, &format!("uid-{node}")))))
+                })
+            });
+        },
+    )
+    .await;
+    for node in ["a", "b", "gone"] {
+        let labels = json!({"zone": node});
+        server.call("POST", "/api/v1/nodes", json!({"metadata": {"name": node, "labels": labels}})).await;
+    }
+    server
+}
+
+/// Where a node's answer has the uid of its pod.
+const UID: &str = "<uid>";
+
+fn names(list: &Value) -> Vec<&str> {
+    let items = list["items"].as_array().into_iter().flatten();
+    items.filter_map(|item| item["metadata"]["name"].as_str()).collect()
+}
+
+#[tokio::test]
+async fn nodes_say_what_they_use() {
+    let server = nodes().await;
+    let (code, list) = server.get(&format!("{METRICS}/nodes")).await;
+    assert_eq!((code, &list["kind"]), (StatusCode::OK, &json!("NodeMetricsList")));
+    assert_eq!(names(&list), ["a", "b"], "one that does not answer is left out");
+    let (_, one) = server.get(&format!("{METRICS}/nodes/b")).await;
+    assert_eq!(one["usage"], json!({"cpu": "250n", "memory": "8192Ki"}));
+    assert_eq!((&one["window"], &one["timestamp"]), (&json!("10.500s"), &json!("2026-01-01T00:00:00Z")));
+    assert_eq!(one["metadata"]["labels"]["zone"], "b");
+    let (_, selected) = server.get(&format!("{METRICS}/nodes?labelSelector=zone%3Da")).await;
+    assert_eq!(names(&selected), ["a"]);
+    for (method, path, expected) in [
+        ("GET", "nodes/gone", StatusCode::NOT_FOUND),
+        ("GET", "nodes/none", StatusCode::NOT_FOUND),
+        ("GET", "nodes?watch=true", StatusCode::METHOD_NOT_ALLOWED),
+        ("DELETE", "nodes/a", StatusCode::METHOD_NOT_ALLOWED),
+        ("POST", "nodes", StatusCode::METHOD_NOT_ALLOWED),
+        ("GET", "nodes/a/status", StatusCode::NOT_FOUND),
+    ] {
+        assert_eq!(server.call(method, &format!("{METRICS}/{path}"), json!({})).await.0, expected, "{path}");
+    }
+}
+
+/// The uids of pods are the server's, so the node here says others: nobody is mistaken for one of the same name.
+#[tokio::test]
+async fn what_a_node_says_of_other_pods_is_left_out() {
+    let server = nodes().await;
+    let mut bound = pod("a");
+    bound["spec"]["nodeName"] = json!("a");
+    let (code, _) = server.call("POST", "/api/v1/namespaces/default/pods", bound).await;
+    assert_eq!(code, StatusCode::CREATED);
+    let (code, list) = server.get(&format!("{METRICS}/pods")).await;
+    assert_eq!((code, names(&list)), (StatusCode::OK, vec![]));
+    assert_eq!(server.get(&format!("{METRICS}/namespaces/default/pods/a")).await.0, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test]
+async fn discovery_lists_what_can_be_asked() {
+    let server = Fixture::new().await;
+    let (_, groups) = server.get("/apis").await;
+    let known = groups["groups"].as_array().unwrap().iter().any(|group| group["name"] == "metrics.k8s.io");
+    assert!(known, "{groups}");
+    let (_, resources) = server.get(METRICS).await;
+    let of = |name: &str| {
+        let all = resources["resources"].as_array().unwrap();
+        all.iter().find(|known| known["name"] == name).cloned().unwrap()
+    };
+    assert_eq!((&of("nodes")["kind"], &of("nodes")["namespaced"]), (&json!("NodeMetrics"), &json!(false)));
+    assert_eq!(of("pods")["verbs"], json!(["get", "list"]));
+}
+
+#[tokio::test]
+async fn a_function_has_no_scale_and_says_what_it_has() {
+    let server = Fixture::new().await;
+    const FUNCTIONS: &str = "/apis/mayfly.dev/v1/namespaces/default/functions";
+    server.call("POST", FUNCTIONS, function("f")).await;
+    let (code, refused) =
+        server.merge(&format!("{FUNCTIONS}/f/scale"), json!({"spec": {"replicas": 3}})).await;
+    assert_eq!(code, StatusCode::METHOD_NOT_ALLOWED);
+    assert!(refused["message"].as_str().unwrap().contains("spec.scaling.min"), "{refused}");
+    let (code, _) = server.merge(&format!("{FUNCTIONS}/none/scale"), json!({"spec": {"replicas": 3}})).await;
+    assert_eq!(code, StatusCode::NOT_FOUND);
+}

@@ -1,0 +1,144 @@
+//! What hyper answers by itself, in words.
+//!
+//! A head that is none, or too large, never becomes a request: hyper answers it with a status and nothing else, and
+//! ends the connection. On its way to the socket that answer becomes a refusal like any other.
+//!
+//! It is known by when it is written, not by how it looks (a function may answer with any bytes): everything of
+//! the requests that came so far has been flushed, and no other request has begun since. That is one comparison for
+//! each write.
+
+use std::{
+    io,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use bytes::{Buf as _, Bytes};
+use http::{HeaderMap, StatusCode};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::connection::{Activity, Requests};
+use crate::{headers, proxy::Proxy, refusal::Refusal};
+
+/// `HTTP/1.1 ` and three digits.
+const STATUS_AT: std::ops::Range<usize> = 9..12;
+
+/// A connection's socket.
+pub(super) struct Worded<S> {
+    stream: S,
+    proxy: Arc<Proxy>,
+    activity: Arc<Activity>,
+    head_bytes_max: usize,
+    /// The connection's requests when all of their answers had been written.
+    flushed: Requests,
+    /// What is still to be written in place of a wordless answer.
+    rest: Bytes,
+}
+
+impl<S: AsyncWrite + Unpin> Worded<S> {
+    pub(super) fn new(stream: S, proxy: Arc<Proxy>, activity: Arc<Activity>, head_bytes_max: usize) -> Self {
+        let flushed = activity.requests();
+        Self { stream, proxy, activity, head_bytes_max, flushed, rest: Bytes::new() }
+    }
+
+    /// Takes an answer without words; the words are to be written instead.
+    fn takes(&mut self, answer: &[u8]) -> bool {
+        if self.activity.requests() != self.flushed {
+            return false;
+        }
+        let Some(status) = answer.get(STATUS_AT).and_then(|digits| StatusCode::from_bytes(digits).ok())
+        else {
+            return false;
+        };
+        if !status.is_client_error() {
+            return false;
+        }
+        let refusal = match status {
+            StatusCode::BAD_REQUEST => Refusal::no_request(),
+            _ => Refusal::head_too_large(self.head_bytes_max),
+        };
+        self.proxy.counts.refused(refusal.code);
+        self.rest = words(status, &refusal);
+        true
+    }
+
+    fn poll_rest(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.rest.is_empty() {
+            let written = ready!(Pin::new(&mut self.stream).poll_write(context, &self.rest))?;
+            if written == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            self.rest.advance(written);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// A whole answer.
+fn words(status: StatusCode, refusal: &Refusal) -> Bytes {
+    let id = headers::request_id(&mut HeaderMap::new());
+    let id = id.to_str().unwrap_or_default();
+    let body = refusal.document(id);
+    let name = headers::X_REQUEST_ID;
+    let mut text = format!(
+        "HTTP/1.1 {status}\r\ncontent-type: application/json\r\n{name}: {id}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
+        body.len()
+    )
+    .into_bytes();
+    text.extend_from_slice(&body);
+    text.into()
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Worded<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Worded<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        if self.takes(bytes) {
+            return Poll::Ready(Ok(bytes.len()));
+        }
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        if slices.first().is_some_and(|head| self.takes(head)) {
+            return Poll::Ready(Ok(slices.iter().map(|slice| slice.len()).sum()));
+        }
+        Pin::new(&mut self.stream).poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    /// hyper flushes when it has written everything that it had to write.
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_rest(context))?;
+        let requests = self.activity.requests();
+        if requests.is_quiet() {
+            self.flushed = requests;
+        }
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_rest(context))?;
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}

@@ -1,0 +1,163 @@
+//! What the node and its pods use, in the words of upstream's summary API (`/stats/summary`).
+//!
+//! Memory is read at the moment; processor time is a rate, so it is sampled. Of the node it is this process's, in which
+//! all wasm pods run. What a runtime does not count is left out.
+
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use mayfly_api::{
+    ObjectKey,
+    k8s::{api::core::v1::Pod, jiff::Timestamp},
+};
+use mayfly_informer::Informer;
+use mayfly_runtime::{ContainerId, Runtime, Usage};
+use parking_lot::Mutex;
+use rustix::time::{ClockId, clock_gettime};
+use serde_json::{Value, json};
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+
+/// How often processor time is looked at. A rate is over one to two of these.
+const SAMPLE_EVERY: Duration = Duration::from_secs(10);
+
+/// Measures this node.
+pub(crate) struct Meters {
+    node: String,
+    pods: Informer<Pod>,
+    runtimes: Vec<Arc<dyn Runtime>>,
+    /// The last two, the older first.
+    samples: Mutex<(Sample, Sample)>,
+}
+
+/// Processor time at one moment.
+#[derive(Clone)]
+struct Sample {
+    at: Instant,
+    node: Duration,
+    containers: HashMap<ContainerId, Duration>,
+}
+
+impl Sample {
+    fn take(usage: &[(ContainerId, Usage)]) -> Self {
+        let containers = usage.iter().filter_map(|(id, usage)| Some((id.clone(), usage.cpu?)));
+        Self { at: Instant::now(), node: process_time(), containers: containers.collect() }
+    }
+}
+
+impl Meters {
+    pub(crate) fn new(node: String, pods: Informer<Pod>, runtimes: Vec<Arc<dyn Runtime>>) -> Self {
+        let now = Sample::take(&[]);
+        Self { node, pods, runtimes, samples: Mutex::new((now.clone(), now)) }
+    }
+
+    /// Keeps the samples fresh until `stop`.
+    pub(crate) async fn run(&self, stop: &CancellationToken) {
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = sleep(SAMPLE_EVERY) => {}
+            }
+            let sample = Sample::take(&self.usage());
+            let mut samples = self.samples.lock();
+            let before = std::mem::replace(&mut samples.1, sample);
+            samples.0 = before;
+        }
+    }
+
+    fn usage(&self) -> Vec<(ContainerId, Usage)> {
+        self.runtimes.iter().flat_map(|runtime| runtime.usage()).collect()
+    }
+
+    /// The summary. Beside upstream's fields: `window`, the seconds that rates are over.
+    pub(crate) fn summary(&self) -> Value {
+        let usage = self.usage();
+        let now = Sample::take(&usage);
+        let before = self.samples.lock().0.clone();
+        let window = now.at.duration_since(before.at);
+        let time = Timestamp::now().to_string();
+        let rate = |used: Duration| nanocores(used, window);
+        let mut containers: HashMap<&str, Vec<Value>> = HashMap::new();
+        for (id, usage) in &usage {
+            let mut container = json!({"name": id.name,
+                "memory": {"time": time, "workingSetBytes": usage.memory_bytes}});
+            if let Some(cpu) = usage.cpu {
+                // One that was not there before was started since.
+                let then = before.containers.get(id).copied().unwrap_or_default();
+                container["cpu"] = json!({"time": time, "usageNanoCores": rate(cpu.saturating_sub(then))});
+            }
+            containers.entry(&id.pod.0).or_default().push(container);
+        }
+        let pods: Vec<Value> = self
+            .pods
+            .list()
+            .iter()
+            .filter_map(|pod| {
+                let uid = pod.metadata.uid.as_deref()?;
+                let containers = containers.remove(uid)?;
+                let ObjectKey { namespace, name } = ObjectKey::of(&**pod);
+                Some(json!({"podRef": {"name": name, "namespace": namespace, "uid": uid}, "containers": containers}))
+            })
+            .collect();
+        let memory = resident_bytes();
+        json!({
+            "window": window.as_secs_f64(),
+            "node": {
+                "nodeName": self.node,
+                "cpu": {"time": time, "usageNanoCores": rate(now.node.saturating_sub(before.node))},
+                "memory": {"time": time, "workingSetBytes": memory, "rssBytes": memory},
+            },
+            "pods": pods,
+        })
+    }
+}
+
+/// Billionths of a core.
+fn nanocores(used: Duration, window: Duration) -> u64 {
+    let nanocores = used.as_nanos().saturating_mul(1_000_000_000) / window.as_nanos().max(1);
+    u64::try_from(nanocores).unwrap_or(u64::MAX)
+}
+
+/// Processor time of this process so far.
+fn process_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// Bytes of this process that are in memory; 0 where the kernel does not say.
+fn resident_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages: u64 = text.split_whitespace().nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
+    pages.saturating_mul(rustix::param::page_size() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates() {
+        let (second, tenth) = (Duration::from_secs(1), Duration::from_millis(100));
+        for (used, window, expected) in [
+            (second, second, 1_000_000_000),
+            (tenth, second * 10, 10_000_000),
+            (second * 2, second, 2_000_000_000),
+            (Duration::ZERO, Duration::ZERO, 0),
+        ] {
+            assert_eq!(nanocores(used, window), expected, "{used:?} {window:?}");
+        }
+    }
+
+    #[test]
+    fn this_process_uses_something() {
+        let before = process_time();
+        let started = Instant::now();
+        while process_time() < before + Duration::from_millis(20) {
+            assert!(started.elapsed() < Duration::from_secs(30), "it does not count");
+        }
+        assert!(resident_bytes() > 1 << 20);
+    }
+}

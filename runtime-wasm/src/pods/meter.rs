@@ -1,0 +1,74 @@
+//! What a container's task uses.
+
+use std::{
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use mayfly_runtime::Usage;
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::guest::Program;
+
+/// Read off at any moment.
+#[derive(Clone)]
+pub(super) struct Meter {
+    program: Arc<Program>,
+    /// Nanoseconds, where somebody counts them.
+    cpu: Option<Arc<AtomicU64>>,
+}
+
+impl Meter {
+    /// Of memory alone. Requests are not timed: the clock of a thread's processor time is a system call, and each
+    /// poll of an instance would make two.
+    pub(super) fn of_memory(program: Arc<Program>) -> Self {
+        Self { program, cpu: None }
+    }
+
+    /// Of memory, and of the time of those futures that go through [`Self::timed`].
+    pub(super) fn of_program(program: Arc<Program>) -> Self {
+        Self { program, cpu: Some(Arc::default()) }
+    }
+
+    pub(super) fn usage(&self) -> Usage {
+        let nanoseconds = self.cpu.as_ref().map(|cpu| cpu.load(Ordering::Relaxed));
+        Usage { memory_bytes: self.program.memory_bytes(), cpu: nanoseconds.map(Duration::from_nanos) }
+    }
+
+    /// The same future; what it takes of the processor is counted. A guest runs on the thread that polls it, and
+    /// comes back at every tick of the epoch.
+    pub(super) fn timed<F: Future + Send>(
+        &self,
+        future: F,
+    ) -> impl Future<Output = F::Output> + Send + use<F> {
+        Timed { future: Box::pin(future), cpu: self.cpu.clone().unwrap_or_default() }
+    }
+}
+
+struct Timed<F> {
+    future: Pin<Box<F>>,
+    cpu: Arc<AtomicU64>,
+}
+
+impl<F: Future> Future for Timed<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        let before = of_this_thread();
+        let polled = self.future.as_mut().poll(context);
+        self.cpu.fetch_add(of_this_thread().saturating_sub(before), Ordering::Relaxed);
+        polled
+    }
+}
+
+/// Nanoseconds of processor time.
+fn of_this_thread() -> u64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    let (seconds, rest) = (u64::try_from(time.tv_sec), u64::try_from(time.tv_nsec));
+    seconds.unwrap_or(0).saturating_mul(1_000_000_000).saturating_add(rest.unwrap_or(0))
+}
