@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
+    fs, io,
     path::{Path, PathBuf},
 };
 
@@ -13,7 +13,7 @@ use mayfly_api::{
     job_io::{ARTIFACTS, ArtifactRef, Collected, NAMES_MAX, Outputs, PARAMETER_BYTES_MAX, is_name, value_of},
     k8s::jiff::Timestamp,
 };
-use mayfly_artifacts::Stored;
+use mayfly_artifacts::{Stored, UploadError};
 use mayfly_runtime::PodUid;
 use serde_json::Value;
 use tokio_util::io::ReaderStream;
@@ -40,8 +40,10 @@ struct Found {
     problems: Vec<String>,
 }
 
-/// Takes in all that a pod left. What cannot be taken is told in the outputs; an error means that nothing could
-/// be stored at all.
+/// Takes in all that a pod left. What cannot be taken is told in the outputs.
+///
+/// # Errors
+/// In words: nothing can be stored now (a full disk). It all lies where it did, for another try.
 pub(crate) async fn collect(files: &JobFiles, uid: &PodUid, ended: Ended) -> Result<Collected, String> {
     let folder = files.of(uid);
     let mut found = blocking({
@@ -56,7 +58,8 @@ pub(crate) async fn collect(files: &JobFiles, uid: &PodUid, ended: Ended) -> Res
                 let bytes = Some(stored.bytes);
                 artifacts.insert(name, ArtifactRef { digest: stored.digest, directory, bytes });
             }
-            Err(why) => found.problems.push(format!("artifact {name:?} was not kept: {why}")),
+            Err(Refused::Now(why)) => return Err(why),
+            Err(Refused::Ever(why)) => found.problems.push(format!("artifact {name:?} was not kept: {why}")),
         }
     }
     let named: Vec<Digest> = artifacts.values().map(|artifact| artifact.digest).collect();
@@ -81,22 +84,52 @@ pub(crate) async fn collect(files: &JobFiles, uid: &PodUid, ended: Ended) -> Res
     Ok(Collected { document: stored.digest, artifacts: named })
 }
 
-async fn store(files: &JobFiles, folder: &PodFolder, path: &Path, directory: bool) -> Result<Stored, String> {
+/// Why an artifact was not stored.
+enum Refused {
+    /// There may be room later.
+    Now(String),
+    /// Another try comes to the same.
+    Ever(String),
+}
+
+impl From<UploadError> for Refused {
+    fn from(error: UploadError) -> Self {
+        match error {
+            UploadError::Full | UploadError::Io(_) => Self::Now(error.to_string()),
+            UploadError::DigestMismatch { .. } | UploadError::TooLarge { .. } | UploadError::Stream(_) => {
+                Self::Ever(error.to_string())
+            }
+        }
+    }
+}
+
+async fn store(
+    files: &JobFiles,
+    folder: &PodFolder,
+    path: &Path,
+    directory: bool,
+) -> Result<Stored, Refused> {
     let max = files.artifact_bytes_max;
     let from = if directory {
         let (tar, tree) = (folder.path().join("tar"), path.to_owned());
-        blocking(move || {
+        let pack = move || {
             let packed = fs::File::create(&tar).and_then(|file| tree::pack(&tree, file, max));
-            packed.map(|()| tar).map_err(|error| error.to_string())
-        })
-        .await??
+            packed.map(|()| tar).map_err(|error| match error.kind() {
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                    Refused::Now("the node's disk is full".into())
+                }
+                _ => Refused::Ever(error.to_string()),
+            })
+        };
+        blocking(pack).await.map_err(Refused::Now)??
     } else {
         path.to_owned()
     };
-    let file = tokio::fs::File::open(&from).await.map_err(|error| told("read", &from, &error))?;
+    let opened = tokio::fs::File::open(&from).await;
+    let file = opened.map_err(|error| Refused::Ever(told("read", &from, &error)))?;
     // A tar has headers besides its content.
     let limit = if directory { u64::MAX } else { max };
-    files.artifacts.upload(None, limit, ReaderStream::new(file)).await.map_err(|error| error.to_string())
+    Ok(files.artifacts.upload(None, limit, ReaderStream::new(file)).await?)
 }
 
 /// Looks through a pod's folder. Blocks. Nobody writes there any more.

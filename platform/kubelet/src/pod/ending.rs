@@ -98,7 +98,7 @@ impl Worker {
         let mut local = local.clone();
         local.observe(&runtime.containers(&local.uid));
         self.remove_sandbox(&mut local, runtime).await;
-        if needs_collecting(pod, &local) {
+        if needs_collecting(pod, &local) && local.collect_not_before.is_none_or(|at| at <= Timestamp::now()) {
             self.collect(key, pod, &mut local).await?;
         }
         self.keep(key, &local);
@@ -108,6 +108,13 @@ impl Worker {
             if !over {
                 local.ended.get_or_insert(("Terminated", "The pod was deleted".into()));
             }
+            if needs_collecting(pod, &local) && pod.metadata.deletion_grace_period_seconds != Some(0) {
+                let again = local.collect_not_before.map_or(Duration::ZERO, until);
+                self.write_status(pod, &local, Timestamp::now()).await?;
+                return Ok(Outcome::RequeueAfter(again));
+            }
+            // Whoever deletes by force waits for nothing, a disk without room included.
+            local.collected = true;
             self.write_status(pod, &local, Timestamp::now()).await?;
             self.keep(key, &local);
             if pod.metadata.deletion_grace_period_seconds == Some(0) {
@@ -135,7 +142,8 @@ impl Worker {
         }
     }
 
-    /// Takes in what a job left, and names it on the pod, before the pod is told to be over.
+    /// Takes in what a job left, and names it on the pod, before the pod is told to be over. What cannot be stored
+    /// stays in the pod's folder, and is tried again.
     pub(super) async fn collect(&self, key: &ObjectKey, pod: &Pod, local: &mut LocalPod) -> kube::Result<()> {
         let Some(jobs) = &self.jobs else {
             local.collected = true;
@@ -155,6 +163,8 @@ impl Worker {
             Err(why) => {
                 let message = format!("Error: what the job left could not be stored: {why}");
                 self.events.warning(pod, "FailedCollect", message);
+                local.collect_failed(Timestamp::now());
+                return Ok(());
             }
         }
         local.collected = true;

@@ -14,7 +14,8 @@ const STABLE_AFTER: Duration = Duration::from_secs(600);
 /// Pauses between restarts: none, then these, doubling (upstream's values).
 const CRASH_FIRST: Duration = Duration::from_secs(10);
 const CRASH_MAX: Duration = Duration::from_secs(300);
-/// Pauses after a failed start: a component that was not uploaded yet may be there in a moment.
+/// Pauses after a failed start or a failed collect: a component that was not uploaded yet may be there in a moment,
+/// and so may room on the disk.
 const START_FIRST: Duration = Duration::from_secs(1);
 const START_MAX: Duration = Duration::from_secs(60);
 
@@ -82,6 +83,9 @@ pub(crate) struct LocalPod {
     /// The sandbox could not be made: how often in a row, and when to try again.
     sandbox_failures: u32,
     pub(crate) sandbox_not_before: Option<Timestamp>,
+    /// What it left could not be stored: how often in a row, and when to try again.
+    collect_failures: u32,
+    pub(crate) collect_not_before: Option<Timestamp>,
 }
 
 impl Default for LocalContainer {
@@ -113,6 +117,8 @@ impl LocalPod {
             collected: false,
             sandbox_failures: 0,
             sandbox_not_before: None,
+            collect_failures: 0,
+            collect_not_before: None,
         }
     }
 
@@ -142,6 +148,13 @@ impl LocalPod {
             let waiting = Now::Waiting { reason: "ContainerCreating".into(), message: message.into() };
             self.containers.entry(container.name.clone()).or_default().now = waiting;
         }
+    }
+
+    /// What it left could not be stored: tried again after a pause.
+    pub(crate) fn collect_failed(&mut self, now: Timestamp) {
+        self.collect_failures = self.collect_failures.saturating_add(1);
+        let pause = doubled(START_FIRST, self.collect_failures - 1, START_MAX);
+        self.collect_not_before = Some(now.saturating_add(signed(pause)).unwrap_or(now));
     }
 
     /// Containers whose environment could not be made may be tried again at once. Whether there are any.

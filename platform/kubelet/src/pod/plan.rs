@@ -98,7 +98,7 @@ pub(crate) fn plan(pod: &Pod, local: &LocalPod, now: Timestamp) -> Step {
         return if local.sandbox { Step::Finish } else { Step::Wait(None) };
     }
     if local.ended.is_some() {
-        return over(pod, local);
+        return over(pod, local, now);
     }
     let deadline = active_deadline(pod);
     if deadline.is_some_and(|deadline| deadline <= now) {
@@ -106,7 +106,7 @@ pub(crate) fn plan(pod: &Pod, local: &LocalPod, now: Timestamp) -> Step {
         return Step::End { reason: "DeadlineExceeded", message };
     }
     if init_failed(spec, local) || is_over(spec, local) {
-        return over(pod, local);
+        return over(pod, local, now);
     }
     if !local.sandbox {
         return match local.sandbox_not_before {
@@ -121,11 +121,14 @@ pub(crate) fn plan(pod: &Pod, local: &LocalPod, now: Timestamp) -> Step {
 }
 
 /// The rest of a pod that is over: its outputs are taken in before its phase is told.
-fn over(pod: &Pod, local: &LocalPod) -> Step {
+fn over(pod: &Pod, local: &LocalPod, now: Timestamp) -> Step {
     if local.sandbox {
         Step::Finish
     } else if needs_collecting(pod, local) {
-        Step::Collect
+        match local.collect_not_before {
+            Some(at) if at > now => Step::Wait(Some(at)),
+            _ => Step::Collect,
+        }
     } else {
         Step::Wait(None)
     }

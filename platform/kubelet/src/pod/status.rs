@@ -11,7 +11,7 @@ use mayfly_api::k8s::{
 
 use super::{
     local::{Exit, LocalContainer, LocalPod, Now, REASON_LOST},
-    plan::{Standing, init_failed, standing},
+    plan::{Standing, init_failed, needs_collecting, standing},
 };
 
 /// The node's own address, without root.
@@ -23,8 +23,12 @@ const DISRUPTION_TARGET: &str = "DisruptionTarget";
 pub(crate) fn status(pod: &Pod, local: &LocalPod, now: Timestamp) -> PodStatus {
     let old = pod.status.clone().unwrap_or_default();
     let Some(spec) = &pod.spec else { return old };
-    let phase = phase(spec, local, &old);
+    let mut phase = phase(spec, local, &old);
     let over = matches!(phase, "Succeeded" | "Failed");
+    if over && needs_collecting(pod, local) {
+        // Who reads a final phase takes what the pod left for complete.
+        phase = "Running";
+    }
     let inits = spec.init_containers.as_deref().unwrap_or_default();
     let initialised = inits.iter().all(
         |container| matches!(&local.container(&container.name).now, Now::Exited(exit) if exit.exit_code == 0),

@@ -12,7 +12,7 @@ use mayfly_api::k8s::api::core::v1::{Event, Pod};
 use mayfly_apiserver::{ApiServer, Config as ApiConfig, Deps, User};
 use mayfly_artifacts::Artifacts;
 use mayfly_informer::Informers;
-use mayfly_kubelet::{Config, Kubelet};
+use mayfly_kubelet::{Config, JobFiles, Kubelet};
 use mayfly_runtime::{logs::LogLayout, simulated::SimulatedRuntime};
 use mayfly_store::Store;
 use serde_json::{Value, json};
@@ -42,7 +42,16 @@ impl Cluster {
     }
 
     pub(crate) fn run_with(&self, runtime: Arc<dyn mayfly_runtime::Runtime>) {
+        self.run_config(Config::of_this_machine("n1", self.logs.clone(), "v0"), runtime);
+    }
+
+    /// With a place for what jobs leave.
+    pub(crate) fn run_jobs(&self, jobs: JobFiles) {
         let config = Config::of_this_machine("n1", self.logs.clone(), "v0");
+        self.run_config(Config { jobs: Some(jobs), ..config }, self.runtime.clone());
+    }
+
+    fn run_config(&self, config: Config, runtime: Arc<dyn mayfly_runtime::Runtime>) {
         let kubelet = Kubelet::create(config, self.client.clone(), &self.informers, vec![runtime]);
         tokio::spawn(kubelet.run(self.stop.clone()));
     }
