@@ -40,6 +40,9 @@ pub(crate) struct Inner {
     pub(super) digests: Mutex<HashMap<usize, (Weak<StateMachine>, Digest)>>,
     /// State machines that are in the journal.
     pub(super) written: Mutex<HashSet<Digest>>,
+    /// Held for reading from the look whether a state machine is in the journal until the start that relies on it is
+    /// on its way there; for writing while those that nobody has any more are on their way out.
+    pub(super) machines_stay: parking_lot::RwLock<()>,
     /// Held for reading while an execution is taken up again, for writing while old ones are forgotten.
     pub(super) taken_up: tokio::sync::RwLock<()>,
     pub(super) histories: Mutex<Histories>,

@@ -62,6 +62,7 @@ impl Engine {
             machines: Mutex::default(),
             digests: Mutex::default(),
             written: Mutex::default(),
+            machines_stay: parking_lot::RwLock::default(),
             taken_up: tokio::sync::RwLock::default(),
             histories: Mutex::default(),
             wheel: Mutex::new(Wheel::new(now_ms)),

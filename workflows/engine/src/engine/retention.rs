@@ -36,7 +36,12 @@ impl Inner {
                     let _ = sender.send(outcome);
                 }),
             };
-            self.read(move |journal| journal.write(batch)).await?;
+            {
+                let _out = self.machines_stay.write();
+                // Whoever starts one of these after this writes it anew.
+                self.written.lock().clear();
+                self.journal.write(batch)?;
+            }
             receiver.await.map_err(|_| JournalError::Closed)??;
         }
     }

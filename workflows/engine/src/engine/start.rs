@@ -163,6 +163,7 @@ impl Inner {
             machine.apply(at_ms, 0, Event::Start, &mut out);
         }
         let mut changes = Vec::new();
+        let machines_stay = self.machines_stay.read();
         if !express {
             if !self.written.lock().contains(&digest) {
                 let (_, body) = load::stored(&new.state_machine);
@@ -186,6 +187,7 @@ impl Inner {
             // Whoever started it may have gone.
             let _ = sender.send(outcome);
         });
+        drop(machines_stay);
         drop(cell);
         match settled {
             Ok(()) => Ok((running, receiver)),

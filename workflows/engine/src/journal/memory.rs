@@ -112,6 +112,9 @@ impl Tables {
                 }
                 if let Some(gone) = self.executions.remove(&execution) {
                     self.by_arn.remove(&gone.arn);
+                    if self.executions.values().all(|row| row.machine != gone.machine) {
+                        self.machines.remove(&gone.machine);
+                    }
                 }
                 self.records.remove(&execution);
                 self.part_uses.retain(|(of, _)| *of != execution);

@@ -346,6 +346,10 @@ impl Writer {
 }
 
 /// Does an error go away?
+///
+/// A sync that failed may pass, though the kernel forgets which pages it could not write: SQLite goes back to where
+/// the group began, and the next try writes the same frames anew at the same place. What lies before them was synced
+/// with its own group. (The store is stricter and stops: nothing waits there that a client could not send again.)
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Passing {
     /// When somebody makes room or lets go.

@@ -1,6 +1,6 @@
 //! Changes into SQLite.
 
-use rusqlite::{Connection, params};
+use rusqlite::{Connection, OptionalExtension as _, params};
 
 use super::names;
 use super::read::signed;
@@ -20,7 +20,8 @@ pub(super) fn prepare(db: &Connection) -> Result<(), JournalError> {
     } else if found != FORMAT {
         return Err(JournalError::Format { found, known: FORMAT });
     }
-    // Beside the format: what does not know these tables leaves them alone.
+    // Beside the format: what does not know these leaves them alone.
+    db.execute_batch("CREATE INDEX IF NOT EXISTS executions_by_definition ON executions (machine)")?;
     names::prepare(db)
 }
 
@@ -59,15 +60,13 @@ pub(super) fn execution_of(change: &Change) -> Option<u64> {
     }
 }
 
-/// Forgets an execution, unless it was taken up again meanwhile; payloads that nobody else has go with it. SQLite
-/// uses the room again.
+/// Forgets an execution, unless it was taken up again meanwhile; payloads that nobody else has go with it, and its
+/// state machine. SQLite uses the room again.
 fn remove(db: &Connection, execution: u64) -> rusqlite::Result<()> {
     let id = signed(execution);
-    let runs =
-        db.prepare_cached("SELECT 1 FROM executions WHERE id = ?1 AND status = 'RUNNING'")?.exists([id])?;
-    if runs {
-        return Ok(());
-    }
+    let ended = "SELECT machine FROM executions WHERE id = ?1 AND status <> 'RUNNING'";
+    let machine = db.prepare_cached(ended)?.query_row([id], |row| row.get::<_, Vec<u8>>(0)).optional()?;
+    let Some(machine) = machine else { return Ok(()) };
     db.prepare_cached(
         "DELETE FROM parts WHERE digest IN (SELECT digest FROM part_uses WHERE execution = ?1) AND NOT EXISTS \
          (SELECT 1 FROM part_uses u WHERE u.digest = parts.digest AND u.execution <> ?1)",
@@ -77,6 +76,11 @@ fn remove(db: &Connection, execution: u64) -> rusqlite::Result<()> {
         db.prepare_cached(&format!("DELETE FROM {table} WHERE execution = ?1"))?.execute([id])?;
     }
     db.prepare_cached("DELETE FROM executions WHERE id = ?1")?.execute([id])?;
+    let unused =
+        "DELETE FROM machines WHERE digest = ?1 AND NOT EXISTS (SELECT 1 FROM executions WHERE machine = ?1)";
+    if db.prepare_cached(unused)?.execute([&machine])? > 0 {
+        db.prepare_cached("DELETE FROM artifacts_of_machines WHERE machine = ?1")?.execute([&machine])?;
+    }
     Ok(())
 }
 

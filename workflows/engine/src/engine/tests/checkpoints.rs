@@ -117,6 +117,14 @@ async fn old_executions_are_forgotten_and_their_names_free() {
     assert!(world.engine.describe(&old).await.expect("read").is_none());
     assert!(world.engine.describe(&late).await.expect("read").is_some());
     assert!(journal.part(&digest).expect("read").is_none(), "its payload went with it");
+    let definition = world.engine.inner.digest_of(&passing);
+    assert!(journal.machine(&definition).expect("read").is_none(), "so did its definition");
+    let kept = world.engine.inner.digest_of(&waiting);
+    assert!(journal.machine(&kept).expect("read").is_some(), "one that another has stays");
+    // Started again it is written again: who opens the journal finds it.
+    let again = world.start(&passing, "2").await;
+    world.engine.wait(&again).await.expect("read").expect("there");
+    assert!(journal.machine(&definition).expect("read").is_some());
 }
 
 #[tokio::test]
