@@ -5,6 +5,7 @@ mod named;
 mod runs;
 #[path = "../stand_ins/mod.rs"]
 mod stand_ins;
+mod words;
 mod world;
 
 use serde_json::{Value, json};
