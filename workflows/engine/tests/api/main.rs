@@ -137,6 +137,19 @@ async fn what_is_refused_says_why() {
         ),
         (
             "CreateStateMachineAlias",
+            alias(json!([route(&arn, 50), route(&arn, 50)])),
+            format!(
+                "ValidationException: Routing configuration must contain distinct state machine version ARNs. \
+                 Received: [{arn}, {arn}]"
+            ),
+        ),
+        (
+            "CreateStateMachineAlias",
+            alias(json!([route(&arn, 99)])),
+            "ValidationException: Sum of routing configuration weights must equal 100. Received: [99]".into(),
+        ),
+        (
+            "CreateStateMachineAlias",
             alias(json!([route(&v2, 100)])),
             "ResourceNotFound: Request references a resource that does not exist.".into(),
         ),
