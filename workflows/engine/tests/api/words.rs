@@ -91,3 +91,26 @@ async fn objects_are_for_distributed_maps() {
          an unexpected result type. Expected 'array', but was 'object' for value: {\"a\":1}"
     );
 }
+
+#[tokio::test]
+async fn what_a_leaving_machine_ran_is_not_redriven() {
+    let world = World::new().await;
+    let definition = json!({"StartAt": "S", "States": {"F": {"Type": "Fail"}, "W": {"Type": "Wait", "Seconds": 600, "End": true},
+        "S": {"Type": "Choice", "Default": "F", "Choices": [{"Variable": "$.wait", "IsPresent": true, "Next": "W"}]}}});
+    let failed = run(&world, "m", &definition, json!({})).await;
+    assert_eq!((&failed["status"], &failed["redriveStatus"]), (&json!("FAILED"), &json!("REDRIVABLE")));
+    let started = json!({"stateMachineArn": failed["stateMachineArn"], "input": r#"{"wait": true}"#});
+    world.call("StartExecution", started).await;
+    world.call("DeleteStateMachine", json!({"stateMachineArn": failed["stateMachineArn"]})).await;
+    let execution = json!({"executionArn": failed["executionArn"]});
+    let described = world.call("DescribeExecution", execution.clone()).await;
+    let reason = "State machine is in DELETING status";
+    assert_eq!(
+        (&described["redriveStatus"], &described["redriveStatusReason"]),
+        (&json!("NOT_REDRIVABLE"), &json!(reason))
+    );
+    assert_eq!(
+        world.refused("RedriveExecution", execution).await,
+        format!("ExecutionNotRedrivable: {reason}")
+    );
+}
