@@ -146,9 +146,13 @@ impl Expression {
         match evaluate::run(&self.program, scope) {
             Ok(Some(value)) => Ok(value),
             Ok(None) => Err(self.failed(field, "returned nothing (undefined).")),
-            // Remembered, not recorded.
+            // LocalStack's sentence for `Items`, which leaves out the "specified" of all the others.
             Err(what) if what == convert::UNSUPPORTED => {
-                Err(self.failed(field, "returned an unsupported result type."))
+                let source = &self.source;
+                let cause = format!(
+                    "The JSONata expression '{source}' for the field '{field}' returned an unsupported result type."
+                );
+                Err(StateError::query(field, cause))
             }
             // AWS has a colon before what has no code of JSONata's (floci-io/floci#2736).
             Err(what) => {

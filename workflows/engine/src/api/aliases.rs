@@ -98,8 +98,8 @@ fn alias_of(text: &str) -> Result<(String, String), ApiError> {
     }
 }
 
-/// The routing configuration against the rules that need no catalog: versions only, of one machine, each
-/// once, weights that sum up to 100.
+/// The routing configuration against the rules that need no catalog, in LocalStack's order: each version once, weights
+/// that sum up to 100, versions only, of one machine.
 fn routes(params: &Value) -> Result<Option<Vec<Route>>, ApiError> {
     let Some(given) = params.get("routingConfiguration").and_then(Value::as_array) else { return Ok(None) };
     let route = |route: &Value| Route {
@@ -107,29 +107,18 @@ fn routes(params: &Value) -> Result<Option<Vec<Route>>, ApiError> {
         weight: route.get("weight").and_then(Value::as_u64).unwrap_or(0),
     };
     let routes: Vec<Route> = given.iter().map(route).collect();
-    let received = || routes.iter().map(|route| route.version_arn.as_str()).collect::<Vec<_>>().join(", ");
-    let mut machines = Vec::new();
-    for route in &routes {
-        let arn = Arn::of(&route.version_arn, &["stateMachine"])?;
-        if !matches!(arn.qualifier(), Some(Qualifier::Version(_))) {
-            return Err(ApiError::validation(format!(
-                "Routing configuration must contain state machine version ARNs. Received: [{}]",
-                received()
-            )));
-        }
-        machines.push(arn.unqualified());
-    }
+    let arns: Result<Vec<Arn<'_>>, ApiError> =
+        routes.iter().map(|route| Arn::of(&route.version_arn, &["stateMachine"])).collect();
+    let arns = arns?;
+    let refused = |must: &str| {
+        let received: Vec<&str> = routes.iter().map(|route| route.version_arn.as_str()).collect();
+        let received = received.join(", ");
+        Err(ApiError::validation(format!(
+            "Routing configuration must contain {must}. Received: [{received}]"
+        )))
+    };
     if routes.len() == 2 && routes[0].version_arn == routes[1].version_arn {
-        return Err(ApiError::validation(format!(
-            "Routing configuration must contain distinct state machine version ARNs. Received: [{}]",
-            received()
-        )));
-    }
-    if machines.len() == 2 && machines[0] != machines[1] {
-        return Err(ApiError::validation(format!(
-            "Routing configuration must contain versions of the same state machine. Received: [{}]",
-            received()
-        )));
+        return refused("distinct state machine version ARNs");
     }
     if routes.iter().map(|route| route.weight).sum::<u64>() != 100 {
         let weights: Vec<String> = routes.iter().map(|route| route.weight.to_string()).collect();
@@ -137,6 +126,12 @@ fn routes(params: &Value) -> Result<Option<Vec<Route>>, ApiError> {
             "Sum of routing configuration weights must equal 100. Received: [{}]",
             weights.join(", ")
         )));
+    }
+    if arns.iter().any(|arn| !matches!(arn.qualifier(), Some(Qualifier::Version(_)))) {
+        return refused("state machine version ARNs");
+    }
+    if arns.len() == 2 && arns[0].unqualified() != arns[1].unqualified() {
+        return refused("versions of the same state machine");
     }
     Ok(Some(routes))
 }

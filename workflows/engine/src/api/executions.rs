@@ -13,6 +13,13 @@ use mayfly_workflows_language::value;
 use serde_json::{Value, json};
 use std::time::Duration;
 
+/// Why an execution whose machine is being deleted is not redriven (the model's words).
+const LEFT_BEHIND: &str = "State machine is in DELETING status";
+
+fn left_behind() -> RedriveStatus {
+    RedriveStatus::NotRedrivable(LEFT_BEHIND.to_owned())
+}
+
 /// AWS's limit of an input or an output, in bytes.
 pub(super) const PAYLOAD_BYTES_MAX: usize = 262_144;
 
@@ -77,8 +84,12 @@ impl Api {
     }
 
     pub(super) async fn redrive_execution(&self, params: &Value) -> Answer {
-        let token = optional(params, "clientToken");
-        match self.engine.redrive(execution(params)?.text, token).await {
+        let (arn, token) = (execution(params)?.text, optional(params, "clientToken"));
+        let found = self.engine.describe(arn).await.map_err(refused)?;
+        if found.is_some_and(|found| self.redrivable(&found) == left_behind()) {
+            return Err(ApiError::new("ExecutionNotRedrivable", LEFT_BEHIND));
+        }
+        match self.engine.redrive(arn, token).await {
             Ok(redriven) => Ok(json!({"redriveDate": date_of(redriven)})),
             Err(refused @ (RedriveError::NotRedrivable(_) | RedriveError::AlreadyRunning)) => {
                 Err(ApiError::new("ExecutionNotRedrivable", refused.to_string()))
@@ -90,7 +101,7 @@ impl Api {
     pub(super) async fn describe_execution(&self, params: &Value) -> Answer {
         let arn = execution(params)?.text;
         let found = self.engine.describe(arn).await.map_err(refused)?;
-        answered(params, &found.ok_or_else(|| ApiError::execution_missing(arn))?)
+        self.answered(params, &found.ok_or_else(|| ApiError::execution_missing(arn))?)
     }
 
     /// DescribeExecution, answered when the execution has ended or `limit` is over. Not AWS's, whose clients
@@ -99,9 +110,39 @@ impl Api {
         model::check("DescribeExecution", params)?;
         let ended = tokio::time::timeout(limit, self.engine.wait(execution(params)?.text)).await;
         match ended {
-            Ok(Ok(Some(found))) => answered(params, &found),
+            Ok(Ok(Some(found))) => self.answered(params, &found),
             Ok(Err(error)) => Err(refused(error)),
             Ok(Ok(None)) | Err(_) => self.describe_execution(params).await,
+        }
+    }
+
+    /// What DescribeExecution answers.
+    fn answered(&self, params: &Value, found: &Description) -> Answer {
+        let whole = optional(params, "includedData") != Some("METADATA_ONLY");
+        let (status, reason) = match self.redrivable(found) {
+            RedriveStatus::Redrivable => ("REDRIVABLE", None),
+            RedriveStatus::NotRedrivable(reason) => ("NOT_REDRIVABLE", Some(reason)),
+            RedriveStatus::RedrivableByMapRun => ("REDRIVABLE_BY_MAP_RUN", None),
+        };
+        let fields = described(found, whole)
+            .maybe("mapRunArn", found.map_run_arn.clone())
+            .maybe("stateMachineVersionArn", found.version_arn.clone())
+            .maybe("stateMachineAliasArn", found.alias_arn.clone())
+            .set("redriveCount", found.redrive_count)
+            .maybe("redriveDate", found.redrive_date.map(date_of))
+            .set("redriveStatus", status)
+            .maybe("redriveStatusReason", reason);
+        Ok(fields.done())
+    }
+
+    /// Whether an execution can be redriven: what its own end says, as long as its machine stays. (The model lists the
+    /// reason for a machine that is on its way out; that it holds for one that is gone is our reading.)
+    fn redrivable(&self, found: &Description) -> RedriveStatus {
+        let machine = found.state_machine_arn.split('/').next().unwrap_or_default();
+        let stays = self.catalog.read().machine(machine).is_some_and(|machine| !machine.deleting);
+        match &found.redrive_status {
+            RedriveStatus::Redrivable if !stays => left_behind(),
+            status => status.clone(),
         }
     }
 
@@ -221,25 +262,6 @@ pub(super) fn check_input(input: &str) -> Result<(), ApiError> {
 /// The ARN of a STANDARD execution; an express execution is nowhere to be described.
 pub(super) fn execution<'a>(params: &'a Value) -> Result<Arn<'a>, ApiError> {
     Arn::of(text(params, "executionArn"), &["execution"])
-}
-
-/// What DescribeExecution answers.
-fn answered(params: &Value, found: &Description) -> Answer {
-    let whole = optional(params, "includedData") != Some("METADATA_ONLY");
-    let (status, reason) = match &found.redrive_status {
-        RedriveStatus::Redrivable => ("REDRIVABLE", None),
-        RedriveStatus::NotRedrivable(reason) => ("NOT_REDRIVABLE", Some(reason.clone())),
-        RedriveStatus::RedrivableByMapRun => ("REDRIVABLE_BY_MAP_RUN", None),
-    };
-    let fields = described(found, whole)
-        .maybe("mapRunArn", found.map_run_arn.clone())
-        .maybe("stateMachineVersionArn", found.version_arn.clone())
-        .maybe("stateMachineAliasArn", found.alias_arn.clone())
-        .set("redriveCount", found.redrive_count)
-        .maybe("redriveDate", found.redrive_date.map(date_of))
-        .set("redriveStatus", status)
-        .maybe("redriveStatusReason", reason);
-    Ok(fields.done())
 }
 
 /// What every operation tells that describes one execution.

@@ -9,7 +9,7 @@ use mayfly_workflows_language::definition::{
 };
 use mayfly_workflows_language::error::StateError;
 use mayfly_workflows_language::template::Template;
-use mayfly_workflows_language::value::{Map, Value};
+use mayfly_workflows_language::value::Value;
 
 use super::context::{StateContext, context_object};
 use super::quantity;
@@ -285,7 +285,7 @@ impl Turn<'_> {
         effective: &Value,
     ) -> Result<Arc<Vec<Value>>, StateError> {
         let source = self.evaluate(number, state, effective, |scope| quantity::map_source(scope, map))?;
-        quantity::items_in(map, source)
+        quantity::items_in(map, source, self.m.facts.edition)
     }
 
     /// `MaxConcurrency` and its path; 0 is no limit.
@@ -343,20 +343,20 @@ pub(super) fn template(
     }
 }
 
-/// The error output a catcher works on. A timeout has no cause, and says so.
-pub(super) fn error_output(error: Option<&Arc<str>>, cause: Option<&Arc<str>>) -> Value {
-    let mut output = Map::new();
-    if let Some(error) = error {
-        output.insert(Arc::<str>::from("Error"), Value::String(error.clone()));
-    }
-    match cause {
-        Some(cause) => {
-            output.insert(Arc::<str>::from("Cause"), Value::String(cause.clone()));
-        }
-        None if error.is_some_and(|error| error.starts_with("States.")) => {
-            output.insert(Arc::<str>::from("Cause"), Value::from(""));
-        }
-        None => {}
-    }
-    Value::from(output)
+/// The error output a catcher works on: both members, empty where there is nothing to tell (LocalStack notes that AWS
+/// binds an empty text).
+///
+/// Before edition 2 only the cause of AWS's own errors was told when it was empty.
+pub(super) fn error_output(error: Option<&Arc<str>>, cause: Option<&Arc<str>>, edition: u32) -> Value {
+    let empty = match edition {
+        0 | 1 => (false, error.is_some_and(|error| error.starts_with("States."))),
+        _ => (true, true),
+    };
+    let told = |text: Option<&Arc<str>>, empty: bool| match text {
+        Some(text) => Some(Value::String(text.clone())),
+        None => empty.then(|| Value::from("")),
+    };
+    let error = told(error, empty.0).map(|error| ("Error", error));
+    let cause = told(cause, empty.1).map(|cause| ("Cause", cause));
+    Value::object(error.into_iter().chain(cause))
 }

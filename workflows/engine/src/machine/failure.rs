@@ -79,7 +79,8 @@ impl Turn<'_> {
         };
         self.m.failed_in = None;
         self.state_failed(number, state);
-        let error_output = data::error_output(failure.error.as_ref(), failure.cause.as_ref());
+        let error_output =
+            data::error_output(failure.error.as_ref(), failure.cause.as_ref(), self.m.facts.edition);
         match self.finish_caught(number, state, catcher, &error_output) {
             Ok(left) => self.leave(number, state, left, &catcher.1.next),
             Err(trouble) => {

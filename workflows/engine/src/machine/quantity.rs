@@ -11,7 +11,9 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use mayfly_workflows_language::choice::timestamp;
 use mayfly_workflows_language::dataflow::Scope;
-use mayfly_workflows_language::definition::{Items, Map as MapState, Quantity, Task, TimestampField};
+use mayfly_workflows_language::definition::{
+    Items, Map as MapState, MapMode, Quantity, Task, TimestampField,
+};
 use mayfly_workflows_language::error::{StateError, names};
 use mayfly_workflows_language::jsonata::Expression;
 use mayfly_workflows_language::path::Path;
@@ -72,6 +74,15 @@ fn at(scope: &Scope<'_>, path: &Path) -> Result<Value, StateError> {
     path.evaluate(scope).map_err(|error| StateError::runtime(error.to_string()))
 }
 
+/// The value of a Wait's path, which AWS has a sentence of its own for where it leads nowhere (LocalStack's for
+/// `SecondsPath`, and that of other emulators for `TimestampPath`, are the same).
+fn waited_at(scope: &Scope<'_>, path: &Path, field: &str) -> Result<Value, StateError> {
+    path.evaluate(scope).map_err(|_| {
+        let source = path.source();
+        StateError::runtime(format!("The {field} parameter does not reference an input value: {source}"))
+    })
+}
+
 /// A value in a sentence: strings without their quotes.
 fn plain(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_text(), str::to_owned)
@@ -87,7 +98,7 @@ pub(crate) fn wait_seconds(
     match seconds {
         Quantity::Value(seconds) => Ok(*seconds),
         Quantity::Path(path) => {
-            let value = at(scope, path)?;
+            let value = waited_at(scope, path, "SecondsPath")?;
             let found = format!("{} == {}", path.source(), plain(&value));
             match value.as_i64() {
                 Some(seconds) if seconds < 0 => Err(StateError::runtime(format!(
@@ -117,7 +128,7 @@ pub(crate) fn wait_timestamp(scope: &Scope<'_>, field: &TimestampField) -> Resul
     match field {
         TimestampField::Value(at, _) => Ok(*at),
         TimestampField::Path(path) => {
-            let value = at(scope, path)?;
+            let value = waited_at(scope, path, "TimestampPath")?;
             let found = value.as_str().and_then(timestamp::parse);
             found.ok_or_else(|| refused("TimestampPath", path.source(), &value))
         }
@@ -203,12 +214,18 @@ pub(crate) fn map_source(scope: &Scope<'_>, map: &MapState) -> Result<Value, Sta
     }
 }
 
-/// The items in what [`map_source`] gave.
-pub(crate) fn items_in(map: &MapState, source: Value) -> Result<Arc<Vec<Value>>, StateError> {
+/// The items in what [`map_source`] gave. An object has one item per member in a Distributed Map; in Inline mode "the Map
+/// state accepts only a JSON array" (the guide's page on that mode; someone's run on AWS says it of JSONata too).
+///
+/// Before edition 2 it was JSONata's `Items` that might be an object, whichever the mode.
+pub(crate) fn items_in(map: &MapState, source: Value, edition: u32) -> Result<Arc<Vec<Value>>, StateError> {
+    let takes_objects = match edition {
+        0 | 1 => matches!(map.items, Items::Template(_)),
+        _ => matches!(map.mode, MapMode::Distributed(_)),
+    };
     match (source, &map.items) {
         (Value::Array(items), _) => Ok(items),
-        (Value::Object(members), Items::Template(_)) => {
-            // JSONata's Items may be an object: one item per member.
+        (Value::Object(members), _) if takes_objects => {
             let pairs = members.iter().map(|(key, value)| {
                 Value::object([("Key", Value::String(key.clone())), ("Value", value.clone())])
             });
@@ -216,7 +233,7 @@ pub(crate) fn items_in(map: &MapState, source: Value) -> Result<Arc<Vec<Value>>,
         }
         (other, Items::Template(items)) => Err(match items.expression() {
             Some(expression) => expression.unexpected_type("Items", "array", &other),
-            None => StateError::query("Items", "The Items field must be an array or an object."),
+            None => StateError::query("Items", "The Items field must be an array."),
         }),
         (_, items) => {
             let path = if let Items::Path(path) = items { path.source() } else { "$" };

@@ -62,7 +62,9 @@ pub struct Facts {
 ///
 /// 1: parameters of integrations and the limits of tasks are checked before a task is scheduled; a catcher's expression
 /// that fails has its event.
-pub const EDITION: u32 = 1;
+/// 2: an error output has an error and a cause, be they empty; an Inline Map takes lists alone, a Distributed one objects
+/// in JSONPath too.
+pub const EDITION: u32 = 2;
 
 /// Bounds of one execution.
 #[derive(Debug, Clone, Copy)]

@@ -26,9 +26,8 @@ impl From<StateError> for Failure {
 
 impl Failure {
     fn output(&self) -> Value {
-        let error = self.error.as_deref().map(|error| ("Error", Value::from(error)));
-        let cause = self.cause.as_deref().map(|cause| ("Cause", Value::from(cause)));
-        Value::object(error.into_iter().chain(cause))
+        let told = |text: &Option<String>| Value::from(text.as_deref().unwrap_or_default());
+        Value::object([("Error", told(&self.error)), ("Cause", told(&self.cause))])
     }
 }
 

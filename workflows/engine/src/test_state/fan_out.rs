@@ -4,7 +4,7 @@ use super::failing::Failure;
 use super::request::Mock;
 use super::run::{Left, Passage, Stage};
 use crate::executor::files;
-use crate::machine::{batched, quantity};
+use crate::machine::{EDITION, batched, quantity};
 use mayfly_workflows_language::definition::{DataFlow, ItemReader, Map, Quantity};
 use mayfly_workflows_language::error::{StateError, names};
 use mayfly_workflows_language::template::Template;
@@ -66,7 +66,7 @@ impl Passage<'_> {
         if jsonpath {
             self.inspection.stage("afterItemsPath", &items);
         }
-        self.inputs(map, input, quantity::items_in(map, items)?.to_vec())
+        self.inputs(map, input, quantity::items_in(map, items, EDITION)?.to_vec())
     }
 
     /// The items in what the request says was read; `None` where it says nothing.

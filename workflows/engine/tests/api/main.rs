@@ -5,6 +5,7 @@ mod named;
 mod runs;
 #[path = "../stand_ins/mod.rs"]
 mod stand_ins;
+mod words;
 mod world;
 
 use serde_json::{Value, json};
@@ -133,6 +134,19 @@ async fn what_is_refused_says_why() {
                 "ValidationException: Routing configuration must contain distinct state machine version ARNs. \
                  Received: [{v1}, {v1}]"
             ),
+        ),
+        (
+            "CreateStateMachineAlias",
+            alias(json!([route(&arn, 50), route(&arn, 50)])),
+            format!(
+                "ValidationException: Routing configuration must contain distinct state machine version ARNs. \
+                 Received: [{arn}, {arn}]"
+            ),
+        ),
+        (
+            "CreateStateMachineAlias",
+            alias(json!([route(&arn, 99)])),
+            "ValidationException: Sum of routing configuration weights must equal 100. Received: [99]".into(),
         ),
         (
             "CreateStateMachineAlias",

@@ -53,7 +53,7 @@ fn convert(value: &JValue, depth: usize, budget: &mut usize) -> Result<Option<Va
         JValue::Null => Value::Null,
         JValue::Bool(flag) => Value::Bool(*flag),
         JValue::Number(double) => {
-            Value::Number(Number::from_javascript(*double).ok_or("D1001: Number out of range")?)
+            Value::Number(Number::from_jsonata(*double).ok_or("D1001: Number out of range")?)
         }
         JValue::String(text) => Value::from(&**text),
         JValue::Array(items) => {

@@ -78,9 +78,7 @@ fn compile(ast: &AstNode, depth: usize) -> Option<Fast> {
     let inner = |node: &AstNode| compile(node, depth).map(Box::new);
     match ast {
         AstNode::String(text) => Some(Fast::Constant(Value::from(text.as_str()))),
-        AstNode::Number(number) => {
-            Number::from_javascript(*number).map(|number| Fast::Constant(number.into()))
-        }
+        AstNode::Number(number) => Number::from_jsonata(*number).map(|number| Fast::Constant(number.into())),
         AstNode::Boolean(flag) => Some(Fast::Constant(Value::Bool(*flag))),
         AstNode::Null => Some(Fast::Constant(Value::Null)),
         AstNode::Variable(name) if !name.is_empty() && name != "states" => {
@@ -191,7 +189,7 @@ fn binary(op: BinaryOp, left: &Value, right: &Value) -> Option<Value> {
         BinaryOp::Add | BinaryOp::Subtract | BinaryOp::Multiply | BinaryOp::Divide => {
             let (Value::Number(left), Value::Number(right)) = (left, right) else { return None };
             let (left, right) = (left.to_f64(), right.to_f64());
-            Number::from_javascript(match op {
+            Number::from_jsonata(match op {
                 BinaryOp::Add => left + right,
                 BinaryOp::Subtract => left - right,
                 BinaryOp::Multiply => left * right,
