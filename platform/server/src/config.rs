@@ -1,5 +1,6 @@
 //! What an operator can set, and where each value comes from: a flag, else `MAYFLY_*` in the environment,
-//! else the config file, else the default. No other place reads settings from the environment.
+//! else the config file, else the default. No other place reads settings from the environment; only who signs
+//! requests to AWS's services may come from where AWS's own tools keep it ([`crate::aws_credentials`]).
 
 use std::{
     collections::BTreeMap,
@@ -13,6 +14,8 @@ use clap::Args;
 use jiff::{Span, SpanRelativeTo};
 use mayfly_workflows_engine::engine::{Credentials, Endpoints};
 use serde::Deserialize;
+
+use crate::aws_credentials::{self, Found};
 
 /// Default addresses (DESIGN §3): all loopback.
 const API_LISTEN: &str = "127.0.0.1:6443";
@@ -45,10 +48,10 @@ pub(crate) struct UpArgs {
     #[arg(long, env = "MAYFLY_WORKFLOW_RETENTION", value_name = "TIME")]
     workflow_retention: Option<String>,
     /// Sends the tasks of an AWS service to this URL, such as sqs=http://127.0.0.1:9324; may be given several
-    /// times. lambda=URL is asked for functions that are not here
+    /// times. lambda=URL is asked for functions that are not here, s3=URL has the buckets
     #[arg(long, env = "MAYFLY_TASK_ENDPOINT", value_name = "SERVICE=URL", value_delimiter = ',')]
     task_endpoint: Vec<String>,
-    /// Signs what is sent to these endpoints
+    /// Signs what is sent to these endpoints [default: AWS_ACCESS_KEY_ID and the like, or ~/.aws/credentials]
     #[arg(long, env = "MAYFLY_TASK_ACCESS_KEY_ID", value_name = "ID")]
     task_access_key_id: Option<String>,
     /// The key itself: better in the environment or the config file, where no list of processes shows it
@@ -162,6 +165,7 @@ impl UpArgs {
                 &self.task_endpoint,
                 self.task_access_key_id.or(file.task_access_key_id),
                 self.task_secret_access_key.or(file.task_secret_access_key),
+                &|name| std::env::var(name).ok().filter(|value| !value.is_empty()),
             )?,
             artifact_bytes_max: bytes(
                 "artifact-limit",
@@ -204,12 +208,14 @@ fn retention(text: &str) -> anyhow::Result<Duration> {
     Ok(length)
 }
 
-/// The file's endpoints, and those of the flags in their place.
+/// The file's endpoints, and those of the flags in their place; signed by the key that is given, else by the one
+/// that AWS's own tools would take from `environment`.
 fn endpoints(
     file: BTreeMap<String, String>,
     flags: &[String],
     id: Option<String>,
     key: Option<String>,
+    environment: &dyn Fn(&str) -> Option<String>,
 ) -> anyhow::Result<Endpoints> {
     let mut endpoints = Endpoints::default();
     for (service, url) in &file {
@@ -221,11 +227,22 @@ fn endpoints(
         })?;
         endpoints.point(service, url).with_context(|| format!("--task-endpoint {flag}"))?;
     }
+    let found = match endpoints.is_empty() {
+        true => Found::default(),
+        false => aws_credentials::find(environment)?,
+    };
+    if let Some(region) = found.region {
+        endpoints.sign_for(region);
+    }
     match (id, key) {
         (Some(access_key_id), Some(secret_access_key)) => {
-            endpoints.sign_as(Credentials { access_key_id, secret_access_key });
+            endpoints.sign_as(Credentials { access_key_id, secret_access_key, session_token: None });
         }
-        (None, None) => {}
+        (None, None) => {
+            if let Some(credentials) = found.credentials {
+                endpoints.sign_as(credentials);
+            }
+        }
         _ => bail!("--task-access-key-id and --task-secret-access-key belong together: give both or neither"),
     }
     Ok(endpoints)
@@ -307,7 +324,7 @@ mod tests {
         );
         for (flag, id, reason) in [
             ("sqs", None, "write SERVICE=URL"),
-            ("s3=http://h", None, "cannot be sent to an endpoint"),
+            ("ec2=http://h", None, "cannot be sent to an endpoint"),
             ("sqs=nowhere", None, "is no endpoint"),
             ("sqs=http://h", Some("AK"), "belong together"),
         ] {

@@ -7,6 +7,7 @@
 
 use std::process::ExitCode;
 
+mod aws_credentials;
 mod cli;
 mod config;
 mod data_dir;

@@ -11,7 +11,7 @@ use mayfly_e2e::{Start, Up};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-use crate::workflows::{create, ended, start};
+use crate::workflows::{call, create, ended, start};
 
 /// What was asked: the target or the path, the body, `Authorization`.
 type Asked = Arc<Mutex<Vec<(String, Value, Option<String>)>>>;
@@ -60,6 +60,9 @@ async fn answer(request: Request<Incoming>, asked: Asked) -> Result<Response<Ful
     let what = header("x-amz-target").unwrap_or_else(|| request.uri().to_string());
     let authorization = header("authorization");
     let body = request.into_body().collect().await?.to_bytes();
+    if what == "/" {
+        return published(&String::from_utf8(body.to_vec())?, authorization, &asked);
+    }
     let body: Value = serde_json::from_slice(&body).unwrap_or_default();
     let (status, answer, error) = match what.as_str() {
         "AmazonSQS.SendMessage" if body["QueueUrl"] == "missing" => {
@@ -91,9 +94,29 @@ async fn answer(request: Request<Incoming>, asked: Asked) -> Result<Response<Ful
     Ok(response.body(Full::new(Bytes::from(answer.to_string())))?)
 }
 
+/// SNS takes a form and answers XML.
+fn published(form: &str, authorization: Option<String>, asked: &Asked) -> Result<Response<Full<Bytes>>> {
+    let (status, answer): (u16, _) = match form.contains("TopicArn=missing") {
+        true => (
+            404,
+            "<ErrorResponse><Error><Type>Sender</Type><Code>NotFound</Code><Message>Topic does not exist\
+                       </Message></Error><RequestId>r-1</RequestId></ErrorResponse>",
+        ),
+        false => (
+            200,
+            "<PublishResponse xmlns=\"http://sns.amazonaws.com/doc/2010-03-31/\"><PublishResult><MessageId>m-2\
+                        </MessageId></PublishResult><ResponseMetadata><RequestId>r-2</RequestId></ResponseMetadata>\
+                        </PublishResponse>",
+        ),
+    };
+    let mut all = asked.lock().unwrap_or_else(PoisonError::into_inner);
+    all.push(("SNS".to_owned(), Value::from(form), authorization));
+    Ok(Response::builder().status(status).body(Full::new(Bytes::from(answer)))?)
+}
+
 async fn pointed(services: &Services) -> Result<Up> {
     let at = |service: &str| format!("{service}={}", services.url);
-    let all = ["sqs", "dynamodb", "ecs", "batch", "lambda"].map(at).join(",");
+    let all = ["sqs", "sns", "dynamodb", "ecs", "batch", "lambda"].map(at).join(",");
     Start::default()
         .with(&["--task-endpoint", &all, "--task-endpoint", "kms=http://127.0.0.1:9"])
         .environment("MAYFLY_TASK_ACCESS_KEY_ID", "AKTEST")
@@ -103,7 +126,7 @@ async fn pointed(services: &Services) -> Result<Up> {
 }
 
 /// Runs one task; its output, or its error's name and cause.
-async fn task(
+pub(crate) async fn task(
     up: &Up,
     name: &str,
     resource: &str,
@@ -151,6 +174,44 @@ async fn tasks_reach_their_service_at_another_endpoint() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_topic_and_a_queue_carry_a_tasks_token() -> Result<()> {
+    let services = Services::start().await?;
+    let up = pointed(&services).await?;
+    let sent =
+        task(&up, "sns", "arn:aws:states:::sns:publish", json!({"TopicArn": "t", "Message": {"a": 1}}));
+    let sent = sent.await?.ok().context("refused")?;
+    ensure!(sent["MessageId"] == "m-2" && sent["SdkResponseMetadata"]["RequestId"] == "r-2", "{sent}");
+    let (_, form, authorization) = services.asked().pop().context("nothing was asked")?;
+    let expected = "Action=Publish&Version=2010-03-31&TopicArn=t&Message=%7B%22a%22%3A1%7D";
+    ensure!(form == expected, "{form}");
+    ensure!(authorization.context("it is not signed")?.contains("/us-east-1/sns/aws4_request"), "{form}");
+    for (name, parameters) in [
+        ("sns:publish", json!({"TopicArn": "t", "Message.$": "$$.Task.Token"})),
+        ("sqs:sendMessage", json!({"QueueUrl": "q", "MessageBody.$": "$$.Task.Token"})),
+    ] {
+        let resource = format!("arn:aws:states:::{name}.waitForTaskToken");
+        let definition = json!({"StartAt": "T", "States": {
+            "T": {"Type": "Task", "Resource": resource, "Parameters": parameters, "End": true}}});
+        let machine = create(&up, &name.replace(':', "-"), "STANDARD", definition).await?;
+        let before = services.asked().len();
+        let execution = start(&up, &machine, json!({})).await?;
+        let token = mayfly_e2e::wait::until("the message is sent", async || {
+            let asked = services.asked();
+            Ok(asked.get(before).map(|(_, body, _)| match body {
+                Value::String(form) => form.rsplit("Message=").next().unwrap_or_default().replace("%2F", "/"),
+                body => body["MessageBody"].as_str().unwrap_or_default().to_owned(),
+            }))
+        })
+        .await?;
+        let token = token.replace("%2B", "+").replace("%3D", "=");
+        call(&up, "SendTaskSuccess", json!({"taskToken": token, "output": "{\"done\":true}"})).await?;
+        let told = ended(&up, &execution).await?;
+        ensure!(told["output"] == "{\"done\":true}", "{name}: {told}");
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_services_errors_have_the_names_that_people_catch() -> Result<()> {
     let services = Services::start().await?;
     let up = pointed(&services).await?;
@@ -182,7 +243,13 @@ async fn a_services_errors_have_the_names_that_people_catch() -> Result<()> {
             "without .sync",
         ),
         (
-            "aws-sdk:s3:getObject",
+            "sns:publish",
+            json!({"TopicArn": "missing", "Message": "x"}),
+            "SNS.NotFoundException",
+            "Topic does not exist (Service: AmazonSNS; Status Code: 404; Error Code: NotFound; Request ID: r-1; Proxy: null)",
+        ),
+        (
+            "aws-sdk:ec2:describeInstances",
             json!({}),
             "Mayfly.IntegrationNotSupported",
             "is known but not carried out here",
@@ -220,7 +287,7 @@ async fn functions_that_are_not_here_are_asked_elsewhere() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_endpoint_that_cannot_be_used_is_refused_at_the_start() -> Result<()> {
     for (flag, reason) in
-        [("s3=http://127.0.0.1:1", "cannot be sent to an endpoint"), ("sqs=there", "is no endpoint")]
+        [("ec2=http://127.0.0.1:1", "cannot be sent to an endpoint"), ("sqs=there", "is no endpoint")]
     {
         let refused = Start::default().with(&["--task-endpoint", flag]).refused().await?;
         ensure!(refused.code == Some(1) && refused.stderr.contains(reason), "{refused:?}");

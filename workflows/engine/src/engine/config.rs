@@ -58,6 +58,9 @@ pub struct Limits {
     /// Records after which an execution's state is written down: resuming computes
     /// at most about so many again.
     pub checkpoint_records: u64,
+    /// Bytes of files that a distributed Map's items are made of: they are all in memory at once. Of a longer file
+    /// `MaxItems` takes the beginning.
+    pub item_bytes: usize,
     /// How long an ended execution is kept: AWS's 90 days.
     pub retention: Duration,
     /// State machines kept compiled.
@@ -75,6 +78,7 @@ impl Default for Limits {
             redrive_window: Duration::from_secs(14 * 24 * 3_600),
             idle_in_memory: Duration::from_secs(10),
             checkpoint_records: 1_000,
+            item_bytes: 256 << 20,
             retention: Duration::from_secs(90 * 24 * 3_600),
             machines_cached: 1_024,
         }

@@ -2,9 +2,12 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use futures::future::BoxFuture;
-use jiff::Timestamp;
+use futures::stream::{BoxStream, StreamExt as _};
+use http::{Request, Response};
 
+use super::objects::Objects;
 use crate::journal::WaitedBy;
 
 /// A function to call for a task.
@@ -47,38 +50,20 @@ pub trait Functions: Send + Sync {
     fn invoke(&self, call: FunctionCall) -> BoxFuture<'_, Result<FunctionOutput, FunctionError>>;
 }
 
-/// Sends the requests of `http:invoke` tasks.
+/// Sends the requests of `http:invoke` tasks, and those to services at an endpoint.
 pub trait HttpTasks: Send + Sync {
     /// Sends one; connection errors come back as text.
-    fn send(
-        &self,
-        request: http::Request<bytes::Bytes>,
-    ) -> BoxFuture<'_, Result<http::Response<bytes::Bytes>, String>>;
+    fn send(&self, request: Request<Bytes>) -> BoxFuture<'_, Result<Response<Bytes>, String>>;
+
+    /// Sends one whose answer may be large: its body comes bit by bit, without a limit.
+    fn open(&self, request: Request<Bytes>) -> BoxFuture<'_, Result<Response<Streamed>, String>> {
+        let answer = self.send(request);
+        Box::pin(async move { Ok(answer.await?.map(|body| futures::stream::iter([Ok(body)]).boxed())) })
+    }
 }
 
-/// Files a map reads its items from and writes its results to: the artifact
-/// store or something that speaks S3.
-pub trait Objects: Send + Sync {
-    /// Reads one whole object. Errors are text for the cause.
-    fn get(&self, bucket: &str, key: &str) -> BoxFuture<'_, Result<bytes::Bytes, String>>;
-    /// Writes one whole object.
-    fn put(&self, bucket: &str, key: &str, body: bytes::Bytes) -> BoxFuture<'_, Result<(), String>>;
-    /// Lists the objects below a prefix.
-    fn list(&self, bucket: &str, prefix: &str) -> BoxFuture<'_, Result<Vec<ObjectEntry>, String>>;
-}
-
-/// One line of a listing.
-#[derive(Debug, Clone, PartialEq)]
-pub struct ObjectEntry {
-    /// Its key.
-    pub key: String,
-    /// Entity tag, quotes included.
-    pub etag: String,
-    /// Last change.
-    pub last_modified: Timestamp,
-    /// Bytes.
-    pub size: u64,
-}
+/// A body that comes bit by bit; a connection that breaks is text.
+pub type Streamed = BoxStream<'static, Result<Bytes, String>>;
 
 /// Our own Step Functions API, as a task calls it (`states:startExecution`,
 /// `aws-sdk:sfn:…`). The API implements it over the same engine.
@@ -176,7 +161,7 @@ pub struct Deps {
     pub functions: Arc<dyn Functions>,
     /// Sends HTTP requests.
     pub http: Arc<dyn HttpTasks>,
-    /// Reads and writes files.
+    /// Buckets, where no endpoint is given for S3.
     pub objects: Arc<dyn Objects>,
     /// Tells the time.
     pub clock: Arc<dyn crate::timers::Clock>,

@@ -18,6 +18,7 @@ mod live;
 mod load;
 mod map_runs;
 mod mocked;
+mod objects;
 mod open;
 mod redrive;
 mod retention;
@@ -36,12 +37,13 @@ pub use changes::{Change, Changed};
 pub use config::{Config, Limits};
 pub use deps::{
     Activities, Deps, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks, IntegrationCall,
-    Integrations, MockAnswer, MockCall, Mocks, ObjectEntry, Objects, OperationError, Operations,
-    OsRandomness, Randomness,
+    Integrations, MockAnswer, MockCall, Mocks, OperationError, Operations, OsRandomness, Randomness,
+    Streamed,
 };
 pub(crate) use effects::{Guards, Reporter};
 pub use error::{ExecutionError, OpenError, RedriveError, StartError, TokenError};
 pub use map_runs::{MapRunCounts, MapRunDescription, MapRunUpdate};
+pub use objects::{ObjectBody, ObjectCall, ObjectEntry, ObjectError, ObjectPage, Objects};
 pub use types::{
     ActivityTask, Description, HistoryQuery, Kind, ListQuery, Of, Page, RedriveStatus, StartRequest, Started,
     StateMachine, Status,

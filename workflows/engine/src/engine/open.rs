@@ -16,6 +16,7 @@ use super::inner::{Inner, Refused};
 use super::live::{Live, Running};
 use super::mocked::NO_EXECUTION;
 use super::types::Status;
+use crate::executor::endpoint::S3;
 use crate::executor::fair::Fair;
 use crate::journal::{ExecutionRow, Journal, JournalError, MemoryJournal, SqliteJournal, WaitedBy};
 use crate::machine::Event;
@@ -52,6 +53,10 @@ impl Engine {
         let last = journal.last_execution()?;
         let now_ms = deps.clock.now_ms();
         let limits = config.limits.clone();
+        let deps = match S3::at_endpoint(&config, &deps) {
+            Some(s3) => Deps { objects: Arc::new(s3), ..deps },
+            None => deps,
+        };
         let inner = Arc::new(Inner {
             config,
             deps,

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use futures::StreamExt as _;
 use futures::future::BoxFuture;
 use mayfly_workflows_language::definition::MachineType;
 use mayfly_workflows_language::parse;
@@ -17,6 +18,7 @@ mod awaited;
 mod checkpoints;
 mod durability;
 mod effects;
+mod items;
 mod load;
 mod sleepers;
 mod states;
@@ -78,18 +80,52 @@ impl HttpTasks for NoHttp {
 pub(super) struct Files(pub(super) Mutex<HashMap<String, bytes::Bytes>>);
 
 impl Objects for Files {
-    fn get(&self, bucket: &str, key: &str) -> BoxFuture<'_, Result<bytes::Bytes, String>> {
+    fn get(
+        &self,
+        bucket: &str,
+        key: &str,
+        _version: Option<&str>,
+    ) -> BoxFuture<'_, Result<ObjectBody, ObjectError>> {
         let found = self.0.lock().get(&format!("{bucket}/{key}")).cloned();
-        Box::pin(async move { found.ok_or_else(|| "The specified key does not exist.".to_owned()) })
+        Box::pin(async move {
+            let found = found.ok_or_else(ObjectError::no_such_key)?;
+            // Every byte comes alone.
+            let bytes: Vec<_> = (0..found.len()).map(|at| Ok(found.slice(at..=at))).collect();
+            Ok(futures::stream::iter(bytes).boxed())
+        })
     }
 
-    fn put(&self, bucket: &str, key: &str, body: bytes::Bytes) -> BoxFuture<'_, Result<(), String>> {
+    fn put(&self, bucket: &str, key: &str, body: bytes::Bytes) -> BoxFuture<'_, Result<(), ObjectError>> {
         self.0.lock().insert(format!("{bucket}/{key}"), body);
         Box::pin(async { Ok(()) })
     }
 
-    fn list(&self, _bucket: &str, _prefix: &str) -> BoxFuture<'_, Result<Vec<ObjectEntry>, String>> {
-        Box::pin(async { Ok(Vec::new()) })
+    /// Two keys are a page.
+    fn list(
+        &self,
+        bucket: &str,
+        prefix: &str,
+        from: Option<String>,
+    ) -> BoxFuture<'_, Result<ObjectPage, ObjectError>> {
+        let files = self.0.lock();
+        let mut keys: Vec<_> = files
+            .iter()
+            .filter_map(|(name, body)| {
+                Some((name.strip_prefix(&format!("{bucket}/"))?.to_owned(), body.len()))
+            })
+            .filter(|(key, _)| key.starts_with(prefix) && from.as_ref().is_none_or(|from| key >= from))
+            .collect();
+        keys.sort();
+        let next = keys.get(2).map(|(key, _)| key.clone());
+        let entry = |(key, size): (String, usize)| ObjectEntry {
+            key,
+            etag: "\"e\"".to_owned(),
+            last_modified: jiff::Timestamp::UNIX_EPOCH,
+            size: size as u64,
+            storage_class: "STANDARD".to_owned(),
+        };
+        let entries = keys.into_iter().take(2).map(entry).collect();
+        Box::pin(async { Ok(ObjectPage { entries, next }) })
     }
 }
 

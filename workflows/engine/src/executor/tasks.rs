@@ -96,6 +96,11 @@ async fn request(reporter: &Reporter, task: &TaskCall) -> Result<Value, Function
         Resource::Integration { service, action, aws_sdk: true, .. } if &**service == "sfn" => {
             own_api(reporter, action, &task.arguments).await
         }
+        Resource::Integration { service, action, aws_sdk: true, .. } if &**service == "s3" => {
+            // S3's numbers of requests look like this.
+            let made_up = || hex::encode_upper(&reporter.inner.deps.randomness.bytes()[..8]);
+            endpoint::call_objects(reporter, task, action, made_up).await
+        }
         Resource::Integration { service, action, aws_sdk, .. } => {
             match endpoint::call(reporter, task, service, action, *aws_sdk).await {
                 Some(answer) => answer,

@@ -9,8 +9,8 @@ use http::Request;
 use mayfly_workflows_engine::api::Api;
 use mayfly_workflows_engine::catalog::Catalog;
 use mayfly_workflows_engine::engine::{
-    Config, Deps, Engine, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks, ObjectEntry,
-    Objects, OsRandomness,
+    Config, Deps, Engine, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks, ObjectBody,
+    ObjectError, ObjectPage, Objects, OsRandomness,
 };
 use mayfly_workflows_engine::timers::Clock;
 
@@ -50,15 +50,15 @@ impl HttpTasks for Nowhere {
 }
 
 impl Objects for Nowhere {
-    fn get(&self, _: &str, _: &str) -> BoxFuture<'_, Result<Bytes, String>> {
-        Box::pin(async { Err("no objects here".into()) })
+    fn get(&self, _: &str, _: &str, _: Option<&str>) -> BoxFuture<'_, Result<ObjectBody, ObjectError>> {
+        Box::pin(async { Err(ObjectError::no_such_bucket()) })
     }
 
-    fn put(&self, _: &str, _: &str, _: Bytes) -> BoxFuture<'_, Result<(), String>> {
-        Box::pin(async { Err("no objects here".into()) })
+    fn put(&self, _: &str, _: &str, _: Bytes) -> BoxFuture<'_, Result<(), ObjectError>> {
+        Box::pin(async { Err(ObjectError::no_such_bucket()) })
     }
 
-    fn list(&self, _: &str, _: &str) -> BoxFuture<'_, Result<Vec<ObjectEntry>, String>> {
-        Box::pin(async { Err("no objects here".into()) })
+    fn list(&self, _: &str, _: &str, _: Option<String>) -> BoxFuture<'_, Result<ObjectPage, ObjectError>> {
+        Box::pin(async { Err(ObjectError::no_such_bucket()) })
     }
 }

@@ -100,7 +100,7 @@ impl Workflows {
         let deps = Deps {
             functions: Arc::new(GatewayFunctions::new(functions, FunctionArns::new(&config))),
             http: Arc::new(Web::new()),
-            objects: Arc::new(Buckets { folder: folder.join("buckets"), artifacts: jobs.artifacts.clone() }),
+            objects: Arc::new(Buckets::new(folder.join("buckets"), jobs.artifacts.clone())),
             clock: clock.clone(),
             randomness: randomness.clone(),
         };

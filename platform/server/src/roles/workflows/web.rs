@@ -1,10 +1,11 @@
-//! Requests of `http:invoke` tasks.
+//! Requests of `http:invoke` tasks, and to services at an endpoint.
 
 use bytes::Bytes;
-use futures::future::BoxFuture;
+use futures::{StreamExt as _, TryStreamExt as _, future::BoxFuture};
 use http::{Request, Response};
-use http_body_util::{BodyExt as _, Full, Limited};
-use mayfly_workflows_engine::engine::HttpTasks;
+use http_body_util::{BodyDataStream, BodyExt as _, Full, Limited};
+use hyper::body::Incoming;
+use mayfly_workflows_engine::engine::{HttpTasks, Streamed};
 
 use super::ANSWER_BYTES_MAX;
 use crate::http_client::{self, HttpsClient};
@@ -16,20 +17,29 @@ impl Web {
     pub(super) fn new() -> Self {
         Self(http_client::new())
     }
+
+    async fn asked(&self, request: Request<Bytes>) -> Result<Response<Incoming>, String> {
+        let answer = self.0.request(request.map(Full::new)).await;
+        answer.map_err(|error| http_client::innermost(&error))
+    }
 }
 
 impl HttpTasks for Web {
     fn send(&self, request: Request<Bytes>) -> BoxFuture<'_, Result<Response<Bytes>, String>> {
         Box::pin(async move {
-            let response = self
-                .0
-                .request(request.map(Full::new))
-                .await
-                .map_err(|error| http_client::innermost(&error))?;
-            let (head, body) = response.into_parts();
+            let (head, body) = self.asked(request).await?.into_parts();
             let body =
                 Limited::new(body, ANSWER_BYTES_MAX).collect().await.map_err(|error| error.to_string())?;
             Ok(Response::from_parts(head, body.to_bytes()))
+        })
+    }
+
+    fn open(&self, request: Request<Bytes>) -> BoxFuture<'_, Result<Response<Streamed>, String>> {
+        Box::pin(async move {
+            let response = self.asked(request).await?;
+            Ok(response.map(|body| {
+                BodyDataStream::new(body).map_err(|error| http_client::innermost(&error)).boxed()
+            }))
         })
     }
 }

@@ -4,8 +4,9 @@ use bytes::Bytes;
 use http::Response;
 use serde_json::Value;
 
-use super::services::Service;
-use crate::engine::FunctionError;
+use super::model::Operation;
+use super::services::{Protocol, Service};
+use crate::engine::{FunctionError, ObjectError};
 
 /// Whose errors, in which kind of integration.
 pub(super) struct Naming<'a> {
@@ -18,9 +19,11 @@ const UNMODELLED: &[&str] = &[
     "AccessDeniedException",
     "ExpiredTokenException",
     "IncompleteSignatureException",
+    "InvalidClientTokenIdException",
     "InvalidSignatureException",
     "MissingAuthenticationTokenException",
     "SerializationException",
+    "SignatureDoesNotMatchException",
     "UnknownOperationException",
     "UnrecognizedClientException",
 ];
@@ -29,7 +32,10 @@ impl Naming<'_> {
     /// An error that the service answered.
     pub(super) fn refused(&self, response: &Response<Bytes>) -> FunctionError {
         let header = |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok());
-        let body: Value = serde_json::from_slice(response.body()).unwrap_or_default();
+        let body: Value = match self.service.protocol {
+            Protocol::Query { .. } => in_xml(response.body()),
+            _ => serde_json::from_slice(response.body()).unwrap_or_default(),
+        };
         let text = |name: &str| body.get(name).and_then(Value::as_str);
         let status = response.status();
         let code = header("x-amzn-errortype")
@@ -38,8 +44,10 @@ impl Naming<'_> {
             .map(bare)
             .unwrap_or_else(|| if status.is_server_error() { "InternalFailure" } else { "UnknownError" });
         let message = text("message").or_else(|| text("Message")).unwrap_or_default();
-        let request_id =
-            header("x-amzn-requestid").or_else(|| header("x-amz-request-id")).unwrap_or_default();
+        let request_id = header("x-amzn-requestid")
+            .or_else(|| header("x-amz-request-id"))
+            .or_else(|| text("RequestId"))
+            .unwrap_or_default();
         let status = status.as_u16();
         match &self.service.optimised {
             Some(words) if !self.aws_sdk => FunctionError {
@@ -83,6 +91,51 @@ impl Naming<'_> {
     }
 }
 
+/// An error that S3 answered. What was asked with HEAD is answered without a body.
+pub(super) fn of_s3(operation: &Operation, response: &Response<Bytes>) -> ObjectError {
+    let header = |name: &str| Some(response.headers().get(name)?.to_str().ok()?.to_owned());
+    let body = in_xml(response.body());
+    let text = |name: &str| body.get(name).and_then(Value::as_str).map(str::to_owned);
+    let status = response.status();
+    let by_status = match (status.as_u16(), operation.input.contains_key("Key")) {
+        (404, true) => "NoSuchKey",
+        (404, false) => "NoSuchBucket",
+        _ => "UnknownError",
+    };
+    let code = text("code").unwrap_or_else(|| match operation.method.as_str() {
+        "HEAD" => by_status.to_owned(),
+        _ => "UnknownError".to_owned(),
+    });
+    ObjectError {
+        request_id: header("x-amz-request-id").or_else(|| text("RequestId")),
+        extended_request_id: header("x-amz-id-2").or_else(|| text("HostId")),
+        ..ObjectError::new(status.as_u16(), &code, text("message").unwrap_or_default())
+    }
+}
+
+/// Is this body an error, whatever the status says?
+pub(super) fn is_error(body: &[u8]) -> bool {
+    let text = std::str::from_utf8(body).unwrap_or_default().trim_start();
+    let inside = match text.strip_prefix("<?xml") {
+        Some(rest) => rest.split_once("?>").map_or("", |(_, inside)| inside.trim_start()),
+        None => text,
+    };
+    inside.starts_with("<Error>") || inside.starts_with("<Error ")
+}
+
+/// The members of an error in XML, wherever it stands, under the names they have in JSON.
+fn in_xml(body: &[u8]) -> Value {
+    let text = std::str::from_utf8(body).unwrap_or_default();
+    let Ok(document) = roxmltree::Document::parse(text) else { return Value::Null };
+    let member = |(name, shown): (&str, &str)| {
+        let node = document.descendants().find(|node| node.tag_name().name() == name)?;
+        Some((shown.to_owned(), Value::from(node.text().unwrap_or_default())))
+    };
+    let members =
+        [("Code", "code"), ("Message", "message"), ("RequestId", "RequestId"), ("HostId", "HostId")];
+    Value::Object(members.into_iter().filter_map(member).collect())
+}
+
 /// `com.amazonaws.sqs#QueueDoesNotExist:http://…` is `QueueDoesNotExist`.
 fn bare(code: &str) -> &str {
     let code = code.rsplit('#').next().unwrap_or(code);
@@ -98,6 +151,35 @@ mod tests {
         let naming = Naming { service: named(service).expect("there"), aws_sdk };
         let response = Response::builder().status(400).header("x-amzn-requestid", "r-1");
         naming.refused(&response.body(Bytes::from(body.to_owned())).expect("a response"))
+    }
+
+    #[test]
+    fn errors_in_xml_have_them_too() {
+        let body = "<ErrorResponse><Error><Type>Sender</Type><Code>NotFound</Code><Message>Topic does not exist</Message>\
+                    </Error><RequestId>r-1</RequestId></ErrorResponse>";
+        let told = error("sns", false, body);
+        assert_eq!(told.error_type, "SNS.NotFoundException");
+        assert_eq!(
+            told.cause,
+            "Topic does not exist (Service: AmazonSNS; Status Code: 400; Error Code: NotFound; Request ID: r-1; Proxy: \
+             null)"
+        );
+        let s3 = |name: &str, status: u16, body: &str| {
+            let response = Response::builder().status(status).header("x-amz-id-2", "h");
+            let response = response.body(Bytes::from(body.to_owned())).expect("a response");
+            let told = of_s3(&super::super::model::S3[name], &response).for_task(String::new);
+            (told.error_type, told.cause)
+        };
+        let body = "<?xml version=\"1.0\"?>\n<Error><Code>NoSuchKey</Code><Message>The specified key does not exist.\
+                    </Message><RequestId>R</RequestId></Error>";
+        assert!(is_error(body.as_bytes()) && !is_error(b"<CopyObjectResult/>"));
+        let (name, cause) = s3("GetObject", 404, body);
+        assert_eq!(name, "S3.NoSuchKeyException");
+        assert!(cause.ends_with("Request ID: R, Extended Request ID: h) (SDK Attempt Count: 1)"), "{cause}");
+        assert_eq!(s3("HeadObject", 404, "").0, "S3.NoSuchKeyException");
+        assert_eq!(s3("HeadBucket", 404, "").0, "S3.NoSuchBucketException");
+        assert_eq!(s3("HeadObject", 403, "").0, "S3.S3Exception");
+        assert_eq!(s3("GetObject", 503, "<html>").0, "S3.S3Exception");
     }
 
     #[test]

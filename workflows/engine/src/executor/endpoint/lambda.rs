@@ -4,7 +4,7 @@ use bytes::Bytes;
 use http::{Request, header};
 
 use super::failing::Naming;
-use super::services;
+use super::{Client, escaped, services};
 use crate::engine::{FunctionCall, FunctionError, FunctionOutput, Reporter};
 
 /// Calls a function at Lambda's endpoint; `None` when there is none.
@@ -13,12 +13,12 @@ pub(crate) async fn invoke(
     call: &FunctionCall,
 ) -> Option<Result<FunctionOutput, FunctionError>> {
     let service = services::named("lambda")?;
-    let url = reporter.inner.config.endpoints.of(service)?;
+    let client = Client::of(&reporter.inner.config, &reporter.inner.deps, service)?;
     // Functions are Lambda's optimised integration; its errors have one prefix in both kinds.
     let naming = Naming { service, aws_sdk: true };
     let (name, qualifier) = split(&call.function);
     let query = qualifier.map(|qualifier| format!("?Qualifier={}", escaped(qualifier))).unwrap_or_default();
-    let base = url.to_string();
+    let base = client.url.to_string();
     let uri =
         format!("{}/2015-03-31/functions/{}/invocations{query}", base.trim_end_matches('/'), escaped(name));
     let kind = if call.detached { "Event" } else { "RequestResponse" };
@@ -30,7 +30,7 @@ pub(crate) async fn invoke(
         Ok(request) => request,
         Err(error) => return Some(Err(naming.unreachable(&error.to_string()))),
     };
-    let response = match super::send(reporter, request, service.signing).await {
+    let response = match client.send(request).await {
         Ok(response) => response,
         Err(cause) => return Some(Err(naming.unreachable(&cause))),
     };
@@ -61,14 +61,6 @@ fn split(function: &str) -> (&str, Option<&str>) {
         Some(at) => (&function[..from + at], Some(&function[from + at + 1..])),
         None => (function, None),
     }
-}
-
-/// As one segment of a path, or a value of a query.
-fn escaped(text: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte);
-    text.bytes()
-        .map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
-        .collect()
 }
 
 #[cfg(test)]

@@ -4,27 +4,38 @@
 //! [`services`] is the table of what can be spoken to, [`wire`] makes a task's
 //! arguments a request and an answer a result, [`failing`] gives errors the names
 //! that Step Functions gives them, [`sign`] signs, [`lambda`] calls functions that
-//! live elsewhere. Not here: which service is where (the configuration), `.sync`,
-//! which on AWS waits for events that other services send.
+//! live elsewhere, [`s3`] is buckets. Services that speak XML are driven by a
+//! [`model`] of their operations: [`rest_xml`] and [`query`] over [`xml`]. Not here:
+//! which service is where (the configuration), `.sync`, which on AWS waits for
+//! events that other services send.
 
 mod failing;
 mod lambda;
+mod model;
+mod query;
+mod rest_xml;
+mod s3;
 mod services;
 mod sign;
 mod wire;
+mod xml;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response, Uri};
 use mayfly_workflows_language::definition::Pattern;
-use mayfly_workflows_language::value::Value;
+use mayfly_workflows_language::value::{Map, Value};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
-use crate::engine::{FunctionError, Reporter};
+use crate::engine::{Config, Deps, FunctionError, HttpTasks, ObjectCall, ObjectError, Reporter, Streamed};
 use crate::machine::TaskCall;
+use crate::timers::Clock;
 
 pub(crate) use lambda::invoke as invoke_function;
+pub(crate) use s3::S3;
 use services::Service;
 
 /// How long a service may take to answer: AWS's own limit for a call.
@@ -35,6 +46,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(60);
 pub struct Endpoints {
     urls: HashMap<&'static str, Uri>,
     credentials: Option<Credentials>,
+    region: Option<String>,
 }
 
 /// Signs requests. Without credentials they go out unsigned.
@@ -44,6 +56,8 @@ pub struct Credentials {
     pub access_key_id: String,
     /// The key.
     pub secret_access_key: String,
+    /// What goes with a key that was lent for a while.
+    pub session_token: Option<String>,
 }
 
 impl std::fmt::Debug for Credentials {
@@ -96,8 +110,110 @@ impl Endpoints {
         self.credentials = Some(credentials);
     }
 
+    /// Signs for this region; without it for that of the engine's ARNs.
+    pub fn sign_for(&mut self, region: String) {
+        self.region = Some(region);
+    }
+
+    /// Is any service pointed anywhere?
+    pub fn is_empty(&self) -> bool {
+        self.urls.is_empty()
+    }
+
     fn of(&self, service: &Service) -> Option<&Uri> {
         self.urls.get(service.key())
+    }
+}
+
+/// One service at its endpoint.
+struct Client {
+    service: &'static Service,
+    url: Uri,
+    http: Arc<dyn HttpTasks>,
+    clock: Arc<dyn Clock>,
+    credentials: Option<Credentials>,
+    region: String,
+}
+
+impl Client {
+    /// `None` when the service was pointed nowhere.
+    fn of(config: &Config, deps: &Deps, service: &'static Service) -> Option<Self> {
+        let url = config.endpoints.of(service)?.clone();
+        Some(Self {
+            service,
+            url,
+            http: deps.http.clone(),
+            clock: deps.clock.clone(),
+            credentials: config.endpoints.credentials.clone(),
+            region: config.endpoints.region.clone().unwrap_or_else(|| config.region.clone()),
+        })
+    }
+
+    /// Signs and sends; what went wrong on the way is text.
+    async fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, String> {
+        in_time(self.http.send(self.signed(request))).await
+    }
+
+    /// The same for an answer whose body may be large.
+    async fn open(&self, request: Request<Bytes>) -> Result<Response<Streamed>, String> {
+        in_time(self.http.open(self.signed(request))).await
+    }
+
+    fn signed(&self, mut request: Request<Bytes>) -> Request<Bytes> {
+        if let Some(credentials) = &self.credentials {
+            let now_ms = self.clock.now_ms();
+            sign::sign(&mut request, credentials, &self.region, self.service.signing, now_ms);
+        }
+        request
+    }
+}
+
+async fn in_time<T>(answer: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+    match tokio::time::timeout(ANSWER_MAX, answer).await {
+        Ok(answer) => answer,
+        Err(_) => Err(format!("no answer within {} s", ANSWER_MAX.as_secs())),
+    }
+}
+
+/// Everything but what RFC 3986 leaves unreserved is encoded.
+fn escaped(text: &str) -> String {
+    const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
+    utf8_percent_encode(text, ENCODED).to_string()
+}
+
+/// Carries out a task of `aws-sdk:s3`, wherever the buckets are.
+pub(crate) async fn call_objects(
+    reporter: &Reporter,
+    task: &TaskCall,
+    action: &str,
+    request_id: impl FnOnce() -> String,
+) -> Result<Value, FunctionError> {
+    let name = crate::executor::sdk::capital(action);
+    let operation = model::S3.get(&name).ok_or_else(|| not_carried_out("s3", action, &model::S3))?;
+    let arguments = task.arguments.as_object().cloned().unwrap_or_default();
+    let asked = async {
+        model::check(operation, &arguments).map_err(ObjectError::invalid)?;
+        let known = operation.input.keys();
+        let given =
+            known.filter_map(|name| Some((name.as_str().into(), model::argument(&arguments, name)?.clone())));
+        let call = ObjectCall {
+            operation: name,
+            arguments: Value::from(given.collect::<Map>()).to_serde(),
+            body_bytes_max: reporter.inner.config.limits.execution.payload_bytes_max,
+        };
+        reporter.inner.deps.objects.call(call).await
+    };
+    asked.await.map(|told| Value::from(&told)).map_err(|error| error.for_task(request_id))
+}
+
+fn not_carried_out(service: &str, action: &str, model: &model::Model) -> FunctionError {
+    let known: Vec<_> = model.keys().map(|name| crate::executor::sdk::small(name)).collect();
+    FunctionError {
+        error_type: "Mayfly.IntegrationNotSupported".to_owned(),
+        cause: format!(
+            "{service}:{action} is not carried out here; of {service} there are {}",
+            known.join(", ")
+        ),
     }
 }
 
@@ -110,7 +226,7 @@ pub(crate) async fn call(
     aws_sdk: bool,
 ) -> Option<Result<Value, FunctionError>> {
     let service = services::named(service)?;
-    let url = reporter.inner.config.endpoints.of(service)?;
+    let client = Client::of(&reporter.inner.config, &reporter.inner.deps, service)?;
     if task.resource.pattern() == Pattern::Sync {
         return Some(Err(FunctionError {
             error_type: "Mayfly.IntegrationNotSupported".to_owned(),
@@ -122,39 +238,20 @@ pub(crate) async fn call(
         }));
     }
     let naming = failing::Naming { service, aws_sdk };
-    Some(answered(reporter, task, url, action, &naming).await)
+    Some(answered(&client, task, action, &naming).await)
 }
 
 async fn answered(
-    reporter: &Reporter,
+    client: &Client,
     task: &TaskCall,
-    url: &Uri,
     action: &str,
     naming: &failing::Naming<'_>,
 ) -> Result<Value, FunctionError> {
-    let request = wire::request(url, naming.service, action, naming.aws_sdk, &task.arguments)
-        .map_err(|cause| FunctionError { error_type: "Mayfly.IntegrationNotSupported".to_owned(), cause })?;
-    let response =
-        send(reporter, request, naming.service.signing).await.map_err(|cause| naming.unreachable(&cause))?;
+    let request = wire::request(&client.url, naming.service, action, naming.aws_sdk, &task.arguments)?;
+    let response = client.send(request).await.map_err(|cause| naming.unreachable(&cause))?;
     if !response.status().is_success() {
         return Err(naming.refused(&response));
     }
-    wire::answer(&response, naming.service, naming.aws_sdk, reporter.inner.now_ms())
+    wire::answer(&response, naming.service, action, naming.aws_sdk, client.clock.now_ms())
         .map_err(|cause| naming.unreachable(&cause))
-}
-
-/// Signs and sends; what went wrong on the way is text.
-async fn send(
-    reporter: &Reporter,
-    mut request: Request<Bytes>,
-    signing_name: &str,
-) -> Result<Response<Bytes>, String> {
-    let config = &reporter.inner.config;
-    if let Some(credentials) = &config.endpoints.credentials {
-        sign::sign(&mut request, credentials, &config.region, signing_name, reporter.inner.now_ms());
-    }
-    match tokio::time::timeout(ANSWER_MAX, reporter.inner.deps.http.send(request)).await {
-        Ok(answer) => answer,
-        Err(_) => Err(format!("no answer within {} s", ANSWER_MAX.as_secs())),
-    }
 }

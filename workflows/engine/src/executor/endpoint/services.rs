@@ -2,6 +2,10 @@
 //! service models (protocol, target prefix, JSON version, signing name) and the
 //! names that Step Functions gives to their errors.
 
+use std::sync::LazyLock;
+
+use super::model::{self, Model};
+
 /// One service.
 #[derive(Debug)]
 pub(super) struct Service {
@@ -18,7 +22,7 @@ pub(super) struct Service {
 }
 
 /// How a service is asked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub(super) enum Protocol {
     /// `POST /` with `X-Amz-Target: <target>.<Operation>` and a JSON body.
     Json { target: &'static str, version: &'static str },
@@ -26,6 +30,10 @@ pub(super) enum Protocol {
     Batch,
     /// `POST /2015-03-31/functions/<name>/invocations`.
     Lambda,
+    /// A method, a path and headers of the operation's own, and XML where there is more to say: S3.
+    RestXml,
+    /// `POST /` with a form, answered in XML.
+    Query { model: &'static LazyLock<Model>, version: &'static str },
 }
 
 /// How an optimised integration words a service's errors.
@@ -59,6 +67,9 @@ const SERVICES: &[Service] = &[
         optimised: optimised("DynamoDB", "AmazonDynamoDBv2", "AmazonDynamoDBException") },
     Service { names: &["sqs"], protocol: json("AmazonSQS", "1.0"), camel: false, sdk: "Sqs", signing: "sqs",
         optimised: optimised("SQS", "AmazonSQS", "AmazonSQSException") },
+    Service { names: &["s3"], protocol: Protocol::RestXml, camel: false, sdk: "S3", signing: "s3", optimised: None },
+    Service { names: &["sns"], protocol: Protocol::Query { model: &model::SNS, version: "2010-03-31" }, camel: false, sdk: "Sns", signing: "sns",
+        optimised: optimised("SNS", "AmazonSNS", "AmazonSNSException") },
     Service { names: &["events", "eventbridge", "cloudwatchevents"], protocol: json("AWSEvents", "1.1"), camel: false, sdk: "EventBridge", signing: "events",
         optimised: optimised("EventBridge", "AmazonEventBridge", "AmazonEventBridgeException") },
     Service { names: &["ecs"], protocol: json("AmazonEC2ContainerServiceV20141113", "1.1"), camel: true, sdk: "Ecs", signing: "ecs",

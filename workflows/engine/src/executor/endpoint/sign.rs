@@ -24,7 +24,14 @@ pub(super) fn sign(
     let host = request.uri().authority().map(|authority| authority.as_str().to_owned()).unwrap_or_default();
     set(request, header::HOST, &host);
     set(request, HeaderName::from_static("x-amz-date"), &moment);
-    let (canonical, signed) = canonical(request);
+    if let Some(token) = &credentials.session_token {
+        set(request, HeaderName::from_static("x-amz-security-token"), token);
+    }
+    let hash = hex::encode(Sha256::digest(request.body()));
+    if service == "s3" {
+        set(request, HeaderName::from_static("x-amz-content-sha256"), &hash);
+    }
+    let (canonical, signed) = canonical(request, &hash, service == "s3");
     let scope = format!("{date}/{region}/{service}/aws4_request");
     let to_sign = format!("AWS4-HMAC-SHA256\n{moment}\n{scope}\n{}", hex::encode(Sha256::digest(canonical)));
     let mut key = hmac(format!("AWS4{}", credentials.secret_access_key).as_bytes(), date.as_bytes());
@@ -46,21 +53,25 @@ fn set(request: &mut Request<Bytes>, name: HeaderName, value: &str) {
 }
 
 /// The text that is hashed, and the names of the headers in it.
-fn canonical(request: &Request<Bytes>) -> (String, String) {
-    let mut headers: Vec<(&str, &str)> = request
+fn canonical(request: &Request<Bytes>, hash: &str, is_s3: bool) -> (String, String) {
+    let one_space =
+        |text: &str| text.split(' ').filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ");
+    let mut headers: Vec<(&str, String)> = request
         .headers()
         .iter()
-        .filter_map(|(name, value)| Some((name.as_str(), value.to_str().ok()?.trim())))
+        .filter_map(|(name, value)| Some((name.as_str(), one_space(value.to_str().ok()?))))
         .collect();
     headers.sort_unstable();
     let signed: Vec<_> = headers.iter().map(|(name, _)| *name).collect();
     let signed = signed.join(";");
     let lines: String = headers.iter().map(|(name, value)| format!("{name}:{value}\n")).collect();
-    let mut query: Vec<_> = request.uri().query().unwrap_or_default().split('&').collect();
+    let query = request.uri().query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty());
+    let mut query: Vec<_> = query.map(|pair| pair.split_once('=').unwrap_or((pair, ""))).collect();
     query.sort_unstable();
+    let query: Vec<_> = query.into_iter().map(|(name, value)| format!("{name}={value}")).collect();
     // Every service but S3 encodes the path, which is encoded already, once more.
-    let path = request.uri().path().replace('%', "%25");
-    let hash = hex::encode(Sha256::digest(request.body()));
+    let path = request.uri().path();
+    let path = if is_s3 { path.to_owned() } else { path.replace('%', "%25") };
     let text = format!("{}\n{path}\n{}\n{lines}\n{signed}\n{hash}", request.method(), query.join("&"));
     (text, signed)
 }
@@ -81,26 +92,82 @@ fn hmac(key: &[u8], text: &[u8]) -> [u8; 32] {
 mod tests {
     use super::*;
 
+    fn signature(request: Request<&'static str>, key: (&str, &str), service: &str, now_ms: i64) -> String {
+        let credentials =
+            Credentials { access_key_id: key.0.into(), secret_access_key: key.1.into(), session_token: None };
+        let mut request = request.map(Bytes::from);
+        sign(&mut request, &credentials, "us-east-1", service, now_ms);
+        request.headers()["authorization"].to_str().expect("text").to_owned()
+    }
+
     #[test]
     fn the_example_of_the_description_comes_out() {
-        // `get-vanilla` of AWS's public signing examples.
-        let credentials = Credentials {
-            access_key_id: "AKIDEXAMPLE".into(),
-            secret_access_key: "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY".into(),
-        };
-        let mut request =
-            Request::get("http://example.amazonaws.com/").body(Bytes::new()).expect("a request");
-        sign(&mut request, &credentials, "us-east-1", "service", 1_440_938_160_000);
-        assert_eq!(
-            request.headers()["authorization"],
-            "AWS4-HMAC-SHA256 Credential=AKIDEXAMPLE/20150830/us-east-1/service/aws4_request, \
-             SignedHeaders=host;x-amz-date, \
-             Signature=5fa00fa31553b73ebf1942676e86291e8372ff2a2260956d9b8aae1d763fbf31"
-        );
+        // `get-vanilla` of AWS's public signing examples, and two with a query.
+        let key = ("AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY");
+        for (query, expected) in [
+            ("", "5fa00fa31553b73ebf1942676e86291e8372ff2a2260956d9b8aae1d763fbf31"),
+            (
+                "?Param2=value2&Param1=value1",
+                "b97d918cfa904a5beff61c982a1b6f458b799221646efd99d3219ec94cdf2500",
+            ),
+        ] {
+            let request = Request::get(format!("http://example.amazonaws.com/{query}")).body("");
+            assert_eq!(
+                signature(request.expect("a request"), key, "service", 1_440_938_160_000),
+                format!(
+                    "AWS4-HMAC-SHA256 Credential=AKIDEXAMPLE/20150830/us-east-1/service/aws4_request, \
+                     SignedHeaders=host;x-amz-date, Signature={expected}"
+                )
+            );
+        }
         // RFC 4231, case 2.
         assert_eq!(
             hex::encode(hmac(b"Jefe", b"what do ya want for nothing?")),
             "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843"
         );
+    }
+
+    #[test]
+    fn the_examples_of_s3s_description_come_out() {
+        let key = ("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY");
+        let at = |path: &str| format!("https://examplebucket.s3.amazonaws.com/{path}");
+        for (request, expected) in [
+            (
+                Request::get(at("test.txt")).header("range", "bytes=0-9").body(""),
+                "f0e8bdb87c964420e857bd35b5d6ed310bd44f0170aba48dd91039c6036bdb41",
+            ),
+            (
+                Request::put(at("test%24file.text"))
+                    .header("date", "Fri, 24 May 2013 00:00:00 GMT")
+                    .header("x-amz-storage-class", "REDUCED_REDUNDANCY")
+                    .body("Welcome to Amazon S3."),
+                "98ad721746da40c64f1a55b78f14c238d841ea1380cd77a1b5971af0ece108bd",
+            ),
+            (
+                Request::get(at("?lifecycle")).body(""),
+                "fea454ca298b7da1c68078a5d1bdbfbbe0d65c699e0f91ac7a200a0136783543",
+            ),
+            (
+                Request::get(at("?max-keys=2&prefix=J")).body(""),
+                "34b48302e7b5fa45bde8084f4b7868a86f0a534bc59db6670ed5711ef69dc6f7",
+            ),
+        ] {
+            let told = signature(request.expect("a request"), key, "s3", 1_369_353_600_000);
+            assert!(told.ends_with(&format!("Signature={expected}")), "{told}");
+        }
+    }
+
+    #[test]
+    fn a_lent_key_goes_with_its_token() {
+        let credentials = Credentials {
+            access_key_id: "A".into(),
+            secret_access_key: "s".into(),
+            session_token: Some("t".into()),
+        };
+        let mut request = Request::get("http://h/").body(Bytes::new()).expect("a request");
+        sign(&mut request, &credentials, "us-east-1", "sqs", 0);
+        assert_eq!(request.headers()["x-amz-security-token"], "t");
+        let told = request.headers()["authorization"].to_str().expect("text");
+        assert!(told.contains("SignedHeaders=host;x-amz-date;x-amz-security-token"), "{told}");
     }
 }

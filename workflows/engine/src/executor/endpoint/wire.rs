@@ -5,6 +5,8 @@ use http::{Method, Request, Response, Uri, header};
 use mayfly_workflows_language::value::{Map, Value};
 
 use super::services::{Protocol, Service};
+use super::{model, not_carried_out, query};
+use crate::engine::FunctionError;
 use crate::executor::sdk::{capital, small};
 use crate::machine::envelope::Envelope;
 use crate::machine::time_text;
@@ -13,7 +15,7 @@ use crate::machine::time_text;
 const MAPS: &[&str] =
     &["Parameters", "Tags", "DockerLabels", "Options", "LogOptions", "DriverOpts", "Labels", "Attributes"];
 /// Arguments of optimised integrations that may be JSON and are text on the wire.
-const TEXTS: &[&str] = &["MessageBody", "Detail"];
+const TEXTS: &[&str] = &["MessageBody", "Detail", "Message"];
 /// Seconds since the epoch before this are no time: counts and durations end in `Time` too.
 const TIME_MIN: f64 = 946_684_800.0;
 /// From here on a number is of milliseconds, which services do not send as a time.
@@ -26,13 +28,13 @@ pub(super) fn request(
     action: &str,
     aws_sdk: bool,
     arguments: &Value,
-) -> Result<Request<Bytes>, String> {
-    // Only these two take JSON there; a table's item may have an attribute of any name.
-    let takes_json = !aws_sdk && matches!(service.key(), "sqs" | "events");
+) -> Result<Request<Bytes>, FunctionError> {
+    // Only these take JSON there; a table's item may have an attribute of any name.
+    let takes_json = !aws_sdk && matches!(service.key(), "sqs" | "events" | "sns");
     let members = told(arguments, service.camel, takes_json);
-    let body = members.to_text();
     let base = url.to_string();
     let base = base.trim_end_matches('/');
+    let invalid = |cause| FunctionError { error_type: "States.Runtime".to_owned(), cause };
     let builder = match service.protocol {
         Protocol::Json { target, version } => Request::builder()
             .uri(format!("{base}/"))
@@ -41,11 +43,27 @@ pub(super) fn request(
         Protocol::Batch => Request::builder()
             .uri(format!("{base}/v1/{}", action.to_ascii_lowercase()))
             .header(header::CONTENT_TYPE, "application/json"),
-        Protocol::Lambda => {
-            return Err(format!("aws-sdk:lambda:{action} is not sent to an endpoint; lambda:invoke is"));
+        Protocol::Query { model, version } => {
+            let name = capital(action);
+            let operation = model.get(&name).ok_or_else(|| not_carried_out(service.key(), action, model))?;
+            let arguments = members.as_object().cloned().unwrap_or_default();
+            model::check(operation, &arguments).map_err(invalid)?;
+            return query::request(url, &name, version, operation, &arguments).map_err(invalid);
+        }
+        Protocol::Lambda | Protocol::RestXml => {
+            let service = service.key();
+            return Err(FunctionError {
+                error_type: "Mayfly.IntegrationNotSupported".to_owned(),
+                cause: format!(
+                    "{service}:{action} is not sent to an endpoint; lambda:invoke and aws-sdk:s3 are"
+                ),
+            });
         }
     };
-    builder.method(Method::POST).body(Bytes::from(body)).map_err(|error| error.to_string())
+    builder
+        .method(Method::POST)
+        .body(Bytes::from(members.to_text()))
+        .map_err(|error| invalid(error.to_string()))
 }
 
 /// Arguments as the service reads them. Nulls are left out.
@@ -70,29 +88,46 @@ fn told(value: &Value, camel: bool, takes_json: bool) -> Value {
     }
 }
 
-/// An answer as a workflow sees it: members begin with a capital, times are
-/// text; around that of an optimised integration are the call's own facts.
+/// An answer as a workflow sees it: members begin with a capital, times are text.
 pub(super) fn answer(
     response: &Response<Bytes>,
     service: &Service,
+    action: &str,
     aws_sdk: bool,
     now_ms: i64,
 ) -> Result<Value, String> {
+    if let Protocol::Query { model, .. } = service.protocol {
+        let operation = model.get(&capital(action)).ok_or("the operation is not known")?;
+        let (value, request_id) = query::answer(operation, response.body())?;
+        return Ok(around(value, response, &request_id, "text/xml", aws_sdk, now_ms));
+    }
     let text = std::str::from_utf8(response.body()).map_err(|_| "the answer is not UTF-8 text".to_owned())?;
     let value = match text.trim() {
         "" => Value::empty_object(),
         text => Value::parse(text).map_err(|error| format!("the answer is not JSON: {error}"))?,
     };
     let value = seen(&value, service.camel, aws_sdk);
+    Ok(around(value, response, "", "application/x-amz-json-1.0", aws_sdk, now_ms))
+}
+
+/// Around the answer of an optimised integration are the call's own facts.
+fn around(
+    value: Value,
+    response: &Response<Bytes>,
+    request_id: &str,
+    content_type: &str,
+    aws_sdk: bool,
+    now_ms: i64,
+) -> Value {
     if aws_sdk {
-        return Ok(value);
+        return value;
     }
     let header = |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok());
     let envelope = Envelope {
-        request_id: header("x-amzn-requestid").unwrap_or_default(),
+        request_id: header("x-amzn-requestid").unwrap_or(request_id),
         bytes: response.body().len(),
         at_ms: now_ms,
-        content_type: header("content-type").unwrap_or("application/x-amz-json-1.0"),
+        content_type: header("content-type").unwrap_or(content_type),
         extra: &[],
     };
     let members = value.as_object().into_iter().flat_map(Map::iter);
@@ -100,7 +135,7 @@ pub(super) fn answer(
         members.map(|(name, value)| (name.clone(), value.clone())).collect();
     members.extend(envelope.members().map(|(name, value)| (name.into(), value)));
     members.sort_by(|(a, _), (b, _)| a.cmp(b));
-    Ok(Value::object(members))
+    Value::object(members)
 }
 
 fn seen(value: &Value, camel: bool, aws_sdk: bool) -> Value {
@@ -183,6 +218,8 @@ mod tests {
         let request = sent("batch", "submitJob", false, r#"{"JobName":"j","Parameters":{"Key":"v"}}"#);
         assert_eq!(request.uri(), "http://localhost:4566/v1/submitjob");
         assert_eq!(body(&request), r#"{"jobName":"j","parameters":{"Key":"v"}}"#);
+        let request = sent("sns", "publish", false, r#"{"TopicArn":"t","Message":{"a":1}}"#);
+        assert_eq!(body(&request), "Action=Publish&Version=2010-03-31&TopicArn=t&Message=%7B%22a%22%3A1%7D");
         let request = sent("dynamodb", "putItem", false, r#"{"TableName":"t","Item":{"Detail":{"S":"x"}}}"#);
         assert_eq!(body(&request), r#"{"TableName":"t","Item":{"Detail":{"S":"x"}}}"#);
     }
@@ -191,7 +228,7 @@ mod tests {
         let response =
             Response::builder().header("x-amzn-requestid", "r-1").body(Bytes::from(text.to_owned()));
         let response = response.expect("a response");
-        answer(&response, named(service).expect("there"), aws_sdk, 0).expect("JSON").to_text()
+        answer(&response, named(service).expect("there"), "publish", aws_sdk, 0).expect("an answer").to_text()
     }
 
     #[test]
@@ -207,6 +244,10 @@ mod tests {
         assert_eq!(shown("sqs", true, r#"{"MD5OfMessageBody":"m"}"#), r#"{"Md5OfMessageBody":"m"}"#);
         assert_eq!(shown("glue", true, r#"{"ExecutionTime":17}"#), r#"{"ExecutionTime":17}"#);
         assert_eq!(shown("kms", true, ""), "{}");
+        let published =
+            "<PublishResponse><PublishResult><MessageId>i</MessageId></PublishResult></PublishResponse>";
+        assert_eq!(shown("sns", true, published), r#"{"MessageId":"i"}"#);
+        assert!(shown("sns", false, published).starts_with(r#"{"MessageId":"i","SdkHttpMetadata":"#));
         let optimised = shown("sqs", false, r#"{"MessageId":"i","MD5OfMessageBody":"m"}"#);
         assert!(
             optimised.starts_with(r#"{"MD5OfMessageBody":"m","MessageId":"i","SdkHttpMetadata":"#),

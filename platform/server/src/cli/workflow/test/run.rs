@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use bytes::Bytes;
-use futures::future::BoxFuture;
+use futures::{StreamExt as _, future::BoxFuture};
 use jiff::Timestamp;
 use mayfly_workflows_engine::engine::{
     Activities, Config, Deps, Engine, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks,
-    ListQuery, ObjectEntry, Objects, Of, Randomness, StartRequest,
+    ListQuery, ObjectBody, ObjectEntry, ObjectError, ObjectPage, Objects, Of, Randomness, StartRequest,
 };
 use mayfly_workflows_engine::history::{Field, HistoryEvent};
 use mayfly_workflows_engine::timers::VirtualClock;
@@ -216,20 +216,36 @@ impl Files {
 }
 
 impl Objects for Files {
-    fn get(&self, bucket: &str, key: &str) -> BoxFuture<'_, Result<Bytes, String>> {
+    fn get(
+        &self,
+        bucket: &str,
+        key: &str,
+        _version: Option<&str>,
+    ) -> BoxFuture<'_, Result<ObjectBody, ObjectError>> {
         let name = format!("{bucket}/{key}");
         let found = self.there().get(&name).cloned();
-        let missing =
-            move || format!("The specified key does not exist: write it under files: {{\"{name}\": …}}");
-        Box::pin(async move { found.ok_or_else(missing) })
+        let missing = move || {
+            let message =
+                format!("The specified key does not exist: write it under files: {{\"{name}\": …}}");
+            ObjectError { message, ..ObjectError::no_such_key() }
+        };
+        Box::pin(async move {
+            let found = found.ok_or_else(missing)?;
+            Ok(futures::stream::iter([Ok(found)]).boxed())
+        })
     }
 
-    fn put(&self, bucket: &str, key: &str, body: Bytes) -> BoxFuture<'_, Result<(), String>> {
+    fn put(&self, bucket: &str, key: &str, body: Bytes) -> BoxFuture<'_, Result<(), ObjectError>> {
         self.there().insert(format!("{bucket}/{key}"), body);
         Box::pin(async { Ok(()) })
     }
 
-    fn list(&self, bucket: &str, prefix: &str) -> BoxFuture<'_, Result<Vec<ObjectEntry>, String>> {
+    fn list(
+        &self,
+        bucket: &str,
+        prefix: &str,
+        _from: Option<String>,
+    ) -> BoxFuture<'_, Result<ObjectPage, ObjectError>> {
         let start = format!("{bucket}/");
         let mut entries: Vec<_> = self
             .there()
@@ -241,9 +257,10 @@ impl Objects for Files {
                 key,
                 last_modified: Timestamp::UNIX_EPOCH,
                 size,
+                storage_class: "STANDARD".to_owned(),
             })
             .collect();
         entries.sort_by(|a, b| a.key.cmp(&b.key));
-        Box::pin(async { Ok(entries) })
+        Box::pin(async { Ok(ObjectPage { entries, next: None }) })
     }
 }

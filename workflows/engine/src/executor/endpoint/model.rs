@@ -1,0 +1,185 @@
+//! What operations take and give, of services that speak XML: S3 and SNS. Source: their public service models,
+//! as far as these operations need them.
+
+use std::sync::LazyLock;
+
+use indexmap::IndexMap;
+use mayfly_workflows_language::value::{Map, Value};
+use serde::Deserialize;
+
+/// A service's operations by name.
+pub(super) type Model = IndexMap<String, Operation>;
+/// The members of a structure, as the model names them.
+pub(super) type Members = IndexMap<String, Shape>;
+
+pub(super) static S3: LazyLock<Model> = LazyLock::new(|| read(include_str!("s3.json")));
+pub(super) static SNS: LazyLock<Model> = LazyLock::new(|| read(include_str!("sns.json")));
+
+/// One operation.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Operation {
+    #[serde(default)]
+    pub(super) method: String,
+    /// A path with `{Bucket}` and `{Key+}` in it, maybe with a query.
+    #[serde(default)]
+    pub(super) uri: String,
+    /// The body goes with its checksum.
+    #[serde(default)]
+    pub(super) checksum: bool,
+    #[serde(default)]
+    pub(super) required: Vec<String>,
+    pub(super) input: Members,
+    /// The element around the answer.
+    pub(super) wrapper: Option<String>,
+    #[serde(default)]
+    pub(super) output: Members,
+}
+
+/// What a member is, and where it is on the wire.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Shape {
+    #[serde(rename = "type", default)]
+    pub(super) kind: Kind,
+    #[serde(rename = "in")]
+    pub(super) place: Option<Place>,
+    /// On the wire, where that is not the member's name.
+    name: Option<String>,
+    #[serde(default)]
+    pub(super) flattened: bool,
+    pub(super) format: Option<Format>,
+    #[serde(default)]
+    pub(super) members: Members,
+    pub(super) item: Option<Box<Shape>>,
+    pub(super) key: Option<Box<Shape>>,
+    pub(super) value: Option<Box<Shape>>,
+}
+
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Kind {
+    #[default]
+    String,
+    Blob,
+    Boolean,
+    Integer,
+    List,
+    Map,
+    Structure,
+    Timestamp,
+}
+
+/// Where a member is, when not among the elements of the body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Place {
+    Attribute,
+    Header,
+    /// All headers that begin with the name.
+    Headers,
+    /// It is the body.
+    Payload,
+    QueryString,
+    Uri,
+}
+
+/// How a time is written, when not as is usual in its place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Format {
+    Rfc822,
+    Iso8601,
+}
+
+impl Shape {
+    /// Its name on the wire, when its member's is `member`.
+    pub(super) fn wire_name<'a>(&'a self, member: &'a str) -> &'a str {
+        self.name.as_deref().unwrap_or(member)
+    }
+}
+
+/// The models are part of the program, and a test reads them.
+fn read(text: &str) -> Model {
+    serde_json::from_str(text).expect("a service's model")
+}
+
+/// A task's argument. Workflows spell members as the SDK for Java does (`SsekmsKeyId` for `SSEKMSKeyId`).
+pub(super) fn argument<'a>(arguments: &'a Map, member: &str) -> Option<&'a Value> {
+    let found = arguments.get(member);
+    let found = found.or_else(|| {
+        let mut all = arguments.iter();
+        all.find(|(name, _)| name.eq_ignore_ascii_case(member)).map(|(_, value)| value)
+    });
+    found.filter(|value| !value.is_null())
+}
+
+/// What is missing, or not known to the operation.
+pub(super) fn check(operation: &Operation, arguments: &Map) -> Result<(), String> {
+    for name in &operation.required {
+        if argument(arguments, name).is_none() {
+            return Err(format!("The field '{name}' is required but was missing"));
+        }
+    }
+    let known = |name: &str| operation.input.keys().any(|member| member.eq_ignore_ascii_case(name));
+    match arguments.keys().find(|name| !known(name)) {
+        Some(name) => Err(format!("The field '{name}' is not supported by Step Functions")),
+        None => Ok(()),
+    }
+}
+
+/// A member as the SDK for Java spells it: a run of capitals is one word.
+pub(super) fn spelled(member: &str) -> String {
+    let letters: Vec<char> = member.chars().collect();
+    let mut told = String::with_capacity(member.len());
+    let mut at = 1;
+    told.extend(letters.first());
+    let upper = |at: usize| letters.get(at).is_some_and(|letter: &char| letter.is_ascii_uppercase());
+    let lower = |at: usize| letters.get(at).is_some_and(|letter: &char| letter.is_ascii_lowercase());
+    while upper(at) && !lower(at + 1) {
+        told.push(letters[at].to_ascii_lowercase());
+        at += 1;
+    }
+    told.extend(&letters[at.min(letters.len())..]);
+    told
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_models_can_be_read() {
+        assert_eq!(S3["GetObject"].method, "GET");
+        assert_eq!(S3["GetObject"].output["Body"].place, Some(Place::Payload));
+        assert_eq!(SNS["Publish"].wrapper.as_deref(), Some("PublishResult"));
+    }
+
+    #[test]
+    fn members_are_spelled_as_the_sdk_for_java_spells_them() {
+        for (member, expected) in [
+            ("ETag", "ETag"),
+            ("SSEKMSKeyId", "SsekmsKeyId"),
+            ("SSECustomerKeyMD5", "SseCustomerKeyMD5"),
+            ("ChecksumCRC32", "ChecksumCRC32"),
+            ("MFADelete", "MfaDelete"),
+            ("ID", "Id"),
+            ("ACL", "Acl"),
+            ("MD5OfMessageBody", "Md5OfMessageBody"),
+            ("Key", "Key"),
+        ] {
+            assert_eq!(spelled(member), expected);
+        }
+    }
+
+    #[test]
+    fn arguments_are_looked_at_before_anything_is_sent() {
+        let told = |text: &str| {
+            let arguments = Value::parse(text).expect("JSON");
+            check(&S3["GetObject"], arguments.as_object().expect("an object"))
+        };
+        assert_eq!(told(r#"{"Bucket":"b","Key":"k","SseCustomerKey":"x"}"#), Ok(()));
+        assert!(told(r#"{"Bucket":"b"}"#).expect_err("no key").contains("'Key' is required"));
+        assert!(told(r#"{"Bucket":"b","Key":"k","Kee":1}"#).expect_err("a typo").contains("'Kee'"));
+    }
+}

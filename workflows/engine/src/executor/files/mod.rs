@@ -1,0 +1,66 @@
+//! A distributed Map's items from objects, and its results into objects.
+//!
+//! [`read`] goes through what a reader names, bit by bit; [`records`] makes items of the bits; [`write`] writes the
+//! results.
+
+mod read;
+mod records;
+mod write;
+
+use mayfly_workflows_language::value::Value;
+
+use crate::journal::Payload;
+use crate::machine::Event;
+
+pub(crate) use read::read_items;
+pub(crate) use write::write_results;
+
+/// The event that tells how reading or writing came out.
+pub(crate) fn event(n: u32, outcome: Result<Value, String>, error: &str) -> Event {
+    match outcome {
+        Ok(value) => Event::Succeeded { n, output: Payload::Here(value.to_text().into()) },
+        Err(cause) => Event::Failed { n, error: Some(error.to_owned()), cause: Some(cause) },
+    }
+}
+
+/// The items of a list, or an object's members as items.
+pub(crate) fn items_in(value: &Value) -> Option<Vec<Value>> {
+    match value {
+        Value::Array(items) => Some(items.to_vec()),
+        Value::Object(members) => Some(
+            members
+                .iter()
+                .map(|(key, value)| {
+                    Value::object([("Key", Value::String(key.clone())), ("Value", value.clone())])
+                })
+                .collect(),
+        ),
+        _ => None,
+    }
+}
+
+/// What a JSON pointer names.
+pub(crate) fn at_pointer(value: &Value, pointer: &str) -> Option<Value> {
+    let steps = pointer.strip_prefix('/')?;
+    let mut here = value;
+    for step in steps.split('/') {
+        let step = step.replace("~1", "/").replace("~0", "~");
+        here = match here {
+            Value::Array(items) => items.get(step.parse::<usize>().ok()?)?,
+            other => other.get(&step)?,
+        };
+    }
+    Some(here.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pointers_reach_into_files() {
+        let value = Value::parse(r#"{"a":{"b/c":[1,[2]]}}"#).expect("JSON");
+        assert_eq!(at_pointer(&value, "/a/b~1c/1").map(|found| found.to_text()).as_deref(), Some("[2]"));
+        assert_eq!(at_pointer(&value, "/a/x"), None);
+    }
+}

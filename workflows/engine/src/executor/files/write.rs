@@ -1,0 +1,109 @@
+//! A distributed Map's results into files.
+
+use std::sync::Arc;
+
+use mayfly_workflows_language::definition::{Kind, StateId};
+use mayfly_workflows_language::value::Value;
+
+use crate::engine::{ObjectError, Reporter, Status};
+use crate::machine::{ChildResult, time_text};
+
+/// Writes a Map's results: a manifest and a file per outcome.
+pub(crate) async fn write_results(
+    reporter: &Reporter,
+    state: StateId,
+    arguments: &Value,
+    run_arn: &Arc<str>,
+    results: &Arc<Vec<ChildResult>>,
+) -> Result<Value, String> {
+    let definition = reporter.state_machine().definition.clone();
+    let Kind::Map(map) = &definition.state(state).kind else { return Ok(Value::Null) };
+    let lines = map.result_writer.as_ref().and_then(|writer| writer.output_type.as_deref()) == Some("JSONL");
+    let bare = map
+        .result_writer
+        .as_ref()
+        .and_then(|writer| writer.transformation.as_deref())
+        .is_some_and(|transformation| transformation != "NONE");
+    let Some(bucket) = arguments.get("Bucket").and_then(Value::as_str) else {
+        // Without a bucket the results are shaped and stay in the output.
+        return Ok(results.iter().filter_map(|result| shaped(result, bare)).collect());
+    };
+    let prefix = arguments.get("Prefix").and_then(Value::as_str).unwrap_or_default();
+    let run = run_arn.rsplit(':').next().unwrap_or_default();
+    let folder =
+        if prefix.is_empty() { run.to_owned() } else { format!("{}/{run}", prefix.trim_end_matches('/')) };
+    let objects = &reporter.inner.deps.objects;
+    let mut files = Vec::new();
+    for (name, status) in
+        [("FAILED", Status::Failed), ("PENDING", Status::Running), ("SUCCEEDED", Status::Succeeded)]
+    {
+        let of = results.iter().filter(|result| group(result.outcome.status) == status);
+        let of: Vec<Value> = of.filter_map(|result| shaped(result, bare)).collect();
+        let mut written = Vec::new();
+        if !of.is_empty() {
+            let key = format!("{folder}/{name}_0.{}", if lines { "jsonl" } else { "json" });
+            let body = match lines {
+                true => of.iter().map(|item| item.to_text() + "\n").collect(),
+                false => Value::from(of).to_text(),
+            };
+            written
+                .push(Value::object([("Key", Value::from(key.as_str())), ("Size", Value::from(body.len()))]));
+            objects.put(bucket, &key, body.into()).await.map_err(ObjectError::for_map)?;
+        }
+        files.push((name, Value::from(written)));
+    }
+    let manifest = Value::object([
+        ("DestinationBucket", Value::from(bucket)),
+        ("MapRunArn", Value::String(run_arn.clone())),
+        ("ResultFiles", Value::object(files)),
+    ]);
+    let key = format!("{folder}/manifest.json");
+    objects.put(bucket, &key, manifest.to_text().into()).await.map_err(ObjectError::for_map)?;
+    Ok(Value::object([
+        ("MapRunArn", Value::String(run_arn.clone())),
+        ("ResultWriterDetails", Value::object([("Bucket", Value::from(bucket)), ("Key", Value::from(key))])),
+    ]))
+}
+
+fn group(status: Status) -> Status {
+    match status {
+        Status::Succeeded => Status::Succeeded,
+        Status::Running | Status::PendingRedrive => Status::Running,
+        Status::Failed | Status::TimedOut | Status::Aborted => Status::Failed,
+    }
+}
+
+/// A child in a result file: all about it, or its output alone.
+fn shaped(result: &ChildResult, bare: bool) -> Option<Value> {
+    let outcome = &result.outcome;
+    if bare {
+        return outcome.output.as_deref().map(|text| Value::parse(text).unwrap_or_default());
+    }
+    let text = |text: &Arc<str>| Value::String(text.clone());
+    let included = || Value::object([("Included", Value::from(true))]);
+    let name = result.arn.rsplit(':').next().unwrap_or_default();
+    let machine_arn = result.arn.rsplit_once(':').map(|(head, _)| head).unwrap_or_default();
+    let machine_arn =
+        machine_arn.replace(":execution:", ":stateMachine:").replace(":express:", ":stateMachine:");
+    let mut members = vec![
+        ("ExecutionArn", text(&result.arn)),
+        ("Input", text(&result.input)),
+        ("InputDetails", included()),
+    ];
+    if let Some(cause) = &outcome.cause {
+        members.push(("Cause", text(cause)));
+    }
+    if let Some(error) = &outcome.error {
+        members.push(("Error", text(error)));
+    }
+    members.push(("Name", Value::from(name)));
+    if let Some(output) = &outcome.output {
+        members.push(("Output", text(output)));
+        members.push(("OutputDetails", included()));
+    }
+    members.push(("StartDate", Value::from(time_text(result.start_ms))));
+    members.push(("StateMachineArn", Value::from(machine_arn)));
+    members.push(("Status", Value::from(outcome.status.as_str())));
+    members.push(("StopDate", Value::from(time_text(result.stop_ms))));
+    Some(Value::object(members))
+}
