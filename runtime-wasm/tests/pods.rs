@@ -330,7 +330,9 @@ async fn what_runs_says_what_it_uses() {
 async fn what_cannot_start_says_why() {
     let fixture = Fixture::new();
     let missing = Pod::new(&fixture, Digest::of(b"nothing"), &[]).await;
-    assert!(matches!(missing.start().await, Err(RuntimeError::ImageMissing(_))));
+    let error = missing.start().await.unwrap_err();
+    let told = matches!(&error, RuntimeError::ImageMissing(why) if why.contains("mayfly artifact push"));
+    assert!(told, "{error}");
     let mut image = Pod::new(&fixture, Digest::of(b"nothing"), &[]).await;
     image.spec.image = "docker.io/library/nginx".into();
     let error = image.start().await.unwrap_err();

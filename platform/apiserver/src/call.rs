@@ -158,7 +158,15 @@ impl Call {
         if kind.verbs == Verbs::Measured {
             return self.measured(self.view()?).await;
         }
-        let Some(part) = self.part() else { return Err(ApiError::no_resource()) };
+        let Some(part) = self.part() else {
+            if let (Some(name), Some(way)) = (&self.target.name, &self.target.subresource)
+                && let Some(refusal) = subresources::no_way_in(kind, way)
+            {
+                self.server.get(kind, &self.target.namespace, name, &self.query)?;
+                return Err(refusal);
+            }
+            return Err(ApiError::no_resource());
+        };
         match (self.parts.method.as_str(), &self.target.name) {
             ("GET", None) => self.list(),
             ("GET", Some(name)) => self.get(name),

@@ -42,6 +42,27 @@ pub(crate) fn follows_traffic(name: &str) -> ApiError {
     error
 }
 
+/// Ways into a running container, and why there is none here; `None`: that is no such way.
+pub(crate) fn no_way_in(kind: &Kind, subresource: &str) -> Option<ApiError> {
+    if (kind.group, kind.plural) != ("", "pods") {
+        return None;
+    }
+    let message = match subresource {
+        "exec" | "attach" => {
+            "a pod of wasm components has no shell, no terminal and no other process to reach: kubectl logs shows \
+             what it writes"
+        }
+        "portforward" | "proxy" => {
+            "the ports of a pod are not forwarded: functions answer at the gateway (kubectl get functions), a \
+             component that serves HTTP in a pod of its own at the pod's address on its node"
+        }
+        _ => return None,
+    };
+    let mut error = ApiError::method_not_allowed();
+    error.message = message.into();
+    Some(error)
+}
+
 impl Inner {
     /// Writes a scale: `change` turns the current one into the wanted one.
     pub(crate) async fn change_scale(

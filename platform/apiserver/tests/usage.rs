@@ -108,6 +108,24 @@ async fn discovery_lists_what_can_be_asked() {
 }
 
 #[tokio::test]
+async fn there_is_no_way_into_a_pod_and_that_is_said() {
+    let server = Fixture::new().await;
+    const PODS: &str = "/api/v1/namespaces/default/pods";
+    server.call("POST", PODS, pod("a")).await;
+    for (way, words) in
+        [("exec?command=ls", "no shell"), ("attach", "kubectl logs"), ("portforward", "gateway")]
+    {
+        for method in ["GET", "POST"] {
+            let (code, refused) = server.call(method, &format!("{PODS}/a/{way}"), Value::Null).await;
+            assert_eq!(code, StatusCode::METHOD_NOT_ALLOWED);
+            assert!(refused["message"].as_str().unwrap().contains(words), "{refused}");
+        }
+        assert_eq!(server.get(&format!("{PODS}/none/{way}")).await.0, StatusCode::NOT_FOUND);
+    }
+    assert_eq!(server.get(&format!("{PODS}/a/else")).await.0, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test]
 async fn a_function_has_no_scale_and_says_what_it_has() {
     let server = Fixture::new().await;
     const FUNCTIONS: &str = "/apis/mayfly.dev/v1/namespaces/default/functions";

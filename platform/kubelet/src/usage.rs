@@ -78,7 +78,8 @@ impl Meters {
         let now = Sample::take(&usage);
         let before = self.samples.lock().0.clone();
         let window = now.at.duration_since(before.at);
-        let time = Timestamp::now().to_string();
+        // Whole seconds, as Kubernetes writes times.
+        let time = Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default().to_string();
         let rate = |used: Duration| nanocores(used, window);
         let mut containers: HashMap<&str, Vec<Value>> = HashMap::new();
         for (id, usage) in &usage {

@@ -219,7 +219,9 @@ fn component_of(image: &str) -> Result<Digest, RuntimeError> {
 
 fn runtime_error(error: CallError) -> RuntimeError {
     match error {
-        CallError::ComponentMissing(_) => RuntimeError::ImageMissing(error.to_string()),
+        CallError::ComponentMissing(digest) => RuntimeError::ImageMissing(format!(
+            "component {digest} is not in the artifact store: upload it with mayfly artifact push"
+        )),
         CallError::ComponentInvalid(_) => RuntimeError::Invalid(error.to_string()),
         CallError::Overloaded { .. } => RuntimeError::NoRoom(error.to_string()),
         other => RuntimeError::Internal(other.to_string()),

@@ -22,6 +22,7 @@ const COLUMNS: &[Column] = &[
 #[derive(JsonSchema, Deserialize)]
 #[expect(dead_code, reason = "it says what there is, and decodes it to see that it is so")]
 struct NodeMetrics {
+    /// The node's name and labels.
     metadata: ObjectMeta,
     /// When it was measured.
     timestamp: String,
@@ -35,6 +36,7 @@ struct NodeMetrics {
 #[derive(JsonSchema, Deserialize)]
 #[expect(dead_code, reason = "it says what there is, and decodes it to see that it is so")]
 struct PodMetrics {
+    /// The pod's name and labels.
     metadata: ObjectMeta,
     /// When it was measured.
     timestamp: String,

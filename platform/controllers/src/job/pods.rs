@@ -66,14 +66,9 @@ pub(super) fn stuck(pod: &Pod) -> Option<(&str, &str)> {
     })
 }
 
-/// Waiting reasons of containers that somebody has to do something about.
-const STUCK: [&str; 5] = [
-    "ErrImagePull",
-    "ImagePullBackOff",
-    "InvalidImageName",
-    "CreateContainerError",
-    "CreateContainerConfigError",
-];
+/// Waiting reasons of containers that somebody has to do something about. `ErrImagePull` is the first try only.
+const STUCK: [&str; 4] =
+    ["ImagePullBackOff", "InvalidImageName", "CreateContainerError", "CreateContainerConfigError"];
 
 /// Restarts of its containers within the pod.
 pub(super) fn restarts(pod: &Pod) -> i32 {

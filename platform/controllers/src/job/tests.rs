@@ -76,6 +76,7 @@ fn a_pod_that_does_not_start_is_told_of() {
     let expected = "Pod p does not start: ImagePullBackOff: it is away";
     assert_eq!(told(waiting("ImagePullBackOff")).as_deref(), Some(expected));
     assert_eq!(told(waiting("ContainerCreating")), None);
+    assert_eq!(told(waiting("ErrImagePull")), None, "it is tried once more first");
     assert_eq!(told(pod("p", "Running", true)), None);
 }
 

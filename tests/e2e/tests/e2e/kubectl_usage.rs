@@ -81,7 +81,9 @@ async fn top_shows_what_nodes_and_pods_use() -> Result<()> {
     // The kinds of the same name are still those of the core.
     ensure!(kubectl.ok(&["get", "pods"]).await?.contains("STATUS"));
     ensure!(kubectl.ok(&["api-resources"]).await?.contains("PodMetrics"));
-    for refused in [["delete", "pods.metrics.k8s.io", &one], ["get", "pods.metrics.k8s.io", "--watch-only"]] {
+    for refused in
+        [["delete", "pods.metrics.k8s.io", one.as_str()], ["get", "pods.metrics.k8s.io", "--watch-only"]]
+    {
         let refused = kubectl.run(&refused).await?;
         ensure!(refused.stderr.contains("does not allow this method"), "{refused:?}");
     }
@@ -115,9 +117,10 @@ async fn a_job_without_its_component_says_so_everywhere_and_goes_on_with_it() ->
     let guest_file = guest_or_skip!("bad-job");
     let kubectl = kubectl_or_skip!();
     let component = mayfly_e2e::digest_of(&std::fs::read(guest_file)?);
+    let nowhere = format!("sha256:{}", "0".repeat(64));
     for (name, image, spec) in [
         ("early", component.as_str(), json!({})),
-        ("never", &format!("sha256:{}", "0".repeat(64)), json!({"activeDeadlineSeconds": 4})),
+        ("never", nowhere.as_str(), json!({"activeDeadlineSeconds": 4})),
         ("misnamed", "nginx:latest", json!({})),
     ] {
         let file = kubectl.file(&format!("{name}.json"), &job(name, image, &["sleep", "0"], spec))?;
@@ -127,14 +130,12 @@ async fn a_job_without_its_component_says_so_everywhere_and_goes_on_with_it() ->
         ("early", "ImagePullBackOff", "mayfly artifact push"),
         ("misnamed", "InvalidImageName", "sha256:<64 hexadecimal digits>"),
     ] {
-        let pods = until_listed(&kubectl, &["get", "pods", "-l", &format!("job={name}")], |told| {
-            told.contains(status)
-        });
-        pods.await?;
+        let selector = format!("job={name}");
+        until_listed(&kubectl, &["get", "pods", "-l", &selector], |told| told.contains(status)).await?;
         let described = until_listed(&kubectl, &["describe", "job", name], |told| {
             told.contains("PodNotStarting") && told.contains(status)
-        });
-        let described = described.await?;
+        })
+        .await?;
         ensure!(described.contains(words), "{described}");
     }
     kubectl.ok(&["wait", "--for=condition=Failed", "job/never", "--timeout=60s"]).await?;
