@@ -250,6 +250,15 @@ async fn buckets_of_a_service() -> Result<()> {
     let words = "Request ID: STANDIN0, Extended Request ID: host/id=) (SDK Attempt Count: 1)";
     tasks.refused("getObject", missing, "S3.NoSuchKeyException", words).await?;
     ensure!(!up.data().join("workflows/buckets").exists(), "a folder was used beside the service");
+    // The artifact store stays a bucket of ours.
+    let file = up.data().join("numbers.json");
+    std::fs::write(&file, "[7,8]")?;
+    let digest = mayfly_e2e::digest_of(b"[7,8]");
+    let pushed = up.cli().ok(&["artifact", "push", &file.to_string_lossy()]).await?;
+    ensure!(pushed.contains(&digest), "{pushed}");
+    let mut reader = object(&digest, json!({"InputType": "JSON"}));
+    reader["Parameters"]["Bucket"] = json!("artifacts");
+    ensure!(run(&up, "artifact", map(reader, json!({}))).await? == Ok(json!([7, 8])));
     Ok(())
 }
 

@@ -1,5 +1,7 @@
 //! The objects of buckets, behind one door: folders of the server, or a service that speaks S3.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
@@ -32,6 +34,56 @@ pub trait Objects: Send + Sync {
     /// Carries out an operation of `aws-sdk:s3`. One that only keeps a map's files knows none.
     fn call(&self, call: ObjectCall) -> BoxFuture<'_, Result<serde_json::Value, ObjectError>> {
         Box::pin(async move { Err(ObjectError::not_implemented(&call.operation)) })
+    }
+
+    /// Is this bucket here even where a service has all others? One of the server's own is.
+    fn keeps(&self, _bucket: &str) -> bool {
+        false
+    }
+}
+
+/// Buckets of a service, beside those that stay here.
+pub(super) struct Divided {
+    pub(super) here: Arc<dyn Objects>,
+    pub(super) there: Arc<dyn Objects>,
+}
+
+impl Divided {
+    fn of(&self, bucket: &str) -> &dyn Objects {
+        if self.here.keeps(bucket) { &*self.here } else { &*self.there }
+    }
+}
+
+impl Objects for Divided {
+    fn get(
+        &self,
+        bucket: &str,
+        key: &str,
+        version: Option<&str>,
+    ) -> BoxFuture<'_, Result<ObjectBody, ObjectError>> {
+        self.of(bucket).get(bucket, key, version)
+    }
+
+    fn put(&self, bucket: &str, key: &str, body: Bytes) -> BoxFuture<'_, Result<(), ObjectError>> {
+        self.of(bucket).put(bucket, key, body)
+    }
+
+    fn list(
+        &self,
+        bucket: &str,
+        prefix: &str,
+        from: Option<String>,
+    ) -> BoxFuture<'_, Result<ObjectPage, ObjectError>> {
+        self.of(bucket).list(bucket, prefix, from)
+    }
+
+    fn call(&self, call: ObjectCall) -> BoxFuture<'_, Result<serde_json::Value, ObjectError>> {
+        let bucket = call.arguments["Bucket"].as_str().unwrap_or_default().to_owned();
+        self.of(&bucket).call(call)
+    }
+
+    fn keeps(&self, bucket: &str) -> bool {
+        self.here.keeps(bucket)
     }
 }
 

@@ -15,6 +15,7 @@ use super::error::OpenError;
 use super::inner::{Inner, Refused};
 use super::live::{Live, Running};
 use super::mocked::NO_EXECUTION;
+use super::objects::Divided;
 use super::types::Status;
 use crate::executor::endpoint::S3;
 use crate::executor::fair::Fair;
@@ -54,7 +55,10 @@ impl Engine {
         let now_ms = deps.clock.now_ms();
         let limits = config.limits.clone();
         let deps = match S3::at_endpoint(&config, &deps) {
-            Some(s3) => Deps { objects: Arc::new(s3), ..deps },
+            Some(s3) => {
+                let objects = Divided { here: deps.objects, there: Arc::new(s3) };
+                Deps { objects: Arc::new(objects), ..deps }
+            }
             None => deps,
         };
         let inner = Arc::new(Inner {

@@ -147,6 +147,10 @@ async fn blocking<T: Send + 'static>(
 }
 
 impl Objects for Buckets {
+    fn keeps(&self, bucket: &str) -> bool {
+        bucket == ARTIFACTS
+    }
+
     fn get(
         &self,
         bucket: &str,
