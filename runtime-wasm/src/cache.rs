@@ -14,7 +14,7 @@ use std::{
     io,
     sync::{
         Arc, Weak,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -49,6 +49,8 @@ pub(crate) struct Cache {
     metrics: Arc<HostMetrics>,
     known: Mutex<HashMap<Digest, Weak<Entry>>>,
     bytes: Arc<AtomicU64>,
+    /// What other engines made was removed.
+    swept: AtomicBool,
 }
 
 /// One component; as long as it is held, it is in memory.
@@ -108,8 +110,8 @@ impl Cache {
         compiler: Compiler,
         metrics: Arc<HostMetrics>,
     ) -> Self {
-        let (known, bytes) = (Mutex::default(), Arc::default());
-        Self { artifacts, engines, compiler, metrics, known, bytes }
+        let (known, bytes, swept) = (Mutex::default(), Arc::default(), AtomicBool::new(false));
+        Self { artifacts, engines, compiler, metrics, known, bytes, swept }
     }
 
     /// Bytes of machine code in memory.
@@ -227,10 +229,23 @@ impl Cache {
         tracing::info!(%digest, %world, bytes, took_ms = compiled.took.as_millis(), "component compiled");
         let content = file::seal(compiled.machine_code, world);
         let put = self.artifacts.put_derived(digest, engine, content).await;
+        self.forget_other_engines(engine).await;
         put.map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => CallError::ComponentMissing(*digest),
             _ => CallError::Internal(format!("what was compiled of {digest} cannot be kept: {error}")),
         })
+    }
+
+    /// Where this engine has to compile, those before it may have left what nobody maps any more. Once is enough.
+    async fn forget_other_engines(&self, engine: &EngineHash) {
+        if self.swept.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        match self.artifacts.remove_other_engines(engine).await {
+            Ok(0) => {}
+            Ok(files) => tracing::info!(files, "removed what earlier engines had compiled"),
+            Err(error) => tracing::warn!(%error, "what earlier engines compiled cannot be removed"),
+        }
     }
 
     /// Maps a compiled component and links it.

@@ -21,7 +21,8 @@ pub struct Config {
     pub compile_in: CompileIn,
     /// Bytes of memory that a compiler process may take. `None`: half of the machine's.
     pub compile_memory_bytes_max: Option<u64>,
-    /// How long a compiler process may take for one component.
+    /// How long a compiler process may take for one component, in the processor's time; six times as long in all, when
+    /// the processor is busy with others.
     pub compile_timeout: Duration,
     /// Threads that compile components. `None`: half of the cores, at least one, so that compiling never
     /// takes the machine from serving.

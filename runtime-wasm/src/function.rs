@@ -15,7 +15,10 @@ use http_body_util::BodyExt as _;
 use mayfly_api::function::Isolation;
 use mayfly_runtime::{Answer, Body, CallError, HostedFunction, HostedSpec, Timings};
 use prometheus_client::metrics::counter::Counter;
-use tokio::{sync::OwnedSemaphorePermit, time::Instant};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::Instant,
+};
 use wasmtime_wasi_http::{p2::bindings::Proxy, p3::bindings::Service};
 
 use crate::{
@@ -144,6 +147,11 @@ impl Function {
     /// Instances that wait for the next call.
     pub(crate) fn idle(&self) -> usize {
         self.warm.get().map_or(0, |warm| warm.idle2.len() + warm.idle3.len())
+    }
+
+    /// Gives one of these slots back, if an idle instance holds one; says whether it did.
+    pub(crate) fn drop_one_idle(&self, slots: &Arc<Semaphore>) -> bool {
+        self.warm.get().is_some_and(|warm| warm.idle2.drop_one(slots) || warm.idle3.drop_one(slots))
     }
 
     /// Takes the place of a function whose spec changed: what was in memory stays.

@@ -170,16 +170,12 @@ impl Shared {
 
     /// A function came into memory: if that is too much, those go that were not used for longest.
     pub(crate) fn loaded(&self, function: &Arc<Function>) {
-        let mut loaded = self.loaded.lock();
-        loaded.push(Arc::downgrade(function));
+        self.loaded.lock().push(Arc::downgrade(function));
         if self.cache.bytes() <= self.config.loaded_bytes_max {
             return;
         }
-        let mut candidates: Vec<Arc<Function>> = loaded
-            .iter()
-            .filter_map(LoadedFunction::upgrade)
-            .filter(|other| other.holds_alone() && !Arc::ptr_eq(other, function))
-            .collect();
+        let mut candidates = self.functions_loaded();
+        candidates.retain(|other| other.holds_alone() && !Arc::ptr_eq(other, function));
         candidates.sort_by_key(|other| other.used());
         for other in candidates {
             if self.cache.bytes() <= self.config.loaded_bytes_max {
@@ -188,7 +184,13 @@ impl Shared {
             tracing::debug!(revision = %other.spec.revision, "component dropped: others were used later");
             other.drop_component();
         }
-        loaded.retain(|other| other.upgrade().is_some_and(|other| other.is_loaded()));
+        self.loaded.lock().retain(|other| other.upgrade().is_some_and(|other| other.is_loaded()));
+    }
+
+    /// Those that are loaded now. What is dropped of them is dropped without the lock: wiping an instance's memory
+    /// takes its time.
+    fn functions_loaded(&self) -> Vec<Arc<Function>> {
+        self.loaded.lock().iter().filter_map(LoadedFunction::upgrade).collect()
     }
 
     /// A function left memory.
@@ -201,7 +203,7 @@ impl Shared {
     pub(crate) async fn slot(&self, slots: &Arc<Semaphore>, until: Instant) -> Option<OwnedSemaphorePermit> {
         // Said before looking: an instance that ends after the look is not kept (`Function::keep`).
         let _wanted = Wanted::new(&self.slots_wanted);
-        self.reclaim_idle();
+        self.reclaim_slot(slots);
         tokio::time::timeout_at(until, slots.clone().acquire_owned()).await.ok()?.ok()
     }
 
@@ -212,15 +214,21 @@ impl Shared {
 
     /// Instances that wait for their function's next call.
     pub(crate) fn instances_idle(&self) -> usize {
-        self.loaded.lock().iter().filter_map(LoadedFunction::upgrade).map(|function| function.idle()).sum()
+        self.functions_loaded().iter().map(|function| function.idle()).sum()
+    }
+
+    /// Gives back one of these slots, if an idle instance holds one: that of the function not used for longest.
+    fn reclaim_slot(&self, slots: &Arc<Semaphore>) {
+        let mut idle = self.functions_loaded();
+        idle.retain(|function| function.idle() > 0);
+        idle.sort_by_key(|function| function.used());
+        idle.iter().any(|function| function.drop_one_idle(slots));
     }
 
     /// Gives back the slots that idle instances hold.
-    pub(crate) fn reclaim_idle(&self) {
-        for function in self.loaded.lock().iter() {
-            if let Some(function) = function.upgrade() {
-                function.drop_idle();
-            }
+    fn reclaim_idle(&self) {
+        for function in self.functions_loaded() {
+            function.drop_idle();
         }
     }
 }

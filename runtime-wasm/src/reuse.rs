@@ -3,7 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
-use tokio::{sync::OwnedSemaphorePermit, time::Instant};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::Instant,
+};
 
 use crate::guest::{Guest, Program};
 use crate::{Config, engine::Host};
@@ -17,12 +20,12 @@ pub(crate) struct Instance<E> {
     calls: u32,
     born: Instant,
     /// Its slot; after the store, so that the slot is free only when the instance is gone.
-    _slot: OwnedSemaphorePermit,
+    slot: OwnedSemaphorePermit,
 }
 
 impl<E> Instance<E> {
     pub(crate) fn new(store: Store, exports: E, slot: OwnedSemaphorePermit) -> Self {
-        Self { store, exports, calls: 0, born: Instant::now(), _slot: slot }
+        Self { store, exports, calls: 0, born: Instant::now(), slot }
     }
 }
 
@@ -86,6 +89,16 @@ impl<E> Idle<E> {
 
     pub(crate) fn len(&self) -> usize {
         self.instances.lock().len()
+    }
+
+    /// Drops the one not used for longest, if its slot is one of these; says whether it did.
+    pub(crate) fn drop_one(&self, slots: &Arc<Semaphore>) -> bool {
+        let mut instances = self.instances.lock();
+        // All of them have slots of the same kind: their component's.
+        let one = instances.first().is_some_and(|instance| Arc::ptr_eq(instance.slot.semaphore(), slots));
+        let dropped = one.then(|| instances.remove(0));
+        drop(instances);
+        dropped.is_some()
     }
 
     /// Drops all of them.

@@ -170,6 +170,19 @@ async fn idle_instances_give_their_slots_to_others() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn who_needs_one_slot_takes_one_and_from_who_was_idle_longest() {
+    let fixture = Fixture::with(mayfly_runtime_wasm::Config { instances_max: Some(3), ..small() });
+    let component = fixture.upload(handler(ANSWERS)).await;
+    for name in ["a", "b", "c", "d"] {
+        let mut spec = spec(name, component);
+        spec.isolation = Isolation::Reuse;
+        ask(&fixture.host.prepare(spec), "/").await;
+        fixture.settled().await;
+    }
+    assert_eq!(fixture.instances(), 3.0, "those of b and c stay beside that of d");
+}
+
 /// Every slot is at work when the second call looks for one: the instance that ends then must not go to where
 /// nobody looks any more.
 #[tokio::test(flavor = "multi_thread")]

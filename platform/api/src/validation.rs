@@ -1,6 +1,6 @@
 //! What makes a Function valid. Errors carry the path of the field, as Kubernetes' `field.Error` does.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, time::Duration};
 
 use crate::{
     egress::EgressRule,
@@ -16,6 +16,8 @@ pub const MEMORY_BYTES_MIN: u64 = 64 << 10;
 pub const REPLICAS_MAX: u32 = 10_000;
 /// Most requests one replica may handle at the same time.
 pub const CONCURRENCY_MAX: u32 = 100_000;
+/// Longest time for one request: a day. What takes longer is a Job or a workflow.
+pub const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// One thing wrong with one field.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -166,6 +168,10 @@ fn limits(limits: &Limits, errors: &mut Vec<FieldError>) {
     if limits.timeout.0.is_zero() {
         errors.push(FieldError::invalid("spec.limits.timeout", "\"0s\"", "must be longer than nothing"));
     }
+    if limits.timeout.0 > TIMEOUT_MAX {
+        let shown = format!("\"{}\"", limits.timeout);
+        errors.push(FieldError::invalid("spec.limits.timeout", shown, "must be 24h or less"));
+    }
     if limits.concurrency == 0 || limits.concurrency > CONCURRENCY_MAX {
         let detail = format!("must be between 1 and {CONCURRENCY_MAX}, inclusive");
         errors.push(FieldError::invalid("spec.limits.concurrency", limits.concurrency, detail));
@@ -282,6 +288,19 @@ mod tests {
             "spec.sticky.header",
         ] {
             assert!(found.iter().any(|error| error.starts_with(path)), "{path} is not in {found:#?}");
+        }
+    }
+
+    #[test]
+    fn no_request_takes_longer_than_a_day() {
+        let digest = crate::Digest::of(b"x").to_string();
+        let with = |timeout: &str| {
+            errors(serde_json::json!({"source": {"component": digest}, "limits": {"timeout": timeout}}))
+        };
+        assert_eq!(with("24h"), Vec::<String>::new());
+        for timeout in ["24h1s", "5000000000000000h"] {
+            let found = with(timeout);
+            assert!(found.len() == 1 && found[0].contains("must be 24h or less"), "{timeout}: {found:?}");
         }
     }
 }

@@ -92,7 +92,8 @@ impl Inner {
                 let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
                 self.upload_artifact(digest, kind == Some(ANY_CONTENT), body).await
             }
-            Method::GET => self.read_artifact(&digest).await,
+            Method::GET => self.read_artifact(&digest, true).await,
+            Method::HEAD => self.read_artifact(&digest, false).await,
             Method::DELETE => self.remove_artifact(&digest, unmodified_since(headers)?).await,
             _ => Err(ApiError::method_not_allowed()),
         }
@@ -106,7 +107,12 @@ impl Inner {
         let upload = self.artifacts.upload(Some(digest), limit, &mut content);
         let uploaded = tokio::time::timeout(self.config.upload_timeout, upload)
             .await
-            .map_err(|_| ApiError::timeout("the upload took too long"))?;
+            .map_err(|_| {
+                let seconds = self.config.upload_timeout.as_secs();
+                ApiError::timeout(format!(
+                    "the upload took longer than {seconds} s: try again, from nearer or with less at the same time"
+                ))
+            })?;
         let stored = match uploaded {
             Ok(stored) => stored,
             Err(error) => {
@@ -159,16 +165,25 @@ impl Inner {
         ))
     }
 
-    async fn read_artifact(&self, digest: &Digest) -> Result<Response, ApiError> {
+    /// `content`: with it, not only with what is to be said about it.
+    async fn read_artifact(&self, digest: &Digest, content: bool) -> Result<Response, ApiError> {
         let file = match self.artifacts.open_content(digest).await {
             Ok(file) => file,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(no_artifact(digest)),
             Err(error) => return Err(ApiError::internal(error)),
         };
         let bytes = file.metadata().await.map_err(ApiError::internal)?.len();
-        let mut response = Response::new(Body::from_stream(ReaderStream::new(file)));
+        let path = self.artifacts.path(digest).ok_or_else(|| no_artifact(digest))?;
+        let kind = tokio::task::spawn_blocking(move || type_of(&path)).await.map_err(ApiError::internal)?;
+        let body = if content { Body::from_stream(ReaderStream::new(file)) } else { Body::empty() };
+        let mut response = Response::new(body);
         let headers = response.headers_mut();
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/wasm"));
+        let kind = match kind {
+            "component" => "application/wasm",
+            "jobReport" => "application/json",
+            _ => ANY_CONTENT,
+        };
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
         headers.insert(header::CONTENT_LENGTH, HeaderValue::from(bytes));
         Ok(response)
     }

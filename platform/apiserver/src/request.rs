@@ -163,7 +163,10 @@ impl Query {
             "watch" => self.watch = boolean(key, &value)?,
             "allowWatchBookmarks" => self.allow_watch_bookmarks = boolean(key, &value)?,
             "sendInitialEvents" => self.send_initial_events = Some(boolean(key, &value)?),
-            "timeoutSeconds" => self.timeout_seconds = Some(number(key, &value)?),
+            "timeoutSeconds" => {
+                let seconds: i64 = number(key, &value)?;
+                self.timeout_seconds = u64::try_from(seconds).ok();
+            }
             "dryRun" => match value.as_str() {
                 "All" => self.dry_run = true,
                 "" => {}

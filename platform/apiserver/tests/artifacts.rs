@@ -10,7 +10,7 @@ use mayfly_api::Digest;
 use serde_json::{Value, json};
 use support::{Fixture, json_of, request};
 
-const WASM: &[u8] = b"\0asm rest of it";
+const WASM: &[u8] = b"\0asm\x0d\0\x01\0 rest of it";
 
 async fn put(server: &Fixture, digest: &str, content: &'static [u8]) -> (StatusCode, Value) {
     let request = request("PUT", &format!("/artifacts/{digest}")).body(Body::from(content)).unwrap();
@@ -29,6 +29,7 @@ async fn a_component_is_kept_once() {
     let response =
         server.send(request("GET", &format!("/artifacts/{digest}")).body(Body::empty()).unwrap()).await;
     assert_eq!(response.headers()["content-length"], WASM.len().to_string());
+    assert_eq!(response.headers()["content-type"], "application/wasm");
     assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), WASM);
 }
 
@@ -93,7 +94,14 @@ async fn what_was_there_outlives_a_refused_upload() {
     let refused = request("PUT", &path).body(Body::from(text)).unwrap();
     assert_eq!(server.send(refused).await.status(), StatusCode::UNPROCESSABLE_ENTITY);
     let kept = server.send(request("GET", &path).body(Body::empty()).unwrap()).await;
+    assert_eq!(kept.headers()["content-type"], "application/octet-stream");
     assert_eq!(kept.into_body().collect().await.unwrap().to_bytes(), text);
+    let head = server.send(request("HEAD", &path).body(Body::empty()).unwrap()).await;
+    assert_eq!((head.status(), head.headers()["content-length"].to_str().unwrap()), (StatusCode::OK, "9"));
+    assert!(head.into_body().collect().await.unwrap().to_bytes().is_empty());
+    let absent = format!("/artifacts/{}", Digest::of(b"absent"));
+    let head = server.send(request("HEAD", &absent).body(Body::empty()).unwrap()).await;
+    assert_eq!(head.status(), StatusCode::NOT_FOUND);
 }
 
 #[tokio::test]

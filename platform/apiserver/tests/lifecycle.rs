@@ -55,6 +55,19 @@ async fn finalizers_hold_an_object() {
 }
 
 #[tokio::test]
+async fn a_watch_takes_any_timeout() {
+    let server = Fixture::new().await;
+    for seconds in [i64::MAX, -1] {
+        let mut watch = server.watch(&format!("{MAPS}?watch=true&timeoutSeconds={seconds}")).await;
+        let name = format!("a{}", seconds.signum() + 1);
+        server.call("POST", MAPS, config_map(&name, json!({}))).await;
+        while watch.event().await != ("ADDED".into(), name.clone()) {}
+    }
+    let (code, status) = server.get(&format!("{MAPS}?watch=true&timeoutSeconds={}", u64::MAX)).await;
+    assert_eq!(code, StatusCode::BAD_REQUEST, "{status}");
+}
+
+#[tokio::test]
 async fn empty_lists_of_metadata_are_not_kept() {
     let server = Fixture::new().await;
     let empty = json!({"finalizers": [], "ownerReferences": [], "labels": {}, "annotations": {}});

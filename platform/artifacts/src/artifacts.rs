@@ -1,7 +1,6 @@
-//! The area as a whole: opening, finding, listing, verifying, removing, collecting.
+//! The area as a whole: opening, finding, listing, removing.
 
 use std::{
-    collections::HashSet,
     fs, io,
     path::{Path, PathBuf},
     sync::Arc,
@@ -10,7 +9,6 @@ use std::{
 use jiff::Timestamp;
 use mayfly_api::Digest;
 use parking_lot::Mutex;
-use sha2::{Digest as _, Sha256};
 
 use crate::{
     derived::digest_of,
@@ -49,16 +47,6 @@ pub enum Removal {
 pub struct OpenError {
     path: PathBuf,
     source: io::Error,
-}
-
-#[derive(Debug, thiserror::Error)]
-pub enum VerifyError {
-    #[error("{0} is not stored here: upload it")]
-    Missing(Digest),
-    #[error("{expected} is damaged on the disk (its content is {actual}): remove it and upload it again")]
-    Damaged { expected: Digest, actual: Digest },
-    #[error("{0} cannot be read: {1}")]
-    Io(Digest, #[source] io::Error),
 }
 
 impl Artifacts {
@@ -126,38 +114,6 @@ impl Artifacts {
         .await
     }
 
-    /// Removes every content that is not in `named` and was last uploaded before `before`; returns
-    /// what went.
-    ///
-    /// The age keeps those that were uploaded to be named in a moment. A content that is uploaded
-    /// again meanwhile is young again, and stays.
-    pub async fn collect(&self, named: HashSet<Digest>, before: Timestamp) -> io::Result<Vec<ArtifactInfo>> {
-        let artifacts = self.clone();
-        blocking(move || {
-            let _guard = artifacts.changes.lock();
-            let mut unnamed = artifacts.list_now()?;
-            unnamed.retain(|info| !named.contains(&info.digest) && info.created < before);
-            for info in &unnamed {
-                artifacts.remove_now(&info.digest)?;
-            }
-            Ok(unnamed)
-        })
-        .await
-    }
-
-    /// Reads a content and compares it with its digest.
-    pub async fn verify(&self, digest: &Digest) -> Result<(), VerifyError> {
-        let (path, expected) = (self.content(digest), *digest);
-        let actual = blocking(move || hash_file(&path)).await.map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => VerifyError::Missing(expected),
-            _ => VerifyError::Io(expected, error),
-        })?;
-        match actual == expected {
-            true => Ok(()),
-            false => Err(VerifyError::Damaged { expected, actual }),
-        }
-    }
-
     fn list_now(&self) -> io::Result<Vec<ArtifactInfo>> {
         let mut infos = Vec::new();
         for path in files::entries(&self.contents())? {
@@ -197,11 +153,4 @@ impl Artifacts {
     pub(crate) fn derived(&self) -> PathBuf {
         self.directory.join("derived")
     }
-}
-
-fn hash_file(path: &Path) -> io::Result<Digest> {
-    let mut file = fs::File::open(path)?;
-    let mut hasher = Sha256::new();
-    io::copy(&mut file, &mut hasher)?;
-    Ok(Digest::from_bytes(hasher.finalize().into()))
 }

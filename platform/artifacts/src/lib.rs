@@ -1,6 +1,6 @@
 //! Content-addressed files: uploaded components, and what is made from them.
 //!
-//! Here belong: taking a stream of bytes in under its digest, finding, listing, verifying and
+//! Here belong: taking a stream of bytes in under its digest, finding, listing and
 //! removing it, and a place beside it for files derived from it (compiled components), which go when
 //! it goes.
 //!
@@ -19,6 +19,6 @@ mod derived;
 mod files;
 mod upload;
 
-pub use artifacts::{ArtifactInfo, Artifacts, OpenError, Removal, VerifyError};
+pub use artifacts::{ArtifactInfo, Artifacts, OpenError, Removal};
 pub use derived::{EngineHash, InvalidEngineHash};
 pub use upload::{Stored, UploadError};

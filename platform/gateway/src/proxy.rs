@@ -222,13 +222,16 @@ struct Run {
 impl Run {
     fn start(
         target: &RevisionTarget,
-        permit: Permit,
+        mut permit: Permit,
         request: Request<Body>,
         deadline: Instant,
     ) -> Result<Self, Refusal> {
         match &**target.upstream.load() {
             Upstream::Local(function) => Ok(Self { permit, call: function.call(request, deadline) }),
-            Upstream::Unavailable(refusal) => Err(refusal.clone()),
+            Upstream::Unavailable(refusal) => {
+                permit.status = Some(refusal.code.status().as_u16());
+                Err(refusal.clone())
+            }
         }
     }
 

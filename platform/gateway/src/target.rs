@@ -10,7 +10,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use mayfly_api::{ObjectKey, function::Scaling};
+use mayfly_api::{ObjectKey, function::Scaling, validation::TIMEOUT_MAX};
 use mayfly_runtime::HostedFunction;
 use parking_lot::{Mutex, RwLock};
 use tokio::{sync::Notify, sync::oneshot, time::Instant};
@@ -81,7 +81,8 @@ impl RevisionTarget {
             uid,
             key,
             function: spec.function.clone(),
-            timeout: spec.limits.timeout.0,
+            // Not every revision passed today's validation.
+            timeout: spec.limits.timeout.0.min(TIMEOUT_MAX),
             scaling: spec.scaling.clone(),
             gate: Gate::new(Instant::now(), limit, queue_max),
             traffic: Traffic::default(),
@@ -263,6 +264,19 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[tokio::test]
+    async fn a_timeout_beyond_all_bounds_still_has_a_deadline() {
+        let limits = json!({"timeout": "5000000000000000h"});
+        let spec = serde_json::from_value(json!({"function": "f", "source": {}, "limits": limits})).unwrap();
+        let upstream = Upstream::Unavailable(Refusal::shutting_down());
+        let key = ObjectKey::new("ns", "f-00001");
+        let target = Arc::new(RevisionTarget::new("uid".into(), key, &spec, upstream, 1));
+        let now = Instant::now();
+        let admitted = target.admit(&DemandSignal::default(), now, now + target.timeout);
+        let Ok(Admission::Running(permit)) = admitted else { panic!("there is room for one") };
+        assert_eq!(permit.deadline(), now + TIMEOUT_MAX);
+    }
 
     /// The autoscaler decides on what it sees, and the routes' owner changes that before it is released.
     #[test]

@@ -1,6 +1,9 @@
 //! The scheduler's task: changes in, decisions out, bindings beside it.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::{BTreeSet, HashMap},
+    time::Duration,
+};
 
 use kube::{
     Api, Client,
@@ -15,9 +18,9 @@ use mayfly_api::{
     },
 };
 use mayfly_informer::{EventRecorder, Informer, Informers};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::{
-    task::JoinSet,
+    task::{self, JoinError, JoinSet},
     time::{Instant, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
@@ -58,11 +61,53 @@ pub struct Scheduler {
     state: State,
 }
 
+/// Bindings on their way to the API.
+#[derive(Default)]
+struct Bindings {
+    tasks: JoinSet<kube::Result<()>>,
+    under_way: HashMap<task::Id, (Popped, String)>,
+}
+
 /// How a binding ended.
 struct Bound {
     popped: Popped,
     node: String,
-    result: kube::Result<()>,
+    result: Result<(), String>,
+}
+
+impl Bindings {
+    fn len(&self) -> usize {
+        self.tasks.len()
+    }
+
+    fn spawn<F>(&mut self, popped: Popped, node: String, binding: F)
+    where
+        F: Future<Output = kube::Result<()>> + Send + 'static,
+    {
+        let task = self.tasks.spawn(binding);
+        self.under_way.insert(task.id(), (popped, node));
+    }
+
+    /// The next that ends; `None` when there is none. A panic is a failure like any other: its pod has to go on.
+    async fn next(&mut self) -> Option<Bound> {
+        let joined = self.tasks.join_next_with_id().await?;
+        self.bound(joined)
+    }
+
+    /// One that has ended already.
+    fn ended(&mut self) -> Option<Bound> {
+        let joined = self.tasks.try_join_next_with_id()?;
+        self.bound(joined)
+    }
+
+    fn bound(&mut self, joined: Result<(task::Id, kube::Result<()>), JoinError>) -> Option<Bound> {
+        let (id, result) = match joined {
+            Ok((id, result)) => (id, result.map_err(|error| error.to_string())),
+            Err(error) => (error.id(), Err(error.to_string())),
+        };
+        let (popped, node) = self.under_way.remove(&id)?;
+        Some(Bound { popped, node, result })
+    }
 }
 
 impl Scheduler {
@@ -83,7 +128,7 @@ impl Scheduler {
             () = stop.cancelled() => return,
         }
         let (mut node_changes, mut pod_changes) = (self.nodes.subscribe(), self.pods.subscribe());
-        let (mut bindings, mut reports) = (JoinSet::new(), JoinSet::new());
+        let (mut bindings, mut reports) = (Bindings::default(), JoinSet::new());
         // What is bound already counts before the first decision.
         self.take_nodes(node_changes.take());
         self.take_pods(pod_changes.take());
@@ -95,9 +140,9 @@ impl Scheduler {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
-                Some(Ok(bound)) = bindings.join_next() => {
+                Some(bound) = bindings.next() => {
                     self.settle(bound, &events);
-                    while let Some(Ok(bound)) = bindings.try_join_next() {
+                    while let Some(bound) = bindings.ended() {
                         self.settle(bound, &events);
                     }
                 }
@@ -108,7 +153,7 @@ impl Scheduler {
                 () = std::future::ready(()), if more => tokio::task::yield_now().await,
             }
         }
-        let drained = async { while bindings.join_next().await.is_some() {} };
+        let drained = async { while bindings.next().await.is_some() {} };
         if tokio::time::timeout(self.config.drain, drained).await.is_err() {
             tracing::warn!("stopped with bindings under way; their pods will be placed at the next start");
         }
@@ -141,7 +186,7 @@ impl Scheduler {
     }
 
     /// Decides for a batch of pods.
-    fn schedule(&mut self, bindings: &mut JoinSet<Bound>, reports: &mut JoinSet<()>, events: &EventRecorder) {
+    fn schedule(&mut self, bindings: &mut Bindings, reports: &mut JoinSet<()>, events: &EventRecorder) {
         for _ in 0..self.config.batch {
             if bindings.len() >= self.config.bindings_max {
                 return;
@@ -150,7 +195,8 @@ impl Scheduler {
             let Some(popped) = self.state.queue.pop(now) else { return };
             match self.state.decide(&popped.request) {
                 Decision::Place { node } => {
-                    bindings.spawn(bind(self.client.clone(), popped, node));
+                    let binding = bind(self.client.clone(), &popped.request, &node);
+                    bindings.spawn(popped, node, binding);
                 }
                 Decision::Unschedulable(error) => {
                     self.report(&popped.request, &error, reports, events);
@@ -194,14 +240,13 @@ impl Scheduler {
         let Some(pod) = self.pods.get(&request.key) else { return };
         let message = error.to_string();
         events.warning(&*pod, "FailedScheduling", message.clone());
-        let Some(conditions) = with_unschedulable(&pod, &message) else { return };
+        let Some(patch) = unschedulable(&pod, &message) else { return };
         if reports.len() >= self.config.reports_max {
             return;
         }
         let api: Api<Pod> = Api::namespaced(self.client.clone(), &request.key.namespace);
-        let (name, uid) = (request.key.name.clone(), pod.metadata.uid.clone());
+        let name = request.key.name.clone();
         reports.spawn(async move {
-            let patch = json!({"metadata": {"uid": uid}, "status": {"conditions": conditions}});
             let result = api.patch_status(&name, &PatchParams::default(), &Patch::Merge(patch)).await;
             if let Err(error) = result {
                 tracing::debug!(pod = name, %error, "could not report that a pod has no node");
@@ -210,27 +255,39 @@ impl Scheduler {
     }
 }
 
-async fn bind(client: Client, popped: Popped, node: String) -> Bound {
-    let key = &popped.request.key;
+fn bind(
+    client: Client,
+    request: &PodRequest,
+    node: &str,
+) -> impl Future<Output = kube::Result<()>> + Send + use<> {
+    let key = request.key.clone();
     let api: Api<Pod> = Api::namespaced(client, &key.namespace);
     let binding = Binding {
         metadata: ObjectMeta {
             name: Some(key.name.clone()),
             namespace: Some(key.namespace.clone()),
-            uid: Some(popped.request.uid.clone()),
+            uid: Some(request.uid.clone()),
             ..ObjectMeta::default()
         },
         target: ObjectReference {
             kind: Some("Node".into()),
-            name: Some(node.clone()),
+            name: Some(node.to_owned()),
             ..ObjectReference::default()
         },
     };
-    let params = PostParams::default();
-    let answer =
-        api.create_subresource::<_, serde_json::Value>("binding", &key.name, &params, &binding).await;
-    let result = answer.map(|_| ());
-    Bound { popped, node, result }
+    async move {
+        let params = PostParams::default();
+        let answer = api.create_subresource::<_, Value>("binding", &key.name, &params, &binding);
+        answer.await.map(|_| ())
+    }
+}
+
+/// Adds to the pod's conditions why it has no node; `None` when they say so already. Of the pod as it was seen: the
+/// API refuses it for one that was bound meanwhile.
+fn unschedulable(pod: &Pod, message: &str) -> Option<Value> {
+    let conditions = with_unschedulable(pod, message)?;
+    let seen = json!({"uid": pod.metadata.uid, "resourceVersion": pod.metadata.resource_version});
+    Some(json!({"metadata": seen, "status": {"conditions": conditions}}))
 }
 
 /// The pod's conditions with the one that says why it has no node; `None` when they say so already.
@@ -252,4 +309,38 @@ fn with_unschedulable(pod: &Pod, message: &str) -> Option<Vec<PodCondition>> {
         ..PodCondition::default()
     });
     Some(conditions)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::queue::Queue;
+
+    fn pod() -> Pod {
+        let condition = json!({"type": "Other", "status": "True"});
+        let pod = json!({"metadata": {"name": "a", "namespace": "ns", "uid": "u", "resourceVersion": "7"},
+            "spec": {"containers": []}, "status": {"conditions": [condition]}});
+        serde_json::from_value(pod).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_binding_that_panics_gives_its_pod_back() {
+        let (mut queue, now) = (Queue::default(), Instant::now());
+        queue.set(&ObjectKey::new("ns", "a"), Some(PodRequest::of(&pod())));
+        let mut bindings = Bindings::default();
+        bindings.spawn(queue.pop(now).unwrap(), "n1".into(), async { panic!("on purpose") });
+        let bound = bindings.next().await.unwrap();
+        assert!(bound.result.is_err() && bound.node == "n1");
+        queue.failed(bound.popped, now);
+        assert_eq!(queue.len(), 1, "it is tried again");
+        assert!(bindings.next().await.is_none() && bindings.under_way.is_empty());
+    }
+
+    #[test]
+    fn a_report_is_of_the_pod_as_it_was_seen() {
+        let patch = unschedulable(&pod(), "no room").unwrap();
+        assert_eq!(patch["metadata"], json!({"uid": "u", "resourceVersion": "7"}));
+        let conditions = patch["status"]["conditions"].as_array().unwrap();
+        assert_eq!((&conditions[0]["type"], &conditions[1]["message"]), (&json!("Other"), &json!("no room")));
+    }
 }

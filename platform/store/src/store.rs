@@ -142,6 +142,14 @@ impl Store {
     }
 
     fn start(config: Config, database: Database, loaded: crate::database::Loaded) -> Self {
+        Self::with_writer(config, loaded, |shared, queue| writer::start(shared, database, queue))
+    }
+
+    fn with_writer(
+        config: Config,
+        loaded: crate::database::Loaded,
+        start: impl FnOnce(Arc<Shared>, mpsc::Receiver<Command>),
+    ) -> Self {
         let limits = HistoryLimits { events: config.history_events_max, bytes: config.history_bytes_max };
         let shared = Arc::new(Shared {
             state: RwLock::new(State::new(loaded, limits)),
@@ -151,7 +159,7 @@ impl Store {
             full: AtomicBool::new(false),
         });
         let (commands, queue) = mpsc::channel(config.queue_writes_max);
-        writer::start(Arc::clone(&shared), database, queue);
+        start(Arc::clone(&shared), queue);
         let queue_bytes = Arc::new(Semaphore::new(config.queue_bytes_max));
         Self { shared, commands, queue_bytes, config: Arc::new(config) }
     }
@@ -184,10 +192,22 @@ impl Store {
             self.commands.send(Command::Write(request)).await.map_err(|_| WriteError::Closed)
         };
         match tokio::time::timeout(self.config.queue_wait_max, enqueue).await {
-            Ok(sent) => sent?,
+            Ok(Ok(())) => {}
+            Ok(Err(_)) => return Err(self.ended().await),
             Err(_) => return Err(WriteError::Overloaded),
         }
-        answer.await.unwrap_or(Err(WriteError::Closed))
+        match answer.await {
+            Ok(answer) => answer,
+            Err(_) => Err(self.ended().await),
+        }
+    }
+
+    /// Why there is no writer any more: it was told to end, or it failed.
+    async fn ended(&self) -> WriteError {
+        let mut closed = self.shared.closed.subscribe();
+        // The sender lives in `shared`, so waiting cannot fail.
+        let _ = closed.wait_for(|closed| *closed).await;
+        self.failure().map_or(WriteError::Closed, WriteError::Failed)
     }
 
     /// The revision of the newest write; [`Revision`] 0 when there never was one.
@@ -210,8 +230,8 @@ impl Store {
         Watch::start(Arc::clone(&self.shared), range, after)
     }
 
-    /// Why no write is taken any more, when the disk has failed in a way that only a new start may mend: what was
-    /// acknowledged is there then. Reads still answer.
+    /// Why no write is taken any more, when the disk or the writer has failed in a way that only a new start may mend:
+    /// what was acknowledged is there then. Reads still answer.
     pub fn failure(&self) -> Option<Arc<str>> {
         self.shared.broken.get().cloned()
     }
@@ -247,5 +267,33 @@ impl Store {
         let _ = self.commands.send(Command::Close).await;
         // The sender lives in `shared`, so waiting cannot fail.
         let _ = closed.wait_for(|closed| *closed).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{object::Key, writer::Stopped};
+
+    #[tokio::test]
+    async fn a_writer_that_panics_is_no_shutdown() {
+        let config = Config::new("");
+        let (_, loaded) = Database::in_memory(&config).unwrap();
+        let store = Store::with_writer(config, loaded, |shared, queue| {
+            std::thread::spawn(move || {
+                let _stopped = Stopped(shared);
+                let mut queue = queue;
+                queue.blocking_recv();
+                panic!("on purpose");
+            });
+        });
+        let key = Key { resource: "pods".into(), namespace: "a".into(), name: "b".into() };
+        for _ in 0..2 {
+            let refused =
+                store.write(Write::Create { key: key.clone(), value: "{}".into() }).await.unwrap_err();
+            let WriteError::Failed(why) = refused else { panic!("{refused}") };
+            assert!(why.contains("start the server again"), "{why}");
+        }
+        assert!(store.failure().is_some(), "its health says so");
     }
 }

@@ -31,8 +31,9 @@ pub enum WatchError {
 /// Why a watch ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WatchClosed {
-    #[error("the watch fell behind the bounded history: list again")]
-    Lagged,
+    /// `oldest` is the smallest revision a watch of this resource can still start after.
+    #[error("the watch fell behind the bounded history, which starts after {oldest}: list again")]
+    Lagged { oldest: Revision },
     #[error("the store is closed")]
     Closed,
 }
@@ -107,7 +108,7 @@ impl Watch {
     fn scan(&mut self) -> Result<bool, WatchClosed> {
         let state = self.shared.state.read();
         let Some(history) = state.history(&self.range.resource) else { return Ok(false) };
-        let mut newer = history.after(self.cursor).ok_or(WatchClosed::Lagged)?;
+        let mut newer = history.after(self.cursor).ok_or(WatchClosed::Lagged { oldest: history.floor() })?;
         for event in newer.by_ref().take(SCAN_MAX) {
             self.cursor = event.revision;
             if self.range.contains(&event.entry.key) {

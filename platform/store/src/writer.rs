@@ -85,10 +85,13 @@ pub(crate) fn start(shared: Arc<Shared>, database: Database, queue: mpsc::Receiv
 }
 
 /// Tells everyone that there is no writer any more, however it ended.
-struct Stopped(Arc<Shared>);
+pub(crate) struct Stopped(pub(crate) Arc<Shared>);
 
 impl Drop for Stopped {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            let _ = self.0.broken.set("the store's writer ended unexpectedly; start the server again".into());
+        }
         self.0.closed.send_replace(true);
         let signals = self.0.state.read().signals();
         for signal in signals {

@@ -269,7 +269,7 @@ impl Run {
                     *seen = event.revision;
                     assert!(watch.progress() >= *seen);
                 }
-                Some(Err(WatchClosed::Lagged)) => {
+                Some(Err(WatchClosed::Lagged { .. })) => {
                     assert!(self.model.events_after(&range.resource, *seen) > HISTORY_EVENTS_MAX);
                     self.watches.swap_remove(index);
                     return;

@@ -116,7 +116,7 @@ async fn a_watch_that_is_too_slow_is_told_so() {
     for n in 0..11 {
         store.write(create(key("pods", "a", n), 1)).await.unwrap();
     }
-    assert_eq!(watch.next().await, Err(WatchClosed::Lagged));
+    assert_eq!(watch.next().await, Err(WatchClosed::Lagged { oldest: Revision(1) }));
     assert_eq!(watch.progress(), Revision(0));
     let again = store.watch(Range::resource("pods"), Revision(0)).err();
     assert_eq!(again, Some(WatchError::TooOld { oldest: Revision(1) }));

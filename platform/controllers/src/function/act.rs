@@ -152,7 +152,8 @@ fn wake_on<K: kube::Resource + 'static>(informer: &Informer<K>, queue: &WorkQueu
     });
 }
 
-/// Looks at a function again when something that its revisions' environments name changes.
+/// The hosts that a function's tags ask for, as the index of their claimants has them: `namespace/label`, as the key
+/// of the function that would have that host by its name alone.
 fn claimed_hosts(function: &Function) -> Vec<String> {
     let namespace = function.metadata.namespace.as_deref().unwrap_or_default();
     plan::tag_hosts(function).map(|(_, label)| ObjectKey::new(namespace, label).to_string()).collect()

@@ -140,7 +140,8 @@ impl Snapshot {
     pub(super) fn number_taken(&self) -> u32 {
         let annotations = self.function.metadata.annotations.as_ref();
         let text = annotations.and_then(|annotations| annotations.get(wellknown::ANNOTATION_GENERATION));
-        text.and_then(|text| text.parse().ok()).unwrap_or(0)
+        // Anyone may write it: one that no count reaches is none.
+        text.and_then(|text| text.parse().ok()).filter(|number| *number <= NUMBER_MAX).unwrap_or(0)
     }
 
     pub(super) fn newest_number(&self) -> u32 {
@@ -148,7 +149,7 @@ impl Snapshot {
     }
 
     pub(super) fn next_number(&self) -> u32 {
-        self.number_taken().max(self.newest_number()) + 1
+        self.number_taken().max(self.newest_number()).saturating_add(1)
     }
 
     /// The revision that the function's spec asks for.
@@ -160,6 +161,9 @@ impl Snapshot {
         self.latest().is_none_or(|state| state.revision.spec != self.wanted())
     }
 }
+
+/// A deployment each second for thirty years.
+const NUMBER_MAX: u32 = 1_000_000_000;
 
 impl RevisionState {
     pub(super) fn name(&self) -> &str {

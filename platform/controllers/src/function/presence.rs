@@ -36,8 +36,7 @@ impl Presence {
             return Ok(true);
         }
         let failed = |cause: String| PresenceError { digest, cause };
-        // The content streams: dropping the answer unread costs nothing.
-        let request = Request::get(format!("/artifacts/{digest}"));
+        let request = Request::head(format!("/artifacts/{digest}"));
         let request = request.body(Body::empty()).map_err(|error| failed(error.to_string()))?;
         let response = self.client.send(request).await.map_err(|error| failed(error.to_string()))?;
         match response.status() {

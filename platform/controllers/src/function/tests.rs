@@ -105,6 +105,8 @@ fn a_revision_is_made_when_the_spec_differs_from_the_newest() {
         ),
         // Numbers of deleted revisions do not come back.
         (snapshot(annotated("7"), &[(2, "OLD", Ready)]), vec!["take 8", "create hello-00008"]),
+        // A number that somebody made up.
+        (snapshot(annotated("4294967295"), &[(2, "OLD", Ready)]), vec!["take 3", "create hello-00003"]),
     ] {
         assert_eq!(told(&plan::plan(&given, 10)), expected);
     }

@@ -1,6 +1,6 @@
 //! Counts, creates and deletes, as [`super::plan`] says.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc};
 
 use kube::{
     Api, Client, ResourceExt as _,
@@ -35,8 +35,6 @@ use crate::{
 
 /// Jobs whose `spec.managedBy` names somebody else are left alone.
 const MANAGED_BY: &str = "kubernetes.io/job-controller";
-/// How soon to come again when the API says that the Job has changed meanwhile.
-const CONFLICT_PAUSE: Duration = Duration::from_millis(20);
 
 /// Runs Jobs to their end.
 pub(crate) struct Controller {
@@ -111,12 +109,8 @@ impl Controller {
         let owned = self.owned.claimed(&job).await?;
         let known = outcomes(&job);
         let plan = plan(&job, &owned, &known, &self.config, Timestamp::now());
-        match self.carry_out(&key, &job, known, plan, events).await {
-            Err(Error::Api(kube::Error::Api(status))) if status.is_conflict() => {
-                Ok(Outcome::RequeueAfter(CONFLICT_PAUSE))
-            }
-            result => result,
-        }
+        // A Job that has changed meanwhile is a failure like others: with pauses that grow while the copy here is old.
+        self.carry_out(&key, &job, known, plan, events).await
     }
 
     async fn carry_out(

@@ -21,6 +21,9 @@ enum Verdict {
     Pending(String),
 }
 
+/// Longer than anyone waits.
+const PATIENCE_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
+
 /// Waits until every traffic target of the function's newest spec can answer.
 pub(crate) async fn ready(
     server: &Server,
@@ -29,7 +32,7 @@ pub(crate) async fn ready(
     patience: Duration,
 ) -> anyhow::Result<Function> {
     let api: kube::Api<Function> = kube::Api::namespaced(server.client().clone(), namespace);
-    let deadline = Instant::now() + patience;
+    let deadline = Instant::now() + patience.min(PATIENCE_MAX);
     let states = watch_object(api, name).default_backoff();
     pin_mut!(states);
     let mut last = String::new();

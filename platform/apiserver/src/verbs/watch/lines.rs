@@ -20,6 +20,9 @@ const FRAME_BYTES: usize = 64 << 10;
 /// A last bookmark is sent this long before the end, so that the next watch starts close by.
 const LAST_BOOKMARK_BEFORE_END: Duration = Duration::from_secs(2);
 
+/// A watch ends after this long at the latest, whatever its client asks for: it comes again.
+const WATCH_MAX: Duration = Duration::from_secs(24 * 3600);
+
 /// When a watch speaks without an event, and when it ends.
 pub(super) struct Rhythm {
     bookmarks: Option<Interval>,
@@ -52,7 +55,7 @@ impl Inner {
     pub(super) fn rhythm(&self, query: &Query) -> Rhythm {
         let now = Instant::now();
         let lasts = match query.timeout_seconds {
-            Some(seconds) if seconds > 0 => Duration::from_secs(seconds),
+            Some(seconds) if seconds > 0 => Duration::from_secs(seconds).min(WATCH_MAX),
             _ => self.config.watch_timeout.mul_f64(1.0 + rand::rng().random::<f64>() / 2.0),
         };
         let interval = self.config.bookmark_interval;

@@ -28,7 +28,9 @@ impl Source {
             Self::Objects { watch, .. } => match watch.next().await {
                 Ok(event) => Ok(event),
                 Err(WatchClosed::Closed) => Err(Ended::Quietly),
-                Err(WatchClosed::Lagged) => Err(Ended::Because(ApiError::expired(watch.progress().0, 0))),
+                Err(WatchClosed::Lagged { oldest }) => {
+                    Err(Ended::Because(ApiError::expired(watch.progress().0, oldest.0)))
+                }
             },
             Self::View(events) => events.next().await,
         }
