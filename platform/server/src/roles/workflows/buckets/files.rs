@@ -1,7 +1,7 @@
 //! Objects as files. Everything here waits for the disk.
 
 use std::{
-    io::{Error, ErrorKind, Write as _},
+    io::{Error, ErrorKind, Read},
     path::Path,
 };
 
@@ -72,11 +72,11 @@ fn gather(root: &Path, folder: &Path, prefix: &str, entries: &mut Vec<ObjectEntr
 }
 
 /// Writes a file as a whole: a reader sees the old object or the new one.
-pub(super) fn write(unfinished: &Path, path: &Path, body: &[u8]) -> std::io::Result<()> {
+pub(super) fn write(unfinished: &Path, path: &Path, mut body: impl Read) -> std::io::Result<()> {
     std::fs::create_dir_all(unfinished)?;
     let folder = path.parent().unwrap_or(Path::new("."));
     let mut file = tempfile::NamedTempFile::new_in(unfinished)?;
-    file.write_all(body)?;
+    std::io::copy(&mut body, &mut file)?;
     file.as_file().sync_all()?;
     let mut tries = 0;
     loop {
@@ -118,7 +118,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (root, unfinished) = (folder.path().join("b"), folder.path().join(".u"));
         for key in ["x/y/1", "x/2"] {
-            write(&unfinished, &root.join(key), b"1").unwrap();
+            write(&unfinished, &root.join(key), &b"1"[..]).unwrap();
         }
         let keys =
             || list(&root, "x").unwrap().unwrap().into_iter().map(|entry| entry.key).collect::<Vec<_>>();
@@ -137,8 +137,8 @@ mod tests {
     fn a_file_in_the_way_is_told() {
         let folder = tempfile::tempdir().unwrap();
         let (root, unfinished) = (folder.path().join("b"), folder.path().join(".u"));
-        write(&unfinished, &root.join("x"), b"1").unwrap();
-        assert!(write(&unfinished, &root.join("x/y"), b"1").is_err());
+        write(&unfinished, &root.join("x"), &b"1"[..]).unwrap();
+        assert!(write(&unfinished, &root.join("x/y"), &b"1"[..]).is_err());
         assert_eq!(entry(&root.join("x/y"), "x/y".into()).unwrap(), None);
     }
 }

@@ -10,9 +10,9 @@
 mod files;
 mod operations;
 
-use std::path::PathBuf;
+use std::{io::Read, path::PathBuf};
 
-use bytes::Bytes;
+use bytes::{Buf as _, Bytes};
 use futures::{StreamExt as _, TryStreamExt as _, future::BoxFuture};
 use mayfly_api::Digest;
 use mayfly_artifacts::Artifacts;
@@ -109,11 +109,16 @@ impl Buckets {
     }
 
     /// Writes an object; its entity tag.
-    async fn write(&self, bucket: &str, key: &str, body: Bytes) -> Result<String, ObjectError> {
+    async fn write(
+        &self,
+        bucket: &str,
+        key: &str,
+        body: impl Read + Send + 'static,
+    ) -> Result<String, ObjectError> {
         let (path, key) = (self.writable(bucket, key)?, key.to_owned());
         let unfinished = self.folder.join(UNFINISHED);
         blocking(move || {
-            files::write(&unfinished, &path, &body).map_err(failed)?;
+            files::write(&unfinished, &path, body).map_err(failed)?;
             let written = files::entry(&path, key).map_err(failed)?;
             Ok(written.map(|entry| entry.etag).unwrap_or_default())
         })
@@ -176,7 +181,7 @@ impl Objects for Buckets {
     /// A bucket that is not there is made: results go where they are told to.
     fn put(&self, bucket: &str, key: &str, body: Bytes) -> BoxFuture<'_, Result<(), ObjectError>> {
         let (bucket, key) = (bucket.to_owned(), key.to_owned());
-        Box::pin(async move { self.write(&bucket, &key, body).await.map(drop) })
+        Box::pin(async move { self.write(&bucket, &key, body.reader()).await.map(drop) })
     }
 
     /// All that there is, as one page.

@@ -1,6 +1,6 @@
 //! S3's operations on folders, as far as a folder has what they ask for.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, io::Cursor};
 
 use futures::TryStreamExt as _;
 use mayfly_workflows_engine::engine::{ObjectCall, ObjectEntry, ObjectError, Objects as _};
@@ -119,7 +119,7 @@ async fn put(buckets: &Buckets, given: &Arguments) -> Result<Value, ObjectError>
     };
     let bucket = given.text("Bucket");
     exists(buckets, bucket)?;
-    let etag = buckets.write(bucket, given.text("Key"), body.into()).await?;
+    let etag = buckets.write(bucket, given.text("Key"), Cursor::new(body)).await?;
     Ok(json!({ "ETag": etag }))
 }
 
@@ -135,8 +135,9 @@ async fn copy(buckets: &Buckets, given: &Arguments) -> Result<Value, ObjectError
     })?;
     let bucket = given.text("Bucket");
     exists(buckets, bucket)?;
-    let parts: Vec<_> = buckets.get(from, key, None).await?.try_collect().await?;
-    buckets.write(bucket, given.text("Key"), parts.concat().into()).await?;
+    buckets.about(from, key)?;
+    let file = std::fs::File::open(buckets.path(from, key)?).map_err(failed)?;
+    buckets.write(bucket, given.text("Key"), file).await?;
     let entry = buckets.about(bucket, given.text("Key"))?;
     Ok(json!({"CopyObjectResult": {"ETag": entry.etag, "LastModified": entry.last_modified.to_string()}}))
 }
