@@ -163,7 +163,8 @@ impl Inner {
 
     fn existing(&self, plural: &str, namespace: &str, name: &str) -> Option<Object> {
         let kind = registry().find("", "v1", plural)?;
-        Object::from_entry(&*self.store.get(&key(kind, namespace, name))?).ok()
+        let entry = self.store.get(&key(kind, namespace, name))?;
+        Object::from_entry(&entry).ok()
     }
 
     fn all_nodes(&self) -> Result<Vec<Object>, ApiError> {
