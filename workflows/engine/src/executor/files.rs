@@ -168,6 +168,10 @@ fn csv(reader: &ItemReader, text: &str) -> Result<Vec<Value>, String> {
         Some("GIVEN") => reader.csv_headers.clone(),
         _ => rows.next().ok_or("The CSV file is empty")?.into_iter().map(Into::into).collect(),
     };
+    // LocalStack's sentence.
+    if headers.iter().enumerate().any(|(at, header)| headers[..at].contains(header)) {
+        return Err("CSV headers cannot contain duplicates.".to_owned());
+    }
     Ok(rows
         .map(|row| {
             // Cells without a header are dropped, headers without a cell are empty.
