@@ -111,6 +111,8 @@ pub struct IntegrationCall {
     pub task_token: String,
     /// The same for every try to carry out the same call.
     pub idempotency_key: String,
+    /// Whose task it is: the state machine's ARN and the execution's.
+    pub origin: [String; 2],
     /// Takes what the history is to show of a call that has begun and will last (`TaskSubmitted`), once; none when
     /// it shows that already.
     pub submitted: Option<tokio::sync::mpsc::Sender<serde_json::Value>>,

@@ -100,6 +100,11 @@ impl Reporter {
         self.running.id
     }
 
+    /// The execution's ARN.
+    pub(crate) fn execution_arn(&self) -> &str {
+        &self.running.arn
+    }
+
     /// What it runs.
     pub(crate) fn state_machine(&self) -> &Arc<super::types::StateMachine> {
         &self.running.state_machine

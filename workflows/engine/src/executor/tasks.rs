@@ -374,10 +374,12 @@ async fn integration(reporter: &Reporter, task: &TaskCall) -> Result<Value, Func
                 arguments: task.arguments.to_serde(),
                 task_token: task.token.to_string(),
                 idempotency_key: reporter.idempotency_key(),
+                origin: [reporter.state_machine().arn.clone(), reporter.execution_arn().to_owned()],
                 submitted: Some(submitted).filter(|_| task.submitted.is_none()),
             };
             let answer = with_submission(reporter, integrations.call(call), told).await;
-            answer.map(|answer| Value::from(&answer))
+            let of_aws = matches!(task.resource, Resource::Integration { aws_sdk: false, .. });
+            answer.map(|answer| if of_aws { enveloped(reporter, &answer) } else { Value::from(&answer) })
         }
         None => Err(FunctionError {
             error_type: "Mayfly.IntegrationNotSupported".to_owned(),
@@ -389,6 +391,24 @@ async fn integration(reporter: &Reporter, task: &TaskCall) -> Result<Value, Func
             ),
         }),
     }
+}
+
+/// The answer of one of AWS's services that is carried out here, with what its SDK puts around it.
+fn enveloped(reporter: &Reporter, answer: &serde_json::Value) -> Value {
+    let Value::Object(members) = Value::from(answer) else { return Value::from(answer) };
+    let id = request_id(reporter);
+    let envelope = Envelope {
+        request_id: &id,
+        bytes: answer.to_string().len(),
+        at_ms: reporter.inner.now_ms(),
+        content_type: "application/x-amz-json-1.1",
+        extra: &[],
+    };
+    let mut members = Arc::unwrap_or_clone(members);
+    for (name, value) in envelope.members() {
+        members.insert(Arc::<str>::from(name), value);
+    }
+    Value::from(members)
 }
 
 /// A call to its end. What it tells of having begun goes into the history before that.

@@ -285,7 +285,7 @@ impl Turn<'_> {
         effective: &Value,
     ) -> Result<Arc<Vec<Value>>, StateError> {
         let source = self.evaluate(number, state, effective, |scope| quantity::map_source(scope, map))?;
-        quantity::items_in(map, source, self.m.facts.edition)
+        quantity::items_in(state, map, source, self.m.facts.edition)
     }
 
     /// `MaxConcurrency` and its path; 0 is no limit.

@@ -12,7 +12,7 @@ use jiff::Timestamp;
 use mayfly_workflows_language::choice::timestamp;
 use mayfly_workflows_language::dataflow::Scope;
 use mayfly_workflows_language::definition::{
-    Items, Map as MapState, MapMode, Quantity, Task, TimestampField,
+    DataFlow, Items, Map as MapState, MapMode, Quantity, State, Task, TimestampField,
 };
 use mayfly_workflows_language::error::{StateError, names};
 use mayfly_workflows_language::jsonata::Expression;
@@ -218,7 +218,12 @@ pub(crate) fn map_source(scope: &Scope<'_>, map: &MapState) -> Result<Value, Sta
 /// state accepts only a JSON array" (the guide's page on that mode; someone's run on AWS says it of JSONata too).
 ///
 /// Before edition 2 it was JSONata's `Items` that might be an object, whichever the mode.
-pub(crate) fn items_in(map: &MapState, source: Value, edition: u32) -> Result<Arc<Vec<Value>>, StateError> {
+pub(crate) fn items_in(
+    state: &State,
+    map: &MapState,
+    source: Value,
+    edition: u32,
+) -> Result<Arc<Vec<Value>>, StateError> {
     let takes_objects = match edition {
         0 | 1 => matches!(map.items, Items::Template(_)),
         _ => matches!(map.mode, MapMode::Distributed(_)),
@@ -235,6 +240,11 @@ pub(crate) fn items_in(map: &MapState, source: Value, edition: u32) -> Result<Ar
             Some(expression) => expression.unexpected_type("Items", "array", &other),
             None => StateError::query("Items", "The Items field must be an array."),
         }),
+        // LocalStack's sentence; how a type is named is as in the one above.
+        (other, Items::Whole) if edition > 1 && matches!(state.data, DataFlow::Jsonata { .. }) => {
+            let cause = format!("Map state input must be an array but was: {}", other.type_name());
+            Err(StateError::query("", cause))
+        }
         (_, items) => {
             let path = if let Items::Path(path) = items { path.source() } else { "$" };
             Err(StateError::runtime(format!("Reference path \"{path}\" must point to array.")))

@@ -63,7 +63,7 @@ pub struct Facts {
 /// 1: parameters of integrations and the limits of tasks are checked before a task is scheduled; a catcher's expression
 /// that fails has its event.
 /// 2: an error output has an error and a cause, be they empty; an Inline Map takes lists alone, a Distributed one objects
-/// in JSONPath too.
+/// in JSONPath too; a JSONata Map whose input is no list fails as an expression does.
 pub const EDITION: u32 = 2;
 
 /// Bounds of one execution.

@@ -338,6 +338,7 @@ impl Turn<'_> {
         }
     }
 
+    /// The event of an expression that failed; where no expression is at fault there is no place.
     fn evaluation_failed(&mut self, number: u32, state: &State, failure: &Failure, location: &str) {
         let cursor = self.cursor(number);
         let id = self.emit(cursor, "EvaluationFailed", || {
@@ -345,7 +346,7 @@ impl Turn<'_> {
                 Details::new("evaluationFailedEventDetails")
                     .maybe("cause", failure.cause.as_deref())
                     .maybe("error", failure.error.as_deref())
-                    .text("location", location)
+                    .maybe("location", Some(location).filter(|location| !location.is_empty()))
                     .text("state", state.name.clone()),
             )
         });

@@ -66,7 +66,7 @@ impl Passage<'_> {
         if jsonpath {
             self.inspection.stage("afterItemsPath", &items);
         }
-        self.inputs(map, input, quantity::items_in(map, items, EDITION)?.to_vec())
+        self.inputs(map, input, quantity::items_in(self.state, map, items, EDITION)?.to_vec())
     }
 
     /// The items in what the request says was read; `None` where it says nothing.

@@ -93,6 +93,26 @@ async fn objects_are_for_distributed_maps() {
 }
 
 #[tokio::test]
+async fn a_jsonata_map_whose_input_is_no_list_fails_as_an_expression_does() {
+    let world = World::new().await;
+    let map = json!({"Type": "Map", "End": true,
+        "ItemProcessor": {"StartAt": "I", "States": {"I": {"Type": "Pass", "End": true}}}});
+    let definition = json!({"StartAt": "S", "QueryLanguage": "JSONata", "States": {"S": map}});
+    let ended = run(&world, "m", &definition, json!({"a": 1})).await;
+    let history = json!({"executionArn": ended["executionArn"], "reverseOrder": true});
+    let history = world.call("GetExecutionHistory", history).await;
+    let failed = &history["events"][1];
+    let cause = "An error occurred while executing the state 'S' (entered at the event id #2). Map state input must be an \
+                 array but was: object";
+    let details = json!({"state": "S", "error": "States.QueryEvaluationError", "cause": cause});
+    assert_eq!(
+        (&failed["type"], &failed["evaluationFailedEventDetails"]),
+        (&json!("EvaluationFailed"), &details)
+    );
+    assert_eq!(ended["cause"], cause);
+}
+
+#[tokio::test]
 async fn what_a_leaving_machine_ran_is_not_redriven() {
     let world = World::new().await;
     let definition = json!({"StartAt": "S", "States": {"F": {"Type": "Fail"}, "W": {"Type": "Wait", "Seconds": 600, "End": true},

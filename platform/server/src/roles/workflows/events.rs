@@ -296,10 +296,15 @@ impl Integrations for PutEvents {
     fn call(&self, call: IntegrationCall) -> BoxFuture<'_, Result<Value, FunctionError>> {
         Box::pin(async move {
             let mut request = call.arguments;
-            // In a definition a detail is an object; in the API it is its text.
+            // In a definition a detail is an object; in the API it is its text. Whose event it is stands among its
+            // resources (the guide's page on EventBridge).
             for entry in request["Entries"].as_array_mut().into_iter().flatten() {
                 if entry["Detail"].is_object() {
                     entry["Detail"] = entry["Detail"].to_string().into();
+                }
+                let Some(entry) = entry.as_object_mut() else { continue };
+                if let Some(resources) = entry.entry("Resources").or_insert_with(|| json!([])).as_array_mut() {
+                    resources.extend(call.origin.iter().map(|arn| json!(arn)));
                 }
             }
             let failed =

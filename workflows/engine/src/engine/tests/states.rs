@@ -183,6 +183,18 @@ async fn items_come_from_files_in_batches_and_results_go_to_files() {
 }
 
 #[tokio::test]
+async fn a_header_stands_once_in_a_file() {
+    let world = World::new().await;
+    world.files.0.lock().insert("b/in.csv".to_owned(), "id,name,id\n1,x,2\n".into());
+    let definition = distributed(json!({"ItemReader": {"Resource": "arn:aws:states:::s3:getObject",
+        "ReaderConfig": {"InputType": "CSV", "CSVHeaderLocation": "FIRST_ROW"},
+        "Parameters": {"Bucket": "b", "Key": "in.csv"}}}));
+    let (ended, _) = world.run(definition, "{}").await;
+    assert_eq!(ended.error.as_deref(), Some("States.ItemReaderFailed"));
+    assert!(ended.cause.is_some_and(|cause| cause.ends_with("CSV headers cannot contain duplicates.")));
+}
+
+#[tokio::test]
 async fn failures_are_tolerated_up_to_a_number() {
     let world = World::new().await;
     let definition = |tolerated| {

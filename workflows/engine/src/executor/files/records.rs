@@ -43,11 +43,21 @@ impl Format {
                     "TAB" => b'\t',
                     _ => b',',
                 },
-                headers: (reader.csv_header_location.as_deref() == Some("GIVEN"))
-                    .then(|| reader.csv_headers.clone()),
+                headers: match reader.csv_header_location.as_deref() {
+                    Some("GIVEN") => Some(each_once(reader.csv_headers.clone())?),
+                    _ => None,
+                },
             }),
             other => Err(format!("InputType {other} is not read here; use JSON, JSONL, CSV or MANIFEST")),
         }
+    }
+}
+
+/// Headers, if none comes twice. The sentence is LocalStack's.
+fn each_once(headers: Vec<Arc<str>>) -> Result<Vec<Arc<str>>, String> {
+    match headers.iter().enumerate().any(|(at, header)| headers[..at].contains(header)) {
+        true => Err("CSV headers cannot contain duplicates.".to_owned()),
+        false => Ok(headers),
     }
 }
 
@@ -256,7 +266,7 @@ impl<'a> Records<'a> {
         let row = std::mem::take(&mut self.row);
         let Format::Csv { headers, .. } = &mut self.format else { return Ok(()) };
         let Some(headers) = headers else {
-            *headers = Some(row.into_iter().map(Into::into).collect());
+            *headers = Some(each_once(row.into_iter().map(Into::into).collect())?);
             return Ok(());
         };
         // Cells without a header are dropped, headers without a cell are empty.
