@@ -116,10 +116,8 @@ pub(crate) struct UpConfig {
     pub(crate) log_format: LogFormat,
 }
 
-/// Our own crates at info, the rest only when something is wrong.
-const LOG_DEFAULT: &str = "warn,mayfly=info,mayfly_apiserver=info,mayfly_controllers=info,mayfly_gateway=info,\
-                           mayfly_kubelet=info,mayfly_runtime=info,mayfly_runtime_wasm=info,\
-                           mayfly_scheduler=info,mayfly_store=info,mayfly_workflows_engine=info";
+/// Our own crates at info (each name begins so), the rest only when something is wrong.
+const LOG_DEFAULT: &str = "warn,mayfly=info";
 /// As long as AWS keeps them.
 const RETENTION_DEFAULT: &str = "90d";
 const ARTIFACT_LIMIT_DEFAULT: &str = "64Mi";

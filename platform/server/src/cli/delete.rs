@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::{
     discovery::Kind,
     failure::Failure,
-    get::{Target, targets},
+    get::{Target, named_or_selected, targets},
     manifest, output,
     server::{Server, is_not_found, with_query},
     session::Session,
@@ -116,7 +116,9 @@ impl Failures<'_> {
 async fn named(args: &DeleteArgs, session: &Session, server: &Server) -> anyhow::Result<Vec<Doomed>> {
     let namespace = session.namespace().await?;
     let mut doomed = Vec::new();
-    for Target { kind, names } in targets(session.discovery().await?, &args.what)? {
+    let targets = targets(session.discovery().await?, &args.what)?;
+    named_or_selected(&targets, args.selector.as_ref().map(|_| "-l LABELS").or(args.all.then_some("--all")))?;
+    for Target { kind, names } in targets {
         let whole_kind = args.all || args.selector.is_some();
         if names.is_empty() && !whole_kind {
             return Err(Failure::error(

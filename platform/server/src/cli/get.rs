@@ -53,6 +53,9 @@ pub(crate) struct Target {
     pub(crate) names: Vec<String>,
 }
 
+/// The server does not remember what came after a version.
+const EXPIRED: u16 = 410;
+
 /// Objects fetched at a time.
 const PAGE: &str = "500";
 
@@ -85,8 +88,18 @@ pub(crate) fn targets(discovery: &Discovery, words: &[String]) -> anyhow::Result
     Ok(targets)
 }
 
+/// Refuses a name beside what selects objects: who gives both may mean either.
+pub(crate) fn named_or_selected(targets: &[Target], selecting: Option<&str>) -> anyhow::Result<()> {
+    let named = targets.iter().find_map(|target| target.names.first());
+    let (Some(name), Some(flag)) = (named, selecting) else { return Ok(()) };
+    let what = format!("{name} was named, and {flag} selects objects too");
+    Err(Failure::error(what, format!("leave out the name, or {flag}")))
+}
+
 pub(crate) async fn run(args: GetArgs, session: &Session) -> anyhow::Result<()> {
     let targets = targets(session.discovery().await?, &args.what)?;
+    let labels = args.selector.as_ref().map(|_| "-l LABELS");
+    named_or_selected(&targets, labels.or(args.field_selector.as_ref().map(|_| "--field-selector")))?;
     let server = session.server().await?;
     let namespace = session.namespace().await?;
     let namespace = if args.all_namespaces { None } else { Some(namespace.as_str()) };
@@ -130,7 +143,7 @@ impl Get<'_> {
                 objects.extend(self.unless_missing(self.server.get(&path).await)?);
             }
             if names.is_empty() {
-                objects.extend(self.list(kind).await?.0);
+                objects.extend(self.list(kind, self.args.field_selector.as_deref()).await?.0);
             }
         }
         let mut objects: Vec<_> = objects.into_iter().map(|object| self.shown(object)).collect();
@@ -145,11 +158,11 @@ impl Get<'_> {
         output::result(self.format, &value, String::new)
     }
 
-    /// All objects of a kind, and the version of the list.
-    async fn list(&self, kind: &Kind) -> anyhow::Result<(Vec<Value>, String)> {
+    /// All objects of a kind with these fields, and the version of the list.
+    async fn list(&self, kind: &Kind, fields: Option<&str>) -> anyhow::Result<(Vec<Value>, String)> {
         let (mut items, mut token) = (Vec::new(), String::new());
         loop {
-            let mut page = self.server.get(&self.list_path(kind, &token)).await?;
+            let mut page = self.server.get(&self.list_path(kind, fields, &token)).await?;
             if let Some(found) = page["items"].as_array_mut() {
                 items.append(found);
             }
@@ -207,28 +220,31 @@ impl Get<'_> {
     /// The named objects in one table, or all of the kind; none when all named ones are missing and that is
     /// allowed.
     async fn table(&self, kind: &Kind, names: &[String]) -> anyhow::Result<Option<ServerTable>> {
+        if names.is_empty() {
+            return self.listed(kind, self.args.field_selector.as_deref()).await.map(Some);
+        }
         let mut whole: Option<ServerTable> = None;
-        let mut add = |page: ServerTable| match &mut whole {
-            None => whole = Some(page),
-            Some(whole) => whole.extend(page),
-        };
         for name in names {
             let path = kind.object(self.namespace.unwrap_or_default(), name);
             if let Some(found) = self.unless_missing(self.server.get_as(&path, table::ACCEPT).await)? {
-                add(serde_json::from_value(found)?);
-            }
-        }
-        let mut token = String::new();
-        while names.is_empty() {
-            let answer = self.server.get_as(&self.list_path(kind, &token), table::ACCEPT).await?;
-            let page: ServerTable = serde_json::from_value(answer)?;
-            token.clone_from(&page.metadata.continue_token);
-            add(page);
-            if token.is_empty() {
-                break;
+                add(&mut whole, serde_json::from_value(found)?);
             }
         }
         Ok(whole)
+    }
+
+    /// All objects of a kind with these fields, in one table.
+    async fn listed(&self, kind: &Kind, fields: Option<&str>) -> anyhow::Result<ServerTable> {
+        let (mut whole, mut token) = (None, String::new());
+        loop {
+            let answer = self.server.get_as(&self.list_path(kind, fields, &token), table::ACCEPT).await?;
+            let page: ServerTable = serde_json::from_value(answer)?;
+            token.clone_from(&page.metadata.continue_token);
+            add(&mut whole, page);
+            if token.is_empty() {
+                return Ok(whole.unwrap_or_default());
+            }
+        }
     }
 
     fn unless_missing(&self, answer: Result<Value, kube::Error>) -> Result<Option<Value>, kube::Error> {
@@ -248,53 +264,74 @@ impl Get<'_> {
         object
     }
 
-    fn list_path(&self, kind: &Kind, token: &str) -> String {
+    fn list_path(&self, kind: &Kind, fields: Option<&str>, token: &str) -> String {
         with_query(
             &kind.collection(self.namespace),
             &[
                 ("limit", Some(PAGE)),
                 ("labelSelector", self.args.selector.as_deref()),
-                ("fieldSelector", self.args.field_selector.as_deref()),
+                ("fieldSelector", fields),
                 ("continue", Some(token).filter(|token| !token.is_empty())),
             ],
         )
     }
 
-    fn watch_path(&self, target: &Target, version: &str) -> anyhow::Result<String> {
-        let by_name = match target.names.as_slice() {
-            [] => None,
-            [name] => Some(format!("metadata.name={name}")),
-            _ => {
-                return Err(Failure::error(
-                    "only one object, or all, can be watched",
-                    "name one object, or use -l LABELS",
-                ));
-            }
-        };
-        Ok(with_query(
-            &target.kind.collection(self.namespace),
+    /// The fields by which what is watched is found: one object by its name.
+    fn watched_fields(&self, target: &Target) -> anyhow::Result<Option<String>> {
+        match target.names.as_slice() {
+            [] => Ok(self.args.field_selector.clone()),
+            [name] => Ok(Some(format!("metadata.name={name}"))),
+            _ => Err(Failure::error(
+                "only one object, or all, can be watched",
+                "name one object, or use -l LABELS",
+            )),
+        }
+    }
+
+    fn watch_path(&self, kind: &Kind, fields: Option<&str>, version: &str) -> String {
+        with_query(
+            &kind.collection(self.namespace),
             &[
                 ("watch", Some("true")),
                 ("resourceVersion", Some(version)),
                 ("allowWatchBookmarks", Some("true")),
                 ("labelSelector", self.args.selector.as_deref()),
-                ("fieldSelector", by_name.as_deref().or(self.args.field_selector.as_deref())),
+                ("fieldSelector", fields),
             ],
-        ))
+        )
     }
 
     /// Shows what there is, then every change until Ctrl-C. The server ends a watch now and then; the next
-    /// one goes on where it ended.
+    /// one goes on where it ended, or with all there is if the server does not remember that any more.
     async fn watch(&self, target: &Target) -> anyhow::Result<()> {
+        let fields = self.watched_fields(target)?;
+        let fields = fields.as_deref();
         let mut screen = Screen::new(self, &target.kind);
-        let mut version = screen.first(target).await?;
+        let mut version = screen.first(fields).await?;
+        if !screen.shown
+            && let [name] = target.names.as_slice()
+        {
+            let path = target.kind.object(self.namespace.unwrap_or_default(), name);
+            self.unless_missing(self.server.get(&path).await)?;
+        }
         loop {
             let started = Instant::now();
-            let stream = self.server.stream(&self.watch_path(target, &version)?, screen.accept()).await?;
-            let mut lines = stream.lines();
+            let path = self.watch_path(&target.kind, fields, &version);
+            let mut lines = match self.server.stream(&path, screen.accept()).await {
+                Err(kube::Error::Api(status)) if status.code == EXPIRED => {
+                    version = screen.first(fields).await?;
+                    tokio::time::sleep_until(started + Duration::from_secs(1)).await;
+                    continue;
+                }
+                stream => stream?.lines(),
+            };
             while let Some(line) = lines.try_next().await? {
                 let event: WatchEvent = serde_json::from_str(&line)?;
                 if event.event_type == "ERROR" {
+                    if event.object["code"] == EXPIRED {
+                        version = screen.first(fields).await?;
+                        break;
+                    }
                     let message = event.object["message"].as_str().unwrap_or("the watch was broken off");
                     return Err(Failure::error(message, "run the command again"));
                 }
@@ -305,6 +342,13 @@ impl Get<'_> {
             // A server that ends every watch at once must not be asked in a circle.
             tokio::time::sleep_until(started + Duration::from_secs(1)).await;
         }
+    }
+}
+
+fn add(whole: &mut Option<ServerTable>, page: ServerTable) {
+    match whole {
+        None => *whole = Some(page),
+        Some(whole) => whole.extend(page),
     }
 }
 
@@ -327,11 +371,14 @@ struct Screen<'a> {
     columns: ServerTable,
     widths: Vec<u16>,
     titles_shown: bool,
+    /// Something was there to show.
+    shown: bool,
 }
 
 impl<'a> Screen<'a> {
     fn new(get: &'a Get<'a>, kind: &'a Kind) -> Self {
-        Self { get, kind, columns: ServerTable::default(), widths: Vec::new(), titles_shown: false }
+        let columns = ServerTable::default();
+        Self { get, kind, columns, widths: Vec::new(), titles_shown: false, shown: false }
     }
 
     fn is_data(&self) -> bool {
@@ -342,32 +389,24 @@ impl<'a> Screen<'a> {
         if self.is_data() { "application/json" } else { table::ACCEPT }
     }
 
-    /// Shows what there is; returns the version to watch from.
-    async fn first(&mut self, target: &Target) -> anyhow::Result<String> {
+    /// Shows what there is with these fields; returns the version to watch from, which is the list's: the server
+    /// may have forgotten everything since an object's own.
+    async fn first(&mut self, fields: Option<&str>) -> anyhow::Result<String> {
         if self.is_data() {
-            let (objects, version) = match target.names.as_slice() {
-                [] => self.get.list(&target.kind).await?,
-                names => {
-                    let path = target.kind.object(self.get.namespace.unwrap_or_default(), &names[0]);
-                    let object = self.get.server.get(&path).await?;
-                    let version = resource_version(&object);
-                    (vec![object], version)
-                }
-            };
+            let (objects, version) = self.get.list(self.kind, fields).await?;
+            self.shown |= !objects.is_empty();
             for object in &objects {
                 self.object(object)?;
             }
             return Ok(version);
         }
-        let table = self.get.table(&target.kind, &target.names).await?.unwrap_or_default();
+        let table = self.get.listed(self.kind, fields).await?;
         self.columns = table.without_rows();
         if !table.rows.is_empty() {
+            self.shown = true;
             self.rows(&table)?;
         }
-        Ok(match table.metadata.resource_version.as_str() {
-            "" => table.rows.first().map(|row| row.metadata("resourceVersion").into()).unwrap_or_default(),
-            version => version.into(),
-        })
+        Ok(table.metadata.resource_version)
     }
 
     fn object(&self, object: &Value) -> anyhow::Result<()> {

@@ -142,6 +142,54 @@ async fn watch_goes_on_where_the_server_ended_it() {
     );
 }
 
+#[tokio::test]
+async fn one_object_is_watched_from_its_lists_version_and_again_when_that_is_forgotten() {
+    static WATCHES: AtomicUsize = AtomicUsize::new(0);
+    let fake = Fake::start(|seen| {
+        if !seen.path.contains("watch=true") {
+            // The object's own version is one that the server forgot when it started again.
+            let object = |path: &str| path == format!("{FUNCTIONS}/hello");
+            return Some(ok(&table(&["hello"], None))).filter(|_| !object(&seen.path));
+        }
+        let expired = json!({"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"});
+        Some(match WATCHES.fetch_add(1, Ordering::SeqCst) {
+            0 => status(410, "Expired", "too old resource version"),
+            1 => Response::new(Body::from(json!({"type": "ERROR", "object": expired}).to_string() + "\n")),
+            _ => {
+                Response::new(Body::from_stream(futures::stream::pending::<Result<String, std::io::Error>>()))
+            }
+        })
+    })
+    .await;
+    let mut command = mayfly(&fake.path(""));
+    command.args(["get", "fn", "hello", "--watch"]).env("MAYFLY_DATA_DIR", fake.path("data"));
+    let mut child = command.spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut shown = Vec::new();
+    while shown.len() < 4 {
+        shown.push(lines.next_line().await.unwrap().expect("it goes on"));
+    }
+    assert_eq!(shown, ["NAME    READY", "hello   True", "hello   True", "hello   True"]);
+    child.kill().await.unwrap();
+    let lists = fake.lines().into_iter().filter(|line| !line.contains("watch=true"));
+    assert!(lists.into_iter().all(|line| line.contains("fieldSelector=metadata.name%3Dhello")));
+}
+
+#[tokio::test]
+async fn a_name_beside_a_selector_is_refused() {
+    let fake = Fake::start(|_| Some(ok(&function("hello", "7")))).await;
+    for line in [
+        &["delete", "fn", "hello", "-l", "tier=canary"][..],
+        &["delete", "fn/hello", "--all"],
+        &["get", "fn", "hello", "-l", "tier=canary"],
+        &["get", "fn", "hello", "--field-selector", "metadata.name=x"],
+    ] {
+        let error = fake.run(line).await.failed();
+        assert!(error.contains("hello was named, and -") && error.contains("leave out the name"), "{error}");
+    }
+    assert!(fake.lines().is_empty(), "{:?}", fake.lines());
+}
+
 /// Ctrl-C.
 pub(crate) fn interrupt(child: &tokio::process::Child) {
     let pid = rustix::process::Pid::from_raw(i32::try_from(child.id().unwrap()).unwrap()).unwrap();

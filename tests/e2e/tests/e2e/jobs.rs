@@ -247,6 +247,43 @@ async fn a_stopped_execution_takes_its_job_along() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_job_goes_with_its_execution_even_if_nobody_let_it_go() -> Result<()> {
+    guest_or_skip!("bad-job");
+    let up = Up::start().await?;
+    let component = up.upload("bad-job").await?;
+    let definition = one_job(&component, json!({"Args": ["sleep", "3600"]}));
+    let machine = create(&up, "long", "STANDARD", definition).await?;
+    let running = start(&up, &machine, json!({})).await?;
+    let theirs =
+        until("its job is there", async || Ok(job_names(&up).await?.first().map(ToString::to_string)))
+            .await?;
+    let at_once = json!({"StartAt": "P", "States": {"P": {"Type": "Pass", "End": true}}});
+    let over = start(&up, &create(&up, "short", "STANDARD", at_once).await?, json!({})).await?;
+    ended(&up, &over).await?;
+    // What a crash leaves after an execution's end and before its job's; and one that an execution only began.
+    let api = up.api()?;
+    for (name, awaited) in [("left", "true"), ("begun", "false")] {
+        let sleeps = json!({"args": ["sleep", "3600"]});
+        let mut job = job(name, &component, json!({}), sleeps);
+        job["metadata"]["annotations"] = json!({"mayfly.dev/task": format!("{over}#1"),
+            "mayfly.dev/execution": over, "mayfly.dev/awaited": awaited});
+        let made = api.post(JOBS, &job).await?;
+        ensure!(made.status == 201, "{made:?}");
+    }
+    let names = async || {
+        let mut names = job_names(&up).await?;
+        names.sort();
+        anyhow::Ok(names)
+    };
+    let mut stay = vec![theirs.clone(), "begun".to_owned()];
+    stay.sort();
+    until("the one that was left is gone", async || Ok((names().await? == stay).then_some(()))).await?;
+    call(&up, "StopExecution", json!({"executionArn": running})).await?;
+    until("the other goes as well", async || Ok((names().await? == ["begun"]).then_some(()))).await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_killed_server_finds_its_jobs_again() -> Result<()> {
     guest_or_skip!("bad-job");
     let component = mayfly_e2e::digest_of(&std::fs::read(guest("bad-job").map_err(anyhow::Error::msg)?)?);

@@ -2,14 +2,17 @@
 //!
 //! The Job's name follows from the task's idempotency key, so a task that is carried out again after a crash finds
 //! its Job and waits on. `.sync` waits for the Job's end and answers with what it left
-//! (`mayfly_api::job_io`); a task that nobody waits for any more (a stop, a timeout) takes its Job along. A stop
-//! of the server does not: the Job goes on, and so does the task at the next start.
+//! (`mayfly_api::job_io`); a task that nobody waits for any more (a stop, a timeout) takes its Job along ([`left`]).
+//! A stop of the server does not: the Job goes on, and so does the task at the next start.
 //!
 //! A pod that was lost with the server is replaced and counts as no failure: the Jobs say so in their
 //! `podFailurePolicy`.
 
 mod answer;
 mod arguments;
+mod left;
+#[cfg(test)]
+mod tests;
 
 use std::{
     collections::HashMap,
@@ -21,10 +24,7 @@ use std::{
 
 use bytes::Bytes;
 use futures::{future::BoxFuture, stream};
-use kube::{
-    Api, Client,
-    api::{DeleteParams, PostParams, Preconditions},
-};
+use kube::{Api, Client, api::PostParams};
 use mayfly_api::{
     Digest, ObjectKey,
     job_io::{ANNOTATION_OUTCOMES, Outcome, Outputs},
@@ -33,14 +33,16 @@ use mayfly_api::{
 use mayfly_artifacts::Artifacts;
 use mayfly_informer::Informer;
 use mayfly_runtime_wasm::inspect;
-use mayfly_workflows_engine::engine::{FunctionError, IntegrationCall, Integrations};
+use mayfly_workflows_engine::engine::{Engine, FunctionError, IntegrationCall, Integrations};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
 
 use self::{
     answer::Ended,
-    arguments::{ANNOTATION_KEY, Arguments, Program},
+    arguments::{Arguments, Program, is_of},
+    left::Left,
 };
 
 /// The resource, and the one that waits.
@@ -63,6 +65,7 @@ type Waiters = Arc<Mutex<HashMap<ObjectKey, Weak<Notify>>>>;
 pub(super) struct Jobs {
     deps: JobsDeps,
     waiters: Waiters,
+    left: Arc<Left>,
     stopping: Arc<AtomicBool>,
 }
 
@@ -70,14 +73,21 @@ impl Jobs {
     /// Must be called inside a tokio runtime.
     pub(super) fn new(deps: JobsDeps) -> Self {
         let waiters = Waiters::default();
-        let wakes = waiters.clone();
+        let left = Arc::new(Left::new(deps.client.clone(), deps.jobs.clone()));
+        let (wakes, looks) = (waiters.clone(), left.clone());
         deps.jobs.handle(move |change| {
+            looks.changed(change.latest());
             if let Some(waiter) = wakes.lock().get(&ObjectKey::of(&**change.latest())).and_then(Weak::upgrade)
             {
                 waiter.notify_one();
             }
         });
-        Self { deps, waiters, stopping: Arc::default() }
+        Self { deps, waiters, left, stopping: Arc::default() }
+    }
+
+    /// Deletes Jobs that no task waits for any more, until `stop`.
+    pub(super) async fn run_left(&self, engine: Engine, stop: CancellationToken) {
+        self.left.clone().run(engine, stop).await;
     }
 
     /// From now on a task that is dropped leaves its Job alone.
@@ -93,8 +103,9 @@ impl Jobs {
         let arguments =
             Arguments::parse(&call.arguments).map_err(|why| failed("Job.InvalidArguments", why))?;
         let key = ObjectKey::new(&arguments.namespace, arguments::job_name(&call.idempotency_key));
-        let mut mine = Mine::new(self, key);
-        let job = match self.create(&mine.key, &arguments, &call.idempotency_key).await {
+        let awaited = call.resource == RUN_SYNC;
+        let mut mine = Mine::new(self, key, &call.idempotency_key);
+        let job = match self.create(&mine.key, &arguments, &call.idempotency_key, awaited).await {
             Ok(job) => job,
             Err(error) => {
                 // There is none, or it is somebody else's.
@@ -104,7 +115,7 @@ impl Jobs {
         };
         let begun =
             json!({"jobName": mine.key.name, "namespace": mine.key.namespace, "uid": job.metadata.uid});
-        if call.resource != RUN_SYNC {
+        if !awaited {
             mine.keep();
             return Ok(begun);
         }
@@ -121,10 +132,25 @@ impl Jobs {
     }
 
     /// Creates the Job, or finds the one that an earlier try created.
-    async fn create(&self, key: &ObjectKey, arguments: &Arguments, task: &str) -> Result<Job, FunctionError> {
+    async fn create(
+        &self,
+        key: &ObjectKey,
+        arguments: &Arguments,
+        task: &str,
+        awaited: bool,
+    ) -> Result<Job, FunctionError> {
         let api = self.api(&key.namespace);
+        let ours = |there: Job| match is_of(&there, task) {
+            true => Ok(there),
+            false => Err(failed(
+                "Job.AlreadyExists",
+                format!(
+                    "a job {key} is there that is not this task's: delete it, or start another execution"
+                ),
+            )),
+        };
         if let Some(there) = api.get_opt(&key.name).await.map_err(unavailable)? {
-            return Ok(there);
+            return ours(there);
         }
         self.check(arguments).await?;
         let inputs = json!(arguments.inputs).to_string();
@@ -132,20 +158,12 @@ impl Jobs {
             true => inputs,
             false => self.store(inputs).await?.to_string(),
         };
-        let manifest = arguments.manifest(key, &inputs, task);
+        let manifest = arguments.manifest(key, &inputs, task, awaited);
         let job: Job = serde_json::from_value(manifest).map_err(|why| failed("Job.InvalidArguments", why))?;
         match api.create(&PostParams::default(), &job).await {
             Ok(job) => Ok(job),
             Err(kube::Error::Api(status)) if status.is_already_exists() => {
-                let there = api.get(&key.name).await.map_err(unavailable)?;
-                let annotations = there.metadata.annotations.as_ref();
-                match annotations.and_then(|all| all.get(ANNOTATION_KEY)).is_some_and(|name| name == task) {
-                    true => Ok(there),
-                    false => Err(failed(
-                        "Job.AlreadyExists",
-                        format!("a job {key} is there that is not this task's"),
-                    )),
-                }
+                ours(api.get(&key.name).await.map_err(unavailable)?)
             }
             Err(kube::Error::Api(status)) if status.code < 500 => {
                 Err(failed("Job.InvalidArguments", status.message))
@@ -180,7 +198,10 @@ impl Jobs {
             true => Ok(()),
             false => Err(failed(
                 "Job.InvalidComponent",
-                format!("the component {digest} answers requests: it is a function, and no job"),
+                format!(
+                    "the component {digest} answers requests: it is a function, and no job; deploy it and call it \
+                     with lambda:invoke, or build it as a program (wasi:cli/run)"
+                ),
             )),
         }
     }
@@ -249,17 +270,20 @@ impl Drop for Forget<'_> {
     }
 }
 
-/// A Job whose task is under way: dropped, the Job is deleted, unless it is to be kept.
+/// A Job whose task is under way: dropped, the Job is left, unless it is to be kept.
 struct Mine {
     key: ObjectKey,
-    client: Client,
+    task: String,
+    left: Arc<Left>,
     stopping: Arc<AtomicBool>,
     kept: bool,
 }
 
 impl Mine {
-    fn new(jobs: &Jobs, key: ObjectKey) -> Self {
-        Self { key, client: jobs.deps.client.clone(), stopping: jobs.stopping.clone(), kept: false }
+    fn new(jobs: &Jobs, key: ObjectKey, task: &str) -> Self {
+        jobs.left.taken(&key);
+        let (left, stopping) = (jobs.left.clone(), jobs.stopping.clone());
+        Self { key, task: task.to_owned(), left, stopping, kept: false }
     }
 
     fn keep(&mut self) {
@@ -269,20 +293,9 @@ impl Mine {
 
 impl Drop for Mine {
     fn drop(&mut self) {
-        if self.kept || self.stopping.load(Ordering::SeqCst) {
-            return;
+        if !self.kept && !self.stopping.load(Ordering::SeqCst) {
+            self.left.dropped(&self.key, &self.task);
         }
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        let api: Api<Job> = Api::namespaced(self.client.clone(), &self.key.namespace);
-        let key = self.key.clone();
-        runtime.spawn(async move {
-            let params = DeleteParams { preconditions: None::<Preconditions>, ..DeleteParams::background() };
-            match api.delete(&key.name, &params).await {
-                Err(kube::Error::Api(status)) if status.is_not_found() => {}
-                Err(error) => tracing::warn!(job = %key, %error, "cannot delete a job that nobody waits for"),
-                Ok(_) => tracing::info!(job = %key, "deleted a job that nobody waits for any more"),
-            }
-        });
     }
 }
 

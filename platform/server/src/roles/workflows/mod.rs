@@ -151,6 +151,7 @@ impl Workflows {
                 self.executions.follow(changes, stop.clone()),
                 self.objects.run(stop.clone()),
                 self.triggers.run(stop.clone()),
+                self.jobs.run_left(engine.clone(), stop.clone()),
             );
         };
         let stopped = stop.clone().cancelled_owned();

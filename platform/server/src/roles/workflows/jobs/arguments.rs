@@ -6,6 +6,7 @@ use mayfly_api::{
     Digest, ObjectKey,
     egress::EgressRule,
     job_io::{ANNOTATION_INPUTS, ArtifactRef, Inputs},
+    k8s::api::batch::v1::Job,
     names, wellknown,
 };
 use mayfly_runtime_wasm::ANNOTATION_EGRESS;
@@ -13,9 +14,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 /// On a Job: the task that it is of.
-pub(super) const ANNOTATION_KEY: &str = "mayfly.dev/task";
+const ANNOTATION_KEY: &str = "mayfly.dev/task";
 /// On a Job: the execution that it is of.
 const ANNOTATION_EXECUTION: &str = "mayfly.dev/execution";
+/// On a Job: its task waits for its end (`"true"`), so it does not outlive its execution.
+const ANNOTATION_AWAITED: &str = "mayfly.dev/awaited";
 /// On a Job: made by a workflow.
 const LABEL_WORKFLOW: &str = "mayfly.dev/workflow";
 /// How long a Job stays after its end, with what it left, when the task does not say: a week, in seconds.
@@ -114,8 +117,8 @@ impl Arguments {
         Ok(Self { namespace, program, inputs, single, spec, container, egress: written.egress.join(",") })
     }
 
-    /// The Job's object. `task` is the idempotency key.
-    pub(super) fn manifest(&self, key: &ObjectKey, inputs: &str, task: &str) -> Value {
+    /// The Job's object. `task` is the idempotency key; `awaited`: the task waits for the Job's end.
+    pub(super) fn manifest(&self, key: &ObjectKey, inputs: &str, task: &str, awaited: bool) -> Value {
         let mut pod = json!({"restartPolicy": "Never", "containers": [self.container]});
         if matches!(self.program, Program::Component(_)) {
             pod["runtimeClassName"] = json!(wellknown::RUNTIME_CLASS_WASM);
@@ -129,16 +132,33 @@ impl Arguments {
         let mut spec = self.spec.clone();
         spec["template"] = json!({"metadata": {"annotations": annotations}, "spec": pod});
         let execution = task.rsplit_once('#').map_or(task, |(execution, _)| execution);
+        let mut annotations = json!({ANNOTATION_KEY: task, ANNOTATION_EXECUTION: execution});
+        if awaited {
+            annotations[ANNOTATION_AWAITED] = json!("true");
+        }
         json!({
             "apiVersion": "batch/v1", "kind": "Job",
             "metadata": {
                 "name": key.name, "namespace": key.namespace,
-                "labels": {LABEL_WORKFLOW: workflow(task)},
-                "annotations": {ANNOTATION_KEY: task, ANNOTATION_EXECUTION: execution},
+                "labels": {LABEL_WORKFLOW: workflow(task)}, "annotations": annotations,
             },
             "spec": spec,
         })
     }
+}
+
+fn annotation<'a>(job: &'a Job, name: &str) -> Option<&'a str> {
+    job.metadata.annotations.as_ref()?.get(name).map(String::as_str)
+}
+
+/// Whether a Job was made for this task.
+pub(super) fn is_of(job: &Job, task: &str) -> bool {
+    annotation(job, ANNOTATION_KEY) == Some(task)
+}
+
+/// The execution of the task that waits for this Job, or did.
+pub(super) fn awaiting_execution(job: &Job) -> Option<&str> {
+    annotation(job, ANNOTATION_EXECUTION).filter(|_| annotation(job, ANNOTATION_AWAITED) == Some("true"))
 }
 
 fn spec(written: &Written) -> Value {
@@ -213,8 +233,12 @@ mod tests {
         .unwrap();
         let key = ObjectKey::new("default", job_name(TASK));
         assert!(key.name.starts_with("my-pipe-") && key.name.len() == 24, "{}", key.name);
-        let job = arguments.manifest(&key, "{}", TASK);
-        let _typed: mayfly_api::k8s::api::batch::v1::Job = serde_json::from_value(job.clone()).unwrap();
+        let job = arguments.manifest(&key, "{}", TASK, true);
+        let typed: Job = serde_json::from_value(job.clone()).unwrap();
+        assert!(is_of(&typed, TASK) && !is_of(&typed, "another#7"));
+        assert_eq!(awaiting_execution(&typed), TASK.strip_suffix("#7"));
+        let begun: Job = serde_json::from_value(arguments.manifest(&key, "{}", TASK, false)).unwrap();
+        assert_eq!(awaiting_execution(&begun), None, "nobody waits for it, so it may outlive its execution");
         let pod = &job["spec"]["template"];
         assert_eq!(pod["spec"]["runtimeClassName"], "wasm");
         let container = &pod["spec"]["containers"][0];

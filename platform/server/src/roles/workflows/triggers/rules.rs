@@ -1,6 +1,6 @@
 //! The event patterns of all workflows, and what an event starts.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use mayfly_api::{
     ObjectKey, Workflow,
@@ -23,13 +23,43 @@ const ID_BYTES_MAX: usize = 36;
 #[derive(Clone)]
 pub(in crate::roles::workflows) struct EventRules {
     api: Api,
-    rules: Arc<RwLock<Arc<Vec<Rule>>>>,
+    rules: Arc<RwLock<Rules>>,
     notes: mpsc::Sender<Fired>,
+}
+
+/// The rules of each workflow that has any.
+#[derive(Clone, Debug, Default)]
+struct Rules(Arc<BTreeMap<ObjectKey, Known>>);
+
+/// The rules of one workflow, as of this generation of its spec.
+#[derive(Clone, Debug)]
+struct Known {
+    uid: Option<String>,
+    generation: Option<i64>,
+    rules: Arc<[Rule]>,
+}
+
+impl Rules {
+    /// A workflow as it is now; `None` when it is gone or going. Most changes are of its status, and cost nothing.
+    fn set(&mut self, key: &ObjectKey, object: Option<&Workflow>) {
+        let Some(object) = object else {
+            if self.0.contains_key(key) {
+                Arc::make_mut(&mut self.0).remove(key);
+            }
+            return;
+        };
+        let (uid, generation) = (object.metadata.uid.clone(), object.metadata.generation);
+        if self.0.get(key).is_some_and(|known| known.uid == uid && known.generation == generation) {
+            return;
+        }
+        let known = Known { uid, generation, rules: of(object).into() };
+        Arc::make_mut(&mut self.0).insert(key.clone(), known);
+    }
 }
 
 /// One trigger.
 #[derive(Debug)]
-pub(super) struct Rule {
+struct Rule {
     workflow: ObjectKey,
     machine: String,
     trigger: Trigger,
@@ -52,10 +82,9 @@ impl EventRules {
         (Self { api, rules: Arc::default(), notes }, noted)
     }
 
-    pub(super) fn replace(&self, workflows: &[Arc<Workflow>]) {
-        let rules = workflows.iter().filter(|object| object.metadata.deletion_timestamp.is_none());
-        let rules = rules.flat_map(|object| of(object)).collect();
-        *self.rules.write() = Arc::new(rules);
+    /// Takes in a workflow as it is now; `None` when it is gone or going.
+    pub(super) fn set(&self, key: &ObjectKey, object: Option<&Workflow>) {
+        self.rules.write().set(key, object);
     }
 
     /// Starts what an event is to start. `identity` tells one event from another: the same twice starts nothing
@@ -69,8 +98,9 @@ impl EventRules {
         identity: &str,
     ) -> Result<(), String> {
         let rules = self.rules.read().clone();
+        let rules = rules.0.values().flat_map(|known| known.rules.iter());
         let mut failure = None;
-        for rule in rules.iter().filter(|rule| !rule.trigger.suspend && rule.pattern.matches(event)) {
+        for rule in rules.filter(|rule| !rule.trigger.suspend && rule.pattern.matches(event)) {
             let execution = execution_name(&rule.trigger.name, identity);
             let error = match start(&self.api, &rule.machine, &execution, &input(&rule.trigger, event)).await
             {
@@ -123,7 +153,41 @@ fn execution_name(trigger: &str, identity: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+
+    #[test]
+    fn a_status_compiles_no_pattern_anew() {
+        let key = ObjectKey::new("default", "w");
+        let workflow = |uid: &str, generation: i64, source: &str| -> Workflow {
+            let trigger = json!({"name": "t", "event": {"pattern": {"source": [source]}}});
+            serde_json::from_value(json!({"apiVersion": "mayfly.dev/v1", "kind": "Workflow",
+                "metadata": {"name": "w", "namespace": "default", "uid": uid, "generation": generation},
+                "spec": {"definition": {}, "triggers": [trigger]}}))
+            .unwrap()
+        };
+        let mut rules = Rules::default();
+        let matches = |rules: &Rules, source: &str| {
+            let event = json!({"source": source});
+            rules
+                .0
+                .values()
+                .flat_map(|known| known.rules.iter())
+                .filter(|rule| rule.pattern.matches(&event))
+                .count()
+        };
+        rules.set(&key, Some(&workflow("u", 1, "a")));
+        let compiled = rules.0[&key].rules.clone();
+        rules.set(&key, Some(&workflow("u", 1, "a")));
+        assert!(Arc::ptr_eq(&compiled, &rules.0[&key].rules), "nothing changed but the status");
+        for (uid, generation, source) in [("u", 2, "b"), ("another", 2, "c")] {
+            rules.set(&key, Some(&workflow(uid, generation, source)));
+            assert_eq!((matches(&rules, "a"), matches(&rules, source)), (0, 1), "{uid} {generation}");
+        }
+        rules.set(&key, None);
+        assert_eq!(matches(&rules, "c"), 0);
+    }
 
     #[test]
     fn executions_are_named_after_the_event() {

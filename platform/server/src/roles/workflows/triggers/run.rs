@@ -83,14 +83,21 @@ impl Triggers {
             () = stop.cancelled() => return,
         }
         let mut changes = self.workflows.subscribe();
-        self.events.replace(&self.workflows.list());
         for object in self.workflows.list() {
-            self.meet(&object, Timestamp::now());
+            self.look(&ObjectKey::of(&*object));
         }
         loop {
             let now = Timestamp::now();
-            let next = self.advance(now).await;
-            self.write_down().await;
+            let work = async {
+                let next = self.advance(now).await;
+                self.write_down().await;
+                next
+            };
+            // A stop waits for no disk: what is done twice after it is recognised.
+            let next = tokio::select! {
+                () = stop.cancelled() => return,
+                next = work => next,
+            };
             let pause = next.map_or(SLEEP_MAX, |next| {
                 Duration::try_from(next.duration_since(Timestamp::now()))
                     .unwrap_or(Duration::ZERO)
@@ -100,16 +107,18 @@ impl Triggers {
                 () = stop.cancelled() => return,
                 () = tokio::time::sleep(pause) => {}
                 Some(fired) = self.noted.recv() => self.note(fired),
-                keys = changes.next() => {
-                    self.events.replace(&self.workflows.list());
-                    for key in keys {
-                        match self.workflows.get(&key).filter(|object| object.metadata.deletion_timestamp.is_none()) {
-                            Some(object) => self.meet(&object, Timestamp::now()),
-                            None => _ = self.known.remove(&key),
-                        }
-                    }
-                }
+                keys = changes.next() => keys.iter().for_each(|key| self.look(key)),
             }
+        }
+    }
+
+    /// Takes in a workflow as it is now, or that it is gone or going.
+    fn look(&mut self, key: &ObjectKey) {
+        let object = self.workflows.get(key).filter(|object| object.metadata.deletion_timestamp.is_none());
+        self.events.set(key, object.as_deref());
+        match object {
+            Some(object) => self.meet(&object, Timestamp::now()),
+            None => _ = self.known.remove(key),
         }
     }
 
@@ -180,8 +189,10 @@ impl Triggers {
             let written = kinds.patch_status(&key.name, &PatchParams::default(), &Patch::Merge(&patch)).await;
             match written {
                 Ok(_) => known.dirty = false,
-                Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {
-                    known.dirty = false
+                Err(kube::Error::Api(status)) if status.is_not_found() => known.dirty = false,
+                // Another object has its name; else it was only changed too often meanwhile.
+                Err(kube::Error::Api(status)) if status.is_conflict() => {
+                    known.dirty = self.workflows.get(key).is_some_and(|now| now.metadata.uid == known.uid);
                 }
                 Err(error) => {
                     tracing::warn!(workflow = %key, %error, "the triggers' status cannot be written yet")
