@@ -14,7 +14,8 @@ use mayfly_workflows_language::value::Value;
 use super::context::{StateContext, context_object};
 use super::quantity;
 use super::state::Item;
-use super::turn::{Left, Trouble, Turn};
+use super::trouble::Trouble;
+use super::turn::{Left, Turn};
 
 impl Turn<'_> {
     /// Evaluates something in the surroundings of a thread's state.

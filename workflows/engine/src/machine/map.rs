@@ -7,7 +7,8 @@ use mayfly_workflows_language::value::Value;
 
 use super::data;
 use super::state::{Item, MapPhase, Phase, Place, Thread};
-use super::turn::{Trouble, Turn, iteration};
+use super::trouble::Trouble;
+use super::turn::{Turn, iteration};
 use crate::history::Details;
 
 impl Turn<'_> {

@@ -24,6 +24,7 @@
 //! iterations. A thread's `cursor` is the event its next event follows.
 //! Start reading at [`turn`].
 
+mod batches;
 mod call;
 mod checkpoint;
 mod context;
@@ -43,15 +44,16 @@ mod simple;
 mod state;
 mod task;
 mod token;
+mod trouble;
 mod turn;
 
+pub(crate) use batches::batched;
 pub use call::{Action, Call, ChildResult, ChildStart, Outcome, TaskCall};
 pub(crate) use context::time_text;
 pub use context::{StateContext, context_object};
 pub use event::Event;
 pub use failure::Failure;
 pub use map_counts::Counts;
-pub(crate) use map_run::batched;
 pub use retry::{Decision, decide};
 pub(crate) use retry::{interval_seconds, takes};
 pub use state::{EDITION, Facts, Item, Limits, Machine, MapRunState, Output};

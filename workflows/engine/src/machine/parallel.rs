@@ -4,7 +4,8 @@ use mayfly_workflows_language::definition::{Parallel, State};
 use mayfly_workflows_language::value::Value;
 
 use super::state::{Phase, Place, Thread};
-use super::turn::{Trouble, Turn};
+use super::trouble::Trouble;
+use super::turn::Turn;
 
 impl Turn<'_> {
     pub(super) fn run_parallel(

@@ -9,7 +9,8 @@ use mayfly_workflows_language::value::Value;
 use super::failure::Failure;
 use super::quantity;
 use super::state::{Phase, Wakes};
-use super::turn::{Trouble, Turn, milliseconds};
+use super::trouble::Trouble;
+use super::turn::{Turn, milliseconds};
 
 /// AWS lets an execution live for a year.
 const WAIT_SECONDS_MAX: u64 = 31_536_000;

@@ -12,7 +12,8 @@ use super::failure::Failure;
 use super::quantity;
 use super::state::{Phase, TaskPhase, TaskSeconds, Wakes};
 use super::token::Token;
-use super::turn::{Trouble, Turn, failed, milliseconds};
+use super::trouble::Trouble;
+use super::turn::{Turn, failed, milliseconds};
 use crate::history::{Details, Field};
 use crate::journal::Payload;
 

@@ -1,0 +1,128 @@
+//! A state or a part of it fails: told, retried, caught, or handed to what is around it.
+
+use mayfly_workflows_language::definition::State;
+use mayfly_workflows_language::error::StateError;
+
+use super::failure::{self, Failure};
+use super::state::{Phase, Place};
+use super::turn::{Turn, iteration};
+use crate::history::Details;
+
+/// An error on its way, or a state's own mistake that still needs its sentence.
+pub(super) enum Trouble {
+    /// Retriers and catchers see it as it is.
+    Failed(Failure),
+    /// An error of the state's data.
+    Data(StateError),
+}
+
+impl From<StateError> for Trouble {
+    fn from(error: StateError) -> Self {
+        Trouble::Data(error)
+    }
+}
+
+impl From<Failure> for Trouble {
+    fn from(failure: Failure) -> Self {
+        Trouble::Failed(failure)
+    }
+}
+
+impl Turn<'_> {
+    /// A state failed: its data, its task, its branches.
+    pub(super) fn trouble(&mut self, number: u32, state: &State, trouble: Trouble) {
+        if self.active(number).is_none() {
+            return;
+        }
+        let failure = self.told_failure(number, state, trouble);
+        self.cancel_state(number);
+        if !self.retried(number, state, &failure) && !self.caught(number, state, &failure) {
+            self.flow_failed(number, failure);
+        }
+    }
+
+    /// A state's trouble with its sentence, told by an event where it is an expression's.
+    pub(super) fn told_failure(&mut self, number: u32, state: &State, trouble: Trouble) -> Failure {
+        let (failure, location) = self.sentence(number, state, trouble);
+        if let Some(location) = location {
+            self.evaluation_failed(number, state, &failure, &location);
+        }
+        failure
+    }
+
+    /// A state's trouble with its sentence, and the expression's place if it is one's.
+    pub(super) fn sentence(&self, number: u32, state: &State, trouble: Trouble) -> (Failure, Option<String>) {
+        match trouble {
+            Trouble::Failed(failure) => (failure, None),
+            Trouble::Data(error) => {
+                let entered = self.active(number).map_or(0, |active| active.entered);
+                (failure::in_state(&state.name, entered, &error), error.location)
+            }
+        }
+    }
+
+    /// The event of an expression that failed; where no expression is at fault there is no place.
+    fn evaluation_failed(&mut self, number: u32, state: &State, failure: &Failure, location: &str) {
+        let cursor = self.cursor(number);
+        let id = self.emit(cursor, "EvaluationFailed", || {
+            Some(
+                Details::new("evaluationFailedEventDetails")
+                    .maybe("cause", failure.cause.as_deref())
+                    .maybe("error", failure.error.as_deref())
+                    .maybe("location", Some(location).filter(|location| !location.is_empty()))
+                    .text("state", state.name.clone()),
+            )
+        });
+        self.set_cursor(number, id);
+    }
+
+    pub(super) fn flow_failed(&mut self, number: u32, failure: Failure) {
+        let cursor = self.cursor(number);
+        let place = self.m.threads.get(&number).and_then(|thread| thread.parent);
+        match place {
+            None => self.end_failed(cursor, failure),
+            Some(_) if failure.is_runtime() && !self.is_awaited_around(number, &failure) => {
+                self.end_failed(cursor, failure);
+            }
+            Some(Place { thread, slot }) => self.part_failed(thread, slot, number, cursor, failure),
+        }
+    }
+
+    /// Does a state around the thread name this error? If none does, `States.Runtime` ends the execution where it
+    /// happens, and the states around it do not say that they failed (measured on AWS: floci-io/floci#2868).
+    fn is_awaited_around(&self, number: u32, failure: &Failure) -> bool {
+        let error = failure.error.as_deref();
+        let mut around = self.m.threads.get(&number).and_then(|thread| thread.parent);
+        while let Some(place) = around {
+            let Some(thread) = self.m.threads.get(&place.thread) else { return false };
+            if let Some(active) = &thread.active {
+                let state = self.m.definition.state(active.state);
+                let retried = state.retry.iter().map(|retrier| &retrier.error_equals);
+                let mut names = retried.chain(state.catch.iter().map(|catcher| &catcher.error_equals));
+                if names.any(|names| super::retry::takes(names, error)) {
+                    return true;
+                }
+            }
+            around = thread.parent;
+        }
+        false
+    }
+
+    /// A branch or an iteration failed, and with it the state around it.
+    fn part_failed(&mut self, parent: u32, slot: u32, number: u32, cursor: u64, failure: Failure) {
+        let definition = self.m.definition.clone();
+        let Some(active) = self.active(parent) else { return };
+        let state = definition.state(active.state);
+        if matches!(active.phase, Phase::Map(_)) {
+            self.emit(cursor, "MapIterationFailed", || {
+                Some(iteration("mapIterationFailedEventDetails", state, slot))
+            });
+        }
+        self.keep_wreck();
+        self.m.threads.remove(&number);
+        self.set_cursor(parent, cursor);
+        self.parts_failed = true;
+        self.parts_to_tell = true;
+        self.trouble(parent, state, Trouble::Failed(failure));
+    }
+}
