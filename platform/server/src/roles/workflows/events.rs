@@ -303,7 +303,8 @@ impl Integrations for PutEvents {
                     entry["Detail"] = entry["Detail"].to_string().into();
                 }
                 let Some(entry) = entry.as_object_mut() else { continue };
-                if let Some(resources) = entry.entry("Resources").or_insert_with(|| json!([])).as_array_mut() {
+                if let Some(resources) = entry.entry("Resources").or_insert_with(|| json!([])).as_array_mut()
+                {
                     resources.extend(call.origin.iter().map(|arn| json!(arn)));
                 }
             }

@@ -53,6 +53,7 @@ async fn a_job_that_is_somebody_elses_is_neither_answered_from_nor_deleted() {
         arguments: json!({"Component": Digest::of(b"c")}),
         task_token: String::new(),
         idempotency_key: task.into(),
+        origin: Default::default(),
         submitted: None,
     };
     let told = tokio::time::timeout(std::time::Duration::from_secs(10), cluster.jobs.run(call)).await;
