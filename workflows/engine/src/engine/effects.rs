@@ -218,11 +218,12 @@ async fn event_of(reporter: &Reporter, call: Call, guards: &mut Guards) -> Optio
             tasks::Finished::Later => None,
         },
         Call::ReadItems { state, arguments, max_items } => {
-            let outcome = files::read_items(reporter, state, &arguments, max_items).await;
+            let outcome = Box::pin(files::read_items(reporter, state, &arguments, max_items)).await;
             Some(files::event(reporter.n, outcome, names::ITEM_READER_FAILED))
         }
         Call::WriteResults { state, arguments, run_arn, results } => {
-            let outcome = files::write_results(reporter, state, &arguments, &run_arn, &results).await;
+            let outcome =
+                Box::pin(files::write_results(reporter, state, &arguments, &run_arn, &results)).await;
             Some(files::event(reporter.n, outcome, "States.ResultWriterFailed"))
         }
     }

@@ -81,7 +81,8 @@ pub(crate) async fn run(reporter: &Reporter, task: TaskCall, guards: &mut Guards
     }
 }
 
-/// The one call that a task makes.
+/// The one call that a task makes. All calls but those of functions have a box of their own: a task's future is as
+/// large as the largest of them, and is copied when it begins.
 async fn request(reporter: &Reporter, task: &TaskCall) -> Result<Value, FunctionError> {
     match &task.resource {
         Resource::LambdaInvoke(_) => {
@@ -92,22 +93,22 @@ async fn request(reporter: &Reporter, task: &TaskCall) -> Result<Value, Function
         Resource::StartExecution { .. } => {
             start_execution(reporter, &task.arguments, false).await.map(|(answer, _)| answer)
         }
-        Resource::HttpInvoke => http::invoke(&*reporter.inner.deps.http, &task.arguments).await,
+        Resource::HttpInvoke => Box::pin(http::invoke(&*reporter.inner.deps.http, &task.arguments)).await,
         Resource::Integration { service, action, aws_sdk: true, .. } if &**service == "sfn" => {
-            own_api(reporter, action, &task.arguments).await
+            Box::pin(own_api(reporter, action, &task.arguments)).await
         }
         Resource::Integration { service, action, aws_sdk: true, .. } if &**service == "s3" => {
             // S3's numbers of requests look like this.
             let made_up = || hex::encode_upper(&reporter.inner.deps.randomness.bytes()[..8]);
-            endpoint::call_objects(reporter, task, action, made_up).await
+            Box::pin(endpoint::call_objects(reporter, task, action, made_up)).await
         }
         Resource::Integration { service, action, aws_sdk, .. } => {
-            match endpoint::call(reporter, task, service, action, *aws_sdk).await {
+            match Box::pin(endpoint::call(reporter, task, service, action, *aws_sdk)).await {
                 Some(answer) => answer,
-                None => integration(reporter, task).await,
+                None => Box::pin(integration(reporter, task)).await,
             }
         }
-        _ => integration(reporter, task).await,
+        _ => Box::pin(integration(reporter, task)).await,
     }
 }
 
@@ -115,7 +116,7 @@ async fn request(reporter: &Reporter, task: &TaskCall) -> Result<Value, Function
 async fn call_function(reporter: &Reporter, call: FunctionCall) -> Result<FunctionOutput, FunctionError> {
     match reporter.inner.deps.functions.invoke(call.clone()).await {
         Err(failure) if failure.error_type == "Lambda.ResourceNotFoundException" => {
-            endpoint::invoke_function(reporter, &call).await.unwrap_or(Err(failure))
+            Box::pin(endpoint::invoke_function(reporter, &call)).await.unwrap_or(Err(failure))
         }
         answer => answer,
     }
