@@ -9,7 +9,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use mayfly_wal::Mark;
+use mayfly_wal::Log;
 use rusqlite::{Connection, OpenFlags, TransactionBehavior, config::DbConfig, ffi, params};
 
 use crate::{
@@ -73,12 +73,7 @@ pub(crate) enum CommitError {
 
 pub(crate) struct Database {
     connection: Connection,
-    /// Pages in the write-ahead log before it is folded into the data file.
-    log_frames_max: i64,
-    /// Pages in it after the last commit.
-    log_frames: i64,
-    /// How far the log has come: what is read at the next start must not end before.
-    mark: Option<Mark>,
+    log: Log,
     /// Released after the connection is closed: fields drop in this order.
     _lock: Option<Lock>,
 }
@@ -95,7 +90,7 @@ impl Database {
             LockError::Io(source) => io(source),
         })?;
         refuse_what_sqlite_would_overwrite(path)?;
-        let mark = Mark::check(path).map_err(|error| match error {
+        let log = Log::check(path).map_err(|error| match error {
             mayfly_wal::Error::Io { path, source } => OpenError::Io { path, source },
             damaged => OpenError::Damaged { path: path.into(), problem: damaged.to_string() },
         })?;
@@ -103,25 +98,24 @@ impl Database {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE;
         let connection = Connection::open_with_flags(path, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX)
             .map_err(|error| open_error(path, error))?;
-        Self::start(connection, path, config, Some((lock, mark)))
+        Self::start(connection, path, config, log, Some(lock))
     }
 
     pub(crate) fn in_memory(config: &Config) -> Result<(Self, Loaded), OpenError> {
         let path = Path::new(":memory:");
         let connection = Connection::open_in_memory().map_err(|error| open_error(path, error))?;
-        Self::start(connection, path, config, None)
+        Self::start(connection, path, config, Log::in_memory(), None)
     }
 
     fn start(
         connection: Connection,
         path: &Path,
         config: &Config,
-        file: Option<(Lock, Mark)>,
+        mut log: Log,
+        lock: Option<Lock>,
     ) -> Result<(Self, Loaded), OpenError> {
-        let loaded = prepare(&connection, path)?;
-        let log_frames_max = set_limits(&connection, config).map_err(|error| open_error(path, error))?;
-        let (lock, mark) = file.unzip();
-        Ok((Self { connection, log_frames_max, log_frames: 0, mark, _lock: lock }, loaded))
+        let loaded = prepare(&connection, &mut log, path, config)?;
+        Ok((Self { connection, log, _lock: lock }, loaded))
     }
 
     /// Makes all events durable in one transaction. On an error none of them is.
@@ -163,49 +157,33 @@ impl Database {
             revision.execute(params![newest.revision.0.cast_signed()])?;
         }
         transaction.commit()?;
-        self.mark_the_log();
+        self.log.committed(&self.connection);
         Ok(())
     }
 
-    /// Notes how far the log has come, before what was committed is acknowledged.
-    fn mark_the_log(&mut self) {
-        match self.checkpoint("NOOP") {
-            Ok(frames) => self.log_frames = frames,
-            Err(error) => return tracing::debug!(%error, "how long the log is could not be asked"),
-        }
-        if let (Some(mark), Ok(frames @ 1..)) = (&mut self.mark, u64::try_from(self.log_frames)) {
-            mark.advance(frames);
-        }
-    }
-
     /// Folds the write-ahead log into the data file when it has grown to its limit; says whether.
-    pub(crate) fn checkpoint_if_due(&self) -> rusqlite::Result<bool> {
-        if self.log_frames < self.log_frames_max {
-            return Ok(false);
-        }
-        self.checkpoint("PASSIVE")?;
-        Ok(true)
+    pub(crate) fn fold_if_due(&self) -> rusqlite::Result<bool> {
+        self.log.fold_if_due(&self.connection)
     }
 
     /// Folds the write-ahead log into the data file and lets go of both.
     pub(crate) fn close(self) {
         match self.connection.close() {
-            Ok(()) => drop(self.mark.map(Mark::remove)),
+            Ok(()) => self.log.closed(),
             Err((_, error)) => {
                 tracing::warn!(%error, "the data file was not closed cleanly; nothing acknowledged is lost");
             }
         }
     }
-
-    /// Runs a checkpoint and returns the number of frames in the log; -1 when there is no log.
-    fn checkpoint(&self, mode: &str) -> rusqlite::Result<i64> {
-        let mut statement = self.connection.prepare_cached(&format!("PRAGMA wal_checkpoint({mode})"))?;
-        statement.query_row([], |row| row.get(1))
-    }
 }
 
 /// Checks a file that was just opened, makes it if it is new, and reads it.
-fn prepare(connection: &Connection, path: &Path) -> Result<Loaded, OpenError> {
+fn prepare(
+    connection: &Connection,
+    log: &mut Log,
+    path: &Path,
+    config: &Config,
+) -> Result<Loaded, OpenError> {
     let engine = |error| open_error(path, error);
     connection.busy_timeout(BUSY_TIMEOUT).map_err(engine)?;
     // Until the file is known to be sound, closing it must not write to it.
@@ -230,7 +208,8 @@ fn prepare(connection: &Connection, path: &Path) -> Result<Loaded, OpenError> {
             return Err(OpenError::Damaged { path: path.into(), problem: check });
         }
     }
-    configure(connection).map_err(engine)?;
+    log.start(connection, config.log_bytes_max).map_err(engine)?;
+    bound(connection, config.file_bytes_max).map_err(engine)?;
     if new {
         create(connection).map_err(engine)?;
     }
@@ -239,22 +218,12 @@ fn prepare(connection: &Connection, path: &Path) -> Result<Loaded, OpenError> {
     Ok(loaded)
 }
 
-fn configure(connection: &Connection) -> rusqlite::Result<()> {
-    connection.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(()))?;
-    // An acknowledged write survives the loss of power: one fsync of the log for each commit.
-    connection.pragma_update(None, "synchronous", "FULL")?;
-    // The writer folds the log after it has answered, not within a commit.
-    connection.pragma_update_and_check(None, "wal_autocheckpoint", 0, |_| Ok(()))
-}
-
-/// Bounds the data file; returns the bound of the log, in frames.
-fn set_limits(connection: &Connection, config: &Config) -> rusqlite::Result<i64> {
+/// Bounds the data file.
+fn bound(connection: &Connection, bytes_max: u64) -> rusqlite::Result<()> {
     let page_bytes: u32 = connection.pragma_query_value(None, "page_size", |row| row.get(0))?;
-    let pages = |bytes: u64| bytes / u64::from(page_bytes);
     // SQLite's own largest number of pages bounds it too; a larger file keeps the size it has.
-    let pages_max = u32::try_from(pages(config.file_bytes_max)).unwrap_or(u32::MAX - 1);
-    connection.pragma_update_and_check(None, "max_page_count", pages_max, |_| Ok(()))?;
-    Ok(i64::try_from(pages(config.log_bytes_max)).unwrap_or(i64::MAX))
+    let pages_max = u32::try_from(bytes_max / u64::from(page_bytes)).unwrap_or(u32::MAX - 1);
+    connection.pragma_update_and_check(None, "max_page_count", pages_max, |_| Ok(()))
 }
 
 fn create(connection: &Connection) -> rusqlite::Result<()> {

@@ -208,7 +208,7 @@ impl Writer {
     }
 
     fn checkpoint(&self) {
-        match self.database.checkpoint_if_due() {
+        match self.database.fold_if_due() {
             Ok(false) => {}
             Ok(true) => drop(self.shared.counters.checkpoints.fetch_add(1, Ordering::Relaxed)),
             // The log keeps what the data file could not take; the next group tries again.

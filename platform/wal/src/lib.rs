@@ -1,4 +1,4 @@
-//! How far SQLite's write-ahead log has to reach.
+//! SQLite's write-ahead log, for who alone writes a database: how far it has to reach, and how long it may grow.
 //!
 //! When SQLite opens a database it reads the log up to the first frame whose checksum is wrong, and takes that for
 //! the end: a crash tears the log's tail, and what is torn was never acknowledged. But a frame in the middle that
@@ -6,7 +6,7 @@
 //!
 //! The log itself cannot tell one from the other, not even with what lies behind the bad frame: a transaction that
 //! was given up (a full disk) leaves whole frames, with the right salts, behind the end. So whoever writes a
-//! database keeps a [`Mark`] beside it: how many frames the log had after the last commit that was durable. When
+//! database keeps a mark beside it: how many frames the log had after the last commit that was durable. When
 //! the log is opened again, that many have to be whole; if not, it is refused, before SQLite has touched anything.
 //!
 //! The mark costs no fsync. It is written into the kernel's memory after the commit's own fsync and before the
@@ -15,10 +15,15 @@
 //! was begun anew (its salts differ), not a backup of the data file alone (there is no log then). What it cannot
 //! see is damage, together with a loss of power, to frames of the last moments before it.
 //!
-//! **Belongs here:** the mark and the walk along the log (<https://sqlite.org/fileformat2.html#walformat>).
-//! **Does not belong here:** SQL, or any database's content; the crate knows no engine. Start at [`Mark::check`].
+//! The log is folded into the data file by its writer, between commits, once it has grown to a bound.
+//!
+//! **Belongs here:** the mark, the walk along the log (<https://sqlite.org/fileformat2.html#walformat>), what makes
+//! commits durable, the folding.
+//! **Does not belong here:** tables, or any database's content. Start at [`Log`].
 
+mod frames;
 mod log;
 mod mark;
 
-pub use mark::{Error, Mark};
+pub use log::Log;
+pub use mark::Error;

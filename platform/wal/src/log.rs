@@ -1,134 +1,135 @@
-//! The log's form: a header, then frames, each with a checksum over itself and all before it.
+//! The log of a database that one connection writes: synced at each commit, marked before the commit is
+//! acknowledged, folded into the data file between commits.
 
-use std::io::{self, Read};
+use std::path::Path;
 
-pub(crate) const HEADER_BYTES: usize = 32;
-const FRAME_HEADER_BYTES: usize = 24;
-/// Its lowest bit says in which byte order the words of a checksum are read.
-const MAGIC: u32 = 0x377f_0682;
-/// SQLite's largest page.
-const PAGE_BYTES_MAX: u32 = 65_536;
+use rusqlite::Connection;
 
-/// What tells one log from the one that was in the file before it.
-pub(crate) type Salts = [u8; 8];
+use crate::{Error, mark::Mark};
 
-/// A header that is whole.
-pub(crate) struct Header {
-    pub(crate) salts: Salts,
-    page_bytes: usize,
-    big_endian: bool,
-    checksum: (u32, u32),
+/// A database's write-ahead log, as its only writer knows it.
+#[derive(Debug)]
+pub struct Log {
+    /// None for a database in memory.
+    mark: Option<Mark>,
+    /// Pages in the log after the last commit.
+    frames: i64,
+    /// Pages in it before it is folded into the data file.
+    frames_max: i64,
 }
 
-fn word(bytes: &[u8], at: usize) -> u32 {
-    u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
-}
-
-/// SQLite's checksum; `bytes` are a multiple of eight.
-pub(crate) fn checksum((mut one, mut two): (u32, u32), bytes: &[u8], big_endian: bool) -> (u32, u32) {
-    for pair in bytes.chunks_exact(8) {
-        let words = if big_endian {
-            (word(pair, 0), word(pair, 4))
-        } else {
-            (word(pair, 0).swap_bytes(), word(pair, 4).swap_bytes())
-        };
-        one = one.wrapping_add(words.0).wrapping_add(two);
-        two = two.wrapping_add(words.1).wrapping_add(one);
-    }
-    (one, two)
-}
-
-/// The salts as they stand in a header, whole or not.
-pub(crate) fn salts(header: &[u8; HEADER_BYTES]) -> Salts {
-    let mut salts = [0; 8];
-    salts.copy_from_slice(&header[16..24]);
-    salts
-}
-
-impl Header {
-    /// `None`: it is not one, or damaged. SQLite takes the log for empty then.
-    pub(crate) fn parse(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
-        let (magic, page_bytes) = (word(bytes, 0), word(bytes, 8));
-        let big_endian = magic & 1 == 1;
-        let checksum = checksum((0, 0), &bytes[..24], big_endian);
-        let whole = magic & !1 == MAGIC
-            && (512..=PAGE_BYTES_MAX).contains(&page_bytes)
-            && checksum == (word(bytes, 24), word(bytes, 28));
-        let page_bytes = usize::try_from(page_bytes).ok()?;
-        whole.then(|| Self { salts: salts(bytes), page_bytes, big_endian, checksum })
+impl Log {
+    /// Looks whether the log still has all that was acknowledged, before `database` is opened.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`]: opening the database would lose what was acknowledged; nothing was touched.
+    pub fn check(database: &Path) -> Result<Self, Error> {
+        Ok(Self { mark: Some(Mark::check(database)?), ..Self::in_memory() })
     }
 
-    /// Reads frames, from the first, until one is not whole or there are `most`; says how many were whole.
-    pub(crate) fn whole_frames(&self, mut log: impl Read, most: u64) -> io::Result<u64> {
-        let mut frame = vec![0; FRAME_HEADER_BYTES + self.page_bytes];
-        let mut running = self.checksum;
-        for whole in 0..most {
-            match log.read_exact(&mut frame) {
-                Ok(()) => {}
-                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(whole),
-                Err(error) => return Err(error),
-            }
-            running = checksum(running, &frame[..8], self.big_endian);
-            running = checksum(running, &frame[FRAME_HEADER_BYTES..], self.big_endian);
-            if frame[8..16] != self.salts || running != (word(&frame, 16), word(&frame, 20)) {
-                return Ok(whole);
-            }
+    /// That of a database in memory, which has none.
+    #[must_use]
+    pub const fn in_memory() -> Self {
+        Self { mark: None, frames: 0, frames_max: i64::MAX }
+    }
+
+    /// Sets a writing connection up: a commit is on the disk when it returns, and does not stop to fold the log.
+    /// `bytes_max` bounds the log, as far as the folding of it keeps up.
+    ///
+    /// # Errors
+    /// What SQLite says, for a file that is no database among others.
+    pub fn start(&mut self, connection: &Connection, bytes_max: u64) -> rusqlite::Result<()> {
+        connection.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(()))?;
+        // An acknowledged write survives the loss of power: one fsync of the log for each commit.
+        connection.pragma_update(None, "synchronous", "FULL")?;
+        connection.pragma_update_and_check(None, "wal_autocheckpoint", 0, |_| Ok(()))?;
+        let page_bytes: u32 = connection.pragma_query_value(None, "page_size", |row| row.get(0))?;
+        self.frames_max = i64::try_from(bytes_max / u64::from(page_bytes)).unwrap_or(i64::MAX);
+        if let Some(mark) = &mut self.mark {
+            // After a file was opened again its log may be another one.
+            mark.reopened();
         }
-        Ok(most)
+        Ok(())
     }
+
+    /// Notes how far the log has come: after each commit, before it is acknowledged.
+    pub fn committed(&mut self, connection: &Connection) {
+        match checkpoint(connection, "NOOP") {
+            Ok(frames) => self.frames = frames,
+            Err(error) => return tracing::debug!(%error, "how long the log is could not be asked"),
+        }
+        if let (Some(mark), Ok(frames @ 1..)) = (&mut self.mark, u64::try_from(self.frames)) {
+            mark.advance(frames);
+        }
+    }
+
+    /// Folds the log into the data file when it has grown to its limit, for a moment in which nobody waits for a
+    /// commit; says whether. What the data file could not take stays in the log, and the next call tries again.
+    ///
+    /// # Errors
+    /// What SQLite says: a full disk, above all.
+    pub fn fold_if_due(&self, connection: &Connection) -> rusqlite::Result<bool> {
+        let due = self.frames >= self.frames_max;
+        if due {
+            checkpoint(connection, "PASSIVE")?;
+        }
+        Ok(due)
+    }
+
+    /// The connection was closed, which folded the log in: there is nothing to remember.
+    pub fn closed(self) {
+        if let Some(mark) = self.mark {
+            mark.remove();
+        }
+    }
+}
+
+/// Runs a checkpoint and returns the number of frames in the log; -1 when there is no log.
+fn checkpoint(connection: &Connection, mode: &str) -> rusqlite::Result<i64> {
+    let mut statement = connection.prepare_cached(&format!("PRAGMA wal_checkpoint({mode})"))?;
+    statement.query_row([], |row| row.get(1))
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
 
-    const PAGE_BYTES: usize = 512;
-    pub(crate) const FRAME_BYTES: usize = FRAME_HEADER_BYTES + PAGE_BYTES;
-
-    /// A log as SQLite writes it, each page filled with one byte.
-    pub(crate) fn log(salts: Salts, pages: &[u8], big_endian: bool) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        let page_bytes = u32::try_from(PAGE_BYTES).unwrap();
-        for number in [MAGIC | u32::from(big_endian), 3_007_000, page_bytes, 0] {
-            bytes.extend(number.to_be_bytes());
+    #[test]
+    fn the_log_is_bounded_and_marked() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, wal) = (folder.path().join("some.db"), folder.path().join("some.db-wal"));
+        let bytes_max = 64 << 10;
+        let mut log = Log::check(&path).unwrap();
+        let connection = Connection::open(&path).unwrap();
+        log.start(&connection, bytes_max).unwrap();
+        connection.execute_batch("CREATE TABLE numbers (number)").unwrap();
+        let mut folds = 0;
+        for number in 0..200 {
+            connection.execute("INSERT INTO numbers VALUES (?1)", [number]).unwrap();
+            log.committed(&connection);
+            folds += u32::from(log.fold_if_due(&connection).unwrap());
         }
-        bytes.extend(salts);
-        let mut running = checksum((0, 0), &bytes, big_endian);
-        let sum = |running: (u32, u32)| [running.0.to_be_bytes(), running.1.to_be_bytes()].concat();
-        bytes.extend(sum(running));
-        for page in pages {
-            let head = [1_u32.to_be_bytes(), 1_u32.to_be_bytes()].concat();
-            let content = vec![*page; PAGE_BYTES];
-            running = checksum(checksum(running, &head, big_endian), &content, big_endian);
-            for part in [&head[..], &salts, &sum(running), &content] {
-                bytes.extend(part);
-            }
-        }
-        bytes
-    }
+        assert!(folds > 2, "{folds} folds");
+        let bytes = std::fs::metadata(&wal).unwrap().len();
+        assert!(bytes < 2 * bytes_max, "{bytes} bytes of log");
+        let mark = std::fs::read(folder.path().join("some.db-mark")).unwrap();
+        assert!(!mark.is_empty());
 
-    fn whole(bytes: &[u8], most: u64) -> Option<u64> {
-        let (head, frames) = bytes.split_first_chunk().unwrap();
-        Header::parse(head).map(|header| header.whole_frames(frames, most).unwrap())
+        // Not closed: as after a kill. Whole, it is opened; cut off within what the mark says, it is not.
+        assert!(Log::check(&path).is_ok());
+        std::fs::write(&wal, &std::fs::read(&wal).unwrap()[..40]).unwrap();
+        assert!(matches!(Log::check(&path), Err(Error::Damaged { .. })));
+        drop(connection);
     }
 
     #[test]
-    fn frames_are_whole_up_to_the_first_that_is_not() {
-        for big_endian in [false, true] {
-            let bytes = log(*b"saltsalt", &[1, 2, 3, 4], big_endian);
-            assert_eq!((whole(&bytes, 4), whole(&bytes, 2), whole(&bytes, 9)), (Some(4), Some(2), Some(4)));
-            assert_eq!(whole(&bytes[..bytes.len() - 1], 9), Some(3), "cut off");
-            for (frame, offset) in [(1, 0), (1, 5), (1, 9), (1, 17), (1, 24), (1, FRAME_BYTES - 1), (3, 100)]
-            {
-                let mut bytes = bytes.clone();
-                bytes[HEADER_BYTES + frame * FRAME_BYTES + offset] ^= 1;
-                assert_eq!(whole(&bytes, 9), Some(frame as u64), "byte {offset} of frame {frame}");
-            }
-            for at in 0..HEADER_BYTES {
-                let mut bytes = bytes.clone();
-                bytes[at] ^= 0x10;
-                assert_eq!(whole(&bytes, 9), None, "byte {at} of the header");
-            }
-        }
+    fn a_database_in_memory_has_no_log() {
+        let mut log = Log::in_memory();
+        let connection = Connection::open_in_memory().unwrap();
+        log.start(&connection, 1).unwrap();
+        connection.execute_batch("CREATE TABLE numbers (number)").unwrap();
+        log.committed(&connection);
+        assert!(!log.fold_if_due(&connection).unwrap());
+        log.closed();
     }
 }

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::log::{self, HEADER_BYTES, Header, Salts};
+use crate::frames::{self, HEADER_BYTES, Header, Salts};
 
 const MARK_BYTES: usize = 32;
 /// What a mark begins with.
@@ -30,7 +30,7 @@ pub enum Error {
 
 /// How far a database's log has come, kept beside it (`-mark`).
 #[derive(Debug)]
-pub struct Mark {
+pub(crate) struct Mark {
     wal: PathBuf,
     path: PathBuf,
     files: Option<Files>,
@@ -69,7 +69,7 @@ impl Reached {
     }
 
     fn guard(content: &[u8]) -> [u8; 8] {
-        let (one, two) = log::checksum((0, 0), content, false);
+        let (one, two) = frames::checksum((0, 0), content, false);
         let mut guard = [0; 8];
         guard[..4].copy_from_slice(&one.to_le_bytes());
         guard[4..].copy_from_slice(&two.to_le_bytes());
@@ -85,7 +85,7 @@ impl Mark {
     ///
     /// # Errors
     /// [`Error::Damaged`]: opening the database would lose what was acknowledged.
-    pub fn check(database: &Path) -> Result<Self, Error> {
+    pub(crate) fn check(database: &Path) -> Result<Self, Error> {
         let mark =
             Self { wal: beside(database, "-wal"), path: beside(database, "-mark"), files: None, told: false };
         let read = match fs::read(&mark.path) {
@@ -106,7 +106,7 @@ impl Mark {
     ///
     /// A mark that cannot be written stays where it was, which refuses nothing that is sound; the first time, it is
     /// logged.
-    pub fn advance(&mut self, frames: u64) {
+    pub(crate) fn advance(&mut self, frames: u64) {
         if let Err(error) = self.write(frames) {
             self.files = None;
             if !std::mem::replace(&mut self.told, true) {
@@ -126,17 +126,17 @@ impl Mark {
         };
         let mut header = [0; HEADER_BYTES];
         files.wal.read_exact_at(&mut header, 0)?;
-        let reached = Reached { salts: log::salts(&header), frames };
+        let reached = Reached { salts: frames::salts(&header), frames };
         files.mark.write_all_at(&reached.encode(), 0)
     }
 
     /// The database was opened again: its log may be another file.
-    pub fn reopened(&mut self) {
+    pub(crate) fn reopened(&mut self) {
         self.files = None;
     }
 
     /// The database was closed and its log folded in: there is nothing to remember.
-    pub fn remove(self) {
+    pub(crate) fn remove(self) {
         if !self.wal.exists() {
             // Left behind, it speaks of a log that is no more, and says nothing.
             let _ = fs::remove_file(&self.path);
@@ -183,7 +183,7 @@ fn beside(database: &Path, suffix: &str) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::log::tests::{FRAME_BYTES, log};
+    use crate::frames::tests::{FRAME_BYTES, log};
 
     const SALTS: Salts = *b"saltsalt";
 

@@ -1,9 +1,12 @@
 //! The catalog's file: one SQLite table of records, each under its ARN.
 
 use super::record::{Change, Record};
-use mayfly_wal::Mark;
+use mayfly_wal::Log;
 use rusqlite::{Connection, ErrorCode, params};
 use std::path::{Path, PathBuf};
+
+/// Bytes in the write-ahead log before it is folded into the data file.
+const LOG_BYTES_MAX: u64 = 4 << 20;
 
 /// The file cannot be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -34,28 +37,28 @@ pub enum CatalogError {
 
 pub(super) struct Store {
     pub(super) connection: Connection,
-    /// How far the log has come: what is read at the next start must not end before.
-    mark: Option<Mark>,
+    log: Log,
 }
 
 impl Store {
     pub(super) fn open(path: Option<&Path>) -> Result<Store, CatalogError> {
-        let Some(path) = path else { return Ok(Self::prepare(Connection::open_in_memory()?, None)?) };
+        let Some(path) = path else {
+            return Ok(Self::prepare(Connection::open_in_memory()?, Log::in_memory())?);
+        };
         let damaged = |reason| CatalogError::Damaged { path: path.to_owned(), reason };
-        let mark = Mark::check(path).map_err(|error| damaged(error.to_string()))?;
-        Self::prepare(Connection::open(path)?, Some(mark)).map_err(|error| match error.sqlite_error_code() {
+        let log = Log::check(path).map_err(|error| damaged(error.to_string()))?;
+        Self::prepare(Connection::open(path)?, log).map_err(|error| match error.sqlite_error_code() {
             Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => damaged(error.to_string()),
             _ => error.into(),
         })
     }
 
-    fn prepare(connection: Connection, mark: Option<Mark>) -> rusqlite::Result<Store> {
-        connection.pragma_update(None, "journal_mode", "WAL")?;
-        connection.pragma_update(None, "synchronous", "FULL")?;
+    fn prepare(connection: Connection, mut log: Log) -> rusqlite::Result<Store> {
+        log.start(&connection, LOG_BYTES_MAX)?;
         connection.execute_batch(
             "CREATE TABLE IF NOT EXISTS catalog (arn TEXT PRIMARY KEY, record TEXT NOT NULL) WITHOUT ROWID;",
         )?;
-        Ok(Store { connection, mark })
+        Ok(Store { connection, log })
     }
 
     /// Writes something that changes nothing: can it be written again?
@@ -85,11 +88,10 @@ impl Store {
             };
         }
         transaction.commit()?;
-        let frames = self.connection.query_row("PRAGMA wal_checkpoint(NOOP)", [], |row| row.get::<_, i64>(1));
-        if let (Some(mark), Ok(frames)) = (&mut self.mark, frames)
-            && let Ok(frames @ 1..) = u64::try_from(frames)
-        {
-            mark.advance(frames);
+        self.log.committed(&self.connection);
+        if let Err(error) = self.log.fold_if_due(&self.connection) {
+            // The log keeps what the data file could not take; the next change tries again.
+            tracing::warn!(%error, "the catalog's log could not be folded into its data file");
         }
         Ok(())
     }

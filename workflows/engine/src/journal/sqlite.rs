@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use mayfly_wal::Mark;
+use mayfly_wal::Log;
 use parking_lot::{Condvar, Mutex};
 use rusqlite::{Connection, OpenFlags};
 
@@ -24,9 +24,9 @@ const GROUP_BATCHES_MAX: usize = 4_096;
 const STALL_RETRY: Duration = Duration::from_millis(250);
 /// How often a file that does not read as a journal is opened again before it is given up.
 const REOPEN_TRIES_MAX: u32 = 20;
-/// Pages in the write-ahead log before it is folded into the data file (64 MiB): a page that is changed often is
-/// copied once for each log, and writers wait meanwhile.
-const LOG_FRAMES_MAX: i64 = 16_384;
+/// Bytes in the write-ahead log before it is folded into the data file: a page that is changed often is copied once
+/// for each log, and writers wait meanwhile.
+const LOG_BYTES_MAX: u64 = 64 << 20;
 /// Reading connections kept open.
 const READERS_MAX: usize = 4;
 
@@ -77,9 +77,9 @@ impl SqliteJournal {
 
     /// Opens or makes the file.
     pub fn open(path: &Path) -> Result<Self, JournalError> {
-        let mark = Mark::check(path)
+        let mut log = Log::check(path)
             .map_err(|error| JournalError::File { path: path.to_owned(), reason: error.to_string() })?;
-        let db = connect(path).map_err(|error| not_opened(path, &error))?;
+        let db = connect(path, &mut log).map_err(|error| not_opened(path, &error))?;
         write::prepare(&db)?;
         let shared = Arc::new(Shared {
             queue: Mutex::new(Queue::default()),
@@ -90,7 +90,7 @@ impl SqliteJournal {
         let (for_writer, for_thread) = (shared.clone(), path.to_owned());
         let writer = std::thread::Builder::new()
             .name("workflow-journal".to_owned())
-            .spawn(move || write_groups(Writer { path: for_thread, db, mark, log_frames: 0 }, &for_writer))
+            .spawn(move || write_groups(Writer { path: for_thread, db, log }, &for_writer))
             .map_err(|error| JournalError::Database(error.to_string()))?;
         Ok(Self {
             path: path.to_owned(),
@@ -133,12 +133,9 @@ fn not_opened(path: &Path, error: &rusqlite::Error) -> JournalError {
 }
 
 /// A connection that writes.
-fn connect(path: &Path) -> rusqlite::Result<Connection> {
+fn connect(path: &Path, log: &mut Log) -> rusqlite::Result<Connection> {
     let db = Connection::open(path)?;
-    db.pragma_update(None, "journal_mode", "WAL")?;
-    db.pragma_update(None, "synchronous", "FULL")?;
-    // The writer folds the log after it has answered, not within a commit.
-    db.pragma_update_and_check(None, "wal_autocheckpoint", 0, |_| Ok(()))?;
+    log.start(&db, LOG_BYTES_MAX)?;
     // What a group touches is new rows: the ends of the tables.
     db.pragma_update(None, "cache_size", -4_096)?;
     Ok(db)
@@ -148,10 +145,7 @@ fn connect(path: &Path) -> rusqlite::Result<Connection> {
 struct Writer {
     path: PathBuf,
     db: Connection,
-    /// How far the log has come: what is read at the next start must not end before.
-    mark: Mark,
-    /// Pages in the log after the last commit.
-    log_frames: i64,
+    log: Log,
 }
 
 /// How long a group waits for more batches before it goes to the disk.
@@ -206,12 +200,6 @@ impl Shared {
     }
 }
 
-/// Runs a checkpoint and gives the number of pages in the log.
-fn checkpoint(db: &Connection, mode: &str) -> rusqlite::Result<i64> {
-    let mut statement = db.prepare_cached(&format!("PRAGMA wal_checkpoint({mode})"))?;
-    statement.query_row([], |row| row.get(1))
-}
-
 fn write_groups(mut writer: Writer, shared: &Shared) {
     let mut gathering = Gathering::default();
     while let Some(group) = shared.next_group(&gathering) {
@@ -229,7 +217,7 @@ fn write_groups(mut writer: Writer, shared: &Shared) {
             }
             Err(error) => fail(shared, error.into(), group),
         }
-        if let Err(error) = writer.fold_if_due() {
+        if let Err(error) = writer.log.fold_if_due(&writer.db) {
             // The log keeps what the data file could not take; the next group tries again.
             tracing::warn!(%error, "the journal's log could not be folded into its data file");
         }
@@ -251,25 +239,6 @@ fn fail(shared: &Shared, error: JournalError, mut waiting: Vec<Batch>) {
 }
 
 impl Writer {
-    /// Folds the write-ahead log into the data file when it has grown to its limit.
-    fn fold_if_due(&self) -> rusqlite::Result<()> {
-        if self.log_frames >= LOG_FRAMES_MAX {
-            checkpoint(&self.db, "PASSIVE")?;
-        }
-        Ok(())
-    }
-
-    /// Notes how far the log has come, before what was committed is acknowledged.
-    fn mark_the_log(&mut self) {
-        match checkpoint(&self.db, "NOOP") {
-            Ok(frames) => self.log_frames = frames,
-            Err(error) => return tracing::debug!(%error, "how long the journal's log is could not be asked"),
-        }
-        if let Ok(frames @ 1..) = u64::try_from(self.log_frames) {
-            self.mark.advance(frames);
-        }
-    }
-
     /// Commits a group, or tries whether it could if there is nothing in it; an error that may pass is waited
     /// for, with a new connection where the old one may be what is broken. On a full disk the starts are taken
     /// out of the group and refused: they have not begun, and who asked can be told.
@@ -283,7 +252,7 @@ impl Writer {
             };
             let error = match outcome {
                 Ok(()) => {
-                    self.mark_the_log();
+                    self.log.committed(&self.db);
                     shared.queue.lock().stalled = None;
                     return Ok(());
                 }
@@ -311,11 +280,8 @@ impl Writer {
             }
             std::thread::sleep(STALL_RETRY);
             if kind == Passing::Perhaps {
-                match connect(&self.path) {
-                    Ok(db) => {
-                        self.db = db;
-                        self.mark.reopened();
-                    }
+                match connect(&self.path, &mut self.log) {
+                    Ok(db) => self.db = db,
                     Err(error) => tracing::error!(%error, "the workflow journal cannot be opened again"),
                 }
             }
