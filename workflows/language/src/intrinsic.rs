@@ -157,7 +157,7 @@ impl Argument {
                 what: format!(
                     "The JsonPath argument for the field '{}' could not be found in the input '{}'",
                     path.source(),
-                    scope.input.to_text()
+                    path.searched(scope)
                 ),
             }),
         }

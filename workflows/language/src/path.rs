@@ -130,6 +130,14 @@ impl Path {
         }
     }
 
+    /// What it was looked for in, as the messages show it: the context object for `$$`, the input otherwise.
+    pub(crate) fn searched(&self, scope: &Scope<'_>) -> String {
+        match &self.root {
+            Root::Context => scope.context.get().to_text(),
+            Root::Input | Root::Variable(_) => scope.input.to_text(),
+        }
+    }
+
     /// Whether there is something where the path points: `IsPresent`. An item past the end of an array is not, though
     /// reading it gives null.
     pub fn is_present(&self, scope: &Scope<'_>) -> bool {

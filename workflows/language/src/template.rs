@@ -129,7 +129,7 @@ impl PathExpression {
                         "Unable to apply Path transformation to null or empty input.",
                     ));
                 }
-                path.evaluate(scope).map_err(|_| not_found(path, field, scope.input))
+                path.evaluate(scope).map_err(|_| not_found(path, field, scope))
             }
         }
     }
@@ -154,11 +154,11 @@ pub(crate) fn within_depth(value: Value) -> Result<Value, StateError> {
 }
 
 /// AWS's sentence for a path in a field that points at nothing.
-pub(crate) fn not_found(path: &Path, field: &str, input: &Value) -> StateError {
+fn not_found(path: &Path, field: &str, scope: &Scope<'_>) -> StateError {
     StateError::runtime(format!(
         "The JSONPath '{}' specified for the field '{field}' could not be found in the input '{}'",
         path.source(),
-        input.to_text()
+        path.searched(scope)
     ))
 }
 

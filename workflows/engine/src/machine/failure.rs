@@ -17,12 +17,19 @@ pub struct Failure {
     pub error: Option<Arc<str>>,
     /// The error's cause.
     pub cause: Option<Arc<str>>,
+    /// A heartbeat that stayed away: told as `States.Timeout`, and taken by its own name as well.
+    pub missed_heartbeat: bool,
 }
 
 impl Failure {
     /// A named error with a cause.
     pub fn new(error: &str, cause: impl Into<Arc<str>>) -> Self {
-        Self { error: Some(error.into()), cause: Some(cause.into()) }
+        Self::of(Some(error.into()), Some(cause.into()))
+    }
+
+    /// An error as somebody told it, who may have left out either.
+    pub fn of(error: Option<Arc<str>>, cause: Option<Arc<str>>) -> Self {
+        Self { error, cause, missed_heartbeat: false }
     }
 
     /// Is it the one that ends an execution wherever it happens, unless somebody names it?
@@ -32,7 +39,13 @@ impl Failure {
 
     /// A named error without a cause.
     pub fn named(error: &str) -> Self {
-        Self { error: Some(error.into()), cause: None }
+        Self::of(Some(error.into()), None)
+    }
+
+    /// Does a list of `ErrorEquals` take it?
+    pub(super) fn is_taken_by(&self, error_equals: &[Arc<str>]) -> bool {
+        let by = |error| retry::takes(error_equals, error);
+        by(self.error.as_deref()) || (self.missed_heartbeat && by(Some(retry::HEARTBEAT_TIMEOUT)))
     }
 }
 
@@ -43,7 +56,7 @@ pub(super) fn in_state(name: &str, entered: u64, error: &StateError) -> Failure 
         "An error occurred while executing the state '{name}' (entered at the event id #{entered}). {}",
         error.cause
     );
-    Failure { error: Some((&*error.error).into()), cause: Some(cause.into()) }
+    Failure::new(&error.error, cause)
 }
 
 impl Turn<'_> {
@@ -53,9 +66,8 @@ impl Turn<'_> {
             return false;
         }
         let Some(active) = self.active(number) else { return false };
-        let decision = retry::decide(&state.retry, &active.attempts, failure.error.as_deref(), || {
-            self.ambient.next_double()
-        });
+        let takes = |error_equals: &[Arc<str>]| failure.is_taken_by(error_equals);
+        let decision = retry::decide(&state.retry, &active.attempts, takes, || self.ambient.next_double());
         let Decision::Retry { retrier, wait_ms } = decision else { return false };
         self.parts_failed = false;
         let timer = self.set_timer(self.at_ms.saturating_add(wait_ms), Wakes::Backoff(number));
@@ -71,9 +83,8 @@ impl Turn<'_> {
 
     /// Lets the state's catchers look at a failure; `true` when one takes it.
     pub(super) fn caught(&mut self, number: u32, state: &State, failure: &Failure) -> bool {
-        let error = failure.error.as_deref();
         let mut catchers = state.catch.iter().enumerate();
-        let Some(catcher) = catchers.find(|(_, catcher)| retry::takes(&catcher.error_equals, error)) else {
+        let Some(catcher) = catchers.find(|(_, catcher)| failure.is_taken_by(&catcher.error_equals)) else {
             self.state_failed(number, state);
             return false;
         };

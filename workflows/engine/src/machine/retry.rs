@@ -16,6 +16,9 @@ pub enum Decision {
     GiveUp,
 }
 
+/// What a retrier or a catcher may call a missed heartbeat.
+pub(super) const HEARTBEAT_TIMEOUT: &str = "States.HeartbeatTimeout";
+
 /// Does a list of `ErrorEquals` take an error?
 ///
 /// `States.ALL` takes everything but the two that AWS lets nobody take by it;
@@ -27,22 +30,22 @@ pub(crate) fn takes(error_equals: &[std::sync::Arc<str>], error: Option<&str>) -
         "States.ALL" => !matches!(error, "States.Runtime" | "States.DataLimitExceeded"),
         "States.TaskFailed" => !matches!(
             error,
-            "States.Timeout" | "States.HeartbeatTimeout" | "States.Runtime" | "States.DataLimitExceeded"
+            "States.Timeout" | HEARTBEAT_TIMEOUT | "States.Runtime" | "States.DataLimitExceeded"
         ),
-        "States.Timeout" => error == "States.HeartbeatTimeout",
+        "States.Timeout" => error == HEARTBEAT_TIMEOUT,
         _ => false,
     })
 }
 
 /// Looks at the retriers in order. `attempts` counts how often each was used
-/// in this visit of the state; `roll` (0 to 1) is for `JitterStrategy: FULL`.
+/// in this visit of the state; `takes` says whether a list of `ErrorEquals` takes the error; `roll` (0 to 1) is for `JitterStrategy: FULL`.
 pub fn decide(
     retriers: &[Retrier],
     attempts: &[u32],
-    error: Option<&str>,
+    takes: impl Fn(&[std::sync::Arc<str>]) -> bool,
     roll: impl FnOnce() -> f64,
 ) -> Decision {
-    let Some(index) = retriers.iter().position(|retrier| takes(&retrier.error_equals, error)) else {
+    let Some(index) = retriers.iter().position(|retrier| takes(&retrier.error_equals)) else {
         return Decision::GiveUp;
     };
     let retrier = &retriers[index];
@@ -90,7 +93,7 @@ mod tests {
     #[test]
     fn waits_grow_up_to_the_delay() {
         let mut one = retrier(&["A"]);
-        let wait = |one: &Retrier, used| decide(std::slice::from_ref(one), &[used], Some("A"), || 0.5);
+        let wait = |one: &Retrier, used| decide(std::slice::from_ref(one), &[used], |_| true, || 0.5);
         assert_eq!(wait(&one, 0), Decision::Retry { retrier: 0, wait_ms: 2_000 });
         assert_eq!(wait(&one, 2), Decision::Retry { retrier: 0, wait_ms: 8_000 });
         assert_eq!(wait(&one, 3), Decision::GiveUp);
@@ -103,12 +106,12 @@ mod tests {
     #[test]
     fn the_first_that_takes_the_error_decides_alone() {
         let retriers = [retrier(&["A"]), retrier(&["States.ALL"])];
-        assert_eq!(decide(&retriers, &[3, 0], Some("A"), || 0.0), Decision::GiveUp);
-        assert_eq!(
-            decide(&retriers, &[3, 0], Some("B"), || 0.0),
-            Decision::Retry { retrier: 1, wait_ms: 2_000 }
-        );
-        assert_eq!(decide(&retriers[..1], &[], Some("B"), || 0.0), Decision::GiveUp);
+        let decide = |retriers: &[Retrier], attempts: &[u32], error| {
+            decide(retriers, attempts, |error_equals| takes(error_equals, error), || 0.0)
+        };
+        assert_eq!(decide(&retriers, &[3, 0], Some("A")), Decision::GiveUp);
+        assert_eq!(decide(&retriers, &[3, 0], Some("B")), Decision::Retry { retrier: 1, wait_ms: 2_000 });
+        assert_eq!(decide(&retriers[..1], &[], Some("B")), Decision::GiveUp);
     }
 
     #[test]

@@ -57,7 +57,7 @@ impl Turn<'_> {
     pub(super) fn run_fail(&mut self, number: u32, state: &State, fail: &Fail) -> Result<(), Trouble> {
         let error = fail.error.as_ref().map(|text| self.text(number, state, text, "Error")).transpose()?;
         let cause = fail.cause.as_ref().map(|text| self.text(number, state, text, "Cause")).transpose()?;
-        Err(Trouble::Failed(Failure { error, cause }))
+        Err(Trouble::Failed(Failure::of(error, cause)))
     }
 
     pub(super) fn run_wait(&mut self, number: u32, state: &State, wait: &Wait) -> Result<(), Trouble> {

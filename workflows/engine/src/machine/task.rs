@@ -10,6 +10,7 @@ use super::call::{Action, Call, TaskCall};
 use super::envelope;
 use super::failure::Failure;
 use super::quantity;
+use super::retry::HEARTBEAT_TIMEOUT;
 use super::state::{Phase, TaskPhase, TaskSeconds, Wakes};
 use super::token::Token;
 use super::trouble::Trouble;
@@ -56,21 +57,37 @@ impl Turn<'_> {
         // Whether an activity exists is for others to say, before anything is scheduled.
         if !is_activity {
             self.scheduled(number, task, &arguments, seconds, credentials.as_ref());
-            self.start_task_timers(number, seconds);
+            self.start_timeout(number, seconds);
+            self.start_heartbeat(number, seconds);
         }
         self.out.actions.push(Action::Effect { n: effect, call });
         Ok(())
     }
 
-    fn start_task_timers(&mut self, number: u32, seconds: TaskSeconds) {
-        let at = |seconds| self.at_ms.saturating_add(milliseconds(seconds));
-        let (timeout_at, heartbeat_at) = (seconds.timeout.map(at), seconds.heartbeat.map(at));
-        let timeout = timeout_at.map(|at_ms| self.set_timer(at_ms, Wakes::TaskTimeout(number)));
-        let heartbeat =
-            heartbeat_at.map(|at_ms| self.set_timer(at_ms, Wakes::Heartbeat(number))).zip(seconds.heartbeat);
+    fn start_timeout(&mut self, number: u32, seconds: TaskSeconds) {
+        let Some(timeout) = seconds.timeout else { return };
+        let at_ms = self.at_ms.saturating_add(milliseconds(timeout));
+        let timer = self.set_timer(at_ms, Wakes::TaskTimeout(number));
         if let Some(Phase::Task(task)) = self.active_mut(number).map(|active| &mut active.phase) {
-            task.timeout = timeout;
-            task.heartbeat = heartbeat;
+            task.timeout = Some(timer);
+        }
+    }
+
+    fn start_heartbeat(&mut self, number: u32, seconds: TaskSeconds) {
+        let Some(heartbeat) = seconds.heartbeat else { return };
+        let at_ms = self.at_ms.saturating_add(milliseconds(heartbeat));
+        let timer = self.set_timer(at_ms, Wakes::Heartbeat(number));
+        if let Some(Phase::Task(task)) = self.active_mut(number).map(|active| &mut active.phase) {
+            task.heartbeat = Some((timer, heartbeat));
+        }
+    }
+
+    /// The error of a task whose heartbeat stayed away. The guide has a name of its own for it in the list of errors
+    /// (retriers and catchers may use it), and says that such a task "fails with a `States.Timeout` error name".
+    pub(super) fn missed_heartbeat(&self) -> Failure {
+        match self.m.facts.edition {
+            0..3 => Failure::named(HEARTBEAT_TIMEOUT),
+            _ => Failure { missed_heartbeat: true, ..Failure::named("States.Timeout") },
         }
     }
 
@@ -139,7 +156,10 @@ impl Turn<'_> {
         let Call::Task(call) = &phase.call else { return };
         let arguments = call.arguments.clone();
         self.scheduled(number, task, &arguments, seconds, None);
-        self.start_task_timers(number, seconds);
+        self.start_timeout(number, seconds);
+        if self.m.facts.edition < 3 {
+            self.start_heartbeat(number, seconds);
+        }
     }
 
     pub(super) fn task_refused(&mut self, effect: u32, cause: String) {
@@ -162,12 +182,16 @@ impl Turn<'_> {
         let Some(Phase::Task(task)) = self.active_mut(number).map(|active| &mut active.phase) else { return };
         task.taken = true;
         // A worker's heartbeats count from when it took the task.
-        if let Some((n, seconds)) = task.heartbeat {
-            let at_ms = at_ms.saturating_add(milliseconds(seconds));
-            if let Some(timer) = self.m.timers.get_mut(&n) {
-                timer.at_ms = at_ms;
+        let (seconds, heartbeat) = (task.seconds, task.heartbeat);
+        match heartbeat {
+            None => self.start_heartbeat(number, seconds),
+            Some((n, seconds)) => {
+                let at_ms = at_ms.saturating_add(milliseconds(seconds));
+                if let Some(timer) = self.m.timers.get_mut(&n) {
+                    timer.at_ms = at_ms;
+                }
+                self.out.actions.push(Action::SetTimer { n, at_ms });
             }
-            self.out.actions.push(Action::SetTimer { n, at_ms });
         }
     }
 
@@ -282,14 +306,13 @@ impl Turn<'_> {
         self.trouble(number, state, Trouble::Failed(failure));
     }
 
-    pub(super) fn task_timed_out(&mut self, number: u32, error: &str) {
+    pub(super) fn task_timed_out(&mut self, number: u32, failure: Failure) {
         let definition = self.m.definition.clone();
         let Some(active) = self.active(number) else { return };
         let Phase::Task(phase) = &active.phase else { return };
         let (effect, call) = (phase.effect, phase.call.clone());
         let state = definition.state(active.state);
         let Kind::Task(task) = &state.kind else { return };
-        let failure = Failure::named(error);
         let cursor = self.cursor(number);
         let event = match &task.resource {
             Resource::Function(_) => self.emit(cursor, "LambdaFunctionTimedOut", || {

@@ -91,7 +91,6 @@ impl Turn<'_> {
     /// Does a state around the thread name this error? If none does, `States.Runtime` ends the execution where it
     /// happens, and the states around it do not say that they failed (measured on AWS: floci-io/floci#2868).
     fn is_awaited_around(&self, number: u32, failure: &Failure) -> bool {
-        let error = failure.error.as_deref();
         let mut around = self.m.threads.get(&number).and_then(|thread| thread.parent);
         while let Some(place) = around {
             let Some(thread) = self.m.threads.get(&place.thread) else { return false };
@@ -99,7 +98,7 @@ impl Turn<'_> {
                 let state = self.m.definition.state(active.state);
                 let retried = state.retry.iter().map(|retrier| &retrier.error_equals);
                 let mut names = retried.chain(state.catch.iter().map(|catcher| &catcher.error_equals));
-                if names.any(|names| super::retry::takes(names, error)) {
+                if names.any(|names| failure.is_taken_by(names)) {
                     return true;
                 }
             }

@@ -77,7 +77,7 @@ impl Turn<'_> {
                 self.function_answered(n, &output, status, version.as_deref());
             }
             Event::Failed { n, error, cause } => {
-                let failure = Failure { error: error.map(Into::into), cause: cause.map(Into::into) };
+                let failure = Failure::of(error.map(Into::into), cause.map(Into::into));
                 self.effect_failed(n, failure);
             }
             Event::Child { run, index, status, output, error, cause } => {
@@ -99,7 +99,7 @@ impl Turn<'_> {
             }
             Event::Continue => self.queue.append(&mut self.m.ready),
             Event::Stop { error, cause } => {
-                self.abort(Failure { error: error.map(Into::into), cause: cause.map(Into::into) });
+                self.abort(Failure::of(error.map(Into::into), cause.map(Into::into)));
             }
             Event::Redrive { token } => self.redrive(token),
         }
@@ -148,8 +148,8 @@ impl Turn<'_> {
                     self.queue.push_back(thread);
                 }
             }
-            Wakes::TaskTimeout(thread) => self.task_timed_out(thread, "States.Timeout"),
-            Wakes::Heartbeat(thread) => self.task_timed_out(thread, "States.HeartbeatTimeout"),
+            Wakes::TaskTimeout(thread) => self.task_timed_out(thread, Failure::named("States.Timeout")),
+            Wakes::Heartbeat(thread) => self.task_timed_out(thread, self.missed_heartbeat()),
             Wakes::Execution => self.time_out(),
         }
     }

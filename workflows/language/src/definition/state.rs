@@ -126,7 +126,8 @@ pub struct Task {
     pub arn: Arc<str>,
     /// Seconds; `States.Timeout` when they are over.
     pub timeout: Option<Quantity<u64>>,
-    /// Seconds between heartbeats; `States.HeartbeatTimeout`.
+    /// Seconds between heartbeats; `States.Timeout` too, which retriers and catchers may call
+    /// `States.HeartbeatTimeout`.
     pub heartbeat: Option<Quantity<u64>>,
     /// `{"RoleArn": …}`.
     pub credentials: Option<Template>,

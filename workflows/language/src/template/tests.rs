@@ -45,6 +45,11 @@ fn payload_templates() {
         error.cause,
         r#"The JSONPath '$.no' specified for the field 'value.$' could not be found in the input '{"x":7}'"#
     );
+    let error = run(r#"{"v.$":"$$.State.No"}"#, QueryLanguage::JsonPath, r#"{"x":7}"#).expect_err("missing");
+    assert_eq!(
+        error.cause,
+        r#"The JSONPath '$$.State.No' specified for the field 'v.$' could not be found in the input '{"State":{"Name":"S"}}'"#
+    );
     let error = run(r#"{"v.$":"$.no"}"#, QueryLanguage::JsonPath, "null").expect_err("null input");
     assert_eq!(error.cause, "Unable to apply Path transformation to null or empty input.");
 }

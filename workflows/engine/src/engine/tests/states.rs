@@ -253,11 +253,52 @@ async fn a_heartbeat_that_stays_away_ends_a_task() {
         "Resource": "arn:aws:states:::lambda:invoke.waitForTaskToken",
         "Parameters": {"FunctionName": "echo", "Payload": {"t.$": "$$.Task.Token"}}}}});
     let (ended, lines) = world.run(definition, "{}").await;
-    assert_eq!(ended.error.as_deref(), Some("States.HeartbeatTimeout"));
+    assert_eq!(ended.error.as_deref(), Some("States.Timeout"));
     assert_eq!(
         lines[2..6],
         ["3 2 TaskScheduled", "4 3 TaskStarted", "5 4 TaskSubmitted", "6 5 TaskTimedOut"]
     );
+}
+
+/// Heartbeats are a worker's: while nobody has taken the work, only its timeout runs.
+#[tokio::test]
+async fn an_activity_owes_heartbeats_once_it_is_taken() {
+    let world = World::new().await;
+    let activity = "arn:aws:states:us-east-1:000000000000:activity:a";
+    let definition = json!({"StartAt": "A", "States": {"A": {"Type": "Task", "Resource": activity, "End": true,
+        "TimeoutSeconds": 60, "HeartbeatSeconds": 9}}});
+    let begun_ms = world.engine.inner.now_ms();
+    let (ended, lines) = world.run(definition.clone(), "{}").await;
+    assert_eq!(ended.error.as_deref(), Some("States.Timeout"));
+    assert_eq!(lines[2..4], ["3 2 ActivityScheduled", "4 3 ActivityTimedOut"]);
+    assert!(world.engine.inner.now_ms() >= begun_ms + 60_000);
+
+    let arn = world.start(&machine(definition, Kind::Standard), "{}").await;
+    world.engine.get_activity_task(activity, None).await.expect("work");
+    let taken_ms = world.engine.inner.now_ms();
+    let ended = world.engine.wait(&arn).await.expect("read").expect("there");
+    assert_eq!(ended.error.as_deref(), Some("States.Timeout"));
+    assert!((9_000..60_000).contains(&(world.engine.inner.now_ms() - taken_ms)));
+}
+
+/// It is told by the one name and taken by both; a task that is late is no missed heartbeat.
+#[tokio::test]
+async fn a_missed_heartbeat_has_two_names() {
+    let world = World::new().await;
+    for (limit, name, caught) in [
+        ("HeartbeatSeconds", "States.HeartbeatTimeout", true),
+        ("HeartbeatSeconds", "States.Timeout", true),
+        ("TimeoutSeconds", "States.HeartbeatTimeout", false),
+    ] {
+        let definition = json!({"StartAt": "A", "States": {
+            "A": {"Type": "Task", "End": true, limit: 9,
+                "Resource": "arn:aws:states:::lambda:invoke.waitForTaskToken",
+                "Parameters": {"FunctionName": "echo", "Payload": {"t.$": "$$.Task.Token"}},
+                "Catch": [{"ErrorEquals": [name], "Next": "B"}]},
+            "B": {"Type": "Succeed"}}});
+        let (ended, _) = world.run(definition, "{}").await;
+        assert_eq!(ended.error.is_none(), caught, "{limit}, {name}");
+    }
 }
 
 #[tokio::test]
