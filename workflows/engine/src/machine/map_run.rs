@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use mayfly_workflows_language::dataflow::Scope;
-use mayfly_workflows_language::definition::{Batcher, ExecutionType, Kind, Map, State};
+use mayfly_workflows_language::definition::{Batcher, DataFlow, ExecutionType, Kind, Map, State};
 use mayfly_workflows_language::error::StateError;
 use mayfly_workflows_language::value::Value;
 
@@ -110,9 +110,15 @@ impl Turn<'_> {
         let Some(reader) = &map.item_reader else { return Ok(()) };
         let field = "ItemReader";
         let arguments = data::template(self, number, state, effective, reader.arguments.as_ref(), field)?;
-        let max_items = match &reader.max_items {
-            Some(quantity) => Some(self.count(number, state, effective, quantity, "MaxItems")?),
-            None => None,
+        let max_items =
+            reader.max_items.as_ref().map(|max| self.count(number, state, effective, max, "MaxItems"));
+        let max_items = match max_items.transpose() {
+            // A path that gives no such number is the run's failure, as a file that cannot be read is.
+            Err(error) if self.m.facts.edition > 2 && matches!(state.data, DataFlow::JsonPath { .. }) => {
+                self.run_failed(number, Failure::new(&error.error, error.cause));
+                return Ok(());
+            }
+            max_items => max_items?,
         };
         self.run_effect(number, Call::ReadItems { state: state.id, arguments, max_items });
         Ok(())

@@ -64,7 +64,8 @@ pub struct Facts {
 /// that fails has its event.
 /// 2: an error output has an error and a cause, be they empty; an Inline Map takes lists alone, a Distributed one objects
 /// in JSONPath too; a JSONata Map whose input is no list fails as an expression does.
-/// 3: a missed heartbeat is told as `States.Timeout`; an activity's heartbeats count from when a worker took it.
+/// 3: a missed heartbeat is told as `States.Timeout`; an activity's heartbeats count from when a worker took it; a
+/// `MaxItemsPath` that gives no number of items fails the map run.
 pub const EDITION: u32 = 3;
 
 /// Bounds of one execution.

@@ -212,6 +212,23 @@ async fn failures_are_tolerated_up_to_a_number() {
 }
 
 #[tokio::test]
+async fn a_bad_number_of_items_to_read_fails_the_map_run() {
+    let world = World::new().await;
+    let definition = json!({"StartAt": "M", "States": {"M": {"Type": "Map", "End": true,
+        "ItemReader": {"Resource": "arn:aws:states:::s3:getObject", "ReaderConfig": {"InputType": "JSON",
+            "MaxItemsPath": "$.most"}, "Parameters": {"Bucket": "b", "Key": "k"}},
+        "ItemProcessor": {"ProcessorConfig": {"Mode": "DISTRIBUTED", "ExecutionType": "STANDARD"},
+            "StartAt": "A", "States": {"A": {"Type": "Pass", "End": true}}}}}});
+    let (ended, lines) = world.run(definition, "{\"most\":-1}").await;
+    assert_eq!(ended.error.as_deref(), Some("States.ItemReaderFailed"));
+    assert_eq!(ended.cause.as_deref(), Some("field MaxItems must be positive"));
+    assert_eq!(
+        lines[3..],
+        ["4 3 MapRunStarted", "5 4 MapRunFailed", "6 5 MapStateFailed", "7 6 ExecutionFailed"]
+    );
+}
+
+#[tokio::test]
 async fn a_worker_takes_an_activity() {
     let world = World::new().await;
     let arn = "arn:aws:states:us-east-1:000000000000:activity:a";
