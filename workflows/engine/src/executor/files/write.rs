@@ -8,7 +8,11 @@ use mayfly_workflows_language::value::Value;
 use crate::engine::{ObjectError, Reporter, Status};
 use crate::machine::{ChildResult, time_text};
 
-/// Writes a Map's results: a manifest and a file per outcome.
+/// Bytes of a result file, but for its last result: what follows goes into another one, so that no more than this is
+/// in memory beside the results themselves. AWS begins another file at 5 GB.
+const FILE_BYTES: usize = 64 << 20;
+
+/// Writes a Map's results: a manifest, and files for each outcome.
 pub(crate) async fn write_results(
     reporter: &Reporter,
     state: StateId,
@@ -38,14 +42,9 @@ pub(crate) async fn write_results(
         [("FAILED", Status::Failed), ("PENDING", Status::Running), ("SUCCEEDED", Status::Succeeded)]
     {
         let of = results.iter().filter(|result| group(result.outcome.status) == status);
-        let of: Vec<Value> = of.filter_map(|result| shaped(result, bare)).collect();
         let mut written = Vec::new();
-        if !of.is_empty() {
-            let key = format!("{folder}/{name}_0.{}", if lines { "jsonl" } else { "json" });
-            let body = match lines {
-                true => of.iter().map(|item| item.to_text() + "\n").collect(),
-                false => Value::from(of).to_text(),
-            };
+        for (n, body) in bodies(of.filter_map(|result| shaped(result, bare)), lines, FILE_BYTES).enumerate() {
+            let key = format!("{folder}/{name}_{n}.{}", if lines { "jsonl" } else { "json" });
             written
                 .push(Value::object([("Key", Value::from(key.as_str())), ("Size", Value::from(body.len()))]));
             objects.put(bucket, &key, body.into()).await.map_err(ObjectError::for_map)?;
@@ -63,6 +62,26 @@ pub(crate) async fn write_results(
         ("MapRunArn", Value::String(run_arn.clone())),
         ("ResultWriterDetails", Value::object([("Bucket", Value::from(bucket)), ("Key", Value::from(key))])),
     ]))
+}
+
+/// The texts of result files: lists in JSON, or a line for each result.
+fn bodies(
+    mut results: impl Iterator<Item = Value>,
+    lines: bool,
+    bytes_max: usize,
+) -> impl Iterator<Item = String> {
+    let (begin, between, end) = if lines { ("", "\n", "\n") } else { ("[", ",", "]") };
+    std::iter::from_fn(move || {
+        let mut body = begin.to_owned() + &results.next()?.to_text();
+        while body.len() < bytes_max
+            && let Some(result) = results.next()
+        {
+            body.push_str(between);
+            body.push_str(&result.to_text());
+        }
+        body.push_str(end);
+        Some(body)
+    })
 }
 
 fn group(status: Status) -> Status {
@@ -106,4 +125,21 @@ fn shaped(result: &ChildResult, bare: bool) -> Option<Value> {
     members.push(("Status", Value::from(outcome.status.as_str())));
     members.push(("StopDate", Value::from(time_text(result.stop_ms))));
     Some(Value::object(members))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_go_into_files_of_a_bounded_size() {
+        let of = |count: i64, lines, bytes_max| {
+            bodies((0..count).map(Value::from), lines, bytes_max).collect::<Vec<_>>()
+        };
+        assert!(of(0, false, 100).is_empty());
+        assert_eq!(of(3, false, 100), ["[0,1,2]"]);
+        assert_eq!(of(3, true, 100), ["0\n1\n2\n"]);
+        assert_eq!(of(5, false, 4), ["[0,1]", "[2,3]", "[4]"]);
+        assert_eq!(of(3, true, 1), ["0\n", "1\n", "2\n"]);
+    }
 }
