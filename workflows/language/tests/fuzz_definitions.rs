@@ -15,7 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 fn answer(text: &str) {
     let begun = Instant::now();
     for machine_type in [MachineType::Standard, MachineType::Express] {
-        let diagnostics = check(text, machine_type);
+        let diagnostics = check(text, machine_type, |_| false);
         let sound = diagnostics.iter().all(|found| found.severity == Severity::Warning);
         match compile(text, machine_type) {
             Ok(machine) => {

@@ -110,7 +110,9 @@ impl Api {
             "UpdateMapRun" => self.update_map_run(params).await,
             "UpdateStateMachine" => self.update_state_machine(params).await,
             "UpdateStateMachineAlias" => self.update_alias(params).await,
-            "ValidateStateMachineDefinition" => validate::validate_definition(params),
+            "ValidateStateMachineDefinition" => {
+                validate::validate_definition(params, |resource| self.engine.carries_out(resource))
+            }
             _ => Err(ApiError::unknown_operation()),
         }
     }

@@ -9,12 +9,12 @@ use serde_json::{Value, json};
 /// AWS's number of diagnostics when the request names none (or 0).
 const DIAGNOSTICS_MAX: usize = 100;
 
-pub(super) fn validate_definition(params: &Value) -> Answer {
+pub(super) fn validate_definition(params: &Value, is_reached: impl Fn(&str) -> bool) -> Answer {
     let machine_type = match optional(params, "type") {
         Some("EXPRESS") => MachineType::Express,
         _ => MachineType::Standard,
     };
-    let found = check(text(params, "definition"), machine_type);
+    let found = check(text(params, "definition"), machine_type, is_reached);
     let failed = found.iter().any(|diagnostic| diagnostic.severity == Severity::Error);
     // Without a severity AWS tells errors only.
     let warnings = optional(params, "severity") == Some("WARNING");

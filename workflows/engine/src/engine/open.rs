@@ -130,6 +130,11 @@ impl Engine {
         }
     }
 
+    /// Whether a bound integration carries out this resource (`arn:aws:states:::sqs:sendMessage`).
+    pub(crate) fn carries_out(&self, resource: &str) -> bool {
+        self.inner.integration(resource).is_some()
+    }
+
     /// Names who carries out further services.
     pub fn bind_integrations(&self, integrations: Arc<dyn Integrations>) {
         if self.inner.integrations.set(integrations).is_err() {

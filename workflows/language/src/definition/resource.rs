@@ -133,12 +133,17 @@ impl Resource {
         }
     }
 
-    /// Whether Mayfly does this work itself, its own API (`aws-sdk:sfn`) included; the
-    /// others are accepted, and fail when they are reached unless their service has been
-    /// pointed at another endpoint.
+    /// Whether Mayfly does this work itself, its own API (`aws-sdk:sfn`) and what folders do as buckets included;
+    /// the others are accepted, and fail when they are reached unless their service has been pointed at another
+    /// endpoint.
     pub fn is_supported(&self) -> bool {
         match self {
-            Resource::Integration { service, aws_sdk, .. } => *aws_sdk && &**service == "sfn",
+            Resource::Integration { service, aws_sdk: true, action, .. } => match &**service {
+                "sfn" => true,
+                "s3" => OF_FOLDERS.contains(&&**action),
+                _ => false,
+            },
+            Resource::Integration { .. } => false,
             Resource::Foreign(_) => false,
             _ => true,
         }
@@ -151,6 +156,22 @@ fn is_placeholder(text: &str) -> bool {
         !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || "_.:-".contains(c))
     })
 }
+
+/// The operations of S3 that buckets have which are folders.
+const OF_FOLDERS: [&str; 12] = [
+    "copyObject",
+    "createBucket",
+    "deleteBucket",
+    "deleteObject",
+    "deleteObjects",
+    "getObject",
+    "headBucket",
+    "headObject",
+    "listBuckets",
+    "listObjects",
+    "listObjectsV2",
+    "putObject",
+];
 
 impl FunctionArn {
     fn parse(region: &str, account: &str, rest: &str) -> Result<FunctionArn, ResourceError> {
@@ -263,7 +284,8 @@ mod tests {
         assert_eq!(states("sns:unpublish"), None);
         let put = states("aws-sdk:s3:putObject").expect("an SDK call");
         assert_eq!(put.event_names(), Some(("aws-sdk:s3".into(), "putObject".into())));
-        assert!(!put.is_supported());
+        assert!(put.is_supported());
+        assert!(states("aws-sdk:s3:putBucketPolicy").is_some_and(|own| !own.is_supported()));
         assert!(states("aws-sdk:sfn:startExecution").is_some_and(|own| own.is_supported()));
         assert_eq!(states("aws-sdk:nosuchservice:get"), None);
         assert_eq!(states("aws-sdk:s3:PutObject"), None);

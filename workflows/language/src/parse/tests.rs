@@ -353,7 +353,7 @@ fn all_problems_at_once() {
 #[test]
 fn doubts() {
     let doubts = |text: &str| -> Vec<String> {
-        crate::validate::check(text, MachineType::Standard)
+        crate::validate::check(text, MachineType::Standard, |resource| resource.contains(":::sqs:"))
             .iter()
             .map(|found| {
                 assert_eq!(found.severity, Severity::Warning, "{found}");
@@ -375,6 +375,14 @@ fn doubts() {
         doubts(&around(r#"{"Type":"Task","Resource":"arn:aws:states:::sns:publish","End":true}"#)),
         ["UNSUPPORTED_INTEGRATION /States/X/Resource"]
     );
+    // Where its service is pointed at an endpoint, and what is done here.
+    for reached in ["sqs:sendMessage", "aws-sdk:s3:getObject", "aws-sdk:sfn:listStateMachines"] {
+        let task = format!(
+            r#"{{"Type":"Task","Resource":"arn:aws:states:::{reached}","End":true,
+            "Parameters":{{"QueueUrl":"q","MessageBody":"m","Bucket":"b","Key":"k"}}}}"#
+        );
+        assert_eq!(doubts(&around(&task)), [""; 0], "{reached}");
+    }
     assert_eq!(
         doubts(&around(
             r#"{"Type":"Task","Resource":"arn:aws:states:::http:invoke","End":true,

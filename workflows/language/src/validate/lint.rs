@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::{Code, Report};
-use crate::definition::{Flow, Kind, QueryLanguage, State, StateId, StateMachine, Transition};
+use crate::definition::{Flow, Kind, QueryLanguage, Resource, State, StateId, StateMachine, Transition};
 use crate::parse::FlowDraft;
 use crate::value::Value;
 
@@ -28,9 +28,15 @@ fn place(draft: &FlowDraft, state: &State) -> String {
 fn kind(kind: &Kind, at: &str, report: &mut Report) {
     match kind {
         Kind::Task(task) if !task.resource.is_supported() => {
-            let message =
-                format!("The integration {} is not there yet: the state fails when it is reached", task.arn);
-            report.warning(Code::UnsupportedIntegration, &format!("{at}/Resource"), message);
+            let message = match &task.resource {
+                Resource::Integration { service, .. } => format!(
+                    "{} is carried out where its service is pointed at an endpoint \
+                     (mayfly up --task-endpoint {service}=URL); elsewhere the state fails when it is reached",
+                    task.arn
+                ),
+                _ => format!("{} is not carried out here: the state fails when it is reached", task.arn),
+            };
+            report.integration(&format!("{at}/Resource"), &task.arn, message);
         }
         Kind::Choice(choice) if choice.default.is_none() => {
             let message = "There is no 'Default': the state fails with States.Runtime when no choice matches";

@@ -98,6 +98,9 @@ pub struct Diagnostic {
     /// place can be named.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub location: Option<String>,
+    /// The resource that [`Code::UnsupportedIntegration`] speaks of.
+    #[serde(skip)]
+    pub integration: Option<String>,
 }
 
 /// As in the message of `InvalidDefinition`.
@@ -125,7 +128,21 @@ impl Report {
         message: impl Into<String>,
         location: Option<String>,
     ) {
-        let found = Diagnostic { severity, code, message: message.into(), location };
+        self.push(Diagnostic { severity, code, message: message.into(), location, integration: None });
+    }
+
+    /// A task whose integration Mayfly does not do itself.
+    pub(crate) fn integration(&mut self, location: &str, resource: &str, message: String) {
+        self.push(Diagnostic {
+            severity: Severity::Warning,
+            code: Code::UnsupportedIntegration,
+            message,
+            location: Some(location.to_owned()),
+            integration: Some(resource.to_owned()),
+        });
+    }
+
+    fn push(&mut self, found: Diagnostic) {
         // A field may be read for two purposes; its fault is told once.
         if self.diagnostics.len() < DIAGNOSTICS_MAX && !self.diagnostics.contains(&found) {
             self.diagnostics.push(found);
@@ -166,9 +183,13 @@ impl Report {
 
 /// Everything that is wrong or doubtful about a definition, errors first.
 /// Answers ValidateStateMachineDefinition: `FAIL` when there is an error.
-pub fn check(text: &str, machine_type: MachineType) -> Vec<Diagnostic> {
+///
+/// `is_reached` says of an integration's resource, as it is written, whether its service is pointed at an endpoint
+/// where the definition is to run: such a task is not doubtful.
+pub fn check(text: &str, machine_type: MachineType, is_reached: impl Fn(&str) -> bool) -> Vec<Diagnostic> {
     let (_, report) = parse::read(text, machine_type);
     let mut diagnostics = report.into_diagnostics();
+    diagnostics.retain(|diagnostic| !diagnostic.integration.as_deref().is_some_and(&is_reached));
     diagnostics.sort_by_key(|diagnostic| diagnostic.severity == Severity::Warning);
     diagnostics
 }
