@@ -67,11 +67,16 @@ pub(crate) struct Seen {
 }
 
 impl RevisionTarget {
+    /// Whether the host has it, so that it can be called.
+    pub(crate) fn is_hosted(&self) -> bool {
+        matches!(&**self.upstream.load(), Upstream::Local(_))
+    }
+
     pub(crate) fn new(
         uid: String,
         key: ObjectKey,
         spec: &mayfly_api::RevisionSpec,
-        upstream: Upstream,
+        upstream: Arc<Upstream>,
         queue_max: u32,
     ) -> Self {
         // Capacity is booked first and bound afterwards: a request need not wait for the replica that it
@@ -86,7 +91,7 @@ impl RevisionTarget {
             scaling: spec.scaling.clone(),
             gate: Gate::new(Instant::now(), limit, queue_max),
             traffic: Traffic::default(),
-            upstream: ArcSwap::from_pointee(upstream),
+            upstream: ArcSwap::new(upstream),
             ready_replicas: AtomicU32::new(0),
             desired_replicas: AtomicU32::new(0),
             routed: AtomicBool::new(false),
@@ -269,7 +274,7 @@ mod tests {
     async fn a_timeout_beyond_all_bounds_still_has_a_deadline() {
         let limits = json!({"timeout": "5000000000000000h"});
         let spec = serde_json::from_value(json!({"function": "f", "source": {}, "limits": limits})).unwrap();
-        let upstream = Upstream::Unavailable(Refusal::shutting_down());
+        let upstream = Arc::new(Upstream::Unavailable(Refusal::shutting_down()));
         let key = ObjectKey::new("ns", "f-00001");
         let target = Arc::new(RevisionTarget::new("uid".into(), key, &spec, upstream, 1));
         let now = Instant::now();
@@ -282,7 +287,7 @@ mod tests {
     #[test]
     fn what_changes_while_it_is_released_is_looked_at_again() {
         let spec = serde_json::from_value(json!({"function": "f", "source": {}})).unwrap();
-        let upstream = Upstream::Unavailable(Refusal::shutting_down());
+        let upstream = Arc::new(Upstream::Unavailable(Refusal::shutting_down()));
         let key = ObjectKey::new("ns", "f-00001");
         let target = Arc::new(RevisionTarget::new("uid".into(), key, &spec, upstream, 1));
         let demand = DemandSignal::default();

@@ -104,8 +104,15 @@ impl Snapshot {
         self.revisions.values().next_back()
     }
 
+    /// The newest that answers. One that did keeps its place when a ConfigMap or a Secret of its environment goes,
+    /// as a pod keeps what it was started with: a deletion must not bring older code back.
     pub(super) fn latest_ready(&self) -> Option<&RevisionState> {
-        self.revisions.values().rev().find(|state| state.readiness == Readiness::Ready)
+        let named = self.function.status.as_ref().and_then(|status| status.latest_ready_revision.as_deref());
+        self.revisions.values().rev().find(|state| match &state.readiness {
+            Readiness::Ready => true,
+            Readiness::EnvironmentMissing { .. } => named == Some(state.name()),
+            _ => false,
+        })
     }
 
     pub(super) fn revision(&self, name: &str) -> Option<&RevisionState> {

@@ -136,7 +136,11 @@ fn target_trouble(snapshot: &Snapshot, target: &TrafficTarget) -> Option<Trouble
     }
     let mut trouble = snapshot.latest()?.readiness.trouble()?;
     if let Some(ready) = snapshot.latest_ready() {
-        trouble.message = format!("{}; until then revision {} answers", trouble.message, ready.name());
+        let with = match snapshot.latest().is_some_and(|latest| latest.name() == ready.name()) {
+            true => " with the values it had, as long as this server runs",
+            false => "",
+        };
+        trouble.message = format!("{}; until then revision {} answers{with}", trouble.message, ready.name());
     }
     Some(trouble)
 }

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Route, Table,
-    plan::{self, PlannedTarget},
+    plan::{self, PlannedTarget, Unhosted},
     route::End,
     table::{Batch, TagHost},
 };
@@ -238,14 +238,19 @@ impl Owner {
 
     /// The revision's one target, as the revision is now.
     fn target(&self, revision: &Revision) -> Arc<RevisionTarget> {
-        let upstream = match plan::hosted_spec(revision, &self.objects.env) {
-            Ok(spec) => Upstream::Local(self.host.prepare(spec)),
-            Err(refusal) => Upstream::Unavailable(refusal),
-        };
         let uid = revision.metadata.uid.clone().unwrap_or_default();
-        let target = match self.targets.get(&uid) {
+        let known = self.targets.get(&uid);
+        let upstream = match (plan::hosted_spec(revision, &self.objects.env), &known) {
+            (Ok(spec), _) => Arc::new(Upstream::Local(self.host.prepare(spec))),
+            // It goes on with the values it was prepared with, as a pod does.
+            (Err(Unhosted::Environment(_)), Some(known)) if known.is_hosted() => known.upstream.load_full(),
+            (Err(Unhosted::Environment(refusal) | Unhosted::Revision(refusal)), _) => {
+                Arc::new(Upstream::Unavailable(refusal))
+            }
+        };
+        let target = match known {
             Some(target) => {
-                target.upstream.store(Arc::new(upstream));
+                target.upstream.store(upstream);
                 target
             }
             None => {

@@ -93,24 +93,42 @@ fn is_ready(revision: &Revision) -> bool {
     conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-/// Everything the host must know of a revision, or why it cannot run.
-pub(crate) fn hosted_spec(revision: &Revision, sources: &impl EnvSources) -> Result<HostedSpec, Refusal> {
+/// Why a revision cannot run.
+#[derive(Debug)]
+pub(crate) enum Unhosted {
+    /// Something that its environment takes values from is not there. One that was prepared before can go on.
+    Environment(Refusal),
+    Revision(Refusal),
+}
+
+impl From<Refusal> for Unhosted {
+    fn from(refusal: Refusal) -> Self {
+        Self::Revision(refusal)
+    }
+}
+
+/// Everything the host must know of a revision.
+///
+/// # Errors
+/// Why it cannot run, in a sentence for who calls it.
+pub(crate) fn hosted_spec(revision: &Revision, sources: &impl EnvSources) -> Result<HostedSpec, Unhosted> {
     let key = ObjectKey::of(revision);
     let spec = &revision.spec;
     let name = key.to_string();
     let not_ready = |why: &str| Refusal::revision_not_ready(&name, why);
     if let Some(why) = unready(revision) {
-        return Err(not_ready(&why));
+        return Err(not_ready(&why).into());
     }
     let Some(component) = spec.source.component else {
-        return Err(not_ready("this server runs uploaded components only (spec.source.component)"));
+        return Err(not_ready("this server runs uploaded components only (spec.source.component)").into());
     };
     let invalid = |why: String| Refusal { code: Code::ComponentInvalid, ..not_ready(&why) };
     let egress: Result<Vec<EgressRule>, _> = spec.egress.iter().map(|rule| rule.parse()).collect();
     Ok(HostedSpec {
         function: spec.function.clone(),
         component,
-        env: env::resolve(&key.namespace, &spec.env, sources).map_err(|why| not_ready(&why.to_string()))?,
+        env: env::resolve(&key.namespace, &spec.env, sources)
+            .map_err(|why| Unhosted::Environment(not_ready(&why.to_string())))?,
         memory_bytes_max: quantity::whole(&spec.limits.memory).map_err(|why| invalid(why.to_string()))?,
         timeout: spec.limits.timeout.0,
         response_bytes_max: quantity::whole(&spec.limits.response).map_err(|why| invalid(why.to_string()))?,
@@ -266,7 +284,8 @@ mod tests {
             let mut value = serde_json::to_value(&*base).unwrap();
             json_patch::merge(&mut value, &change);
             let revision: Revision = serde_json::from_value(value).unwrap();
-            let refusal = hosted_spec(&revision, &NoSources).unwrap_err();
+            let (Unhosted::Environment(refusal) | Unhosted::Revision(refusal)) =
+                hosted_spec(&revision, &NoSources).unwrap_err();
             assert!(refusal.message.contains(expected), "{refusal}");
         }
     }

@@ -7,7 +7,7 @@ use super::*;
 use crate::target::Upstream;
 
 fn target(name: &str) -> Arc<RevisionTarget> {
-    let upstream = Upstream::Unavailable(Refusal::no_route());
+    let upstream = Arc::new(Upstream::Unavailable(Refusal::no_route()));
     let key = ObjectKey::new("ns", name);
     Arc::new(RevisionTarget::new(name.into(), key, &RevisionSpec::default(), upstream, 10))
 }

@@ -65,6 +65,44 @@ async fn a_changed_config_map_reaches_new_calls() -> Result<()> {
     Ok(())
 }
 
+/// As a pod keeps what it was started with; and no older revision comes back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_secret_that_goes_takes_nothing_from_who_has_it() -> Result<()> {
+    guest_or_skip!("env");
+    let up = Up::start().await?;
+    let component = up.upload("env").await?;
+    up.apply_function("env", &component, json!({"env": [{"name": "KEY", "value": "old"}]})).await?;
+    let sees = async |key: &str| {
+        wait::until(&format!("the function sees {key}"), || async {
+            let answer = up.http().get("/fn/default/env/").await?;
+            Ok((answer.status == 200 && answer.json()?["KEY"] == key).then_some(()))
+        })
+        .await
+    };
+    sees("old").await?;
+    let meta = json!({"name": "keys", "namespace": "default"});
+    let secret =
+        json!({"apiVersion": "v1", "kind": "Secret", "metadata": meta, "stringData": {"key": "new"}});
+    up.cli().apply(&secret).await?;
+    let from = json!({"secretKeyRef": {"name": "keys", "key": "key"}});
+    up.apply_function("env", &component, json!({"env": [{"name": "KEY", "valueFrom": from}]})).await?;
+    sees("new").await?;
+
+    up.cli().ok(&["delete", "secret", "keys"]).await?;
+    up.wait_until_function("env", "says what is missing", |function| {
+        let conditions = function["status"]["conditions"].as_array();
+        conditions.into_iter().flatten().any(|condition| condition["reason"] == "EnvironmentMissing")
+    })
+    .await?;
+    for _ in 0..20 {
+        let answer = up.http().get("/fn/default/env/").await?;
+        ensure!(answer.status == 200 && answer.json()?["KEY"] == "new", "{answer:?}");
+    }
+    let function = up.cli().get("function", "env").await?;
+    assert_eq!(function["status"]["latestReadyRevision"], "env-00002");
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn outbound_calls_are_denied_unless_listed() -> Result<()> {
     guest_or_skip!("proxy");
