@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use mayfly_runtime::CallError;
 use wasmtime::{PoolConcurrencyLimitError, Trap, WasmBacktrace};
+use wasmtime_wasi::I32Exit;
 
 use crate::guest::{MemoryUse, Refused};
 
@@ -16,6 +17,10 @@ pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(1);
 pub(crate) fn call_error(error: &wasmtime::Error, memory: &MemoryUse) -> CallError {
     if error.is::<PoolConcurrencyLimitError>() {
         return CallError::Overloaded { retry_after: RETRY_AFTER };
+    }
+    // Its status is lost on the way: the adapter for WASI 0.1 knows success and failure alone.
+    if error.is::<I32Exit>() {
+        return CallError::Trapped("it ended itself (exit) before it had answered".to_owned());
     }
     // A guest whose memory cannot grow ends in `unreachable` or aborts; so it was memory.
     match memory.refused() {

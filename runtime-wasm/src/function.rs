@@ -391,6 +391,7 @@ impl Function {
     }
 
     fn keep<E>(&self, idle: &Idle<E>, instance: Instance<E>) {
+        instance.store.data().end_lines();
         if !idle.put(instance) {
             self.host.metrics.recycled.inc();
         }

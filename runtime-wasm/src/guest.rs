@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use mayfly_runtime::ContainerFiles;
+use mayfly_runtime::{ContainerFiles, logs::Stream};
 use wasmtime::ResourceLimiter;
 use wasmtime_wasi::{FsPerms, ResourceTable, WasiCtx, WasiCtxBuilder, WasiCtxView, WasiView, cli::InputFile};
 use wasmtime_wasi_config::WasiConfigVariables;
@@ -13,7 +13,7 @@ use wasmtime_wasi_http::{WasiHttpCtx, WasiHttpCtxView, WasiHttpView};
 
 use crate::capability::{
     egress::{Egress, Outbound},
-    output::ProgramLog,
+    output::{Output, ProgramLog},
 };
 
 /// Elements that one table of a guest may have; each takes 8 bytes outside its linear memories.
@@ -91,12 +91,23 @@ pub(crate) struct Guest {
     pub(crate) program: Arc<Program>,
     table: ResourceTable,
     /// Made when the guest first asks for anything in it: many never do.
-    wasi: Option<Box<WasiCtx>>,
+    wasi: Option<Box<Wasi>>,
     http: WasiHttpCtx,
     outbound: Outbound,
 }
 
+struct Wasi {
+    ctx: WasiCtx,
+    /// Its stdout and stderr.
+    outputs: [Output; 2],
+}
+
 impl Guest {
+    /// A request is over, and the next may be another's: a line that was not ended is not to go on with it.
+    pub(crate) fn end_lines(&self) {
+        self.wasi.iter().flat_map(|wasi| &wasi.outputs).for_each(Output::end_line);
+    }
+
     pub(crate) fn new(program: Arc<Program>) -> Self {
         let mut table = ResourceTable::new();
         table.set_max_capacity(HANDLES_MAX);
@@ -114,15 +125,15 @@ impl Guest {
 impl WasiView for Guest {
     fn ctx(&mut self) -> WasiCtxView<'_> {
         let program = &self.program;
-        let ctx = self.wasi.get_or_insert_with(|| {
+        let wasi = self.wasi.get_or_insert_with(|| {
             let mut builder = WasiCtx::builder();
             builder.args(&program.args).envs(&program.env);
-            builder.stdout(program.log.output(mayfly_runtime::logs::Stream::Stdout));
-            builder.stderr(program.log.output(mayfly_runtime::logs::Stream::Stderr));
+            let outputs = [Stream::Stdout, Stream::Stderr].map(|stream| program.log.output(stream));
+            builder.stdout(outputs[0].clone()).stderr(outputs[1].clone());
             program.open_files(&mut builder);
-            Box::new(builder.build())
+            Box::new(Wasi { ctx: builder.build(), outputs })
         });
-        WasiCtxView { ctx, table: &mut self.table }
+        WasiCtxView { ctx: &mut wasi.ctx, table: &mut self.table }
     }
 }
 

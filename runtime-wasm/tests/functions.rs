@@ -121,6 +121,33 @@ async fn what_a_guest_prints_is_in_its_log() {
     assert!(log.contains("stderr F plain line 1 on stderr"), "{log}");
 }
 
+/// Nothing of it goes with the next request's lines.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_line_without_an_end_is_its_requests_own() {
+    let logger = guest!("logger");
+    let fixture = Fixture::new();
+    for isolation in [Isolation::Fresh, Isolation::Reuse] {
+        let function = fixture.function(logger.clone(), |spec| spec.isolation = isolation).await;
+        for part in ["one", "two"] {
+            ask(&function, &format!("/?lines=0&part={isolation:?}-{part}")).await;
+            fixture.settled().await;
+        }
+        let log = fixture.log("f");
+        for part in ["one", "two"] {
+            assert!(log.contains(&format!("stdout F {isolation:?}-{part}\n")), "{log}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_that_ends_itself_is_told_so() {
+    let panic = guest!("panic");
+    let fixture = Fixture::new();
+    let function = fixture.function(panic, |_| {}).await;
+    let error = call(&function, get("/?exit=3")).await.err().unwrap();
+    assert!(matches!(&error, CallError::Trapped(what) if what.contains("ended itself (exit)")), "{error}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_panic_is_told_and_logged() {
     let panic = guest!("panic");

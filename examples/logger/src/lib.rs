@@ -1,4 +1,4 @@
-//! Writes `?lines=` lines to stdout and as many to stderr, as plain text and structured.
+//! Writes `?lines=` lines to stdout and as many to stderr, as plain text and structured; and `?part=` without an end.
 
 use mayfly::{Request, Response, log};
 
@@ -10,6 +10,9 @@ async fn logger(request: Request) -> Response {
         eprintln!("plain line {n} on stderr");
         log::info!(line = n, path = request.path(); "structured, on stdout");
         log::warn!(line = n, path = request.path(); "structured, on stderr");
+    }
+    if let Some(part) = request.query("part") {
+        print!("{part}");
     }
     Response::text(format!("wrote {lines} lines\n"))
 }

@@ -25,6 +25,20 @@ pub fn whole(quantity: &Quantity) -> Result<u64, InvalidQuantity> {
     scaled(&quantity.0, 1.0)
 }
 
+/// A number of bytes as a manifest would say it: `64Mi`, or `70000 bytes` where no unit goes into it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bytes(pub u64);
+
+impl std::fmt::Display for Bytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let units = [("Ti", 40), ("Gi", 30), ("Mi", 20), ("Ki", 10)];
+        match units.iter().find(|(_, power)| self.0 > 0 && self.0.trailing_zeros() >= *power) {
+            Some((unit, power)) => write!(f, "{}{unit}", self.0 >> power),
+            None => write!(f, "{} bytes", self.0),
+        }
+    }
+}
+
 fn scaled(text: &str, scale: f64) -> Result<u64, InvalidQuantity> {
     let syntax = || InvalidQuantity::Syntax(text.chars().take(100).collect());
     let text_trimmed = text.trim();
@@ -70,6 +84,15 @@ fn scaled(text: &str, scale: f64) -> Result<u64, InvalidQuantity> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bytes_are_said_as_manifests_say_them() {
+        let cases =
+            [(64 << 20, "64Mi"), (3 << 30, "3Gi"), (1536, "1536 bytes"), (2048, "2Ki"), (0, "0 bytes")];
+        for (bytes, said) in cases {
+            assert_eq!(Bytes(bytes).to_string(), said);
+        }
+    }
 
     #[test]
     fn reads_what_upstream_reads() {

@@ -115,7 +115,7 @@ pub enum CallError {
     /// The guest trapped; the text is the trap and where.
     #[error("the function trapped: {0}")]
     Trapped(String),
-    #[error("the function needed more memory than its limit of {limit_bytes} bytes")]
+    #[error("the function needed more memory than its limit of {}", mayfly_api::quantity::Bytes(*limit_bytes))]
     OutOfMemory { limit_bytes: u64 },
     #[error("the function did not answer within its timeout of {}", mayfly_api::duration::Span(*limit))]
     TimedOut { limit: Duration },
@@ -125,7 +125,7 @@ pub enum CallError {
     /// The guest set an error instead of a response; the text is its error code.
     #[error("the function answered with an error: {0}")]
     GuestError(String),
-    #[error("the answer is larger than the function's limit of {limit_bytes} bytes")]
+    #[error("the answer is larger than the function's limit of {}", mayfly_api::quantity::Bytes(*limit_bytes))]
     ResponseTooLarge { limit_bytes: u64 },
     #[error("the host is shutting down")]
     ShuttingDown,

@@ -128,6 +128,13 @@ impl Output {
         &self.0.log.0.pace
     }
 
+    /// The request is over; another may write here next.
+    pub(crate) fn end_line(&self) {
+        if let Some(sink) = self.0.sink.get() {
+            sink.lock().end_line();
+        }
+    }
+
     fn append(&self, bytes: &[u8]) {
         let inner = &*self.0;
         let sink = || Mutex::new(inner.log.0.writer.sink(&inner.log.0.path, inner.stream));

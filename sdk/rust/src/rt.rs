@@ -1,6 +1,7 @@
 //! What the attributes expand to: from the component's export to the handler and back.
 
 use std::future::Future;
+use std::io::Write as _;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -23,6 +24,7 @@ where
         let response = handler(Request::incoming(request)).await.into_response();
         answer(response, out).await;
     });
+    flush();
 }
 
 /// Serves one request with an event handler.
@@ -38,6 +40,14 @@ where
         let response = call(Request::incoming(request), handler).await;
         answer(response, out).await;
     });
+    flush();
+}
+
+/// Writes out what was printed without a newline: no `main` returns here that would do it, and in an instance that
+/// is used again it would be told as the next request's.
+fn flush() {
+    // Nobody could be told that the log is closed.
+    let _ = std::io::stdout().flush();
 }
 
 /// One event: JSON in by POST, JSON or an error out.

@@ -107,6 +107,14 @@ impl LogSink {
         self.append(bytes);
     }
 
+    /// Ends a line that the program has not ended, if there is one: what comes next is another's.
+    pub fn end_line(&mut self) {
+        if !self.unfinished.is_empty() {
+            let line = self.unfinished.split().freeze();
+            self.send(line, false);
+        }
+    }
+
     fn append(&mut self, mut bytes: &[u8]) {
         while self.unfinished.len() + bytes.len() > LINE_BYTES_MAX {
             let room = LINE_BYTES_MAX - self.unfinished.len();
@@ -129,10 +137,7 @@ impl LogSink {
 
 impl Drop for LogSink {
     fn drop(&mut self) {
-        if !self.unfinished.is_empty() {
-            let line = self.unfinished.split().freeze();
-            self.send(line, false);
-        }
+        self.end_line();
     }
 }
 
