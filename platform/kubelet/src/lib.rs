@@ -17,6 +17,7 @@ mod job;
 mod kubelet;
 mod node;
 mod pod;
+pub mod process;
 mod usage;
 
 pub use job::JobFiles;

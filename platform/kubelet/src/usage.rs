@@ -16,10 +16,11 @@ use mayfly_api::{
 use mayfly_informer::Informer;
 use mayfly_runtime::{ContainerId, Runtime, Usage};
 use parking_lot::Mutex;
-use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
+
+use crate::process;
 
 /// How often processor time is looked at. A rate is over one to two of these.
 const SAMPLE_EVERY: Duration = Duration::from_secs(10);
@@ -44,7 +45,7 @@ struct Sample {
 impl Sample {
     fn take(usage: &[(ContainerId, Usage)]) -> Self {
         let containers = usage.iter().filter_map(|(id, usage)| Some((id.clone(), usage.cpu?)));
-        Self { at: Instant::now(), node: process_time(), containers: containers.collect() }
+        Self { at: Instant::now(), node: process::cpu_time(), containers: containers.collect() }
     }
 }
 
@@ -103,7 +104,7 @@ impl Meters {
                 Some(json!({"podRef": {"name": name, "namespace": namespace, "uid": uid}, "containers": containers}))
             })
             .collect();
-        let memory = resident_bytes();
+        let memory = process::resident_bytes();
         json!({
             "window": window.as_secs_f64(),
             "node": {
@@ -120,19 +121,6 @@ impl Meters {
 fn nanocores(used: Duration, window: Duration) -> u64 {
     let nanocores = used.as_nanos().saturating_mul(1_000_000_000) / window.as_nanos().max(1);
     u64::try_from(nanocores).unwrap_or(u64::MAX)
-}
-
-/// Processor time of this process so far.
-fn process_time() -> Duration {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
-    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
-}
-
-/// Bytes of this process that are in memory; 0 where the kernel does not say.
-fn resident_bytes() -> u64 {
-    let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    let pages: u64 = text.split_whitespace().nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
-    pages.saturating_mul(rustix::param::page_size() as u64)
 }
 
 #[cfg(test)]
@@ -154,11 +142,11 @@ mod tests {
 
     #[test]
     fn this_process_uses_something() {
-        let before = process_time();
+        let before = process::cpu_time();
         let started = Instant::now();
-        while process_time() < before + Duration::from_millis(20) {
+        while process::cpu_time() < before + Duration::from_millis(20) {
             assert!(started.elapsed() < Duration::from_secs(30), "it does not count");
         }
-        assert!(resident_bytes() > 1 << 20);
+        assert!(process::resident_bytes() > 1 << 20);
     }
 }

@@ -1,19 +1,22 @@
-//! What `/metrics` says of the parts that count for themselves: the object store and the workflow engine.
+//! What `/metrics` says of the parts that count for themselves: the object store, the workflow engine, the process.
 
 use std::fmt;
 
+use jiff::Timestamp;
+use mayfly_kubelet::process;
 use mayfly_store::Store;
-use mayfly_workflows_engine::engine::Engine;
+use mayfly_workflows_engine::engine::{Engine, Kind};
 use prometheus_client::{
     collector::Collector,
-    encoding::{DescriptorEncoder, NoLabelSet},
-    metrics::MetricType,
+    encoding::{DescriptorEncoder, EncodeMetric as _, NoLabelSet},
+    metrics::{MetricType, counter::ConstCounter},
 };
 
 /// Reads the counts when Prometheus asks.
 pub(super) struct Counts {
-    pub(super) store: Store,
-    pub(super) workflows: Engine,
+    store: Store,
+    workflows: Engine,
+    started_at: Timestamp,
 }
 
 impl fmt::Debug for Counts {
@@ -24,6 +27,20 @@ impl fmt::Debug for Counts {
 
 impl Collector for Counts {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        self.gauges(&mut encoder)?;
+        self.counters(&mut encoder)?;
+        self.executions(&mut encoder)?;
+        self.process(&mut encoder)
+    }
+}
+
+impl Counts {
+    /// For a server that starts now.
+    pub(super) fn new(store: Store, workflows: Engine) -> Self {
+        Self { store, workflows, started_at: Timestamp::now() }
+    }
+
+    fn gauges(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let store = self.store.stats();
         let (executions, timers) = self.workflows.load();
         let healthy = self.workflows.health().is_ok();
@@ -33,6 +50,11 @@ impl Collector for Counts {
             ("mayfly_store_history_events", "Events kept for watches.", store.history_events as u64),
             ("mayfly_store_history_bytes", "Bytes of values kept for watches.", store.history_bytes as u64),
             ("mayfly_store_writes_waiting", "Writes that wait for the disk.", store.queued as u64),
+            (
+                "mayfly_workflows_executions_open",
+                "Executions that run, in memory or asleep.",
+                self.workflows.open_executions() as u64,
+            ),
             (
                 "mayfly_workflows_executions_loaded",
                 "Executions in memory; the others sleep.",
@@ -44,6 +66,11 @@ impl Collector for Counts {
             let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             metric.encode_gauge(&value)?;
         }
+        Ok(())
+    }
+
+    fn counters(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let store = self.store.stats();
         for (name, help, value) in [
             ("mayfly_store_writes", "Writes acknowledged.", store.writes),
             ("mayfly_store_commits", "Transactions, each with one fsync.", store.commits),
@@ -53,5 +80,50 @@ impl Collector for Counts {
             metric.encode_counter::<NoLabelSet, _, u64>(&value, None)?;
         }
         Ok(())
+    }
+
+    fn executions(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let so_far = self.workflows.executions_so_far();
+        let kind = |kind| match kind {
+            Kind::Standard => "STANDARD",
+            Kind::Express => "EXPRESS",
+        };
+        let (name, help) = ("mayfly_workflows_executions_started", "Executions that began, by type.");
+        let mut started = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for executions in &so_far {
+            let labels = [("type", kind(executions.kind))];
+            ConstCounter::new(executions.started).encode(started.encode_family(&labels)?)?;
+        }
+        let (name, help) =
+            ("mayfly_workflows_executions_ended", "Executions that ended, by type and status.");
+        let mut ended = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for executions in &so_far {
+            for (status, count) in executions.ended {
+                let labels = [("type", kind(executions.kind)), ("status", status.as_str())];
+                ConstCounter::new(count).encode(ended.encode_family(&labels)?)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// By the names that every Prometheus client library gives them.
+    fn process(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let (name, help) = ("process_cpu_seconds", "Processor time used.");
+        let cpu = process::cpu_time().as_secs_f64();
+        encoder
+            .encode_descriptor(name, help, None, MetricType::Counter)?
+            .encode_counter::<NoLabelSet, _, u64>(&cpu, None)?;
+        for (name, help, value) in [
+            ("process_resident_memory_bytes", "Memory that is resident.", process::resident_bytes()),
+            ("process_open_fds", "Files and sockets that are open.", process::open_files()),
+        ] {
+            encoder.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&value)?;
+        }
+        let started_at = self.started_at.as_duration().as_secs_f64();
+        let (name, help) = ("process_start_time_seconds", "When the process started, in seconds since 1970.");
+        encoder.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&started_at)?;
+        let (name, help) = ("mayfly_build_info", "The version that runs.");
+        let mut build = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        build.encode_family(&[("version", env!("CARGO_PKG_VERSION"))])?.encode_gauge(&1_u64)
     }
 }

@@ -124,7 +124,7 @@ impl Up {
             handles,
         )
         .await?;
-        metrics.register_collector(Box::new(Counts { store: store.clone(), workflows: workflows.engine() }));
+        metrics.register_collector(Box::new(Counts::new(store.clone(), workflows.engine())));
         api.attach_view("executions.mayfly.dev", Arc::new(workflows.executions()));
 
         let endpoints = listeners.endpoints(&gateway)?;

@@ -226,6 +226,14 @@ async fn health_and_metrics_tell_how_it_is() -> Result<()> {
     let metrics = up.admin().get("/metrics").await?.text();
     let names = |text: &str| metrics.lines().any(|line| !line.starts_with('#') && line.contains(text));
     ensure!(names("mayfly_") && names("hello"), "no metric of the function in\n{metrics}");
+    for name in [
+        "mayfly_build_info{version=",
+        "process_resident_memory_bytes ",
+        "process_cpu_seconds_total ",
+        r#"mayfly_workflows_executions_ended_total{type="STANDARD",status="FAILED"} 0"#,
+    ] {
+        ensure!(names(name), "no {name} in\n{metrics}");
+    }
     Ok(())
 }
 

@@ -15,7 +15,8 @@ use super::deps::{Activities, Deps, Integrations, Mocks, Operations};
 use super::history::Histories;
 use super::live::{Cell, Live, Running};
 use super::mocked::Alarms;
-use super::types::{Description, RedriveStatus, StateMachine, Status};
+use super::tally::Tally;
+use super::types::{Description, Kind, RedriveStatus, StateMachine, Status};
 use crate::executor::activities::Lines;
 use crate::executor::fair::Fair;
 use crate::journal::{
@@ -34,6 +35,7 @@ pub(crate) struct Inner {
     pub(super) journal: Arc<dyn Journal>,
     pub(super) live: Live,
     pub(super) open: AtomicUsize,
+    pub(super) tally: Tally,
     pub(super) next_execution: AtomicU64,
     pub(super) machines: Mutex<HashMap<Digest, Arc<StateMachine>>>,
     /// Digests of state machines at hand, by the address of the shared value.
@@ -218,6 +220,7 @@ impl Inner {
         if running.express {
             // Nothing of it is kept.
             if let Some(row) = row {
+                self.tally.ended(Kind::Express, row.status);
                 cell.row.outcome = row;
             }
             self.perform(running, cell, actions);
@@ -237,6 +240,7 @@ impl Inner {
                     inner.tell_changed(ExecutionChange::Started, &of, &cell.row);
                 }
                 if let Some(row) = row {
+                    inner.tally.ended(Kind::Standard, row.status);
                     cell.row.outcome = row;
                     inner.tell_changed(ExecutionChange::Moved, &of, &cell.row);
                 }

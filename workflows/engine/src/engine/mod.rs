@@ -24,6 +24,7 @@ mod redrive;
 mod retention;
 mod sleep;
 mod start;
+mod tally;
 mod types;
 mod wait;
 
@@ -44,6 +45,7 @@ pub(crate) use effects::{Guards, Reporter};
 pub use error::{ExecutionError, OpenError, RedriveError, StartError, TokenError};
 pub use map_runs::{MapRunCounts, MapRunDescription, MapRunUpdate};
 pub use objects::{ObjectBody, ObjectCall, ObjectEntry, ObjectError, ObjectPage, Objects};
+pub use tally::Executions;
 pub use types::{
     ActivityTask, Description, HistoryQuery, Kind, ListQuery, Of, Page, RedriveStatus, StartRequest, Started,
     StateMachine, Status,

@@ -67,6 +67,7 @@ impl Engine {
             journal,
             live: Live::new(),
             open: AtomicUsize::new(0),
+            tally: super::tally::Tally::default(),
             next_execution: AtomicU64::new(last + 1),
             machines: Mutex::default(),
             digests: Mutex::default(),

@@ -139,7 +139,8 @@ impl Inner {
         let id = self.next_execution.fetch_add(1, Ordering::AcqRel);
         let at_ms = self.now_ms();
         let digest = self.digest_of(&new.state_machine);
-        let express = new.state_machine.kind == Kind::Express;
+        let kind = new.state_machine.kind;
+        let express = kind == Kind::Express;
         let mut row = ExecutionRow {
             id,
             arn: new.arn.to_string(),
@@ -181,8 +182,11 @@ impl Inner {
         let mut cell = running.cell.lock();
         let inner = self.clone();
         let settled = self.settle(&running, &mut cell, at_ms, false, out, changes, move |outcome| {
-            if outcome.is_ok() && !express {
-                inner.written.lock().insert(digest);
+            if outcome.is_ok() {
+                inner.tally.started(kind);
+                if !express {
+                    inner.written.lock().insert(digest);
+                }
             }
             // Whoever started it may have gone.
             let _ = sender.send(outcome);

@@ -298,6 +298,27 @@ async fn an_activity_owes_heartbeats_once_it_is_taken() {
     assert!((9_000..60_000).contains(&(world.engine.inner.now_ms() - taken_ms)));
 }
 
+#[tokio::test]
+async fn executions_are_counted_by_type_and_end() {
+    let world = World::new().await;
+    let ends = json!({"StartAt": "A", "States": {"A": {"Type": "Pass", "End": true}}});
+    let fails = json!({"StartAt": "A", "States": {"A": {"Type": "Fail"}}});
+    for (definition, kind) in
+        [(&ends, Kind::Standard), (&fails, Kind::Standard), (&fails, Kind::Express), (&fails, Kind::Express)]
+    {
+        let arn = world.start(&machine(definition.clone(), kind), "{}").await;
+        if kind == Kind::Standard {
+            world.engine.wait(&arn).await.expect("read").expect("there");
+        }
+    }
+    let told = world.engine.executions_so_far().map(|of| {
+        let ended = |wanted| of.ended.iter().find(|(status, _)| *status == wanted).map(|(_, count)| *count);
+        (of.kind, of.started, ended(Status::Succeeded), ended(Status::Failed))
+    });
+    assert_eq!(told, [(Kind::Standard, 2, Some(1), Some(1)), (Kind::Express, 2, Some(0), Some(2))]);
+    assert_eq!(world.engine.open_executions(), 0);
+}
+
 /// It is told by the one name and taken by both; a task that is late is no missed heartbeat.
 #[tokio::test]
 async fn a_missed_heartbeat_has_two_names() {

@@ -1,0 +1,65 @@
+//! How many executions began and ended, for metrics.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::{Engine, Kind, Status};
+
+/// Counts since the engine was opened, by type; children of map runs are executions too.
+#[derive(Debug, Default)]
+pub(crate) struct Tally([OfKind; 2]);
+
+#[derive(Debug, Default)]
+struct OfKind {
+    started: AtomicU64,
+    ended: [AtomicU64; ENDS.len()],
+}
+
+/// How an execution ends.
+const ENDS: [Status; 4] = [Status::Succeeded, Status::Failed, Status::TimedOut, Status::Aborted];
+
+/// Executions of one type since the engine was opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Executions {
+    /// `STANDARD` or `EXPRESS`.
+    pub kind: Kind,
+    /// That began; those that were taken up again when the engine was opened are not among them.
+    pub started: u64,
+    /// That ended, by how; one that is redriven may end again.
+    pub ended: [(Status, u64); ENDS.len()],
+}
+
+impl Tally {
+    fn of(&self, kind: Kind) -> &OfKind {
+        match kind {
+            Kind::Standard => &self.0[0],
+            Kind::Express => &self.0[1],
+        }
+    }
+
+    pub(super) fn started(&self, kind: Kind) {
+        self.of(kind).started.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Notes an outcome, be it none yet (a redrive).
+    pub(super) fn ended(&self, kind: Kind, status: Status) {
+        if let Some(end) = ENDS.iter().position(|end| *end == status) {
+            self.of(kind).ended[end].fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Engine {
+    /// How many executions are open: running, in memory or asleep.
+    pub fn open_executions(&self) -> usize {
+        self.inner.open.load(Ordering::Relaxed)
+    }
+
+    /// How many executions began and ended.
+    pub fn executions_so_far(&self) -> [Executions; 2] {
+        [Kind::Standard, Kind::Express].map(|kind| {
+            let of = self.inner.tally.of(kind);
+            let ended = std::array::from_fn(|end| (ENDS[end], of.ended[end].load(Ordering::Relaxed)));
+            Executions { kind, started: of.started.load(Ordering::Relaxed), ended }
+        })
+    }
+}
