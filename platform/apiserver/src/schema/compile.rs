@@ -40,6 +40,8 @@ pub(crate) fn definitions(kinds: &[&Kind]) -> (Map<String, Value>, Vec<String>) 
     let names: Vec<_> = kinds.iter().map(|kind| reference(&(kind.schema)(&mut generator))).collect();
     let mut definitions = take(&mut generator);
     definitions.values_mut().for_each(without_null);
+    let ours = definitions.iter_mut().filter(|(name, _)| !name.starts_with(describe::UPSTREAM));
+    ours.for_each(|(_, definition)| describe::unwrap_lines(definition));
     describe::once(&mut definitions, &names);
     for name in &names {
         complete_root(&mut definitions, name);

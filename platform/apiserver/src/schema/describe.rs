@@ -1,11 +1,41 @@
-//! One description for each field: kubectl shows a field's own and then its type's, which says the same again.
+//! One description for each field: kubectl shows a field's own and then its type's, which says the same again. And
+//! in lines of the reader's width, not of the source's.
 
 use serde_json::{Map, Value, json};
 
 use super::compile::PREFIX;
 
 /// Upstream's definitions are left as kubectl's users know them.
-const UPSTREAM: &str = "io.k8s.";
+pub(super) const UPSTREAM: &str = "io.k8s.";
+
+/// Joins the lines of paragraphs, which kubectl prints as they are; a list's items keep lines of their own.
+pub(super) fn unwrap_lines(schema: &mut Value) {
+    match schema {
+        Value::Array(items) => items.iter_mut().for_each(unwrap_lines),
+        Value::Object(map) => {
+            for (name, value) in map {
+                match value {
+                    Value::String(text) if name == "description" => *text = unwrapped(text),
+                    value => unwrap_lines(value),
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+fn unwrapped(text: &str) -> String {
+    let mut lines = text.lines();
+    let mut whole = lines.next().unwrap_or_default().to_owned();
+    let mut after_blank = false;
+    for line in lines {
+        let is_item = line.trim_start().starts_with(['-', '*', '|']);
+        whole.push(if line.is_empty() || after_blank || is_item { '\n' } else { ' ' });
+        whole.push_str(line);
+        after_blank = line.is_empty();
+    }
+    whole
+}
 
 /// Takes the descriptions of types (but for those of `roots`, the kinds) to the fields that have none, or only the
 /// beginning of the type's.
@@ -56,6 +86,17 @@ mod tests {
     use crate::{registry::registry, schema::definitions};
 
     use super::*;
+
+    #[test]
+    fn lines_are_the_readers() {
+        let mut schema =
+            json!({"description": "One that\ngoes on.\n\nTwo:\n- a\n- b", "x": [{"description": "a\nb"}]});
+        unwrap_lines(&mut schema);
+        assert_eq!(
+            schema,
+            json!({"description": "One that goes on.\n\nTwo:\n- a\n- b", "x": [{"description": "a b"}]})
+        );
+    }
 
     #[test]
     fn a_field_of_ours_is_described_once() {
