@@ -37,8 +37,8 @@ use super::{
   mayfly workflow list order
 
 An execution is named by its ARN, as WORKFLOW/EXECUTION, or by its WORKFLOW alone: its newest.
-In a namespace other than default (-n shop) order is the state machine shop.order; an ARN, or a name with a dot, is
-taken as it is.")]
+In a namespace other than default (-n shop) order is the state machine shop.order; an ARN, or a
+name with a dot, is taken as it is.")]
 pub(crate) struct WorkflowArgs {
     /// Where the Step Functions API answers [default: MAYFLY_WORKFLOWS_URL, else as in the data directory]
     #[arg(long, global = true, value_name = "URL")]

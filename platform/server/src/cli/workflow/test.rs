@@ -63,8 +63,8 @@ A test file lies beside its definition, order.test.yaml beside order.yaml:
         retries: {Charge: 1}
         elapsed: 2h 7s              # of the virtual clock
 
-Answers: {result: …}, {payload: …} (of lambda:invoke), {error: …, cause: …}, never; with after, heartbeat, times, when
-(never then as {never: true, times: 2}).
+Answers: {result: …}, {payload: …} (of lambda:invoke), {error: …, cause: …}, never;
+with after, heartbeat, times, when: {never: true, times: 2}.
 With -n the workflow stands in that namespace: $$.StateMachine.Name says shop.order.
 
 Expectations: status, output, outputIncludes, error, cause, causeIncludes, path, retries, calls, arguments, elapsed.
