@@ -18,7 +18,7 @@ struct Asked {
 #[mayfly::event]
 async fn approval(question: Question) -> Result<Asked, Error> {
     let url = mayfly::config::get("WORKFLOWS_URL").unwrap_or_else(|| "http://127.0.0.1:8083".to_owned());
-    let aws = format!("aws stepfunctions --endpoint-url {url}");
+    let aws = format!("aws stepfunctions --region us-east-1 --endpoint-url {url}");
     let Question { token, what } = question;
     println!("May we? {what}");
     println!("  yes: {aws} send-task-success --task-token {token} --task-output '{{\"by\": \"me\"}}'");

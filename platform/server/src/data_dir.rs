@@ -41,14 +41,19 @@ impl fmt::Display for Origin {
 
 impl DataDir {
     /// The flag, else `MAYFLY_DATA_DIR`, else the XDG state directory: `$XDG_STATE_HOME/mayfly`, or
-    /// `~/.local/state/mayfly`.
+    /// `~/.local/state/mayfly`. Absolute.
     pub(crate) fn resolve(flag: Option<PathBuf>) -> Self {
-        Self::choose(
+        let chosen = Self::choose(
             flag,
             std::env::var_os("MAYFLY_DATA_DIR"),
             std::env::var_os("XDG_STATE_HOME"),
             std::env::home_dir(),
-        )
+        );
+        // What is told of it holds in another folder, too. Only an empty path cannot be made absolute.
+        match std::path::absolute(&chosen.root) {
+            Ok(root) => Self { root, ..chosen },
+            Err(_) => chosen,
+        }
     }
 
     fn choose(
@@ -177,6 +182,13 @@ mod tests {
             let chosen = DataDir::choose(flag.map(PathBuf::from), environment, state, home);
             assert_eq!(chosen, DataDir { root: root.into(), origin });
         }
+    }
+
+    #[test]
+    fn it_is_the_same_from_another_folder() {
+        let here = std::env::current_dir().unwrap();
+        assert_eq!(DataDir::resolve(Some("./data".into())).path(), here.join("data"));
+        assert_eq!(DataDir::resolve(Some("/data".into())).path(), Path::new("/data"));
     }
 
     #[test]

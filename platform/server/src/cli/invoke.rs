@@ -55,6 +55,9 @@ impl FromStr for Header {
     }
 }
 
+/// What `-d` takes, here and where a workflow is started.
+const DATA_FORMS: &str = "-d @FILE reads a file, -d '{}' is the JSON itself";
+
 /// An error's body is read up to here, in bytes; what a function streams is not held.
 const ERROR_BYTES_MAX: usize = 1 << 20;
 
@@ -127,18 +130,15 @@ pub(super) fn data(text: &str) -> anyhow::Result<Bytes> {
         return Ok(content.into());
     }
     match text.strip_prefix('@') {
+        Some("") => Err(Failure::error("-d @ names no file", DATA_FORMS)),
         Some(path) => read(Path::new(path)),
         None => Ok(Bytes::copy_from_slice(text.as_bytes())),
     }
 }
 
 fn read(path: &Path) -> anyhow::Result<Bytes> {
-    let content = std::fs::read(path).map_err(|error| {
-        Failure::error(
-            format!("cannot read {}: {error}", path.display()),
-            "-d @FILE reads a file, -d '{}' is the event itself",
-        )
-    })?;
+    let content = std::fs::read(path)
+        .map_err(|error| Failure::error(format!("cannot read {}: {error}", path.display()), DATA_FORMS))?;
     Ok(content.into())
 }
 

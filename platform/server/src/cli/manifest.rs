@@ -94,7 +94,8 @@ fn parse(text: &str, source: &str) -> anyhow::Result<Vec<Document>> {
     // As Kubernetes reads them: 0644 is a file's mode.
     options.legacy_octal_numbers = true;
     let values: Vec<Value> = serde_saphyr::from_multiple_with_options(text, options).map_err(|error| {
-        Failure::error(format!("{source} is not YAML: {error}"), "nothing was sent to the server")
+        let why = super::yaml::problem(&error);
+        Failure::error(format!("{source} cannot be read: {why}"), "nothing was sent to the server")
     })?;
     let values: Vec<_> = values.into_iter().filter(|value| !value.is_null()).collect();
     let many = values.len() > 1;
@@ -167,8 +168,8 @@ mod tests {
         for (text, expected) in [
             ("kind: Pod\nmetadata: {name: a}", "f.yaml: apiVersion is missing"),
             ("apiVersion: v1\nkind: Pod", "f.yaml: metadata.name is missing"),
-            ("apiVersion: v1\nkind: [", "f.yaml is not YAML"),
-            ("apiVersion: v1\nkind: Pod\nkind: Node", "f.yaml is not YAML"),
+            ("apiVersion: v1\nkind: [", "f.yaml cannot be read"),
+            ("apiVersion: v1\nkind: Pod\nkind: Node", "the key `kind` is there twice"),
             ("just words", "apiVersion is missing"),
         ] {
             let error = parse(text, "f.yaml").unwrap_err().to_string();

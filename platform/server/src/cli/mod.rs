@@ -42,6 +42,7 @@ mod version;
 mod wait;
 mod wish;
 mod workflow;
+mod yaml;
 
 use output::OutputFormat;
 use session::Session;

@@ -10,6 +10,7 @@
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
+use mayfly_api::wellknown::NAMESPACE_DEFAULT;
 
 mod client;
 mod components;
@@ -35,7 +36,9 @@ use super::{
   mayfly workflow start order -d '{\"item\":\"pen\"}' --follow
   mayfly workflow list order
 
-An execution is named by its ARN, as WORKFLOW/EXECUTION, or by its WORKFLOW alone: its newest.")]
+An execution is named by its ARN, as WORKFLOW/EXECUTION, or by its WORKFLOW alone: its newest.
+In a namespace other than default (-n shop) order is the state machine shop.order; an ARN, or a
+name with a dot, is taken as it is.")]
 pub(crate) struct WorkflowArgs {
     /// Where the Step Functions API answers [default: MAYFLY_WORKFLOWS_URL, else as in the data directory]
     #[arg(long, global = true, value_name = "URL")]
@@ -72,7 +75,8 @@ pub(crate) async fn run(args: WorkflowArgs, session: &Session) -> anyhow::Result
         WorkflowArgs { command: WorkflowCommand::Test(args), .. } => return test::run(args, session).await,
         args => args,
     };
-    let client = client::Client::find(args.workflows_url, session.globals())?;
+    let namespace = namespace(session).await;
+    let client = client::Client::find(args.workflows_url, namespace, session.globals())?;
     match args.command {
         WorkflowCommand::Deploy(args) => deploy::run(args, &client, session).await?,
         WorkflowCommand::Start(args) => return start::run(args, &client, session).await,
@@ -84,6 +88,12 @@ pub(crate) async fn run(args: WorkflowArgs, session: &Session) -> anyhow::Result
         WorkflowCommand::Test(args) => return test::run(args, session).await,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// As for the other commands: the flag's, else the kubeconfig's. The Step Functions API is also asked where there is no
+/// kubeconfig.
+async fn namespace(session: &Session) -> String {
+    session.namespace().await.unwrap_or_else(|_| NAMESPACE_DEFAULT.to_owned())
 }
 
 /// [`output::result`], where `-o name` prints `name`.

@@ -2,6 +2,7 @@
 //! and stops them in order.
 
 mod admin;
+mod banner;
 mod components;
 mod metrics;
 mod nodes;

@@ -30,7 +30,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     admin::Admin,
-    components,
+    banner, components,
     metrics::Counts,
     nodes::LocalNodes,
     runtimes::{Handles, Runtimes},
@@ -395,22 +395,7 @@ async fn announce(
         .write(&data_dir.endpoints())
         .with_context(|| format!("cannot write {}", data_dir.endpoints().display()))?;
     ready.send_replace(true);
-    say(&format!(
-        "mayfly is up\n  \
-           API        {}\n  \
-           functions  {}/fn/<namespace>/<name>/\n  \
-           workflows  {}  (aws stepfunctions --endpoint-url …)\n  \
-           admin      {}  (/healthz /readyz /metrics)\n  \
-           data       {}\n\n  \
-           export KUBECONFIG={}\n  \
-           mayfly new rust hello && cd hello && mayfly deploy",
-        endpoints.api,
-        endpoints.http,
-        endpoints.workflows.as_deref().unwrap_or("-"),
-        endpoints.admin.as_deref().unwrap_or("-"),
-        data_dir.path().display(),
-        kubeconfig.display(),
-    ));
+    say(&banner::text(endpoints, data_dir));
     Ok(())
 }
 

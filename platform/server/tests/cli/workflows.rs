@@ -218,6 +218,128 @@ async fn stop_and_delete_say_what_cannot_be() {
     assert!(run(&fake, &["delete", "nothing"]).await.failed().contains("there is no workflow nothing"));
 }
 
+/// A server with the namespace `shop`, whose workflows are all there are asked for.
+async fn shop() -> Fake {
+    Fake::start(|seen| {
+        let Some(operation) = seen.target.strip_prefix("AWSStepFunctions.") else {
+            return (seen.path == "/api/v1/namespaces/shop").then(|| ok(&json!({"kind": "Namespace"})));
+        };
+        let machine = |name: &str| json!({"name": name, "type": "STANDARD", "creationDate": 10.0});
+        let params = seen.json();
+        Some(match operation {
+            "ValidateStateMachineDefinition" => ok(&json!({"result": "OK", "diagnostics": []})),
+            "DescribeStateMachine" if params["stateMachineArn"].as_str()?.ends_with(":shop.order") => {
+                ok(&json!({"name": "shop.order", "type": "STANDARD", "definition": "{}"}))
+            }
+            "DescribeStateMachine" => refusal("StateMachineDoesNotExist", ""),
+            "ListStateMachines" => ok(&json!({"stateMachines": [machine("order"), machine("shop.order")]})),
+            "DescribeExecution" => ok(&json!({"status": "RUNNING", "executionArn": params["executionArn"]})),
+            "GetExecutionHistory" => ok(&json!({"events": []})),
+            _ => ok(
+                &json!({"executionArn": "a", "executions": [{"executionArn": "a:execution:shop.order:e1"}]}),
+            ),
+        })
+    })
+    .await
+}
+
+#[tokio::test]
+async fn plain_names_stand_in_the_namespace() {
+    let fake = shop().await;
+    let (arn, execution) =
+        (WORKFLOW.replace(":order", ":shop.order"), EXECUTION.replace(":order", ":shop.order"));
+    let file = fake.file("order.yaml", YAML);
+    let new = fake.file("new.yaml", YAML);
+    for (line, operation, field, expected) in [
+        (&["deploy", &file][..], "UpdateStateMachine", "stateMachineArn", arn.as_str()),
+        (&["deploy", &new], "CreateStateMachine", "name", "shop.new"),
+        (&["deploy", &file, "--name", "other.order"], "CreateStateMachine", "name", "other.order"),
+        (&["start", "order"], "StartExecution", "stateMachineArn", &arn),
+        (&["describe", "order/e1"], "DescribeExecution", "executionArn", &execution),
+        (&["describe", "order.e1"], "DescribeExecution", "executionArn", &execution),
+        (
+            &["describe", WORKFLOW.replace(":order", ":shop.order").as_str()],
+            "ListExecutions",
+            "stateMachineArn",
+            &arn,
+        ),
+        (&["history", "order/e1"], "GetExecutionHistory", "executionArn", &execution),
+        (&["list", "order"], "ListExecutions", "stateMachineArn", &arn),
+        (&["stop", "order/e1"], "StopExecution", "executionArn", &execution),
+        (&["delete", "order"], "DeleteStateMachine", "stateMachineArn", &arn),
+    ] {
+        run(&fake, &[line, &["-n", "shop"]].concat()).await.ok();
+        let last = fake.seen().last().unwrap().clone();
+        assert!(last.target.ends_with(operation), "{line:?}: {}", last.target);
+        assert_eq!(last.json()[field], expected, "{line:?}");
+    }
+    assert_eq!(run(&fake, &["list", "-o", "name", "-n", "shop"]).await.ok(), "workflow/shop.order\n");
+    assert_eq!(run(&fake, &["list", "-o", "name"]).await.ok(), "workflow/order\nworkflow/shop.order\n");
+    // As for the other commands, without the flag it is the kubeconfig's.
+    let kubeconfig = crate::fake::kubeconfig(&fake.url).replace("user: u}", "user: u, namespace: shop}");
+    fake.file("data/kubeconfig", kubeconfig);
+    assert_eq!(run(&fake, &["list", "-o", "name"]).await.ok(), "workflow/shop.order\n");
+}
+
+#[tokio::test]
+async fn deploy_refuses_what_would_be_elsewhere() {
+    let fake = shop().await;
+    let file = fake.file("Order_2.yaml", YAML);
+    let dotted = fake.file("a.b.yaml", YAML);
+    for (line, expected) in [
+        (&["deploy", file.as_str(), "-n", "shop"][..], "shop.Order_2 cannot be an object in namespace shop"),
+        (&["deploy", &dotted, "-n", "shop"], "a.b is no name in namespace shop: it has a dot"),
+        (&["deploy", &file, "--name", "order", "-n", "nosuch"], "there is no namespace nosuch"),
+    ] {
+        let error = run(&fake, line).await.failed();
+        assert!(error.contains(expected), "{error}");
+    }
+    assert_eq!(targets(&fake), [""], "nothing was asked of workflows");
+}
+
+#[tokio::test]
+async fn what_is_no_definition_is_told_before_anything_is_sent() {
+    let fake = api(None, false).await;
+    let folder = fake.path("").display().to_string();
+    let manifest = fake.file("k.yaml", "apiVersion: mayfly.dev/v1\nkind: Workflow\nmetadata: {name: k}\n");
+    let two = fake.file("two.yaml", format!("{YAML}---\n{YAML}"));
+    let component =
+        b"\0asm\x0d\0\x01\0\x05\x03\x01\x01\0\x0b\x26\x01\0\x20wasi:http/incoming-handler@0.2.0\x05\0\0";
+    fake.file("hello.wasm", component);
+    let task = "StartAt: A\nStates:\n  A:\n    Type: Task\n    Resource: arn:aws:states:::job:run.sync\n    \
+                Parameters: {Component: hello.wasm}\n    End: true\n";
+    let job = fake.file("job.yaml", task);
+    for (file, expected) in [
+        (&folder, "is a folder\n  name the file".to_owned()),
+        (
+            &manifest,
+            format!(
+                "is a manifest of kind Workflow, not a state machine\n  apply it: mayfly apply -f {manifest}"
+            ),
+        ),
+        (&two, "a second document begins here".to_owned()),
+        (&job, "hello.wasm is a function (wasi:http/incoming-handler@0.2)".to_owned()),
+    ] {
+        let error = run(&fake, &["deploy", file]).await.failed();
+        assert!(error.contains(&expected), "{error}");
+    }
+    let error = run(&fake, &["start", "order", "-d", "@"]).await.failed();
+    assert_eq!(error, "error: -d @ names no file\n  -d @FILE reads a file, -d '{}' is the JSON itself\n");
+    assert_eq!(targets(&fake), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_definition_is_no_test_file() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("welcome.yaml"), YAML).unwrap();
+    let mut command = mayfly(folder.path());
+    command.args(["workflow", "test", "welcome.yaml"]);
+    let told = finish(command, b"").await;
+    let expected = "welcome.yaml is a definition, not a test file";
+    assert!(told.code == 1 && told.stdout.contains(expected), "{}{}", told.stdout, told.stderr);
+    assert!(told.stdout.contains("mayfly workflow test --definition welcome.yaml"), "{}", told.stdout);
+}
+
 #[tokio::test]
 async fn without_a_server_every_place_is_told() {
     let folder = tempfile::tempdir().unwrap();

@@ -29,6 +29,8 @@ pub(super) struct Client {
     url: String,
     /// Who named the URL.
     origin: String,
+    /// Where plain names stand.
+    namespace: String,
 }
 
 /// What the API answered instead of doing it.
@@ -57,7 +59,7 @@ impl From<Refused> for anyhow::Error {
 
 impl Client {
     /// The API that the flags, the environment or the data directory name. Nothing is sent yet.
-    pub(super) fn find(flag: Option<String>, globals: &Globals) -> anyhow::Result<Self> {
+    pub(super) fn find(flag: Option<String>, namespace: String, globals: &Globals) -> anyhow::Result<Self> {
         let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         let lookup = Lookup {
             flag,
@@ -68,7 +70,12 @@ impl Client {
             data_dir: DataDir::resolve(globals.data_dir.clone()),
         };
         let (url, origin) = lookup.look()?;
-        Ok(Self { http: HttpClient::new(), url, origin })
+        Ok(Self { http: HttpClient::new(), url, origin, namespace })
+    }
+
+    /// The namespace that plain names stand in.
+    pub(super) fn namespace(&self) -> &str {
+        &self.namespace
     }
 
     /// Asks for an operation; the error is what went wrong, the API's refusal included.
@@ -115,13 +122,25 @@ impl Client {
         field: &str,
         limit: usize,
     ) -> anyhow::Result<(Vec<Value>, bool)> {
+        self.list_where(operation, params, field, limit, |_| true).await
+    }
+
+    /// [`Client::list`] of the items that are to be kept.
+    pub(super) async fn list_where(
+        &self,
+        operation: &str,
+        params: &Value,
+        field: &str,
+        limit: usize,
+        keep: impl Fn(&Value) -> bool,
+    ) -> anyhow::Result<(Vec<Value>, bool)> {
         let mut params = params.clone();
         let mut items = Vec::new();
         loop {
             params["maxResults"] = (limit - items.len()).clamp(1, PAGE_ITEMS_MAX).into();
             let mut answer = self.call(operation, &params).await?;
             if let Value::Array(page) = answer[field].take() {
-                items.extend(page);
+                items.extend(page.into_iter().filter(&keep));
             }
             let token = answer["nextToken"].take();
             let is_more = token.is_string() || items.len() > limit;

@@ -3,6 +3,8 @@
 
 use std::{collections::BTreeSet, path::Path};
 
+use anyhow::Context as _;
+use mayfly_runtime_wasm::inspect;
 use serde_json::Value;
 
 use crate::cli::{artifact, failure::Failure, session::Session};
@@ -16,19 +18,42 @@ pub(super) async fn upload(definition: String, file: &Path, session: &Session) -
     let mut paths = BTreeSet::new();
     gather(&parsed, &mut paths);
     let folder = if file.as_os_str() == "-" { Path::new("") } else { file.parent().unwrap_or(Path::new("")) };
+    // All before the first is sent.
+    for path in &paths {
+        check(&folder.join(path))?;
+    }
     let mut definition = definition;
     for path in paths {
         let component = folder.join(path);
-        if !component.is_file() {
-            return Err(Failure::error(
-                format!("the definition names the component {}, which is not there", component.display()),
-                "build it first: mayfly build",
-            ));
-        }
         let digest = artifact::push(session.server().await?, &component).await?;
         definition = named(&definition, path, &digest.to_string());
     }
     Ok(definition)
+}
+
+/// Refuses what is not there, and what no job can be made of: the task would fail when it is reached.
+fn check(component: &Path) -> anyhow::Result<()> {
+    let shown = component.display();
+    if !component.is_file() {
+        return Err(Failure::error(
+            format!("the definition names the component {shown}, which is not there"),
+            "build it first: mayfly build",
+        ));
+    }
+    let content = std::fs::read(component).with_context(|| format!("cannot read {shown}"))?;
+    let report = inspect(&content).map_err(|refused| {
+        Failure::new(
+            format!("{shown} cannot run as a job: {refused}"),
+            "mayfly build makes a component of a project",
+        )
+    })?;
+    match report.http() {
+        None => Ok(()),
+        Some(world) => Err(Failure::error(
+            format!("{shown} is a function ({world}), and job:run runs programs to their end"),
+            "deploy it and call it with lambda:invoke, or build it as a program (mayfly new rust-job NAME)",
+        )),
+    }
 }
 
 /// The paths that job tasks name, at any depth.

@@ -3,15 +3,17 @@
 use std::{io::Read as _, path::Path};
 
 use anyhow::Context as _;
+use serde::{Deserialize, de::IgnoredAny};
 
 use super::ordered::Ordered;
-use crate::cli::{failure::Failure, format};
+use crate::cli::{failure::Failure, format, yaml};
 
 /// The largest definition that the API takes is 1 MiB; comments and YAML's own room come on top.
 const FILE_BYTES_MAX: u64 = 8 << 20;
 
 /// Reads a file, or stdin (`-`), and gives the definition as JSON text.
 pub(super) fn read(path: &Path) -> anyhow::Result<String> {
+    refuse_folder(path)?;
     let source = source(path);
     let mut text = String::new();
     if path.as_os_str() == "-" {
@@ -32,6 +34,17 @@ pub(super) fn read(path: &Path) -> anyhow::Result<String> {
     to_json(&text, &source)
 }
 
+/// A folder is no definition, though a function is deployed by one.
+pub(super) fn refuse_folder(path: &Path) -> anyhow::Result<()> {
+    match path.as_os_str() != "-" && path.is_dir() {
+        true => Err(Failure::error(
+            format!("{} is a folder", path.display()),
+            "name the file with the state machine in it",
+        )),
+        false => Ok(()),
+    }
+}
+
 /// How errors name the file.
 pub(super) fn source(path: &Path) -> String {
     if path.as_os_str() == "-" { "stdin".into() } else { path.display().to_string() }
@@ -39,9 +52,12 @@ pub(super) fn source(path: &Path) -> String {
 
 /// JSON stays as it is written, YAML becomes JSON with its members in the same order.
 fn to_json(text: &str, source: &str) -> anyhow::Result<String> {
-    let json = serde_json::from_str::<serde::de::IgnoredAny>(text);
+    let json = serde_json::from_str::<IgnoredAny>(text);
     let error = match json {
-        Ok(_) => return Ok(text.to_owned()),
+        Ok(_) => {
+            refuse_manifest(text, source)?;
+            return Ok(text.to_owned());
+        }
         Err(error) => error,
     };
     let nothing_sent = "nothing was sent to the server";
@@ -49,14 +65,32 @@ fn to_json(text: &str, source: &str) -> anyhow::Result<String> {
     if !is_yaml && (source.ends_with(".json") || text.trim_start().starts_with('{')) {
         return Err(Failure::error(format!("{source} is not JSON: {error}"), nothing_sent));
     }
-    let options = serde_saphyr::Options::default();
-    let value: Ordered = serde_saphyr::from_str_with_options(text, options)
-        .map_err(|error| Failure::new(format!("{source} is not YAML: {error}"), nothing_sent))?;
+    let value: Ordered = yaml::read(text)
+        .map_err(|why| Failure::new(format!("{source} cannot be read: {why}"), nothing_sent))?;
     if !matches!(value, Ordered::Object(_)) {
         let todo = "a state machine has StartAt and States";
         return Err(Failure::error(format!("{source} has no state machine in it"), todo));
     }
-    Ok(serde_json::to_string_pretty(&value)?)
+    let json = serde_json::to_string_pretty(&value)?;
+    refuse_manifest(&json, source)?;
+    Ok(json)
+}
+
+/// What begins like an object has no state machine around its definition.
+fn refuse_manifest(json: &str, source: &str) -> anyhow::Result<()> {
+    #[derive(Deserialize)]
+    struct Manifest {
+        #[serde(rename = "apiVersion")]
+        _api_version: IgnoredAny,
+        kind: String,
+    }
+    // Anything else is the API's to judge.
+    let Ok(Manifest { kind, .. }) = serde_json::from_str(json) else { return Ok(()) };
+    let file = if source == "stdin" { "-" } else { source };
+    Err(Failure::error(
+        format!("{source} is a manifest of kind {kind}, not a state machine"),
+        format!("apply it: mayfly apply -f {file}"),
+    ))
 }
 
 /// The name a file gives to its workflow: `order.asl.json` is `order`. Stdin gives none.
@@ -85,6 +119,23 @@ mod tests {
     }
 
     #[test]
+    fn text_that_is_no_number_for_everyone_stays_text() {
+        let yaml =
+            "Default: No\nNo: yes\nEnd: true\nZip: 010\nBig: 1_000\nSeconds: 3\nRate: 1.5\nLong: 1e3\n";
+        let json: serde_json::Value = serde_json::from_str(&to_json(yaml, "f.yaml").unwrap()).unwrap();
+        let expected = serde_json::json!({"Default": "No", "No": "yes", "End": true, "Zip": "010", "Big": "1_000",
+                                          "Seconds": 3, "Rate": 1.5, "Long": 1000.0});
+        assert_eq!(json, expected);
+    }
+
+    #[test]
+    fn a_folder_is_told_as_such() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = read(folder.path()).unwrap_err().to_string();
+        assert!(error.contains("is a folder"), "{error}");
+    }
+
+    #[test]
     fn json_stays_as_it_is() {
         let json = "{ \"StartAt\":\"Z\",\n\"A\": 1.0 }\n";
         for source in ["f.json", "f.yaml", "f", "stdin"] {
@@ -97,9 +148,11 @@ mod tests {
         for (text, source, expected) in [
             ("{\"a\": }", "f.json", "f.json is not JSON: expected value at line 1 column 7"),
             ("{\"a\": 1,}", "stdin", "stdin is not JSON"),
-            ("a: 1\na: 2", "f.yaml", "f.yaml is not YAML"),
-            ("a: [", "f.yml", "f.yml is not YAML"),
+            ("a: 1\na: 2", "f.yaml", "f.yaml cannot be read: line 2 column 1: the key `a` is there twice"),
+            ("a: [", "f.yml", "f.yml cannot be read"),
             ("words", "f.asl", "no state machine"),
+            ("apiVersion: mayfly.dev/v1\nkind: Workflow", "f.yaml", "f.yaml is a manifest of kind Workflow"),
+            ("{\"apiVersion\": \"v1\", \"kind\": \"Pod\"}", "f.json", "f.json is a manifest of kind Pod"),
         ] {
             let error = to_json(text, source).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use mayfly_api::{names::dns_label, wellknown::NAMESPACE_DEFAULT};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -12,12 +13,18 @@ use super::{
     reference::Workflow,
     result,
 };
-use crate::cli::{failure::Failure, output, session::Session};
+use crate::cli::{
+    failure::Failure,
+    output,
+    server::{is_not_found, segment},
+    session::Session,
+};
 
 #[derive(Args, Debug)]
 #[command(after_help = "Example:
   mayfly workflow deploy order.yaml
   mayfly workflow deploy order.asl.json --name order-2 --type express
+  mayfly workflow deploy order.yaml -n shop     # the state machine shop.order
 
 Where a job:run task names a .wasm file as its Component, the file is uploaded.")]
 pub(super) struct DeployArgs {
@@ -59,12 +66,12 @@ enum Change {
 }
 
 pub(super) async fn run(args: DeployArgs, client: &Client, session: &Session) -> anyhow::Result<()> {
-    let from_file = || definition::name_of_file(&args.file).map(|name| Workflow::parse(&name));
-    let workflow = match args.name.clone().map(Ok).or_else(from_file) {
-        Some(workflow) => workflow.map_err(|why| Failure::new(why, "give it a name with --name"))?,
-        None => return Err(Failure::error("stdin has no name", "give the workflow one with --name")),
-    };
+    definition::refuse_folder(&args.file)?;
+    let workflow = named(&args, client.namespace())?;
     let definition = definition::read(&args.file)?;
+    if workflow.object_within(client.namespace()).is_some() {
+        namespace_is_there(client.namespace(), session).await?;
+    }
     let definition = components::upload(definition, &args.file, session).await?;
     let there = client.workflow(&workflow.arn()).await?;
     let type_there = there.as_ref().and_then(|there| there["type"].as_str());
@@ -105,6 +112,50 @@ pub(super) async fn run(args: DeployArgs, client: &Client, session: &Session) ->
         )
     };
     result(session.format(), &deployed, || format!("workflow/{name}\n"), human)
+}
+
+/// The workflow that is meant. What `--name` says is taken as everywhere; the file's name stands in the namespace.
+fn named(args: &DeployArgs, namespace: &str) -> anyhow::Result<Workflow> {
+    let (workflow, is_given) = match &args.name {
+        Some(name) => (name.clone(), true),
+        None => {
+            let name = definition::name_of_file(&args.file)
+                .ok_or_else(|| Failure::new("stdin has no name", "give the workflow one with --name"))?;
+            let parsed = Workflow::parse(&name);
+            (parsed.map_err(|why| Failure::new(why, "give it a name with --name"))?, false)
+        }
+    };
+    let workflow = workflow.within(namespace);
+    let object = workflow.object_within(namespace);
+    let is_elsewhere = object.is_none() && !is_given && namespace != NAMESPACE_DEFAULT;
+    match object.map(dns_label) {
+        // Under another name its object would be in `default`.
+        Some(Err(why)) => Err(Failure::error(
+            format!(
+                "workflow {} cannot be an object in namespace {namespace}: its name {why}",
+                workflow.name()
+            ),
+            "give it another --name",
+        )),
+        None if is_elsewhere => Err(Failure::error(
+            format!("{} is no name in namespace {namespace}: it has a dot", workflow.name()),
+            "give it another --name; one with a dot says its namespace itself",
+        )),
+        _ => Ok(workflow),
+    }
+}
+
+/// Where there is no such namespace the workflow's object would be in `default`. A server that does not tell has no
+/// objects.
+async fn namespace_is_there(namespace: &str, session: &Session) -> anyhow::Result<()> {
+    let Ok(server) = session.server().await else { return Ok(()) };
+    match server.get(&format!("/api/v1/namespaces/{}", segment(namespace))).await {
+        Err(error) if is_not_found(&error) => Err(Failure::error(
+            format!("there is no namespace {namespace}"),
+            format!("make it: kubectl create namespace {namespace}"),
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// Has the API check a definition. All it finds goes to stderr; an error among it is one here.

@@ -25,7 +25,7 @@ pub(super) struct StopArgs {
 }
 
 pub(super) async fn stop(args: StopArgs, client: &Client) -> anyhow::Result<()> {
-    let arn = args.execution.arn(client).await?;
+    let arn = args.execution.within(client.namespace()).arn(client).await?;
     let execution = client.call("DescribeExecution", &json!({"executionArn": arn})).await?;
     let status = execution["status"].as_str().unwrap_or("");
     if status != "RUNNING" && status != "PENDING_REDRIVE" {
@@ -53,7 +53,7 @@ pub(super) struct DeleteArgs {
 }
 
 pub(super) async fn delete(args: DeleteArgs, client: &Client) -> anyhow::Result<()> {
-    for workflow in args.workflows {
+    for workflow in args.workflows.into_iter().map(|workflow| workflow.within(client.namespace())) {
         // The API deletes what is not there without a word.
         client.workflow(&workflow.arn()).await?.ok_or_else(|| workflow.missing())?;
         client.call("DeleteStateMachine", &json!({"stateMachineArn": workflow.arn()})).await?;

@@ -2,6 +2,7 @@
 
 use clap::{Args, ValueEnum};
 use jiff::Timestamp;
+use mayfly_api::wellknown::NAMESPACE_DEFAULT;
 use serde_json::{Value, json};
 
 use super::{
@@ -42,7 +43,10 @@ pub(super) struct HistoryArgs {
 #[derive(Args, Debug)]
 #[command(after_help = "Example:
   mayfly workflow list
-  mayfly workflow list order --status failed")]
+  mayfly workflow list -n shop
+  mayfly workflow list order --status failed
+
+In the namespace default all workflows are listed, in another its own.")]
 pub(super) struct ListArgs {
     /// List the executions of this workflow, the newest first
     #[arg(value_name = "WORKFLOW", value_parser = Workflow::parse)]
@@ -87,9 +91,12 @@ const DETAILS_LETTERS_MAX: usize = 80;
 const EVENTS_MAX: usize = 25_000;
 
 pub(super) async fn describe(args: DescribeArgs, client: &Client, session: &Session) -> anyhow::Result<()> {
-    let workflow = match args.what {
-        Execution::Arn(arn) => return describe_execution(&arn, client, session).await,
+    let workflow = match args.what.within(client.namespace()) {
         Execution::Newest(workflow) => workflow,
+        execution => {
+            let arn = execution.arn(client).await?;
+            return describe_execution(&arn, client, session).await;
+        }
     };
     let arn = workflow.arn();
     let Some(described) = client.workflow(&arn).await? else {
@@ -114,7 +121,7 @@ async fn describe_execution(arn: &str, client: &Client, session: &Session) -> an
 }
 
 pub(super) async fn history(args: HistoryArgs, client: &Client, session: &Session) -> anyhow::Result<()> {
-    let arn = args.execution.arn(client).await?;
+    let arn = args.execution.within(client.namespace()).arn(client).await?;
     let params = json!({"executionArn": arn});
     let (events, _) = client.list("GetExecutionHistory", &params, "events", EVENTS_MAX).await?;
     let is_wide = session.format() == OutputFormat::Wide;
@@ -126,12 +133,15 @@ pub(super) async fn history(args: HistoryArgs, client: &Client, session: &Sessio
 pub(super) async fn list(args: ListArgs, client: &Client, session: &Session) -> anyhow::Result<()> {
     let limit = usize::try_from(args.limit)?;
     let (now, nobody_parses) = (Timestamp::now(), session.globals().output.is_none());
-    let is_more = match &args.workflow {
+    let is_more = match args.workflow.map(|workflow| workflow.within(client.namespace())) {
         None => {
-            let (workflows, is_more) =
-                client.list("ListStateMachines", &json!({}), "stateMachines", limit).await?;
+            let (workflows, is_more) = workflows(client, limit).await?;
             if workflows.is_empty() && nobody_parses {
-                output::note("no workflows; mayfly workflow deploy makes one");
+                let place = match client.namespace() {
+                    NAMESPACE_DEFAULT => String::new(),
+                    namespace => format!(" in namespace {namespace}"),
+                };
+                output::note(format_args!("no workflows{place}; mayfly workflow deploy makes one"));
                 return Ok(());
             }
             let names = || names("workflow", &workflows, |item| item["name"].as_str().unwrap_or("").into());
@@ -160,6 +170,17 @@ pub(super) async fn list(args: ListArgs, client: &Client, session: &Session) -> 
         output::note(format_args!("and more; --limit shows more than {limit}"));
     }
     Ok(())
+}
+
+/// Those of the namespace. All there are in `default`: most state machines that come from AWS's tools are there under
+/// whatever names they have.
+async fn workflows(client: &Client, limit: usize) -> anyhow::Result<(Vec<Value>, bool)> {
+    let prefix = match client.namespace() {
+        NAMESPACE_DEFAULT => String::new(),
+        namespace => format!("{namespace}."),
+    };
+    let is_here = |item: &Value| item["name"].as_str().is_some_and(|name| name.starts_with(&prefix));
+    client.list_where("ListStateMachines", &json!({}), "stateMachines", limit, is_here).await
 }
 
 fn is_data(session: &Session) -> bool {

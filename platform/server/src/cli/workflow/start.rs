@@ -41,9 +41,10 @@ pub(super) struct StartArgs {
 
 pub(super) async fn run(args: StartArgs, client: &Client, session: &Session) -> anyhow::Result<ExitCode> {
     let input = input(args.data.as_deref())?;
-    let arn = args.workflow.arn();
+    let asked = args.workflow.clone().within(client.namespace());
+    let arn = asked.arn();
     // A version or an alias is described as such.
-    let workflow = client.workflow(&arn).await?.ok_or_else(|| args.workflow.missing())?;
+    let workflow = client.workflow(&arn).await?.ok_or_else(|| asked.missing())?;
     let mut params = json!({"stateMachineArn": arn, "input": input});
     if let Some(name) = &args.name {
         params["name"] = name.as_str().into();

@@ -63,7 +63,10 @@ A test file lies beside its definition, order.test.yaml beside order.yaml:
         retries: {Charge: 1}
         elapsed: 2h 7s              # of the virtual clock
 
-Answers: result, payload (of lambda:invoke), error with cause, never; with after, heartbeat, times, when.
+Answers: {result: …}, {payload: …} (of lambda:invoke), {error: …, cause: …}, never;
+with after, heartbeat, times, when: {never: true, times: 2}.
+With -n the workflow stands in that namespace: $$.StateMachine.Name says shop.order.
+
 Expectations: status, output, outputIncludes, error, cause, causeIncludes, path, retries, calls, arguments, elapsed.
 
 The exit code is 1 when a case fails.")]
@@ -101,9 +104,11 @@ pub(super) async fn run(args: TestArgs, session: &Session) -> anyhow::Result<Exi
     if let Some(path) = &args.definition {
         return once(path, &args, session).await;
     }
+    // The flag's only: a test means the same on every machine.
+    let namespace = session.globals().namespace.as_deref();
     let mut report = Report::default();
     for path in find(&args.paths)? {
-        report.add(run_file(&path).await);
+        report.add(run_file(&path, namespace).await);
     }
     show(&report, session)?;
     Ok(if report.failed() == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -118,20 +123,20 @@ fn show(report: &Report, session: &Session) -> anyhow::Result<()> {
 }
 
 /// Runs the cases of one file. What is wrong with the file itself is in its report.
-async fn run_file(path: &Path) -> FileReport {
+async fn run_file(path: &Path, namespace: Option<&str>) -> FileReport {
     let mut report = FileReport::new(path.display().to_string());
-    match run_cases(path, &mut report).await {
+    match run_cases(path, namespace, &mut report).await {
         Ok(()) => {}
         Err(error) => report.problem = Some(failure::text(&error)),
     }
     report
 }
 
-async fn run_cases(path: &Path, report: &mut FileReport) -> anyhow::Result<()> {
+async fn run_cases(path: &Path, namespace: Option<&str>, report: &mut FileReport) -> anyhow::Result<()> {
     let file = file::read(path)?;
     let definition = file::definition_of(path, &file)?;
     report.definition = definition.display().to_string();
-    let subject = Subject::load(&definition, file.kind)?;
+    let subject = Subject::load(&definition, file.kind, namespace)?;
     subject.check_names(&file.mocks, "mocks")?;
     for case in &file.cases {
         subject.check_names(&case.mocks, &format!("the mocks of case {:?}", case.name))?;
@@ -150,7 +155,7 @@ async fn run_cases(path: &Path, report: &mut FileReport) -> anyhow::Result<()> {
 
 /// One run without a file: its end is the product.
 async fn once(path: &Path, args: &TestArgs, session: &Session) -> anyhow::Result<ExitCode> {
-    let subject = Subject::load(path, None)?;
+    let subject = Subject::load(path, None, session.globals().namespace.as_deref())?;
     let mut mocks = Mocks::new();
     for (state, text) in &args.mock {
         let result: Ordered = serde_json::from_str(text).map_err(|error| {

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::super::ordered::Ordered;
 use super::subject::Subject;
-use crate::cli::failure::Failure;
+use crate::cli::{failure::Failure, yaml};
 
 /// What test files end with.
 pub(super) const ENDINGS: [&str; 3] = [".test.yaml", ".test.yml", ".test.json"];
@@ -106,6 +106,9 @@ impl<'de> Deserialize<'de> for Mock {
         // Read whole first, so that what is wrong is told of the one form that was meant.
         let written = Ordered::deserialize(deserializer)?;
         let answer = |written: &Ordered| -> Result<Answer, D::Error> {
+            if written.as_str() == Some("never") {
+                return Ok(Answer { never: true, ..Answer::default() });
+            }
             let text = serde_json::to_string(written).map_err(D::Error::custom)?;
             let answer: Answer = serde_json::from_str(&text).map_err(|error| {
                 // The place is one in our own text.
@@ -127,9 +130,9 @@ impl<'de> Deserialize<'de> for Mock {
     }
 }
 
-/// One answer of a task's service.
+/// One answer of a task's service; `never` alone is written for `{never: true}`.
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "never, or an answer such as {result: {ok: true}}")]
 pub(super) struct Answer {
     /// What the service answers, as the state sees it.
     #[serde(default, deserialize_with = "there")]
@@ -270,16 +273,34 @@ pub(super) fn read(path: &Path) -> anyhow::Result<TestFile> {
     }
     let text = std::fs::read_to_string(path).map_err(unreadable)?;
     let todo = "see mayfly workflow test --help for the form of a test file";
+    let told = |why: String| {
+        mistaken(&text, &source.to_string()).unwrap_or_else(|| Failure::new(format!("{source}: {why}"), todo))
+    };
     let file: TestFile = if path.extension().is_some_and(|ending| ending == "json") {
-        serde_json::from_str(&text).map_err(|error| Failure::new(format!("{source}: {error}"), todo))?
+        serde_json::from_str(&text).map_err(|error| told(error.to_string()))?
     } else {
-        serde_saphyr::from_str_with_options(&text, serde_saphyr::Options::default())
-            .map_err(|error| Failure::new(format!("{source}: {error}"), todo))?
+        yaml::read(&text).map_err(told)?
     };
     if file.cases.is_empty() {
         return Err(Failure::error(format!("{source} has no cases"), todo));
     }
     Ok(file)
+}
+
+/// What is no test file but something else that lies beside one.
+fn mistaken(text: &str, source: &str) -> Option<Failure> {
+    let written: Ordered = yaml::read(text).ok()?;
+    let is_there = |name: &str| written.get(name).is_some();
+    if is_there("apiVersion") && is_there("kind") {
+        let todo = format!("apply it: mayfly apply -f {source}");
+        return Some(Failure::new(format!("{source} is a manifest, not a test file"), todo));
+    }
+    is_there("StartAt").then(|| {
+        Failure::new(
+            format!("{source} is a definition, not a test file"),
+            format!("run it once: mayfly workflow test --definition {source}"),
+        )
+    })
 }
 
 /// The definition a test file is about.
@@ -323,7 +344,11 @@ mod tests {
         let mock = |text: &str| serde_json::from_str::<Mock>(text).map_err(|error| error.to_string());
         assert!(mock(r#"{"result": null}"#).is_ok());
         assert_eq!(mock(r#"[{"error": "E"}, {"result": 1}]"#).unwrap().answers.len(), 2);
+        for text in [r#""never""#, r#"{"never": true}"#, r#"["never"]"#] {
+            assert!(mock(text).unwrap().answers[0].never, "{text}");
+        }
         for (text, reason) in [
+            (r#""nevr""#, "invalid type: string \"nevr\", expected never, or an answer such as {result"),
             ("{}", "says one of"),
             (r#"{"result": 1, "error": "E"}"#, "says one of"),
             (r#"{"result": 1, "cause": "c"}"#, "belongs to an error"),

@@ -2,12 +2,13 @@
 
 use std::{path::Path, sync::Arc};
 
+use mayfly_api::wellknown::NAMESPACE_DEFAULT;
 use mayfly_workflows_engine::engine::{Kind, StateMachine};
 use mayfly_workflows_language::definition::{self, MachineType, State, Transition};
 use mayfly_workflows_language::parse;
 use serde_json::Value;
 
-use super::super::{client::ACCOUNT, definition as text};
+use super::super::{client::ACCOUNT, definition as text, reference::Workflow};
 use super::file::{MachineKind, Mocks};
 use crate::cli::failure::Failure;
 
@@ -21,7 +22,11 @@ pub(super) struct Subject {
 
 impl Subject {
     /// Reads and compiles a definition; all that is wrong with it is in the error.
-    pub(super) fn load(path: &Path, kind: Option<MachineKind>) -> anyhow::Result<Self> {
+    pub(super) fn load(
+        path: &Path,
+        kind: Option<MachineKind>,
+        namespace: Option<&str>,
+    ) -> anyhow::Result<Self> {
         let source = text::source(path);
         let text = text::read(path)?;
         let machine_type = match kind {
@@ -43,6 +48,10 @@ impl Subject {
             compiled.timeout_seconds = Some(given.min(EXPRESS_SECONDS_MAX));
         }
         let name = text::name_of_file(path).unwrap_or_else(|| "workflow".into());
+        let name = match Workflow::parse(&name) {
+            Ok(workflow) => workflow.within(namespace.unwrap_or(NAMESPACE_DEFAULT)).name().to_owned(),
+            Err(_) => name,
+        };
         let machine = Arc::new(StateMachine {
             arn: format!("arn:aws:states:us-east-1:{ACCOUNT}:stateMachine:{name}"),
             name,

@@ -1,0 +1,61 @@
+//! What `mayfly up` says on stdout when it is ready: where everything is, and what to type next.
+
+use std::path::Path;
+
+use crate::data_dir::{DataDir, Endpoints};
+
+/// Each line can be copied into a shell as it is.
+pub(super) fn text(endpoints: &Endpoints, data_dir: &DataDir) -> String {
+    let Endpoints { api, http, workflows, admin } = endpoints;
+    let address = |url: &Option<String>| url.as_deref().unwrap_or("-").to_owned();
+    let (workflows, admin) = (address(workflows), address(admin));
+    format!(
+        "mayfly is up\n  \
+           API        {api}\n  \
+           functions  {http}/fn/<namespace>/<name>/\n  \
+           workflows  {workflows}\n  \
+           admin      {admin}  (/healthz /readyz /metrics)\n  \
+           data       {}\n\n  \
+           export KUBECONFIG={}\n  \
+           mayfly new rust hello && cd hello && mayfly deploy\n  \
+           AWS_ACCESS_KEY_ID=x AWS_SECRET_ACCESS_KEY=x \\\n    \
+             aws stepfunctions --region us-east-1 --endpoint-url {workflows} list-state-machines",
+        data_dir.path().display(),
+        shell_word(&data_dir.kubeconfig()),
+    )
+}
+
+/// A path as a shell reads it as one word.
+fn shell_word(path: &Path) -> String {
+    let text = path.display().to_string();
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+@%:,=".contains(c);
+    match text.chars().all(is_plain) {
+        true => text,
+        false => format!("'{}'", text.replace('\'', r"'\''")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_it_says_can_be_typed_anywhere() {
+        let endpoints = Endpoints {
+            api: "https://127.0.0.1:6443".into(),
+            http: "http://127.0.0.1:8080".into(),
+            workflows: Some("http://127.0.0.1:8083".into()),
+            admin: None,
+        };
+        let said = text(&endpoints, &DataDir::resolve(Some("./data".into())));
+        let here = std::env::current_dir().unwrap();
+        let export = format!("\n  export KUBECONFIG={}\n", shell_word(&here.join("data/kubeconfig")));
+        assert!(said.contains(&export), "{said}");
+        let aws =
+            "aws stepfunctions --region us-east-1 --endpoint-url http://127.0.0.1:8083 list-state-machines";
+        assert!(said.ends_with(aws), "{said}");
+        let quoted = |text: &str| shell_word(Path::new(text));
+        assert_eq!(quoted("/my data/it's"), r"'/my data/it'\''s'");
+        assert_eq!(quoted("/var/lib/mayfly"), "/var/lib/mayfly");
+    }
+}
