@@ -21,6 +21,8 @@ pub(crate) struct DataDir {
 pub(crate) enum Origin {
     Flag,
     Environment,
+    /// The file that `mayfly up --config` names.
+    ConfigFile,
     XdgStateHome,
     Home,
     /// No home directory is known.
@@ -32,6 +34,7 @@ impl fmt::Display for Origin {
         f.write_str(match self {
             Self::Flag => "--data-dir",
             Self::Environment => "MAYFLY_DATA_DIR",
+            Self::ConfigFile => "the config file",
             Self::XdgStateHome => "XDG_STATE_HOME",
             Self::Home => "the default",
             Self::System => "the default without a home directory",
@@ -71,6 +74,15 @@ impl DataDir {
         match home.filter(|path| path.is_absolute()) {
             Some(home) => of(home.join(".local/state/mayfly"), Origin::Home),
             None => of("/var/lib/mayfly".into(), Origin::System),
+        }
+    }
+
+    /// What the config file says, where neither a flag nor the environment names the directory.
+    pub(crate) fn unless_configured(self, file: Option<PathBuf>) -> Self {
+        let is_said = matches!(self.origin, Origin::Flag | Origin::Environment);
+        match file.filter(|root| !is_said && !root.as_os_str().is_empty()) {
+            Some(root) => Self { root, origin: Origin::ConfigFile },
+            None => self,
         }
     }
 
@@ -176,6 +188,22 @@ mod tests {
         ] {
             let chosen = DataDir::choose(flag.map(PathBuf::from), environment, state, home);
             assert_eq!(chosen, DataDir { root: root.into(), origin });
+        }
+    }
+
+    #[test]
+    fn a_flag_and_the_environment_are_stronger_than_the_file() {
+        let file = || Some(PathBuf::from("/file"));
+        for (origin, expected) in [
+            (Origin::Flag, "/d"),
+            (Origin::Environment, "/d"),
+            (Origin::XdgStateHome, "/file"),
+            (Origin::Home, "/file"),
+            (Origin::System, "/file"),
+        ] {
+            let dir = DataDir { root: "/d".into(), origin };
+            assert_eq!(dir.clone().unless_configured(file()).path(), Path::new(expected));
+            assert_eq!(dir.clone().unless_configured(None), dir);
         }
     }
 
