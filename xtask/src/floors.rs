@@ -307,7 +307,10 @@ mod tests {
     #[test]
     fn names_stay_in_their_rooms() {
         check(member("platform/gateway", &["wasmtime-wasi-http"]), &["only runtime-wasm may"]);
-        check(member("platform/gateway", &["rusqlite"]), &["only platform/wal and platform/store and workflows/engine may"]);
+        check(
+            member("platform/gateway", &["rusqlite"]),
+            &["only platform/wal and platform/store and workflows/engine may"],
+        );
         check(member("platform/gateway", &["dev:etcd-client"]), &["names etcd-client"]);
         check(member("platform/gateway", &["containerd-client"]), &["only runtime-oci may"]);
         check(member("platform/gateway", &["nftables", "rtnetlink"]), &["names nftables", "names rtnetlink"]);

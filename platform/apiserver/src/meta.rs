@@ -166,7 +166,7 @@ pub(crate) fn validate(new: &Object, old: Option<&Object>, kind: &Kind) -> Vec<F
         }
     }
     if bytes > ANNOTATIONS_BYTES_MAX {
-        let kind = mayfly_api::validation::FieldErrorKind::Invalid { value: "\"\"".into() };
+        let kind = mayfly_api::validation::FieldErrorKind::Invalid { value: String::new() };
         let detail = format!("Too long: may not be more than {ANNOTATIONS_BYTES_MAX} bytes");
         errors.push(FieldError { path: "metadata.annotations".into(), kind, detail });
     }

@@ -4,7 +4,7 @@
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::{HeaderValue, StatusCode, header};
-use mayfly_api::validation::FieldError;
+use mayfly_api::validation::{FieldError, FieldErrorKind};
 use serde::Serialize;
 
 use crate::registry::Kind;
@@ -52,6 +52,20 @@ pub struct Cause {
     #[serde(skip_serializing_if = "String::is_empty")]
     pub field: String,
 }
+
+/// Whether a field is refused for its length alone; such a one has no value to show.
+fn is_too_long(field: &FieldError) -> bool {
+    matches!(&field.kind, FieldErrorKind::Invalid { value } if value.is_empty())
+        && field.detail.starts_with(TOO_LONG)
+}
+
+/// The field's message. As upstream's `field.TooLong`, that of a length leaves the value out.
+fn told(field: &FieldError) -> String {
+    if is_too_long(field) { field.detail.clone() } else { field.message() }
+}
+
+/// How the detail of a refused length begins.
+const TOO_LONG: &str = "Too long: ";
 
 fn is_zero(number: &u32) -> bool {
     *number == 0
@@ -149,13 +163,14 @@ impl ApiError {
             "" => kind.kind.to_owned(),
             group => format!("{}.{group}", kind.kind),
         };
-        let list: Vec<_> = errors.iter().map(|e| format!("{}: {}", e.path, e.message())).collect();
+        let list: Vec<_> = errors.iter().map(|e| format!("{}: {}", e.path, told(e))).collect();
         let all = if let [one] = list.as_slice() { one.clone() } else { format!("[{}]", list.join(", ")) };
         let message = format!("{qualified} {name:?} is invalid: {all}");
         let mut error = Self::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message);
         error = error.about(kind.group, kind.kind, name);
         for field in errors {
-            error = error.because(field.cause(), field.message(), field.path.clone());
+            let cause = if is_too_long(field) { "FieldValueTooLong" } else { field.cause() };
+            error = error.because(cause, told(field), field.path.clone());
         }
         error
     }
@@ -280,9 +295,7 @@ impl ApiError {
 
     pub(crate) fn disk_full(cause: impl std::fmt::Display) -> Self {
         tracing::error!(%cause, "the disk is full");
-        let message = format!(
-            "the server's disk is full: nothing was written; free some space and try again ({cause})"
-        );
+        let message = "the server's disk is full: nothing was written; free some space and try again";
         Self::new(StatusCode::INSUFFICIENT_STORAGE, "InternalError", message)
     }
 

@@ -179,6 +179,18 @@ async fn bad_objects_are_refused_with_the_field() {
             "cannot unmarshal number into Go struct field ConfigMap.data.k of type string",
         ),
         (
+            MAPS,
+            config_map("a", json!({"k": "v".repeat((1 << 20) + 1)})),
+            422,
+            "ConfigMap \"a\" is invalid: []: Too long: may not be more than 1048576 bytes",
+        ),
+        (
+            MAPS,
+            json!({"metadata": {"name": "a", "annotations": {"k": "v".repeat(256 << 10)}}}),
+            422,
+            "ConfigMap \"a\" is invalid: metadata.annotations: Too long: may not be more than 262144 bytes",
+        ),
+        (
             PODS,
             json!({"metadata": {"name": "a"}, "spec": {}}),
             422,

@@ -32,7 +32,7 @@ pub struct Stored {
 pub enum UploadError {
     #[error("the content's digest is {actual}, not {expected} as announced: it was damaged on its way")]
     DigestMismatch { expected: Digest, actual: Digest },
-    #[error("the content is larger than the {limit} bytes allowed")]
+    #[error("the content is larger than the {limit} bytes allowed; mayfly up --artifact-limit allows more")]
     TooLarge { limit: u64 },
     #[error("the disk of the data directory is full: free some space, then upload again")]
     Full,

@@ -12,6 +12,7 @@ use std::{
 use anyhow::{Context as _, bail};
 use clap::Args;
 use jiff::{Span, SpanRelativeTo};
+use mayfly_api::validation::MEMORY_BYTES_MIN;
 use mayfly_workflows_engine::engine::{Credentials, Endpoints};
 use serde::Deserialize;
 
@@ -38,7 +39,7 @@ pub(crate) struct UpArgs {
     /// Where health and metrics are served [default: 127.0.0.1:9090]
     #[arg(long, env = "MAYFLY_ADMIN_LISTEN", value_name = "ADDR:PORT")]
     admin_listen: Option<String>,
-    /// A TOML file with the same names as these flags (api-listen = "…")
+    /// A TOML file with the same names as these flags, and data-dir (api-listen = "…")
     #[arg(long, env = "MAYFLY_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
     /// The name of this node [default: the host's name]
@@ -83,6 +84,7 @@ pub(crate) enum LogFormat {
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 struct ConfigFile {
+    data_dir: Option<PathBuf>,
     api_listen: Option<String>,
     http_listen: Option<String>,
     workflows_listen: Option<String>,
@@ -101,6 +103,8 @@ struct ConfigFile {
 /// Everything `mayfly up` needs to know, parsed.
 #[derive(Clone, Debug)]
 pub(crate) struct UpConfig {
+    /// The config file's; a flag and the environment are stronger.
+    pub(crate) data_dir: Option<PathBuf>,
     pub(crate) api_listen: SocketAddr,
     pub(crate) http_listen: SocketAddr,
     pub(crate) workflows_listen: SocketAddr,
@@ -142,6 +146,7 @@ impl UpArgs {
         let is_terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
         let format_default = if is_terminal { LogFormat::Text } else { LogFormat::Json };
         Ok(UpConfig {
+            data_dir: file.data_dir,
             api_listen: address(self.api_listen, file.api_listen, API_LISTEN, "api-listen")?,
             http_listen: address(self.http_listen, file.http_listen, HTTP_LISTEN, "http-listen")?,
             workflows_listen: address(
@@ -168,15 +173,34 @@ impl UpArgs {
             artifact_bytes_max: bytes(
                 "artifact-limit",
                 &self.artifact_limit.or(file.artifact_limit).unwrap_or_else(|| ARTIFACT_LIMIT_DEFAULT.into()),
+                (1, "nothing could be uploaded; write a size such as 64Mi"),
             )?,
             function_memory_bytes: self
                 .function_memory
                 .or(file.function_memory)
-                .map(|text| bytes("function-memory", &text))
+                .map(|text| {
+                    let why = "not even one page of 64Ki has room; write a size such as 4Gi";
+                    bytes("function-memory", &text, (MEMORY_BYTES_MIN, why))
+                })
                 .transpose()?,
             log: self.log.or(file.log).unwrap_or_else(|| LOG_DEFAULT.into()),
             log_format: self.log_format.or(file.log_format).unwrap_or(format_default),
         })
+    }
+}
+
+impl UpConfig {
+    /// What is allowed and will hardly be meant: told at the start.
+    pub(crate) fn doubt(&self) -> Option<String> {
+        let system = rustix::system::sysinfo();
+        let machine_bytes = system.totalram.saturating_mul(u64::from(system.mem_unit));
+        let asked_bytes = self.function_memory_bytes.filter(|bytes| *bytes > machine_bytes)?;
+        Some(format!(
+            "--function-memory allows {} MiB, more than the {} MiB that this machine has: the system may end Mayfly \
+             when functions use them",
+            asked_bytes >> 20,
+            machine_bytes >> 20
+        ))
     }
 }
 
@@ -246,9 +270,12 @@ fn endpoints(
     Ok(endpoints)
 }
 
-fn bytes(flag: &str, text: &str) -> anyhow::Result<u64> {
+/// A size; one below the least is refused with what would come of it.
+fn bytes(flag: &str, text: &str, (least, why): (u64, &str)) -> anyhow::Result<u64> {
     let quantity = mayfly_api::k8s::apimachinery::pkg::api::resource::Quantity(text.to_owned());
-    mayfly_api::quantity::whole(&quantity).with_context(|| format!("--{flag} {text}"))
+    let bytes = mayfly_api::quantity::whole(&quantity).with_context(|| format!("--{flag} {text}"))?;
+    anyhow::ensure!(bytes >= least, "--{flag} {text}: {why}");
+    Ok(bytes)
 }
 
 fn node_name(given: Option<String>) -> anyhow::Result<String> {
@@ -290,6 +317,34 @@ mod tests {
         std::fs::write(&file, "htpp-listen = \"x\"").unwrap();
         let unknown = UpArgs { config: Some(file), ..Default::default() };
         assert!(format!("{:#}", unknown.resolve().unwrap_err()).contains("htpp-listen"));
+    }
+
+    #[test]
+    fn the_file_may_say_where_the_data_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("c.toml");
+        std::fs::write(&file, "data-dir = \"/srv/mayfly\"").unwrap();
+        let args = UpArgs { config: Some(file), ..Default::default() };
+        assert_eq!(args.resolve().unwrap().data_dir, Some("/srv/mayfly".into()));
+    }
+
+    #[test]
+    fn sizes_that_hold_nothing_are_refused() {
+        let artifacts = |text: &str| UpArgs { artifact_limit: Some(text.into()), ..Default::default() };
+        let memory = |text: &str| UpArgs { function_memory: Some(text.into()), ..Default::default() };
+        for (args, expected) in [
+            (artifacts("0"), "--artifact-limit 0: nothing could be uploaded"),
+            (memory("0"), "--function-memory 0: not even one page"),
+            (memory("63Ki"), "--function-memory 63Ki: not even one page"),
+            (memory("lots"), "--function-memory lots"),
+        ] {
+            let error = format!("{:#}", args.resolve().unwrap_err());
+            assert!(error.contains(expected), "{error}");
+        }
+        assert_eq!(memory("64Ki").resolve().unwrap().function_memory_bytes, Some(64 << 10));
+        assert_eq!(memory("64Ki").resolve().unwrap().doubt(), None);
+        assert!(memory("100Ti").resolve().unwrap().doubt().unwrap().contains("more than the"));
+        assert_eq!(artifacts("1Mi").resolve().unwrap().artifact_bytes_max, 1 << 20);
     }
 
     #[test]

@@ -21,6 +21,8 @@ pub(crate) struct DataDir {
 pub(crate) enum Origin {
     Flag,
     Environment,
+    /// The file that `mayfly up --config` names.
+    ConfigFile,
     XdgStateHome,
     Home,
     /// No home directory is known.
@@ -32,6 +34,7 @@ impl fmt::Display for Origin {
         f.write_str(match self {
             Self::Flag => "--data-dir",
             Self::Environment => "MAYFLY_DATA_DIR",
+            Self::ConfigFile => "the config file",
             Self::XdgStateHome => "XDG_STATE_HOME",
             Self::Home => "the default",
             Self::System => "the default without a home directory",
@@ -49,10 +52,15 @@ impl DataDir {
             std::env::var_os("XDG_STATE_HOME"),
             std::env::home_dir(),
         );
-        // What is told of it holds in another folder, too. Only an empty path cannot be made absolute.
-        match std::path::absolute(&chosen.root) {
-            Ok(root) => Self { root, ..chosen },
-            Err(_) => chosen,
+        chosen.absolute()
+    }
+
+    /// What is told of it holds in another folder, too.
+    fn absolute(self) -> Self {
+        match std::path::absolute(&self.root) {
+            Ok(root) => Self { root, ..self },
+            // An empty path.
+            Err(_) => self,
         }
     }
 
@@ -76,6 +84,15 @@ impl DataDir {
         match home.filter(|path| path.is_absolute()) {
             Some(home) => of(home.join(".local/state/mayfly"), Origin::Home),
             None => of("/var/lib/mayfly".into(), Origin::System),
+        }
+    }
+
+    /// What the config file says, where neither a flag nor the environment names the directory.
+    pub(crate) fn unless_configured(self, file: Option<PathBuf>) -> Self {
+        let is_said = matches!(self.origin, Origin::Flag | Origin::Environment);
+        match file.filter(|root| !is_said && !root.as_os_str().is_empty()) {
+            Some(root) => Self { root, origin: Origin::ConfigFile }.absolute(),
+            None => self,
         }
     }
 
@@ -189,6 +206,22 @@ mod tests {
         let here = std::env::current_dir().unwrap();
         assert_eq!(DataDir::resolve(Some("./data".into())).path(), here.join("data"));
         assert_eq!(DataDir::resolve(Some("/data".into())).path(), Path::new("/data"));
+    }
+
+    #[test]
+    fn a_flag_and_the_environment_are_stronger_than_the_file() {
+        let file = || Some(PathBuf::from("/file"));
+        for (origin, expected) in [
+            (Origin::Flag, "/d"),
+            (Origin::Environment, "/d"),
+            (Origin::XdgStateHome, "/file"),
+            (Origin::Home, "/file"),
+            (Origin::System, "/file"),
+        ] {
+            let dir = DataDir { root: "/d".into(), origin };
+            assert_eq!(dir.clone().unless_configured(file()).path(), Path::new(expected));
+            assert_eq!(dir.clone().unless_configured(None), dir);
+        }
     }
 
     #[test]

@@ -56,10 +56,11 @@ pub(crate) async fn run(args: ApplyArgs, session: &Session) -> anyhow::Result<()
                 }
                 applied.push(object);
             }
-            Err(error) if total == 1 => return Err(error),
+            Err(error) if total == 1 && !is_refusal(&error) => return Err(error),
+            Err(error) if total == 1 => return Err(placed(&document, error)),
             // The others do not depend on it: they are applied, and the end tells.
             Err(error) => {
-                let error = session.explain(error.context(document.source));
+                let error = session.explain(placed(&document, error));
                 output::note(format_args!("error: {}", super::failure::text(&error)));
                 failures.push(document.name);
             }
@@ -85,6 +86,24 @@ fn print_objects(format: OutputFormat, mut objects: Vec<Value>) -> anyhow::Resul
         OutputFormat::Table | OutputFormat::Wide | OutputFormat::Name => {}
     }
     Ok(())
+}
+
+/// Whether the answer is about the object, not about the one who asks or the server.
+fn is_refusal(error: &anyhow::Error) -> bool {
+    match error.downcast_ref() {
+        Some(kube::Error::Api(status)) => !matches!(status.code, 401 | 429 | 500..),
+        _ => false,
+    }
+}
+
+/// Names the file of what was not applied, and the object where the server's answer does not.
+fn placed(document: &Document, error: anyhow::Error) -> anyhow::Error {
+    let Document { source, kind, name, .. } = document;
+    let is_nameless = is_refusal(&error) && !error.to_string().contains(&format!("{name:?}"));
+    match is_nameless {
+        true => error.context(format!("{source}: {}/{name}", kind.to_lowercase())),
+        false => error.context(source.clone()),
+    }
 }
 
 /// Applies one object; returns the line to print, and the object as it is now.

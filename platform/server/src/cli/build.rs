@@ -80,11 +80,13 @@ pub(crate) struct BuiltProject {
     pub(crate) component: PathBuf,
     /// The Function as the project has it, without a source.
     pub(crate) manifest: Value,
+    /// The file that has it.
+    pub(crate) place: String,
 }
 
 /// Builds the project in a directory. Blocks.
 pub(crate) fn project(directory: &Path) -> anyhow::Result<BuiltProject> {
     let built = build::build(directory, true, &mut say)?;
-    let manifest = Project::load(directory)?.manifest;
-    Ok(BuiltProject { name: built.name, component: built.path, manifest })
+    let Project { manifest, place, .. } = Project::load(directory)?;
+    Ok(BuiltProject { name: built.name, component: built.path, manifest, place })
 }

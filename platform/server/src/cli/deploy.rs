@@ -24,12 +24,13 @@ use super::{
     format,
     gateway::function_url,
     output,
-    server::Server,
-    session::Session,
+    server::{Server, segment},
+    session::{Session, refusal},
     upload::{self, Upload},
     wait,
     wish::Wish,
 };
+use crate::guest::project::Project;
 
 #[derive(Args, Debug)]
 #[command(after_help = "Example:
@@ -134,23 +135,31 @@ pub(crate) struct Source {
     pub(crate) name: String,
     /// The Function that the project keeps, without a source.
     pub(crate) manifest: Option<Value>,
+    /// The file that has it.
+    pub(crate) place: Option<String>,
 }
 
 impl From<build::BuiltProject> for Source {
     fn from(built: build::BuiltProject) -> Self {
-        Self { component: built.component, name: built.name, manifest: Some(built.manifest) }
+        Self {
+            component: built.component,
+            name: built.name,
+            manifest: Some(built.manifest),
+            place: Some(built.place),
+        }
     }
 }
 
 pub(crate) async fn run(args: DeployArgs, session: &Session) -> anyhow::Result<()> {
-    // A missing server is told before a long build.
     session.server().await?;
     let source = if args.source.is_dir() {
+        // A missing server is told before a long build.
+        answers(session, &Project::load(&args.source)?.manifest).await?;
         let directory = args.source.clone();
         tokio::task::spawn_blocking(move || build::project(&directory)).await??.into()
     } else {
         let name = name_of_file(&args.source);
-        Source { component: args.source, name, manifest: None }
+        Source { component: args.source, name, manifest: None, place: None }
     };
     let patience = (!args.no_wait).then_some(args.wait_timeout.0);
     let deployed = deploy(session, &source, &args.settings, patience).await?;
@@ -188,12 +197,12 @@ pub(crate) async fn deploy(
         return Err(Failure::error(format!("{name:?} cannot be a function's name: {why}"), todo));
     }
     let server = session.server().await?;
-    let namespace = namespace(session, source).await?;
+    let namespace = namespace(session, source.manifest.as_ref()).await?;
     let content = component::read(&source.component)?;
     let digest = Digest::of(&content);
     send(server, &digest, content).await?;
     let wish = Wish { namespace: &namespace, name, digest, manifest: source.manifest.as_ref(), settings };
-    let function = wish.apply(server).await?;
+    let function = wish.apply(server).await.map_err(|error| placed(source, error))?;
     let function = match patience {
         Some(patience) => wait::ready(server, &namespace, name, patience).await?,
         None => function,
@@ -216,9 +225,30 @@ pub(crate) async fn deploy(
     })
 }
 
+/// Whether a server is there, knows us, and has the namespace that a project goes to: asked before a build.
+pub(super) async fn answers(session: &Session, manifest: &Value) -> anyhow::Result<()> {
+    let namespace = namespace(session, Some(manifest)).await?;
+    let path = format!("/api/v1/namespaces/{}", segment(&namespace));
+    match session.server().await?.get(&path).await {
+        // Who may not see a namespace may still deploy to it.
+        Err(kube::Error::Api(status)) if status.code == 403 => Ok(()),
+        answer => Ok(answer.map(drop)?),
+    }
+}
+
+/// Names the file whose fields the server does not know.
+fn placed(source: &Source, error: anyhow::Error) -> anyhow::Error {
+    let is_misfit =
+        matches!(error.downcast_ref(), Some(kube::Error::Api(status)) if refusal(status).1.is_some());
+    match &source.place {
+        Some(place) if is_misfit => error.context(place.clone()),
+        _ => error,
+    }
+}
+
 /// `--namespace`, else the manifest's, else the context's.
-async fn namespace(session: &Session, source: &Source) -> anyhow::Result<String> {
-    let own = source.manifest.as_ref().and_then(|manifest| manifest["metadata"]["namespace"].as_str());
+async fn namespace(session: &Session, manifest: Option<&Value>) -> anyhow::Result<String> {
+    let own = manifest.and_then(|manifest| manifest["metadata"]["namespace"].as_str());
     match own.filter(|_| session.globals().namespace.is_none()) {
         Some(own) => Ok(own.to_owned()),
         None => session.namespace().await,

@@ -43,6 +43,8 @@ const QUIET: Duration = Duration::from_millis(150);
 const QUIET_MAX: Duration = Duration::from_secs(2);
 /// How long until a log that ended is asked for again.
 const LOG_PAUSE: Duration = Duration::from_secs(1);
+/// How long until a server that does not answer is asked again.
+const SERVER_PAUSE: Duration = Duration::from_secs(2);
 
 pub(crate) async fn run(args: DevArgs, session: &Session) -> anyhow::Result<()> {
     session.server().await?;
@@ -90,7 +92,14 @@ async fn rebuild(
                 deployed.send_replace(Some(now));
             }
             Err(error) => {
+                let is_away = is_away(&error);
                 output::note(format_args!("error: {}", failure::text(&session.explain(error))));
+                if is_away {
+                    let pause = format::seconds(SERVER_PAUSE.as_secs_f64());
+                    output::note(format_args!("trying again every {pause} until a server answers"));
+                    until_it_answers(session).await;
+                    continue;
+                }
                 output::note("waiting for the next save");
             }
         }
@@ -99,10 +108,28 @@ async fn rebuild(
     }
 }
 
-/// One build and deployment.
+/// Whether no server answered: saving does not help then, a server does.
+fn is_away(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(kube::Error::Service(_) | kube::Error::HyperError(_)))
+}
+
+/// Asks until anything at all is answered.
+async fn until_it_answers(session: &Session) {
+    loop {
+        sleep(SERVER_PAUSE).await;
+        let Ok(server) = session.server().await else { continue };
+        if !matches!(server.get("/version").await, Err(kube::Error::Service(_) | kube::Error::HyperError(_)))
+        {
+            return;
+        }
+    }
+}
+
+/// One build and deployment; the server is asked first, which is quicker.
 async fn round(directory: &Path, args: &DevArgs, session: &Session) -> anyhow::Result<Deployed> {
     let started = Instant::now();
     let source = directory.to_owned();
+    deploy::answers(session, &Project::load(directory)?.manifest).await?;
     let built = tokio::task::spawn_blocking(move || build::project(&source)).await??;
     let built_in = started.elapsed();
     let patience = Some(args.wait_timeout.0);

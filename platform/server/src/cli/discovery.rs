@@ -110,8 +110,13 @@ impl Discovery {
     pub(crate) fn find(&self, word: &str) -> anyhow::Result<&Kind> {
         let lower = word.to_ascii_lowercase();
         self.kinds.iter().find(|kind| kind.is_called(&lower)).ok_or_else(|| {
-            let mut known: Vec<_> = self.kinds.iter().map(|kind| kind.plural.as_str()).collect();
-            known.dedup();
+            // What can be listed, each word once: two groups may share one (nodes, and what they use).
+            let mut known: Vec<&str> = Vec::new();
+            for kind in self.kinds.iter().filter(|kind| kind.can("list")) {
+                if !known.contains(&kind.plural.as_str()) {
+                    known.push(&kind.plural);
+                }
+            }
             Failure::error(
                 format!("the server has no kind {word:?}"),
                 format!("it has: {}", known.join(", ")),
@@ -215,6 +220,20 @@ mod tests {
         assert_eq!(kinds("po,fn,pods").unwrap(), ["Pod", "Function"]);
         assert_eq!(kinds("all").unwrap(), ["Pod", "Function"]);
         assert!(kinds(",").is_err());
+    }
+
+    #[test]
+    fn kinds_that_can_be_listed_are_named_once() {
+        let mut discovery = for_tests();
+        let mut more = discovery.kinds.clone();
+        more.retain(|kind| kind.plural == "pods");
+        more[0].group = "metrics.k8s.io".into();
+        discovery.kinds.extend(more.clone());
+        more[0].plural = "selfsubjectreviews".into();
+        more[0].verbs = vec!["create".into()];
+        discovery.kinds.extend(more);
+        let error = discovery.find("nosuch").unwrap_err().to_string();
+        assert!(error.ends_with("it has: nodes, pods, functions"), "{error}");
     }
 
     #[test]

@@ -1,13 +1,18 @@
 //! `mayfly logs`: what a function (or a pod) wrote to stdout and stderr.
 
+use std::time::Duration;
+
+use anyhow::Context as _;
 use clap::Args;
 use futures::AsyncReadExt as _;
 use mayfly_api::duration::Span;
+use serde_json::Value;
+use tokio::time::{Instant, sleep};
 
 use super::{
     failure::Failure,
     output,
-    server::{segment, with_query},
+    server::{is_not_found, segment, with_query},
     session::Session,
 };
 
@@ -36,10 +41,52 @@ pub(crate) struct LogsArgs {
     revision: Option<String>,
 }
 
+/// How long a pod whose log ended may take to say that it ended, and how often it is asked.
+const PHASE_PATIENCE: Duration = Duration::from_secs(5);
+const PHASE_PAUSE: Duration = Duration::from_millis(200);
+
 pub(crate) async fn run(args: LogsArgs, session: &Session) -> anyhow::Result<()> {
     let namespace = session.namespace().await?;
     let path = path(&args, &namespace)?;
-    copy(session, &path).await
+    copy(session, &path).await?;
+    if args.follow && !is_over(&args, &path, &namespace, session).await {
+        let todo = "follow it again with the same command; --since 1m shows what came meanwhile";
+        return Err(Failure::error(format!("the server closed the log of {}", args.name), todo));
+    }
+    Ok(())
+}
+
+/// Whether a log that was followed to its end will have no more lines: its pod ended, or what wrote it is gone.
+async fn is_over(args: &LogsArgs, path: &str, namespace: &str, session: &Session) -> bool {
+    let Ok(server) = session.server().await else { return false };
+    let mut objects =
+        vec![path.split('?').next().and_then(|path| path.strip_suffix("/log")).unwrap_or(path).to_owned()];
+    if let Some(revision) = &args.revision {
+        let revisions = format!("/apis/mayfly.dev/v1/namespaces/{}/revisions", segment(namespace));
+        objects.push(format!("{revisions}/{}", segment(revision)));
+    }
+    // A pod's log ends a moment before its phase says so.
+    let latest = Instant::now() + PHASE_PATIENCE;
+    loop {
+        let mut is_pod = false;
+        for object in &objects {
+            match server.get(object).await {
+                Err(error) => return is_not_found(&error),
+                Ok(found) if has_ended(&found) => return true,
+                Ok(found) => is_pod = found["kind"] == "Pod",
+            }
+        }
+        if !is_pod || Instant::now() > latest {
+            return false;
+        }
+        sleep(PHASE_PAUSE).await;
+    }
+}
+
+fn has_ended(object: &Value) -> bool {
+    !object["metadata"]["deletionTimestamp"].is_null()
+        || object["kind"] == "Pod"
+            && matches!(object["status"]["phase"].as_str(), Some("Succeeded" | "Failed"))
 }
 
 /// The path of a function's log from now on.
@@ -53,7 +100,7 @@ pub(crate) async fn copy(session: &Session, path: &str) -> anyhow::Result<()> {
     let mut stream = session.server().await?.stream(path, "*/*").await?;
     let mut buffer = vec![0; 64 << 10];
     loop {
-        match stream.read(&mut buffer).await? {
+        match stream.read(&mut buffer).await.context("the log broke off")? {
             0 => return Ok(()),
             length => output::out(&buffer[..length])?,
         }

@@ -169,7 +169,10 @@ fn namespace_of(path: &str) -> Option<String> {
 fn looked_in(error: kube::Error, namespace: Option<&str>) -> kube::Error {
     match (error, namespace) {
         (kube::Error::Api(mut status), Some(namespace))
-            if status.is_not_found() && status.message.ends_with(" not found") =>
+            if status.is_not_found()
+                && status.message.ends_with(" not found")
+                // A namespace is in no namespace.
+                && !status.message.starts_with("namespaces \"") =>
         {
             status.message.push_str(&format!(" in namespace {namespace}"));
             kube::Error::Api(status)
@@ -239,6 +242,7 @@ mod tests {
             ),
             (404, "nodes \"a\" not found", "/api/v1/nodes/a", "nodes \"a\" not found"),
             (404, "namespaces \"x\" not found", "/api/v1/namespaces/x", "namespaces \"x\" not found"),
+            (404, "namespaces \"x\" not found", "/api/v1/namespaces/x/pods", "namespaces \"x\" not found"),
             (404, "no such path", "/api/v1/namespaces/x/pods/a", "no such path"),
         ] {
             assert_eq!(said(code, message, path), expected, "{path}");

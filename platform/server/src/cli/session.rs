@@ -72,13 +72,18 @@ impl Session {
 
 /// The API's message, and what a person can do about it.
 fn api_failure(status: &kube::core::Status, server: &Server) -> (String, String) {
-    let what = match status.message.is_empty() {
+    let (message, kind) = refusal(status);
+    let what = match message.is_empty() {
         true => format!("the server answered {} {}", status.code, status.reason),
-        false => status.message.clone(),
+        false => message.to_owned(),
     };
     let todo = match (status.code, status.reason.as_str()) {
         (401, _) => format!("{} does not know this token; {}", server.url(), server.places().used()),
         (403, _) => "this user may not do that".to_owned(),
+        (404, "NotFound") if is_about(status, "namespaces") => {
+            let name = status.details.as_ref().map_or("NAME", |details| details.name.as_str());
+            format!("see what there is: mayfly get namespaces; make it with: kubectl create namespace {name}")
+        }
         (404, "NotFound") => match status.details.as_ref().filter(|details| !details.kind.is_empty()) {
             Some(details) => format!("see what there is: mayfly get {} -A", details.kind),
             None => "see what there is: mayfly get functions -A".to_owned(),
@@ -90,14 +95,72 @@ fn api_failure(status: &kube::core::Status, server: &Server) -> (String, String)
             "someone changed it meanwhile: try again".to_owned()
         }
         // Only what is about an object has details: an upload, say, comes from no manifest.
-        (422, _) if status.details.as_ref().is_some_and(|details| !details.causes.is_empty()) => {
+        (422, _)
+            if kind.is_none()
+                && status.details.as_ref().is_some_and(|details| !details.causes.is_empty()) =>
+        {
             "correct the manifest; mayfly explain KIND shows the fields".to_owned()
         }
+        (400 | 422, _) if kind.is_some() => {
+            let kind = kind.map(str::to_lowercase).filter(|kind| !kind.is_empty());
+            format!(
+                "correct the manifest; mayfly explain {} shows the fields",
+                kind.as_deref().unwrap_or("KIND")
+            )
+        }
         (429, _) => "the server is busy: try again in a moment".to_owned(),
+        // A full disk says what to do by itself, and the log not more.
+        (507, _) => String::new(),
         (500.., _) => "the server's log says more".to_owned(),
         _ => String::new(),
     };
     (what, todo)
+}
+
+fn is_about(status: &kube::core::Status, kind: &str) -> bool {
+    status.details.as_ref().is_some_and(|details| details.kind == kind)
+}
+
+/// How the API begins what it says of a manifest that does not fit its kind; the kind stands between.
+const MISFIT: (&str, &str) = (" in version ", " cannot be handled as a ");
+/// How it begins what it says of a patch, which follows as text in quotes.
+const BAD_PATCH: &str = "\"\" is invalid: patch: Invalid value: \"";
+/// What comes before a field that is unknown or said twice.
+const STRICT: &str = "strict decoding error: ";
+
+/// Why the server did not take something, without the words in which it repeats what was sent; and the kind, or
+/// nothing in its place, when the object itself cannot be read.
+pub(crate) fn refusal(status: &kube::core::Status) -> (&str, Option<&str>) {
+    let message = status.message.as_str();
+    let (why, kind) = match (message.strip_prefix(BAD_PATCH), message.split_once(MISFIT.1)) {
+        (Some(rest), _) => match after_quoted(rest) {
+            Some(why) => (why, ""),
+            None => return (message, None),
+        },
+        (None, Some((start, rest))) if start.contains(MISFIT.0) => match rest.split_once(": ") {
+            Some((kind, why)) => (why, kind),
+            None => return (message, None),
+        },
+        _ => return (message, None),
+    };
+    (why.strip_prefix(STRICT).unwrap_or(why), Some(kind))
+}
+
+/// What follows a quoted text and a colon; `text` begins inside the quotes, where a quote is escaped.
+fn after_quoted(text: &str) -> Option<&str> {
+    let mut escaped = false;
+    let end = text.find(|letter| match (escaped, letter) {
+        (true, _) => {
+            escaped = false;
+            false
+        }
+        (false, '\\') => {
+            escaped = true;
+            false
+        }
+        (false, letter) => letter == '"',
+    })?;
+    text[end + 1..].strip_prefix(": ")
 }
 
 /// The last cause of an error that is about the connection, not about the answer.
@@ -106,4 +169,38 @@ fn innermost(error: &kube::Error) -> Option<String> {
         return None;
     }
     Some(crate::http_client::innermost(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_is_the_reason_alone() {
+        let field = "strict decoding error: unknown field \"spec.bogus\"";
+        let patch = format!("{:?}", "{\"spec\":{\"a\":\"b\\\": c\"}}");
+        for (message, expected) in [
+            (
+                format!("\"\" is invalid: patch: Invalid value: {patch}: {field}"),
+                ("unknown field \"spec.bogus\"", Some("")),
+            ),
+            (
+                format!("Function in version \"v1\" cannot be handled as a Function: {field}"),
+                ("unknown field \"spec.bogus\"", Some("Function")),
+            ),
+            (
+                "Function in version \"v1\" cannot be handled as a Function: spec.limits: not a map: 1"
+                    .into(),
+                ("spec.limits: not a map: 1", Some("Function")),
+            ),
+            ("Pod \"a\" is invalid: spec: no".into(), ("Pod \"a\" is invalid: spec: no", None)),
+            (
+                "\"\" is invalid: patch: Invalid value: \"cut".into(),
+                ("\"\" is invalid: patch: Invalid value: \"cut", None),
+            ),
+        ] {
+            let status = kube::core::Status::failure(&message, "Invalid").with_code(422);
+            assert_eq!(refusal(&status), expected, "{message}");
+        }
+    }
 }

@@ -83,13 +83,13 @@ impl Builder {
             let mut command = self.command("build", dir);
             command.arg("--lib");
             for guest in &libraries {
-                command.args(["--package", &guest.package]);
+                command.args(["--package", &guest.id]);
             }
             messages += &cargo::run(command, progress)?;
         }
         for guest in guests.iter().filter(|guest| guest.shape == Shape::Program) {
             let mut command = self.command("rustc", dir);
-            command.args(["--package", &guest.package, "--bin", &guest.target]);
+            command.args(["--package", &guest.id, "--bin", &guest.target]);
             if let Way::BuildStd { libc, .. } = &self.toolchain.way {
                 // What calls `main`; a compiler with the target brings its own.
                 command.arg("--").arg(format!("-Clink-arg={}", libc.join("crt1-command.o").display()));

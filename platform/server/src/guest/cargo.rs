@@ -38,8 +38,13 @@ pub(super) fn command(compiler: &Compiler, dir: &Path) -> Command {
     command
 }
 
-/// Runs cargo to its end and gives back its standard output. What it says on the way goes to `progress`.
-pub(super) fn run(mut command: Command, progress: Progress<'_>) -> Result<String> {
+/// Builds: runs cargo to its end and gives back its standard output. What it says on the way goes to `progress`.
+pub(super) fn run(command: Command, progress: Progress<'_>) -> Result<String> {
+    run_to(command, progress, "cargo could not build it", "the compiler's messages are above")
+}
+
+/// Runs cargo; `failed` and `see` say that it failed, and where it told why.
+fn run_to(mut command: Command, progress: Progress<'_>, failed: &str, see: &str) -> Result<String> {
     let program = Path::new(command.get_program()).display().to_string();
     let mut child = command
         .stdin(Stdio::null())
@@ -62,7 +67,7 @@ pub(super) fn run(mut command: Command, progress: Progress<'_>) -> Result<String
     let status = child.wait()?;
     let text = reader.join().expect("reading does not panic")?;
     if !status.success() {
-        bail!("cargo could not build it ({status}); the compiler's messages are above");
+        bail!("{failed} ({status}); {see}");
     }
     Ok(text)
 }
@@ -92,6 +97,8 @@ struct Target {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Guest {
     pub(super) package: String,
+    /// The package as cargo's flags name it: a dependency may have the same name.
+    pub(super) id: String,
     pub(super) manifest: PathBuf,
     pub(super) target: String,
     pub(super) shape: Shape,
@@ -102,8 +109,10 @@ impl Metadata {
     pub(super) fn of(compiler: &Compiler, dir: &Path, progress: Progress<'_>) -> Result<Metadata> {
         let mut command = command(compiler, dir);
         command.args(["metadata", "--no-deps", "--format-version", "1"]);
-        let text = run(command, progress)
-            .with_context(|| format!("cannot read the project in {}", dir.display()))?;
+        // Nothing is compiled here: what is wrong is in a Cargo.toml.
+        let text =
+            run_to(command, progress, "cargo does not understand its Cargo.toml", "its message is above")
+                .with_context(|| format!("cannot read the project in {}", dir.display()))?;
         serde_json::from_str(&text).context("cargo metadata is not as expected")
     }
 
@@ -130,6 +139,11 @@ impl Metadata {
 }
 
 impl Package {
+    /// Its id, which cargo takes since 1.77; what an older one calls an id is no specification.
+    fn specification(&self) -> &str {
+        if self.id.starts_with("path+file://") { &self.id } else { &self.name }
+    }
+
     /// A package's library when it is made for wasm, else its program.
     fn guest(&self) -> Option<Guest> {
         let of_kind = |kind: &str| self.targets.iter().find(|target| target.kind.iter().any(|k| k == kind));
@@ -139,6 +153,7 @@ impl Package {
         };
         Some(Guest {
             package: self.name.clone(),
+            id: self.specification().to_owned(),
             manifest: self.manifest_path.clone(),
             target: target.name.clone(),
             shape,
@@ -197,6 +212,22 @@ mod tests {
     }
 
     #[test]
+    fn a_package_is_named_by_its_id() {
+        for (id, expected) in [
+            ("path+file:///w/serde#0.1.0", "path+file:///w/serde#0.1.0"),
+            ("serde 0.1.0 (path+file:///w/serde)", "serde"),
+        ] {
+            let package = Package {
+                id: id.into(),
+                name: "serde".into(),
+                manifest_path: "/w/serde/Cargo.toml".into(),
+                targets: vec![Target { name: "serde".into(), kind: vec!["cdylib".into()] }],
+            };
+            assert_eq!(package.guest().unwrap().id, expected);
+        }
+    }
+
+    #[test]
     fn what_makes_no_component_is_told_what_it_lacks() {
         let plain = metadata(r#"[{"name": "a_b", "kind": ["lib"]}]"#);
         let error = plain.guest(Path::new("/w/a/Cargo.toml")).unwrap_err().to_string();
@@ -218,6 +249,7 @@ mod tests {
         );
         let guest = Guest {
             package: "a-b".into(),
+            id: "a-b".into(),
             manifest: "/w/a/Cargo.toml".into(),
             target: "a_b".into(),
             shape: Shape::Library,

@@ -25,6 +25,8 @@ pub(crate) struct Project {
     /// The Function as its manifest has it (`apiVersion`, `kind`, `metadata`, `spec`); without a manifest,
     /// the least there is to say.
     pub(crate) manifest: Value,
+    /// The name of the file that says so: `function.yaml`, or `Cargo.toml` without one.
+    pub(crate) place: String,
 }
 
 impl Project {
@@ -38,8 +40,10 @@ impl Project {
                 dir.display()
             );
         }
-        let manifest = match MANIFESTS.iter().map(|name| dir.join(name)).find(|file| file.is_file()) {
-            Some(file) => read_manifest(&file)?,
+        let own = MANIFESTS.iter().find(|name| dir.join(name).is_file());
+        let place = own.map_or("Cargo.toml", |name| *name).to_owned();
+        let manifest = match own {
+            Some(name) => read_manifest(&dir.join(name))?,
             None => {
                 let package = toml_of(&cargo)?;
                 let name =
@@ -57,8 +61,8 @@ impl Project {
         };
         let name = manifest["metadata"]["name"].as_str().unwrap_or_default().to_owned();
         names::dns_label(&name)
-            .map_err(|rule| anyhow::anyhow!("the function's name {name:?} is not valid: {rule}"))?;
-        Ok(Project { dir, name, manifest })
+            .map_err(|rule| anyhow::anyhow!("{place}: the function's name {name:?} is not valid: {rule}"))?;
+        Ok(Project { dir, name, manifest, place })
     }
 
     /// Whether it depends on the SDK that the binary carries (a project made by `mayfly new` does).
@@ -126,7 +130,12 @@ mod tests {
         let function = "apiVersion: mayfly.dev/v1\nkind: Function\n";
         let cases = [
             (PACKAGE, Some("kind: Pod\n".to_owned()), "must be a Function"),
-            (PACKAGE, Some(format!("{function}metadata: {{name: A_B}}\n")), "\"A_B\" is not valid"),
+            (
+                PACKAGE,
+                Some(format!("{function}metadata: {{name: A_B}}\n")),
+                "function.yaml: the function's name \"A_B\" is not valid",
+            ),
+            ("[package]\nname = \"é\"\n", None, "Cargo.toml: the function's name \"é\" is not valid"),
             (PACKAGE, Some(format!("{function}metadata: {{}}\n")), "\"\" is not valid"),
             (
                 PACKAGE,

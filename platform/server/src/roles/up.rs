@@ -29,7 +29,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    admin::Admin,
+    admin::{self, Admin},
     banner, components,
     metrics::Counts,
     nodes::LocalNodes,
@@ -53,7 +53,11 @@ const KUBERNETES_VERSION: &str = concat!("v1.33.0+mayfly-", env!("CARGO_PKG_VERS
 /// Runs until SIGINT or SIGTERM.
 pub(crate) fn run(args: UpArgs, data_dir: DataDir) -> anyhow::Result<ExitCode> {
     let config = args.resolve()?;
+    let data_dir = data_dir.unless_configured(config.data_dir.clone());
     logging::start(&config.log, config.log_format)?;
+    if let Some(doubt) = config.doubt() {
+        tracing::warn!("{doubt}");
+    }
     let runtimes = Runtimes::create()?;
     let handles = runtimes.handles();
     let result = runtimes.run(async {
@@ -164,13 +168,14 @@ impl Up {
         let (ready, is_ready) = watch::channel(false);
         let gateway_handle = self.gateway.handle();
 
+        let metrics = Arc::new(self.metrics);
         let mut outside = Tasks::new("api", &serving);
         let (stop, listener, server, tls) =
             (outside.token(), self.listeners.api, api.clone(), identity.tls());
         outside.run("api", async move { server.serve(listener, tls, stop).await });
         let admin = Admin {
             ready: is_ready,
-            metrics: Arc::new(self.metrics),
+            metrics: metrics.clone(),
             store: store.clone(),
             workflows: self.workflows.engine(),
             catalog: self.workflows.catalog(),
@@ -215,7 +220,15 @@ impl Up {
         ready.send_replace(false);
         stopping.exit_on_the_next();
         let _ = std::fs::remove_file(data_dir.endpoints());
-        tracing::info!("stopping; once more to stop at once");
+        let waits_for = admin::requests_here(&metrics);
+        let at_most_s = mayfly_gateway::Config::DRAIN_TIMEOUT_DEFAULT.as_secs();
+        match waits_for {
+            0 => tracing::info!("stopping; once more to stop at once"),
+            _ => tracing::info!(
+                requests = waits_for,
+                "stopping: the requests that run have {at_most_s} s to be answered; once more to stop at once"
+            ),
+        }
         // What is running goes on at the next start; it must not meet a gateway that is closed.
         calling.stop(STOP_DEADLINE).await;
         self.gateway_stop.cancel();
@@ -394,6 +407,17 @@ async fn announce(
     endpoints
         .write(&data_dir.endpoints())
         .with_context(|| format!("cannot write {}", data_dir.endpoints().display()))?;
+    // On a terminal the lines below say it.
+    if !std::io::IsTerminal::is_terminal(&std::io::stderr()) {
+        tracing::info!(
+            api = endpoints.api,
+            functions = endpoints.http,
+            workflows = endpoints.workflows,
+            admin = endpoints.admin,
+            data = %data_dir.path().display(),
+            "mayfly is up"
+        );
+    }
     ready.send_replace(true);
     say(&banner::text(endpoints, data_dir));
     Ok(())

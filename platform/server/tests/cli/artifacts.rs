@@ -28,6 +28,15 @@ async fn a_refused_upload_is_about_the_file_and_no_manifest() {
 }
 
 #[tokio::test]
+async fn a_full_disk_is_told_once() {
+    let message = "the server's disk is full: nothing was written; free some space and try again";
+    let fake =
+        Fake::start(move |seen| (seen.method == "PUT").then(|| status(507, "InternalError", message))).await;
+    let error = fake.run(&["artifact", "push", &fake.file("d.csv", "a,b")]).await.failed();
+    assert!(error.ends_with(&format!("d.csv was not uploaded: {message}\n")), "{error}");
+}
+
+#[tokio::test]
 async fn a_component_is_shown_as_an_image() {
     let fake = Fake::start(|seen| (seen.method == "PUT").then(|| answer(201, &json!({})))).await;
     let ran = fake.run(&["artifact", "push", &fake.file("c.wasm", "\0asm")]).await;

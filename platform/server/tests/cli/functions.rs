@@ -223,6 +223,79 @@ async fn logs_are_copied_as_they_are() {
 }
 
 #[tokio::test]
+async fn a_followed_log_that_the_server_closes_is_an_error() {
+    let fake = Fake::start(|seen| match seen.path.as_str() {
+        path if path.contains("/log?follow=true") => Some(Response::new(Body::from("one\n"))),
+        path if path == format!("{FUNCTIONS}/hello") => {
+            Some(ok(&json!({"kind": "Function", "metadata": {}})))
+        }
+        "/api/v1/namespaces/default/pods/job" => {
+            Some(ok(&json!({"kind": "Pod", "metadata": {}, "status": {"phase": "Succeeded"}})))
+        }
+        _ => None,
+    })
+    .await;
+    let closed = fake.run(&["logs", "hello", "-f"]).await;
+    assert_eq!(closed.stdout, "one\n");
+    assert!(closed.failed().starts_with("error: the server closed the log of hello\n"));
+    // A pod that ended, and a function that is deleted, have no more lines.
+    assert_eq!(fake.run(&["logs", "pod/job", "-f"]).await.ok(), "one\n");
+    assert_eq!(fake.run(&["logs", "deleted", "-f"]).await.ok(), "one\n");
+    assert_eq!(fake.run(&["logs", "hello", "-f", "--revision", "hello-00001"]).await.ok(), "one\n");
+}
+
+#[tokio::test]
+async fn a_server_is_asked_before_a_project_is_built() {
+    let fake = Fake::start(|seen| {
+        (seen.path == "/api/v1/namespaces/nosuch").then(|| {
+            let details = json!({"kind": "namespaces", "name": "nosuch"});
+            let message = "namespaces \"nosuch\" not found";
+            answer(
+                404,
+                &json!({"kind": "Status", "status": "Failure", "message": message, "reason": "NotFound",
+                        "details": details, "code": 404}),
+            )
+        })
+    })
+    .await;
+    std::fs::create_dir(fake.path("project")).unwrap();
+    fake.file("project/Cargo.toml", "[package]\nname = \"p\"\n");
+    let error = fake.run(&["deploy", "project", "-n", "nosuch"]).await.failed();
+    assert_eq!(
+        error,
+        "error: namespaces \"nosuch\" not found\n  see what there is: mayfly get namespaces; make it with: kubectl \
+         create namespace nosuch\n"
+    );
+    assert_eq!(fake.lines(), ["GET /api/v1/namespaces/nosuch"]);
+}
+
+#[tokio::test]
+async fn dev_says_that_it_asks_a_missing_server_again() {
+    let fake = platform().await;
+    std::fs::create_dir(fake.path("project")).unwrap();
+    fake.file("project/Cargo.toml", "[package]\nname = \"p\"\n");
+    // A port that was free a moment ago.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let mut command = mayfly(&fake.path(""));
+    let url = format!("http://127.0.0.1:{port}");
+    command.args(["dev", "project", "--server", &url]).env("MAYFLY_DATA_DIR", fake.path("data"));
+    let mut child = command.spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let mut expect = async |part: &str| loop {
+        let line = lines.next_line().await.unwrap().unwrap_or_else(|| panic!("{part:?} was not said"));
+        assert!(!line.starts_with("using "), "it builds");
+        if line.contains(part) {
+            break;
+        }
+    };
+    expect("error: no Mayfly server answers").await;
+    expect("trying again every 2").await;
+    interrupt(&child);
+    expect("nothing was deployed").await;
+    assert_eq!(child.wait().await.unwrap().code(), Some(0));
+}
+
+#[tokio::test]
 async fn dev_shows_what_is_wrong_and_waits_for_the_next_save() {
     let fake = platform().await;
     std::fs::create_dir(fake.path("project")).unwrap();

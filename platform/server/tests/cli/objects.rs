@@ -258,6 +258,33 @@ async fn a_refused_object_does_not_stop_the_others() {
 }
 
 #[tokio::test]
+async fn a_refused_manifest_is_told_by_its_file_its_object_and_the_reason() {
+    let fake = Fake::start(|seen| {
+        let why = "strict decoding error: unknown field \"spec.limits.timeuot\"";
+        let message = format!("Function in version \"v1\" cannot be handled as a Function: {why}");
+        (seen.method == "PATCH").then(|| status(400, "BadRequest", &message))
+    })
+    .await;
+    let one = MANIFEST.split("---").next().unwrap();
+    let file = fake.file("app.yaml", one);
+    assert_eq!(
+        fake.run(&["apply", "-f", &file]).await.failed(),
+        format!(
+            "error: {file}: function/hello: unknown field \"spec.limits.timeuot\"\n  correct the manifest; mayfly \
+             explain function shows the fields\n"
+        )
+    );
+    let two = fake.file("two.yaml", format!("{one}---\n{}", one.replace("hello", "other")));
+    let error = fake.run(&["apply", "-f", &two]).await.failed();
+    assert!(
+        error.contains(&format!(
+            "error: {two}, document 2: function/other: unknown field \"spec.limits.timeuot\"\n"
+        )),
+        "{error}"
+    );
+}
+
+#[tokio::test]
 async fn delete_waits_until_the_object_is_gone() {
     static GETS: AtomicUsize = AtomicUsize::new(0);
     let fake = Fake::start(|seen| match seen.method.as_str() {
