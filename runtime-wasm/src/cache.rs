@@ -226,7 +226,8 @@ impl Cache {
             })?;
         self.metrics.compiled(compiled.took);
         let bytes = compiled.machine_code.len();
-        tracing::info!(%digest, %world, bytes, took_ms = compiled.took.as_millis(), "component compiled");
+        let took_ms = crate::function::millis(compiled.took);
+        tracing::info!(%digest, %world, bytes, took_ms, "component compiled");
         let content = file::seal(compiled.machine_code, world);
         let put = self.artifacts.put_derived(digest, engine, content).await;
         self.forget_other_engines(engine).await;

@@ -32,10 +32,18 @@ pub struct FieldError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FieldErrorKind {
     Required,
-    Invalid { value: String },
+    Invalid {
+        value: String,
+    },
     Forbidden,
-    Duplicate { value: String },
-    NotSupported { value: String },
+    Duplicate {
+        value: String,
+    },
+    NotSupported {
+        value: String,
+    },
+    /// Refused for its length alone, so that it is not shown.
+    TooLong,
 }
 
 impl FieldError {
@@ -47,6 +55,11 @@ impl FieldError {
     pub fn invalid(path: impl Into<String>, value: impl ToString, detail: impl Into<String>) -> Self {
         let kind = FieldErrorKind::Invalid { value: value.to_string() };
         Self { path: path.into(), kind, detail: detail.into() }
+    }
+
+    pub fn too_long(path: impl Into<String>, bytes_max: usize) -> Self {
+        let detail = format!("may not be more than {bytes_max} bytes");
+        Self { path: path.into(), kind: FieldErrorKind::TooLong, detail }
     }
 
     pub fn forbidden(path: impl Into<String>, detail: impl Into<String>) -> Self {
@@ -61,6 +74,7 @@ impl FieldError {
             FieldErrorKind::Forbidden => "FieldValueForbidden",
             FieldErrorKind::Duplicate { .. } => "FieldValueDuplicate",
             FieldErrorKind::NotSupported { .. } => "FieldValueNotSupported",
+            FieldErrorKind::TooLong => "FieldValueTooLong",
         }
     }
 
@@ -74,6 +88,7 @@ impl FieldError {
             FieldErrorKind::Forbidden => format!("Forbidden: {detail}"),
             FieldErrorKind::Duplicate { value } => format!("Duplicate value: {value}"),
             FieldErrorKind::NotSupported { value } => format!("Unsupported value: {value}: {detail}"),
+            FieldErrorKind::TooLong => format!("Too long: {detail}"),
         }
     }
 }

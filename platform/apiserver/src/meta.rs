@@ -166,9 +166,7 @@ pub(crate) fn validate(new: &Object, old: Option<&Object>, kind: &Kind) -> Vec<F
         }
     }
     if bytes > ANNOTATIONS_BYTES_MAX {
-        let kind = mayfly_api::validation::FieldErrorKind::Invalid { value: String::new() };
-        let detail = format!("Too long: may not be more than {ANNOTATIONS_BYTES_MAX} bytes");
-        errors.push(FieldError { path: "metadata.annotations".into(), kind, detail });
+        errors.push(FieldError::too_long("metadata.annotations", ANNOTATIONS_BYTES_MAX));
     }
     finalizer_errors(new, old, &mut errors);
     owner_errors(new, &mut errors);

@@ -4,7 +4,7 @@
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::{HeaderValue, StatusCode, header};
-use mayfly_api::validation::{FieldError, FieldErrorKind};
+use mayfly_api::validation::FieldError;
 use serde::Serialize;
 
 use crate::registry::Kind;
@@ -52,20 +52,6 @@ pub struct Cause {
     #[serde(skip_serializing_if = "String::is_empty")]
     pub field: String,
 }
-
-/// Whether a field is refused for its length alone; such a one has no value to show.
-fn is_too_long(field: &FieldError) -> bool {
-    matches!(&field.kind, FieldErrorKind::Invalid { value } if value.is_empty())
-        && field.detail.starts_with(TOO_LONG)
-}
-
-/// The field's message. As upstream's `field.TooLong`, that of a length leaves the value out.
-fn told(field: &FieldError) -> String {
-    if is_too_long(field) { field.detail.clone() } else { field.message() }
-}
-
-/// How the detail of a refused length begins.
-const TOO_LONG: &str = "Too long: ";
 
 fn is_zero(number: &u32) -> bool {
     *number == 0
@@ -163,14 +149,13 @@ impl ApiError {
             "" => kind.kind.to_owned(),
             group => format!("{}.{group}", kind.kind),
         };
-        let list: Vec<_> = errors.iter().map(|e| format!("{}: {}", e.path, told(e))).collect();
+        let list: Vec<_> = errors.iter().map(|e| format!("{}: {}", e.path, e.message())).collect();
         let all = if let [one] = list.as_slice() { one.clone() } else { format!("[{}]", list.join(", ")) };
         let message = format!("{qualified} {name:?} is invalid: {all}");
         let mut error = Self::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message);
         error = error.about(kind.group, kind.kind, name);
         for field in errors {
-            let cause = if is_too_long(field) { "FieldValueTooLong" } else { field.cause() };
-            error = error.because(cause, told(field), field.path.clone());
+            error = error.because(field.cause(), field.message(), field.path.clone());
         }
         error
     }

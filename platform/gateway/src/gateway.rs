@@ -187,7 +187,11 @@ impl Gateway {
         }
         background_stop.cancel();
         while background.join_next().await.is_some() {}
-        tracing::info!(%address, how = ?drained, "functions do not answer here any more");
+        let requests = match drained {
+            Drained::Clean => "all answered",
+            Drained::Cut => "some cut off",
+        };
+        tracing::info!(%address, requests, "stopped to serve functions");
         drained
     }
 }

@@ -237,7 +237,9 @@ impl From<CallError> for Refusal {
         let message = error.to_string();
         let (code, hint, retry_after) = match error {
             CallError::Overloaded { retry_after } => {
-                (Code::Overloaded, "try again later; neighbours use the room", Some(retry_after))
+                let hint =
+                    "try again later, or start the server with more room (mayfly up --function-memory)";
+                (Code::Overloaded, hint, Some(retry_after))
             }
             CallError::ComponentMissing(_) => (Code::ComponentMissing, "`mayfly deploy` uploads it", None),
             CallError::ComponentInvalid(_) => {

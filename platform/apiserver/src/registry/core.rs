@@ -127,10 +127,8 @@ fn data_errors(new: &Object, old: Option<&Object>, fields: &[&'static str]) -> V
         }
     }
     if bytes > DATA_BYTES_MAX {
-        let kind = mayfly_api::validation::FieldErrorKind::Invalid { value: String::new() };
-        let detail = format!("Too long: may not be more than {DATA_BYTES_MAX} bytes");
         // It is about no single field; this is how upstream writes that.
-        errors.push(FieldError { path: "[]".into(), kind, detail });
+        errors.push(FieldError::too_long("[]", DATA_BYTES_MAX));
     }
     if old.is_some_and(|old| old.at(&["immutable"]) == Some(&Value::Bool(true))) {
         let detail = "field is immutable when `immutable` is set";
