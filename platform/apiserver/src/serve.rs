@@ -1,14 +1,19 @@
 //! The API over TLS: connections, bounded, and their end.
 
-use std::{sync::Arc, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     server::{conn::auto::Builder, graceful::GracefulShutdown},
     service::TowerToHyperService,
 };
-use tokio::{net::TcpListener, sync::Semaphore, time::timeout};
-use tokio_rustls::TlsAcceptor;
+use tokio::{
+    io::AsyncWriteExt as _,
+    net::{TcpListener, TcpStream},
+    sync::Semaphore,
+    time::timeout,
+};
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tokio_util::sync::CancellationToken;
 
 use crate::server::ApiServer;
@@ -57,7 +62,7 @@ impl ApiServer {
             tokio::spawn(async move {
                 let _permit = permit;
                 let _ = socket.set_nodelay(true);
-                let stream = match timeout(HANDSHAKE_TIMEOUT, acceptor.accept(socket)).await {
+                let stream = match timeout(HANDSHAKE_TIMEOUT, shake_hands(&acceptor, socket)).await {
                     Ok(Ok(stream)) => stream,
                     Ok(Err(error)) => return tracing::debug!(%error, "a TLS handshake failed"),
                     Err(_) => return tracing::debug!("a TLS handshake took too long"),
@@ -84,4 +89,20 @@ impl ApiServer {
             tracing::warn!("some API requests did not finish in time and were cut off");
         }
     }
+}
+
+/// TLS with a client; one that speaks HTTP without it is told so, as Go's servers do.
+async fn shake_hands(acceptor: &TlsAcceptor, mut socket: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+    const PLAIN: &[u8] = b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n";
+    let mut first = [0];
+    // A TLS record begins with its type, 22; a request with its method.
+    if socket.peek(&mut first).await? == 1 && first[0].is_ascii_uppercase() {
+        // What is left unread would break the connection before the answer is there.
+        let mut request = [0; 4096];
+        let _ = socket.try_read(&mut request);
+        socket.write_all(PLAIN).await?;
+        socket.shutdown().await?;
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "a request without TLS"));
+    }
+    acceptor.accept(socket).await
 }

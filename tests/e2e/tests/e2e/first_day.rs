@@ -5,7 +5,10 @@ use std::{path::Path, process::Stdio};
 use anyhow::{Context, Result, ensure};
 use mayfly_e2e::{Up, guest_or_skip, wait};
 use serde_json::Value;
-use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
+    net::TcpStream,
+};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_function_is_deployed_called_shown_and_deleted() -> Result<()> {
@@ -234,6 +237,19 @@ async fn health_and_metrics_tell_how_it_is() -> Result<()> {
     ] {
         ensure!(names(name), "no {name} in\n{metrics}");
     }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_comes_to_the_wrong_port_is_told() -> Result<()> {
+    let up = Up::start().await?;
+    let mut socket = TcpStream::connect(up.address("api")).await?;
+    socket.write_all(b"GET /version HTTP/1.1\r\nhost: h\r\n\r\n").await?;
+    let mut said = String::new();
+    socket.read_to_string(&mut said).await?;
+    ensure!(said.starts_with("HTTP/1.0 400 ") && said.contains("to an HTTPS server"), "{said:?}");
+    let answer = up.workflows().get("/").await?;
+    ensure!(answer.status == 405 && answer.text().contains("AWS Step Functions API"), "{answer:?}");
     Ok(())
 }
 
