@@ -7,7 +7,7 @@
 use super::arn::Scope;
 use super::error::ApiError;
 use super::{Answer, Api};
-use ::http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header};
+use ::http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
@@ -27,14 +27,7 @@ const CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/x-amz-js
 
 /// Serves the API at `/`.
 pub fn router(api: Api) -> Router {
-    Router::new().route("/", post(serve).fallback(not_a_call)).with_state(api)
-}
-
-/// For who opens the address in a browser.
-async fn not_a_call() -> (StatusCode, [(HeaderName, &'static str); 1], &'static str) {
-    let said = "This is the AWS Step Functions API: its operations are POSTs, which an AWS SDK or the aws CLI makes \
-                (--endpoint-url with this address).\n";
-    (StatusCode::METHOD_NOT_ALLOWED, [(header::ALLOW, "POST")], said)
+    Router::new().route("/", post(serve)).with_state(api)
 }
 
 async fn serve(State(api): State<Api>, request: Request<Body>) -> Response<Body> {

@@ -53,7 +53,15 @@ struct Doors {
 /// The Step Functions API, and events on the same listener.
 pub(super) fn routes(api: Api, events: EventRules) -> Router {
     let doors = Doors { workflows: router(api), events };
-    Router::new().route("/", post(by_target)).route("/events", post(cloud_events)).with_state(doors)
+    let root = post(by_target).fallback(not_a_call);
+    Router::new().route("/", root).route("/events", post(cloud_events)).with_state(doors)
+}
+
+/// For who opens the address in a browser.
+async fn not_a_call() -> Response {
+    let said = "This is the AWS Step Functions API: its operations are POSTs, which an AWS SDK or the aws CLI makes \
+                (--endpoint-url with this address).\n";
+    (StatusCode::METHOD_NOT_ALLOWED, [(header::ALLOW, "POST")], said).into_response()
 }
 
 /// AWS's services share an address and are told apart by the target.
