@@ -70,6 +70,7 @@ pub struct Gateway {
     listener: TcpListener,
     address: SocketAddr,
     proxy: Arc<Proxy>,
+    targets: Arc<Targets>,
     owner: Owner,
     autoscaler: Autoscaler,
     ready: watch::Sender<bool>,
@@ -111,7 +112,7 @@ impl Gateway {
         let parts = Parts {
             host,
             table: table.clone(),
-            targets,
+            targets: targets.clone(),
             demand: demand.clone(),
             counts: counts.clone(),
             queue_max: config.queue_max,
@@ -129,7 +130,19 @@ impl Gateway {
         });
         let ready = watch::Sender::new(false);
         let applied = applied.subscribe();
-        Ok(Self { config, listener, address, proxy, owner, autoscaler, ready, applied, requests, stop })
+        Ok(Self {
+            config,
+            listener,
+            address,
+            proxy,
+            targets,
+            owner,
+            autoscaler,
+            ready,
+            applied,
+            requests,
+            stop,
+        })
     }
 
     /// Where it listens: the real port when the configured one is 0.
@@ -149,7 +162,9 @@ impl Gateway {
 
     /// Serves until `Deps::stop`, then lets requests in flight finish within the drain timeout.
     pub async fn start(self) -> Drained {
-        let Self { config, listener, address, proxy, owner, autoscaler, ready, requests, stop, .. } = self;
+        let Self {
+            config, listener, address, proxy, targets, owner, autoscaler, ready, requests, stop, ..
+        } = self;
         tracing::info!(%address, "functions answer here");
         // Routes and replicas are kept until the last request is answered.
         let background_stop = CancellationToken::new();
@@ -163,6 +178,11 @@ impl Gateway {
         let mut serving = AbortOnDropHandle::new(requests.spawn(serving));
         let deadline = async {
             stop.cancelled().await;
+            let requests = targets.requests();
+            if requests > 0 {
+                let at_most_s = drain_timeout.as_secs();
+                tracing::info!(requests, at_most_s, "waiting for the requests that run");
+            }
             tokio::time::sleep(drain_timeout).await;
         };
         // Both tasks run until they are told to stop; if one fails, what is served already goes on.

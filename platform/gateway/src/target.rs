@@ -215,6 +215,14 @@ impl Targets {
         self.by_uid.write().remove(uid)
     }
 
+    /// Requests that run or wait for a turn now.
+    pub(crate) fn requests(&self) -> u64 {
+        let of = |target: &Arc<RevisionTarget>| {
+            u64::from(target.gate.running()) + u64::from(target.gate.waiting())
+        };
+        self.asked().iter().map(of).sum()
+    }
+
     /// Those that got a request since the start.
     pub(crate) fn asked(&self) -> Vec<Arc<RevisionTarget>> {
         let by_uid = self.by_uid.read();

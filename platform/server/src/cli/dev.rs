@@ -18,6 +18,7 @@ use super::{
     build, deploy,
     deploy::{Deployed, Settings},
     failure, format, logs, output,
+    server::is_unanswered,
     session::Session,
 };
 use crate::guest::project::Project;
@@ -110,7 +111,7 @@ async fn rebuild(
 
 /// Whether no server answered: saving does not help then, a server does.
 fn is_away(error: &anyhow::Error) -> bool {
-    matches!(error.downcast_ref(), Some(kube::Error::Service(_) | kube::Error::HyperError(_)))
+    error.downcast_ref().is_some_and(is_unanswered)
 }
 
 /// Asks until anything at all is answered.
@@ -118,8 +119,7 @@ async fn until_it_answers(session: &Session) {
     loop {
         sleep(SERVER_PAUSE).await;
         let Ok(server) = session.server().await else { continue };
-        if !matches!(server.get("/version").await, Err(kube::Error::Service(_) | kube::Error::HyperError(_)))
-        {
+        if !server.get("/version").await.is_err_and(|error| is_unanswered(&error)) {
             return;
         }
     }

@@ -186,6 +186,11 @@ pub(crate) fn is_not_found(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.is_not_found())
 }
 
+/// Whether nothing was answered: the error is about the connection.
+pub(crate) fn is_unanswered(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Service(_) | kube::Error::HyperError(_))
+}
+
 /// A name as one segment of a path.
 pub(crate) fn segment(name: &str) -> String {
     let mut text = String::with_capacity(name.len());

@@ -2,7 +2,14 @@
 
 use tokio::sync::OnceCell;
 
-use super::{Globals, discovery::Discovery, failure::Failure, find, output::OutputFormat, server::Server};
+use super::{
+    Globals,
+    discovery::Discovery,
+    failure::Failure,
+    find,
+    output::OutputFormat,
+    server::{Server, is_unanswered},
+};
 
 /// One run of a command.
 pub(crate) struct Session {
@@ -165,7 +172,7 @@ fn after_quoted(text: &str) -> Option<&str> {
 
 /// The last cause of an error that is about the connection, not about the answer.
 fn innermost(error: &kube::Error) -> Option<String> {
-    if !matches!(error, kube::Error::Service(_) | kube::Error::HyperError(_)) {
+    if !is_unanswered(error) {
         return None;
     }
     Some(crate::http_client::innermost(error))

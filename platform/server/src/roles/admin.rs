@@ -84,48 +84,10 @@ async fn ready(State(admin): State<Admin>) -> (StatusCode, String) {
     }
 }
 
-/// The requests that run in functions here or wait for a turn, as the gateway counts them for `/metrics`.
-pub(super) fn requests_here(metrics: &Registry) -> u64 {
-    let mut text = String::new();
-    let _ = prometheus_client::encoding::text::encode(&mut text, metrics);
-    let of_requests = |line: &&str| {
-        line.starts_with("mayfly_gateway_requests_running{")
-            || line.starts_with("mayfly_gateway_requests_waiting{")
-    };
-    let counts =
-        text.lines().filter(of_requests).filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok());
-    counts.sum()
-}
-
 async fn metrics(State(admin): State<Admin>) -> impl IntoResponse {
     let mut text = String::new();
     match prometheus_client::encoding::text::encode(&mut text, &admin.metrics) {
         Ok(()) => ([(header::CONTENT_TYPE, OPENMETRICS)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use prometheus_client::metrics::{family::Family, gauge::Gauge};
-
-    use super::*;
-
-    #[test]
-    fn requests_are_counted_over_all_functions() {
-        let mut registry = Registry::default();
-        for (name, counts) in [
-            ("mayfly_gateway_requests_running", [2, 3]),
-            ("mayfly_gateway_requests_waiting", [0, 1]),
-            ("mayfly_gateway_connections", [9, 9]),
-        ] {
-            let family = Family::<Vec<(String, String)>, Gauge>::default();
-            for (at, count) in counts.into_iter().enumerate() {
-                family.get_or_create(&vec![("function".to_owned(), format!("f{at}"))]).set(count);
-            }
-            registry.register(name, "A gauge.", family);
-        }
-        assert_eq!(requests_here(&registry), 6);
-        assert_eq!(requests_here(&Registry::default()), 0);
     }
 }

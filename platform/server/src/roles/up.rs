@@ -29,7 +29,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    admin::{self, Admin},
+    admin::Admin,
     banner, components,
     metrics::Counts,
     nodes::LocalNodes,
@@ -168,14 +168,13 @@ impl Up {
         let (ready, is_ready) = watch::channel(false);
         let gateway_handle = self.gateway.handle();
 
-        let metrics = Arc::new(self.metrics);
         let mut outside = Tasks::new("api", &serving);
         let (stop, listener, server, tls) =
             (outside.token(), self.listeners.api, api.clone(), identity.tls());
         outside.run("api", async move { server.serve(listener, tls, stop).await });
         let admin = Admin {
             ready: is_ready,
-            metrics: metrics.clone(),
+            metrics: Arc::new(self.metrics),
             store: store.clone(),
             workflows: self.workflows.engine(),
             catalog: self.workflows.catalog(),
@@ -220,15 +219,7 @@ impl Up {
         ready.send_replace(false);
         stopping.exit_on_the_next();
         let _ = std::fs::remove_file(data_dir.endpoints());
-        let waits_for = admin::requests_here(&metrics);
-        let at_most_s = mayfly_gateway::Config::DRAIN_TIMEOUT_DEFAULT.as_secs();
-        match waits_for {
-            0 => tracing::info!("stopping; once more to stop at once"),
-            _ => tracing::info!(
-                requests = waits_for,
-                "stopping: the requests that run have {at_most_s} s to be answered; once more to stop at once"
-            ),
-        }
+        tracing::info!("stopping; once more to stop at once");
         // What is running goes on at the next start; it must not meet a gateway that is closed.
         calling.stop(STOP_DEADLINE).await;
         self.gateway_stop.cancel();
