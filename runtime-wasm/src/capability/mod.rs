@@ -12,11 +12,13 @@ pub(crate) mod capture;
 pub(crate) mod connect;
 pub(crate) mod egress;
 pub(crate) mod output;
+mod response_body;
 
 pub(crate) fn linker(engine: &Engine, flavour: Flavour) -> wasmtime::Result<Linker<Guest>> {
     let mut linker = Linker::new(engine);
     wasmtime_wasi::p2::add_to_linker_async(&mut linker)?;
     wasmtime_wasi_http::p2::add_only_http_to_linker_async(&mut linker)?;
+    response_body::link(&mut linker)?;
     wasmtime_wasi_config::add_to_linker(&mut linker, |guest: &mut Guest| guest.program.config().into())?;
     if flavour == Flavour::Async {
         wasmtime_wasi::p3::add_to_linker(&mut linker)?;
