@@ -105,7 +105,11 @@ impl Up {
         let informers = Informers::create(client("system:mayfly:informers"), informers_stop.clone());
         let gateway_stop = CancellationToken::new();
         let gateway = Gateway::create(
-            mayfly_gateway::Config { listen: config.http_listen, ..Default::default() },
+            mayfly_gateway::Config {
+                listen: config.http_listen,
+                trust_forwarded: config.trust_forwarded,
+                ..Default::default()
+            },
             mayfly_gateway::Deps {
                 functions: informers.of(),
                 revisions: informers.of(),
