@@ -153,7 +153,7 @@ impl Shared {
             Vec::new(),
             spec.env.clone(),
             spec.memory_bytes_max,
-            ProgramLog::new(self.logs.clone(), path, self.config.log_bytes_per_second),
+            ProgramLog::new(&self.logs, path, self.config.log_bytes_per_second),
             Arc::new(Egress::new(spec.egress.clone(), self.config.egress.clone())),
             self.budget.clone(),
         )

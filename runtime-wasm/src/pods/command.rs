@@ -57,7 +57,7 @@ fn program(pods: &Pods, sandbox: &SandboxSpec, spec: &ContainerSpec) -> Result<P
     }
     args.extend_from_slice(&spec.args);
     let log = ProgramLog::capturing(
-        shared.logs.clone(),
+        &shared.logs,
         spec.log_path.clone(),
         shared.config.log_bytes_per_second,
         spec.files.as_ref().map(|files| Capture::new(files.capture.clone())),

@@ -74,7 +74,7 @@ fn function(
         isolation: Isolation::Fresh,
         egress: rules(sandbox)?,
     };
-    let log = ProgramLog::new(shared.logs.clone(), spec.log_path.clone(), shared.config.log_bytes_per_second);
+    let log = ProgramLog::new(&shared.logs, spec.log_path.clone(), shared.config.log_bytes_per_second);
     let program = Program::new(
         spec.args.clone(),
         spec.env.clone(),
