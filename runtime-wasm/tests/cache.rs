@@ -2,29 +2,11 @@
 
 mod support;
 
-use std::path::{Path, PathBuf};
-
 use mayfly_runtime::{CallError, FunctionHost as _};
 use mayfly_runtime_wasm::Config;
 use support::{text::handler, *};
 
 const ANSWERS: &str = r#"(func (export "handle") (param i32 i32) (call $answer (local.get 1)))"#;
-
-/// The one compiled file below a directory.
-fn compiled(folder: &Path) -> PathBuf {
-    let mut folders = vec![folder.to_owned()];
-    while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                folders.push(path);
-            } else if path.extension().is_some_and(|extension| extension == "cwasm") {
-                return path;
-            }
-        }
-    }
-    panic!("nothing was compiled");
-}
 
 fn loaded(fixture: &Fixture) -> f64 {
     metric(&fixture.metrics(), "mayfly_wasm_components_loaded ")
@@ -98,6 +80,32 @@ async fn damaged_and_foreign_files_are_compiled_again() {
         assert_eq!(compiles(&fixture), 2.0 + count as f64);
         assert_eq!(std::fs::read(&path).unwrap().len(), whole.len());
     }
+}
+
+/// Large files are checked and mapped elsewhere: the outcomes are the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn large_components_are_mapped_and_damage_is_seen() {
+    let fixture = Fixture::new();
+    let large = format!("{ANSWERS} (memory 100) (data (i32.const 0) \"{}\")", "large".repeat(1 << 20));
+    let component = fixture.upload(handler(&large)).await;
+    let function = fixture.host.prepare(spec("f", component));
+    ask(&function, "/").await;
+    let Fixture { folder, host, .. } = fixture;
+    drop((function, host));
+    let fixture = Fixture::over(folder, small());
+    let function = fixture.host.prepare(spec("f", component));
+    ask(&function, "/").await;
+    assert_eq!(compiles(&fixture), 0.0);
+    function.unload();
+    eventually("it is not in memory", || loaded(&fixture) == 0.0).await;
+    let path = compiled(fixture.folder.path());
+    let mut content = std::fs::read(&path).unwrap();
+    assert!(content.len() > 5 << 20, "{}", content.len());
+    content[4 << 20] ^= 1;
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(&path, content).unwrap();
+    ask(&function, "/").await;
+    assert_eq!(compiles(&fixture), 1.0);
 }
 
 /// Compiling it again may not work at once; that it is damaged is noted once all the same.
