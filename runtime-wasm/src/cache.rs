@@ -30,7 +30,7 @@ use wasmtime_wasi_http::{p2, p3};
 use crate::{
     ComponentReport, World,
     compile::{CompileError, Compiler},
-    engine::{Engines, Flavour, Host},
+    engine::{Engines, Flavour, Host, MEMORIES_PER_INSTANCE},
     failure,
     guest::Guest,
     inspect,
@@ -330,6 +330,13 @@ fn map(host: Arc<Host>, checked: &file::Checked, total: Arc<AtomicU64>) -> Resul
     let component = unsafe { Component::deserialize_file(&host.engine, &checked.path) };
     let component = component.map_err(|error| engine_error(&error))?;
     let invalid = |why: String| FileError::Engine(CallError::ComponentInvalid(why));
+    // One that brings modules from outside cannot say; then its limits tell when it is instantiated.
+    let memories = component.resources_required().map_or(0, |required| required.num_memories);
+    if memories as usize > MEMORIES_PER_INSTANCE {
+        return Err(invalid(format!(
+            "it has {memories} linear memories; an instance has at most {MEMORIES_PER_INSTANCE} here"
+        )));
+    }
     let pre = host.linker.instantiate_pre(&component);
     let pre = pre.and_then(|pre| Pre::new(checked.world, pre));
     let pre = pre.map_err(|error| invalid(format!("{error:#}")))?;

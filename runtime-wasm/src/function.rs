@@ -305,10 +305,10 @@ impl Function {
                 let mut store = reuse::store(&component.loaded().host, self.program.clone());
                 if matches!(component.loaded().pre, Pre::Http3(_)) {
                     let call = call::p3::Call::new(&mut store, request, &reply)?;
-                    Box::pin(function.fresh3(component.clone(), store, slot, call))
+                    Box::pin(function.fresh3(component.clone(), slot, store, call))
                 } else {
                     let call = call::p2::Call::new(&mut store, request, &reply)?;
-                    Box::pin(function.fresh2(component.clone(), store, slot, call))
+                    Box::pin(function.fresh2(component.clone(), slot, store, call))
                 }
             }
         };
@@ -332,11 +332,12 @@ impl Function {
         }
     }
 
+    /// The slot comes before the store: what is dropped early goes in the opposite order.
     async fn fresh2(
         self: Arc<Self>,
         component: Arc<Entry>,
-        mut store: Store,
         slot: OwnedSemaphorePermit,
+        mut store: Store,
         call: call::p2::Call,
     ) -> Result<(), CallError> {
         let Pre::Http2(pre) = &component.loaded().pre else { return Err(CallError::NoAnswer) };
@@ -361,11 +362,12 @@ impl Function {
         Ok(())
     }
 
+    /// The slot comes before the store: what is dropped early goes in the opposite order.
     async fn fresh3(
         self: Arc<Self>,
         component: Arc<Entry>,
-        mut store: Store,
         slot: OwnedSemaphorePermit,
+        mut store: Store,
         call: call::p3::Call,
     ) -> Result<(), CallError> {
         let Pre::Http3(pre) = &component.loaded().pre else { return Err(CallError::NoAnswer) };

@@ -11,16 +11,18 @@ use wasmtime_wasi::{FsPerms, ResourceTable, WasiCtx, WasiCtxBuilder, WasiCtxView
 use wasmtime_wasi_config::WasiConfigVariables;
 use wasmtime_wasi_http::{WasiHttpCtx, WasiHttpCtxView, WasiHttpView};
 
-use crate::capability::{
-    egress::{Egress, Outbound},
-    output::{Output, ProgramLog},
+use crate::{
+    capability::{
+        egress::{Egress, Outbound},
+        output::{Output, ProgramLog},
+    },
+    engine::MEMORIES_PER_INSTANCE,
 };
 
 /// Elements that one table of a guest may have; each takes 8 bytes outside its linear memories.
 const TABLE_ELEMENTS_MAX: usize = 200_000;
-/// Core instances, memories and tables that one component may have.
+/// Core instances and tables that one component may have.
 const CORE_INSTANCES_MAX: usize = 200;
-const MEMORIES_MAX: usize = 32;
 const TABLES_MAX: usize = 200;
 /// Handles that a guest may hold at the same time.
 const HANDLES_MAX: usize = 100_000;
@@ -254,7 +256,7 @@ impl ResourceLimiter for MemoryUse {
     }
 
     fn memories(&self) -> usize {
-        MEMORIES_MAX
+        MEMORIES_PER_INSTANCE
     }
 
     fn tables(&self) -> usize {

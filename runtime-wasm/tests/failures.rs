@@ -266,6 +266,34 @@ async fn components_that_cannot_run_are_told_so() {
     }
 }
 
+/// Each instance has room for its memories, whatever others have.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_component_has_no_more_memories_than_its_place() {
+    let fixture = Fixture::with(mayfly_runtime_wasm::Config { instances_max: Some(8), ..small() });
+    // The test component has one besides.
+    let module = |memories: usize| format!("{} {SPINS}", "(memory 0) ".repeat(memories - 1));
+    let function = fixture.function(handler(&module(5)), |_| {}).await;
+    let error = call(&function, get("/")).await.err().unwrap();
+    let CallError::ComponentInvalid(why) = error else { panic!("{error}") };
+    assert!(why.contains("5 linear memories"), "{why}");
+    let function = fixture.function(handler(&module(4)), |_| {}).await;
+    function.load().await.unwrap();
+    let spinning: Vec<_> = (0..8)
+        .map(|_| {
+            let function = function.clone();
+            tokio::spawn(
+                async move { call_within(&function, get("/"), Duration::from_secs(600)).await.map(drop) },
+            )
+        })
+        .collect();
+    eventually("all run", || fixture.instances() == 8.0).await;
+    assert!(spinning.iter().all(|call| !call.is_finished()));
+    for task in spinning {
+        task.abort();
+    }
+    eventually("all are gone", || fixture.instances() == 0.0).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_import_with_another_type_is_named() {
     let fixture = Fixture::new();
