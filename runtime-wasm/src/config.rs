@@ -8,7 +8,7 @@ pub struct Config {
     /// Instances that exist at the same time. `None`: one per [`INSTANCE_BYTES_EXPECTED`] of memory,
     /// between [`INSTANCES_MIN`] and [`INSTANCES_MAX`].
     pub instances_max: Option<u32>,
-    /// Bytes of linear memory over all instances. `None`: half of the machine's memory (or of the cgroup's
+    /// Bytes of memory over all instances, with what the host holds for them. `None`: half of the machine's memory (or of the cgroup's
     /// limit), so that the rest of the server, compiling and the page cache keep theirs.
     pub memory_bytes_max: Option<u64>,
     /// How large one linear memory can be, in bytes; a function's own limit may be lower. Every slot

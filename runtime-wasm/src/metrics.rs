@@ -104,12 +104,7 @@ impl HostMetrics {
             registry.register_with_unit(name, help, Unit::Seconds, metric.clone());
         }
         let peak = metrics.memory_peak.clone();
-        registry.register_with_unit(
-            "memory_peak",
-            "Linear memory of an instance at its end",
-            Unit::Bytes,
-            peak,
-        );
+        registry.register_with_unit("memory_peak", "Memory of an instance at its end", Unit::Bytes, peak);
         let compile = metrics.compile.clone();
         registry.register_with_unit("compile", "Compiling a component", Unit::Seconds, compile);
         let recycled = metrics.recycled.clone();
@@ -167,7 +162,7 @@ impl Collector for Gauges {
         let gauges: [(&str, &str, u64); 5] = [
             ("components_loaded", "Components in memory", cache.len() as u64),
             ("components_loaded_bytes", "Machine code in memory", cache.bytes()),
-            ("memory_used_bytes", "Linear memory of all instances", budget.used()),
+            ("memory_used_bytes", "Memory of all instances, and what the host holds for them", budget.used()),
             ("instances", "Instances that exist, idle ones included", cache.instances()),
             ("instances_idle", "Instances kept for their function's next call", host.instances_idle() as u64),
         ];

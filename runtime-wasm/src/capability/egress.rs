@@ -28,7 +28,10 @@ use super::{
     body::TimedBody,
     connect::{CheckedConnector, ConnectError},
 };
-use crate::{config::EgressConfig, guest::Program};
+use crate::{
+    config::EgressConfig,
+    guest::{BODY_CHUNK_BYTES_MAX, Program},
+};
 
 type HttpClient = Client<HttpsConnector<CheckedConnector>, WasiBody>;
 
@@ -156,6 +159,14 @@ impl WasiHttpHooks for Outbound {
         static FILTER: LazyLock<ForbiddenHeaderFilter> =
             LazyLock::new(|| Arc::new(|name| DEFAULT_FORBIDDEN_HEADERS.contains(name)));
         FILTER.clone()
+    }
+
+    fn p2_outgoing_body_chunk_size(&mut self) -> usize {
+        BODY_CHUNK_BYTES_MAX
+    }
+
+    fn p3_outgoing_body_chunk_size(&mut self) -> usize {
+        BODY_CHUNK_BYTES_MAX
     }
 
     fn is_supported_scheme(&mut self, scheme: &Scheme) -> bool {
