@@ -27,7 +27,7 @@ use crate::{
     engine, failure,
     guest::Program,
     host::Shared,
-    metrics::Outcome,
+    metrics::{FunctionCalls, Outcome},
     reuse::{self, Idle, Instance, Store},
 };
 
@@ -36,6 +36,7 @@ pub(crate) struct Function {
     pub(crate) spec: HostedSpec,
     host: Arc<Shared>,
     program: Arc<Program>,
+    calls: Arc<FunctionCalls>,
     component: ArcSwapOption<Entry>,
     /// Milliseconds after the host's start.
     used: AtomicU64,
@@ -74,10 +75,12 @@ struct Started {
 
 impl Function {
     pub(crate) fn new(spec: HostedSpec, host: Arc<Shared>, program: Program) -> Arc<Self> {
+        let calls = host.metrics.function(&spec.revision.namespace, &spec.function);
         Arc::new(Self {
             spec,
             host,
             program: Arc::new(program),
+            calls,
             component: ArcSwapOption::empty(),
             used: AtomicU64::new(0),
             warm: OnceLock::new(),
@@ -93,7 +96,7 @@ impl Function {
     }
 
     fn counter(&self, outcome: Outcome) -> Counter {
-        self.host.metrics.counter(&self.spec.revision.namespace, &self.spec.function, outcome)
+        self.calls.counter(outcome)
     }
 
     /// The component, loaded if it was not.

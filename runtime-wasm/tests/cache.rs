@@ -166,3 +166,28 @@ async fn handles_follow_their_specs() {
     let gone = call(&two, get("/")).await.err().unwrap();
     assert_eq!(gone, CallError::ComponentMissing(component));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_function_counted_goes_with_its_last_revision() {
+    let fixture = Fixture::new();
+    let component = fixture.upload(handler(ANSWERS)).await;
+    let mut next = spec("f", component);
+    next.revision.name = "f-00002".into();
+    let revisions =
+        [spec("f", component), next].map(|spec| (fixture.host.prepare(spec.clone()), spec.revision));
+    for (function, _) in &revisions {
+        ask(function, "/").await;
+    }
+    fixture.settled().await;
+    let calls = r#"mayfly_wasm_calls_total{namespace="default",function="f",outcome="Answered"}"#;
+    assert_eq!(metric(&fixture.metrics(), calls), 2.0);
+    let [(first, of_first), (second, of_second)] = revisions;
+    fixture.host.forget(&of_first);
+    drop(first);
+    assert_eq!(metric(&fixture.metrics(), calls), 2.0, "the other revision counts on");
+    fixture.host.forget(&of_second);
+    drop(second);
+    eventually("they are forgotten", || !fixture.metrics().contains("function=\"f\"")).await;
+    ask(&fixture.host.prepare(spec("f", component)), "/").await;
+    assert_eq!(metric(&fixture.metrics(), calls), 1.0);
+}
