@@ -44,6 +44,8 @@ pub struct Config {
     pub pod_memory_bytes_default: u64,
     /// Connections that one pod serves at the same time; more wait to be accepted.
     pub pod_connections_max: usize,
+    /// How long a pod's client may take nothing of its answer.
+    pub pod_stall_timeout: Duration,
     /// How instances' memory is made clean again.
     pub wipe: Wipe,
     /// Outbound HTTP.
@@ -117,6 +119,7 @@ impl Default for Config {
             reuse_idle_max: 64,
             pod_memory_bytes_default: 256 << 20,
             pod_connections_max: 1024,
+            pod_stall_timeout: Duration::from_secs(60),
             wipe: Wipe::Auto,
             egress: EgressConfig::default(),
             log_bytes_per_second: 4 << 20,

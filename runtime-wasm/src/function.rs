@@ -202,7 +202,7 @@ impl Function {
         };
         let limits =
             Limits { deadline, timeout: self.spec.timeout, response_bytes_max: self.spec.response_bytes_max };
-        let answered = call::answer(running, reply, limits).await?;
+        let answered = call::answer(running, reply, limits, &self.program).await?;
         let run_from = answered.instantiated.unwrap_or(slotted);
         let timings = Timings {
             cold,

@@ -6,6 +6,7 @@ use std::sync::{
 };
 
 use mayfly_runtime::{ContainerFiles, logs::Stream};
+use tokio::sync::watch;
 use wasmtime::ResourceLimiter;
 use wasmtime_wasi::{FsPerms, ResourceTable, WasiCtx, WasiCtxBuilder, WasiCtxView, WasiView, cli::InputFile};
 use wasmtime_wasi_config::WasiConfigVariables;
@@ -44,6 +45,8 @@ pub(crate) struct Program {
     budget: Arc<MemoryBudget>,
     /// Bytes of memory that its instances use together.
     memory_bytes: AtomicU64,
+    /// Its pod is over, and with it whatever its guests still do.
+    over: watch::Sender<bool>,
     /// A job's folders and its stdin.
     files: Option<ContainerFiles>,
     /// `wasi:config` reads the environment, too. Made when first asked for.
@@ -60,7 +63,8 @@ impl Program {
         budget: Arc<MemoryBudget>,
     ) -> Self {
         let (memory_bytes, files, config) = (AtomicU64::new(0), None, OnceLock::new());
-        Self { args, env, memory_bytes_max, log, egress, budget, memory_bytes, files, config }
+        let over = watch::Sender::new(false);
+        Self { args, env, memory_bytes_max, log, egress, budget, memory_bytes, over, files, config }
     }
 
     /// With folders and an input: what a job has, and nobody else.
@@ -87,6 +91,16 @@ impl Program {
     /// Bytes of memory that its instances use at the moment.
     pub(crate) fn memory_bytes(&self) -> u64 {
         self.memory_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Ends its guests that work on after their answers.
+    pub(crate) fn end(&self) {
+        self.over.send_replace(true);
+    }
+
+    /// Tells when its guests shall end.
+    pub(crate) fn over(&self) -> watch::Receiver<bool> {
+        self.over.subscribe()
     }
 
     pub(crate) fn config(&self) -> &WasiConfigVariables {
