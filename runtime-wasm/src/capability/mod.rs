@@ -11,6 +11,7 @@ pub(crate) mod body;
 pub(crate) mod capture;
 pub(crate) mod connect;
 pub(crate) mod egress;
+pub(crate) mod lookup;
 pub(crate) mod output;
 
 pub(crate) fn linker(engine: &Engine, flavour: Flavour) -> wasmtime::Result<Linker<Guest>> {

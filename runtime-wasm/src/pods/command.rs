@@ -74,7 +74,7 @@ fn program(pods: &Pods, sandbox: &SandboxSpec, spec: &ContainerSpec) -> Result<P
 }
 
 pub(super) fn egress(pods: &Pods, sandbox: &SandboxSpec) -> Result<Egress, RuntimeError> {
-    Ok(Egress::new(rules(sandbox)?, pods.shared.config.egress.clone()))
+    Ok(pods.shared.egress(rules(sandbox)?))
 }
 
 /// The destinations that the pod's annotation lists.
