@@ -1,6 +1,6 @@
 //! What a guest may ask of its host. All of it is linked here, on one screen: `wasi:cli` (environment,
 //! outputs into the log; no input but a job's), `wasi:clocks`, `wasi:random`, `wasi:http`, `wasi:config`.
-//! Interfaces of files and sockets are there because toolchains import them, with no address in them, and no
+//! Interfaces of files and sockets are there because toolchains import them; no socket can be made, and there is no
 //! file but the folders of a job (`mayfly_api::job_io`).
 
 use wasmtime::{Engine, component::Linker};
@@ -11,6 +11,7 @@ pub(crate) mod body;
 pub(crate) mod capture;
 pub(crate) mod connect;
 pub(crate) mod egress;
+pub(crate) mod lookup;
 pub(crate) mod output;
 mod response_body;
 
