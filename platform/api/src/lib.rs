@@ -26,7 +26,9 @@ pub mod workflow;
 pub use digest::Digest;
 pub use function::{Function, FunctionSpec, FunctionStatus};
 pub use names::ObjectKey;
-pub use revision::{ComponentState, ComponentStatus, Revision, RevisionSpec, RevisionStatus};
+pub use revision::{
+    ComponentState, ComponentStatus, Revision, RevisionSpec, RevisionStatus, revision_name, revision_number,
+};
 pub use workflow::{Execution, Workflow, WorkflowSpec, WorkflowStatus};
 
 /// The built-in kinds, so that all crates use the same version of them.

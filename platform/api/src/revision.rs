@@ -55,6 +55,17 @@ impl RevisionSpec {
     }
 }
 
+/// The name of a function's revision.
+pub fn revision_name(function: &str, number: u32) -> String {
+    format!("{function}-{number:05}")
+}
+
+/// The number in the name of a function's revision. The newer of two is the one with the greater number: numbers never
+/// come back, and a clock may.
+pub fn revision_number(function: &str, revision: &str) -> Option<u32> {
+    revision.strip_prefix(function)?.strip_prefix('-')?.parse().ok()
+}
+
 /// What became of a revision.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
@@ -90,4 +101,18 @@ pub enum ComponentState {
     Compiled,
     /// It can never answer here.
     Refused,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_numbers() {
+        assert_eq!(revision_name("a", 7), "a-00007");
+        assert_eq!(revision_number("a", "a-00007"), Some(7));
+        assert_eq!(revision_number("a", "a-123456"), Some(123_456));
+        assert_eq!(revision_number("a", "a-b-00001"), None);
+        assert_eq!(revision_number("a", "ab-00001"), None);
+    }
 }

@@ -6,7 +6,10 @@ use kube::{
     Api, Client, ResourceExt as _,
     api::{DeleteParams, ListParams},
 };
-use mayfly_api::k8s::{api::core::v1::Event, jiff::Timestamp};
+use mayfly_api::k8s::{
+    api::core::v1::Event,
+    jiff::{SignedDuration, Timestamp},
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::{looks::Looks, metadata::is_gone};
@@ -43,13 +46,12 @@ fn seen(event: &Event) -> Seen {
     (event.namespace().unwrap_or_default(), event.name_any(), last)
 }
 
-/// The events to remove: pure.
+/// The events to remove: pure. One of a clock that is ahead of ours is as if it had just happened.
 fn plan(mut events: Vec<Seen>, config: &Config, now: Timestamp) -> Vec<Seen> {
     events.sort_by_key(|(_, _, at)| std::cmp::Reverse(*at));
-    let kept = events.iter().take(config.events_max).take_while(|(_, _, at)| {
-        at.is_some_and(|at| Duration::try_from(now.duration_since(at)).is_ok_and(|age| age < config.keep_for))
-    });
-    let kept = kept.count();
+    let keep_for = SignedDuration::try_from(config.keep_for).unwrap_or(SignedDuration::MAX);
+    let is_young = |(_, _, at): &&Seen| at.is_some_and(|at| now.duration_since(at) < keep_for);
+    let kept = events.iter().take(config.events_max).take_while(is_young).count();
     events.split_off(kept)
 }
 
@@ -103,12 +105,13 @@ mod tests {
             event("too old", "2026-01-01T11:00:00Z"),
             event("b", "2026-01-01T11:30:00Z"),
             event("timeless", "?"),
+            event("ahead", "2026-01-01T13:00:00Z"),
         ];
         let names = |max: usize| {
             let config = Config { events_max: max, ..Config::default() };
             plan(events.clone(), &config, now).into_iter().map(|(_, name, _)| name).collect::<Vec<_>>()
         };
         assert_eq!(names(10), ["too old", "timeless"]);
-        assert_eq!(names(1), ["b", "too old", "timeless"]);
+        assert_eq!(names(2), ["b", "too old", "timeless"]);
     }
 }

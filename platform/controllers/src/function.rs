@@ -61,16 +61,6 @@ impl Default for Config {
     }
 }
 
-/// The name of a function's revision.
-fn revision_name(function: &str, number: u32) -> String {
-    format!("{function}-{number:05}")
-}
-
-/// The number in a revision's name.
-fn revision_number(function: &str, revision: &str) -> Option<u32> {
-    revision.strip_prefix(function)?.strip_prefix('-')?.parse().ok()
-}
-
 /// The function whose revision, ReplicaSet or pod this is.
 fn function_key<K: kube::Resource>(object: &K) -> Option<ObjectKey> {
     let function = crate::metadata::label(object, mayfly_api::wellknown::LABEL_FUNCTION)?;

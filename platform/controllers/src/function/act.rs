@@ -12,7 +12,7 @@ use mayfly_api::{
         api::{apps::v1::ReplicaSet, core::v1::Pod},
         jiff::Timestamp,
     },
-    wellknown,
+    revision_name, revision_number, wellknown,
 };
 use mayfly_informer::{
     Change, EnvObject, EnvObjects, EventRecorder, Index, Informer, Informers,
@@ -25,7 +25,7 @@ use super::{
     Config, Routes, function_key,
     plan::{self, LostHost, Readiness, RevisionState, Snapshot, Step},
     presence::{Presence, PresenceError},
-    revision_name, revision_number, status,
+    status,
 };
 use crate::metadata::{BY_CONTROLLER, by_controller, is_gone, only, uid, whole};
 

@@ -14,10 +14,9 @@ use mayfly_api::{
         },
         apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta},
     },
-    wellknown,
+    revision_name, revision_number, wellknown,
 };
 
-use super::{revision_name, revision_number};
 use crate::metadata::{controller_of, uid};
 
 /// All that is known about one function.

@@ -9,14 +9,14 @@ use mayfly_api::{
         api::{apps::v1::ReplicaSet, core::v1::Pod},
         jiff::Timestamp,
     },
-    wellknown,
+    revision_name, wellknown,
 };
 use serde_json::{Value, json};
 
 use super::{
     Config,
     plan::{self, Readiness, RevisionState, Snapshot, Step, new_replica_set, readiness},
-    revision_name, revision_number, status,
+    status,
 };
 
 fn function(change: Value) -> Function {
@@ -75,15 +75,6 @@ fn told(steps: &[Step]) -> Vec<String> {
 
 fn missing() -> Readiness {
     Readiness::ComponentMissing { digest: "sha256:x".into() }
-}
-
-#[test]
-fn names_and_numbers() {
-    assert_eq!(revision_name("a", 7), "a-00007");
-    assert_eq!(revision_number("a", "a-00007"), Some(7));
-    assert_eq!(revision_number("a", "a-123456"), Some(123_456));
-    assert_eq!(revision_number("a", "a-b-00001"), None);
-    assert_eq!(revision_number("a", "ab-00001"), None);
 }
 
 #[test]

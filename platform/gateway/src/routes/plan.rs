@@ -7,8 +7,7 @@ use mayfly_api::{
     egress::EgressRule,
     env::{self, EnvSources},
     function::{Sticky, TrafficTarget},
-    k8s::apimachinery::pkg::apis::meta::v1::Time,
-    quantity,
+    quantity, revision_number,
 };
 use mayfly_runtime::HostedSpec;
 
@@ -75,17 +74,18 @@ fn belongs(revision: &Revision, function: &Function) -> bool {
 }
 
 /// The newest that can answer, as the function's status says, or a newer one that says so itself: the function says
-/// it only when requests go there. Where none can, the newest.
+/// it only when requests go there. Where none can, the newest. Which is newer, the numbers say, as they do to the
+/// function's controller: a clock that was set back would give the two different answers.
 fn latest(function: &Function, own: &[&Arc<Revision>]) -> Option<Arc<Revision>> {
     let named = function.status.as_ref().and_then(|status| status.latest_ready_revision.as_ref());
-    let age = |revision: &&&Arc<Revision>| -> (Option<Time>, Option<String>) {
-        (revision.metadata.creation_timestamp.clone(), revision.metadata.name.clone())
+    let number = |revision: &&&Arc<Revision>| {
+        revision_number(function.metadata.name.as_deref()?, revision.metadata.name.as_deref()?)
     };
     let can_answer = |revision: &&&Arc<Revision>| {
         (named.is_some() && revision.metadata.name.as_ref() == named) || is_ready(revision)
     };
-    let ready = own.iter().filter(can_answer).max_by_key(age);
-    ready.or_else(|| own.iter().max_by_key(age)).map(|found| Arc::clone(found))
+    let ready = own.iter().filter(can_answer).max_by_key(number);
+    ready.or_else(|| own.iter().max_by_key(number)).map(|found| Arc::clone(found))
 }
 
 fn is_ready(revision: &Revision) -> bool {
@@ -252,6 +252,9 @@ mod tests {
             check(json!({}), Some("hello-00001"), &both, &[expected]);
             check(json!({}), None, &both, &[expected]);
         }
+        // The clock was set back between the two.
+        let both = [with("hello-00001", 9, "True"), with("hello-00002", 2, "True")];
+        check(json!({}), Some("hello-00001"), &both, &["hello-00002 latest 100 \"\""]);
     }
 
     struct NoSources;
