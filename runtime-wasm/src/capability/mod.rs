@@ -13,7 +13,7 @@ pub(crate) mod connect;
 pub(crate) mod egress;
 pub(crate) mod lookup;
 pub(crate) mod output;
-mod response_body;
+pub(crate) mod response_body;
 
 pub(crate) fn linker(engine: &Engine, flavour: Flavour) -> wasmtime::Result<Linker<Guest>> {
     let mut linker = Linker::new(engine);

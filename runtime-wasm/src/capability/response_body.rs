@@ -11,6 +11,7 @@
 //! ```
 
 use std::{
+    any::Any,
     collections::VecDeque,
     future::poll_fn,
     pin::Pin,
@@ -90,6 +91,11 @@ pub(super) fn link(linker: &mut Linker<Guest>) -> wasmtime::Result<()> {
     )?;
     linker.allow_shadowing(false);
     Ok(())
+}
+
+/// Bytes that wait for their reader, if this entry of a table is the guest's end of a body.
+pub(crate) fn bytes_ahead(entry: &dyn Any) -> Option<usize> {
+    entry.downcast_ref::<GuestEnd>().map(|body| body.0.lock().ahead)
 }
 
 /// The guest's end, in the instance's table where the bindings expect wasmtime-wasi-http's.

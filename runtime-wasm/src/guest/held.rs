@@ -16,6 +16,8 @@ use wasmtime_wasi_http::{
     p3,
 };
 
+use crate::capability::response_body;
+
 /// Handles that a guest may hold at the same time.
 pub(super) const HANDLES_MAX: usize = 8192;
 /// Tasks, streams and futures of a component of 0.3 that exist at the same time.
@@ -65,7 +67,7 @@ fn bytes_of(entry: &dyn Any) -> usize {
     } else if let Some(response) = entry.downcast_ref::<p3::Response>() {
         header_bytes(&response.headers)
     } else {
-        0
+        response_body::bytes_ahead(entry).unwrap_or(0)
     }
 }
 
