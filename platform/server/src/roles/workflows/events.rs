@@ -315,7 +315,8 @@ impl Integrations for PutEvents {
                 let Some(entry) = entry.as_object_mut() else { continue };
                 if let Some(resources) = entry.entry("Resources").or_insert_with(|| json!([])).as_array_mut()
                 {
-                    resources.extend(call.origin.iter().map(|arn| json!(arn)));
+                    let of = [&call.origin.state_machine, &call.origin.execution];
+                    resources.extend(of.map(|arn| json!(arn)));
                 }
             }
             let failed =
