@@ -93,7 +93,11 @@ struct LogQuery {
 
 impl LogQuery {
     fn options(&self) -> LogOptions {
-        let ago = |seconds| Timestamp::now() - SignedDuration::from_secs(seconds);
+        let ago = |seconds| {
+            let since = Timestamp::now().checked_sub(SignedDuration::from_secs(seconds));
+            // Longer ago than time goes back: everything.
+            since.unwrap_or(Timestamp::MIN)
+        };
         LogOptions {
             follow: self.follow,
             timestamps: self.timestamps,

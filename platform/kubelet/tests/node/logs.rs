@@ -41,6 +41,9 @@ async fn logs_of_containers_and_functions() {
     assert_eq!(cluster.get("/functionLogs/default/f?revision=f-00002").await, (200, "new\n".into()));
     assert_eq!(cluster.get("/functionLogs/default/f?tailLines=1").await, (200, "new\n".into()));
     assert_eq!(cluster.get("/functionLogs/default/none").await, (200, String::new()));
+    // Longer ago than there is time.
+    let ever = "/functionLogs/default/f?sinceSeconds=999999999999";
+    assert_eq!(cluster.get(ever).await, (200, "old\nnew\n".into()));
     assert_eq!(cluster.get("/containerLogs/default/none/main").await.0, 404);
     let (code, text) = cluster.get("/containerLogs/default/talk/main?previous=true").await;
     assert_eq!(
