@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use http::Request;
+use http::{Method, Request};
 use hyper::{
     body::Incoming,
     rt::Executor,
@@ -33,7 +33,7 @@ use super::{
     stream::PatientStream,
     worded::Worded,
 };
-use crate::{Config, headers::Peer, proxy::Proxy};
+use crate::{Config, body, headers::Peer, proxy::Proxy};
 
 /// What every HTTP/2 connection begins with.
 const H2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -169,10 +169,15 @@ impl Connections {
         let shared = Arc::new((self.proxy.clone(), peer, activity.clone()));
         let service = service_fn(move |request: Request<Incoming>| {
             let shared = shared.clone();
+            let is_head = request.method() == Method::HEAD;
             async move {
                 let (proxy, peer, activity) = &*shared;
                 let active = activity.begin();
                 let mut response = proxy.serve(peer, request).await;
+                // In HTTP/1.1 hyper sees to it.
+                if is_head || body::is_forbidden(response.status()) {
+                    response = body::without(response);
+                }
                 response.body_mut().hold(active);
                 Ok::<_, Infallible>(response)
             }
