@@ -37,13 +37,15 @@ pub struct Config {
 }
 
 impl Config {
+    pub const CONNECTIONS_MAX_DEFAULT: usize = 10_000;
+
     /// The defaults, for an administrator's token.
     pub fn new(token: impl Into<String>) -> Self {
         Self {
             token: token.into(),
             requests_in_flight_max: 400,
             watches_max: 10_000,
-            connections_max: 10_000,
+            connections_max: Self::CONNECTIONS_MAX_DEFAULT,
             body_bytes_max: 3 << 20,
             artifact_bytes_max: 64 << 20,
             request_timeout: Duration::from_secs(60),
