@@ -4,10 +4,11 @@
 //! |---|---|
 //! | `PUT /artifacts/sha256:<hex>` | 201 new, 200 was there; 413 too large, 422 wrong digest or no component |
 //! | … with `content-type: application/octet-stream` | the same of any content: nobody looks at it |
+//! | `POST /artifacts/sha256:<hex>` | 200 when it is there: it need not be uploaded again, and is as old as if it had been |
 //! | `GET /artifacts` | a list: digest, size, when it was last uploaded, what it is (`component`, `data`, `jobReport`) |
 //! | `GET /artifacts/sha256:<hex>` | the content |
 //! | `DELETE /artifacts/sha256:<hex>` | 409 while a function, a revision, a workflow, a job, a pod or an open execution names it |
-//! | … with `if-unmodified-since: <HTTP date>` | 409, too, when it was uploaded (again) after that |
+//! | … with `if-unmodified-since: <HTTP date>` | 409, too, when it was uploaded (again), or kept by POST, after that |
 
 use std::{
     collections::HashMap,
@@ -92,6 +93,7 @@ impl Inner {
                 let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
                 self.upload_artifact(digest, kind == Some(ANY_CONTENT), body).await
             }
+            Method::POST => self.renew_artifact(&digest).await,
             Method::GET => self.read_artifact(&digest, true).await,
             Method::HEAD => self.read_artifact(&digest, false).await,
             Method::DELETE => self.remove_artifact(&digest, unmodified_since(headers)?).await,
@@ -186,6 +188,13 @@ impl Inner {
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
         headers.insert(header::CONTENT_LENGTH, HeaderValue::from(bytes));
         Ok(response)
+    }
+
+    async fn renew_artifact(&self, digest: &Digest) -> Result<Response, ApiError> {
+        match self.artifacts.renew(digest).await.map_err(ApiError::internal)? {
+            true => Ok(json_value(StatusCode::OK, &json!({"digest": digest.to_string()}))),
+            false => Err(no_artifact(digest)),
+        }
     }
 
     /// `until`: it goes only if it was not uploaded after this.

@@ -125,6 +125,25 @@ async fn what_was_uploaded_since_stays() {
     assert_eq!(delete(&listed).await.0, StatusCode::OK);
 }
 
+/// Who finds that it is there already has as much time to name it as who uploads it.
+#[tokio::test]
+async fn what_is_asked_for_is_as_young_as_an_upload() {
+    let server = Fixture::new().await;
+    let digest = Digest::of(WASM);
+    let one = format!("/artifacts/{digest}");
+    assert_eq!(server.call("POST", &one, Value::Null).await.0, StatusCode::NOT_FOUND);
+    put(&server, &digest.to_string(), WASM).await;
+    let path = server.folder.path().join("artifacts/sha256").join(digest.hex());
+    let old = std::time::SystemTime::from(jiff::Timestamp::from_second(86_400).unwrap());
+    std::fs::File::options().append(true).open(path).unwrap().set_modified(old).unwrap();
+    let created = async || server.get("/artifacts").await.1["items"][0]["created"].clone();
+    assert_eq!(created().await, "1970-01-02T00:00:00Z");
+    let (code, said) = server.call("POST", &one, Value::Null).await;
+    assert_eq!((code, &said["digest"]), (StatusCode::OK, &json!(digest)));
+    let created: jiff::Timestamp = created().await.as_str().unwrap().parse().unwrap();
+    assert!(jiff::Timestamp::now().duration_since(created) < jiff::SignedDuration::from_mins(5), "{created}");
+}
+
 #[tokio::test]
 async fn the_list_says_what_a_content_is() {
     let server = Fixture::new().await;

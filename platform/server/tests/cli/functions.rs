@@ -30,9 +30,9 @@ impl Platform {
         let path = seen.path.split('?').next().unwrap();
         let mut function = self.function.lock().unwrap();
         match (seen.method.as_str(), path) {
-            ("GET", path) if path.starts_with("/artifacts/") => {
+            ("POST", path) if path.starts_with("/artifacts/") => {
                 let known = self.artifacts.lock().unwrap().contains(&path.to_owned());
-                known.then(|| Response::new(Body::from("content")))
+                known.then(|| ok(&json!({})))
             }
             ("PUT", path) if path.starts_with("/artifacts/") => {
                 self.artifacts.lock().unwrap().push(path.to_owned());
@@ -95,7 +95,8 @@ async fn deploy_uploads_once_and_waits_until_ready() {
     let put = fake.seen().into_iter().find(|seen| seen.method == "PUT").unwrap();
     assert_eq!((put.body.as_slice(), put.content_type.as_str()), (COMPONENT, "application/wasm"));
     assert_eq!(put.authorization, "Bearer secret");
-    let made = fake.seen().into_iter().find(|seen| seen.method == "POST").unwrap();
+    let made = fake.seen().into_iter().find(|seen| seen.method == "POST" && seen.path.starts_with("/apis"));
+    let made = made.unwrap();
     let digest = put.path.strip_prefix("/artifacts/").unwrap();
     assert_eq!(
         made.json()["spec"],
