@@ -23,7 +23,8 @@ use axum::{
     body::{Body, BodyDataStream},
     response::Response,
 };
-use futures::StreamExt as _;
+use bytes::Bytes;
+use futures::{Stream, StreamExt as _, stream};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use jiff::{SignedDuration, Timestamp, fmt::rfc2822::DateTimeParser};
 use mayfly_api::{
@@ -34,6 +35,7 @@ use mayfly_artifacts::{Removal, UploadError};
 use mayfly_store::{ListOptions, Range};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
+use tokio::sync::Semaphore;
 use tokio_util::io::ReaderStream;
 
 use crate::{render::json_value, server::Inner, status::ApiError};
@@ -52,13 +54,24 @@ const COMPONENT_MAGIC: &[u8] = b"\0asm\x0d\0\x01\0";
 /// How long the rest of a refused upload is read for.
 pub(crate) const DISCARD_TIME_MAX: Duration = Duration::from_secs(5);
 
+/// Uploads that are taken in at the same time; more wait.
+const UPLOADS_MAX: usize = 64;
+
 /// One upload of a digest at a time: a second one waits until the first is looked at, kept or removed.
-#[derive(Default)]
-pub(crate) struct Uploads(Mutex<HashMap<Digest, Weak<tokio::sync::Mutex<()>>>>);
+pub(crate) struct Uploads {
+    by_digest: Mutex<HashMap<Digest, Weak<tokio::sync::Mutex<()>>>>,
+    turns: Semaphore,
+}
+
+impl Default for Uploads {
+    fn default() -> Self {
+        Self { by_digest: Mutex::default(), turns: Semaphore::new(UPLOADS_MAX) }
+    }
+}
 
 impl Uploads {
     fn of(&self, digest: &Digest) -> Arc<tokio::sync::Mutex<()>> {
-        let mut uploads = self.0.lock();
+        let mut uploads = self.by_digest.lock();
         uploads.retain(|_, lock| lock.strong_count() > 0);
         if let Some(lock) = uploads.get(digest).and_then(Weak::upgrade) {
             return lock;
@@ -103,11 +116,16 @@ impl Inner {
 
     async fn upload_artifact(&self, digest: Digest, any: bool, body: Body) -> Result<Response, ApiError> {
         let lock = self.uploads.of(&digest);
-        let _alone = lock.lock().await;
         let limit = self.config.artifact_bytes_max;
         let mut content = body.into_data_stream();
-        let upload = self.artifacts.upload(Some(digest), limit, &mut content);
-        let uploaded = tokio::time::timeout(self.config.upload_timeout, upload)
+        let upload = async {
+            let alone = lock.lock().await;
+            // Nobody closes it.
+            let turn = self.uploads.turns.acquire().await.ok();
+            let content = steady(&mut content, self.config.upload_stall_timeout);
+            (self.artifacts.upload(Some(digest), limit, content).await, alone, turn)
+        };
+        let (uploaded, alone, turn) = tokio::time::timeout(self.config.upload_timeout, upload)
             .await
             .map_err(|_| {
                 let seconds = self.config.upload_timeout.as_secs();
@@ -115,9 +133,11 @@ impl Inner {
                     "the upload took longer than {seconds} s: try again, from nearer or with less at the same time"
                 ))
             })?;
+        drop(turn);
         let stored = match uploaded {
             Ok(stored) => stored,
             Err(error) => {
+                drop(alone);
                 let _ = tokio::time::timeout(DISCARD_TIME_MAX, discard(&mut content, limit)).await;
                 return Err(upload_error(error));
             }
@@ -230,6 +250,20 @@ impl Inner {
         }
         Ok(self.views.user_of(digest).await?)
     }
+}
+
+/// A body that fails when nothing comes for so long: others wait for who uploads the same.
+fn steady(
+    content: &mut BodyDataStream,
+    stall_timeout: Duration,
+) -> impl Stream<Item = Result<Bytes, axum::BoxError>> {
+    stream::unfold(content, move |content| async move {
+        let chunk = match tokio::time::timeout(stall_timeout, content.next()).await {
+            Ok(chunk) => chunk?.map_err(axum::BoxError::from),
+            Err(_) => Err(format!("nothing of it came for {} s", stall_timeout.as_secs()).into()),
+        };
+        Some((chunk, content))
+    })
 }
 
 /// Reads on after a refusal: most clients look for the answer only when they have sent everything, and

@@ -27,6 +27,8 @@ pub struct Config {
     pub request_timeout: Duration,
     /// How long an upload of an artifact may take.
     pub upload_timeout: Duration,
+    /// How long an upload may bring nothing.
+    pub upload_stall_timeout: Duration,
     /// How long a watch lasts that does not ask for less; a random half more is added, so that not all
     /// watchers come back in the same moment.
     pub watch_timeout: Duration,
@@ -50,6 +52,7 @@ impl Config {
             artifact_bytes_max: 64 << 20,
             request_timeout: Duration::from_secs(60),
             upload_timeout: Duration::from_secs(300),
+            upload_stall_timeout: Duration::from_secs(30),
             watch_timeout: Duration::from_secs(1800),
             bookmark_interval: Duration::from_secs(60),
             drain_timeout: Duration::from_secs(10),

@@ -83,7 +83,11 @@ async fn route(
             return openapi::answer(&path, hash.as_ref().map(|(_, value)| &**value));
         }
         Some("artifacts") if path.len() <= 2 => {
-            let _turn = server.turn(&user).await?;
+            // Uploads have turns of their own: they last, and wait for each other.
+            let _turn = match parts.method {
+                Method::PUT => None,
+                _ => server.turn(&user).await?,
+            };
             let digest = path.get(1).map(String::as_str);
             return server.artifact_request(&parts.method, digest, &parts.headers, body).await;
         }

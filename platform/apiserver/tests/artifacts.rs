@@ -4,6 +4,7 @@ mod support;
 
 use axum::body::Body;
 use bytes::Bytes;
+use futures::StreamExt;
 use http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use mayfly_api::Digest;
@@ -61,6 +62,31 @@ async fn an_upload_that_breaks_off_is_forgotten() {
     let request = request("PUT", &format!("/artifacts/{}", Digest::of(WASM))).body(body).unwrap();
     assert_eq!(server.send(request).await.status(), StatusCode::BAD_REQUEST);
     assert_eq!(server.get("/artifacts").await.1["items"], json!([]));
+}
+
+/// Who stops in the middle holds nobody else for long, and no place of other requests.
+#[tokio::test]
+async fn an_upload_that_stalls_ends() {
+    let stall = std::time::Duration::from_millis(100);
+    let limits = |config: &mut mayfly_apiserver::Config| {
+        config.upload_stall_timeout = stall;
+        config.requests_in_flight_max = 1;
+    };
+    let server = Fixture::with(limits, |_| {}).await;
+    let digest = Digest::of(WASM).to_string();
+    let begun = futures::stream::iter([Ok::<_, std::io::Error>(Bytes::from(&WASM[..4]))]);
+    let body = Body::from_stream(begun.chain(futures::stream::pending()));
+    let stalled = server.send(request("PUT", &format!("/artifacts/{digest}")).body(body).unwrap());
+    let others = async {
+        assert_eq!(server.get("/api/v1/namespaces").await.0, StatusCode::OK);
+        put(&server, &digest, WASM).await
+    };
+    let both = async { tokio::join!(stalled, others) };
+    let both = tokio::time::timeout(std::time::Duration::from_secs(20), both);
+    let (stalled, (code, _)) = both.await.expect("neither waits for the upload's whole time");
+    let (refused, status) = json_of(stalled).await;
+    assert_eq!((refused, code), (StatusCode::BAD_REQUEST, StatusCode::CREATED));
+    assert!(status["message"].as_str().unwrap().contains("nothing of it came"), "{status}");
 }
 
 #[tokio::test]
