@@ -271,7 +271,12 @@ struct Files {
 
 impl Files {
     fn open(config: &UpConfig, data_dir: &DataDir) -> anyhow::Result<Self> {
-        make_folder(data_dir.path())?;
+        data_dir.make().with_context(|| {
+            format!(
+                "cannot make the data directory {}; choose another with --data-dir",
+                data_dir.path().display()
+            )
+        })?;
         let store = Store::open(mayfly_store::Config::new(data_dir.database()))?;
         // A reader must not find the addresses of an earlier run.
         remove_stale(&data_dir.endpoints())?;
@@ -469,13 +474,6 @@ async fn listen(address: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> 
              (port 0: any)"
         ),
         _ => anyhow::anyhow!("cannot listen on {address}: {error}; choose another address with --{flag}"),
-    })
-}
-
-fn make_folder(path: &Path) -> anyhow::Result<()> {
-    use std::os::unix::fs::DirBuilderExt as _;
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path).with_context(|| {
-        format!("cannot make the data directory {}; choose another with --data-dir", path.display())
     })
 }
 
