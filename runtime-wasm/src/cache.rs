@@ -12,6 +12,7 @@ use std::{
     collections::HashMap,
     hash::{DefaultHasher, Hash, Hasher as _},
     io,
+    path::Path,
     sync::{
         Arc, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -29,7 +30,8 @@ use wasmtime_wasi_http::{p2, p3};
 use crate::{
     ComponentReport, World,
     compile::{CompileError, Compiler},
-    engine::{Engines, Flavour, Host},
+    engine::{Engines, Flavour, Host, MEMORIES_PER_INSTANCE},
+    failure,
     guest::Guest,
     inspect,
     metrics::HostMetrics,
@@ -37,7 +39,7 @@ use crate::{
 
 mod file;
 
-/// Machine code larger than this is mapped on a thread that may block, so that no other request waits
+/// Machine code larger than this is checked and mapped on a thread that may block, so that no other request waits
 /// for it, in bytes.
 const MAP_INLINE_BYTES_MAX: u64 = 4 << 20;
 
@@ -76,8 +78,23 @@ pub(crate) enum Pre {
     Command3(wasmtime_wasi::p3::bindings::CommandPre<Guest>),
 }
 
-/// Nothing, or nothing usable, is on the disk.
-struct NotCompiled;
+/// Why what was compiled before is not mapped.
+enum NotMapped {
+    /// Nothing, or nothing usable, is on the disk: it is to be compiled.
+    NotCompiled,
+    /// It is there and may be whole, but the machine is short of something.
+    Short(io::Error),
+}
+
+/// Why a compiled file cannot be used.
+#[derive(Debug, thiserror::Error)]
+enum FileError {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// It is whole, and the engine does not take it.
+    #[error("{0}")]
+    Engine(CallError),
+}
 
 impl Entry {
     /// The component. Entries are only given out loaded.
@@ -136,8 +153,14 @@ impl Cache {
             return Ok(entry);
         }
         let engine = self.engine_hash()?;
-        if entry.loaded.get_or_try_init(|| self.map_compiled(&digest, &engine)).await.is_ok() {
-            return Ok(entry);
+        let mapped = entry.loaded.get_or_try_init(|| self.map_compiled(&digest, &engine)).await;
+        match mapped.map(drop) {
+            Ok(()) => return Ok(entry),
+            Err(NotMapped::NotCompiled) => {}
+            Err(NotMapped::Short(error)) => {
+                tracing::warn!(%digest, %error, "cannot read what was compiled");
+                return Err(overloaded());
+            }
         }
         // Compiling may take longer than any one caller waits: in a caller's own future it would begin anew
         // with each of them.
@@ -168,32 +191,39 @@ impl Cache {
         Ok(loaded.pre.world())
     }
 
-    /// Maps what was compiled before, if it is there and whole.
-    async fn map_compiled(&self, digest: &Digest, engine: &EngineHash) -> Result<Loaded, NotCompiled> {
-        let path = self.artifacts.derived_path(digest, engine).ok_or(NotCompiled)?;
-        let checked = match file::check(&path) {
-            Ok(checked) => checked,
-            Err(error) => {
+    /// Maps what was compiled before, if it is there and whole. What is damaged is removed, and nothing else.
+    async fn map_compiled(
+        self: &Arc<Self>,
+        digest: &Digest,
+        engine: &EngineHash,
+    ) -> Result<Loaded, NotMapped> {
+        let path = self.artifacts.derived_path(digest, engine).ok_or(NotMapped::NotCompiled)?;
+        match self.map(&path).await {
+            Ok(loaded) => return Ok(loaded),
+            Err(FileError::Io(error)) if error.kind() == io::ErrorKind::InvalidData => {
                 tracing::warn!(%digest, %error, "compiling again: the compiled file is damaged");
                 // Compiling may have to wait for its turn: whoever asks meanwhile needs not be told again.
                 if let Err(error) = self.artifacts.forget_derived(digest, engine).await {
                     tracing::warn!(%digest, %error, "the damaged file cannot be removed");
                 }
-                return Err(NotCompiled);
             }
-        };
-        self.map(checked).await.map_err(|error| {
-            tracing::warn!(%digest, %error, "compiling again: cannot map what was compiled");
-            NotCompiled
-        })
+            Err(FileError::Io(error)) if file::is_shortage(&error) => return Err(NotMapped::Short(error)),
+            Err(error) => {
+                tracing::warn!(%digest, %error, "compiling again: what was compiled cannot be used");
+            }
+        }
+        Err(NotMapped::NotCompiled)
     }
 
     /// Compiles a component, keeps what was made, and maps it.
-    async fn load(&self, digest: &Digest, engine: &EngineHash) -> Result<Loaded, CallError> {
+    async fn load(self: &Arc<Self>, digest: &Digest, engine: &EngineHash) -> Result<Loaded, CallError> {
         let (wasm, report) = self.read(digest).await?;
         let path = self.compile(digest, engine, wasm, &report).await?;
-        let checked = file::check(&path).map_err(|error| CallError::Internal(error.to_string()))?;
-        self.map(checked).await
+        self.map(&path).await.map_err(|error| match error {
+            FileError::Io(error) if file::is_shortage(&error) => overloaded(),
+            FileError::Io(error) => CallError::Internal(error.to_string()),
+            FileError::Engine(error) => error,
+        })
     }
 
     async fn read(&self, digest: &Digest) -> Result<(Vec<u8>, ComponentReport), CallError> {
@@ -218,9 +248,7 @@ impl Cache {
         let host = self.host(flavour)?;
         let compiled =
             self.compiler.compile(&host.engine, flavour, wasm).await.map_err(|error| match error {
-                CompileError::Full => {
-                    CallError::Overloaded { retry_after: std::time::Duration::from_secs(1) }
-                }
+                CompileError::Full => overloaded(),
                 CompileError::Invalid(why) => CallError::ComponentInvalid(why),
                 CompileError::Lost(_) => CallError::Internal(error.to_string()),
             })?;
@@ -249,15 +277,21 @@ impl Cache {
         }
     }
 
-    /// Maps a compiled component and links it.
-    async fn map(&self, checked: file::Checked) -> Result<Loaded, CallError> {
-        let host = self.host(flavour(checked.world))?;
-        let total = self.bytes.clone();
-        if checked.bytes <= MAP_INLINE_BYTES_MAX {
-            return map(host, &checked, total);
+    /// Checks a compiled file, maps it and links it.
+    async fn map(self: &Arc<Self>, path: &Path) -> Result<Loaded, FileError> {
+        let opened = file::open(path)?;
+        if opened.bytes() <= MAP_INLINE_BYTES_MAX {
+            return self.map_opened(opened);
         }
-        let mapping = tokio::task::spawn_blocking(move || map(host, &checked, total));
-        mapping.await.map_err(|error| CallError::Internal(error.to_string()))?
+        let cache = self.clone();
+        let mapping = tokio::task::spawn_blocking(move || cache.map_opened(opened));
+        mapping.await.map_err(|error| FileError::Engine(CallError::Internal(error.to_string())))?
+    }
+
+    fn map_opened(&self, opened: file::Opened) -> Result<Loaded, FileError> {
+        let checked = opened.check()?;
+        let host = self.host(flavour(checked.world)).map_err(FileError::Engine)?;
+        map(host, &checked, self.bytes.clone())
     }
 
     fn host(&self, flavour: Flavour) -> Result<Arc<Host>, CallError> {
@@ -275,6 +309,10 @@ impl Cache {
     }
 }
 
+fn overloaded() -> CallError {
+    CallError::Overloaded { retry_after: failure::RETRY_AFTER }
+}
+
 fn flavour(world: World) -> Flavour {
     match world {
         World::Http2 | World::Command2 => Flavour::Sync,
@@ -283,19 +321,38 @@ fn flavour(world: World) -> Flavour {
 }
 
 #[expect(unsafe_code, reason = "wasmtime cannot know that a compiled file is ours; see the argument")]
-fn map(host: Arc<Host>, checked: &file::Checked, total: Arc<AtomicU64>) -> Result<Loaded, CallError> {
+fn map(host: Arc<Host>, checked: &file::Checked, total: Arc<AtomicU64>) -> Result<Loaded, FileError> {
     // SAFETY: the file must be what an engine's `precompile_component` made, and must not change while it
     // is mapped. It lies in the artifact store's own directory, which only this host writes compiled files
-    // into, under a name that is given when the file is whole and never again; `file::check` found the
+    // into, under a name that is given when the file is whole and never again; `Opened::check` found the
     // seal that `file::seal` put on it and the checksum over all of it; wasmtime checks its own header
     // (version, settings, processor) besides. Removing the file leaves the mapping as it is.
     let component = unsafe { Component::deserialize_file(&host.engine, &checked.path) };
-    let component = component.map_err(|error| CallError::Internal(format!("{error:#}")))?;
+    let component = component.map_err(|error| engine_error(&error))?;
+    let invalid = |why: String| FileError::Engine(CallError::ComponentInvalid(why));
+    // One that brings modules from outside cannot say; then its limits tell when it is instantiated.
+    let memories = component.resources_required().map_or(0, |required| required.num_memories);
+    if memories as usize > MEMORIES_PER_INSTANCE {
+        return Err(invalid(format!(
+            "it has {memories} linear memories; an instance has at most {MEMORIES_PER_INSTANCE} here"
+        )));
+    }
     let pre = host.linker.instantiate_pre(&component);
     let pre = pre.and_then(|pre| Pre::new(checked.world, pre));
-    let pre = pre.map_err(|error| CallError::ComponentInvalid(format!("{error:#}")))?;
+    let pre = pre.map_err(|error| invalid(format!("{error:#}")))?;
     total.fetch_add(checked.bytes, Ordering::Relaxed);
     Ok(Loaded { host, pre, bytes: checked.bytes, total })
+}
+
+/// Of mapping a file: what the system said, if that was it.
+fn engine_error(error: &wasmtime::Error) -> FileError {
+    let of_std = error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
+    let errno =
+        of_std.or_else(|| error.downcast_ref::<rustix::io::Errno>().map(|errno| errno.raw_os_error()));
+    match errno {
+        Some(errno) => FileError::Io(io::Error::from_raw_os_error(errno)),
+        None => FileError::Engine(CallError::Internal(format!("{error:#}"))),
+    }
 }
 
 impl Pre {

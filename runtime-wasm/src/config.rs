@@ -8,7 +8,7 @@ pub struct Config {
     /// Instances that exist at the same time. `None`: one per [`INSTANCE_BYTES_EXPECTED`] of memory,
     /// between [`INSTANCES_MIN`] and [`INSTANCES_MAX`].
     pub instances_max: Option<u32>,
-    /// Bytes of linear memory over all instances. `None`: half of the machine's memory (or of the cgroup's
+    /// Bytes of memory over all instances, with what the host holds for them. `None`: half of the machine's memory (or of the cgroup's
     /// limit), so that the rest of the server, compiling and the page cache keep theirs.
     pub memory_bytes_max: Option<u64>,
     /// How large one linear memory can be, in bytes; a function's own limit may be lower. Every slot
@@ -44,6 +44,8 @@ pub struct Config {
     pub pod_memory_bytes_default: u64,
     /// Connections that one pod serves at the same time; more wait to be accepted.
     pub pod_connections_max: usize,
+    /// How long a pod's client may take nothing of its answer.
+    pub pod_stall_timeout: Duration,
     /// How instances' memory is made clean again.
     pub wipe: Wipe,
     /// Outbound HTTP.
@@ -117,6 +119,7 @@ impl Default for Config {
             reuse_idle_max: 64,
             pod_memory_bytes_default: 256 << 20,
             pod_connections_max: 1024,
+            pod_stall_timeout: Duration::from_secs(60),
             wipe: Wipe::Auto,
             egress: EgressConfig::default(),
             log_bytes_per_second: 4 << 20,

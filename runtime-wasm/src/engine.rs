@@ -4,7 +4,7 @@
 use std::{
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -24,8 +24,9 @@ const STACK_BYTES: usize = 1 << 20;
 const GUEST_STACK_BYTES: usize = 512 << 10;
 /// Address space behind a memory that compiled code may reach without a check, in bytes.
 const GUARD_BYTES: u64 = 32 << 20;
-/// Linear memories per instance slot: most components have one or two.
-const MEMORIES_PER_INSTANCE: usize = 2;
+/// Linear memories that one instance may have. Most components have one or two; those that are put together of several
+/// have one for each. Every instance slot has address space for so many, so that none takes another's.
+pub(crate) const MEMORIES_PER_INSTANCE: usize = 4;
 
 /// Which form of the component model an engine runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -63,7 +64,9 @@ pub(crate) struct Host {
 pub(crate) struct Engines {
     config: Arc<Config>,
     slots: Arc<Semaphore>,
-    slots_max: u32,
+    slots_max: usize,
+    /// Slots that there is no address space for.
+    slots_lost: AtomicUsize,
     pools: OnceLock<(MemoryPool, StackPool)>,
     sync: OnceLock<Arc<Host>>,
     concurrent: OnceLock<Arc<Host>>,
@@ -82,7 +85,8 @@ impl Engines {
         Self {
             config,
             slots: Arc::new(Semaphore::new(slots_max as usize)),
-            slots_max,
+            slots_max: slots_max as usize,
+            slots_lost: AtomicUsize::new(0),
             pools: OnceLock::new(),
             sync: OnceLock::new(),
             concurrent: OnceLock::new(),
@@ -93,7 +97,8 @@ impl Engines {
 
     /// Instances that exist, of both engines.
     pub(crate) fn instances(&self) -> u64 {
-        u64::from(self.slots_max).saturating_sub(self.slots.available_permits() as u64)
+        let slots = self.slots_max - self.slots_lost.load(Ordering::Relaxed);
+        slots.saturating_sub(self.slots.available_permits()) as u64
     }
 
     /// The engine of a flavour. The first call makes it, which takes a few milliseconds.
@@ -126,9 +131,20 @@ impl Engines {
         if let Some(pools) = self.pools.get() {
             return Ok(pools);
         }
-        let count = self.slots_max as usize * MEMORIES_PER_INSTANCE;
+        let count = self.slots_max * MEMORIES_PER_INSTANCE;
         let reserved = usize::try_from(self.config.linear_memory_bytes_max)?;
         let memories = MemoryPool::new(count, reserved, usize::try_from(GUARD_BYTES)?, self.config.wipe)?;
+        let fitting = memories.count() / MEMORIES_PER_INSTANCE;
+        if fitting < self.slots_max {
+            // Nobody has a slot yet: instances need an engine, and engines need the pools.
+            let lost = self.slots.forget_permits(self.slots_max - fitting);
+            self.slots_lost.store(lost, Ordering::Relaxed);
+            tracing::warn!(
+                instances_max = fitting,
+                asked = self.slots_max,
+                "fewer instances fit: this process's address space is limited (ulimit -v)"
+            );
+        }
         Ok(self.pools.get_or_init(|| (memories, StackPool::new())))
     }
 

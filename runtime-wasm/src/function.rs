@@ -27,7 +27,7 @@ use crate::{
     engine, failure,
     guest::Program,
     host::Shared,
-    metrics::Outcome,
+    metrics::{FunctionCalls, Outcome},
     reuse::{self, Idle, Instance, Store},
 };
 
@@ -36,6 +36,7 @@ pub(crate) struct Function {
     pub(crate) spec: HostedSpec,
     host: Arc<Shared>,
     program: Arc<Program>,
+    calls: Arc<FunctionCalls>,
     component: ArcSwapOption<Entry>,
     /// Milliseconds after the host's start.
     used: AtomicU64,
@@ -74,10 +75,12 @@ struct Started {
 
 impl Function {
     pub(crate) fn new(spec: HostedSpec, host: Arc<Shared>, program: Program) -> Arc<Self> {
+        let calls = host.metrics.function(&spec.revision.namespace, &spec.function);
         Arc::new(Self {
             spec,
             host,
             program: Arc::new(program),
+            calls,
             component: ArcSwapOption::empty(),
             used: AtomicU64::new(0),
             warm: OnceLock::new(),
@@ -93,7 +96,7 @@ impl Function {
     }
 
     fn counter(&self, outcome: Outcome) -> Counter {
-        self.host.metrics.counter(&self.spec.revision.namespace, &self.spec.function, outcome)
+        self.calls.counter(outcome)
     }
 
     /// The component, loaded if it was not.
@@ -199,7 +202,7 @@ impl Function {
         };
         let limits =
             Limits { deadline, timeout: self.spec.timeout, response_bytes_max: self.spec.response_bytes_max };
-        let answered = call::answer(running, reply, limits).await?;
+        let answered = call::answer(running, reply, limits, &self.program).await?;
         let run_from = answered.instantiated.unwrap_or(slotted);
         let timings = Timings {
             cold,
@@ -305,10 +308,10 @@ impl Function {
                 let mut store = reuse::store(&component.loaded().host, self.program.clone());
                 if matches!(component.loaded().pre, Pre::Http3(_)) {
                     let call = call::p3::Call::new(&mut store, request, &reply)?;
-                    Box::pin(function.fresh3(component.clone(), store, slot, call))
+                    Box::pin(function.fresh3(component.clone(), slot, store, call))
                 } else {
                     let call = call::p2::Call::new(&mut store, request, &reply)?;
-                    Box::pin(function.fresh2(component.clone(), store, slot, call))
+                    Box::pin(function.fresh2(component.clone(), slot, store, call))
                 }
             }
         };
@@ -332,11 +335,12 @@ impl Function {
         }
     }
 
+    /// The slot comes before the store: what is dropped early goes in the opposite order.
     async fn fresh2(
         self: Arc<Self>,
         component: Arc<Entry>,
-        mut store: Store,
         slot: OwnedSemaphorePermit,
+        mut store: Store,
         call: call::p2::Call,
     ) -> Result<(), CallError> {
         let Pre::Http2(pre) = &component.loaded().pre else { return Err(CallError::NoAnswer) };
@@ -361,11 +365,12 @@ impl Function {
         Ok(())
     }
 
+    /// The slot comes before the store: what is dropped early goes in the opposite order.
     async fn fresh3(
         self: Arc<Self>,
         component: Arc<Entry>,
-        mut store: Store,
         slot: OwnedSemaphorePermit,
+        mut store: Store,
         call: call::p3::Call,
     ) -> Result<(), CallError> {
         let Pre::Http3(pre) = &component.loaded().pre else { return Err(CallError::NoAnswer) };

@@ -6,24 +6,34 @@ use std::sync::{
 };
 
 use mayfly_runtime::{ContainerFiles, logs::Stream};
+use tokio::sync::watch;
 use wasmtime::ResourceLimiter;
 use wasmtime_wasi::{FsPerms, ResourceTable, WasiCtx, WasiCtxBuilder, WasiCtxView, WasiView, cli::InputFile};
 use wasmtime_wasi_config::WasiConfigVariables;
 use wasmtime_wasi_http::{WasiHttpCtx, WasiHttpCtxView, WasiHttpView};
 
-use crate::capability::{
-    egress::{Egress, Outbound},
-    output::{Output, ProgramLog},
+use crate::{
+    capability::{
+        egress::{Egress, Outbound},
+        output::{Output, ProgramLog},
+    },
+    engine::MEMORIES_PER_INSTANCE,
 };
 
-/// Elements that one table of a guest may have; each takes 8 bytes outside its linear memories.
+mod held;
+
+pub(crate) use held::{BODY_CHUNK_BYTES_MAX, CONCURRENT_MAX};
+
+/// Elements that one table of a guest may have.
 const TABLE_ELEMENTS_MAX: usize = 200_000;
-/// Core instances, memories and tables that one component may have.
+/// What an element of a table takes.
+const TABLE_ELEMENT_BYTES: usize = 8;
+/// What the host holds for any guest without charging it, in bytes: a few messages with their bodies, and an eighth of
+/// what an instance is expected to use.
+const HELD_BYTES_FREE: u64 = 1 << 20;
+/// Core instances and tables that one component may have.
 const CORE_INSTANCES_MAX: usize = 200;
-const MEMORIES_MAX: usize = 32;
 const TABLES_MAX: usize = 200;
-/// Handles that a guest may hold at the same time.
-const HANDLES_MAX: usize = 100_000;
 
 /// Everything that all instances of one revision (or container) share.
 pub(crate) struct Program {
@@ -33,8 +43,10 @@ pub(crate) struct Program {
     pub(crate) log: ProgramLog,
     pub(crate) egress: Arc<Egress>,
     budget: Arc<MemoryBudget>,
-    /// Bytes of linear memory that its instances use together.
+    /// Bytes of memory that its instances use together.
     memory_bytes: AtomicU64,
+    /// Its pod is over, and with it whatever its guests still do.
+    over: watch::Sender<bool>,
     /// A job's folders and its stdin.
     files: Option<ContainerFiles>,
     /// `wasi:config` reads the environment, too. Made when first asked for.
@@ -51,7 +63,8 @@ impl Program {
         budget: Arc<MemoryBudget>,
     ) -> Self {
         let (memory_bytes, files, config) = (AtomicU64::new(0), None, OnceLock::new());
-        Self { args, env, memory_bytes_max, log, egress, budget, memory_bytes, files, config }
+        let over = watch::Sender::new(false);
+        Self { args, env, memory_bytes_max, log, egress, budget, memory_bytes, over, files, config }
     }
 
     /// With folders and an input: what a job has, and nobody else.
@@ -75,9 +88,19 @@ impl Program {
         }
     }
 
-    /// Bytes of linear memory that its instances use at the moment.
+    /// Bytes of memory that its instances use at the moment.
     pub(crate) fn memory_bytes(&self) -> u64 {
         self.memory_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Ends its guests that work on after their answers.
+    pub(crate) fn end(&self) {
+        self.over.send_replace(true);
+    }
+
+    /// Tells when its guests shall end.
+    pub(crate) fn over(&self) -> watch::Receiver<bool> {
+        self.over.subscribe()
     }
 
     pub(crate) fn config(&self) -> &WasiConfigVariables {
@@ -108,14 +131,25 @@ impl Guest {
         self.wasi.iter().flat_map(|wasi| &wasi.outputs).for_each(Output::end_line);
     }
 
+    /// A running guest gives its thread back: what the host holds for it by now is charged like memory. An error ends
+    /// the guest.
+    pub(crate) fn tick(&mut self) -> wasmtime::Result<()> {
+        if self.memory.hold(held::bytes(&mut self.table)) {
+            return Ok(());
+        }
+        Err(wasmtime::format_err!("the host holds too much for it: headers, bodies, handles"))
+    }
+
     pub(crate) fn new(program: Arc<Program>) -> Self {
         let mut table = ResourceTable::new();
-        table.set_max_capacity(HANDLES_MAX);
+        table.set_max_capacity(held::HANDLES_MAX);
+        let mut http = WasiHttpCtx::new();
+        http.set_field_size_limit(held::FIELD_BYTES_MAX);
         Self {
             memory: MemoryUse::new(program.clone()),
             table,
             wasi: None,
-            http: WasiHttpCtx::new(),
+            http,
             outbound: Outbound::new(program.clone()),
             program,
         }
@@ -128,6 +162,8 @@ impl WasiView for Guest {
         let wasi = self.wasi.get_or_insert_with(|| {
             let mut builder = WasiCtx::builder();
             builder.args(&program.args).envs(&program.env);
+            // No address may be reached, and a socket without one is still an open file of the host's.
+            builder.allow_tcp(false).allow_udp(false);
             let outputs = [Stream::Stdout, Stream::Stderr].map(|stream| program.log.output(stream));
             builder.stdout(outputs[0].clone()).stderr(outputs[1].clone());
             program.open_files(&mut builder);
@@ -143,7 +179,7 @@ impl WasiHttpView for Guest {
     }
 }
 
-/// Bytes of linear memory that all instances of the host use together.
+/// Bytes of memory that all instances of the host use together.
 pub(crate) struct MemoryBudget {
     used: AtomicU64,
     max: u64,
@@ -181,19 +217,22 @@ pub(crate) enum Refused {
     Host,
 }
 
-/// Bytes of linear memory that one instance uses, over all its memories.
+/// Bytes that one instance uses, over all its memories and tables, and what the host holds for it besides.
 pub(crate) struct MemoryUse {
+    /// Of linear memories and tables, which never shrink.
     used: u64,
+    /// Of what the host holds, as far as it is charged.
+    held: u64,
     refused: Option<Refused>,
     program: Arc<Program>,
 }
 
 impl MemoryUse {
     fn new(program: Arc<Program>) -> Self {
-        Self { used: 0, refused: None, program }
+        Self { used: 0, held: 0, refused: None, program }
     }
 
-    /// Memory never shrinks, so this is the peak as well.
+    /// Of its memories and tables. They never shrink, so this is the peak as well.
     pub(crate) fn used(&self) -> u64 {
         self.used
     }
@@ -211,12 +250,43 @@ impl MemoryUse {
     pub(crate) fn max(&self) -> u64 {
         self.program.memory_bytes_max
     }
+
+    /// Charges its program and the host; says whether both allow it.
+    fn take(&mut self, more: u64) -> bool {
+        if self.used.saturating_add(self.held).saturating_add(more) > self.max() {
+            self.refused = Some(Refused::Limit);
+            return false;
+        }
+        if !self.program.budget.take(more) {
+            self.refused = Some(Refused::Host);
+            return false;
+        }
+        self.program.memory_bytes.fetch_add(more, Ordering::Relaxed);
+        true
+    }
+
+    fn give(&self, bytes: u64) {
+        self.program.budget.give(bytes);
+        self.program.memory_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// The host holds so much for it now; says whether it may.
+    fn hold(&mut self, bytes: u64) -> bool {
+        let charged = bytes.saturating_sub(HELD_BYTES_FREE);
+        match charged.checked_sub(self.held) {
+            None => self.give(self.held - charged),
+            Some(0) => {}
+            Some(more) if !self.take(more) => return false,
+            Some(_) => {}
+        }
+        self.held = charged;
+        true
+    }
 }
 
 impl Drop for MemoryUse {
     fn drop(&mut self) {
-        self.program.budget.give(self.used);
-        self.program.memory_bytes.fetch_sub(self.used, Ordering::Relaxed);
+        self.give(self.used + self.held);
     }
 }
 
@@ -232,21 +302,24 @@ impl ResourceLimiter for MemoryUse {
             return Ok(false);
         }
         let more = desired.saturating_sub(current) as u64;
-        if self.used.saturating_add(more) > self.max() {
-            self.refused = Some(Refused::Limit);
-            return Ok(false);
-        }
-        if !self.program.budget.take(more) {
-            self.refused = Some(Refused::Host);
-            return Ok(false);
-        }
-        self.program.memory_bytes.fetch_add(more, Ordering::Relaxed);
-        self.used += more;
-        Ok(true)
+        let allowed = self.take(more);
+        self.used += if allowed { more } else { 0 };
+        Ok(allowed)
     }
 
-    fn table_growing(&mut self, _: usize, desired: usize, maximum: Option<usize>) -> wasmtime::Result<bool> {
-        Ok(desired <= TABLE_ELEMENTS_MAX && maximum.is_none_or(|maximum| desired <= maximum))
+    fn table_growing(
+        &mut self,
+        current: usize,
+        desired: usize,
+        maximum: Option<usize>,
+    ) -> wasmtime::Result<bool> {
+        if desired > TABLE_ELEMENTS_MAX || maximum.is_some_and(|maximum| desired > maximum) {
+            return Ok(false);
+        }
+        let more = (desired.saturating_sub(current) * TABLE_ELEMENT_BYTES) as u64;
+        let allowed = self.take(more);
+        self.used += if allowed { more } else { 0 };
+        Ok(allowed)
     }
 
     fn instances(&self) -> usize {
@@ -254,7 +327,7 @@ impl ResourceLimiter for MemoryUse {
     }
 
     fn memories(&self) -> usize {
-        MEMORIES_MAX
+        MEMORIES_PER_INSTANCE
     }
 
     fn tables(&self) -> usize {

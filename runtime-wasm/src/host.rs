@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use mayfly_api::{Digest, ObjectKey};
+use mayfly_api::{Digest, ObjectKey, egress::EgressRule};
 use mayfly_artifacts::Artifacts;
 use mayfly_runtime::{
     CallError, FunctionHost, HostedFunction, HostedSpec,
@@ -24,7 +24,7 @@ use tokio::{
 use crate::{
     Config, World,
     cache::Cache,
-    capability::{egress::Egress, output::ProgramLog},
+    capability::{egress::Egress, lookup::HostLookups, output::ProgramLog},
     compile::Compiler,
     engine::Engines,
     function::{Function, Handle, LoadedFunction, millis},
@@ -56,6 +56,7 @@ pub(crate) struct Shared {
     pub(crate) logs: LogWriter,
     pub(crate) layout: LogLayout,
     pub(crate) budget: Arc<MemoryBudget>,
+    lookups: HostLookups,
     started: Instant,
     stopping: AtomicBool,
     functions: Mutex<HashMap<ObjectKey, Arc<Handle>>>,
@@ -89,6 +90,7 @@ impl WasmHost {
             logs,
             layout,
             budget,
+            lookups: HostLookups::default(),
             started: Instant::now(),
             stopping: AtomicBool::new(false),
             functions: Mutex::default(),
@@ -153,10 +155,15 @@ impl Shared {
             Vec::new(),
             spec.env.clone(),
             spec.memory_bytes_max,
-            ProgramLog::new(self.logs.clone(), path, self.config.log_bytes_per_second),
-            Arc::new(Egress::new(spec.egress.clone(), self.config.egress.clone())),
+            ProgramLog::new(&self.logs, path, self.config.log_bytes_per_second),
+            Arc::new(self.egress(spec.egress.clone())),
             self.budget.clone(),
         )
+    }
+
+    /// A way out by these rules.
+    pub(crate) fn egress(&self, rules: Vec<EgressRule>) -> Egress {
+        Egress::new(rules, self.config.egress.clone(), self.lookups.clone())
     }
 
     pub(crate) fn is_stopping(&self) -> bool {

@@ -1,12 +1,14 @@
-//! What the wasm host counts. Labels name functions, not revisions, so that their number stays bounded by
-//! what people deploy.
+//! What the wasm host counts. Labels name functions, not revisions, and go with the last of them, so that their number
+//! stays bounded by what is deployed.
 
 use std::{
+    collections::HashMap,
     sync::{Arc, Weak},
     time::Duration,
 };
 
 use mayfly_runtime::{CallError, Timings};
+use parking_lot::Mutex;
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeLabelSet, EncodeLabelValue, EncodeMetric as _},
@@ -24,6 +26,8 @@ use crate::host::Shared;
 /// All metrics of one host.
 pub(crate) struct HostMetrics {
     calls: Family<CallLabels, Counter>,
+    /// Functions that count calls, by namespace and name.
+    functions: Mutex<HashMap<(String, String), Weak<FunctionCalls>>>,
     phases: Phases,
     memory_peak: Histogram,
     compile: Histogram,
@@ -62,6 +66,24 @@ pub(crate) enum Outcome {
     Internal,
 }
 
+impl Outcome {
+    const ALL: [Self; 13] = [
+        Self::Answered,
+        Self::Cancelled,
+        Self::Overloaded,
+        Self::Missing,
+        Self::Invalid,
+        Self::Trapped,
+        Self::OutOfMemory,
+        Self::TimedOut,
+        Self::NoAnswer,
+        Self::GuestError,
+        Self::TooLarge,
+        Self::ShuttingDown,
+        Self::Internal,
+    ];
+}
+
 impl From<&CallError> for Outcome {
     fn from(error: &CallError) -> Self {
         match error {
@@ -86,6 +108,7 @@ impl HostMetrics {
         let seconds = || Histogram::new(exponential_buckets(2e-6, 4.0, 12));
         let metrics = Self {
             calls: Family::default(),
+            functions: Mutex::default(),
             phases: Phases { queue: seconds(), load: seconds(), instantiate: seconds(), run: seconds() },
             // 64 KiB to 4 GiB.
             memory_peak: Histogram::new(exponential_buckets(65536.0, 4.0, 9)),
@@ -104,12 +127,7 @@ impl HostMetrics {
             registry.register_with_unit(name, help, Unit::Seconds, metric.clone());
         }
         let peak = metrics.memory_peak.clone();
-        registry.register_with_unit(
-            "memory_peak",
-            "Linear memory of an instance at its end",
-            Unit::Bytes,
-            peak,
-        );
+        registry.register_with_unit("memory_peak", "Memory of an instance at its end", Unit::Bytes, peak);
         let compile = metrics.compile.clone();
         registry.register_with_unit("compile", "Compiling a component", Unit::Seconds, compile);
         let recycled = metrics.recycled.clone();
@@ -117,10 +135,16 @@ impl HostMetrics {
         Arc::new(metrics)
     }
 
-    /// The counter of one function's outcome; the caller keeps it.
-    pub(crate) fn counter(&self, namespace: &str, function: &str, outcome: Outcome) -> Counter {
-        let labels = CallLabels { namespace: namespace.to_owned(), function: function.to_owned(), outcome };
-        self.calls.get_or_create(&labels).clone()
+    /// The counters of a function, which all its revisions share; they are there as long as anybody holds this.
+    pub(crate) fn function(self: &Arc<Self>, namespace: &str, function: &str) -> Arc<FunctionCalls> {
+        let mut functions = self.functions.lock();
+        let name = (namespace.to_owned(), function.to_owned());
+        if let Some(calls) = functions.get(&name).and_then(Weak::upgrade) {
+            return calls;
+        }
+        let calls = Arc::new(FunctionCalls { metrics: self.clone(), name: name.clone() });
+        functions.insert(name, Arc::downgrade(&calls));
+        calls
     }
 
     pub(crate) fn timings(&self, timings: &Timings) {
@@ -147,6 +171,39 @@ impl HostMetrics {
     }
 }
 
+/// The calls of one function. Dropping it forgets them.
+pub(crate) struct FunctionCalls {
+    metrics: Arc<HostMetrics>,
+    /// Namespace and name.
+    name: (String, String),
+}
+
+impl FunctionCalls {
+    /// The counter of one outcome.
+    pub(crate) fn counter(&self, outcome: Outcome) -> Counter {
+        self.metrics.calls.get_or_create(&self.labels(outcome)).clone()
+    }
+
+    fn labels(&self, outcome: Outcome) -> CallLabels {
+        let (namespace, function) = self.name.clone();
+        CallLabels { namespace, function, outcome }
+    }
+}
+
+impl Drop for FunctionCalls {
+    fn drop(&mut self) {
+        let mut functions = self.metrics.functions.lock();
+        // A new one of this name may have come meanwhile, and counts on.
+        if functions.get(&self.name).is_none_or(|calls| calls.strong_count() > 0) {
+            return;
+        }
+        functions.remove(&self.name);
+        for outcome in Outcome::ALL {
+            self.metrics.calls.remove(&self.labels(outcome));
+        }
+    }
+}
+
 /// What can be read off the host at any moment.
 struct Gauges(Weak<Shared>);
 
@@ -167,7 +224,7 @@ impl Collector for Gauges {
         let gauges: [(&str, &str, u64); 5] = [
             ("components_loaded", "Components in memory", cache.len() as u64),
             ("components_loaded_bytes", "Machine code in memory", cache.bytes()),
-            ("memory_used_bytes", "Linear memory of all instances", budget.used()),
+            ("memory_used_bytes", "Memory of all instances, and what the host holds for them", budget.used()),
             ("instances", "Instances that exist, idle ones included", cache.instances()),
             ("instances_idle", "Instances kept for their function's next call", host.instances_idle() as u64),
         ];

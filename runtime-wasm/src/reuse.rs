@@ -7,8 +7,9 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::Instant,
 };
+use wasmtime::UpdateDeadline;
 
-use crate::guest::{Guest, Program};
+use crate::guest::{CONCURRENT_MAX, Guest, Program};
 use crate::{Config, engine::Host};
 
 pub(crate) type Store = wasmtime::Store<Guest>;
@@ -33,8 +34,14 @@ impl<E> Instance<E> {
 pub(crate) fn store(host: &Host, program: Arc<Program>) -> Store {
     let mut store = Store::new(&host.engine, Guest::new(program));
     store.limiter(|guest| &mut guest.memory);
-    store.epoch_deadline_async_yield_and_update(1);
+    store.epoch_deadline_callback(|mut store| {
+        store.data_mut().tick()?;
+        Ok(UpdateDeadline::Yield(1))
+    });
     store.set_epoch_deadline(1);
+    if let Some(concurrent) = store.concurrent_resource_table() {
+        concurrent.set_max_capacity(CONCURRENT_MAX);
+    }
     store
 }
 

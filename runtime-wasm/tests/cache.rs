@@ -2,29 +2,11 @@
 
 mod support;
 
-use std::path::{Path, PathBuf};
-
 use mayfly_runtime::{CallError, FunctionHost as _};
 use mayfly_runtime_wasm::Config;
 use support::{text::handler, *};
 
 const ANSWERS: &str = r#"(func (export "handle") (param i32 i32) (call $answer (local.get 1)))"#;
-
-/// The one compiled file below a directory.
-fn compiled(folder: &Path) -> PathBuf {
-    let mut folders = vec![folder.to_owned()];
-    while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                folders.push(path);
-            } else if path.extension().is_some_and(|extension| extension == "cwasm") {
-                return path;
-            }
-        }
-    }
-    panic!("nothing was compiled");
-}
 
 fn loaded(fixture: &Fixture) -> f64 {
     metric(&fixture.metrics(), "mayfly_wasm_components_loaded ")
@@ -100,6 +82,32 @@ async fn damaged_and_foreign_files_are_compiled_again() {
     }
 }
 
+/// Large files are checked and mapped elsewhere: the outcomes are the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn large_components_are_mapped_and_damage_is_seen() {
+    let fixture = Fixture::new();
+    let large = format!("{ANSWERS} (memory 100) (data (i32.const 0) \"{}\")", "large".repeat(1 << 20));
+    let component = fixture.upload(handler(&large)).await;
+    let function = fixture.host.prepare(spec("f", component));
+    ask(&function, "/").await;
+    let Fixture { folder, host, .. } = fixture;
+    drop((function, host));
+    let fixture = Fixture::over(folder, small());
+    let function = fixture.host.prepare(spec("f", component));
+    ask(&function, "/").await;
+    assert_eq!(compiles(&fixture), 0.0);
+    function.unload();
+    eventually("it is not in memory", || loaded(&fixture) == 0.0).await;
+    let path = compiled(fixture.folder.path());
+    let mut content = std::fs::read(&path).unwrap();
+    assert!(content.len() > 5 << 20, "{}", content.len());
+    content[4 << 20] ^= 1;
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(&path, content).unwrap();
+    ask(&function, "/").await;
+    assert_eq!(compiles(&fixture), 1.0);
+}
+
 /// Compiling it again may not work at once; that it is damaged is noted once all the same.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_damaged_file_is_met_once() {
@@ -157,4 +165,29 @@ async fn handles_follow_their_specs() {
     fixture.artifacts.remove(&component).await.unwrap();
     let gone = call(&two, get("/")).await.err().unwrap();
     assert_eq!(gone, CallError::ComponentMissing(component));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_function_counted_goes_with_its_last_revision() {
+    let fixture = Fixture::new();
+    let component = fixture.upload(handler(ANSWERS)).await;
+    let mut next = spec("f", component);
+    next.revision.name = "f-00002".into();
+    let revisions =
+        [spec("f", component), next].map(|spec| (fixture.host.prepare(spec.clone()), spec.revision));
+    for (function, _) in &revisions {
+        ask(function, "/").await;
+    }
+    fixture.settled().await;
+    let calls = r#"mayfly_wasm_calls_total{namespace="default",function="f",outcome="Answered"}"#;
+    assert_eq!(metric(&fixture.metrics(), calls), 2.0);
+    let [(first, of_first), (second, of_second)] = revisions;
+    fixture.host.forget(&of_first);
+    drop(first);
+    assert_eq!(metric(&fixture.metrics(), calls), 2.0, "the other revision counts on");
+    fixture.host.forget(&of_second);
+    drop(second);
+    eventually("they are forgotten", || !fixture.metrics().contains("function=\"f\"")).await;
+    ask(&fixture.host.prepare(spec("f", component)), "/").await;
+    assert_eq!(metric(&fixture.metrics(), calls), 1.0);
 }

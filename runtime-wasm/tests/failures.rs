@@ -7,7 +7,10 @@ use std::time::{Duration, Instant};
 
 use mayfly_api::{Digest, function::Isolation};
 use mayfly_runtime::{CallError, FunctionHost as _};
-use support::{text::handler, *};
+use support::{
+    text::{TEXT_AT, handler},
+    *,
+};
 
 const ANSWERS: &str = r#"(func (export "handle") (param i32 i32) (call $answer (local.get 1)))"#;
 const SPINS: &str = r#"(func (export "handle") (param i32 i32) (loop $again (br $again)))"#;
@@ -104,6 +107,45 @@ async fn a_guest_that_wants_more_memory_than_its_limit() {
     let function = fixture.function(handler(module), |spec| spec.memory_bytes_max = 8 << 20).await;
     let error = call(&function, get("/")).await.err().unwrap();
     assert_eq!(error, CallError::OutOfMemory { limit_bytes: 8 << 20 });
+}
+
+/// Not only linear memory is memory: 128 MiB of headers would be ten times as much as this guest may have.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_host_holds_for_a_guest_counts() {
+    let fixture = Fixture::new();
+    let module = format!(
+        r#"(func (export "handle") (param $request i32) (param $out i32)
+          (local $left i32) (local $held i32) (local $times i32)
+          (local.set $left (i32.const 2000))
+          (loop $more
+            (local.set $held (call $fields))
+            (local.set $times (i32.const 16))
+            (loop $again
+              (call $append (local.get $held) (i32.const {TEXT_AT}) (i32.const 4)
+                (i32.const {TEXT_AT}) (i32.const {TEXT_AT}) (i32.const 0))
+              (local.set $times (i32.sub (local.get $times) (i32.const 1)))
+              (br_if $again (local.get $times)))
+            (local.set $left (i32.sub (local.get $left) (i32.const 1)))
+            (br_if $more (local.get $left)))
+          (call $answer (local.get $out)))"#
+    );
+    let limit_bytes = 12 << 20;
+    let function = fixture.function(handler(&module), |spec| spec.memory_bytes_max = limit_bytes).await;
+    assert_eq!(call(&function, get("/")).await.err(), Some(CallError::OutOfMemory { limit_bytes }));
+    eventually("all is given back", || metric(&fixture.metrics(), "mayfly_wasm_memory_used_bytes ") == 0.0)
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tables_count_as_memory() {
+    let fixture = Fixture::new();
+    let module = r#"(table 100000 funcref)
+        (func (export "handle") (param i32 i32) (call $answer (local.get 1)))"#;
+    let limit_bytes = 512 << 10;
+    let function = fixture.function(handler(module), |spec| spec.memory_bytes_max = limit_bytes).await;
+    assert_eq!(call(&function, get("/")).await.err(), Some(CallError::OutOfMemory { limit_bytes }));
+    let function = fixture.function(handler(module), |spec| spec.memory_bytes_max = 2 << 20).await;
+    assert_eq!(ask(&function, "/").await.0, 200);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -264,6 +306,34 @@ async fn components_that_cannot_run_are_told_so() {
         let CallError::ComponentInvalid(why) = error else { panic!("{error}") };
         assert!(why.contains(word), "{why}");
     }
+}
+
+/// Each instance has room for its memories, whatever others have.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_component_has_no_more_memories_than_its_place() {
+    let fixture = Fixture::with(mayfly_runtime_wasm::Config { instances_max: Some(8), ..small() });
+    // The test component has one besides.
+    let module = |memories: usize| format!("{} {SPINS}", "(memory 0) ".repeat(memories - 1));
+    let function = fixture.function(handler(&module(5)), |_| {}).await;
+    let error = call(&function, get("/")).await.err().unwrap();
+    let CallError::ComponentInvalid(why) = error else { panic!("{error}") };
+    assert!(why.contains("5 linear memories"), "{why}");
+    let function = fixture.function(handler(&module(4)), |_| {}).await;
+    function.load().await.unwrap();
+    let spinning: Vec<_> = (0..8)
+        .map(|_| {
+            let function = function.clone();
+            tokio::spawn(
+                async move { call_within(&function, get("/"), Duration::from_secs(600)).await.map(drop) },
+            )
+        })
+        .collect();
+    eventually("all run", || fixture.instances() == 8.0).await;
+    assert!(spinning.iter().all(|call| !call.is_finished()));
+    for task in spinning {
+        task.abort();
+    }
+    eventually("all are gone", || fixture.instances() == 0.0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

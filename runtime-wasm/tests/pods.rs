@@ -217,12 +217,12 @@ async fn a_program_takes_the_slot_of_an_idle_instance() {
 
 /// A pod that serves, at an address of this test's own: a port that is let go for it to take cannot be taken by
 /// somebody else meanwhile, nor be answered by somebody else afterwards.
-async fn serving(fixture: &Fixture) -> (Pod<'_>, SocketAddr) {
+async fn serving(fixture: &Fixture, component: Vec<u8>) -> (Pod<'_>, SocketAddr) {
     static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
     let of_process = (std::process::id() & 0x3fff) << 3;
     let own = of_process | NEXT.fetch_add(1, std::sync::atomic::Ordering::SeqCst) & 7;
     let address = Ipv4Addr::from(0x7f40_0000 | own);
-    let component = fixture.upload(handler(ANSWERS)).await;
+    let component = fixture.upload(component).await;
     let mut pod = Pod::at(address, fixture, component, &[]).await;
     let free = std::net::TcpListener::bind((address, 0)).unwrap().local_addr().unwrap();
     pod.spec.ports = vec![free.port()];
@@ -243,7 +243,7 @@ async fn served(address: SocketAddr) -> tokio::net::TcpStream {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_component_that_answers_serves_http_on_the_pods_address() {
     let fixture = Fixture::new();
-    let (pod, address) = serving(&fixture).await;
+    let (pod, address) = serving(&fixture, handler(ANSWERS)).await;
     let _open = served(address).await;
     fixture.host.stop_container(&pod.spec.id, Duration::from_secs(5)).await.unwrap();
     assert_eq!(pod.exit().await, (0, "Completed".into(), String::new()));
@@ -254,10 +254,52 @@ async fn a_component_that_answers_serves_http_on_the_pods_address() {
 async fn a_pod_hears_its_stop_though_it_has_no_room_for_connections() {
     let config = mayfly_runtime_wasm::Config { pod_connections_max: 1, ..small() };
     let fixture = Fixture::with(config);
-    let (pod, address) = serving(&fixture).await;
+    let (pod, address) = serving(&fixture, handler(ANSWERS)).await;
     let _open = served(address).await;
     fixture.host.stop_container(&pod.spec.id, Duration::from_secs(5)).await.unwrap();
     assert_eq!(pod.exit().await, (0, "Completed".into(), String::new()));
+}
+
+/// Whether it answers, or works on when it has: with the pod it ends.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_pod_does_ends_with_it() {
+    let fixture = Fixture::new();
+    let answering = r#"(func (export "handle") (param i32 i32) (loop $again (br $again)))"#;
+    let working_on = r#"(func (export "handle") (param i32 i32)
+        (call $answer (local.get 1)) (loop $again (br $again)))"#;
+    for module in [answering, working_on] {
+        let (pod, address) = serving(&fixture, handler(module)).await;
+        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        stream.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        eventually("its guest works", || fixture.instances() == 1.0).await;
+        if module == working_on {
+            stream.read_exact(&mut [0; 15]).await.unwrap();
+        }
+        fixture.host.stop_container(&pod.spec.id, Duration::ZERO).await.unwrap();
+        eventually("nothing is left of it", || fixture.instances() == 0.0).await;
+        fixture.host.remove_sandbox(&pod.spec.id.pod).await.unwrap();
+    }
+}
+
+/// A client that takes nothing of its answer does not keep its place.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_does_not_read_is_let_go() {
+    let component = guest!("flood");
+    let config = mayfly_runtime_wasm::Config {
+        pod_connections_max: 1,
+        pod_stall_timeout: Duration::from_secs(1),
+        ..small()
+    };
+    let fixture = Fixture::with(config);
+    let (pod, address) = serving(&fixture, component).await;
+    let mut deaf = tokio::net::TcpStream::connect(address).await.unwrap();
+    deaf.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+    deaf.readable().await.unwrap();
+    let mut next = tokio::net::TcpStream::connect(address).await.unwrap();
+    next.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+    let heard = tokio::time::timeout(Duration::from_secs(10), next.read_exact(&mut [0; 15])).await;
+    heard.expect("the place was not given back").unwrap();
+    fixture.host.stop_container(&pod.spec.id, Duration::ZERO).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -11,7 +11,8 @@ pub(crate) const HELP: &str = "\
 Reads `cargo metadata` and the first lines of every crate, and checks:
   - a crate depends only on crates of lower floors, and on one of its own floor only in tests
   - floor 0 has no tokio and no HTTP
-  - wasmtime, containerd, databases, netlink and nftables are each named in one room only
+  - wasmtime, containerd, netlink and nftables are each named in one room only; databases in store, wal and
+    workflows/engine
   - a crate is named after its folder and opens with a charter (`//!`)
   - the guest SDK and the examples depend on no crate of the platform
 

@@ -56,7 +56,9 @@ pub(crate) fn build(workspace: &Workspace) -> Result<PathBuf> {
         return Ok(guests);
     }
     ensure_toolchain()?;
-    command::run(cargo().args(["build", "--package", "mayfly"]).current_dir(&workspace.root))?;
+    // With the whole workspace's features, as the demo and the tests build it: one build serves all.
+    let mut build = cargo();
+    command::run(build.args(["build", "--workspace", "--bin", "mayfly"]).current_dir(&workspace.root))?;
     std::fs::create_dir_all(&guests).with_context(|| format!("cannot make {}", guests.display()))?;
     let mut build = Command::new(workspace.mayfly("debug"));
     build.args(["build", "--workspace"]).arg(workspace.root.join("examples")).arg("--out").arg(&guests);

@@ -1,9 +1,9 @@
 //! Ends as its first argument says: `exit CODE`, `panic`, `oom`, `sleep SECONDS`. Whatever it is, it leaves a
 //! parameter and an artifact first, if it has a place for them.
 
-use std::{fs, process::ExitCode, time::Duration};
+use std::{fs, io::Write as _, time::Duration};
 
-fn main() -> ExitCode {
+fn main() {
     let mut arguments = std::env::args().skip(1);
     let (how, what) = (arguments.next().unwrap_or_default(), arguments.next().unwrap_or_default());
     if fs::metadata("/mayfly/out").is_ok() {
@@ -13,7 +13,7 @@ fn main() -> ExitCode {
     println!("about to {how} {what}");
     eprintln!("it will not end well");
     match how.as_str() {
-        "exit" => ExitCode::from(what.parse::<u8>().unwrap_or(1)),
+        "exit" => exit(what.parse().unwrap_or(1)),
         "panic" => panic!("as it was told"),
         "oom" => {
             let mut kept = Vec::new();
@@ -23,8 +23,13 @@ fn main() -> ExitCode {
         }
         "sleep" => {
             std::thread::sleep(Duration::from_secs(what.parse().unwrap_or(3600)));
-            ExitCode::SUCCESS
         }
-        _ => ExitCode::from(2),
+        _ => exit(2),
     }
+}
+
+/// `std::process::exit` tells success or failure only, where the target is wasm32-wasip2.
+fn exit(code: u8) {
+    std::io::stdout().flush().expect("the log takes it");
+    wasip2::cli::exit::exit_with_code(code);
 }

@@ -2,9 +2,9 @@
 //! `runtimeClassName: wasm`. Prints its arguments and environment, and exits with the
 //! code in EXIT_CODE.
 
-use std::process::ExitCode;
+use std::io::Write as _;
 
-fn main() -> ExitCode {
+fn main() {
     for argument in std::env::args() {
         println!("argument {argument}");
     }
@@ -13,5 +13,7 @@ fn main() -> ExitCode {
     }
     let code = std::env::var("EXIT_CODE").ok().and_then(|text| text.parse().ok()).unwrap_or(0);
     eprintln!("exiting with {code}");
-    ExitCode::from(code)
+    std::io::stdout().flush().expect("the log takes it");
+    // `std::process::exit` tells success or failure only, where the target is wasm32-wasip2.
+    wasip2::cli::exit::exit_with_code(code);
 }

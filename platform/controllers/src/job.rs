@@ -28,6 +28,8 @@ mod tests;
 
 use std::time::Duration;
 
+use mayfly_informer::Backoff;
+
 pub(crate) use act::Controller;
 
 /// What the job controller is told.
@@ -37,10 +39,8 @@ pub struct Config {
     pub burst: usize,
     /// Jobs worked on at the same time.
     pub parallel: usize,
-    /// The pause after a failed pod; it doubles with each that fails in a row. Upstream's value.
-    pub backoff_first: Duration,
-    /// The longest pause. Upstream's value.
-    pub backoff_max: Duration,
+    /// The pause after a failed pod, longer with each that fails in a row. Upstream's values.
+    pub backoff: Backoff,
 }
 
 impl Default for Config {
@@ -48,8 +48,7 @@ impl Default for Config {
         Self {
             burst: 500,
             parallel: 16,
-            backoff_first: Duration::from_secs(10),
-            backoff_max: Duration::from_secs(600),
+            backoff: Backoff { first: Duration::from_secs(10), most: Duration::from_secs(600) },
         }
     }
 }

@@ -33,7 +33,7 @@ fn job(name: &str, exit_code: Option<i32>, spec: Value) -> Value {
 /// Everything, with no pause after a failure.
 async fn cluster() -> Cluster {
     let mut cluster = Cluster::quiet().await;
-    cluster.config.job.backoff_first = Duration::ZERO;
+    cluster.config.job.backoff.first = Duration::ZERO;
     cluster.jobs = Some(JobFiles::new(cluster.artifacts.clone(), cluster.folder.path().join("jobs")));
     cluster.run_controllers();
     cluster.run_node();

@@ -63,8 +63,9 @@ fn is_hop_by_hop(name: &HeaderName) -> bool {
     HOP_BY_HOP.contains(name)
 }
 
-/// Headers that the gateway puts on a request: room for them is made once.
-const HEADERS_ADDED: usize = 5;
+/// Headers that the gateway puts on a request besides its id: room for them is made once, and none for more, since a
+/// map that grows is made anew.
+const HEADERS_ADDED: usize = 4;
 
 /// Who is at the other end of a connection, ready to be put on its requests.
 pub(crate) struct Peer {

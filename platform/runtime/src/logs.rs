@@ -16,7 +16,7 @@ mod read;
 mod write;
 
 pub use read::{LogOptions, LogReader, LogStream, read};
-pub use write::{LogSink, LogWriter, Stream};
+pub use write::{LogFile, LogSink, LogWriter, Stream};
 
 /// A line longer than this is split, as the CRI's partial lines (`P`), in bytes.
 pub const LINE_BYTES_MAX: usize = 16 << 10;

@@ -16,13 +16,13 @@ use std::{
 };
 
 use mayfly_api::ObjectKey;
+use mayfly_informer::Backoff;
 use tokio::time::Instant;
 
 use crate::request::PodRequest;
 
 /// Pauses between tries of one pod: the first, doubled up to the most.
-const BACKOFF_FIRST: Duration = Duration::from_secs(1);
-const BACKOFF_MOST: Duration = Duration::from_secs(10);
+const BACKOFF: Backoff = Backoff { first: Duration::from_secs(1), most: Duration::from_secs(10) };
 /// After this long an unschedulable pod is tried again even if nothing seems to have changed.
 const UNSCHEDULABLE_MOST: Duration = Duration::from_secs(300);
 
@@ -117,7 +117,7 @@ impl Queue {
 
     /// No node fits it now.
     pub fn unschedulable(&mut self, popped: Popped, now: Instant) {
-        let rested = now + backoff(popped.attempts);
+        let rested = now + BACKOFF.full(popped.attempts);
         let changed = popped.changes != self.changes;
         let place =
             if changed { Place::BackingOff(rested) } else { Place::Unschedulable(now + UNSCHEDULABLE_MOST) };
@@ -126,7 +126,7 @@ impl Queue {
 
     /// Something went wrong that time may heal.
     pub fn failed(&mut self, popped: Popped, now: Instant) {
-        let rested = now + backoff(popped.attempts);
+        let rested = now + BACKOFF.full(popped.attempts);
         self.put_back(popped, Place::BackingOff(rested), rested);
     }
 
@@ -202,10 +202,6 @@ impl Queue {
     }
 }
 
-fn backoff(attempts: u32) -> Duration {
-    BACKOFF_FIRST.saturating_mul(1 << attempts.saturating_sub(1).min(16)).min(BACKOFF_MOST)
-}
-
 #[cfg(test)]
 mod tests {
     use mayfly_api::k8s::api::core::v1::Pod;
@@ -244,11 +240,11 @@ mod tests {
         add(&mut queue, "a", 0);
         let popped = queue.pop(now).unwrap();
         queue.unschedulable(popped, now);
-        assert_eq!(pop(&mut queue, now + BACKOFF_MOST), None, "nothing changed");
+        assert_eq!(pop(&mut queue, now + BACKOFF.most), None, "nothing changed");
         queue.may_fit(now);
         assert_eq!(pop(&mut queue, now), None, "it has to rest");
-        assert_eq!(queue.next_wake(), Some(now + BACKOFF_FIRST));
-        let popped = queue.pop(now + BACKOFF_FIRST).unwrap();
+        assert_eq!(queue.next_wake(), Some(now + BACKOFF.first));
+        let popped = queue.pop(now + BACKOFF.first).unwrap();
         queue.unschedulable(popped, now);
         assert_eq!(pop(&mut queue, now + UNSCHEDULABLE_MOST), Some("a".into()), "tried again anyway");
     }
@@ -260,7 +256,7 @@ mod tests {
         let popped = queue.pop(now).unwrap();
         queue.may_fit(now);
         queue.unschedulable(popped, now);
-        assert_eq!(queue.next_wake(), Some(now + BACKOFF_FIRST));
+        assert_eq!(queue.next_wake(), Some(now + BACKOFF.first));
     }
 
     #[test]
@@ -278,7 +274,7 @@ mod tests {
 
     #[test]
     fn pauses_grow() {
-        let seconds: Vec<_> = (1..=6).map(|attempts| backoff(attempts).as_secs()).collect();
+        let seconds: Vec<_> = (1..=6).map(|attempts| BACKOFF.full(attempts).as_secs()).collect();
         assert_eq!(seconds, [1, 2, 4, 8, 10, 10]);
     }
 }

@@ -18,7 +18,7 @@ use serde::Deserialize;
 
 use crate::aws_credentials::{self, Found};
 
-/// Default addresses (DESIGN §3): all loopback.
+/// Default addresses: all loopback.
 const API_LISTEN: &str = "127.0.0.1:6443";
 const HTTP_LISTEN: &str = "127.0.0.1:8080";
 const WORKFLOWS_LISTEN: &str = "127.0.0.1:8083";
@@ -49,7 +49,7 @@ pub(crate) struct UpArgs {
     #[arg(long, env = "MAYFLY_WORKFLOW_RETENTION", value_name = "TIME")]
     workflow_retention: Option<String>,
     /// Sends the tasks of an AWS service to this URL, such as sqs=http://127.0.0.1:9324; may be given several
-    /// times. lambda=URL is asked for functions that are not here, s3=URL has the buckets
+    /// times. lambda=URL is called for functions that are not deployed here; s3=URL replaces the local buckets
     #[arg(long, env = "MAYFLY_TASK_ENDPOINT", value_name = "SERVICE=URL", value_delimiter = ',')]
     task_endpoint: Vec<String>,
     /// Signs what is sent to these endpoints [default: AWS_ACCESS_KEY_ID and the like, or ~/.aws/credentials]
@@ -58,6 +58,10 @@ pub(crate) struct UpArgs {
     /// The key itself: better in the environment or the config file, where no list of processes shows it
     #[arg(long, env = "MAYFLY_TASK_SECRET_ACCESS_KEY", value_name = "KEY", hide_env_values = true)]
     task_secret_access_key: Option<String>,
+    /// Believe what requests for functions say of their client (X-Forwarded-For, -Proto, -Host): only behind a
+    /// proxy that sets these
+    #[arg(long, env = "MAYFLY_TRUST_FORWARDED")]
+    trust_forwarded: bool,
     /// The largest component that may be uploaded, such as 64Mi [default: 64Mi]
     #[arg(long, env = "MAYFLY_ARTIFACT_LIMIT", value_name = "QUANTITY")]
     artifact_limit: Option<String>,
@@ -94,6 +98,7 @@ struct ConfigFile {
     task_endpoint: BTreeMap<String, String>,
     task_access_key_id: Option<String>,
     task_secret_access_key: Option<String>,
+    trust_forwarded: bool,
     artifact_limit: Option<String>,
     function_memory: Option<String>,
     log: Option<String>,
@@ -113,6 +118,8 @@ pub(crate) struct UpConfig {
     /// How long ended executions are kept.
     pub(crate) workflow_retention: Duration,
     pub(crate) task_endpoints: Endpoints,
+    /// A proxy in front says who the clients are.
+    pub(crate) trust_forwarded: bool,
     pub(crate) artifact_bytes_max: u64,
     /// `None`: half of the machine's.
     pub(crate) function_memory_bytes: Option<u64>,
@@ -170,6 +177,7 @@ impl UpArgs {
                 self.task_secret_access_key.or(file.task_secret_access_key),
                 &|name| std::env::var(name).ok().filter(|value| !value.is_empty()),
             )?,
+            trust_forwarded: self.trust_forwarded || file.trust_forwarded,
             artifact_bytes_max: bytes(
                 "artifact-limit",
                 &self.artifact_limit.or(file.artifact_limit).unwrap_or_else(|| ARTIFACT_LIMIT_DEFAULT.into()),
@@ -208,7 +216,7 @@ impl ConfigFile {
     fn read(path: &Path) -> anyhow::Result<Self> {
         let text = std::fs::read_to_string(path)
             .with_context(|| format!("cannot read config file {}", path.display()))?;
-        toml::from_str(&text).with_context(|| format!("config file {} is not right", path.display()))
+        toml::from_str(&text).with_context(|| format!("cannot understand config file {}", path.display()))
     }
 }
 
@@ -297,8 +305,9 @@ mod tests {
     fn a_flag_is_stronger_than_the_file() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("c.toml");
-        std::fs::write(&file, "http-listen = \"127.0.0.1:1\"\nadmin-listen = \":2\"\nnode-name = \"n\"")
-            .unwrap();
+        let text =
+            "http-listen = \"127.0.0.1:1\"\nadmin-listen = \":2\"\nnode-name = \"n\"\ntrust-forwarded = true";
+        std::fs::write(&file, text).unwrap();
         let args =
             UpArgs { http_listen: Some("localhost:0".into()), config: Some(file), ..Default::default() };
         let config = args.resolve().unwrap();
@@ -306,6 +315,7 @@ mod tests {
         assert_eq!(config.admin_listen.to_string(), "127.0.0.1:2");
         assert_eq!(config.api_listen.to_string(), API_LISTEN);
         assert_eq!(config.node_name, "n");
+        assert!(config.trust_forwarded && !UpArgs::default().resolve().unwrap().trust_forwarded);
     }
 
     #[test]

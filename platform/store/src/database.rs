@@ -378,15 +378,16 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
 }
 
 fn open_error(path: &Path, error: rusqlite::Error) -> OpenError {
-    use rusqlite::{Error as E, ErrorCode};
+    use rusqlite::Error as E;
     let path = path.to_owned();
-    match (&error, error.sqlite_error_code()) {
-        (_, Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase))
-        | (E::InvalidColumnType(..) | E::FromSqlConversionFailure(..) | E::IntegralValueOutOfRange(..), _) => {
-            OpenError::Damaged { path, problem: error.to_string() }
-        }
-        _ => OpenError::Engine { path, source: error },
+    let misread = matches!(
+        error,
+        E::InvalidColumnType(..) | E::FromSqlConversionFailure(..) | E::IntegralValueOutOfRange(..)
+    );
+    if misread || mayfly_wal::is_damage(&error) {
+        return OpenError::Damaged { path, problem: error.to_string() };
     }
+    OpenError::Engine { path, source: error }
 }
 
 impl From<rusqlite::Error> for CommitError {

@@ -8,7 +8,13 @@ use std::{
     fs::{File, OpenOptions, TryLockError},
     io::{self, Read as _, Seek as _, Write as _},
     path::Path,
+    time::Duration,
 };
+
+/// How often a lock that is held is tried again, and after which pause. A program that its last holder was just
+/// starting has it too, until it is another program; that takes milliseconds.
+const TRIES: u32 = 20;
+const PAUSE: Duration = Duration::from_millis(10);
 
 pub(crate) struct Lock {
     _file: File,
@@ -26,7 +32,15 @@ impl Lock {
     pub(crate) fn acquire(path: &Path) -> Result<Self, LockError> {
         let open = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
         let mut file = open.map_err(LockError::Io)?;
-        match file.try_lock() {
+        let mut locked = file.try_lock();
+        for _ in 0..TRIES {
+            if !matches!(locked, Err(TryLockError::WouldBlock)) {
+                break;
+            }
+            std::thread::sleep(PAUSE);
+            locked = file.try_lock();
+        }
+        match locked {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 let mut text = String::new();

@@ -27,3 +27,9 @@ mod mark;
 
 pub use log::Log;
 pub use mark::Error;
+
+/// Whether a failure means that the file's content is wrong, rather than that it could not be read or written now.
+pub fn is_damage(error: &rusqlite::Error) -> bool {
+    use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase};
+    matches!(error.sqlite_error_code(), Some(DatabaseCorrupt | NotADatabase))
+}

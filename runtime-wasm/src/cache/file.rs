@@ -15,6 +15,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use rustix::io::Errno;
 
 use crate::World;
 
@@ -52,34 +53,59 @@ pub(super) fn seal(mut machine_code: Vec<u8>, world: World) -> Vec<u8> {
     machine_code
 }
 
-/// Checks the seal. The whole file is read once per process; afterwards its identity is enough.
-pub(super) fn check(path: &Path) -> io::Result<Checked> {
-    static SEEN: LazyLock<Mutex<HashMap<Identity, World>>> = LazyLock::new(Mutex::default);
-    let mut file = File::open(path)?;
+/// A file that was opened, and not read yet.
+pub(super) struct Opened {
+    path: PathBuf,
+    file: File,
+    identity: Identity,
+}
+
+/// Files that were checked since this process began.
+static SEEN: LazyLock<Mutex<HashMap<Identity, World>>> = LazyLock::new(Mutex::default);
+
+/// Opens a compiled file. Quick.
+pub(super) fn open(path: &Path) -> io::Result<Opened> {
+    let file = File::open(path)?;
     let metadata = file.metadata()?;
-    let bytes = metadata.len();
     let identity = Identity {
         device: metadata.dev(),
         inode: metadata.ino(),
-        bytes,
+        bytes: metadata.len(),
         changed: (metadata.ctime(), metadata.ctime_nsec()),
     };
-    let seen = SEEN.lock().get(&identity).copied();
-    let world = match seen {
-        Some(world) => world,
-        None => {
-            let mut content = Vec::with_capacity(usize::try_from(bytes).unwrap_or_default());
-            file.read_to_end(&mut content)?;
-            let world = opened(&content).map_err(|why| io::Error::new(io::ErrorKind::InvalidData, why))?;
-            let mut seen = SEEN.lock();
-            if seen.len() >= REMEMBERED_MAX {
-                seen.clear();
-            }
-            seen.insert(identity, world);
-            world
+    Ok(Opened { path: path.to_owned(), file, identity })
+}
+
+impl Opened {
+    pub(super) fn bytes(&self) -> u64 {
+        self.identity.bytes
+    }
+
+    /// Checks the seal; [`io::ErrorKind::InvalidData`] if it does not fit. The whole file is read once per process,
+    /// which takes as long as it is large; afterwards its identity is enough.
+    pub(super) fn check(mut self) -> io::Result<Checked> {
+        let (path, bytes) = (self.path, self.identity.bytes);
+        if let Some(world) = SEEN.lock().get(&self.identity).copied() {
+            return Ok(Checked { path, world, bytes });
         }
-    };
-    Ok(Checked { path: path.to_owned(), world, bytes })
+        let mut content = Vec::with_capacity(usize::try_from(bytes).unwrap_or_default());
+        self.file.read_to_end(&mut content)?;
+        let world = opened(&content).map_err(|why| io::Error::new(io::ErrorKind::InvalidData, why))?;
+        let mut seen = SEEN.lock();
+        if seen.len() >= REMEMBERED_MAX {
+            seen.clear();
+        }
+        seen.insert(self.identity, world);
+        Ok(Checked { path, world, bytes })
+    }
+}
+
+/// Whether a file cannot be had because the process or the machine has too much of something in use: in a moment it may
+/// be there.
+pub(super) fn is_shortage(error: &io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw_os_error);
+    error.kind() == io::ErrorKind::OutOfMemory
+        || matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::AGAIN))
 }
 
 /// The world, if the seal fits the content.

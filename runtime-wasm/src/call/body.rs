@@ -14,6 +14,7 @@ use tokio::task::AbortHandle;
 use wasmtime_wasi_http::WasiBody;
 
 use super::{Limits, Running};
+use crate::guest::Program;
 
 /// A guest's body.
 pub(crate) struct AnswerBody {
@@ -54,13 +55,23 @@ impl Drop for GuestTask {
     }
 }
 
-/// Lets a guest work on in a task of its own, until its deadline.
-pub(super) fn run_on(guest: Running, limits: Limits) -> (AbortHandle, Arc<OnceLock<CallError>>) {
+/// Lets a guest work on in a task of its own, until its deadline, or the end of its program.
+pub(super) fn run_on(
+    guest: Running,
+    limits: Limits,
+    program: &Program,
+) -> (AbortHandle, Arc<OnceLock<CallError>>) {
     let failed = Arc::new(OnceLock::new());
     let failing = failed.clone();
+    let mut over = program.over();
     let task = tokio::spawn(async move {
         let mut guest = guest;
-        let ended = tokio::time::timeout_at(limits.deadline, &mut guest).await;
+        let ended = tokio::select! {
+            biased;
+            // An error means that the program is gone, which it is not while its guest runs.
+            _ = over.wait_for(|over| *over) => Ok(Err(CallError::ShuttingDown)),
+            ended = tokio::time::timeout_at(limits.deadline, &mut guest) => ended,
+        };
         // Before the guest is dropped, and with it its end of the body.
         match ended {
             Ok(Ok(())) => {}
@@ -96,9 +107,10 @@ impl AnswerBody {
         body: WasiBody,
         guest: Option<Running>,
         limits: Limits,
+        program: &Program,
     ) -> Self {
         let guest = guest.map(|guest| {
-            let (task, failed) = run_on(guest, limits);
+            let (task, failed) = run_on(guest, limits, program);
             GuestTask { task, failed, let_go: false }
         });
         let streaming = Streaming { body, bytes: bytes as u64, limits, guest };

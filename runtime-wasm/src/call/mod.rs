@@ -31,6 +31,8 @@ pub(crate) mod p3;
 
 pub(crate) use body::AnswerBody;
 
+use crate::guest::Program;
+
 /// Bytes of a body that are gathered before the answer is given, at most.
 const GATHERED_BYTES_MAX: usize = 64 << 10;
 
@@ -108,10 +110,15 @@ pub(crate) struct Limits {
 }
 
 /// Runs a guest until its answer can be given.
-pub(crate) async fn answer(guest: Running, reply: Reply, limits: Limits) -> Result<Answered, CallError> {
+pub(crate) async fn answer(
+    guest: Running,
+    reply: Reply,
+    limits: Limits,
+    program: &Program,
+) -> Result<Answered, CallError> {
     let mut exchange = Exchange { guest: Some(guest), reply, limits, late: None, head: None };
     poll_fn(|cx| exchange.poll(cx)).await?;
-    exchange.finish()
+    exchange.finish(program)
 }
 
 struct Exchange {
@@ -179,7 +186,7 @@ impl Exchange {
         late.as_mut().poll(cx).map(|()| Err(CallError::TimedOut { limit: self.limits.timeout }))
     }
 
-    fn finish(self) -> Result<Answered, CallError> {
+    fn finish(self, program: &Program) -> Result<Answered, CallError> {
         let head = self.head.ok_or(CallError::NoAnswer)?;
         let instantiated = self.reply.0.lock().instantiated;
         let Head { parts, body, gathered, failed } = head;
@@ -189,10 +196,12 @@ impl Exchange {
             (None, _) if failed.is_some() => AnswerBody::cut(gathered.frames, gathered.ended, failed),
             // The guest works on after its answer.
             (Some(guest), true) => {
-                body::run_on(guest, self.limits);
+                body::run_on(guest, self.limits, program);
                 AnswerBody::whole(gathered.frames)
             }
-            (guest, _) => AnswerBody::streaming(gathered.frames, gathered.bytes, body, guest, self.limits),
+            (guest, _) => {
+                AnswerBody::streaming(gathered.frames, gathered.bytes, body, guest, self.limits, program)
+            }
         };
         Ok(Answered { response: Response::from_parts(parts, body), instantiated })
     }

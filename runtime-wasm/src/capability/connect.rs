@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -19,10 +19,14 @@ use mayfly_api::egress::{EgressRule, Verdict, is_public, judge};
 use tokio::{
     net::TcpStream,
     sync::{OwnedSemaphorePermit, Semaphore},
+    time::Instant,
 };
 use wasmtime_wasi_http::Error;
 
-use super::egress::Connecting;
+use super::{
+    egress::Connecting,
+    lookup::{HostLookups, Lookups},
+};
 use crate::config::EgressConfig;
 
 /// Why there is no connection.
@@ -65,14 +69,16 @@ pub(crate) struct CheckedConnector {
     rules: Arc<[EgressRule]>,
     timeout: Duration,
     connections: Arc<Semaphore>,
+    lookups: Lookups,
 }
 
 impl CheckedConnector {
-    pub(crate) fn new(rules: Arc<[EgressRule]>, config: &EgressConfig) -> Self {
+    pub(crate) fn new(rules: Arc<[EgressRule]>, config: &EgressConfig, lookups: HostLookups) -> Self {
         Self {
             rules,
             timeout: config.connect_timeout,
             connections: Arc::new(Semaphore::new(config.connections_max)),
+            lookups: Lookups::new(lookups),
         }
     }
 
@@ -84,31 +90,30 @@ impl CheckedConnector {
         }
         let permit = self.connections.try_acquire_owned().map_err(|_| ConnectError::Limit)?;
         let port = uri.port_u16().unwrap_or(if scheme == "https" { 443 } else { 80 });
-        let connecting = async {
-            let addresses = allowed(verdict, resolve(host, port).await?)?;
-            let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
-            for address in addresses {
-                match TcpStream::connect(address).await {
-                    Ok(stream) => return Ok(stream),
-                    Err(error) => last = error,
-                }
-            }
-            Err(ConnectError::Io(last))
-        };
-        let stream =
-            tokio::time::timeout(self.timeout, connecting).await.map_err(|_| ConnectError::TimedOut)??;
+        let until = Instant::now() + self.timeout;
+        let resolving = tokio::time::timeout_at(until, self.lookups.resolve(host, port)).await;
+        let addresses = allowed(verdict, resolving.map_err(|_| ConnectError::TimedOut)??)?;
+        let stream = to_any(&addresses, until).await?;
         // Only latency depends on it.
         stream.set_nodelay(true).ok();
         Ok(CountedStream { stream: TokioIo::new(stream), _permit: permit })
     }
 }
 
-async fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, ConnectError> {
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    if let Ok(address) = host.parse::<IpAddr>() {
-        return Ok(vec![SocketAddr::new(address, port)]);
+/// Connects to the first that answers. Each has an equal part of the time that is left, so that one from which nothing
+/// comes back does not take it from the others.
+async fn to_any(addresses: &[SocketAddr], until: Instant) -> Result<TcpStream, ConnectError> {
+    let mut last = ConnectError::TimedOut;
+    for (tried, address) in addresses.iter().enumerate() {
+        let left = until.saturating_duration_since(Instant::now());
+        let part = left / u32::try_from(addresses.len() - tried).unwrap_or(u32::MAX);
+        match tokio::time::timeout(part, TcpStream::connect(address)).await {
+            Ok(Ok(stream)) => return Ok(stream),
+            Ok(Err(error)) => last = ConnectError::Io(error),
+            Err(_) => last = ConnectError::TimedOut,
+        }
     }
-    Ok(tokio::net::lookup_host((host, port)).await.map_err(ConnectError::Dns)?.collect())
+    Err(last)
 }
 
 /// Which of a destination's addresses may be connected to.
@@ -214,7 +219,7 @@ mod tests {
         let uri: Uri = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
         let rules = vec![uri.to_string().parse().unwrap()];
         let config = EgressConfig { connections_max: 1, ..EgressConfig::default() };
-        let connector = CheckedConnector::new(rules.into(), &config);
+        let connector = CheckedConnector::new(rules.into(), &config, HostLookups::default());
         let first = connector.clone().connect(uri.clone()).await.unwrap();
         assert!(matches!(connector.clone().connect(uri.clone()).await, Err(ConnectError::Limit)));
         drop(first);

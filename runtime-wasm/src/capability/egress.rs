@@ -27,8 +27,12 @@ use wasmtime_wasi_http::{
 use super::{
     body::TimedBody,
     connect::{CheckedConnector, ConnectError},
+    lookup::HostLookups,
 };
-use crate::{config::EgressConfig, guest::Program};
+use crate::{
+    config::EgressConfig,
+    guest::{BODY_CHUNK_BYTES_MAX, Program},
+};
 
 type HttpClient = Client<HttpsConnector<CheckedConnector>, WasiBody>;
 
@@ -36,18 +40,19 @@ type HttpClient = Client<HttpsConnector<CheckedConnector>, WasiBody>;
 pub(crate) struct Egress {
     rules: Arc<[EgressRule]>,
     config: EgressConfig,
+    lookups: HostLookups,
     /// Made at the first request.
     client: OnceLock<HttpClient>,
 }
 
 impl Egress {
-    pub(crate) fn new(rules: Vec<EgressRule>, config: EgressConfig) -> Self {
-        Self { rules: rules.into(), config, client: OnceLock::new() }
+    pub(crate) fn new(rules: Vec<EgressRule>, config: EgressConfig, lookups: HostLookups) -> Self {
+        Self { rules: rules.into(), config, lookups, client: OnceLock::new() }
     }
 
     fn client(&self) -> &HttpClient {
         self.client.get_or_init(|| {
-            let connector = CheckedConnector::new(self.rules.clone(), &self.config);
+            let connector = CheckedConnector::new(self.rules.clone(), &self.config, self.lookups.clone());
             let connector = HttpsConnectorBuilder::new()
                 .with_tls_config(tls())
                 .https_or_http()
@@ -156,6 +161,14 @@ impl WasiHttpHooks for Outbound {
         static FILTER: LazyLock<ForbiddenHeaderFilter> =
             LazyLock::new(|| Arc::new(|name| DEFAULT_FORBIDDEN_HEADERS.contains(name)));
         FILTER.clone()
+    }
+
+    fn p2_outgoing_body_chunk_size(&mut self) -> usize {
+        BODY_CHUNK_BYTES_MAX
+    }
+
+    fn p3_outgoing_body_chunk_size(&mut self) -> usize {
+        BODY_CHUNK_BYTES_MAX
     }
 
     fn is_supported_scheme(&mut self, scheme: &Scheme) -> bool {

@@ -1,6 +1,6 @@
 //! What a guest may ask of its host. All of it is linked here, on one screen: `wasi:cli` (environment,
 //! outputs into the log; no input but a job's), `wasi:clocks`, `wasi:random`, `wasi:http`, `wasi:config`.
-//! Interfaces of files and sockets are there because toolchains import them, with no address in them, and no
+//! Interfaces of files and sockets are there because toolchains import them; no socket can be made, and there is no
 //! file but the folders of a job (`mayfly_api::job_io`).
 
 use wasmtime::{Engine, component::Linker};
@@ -11,12 +11,15 @@ pub(crate) mod body;
 pub(crate) mod capture;
 pub(crate) mod connect;
 pub(crate) mod egress;
+pub(crate) mod lookup;
 pub(crate) mod output;
+pub(crate) mod response_body;
 
 pub(crate) fn linker(engine: &Engine, flavour: Flavour) -> wasmtime::Result<Linker<Guest>> {
     let mut linker = Linker::new(engine);
     wasmtime_wasi::p2::add_to_linker_async(&mut linker)?;
     wasmtime_wasi_http::p2::add_only_http_to_linker_async(&mut linker)?;
+    response_body::link(&mut linker)?;
     wasmtime_wasi_config::add_to_linker(&mut linker, |guest: &mut Guest| guest.program.config().into())?;
     if flavour == Flavour::Async {
         wasmtime_wasi::p3::add_to_linker(&mut linker)?;

@@ -13,7 +13,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use mayfly_runtime::logs::{LogSink, LogWriter, Stream};
+use mayfly_runtime::logs::{LogFile, LogSink, LogWriter, Stream};
 use parking_lot::Mutex;
 use tokio::{
     io::AsyncWrite,
@@ -28,6 +28,11 @@ use super::capture::Capture;
 
 /// Bytes a guest may hand over in one write.
 const WRITE_BYTES_MAX: usize = 64 << 10;
+/// What a line costs beside its own bytes: its time and its stream's name in the file, and the work.
+const LINE_BYTES: usize = 64;
+/// Bytes a second that the host itself writes into a program's log; more is left out. A guest that fails over and over
+/// can cause any number.
+const NOTES_BYTES_PER_SECOND: u64 = 64 << 10;
 /// How far ahead of its rate a guest may write before it waits.
 const BURST: Duration = Duration::from_secs(1);
 
@@ -36,25 +41,26 @@ const BURST: Duration = Duration::from_secs(1);
 pub(crate) struct ProgramLog(Arc<Inner>);
 
 struct Inner {
-    writer: LogWriter,
-    path: PathBuf,
+    file: LogFile,
     pace: Pace,
+    notes: Pace,
     capture: Option<Capture>,
 }
 
 impl ProgramLog {
-    pub(crate) fn new(writer: LogWriter, path: PathBuf, bytes_per_second: u64) -> Self {
+    pub(crate) fn new(writer: &LogWriter, path: PathBuf, bytes_per_second: u64) -> Self {
         Self::capturing(writer, path, bytes_per_second, None)
     }
 
     /// The same, of a job whose last output is kept.
     pub(crate) fn capturing(
-        writer: LogWriter,
+        writer: &LogWriter,
         path: PathBuf,
         bytes_per_second: u64,
         capture: Option<Capture>,
     ) -> Self {
-        Self(Arc::new(Inner { writer, path, pace: Pace::new(bytes_per_second), capture }))
+        let (file, pace) = (writer.file(path), Pace::new(bytes_per_second));
+        Self(Arc::new(Inner { file, pace, notes: Pace::new(NOTES_BYTES_PER_SECOND), capture }))
     }
 
     /// Puts what was kept into its files. Blocks shortly.
@@ -69,9 +75,13 @@ impl ProgramLog {
         Output(Arc::new(OutputInner { log: self.clone(), stream, sink: OnceLock::new() }))
     }
 
-    /// A line from the host itself.
+    /// A line from the host itself, unless there were too many.
     pub(crate) fn note(&self, text: &str) {
-        let mut sink = self.0.writer.sink(&self.0.path, Stream::Stderr);
+        if self.0.notes.wait_until().is_some() {
+            return;
+        }
+        self.0.notes.take(text.len() + LINE_BYTES);
+        let mut sink = self.0.file.sink(Stream::Stderr);
         sink.write(b"mayfly: ");
         sink.write(text.as_bytes());
         sink.write(b"\n");
@@ -137,12 +147,13 @@ impl Output {
 
     fn append(&self, bytes: &[u8]) {
         let inner = &*self.0;
-        let sink = || Mutex::new(inner.log.0.writer.sink(&inner.log.0.path, inner.stream));
+        let sink = || Mutex::new(inner.log.0.file.sink(inner.stream));
         inner.sink.get_or_init(sink).lock().write(bytes);
         if let Some(capture) = &inner.log.0.capture {
             capture.take(inner.stream, bytes);
         }
-        self.pace().take(bytes.len());
+        let lines = bytes.iter().filter(|byte| **byte == b'\n').count();
+        self.pace().take(bytes.len() + lines * LINE_BYTES);
     }
 }
 
@@ -222,11 +233,17 @@ impl AsyncWrite for AsyncOutput {
 mod tests {
     use super::*;
 
+    fn log(path: &std::path::Path, bytes_per_second: u64) -> (LogWriter, ProgramLog) {
+        let writer = LogWriter::start().unwrap();
+        let log = ProgramLog::new(&writer, path.to_owned(), bytes_per_second);
+        (writer, log)
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_talkative_guest_waits_for_its_rate() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("f.log");
-        let log = ProgramLog::new(LogWriter::start().unwrap(), path, 1000);
+        let (_, log) = log(&path, 1000);
         let mut output = log.output(Stream::Stdout);
         assert_eq!(output.check_write().unwrap(), WRITE_BYTES_MAX);
         output.write(Bytes::from(vec![b'x'; 3000])).unwrap();
@@ -235,5 +252,30 @@ mod tests {
         output.ready().await;
         assert!((1900..2100).contains(&before.elapsed().as_millis()), "{:?}", before.elapsed());
         assert_eq!(output.check_write().unwrap(), WRITE_BYTES_MAX);
+    }
+    #[tokio::test(start_paused = true)]
+    async fn a_line_costs_more_than_its_bytes() {
+        let folder = tempfile::tempdir().unwrap();
+        let (_, log) = log(&folder.path().join("f.log"), 1000);
+        let mut output = log.output(Stream::Stdout);
+        output.write(Bytes::from(vec![b'\n'; 10])).unwrap();
+        assert_eq!(output.check_write().unwrap(), WRITE_BYTES_MAX);
+        output.write(Bytes::from(vec![b'\n'; 10])).unwrap();
+        assert_eq!(output.check_write().unwrap(), 0, "20 bytes, and 20 lines");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn notes_are_paced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("f.log");
+        let (writer, log) = log(&path, 1000);
+        let noted = |count: usize| {
+            (0..count).for_each(|_| log.note(&"x".repeat(960)));
+            writer.flush();
+            std::fs::read_to_string(&path).unwrap().lines().count()
+        };
+        assert_eq!(noted(1000), 65, "64 KiB, and the one that goes beyond");
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_eq!(noted(1), 66);
     }
 }

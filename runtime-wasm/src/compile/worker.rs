@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use rustix::process::{Resource, Rlimit};
+use rustix::process::{Resource, Rlimit, Signal};
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _},
     process::{Child, Command},
@@ -25,6 +25,10 @@ const EXIT_LOST: u8 = 4;
 const EXIT_USAGE: u8 = 2;
 /// How many times its timeout a worker may take in all, when the processor is busy with others.
 const TIMEOUTS_MAX: u32 = 6;
+/// Signals by which others end a process. Those of its own doing (it aborts, it touches what it must not) are the
+/// component's: it would come to the same again.
+const ENDED_BY: [Signal; 6] =
+    [Signal::KILL, Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT, Signal::XCPU];
 /// What is read of a worker's standard error, in bytes.
 const MESSAGE_BYTES_MAX: u64 = 16 << 10;
 
@@ -105,9 +109,13 @@ impl Worker {
         if status.code() == Some(EXIT_LOST.into()) {
             return CompileError::Lost(message);
         }
-        // Somebody ended it: the kernel, which had no memory left for all, or a person.
-        if status.signal() == Some(rustix::process::Signal::KILL.as_raw()) {
-            return CompileError::Lost("the compiler was killed; was the machine out of memory?".into());
+        // Somebody ended it: the kernel or another guardian of the memory, the service manager, a person.
+        if let Some(signal) = status.signal()
+            && ENDED_BY.iter().any(|ending| ending.as_raw() == signal)
+        {
+            return CompileError::Lost(format!(
+                "the compiler was ended ({status}); was the machine out of memory?"
+            ));
         }
         let memory_mib = self.memory_bytes_max >> 20;
         CompileError::Invalid(format!(
@@ -252,8 +260,14 @@ mod tests {
     #[tokio::test]
     async fn what_ends_a_compiler_tells_whether_another_try_helps() {
         let folder = tempfile::tempdir().unwrap();
-        let killed = worker(folder.path(), "kill -KILL $$");
-        assert!(matches!(killed.compile(Flavour::Sync, b"").await, Err(CompileError::Lost(_))));
+        // Others of its kind may be ignored where the tests run, and a shell hands that on.
+        for signal in ["KILL", "TERM", "XCPU"] {
+            let ended = worker(folder.path(), &format!("kill -{signal} $$"));
+            match ended.compile(Flavour::Sync, b"").await {
+                Err(CompileError::Lost(why)) => assert!(why.contains("ended"), "{why}"),
+                other => panic!("{signal}: {other:?}"),
+            }
+        }
         let hungry = worker(folder.path(), "echo no threads >&2; exit 4");
         match hungry.compile(Flavour::Sync, b"").await {
             Err(CompileError::Lost(why)) => assert_eq!(why, "no threads"),

@@ -57,7 +57,7 @@ fn program(pods: &Pods, sandbox: &SandboxSpec, spec: &ContainerSpec) -> Result<P
     }
     args.extend_from_slice(&spec.args);
     let log = ProgramLog::capturing(
-        shared.logs.clone(),
+        &shared.logs,
         spec.log_path.clone(),
         shared.config.log_bytes_per_second,
         spec.files.as_ref().map(|files| Capture::new(files.capture.clone())),
@@ -74,7 +74,7 @@ fn program(pods: &Pods, sandbox: &SandboxSpec, spec: &ContainerSpec) -> Result<P
 }
 
 pub(super) fn egress(pods: &Pods, sandbox: &SandboxSpec) -> Result<Egress, RuntimeError> {
-    Ok(Egress::new(rules(sandbox)?, pods.shared.config.egress.clone()))
+    Ok(pods.shared.egress(rules(sandbox)?))
 }
 
 /// The destinations that the pod's annotation lists.

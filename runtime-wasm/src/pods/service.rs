@@ -19,6 +19,7 @@ use mayfly_runtime::{Body, BodyError, CallError, ContainerSpec, HostedSpec, Runt
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore},
+    task::JoinSet,
     time::Instant,
 };
 
@@ -50,7 +51,8 @@ pub(super) async fn start(
     let function = function(pods, sandbox, &spec, component)?;
     let connections = Arc::new(Semaphore::new(pods.shared.config.pod_connections_max));
     let meter = Meter::of_memory(function.program().clone());
-    let serving = |stopping| serve(listener, connections, function, stopping);
+    let stall_timeout = pods.shared.config.pod_stall_timeout;
+    let serving = |stopping| serve(listener, connections, function, stall_timeout, stopping);
     Ok(RunningTask::spawn(pods, spec.id, meter, serving, || {}))
 }
 
@@ -74,7 +76,7 @@ fn function(
         isolation: Isolation::Fresh,
         egress: rules(sandbox)?,
     };
-    let log = ProgramLog::new(shared.logs.clone(), spec.log_path.clone(), shared.config.log_bytes_per_second);
+    let log = ProgramLog::new(&shared.logs, spec.log_path.clone(), shared.config.log_bytes_per_second);
     let program = Program::new(
         spec.args.clone(),
         spec.env.clone(),
@@ -86,19 +88,25 @@ fn function(
     Ok(Function::new(hosted, shared.clone(), program))
 }
 
+/// Serves until it is asked to stop, then finishes what it is answering. Dropping it ends all that it does:
 /// `connections` has a permit for each connection that may be open at the same time.
 async fn serve(
     listener: TcpListener,
     connections: Arc<Semaphore>,
     function: Arc<Function>,
+    stall_timeout: Duration,
     mut stopping: StopRequest,
 ) -> Exit {
     let graceful = GracefulShutdown::new();
+    // Before the connections: what they leave behind ends when they have.
+    let _over = Over(function.clone());
+    let mut open = JoinSet::new();
     loop {
         let accepted = tokio::select! {
             biased;
             // An error means that nobody can ask any more, because the pod is gone.
             _ = stopping.wait_for(Option::is_some) => break,
+            Some(_) = open.join_next(), if !open.is_empty() => continue,
             accepted = accept(&listener, &connections) => accepted,
         };
         let (stream, permit) = match accepted {
@@ -110,7 +118,7 @@ async fn serve(
                 continue;
             }
         };
-        stream.set_nodelay(true).ok();
+        prepare(&stream, stall_timeout);
         let function = function.clone();
         let service = service_fn(move |request| answer(function.clone(), request));
         let connection = http1::Builder::new()
@@ -118,7 +126,7 @@ async fn serve(
             .header_read_timeout(HEADER_TIMEOUT)
             .serve_connection(TokioIo::new(stream), service);
         let connection = graceful.watch(connection);
-        tokio::spawn(async move {
+        open.spawn(async move {
             // What a client does to its connection is its own matter.
             connection.await.ok();
             drop(permit);
@@ -127,6 +135,23 @@ async fn serve(
     drop(listener);
     graceful.shutdown().await;
     Exit::completed()
+}
+
+/// The kernel ends a connection whose peer takes nothing of its answer for too long, though it lives. What cannot be
+/// set costs latency, or a place for as long as such a peer likes.
+fn prepare(stream: &TcpStream, stall_timeout: Duration) {
+    stream.set_nodelay(true).ok();
+    let timeout_ms = u32::try_from(stall_timeout.as_millis()).unwrap_or(u32::MAX);
+    rustix::net::sockopt::set_tcp_user_timeout(stream, timeout_ms).ok();
+}
+
+/// Ends the guests of a pod that work on after their answers.
+struct Over(Arc<Function>);
+
+impl Drop for Over {
+    fn drop(&mut self) {
+        self.0.program().end();
+    }
 }
 
 /// The next connection, when there is room for one more.

@@ -104,6 +104,11 @@ impl MemoryPool {
         })))
     }
 
+    /// Memories that there is room for.
+    pub(crate) fn count(&self) -> usize {
+        self.0.count
+    }
+
     fn memory(&self, minimum: usize) -> Result<PooledMemory, String> {
         let slots = &self.0;
         if minimum > slots.reserved_bytes {

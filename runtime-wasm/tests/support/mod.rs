@@ -4,7 +4,7 @@
 pub(crate) mod text;
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -176,6 +176,22 @@ pub(crate) async fn text(answer: Answer) -> (StatusCode, String) {
 
 pub(crate) async fn ask(function: &Arc<dyn HostedFunction>, path: &str) -> (StatusCode, String) {
     text(call(function, get(path)).await.unwrap()).await
+}
+
+/// The one compiled file below a directory.
+pub(crate) fn compiled(folder: &Path) -> PathBuf {
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "cwasm") {
+                return path;
+            }
+        }
+    }
+    panic!("nothing was compiled");
 }
 
 /// Waits until something that happens elsewhere is so.

@@ -1,11 +1,15 @@
 // Components written as text, for what the examples' toolchain is not needed for.
 
 /// A component of `wasi:http/incoming-handler@0.2` around a core module's `handle`, which gets the handles
-/// of the request and of the response-outparam. It may call `$answer` with the latter: 200, no body.
+/// of the request and of the response-outparam. It may call `$answer` with the latter: 200, no body. `$fields` makes
+/// headers, and `$append` adds to them: at [`TEXT_AT`] are so many letters.
 pub(crate) fn handler(module: &str) -> Vec<u8> {
-    let text = HANDLER.replace("MODULE", module);
+    let text = HANDLER.replace("MODULE", module).replace("TEXT", &"a".repeat(TEXT_AT));
     wat::parse_str(&text).unwrap_or_else(|error| panic!("{error}"))
 }
+
+/// Where the text of [`handler`] is, and how long, in bytes.
+pub(crate) const TEXT_AT: usize = 4096;
 
 const HANDLER: &str = r#"
 (component
@@ -41,6 +45,11 @@ const HANDLER: &str = r#"
     (export "response-outparam" (type $response-outparam (sub resource)))
     (export "outgoing-response" (type $outgoing-response (sub resource)))
     (export "[constructor]fields" (func (result (own $fields))))
+    (type $wrong-header (variant (case "invalid-syntax") (case "forbidden") (case "immutable")))
+    (export "header-error" (type $header-error (eq $wrong-header)))
+    (export "[method]fields.append"
+      (func (param "self" (borrow $fields)) (param "name" string) (param "value" (list u8))
+        (result (result (error $header-error)))))
     (export "[constructor]outgoing-response"
       (func (param "headers" (own $fields)) (result (own $outgoing-response))))
     (export "[static]response-outparam.set"
@@ -49,14 +58,17 @@ const HANDLER: &str = r#"
   (import "wasi:http/types@0.2.0" (instance $http (type $types)))
   (alias export $http "incoming-request" (type $incoming-request))
   (alias export $http "response-outparam" (type $response-outparam))
-  (core module $memory (memory (export "memory") 1))
+  (core module $memory (memory (export "memory") 1) (data (i32.const 4096) "TEXT"))
   (core instance $memory (instantiate $memory))
   (core func $fields (canon lower (func $http "[constructor]fields")))
+  (core func $append (canon lower (func $http "[method]fields.append")
+    (memory (core memory $memory "memory")) string-encoding=utf8))
   (core func $response (canon lower (func $http "[constructor]outgoing-response")))
   (core func $set (canon lower (func $http "[static]response-outparam.set")
     (memory (core memory $memory "memory")) string-encoding=utf8))
   (core module $guest
     (import "host" "fields" (func $fields (result i32)))
+    (import "host" "append" (func $append (param i32 i32 i32 i32 i32 i32)))
     (import "host" "response" (func $response (param i32) (result i32)))
     (import "host" "set" (func $set (param i32 i32 i32 i32 i64 i32 i32 i32 i32)))
     (func $answer (param $out i32)
@@ -64,6 +76,7 @@ const HANDLER: &str = r#"
         (i32.const 0) (i64.const 0) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0)))
     MODULE)
   (core instance $host (export "fields" (func $fields)) (export "response" (func $response))
+    (export "append" (func $append))
     (export "set" (func $set)))
   (core instance $guest (instantiate $guest (with "host" (instance $host))))
   (func $handle (param "request" (own $incoming-request)) (param "response-out" (own $response-outparam))

@@ -55,14 +55,17 @@ impl Error {
         Error::new("NotFound", message).with_status(404)
     }
 
+    /// The `errorType` that the caller sees, and that workflows retry and catch by.
     pub fn error_type(&self) -> &str {
         &self.error_type
     }
 
+    /// The `errorMessage` that the caller sees.
     pub fn message(&self) -> &str {
         &self.message
     }
 
+    /// The HTTP status it is answered with, 400 to 599.
     pub fn status(&self) -> u16 {
         self.status
     }

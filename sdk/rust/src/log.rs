@@ -17,11 +17,16 @@ use std::sync::OnceLock;
 #[doc(inline)]
 pub use crate::{__debug as debug, __error as error, __info as info, __warn as warn};
 
+/// How much a line matters, from little to much.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
+    /// What helps whoever looks for a mistake.
     Debug,
+    /// What happens.
     Info,
+    /// What went well this time.
     Warn,
+    /// What failed.
     Error,
 }
 

@@ -290,8 +290,7 @@ fn backoff(spec: &JobSpec, pods: &[Arc<Pod>], config: &Config, now: Timestamp) -
     ended.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
     let failures = ended.iter().take_while(|(_, standing)| *standing == Standing::Failed).count();
     let (last, _) = ended.first().filter(|_| failures > 0)?;
-    let doublings = u32::try_from(failures - 1).unwrap_or(u32::MAX).min(16);
-    let pause = config.backoff_first.saturating_mul(1 << doublings).min(config.backoff_max);
+    let pause = config.backoff.full(u32::try_from(failures).unwrap_or(u32::MAX));
     let until = last.checked_add(SignedDuration::try_from(pause).ok()?).ok()?;
     Duration::try_from(until.duration_since(now)).ok().filter(|left| !left.is_zero())
 }

@@ -6,6 +6,7 @@ use mayfly_api::k8s::{
     api::{batch::v1::Job, core::v1::Pod},
     jiff::{SignedDuration, Timestamp},
 };
+use mayfly_informer::Backoff;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -237,7 +238,8 @@ proptest! {
         completions in 1..8_i32, parallelism in 1..5_i32, limit in 0..4_i32,
         fates in prop::collection::vec((any::<bool>(), any::<bool>()), 200),
     ) {
-        let config = Config { backoff_first: Duration::ZERO, ..Config::default() };
+        let no_pause = Backoff { first: Duration::ZERO, most: Duration::ZERO };
+        let config = Config { backoff: no_pause, ..Config::default() };
         let spec = json!({"completions": completions, "parallelism": parallelism, "backoffLimit": limit});
         let mut job = job(spec, json!({}));
         let mut pods: Vec<Arc<Pod>> = Vec::new();

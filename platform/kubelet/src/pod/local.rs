@@ -7,21 +7,18 @@ use mayfly_api::k8s::{
     api::core::v1::{Container, ContainerStatus, Pod},
     jiff::Timestamp,
 };
+use mayfly_informer::Backoff;
 use mayfly_runtime::{ContainerId, ContainerState, PodUid};
 
 /// A container that ran at least this long starts again without a pause.
 const STABLE_AFTER: Duration = Duration::from_secs(600);
 /// Pauses between restarts: none, then these, doubling (upstream's values).
-const CRASH_FIRST: Duration = Duration::from_secs(10);
-const CRASH_MAX: Duration = Duration::from_secs(300);
+const CRASH: Backoff = Backoff { first: Duration::from_secs(10), most: Duration::from_secs(300) };
 /// Pauses after a failed start or a failed collect: a component that was not uploaded yet may be there in a moment,
 /// and so may room on the disk.
-const START_FIRST: Duration = Duration::from_secs(1);
-const START_MAX: Duration = Duration::from_secs(60);
-
-/// The longest pause for an image or component that is not there: it is uploaded at any moment, and to look for it
-/// is cheap.
-const PULL_MAX: Duration = Duration::from_secs(5);
+const START: Backoff = Backoff { first: Duration::from_secs(1), most: Duration::from_secs(60) };
+/// Pauses for an image or component that is not there: it is uploaded at any moment, and to look for it is cheap.
+const PULL: Backoff = Backoff { first: START.first, most: Duration::from_secs(5) };
 
 /// The waiting reasons of a container whose image is not there: at the first try, and after it.
 pub(crate) const REASON_PULL: &str = "ErrImagePull";
@@ -142,7 +139,7 @@ impl LocalPod {
     /// The sandbox could not be made: tried again after a pause, and all containers wait.
     pub(crate) fn sandbox_failed(&mut self, containers: &[Container], message: &str, now: Timestamp) {
         self.sandbox_failures = self.sandbox_failures.saturating_add(1);
-        let pause = doubled(START_FIRST, self.sandbox_failures - 1, START_MAX);
+        let pause = START.full(self.sandbox_failures);
         self.sandbox_not_before = Some(now.saturating_add(signed(pause)).unwrap_or(now));
         for container in containers {
             let waiting = Now::Waiting { reason: "ContainerCreating".into(), message: message.into() };
@@ -153,7 +150,7 @@ impl LocalPod {
     /// What it left could not be stored: tried again after a pause.
     pub(crate) fn collect_failed(&mut self, now: Timestamp) {
         self.collect_failures = self.collect_failures.saturating_add(1);
-        let pause = doubled(START_FIRST, self.collect_failures - 1, START_MAX);
+        let pause = START.full(self.collect_failures);
         self.collect_not_before = Some(now.saturating_add(signed(pause)).unwrap_or(now));
     }
 
@@ -250,7 +247,7 @@ impl LocalContainer {
         self.failures = if ran >= STABLE_AFTER { 1 } else { self.failures.saturating_add(1) };
         let pause = match self.failures {
             0 | 1 => Duration::ZERO,
-            more => doubled(CRASH_FIRST, more - 2, CRASH_MAX),
+            more => CRASH.full(more - 1),
         };
         self.not_before = Some(exit.finished.saturating_add(signed(pause)).unwrap_or(exit.finished));
         self.last = Some(exit);
@@ -265,7 +262,7 @@ impl LocalContainer {
 
     /// The container could not be started: the same attempt again, after a pause.
     pub(crate) fn start_failed(&mut self, reason: &str, message: String, now: Timestamp) {
-        self.wait(reason, message, START_MAX, now);
+        self.wait(reason, message, START, now);
     }
 
     /// Its image is not there: the same attempt again, after a pause. Whether it was not there the last time either.
@@ -275,13 +272,13 @@ impl LocalContainer {
             true => (REASON_PULL_AGAIN, format!("Back-off pulling image {image:?}: {REASON_PULL}: {why}")),
             false => (REASON_PULL, why.to_owned()),
         };
-        self.wait(reason, message, PULL_MAX, now);
+        self.wait(reason, message, PULL, now);
         again
     }
 
-    fn wait(&mut self, reason: &str, message: String, longest: Duration, now: Timestamp) {
+    fn wait(&mut self, reason: &str, message: String, pauses: Backoff, now: Timestamp) {
         self.failures = self.failures.saturating_add(1);
-        let pause = doubled(START_FIRST, self.failures - 1, longest);
+        let pause = pauses.full(self.failures);
         self.not_before = Some(now.saturating_add(signed(pause)).unwrap_or(now));
         self.now = Now::Waiting { reason: reason.into(), message };
     }
@@ -290,10 +287,6 @@ impl LocalContainer {
         self.now = Now::Running { started: at };
         self.not_before = None;
     }
-}
-
-fn doubled(first: Duration, times: u32, most: Duration) -> Duration {
-    first.saturating_mul(1 << times.min(16)).min(most)
 }
 
 fn signed(duration: Duration) -> mayfly_api::k8s::jiff::SignedDuration {

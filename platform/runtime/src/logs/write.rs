@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
         mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel},
     },
     time::{Duration, Instant},
@@ -20,6 +20,8 @@ use super::{FILE_BYTES_MAX, LINE_BYTES_MAX, rotated};
 
 /// Lines waiting for the disk, over all files. A full queue drops lines, and says how many.
 const QUEUE_LINES_MAX: usize = 8192;
+/// Lines of one program among these: whoever writes faster than the disk takes it loses its own lines, and nobody else's.
+const PROGRAM_LINES_MAX: usize = QUEUE_LINES_MAX / 4;
 /// Files kept open at the same time.
 const OPEN_FILES_MAX: usize = 256;
 /// A file that nothing was written to for this long is closed.
@@ -42,8 +44,14 @@ impl Stream {
 }
 
 enum Message {
-    Line { path: Arc<Path>, stream: Stream, time: jiff::Timestamp, text: Bytes, partial: bool },
+    Line { file: Arc<Queued>, stream: Stream, time: jiff::Timestamp, text: Bytes, partial: bool },
     Flush(SyncSender<()>),
+}
+
+/// A file, and its part of the queue.
+struct Queued {
+    path: Arc<Path>,
+    lines: AtomicUsize,
 }
 
 /// Writes the log files of one host. Cheap to clone; the last clone's drop ends the thread when the queue
@@ -66,10 +74,18 @@ impl LogWriter {
         Ok(Self { queue, dropped })
     }
 
-    /// A sink for one output of one program.
-    pub fn sink(&self, path: impl Into<PathBuf>, stream: Stream) -> LogSink {
+    /// The file of one program. All that writes to it must have it from here once, and clone it.
+    pub fn file(&self, path: impl Into<PathBuf>) -> LogFile {
         let path: PathBuf = path.into();
-        LogSink { writer: self.clone(), path: path.into(), stream, unfinished: BytesMut::new() }
+        LogFile {
+            writer: self.clone(),
+            queued: Arc::new(Queued { path: path.into(), lines: AtomicUsize::new(0) }),
+        }
+    }
+
+    /// A sink for one output of a program that has no other.
+    pub fn sink(&self, path: impl Into<PathBuf>, stream: Stream) -> LogSink {
+        self.file(path).sink(stream)
     }
 
     /// Lines dropped so far because the disk was slower than the programs.
@@ -87,10 +103,37 @@ impl LogWriter {
     }
 }
 
+/// The file that one program's outputs go to. Cheap to clone.
+#[derive(Clone)]
+pub struct LogFile {
+    writer: LogWriter,
+    queued: Arc<Queued>,
+}
+
+impl LogFile {
+    /// A sink for one output of the program.
+    pub fn sink(&self, stream: Stream) -> LogSink {
+        LogSink { file: self.clone(), stream, unfinished: BytesMut::new() }
+    }
+
+    /// Queues a line, unless there are too many, of this program or of all.
+    fn send(&self, stream: Stream, text: Bytes, partial: bool) {
+        let Self { writer, queued } = self;
+        let time = jiff::Timestamp::now();
+        let taken = queued.lines.fetch_add(1, Ordering::Relaxed) < PROGRAM_LINES_MAX && {
+            let line = Message::Line { file: queued.clone(), stream, time, text, partial };
+            !matches!(writer.queue.try_send(line), Err(TrySendError::Full(_)))
+        };
+        if !taken {
+            queued.lines.fetch_sub(1, Ordering::Relaxed);
+            writer.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
 /// One output of one program: cuts bytes into lines.
 pub struct LogSink {
-    writer: LogWriter,
-    path: Arc<Path>,
+    file: LogFile,
     stream: Stream,
     unfinished: BytesMut,
 }
@@ -101,7 +144,7 @@ impl LogSink {
         while let Some(end) = bytes.iter().position(|b| *b == b'\n') {
             self.append(&bytes[..end]);
             let line = self.unfinished.split().freeze();
-            self.send(line, false);
+            self.file.send(self.stream, line, false);
             bytes = &bytes[end + 1..];
         }
         self.append(bytes);
@@ -111,7 +154,7 @@ impl LogSink {
     pub fn end_line(&mut self) {
         if !self.unfinished.is_empty() {
             let line = self.unfinished.split().freeze();
-            self.send(line, false);
+            self.file.send(self.stream, line, false);
         }
     }
 
@@ -121,17 +164,9 @@ impl LogSink {
             self.unfinished.extend_from_slice(&bytes[..room]);
             bytes = &bytes[room..];
             let part = self.unfinished.split().freeze();
-            self.send(part, true);
+            self.file.send(self.stream, part, true);
         }
         self.unfinished.extend_from_slice(bytes);
-    }
-
-    fn send(&self, text: Bytes, partial: bool) {
-        let time = jiff::Timestamp::now();
-        let line = Message::Line { path: self.path.clone(), stream: self.stream, time, text, partial };
-        if let Err(TrySendError::Full(_)) = self.writer.queue.try_send(line) {
-            self.writer.dropped.fetch_add(1, Ordering::Relaxed);
-        }
     }
 }
 
@@ -174,9 +209,10 @@ impl Writing {
             let mut flushed = Vec::new();
             for message in std::iter::once(first).chain(messages.try_iter().take(QUEUE_LINES_MAX)) {
                 match message {
-                    Message::Line { path, stream, time, text, partial } => {
-                        let result = self.append(&path, stream, time, &text, partial);
-                        self.note(&path, result);
+                    Message::Line { file, stream, time, text, partial } => {
+                        file.lines.fetch_sub(1, Ordering::Relaxed);
+                        let result = self.append(&file.path, stream, time, &text, partial);
+                        self.note(&file.path, result);
                     }
                     Message::Flush(done) => flushed.push(done),
                 }
@@ -303,5 +339,30 @@ mod tests {
         assert!(text.ends_with(" stdout F new\n") && text.lines().count() == 1, "{text}");
         layout.remove_revision(&log).unwrap();
         layout.remove_revision(&log).unwrap();
+    }
+
+    /// The disk is a pipe that nobody reads from: the thread waits until somebody does.
+    #[test]
+    fn who_writes_too_fast_loses_its_own_lines_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let made = std::process::Command::new("mkfifo").arg(at("stuck")).status().unwrap();
+        assert!(made.success());
+        let writer = LogWriter::start().unwrap();
+        writer.sink(at("stuck"), Stream::Stdout).write(b"waits\n");
+        let loud = writer.file(at("loud"));
+        for stream in [Stream::Stdout, Stream::Stderr] {
+            loud.sink(stream).write(&b"line\n".repeat(QUEUE_LINES_MAX));
+        }
+        assert_eq!(writer.dropped(), (2 * QUEUE_LINES_MAX - PROGRAM_LINES_MAX) as u64);
+        writer.sink(at("quiet"), Stream::Stdout).write(b"heard\n");
+        let reader = File::open(at("stuck")).unwrap();
+        writer.flush();
+        let lines = |name: &str| std::fs::read_to_string(at(name)).unwrap().lines().count();
+        assert_eq!((lines("loud"), lines("quiet")), (PROGRAM_LINES_MAX, 1));
+        loud.sink(Stream::Stdout).write(b"again\n");
+        writer.flush();
+        assert_eq!(lines("loud"), PROGRAM_LINES_MAX + 1, "its place in the queue is free again");
+        drop(reader);
     }
 }

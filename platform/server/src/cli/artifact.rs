@@ -61,7 +61,7 @@ enum ArtifactCommand {
         #[arg(long, value_name = "FILE")]
         out: Option<PathBuf>,
     },
-    /// Delete a component; those that no revision names go by themselves
+    /// Delete artifacts. Components that no revision uses are removed automatically
     #[command(visible_alias = "rm")]
     #[command(after_help = "Example:
   mayfly artifact delete sha256:2cf24dba5fb0")]

@@ -69,16 +69,16 @@ pub(crate) struct Settings {
     /// Requests one replica handles at the same time
     #[arg(long, value_name = "COUNT")]
     pub(super) concurrency: Option<u32>,
-    /// Replicas that are kept even when nothing is asked
+    /// Replicas kept running without traffic
     #[arg(long, value_name = "COUNT")]
     pub(super) min: Option<u32>,
-    /// Replicas that there may be at most
+    /// The most replicas there may be
     #[arg(long, value_name = "COUNT")]
     pub(super) max: Option<u32>,
     /// Requests in flight that one replica should have
     #[arg(long, value_name = "COUNT")]
     pub(super) target: Option<u32>,
-    /// How long without a request until the last replica goes
+    /// Scale to zero after this long without a request, such as 60s
     #[arg(long, value_name = "DURATION")]
     pub(super) idle_after: Option<Span>,
     /// A new instance per request, or one for many: fresh, reuse

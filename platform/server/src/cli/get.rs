@@ -41,7 +41,7 @@ pub(crate) struct GetArgs {
     /// Succeed when a named object is not there
     #[arg(long)]
     ignore_not_found: bool,
-    /// In JSON and YAML, also who set which field
+    /// Include managedFields in JSON and YAML
     #[arg(long)]
     show_managed_fields: bool,
 }

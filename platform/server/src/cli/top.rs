@@ -34,8 +34,8 @@ pub(crate) struct TopArgs {
     /// In all namespaces
     #[arg(short = 'A', long)]
     all_namespaces: bool,
-    /// How long to measure functions. Latencies are those of this time, or since the server's start when
-    /// nothing was asked in it
+    /// Sampling window for functions. Latencies cover the window, or all time since the server started if no
+    /// request came in it
     #[arg(long, default_value = "1s", value_name = "DURATION")]
     interval: Span,
     /// The server's admin address [default: as in the data directory]

@@ -117,6 +117,7 @@ impl Up {
             mayfly_gateway::Config {
                 listen: config.http_listen,
                 connections_max: connections.functions,
+                trust_forwarded: config.trust_forwarded,
                 ..Default::default()
             },
             mayfly_gateway::Deps {

@@ -32,6 +32,7 @@ type Write = Box<dyn FnOnce(BodyWriter) -> WriteFuture>;
 type WriteFuture = Pin<Box<dyn Future<Output = Result<BodyWriter, crate::Error>>>>;
 
 impl Body {
+    /// No body at all.
     pub fn empty() -> Self {
         Body(Content::Bytes(Vec::new()))
     }

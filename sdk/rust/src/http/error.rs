@@ -70,6 +70,7 @@ impl HttpError {
         HttpError { kind, message: message.into() }
     }
 
+    /// What went wrong, to decide by.
     pub fn kind(&self) -> HttpErrorKind {
         self.kind
     }

@@ -57,14 +57,17 @@ impl Headers {
         self.entries.retain(|(n, _)| !n.eq_ignore_ascii_case(name));
     }
 
+    /// Every name, in lower case, with each of its values, in the order in which they came.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &[u8])> {
         self.entries.iter().map(|(name, value)| (name.as_str(), value.as_slice()))
     }
 
+    /// How many names with values there are; a name with two values counts twice.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
+    /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }

@@ -7,20 +7,31 @@ use wasip2::http::types::Method as WasiMethod;
 /// An HTTP request method.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Method {
+    /// `GET`, the default.
     #[default]
     Get,
+    /// `HEAD`.
     Head,
+    /// `POST`.
     Post,
+    /// `PUT`.
     Put,
+    /// `DELETE`.
     Delete,
+    /// `CONNECT`.
     Connect,
+    /// `OPTIONS`.
     Options,
+    /// `TRACE`.
     Trace,
+    /// `PATCH`.
     Patch,
+    /// Any other, as it was sent.
     Other(String),
 }
 
 impl Method {
+    /// As it stands in a request, such as `GET`.
     pub fn as_str(&self) -> &str {
         match self {
             Method::Get => "GET",

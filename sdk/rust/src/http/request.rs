@@ -30,10 +30,12 @@ impl Request {
         Request { method: method.into(), target: target.into().into(), ..Request::default() }
     }
 
+    /// A GET request to send; see [`new`](Self::new).
     pub fn get(target: impl Into<String>) -> Self {
         Request::new(Method::Get, target)
     }
 
+    /// A POST request to send; see [`new`](Self::new).
     pub fn post(target: impl Into<String>) -> Self {
         Request::new(Method::Post, target)
     }
@@ -42,6 +44,7 @@ impl Request {
         Request { source: Some(source), ..Request::default() }
     }
 
+    /// The method: GET unless it was set.
     pub fn method(&self) -> &Method {
         self.method.get_or_init(|| match &self.source {
             Some(source) => Method::from_wasi(source.method()),
@@ -78,6 +81,7 @@ impl Request {
         self.target().split('#').next()?.split_once('?').map(|(_, query)| query)
     }
 
+    /// The headers, names in lower case.
     pub fn headers(&self) -> &Headers {
         self.headers.get_or_init(|| match &self.source {
             Some(source) => Headers::from_wasi(&source.headers()),
@@ -85,6 +89,7 @@ impl Request {
         })
     }
 
+    /// The headers, to change before the request is sent.
     pub fn headers_mut(&mut self) -> &mut Headers {
         self.headers();
         self.headers.get_mut().expect("just set")
@@ -95,11 +100,13 @@ impl Request {
         self.headers().get(name)
     }
 
+    /// Sets a header to one value.
     pub fn with_header(mut self, name: &str, value: impl Into<Vec<u8>>) -> Self {
         self.headers_mut().insert(name, value);
         self
     }
 
+    /// Sets the body: text, bytes or a stream.
     pub fn with_body(mut self, body: impl Into<Body>) -> Self {
         self.body = Some(body.into());
         self
@@ -131,6 +138,7 @@ impl Request {
         })
     }
 
+    /// The body alone, to read or to pass on.
     pub fn into_body(mut self) -> Body {
         std::mem::take(self.body_mut())
     }
@@ -140,10 +148,13 @@ impl Request {
         self.into_body().bytes().await
     }
 
+    /// The whole body as text, up to [`BODY_BYTES_MAX`](super::BODY_BYTES_MAX); what is not UTF-8 is
+    /// [`InvalidBody`](super::HttpErrorKind::InvalidBody).
     pub async fn text(self) -> Result<String, HttpError> {
         self.into_body().text().await
     }
 
+    /// The whole body, read as JSON; errors as for [`text`](Self::text).
     pub async fn json<T: DeserializeOwned>(self) -> Result<T, HttpError> {
         self.into_body().json().await
     }

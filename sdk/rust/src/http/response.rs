@@ -37,21 +37,25 @@ impl Response {
         Response::new(200).with_body(Body::stream(write))
     }
 
+    /// Sets the status, such as 201. One that is no HTTP status (100 to 999) is answered as 500.
     pub fn with_status(mut self, status: u16) -> Self {
         self.status = status;
         self
     }
 
+    /// Sets a header to one value.
     pub fn with_header(mut self, name: &str, value: impl Into<Vec<u8>>) -> Self {
         self.headers.insert(name, value);
         self
     }
 
+    /// Sets the body: text, bytes or a stream.
     pub fn with_body(mut self, body: impl Into<Body>) -> Self {
         self.body = body.into();
         self
     }
 
+    /// The HTTP status.
     pub fn status(&self) -> u16 {
         self.status
     }
@@ -61,10 +65,12 @@ impl Response {
         (200..300).contains(&self.status)
     }
 
+    /// The headers, names in lower case.
     pub fn headers(&self) -> &Headers {
         &self.headers
     }
 
+    /// The headers, to change before the response is sent.
     pub fn headers_mut(&mut self) -> &mut Headers {
         &mut self.headers
     }
@@ -79,6 +85,7 @@ impl Response {
         &mut self.body
     }
 
+    /// The body alone, to read or to pass on.
     pub fn into_body(self) -> Body {
         self.body
     }
@@ -117,6 +124,7 @@ fn upstream(error: HttpError) -> HttpError {
 
 /// What a handler may return.
 pub trait IntoResponse {
+    /// The response that this value stands for.
     fn into_response(self) -> Response;
 }
 

@@ -123,6 +123,13 @@ async fn an_event_starts_what_it_fits() -> Result<()> {
     assert_eq!(executions(&up, "large").await?.len(), 2);
     let refused = http.call(http.request(Method::POST, "/events"), full("{}")).await?;
     ensure!(refused.status == 400 && refused.text().contains("ce-specversion"), "{}", refused.text());
+    // Of a batch that is refused nothing has started.
+    let good = json!({"specversion": "1.0", "id": "e-2", "source": "shop", "type": "Paid", "data": data});
+    let request =
+        http.request(Method::POST, "/events").header("content-type", "application/cloudevents-batch+json");
+    let refused = http.call(request, full(json!([good, {"id": "e-3"}]).to_string())).await?;
+    ensure!(refused.status == 400, "{}", refused.text());
+    assert_eq!(executions(&up, "large").await?.len(), 2);
 
     // A workflow's own task puts events.
     let definition = json!({"StartAt": "Put", "States": {"Put": {"Type": "Task", "End": true,

@@ -149,4 +149,35 @@ mod tests {
         let again = Catalog::open(Some(&path)).expect("opens");
         assert_eq!(again.read().activities("").count(), 2);
     }
+
+    #[test]
+    fn what_must_not_be_opened_is_left_as_it_is() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("catalog.db");
+        let refused = || Catalog::open(Some(&path)).map(drop).expect_err("opened").to_string();
+        let catalog = Catalog::open(Some(&path)).expect("opens");
+        create(&catalog, "one").expect("written");
+        let version = |found: i64| {
+            let connection = rusqlite::Connection::open(&path).expect("opens");
+            connection.pragma_update(None, "user_version", found).expect("set");
+        };
+        drop(catalog);
+        version(2);
+        assert!(
+            refused().contains("was written in format 2, and this Mayfly knows format 1"),
+            "{}",
+            refused()
+        );
+        // As files were before they told their form.
+        version(0);
+        assert_eq!(Catalog::open(Some(&path)).expect("opens").read().activities("").count(), 1);
+        let mark = folder.path().join("catalog.db-mark");
+        let _ = std::fs::remove_file(&mark);
+        std::fs::create_dir(&mark).expect("made");
+        let unreadable = refused();
+        assert!(
+            unreadable.contains("catalog.db-mark cannot be opened") && !unreadable.contains("damaged"),
+            "{unreadable}"
+        );
+    }
 }

@@ -2,11 +2,13 @@
 
 use super::record::{Change, Record};
 use mayfly_wal::Log;
-use rusqlite::{Connection, ErrorCode, params};
+use rusqlite::{Connection, params};
 use std::path::{Path, PathBuf};
 
 /// Bytes in the write-ahead log before it is folded into the data file.
 const LOG_BYTES_MAX: u64 = 4 << 20;
+/// The form of the table: `PRAGMA user_version`.
+const FORMAT: i64 = 1;
 
 /// The file cannot be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -27,6 +29,27 @@ pub enum CatalogError {
         /// What is wrong with it.
         reason: String,
     },
+    /// The file has a table of another form.
+    #[error(
+        "{} was written in format {found}, and this Mayfly knows format {known}: use the version that wrote it",
+        path.display()
+    )]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// The file's.
+        found: i64,
+        /// Ours.
+        known: i64,
+    },
+    /// A file could not be read; it may be whole.
+    #[error("{} cannot be opened: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
     /// The thread that wrote was cancelled.
     #[error("the change of the catalog was interrupted")]
     Interrupted,
@@ -43,22 +66,36 @@ pub(super) struct Store {
 impl Store {
     pub(super) fn open(path: Option<&Path>) -> Result<Store, CatalogError> {
         let Some(path) = path else {
-            return Ok(Self::prepare(Connection::open_in_memory()?, Log::in_memory())?);
+            return Ok(Self::prepare(Connection::open_in_memory()?, Log::in_memory())?.0);
         };
         let damaged = |reason| CatalogError::Damaged { path: path.to_owned(), reason };
-        let log = Log::check(path).map_err(|error| damaged(error.to_string()))?;
-        Self::prepare(Connection::open(path)?, log).map_err(|error| match error.sqlite_error_code() {
-            Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => damaged(error.to_string()),
-            _ => error.into(),
-        })
+        let log = Log::check(path).map_err(|error| match error {
+            mayfly_wal::Error::Io { path, source } => CatalogError::Io { path, source },
+            of_the_log => damaged(of_the_log.to_string()),
+        })?;
+        let (store, found) = Self::prepare(Connection::open(path)?, log).map_err(|error| {
+            match mayfly_wal::is_damage(&error) {
+                true => damaged(error.to_string()),
+                false => error.into(),
+            }
+        })?;
+        match found {
+            // Files of the first versions say nothing of their form, which is the same.
+            0 => store.connection.pragma_update(None, "user_version", FORMAT)?,
+            FORMAT => {}
+            _ => return Err(CatalogError::Format { path: path.to_owned(), found, known: FORMAT }),
+        }
+        Ok(store)
     }
 
-    fn prepare(connection: Connection, mut log: Log) -> rusqlite::Result<Store> {
+    /// The catalog, and the form of its table as the file says it.
+    fn prepare(connection: Connection, mut log: Log) -> rusqlite::Result<(Store, i64)> {
         log.start(&connection, LOG_BYTES_MAX)?;
         connection.execute_batch(
             "CREATE TABLE IF NOT EXISTS catalog (arn TEXT PRIMARY KEY, record TEXT NOT NULL) WITHOUT ROWID;",
         )?;
-        Ok(Store { connection, log })
+        let format = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
+        Ok((Store { connection, log }, format))
     }
 
     /// Writes something that changes nothing: can it be written again?

@@ -35,6 +35,15 @@ pub struct FunctionOutput {
     pub executed_version: String,
 }
 
+/// Whose task a call is, by ARNs.
+#[derive(Debug, Clone, Default)]
+pub struct Origin {
+    /// The state machine's.
+    pub state_machine: String,
+    /// The execution's.
+    pub execution: String,
+}
+
 /// Why a function gave no answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FunctionError {
@@ -111,8 +120,8 @@ pub struct IntegrationCall {
     pub task_token: String,
     /// The same for every try to carry out the same call.
     pub idempotency_key: String,
-    /// Whose task it is: the state machine's ARN and the execution's.
-    pub origin: [String; 2],
+    /// Whose task it is.
+    pub origin: Origin,
     /// Takes what the history is to show of a call that has begun and will last (`TaskSubmitted`), once; none when
     /// it shows that already.
     pub submitted: Option<tokio::sync::mpsc::Sender<serde_json::Value>>,

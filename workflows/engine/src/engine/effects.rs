@@ -21,8 +21,8 @@ pub(crate) struct Reporter {
 }
 
 impl Reporter {
-    /// Reports an event and waits until it is durable. `false`: nobody waits
-    /// for this effect any more.
+    /// Reports an event and waits until it is durable; says whether it is. It is not when nobody waits for this
+    /// effect any more, nor when it could not be written down, which the log tells.
     pub(crate) async fn report(&self, event: Event) -> bool {
         let (sender, receiver) = tokio::sync::oneshot::channel();
         let n = self.n;

@@ -10,7 +10,7 @@ pub enum StartError {
         arn: String,
     },
     /// More executions are running than the limit allows.
-    #[error("too many open executions ({limit}); wait for some to end or raise the limit")]
+    #[error("too many open executions ({limit}); start more when some have ended")]
     TooMany {
         /// `limits.open_executions`.
         limit: usize,

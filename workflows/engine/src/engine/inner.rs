@@ -232,8 +232,8 @@ impl Inner {
         let done: Done = Box::new(move |outcome| {
             if outcome.is_ok() {
                 let mut cell = of.cell.lock();
-                let begins = cell.durable == u64::MAX;
-                cell.durable = seq;
+                let begins = cell.durable.is_none();
+                cell.durable = Some(seq);
                 cell.begun.clear();
                 // What is not durable is not told.
                 if begins {
@@ -247,7 +247,7 @@ impl Inner {
                 inner.perform(&of, &mut cell, actions);
             } else {
                 let mut cell = of.cell.lock();
-                if cell.durable == u64::MAX {
+                if cell.durable.is_none() {
                     inner.never_begun(&of, &mut cell);
                 }
             }

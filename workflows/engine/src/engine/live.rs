@@ -35,8 +35,8 @@ pub(super) struct Cell {
     pub(super) row: ExecutionRow,
     /// The last event's place in the journal.
     pub(super) seq: u64,
-    /// The last event that is durable.
-    pub(super) durable: u64,
+    /// The last event that is durable; `None` as long as its start is not.
+    pub(super) durable: Option<u64>,
     /// After which event the state is written down again.
     pub(super) checkpoint_at: u64,
     /// When something last happened to it.
@@ -116,7 +116,7 @@ impl Running {
                 seq,
                 // Whoever knows the interval sets it after the first event.
                 checkpoint_at: 0,
-                durable: seq,
+                durable: Some(seq),
                 asleep: false,
                 begun: Vec::new(),
                 waiters: Vec::new(),

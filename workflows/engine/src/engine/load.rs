@@ -72,7 +72,7 @@ fn verdicts_of(record: &[u8]) -> Result<Vec<Verdict>, JournalError> {
 }
 
 fn damaged(table: &'static str, reason: impl ToString) -> JournalError {
-    JournalError::Damaged { table, reason: reason.to_string() }
+    JournalError::RowDamaged { table, reason: reason.to_string() }
 }
 
 impl Inner {

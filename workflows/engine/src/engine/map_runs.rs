@@ -365,9 +365,9 @@ impl From<JournalError> for NotStarted {
         match error {
             JournalError::Closed => Self::Closed,
             JournalError::Full | JournalError::Database(_) => Self::Later(error.to_string()),
-            JournalError::Damaged { .. } | JournalError::Format { .. } | JournalError::File { .. } => {
-                Self::Never(error.to_string())
-            }
+            JournalError::RowDamaged { .. }
+            | JournalError::Format { .. }
+            | JournalError::FileDamaged { .. } => Self::Never(error.to_string()),
         }
     }
 }

@@ -38,7 +38,7 @@ pub use changes::{Change, Changed};
 pub use config::{Config, Limits};
 pub use deps::{
     Activities, Deps, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks, IntegrationCall,
-    Integrations, MockAnswer, MockCall, Mocks, OperationError, Operations, OsRandomness, Randomness,
+    Integrations, MockAnswer, MockCall, Mocks, OperationError, Operations, Origin, OsRandomness, Randomness,
     Streamed,
 };
 pub(crate) use effects::{Guards, Reporter};

@@ -76,7 +76,7 @@ impl Inner {
             // Who stopped waiting for the end keeps nobody awake.
             cell.waiters.retain(|waiter| !waiter.is_closed());
             let rests = now_ms - cell.touched_ms >= idle_ms
-                && cell.durable == cell.seq
+                && cell.durable == Some(cell.seq)
                 && cell.waiters.is_empty()
                 && running.effects.lock().is_empty()
                 && cell.machine.only_waits()

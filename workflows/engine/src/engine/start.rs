@@ -107,7 +107,7 @@ impl Inner {
         let begun = {
             let Some(running) = self.live.by_arn(arn) else { return };
             let mut cell = running.cell.lock();
-            if running.express || cell.durable != u64::MAX {
+            if running.express || cell.durable.is_some() {
                 return;
             }
             let (sender, receiver) = oneshot::channel();
@@ -175,7 +175,7 @@ impl Inner {
         }
         let running = Running::new(new.state_machine, machine, row, 0);
         // Not before its start is durable may it leave memory.
-        running.cell.lock().durable = u64::MAX;
+        running.cell.lock().durable = None;
         place.fill(&running);
         room.take();
         let (sender, receiver) = oneshot::channel();

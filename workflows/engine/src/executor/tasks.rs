@@ -13,7 +13,7 @@ use super::http;
 use super::sdk::{self, Times};
 use crate::engine::{
     Description, ExecutionError, FunctionCall, FunctionError, FunctionOutput, Guards, IntegrationCall,
-    OperationError, Reporter, Status,
+    OperationError, Origin, Reporter, Status,
 };
 use crate::journal::{JournalError, Payload};
 use crate::machine::envelope::{self, Envelope};
@@ -375,7 +375,10 @@ async fn integration(reporter: &Reporter, task: &TaskCall) -> Result<Value, Func
                 arguments: task.arguments.to_serde(),
                 task_token: task.token.to_string(),
                 idempotency_key: reporter.idempotency_key(),
-                origin: [reporter.state_machine().arn.clone(), reporter.execution_arn().to_owned()],
+                origin: Origin {
+                    state_machine: reporter.state_machine().arn.clone(),
+                    execution: reporter.execution_arn().to_owned(),
+                },
                 submitted: Some(submitted).filter(|_| task.submitted.is_none()),
             };
             let answer = with_submission(reporter, integrations.call(call), told).await;

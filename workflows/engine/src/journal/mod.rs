@@ -37,7 +37,7 @@ pub enum JournalError {
     Database(String),
     /// A row does not read as what it should be.
     #[error("row of {table} is damaged: {reason}")]
-    Damaged {
+    RowDamaged {
         /// Where.
         table: &'static str,
         /// Why.
@@ -45,10 +45,13 @@ pub enum JournalError {
     },
     /// The file has tables of another form.
     #[error(
-        "it was written in format {found}, and this Mayfly knows format {known}: use the version that wrote it, \
-         or move the file away to start without its executions"
+        "{} was written in format {found}, and this Mayfly knows format {known}: use the version that wrote it, \
+         or move the file away to start without its executions",
+        path.display()
     )]
     Format {
+        /// The file.
+        path: std::path::PathBuf,
         /// The file's.
         found: i64,
         /// Ours.
@@ -60,14 +63,14 @@ pub enum JournalError {
          files beside it that share its name) to start without its executions",
         path.display()
     )]
-    File {
+    FileDamaged {
         /// The file.
         path: std::path::PathBuf,
         /// What is wrong with it.
         reason: String,
     },
     /// More waits for the disk than it keeps up with.
-    #[error("the workflow journal does not keep up; start it again in a while")]
+    #[error("too many starts wait for the disk: start the execution again in a moment")]
     Full,
     /// The journal is closed.
     #[error("the journal is closed")]

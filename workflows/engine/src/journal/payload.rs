@@ -124,7 +124,9 @@ impl Payload {
             Payload::Here(_) => Ok(self),
             Payload::Part { part } => match journal.part(&part)? {
                 Some(text) => Ok(Payload::Here(text.into())),
-                None => Err(JournalError::Damaged { table: "parts", reason: format!("{part:?} is missing") }),
+                None => {
+                    Err(JournalError::RowDamaged { table: "parts", reason: format!("{part:?} is missing") })
+                }
             },
         }
     }

@@ -77,10 +77,13 @@ impl SqliteJournal {
 
     /// Opens or makes the file.
     pub fn open(path: &Path) -> Result<Self, JournalError> {
-        let mut log = Log::check(path)
-            .map_err(|error| JournalError::File { path: path.to_owned(), reason: error.to_string() })?;
+        let mut log = Log::check(path).map_err(|error| match error {
+            // Whoever may not read a file has no reason to give it up.
+            mayfly_wal::Error::Io { path, source } => cannot_open(&path, &source),
+            damaged => JournalError::FileDamaged { path: path.to_owned(), reason: damaged.to_string() },
+        })?;
         let db = connect(path, &mut log).map_err(|error| not_opened(path, &error))?;
-        write::prepare(&db)?;
+        write::prepare(path, &db)?;
         let shared = Arc::new(Shared {
             queue: Mutex::new(Queue::default()),
             filled: Condvar::new(),
@@ -123,13 +126,14 @@ impl SqliteJournal {
 }
 
 fn not_opened(path: &Path, error: &rusqlite::Error) -> JournalError {
-    use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase};
-    match error.sqlite_error_code() {
-        Some(DatabaseCorrupt | NotADatabase) => {
-            JournalError::File { path: path.to_owned(), reason: error.to_string() }
-        }
-        _ => JournalError::Database(format!("{} cannot be opened: {error}", path.display())),
+    if mayfly_wal::is_damage(error) {
+        return JournalError::FileDamaged { path: path.to_owned(), reason: error.to_string() };
     }
+    cannot_open(path, error)
+}
+
+fn cannot_open(path: &Path, why: &dyn std::error::Error) -> JournalError {
+    JournalError::Database(format!("{} cannot be opened: {why}", path.display()))
 }
 
 /// A connection that writes.

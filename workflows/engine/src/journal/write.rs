@@ -1,5 +1,7 @@
 //! Changes into SQLite.
 
+use std::path::Path;
+
 use rusqlite::{Connection, OptionalExtension as _, params};
 
 use super::names;
@@ -11,14 +13,14 @@ use crate::engine::Status;
 const FORMAT: i64 = 2;
 
 /// Makes the tables of a new file; one of another form is refused as it is.
-pub(super) fn prepare(db: &Connection) -> Result<(), JournalError> {
+pub(super) fn prepare(path: &Path, db: &Connection) -> Result<(), JournalError> {
     let found: i64 = db.pragma_query_value(None, "user_version", |row| row.get(0))?;
     let tables: i64 = db.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
     if tables == 0 {
         let schema = include_str!("schema.sql");
         db.execute_batch(&format!("BEGIN IMMEDIATE; {schema} PRAGMA user_version = {FORMAT}; COMMIT;"))?;
     } else if found != FORMAT {
-        return Err(JournalError::Format { found, known: FORMAT });
+        return Err(JournalError::Format { path: path.to_owned(), found, known: FORMAT });
     }
     // Beside the format: what does not know these leaves them alone.
     db.execute_batch("CREATE INDEX IF NOT EXISTS executions_by_definition ON executions (machine)")?;

@@ -197,20 +197,22 @@ fn event(id: &str, source: &str, kind: &str, time: Timestamp, resources: Vec<Val
 async fn cloud_events(State(doors): State<Doors>, request: Request<Body>) -> Response {
     let (parts, body) = request.into_parts();
     let Ok(body) = read(body).await else {
-        let why = format!("a request has {BODY_BYTES_MAX} bytes at most");
+        let why = format!("a request has {BODY_BYTES_MAX} bytes at most\n");
         return (StatusCode::PAYLOAD_TOO_LARGE, why).into_response();
     };
-    let events = match received(&parts.headers, &body) {
+    // All of a batch are understood before the first starts anything: what is refused has done nothing.
+    let identified = |cloud: &Value| {
+        let identity = format!("{}\n{}", cloud["source"], cloud["id"]);
+        from_cloud(cloud, Timestamp::now()).map(|event| (event, identity))
+    };
+    let understood = received(&parts.headers, &body)
+        .and_then(|events| events.iter().map(identified).collect::<Result<Vec<_>, _>>());
+    let events = match understood {
         Ok(events) => events,
         Err(why) => return (StatusCode::BAD_REQUEST, format!("{why}\n")).into_response(),
     };
-    for cloud in &events {
-        let event = match from_cloud(cloud, Timestamp::now()) {
-            Ok(event) => event,
-            Err(why) => return (StatusCode::BAD_REQUEST, format!("{why}\n")).into_response(),
-        };
-        let identity = format!("{}\n{}", cloud["source"], cloud["id"]);
-        if let Err(why) = doors.events.publish(&event, &identity).await {
+    for (event, identity) in &events {
+        if let Err(why) = doors.events.publish(event, identity).await {
             return (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response();
         }
     }
@@ -313,7 +315,8 @@ impl Integrations for PutEvents {
                 let Some(entry) = entry.as_object_mut() else { continue };
                 if let Some(resources) = entry.entry("Resources").or_insert_with(|| json!([])).as_array_mut()
                 {
-                    resources.extend(call.origin.iter().map(|arn| json!(arn)));
+                    let of = [&call.origin.state_machine, &call.origin.execution];
+                    resources.extend(of.map(|arn| json!(arn)));
                 }
             }
             let failed =

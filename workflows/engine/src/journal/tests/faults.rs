@@ -169,6 +169,14 @@ fn damage_within_the_log_is_refused() {
     let Err(error) = SqliteJournal::open(&damaged.path().join("journal.db")) else { panic!("opened") };
     assert!(error.to_string().contains("journal.db is damaged (its write-ahead log had"), "{error}");
     assert!(before == std::fs::read(&log).expect("the log"), "left as it is");
+    // What cannot be read may be whole: nobody is told to move it away.
+    let unreadable = killed();
+    let mark = unreadable.path().join("journal.db-mark");
+    std::fs::remove_file(&mark).expect("removed");
+    std::fs::create_dir(&mark).expect("made");
+    let Err(error) = SqliteJournal::open(&unreadable.path().join("journal.db")) else { panic!("opened") };
+    let error = error.to_string();
+    assert!(error.contains("journal.db-mark cannot be opened") && !error.contains("damaged"), "{error}");
     let other = folder.path().join("other.db");
     std::fs::write(&other, "quite a long text, and no database".repeat(100)).expect("written");
     let Err(error) = SqliteJournal::open(&other) else { panic!("opened") };

@@ -1,0 +1,110 @@
+//! What the host holds for a guest outside of its linear memories: headers, names, bodies on their way.
+//!
+//! Each of these has its own limit, and so has their number; but many times much is more than a guest's memory. So the
+//! bytes of all together are counted, and charged like memory, whenever a running guest gives its thread back: at
+//! every tick. Between two ticks little can be gathered, and a request that ends before the first one pays nothing.
+
+use std::any::Any;
+
+use wasmtime_wasi::ResourceTable;
+use wasmtime_wasi_http::{
+    FieldMap,
+    p2::{
+        bindings::http::types::{Method, Scheme},
+        types::{HostFutureIncomingResponse, HostOutgoingRequest, HostOutgoingResponse},
+    },
+    p3,
+};
+
+use crate::capability::response_body;
+
+/// Handles that a guest may hold at the same time.
+pub(super) const HANDLES_MAX: usize = 8192;
+/// Tasks, streams and futures of a component of 0.3 that exist at the same time.
+pub(crate) const CONCURRENT_MAX: usize = 16 << 10;
+/// Headers of one message, with what the host needs to order them, in bytes. A guest that exceeds it is ended, so it is
+/// twice the largest head that the gateway lets through: whoever passes on what came must not meet it.
+pub(super) const FIELD_BYTES_MAX: usize = 128 << 10;
+/// What a guest may hand over of a body in one write, in bytes.
+pub(crate) const BODY_CHUNK_BYTES_MAX: usize = 64 << 10;
+
+/// What one body may have on its way: the chunk that is being sent, and the next.
+const BODY_BYTES: usize = 2 * BODY_CHUNK_BYTES_MAX;
+/// What any handle takes: its place in the table, and a small value on the heap.
+const HANDLE_BYTES: usize = 256;
+/// What a header takes beside its name and its value.
+const HEADER_BYTES: usize = 64;
+/// Requests under way that are not charged for a body: few have one, and connections are limited by themselves.
+const PENDING_FREE: usize = 256;
+
+/// Bytes that a guest's handles keep on the host: what is large of them is counted, the rest estimated.
+pub(super) fn bytes(table: &mut ResourceTable) -> u64 {
+    let (mut bytes, mut pending) = (0, 0_usize);
+    for entry in table.iter_mut() {
+        let entry: &dyn Any = &*entry;
+        bytes += HANDLE_BYTES + bytes_of(entry);
+        pending += usize::from(entry.is::<HostFutureIncomingResponse>());
+    }
+    (bytes + pending.saturating_sub(PENDING_FREE) * BODY_BYTES) as u64
+}
+
+fn bytes_of(entry: &dyn Any) -> usize {
+    let body = |there: bool| if there { BODY_BYTES } else { 0 };
+    let text = |text: &Option<String>| text.as_ref().map_or(0, String::capacity);
+    if let Some(headers) = entry.downcast_ref::<FieldMap>() {
+        header_bytes(headers)
+    } else if let Some(request) = entry.downcast_ref::<HostOutgoingRequest>() {
+        let method = if let Method::Other(name) = &request.method { name.capacity() } else { 0 };
+        let scheme = if let Some(Scheme::Other(name)) = &request.scheme { name.capacity() } else { 0 };
+        let names = method + scheme + text(&request.authority) + text(&request.path_with_query);
+        names + header_bytes(&request.headers) + body(request.body.is_some())
+    } else if let Some(response) = entry.downcast_ref::<HostOutgoingResponse>() {
+        header_bytes(&response.headers) + body(response.body.is_some())
+    } else if let Some(request) = entry.downcast_ref::<p3::Request>() {
+        let authority = request.authority.as_ref().map_or(0, |authority| authority.as_str().len());
+        let path = request.path_with_query.as_ref().map_or(0, |path| path.as_str().len());
+        request.method.as_str().len() + authority + path + header_bytes(&request.headers)
+    } else if let Some(response) = entry.downcast_ref::<p3::Response>() {
+        header_bytes(&response.headers)
+    } else {
+        response_body::bytes_ahead(entry).unwrap_or(0)
+    }
+}
+
+fn header_bytes(headers: &FieldMap) -> usize {
+    headers.iter().map(|(name, value)| HEADER_BYTES + name.as_str().len() + value.len()).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::{BodyExt as _, Empty};
+
+    use super::*;
+
+    #[test]
+    fn what_is_large_is_counted() {
+        let mut table = ResourceTable::new();
+        assert_eq!(bytes(&mut table), 0);
+        let mut headers = FieldMap::new_mutable(FIELD_BYTES_MAX);
+        let long = http::HeaderValue::from_bytes(&[b'x'; 30_000]).unwrap();
+        headers.append_raw(http::header::COOKIE, long).unwrap();
+        let held = table.push(headers.clone()).unwrap();
+        let one = bytes(&mut table);
+        assert!((30_000..31_000).contains(&one), "{one}");
+        table.delete(held).unwrap();
+        assert_eq!(bytes(&mut table), 0, "what it let go of is not counted");
+
+        let body = Empty::new().map_err(|never| match never {}).boxed_unsync();
+        let request = HostOutgoingRequest {
+            method: Method::Other("x".repeat(20_000)),
+            scheme: None,
+            authority: Some("y".repeat(10_000)),
+            path_with_query: None,
+            headers,
+            body: Some(body),
+        };
+        table.push(request).unwrap();
+        let one = bytes(&mut table) - BODY_BYTES as u64;
+        assert!((60_000..61_000).contains(&one), "{one}");
+    }
+}
