@@ -105,7 +105,9 @@ pub fn is_public(address: IpAddr) -> bool {
                 || a >= 240
                 || (a == 100 && (64..128).contains(&b))
                 || (a == 198 && (b == 18 || b == 19))
-                || (a == 192 && b == 0 && c == 0))
+                || (a == 192 && b == 0 && c == 0)
+                // 6to4 relays, deprecated (RFC 7526).
+                || (a == 192 && b == 88 && c == 99))
         }
         IpAddr::V6(v6) => {
             let segments = v6.segments();
@@ -131,6 +133,8 @@ pub fn is_public(address: IpAddr) -> bool {
                 || v6.is_unicast_link_local()
                 || (segments[0] == 0x2001 && segments[1] == 0xdb8)
                 || segments[0] & 0xffc0 == 0xfec0
+                // NAT64 of a network's own (RFC 8215): what it carries, and where, only that network knows.
+                || segments[..3] == [0x64, 0xff9b, 1]
                 || segments[..6] == [0; 6])
         }
     }
@@ -258,6 +262,8 @@ mod tests {
             "fd00::1",
             "::ffff:10.0.0.1",
             "64:ff9b::a00:1",
+            "64:ff9b:1::808:808",
+            "192.88.99.1",
             "2002:a00:1::",
             "::",
             "::7f00:1",

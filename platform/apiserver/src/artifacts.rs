@@ -4,10 +4,11 @@
 //! |---|---|
 //! | `PUT /artifacts/sha256:<hex>` | 201 new, 200 was there; 413 too large, 422 wrong digest or no component |
 //! | … with `content-type: application/octet-stream` | the same of any content: nobody looks at it |
+//! | `POST /artifacts/sha256:<hex>` | 200 when it is there: it need not be uploaded again, and is as old as if it had been |
 //! | `GET /artifacts` | a list: digest, size, when it was last uploaded, what it is (`component`, `data`, `jobReport`) |
 //! | `GET /artifacts/sha256:<hex>` | the content |
 //! | `DELETE /artifacts/sha256:<hex>` | 409 while a function, a revision, a workflow, a job, a pod or an open execution names it |
-//! | … with `if-unmodified-since: <HTTP date>` | 409, too, when it was uploaded (again) after that |
+//! | … with `if-unmodified-since: <HTTP date>` | 409, too, when it was uploaded (again), or kept by POST, after that |
 
 use std::{
     collections::HashMap,
@@ -22,7 +23,8 @@ use axum::{
     body::{Body, BodyDataStream},
     response::Response,
 };
-use futures::StreamExt as _;
+use bytes::Bytes;
+use futures::{Stream, StreamExt as _, stream};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use jiff::{SignedDuration, Timestamp, fmt::rfc2822::DateTimeParser};
 use mayfly_api::{
@@ -33,6 +35,7 @@ use mayfly_artifacts::{Removal, UploadError};
 use mayfly_store::{ListOptions, Range};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
+use tokio::sync::Semaphore;
 use tokio_util::io::ReaderStream;
 
 use crate::{render::json_value, server::Inner, status::ApiError};
@@ -51,13 +54,24 @@ const COMPONENT_MAGIC: &[u8] = b"\0asm\x0d\0\x01\0";
 /// How long the rest of a refused upload is read for.
 pub(crate) const DISCARD_TIME_MAX: Duration = Duration::from_secs(5);
 
+/// Uploads that are taken in at the same time; more wait.
+const UPLOADS_MAX: usize = 64;
+
 /// One upload of a digest at a time: a second one waits until the first is looked at, kept or removed.
-#[derive(Default)]
-pub(crate) struct Uploads(Mutex<HashMap<Digest, Weak<tokio::sync::Mutex<()>>>>);
+pub(crate) struct Uploads {
+    by_digest: Mutex<HashMap<Digest, Weak<tokio::sync::Mutex<()>>>>,
+    turns: Semaphore,
+}
+
+impl Default for Uploads {
+    fn default() -> Self {
+        Self { by_digest: Mutex::default(), turns: Semaphore::new(UPLOADS_MAX) }
+    }
+}
 
 impl Uploads {
     fn of(&self, digest: &Digest) -> Arc<tokio::sync::Mutex<()>> {
-        let mut uploads = self.0.lock();
+        let mut uploads = self.by_digest.lock();
         uploads.retain(|_, lock| lock.strong_count() > 0);
         if let Some(lock) = uploads.get(digest).and_then(Weak::upgrade) {
             return lock;
@@ -92,6 +106,7 @@ impl Inner {
                 let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
                 self.upload_artifact(digest, kind == Some(ANY_CONTENT), body).await
             }
+            Method::POST => self.renew_artifact(&digest).await,
             Method::GET => self.read_artifact(&digest, true).await,
             Method::HEAD => self.read_artifact(&digest, false).await,
             Method::DELETE => self.remove_artifact(&digest, unmodified_since(headers)?).await,
@@ -101,11 +116,16 @@ impl Inner {
 
     async fn upload_artifact(&self, digest: Digest, any: bool, body: Body) -> Result<Response, ApiError> {
         let lock = self.uploads.of(&digest);
-        let _alone = lock.lock().await;
         let limit = self.config.artifact_bytes_max;
         let mut content = body.into_data_stream();
-        let upload = self.artifacts.upload(Some(digest), limit, &mut content);
-        let uploaded = tokio::time::timeout(self.config.upload_timeout, upload)
+        let upload = async {
+            let alone = lock.lock().await;
+            // Nobody closes it.
+            let turn = self.uploads.turns.acquire().await.ok();
+            let content = steady(&mut content, self.config.upload_stall_timeout);
+            (self.artifacts.upload(Some(digest), limit, content).await, alone, turn)
+        };
+        let (uploaded, alone, turn) = tokio::time::timeout(self.config.upload_timeout, upload)
             .await
             .map_err(|_| {
                 let seconds = self.config.upload_timeout.as_secs();
@@ -113,9 +133,11 @@ impl Inner {
                     "the upload took longer than {seconds} s: try again, from nearer or with less at the same time"
                 ))
             })?;
+        drop(turn);
         let stored = match uploaded {
             Ok(stored) => stored,
             Err(error) => {
+                drop(alone);
                 let _ = tokio::time::timeout(DISCARD_TIME_MAX, discard(&mut content, limit)).await;
                 return Err(upload_error(error));
             }
@@ -188,6 +210,13 @@ impl Inner {
         Ok(response)
     }
 
+    async fn renew_artifact(&self, digest: &Digest) -> Result<Response, ApiError> {
+        match self.artifacts.renew(digest).await.map_err(ApiError::internal)? {
+            true => Ok(json_value(StatusCode::OK, &json!({"digest": digest.to_string()}))),
+            false => Err(no_artifact(digest)),
+        }
+    }
+
     /// `until`: it goes only if it was not uploaded after this.
     async fn remove_artifact(&self, digest: &Digest, until: Option<Timestamp>) -> Result<Response, ApiError> {
         let conflict = |why: &str| {
@@ -221,6 +250,20 @@ impl Inner {
         }
         Ok(self.views.user_of(digest).await?)
     }
+}
+
+/// A body that fails when nothing comes for so long: others wait for who uploads the same.
+fn steady(
+    content: &mut BodyDataStream,
+    stall_timeout: Duration,
+) -> impl Stream<Item = Result<Bytes, axum::BoxError>> {
+    stream::unfold(content, move |content| async move {
+        let chunk = match tokio::time::timeout(stall_timeout, content.next()).await {
+            Ok(chunk) => chunk?.map_err(axum::BoxError::from),
+            Err(_) => Err(format!("nothing of it came for {} s", stall_timeout.as_secs()).into()),
+        };
+        Some((chunk, content))
+    })
 }
 
 /// Reads on after a refusal: most clients look for the answer only when they have sent everything, and

@@ -21,7 +21,10 @@ use crate::{
     server::Inner,
     status::ApiError,
     subresources,
-    verbs::{self, DeleteOptions, Manager, Outcome, Part, Patch, PatchForm, State, WriteRequest},
+    verbs::{
+        self, DeleteOptions, Manager, Outcome, Part, Patch, PatchForm, State, WriteRequest, apply_json,
+        parse_json,
+    },
 };
 
 /// A request for a resource, understood.
@@ -428,10 +431,7 @@ fn scale_response(outcome: Outcome) -> Result<Response, ApiError> {
 /// A scale has no lists: a strategic patch of it is a merge patch.
 fn patch_scale(mut scale: Value, patch: &Value, json: bool) -> Result<Value, ApiError> {
     if json {
-        let patch: json_patch::Patch = serde_json::from_value(patch.clone())
-            .map_err(|error| ApiError::bad_request(format!("error decoding patch: {error}")))?;
-        json_patch::patch(&mut scale, &patch.0)
-            .map_err(|error| ApiError::unprocessable(error.to_string()))?;
+        apply_json(&mut scale, &parse_json(patch)?)?;
     } else {
         json_patch::merge(&mut scale, patch);
     }

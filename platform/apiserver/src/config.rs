@@ -27,6 +27,8 @@ pub struct Config {
     pub request_timeout: Duration,
     /// How long an upload of an artifact may take.
     pub upload_timeout: Duration,
+    /// How long an upload may bring nothing.
+    pub upload_stall_timeout: Duration,
     /// How long a watch lasts that does not ask for less; a random half more is added, so that not all
     /// watchers come back in the same moment.
     pub watch_timeout: Duration,
@@ -37,17 +39,20 @@ pub struct Config {
 }
 
 impl Config {
+    pub const CONNECTIONS_MAX_DEFAULT: usize = 10_000;
+
     /// The defaults, for an administrator's token.
     pub fn new(token: impl Into<String>) -> Self {
         Self {
             token: token.into(),
             requests_in_flight_max: 400,
             watches_max: 10_000,
-            connections_max: 10_000,
+            connections_max: Self::CONNECTIONS_MAX_DEFAULT,
             body_bytes_max: 3 << 20,
             artifact_bytes_max: 64 << 20,
             request_timeout: Duration::from_secs(60),
             upload_timeout: Duration::from_secs(300),
+            upload_stall_timeout: Duration::from_secs(30),
             watch_timeout: Duration::from_secs(1800),
             bookmark_interval: Duration::from_secs(60),
             drain_timeout: Duration::from_secs(10),

@@ -7,6 +7,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use http::{HeaderValue, Method, Request, StatusCode, header, request::Parts};
+use http_body::Body as _;
 
 use crate::{
     access::{self, User, impersonated, is_allowed},
@@ -31,6 +32,7 @@ pub(crate) async fn handle(server: Arc<Inner>, request: Request<Body>) -> Respon
     let target = path.as_deref().map_or_else(|| Err(ApiError::no_resource()), Target::parse);
     let measure = server.metrics.start(request.method(), request.uri(), target.as_ref().ok());
     let encoding = negotiate::encoding(request.headers());
+    let is_head = request.method() == Method::HEAD;
     let response = match Box::pin(route(server, request, path, target)).await {
         Ok(response) => response,
         Err(error) => error.into_response(),
@@ -40,7 +42,16 @@ pub(crate) async fn handle(server: Arc<Inner>, request: Request<Body>) -> Respon
         Encoding::Yaml => yaml::rewritten(response).await,
     };
     measure.end(response.status());
-    response
+    if is_head { without_body(response) } else { response }
+}
+
+/// What HEAD answers: to an HTTP/2 client a body there is a broken stream. (In HTTP/1.1 hyper leaves it out.)
+fn without_body(response: Response) -> Response {
+    let (mut parts, body) = response.into_parts();
+    if let Some(bytes) = body.size_hint().exact() {
+        parts.headers.entry(header::CONTENT_LENGTH).or_insert(bytes.into());
+    }
+    Response::from_parts(parts, Body::empty())
 }
 
 async fn route(
@@ -72,7 +83,11 @@ async fn route(
             return openapi::answer(&path, hash.as_ref().map(|(_, value)| &**value));
         }
         Some("artifacts") if path.len() <= 2 => {
-            let _turn = server.turn(&user).await?;
+            // Uploads have turns of their own: they last, and wait for each other.
+            let _turn = match parts.method {
+                Method::PUT => None,
+                _ => server.turn(&user).await?,
+            };
             let digest = path.get(1).map(String::as_str);
             return server.artifact_request(&parts.method, digest, &parts.headers, body).await;
         }

@@ -76,8 +76,14 @@ impl Identity {
                 (certificate, parsed.map_err(|source| PkiError::Damaged { path: key, source })?)
             }
             (None, None) => make_authority(&certificate, &key, now)?,
+            // A crash between the two writes. The key and the name are what clients trust: a certificate can be made
+            // of them at any time.
+            (None, Some(text)) => {
+                let parsed = KeyPair::from_pem(&text);
+                let pair = parsed.map_err(|source| PkiError::Damaged { path: key, source })?;
+                (certify(&pair, &certificate, now)?, pair)
+            }
             (Some(_), None) => return Err(PkiError::Incomplete { present: certificate, absent: key }),
-            (None, Some(_)) => return Err(PkiError::Incomplete { present: key, absent: certificate }),
         };
         let path = folder.join("token");
         let token = match read(&path)? {
@@ -141,7 +147,8 @@ fn read(path: &Path) -> Result<Option<String>, PkiError> {
     }
 }
 
-/// Writes a file whole or not at all: a crash in between leaves no half of it under its name.
+/// Writes a file whole or not at all: a crash in between leaves no half of it under its name, and one afterwards does
+/// not undo it.
 fn write(path: &Path, text: &str, mode: u32) -> Result<(), PkiError> {
     let write = || {
         let temporary = path.with_extension("new");
@@ -149,7 +156,8 @@ fn write(path: &Path, text: &str, mode: u32) -> Result<(), PkiError> {
         let mut file = options.write(true).create(true).truncate(true).mode(mode).open(&temporary)?;
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
-        fs::rename(&temporary, path)
+        fs::rename(&temporary, path)?;
+        fs::File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()
     };
     write().map_err(|source| PkiError::File { path: path.to_owned(), source })
 }
@@ -181,10 +189,15 @@ fn set_validity(params: &mut CertificateParams, now: Timestamp) {
 
 fn make_authority(certificate: &Path, key: &Path, now: Timestamp) -> Result<(String, KeyPair), PkiError> {
     let pair = KeyPair::generate()?;
-    let pem = authority(now).self_signed(&pair)?.pem();
     write(key, &pair.serialize_pem(), 0o600)?;
+    Ok((certify(&pair, certificate, now)?, pair))
+}
+
+/// The authority's certificate of itself, written, as PEM.
+fn certify(pair: &KeyPair, certificate: &Path, now: Timestamp) -> Result<String, PkiError> {
+    let pem = authority(now).self_signed(pair)?.pem();
     write(certificate, &pem, 0o644)?;
-    Ok((pem, pair))
+    Ok(pem)
 }
 
 /// A certificate for this host, ready to serve.
@@ -258,6 +271,23 @@ mod tests {
         assert_eq!(fs::read_to_string(&key).unwrap(), "nonsense");
         fs::remove_file(&key).unwrap();
         assert!(matches!(again(), Err(PkiError::Incomplete { .. })));
+    }
+
+    /// Killed after the key was written: nobody is there to put the certificate back.
+    #[test]
+    fn a_certificate_that_was_not_written_yet_is_made_of_the_key() {
+        let folder = tempfile::tempdir().unwrap();
+        let load = || Identity::load_or_create(folder.path(), &[], Timestamp::now());
+        load().unwrap();
+        let (key, certificate) = (folder.path().join("ca.key"), folder.path().join("ca.crt"));
+        let secret = fs::read_to_string(&key).unwrap();
+        fs::remove_file(&certificate).unwrap();
+        let again = load().unwrap();
+        assert_eq!(fs::read_to_string(&certificate).unwrap(), again.ca_pem());
+        assert_eq!(fs::read_to_string(&key).unwrap(), secret);
+        fs::remove_file(&certificate).unwrap();
+        fs::write(&key, "nonsense").unwrap();
+        assert!(matches!(load().map(|_| ()), Err(PkiError::Damaged { .. })));
     }
 
     #[test]

@@ -4,8 +4,9 @@ mod support;
 
 use axum::body::Body;
 use http::{Request, StatusCode};
+use http_body_util::BodyExt;
 use serde_json::json;
-use support::{Fixture, json_of};
+use support::{Fixture, json_of, request};
 
 #[tokio::test]
 async fn strangers_see_health_and_nothing_else() {
@@ -236,4 +237,17 @@ async fn a_full_disk_is_told() {
     assert_eq!(last.0, StatusCode::INSUFFICIENT_STORAGE, "{}", last.1);
     assert!(last.1["message"].as_str().unwrap().contains("disk is full"), "{}", last.1);
     assert_eq!(server.get(&format!("{path}/m0")).await.0, StatusCode::OK);
+}
+
+/// To an HTTP/2 client a body there is a broken stream; what it would be is said all the same.
+#[tokio::test]
+async fn head_answers_without_a_body() {
+    let server = Fixture::new().await;
+    for (path, code, length) in [("/healthz", 200, Some("2")), ("/api/v1/nothing", 404, None)] {
+        let response = server.send(request("HEAD", path).body(Body::empty()).unwrap()).await;
+        assert_eq!(response.status().as_u16(), code, "{path}");
+        let said = response.headers()["content-length"].to_str().unwrap().to_owned();
+        assert_eq!(length.unwrap_or(&said), said, "{path}");
+        assert!(response.into_body().collect().await.unwrap().to_bytes().is_empty(), "{path}");
+    }
 }

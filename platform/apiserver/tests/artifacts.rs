@@ -4,6 +4,7 @@ mod support;
 
 use axum::body::Body;
 use bytes::Bytes;
+use futures::StreamExt;
 use http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use mayfly_api::Digest;
@@ -61,6 +62,31 @@ async fn an_upload_that_breaks_off_is_forgotten() {
     let request = request("PUT", &format!("/artifacts/{}", Digest::of(WASM))).body(body).unwrap();
     assert_eq!(server.send(request).await.status(), StatusCode::BAD_REQUEST);
     assert_eq!(server.get("/artifacts").await.1["items"], json!([]));
+}
+
+/// Who stops in the middle holds nobody else for long, and no place of other requests.
+#[tokio::test]
+async fn an_upload_that_stalls_ends() {
+    let stall = std::time::Duration::from_millis(100);
+    let limits = |config: &mut mayfly_apiserver::Config| {
+        config.upload_stall_timeout = stall;
+        config.requests_in_flight_max = 1;
+    };
+    let server = Fixture::with(limits, |_| {}).await;
+    let digest = Digest::of(WASM).to_string();
+    let begun = futures::stream::iter([Ok::<_, std::io::Error>(Bytes::from(&WASM[..4]))]);
+    let body = Body::from_stream(begun.chain(futures::stream::pending()));
+    let stalled = server.send(request("PUT", &format!("/artifacts/{digest}")).body(body).unwrap());
+    let others = async {
+        assert_eq!(server.get("/api/v1/namespaces").await.0, StatusCode::OK);
+        put(&server, &digest, WASM).await
+    };
+    let both = async { tokio::join!(stalled, others) };
+    let both = tokio::time::timeout(std::time::Duration::from_secs(20), both);
+    let (stalled, (code, _)) = both.await.expect("neither waits for the upload's whole time");
+    let (refused, status) = json_of(stalled).await;
+    assert_eq!((refused, code), (StatusCode::BAD_REQUEST, StatusCode::CREATED));
+    assert!(status["message"].as_str().unwrap().contains("nothing of it came"), "{status}");
 }
 
 #[tokio::test]
@@ -123,6 +149,25 @@ async fn what_was_uploaded_since_stays() {
     let printer = jiff::fmt::rfc2822::DateTimePrinter::new();
     let listed = printer.timestamp_to_rfc9110_string(&created).unwrap();
     assert_eq!(delete(&listed).await.0, StatusCode::OK);
+}
+
+/// Who finds that it is there already has as much time to name it as who uploads it.
+#[tokio::test]
+async fn what_is_asked_for_is_as_young_as_an_upload() {
+    let server = Fixture::new().await;
+    let digest = Digest::of(WASM);
+    let one = format!("/artifacts/{digest}");
+    assert_eq!(server.call("POST", &one, Value::Null).await.0, StatusCode::NOT_FOUND);
+    put(&server, &digest.to_string(), WASM).await;
+    let path = server.folder.path().join("artifacts/sha256").join(digest.hex());
+    let old = std::time::SystemTime::from(jiff::Timestamp::from_second(86_400).unwrap());
+    std::fs::File::options().append(true).open(path).unwrap().set_modified(old).unwrap();
+    let created = async || server.get("/artifacts").await.1["items"][0]["created"].clone();
+    assert_eq!(created().await, "1970-01-02T00:00:00Z");
+    let (code, said) = server.call("POST", &one, Value::Null).await;
+    assert_eq!((code, &said["digest"]), (StatusCode::OK, &json!(digest)));
+    let created: jiff::Timestamp = created().await.as_str().unwrap().parse().unwrap();
+    assert!(jiff::Timestamp::now().duration_since(created) < jiff::SignedDuration::from_mins(5), "{created}");
 }
 
 #[tokio::test]

@@ -28,7 +28,7 @@ pub struct Artifacts {
 pub struct ArtifactInfo {
     pub digest: Digest,
     pub bytes: u64,
-    /// When it was last uploaded.
+    /// When it was last uploaded, or kept by [`Artifacts::renew`].
     pub created: Timestamp,
 }
 
@@ -82,6 +82,21 @@ impl Artifacts {
     pub async fn list(&self) -> io::Result<Vec<ArtifactInfo>> {
         let artifacts = self.clone();
         blocking(move || artifacts.list_now()).await
+    }
+
+    /// Lets a content's age start anew, as an upload of it would: somebody is about to name it, or did until now. Says
+    /// whether it is there.
+    pub async fn renew(&self, digest: &Digest) -> io::Result<bool> {
+        let (artifacts, path) = (self.clone(), self.content(digest));
+        blocking(move || {
+            let _guard = artifacts.changes.lock();
+            match files::touch(&path) {
+                Ok(()) => Ok(true),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+                Err(error) => Err(error),
+            }
+        })
+        .await
     }
 
     /// Removes a content and what was made from it; says whether it was there.

@@ -4,6 +4,7 @@ use std::{
     fs::{self, File},
     io,
     path::{Path, PathBuf},
+    time::SystemTime,
 };
 
 use tempfile::NamedTempFile;
@@ -20,6 +21,12 @@ pub(crate) fn publish(file: NamedTempFile, path: &Path) -> io::Result<()> {
     file.as_file().sync_all()?;
     file.persist(path).map_err(|error| error.error)?;
     path.parent().map_or(Ok(()), sync_directory)
+}
+
+/// Lets a file's age start anew.
+pub(crate) fn touch(path: &Path) -> io::Result<()> {
+    let now = SystemTime::from(jiff::Timestamp::now());
+    File::options().append(true).open(path)?.set_modified(now)
 }
 
 /// Removes a file; says whether it was there.

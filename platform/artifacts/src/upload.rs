@@ -3,7 +3,6 @@
 use std::{
     error::Error,
     io::{self, Write as _},
-    time::SystemTime,
 };
 
 use bytes::Bytes;
@@ -14,7 +13,7 @@ use tempfile::NamedTempFile;
 
 use crate::{
     artifacts::Artifacts,
-    files::{blocking, publish, temporary},
+    files::{blocking, publish, temporary, touch},
 };
 
 /// What became of an upload.
@@ -123,8 +122,7 @@ impl Artifacts {
         let _guard = self.changes.lock();
         // One of another length was damaged since it was stored: this upload mends it.
         if std::fs::metadata(&path).is_ok_and(|metadata| metadata.len() == bytes) {
-            let now = SystemTime::from(jiff::Timestamp::now());
-            std::fs::File::options().append(true).open(&path)?.set_modified(now)?;
+            touch(&path)?;
             return Ok(Stored { digest, bytes, existed: true });
         }
         publish(file, &path)?;

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use futures::stream;
 use jiff::Timestamp;
 use mayfly_api::Digest;
-use mayfly_artifacts::{Artifacts, EngineHash, Stored, UploadError};
+use mayfly_artifacts::{Artifacts, EngineHash, Removal, Stored, UploadError};
 use tempfile::TempDir;
 
 const LIMIT: u64 = 10 << 20;
@@ -238,4 +238,19 @@ impl Drop for SmallDisk<'_> {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg("--lazy").arg(self.0).status();
     }
+}
+
+#[tokio::test]
+async fn a_content_that_is_renewed_is_as_if_just_uploaded() {
+    let (_directory, artifacts) = area();
+    let digest = upload(&artifacts, b"kept").await.unwrap().digest;
+    let old = std::time::SystemTime::from(Timestamp::from_second(1).unwrap());
+    let file = fs::File::options().append(true).open(artifacts.path(&digest).unwrap()).unwrap();
+    file.set_modified(old).unwrap();
+    let seen = artifacts.list().await.unwrap()[0].created;
+    assert!(artifacts.renew(&digest).await.unwrap());
+    assert_eq!(artifacts.remove_unless_newer(&digest, seen).await.unwrap(), Removal::Newer);
+    assert_eq!(fs::read(artifacts.path(&digest).unwrap()).unwrap(), b"kept");
+    assert!(!artifacts.renew(&Digest::of(b"absent")).await.unwrap());
+    assert_eq!(artifacts.list().await.unwrap().len(), 1);
 }

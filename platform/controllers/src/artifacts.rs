@@ -9,11 +9,15 @@ use mayfly_api::{
     Digest, Function, Revision,
     k8s::jiff::{Timestamp, fmt::rfc2822::DateTimePrinter},
 };
-use mayfly_informer::{Informer, Informers};
+use mayfly_informer::{Change, Informer, Informers};
 use serde::Deserialize;
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::looks::Looks;
+
+/// Components that wait to be told that an object names them no longer.
+const UNNAMED_MAX: usize = 4096;
 
 /// What the artifact collector is told.
 #[derive(Clone, Debug)]
@@ -21,7 +25,7 @@ pub struct Config {
     /// How often to look.
     pub every: Duration,
     /// How long an upload may wait for the function that names it, and how long a component outlives the
-    /// last revision that does.
+    /// last function or revision that does.
     pub grace: Duration,
 }
 
@@ -37,6 +41,8 @@ pub(crate) struct Collector {
     client: Client,
     functions: Informer<Function>,
     revisions: Informer<Revision>,
+    /// What an object named until now.
+    unnamed: mpsc::Receiver<Digest>,
 }
 
 #[derive(Deserialize)]
@@ -48,6 +54,23 @@ struct ArtifactList {
 struct Artifact {
     digest: Digest,
     created: Timestamp,
+}
+
+/// Tells what an object named before a change, and does not any more.
+fn no_longer_named<K>(
+    change: &Change<'_, K>,
+    component: impl Fn(&K) -> Option<Digest>,
+    tell: &mpsc::Sender<Digest>,
+) {
+    let named = match change {
+        Change::Added(_) => None,
+        Change::Updated { old, new } => component(old).filter(|digest| component(new) != Some(*digest)),
+        Change::Deleted(old) => component(old),
+    };
+    if let Some(digest) = named {
+        // Where there is no room, its age goes on.
+        let _ = tell.try_send(digest);
+    }
 }
 
 /// The artifacts to remove: pure.
@@ -70,22 +93,48 @@ fn removal(artifact: &Artifact) -> kube::Result<Request<Vec<u8>>> {
 
 impl Collector {
     pub(crate) fn create(config: Config, client: Client, informers: &Informers) -> Self {
-        Self { config, client, functions: informers.of(), revisions: informers.of() }
+        let (functions, revisions) = (informers.of::<Function>(), informers.of::<Revision>());
+        let (tell, unnamed) = mpsc::channel(UNNAMED_MAX);
+        let told = tell.clone();
+        functions.handle(move |change: Change<'_, Function>| {
+            no_longer_named(&change, |function| function.spec.source.component, &told);
+        });
+        revisions.handle(move |change: Change<'_, Revision>| {
+            no_longer_named(&change, |revision| revision.spec.source.component, &tell);
+        });
+        Self { config, client, functions, revisions, unnamed }
     }
 
-    pub(crate) async fn run(self, stop: CancellationToken) {
+    pub(crate) async fn run(mut self, stop: CancellationToken) {
+        let synced = async {
+            self.functions.synced().await;
+            self.revisions.synced().await;
+        };
+        if stop.run_until_cancelled(synced).await.is_none() {
+            return;
+        }
         let mut looks = Looks::every(self.config.every, stop.clone());
-        while looks.next().await {
-            let synced = async {
-                self.functions.synced().await;
-                self.revisions.synced().await;
+        loop {
+            let result = tokio::select! {
+                biased;
+                Some(digest) = self.unnamed.recv() => self.renew(digest).await,
+                more = looks.next() => match more {
+                    true => self.sweep().await,
+                    false => return,
+                },
             };
-            if stop.run_until_cancelled(synced).await.is_none() {
-                return;
+            if let Err(error) = result {
+                tracing::warn!(%error, "could not look after the artifacts; will try again");
             }
-            if let Err(error) = self.sweep().await {
-                tracing::warn!(%error, "could not look through the artifacts; will try again");
-            }
+        }
+    }
+
+    /// Its grace begins.
+    async fn renew(&self, digest: Digest) -> kube::Result<()> {
+        let request = Request::post(format!("/artifacts/{digest}")).body(Vec::new());
+        match self.client.request_text(request.map_err(kube::Error::HttpError)?).await {
+            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+            result => result.map(|_| ()),
         }
     }
 

@@ -238,3 +238,22 @@ async fn a_function_that_comes_again_has_nothing_of_the_old_one() {
         until(&cluster.functions(), "it is gone", || cluster.functions().is_empty()).await;
     }
 }
+
+/// Who deletes a function by mistake has some time to make it again from the same component.
+#[tokio::test]
+async fn a_component_outlives_the_last_that_named_it() {
+    let cluster = Cluster::start().await;
+    let digest = cluster.upload("one").await;
+    cluster.function("hello", json!({"source": {"component": digest}})).await;
+    until_reason(&cluster, "hello", "Ready").await;
+    let long_ago = std::time::SystemTime::UNIX_EPOCH;
+    let file = std::fs::File::options().append(true).open(cluster.artifacts.path(&digest).unwrap()).unwrap();
+    file.set_modified(long_ago).unwrap();
+    cluster.api::<Function>().delete("hello", &DeleteParams::background()).await.unwrap();
+    let renewed = async {
+        while file.metadata().unwrap().modified().unwrap() == long_ago {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), renewed).await.expect("its age starts anew");
+}

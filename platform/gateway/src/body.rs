@@ -11,6 +11,7 @@ use std::{
 };
 
 use bytes::{Buf as _, Bytes};
+use http::{Response, StatusCode, header};
 use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::{BodyExt as _, Empty};
 use hyper::body::Incoming;
@@ -52,6 +53,25 @@ impl ResponseBody {
         }
         self.active = Some(active);
     }
+}
+
+/// Whether no answer with this status has a body (RFC 9110, 15.3.5 and 15.4.5).
+pub(crate) fn is_forbidden(status: StatusCode) -> bool {
+    status == StatusCode::NO_CONTENT || status == StatusCode::NOT_MODIFIED
+}
+
+/// The answer without its body, as it is for HEAD: it says how long the body would be, if that is known. The
+/// request's turn ends.
+pub(crate) fn without(response: Response<ResponseBody>) -> Response<ResponseBody> {
+    let (mut parts, body) = response.into_parts();
+    if parts.status == StatusCode::NO_CONTENT {
+        parts.headers.remove(header::CONTENT_LENGTH);
+    } else if parts.status != StatusCode::NOT_MODIFIED
+        && let Some(bytes) = body.size_hint().exact()
+    {
+        parts.headers.entry(header::CONTENT_LENGTH).or_insert(bytes.into());
+    }
+    Response::from_parts(parts, ResponseBody::full(Bytes::new()))
 }
 
 impl http_body::Body for ResponseBody {

@@ -16,8 +16,11 @@ pub struct Config {
     pub h2_streams_max: u32,
     /// Bytes of a request's head (and of its trailers).
     pub header_bytes_max: usize,
-    /// How long a connection may take to send a request's head, idle time before it included.
+    /// How long a connection may take to send a request's head: from its beginning to the first one, and from a later
+    /// one's first byte (HTTP/2 tells no such time: there it is `idle_timeout`).
     pub header_timeout: Duration,
+    /// How long a connection may be without a request.
+    pub idle_timeout: Duration,
     /// How long a peer may leave a write, or the rest of a request's body, without any progress.
     pub stall_timeout: Duration,
     /// Bytes of a request's body. It is streamed, so this bounds a request's work, not memory.
@@ -39,6 +42,9 @@ impl Config {
     /// What most servers take; a browser's cookies fit.
     pub const HEADER_BYTES_MAX_DEFAULT: usize = 64 << 10;
     pub const HEADER_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
+    /// Clients keep connections for 60 to 90 s, most of them: the one who ends it should be who knows that it sends
+    /// nothing in this moment.
+    pub const IDLE_TIMEOUT_DEFAULT: Duration = Duration::from_secs(120);
     pub const STALL_TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
     /// As large as an answer may be by default.
     pub const REQUEST_BYTES_MAX_DEFAULT: u64 = 256 << 20;
@@ -55,6 +61,7 @@ impl Default for Config {
             h2_streams_max: Self::H2_STREAMS_MAX_DEFAULT,
             header_bytes_max: Self::HEADER_BYTES_MAX_DEFAULT,
             header_timeout: Self::HEADER_TIMEOUT_DEFAULT,
+            idle_timeout: Self::IDLE_TIMEOUT_DEFAULT,
             stall_timeout: Self::STALL_TIMEOUT_DEFAULT,
             request_bytes_max: Self::REQUEST_BYTES_MAX_DEFAULT,
             queue_max: Self::QUEUE_MAX_DEFAULT,

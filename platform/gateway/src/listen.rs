@@ -7,8 +7,8 @@
 //!                       stopped cleanly        cut: the rest is dropped, which cancels its guests
 //! ```
 //!
-//! No peer can hold a connection for ever without getting on: a request's head has its time, idle included;
-//! a write, and each piece of a request's body, must make progress.
+//! No peer can hold a connection for ever without getting on: a request's head has its time, and so has a connection
+//! without any; a write, and each piece of a request's body, must make progress.
 
 mod connection;
 mod signal;

@@ -14,7 +14,7 @@ use futures::{StreamExt as _, stream};
 use mayfly_api::{ObjectKey, k8s::api::core::v1::Pod};
 use mayfly_runtime::{
     ContainerId,
-    logs::{LogOptions, LogStream, read},
+    logs::{LogOptions, LogReader, LogStream},
 };
 use tokio::time::{Interval, MissedTickBehavior};
 
@@ -34,9 +34,9 @@ pub(crate) struct Followed {
     /// What is told in place of lines that another replica's log has.
     said: Option<Bytes>,
     /// None while another replica tells.
-    lines: Option<LogStream>,
+    lines: Option<LogReader>,
     is_over: bool,
-    /// Looks without a line since it was over.
+    /// Looks without a line since it was over, and all that was there is told.
     quiet_looks: u32,
     looks: Interval,
 }
@@ -52,7 +52,7 @@ impl Followed {
     ) -> io::Result<LogStream> {
         let lines = match said {
             Some(_) => None,
-            None => Some(read(log_path(&pod, &id, &logs.layout), options.clone()).await?),
+            None => Some(open(&logs, &pod, &id, options.clone()).await?),
         };
         let mut looks = tokio::time::interval(LOOK_EVERY);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -73,7 +73,7 @@ impl Followed {
             tokio::select! {
                 biased;
                 _ = self.looks.tick() => {
-                    if self.is_over {
+                    if self.is_over && self.lines.as_ref().is_none_or(LogReader::is_live) {
                         self.quiet_looks += 1;
                     }
                     if let Err(error) = self.look().await {
@@ -101,7 +101,7 @@ impl Followed {
         } else if self.lines.is_none() && !self.is_over {
             // What was written before is in the other's log.
             let options = LogOptions { tail_lines: Some(0), ..self.options.clone() };
-            self.lines = Some(read(log_path(&self.pod, &self.id, &self.logs.layout), options).await?);
+            self.lines = Some(open(&self.logs, &self.pod, &self.id, options).await?);
         }
         Ok(())
     }
@@ -130,8 +130,12 @@ impl Followed {
     }
 }
 
+async fn open(logs: &Logs, pod: &Pod, id: &ContainerId, options: LogOptions) -> io::Result<LogReader> {
+    LogReader::open(vec![log_path(pod, id, &logs.layout)], options).await
+}
+
 /// The next line; never one while another replica tells.
-async fn next_of(lines: &mut Option<LogStream>) -> Option<io::Result<Bytes>> {
+async fn next_of(lines: &mut Option<LogReader>) -> Option<io::Result<Bytes>> {
     match lines {
         Some(lines) => lines.next().await,
         None => std::future::pending().await,

@@ -1,6 +1,6 @@
 //! The kubelet's HTTP API: logs and what is used, for the API server.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{io, sync::Arc};
 
 use axum::{
     Json, Router,
@@ -10,11 +10,12 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
-use bytes::Bytes;
-use futures::{FutureExt as _, StreamExt as _, stream};
 use mayfly_api::{
     ObjectKey,
-    k8s::{api::core::v1::Pod, jiff::Timestamp},
+    k8s::{
+        api::core::v1::Pod,
+        jiff::{SignedDuration, Timestamp},
+    },
     wellknown,
 };
 use mayfly_informer::Informer;
@@ -24,7 +25,7 @@ use mayfly_runtime::{
 };
 use serde::Deserialize;
 
-use crate::{follow::Followed, pod::container::log_path, usage::Meters};
+use crate::{follow::Followed, function_logs::FunctionLogs, pod::container::log_path, usage::Meters};
 
 /// Where the logs are.
 #[derive(Clone)]
@@ -32,6 +33,7 @@ pub(crate) struct Logs {
     pub(crate) node: String,
     pub(crate) pods: Informer<Pod>,
     pub(crate) layout: LogLayout,
+    pub(crate) functions: FunctionLogs,
 }
 
 impl Logs {
@@ -91,7 +93,11 @@ struct LogQuery {
 
 impl LogQuery {
     fn options(&self) -> LogOptions {
-        let ago = |seconds| Timestamp::now() - mayfly_api::k8s::jiff::SignedDuration::from_secs(seconds);
+        let ago = |seconds| {
+            let since = Timestamp::now().checked_sub(SignedDuration::from_secs(seconds));
+            // Longer ago than time goes back: everything.
+            since.unwrap_or(Timestamp::MIN)
+        };
         LogOptions {
             follow: self.follow,
             timestamps: self.timestamps,
@@ -165,8 +171,8 @@ async fn function_logs(
     Path((namespace, function)): Path<(String, String)>,
     Query(query): Query<LogQuery>,
 ) -> Response {
-    let folder = logs.layout.function(&namespace, &function);
-    respond(Merged { folder, revision: query.revision.clone(), options: query.options() }.read().await)
+    let options = query.options();
+    respond(logs.functions.read(namespace, function, query.revision, options).await)
 }
 
 fn respond(lines: io::Result<LogStream>) -> Response {
@@ -176,115 +182,4 @@ fn respond(lines: io::Result<LogStream>) -> Response {
             (StatusCode::INTERNAL_SERVER_ERROR, format!("cannot read the log: {error}")).into_response()
         }
     }
-}
-
-/// How often a followed function is looked at for new revisions.
-const NEW_REVISIONS_EVERY: Duration = Duration::from_secs(1);
-
-/// The files of a function's revisions as one log, in the order of time.
-struct Merged {
-    folder: std::path::PathBuf,
-    revision: Option<String>,
-    options: LogOptions,
-}
-
-impl Merged {
-    async fn read(self) -> io::Result<LogStream> {
-        let each = LogOptions { timestamps: true, limit_bytes: None, ..self.options.clone() };
-        let mut known = self.files().await?;
-        let mut live = Vec::new();
-        let mut backlog = Vec::new();
-        for file in &known {
-            let mut lines = read(file.clone(), each.clone()).await?;
-            // What is there is ready at once; the rest is still to be written.
-            while let Some(Some(line)) = lines.next().now_or_never() {
-                backlog.push(line?);
-            }
-            live.push(lines);
-        }
-        // Lines begin with their time, so the order of bytes is the order of time.
-        backlog.sort();
-        let skip = self.options.tail_lines.map_or(0, |tail| backlog.len().saturating_sub(tail));
-        let past = stream::iter(backlog.into_iter().skip(skip).map(Ok));
-        let (timestamps, limit) = (self.options.timestamps, self.options.limit_bytes);
-        let lines = if self.options.follow {
-            let mut merged = stream::select_all(live);
-            let more = async_lines(self, each, known.split_off(0));
-            merged.push(more);
-            past.chain(merged).boxed()
-        } else {
-            past.boxed()
-        };
-        let shown =
-            lines.map(move |line| line.map(|line: Bytes| if timestamps { line } else { without_time(line) }));
-        Ok(match limit {
-            Some(limit) => limited(shown.boxed(), limit),
-            None => shown.boxed(),
-        })
-    }
-
-    async fn files(&self) -> io::Result<Vec<std::path::PathBuf>> {
-        let mut files = Vec::new();
-        let mut folder = match tokio::fs::read_dir(&self.folder).await {
-            Ok(folder) => folder,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(files),
-            Err(error) => return Err(error),
-        };
-        while let Some(entry) = folder.next_entry().await? {
-            let path = entry.path();
-            let revision = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
-            let wanted = self.revision.is_none() || self.revision == revision;
-            if path.extension().is_some_and(|extension| extension == "log") && wanted {
-                files.push(path);
-            }
-        }
-        files.sort();
-        Ok(files)
-    }
-}
-
-/// Lines of revisions that appear after the log was opened.
-fn async_lines(merged: Merged, each: LogOptions, known: Vec<std::path::PathBuf>) -> LogStream {
-    let found = stream::unfold((merged, known), move |(merged, mut known)| {
-        let each = each.clone();
-        async move {
-            loop {
-                tokio::time::sleep(NEW_REVISIONS_EVERY).await;
-                let files = merged.files().await.unwrap_or_default();
-                let fresh: Vec<_> = files.into_iter().filter(|file| !known.contains(file)).collect();
-                let mut streams = Vec::new();
-                for file in fresh {
-                    if let Ok(lines) =
-                        read(file.clone(), LogOptions { tail_lines: None, ..each.clone() }).await
-                    {
-                        streams.push(lines);
-                        known.push(file);
-                    }
-                }
-                if !streams.is_empty() {
-                    return Some((stream::select_all(streams), (merged, known)));
-                }
-            }
-        }
-    });
-    // Revisions are few; every one is followed until the reader goes.
-    found.flatten_unordered(None).boxed()
-}
-
-fn without_time(line: Bytes) -> Bytes {
-    match line.iter().position(|byte| *byte == b' ') {
-        Some(at) => line.slice(at + 1..),
-        None => line,
-    }
-}
-
-fn limited(lines: LogStream, limit: u64) -> LogStream {
-    let mut left = usize::try_from(limit).unwrap_or(usize::MAX);
-    lines
-        .take_while(move |line| {
-            let open = left > 0;
-            left = left.saturating_sub(line.as_ref().map_or(0, Bytes::len));
-            std::future::ready(open)
-        })
-        .boxed()
 }

@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     addresses::Addresses,
+    function_logs::FunctionLogs,
     http::{self, Logs},
     job::JobFiles,
     node::NodeObject,
@@ -120,7 +121,8 @@ impl Kubelet {
             deletions: watch::Sender::new(0),
         });
         let node = NodeObject::new(client, informers.of(), &config, &classes);
-        let logs = Logs { node: config.node_name.clone(), pods, layout: config.logs.clone() };
+        let functions = FunctionLogs::create(config.logs.clone(), informers.of());
+        let logs = Logs { node: config.node_name.clone(), pods, layout: config.logs.clone(), functions };
         let (queue, meters) = (WorkQueue::default(), Arc::new(meters));
         Self { config, node, worker, queue, logs, meters, stop_events }
     }
@@ -179,7 +181,8 @@ impl Kubelet {
                 join_all(changes),
             );
         };
-        tokio::join!(pods, self.node.run(stop.clone()), self.meters.run(&stop));
+        let (functions, meters) = (&self.logs.functions, &self.meters);
+        tokio::join!(pods, self.node.run(stop.clone()), meters.run(&stop), functions.run(&stop));
     }
 }
 

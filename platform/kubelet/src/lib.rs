@@ -2,7 +2,8 @@
 //!
 //! **Belongs here:** the node's own object and lease ([`node`]); one worker for each pod ([`pod`]), which
 //! plans purely ([`pod::plan`]) and acts through a [`mayfly_runtime::Runtime`]; pod addresses; the HTTP API
-//! by which the API server reads logs ([`http`]) and what is used ([`usage`]); what jobs read and leave ([`job`]).
+//! by which the API server reads logs ([`http`], [`function_logs`]) and what is used ([`usage`]); what jobs read and
+//! leave ([`job`]).
 //!
 //! **Does not belong here:** how anything runs (the runtimes'), where pods go (the scheduler's), routes.
 //!
@@ -12,6 +13,7 @@
 
 mod addresses;
 mod follow;
+mod function_logs;
 mod http;
 mod job;
 mod kubelet;

@@ -4,14 +4,18 @@
 //! Kubernetes reads it. A function's revisions write to one file each, whichever pod or request made the
 //! line; every other container writes to a file per attempt.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
 
 use crate::pod::ContainerId;
 
+mod file;
 mod read;
 mod write;
 
-pub use read::{LogOptions, LogStream, read};
+pub use read::{LogOptions, LogReader, LogStream, read};
 pub use write::{LogFile, LogSink, LogWriter, Stream};
 
 /// A line longer than this is split, as the CRI's partial lines (`P`), in bytes.
@@ -36,8 +40,46 @@ impl LogLayout {
     }
 
     /// The folder of a function's files, one per revision.
-    pub fn function(&self, namespace: &str, function: &str) -> PathBuf {
-        self.root.join("functions").join(namespace).join(function)
+    fn function(&self, namespace: &str, function: &str) -> PathBuf {
+        self.functions().join(namespace).join(function)
+    }
+
+    fn functions(&self) -> PathBuf {
+        self.root.join("functions")
+    }
+
+    /// The revisions that have a log. Blocks.
+    pub fn revisions(&self) -> Vec<RevisionLog> {
+        let mut logs = Vec::new();
+        for namespace in names(&self.functions()) {
+            for function in names(&self.functions().join(&namespace)) {
+                for file in names(&self.function(&namespace, &function)) {
+                    let log = file.strip_suffix(ROTATED).unwrap_or(&file).strip_suffix(".log");
+                    logs.extend(log.map(|revision| RevisionLog {
+                        namespace: namespace.clone(),
+                        function: function.clone(),
+                        revision: revision.to_owned(),
+                    }));
+                }
+            }
+        }
+        logs
+    }
+
+    /// Removes a revision's log, and the folders above that nothing else is in. Blocks.
+    pub fn remove_revision(&self, log: &RevisionLog) -> io::Result<()> {
+        let path = self.revision(&log.namespace, &log.function, &log.revision);
+        for file in [rotated(&path), path] {
+            match fs::remove_file(file) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        let function = self.function(&log.namespace, &log.function);
+        // Other revisions' logs keep their folder.
+        let _ =
+            fs::remove_dir(&function).and_then(|()| fs::remove_dir(self.functions().join(&log.namespace)));
+        Ok(())
     }
 
     /// The file of one attempt of a container.
@@ -51,9 +93,31 @@ impl LogLayout {
     }
 }
 
+/// Whose log a revision's is.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RevisionLog {
+    pub namespace: String,
+    pub function: String,
+    pub revision: String,
+}
+
+/// Whether there is anything of a log. Blocks.
+pub fn exists(path: &Path) -> bool {
+    path.exists() || rotated(path).exists()
+}
+
+/// What the name of a file that was full ends with.
+const ROTATED: &str = ".1";
+
 /// The file that `path` is moved to when it is full.
 pub(crate) fn rotated(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
-    name.push(".1");
+    name.push(ROTATED);
     PathBuf::from(name)
+}
+
+/// The names in a folder; none when it is not there.
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }

@@ -3,11 +3,15 @@
 
 use std::{
     ffi::OsString,
-    fmt, io,
+    fmt, fs, io,
+    os::unix::fs::{DirBuilderExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
 };
 
 use serde::{Deserialize, Serialize};
+
+/// What everybody may do with a file, in its mode.
+const OTHERS: u32 = 0o007;
 
 /// A data directory, and who said so.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,6 +112,21 @@ impl DataDir {
 
     pub(crate) fn origin(&self) -> Origin {
         self.origin
+    }
+
+    /// Makes it, for its owner alone, and the folders in it that are not for everybody either: a directory that was
+    /// there before may be open to all, and stays as its owner wanted it. Blocks.
+    pub(crate) fn make(&self) -> io::Result<()> {
+        let private = |path: &Path| fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
+        private(&self.root)?;
+        for folder in [self.artifacts(), self.workflows(), self.jobs(), self.logs()] {
+            private(&folder)?;
+            let mode = fs::metadata(&folder)?.permissions().mode();
+            if mode & OTHERS != 0 {
+                fs::set_permissions(&folder, fs::Permissions::from_mode(mode & !OTHERS))?;
+            }
+        }
+        Ok(())
     }
 
     /// Where the server listens: an [`Endpoints`] as JSON. There while a server is, or was, ready.
@@ -222,6 +241,24 @@ mod tests {
             assert_eq!(dir.clone().unless_configured(file()).path(), Path::new(expected));
             assert_eq!(dir.clone().unless_configured(None), dir);
         }
+    }
+
+    /// Functions log secrets, and a volume's root is open to all.
+    #[test]
+    fn what_lies_in_it_is_not_for_everybody() {
+        let folder = tempfile::tempdir().unwrap();
+        let open_to_all = fs::Permissions::from_mode(0o755);
+        let dir = DataDir { root: folder.path().into(), origin: Origin::Flag };
+        fs::set_permissions(dir.path(), open_to_all.clone()).unwrap();
+        fs::create_dir(dir.logs()).unwrap();
+        fs::set_permissions(dir.logs(), open_to_all).unwrap();
+        dir.make().unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(dir.path()), 0o755);
+        assert_eq!((mode(&dir.logs()), mode(&dir.artifacts()), mode(&dir.jobs())), (0o750, 0o700, 0o700));
+        let new = DataDir { root: folder.path().join("a/b"), origin: Origin::Flag };
+        new.make().unwrap();
+        assert_eq!(mode(new.path()), 0o700);
     }
 
     #[test]

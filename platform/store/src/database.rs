@@ -2,7 +2,8 @@
 
 use std::{
     collections::HashMap,
-    fs, io,
+    fs,
+    io::{self, Read as _},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -69,11 +70,17 @@ pub(crate) enum CommitError {
     Refused(rusqlite::Error),
     /// The file can no longer be trusted to take writes.
     Broken(String),
+    /// The system did not take a write: [`Database::commit`] finds out whether for want of space.
+    NotWritten(String),
 }
+
+/// What each object of a commit may take of the disk beside its value, in bytes: pages of tables and indexes.
+const OBJECT_BYTES: u64 = 32 << 10;
 
 pub(crate) struct Database {
     connection: Connection,
     log: Log,
+    path: PathBuf,
     /// Released after the connection is closed: fields drop in this order.
     _lock: Option<Lock>,
 }
@@ -115,11 +122,21 @@ impl Database {
         lock: Option<Lock>,
     ) -> Result<(Self, Loaded), OpenError> {
         let loaded = prepare(&connection, &mut log, path, config)?;
-        Ok((Self { connection, log, _lock: lock }, loaded))
+        Ok((Self { connection, log, path: path.into(), _lock: lock }, loaded))
     }
 
     /// Makes all events durable in one transaction. On an error none of them is.
     pub(crate) fn commit(&mut self, events: &[Arc<Event>]) -> Result<(), CommitError> {
+        match self.transact(events) {
+            Err(CommitError::NotWritten(problem)) => {
+                let bytes = events.iter().map(|event| event.entry.value.len() as u64 + OBJECT_BYTES).sum();
+                Err(if is_full(&self.path, bytes) { CommitError::Full } else { CommitError::Broken(problem) })
+            }
+            result => result,
+        }
+    }
+
+    fn transact(&mut self, events: &[Arc<Event>]) -> Result<(), CommitError> {
         let Some(newest) = events.last() else { return Ok(()) };
         let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         {
@@ -339,6 +356,21 @@ fn refuse_what_sqlite_would_overwrite(path: &Path) -> Result<(), OpenError> {
     }
 }
 
+/// Whether the disk, or its user's quota, has no room for so many bytes: asked by writing them. (SQLite keeps the
+/// system's error to itself; a used-up quota is to it as any that is not `ENOSPC`.)
+fn is_full(path: &Path, bytes: u64) -> bool {
+    let probe = beside(path, "-room");
+    let write = || {
+        let mut file = fs::File::create(&probe)?;
+        io::copy(&mut io::repeat(0).take(bytes), &mut file)?;
+        file.sync_all()
+    };
+    let written = write();
+    let _ = fs::remove_file(&probe);
+    written
+        .is_err_and(|error| matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded))
+}
+
 fn beside(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
@@ -366,6 +398,7 @@ impl From<rusqlite::Error> for CommitError {
             (Some(Code::DiskFull), _) => Self::Full,
             // The log's index could not grow: it lies on the same disk.
             (_, Some(ffi::SQLITE_IOERR_SHMSIZE)) => Self::Full,
+            (_, Some(ffi::SQLITE_IOERR_WRITE)) => Self::NotWritten(error.to_string()),
             (Some(Code::DatabaseBusy | Code::DatabaseLocked | Code::OutOfMemory), _) => Self::Refused(error),
             _ => Self::Broken(error.to_string()),
         }

@@ -197,7 +197,7 @@ impl Writer {
             }
             // After a sync that failed nobody knows what of the file is on the disk, and the kernel may call
             // the next one a success although it is not: nothing may be written upon that.
-            Err(CommitError::Broken(problem)) => {
+            Err(CommitError::Broken(problem) | CommitError::NotWritten(problem)) => {
                 tracing::error!(problem, "the data file takes no more writes until the next start");
                 let reason: Arc<str> = format!("{problem}; writing stopped until the next start").into();
                 // The first reason is the one that counts.

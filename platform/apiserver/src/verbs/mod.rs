@@ -15,7 +15,7 @@ use jiff::Timestamp;
 use mayfly_store::{Entry, Key, Revision, Store, WriteError};
 
 pub(crate) use delete::DeleteOptions;
-pub(crate) use patch::{Patch, PatchForm};
+pub(crate) use patch::{Patch, PatchForm, apply_json, parse_json};
 pub(crate) use update::{Change, Part};
 pub(crate) use watch::{Beginning, Ended, Source, Start};
 

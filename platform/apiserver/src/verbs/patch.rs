@@ -1,5 +1,8 @@
 //! `patch`: the four kinds of patches, each applied in the compare-and-swap loop of an update.
 
+use std::io;
+
+use json_patch::PatchOperation;
 use serde_json::Value;
 
 use super::{Outcome, Part, WriteRequest, fit, set_type, update::Change};
@@ -7,6 +10,9 @@ use crate::{decode::Decoded, meta, object::Object, registry::Kind, server::Inner
 
 /// Most operations of one JSON patch (upstream's limit).
 const JSON_PATCH_OPERATIONS_MAX: usize = 10_000;
+/// Most bytes that the copies of one JSON patch may bring (upstream's limit): a list that is copied into itself
+/// doubles each time.
+const JSON_PATCH_COPIED_BYTES_MAX: usize = 3 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PatchForm {
@@ -37,18 +43,7 @@ pub(crate) enum Patch {
 impl Patch {
     pub(crate) fn parse(form: PatchForm, kind: &Kind, body: &Value) -> Result<Self, ApiError> {
         match form {
-            PatchForm::Json => {
-                let patch: json_patch::Patch = serde_json::from_value(body.clone())
-                    .map_err(|error| ApiError::bad_request(format!("error decoding patch: {error}")))?;
-                if patch.0.len() > JSON_PATCH_OPERATIONS_MAX {
-                    let message = format!(
-                        "The allowed maximum operations in a JSON patch is {JSON_PATCH_OPERATIONS_MAX}, got {}",
-                        patch.0.len()
-                    );
-                    return Err(ApiError::too_large_patch(message));
-                }
-                Ok(Self::Json(patch))
-            }
+            PatchForm::Json => Ok(Self::Json(parse_json(body)?)),
             _ if !body.is_object() => {
                 Err(ApiError::bad_request("error decoding patch: it is not a JSON object"))
             }
@@ -66,11 +61,7 @@ impl Patch {
     fn apply(&self, kind: &Kind, current: &Object) -> Result<Object, ApiError> {
         let mut value = Value::Object(current.0.clone());
         match self {
-            Self::Json(patch) => json_patch::patch(&mut value, &patch.0).map_err(|error| {
-                ApiError::unprocessable(format!(
-                    "the server rejected our request due to an error in our request: {error}"
-                ))
-            })?,
+            Self::Json(patch) => apply_json(&mut value, patch)?,
             Self::Merge(patch) => json_patch::merge(&mut value, patch),
             Self::Strategic(patch) => {
                 crate::patch::strategic(kind, &mut value, patch).map_err(ApiError::bad_request)?
@@ -81,6 +72,62 @@ impl Patch {
             _ => Err(ApiError::unprocessable("the patch does not leave an object behind")),
         }
     }
+}
+
+/// A JSON patch, with no more operations than one may have.
+pub(crate) fn parse_json(body: &Value) -> Result<json_patch::Patch, ApiError> {
+    let patch: json_patch::Patch = serde_json::from_value(body.clone())
+        .map_err(|error| ApiError::bad_request(format!("error decoding patch: {error}")))?;
+    if patch.0.len() > JSON_PATCH_OPERATIONS_MAX {
+        let message = format!(
+            "The allowed maximum operations in a JSON patch is {JSON_PATCH_OPERATIONS_MAX}, got {}",
+            patch.0.len()
+        );
+        return Err(ApiError::too_large_patch(message));
+    }
+    Ok(patch)
+}
+
+/// Applies a JSON patch. An error leaves a part of it behind.
+pub(crate) fn apply_json(value: &mut Value, patch: &json_patch::Patch) -> Result<(), ApiError> {
+    let mut copied_bytes = 0;
+    for (at, operation) in patch.0.iter().enumerate() {
+        if let PatchOperation::Copy(copy) = operation
+            && let Some(from) = value.pointer(copy.from.as_str())
+        {
+            copied_bytes += encoded_bytes(from)?;
+            if copied_bytes > JSON_PATCH_COPIED_BYTES_MAX {
+                return Err(ApiError::too_large_patch(format!(
+                    "Unable to complete the copy, the accumulated size increase of copy is {copied_bytes}, exceeding \
+                     the limit {JSON_PATCH_COPIED_BYTES_MAX}"
+                )));
+            }
+        }
+        json_patch::patch(value, std::slice::from_ref(operation)).map_err(|mut error| {
+            error.operation = at;
+            ApiError::unprocessable(format!(
+                "the server rejected our request due to an error in our request: {error}"
+            ))
+        })?;
+    }
+    Ok(())
+}
+
+/// How long a value is as JSON.
+fn encoded_bytes(value: &Value) -> Result<usize, ApiError> {
+    struct Count(usize);
+    impl io::Write for Count {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0 += bytes.len();
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut count = Count(0);
+    serde_json::to_writer(&mut count, value).map_err(ApiError::internal)?;
+    Ok(count.0)
 }
 
 impl Inner {
@@ -111,5 +158,30 @@ impl Inner {
             Ok(Change { object, warnings, applied: false })
         })
         .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn copies_are_bounded() {
+        let mut operations = vec![json!({"op": "add", "path": "/x", "value": [0]})];
+        operations.resize(41, json!({"op": "copy", "from": "/x", "path": "/x/-"}));
+        let patch = parse_json(&Value::Array(operations)).unwrap();
+        let error = apply_json(&mut json!({}), &patch).unwrap_err();
+        assert_eq!(error.code, 413);
+        assert!(error.message.contains("exceeding the limit 3145728"), "{}", error.message);
+    }
+
+    #[test]
+    fn an_operation_that_fails_is_told_by_its_number() {
+        let patch = json!([{"op": "add", "path": "/a", "value": 1}, {"op": "copy", "from": "/a", "path": "/b"},
+                           {"op": "test", "path": "/b", "value": 2}]);
+        let error = apply_json(&mut json!({}), &parse_json(&patch).unwrap()).unwrap_err();
+        assert!(error.message.contains("operation '/2' failed at path '/b'"), "{}", error.message);
     }
 }

@@ -183,8 +183,11 @@ impl Shared {
             // Only references that cannot be judged (a namespaced owner of a cluster-scoped object).
             return Ok(());
         }
+        let mut version = live.metadata.resource_version.clone();
         let policy = if !owners.waiting.is_empty() && self.has_dependents(identity) {
-            self.break_circle(identity, live).await?;
+            if self.break_circle(identity, live).await? {
+                version = None;
+            }
             PropagationPolicy::Foreground
         } else if has_finalizer(live, FINALIZER_ORPHAN) {
             PropagationPolicy::Orphan
@@ -193,7 +196,7 @@ impl Shared {
         } else {
             PropagationPolicy::Background
         };
-        self.delete(identity, policy).await
+        self.delete(identity, policy, version).await
     }
 
     /// Asks about every owner. An owner whose kind is not served cannot be judged: that is an error, but
@@ -255,29 +258,39 @@ impl Shared {
     }
 
     /// When a dependent is itself waiting for its dependents, this may be a circle: nobody would go first.
-    /// The object stops blocking its owners (upstream accepts that this may hit chains that are none).
-    async fn break_circle(&self, identity: &Identity, live: &Live) -> Result<(), Error> {
+    /// The object stops blocking its owners (upstream accepts that this may hit chains that are none). Says whether
+    /// it was changed.
+    async fn break_circle(&self, identity: &Identity, live: &Live) -> Result<bool, Error> {
         let circle = self.graph.lock().dependents(&identity.uid).any(|node| node.deleting_dependents);
         if !circle {
-            return Ok(());
+            return Ok(false);
         }
         let references: Vec<_> = live
             .owner_references()
             .iter()
             .map(|owner| OwnerReference { block_owner_deletion: Some(false), ..owner.clone() })
             .collect();
-        self.patch(identity, live, json!({"ownerReferences": references})).await
+        self.patch(identity, live, json!({"ownerReferences": references})).await?;
+        Ok(true)
     }
 
-    async fn delete(&self, identity: &Identity, policy: PropagationPolicy) -> Result<(), Error> {
-        // Upstream adds the resourceVersion; the uid is enough to never hit a successor, and an object
-        // that was given a new owner in this moment is rarer than one whose status changes.
-        let preconditions = Some(Preconditions { uid: Some(identity.uid.clone()), resource_version: None });
+    /// `version`: the state that was judged. One that changed since may have been given a new owner.
+    async fn delete(
+        &self,
+        identity: &Identity,
+        policy: PropagationPolicy,
+        version: Option<String>,
+    ) -> Result<(), Error> {
+        let preconditions =
+            Some(Preconditions { uid: Some(identity.uid.clone()), resource_version: version });
         let params =
             DeleteParams { propagation_policy: Some(policy), preconditions, ..DeleteParams::default() };
-        let result = self.api(identity)?.delete(&identity.name, &params).await;
-        if !is_gone(&result) {
-            result?;
+        match self.api(identity)?.delete(&identity.name, &params).await {
+            Err(kube::Error::Api(status)) if status.is_conflict() => {
+                return Err(Error::Changed(identity.name.clone()));
+            }
+            result if is_gone(&result) => {}
+            result => drop(result?),
         }
         tracing::debug!(kind = %identity.kind, name = %identity.name, "deleted an object without owners");
         Ok(())

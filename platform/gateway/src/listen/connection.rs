@@ -7,13 +7,13 @@ use std::{
     pin::{Pin, pin},
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::Poll,
     time::Duration,
 };
 
-use http::Request;
+use http::{Method, Request};
 use hyper::{
     body::Incoming,
     rt::Executor,
@@ -33,7 +33,7 @@ use super::{
     stream::PatientStream,
     worded::Worded,
 };
-use crate::{Config, headers::Peer, proxy::Proxy};
+use crate::{Config, body, headers::Peer, proxy::Proxy};
 
 /// What every HTTP/2 connection begins with.
 const H2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -56,6 +56,7 @@ pub(super) struct Connections {
     http1: http1::Builder,
     http2: http2::Builder<Streams>,
     header_timeout: Duration,
+    idle_timeout: Duration,
     header_bytes_max: usize,
     stall_timeout: Duration,
 }
@@ -98,6 +99,7 @@ impl Connections {
             http1,
             http2,
             header_timeout: config.header_timeout,
+            idle_timeout: config.idle_timeout,
             header_bytes_max: config.header_bytes_max,
             stall_timeout: config.stall_timeout,
         }
@@ -156,7 +158,7 @@ impl Connections {
             }
         });
         let connection = pin!(self.http1.serve_connection(io, service));
-        self.drive(connection, listener, activity).await
+        self.drive(connection, listener, activity, false).await
     }
 
     async fn serve_h2(
@@ -169,32 +171,41 @@ impl Connections {
         let shared = Arc::new((self.proxy.clone(), peer, activity.clone()));
         let service = service_fn(move |request: Request<Incoming>| {
             let shared = shared.clone();
+            let is_head = request.method() == Method::HEAD;
             async move {
                 let (proxy, peer, activity) = &*shared;
                 let active = activity.begin();
                 let mut response = proxy.serve(peer, request).await;
+                // In HTTP/1.1 hyper sees to it.
+                if is_head || body::is_forbidden(response.status()) {
+                    response = body::without(response);
+                }
                 response.body_mut().hold(active);
                 Ok::<_, Infallible>(response)
             }
         });
         let connection = pin!(self.http2.serve_connection(io, service));
-        self.drive(connection, listener, &activity).await
+        // Without a GOAWAY a client cannot know whether what it had just sent was begun, and must not send it again.
+        self.drive(connection, listener, &activity, true).await
     }
 
-    /// Runs a connection until it ends, is cut, or its client holds it without getting on: no request for
-    /// as long as a head may take, or an answer that is not taken long after it had to be complete.
+    /// Runs a connection until it ends, is cut, or its client holds it without getting on: a head that does not come,
+    /// a long time without any, or an answer that is not taken long after it had to be complete. `says_goodbye`: a
+    /// client whose connection was idle is told so first, and what it had just sent is answered.
     async fn drive<C>(
         &self,
         mut connection: Pin<&mut C>,
         mut listener: Listener<'_>,
         activity: &Activity,
+        says_goodbye: bool,
     ) -> hyper::Result<()>
     where
         C: GracefulConnection<Error = hyper::Error>,
     {
         let pause = self.header_timeout / LOOKS;
         let mut look = pin!(tokio::time::sleep(pause));
-        let (mut seen, mut quiet_looks, mut draining) = (activity.requests(), 0, false);
+        let mut quiet = Quiet::new(activity, looks_within(self.idle_timeout, pause));
+        let (mut draining, mut leaving) = (false, false);
         poll_fn(|context| {
             match listener.poll(context) {
                 Signal::Cut => return Poll::Ready(Ok(())),
@@ -203,21 +214,59 @@ impl Connections {
                 }
                 Signal::Drain | Signal::Serve => {}
             }
-            if let Poll::Ready(ended) = connection.as_mut().poll(context) {
-                return Poll::Ready(ended);
-            }
-            while look.as_mut().poll(context).is_ready() {
-                let (now, requests) = (Instant::now(), activity.requests());
-                quiet_looks = if requests == seen && requests.is_quiet() { quiet_looks + 1 } else { 0 };
-                seen = requests;
-                if quiet_looks >= LOOKS || activity.is_overdue(now.checked_sub(self.stall_timeout)) {
+            loop {
+                if let Poll::Ready(ended) = connection.as_mut().poll(context) {
+                    return Poll::Ready(ended);
+                }
+                if look.as_mut().poll(context).is_pending() {
+                    return Poll::Pending;
+                }
+                let now = Instant::now();
+                let is_over = quiet.look(activity);
+                if (is_over && (leaving || !says_goodbye))
+                    || activity.is_overdue(now.checked_sub(self.stall_timeout))
+                {
                     return Poll::Ready(Ok(()));
+                }
+                if is_over {
+                    leaving = true;
+                    connection.as_mut().graceful_shutdown();
                 }
                 look.as_mut().reset(now + pause);
             }
-            Poll::Pending
         })
         .await
+    }
+}
+
+/// How long a connection has had no request, in looks at it.
+struct Quiet {
+    seen: Requests,
+    looks: u32,
+    /// Of those, the last ones at which a head was due.
+    head_looks: u32,
+    looks_max: u32,
+}
+
+/// Never none.
+fn looks_within(time: Duration, pause: Duration) -> u32 {
+    let looks = time.as_nanos().div_ceil(pause.as_nanos().max(1));
+    u32::try_from(looks).unwrap_or(u32::MAX).max(1)
+}
+
+impl Quiet {
+    fn new(activity: &Activity, looks_max: u32) -> Self {
+        Self { seen: activity.requests(), looks: 0, head_looks: 0, looks_max }
+    }
+
+    /// Whether it has been quiet for too long.
+    fn look(&mut self, activity: &Activity) -> bool {
+        let requests = activity.requests();
+        let is_quiet = requests == self.seen && requests.is_quiet();
+        self.seen = requests;
+        self.looks = if is_quiet { self.looks + 1 } else { 0 };
+        self.head_looks = if is_quiet && activity.is_head_due() { self.head_looks + 1 } else { 0 };
+        self.looks >= self.looks_max || self.head_looks >= LOOKS
     }
 }
 
@@ -257,10 +306,11 @@ impl Drop for Open<'_> {
 }
 
 /// The requests of a connection.
-#[derive(Default)]
 pub(super) struct Activity {
     /// In the low half those under way, in the high half how many began so far.
     requests: AtomicU64,
+    /// A head is to come: the first one, or one that has begun to (which is seen in HTTP/1.1 only).
+    head_is_due: AtomicBool,
     /// Answers that are being sent: their request's number, and when they must be complete.
     answering: Mutex<Vec<(u64, Instant)>>,
 }
@@ -268,14 +318,32 @@ pub(super) struct Activity {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Requests(u64);
 
+impl Default for Activity {
+    fn default() -> Self {
+        Self { requests: AtomicU64::new(0), head_is_due: AtomicBool::new(true), answering: Mutex::default() }
+    }
+}
+
 impl Activity {
     fn begin(self: &Arc<Self>) -> Active {
+        self.head_is_due.store(false, Ordering::Relaxed);
         let before = self.requests.fetch_add((1 << 32) + 1, Ordering::Relaxed);
         Active { activity: self.clone(), number: before >> 32 }
     }
 
     pub(super) fn requests(&self) -> Requests {
         Requests(self.requests.load(Ordering::Relaxed))
+    }
+
+    /// Bytes have come: between requests they are the next one's head.
+    pub(super) fn read(&self) {
+        if self.requests().is_quiet() {
+            self.head_is_due.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn is_head_due(&self) -> bool {
+        self.head_is_due.load(Ordering::Relaxed)
     }
 
     /// Whether an answer should have been complete by `by`. Its function's host ended it on time, so it is

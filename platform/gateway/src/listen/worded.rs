@@ -96,7 +96,12 @@ impl<S: AsyncRead + Unpin> AsyncRead for Worded<S> {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(context, buffer)
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
+        if buffer.filled().len() > before {
+            self.activity.read();
+        }
+        Poll::Ready(Ok(()))
     }
 }
 

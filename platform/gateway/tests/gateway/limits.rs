@@ -48,7 +48,8 @@ async fn closed(mut stream: TcpStream) -> String {
 
 #[tokio::test]
 async fn slow_heads_and_idle_connections_are_closed() {
-    let config = Config { header_timeout: Duration::from_millis(150), ..config() };
+    let short = Duration::from_millis(150);
+    let config = Config { header_timeout: short, idle_timeout: short, ..config() };
     let world = world(config, reader()).await;
     for start in ["", "P", "PR", "PRI * HT", "GET /fn/ns/hel", "GET /fn/ns/hello HTTP/1.1\r\nhost: a\r\n"] {
         let mut stream = TcpStream::connect(world.address).await.unwrap();
@@ -70,9 +71,61 @@ async fn slow_heads_and_idle_connections_are_closed() {
     eventually(|| async { world.metrics().contains("mayfly_gateway_connections 0\n") }).await;
 }
 
+/// A client's pool keeps it for longer than a head may take.
+#[tokio::test]
+async fn a_connection_may_be_idle_for_longer_than_a_head_may_take() {
+    const REQUEST: &[u8] = b"GET /fn/ns/hello HTTP/1.1\r\nhost: a\r\n\r\n";
+    let config = Config {
+        header_timeout: Duration::from_millis(150),
+        idle_timeout: Duration::from_secs(600),
+        ..config()
+    };
+    let world = world(config, reader()).await;
+    let mut used = TcpStream::connect(world.address).await.unwrap();
+    let ask = async |stream: &mut TcpStream| {
+        stream.write_all(REQUEST).await.unwrap();
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"0 bytes") {
+            assert_ne!(stream.read_buf(&mut answer).await.unwrap(), 0, "it is still open");
+        }
+    };
+    ask(&mut used).await;
+    // The time that a head may take has passed twice when these have been closed, one after the other.
+    for _ in 0..2 {
+        closed(TcpStream::connect(world.address).await.unwrap()).await;
+    }
+    ask(&mut used).await;
+    // A head that has begun has no more time for it than the first one.
+    used.write_all(&REQUEST[..10]).await.unwrap();
+    assert_eq!(closed(used).await, "");
+}
+
+/// What a client sent in that moment it can send again.
+#[tokio::test]
+async fn an_idle_http2_connection_ends_with_a_goodbye() {
+    const GOAWAY: u8 = 7;
+    let short = Duration::from_millis(150);
+    let world = world(Config { header_timeout: short, idle_timeout: short, ..config() }, reader()).await;
+    let mut stream = TcpStream::connect(world.address).await.unwrap();
+    let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+    stream.write_all(&[b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice(), &settings].concat()).await.unwrap();
+    let mut bytes = Vec::new();
+    let read = tokio::time::timeout(Duration::from_secs(20), stream.read_to_end(&mut bytes));
+    // A reset is an end too.
+    let _ = read.await.expect("the server closes it");
+    let (mut rest, mut kinds) = (bytes.as_slice(), Vec::new());
+    while let [a, b, c, kind, _, _, _, _, _, payload @ ..] = rest {
+        kinds.push(*kind);
+        let length = u32::from_be_bytes([0, *a, *b, *c]) as usize;
+        rest = payload.get(length..).unwrap_or_default();
+    }
+    assert!(kinds.contains(&GOAWAY), "{kinds:?}");
+}
+
 #[tokio::test]
 async fn a_long_answer_is_not_an_idle_connection() {
-    let config = Config { header_timeout: Duration::from_millis(100), ..config() };
+    let short = Duration::from_millis(100);
+    let config = Config { header_timeout: short, idle_timeout: short, ..config() };
     let host = ScriptedHost::new(|_, _| async {
         tokio::time::sleep(Duration::from_millis(500)).await;
         Ok(Response::new(text("late")))
@@ -198,6 +251,7 @@ async fn an_http2_client_cannot_hold_an_answer_for_ever() {
     let config = Config {
         stall_timeout: Duration::from_millis(150),
         header_timeout: Duration::from_millis(200),
+        idle_timeout: Duration::from_millis(200),
         ..config()
     };
     let host = ScriptedHost::new(|_, _| async {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use http::{Method, Request, StatusCode};
 use http_body_util::BodyExt as _;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use mayfly_api::Digest;
 use mayfly_gateway::{Code, Drained};
 use mayfly_runtime::CallError;
@@ -200,6 +201,48 @@ async fn head_and_continue() {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();
     assert!(answer.ends_with("5 bytes"), "{answer}");
+}
+
+/// To an HTTP/2 client a body where there is none to be is a broken stream.
+#[tokio::test]
+async fn what_has_no_body_has_none_over_http2() {
+    let api = FakeApi::default();
+    api.function("hello", json!({}));
+    let host = ScriptedHost::new(|_, request| async move {
+        let status = request.uri().path()[1..].parse::<u16>().unwrap_or(200);
+        let mut response = http::Response::new(text("a body"));
+        *response.status_mut() = StatusCode::from_u16(status).unwrap();
+        Ok(response)
+    });
+    let world = World::with(api, config(), std::sync::Arc::default(), Some(host)).await;
+    let stream = tokio::net::TcpStream::connect(world.address).await.unwrap();
+    let (mut sender, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+    tokio::spawn(connection);
+    for (method, path, status, length) in [
+        (Method::HEAD, "hello/", 200, Some("6")),
+        (Method::HEAD, "hello/500", 500, Some("6")),
+        (Method::GET, "hello/204", 204, None),
+        (Method::GET, "hello/304", 304, None),
+        (Method::HEAD, "hello/204", 204, None),
+        (Method::GET, "hello/", 200, Some("6")),
+    ] {
+        let request = Request::builder().method(&method).uri(format!("http://a/fn/ns/{path}"));
+        let response = sender.send_request(request.body(text("")).unwrap()).await.unwrap();
+        let said = response.headers().get("content-length").map(|length| length.to_str().unwrap());
+        assert_eq!((response.status().as_u16(), said), (status, length), "{method} {path}");
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        let expected = if method == Method::GET && status == 200 { "a body" } else { "" };
+        assert_eq!(body, expected, "{method} {path}");
+    }
+    // A refusal, too, is told without one.
+    let request = Request::head("http://a/fn/ns/nobody").body(text("")).unwrap();
+    let response = sender.send_request(request).await.unwrap();
+    assert_eq!(response.status(), StatusCode::NOT_FOUND);
+    assert!(response.headers().contains_key("content-length"));
+    assert!(response.into_body().collect().await.unwrap().to_bytes().is_empty());
+    let running = "requests_running{namespace=\"ns\",function=\"hello\",revision=\"hello-00001\"} 0";
+    eventually(|| async { world.metrics().contains(running) }).await;
 }
 
 #[tokio::test]

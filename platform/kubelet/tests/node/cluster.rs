@@ -8,7 +8,10 @@ use kube::{
     Api, Client,
     api::{ListParams, PostParams},
 };
-use mayfly_api::k8s::api::core::v1::{Event, Pod};
+use mayfly_api::{
+    ObjectKey, Revision,
+    k8s::api::core::v1::{Event, Pod},
+};
 use mayfly_apiserver::{ApiServer, Config as ApiConfig, Deps, User};
 use mayfly_artifacts::Artifacts;
 use mayfly_informer::Informers;
@@ -152,6 +155,40 @@ impl Cluster {
         .unwrap();
         self.pods().create(&PostParams::default(), &pod).await.unwrap();
         self.until(name, "ready", |pod| is_true(pod, "Ready")).await;
+    }
+
+    pub(crate) fn revisions(&self) -> Api<Revision> {
+        Api::namespaced(self.client.clone(), "default")
+    }
+
+    /// A revision of function f, once the node knows it.
+    pub(crate) async fn revision(&self, name: &str) {
+        let revision = json!({"metadata": {"name": name}, "spec": {"function": "f", "source": {}}});
+        let revision: Revision = serde_json::from_value(revision).unwrap();
+        self.revisions().create(&PostParams::default(), &revision).await.unwrap();
+        let known = self.informers.of::<Revision>();
+        self.eventually("the revision is known", async || {
+            known.get(&ObjectKey::new("default", name)).is_some()
+        })
+        .await;
+    }
+
+    pub(crate) async fn eventually(&self, what: &str, holds: impl AsyncFn() -> bool) {
+        let waiting = async {
+            while !holds().await {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        assert!(tokio::time::timeout(Duration::from_secs(20), waiting).await.is_ok(), "not so: {what}");
+    }
+
+    /// Follows a function's log.
+    pub(crate) async fn follow_function(&self, function: &str) -> FollowedLog {
+        let path = format!("/functionLogs/default/{function}?follow=true");
+        let request = http::Request::get(path).body(axum::body::Body::empty()).unwrap();
+        let answer = self.router.clone().oneshot(request).await.unwrap();
+        assert_eq!(answer.status(), 200);
+        FollowedLog(answer.into_body().into_data_stream())
     }
 
     /// Follows a pod's log, once the node knows the pod to run.

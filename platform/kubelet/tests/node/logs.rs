@@ -21,6 +21,7 @@ async fn logs_of_containers_and_functions() {
     let id = ContainerId { pod: pod_uid, name: "main".into(), attempt: 0 };
     writer.sink(cluster.logs.container(&id), Stream::Stdout).write(b"one\ntwo\nthree\n");
     for (revision, line) in [("f-00001", "old\n"), ("f-00002", "new\n")] {
+        cluster.revision(revision).await;
         writer.sink(cluster.logs.revision("default", "f", revision), Stream::Stdout).write(line.as_bytes());
     }
     writer.flush();
@@ -40,6 +41,9 @@ async fn logs_of_containers_and_functions() {
     assert_eq!(cluster.get("/functionLogs/default/f?revision=f-00002").await, (200, "new\n".into()));
     assert_eq!(cluster.get("/functionLogs/default/f?tailLines=1").await, (200, "new\n".into()));
     assert_eq!(cluster.get("/functionLogs/default/none").await, (200, String::new()));
+    // Longer ago than there is time.
+    let ever = "/functionLogs/default/f?sinceSeconds=999999999999";
+    assert_eq!(cluster.get(ever).await, (200, "old\nnew\n".into()));
     assert_eq!(cluster.get("/containerLogs/default/none/main").await.0, 404);
     let (code, text) = cluster.get("/containerLogs/default/talk/main?previous=true").await;
     assert_eq!(
@@ -139,4 +143,37 @@ async fn a_followed_log_ends_with_its_container() {
     assert_eq!(again.line().await.unwrap(), "one\n");
     assert_eq!(again.line().await.unwrap(), "last\n");
     assert_eq!(again.line().await, None);
+}
+
+/// A function that is made again has revisions of the same names: it must not show the old one's lines.
+#[tokio::test]
+async fn a_revisions_log_goes_with_it() {
+    let cluster = Cluster::stopped().await;
+    let writer = LogWriter::start().unwrap();
+    let write = |revision: &str, line: &str| {
+        writer.sink(cluster.logs.revision("default", "f", revision), Stream::Stdout).write(line.as_bytes());
+        writer.flush();
+    };
+    let exists = |revision: &str| cluster.logs.revision("default", "f", revision).exists();
+    cluster.revision("f-00002").await;
+    for revision in ["f-00001", "f-00002"] {
+        write(revision, &format!("{revision}\n"));
+    }
+    // Of a revision that is gone nothing is shown, though its file is still there.
+    assert_eq!(cluster.get("/functionLogs/default/f").await, (200, "f-00002\n".into()));
+    // Its deletion went unseen: the node was not there.
+    cluster.run();
+    cluster.eventually("the log is swept", async || !exists("f-00001")).await;
+    let mut log = cluster.follow_function("f").await;
+    assert_eq!(log.line().await.unwrap(), "f-00002\n");
+    cluster.revision("f-00003").await;
+    write("f-00003", "three\n");
+    assert_eq!(log.line().await.unwrap(), "three\n");
+    cluster.revisions().delete("f-00002", &DeleteParams::default()).await.unwrap();
+    cluster.eventually("its log is removed", async || !exists("f-00002")).await;
+    // Made again, it begins with nothing, whoever still had its file open.
+    cluster.revision("f-00002").await;
+    write("f-00002", "again\n");
+    assert_eq!(cluster.get("/functionLogs/default/f?revision=f-00002").await, (200, "again\n".into()));
+    assert!(exists("f-00003"));
 }

@@ -1,23 +1,14 @@
-//! Reading and following log files, with the options of `kubectl logs`.
+//! Reading and following logs, with the options of `kubectl logs`: one, or several as one.
 
-use std::{
-    collections::VecDeque,
-    io,
-    path::{Path, PathBuf},
-    time::Duration,
+use std::{collections::HashMap, io, path::PathBuf};
+
+use bytes::Bytes;
+use futures::{
+    future,
+    stream::{self, AbortHandle, BoxStream, SelectAll, StreamExt as _},
 };
 
-use bytes::{Bytes, BytesMut};
-use futures::stream::{self, BoxStream, StreamExt as _};
-use tokio::{
-    fs::File,
-    io::{AsyncBufReadExt as _, BufReader},
-};
-
-use super::rotated;
-
-/// How often a followed file is looked at.
-const FOLLOW_POLL: Duration = Duration::from_millis(100);
+use super::file::{Line, Past, follow_from_start};
 
 /// What `kubectl logs` can ask for (the query of `pods/{name}/log`).
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -38,170 +29,156 @@ pub type LogStream = BoxStream<'static, io::Result<Bytes>>;
 /// Reads a log file (and the older part that was moved aside). A file that does not exist yet is empty;
 /// followed, it is waited for.
 pub async fn read(path: PathBuf, options: LogOptions) -> io::Result<LogStream> {
-    let mut backlog = VecDeque::new();
-    let mut reader = None;
-    for (part, current) in [(rotated(&path), false), (path.clone(), true)] {
-        let Some(mut lines) = Lines::open(&part).await? else { continue };
-        while let Some(line) = lines.next().await? {
-            if let Some(text) = shown(&line, &options) {
-                backlog.push_back(text);
-                if options.tail_lines.is_some_and(|most| backlog.len() > most) {
-                    backlog.pop_front();
-                }
+    Ok(LogReader::open(vec![path], options).await?.into_stream())
+}
+
+/// Logs that are read as one: what is there in the order of time, then, if they are followed, what comes.
+///
+/// However large they are, and whatever is asked for, no more of them is in memory than a buffer and a line of each.
+pub struct LogReader {
+    options: LogOptions,
+    past: Vec<Past>,
+    /// The next line of each of `past`. Empty before they are looked for.
+    heads: Vec<Option<Line>>,
+    /// Whose line was told last: a line's rest belongs behind it.
+    told: Option<usize>,
+    /// Bytes that may still be told.
+    left_bytes: Option<u64>,
+    /// Those that are followed, once all that was there is told.
+    live: Option<Live>,
+}
+
+struct Live {
+    lines: SelectAll<LogStream>,
+    /// How to end each of them.
+    ends: HashMap<PathBuf, AbortHandle>,
+}
+
+impl LogReader {
+    /// Finds where to begin; a file that does not exist is empty. Followed, each of them is.
+    pub async fn open(paths: Vec<PathBuf>, options: LogOptions) -> io::Result<Self> {
+        let mut past = Vec::with_capacity(paths.len());
+        for path in paths {
+            past.push(Past::open(path, options.clone()).await?);
+        }
+        let left_bytes = options.limit_bytes;
+        let mut reader = Self { options, past, heads: Vec::new(), told: None, left_bytes, live: None };
+        if let Some(most) = reader.options.tail_lines {
+            let mut lines = 0;
+            for past in &mut reader.past {
+                lines += past.keep_last(most).await?;
+            }
+            for _ in most..lines {
+                reader.next_past().await?;
             }
         }
-        if current {
-            reader = Some(lines);
-        }
+        Ok(reader)
     }
-    let follow = options.follow;
-    let limit = options.limit_bytes;
-    let past = stream::iter(backlog.into_iter().map(Ok));
-    let lines = if follow {
-        let waited_for = reader.is_none();
-        past.chain(Follow { path, reader, waited_for, seen: !waited_for, options }.stream()).boxed()
-    } else {
-        past.boxed()
-    };
-    Ok(match limit {
-        Some(limit) => limited(lines, limit),
-        None => lines,
-    })
-}
 
-fn limited(lines: LogStream, limit: u64) -> LogStream {
-    lines
-        .scan(limit, |left, line| {
-            let line = line.map(|line| {
-                let take = usize::try_from(*left).unwrap_or(usize::MAX).min(line.len());
-                *left -= take as u64;
-                line.slice(..take)
-            });
-            let end = matches!(&line, Ok(line) if line.is_empty());
-            std::future::ready((!end).then_some(line))
-        })
-        .boxed()
-}
-
-/// What a stored line looks like to the reader: the text, with or without its time; `None` when it is too
-/// old. A partial line is joined with its rest by leaving out the line end.
-fn shown(line: &[u8], options: &LogOptions) -> Option<Bytes> {
-    let mut fields = line.splitn(4, |b| *b == b' ');
-    let (Some(time), Some(_stream), Some(tag), Some(text)) =
-        (fields.next(), fields.next(), fields.next(), fields.next())
-    else {
-        return Some(Bytes::copy_from_slice(line));
-    };
-    if let Some(since) = options.since {
-        let parsed = std::str::from_utf8(time).ok().and_then(|time| time.parse::<jiff::Timestamp>().ok());
-        if parsed.is_some_and(|time| time < since) {
+    /// The next line; none at the end, which logs that are followed do not have. Loses nothing when it is dropped
+    /// before it is done.
+    pub async fn next(&mut self) -> Option<io::Result<Bytes>> {
+        if self.left_bytes == Some(0) {
             return None;
         }
-    }
-    let mut out = BytesMut::with_capacity(line.len());
-    if options.timestamps {
-        out.extend_from_slice(time);
-        out.extend_from_slice(b" ");
-    }
-    let text = if tag == b"P" { text.strip_suffix(b"\n").unwrap_or(text) } else { text };
-    out.extend_from_slice(text);
-    Some(out.freeze())
-}
-
-/// Whole lines of one file; an unfinished last line waits for its end.
-struct Lines {
-    reader: BufReader<File>,
-    unfinished: Vec<u8>,
-    read_bytes: u64,
-    inode: u64,
-}
-
-impl Lines {
-    async fn open(path: &Path) -> io::Result<Option<Self>> {
-        use std::os::unix::fs::MetadataExt as _;
-        match File::open(path).await {
-            Ok(file) => {
-                let inode = file.metadata().await?.ino();
-                Ok(Some(Self { reader: BufReader::new(file), unfinished: Vec::new(), read_bytes: 0, inode }))
+        let next = self.next_line().await?;
+        Some(next.map(|mut line| {
+            if let Some(left) = &mut self.left_bytes {
+                line.truncate(usize::try_from(*left).unwrap_or(usize::MAX));
+                *left -= line.len() as u64;
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error),
+            line
+        }))
+    }
+
+    async fn next_line(&mut self) -> Option<io::Result<Bytes>> {
+        if self.live.is_none() {
+            match self.next_past().await {
+                Ok(Some(line)) => return Some(Ok(line.shown(&self.options))),
+                Ok(None) if self.options.follow => self.live = Some(Live::of(std::mem::take(&mut self.past))),
+                Ok(None) => return None,
+                Err(error) => return Some(Err(error)),
+            }
+        }
+        match self.live.as_mut()?.lines.next().await {
+            Some(line) => Some(line),
+            // There is none to follow now; there may be later.
+            None => future::pending().await,
         }
     }
 
-    async fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
-        let read = self.reader.read_until(b'\n', &mut self.unfinished).await?;
-        self.read_bytes += read as u64;
-        if self.unfinished.ends_with(b"\n") {
-            return Ok(Some(std::mem::take(&mut self.unfinished)));
+    /// The oldest of the next lines of all.
+    async fn next_past(&mut self) -> io::Result<Option<Line>> {
+        // One at a time: what was found stays when this is dropped meanwhile.
+        while self.heads.len() < self.past.len() {
+            let head = self.past[self.heads.len()].next().await?;
+            self.heads.push(head);
         }
-        Ok(None)
+        let continues = |at: &usize| matches!(self.heads.get(*at), Some(Some(line)) if line.continues);
+        let oldest = || {
+            let lines = self.heads.iter().enumerate().filter_map(|(at, line)| Some((&line.as_ref()?.at, at)));
+            lines.min().map(|(_, at)| at)
+        };
+        let Some(at) = self.told.filter(continues).or_else(oldest) else { return Ok(None) };
+        let following = self.past[at].next().await?;
+        self.told = Some(at);
+        Ok(std::mem::replace(&mut self.heads[at], following))
     }
 
-    /// Whether the path now names another file, because this one was moved aside or removed.
-    async fn replaced(&self, path: &Path) -> bool {
-        use std::os::unix::fs::MetadataExt as _;
-        match tokio::fs::metadata(path).await {
-            Ok(now) => now.ino() != self.inode || now.len() < self.read_bytes,
-            Err(_) => true,
+    /// Whether all that was there is told, and each line that comes now is a new one.
+    pub fn is_live(&self) -> bool {
+        self.live.is_some()
+    }
+
+    /// Follows these from now on, once all that was there is told: those that are new from their beginning, and no
+    /// others any more.
+    pub fn follow_only(&mut self, paths: Vec<PathBuf>) {
+        let Some(live) = &mut self.live else { return };
+        live.ends.retain(|path, end| {
+            let stays = paths.contains(path);
+            if !stays {
+                end.abort();
+            }
+            stays
+        });
+        for path in paths {
+            if !live.ends.contains_key(&path) {
+                live.add(path.clone(), follow_from_start(path, self.options.clone()));
+            }
         }
+    }
+
+    pub fn into_stream(self) -> LogStream {
+        let lines = stream::unfold(self, |mut reader| async move {
+            let line = reader.next().await?;
+            Some((line, reader))
+        });
+        lines.boxed()
     }
 }
 
-struct Follow {
-    path: PathBuf,
-    reader: Option<Lines>,
-    /// Nothing was there yet: when the file appears, it may already have been moved aside once.
-    waited_for: bool,
-    seen: bool,
-    options: LogOptions,
-}
-
-impl Follow {
-    fn stream(self) -> LogStream {
-        stream::try_unfold(self, |mut follow| async move {
-            let line = follow.next().await?;
-            Ok(Some((line, follow)))
-        })
-        .boxed()
+impl Live {
+    fn of(past: Vec<Past>) -> Self {
+        let mut live = Self { lines: SelectAll::new(), ends: HashMap::new() };
+        for past in past {
+            live.add(past.path().to_owned(), past.follow());
+        }
+        live
     }
 
-    async fn next(&mut self) -> io::Result<Bytes> {
-        loop {
-            if let Some(lines) = &mut self.reader {
-                // Looked at before reading: lines written before a rotation are read first.
-                let replaced = lines.replaced(&self.path).await;
-                while let Some(line) = lines.next().await? {
-                    if let Some(text) = shown(&line, &self.options) {
-                        return Ok(text);
-                    }
-                }
-                if replaced {
-                    self.reader = None;
-                }
-            }
-            if self.reader.is_none() {
-                if std::mem::take(&mut self.waited_for) {
-                    self.reader = Lines::open(&rotated(&self.path)).await?;
-                }
-                if self.reader.is_none() {
-                    self.reader = Lines::open(&self.path).await?;
-                    self.waited_for |= self.reader.is_none() && !self.seen;
-                }
-                if self.reader.is_some() {
-                    self.seen = true;
-                    continue;
-                }
-            }
-            tokio::time::sleep(FOLLOW_POLL).await;
-        }
+    fn add(&mut self, path: PathBuf, lines: LogStream) {
+        let (lines, end) = stream::abortable(lines);
+        self.lines.push(lines.boxed());
+        self.ends.insert(path, end);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
-    use crate::logs::{FILE_BYTES_MAX, LINE_BYTES_MAX, LogWriter, Stream};
+    use crate::logs::{FILE_BYTES_MAX, LINE_BYTES_MAX, LogWriter, Stream, rotated};
 
     async fn text(path: &Path, options: LogOptions) -> String {
         let lines: Vec<_> = read(path.into(), options).await.unwrap().collect().await;
@@ -261,5 +238,71 @@ mod tests {
 
     async fn writer_dropped_nothing(path: &Path) -> usize {
         text(path, LogOptions::default()).await.lines().count()
+    }
+
+    /// Several logs whose lines alternate, the first with an older part.
+    fn three(folder: &Path) -> Vec<PathBuf> {
+        let line = |second: usize, tag: &str, text: &str| {
+            format!("2026-01-01T00:00:{second:02}.000000000Z stdout {tag} {text}\n")
+        };
+        let [a, b, c] = ["a.log", "b.log", "c.log"].map(|name| folder.join(name));
+        std::fs::write(rotated(&a), line(0, "F", "a0") + &line(3, "P", "a3 begins,")).unwrap();
+        std::fs::write(&a, line(5, "F", "and ends") + &line(6, "F", "a6")).unwrap();
+        // A clock that was set back: a log's own lines stay as they were written.
+        std::fs::write(&b, line(1, "F", "b1") + &line(4, "F", "b4") + &line(2, "F", "b2")).unwrap();
+        vec![a, b, c]
+    }
+
+    #[tokio::test]
+    async fn several_logs_are_one_in_the_order_of_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let paths = three(folder.path());
+        let read = async |options: LogOptions| -> String {
+            let lines = LogReader::open(paths.clone(), options).await.unwrap().into_stream();
+            let lines: Vec<_> = lines.collect().await;
+            lines.into_iter().map(|line| String::from_utf8(line.unwrap().to_vec()).unwrap()).collect()
+        };
+        let all = "a0\nb1\na3 begins,and ends\nb4\nb2\na6\n";
+        assert_eq!(read(LogOptions::default()).await, all);
+        for (tail_lines, expected) in
+            [(0, ""), (1, "a6\n"), (2, "and ends\na6\n"), (4, &all[16..]), (100, all)]
+        {
+            let options = LogOptions { tail_lines: Some(tail_lines), ..LogOptions::default() };
+            assert_eq!(read(options).await, expected, "{tail_lines}");
+        }
+        let since = LogOptions { since: "2026-01-01T00:00:04Z".parse().ok(), ..LogOptions::default() };
+        assert_eq!(read(since).await, "b4\nand ends\na6\n");
+        let few = LogOptions { limit_bytes: Some(7), ..LogOptions::default() };
+        assert_eq!(read(few).await, &all[..7]);
+        let stamped =
+            read(LogOptions { timestamps: true, tail_lines: Some(2), ..LogOptions::default() }).await;
+        assert_eq!(stamped, "and ends\n2026-01-01T00:00:06.000000000Z a6\n");
+    }
+
+    #[tokio::test]
+    async fn who_follows_may_change_what() {
+        let folder = tempfile::tempdir().unwrap();
+        let [a, b] = ["a.log", "b.log"].map(|name| folder.path().join(name));
+        let writer = LogWriter::start().unwrap();
+        let write = |path: &Path, line: &str| {
+            writer.sink(path, Stream::Stdout).write(line.as_bytes());
+            writer.flush();
+        };
+        write(&a, "a1\n");
+        let follow = LogOptions { follow: true, ..LogOptions::default() };
+        let mut log = LogReader::open(vec![a.clone()], follow).await.unwrap();
+        assert_eq!(log.next().await.unwrap().unwrap(), "a1\n");
+        write(&a, "a2\n");
+        assert_eq!(log.next().await.unwrap().unwrap(), "a2\n");
+        write(&b, "b1\n");
+        log.follow_only(vec![b.clone()]);
+        assert_eq!(log.next().await.unwrap().unwrap(), "b1\n");
+        write(&a, "a3\n");
+        write(&b, "b2\n");
+        assert_eq!(log.next().await.unwrap().unwrap(), "b2\n");
+        log.follow_only(Vec::new());
+        write(&b, "b3\n");
+        assert!(future::poll_immediate(std::pin::pin!(log.next())).await.is_none(), "nothing is followed");
+        assert!(log.is_live());
     }
 }

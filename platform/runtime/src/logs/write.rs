@@ -246,7 +246,7 @@ impl Writing {
         file.buffer.push(b'\n');
         file.used = Instant::now();
         if file.buffer.len() as u64 + file.bytes > FILE_BYTES_MAX {
-            file.write_buffer()?;
+            file.write_buffer(path)?;
             std::fs::rename(path, rotated(path))?;
             self.open.remove(path);
         }
@@ -256,7 +256,7 @@ impl Writing {
     fn write_buffers(&mut self) {
         let mut failed = None;
         for (path, file) in &mut self.open {
-            if let Err(error) = file.write_buffer() {
+            if let Err(error) = file.write_buffer(path) {
                 file.buffer.clear();
                 failed = Some((path.clone(), error));
             }
@@ -295,12 +295,19 @@ impl OpenFile {
         Ok(Self { file, bytes, used: Instant::now(), buffer: Vec::new() })
     }
 
-    fn write_buffer(&mut self) -> io::Result<()> {
-        if !self.buffer.is_empty() {
-            self.file.write_all(&self.buffer)?;
-            self.bytes += self.buffer.len() as u64;
-            self.buffer.clear();
+    fn write_buffer(&mut self, path: &Path) -> io::Result<()> {
+        use std::os::unix::fs::MetadataExt as _;
+        if self.buffer.is_empty() {
+            return Ok(());
         }
+        // Removed, with the program whose log it was: what comes now is another's of the same name.
+        if self.file.metadata()?.nlink() == 0 {
+            let anew = Self::open(path)?;
+            (self.file, self.bytes) = (anew.file, anew.bytes);
+        }
+        self.file.write_all(&self.buffer)?;
+        self.bytes += self.buffer.len() as u64;
+        self.buffer.clear();
         Ok(())
     }
 }
@@ -308,6 +315,31 @@ impl OpenFile {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::logs::{LogLayout, RevisionLog};
+
+    /// A function that is made again under its name has the same file: its lines must not go where nobody looks.
+    #[test]
+    fn a_log_that_was_removed_begins_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let layout = LogLayout::new(folder.path());
+        let log = RevisionLog { namespace: "ns".into(), function: "f".into(), revision: "f-00001".into() };
+        let path = layout.revision("ns", "f", "f-00001");
+        let writer = LogWriter::start().unwrap();
+        let mut sink = writer.sink(&path, Stream::Stdout);
+        sink.write(b"old\n");
+        writer.flush();
+        std::fs::write(rotated(&path), "older\n").unwrap();
+        assert!(layout.revisions().iter().all(|known| *known == log) && !layout.revisions().is_empty());
+        layout.remove_revision(&log).unwrap();
+        assert_eq!(std::fs::read_dir(folder.path().join("functions")).unwrap().count(), 0);
+        assert_eq!(layout.revisions(), []);
+        sink.write(b"new\n");
+        writer.flush();
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(text.ends_with(" stdout F new\n") && text.lines().count() == 1, "{text}");
+        layout.remove_revision(&log).unwrap();
+        layout.remove_revision(&log).unwrap();
+    }
 
     /// The disk is a pipe that nobody reads from: the thread waits until somebody does.
     #[test]

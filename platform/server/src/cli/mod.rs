@@ -6,9 +6,10 @@
 //!
 //! Not here: what an object means, how a function is scaffolded or built (`guest`), the roles (`roles`).
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::{Args, Parser, Subcommand};
+use tokio::signal::unix::{SignalKind, signal};
 
 mod apply;
 mod artifact;
@@ -166,13 +167,18 @@ impl Command {
             Self::Compile { args } => Ok(mayfly_runtime_wasm::compile_worker(&args)),
             Self::Completion(args) => completion::run(&args),
             Self::Image(args) => image::run(&args),
-            command => client_runtime()?.block_on(command.run_client(globals)),
+            command => {
+                // `dev` says what it leaves behind, so it hears Ctrl-C itself.
+                if !matches!(command, Self::Dev(_)) {
+                    insist_on_interrupts()?;
+                }
+                client_runtime()?.block_on(command.run_client(globals))
+            }
         }
     }
 
     async fn run_client(self, globals: Globals) -> anyhow::Result<ExitCode> {
         let session = Session::new(globals);
-        // `dev` says what it leaves behind, so it hears Ctrl-C itself.
         let hears_interrupt = matches!(self, Self::Dev(_));
         let work = Box::pin(self.run_with(&session));
         let done = tokio::select! {
@@ -221,6 +227,27 @@ fn not_in_this_build(role: &str) -> anyhow::Error {
 /// Commands mostly wait: one thread drives them, blocking work goes to the pool.
 fn client_runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
+}
+
+/// How long a command has to end by itself after a Ctrl-C.
+const INTERRUPT_PATIENCE: Duration = Duration::from_millis(250);
+
+/// Ends the process after a Ctrl-C that the command does not hear: its thread waits for a person who types nothing, or
+/// for a disk.
+fn insist_on_interrupts() -> anyhow::Result<()> {
+    let listening = client_runtime()?;
+    let mut interrupts = {
+        let _in_it = listening.enter();
+        signal(SignalKind::interrupt())?
+    };
+    let listen = async move {
+        if interrupts.recv().await.is_some() {
+            tokio::time::sleep(INTERRUPT_PATIENCE).await;
+            std::process::exit(EXIT_INTERRUPTED.into());
+        }
+    };
+    std::thread::Builder::new().name("interrupts".into()).spawn(move || listening.block_on(listen))?;
+    Ok(())
 }
 
 #[cfg(test)]

@@ -54,9 +54,9 @@ pub(crate) fn path(digest: &Digest) -> String {
 /// Uploads a content unless the server has it already. A progress bar shows on a terminal.
 pub(crate) async fn upload(server: &Server, digest: &Digest, component: Bytes) -> anyhow::Result<Upload> {
     let path = path(digest);
-    let answer = call(server, Method::GET, &path, None).await?;
+    // Not only asked for: what is there may be old, and must not be collected before it is named.
+    let answer = call(server, Method::POST, &path, None).await?;
     match answer.status() {
-        // The content is not read: dropping the answer ends it.
         status if status.is_success() => return Ok(Upload::AlreadyThere),
         StatusCode::NOT_FOUND => {}
         status => return Err(api_error(status, &content(answer).await).into()),

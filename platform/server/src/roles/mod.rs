@@ -6,6 +6,7 @@ mod banner;
 mod components;
 mod metrics;
 mod nodes;
+mod open_files;
 mod runtimes;
 mod tasks;
 pub(crate) mod up;

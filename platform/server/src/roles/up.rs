@@ -33,6 +33,7 @@ use super::{
     banner, components,
     metrics::Counts,
     nodes::LocalNodes,
+    open_files::{self, Connections},
     runtimes::{Handles, Runtimes},
     tasks::Tasks,
     workflows::{Cluster, JobsDeps, Settings, Workflows},
@@ -58,10 +59,11 @@ pub(crate) fn run(args: UpArgs, data_dir: DataDir) -> anyhow::Result<ExitCode> {
     if let Some(doubt) = config.doubt() {
         tracing::warn!("{doubt}");
     }
+    let connections = open_files::connections();
     let runtimes = Runtimes::create()?;
     let handles = runtimes.handles();
     let result = runtimes.run(async {
-        let up = Box::pin(Up::create(config, data_dir, &handles)).await?;
+        let up = Box::pin(Up::create(config, data_dir, connections, &handles)).await?;
         Box::pin(up.run(handles.serving)).await
     });
     result.map(|()| ExitCode::SUCCESS)
@@ -89,14 +91,21 @@ struct Up {
 }
 
 impl Up {
-    async fn create(config: UpConfig, data_dir: DataDir, handles: &Handles) -> anyhow::Result<Self> {
+    async fn create(
+        config: UpConfig,
+        data_dir: DataDir,
+        connections: Connections,
+        handles: &Handles,
+    ) -> anyhow::Result<Self> {
         let mut metrics = Registry::default();
         let Files { store, artifacts, identity } = Files::open(&config, &data_dir)?;
         let listeners = Listeners::bind(&config, handles).await?;
         let logs = LogLayout::new(data_dir.logs());
         let host = create_host(&config, &artifacts, &logs, &mut metrics)?;
         let nodes = LocalNodes::default();
-        let api = create_api(&config, &store, &artifacts, &identity, &nodes, &mut metrics).await?;
+        let connections_max = connections.api;
+        let api =
+            create_api(&config, connections_max, &store, &artifacts, &identity, &nodes, &mut metrics).await?;
         let client = |user: &str| api.client(User::in_process(user));
 
         let informers_stop = CancellationToken::new();
@@ -107,6 +116,7 @@ impl Up {
         let gateway = Gateway::create(
             mayfly_gateway::Config {
                 listen: config.http_listen,
+                connections_max: connections.functions,
                 trust_forwarded: config.trust_forwarded,
                 ..Default::default()
             },
@@ -262,7 +272,12 @@ struct Files {
 
 impl Files {
     fn open(config: &UpConfig, data_dir: &DataDir) -> anyhow::Result<Self> {
-        make_folder(data_dir.path())?;
+        data_dir.make().with_context(|| {
+            format!(
+                "cannot make the data directory {}; choose another with --data-dir",
+                data_dir.path().display()
+            )
+        })?;
         let store = Store::open(mayfly_store::Config::new(data_dir.database()))?;
         // A reader must not find the addresses of an earlier run.
         remove_stale(&data_dir.endpoints())?;
@@ -369,6 +384,7 @@ fn create_kubelet(
 
 async fn create_api(
     config: &UpConfig,
+    connections_max: usize,
     store: &Store,
     artifacts: &Artifacts,
     identity: &Identity,
@@ -377,6 +393,7 @@ async fn create_api(
 ) -> anyhow::Result<ApiServer> {
     let mut api_config = mayfly_apiserver::Config::new(identity.token());
     api_config.artifact_bytes_max = config.artifact_bytes_max;
+    api_config.connections_max = connections_max;
     let deps = mayfly_apiserver::Deps {
         store: store.clone(),
         artifacts: artifacts.clone(),
@@ -458,13 +475,6 @@ async fn listen(address: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> 
              (port 0: any)"
         ),
         _ => anyhow::anyhow!("cannot listen on {address}: {error}; choose another address with --{flag}"),
-    })
-}
-
-fn make_folder(path: &Path) -> anyhow::Result<()> {
-    use std::os::unix::fs::DirBuilderExt as _;
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path).with_context(|| {
-        format!("cannot make the data directory {}; choose another with --data-dir", path.display())
     })
 }
 

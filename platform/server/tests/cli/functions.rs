@@ -1,10 +1,10 @@
 //! deploy, invoke, logs: the life of a function as the server sees it.
 
-use std::sync::Mutex;
+use std::{sync::Mutex, time::Duration};
 
 use axum::{body::Body, response::Response};
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 
 use crate::{
     fake::{Fake, Seen, answer, mayfly, ok, status},
@@ -30,9 +30,9 @@ impl Platform {
         let path = seen.path.split('?').next().unwrap();
         let mut function = self.function.lock().unwrap();
         match (seen.method.as_str(), path) {
-            ("GET", path) if path.starts_with("/artifacts/") => {
+            ("POST", path) if path.starts_with("/artifacts/") => {
                 let known = self.artifacts.lock().unwrap().contains(&path.to_owned());
-                known.then(|| Response::new(Body::from("content")))
+                known.then(|| ok(&json!({})))
             }
             ("PUT", path) if path.starts_with("/artifacts/") => {
                 self.artifacts.lock().unwrap().push(path.to_owned());
@@ -95,7 +95,8 @@ async fn deploy_uploads_once_and_waits_until_ready() {
     let put = fake.seen().into_iter().find(|seen| seen.method == "PUT").unwrap();
     assert_eq!((put.body.as_slice(), put.content_type.as_str()), (COMPONENT, "application/wasm"));
     assert_eq!(put.authorization, "Bearer secret");
-    let made = fake.seen().into_iter().find(|seen| seen.method == "POST").unwrap();
+    let made = fake.seen().into_iter().find(|seen| seen.method == "POST" && seen.path.starts_with("/apis"));
+    let made = made.unwrap();
     let digest = put.path.strip_prefix("/artifacts/").unwrap();
     assert_eq!(
         made.json()["spec"],
@@ -323,4 +324,25 @@ async fn dev_shows_what_is_wrong_and_waits_for_the_next_save() {
     expect("nothing was deployed").await;
     assert_eq!(child.wait().await.unwrap().code(), Some(0));
     assert_eq!(fake.lines(), Vec::<String>::new());
+}
+
+/// Whoever sees that the command waits for stdin, and did not mean that.
+#[tokio::test]
+async fn an_interrupt_ends_a_command_that_reads_stdin() {
+    let fake = Fake::start(|_| None).await;
+    for line in [&["invoke", "greet", "-d", "-"][..], &["apply", "-f", "-"]] {
+        let mut command = mayfly(&fake.path(""));
+        let mut child = command.args(line).env("MAYFLY_DATA_DIR", fake.path("data")).spawn().unwrap();
+        let mut stdin = child.stdin.take().unwrap();
+        stdin.write_all(b"{").await.unwrap();
+        let reads = async {
+            while rustix::io::ioctl_fionread(&stdin).unwrap() > 0 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), reads).await.expect("it reads stdin");
+        interrupt(&child);
+        let ended = tokio::time::timeout(Duration::from_secs(20), child.wait()).await;
+        assert_eq!(ended.expect("it ends").unwrap().code(), Some(130), "{line:?}");
+    }
 }

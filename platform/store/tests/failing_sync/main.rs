@@ -1,8 +1,8 @@
 //! A disk that fails while it syncs: what it failed for is not acknowledged, nothing is written upon it, and what
-//! was acknowledged is there at the next start.
+//! was acknowledged is there at the next start. And one whose quota is used up, which passes.
 //!
 //! The test runs this very binary again as a child, with a library before the C library that lets a sync fail
-//! when it is told to (`failing_sync.c`).
+//! when it is told to, or every write (`failing_sync.c`).
 
 use std::{
     env, fs,
@@ -16,6 +16,7 @@ const PATH: &str = "STORE_SYNC_TEST_PATH";
 const ENDS: &str = "STORE_SYNC_TEST_ENDS";
 const ORDER: &str = "FAIL_SYNC";
 const FILE: &str = "FAIL_SYNC_OF";
+const QUOTA: &str = "QUOTA_USED_UP";
 
 fn key(name: &str) -> Key {
     Key::new("pods", "default", name)
@@ -47,6 +48,7 @@ fn run(child: &str, folder: &Path, library: &Path, file: &str, ends: &str) {
         .env(ENDS, ends)
         .env(ORDER, folder.join("order"))
         .env(FILE, file)
+        .env(QUOTA, folder.join("quota"))
         .stdout(Stdio::null())
         .status()
         .unwrap();
@@ -148,5 +150,42 @@ fn a_fold_that_fails_loses_nothing() {
         run("child_whose_data_file_fails", folder.path(), &library, "objects.db", ends);
         let store = Store::open(Config::new(folder.path().join("objects.db"))).unwrap();
         assert_eq!((store.revision().0, store.stats().objects), (60, 60), "{ends}");
+    }
+}
+
+#[test]
+#[ignore = "the child of a_quota_that_is_used_up_is_a_full_disk"]
+fn child_whose_quota_is_used_up() {
+    let Some(path) = env::var_os(PATH) else { return };
+    block_on(async {
+        let store = Store::open(Config::new(path)).unwrap();
+        store.write(create("a")).await.unwrap();
+        let quota = env::var_os(QUOTA).unwrap();
+        fs::File::create(&quota).unwrap();
+        for _ in 0..2 {
+            assert_eq!(store.write(create("refused")).await.map(|_| ()), Err(WriteError::Full));
+        }
+        assert!(store.is_full() && store.failure().is_none());
+        fs::remove_file(&quota).unwrap();
+        store.write(create("b")).await.unwrap();
+        assert!(!store.is_full());
+        end(store).await;
+    });
+}
+
+#[test]
+fn a_quota_that_is_used_up_is_a_full_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    let library = match library(folder.path()) {
+        Ok(library) => library,
+        Err(reason) => return skipped("a_quota_that_is_used_up_is_a_full_disk", &reason),
+    };
+    for ends in ["closed", "killed"] {
+        let folder = tempfile::tempdir().unwrap();
+        run("child_whose_quota_is_used_up", folder.path(), &library, "no file's", ends);
+        let store = Store::open(Config::new(folder.path().join("objects.db"))).unwrap();
+        let there = ["a", "refused", "b"].map(|name| store.get(&key(name)).is_some());
+        assert_eq!(there, [true, false, true], "{ends}");
+        assert!(!folder.path().join("objects.db-room").exists());
     }
 }

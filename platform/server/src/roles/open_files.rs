@@ -1,0 +1,97 @@
+//! How many files and sockets the process may have open, and how many connections that leaves room for.
+//!
+//! Shells and systemd start programs with a limit of 1024, for the sake of those that still use `select`, and let a
+//! program raise it. At the limit nothing can be opened any more, in any part of the process.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// No more than this, in files: the kernel's own bound where nobody changed it (`fs.nr_open`).
+const FILES_MAX: u64 = 1 << 20;
+/// Files that are kept for everything but connections from outside: database, logs, components, what functions
+/// call. At least these, and of a high limit a quarter.
+const RESERVE_MIN: u64 = 512;
+
+/// Connections from outside at the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Connections {
+    pub(super) functions: usize,
+    pub(super) api: usize,
+}
+
+/// Raises the limit of open files as far as may be; says how many connections that is good for.
+pub(super) fn connections() -> Connections {
+    let wanted = Connections {
+        functions: mayfly_gateway::Config::CONNECTIONS_MAX_DEFAULT,
+        api: mayfly_apiserver::Config::CONNECTIONS_MAX_DEFAULT,
+    };
+    let files = raise();
+    let room = wanted.within(files);
+    if room != wanted {
+        tracing::warn!(
+            functions = room.functions,
+            api = room.api,
+            "the limit of {files} open files leaves room for fewer connections than {} and {}; raise it: ulimit -Hn, \
+             or LimitNOFILE= of the service",
+            wanted.functions,
+            wanted.api
+        );
+    }
+    room
+}
+
+/// What may be open now.
+fn raise() -> u64 {
+    let limit = getrlimit(Resource::Nofile);
+    let soft = limit.current.unwrap_or(FILES_MAX);
+    let wanted = limit.maximum.unwrap_or(FILES_MAX).min(FILES_MAX);
+    if soft >= wanted {
+        return soft;
+    }
+    match setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum: limit.maximum }) {
+        Ok(()) => wanted,
+        Err(error) => {
+            tracing::warn!(%error, soft, wanted, "cannot raise the limit of open files");
+            soft
+        }
+    }
+}
+
+impl Connections {
+    /// As many of them as so many files allow; the API keeps a part when there are few.
+    fn within(self, files: u64) -> Self {
+        let room = files.saturating_sub(RESERVE_MIN.max(files / 4));
+        let room = usize::try_from(room).unwrap_or(usize::MAX);
+        let api = self.api.min(room / 4).max(1);
+        Self { functions: self.functions.min(room - room.min(api)).max(1), api }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_leave_files_for_the_rest() {
+        let wanted = Connections { functions: 32_768, api: 10_000 };
+        for (files, functions, api) in [
+            (1 << 20, 32_768, 10_000),
+            (65_536, 32_768, 10_000),
+            (4096, 2304, 768),
+            (1024, 384, 128),
+            (500, 1, 1),
+        ] {
+            assert_eq!(wanted.within(files), Connections { functions, api }, "{files}");
+        }
+    }
+
+    #[test]
+    fn the_limit_is_raised_as_far_as_may_be() {
+        let hard = getrlimit(Resource::Nofile).maximum;
+        let most = hard.unwrap_or(FILES_MAX).min(FILES_MAX);
+        let low = Rlimit { current: Some(most / 2), maximum: hard };
+        setrlimit(Resource::Nofile, low).unwrap();
+        assert_eq!(raise(), most);
+        assert_eq!(getrlimit(Resource::Nofile).current, Some(most));
+        assert_eq!(raise(), most);
+    }
+}
