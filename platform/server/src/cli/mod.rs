@@ -131,7 +131,8 @@ pub(crate) enum Command {
     Workflow(workflow::WorkflowArgs),
     /// Components, and what jobs read and leave
     Artifact(artifact::ArtifactArgs),
-    /// Container images
+    /// Container images, which this build does not have
+    #[command(hide = true)]
     Image(image::ImageArgs),
     /// Compile a component: how the server starts its compiler
     #[command(hide = true, after_help = "Example:\n  mayfly up    # which starts it")]
