@@ -41,7 +41,7 @@ const BURST_REQUESTS: usize = 20_000;
 /// Connections of the burst over HTTP/2: each carries 200 requests at the same time.
 const BURST_CONNECTIONS: usize = 100;
 /// Open files that each end of the burst needs for everything else.
-const OPEN_FILES_KEPT: usize = 1_000;
+const OPEN_FILES_KEPT: usize = 2_000;
 /// Manifests that are applied at once.
 const BATCH: usize = 500;
 /// How long many functions may take to become ready.

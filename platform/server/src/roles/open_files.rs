@@ -8,8 +8,11 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// No more than this, in files: the kernel's own bound where nobody changed it (`fs.nr_open`).
 const FILES_MAX: u64 = 1 << 20;
 /// Files that are kept for everything but connections from outside: database, logs, components, what functions
-/// call. At least these, and of a high limit a quarter.
-const RESERVE_MIN: u64 = 512;
+/// call. At least these, and of a higher limit this share.
+const RESERVE_MIN: usize = 512;
+const RESERVE_SHARE: usize = 32;
+/// Connections that the API keeps when there are few: at least these, and the same share of a higher limit.
+const API_MIN: usize = 128;
 
 /// Connections from outside at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,12 +60,13 @@ fn raise() -> u64 {
 }
 
 impl Connections {
-    /// As many of them as so many files allow; the API keeps a part when there are few.
+    /// As many of them as so many files allow. Functions come first: they have the callers.
     fn within(self, files: u64) -> Self {
-        let room = files.saturating_sub(RESERVE_MIN.max(files / 4));
-        let room = usize::try_from(room).unwrap_or(usize::MAX);
-        let api = self.api.min(room / 4).max(1);
-        Self { functions: self.functions.min(room - room.min(api)).max(1), api }
+        let files = usize::try_from(files).unwrap_or(usize::MAX);
+        let share = files / RESERVE_SHARE;
+        let room = files.saturating_sub(RESERVE_MIN.max(share));
+        let functions = self.functions.min(room.saturating_sub(API_MIN.max(share))).max(1);
+        Self { functions, api: self.api.min(room.saturating_sub(functions)).max(1) }
     }
 }
 
@@ -76,7 +80,8 @@ mod tests {
         for (files, functions, api) in [
             (1 << 20, 32_768, 10_000),
             (65_536, 32_768, 10_000),
-            (4096, 2304, 768),
+            (20_000, 18_750, 625),
+            (4096, 3456, 128),
             (1024, 384, 128),
             (500, 1, 1),
         ] {
