@@ -1,7 +1,7 @@
 //! The body of a 0.2 guest's response, between the guest that writes it and whoever reads it.
 //!
-//! It takes the place of wasmtime-wasi-http's own, which is two channels (one for the bytes, one for the end) and
-//! takes a third of the time that a small answer spends in the host; and which is bounded in pieces, not in bytes.
+//! It takes the place of wasmtime-wasi-http's own, which is two channels (one for the bytes, one for the end), needs
+//! five futures on the heap for a small write, and is bounded in pieces, not in bytes.
 //! Here it is one queue behind one lock. Bodies of outbound requests stay wasmtime-wasi-http's.
 //!
 //! ```text

@@ -88,7 +88,7 @@ fn function(
     Ok(Function::new(hosted, shared.clone(), program))
 }
 
-/// Serves until it is asked to stop, then finishes what it is answering. Dropping it ends all that it does:
+/// Serves until it is asked to stop, then finishes what it is answering. Dropping it ends all that it does.
 /// `connections` has a permit for each connection that may be open at the same time.
 async fn serve(
     listener: TcpListener,
