@@ -36,6 +36,7 @@ Builds what is shipped and measures it. Mayfly and the peer take turns, round by
 
   --quick        fewer and shorter rounds: minutes instead of a quarter of an hour
   --profile NAME what is built: dist, as users have it, optimised over all crates (slow to build), or release
+  --mayfly PATH  measures this binary and builds none, to compare builds
   --json PATH    where the figures go (default: target/bench/<name>.json)
   --only PART    functions: throughput, cold, idle or burst alone;
                  workflows: steps, express, map or waiting alone
@@ -49,7 +50,9 @@ const SHIPPED: &str = "dist";
 pub(crate) struct Options {
     pub(crate) quick: bool,
     /// How the measured binary is built.
-    pub(crate) profile: String,
+    profile: String,
+    /// A binary that is there already.
+    mayfly: Option<PathBuf>,
     pub(crate) only: Option<String>,
     json: Option<PathBuf>,
 }
@@ -59,14 +62,25 @@ impl Options {
         self.only.as_deref().is_none_or(|only| only == part)
     }
 
+    /// The binary that is measured.
+    pub(crate) fn mayfly(&self, workspace: &Workspace) -> PathBuf {
+        self.mayfly.clone().unwrap_or_else(|| workspace.mayfly(&self.profile))
+    }
+
     /// `parts` are those that the benchmark has.
     fn parse(arguments: &[String], parts: &[&str]) -> Result<Self> {
-        let mut options = Self { quick: false, profile: SHIPPED.to_owned(), only: None, json: None };
+        let mut options =
+            Self { quick: false, profile: SHIPPED.to_owned(), mayfly: None, only: None, json: None };
         let mut arguments = arguments.iter();
         while let Some(argument) = arguments.next() {
             match argument.as_str() {
                 "--quick" => options.quick = true,
                 "--profile" => options.profile = arguments.next().context("--profile needs a name")?.clone(),
+                "--mayfly" => {
+                    let path = arguments.next().context("--mayfly needs a path")?;
+                    let path = std::fs::canonicalize(path).with_context(|| format!("no binary at {path}"))?;
+                    options.mayfly = Some(path);
+                }
                 "--json" => options.json = Some(arguments.next().context("--json needs a path")?.into()),
                 "--only" => {
                     let part = arguments.next().context("--only needs a part")?;
@@ -79,7 +93,7 @@ impl Options {
                     options.only = Some(part.clone());
                 }
                 _ => bail!(
-                    "bench takes --quick, --profile NAME, --json PATH and --only PART, not {argument:?}"
+                    "bench takes --quick, --profile NAME, --mayfly PATH, --json PATH and --only PART, not {argument:?}"
                 ),
             }
         }
@@ -100,15 +114,18 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     };
     let options = Options::parse(rest, parts)?;
     let workspace = Workspace::locate()?;
-    let mut build = cargo();
-    build.args(["build", "--profile", &options.profile, "--package", "mayfly"]).current_dir(&workspace.root);
-    command::run(&mut build)?;
+    if options.mayfly.is_none() {
+        let mut build = cargo();
+        build.args(["build", "--profile", &options.profile, "--package", "mayfly"]);
+        command::run(build.current_dir(&workspace.root))?;
+    }
     let figures = bench(&workspace, &options)?;
     let path = options.json.unwrap_or_else(|| workspace.target.join(format!("bench/{name}.json")));
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     }
-    let record = json!({"benchmark": name, "quick": options.quick, "profile": options.profile, "machine": machine(), "figures": figures});
+    let binary = options.mayfly.map_or(options.profile, |path| path.display().to_string());
+    let record = json!({"benchmark": name, "quick": options.quick, "binary": binary, "machine": machine(), "figures": figures});
     std::fs::write(&path, format!("{record:#}\n"))
         .with_context(|| format!("cannot write {}", path.display()))?;
     println!("\nfigures: {}", path.display());

@@ -53,12 +53,8 @@ pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {
     let guests = guests::build(workspace)?;
     let hello = guests.join("hello.wasm");
     let scope = Scope::new()?;
-    let bench = Bench {
-        scope: &scope,
-        binary: &workspace.mayfly(&options.profile),
-        hello: &hello,
-        quick: options.quick,
-    };
+    let bench =
+        Bench { scope: &scope, binary: &options.mayfly(workspace), hello: &hello, quick: options.quick };
     let mut figures = Map::new();
     if options.wants("throughput") {
         figures.insert("throughput".into(), bench.throughput()?);

@@ -23,7 +23,7 @@ pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {
     let mut ready = Vec::new();
     let mut resident = Vec::new();
     for _ in 0..runs {
-        let server = Server::start(&scope, &workspace.mayfly(&options.profile), &[])?;
+        let server = Server::start(&scope, &options.mayfly(workspace), &[])?;
         ready.push(server.ready_after.as_secs_f64() * 1e3);
         let answer = Connection::open(server.admin)?.get("/readyz")?;
         anyhow::ensure!(

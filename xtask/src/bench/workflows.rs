@@ -49,7 +49,7 @@ pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {
     let scope = Scope::new()?;
     let bench = Bench {
         scope: &scope,
-        binary: workspace.mayfly(&options.profile),
+        binary: options.mayfly(workspace),
         greet: guests.join("greet.wasm"),
         loads,
         quick: options.quick,

@@ -29,7 +29,7 @@ pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {
     let (rounds, seconds) = if options.quick { (1, 3) } else { (3, 5) };
     let examples = super::load_generators(workspace)?;
     let scope = Scope::new()?;
-    let server = Server::start(&scope, &workspace.mayfly(&options.profile), &[])?;
+    let server = Server::start(&scope, &options.mayfly(workspace), &[])?;
     let mut writers = vec![store(&examples, seconds), api(&examples, &server, seconds)];
     let mut notes = Vec::new();
     match etcd(&scope, &examples, seconds) {
