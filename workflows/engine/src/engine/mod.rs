@@ -35,6 +35,7 @@ use std::sync::Arc;
 
 pub use crate::executor::endpoint::{Credentials, EndpointError, Endpoints};
 pub use changes::{Change, Changed};
+pub(crate) use config::{ACCOUNT_DEFAULT, REGION_DEFAULT};
 pub use config::{Config, Limits};
 pub use deps::{
     Activities, Deps, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks, IntegrationCall,

@@ -23,6 +23,7 @@ use futures::future::BoxFuture;
 use http::{HeaderMap, HeaderValue, Request, StatusCode, header};
 use http_body_util::{BodyExt as _, Limited};
 use jiff::{SignedDuration, Timestamp};
+use mayfly_api::workflow::names::{ACCOUNT, REGION};
 use mayfly_workflows_engine::{
     api::{Api, router},
     engine::{FunctionError, IntegrationCall, Integrations},
@@ -41,8 +42,6 @@ const ENTRIES_BYTES_MAX: usize = 256 << 10;
 const BUS: &str = "default";
 const TARGET: &str = "AWSEvents.";
 const RESOURCE: &str = "arn:aws:states:::events:putEvents";
-const ACCOUNT: &str = "000000000000";
-const REGION: &str = "us-east-1";
 
 #[derive(Clone)]
 struct Doors {

@@ -40,8 +40,6 @@ const LOOKED_THROUGH_MAX: usize = 10_000;
 const PAGE: usize = 500;
 /// Events of a history that are shown: the last ones.
 const HISTORY_MAX: usize = 100;
-/// Executions have the region and account of this installation, whatever their state machine's are.
-const EXECUTION_PREFIX: &str = "arn:aws:states:us-east-1:000000000000:execution:";
 /// The label by which a workflow's executions are selected.
 const LABEL_WORKFLOW: &str = "mayfly.dev/workflow";
 
@@ -176,7 +174,7 @@ impl Executions {
         let machine = self.directory.arn(&ObjectKey::new(namespace, workflow));
         if let Some(own_name) = own_name {
             let (_, machine_name) = machine.rsplit_once(':').unwrap_or_default();
-            let arn = format!("{EXECUTION_PREFIX}{machine_name}:{own_name}");
+            let arn = format!("{}{machine_name}:{own_name}", names::EXECUTION_PREFIX);
             return self.engine.describe(&arn).await.map_err(failed);
         }
         let mut from = None;

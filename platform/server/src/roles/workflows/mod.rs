@@ -21,7 +21,7 @@ use std::{os::unix::fs::DirBuilderExt as _, path::PathBuf, sync::Arc, time::Dura
 
 use anyhow::Context as _;
 use axum::serve::ListenerExt as _;
-use mayfly_api::{Workflow, k8s::api::core::v1::Namespace};
+use mayfly_api::{Workflow, k8s::api::core::v1::Namespace, workflow::names};
 use mayfly_gateway::GatewayHandle;
 use mayfly_informer::Informer;
 use mayfly_workflows_engine::{
@@ -96,7 +96,14 @@ impl Workflows {
         let (clock, randomness) = (Arc::new(SystemClock), Arc::new(OsRandomness));
         let Settings { endpoints, retention } = settings;
         let limits = Limits { retention, ..Limits::default() };
-        let config = Config { limits, data_dir: Some(folder.clone()), endpoints, ..Config::default() };
+        let config = Config {
+            data_dir: Some(folder.clone()),
+            region: names::REGION.to_owned(),
+            account: names::ACCOUNT.to_owned(),
+            endpoints,
+            limits,
+            ..Config::default()
+        };
         let deps = Deps {
             functions: Arc::new(GatewayFunctions::new(functions, FunctionArns::new(&config))),
             http: Arc::new(Web::new()),

@@ -29,8 +29,6 @@ use super::{
 const PARALLEL: usize = 4;
 /// How soon a refusal of the Step Functions API is tried again.
 const RETRY_REFUSED: Duration = Duration::from_secs(5);
-/// The role of state machines that are made from objects: nobody asks for it here, but the API wants one.
-const ROLE: &str = "arn:aws:iam::000000000000:role/mayfly";
 /// What kubectl notes; a definition that came from elsewhere is not what was applied.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 const READY: &str = "Ready";
@@ -213,7 +211,7 @@ impl Reconciler {
         let request = json!({
             "name": arn.rsplit(':').next().unwrap_or_default(),
             "definition": definition::text(&object.spec.definition),
-            "roleArn": ROLE,
+            "roleArn": names::ROLE,
             "type": object.spec.kind.as_str(),
         });
         self.ask("CreateStateMachine", &request, object, arn).await
