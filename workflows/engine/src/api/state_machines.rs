@@ -3,7 +3,7 @@
 use super::arn::{Arn, Qualifier, Scope, check_name};
 use super::params::{Fields, date, flag, optional, text};
 use super::{Answer, Api, ApiError, paging, resolve, tags};
-use crate::catalog::{Kind, Machine, NewMachine, Revision, UpdateMachine};
+use crate::catalog::{Kind, Machine, NewMachine, Publication, Revision, UpdateMachine};
 use crate::engine::{ListQuery, Of, Status};
 use mayfly_workflows_language::definition::variable_references;
 use serde_json::{Value, json};
@@ -214,11 +214,11 @@ pub(super) fn references_of(
     Some(Value::Object(references.into_iter().map(state).collect()))
 }
 
-/// Whether a version is wanted, and with which description.
-fn publication(params: &Value) -> Result<Option<Option<String>>, ApiError> {
+/// The version that is wanted, if one is.
+fn publication(params: &Value) -> Result<Option<Publication>, ApiError> {
     let description = optional(params, "versionDescription").map(str::to_owned);
     match (flag(params, "publish").unwrap_or(false), description) {
-        (true, description) => Ok(Some(description)),
+        (true, description) => Ok(Some(Publication { description })),
         (false, None) => Ok(None),
         (false, Some(_)) => {
             Err(ApiError::validation("Version description can only be set when publish is true"))

@@ -11,7 +11,9 @@ mod record;
 mod store;
 
 pub use plan::{Created, NewActivity, NewAlias, NewMachine, Refusal, UpdateAlias, UpdateMachine};
-pub use record::{Activity, Alias, Book, Change, Kind, Machine, Record, Revision, Route, Version};
+pub use record::{
+    Activity, Alias, Book, Change, Kind, Machine, Publication, Record, Revision, Route, Version,
+};
 pub use store::CatalogError;
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
