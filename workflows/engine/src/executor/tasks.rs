@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
-use mayfly_workflows_language::definition::{Pattern, Resource};
+use mayfly_workflows_language::definition::{IntegrationKind, Pattern, Resource};
 use mayfly_workflows_language::value::Value;
 use tokio::sync::mpsc;
 
@@ -94,16 +94,20 @@ async fn request(reporter: &Reporter, task: &TaskCall) -> Result<Value, Function
             start_execution(reporter, &task.arguments, false).await.map(|(answer, _)| answer)
         }
         Resource::HttpInvoke => Box::pin(http::invoke(&*reporter.inner.deps.http, &task.arguments)).await,
-        Resource::Integration { service, action, aws_sdk: true, .. } if &**service == "sfn" => {
+        Resource::Integration { service, action, kind: IntegrationKind::AwsSdk, .. }
+            if &**service == "sfn" =>
+        {
             Box::pin(own_api(reporter, action, &task.arguments)).await
         }
-        Resource::Integration { service, action, aws_sdk: true, .. } if &**service == "s3" => {
+        Resource::Integration { service, action, kind: IntegrationKind::AwsSdk, .. }
+            if &**service == "s3" =>
+        {
             // S3's numbers of requests look like this.
             let made_up = || hex::encode_upper(&reporter.inner.deps.randomness.bytes()[..8]);
             Box::pin(endpoint::call_objects(reporter, task, action, made_up)).await
         }
-        Resource::Integration { service, action, aws_sdk, .. } => {
-            match Box::pin(endpoint::call(reporter, task, service, action, *aws_sdk)).await {
+        Resource::Integration { service, action, kind, .. } => {
+            match Box::pin(endpoint::call(reporter, task, service, action, *kind)).await {
                 Some(answer) => answer,
                 None => Box::pin(integration(reporter, task)).await,
             }
@@ -382,7 +386,8 @@ async fn integration(reporter: &Reporter, task: &TaskCall) -> Result<Value, Func
                 submitted: Some(submitted).filter(|_| task.submitted.is_none()),
             };
             let answer = with_submission(reporter, integrations.call(call), told).await;
-            let of_aws = matches!(task.resource, Resource::Integration { aws_sdk: false, .. });
+            let of_aws =
+                matches!(task.resource, Resource::Integration { kind: IntegrationKind::Optimised, .. });
             answer.map(|answer| if of_aws { enveloped(reporter, &answer) } else { Value::from(&answer) })
         }
         None => Err(FunctionError {

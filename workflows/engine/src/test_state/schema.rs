@@ -6,7 +6,7 @@
 //! `b` boolean, `*` anything). Workflows see field names with a capital first letter. A service that is not there is not
 //! checked.
 
-use mayfly_workflows_language::definition::{Pattern, Resource};
+use mayfly_workflows_language::definition::{IntegrationKind, Pattern, Resource};
 use mayfly_workflows_language::value::Value;
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -68,8 +68,8 @@ pub(crate) fn check(resource: &Resource, result: &Value, mode: Mode) -> Result<(
         Resource::StartExecution { pattern: Pattern::RequestResponse, .. } => ("sfn", "startExecution", true),
         Resource::StartExecution { pattern: Pattern::Sync, .. } => ("sfn", "describeExecution", true),
         // What comes back through a token is whatever the one who answers sends.
-        Resource::Integration { pattern: Pattern::RequestResponse, service, action, aws_sdk, .. } => {
-            (&**service, &**action, !aws_sdk)
+        Resource::Integration { pattern: Pattern::RequestResponse, service, action, kind, .. } => {
+            (&**service, &**action, *kind == IntegrationKind::Optimised)
         }
         _ => return Ok(()),
     };

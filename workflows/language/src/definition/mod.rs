@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 pub use parameters::{Shape, unsupported};
 pub use references::variable_references;
-pub use resource::{FunctionArn, Pattern, Resource, ResourceError};
+pub use resource::{FunctionArn, IntegrationKind, Pattern, Resource, ResourceError};
 pub use state::{
     Batcher, Catcher, Choice, Condition, DataFlow, ExecutionType, Fail, ItemReader, Items, Jitter, Kind, Map,
     MapMode, Parallel, Pass, PathField, Quantity, ResultPath, ResultWriter, Retrier, Rule, State, Task, Text,

@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response, Uri};
-use mayfly_workflows_language::definition::Pattern;
+use mayfly_workflows_language::definition::{IntegrationKind, Pattern};
 use mayfly_workflows_language::value::{Map, Value};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
@@ -223,7 +223,7 @@ pub(crate) async fn call(
     task: &TaskCall,
     service: &str,
     action: &str,
-    aws_sdk: bool,
+    kind: IntegrationKind,
 ) -> Option<Result<Value, FunctionError>> {
     let service = services::named(service)?;
     let client = Client::of(&reporter.inner.config, &reporter.inner.deps, service)?;
@@ -237,7 +237,7 @@ pub(crate) async fn call(
             ),
         }));
     }
-    let naming = failing::Naming { service, aws_sdk };
+    let naming = failing::Naming { service, kind };
     Some(answered(&client, task, action, &naming).await)
 }
 
@@ -247,11 +247,11 @@ async fn answered(
     action: &str,
     naming: &failing::Naming<'_>,
 ) -> Result<Value, FunctionError> {
-    let request = wire::request(&client.url, naming.service, action, naming.aws_sdk, &task.arguments)?;
+    let request = wire::request(&client.url, naming.service, action, naming.kind, &task.arguments)?;
     let response = client.send(request).await.map_err(|cause| naming.unreachable(&cause))?;
     if !response.status().is_success() {
         return Err(naming.refused(&response));
     }
-    wire::answer(&response, naming.service, action, naming.aws_sdk, client.clock.now_ms())
+    wire::answer(&response, naming.service, action, naming.kind, client.clock.now_ms())
         .map_err(|cause| naming.unreachable(&cause))
 }
