@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 
 use super::Engine;
 use super::error::{ExecutionError, StartError};
-use super::inner::{Inner, Refused, timestamp};
+use super::inner::{Inner, Refused, Step, timestamp};
 use super::live::{Cell, Place, Running, may_take_long};
 use super::load;
 use super::types::{Description, Kind, StartRequest, Started, StateMachine, Status};
@@ -181,7 +181,8 @@ impl Inner {
         let (sender, receiver) = oneshot::channel();
         let mut cell = running.cell.lock();
         let inner = self.clone();
-        let settled = self.settle(&running, &mut cell, at_ms, false, out, changes, move |outcome| {
+        let step = Step { at_ms, redrives: false, changes, actions: out.actions };
+        let settled = self.settle(&running, &mut cell, step, move |outcome| {
             if outcome.is_ok() {
                 inner.tally.started(kind);
                 if !express {
