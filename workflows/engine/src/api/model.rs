@@ -110,7 +110,7 @@ impl Shape {
 
     fn check_constraints(&self, value: &Value, at: &str, violations: &mut Vec<String>) {
         let mut violated = |constraint: String| {
-            let shown = if self.sensitive { String::new() } else { format!("'{}' ", shown(value)) };
+            let shown = if self.sensitive { String::new() } else { format!("'{}' ", java_text(value)) };
             violations.push(format!("Value {shown}at '{at}' failed to satisfy constraint: {constraint}"));
         };
         match value {
@@ -172,13 +172,13 @@ impl Shape {
 }
 
 /// A value as the framework prints it: Java's `toString`.
-fn shown(value: &Value) -> String {
+fn java_text(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
-        Value::Array(items) => format!("[{}]", items.iter().map(shown).collect::<Vec<_>>().join(", ")),
+        Value::Array(items) => format!("[{}]", items.iter().map(java_text).collect::<Vec<_>>().join(", ")),
         // The only list with a length that structures are in.
         Value::Object(fields) => {
-            let field = |(name, value): (&String, &Value)| format!("{name}={}", shown(value));
+            let field = |(name, value): (&String, &Value)| format!("{name}={}", java_text(value));
             let fields: Vec<String> = fields.iter().map(field).collect();
             format!("RoutingConfigurationListItem({})", fields.join(", "))
         }

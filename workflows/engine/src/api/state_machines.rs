@@ -90,14 +90,14 @@ impl Api {
         let machine = book.machine(&arn.unqualified()).ok_or_else(missing)?;
         let whole = optional(params, "includedData") != Some("METADATA_ONLY");
         match arn.qualifier() {
-            None => Ok(described(machine, &machine.revision, whole)
+            None => Ok(description_fields(machine, &machine.revision, whole)
                 .set("stateMachineArn", machine.arn.as_str())
                 .set("status", if machine.deleting { "DELETING" } else { "ACTIVE" })
                 .set("creationDate", date(machine.created))
                 .done()),
             Some(Qualifier::Version(number)) => {
                 let version = book.version(&machine.arn, number).ok_or_else(missing)?;
-                Ok(described(machine, &version.revision, whole)
+                Ok(description_fields(machine, &version.revision, whole)
                     .set("stateMachineArn", version.arn.as_str())
                     .set("status", if machine.deleting { "DELETING" } else { "ACTIVE" })
                     .set("creationDate", date(version.created))
@@ -180,7 +180,7 @@ impl Api {
 pub(super) const NO_DEFINITION: &str = "{}";
 
 /// What describing a machine, a version and an execution's machine have in common.
-fn described(machine: &Machine, revision: &Revision, whole: bool) -> Fields {
+fn description_fields(machine: &Machine, revision: &Revision, whole: bool) -> Fields {
     let references = if whole { references(machine, revision) } else { None };
     Fields::default()
         .set("name", machine.name.as_str())

@@ -24,7 +24,8 @@ pub(super) fn validate_definition(params: &Value, is_reached: impl Fn(&str) -> b
         0 => DIAGNOSTICS_MAX,
         most => usize::try_from(most).unwrap_or(DIAGNOSTICS_MAX),
     };
-    let diagnostics: Vec<Value> = wanted.iter().take(most).map(|diagnostic| told(diagnostic)).collect();
+    let diagnostics: Vec<Value> =
+        wanted.iter().take(most).map(|diagnostic| diagnostic_json(diagnostic)).collect();
     Ok(json!({
         "result": if failed { "FAIL" } else { "OK" },
         "truncated": wanted.len() > diagnostics.len(),
@@ -32,7 +33,7 @@ pub(super) fn validate_definition(params: &Value, is_reached: impl Fn(&str) -> b
     }))
 }
 
-fn told(diagnostic: &Diagnostic) -> Value {
+fn diagnostic_json(diagnostic: &Diagnostic) -> Value {
     let severity = match diagnostic.severity {
         Severity::Error => "ERROR",
         Severity::Warning => "WARNING",

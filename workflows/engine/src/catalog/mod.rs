@@ -57,14 +57,14 @@ impl Catalog {
         let Some(known) = self.trouble.lock().clone() else { return Ok(()) };
         // Somebody writes at this moment: what comes of that is known soon.
         let Some(store) = self.store.try_lock() else { return Err(Trouble(known)) };
-        match self.noted(store.probe()) {
+        match self.note(store.probe()) {
             Ok(()) => Ok(()),
             Err(error) => Err(Trouble(error.to_string())),
         }
     }
 
     /// Remembers how a write went.
-    fn noted(&self, written: Result<(), CatalogError>) -> Result<(), CatalogError> {
+    fn note(&self, written: Result<(), CatalogError>) -> Result<(), CatalogError> {
         let failure = match &written {
             // A record that cannot be put into words says nothing of the disk.
             Ok(()) | Err(CatalogError::Record(_)) => None,
@@ -100,7 +100,7 @@ impl Catalog {
         let mut store = self.store.lock();
         let (changes, answer) = plan(&self.book.read())?;
         if !changes.is_empty() {
-            self.noted(store.write(&changes))?;
+            self.note(store.write(&changes))?;
             let mut book = self.book.write();
             changes.into_iter().for_each(|change| book.apply(change));
             drop(book);

@@ -204,7 +204,9 @@ impl Inner {
         self.runtime.spawn(async move {
             let _busy = busy;
             let stopped = match inner.awake_by_arn(&arn).await {
-                Ok(Some(child)) => inner.told(&child, Event::Stop { error: None, cause: None }).await,
+                Ok(Some(child)) => {
+                    inner.deliver_durably(&child, Event::Stop { error: None, cause: None }).await
+                }
                 Ok(None) => Ok(()),
                 Err(error) => Err(error),
             };
@@ -471,6 +473,6 @@ impl Engine {
             tolerated_failure_count: update.tolerated_failure_count,
             tolerated_failure_percentage: update.tolerated_failure_percentage,
         };
-        self.inner.told(&running, event).await
+        self.inner.deliver_durably(&running, event).await
     }
 }

@@ -103,7 +103,7 @@ impl Inner {
     }
 
     /// Waits until the start of an execution in memory is durable or has failed; at once for all others.
-    async fn begun(&self, arn: &str) {
+    async fn wait_begun(&self, arn: &str) {
         let begun = {
             let Some(running) = self.live.by_arn(arn) else { return };
             let mut cell = running.cell.lock();
@@ -218,7 +218,7 @@ impl Inner {
     }
 
     /// Delivers an event and waits until it is durable.
-    pub(super) async fn told(
+    pub(super) async fn deliver_durably(
         self: &Arc<Self>,
         running: &Arc<Running>,
         event: Event,
@@ -238,7 +238,7 @@ impl Inner {
             Err(Refused::Asleep(event)) => {
                 let id = running.id;
                 match self.awake(id).await? {
-                    Some(running) => Box::pin(self.told(&running, event)).await,
+                    Some(running) => Box::pin(self.deliver_durably(&running, event)).await,
                     None => Ok(()),
                 }
             }
@@ -273,7 +273,7 @@ impl Engine {
             }
             // The first start of this name may be this one said again.
             Err(StartError::AlreadyExists { arn }) => {
-                self.inner.begun(&arn).await;
+                self.inner.wait_begun(&arn).await;
                 match self.describe(&arn).await.map_err(unreadable)? {
                     Some(there) => same_start(&there, &input),
                     None => Err(StartError::Journal(JournalError::Database(format!(
@@ -360,7 +360,7 @@ impl Engine {
         cause: Option<String>,
     ) -> Result<jiff::Timestamp, ExecutionError> {
         if let Some(running) = self.inner.awake_by_arn(arn).await? {
-            self.inner.told(&running, Event::Stop { error, cause }).await?;
+            self.inner.deliver_durably(&running, Event::Stop { error, cause }).await?;
             let stopped = running.cell.lock().row.outcome.stop_ms;
             return Ok(timestamp(stopped.unwrap_or_else(|| self.inner.now_ms())));
         }

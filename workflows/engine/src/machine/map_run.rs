@@ -14,7 +14,7 @@ use super::failure::Failure;
 use super::quantity;
 use super::state::{Child, Item, MapRunState, Phase, RunPhase};
 use super::trouble::Trouble;
-use super::turn::{ROOT, Turn, failed};
+use super::turn::{ROOT, Turn, failure_details};
 use crate::engine::Status;
 use crate::history::Details;
 
@@ -318,7 +318,8 @@ impl Turn<'_> {
         let run_number = phase.run;
         self.keep_wreck();
         let cursor = self.cursor(number);
-        let event = self.emit(cursor, "MapRunFailed", || Some(failed("mapRunFailedEventDetails", &failure)));
+        let event =
+            self.emit(cursor, "MapRunFailed", || Some(failure_details("mapRunFailedEventDetails", &failure)));
         self.set_cursor(number, event);
         self.stop_run(run_number, Status::Failed);
         self.parts_failed = true;

@@ -386,7 +386,7 @@ pub(super) fn milliseconds(seconds: u64) -> i64 {
 }
 
 /// `error` and `cause`, as far as they are there.
-pub(super) fn failed(member: &'static str, failure: &Failure) -> Details {
+pub(super) fn failure_details(member: &'static str, failure: &Failure) -> Details {
     Details::new(member).maybe("cause", failure.cause.as_deref()).maybe("error", failure.error.as_deref())
 }
 

@@ -105,7 +105,7 @@ impl Request {
         let (has_role, has_context) = (text("roleArn").is_some(), text("context").is_some());
         check_kind(machine.state(state), mocked, has_role, has_context, &configuration)?;
         let context = match text("context") {
-            Some(context) => Some(context::given(context).map_err(Refusal::Validation)?),
+            Some(context) => Some(context::parse_context(context).map_err(Refusal::Validation)?),
             None => None,
         };
         let variables = match text("variables") {

@@ -129,7 +129,7 @@ async fn invoke(
             executed_version: "$LATEST".into(),
         });
     }
-    Err(told(&text).unwrap_or_else(|| FunctionError {
+    Err(contract_error(&text).unwrap_or_else(|| FunctionError {
         error_type: "Lambda.Unknown".into(),
         cause: json!({"errorMessage": text, "errorType": "Lambda.Unknown", "status": status.as_u16()})
             .to_string(),
@@ -151,7 +151,7 @@ fn json_of(text: String) -> String {
 }
 
 /// The error that a function tells by the contract: a body with `errorType` and `errorMessage`.
-fn told(text: &str) -> Option<FunctionError> {
+fn contract_error(text: &str) -> Option<FunctionError> {
     let body: Value = serde_json::from_str(text).ok()?;
     let error_type = body.get("errorType")?.as_str()?.to_owned();
     Some(FunctionError { error_type, cause: text.to_owned() })
@@ -227,10 +227,10 @@ mod tests {
     #[test]
     fn an_error_that_is_told_keeps_its_type_and_its_text() {
         let text = r#"{"errorType":"OutOfStock","errorMessage":"none left","errorData":1}"#;
-        let error = told(text).unwrap();
+        let error = contract_error(text).unwrap();
         assert_eq!((error.error_type.as_str(), error.cause.as_str()), ("OutOfStock", text));
         for text in ["oops", "{}", r#"{"errorType":1}"#] {
-            assert_eq!(told(text), None, "{text}");
+            assert_eq!(contract_error(text), None, "{text}");
         }
     }
 

@@ -238,10 +238,10 @@ pub(crate) async fn call(
         }));
     }
     let naming = failing::Naming { service, kind };
-    Some(answered(&client, task, action, &naming).await)
+    Some(ask(&client, task, action, &naming).await)
 }
 
-async fn answered(
+async fn ask(
     client: &Client,
     task: &TaskCall,
     action: &str,

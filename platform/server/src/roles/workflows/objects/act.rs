@@ -113,13 +113,13 @@ impl Reconciler {
         let mut objects = self.directory.objects(arn).into_iter();
         let object = objects.next();
         for other in objects {
-            self.report(&other, None, Err(("NameTaken", taken(object.as_deref())))).await?;
+            self.report(&other, None, Err(("NameTaken", name_taken(object.as_deref())))).await?;
         }
         let (machine, deleted) = {
             let book = self.api.catalog().read();
             (book.machine(arn).cloned(), book.is_deleted(arn))
         };
-        let machine = machine.map(seen);
+        let machine = machine.map(with_facts);
         let facts = object.as_deref().map(facts);
         let side = match &machine {
             Some(seen) => plan::Machine::There(&seen.facts),
@@ -337,7 +337,7 @@ fn unless_gone(result: kube::Result<()>) -> Result<(), Error> {
     }
 }
 
-fn taken(object: Option<&Workflow>) -> String {
+fn name_taken(object: Option<&Workflow>) -> String {
     let key = object.map(ObjectKey::of).map(|key| key.to_string()).unwrap_or_default();
     format!("workflow {key} has this state machine; name another in spec.stateMachine")
 }
@@ -353,7 +353,7 @@ fn facts(object: &Workflow) -> ObjectFacts {
     }
 }
 
-fn seen(machine: Arc<Machine>) -> Seen {
+fn with_facts(machine: Arc<Machine>) -> Seen {
     let facts = MachineFacts {
         leaving: machine.deleting,
         kind: kind_of(machine.kind),
