@@ -72,15 +72,9 @@ impl Inner {
             return Err(StartError::Closed);
         }
         let room = self.room(new.at_any_load)?;
-        let place = loop {
-            if let Some(place) = self.live.take(&new.arn) {
-                break place;
-            }
-            if self.live.by_arn(&new.arn).is_some() {
-                return Err(StartError::AlreadyExists { arn: new.arn.to_string() });
-            }
-            // Somebody asks the journal about it at this moment.
-            tokio::task::yield_now().await;
+        // Somebody may ask the journal about it at this moment.
+        let Some(place) = self.live.take_settled(&new.arn).await else {
+            return Err(StartError::AlreadyExists { arn: new.arn.to_string() });
         };
         // Its place comes first: an execution of this name may begin and end while the journal is asked.
         if self.had(&new).await? {
