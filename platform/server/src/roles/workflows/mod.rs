@@ -1,7 +1,7 @@
 //! Workflows in this process: the engine on its journal, and the Step Functions API in front of it.
 //!
 //! Beside it: workflows and executions as objects ([`objects`], [`executions`]), and what starts executions by
-//! itself ([`triggers`], [`events`]).
+//! itself ([`triggers`], [`events`]). [`listen`] is what their address answers.
 //!
 //! The engine asks for four things from outside, and they are handed to it here: functions (the gateway, in
 //! process, under the same rules as a request from a socket), HTTP for `http:invoke`, files for the items and
@@ -12,6 +12,7 @@ mod events;
 mod executions;
 mod functions;
 mod jobs;
+mod listen;
 mod objects;
 mod services;
 mod triggers;
@@ -165,7 +166,7 @@ impl Workflows {
         // Without it the last part of an answer may wait for the client's acknowledgement.
         let listener = listener.tap_io(|stream| drop(stream.set_nodelay(true)));
         let served = async {
-            axum::serve(listener, events::routes(self.api, self.events)).with_graceful_shutdown(stopped).await
+            axum::serve(listener, listen::routes(self.api, self.events)).with_graceful_shutdown(stopped).await
         };
         let serving = async {
             tokio::select! {
