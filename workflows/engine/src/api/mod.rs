@@ -122,7 +122,7 @@ impl Api {
     }
 
     fn uuid(&self) -> String {
-        uuid::Builder::from_random_bytes(self.randomness.bytes()).into_uuid().to_string()
+        self.randomness.uuid().to_string()
     }
 
     /// A change of the catalog. It waits for the disk, so it has a thread for blocking work.

@@ -184,6 +184,11 @@ pub struct Deps {
 pub trait Randomness: Send + Sync {
     /// Sixteen fresh random bytes.
     fn bytes(&self) -> [u8; 16];
+
+    /// A fresh UUID, version 4.
+    fn uuid(&self) -> uuid::Uuid {
+        uuid::Builder::from_random_bytes(self.bytes()).into_uuid()
+    }
 }
 
 /// The operating system's randomness.

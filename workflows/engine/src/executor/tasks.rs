@@ -88,7 +88,8 @@ async fn request(reporter: &Reporter, task: &TaskCall) -> Result<Value, Function
         Resource::LambdaInvoke(_) => {
             let FunctionOutput { payload, status, executed_version } = invoke(reporter, task).await?;
             let now_ms = reporter.inner.now_ms();
-            Ok(envelope::of_function(&payload, status, &executed_version, now_ms, uuid(reporter)))
+            let id = reporter.inner.deps.randomness.uuid();
+            Ok(envelope::of_function(&payload, status, &executed_version, now_ms, id))
         }
         Resource::StartExecution { .. } => {
             start_execution(reporter, &task.arguments, false).await.map(|(answer, _)| answer)
@@ -182,11 +183,7 @@ fn detached(invocation_type: Option<&str>, request_id: impl Fn() -> String) -> R
 }
 
 fn request_id(reporter: &Reporter) -> String {
-    uuid(reporter).to_string()
-}
-
-fn uuid(reporter: &Reporter) -> uuid::Uuid {
-    uuid::Builder::from_random_bytes(reporter.inner.deps.randomness.bytes()).into_uuid()
+    reporter.inner.deps.randomness.uuid().to_string()
 }
 
 async fn activity(reporter: &Reporter, arn: &Arc<str>, task: &TaskCall) -> Finished {
@@ -221,9 +218,7 @@ async fn start_execution(
         // A second try after a crash finds the execution of the first.
         wanted.entry("name").or_insert_with(|| {
             let digest = crate::journal::Digest::of(reporter.idempotency_key().as_bytes());
-            let id =
-                uuid::Builder::from_random_bytes(digest.0[..16].try_into().unwrap_or_default()).into_uuid();
-            serde_json::Value::from(id.to_string())
+            serde_json::Value::from(digest.uuid().to_string())
         });
     }
     let answer = match waits {

@@ -102,7 +102,7 @@ fn event(id: &str, source: &str, kind: &str, time: Timestamp, resources: Vec<Val
         "detail-type": kind,
         "source": source,
         "account": ACCOUNT,
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+        "time": super::seconds_text(time),
         "region": REGION,
         "resources": resources,
         "detail": detail,

@@ -135,7 +135,7 @@ impl Executions {
                 "namespace": workflow.namespace,
                 "uid": uid(&found.execution_arn),
                 "resourceVersion": microseconds(changed).to_string(),
-                "creationTimestamp": found.start_date.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+                "creationTimestamp": super::seconds_text(found.start_date),
                 "labels": {LABEL_WORKFLOW: workflow.name},
             },
             "spec": {
@@ -380,7 +380,8 @@ fn microseconds(at: Timestamp) -> u64 {
 /// The same for the same execution, and for no other.
 fn uid(arn: &str) -> String {
     let digest = Sha256::digest(arn);
-    let bytes = digest[..16].try_into().unwrap_or_default();
+    let mut bytes = [0; 16];
+    bytes.copy_from_slice(&digest[..16]);
     uuid::Builder::from_random_bytes(bytes).into_uuid().to_string()
 }
 

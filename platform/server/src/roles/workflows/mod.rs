@@ -181,3 +181,8 @@ impl Workflows {
         Ok(result?)
     }
 }
+
+/// `2026-11-21T10:00:00Z`: whole seconds, as metadata and events have them.
+fn seconds_text(at: jiff::Timestamp) -> String {
+    at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
