@@ -63,10 +63,7 @@ impl Functions for Scripted {
             };
             match name.as_str() {
                 "echo" => answered(call.payload),
-                "fail" => Err(FunctionError {
-                    error_type: "Broken".to_owned(),
-                    cause: "{\"errorMessage\":\"no\"}".to_owned(),
-                }),
+                "fail" => Err(FunctionError::new("Broken", "{\"errorMessage\":\"no\"}")),
                 "double" => {
                     let number: i64 = call.payload.parse().unwrap_or(0);
                     answered((number * 2).to_string())

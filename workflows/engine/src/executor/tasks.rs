@@ -145,10 +145,10 @@ async fn invoke(reporter: &Reporter, task: &TaskCall) -> Result<FunctionOutput, 
     let arguments = &task.arguments;
     let text = |name: &str| arguments.get(name).and_then(Value::as_str);
     let Some(function) = text("FunctionName") else {
-        return Err(FunctionError {
-            error_type: "States.Runtime".to_owned(),
-            cause: "The field 'FunctionName' is required but was missing".to_owned(),
-        });
+        return Err(FunctionError::new(
+            "States.Runtime",
+            "The field 'FunctionName' is required but was missing",
+        ));
     };
     let function = match text("Qualifier") {
         Some(qualifier) => format!("{function}:{qualifier}"),
@@ -176,10 +176,10 @@ fn detached(invocation_type: Option<&str>, request_id: impl Fn() -> String) -> R
              satisfy enum value set: [Event, RequestResponse, DryRun]"
         ),
     };
-    Err(FunctionError {
-        error_type: "Lambda.InvalidParameterValueException".to_owned(),
-        cause: format!("{reason} (Service: Lambda, Status Code: 400, Request ID: {})", request_id()),
-    })
+    Err(FunctionError::new(
+        "Lambda.InvalidParameterValueException",
+        format!("{reason} (Service: Lambda, Status Code: 400, Request ID: {})", request_id()),
+    ))
 }
 
 fn request_id(reporter: &Reporter) -> String {
@@ -296,7 +296,7 @@ async fn begin_awaited(reporter: Reporter, arguments: Value) -> Result<Option<St
 }
 
 fn lost(cause: String) -> Finished {
-    Finished::Failed(FunctionError { error_type: "States.TaskFailed".to_owned(), cause })
+    Finished::Failed(FunctionError::new("States.TaskFailed", cause))
 }
 
 fn ended_execution(ended: &Description, parsed_output: bool) -> Finished {
@@ -330,18 +330,18 @@ fn ended_execution(ended: &Description, parsed_output: bool) -> Finished {
     if ended.status == Status::Succeeded {
         return Finished::Result(told);
     }
-    Finished::Failed(FunctionError { error_type: "States.TaskFailed".to_owned(), cause: told.to_text() })
+    Finished::Failed(FunctionError::new("States.TaskFailed", told.to_text()))
 }
 
 /// How an optimised integration words a refusal of our API.
 fn optimised_failure(error: &OperationError, request_id: &str) -> FunctionError {
-    FunctionError {
-        error_type: format!("StepFunctions.{}", exception(&error.code)),
-        cause: format!(
+    FunctionError::new(
+        format!("StepFunctions.{}", exception(&error.code)),
+        format!(
             "{} (Service: AWSStepFunctions; Status Code: 400; Error Code: {}; Request ID: {request_id}; Proxy: null)",
             error.message, error.code
         ),
-    }
+    )
 }
 
 fn exception(code: &str) -> String {
@@ -353,14 +353,14 @@ async fn own_api(reporter: &Reporter, action: &str, arguments: &Value) -> Result
     let answer = reporter.inner.operation(&sdk::capital(action), sdk::request(arguments)).await;
     match answer {
         Ok(answer) => Ok(sdk::answer(&answer, Times::Text)),
-        Err(error) => Err(FunctionError {
-            error_type: format!("Sfn.{}", exception(&error.code)),
-            cause: format!(
+        Err(error) => Err(FunctionError::new(
+            format!("Sfn.{}", exception(&error.code)),
+            format!(
                 "{} (Service: Sfn, Status Code: 400, Request ID: {}) (SDK Attempt Count: 1)",
                 error.message,
                 request_id(reporter)
             ),
-        }),
+        )),
     }
 }
 
@@ -385,15 +385,12 @@ async fn integration(reporter: &Reporter, task: &TaskCall) -> Result<Value, Func
                 matches!(task.resource, Resource::Integration { kind: IntegrationKind::Optimised, .. });
             answer.map(|answer| if of_aws { enveloped(reporter, &answer) } else { Value::from(&answer) })
         }
-        None => Err(FunctionError {
-            error_type: "Mayfly.IntegrationNotSupported".to_owned(),
-            cause: format!(
-                "The service integration '{resource}' is known but not carried out here. Use a function \
+        None => Err(FunctionError::not_supported(format!(
+            "The service integration '{resource}' is known but not carried out here. Use a function \
                  (arn:aws:states:::lambda:invoke) or http:invoke instead, or point the service at an endpoint. \
                  (reached at {})",
-                time_text(reporter.inner.now_ms())
-            ),
-        }),
+            time_text(reporter.inner.now_ms())
+        ))),
     }
 }
 

@@ -221,13 +221,11 @@ impl Integrations for PutEvents {
                     resources.extend(of.map(|arn| json!(arn)));
                 }
             }
-            let failed =
-                |error_type: &str, cause: String| FunctionError { error_type: error_type.into(), cause };
             let answer = put(&self.0, &request).await;
-            let answer = answer.map_err(|why| failed("EventBridge.ValidationException", why))?;
+            let answer = answer.map_err(|why| FunctionError::new("EventBridge.ValidationException", why))?;
             match answer["FailedEntryCount"] == 0 {
                 true => Ok(answer),
-                false => Err(failed("EventBridge.FailedEntry", answer.to_string())),
+                false => Err(FunctionError::new("EventBridge.FailedEntry", answer.to_string())),
             }
         })
     }

@@ -51,23 +51,23 @@ impl Naming<'_> {
             .unwrap_or_default();
         let status = status.as_u16();
         match &self.service.optimised {
-            Some(words) if self.kind == IntegrationKind::Optimised => FunctionError {
-                error_type: format!("{}.{}", words.prefix, self.exception(code, words.generic)),
-                cause: format!(
+            Some(words) if self.kind == IntegrationKind::Optimised => FunctionError::new(
+                format!("{}.{}", words.prefix, self.exception(code, words.generic)),
+                format!(
                     "{message} (Service: {}; Status Code: {status}; Error Code: {code}; Request ID: {request_id}; \
                      Proxy: null)",
                     words.service
                 ),
-            },
+            ),
             _ => {
                 let sdk = self.service.sdk;
-                FunctionError {
-                    error_type: format!("{sdk}.{}", self.exception(code, &format!("{sdk}Exception"))),
-                    cause: format!(
+                FunctionError::new(
+                    format!("{sdk}.{}", self.exception(code, &format!("{sdk}Exception"))),
+                    format!(
                         "{message} (Service: {sdk}, Status Code: {status}, Request ID: {request_id}) (SDK Attempt \
                          Count: 1)"
                     ),
-                }
+                )
             }
         }
     }
@@ -85,10 +85,10 @@ impl Naming<'_> {
             Some(words) if self.kind == IntegrationKind::Optimised => words.prefix,
             _ => self.service.sdk,
         };
-        FunctionError {
-            error_type: format!("{prefix}.SdkClientException"),
-            cause: format!("Unable to execute HTTP request: {cause}"),
-        }
+        FunctionError::new(
+            format!("{prefix}.SdkClientException"),
+            format!("Unable to execute HTTP request: {cause}"),
+        )
     }
 }
 

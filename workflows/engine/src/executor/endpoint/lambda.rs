@@ -44,7 +44,7 @@ pub(crate) async fn invoke(
         let body: serde_json::Value = serde_json::from_str(&payload).unwrap_or_default();
         let error_type =
             body.get("errorType").and_then(serde_json::Value::as_str).unwrap_or("Lambda.Unknown");
-        return Some(Err(FunctionError { error_type: error_type.to_owned(), cause: payload }));
+        return Some(Err(FunctionError::new(error_type, payload)));
     }
     Some(Ok(FunctionOutput {
         payload: if payload.is_empty() { "null".to_owned() } else { payload },

@@ -208,13 +208,10 @@ pub(crate) async fn call_objects(
 
 fn not_carried_out(service: &str, action: &str, model: &model::Model) -> FunctionError {
     let known: Vec<_> = model.keys().map(|name| crate::executor::sdk::small(name)).collect();
-    FunctionError {
-        error_type: "Mayfly.IntegrationNotSupported".to_owned(),
-        cause: format!(
-            "{service}:{action} is not carried out here; of {service} there are {}",
-            known.join(", ")
-        ),
-    }
+    FunctionError::not_supported(format!(
+        "{service}:{action} is not carried out here; of {service} there are {}",
+        known.join(", ")
+    ))
 }
 
 /// Carries out a task whose service was pointed elsewhere; `None` when it was not.
@@ -228,14 +225,11 @@ pub(crate) async fn call(
     let service = services::named(service)?;
     let client = Client::of(&reporter.inner.config, &reporter.inner.deps, service)?;
     if task.resource.pattern() == Pattern::Sync {
-        return Some(Err(FunctionError {
-            error_type: "Mayfly.IntegrationNotSupported".to_owned(),
-            cause: format!(
-                "'{}' waits for events that only AWS sends. Call it without .sync and ask for its state in a loop, \
+        return Some(Err(FunctionError::not_supported(format!(
+            "'{}' waits for events that only AWS sends. Call it without .sync and ask for its state in a loop, \
                  or use .waitForTaskToken.",
-                task.arn
-            ),
-        }));
+            task.arn
+        ))));
     }
     let naming = failing::Naming { service, kind };
     Some(ask(&client, task, action, &naming).await)

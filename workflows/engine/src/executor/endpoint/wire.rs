@@ -35,7 +35,7 @@ pub(super) fn request(
     let members = request_members(arguments, service.camel, takes_json);
     let base = url.to_string();
     let base = base.trim_end_matches('/');
-    let invalid = |cause| FunctionError { error_type: "States.Runtime".to_owned(), cause };
+    let invalid = |cause: String| FunctionError::new("States.Runtime", cause);
     let builder = match service.protocol {
         Protocol::Json { target, version } => Request::builder()
             .uri(format!("{base}/"))
@@ -53,12 +53,9 @@ pub(super) fn request(
         }
         Protocol::Lambda | Protocol::RestXml => {
             let service = service.key();
-            return Err(FunctionError {
-                error_type: "Mayfly.IntegrationNotSupported".to_owned(),
-                cause: format!(
-                    "{service}:{action} is not sent to an endpoint; lambda:invoke and aws-sdk:s3 are"
-                ),
-            });
+            return Err(FunctionError::not_supported(format!(
+                "{service}:{action} is not sent to an endpoint; lambda:invoke and aws-sdk:s3 are"
+            )));
         }
     };
     builder

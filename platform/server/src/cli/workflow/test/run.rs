@@ -169,7 +169,7 @@ struct Nobody;
 
 impl Functions for Nobody {
     fn invoke(&self, _call: FunctionCall) -> BoxFuture<'_, Result<FunctionOutput, FunctionError>> {
-        Box::pin(async { Err(FunctionError { error_type: "Mayfly.NoMock".into(), cause: String::new() }) })
+        Box::pin(async { Err(FunctionError::new("Mayfly.NoMock", String::new())) })
     }
 }
 

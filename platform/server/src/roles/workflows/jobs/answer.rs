@@ -123,7 +123,7 @@ fn failure(key: &ObjectKey, failed: &JobCondition, pods: &[(Outcome, Option<Outp
         }
         cause["stderr"] = json!(outputs.as_ref().map_or("", |outputs| outputs.stderr.as_str()));
     }
-    FunctionError { error_type, cause: shortened(cause) }
+    FunctionError::new(error_type, shortened(cause))
 }
 
 /// The cause as JSON text that is not cut: what is longest goes first.
