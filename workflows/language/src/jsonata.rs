@@ -30,7 +30,7 @@ use crate::value::Value;
 use analysis::Uses;
 use fast::Fast;
 use guard::Guards;
-pub use limits::{MAX_EXPRESSION_CHARS, MAX_MILLIS, MAX_PRODUCED_BYTES};
+pub use limits::{EXPRESSION_CHARS_MAX, MILLIS_MAX, PRODUCED_BYTES_MAX};
 
 /// A compiled expression.
 #[derive(Clone)]
@@ -92,9 +92,9 @@ impl Expression {
             Delimited::Expression(source) => source,
             _ => text.trim(),
         };
-        if source.len() > MAX_EXPRESSION_CHARS {
+        if source.len() > EXPRESSION_CHARS_MAX {
             return Err(Problem::here(format!(
-                "A JSONata expression has at most {MAX_EXPRESSION_CHARS} characters"
+                "A JSONata expression has at most {EXPRESSION_CHARS_MAX} characters"
             )));
         }
         let program = Program::compile(source)
@@ -128,7 +128,7 @@ impl Expression {
     }
 
     /// True when an evaluation never waits for another thread, or hardly ever: plain paths, arithmetic, functions
-    /// that are linear in their operands. Others may keep their caller waiting for up to [`MAX_MILLIS`] and a grace.
+    /// that are linear in their operands. Others may keep their caller waiting for up to [`MILLIS_MAX`] and a grace.
     pub fn is_light(&self) -> bool {
         self.program.fast.is_some() || self.program.is_light
     }

@@ -27,6 +27,9 @@ pub use state::{
     TimestampField, Transition, Wait,
 };
 
+/// The most that fields in seconds take, as AWS documents it.
+pub const SECONDS_MAX: u64 = 99_999_999;
+
 /// Whether a machine keeps its history (`STANDARD`) or not (`EXPRESS`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum MachineType {

@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::limits::{MAX_LOST_THREADS, MAX_QUEUED, THREADS};
+use super::limits::{LOST_THREADS_MAX, QUEUED_MAX, THREADS};
 
 type Work = Box<dyn FnOnce() + Send>;
 
@@ -52,7 +52,7 @@ enum Told<T> {
 
 impl Pool {
     fn start() -> Self {
-        let (work, queue) = sync_channel::<Work>(MAX_QUEUED);
+        let (work, queue) = sync_channel::<Work>(QUEUED_MAX);
         let pool = Self { work, queue: Arc::new(Mutex::new(queue)), counts: Arc::default() };
         for _ in 0..THREADS {
             pool.spawn();
@@ -116,7 +116,7 @@ impl Pool {
             Ok(Told::Ended(value)) => Ok(value),
             Ok(Told::Begun) | Err(RecvTimeoutError::Disconnected) => Err(Gone::Broken),
             Err(RecvTimeoutError::Timeout) => {
-                let replace = |lost: usize| (lost < MAX_LOST_THREADS).then_some(lost + 1);
+                let replace = |lost: usize| (lost < LOST_THREADS_MAX).then_some(lost + 1);
                 let lost = &self.counts.lost;
                 if lost.fetch_update(Ordering::AcqRel, Ordering::Acquire, replace).is_ok() {
                     self.spawn();
