@@ -1,8 +1,9 @@
 //! Amazon resource names of the `states` service: read at the border, built in one place.
 
+use std::fmt;
+
 use super::error::ApiError;
 use crate::engine::{ACCOUNT_DEFAULT, REGION_DEFAULT};
-use std::fmt;
 
 /// Whose resources a request speaks of, taken from the credential scope of its signature.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,5 +1,11 @@
 //! Starting, stopping and redriving executions, and everything that describes them.
 
+use std::time::Duration;
+
+use jiff::Timestamp;
+use mayfly_workflows_language::value;
+use serde_json::{Value, json};
+
 use super::arn::{Arn, Qualifier, check_name};
 use super::params::{Fields, date, flag, optional, text};
 use super::{Answer, Api, ApiError, model, paging, state_machines};
@@ -8,10 +14,6 @@ use crate::engine::{
     StartRequest, Status,
 };
 use crate::journal::{JournalError, WaitedBy};
-use jiff::Timestamp;
-use mayfly_workflows_language::value;
-use serde_json::{Value, json};
-use std::time::Duration;
 
 /// Why an execution whose machine is being deleted is not redriven (the model's words).
 const LEFT_BEHIND: &str = "State machine is in DELETING status";

@@ -1,11 +1,12 @@
 //! DescribeMapRun, ListMapRuns, UpdateMapRun.
 
+use serde_json::{Value, json};
+
 use super::arn::Arn;
 use super::executions::{date_of, execution, refused};
 use super::params::{Fields, text};
 use super::{Answer, Api, ApiError, paging};
 use crate::engine::{MapRunCounts, MapRunDescription, MapRunUpdate};
-use serde_json::{Value, json};
 
 impl Api {
     pub(super) async fn describe_map_run(&self, params: &Value) -> Answer {

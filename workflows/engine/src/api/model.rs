@@ -5,11 +5,13 @@
 //! AWS's request framework; the values of an enum stand in the order in which that framework lists them
 //! where that is remembered (`statusFilter`; not in the recordings).
 
-use super::error::ApiError;
-use serde::Deserialize;
-use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::error::ApiError;
 
 /// The operations by name, each with the shape of its input.
 static OPERATIONS: LazyLock<BTreeMap<String, Shape>> = LazyLock::new(|| {

@@ -1,13 +1,15 @@
 //! CreateStateMachine, UpdateStateMachine, DescribeStateMachine, DeleteStateMachine, ListStateMachines.
 
+use std::sync::Arc;
+
+use mayfly_workflows_language::definition::variable_references;
+use serde_json::{Value, json};
+
 use super::arn::{Arn, Qualifier, Scope, check_name};
 use super::params::{Fields, date, flag, optional, text};
 use super::{Answer, Api, ApiError, paging, resolve, tags};
 use crate::catalog::{Kind, Machine, NewMachine, Publication, Revision, UpdateMachine};
 use crate::engine::{ListQuery, Of, Status};
-use mayfly_workflows_language::definition::variable_references;
-use serde_json::{Value, json};
-use std::sync::Arc;
 
 impl Api {
     pub(super) async fn create_state_machine(&self, params: &Value, scope: &Scope) -> Answer {

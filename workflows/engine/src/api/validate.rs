@@ -1,10 +1,11 @@
 //! ValidateStateMachineDefinition.
 
-use super::Answer;
-use super::params::{Fields, optional, text};
 use mayfly_workflows_language::definition::MachineType;
 use mayfly_workflows_language::validate::{Diagnostic, Severity, check};
 use serde_json::{Value, json};
+
+use super::Answer;
+use super::params::{Fields, optional, text};
 
 /// AWS's number of diagnostics when the request names none (or 0).
 const DIAGNOSTICS_MAX: usize = 100;

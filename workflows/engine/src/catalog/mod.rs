@@ -16,10 +16,12 @@ pub use record::{
 };
 pub use store::CatalogError;
 
-use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use std::path::Path;
-use store::Store;
+
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use tokio::sync::watch;
+
+use store::Store;
 
 /// The catalog of one installation. Reads come from memory; a change waits for the disk.
 pub struct Catalog {

@@ -1,12 +1,14 @@
 //! What may be created, changed and deleted: decisions only, from what there is to what changes.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde_json::Value;
+
 use super::record::{
     Activity, Alias, Book, Change, Kind, Machine, Publication, Record, Revision, Route, Version,
 };
 use super::store::CatalogError;
-use serde_json::Value;
-use std::collections::BTreeMap;
-use std::sync::Arc;
 
 /// Why the catalog does not do it.
 #[derive(Debug, thiserror::Error)]

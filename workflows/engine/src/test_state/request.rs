@@ -1,12 +1,13 @@
 //! Reading a TestState request and refusing what cannot be tested.
 
-use super::{context, schema};
 use mayfly_workflows_language::definition::{
     Kind, MachineType, Pattern, Resource, State, StateId, StateMachine,
 };
 use mayfly_workflows_language::parse;
 use mayfly_workflows_language::value::Value;
 use serde_json::Value as Params;
+
+use super::{context, schema};
 
 /// The name of a state whose definition comes without one.
 const NAMELESS: &str = "TestState";

@@ -6,11 +6,12 @@
 //! `b` boolean, `*` anything). Workflows see field names with a capital first letter. A service that is not there is not
 //! checked.
 
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
 use mayfly_workflows_language::definition::{IntegrationKind, Pattern, Resource};
 use mayfly_workflows_language::value::Value;
 use serde::Deserialize;
-use std::collections::BTreeMap;
-use std::sync::LazyLock;
 
 static SERVICES: LazyLock<BTreeMap<String, Service>> = LazyLock::new(|| {
     #[expect(clippy::expect_used, reason = "the file is part of the program, and a test reads it")]
