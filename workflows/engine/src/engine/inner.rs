@@ -302,7 +302,7 @@ impl Inner {
                         drop(busy);
                     });
                 }
-                Action::End(_) => self.ended(running, cell),
+                Action::End => self.ended(running, cell),
             }
         }
     }

@@ -71,8 +71,8 @@ impl Turn<'_> {
         self.m.threads.clear();
         self.m.ready.clear();
         self.queue.clear();
-        self.m.outcome = Some(outcome.clone());
-        self.out.actions.push(Action::End(outcome));
+        self.m.outcome = Some(outcome);
+        self.out.actions.push(Action::End);
     }
 
     /// Takes back everything that a thread's state has under way, the threads

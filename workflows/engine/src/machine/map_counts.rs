@@ -31,12 +31,12 @@ impl MapRunState {
     }
 
     /// Items in all.
-    pub fn items(&self) -> u64 {
+    pub(crate) fn items(&self) -> u64 {
         self.children.iter().map(|child| child.items).sum()
     }
 
     /// `itemCounts` and `executionCounts`.
-    pub fn counts(&self) -> (Counts, Counts) {
+    pub(crate) fn counts(&self) -> (Counts, Counts) {
         let (mut items, mut children) = (Counts::default(), Counts::default());
         for (index, child) in self.children.iter().enumerate() {
             for (counts, weight) in [(&mut items, child.items), (&mut children, 1)] {

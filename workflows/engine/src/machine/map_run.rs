@@ -464,13 +464,13 @@ impl MapRunState {
     }
 
     /// Does the run go on, and this child's end with it?
-    pub fn waits_for(&self, index: u32) -> bool {
+    pub(crate) fn waits_for(&self, index: u32) -> bool {
         let child = self.children.get(index as usize);
         self.status == Status::Running && child.is_some_and(|child| child.result.is_none())
     }
 
     /// Have all children before this one ended?
-    pub fn comes_first(&self, index: u32) -> bool {
+    pub(crate) fn comes_first(&self, index: u32) -> bool {
         let before = self.children.get(..index as usize).unwrap_or_default();
         // Its neighbours mostly run as well: from there it is not far to one that has not ended.
         before.iter().rev().all(|child| child.result.is_some())
