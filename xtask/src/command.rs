@@ -38,10 +38,10 @@ pub(crate) fn forget_own_package(command: &mut Command) {
 
 /// Shows the command, runs it on our own terminal, and fails when it does.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
-    println!("$ {}", shown(command));
-    let status = command.status().with_context(|| format!("cannot run {}", shown(command)))?;
+    println!("$ {}", command_line(command));
+    let status = command.status().with_context(|| format!("cannot run {}", command_line(command)))?;
     if !status.success() {
-        bail!("`{}` failed ({status})", shown(command));
+        bail!("`{}` failed ({status})", command_line(command));
     }
     Ok(())
 }
@@ -53,13 +53,15 @@ pub(crate) fn quietly(command: &mut Command) -> Result<()> {
 
 /// Runs quietly and gives its stdout; what it printed is in the error when it fails.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
-    let output =
-        command.stdin(Stdio::null()).output().with_context(|| format!("cannot run {}", shown(command)))?;
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("cannot run {}", command_line(command)))?;
     let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
     if !output.status.success() {
         let stderr = String::from_utf8_lossy(&output.stderr);
         let said = format!("{}{}", stdout, stderr);
-        bail!("`{}` failed ({}):\n{}", shown(command), output.status, last_lines(&said, 40));
+        bail!("`{}` failed ({}):\n{}", command_line(command), output.status, last_lines(&said, 40));
     }
     Ok(stdout)
 }
@@ -76,7 +78,7 @@ pub(crate) fn works(program: impl AsRef<OsStr>, arguments: &[&str]) -> bool {
 }
 
 /// The command as one would type it.
-pub(crate) fn shown(command: &Command) -> String {
+pub(crate) fn command_line(command: &Command) -> String {
     let program = std::path::Path::new(command.get_program());
     let name = program.file_name().unwrap_or(program.as_os_str());
     std::iter::once(name)

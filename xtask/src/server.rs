@@ -49,7 +49,7 @@ impl Server {
         let started = Instant::now();
         let id = scope.spawn(&mut up)?;
         let endpoints = wait_until_ready(scope, id, &data, started).with_context(|| {
-            format!("`{}` did not become ready; it said:\n{}", command::shown(&up), log_tail(&folder))
+            format!("`{}` did not become ready; it said:\n{}", command::command_line(&up), log_tail(&folder))
         })?;
         let ready_after = started.elapsed();
         let address = |name: &str| http::address_of(endpoints[name].as_str().unwrap_or_default());

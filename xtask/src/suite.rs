@@ -139,7 +139,7 @@ fn crates(
 /// Runs `cargo test` and counts; what passing tests printed is left out, but for what they skipped.
 fn cargo_test(mut tests: Command, filter: Option<&str>, count: &mut Count) -> Result<()> {
     tests.args(["--", "--show-output"]).args(filter).stdout(Stdio::piped()).stdin(Stdio::null());
-    println!("$ {}", command::shown(&tests));
+    println!("$ {}", command::command_line(&tests));
     let mut running = tests.spawn().context("cannot run cargo")?;
     let stdout = running.stdout.take().context("no output")?;
     let mut output = CargoTestOutput::default();
@@ -152,7 +152,7 @@ fn cargo_test(mut tests: Command, filter: Option<&str>, count: &mut Count) -> Re
     let failed = output.count.failed;
     count.add(output.count);
     if !status.success() && failed == 0 {
-        bail!("`{}` failed before its tests ran ({status})", command::shown(&tests));
+        bail!("`{}` failed before its tests ran ({status})", command::command_line(&tests));
     }
     Ok(())
 }

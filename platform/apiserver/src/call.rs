@@ -120,7 +120,7 @@ impl Call {
             ("GET", Some(name), None) => {
                 let entry = self.server.get_view(view.kind, namespace, name).await?;
                 let mut out = Vec::with_capacity(entry.value.len() + 64);
-                view.stored(&mut out, &entry.value, entry.modified)?;
+                view.append_stored(&mut out, &entry.value, entry.modified)?;
                 Ok(json_response(StatusCode::OK, out))
             }
             (_, name, None) => {
@@ -254,7 +254,7 @@ impl Call {
         let view = self.view()?;
         let entry = self.server.get(view.kind, &self.target.namespace, name, &self.query)?;
         let mut out = Vec::new();
-        view.stored(&mut out, &entry.value, entry.modified)?;
+        view.append_stored(&mut out, &entry.value, entry.modified)?;
         Ok(json_response(StatusCode::OK, out))
     }
 
@@ -262,14 +262,14 @@ impl Call {
         let decoded = self.object_body(body).await?;
         let (object, warnings) = self.fitting(decoded, None)?;
         let outcome = self.server.create(&self.write_request(), object, warnings).await?;
-        self.written(outcome)
+        self.answer_written(outcome)
     }
 
     async fn update(&self, name: &str, part: Part, body: Body) -> Result<Response, ApiError> {
         let decoded = self.object_body(body).await?;
         let (object, warnings) = self.fitting(decoded, Some(name))?;
         let outcome = self.server.update(&self.write_request(), part, object, warnings).await?;
-        self.written(outcome)
+        self.answer_written(outcome)
     }
 
     async fn patch(&self, name: &str, part: Part, body: Body) -> Result<Response, ApiError> {
@@ -281,7 +281,7 @@ impl Call {
             let decoded = decode(if is_json { BodyForm::Json } else { BodyForm::Yaml }, &bytes)?;
             let outcome =
                 self.server.apply(&self.write_request(), name, part, decoded, self.query.force).await?;
-            return self.written(outcome);
+            return self.answer_written(outcome);
         }
         if self.query.force {
             let message = "PatchOptions.meta.k8s.io \"\" is invalid: force: Forbidden: may not be specified for non-apply patch";
@@ -299,7 +299,7 @@ impl Call {
         let decoded = decode(BodyForm::Json, &bytes)?;
         let patch = Patch::parse(form, self.target.kind, &decoded.value)?;
         let outcome = self.server.patch(&self.write_request(), name, part, patch, &decoded).await?;
-        self.written(outcome)
+        self.answer_written(outcome)
     }
 
     async fn delete(&self, name: &str, body: Body) -> Result<Response, ApiError> {
@@ -307,10 +307,10 @@ impl Call {
         let mut request = self.write_request();
         request.dry_run = options.dry_run;
         let outcome = self.server.delete(&request, name, &options).await?;
-        let State::Deleted(object) = &outcome.state else { return self.written(outcome) };
+        let State::Deleted(object) = &outcome.state else { return self.answer_written(outcome) };
         let kind = self.target.kind;
         if kind.grace.is_some() {
-            return self.written(outcome);
+            return self.answer_written(outcome);
         }
         let details = json!({"name": name, "group": kind.group, "kind": kind.plural, "uid": object.uid()});
         let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details});
@@ -384,12 +384,12 @@ impl Call {
         Ok((object, warnings))
     }
 
-    fn written(&self, outcome: Outcome) -> Result<Response, ApiError> {
+    fn answer_written(&self, outcome: Outcome) -> Result<Response, ApiError> {
         let view = self.view()?;
         let mut out = Vec::new();
         match outcome.state {
-            State::Stored(entry) => view.stored(&mut out, &entry.value, entry.modified)?,
-            State::Dry(object) | State::Deleted(object) => view.shown(&mut out, object, true),
+            State::Stored(entry) => view.append_stored(&mut out, &entry.value, entry.modified)?,
+            State::Dry(object) | State::Deleted(object) => view.append_decoded(&mut out, object, true),
         }
         let code = if outcome.created { StatusCode::CREATED } else { StatusCode::OK };
         let mut response = json_response(code, out);

@@ -76,17 +76,17 @@ pub(crate) fn json_value(code: StatusCode, value: &Value) -> Response {
 
 impl View {
     /// One stored object, appended.
-    pub(crate) fn stored(
+    pub(crate) fn append_stored(
         &self,
         out: &mut Vec<u8>,
         stored: &[u8],
         revision: Revision,
     ) -> Result<(), ApiError> {
-        self.stored_with(out, stored, revision, true).map_err(ApiError::internal)
+        self.append_stored_with(out, stored, revision, true).map_err(ApiError::internal)
     }
 
     /// The same, the columns of a table left out if need be. On an error, what was appended is no JSON.
-    pub(crate) fn stored_with(
+    pub(crate) fn append_stored_with(
         &self,
         out: &mut Vec<u8>,
         stored: &[u8],
@@ -106,14 +106,14 @@ impl View {
                 out.push(b'}');
             }
             Representation::Table => {
-                self.shown(out, Object::from_stored(stored, revision)?, with_columns);
+                self.append_decoded(out, Object::from_stored(stored, revision)?, with_columns);
             }
         }
         Ok(())
     }
 
     /// One decoded object, appended.
-    pub(crate) fn shown(&self, out: &mut Vec<u8>, object: Object, with_columns: bool) {
+    pub(crate) fn append_decoded(&self, out: &mut Vec<u8>, object: Object, with_columns: bool) {
         let value = match self.representation {
             Representation::Object => Value::Object(object.0),
             Representation::Metadata => partial(&object),
@@ -153,7 +153,7 @@ impl View {
             if at > 0 {
                 out.push(b',');
             }
-            self.stored(&mut out, &entry.value, entry.modified)?;
+            self.append_stored(&mut out, &entry.value, entry.modified)?;
         }
         out.extend_from_slice(b"]}");
         Ok(out)

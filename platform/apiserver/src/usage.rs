@@ -104,7 +104,7 @@ impl Call {
                 let entries = self.server.measure(view.kind, namespace, Some(name)).await?;
                 let entry = entries.first().ok_or_else(|| ApiError::not_found(view.kind, name))?;
                 let mut out = Vec::with_capacity(entry.value.len() + 64);
-                view.stored(&mut out, &entry.value, entry.modified)?;
+                view.append_stored(&mut out, &entry.value, entry.modified)?;
                 Ok(json_response(StatusCode::OK, out))
             }
             _ => Err(ApiError::method_not_allowed()),

@@ -141,7 +141,7 @@ impl Collector {
     async fn sweep(&self) -> kube::Result<()> {
         let request = Request::get("/artifacts").body(Vec::new()).map_err(kube::Error::HttpError)?;
         let list: ArtifactList = self.client.request(request).await?;
-        for artifact in plan(&list.items, &self.named(), self.config.grace, Timestamp::now()) {
+        for artifact in plan(&list.items, &self.named_components(), self.config.grace, Timestamp::now()) {
             let digest = artifact.digest;
             match self.client.request_text(removal(&artifact)?).await {
                 Ok(_) => tracing::info!(%digest, "removed a component that no revision names"),
@@ -153,7 +153,7 @@ impl Collector {
         Ok(())
     }
 
-    fn named(&self) -> HashSet<Digest> {
+    fn named_components(&self) -> HashSet<Digest> {
         let functions =
             self.functions.list().into_iter().filter_map(|function| function.spec.source.component);
         let revisions =

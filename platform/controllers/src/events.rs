@@ -40,7 +40,7 @@ pub(crate) struct Collector {
 /// Namespace, name and time of an event.
 type Seen = (String, String, Option<Timestamp>);
 
-fn seen(event: &Event) -> Seen {
+fn key_and_time(event: &Event) -> Seen {
     let last = event.last_timestamp.as_ref().or(event.first_timestamp.as_ref());
     let last = last.or(event.metadata.creation_timestamp.as_ref()).map(|time| time.0);
     (event.namespace().unwrap_or_default(), event.name_any(), last)
@@ -75,7 +75,7 @@ impl Collector {
         loop {
             let params = ListParams { limit: Some(500), continue_token: next, ..ListParams::default() };
             let page = all.list(&params).await?;
-            events.extend(page.items.iter().map(seen));
+            events.extend(page.items.iter().map(key_and_time));
             next = page.metadata.continue_.filter(|token| !token.is_empty());
             if next.is_none() {
                 break;

@@ -220,11 +220,11 @@ impl Targets {
         let of = |target: &Arc<RevisionTarget>| {
             u64::from(target.gate.running()) + u64::from(target.gate.waiting())
         };
-        self.asked().iter().map(of).sum()
+        self.with_traffic().iter().map(of).sum()
     }
 
     /// Those that got a request since the start.
-    pub(crate) fn asked(&self) -> Vec<Arc<RevisionTarget>> {
+    pub(crate) fn with_traffic(&self) -> Vec<Arc<RevisionTarget>> {
         let by_uid = self.by_uid.read();
         let mut asked: Vec<_> =
             by_uid.values().filter(|target| target.traffic.get().is_some()).cloned().collect();

@@ -177,7 +177,8 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
     tokio::task::spawn_blocking(work).await.map_err(|error| error.to_string())
 }
 
-fn told(what: &str, path: &Path, error: &io::Error) -> String {
+/// An error of a file, as a person reads it.
+fn io_message(what: &str, path: &Path, error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "the node's disk is full".to_owned(),
         _ => format!("cannot {what} {}: {error}", path.display()),

@@ -177,7 +177,7 @@ impl<'a> Scan<'a> {
         if self.snapshot.pods_free[id] == 0 {
             reasons.push("Too many pods".into());
         }
-        for (name, amount) in asked(&self.request.amounts) {
+        for (name, amount) in requests(&self.request.amounts) {
             let free = self.snapshot.free.get(name).map_or(0, |free| free[id]);
             if free < amount {
                 reasons.push(format!("Insufficient {name}"));
@@ -188,11 +188,11 @@ impl<'a> Scan<'a> {
 }
 
 /// What is asked for; nothing of a resource fits everywhere.
-fn asked(amounts: &Amounts) -> impl Iterator<Item = (&str, u64)> {
+fn requests(amounts: &Amounts) -> impl Iterator<Item = (&str, u64)> {
     let asked = amounts.0.iter().filter(|(name, amount)| **amount > 0 && *name != "pods");
     asked.map(|(name, amount)| (name.as_str(), *amount))
 }
 
 fn wanted<'a>(snapshot: &'a Snapshot, amounts: &Amounts) -> Wanted<'a> {
-    asked(amounts).map(|(name, amount)| (amount, snapshot.free.get(name).map(Vec::as_slice))).collect()
+    requests(amounts).map(|(name, amount)| (amount, snapshot.free.get(name).map(Vec::as_slice))).collect()
 }

@@ -22,19 +22,19 @@ impl Rehearsal {
     /// A node as the API would show it; `None` when it is gone.
     pub fn set_node(&mut self, name: &str, node: Option<&Node>, now: Instant) {
         let effect = self.state.cache.set_node(name, node);
-        self.told(effect, now);
+        self.apply(effect, now);
     }
 
     /// A pod as the API would show it; `None` when it is gone.
     pub fn set_pod(&mut self, key: &ObjectKey, pod: Option<&Pod>, now: Instant) {
         let effect = self.state.take_pod(key, pod);
-        self.told(effect, now);
+        self.apply(effect, now);
     }
 
     /// The binding of a placed pod failed.
     pub fn forget(&mut self, key: &ObjectKey, uid: &str, now: Instant) {
         let effect = self.state.cache.forget(key, uid);
-        self.told(effect, now);
+        self.apply(effect, now);
     }
 
     /// The next pod in line, if one is active, and what is decided for it.
@@ -52,7 +52,7 @@ impl Rehearsal {
         &self.state.cache
     }
 
-    fn told(&mut self, effect: Effect, now: Instant) {
+    fn apply(&mut self, effect: Effect, now: Instant) {
         if effect == Effect::MayFit {
             self.state.queue.may_fit(now);
         }

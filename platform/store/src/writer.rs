@@ -16,6 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use mayfly_wal::Gathering;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use crate::{
@@ -28,6 +29,13 @@ use crate::{
 
 /// Requests in one transaction: bounds how long a single one can wait for its group.
 const BATCH_REQUESTS_MAX: usize = 1024;
+/// A group waits for a quarter of a commit's time: its callers wait for the disk, and most are back within
+/// microseconds.
+const GATHER_SHARE: u32 = 4;
+/// The longest a group waits for more requests.
+const GATHER_MAX: Duration = Duration::from_millis(1);
+/// One sleep while it waits, since the queue cannot be waited for until a moment; the kernel adds its own slack.
+const GATHER_STEP: Duration = Duration::from_micros(20);
 
 pub(crate) enum Command {
     Write(Request),
@@ -48,34 +56,12 @@ struct Writer {
     gathering: Gathering,
 }
 
-/// How long a group waits for more requests before it goes to the disk.
-///
-/// Those who were just answered tend to be back within microseconds, and those who queued up
-/// meanwhile are there already: together, that is how many to expect. Waiting for them pays as long
-/// as it is short beside the fsync that they would otherwise wait for. A lone writer never waits.
-#[derive(Default)]
-struct Gathering {
-    /// Requests in the last group, and in the queue when it was answered.
-    expected: usize,
-    /// What the last commit took.
-    commit: Duration,
-}
-
-impl Gathering {
-    /// One sleep; the kernel adds its own slack to it.
-    const STEP: Duration = Duration::from_micros(20);
-    const MAX: Duration = Duration::from_millis(1);
-
-    fn wait_max(&self) -> Duration {
-        (self.commit / 4).min(Self::MAX)
-    }
-}
-
 /// Requests whose writes are in a plan, and where.
 type Accepted = Vec<(Range<usize>, oneshot::Sender<Result<Vec<Written>, WriteError>>, OwnedSemaphorePermit)>;
 
 pub(crate) fn start(shared: Arc<Shared>, database: Database, queue: mpsc::Receiver<Command>) {
-    let writer = Writer { shared, database, queue, gathering: Gathering::default() };
+    let gathering = Gathering::new(BATCH_REQUESTS_MAX, GATHER_SHARE, GATHER_MAX);
+    let writer = Writer { shared, database, queue, gathering };
     let thread = std::thread::Builder::new().name("store-writer".into());
     let body = || {
         let _stopped = Stopped(Arc::clone(&writer.shared));
@@ -108,7 +94,7 @@ impl Writer {
             self.gather(&mut requests);
             let group = requests.len();
             self.write(requests.drain(..));
-            self.gathering.expected = group + self.queue.len();
+            self.gathering.done(group, self.queue.len());
             self.checkpoint();
         }
         self.database.close();
@@ -123,11 +109,11 @@ impl Writer {
             {
                 self.take(command, requests);
             }
-            let expected = self.gathering.expected.min(BATCH_REQUESTS_MAX);
-            if requests.len() >= expected || begin.elapsed() >= self.gathering.wait_max() {
+            let gathering = &self.gathering;
+            if requests.len() >= gathering.expected() || begin.elapsed() >= gathering.wait_max() {
                 return;
             }
-            std::thread::sleep(Gathering::STEP);
+            std::thread::sleep(GATHER_STEP);
         }
     }
 
@@ -177,7 +163,7 @@ impl Writer {
         }
         let begin = Instant::now();
         let committed = self.database.commit(events);
-        self.gathering.commit = begin.elapsed();
+        self.gathering.committed(begin.elapsed());
         match committed {
             Ok(()) => {
                 let counters = &self.shared.counters;

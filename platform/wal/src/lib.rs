@@ -18,13 +18,15 @@
 //! The log is folded into the data file by its writer, between commits, once it has grown to a bound.
 //!
 //! **Belongs here:** the mark, the walk along the log (<https://sqlite.org/fileformat2.html#walformat>), what makes
-//! commits durable, the folding.
+//! commits durable and how many writes share one, the folding.
 //! **Does not belong here:** tables, or any database's content. Start at [`Log`].
 
 mod frames;
+mod gathering;
 mod log;
 mod mark;
 
+pub use gathering::Gathering;
 pub use log::Log;
 pub use mark::Error;
 

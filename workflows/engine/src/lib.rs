@@ -7,28 +7,21 @@
 //! itself (parsing, paths, expressions: `mayfly-workflows-language`), running
 //! a function, HTTP listeners, cluster objects; `server` hands those in.
 //!
-//! An execution never blocks a thread: [`machine`] decides, [`journal`] makes
-//! the decision's cause durable, only then [`executor`] acts. What is written
+//! An execution never blocks a thread: `machine` decides, [`journal`] makes
+//! the decision's cause durable, only then `executor` acts. What is written
 //! is what came from outside (a start, an effect's outcome, a timer, a stop);
 //! everything else, history included, follows from it and is computed again
 //! when somebody asks.
 //!
-//! Start reading at [`machine`], then [`engine`], the handle others hold.
-
-pub mod machine;
-
-pub mod history;
-
-pub mod journal;
-
-pub mod timers;
-
-pub mod executor;
-
-pub mod engine;
+//! Start reading at `machine`, then [`engine`], the handle others hold.
 
 pub mod api;
-
 pub mod catalog;
+pub mod engine;
+pub mod history;
+pub mod journal;
+pub mod timers;
 
-pub(crate) mod test_state;
+mod executor;
+mod machine;
+mod test_state;

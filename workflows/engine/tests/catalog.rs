@@ -1,7 +1,8 @@
 //! The catalog: what was acknowledged is there again, and what may not be is refused.
 
 use mayfly_workflows_engine::catalog::{
-    Book, Catalog, Kind, NewActivity, NewAlias, NewMachine, Refusal, Revision, Route, UpdateMachine,
+    Book, Catalog, Kind, NewActivity, NewAlias, NewMachine, Publication, Refusal, Revision, Route,
+    UpdateMachine,
 };
 use serde_json::json;
 
@@ -17,7 +18,7 @@ fn new(definition: &str, publish: bool) -> NewMachine {
         name: "m".into(),
         kind: Kind::Standard,
         revision: revision(definition),
-        publish: publish.then_some(None),
+        publish: publish.then(Publication::default),
         tags: [("k".to_owned(), "v".to_owned())].into(),
     }
 }
@@ -31,7 +32,7 @@ fn update(definition: &str, id: &str, publish: bool) -> UpdateMachine {
         tracing: None,
         encryption: None,
         revision_id: id.into(),
-        publish: publish.then_some(None),
+        publish: publish.then(Publication::default),
         now: 2,
     }
 }
@@ -110,6 +111,33 @@ fn creating_is_idempotent_and_names_are_unique() {
         let refused = catalog.change(|book| book.plan_create(other)).expect_err("exists");
         assert!(matches!(refused, Refusal::MachineExists(_)), "{refused}");
     }
+}
+
+#[test]
+fn creating_is_idempotent_after_reopening() {
+    let described = Publication { description: Some("first".into()) };
+    for publish in [None, Some(Publication::default()), Some(described)] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("catalog.db");
+        let create = |publish: &Option<Publication>| {
+            let catalog = Catalog::open(Some(&path)).expect("opens");
+            catalog
+                .change(|book| book.plan_create(NewMachine { publish: publish.clone(), ..new("a", false) }))
+        };
+        create(&publish).expect("creates");
+        let (_, version) = create(&publish).expect("the same again");
+        assert_eq!(version.is_some(), publish.is_some());
+        let other = Some(Publication { description: Some("other".into()) });
+        assert!(matches!(create(&other), Err(Refusal::MachineExists(_))));
+    }
+}
+
+#[test]
+fn a_publication_is_read_as_older_records_have_it() {
+    let read = |text: &str| serde_json::from_str::<Option<Publication>>(text).expect("reads");
+    assert_eq!(read("null"), None);
+    assert_eq!(read("\"first\""), Some(Publication { description: Some("first".into()) }));
+    assert_eq!(read("{\"description\":null}"), Some(Publication::default()));
 }
 
 #[test]

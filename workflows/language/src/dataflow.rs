@@ -9,7 +9,7 @@ mod variables;
 
 pub use ambient::{Ambient, Verdict};
 pub use stages::{
-    MAX_ASSIGN_BYTES, MAX_VARIABLES_BYTES, assign, effective_input, effective_output, output, parameters,
+    ASSIGN_BYTES_MAX, VARIABLES_BYTES_MAX, assign, effective_input, effective_output, output, parameters,
     place_result, select_result,
 };
 pub use variables::Variables;

@@ -17,7 +17,7 @@ use crate::value::Value;
 use functions::Function;
 
 /// How deep calls may nest, as AWS documents it.
-pub const MAX_NESTING: usize = 10;
+pub const NESTING_MAX: usize = 10;
 
 /// A compiled call.
 #[derive(Clone, Debug)]
@@ -165,8 +165,8 @@ impl Argument {
 }
 
 fn call(cursor: &mut Cursor<'_>, nesting: usize) -> Result<Intrinsic, Problem> {
-    if nesting > MAX_NESTING {
-        return Err(cursor.problem(&format!("Calls nest at most {MAX_NESTING} deep")));
+    if nesting > NESTING_MAX {
+        return Err(cursor.problem(&format!("Calls nest at most {NESTING_MAX} deep")));
     }
     let from = cursor.at;
     let name = cursor.take_while(|letter| letter.is_ascii_alphanumeric() || letter == '.' || letter == '_');

@@ -30,7 +30,7 @@ use crate::value::Value;
 use analysis::Uses;
 use fast::Fast;
 use guard::Guards;
-pub use limits::{MAX_EXPRESSION_CHARS, MAX_MILLIS, MAX_PRODUCED_BYTES};
+pub use limits::{EXPRESSION_CHARS_MAX, MILLIS_MAX, PRODUCED_BYTES_MAX};
 
 /// A compiled expression.
 #[derive(Clone)]
@@ -92,9 +92,9 @@ impl Expression {
             Delimited::Expression(source) => source,
             _ => text.trim(),
         };
-        if source.len() > MAX_EXPRESSION_CHARS {
+        if source.len() > EXPRESSION_CHARS_MAX {
             return Err(Problem::here(format!(
-                "A JSONata expression has at most {MAX_EXPRESSION_CHARS} characters"
+                "A JSONata expression has at most {EXPRESSION_CHARS_MAX} characters"
             )));
         }
         let program = Program::compile(source)
@@ -128,7 +128,7 @@ impl Expression {
     }
 
     /// True when an evaluation never waits for another thread, or hardly ever: plain paths, arithmetic, functions
-    /// that are linear in their operands. Others may keep their caller waiting for up to [`MAX_MILLIS`] and a grace.
+    /// that are linear in their operands. Others may keep their caller waiting for up to [`MILLIS_MAX`] and a grace.
     pub fn is_light(&self) -> bool {
         self.program.fast.is_some() || self.program.is_light
     }
@@ -145,7 +145,7 @@ impl Expression {
     pub fn evaluate(&self, scope: &Scope<'_>, field: &str) -> Result<Value, StateError> {
         match evaluate::run(&self.program, scope) {
             Ok(Some(value)) => Ok(value),
-            Ok(None) => Err(self.failed(field, "returned nothing (undefined).")),
+            Ok(None) => Err(self.query_error(field, "returned nothing (undefined).")),
             // LocalStack's sentence for `Items`, which leaves out the "specified" of all the others.
             Err(what) if what == convert::UNSUPPORTED => {
                 let source = &self.source;
@@ -157,14 +157,14 @@ impl Expression {
             // AWS has a colon before what has no code of JSONata's (floci-io/floci#2736).
             Err(what) => {
                 let separator = if without_code(&what) == what { ": " } else { ". " };
-                Err(self.failed(field, &format!("threw an error during evaluation{separator}{what}")))
+                Err(self.query_error(field, &format!("threw an error during evaluation{separator}{what}")))
             }
         }
     }
 
     /// The error for a value of a type the field does not take; `expected` such as `number`.
     pub fn unexpected_type(&self, field: &str, expected: &str, value: &Value) -> StateError {
-        self.failed(
+        self.query_error(
             field,
             &format!(
                 "returned an unexpected result type. Expected '{expected}', but was '{}' for value: {}",
@@ -174,7 +174,7 @@ impl Expression {
         )
     }
 
-    fn failed(&self, field: &str, what: &str) -> StateError {
+    fn query_error(&self, field: &str, what: &str) -> StateError {
         StateError::query(
             field,
             format!("The JSONata expression '{}' specified for the field '{field}' {what}", self.source),

@@ -13,21 +13,14 @@
 //! that flows through states begins at [`value`] and is put together in
 //! [`dataflow`].
 
-pub mod definition;
-pub mod parse;
-pub mod validate;
-
-pub mod value;
-
-pub mod path;
-
-pub mod intrinsic;
-pub mod template;
-
 pub mod choice;
-
-pub mod jsonata;
-
 pub mod dataflow;
-
+pub mod definition;
 pub mod error;
+pub mod intrinsic;
+pub mod jsonata;
+pub mod parse;
+pub mod path;
+pub mod template;
+pub mod validate;
+pub mod value;

@@ -25,7 +25,7 @@ use filter::Filter;
 use function::Function;
 
 /// A path of more characters than this is refused: far beyond what a person writes.
-pub const MAX_PATH_CHARS: usize = 8192;
+pub const PATH_CHARS_MAX: usize = 8192;
 
 /// A compiled path.
 #[derive(Clone, Debug)]

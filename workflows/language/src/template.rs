@@ -18,7 +18,7 @@ use crate::path::{Path, Root};
 use crate::value::Value;
 
 /// How deep a template may nest.
-const MAX_DEPTH: usize = 200;
+const DEPTH_MAX: usize = 200;
 
 /// A compiled template of either language.
 #[derive(Clone, Debug)]
@@ -45,8 +45,8 @@ impl Template {
         language: QueryLanguage,
         there: Available,
     ) -> Result<Self, Vec<Problem>> {
-        if !value.is_within_depth(MAX_DEPTH) {
-            return Err(vec![Problem::here(format!("A template nests at most {MAX_DEPTH} deep"))]);
+        if !value.is_within_depth(DEPTH_MAX) {
+            return Err(vec![Problem::here(format!("A template nests at most {DEPTH_MAX} deep"))]);
         }
         let mut problems = Vec::new();
         let form = match language {
@@ -146,10 +146,10 @@ impl PathExpression {
 /// The value, if it nests no deeper than one that is read from text: a loop that wraps its data again and again must
 /// end with an error, not with a stack overflow.
 pub(crate) fn within_depth(value: Value) -> Result<Value, StateError> {
-    if value.is_within_depth(crate::value::MAX_DEPTH) {
+    if value.is_within_depth(crate::value::DEPTH_MAX) {
         return Ok(value);
     }
-    let cause = format!("The state's data nests deeper than {} levels.", crate::value::MAX_DEPTH);
+    let cause = format!("The state's data nests deeper than {} levels.", crate::value::DEPTH_MAX);
     Err(StateError::new(crate::error::names::DATA_LIMIT_EXCEEDED, cause))
 }
 

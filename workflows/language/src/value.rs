@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 pub use map::Map;
 pub use number::Number;
-pub use parse::{JsonError, JsonErrorKind, MAX_DEPTH};
+pub use parse::{DEPTH_MAX, JsonError, JsonErrorKind};
 
 /// One JSON value.
 #[derive(Clone, Debug, Default)]

@@ -6,11 +6,12 @@ mod common;
 
 use std::path::{Path, PathBuf};
 
-use common::testdata;
 use mayfly_workflows_language::definition::{MachineType, variable_references};
 use mayfly_workflows_language::parse::{Rejection, compile, compile_state};
 use mayfly_workflows_language::validate::check;
 use mayfly_workflows_language::value::Value;
+
+use common::testdata;
 
 fn cases() -> Vec<(String, Value)> {
     let Some(root) = testdata("aws-recorded") else { return Vec::new() };

@@ -5,9 +5,10 @@ mod common;
 
 use std::path::PathBuf;
 
-use common::testdata;
 use mayfly_workflows_language::definition::MachineType;
 use mayfly_workflows_language::parse::compile;
+
+use common::testdata;
 
 #[test]
 fn valid_definitions_are_accepted_and_invalid_ones_refused() {

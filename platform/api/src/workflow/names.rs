@@ -1,4 +1,4 @@
-//! How state machines and executions are named as objects, and back.
+//! Whose state machines and executions are, and how they are named as objects, and back.
 //!
 //! ```text
 //! state machine   order                ⇄ Workflow  default/order
@@ -19,8 +19,16 @@ use crate::{
     wellknown::NAMESPACE_DEFAULT,
 };
 
-/// Region and account of state machines that are made from objects, as an ARN's beginning.
+/// The region of this installation: the one that AWS's tools take for the default.
+pub const REGION: &str = "us-east-1";
+/// Its account: the one that the API gives to keys that name none.
+pub const ACCOUNT: &str = "000000000000";
+/// The role of state machines that nobody gave one: nobody asks for it here, but the API wants one.
+pub const ROLE: &str = "arn:aws:iam::000000000000:role/mayfly";
+/// What the ARNs of state machines that are made from objects begin with.
 pub const STATE_MACHINE_PREFIX: &str = "arn:aws:states:us-east-1:000000000000:stateMachine:";
+/// What the ARNs of executions begin with, whatever the region and account of their state machine are.
+pub const EXECUTION_PREFIX: &str = "arn:aws:states:us-east-1:000000000000:execution:";
 /// Longest name of a state machine (API reference, CreateStateMachine).
 pub const STATE_MACHINE_CHARACTERS_MAX: usize = 80;
 /// What an escaped name begins with.
@@ -138,6 +146,13 @@ fn unescape(text: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn arns_are_of_one_region_and_account() {
+        assert_eq!(STATE_MACHINE_PREFIX, format!("arn:aws:states:{REGION}:{ACCOUNT}:stateMachine:"));
+        assert_eq!(EXECUTION_PREFIX, format!("arn:aws:states:{REGION}:{ACCOUNT}:execution:"));
+        assert_eq!(ROLE, format!("arn:aws:iam::{ACCOUNT}:role/mayfly"));
+    }
 
     #[test]
     fn state_machines_have_objects_and_the_other_way_round() {

@@ -101,7 +101,7 @@ impl Entry {
     }
 
     /// As conflicts name it.
-    fn shown(&self) -> String {
+    fn conflict_name(&self) -> String {
         let mut text = format!("{:?}", self.manager);
         if !self.subresource.is_empty() {
             text.push_str(&format!(" with subresource {:?}", self.subresource));
@@ -301,7 +301,7 @@ fn take_over(entries: &mut [Entry], change: &Change, allowed: &FieldSet) -> Vec<
     for entry in entries {
         let contested = entry.fields.intersection(&change.set);
         let refused = contested.minus(allowed).paths();
-        conflicts.extend(refused.into_iter().map(|path| (entry.shown(), path)));
+        conflicts.extend(refused.into_iter().map(|path| (entry.conflict_name(), path)));
         entry.fields = entry.fields.minus(&contested).minus(&change.removed);
     }
     conflicts

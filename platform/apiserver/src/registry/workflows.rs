@@ -119,7 +119,7 @@ fn definition_errors(workflow: &Workflow) -> Vec<FieldError> {
         let detail = "a state machine in the Amazon States Language: an object with StartAt and States, or its JSON text";
         return vec![FieldError::invalid(path, "\"\"", detail)];
     }
-    found(workflow, Severity::Error)
+    diagnostics(workflow, Severity::Error)
         .map(|problem| {
             let place = json!(problem.location.as_deref().unwrap_or("/"));
             FieldError::invalid(path, place, format!("{}: {}", problem.code.as_str(), problem.message))
@@ -130,7 +130,7 @@ fn definition_errors(workflow: &Workflow) -> Vec<FieldError> {
 /// What is unlikely to be meant: states that are never reached, a choice without a default, an integration that
 /// Mayfly has not yet.
 fn definition_warnings(workflow: &Workflow) -> Vec<String> {
-    found(workflow, Severity::Warning)
+    diagnostics(workflow, Severity::Warning)
         .map(|problem| {
             let place = problem.location.as_deref().unwrap_or("/");
             format!("spec.definition{place}: {} ({})", problem.message, problem.code.as_str())
@@ -138,7 +138,7 @@ fn definition_warnings(workflow: &Workflow) -> Vec<String> {
         .collect()
 }
 
-fn found(workflow: &Workflow, severity: Severity) -> impl Iterator<Item = Diagnostic> + use<> {
+fn diagnostics(workflow: &Workflow, severity: Severity) -> impl Iterator<Item = Diagnostic> + use<> {
     let kind = match workflow.spec.kind {
         WorkflowType::Standard => MachineType::Standard,
         WorkflowType::Express => MachineType::Express,

@@ -66,7 +66,7 @@ fn labels(target: &RevisionTarget) -> [(&str, &str); 3] {
 
 impl Collector for GatewayCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Outcome {
-        let targets = self.targets.asked();
+        let targets = self.targets.with_traffic();
         requests(&targets, &mut encoder)?;
         for (name, help, of) in [
             (

@@ -18,7 +18,7 @@ use mayfly_runtime::PodUid;
 use serde_json::Value;
 use tokio_util::io::ReaderStream;
 
-use super::{JobFiles, PodFolder, blocking, told, tree};
+use super::{JobFiles, PodFolder, blocking, io_message, tree};
 
 /// How the container ended.
 pub(crate) struct Ended {
@@ -126,7 +126,7 @@ async fn store(
         path.to_owned()
     };
     let opened = tokio::fs::File::open(&from).await;
-    let file = opened.map_err(|error| Refused::Ever(told("read", &from, &error)))?;
+    let file = opened.map_err(|error| Refused::Ever(io_message("read", &from, &error)))?;
     // A tar has headers besides its content.
     let limit = if directory { u64::MAX } else { max };
     Ok(files.artifacts.upload(None, limit, ReaderStream::new(file)).await?)
@@ -166,7 +166,7 @@ fn find(folder: &PodFolder) -> Found {
 }
 
 fn parameter(path: &Path) -> Result<Value, String> {
-    let metadata = fs::symlink_metadata(path).map_err(|error| told("read", path, &error))?;
+    let metadata = fs::symlink_metadata(path).map_err(|error| io_message("read", path, &error))?;
     if !metadata.is_file() {
         return Err(format!("it is no file; a folder belongs in {ARTIFACTS}/"));
     }
@@ -176,7 +176,7 @@ fn parameter(path: &Path) -> Result<Value, String> {
             metadata.len()
         ));
     }
-    fs::read(path).map(|bytes| value_of(&bytes)).map_err(|error| told("read", path, &error))
+    fs::read(path).map(|bytes| value_of(&bytes)).map_err(|error| io_message("read", path, &error))
 }
 
 /// Names and paths of a folder, sorted.

@@ -5,7 +5,7 @@ use std::{fs, io, path::Path};
 use mayfly_api::job_io::{Inputs, InputsSource, text_of};
 use serde_json::Value;
 
-use super::{JobFiles, PodFolder, told, tree};
+use super::{JobFiles, PodFolder, io_message, tree};
 
 pub(super) fn stage(
     files: &JobFiles,
@@ -20,7 +20,7 @@ pub(super) fn stage(
         }
     }
     for path in [folder.artifacts(), folder.capture()] {
-        fs::create_dir_all(&path).map_err(|error| told("make", &path, &error))?;
+        fs::create_dir_all(&path).map_err(|error| io_message("make", &path, &error))?;
     }
     // Made under another name, so that what is there is whole.
     let (inputs, draft) = (folder.inputs(), folder.path().join("in.draft"));
@@ -28,7 +28,7 @@ pub(super) fn stage(
         return Ok(());
     }
     remove(&draft)?;
-    fs::create_dir_all(&draft).map_err(|error| told("make", &draft, &error))?;
+    fs::create_dir_all(&draft).map_err(|error| io_message("make", &draft, &error))?;
     let wanted = load(files, source)?;
     for (name, value) in &wanted.parameters {
         write(&draft.join(name), text_of(value).as_bytes())?;
@@ -41,12 +41,12 @@ pub(super) fn stage(
             })?;
         } else if fs::hard_link(&from, &to).is_err() {
             // Another file system, or one without links.
-            fs::copy(&from, &to).map_err(|error| told("write", &to, &error))?;
+            fs::copy(&from, &to).map_err(|error| io_message("write", &to, &error))?;
         }
     }
     let stdin = Value::Object(wanted.parameters.into_iter().collect());
     write(&folder.stdin(), stdin.to_string().as_bytes())?;
-    fs::rename(&draft, &inputs).map_err(|error| told("make", &inputs, &error))
+    fs::rename(&draft, &inputs).map_err(|error| io_message("make", &inputs, &error))
 }
 
 fn load(files: &JobFiles, source: InputsSource) -> Result<Inputs, String> {
@@ -54,20 +54,20 @@ fn load(files: &JobFiles, source: InputsSource) -> Result<Inputs, String> {
         InputsSource::Inline(inputs) => Ok(*inputs),
         InputsSource::Stored(digest) => {
             let path = files.path(&digest)?;
-            let json = fs::read(&path).map_err(|error| told("read", &path, &error))?;
+            let json = fs::read(&path).map_err(|error| io_message("read", &path, &error))?;
             Inputs::parse(&json).map_err(|why| format!("{digest}: {why}"))
         }
     }
 }
 
 fn write(path: &Path, content: &[u8]) -> Result<(), String> {
-    fs::write(path, content).map_err(|error| told("write", path, &error))
+    fs::write(path, content).map_err(|error| io_message("write", path, &error))
 }
 
 /// Removes a file or a folder; absent is as good.
 pub(super) fn remove(path: &Path) -> Result<(), String> {
     match fs::remove_dir_all(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(told("remove", path, &error)),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(io_message("remove", path, &error)),
         _ => Ok(()),
     }
 }

@@ -51,7 +51,7 @@ impl Line {
     }
 
     /// What the reader gets: the text, where it begins with its time if that was asked for.
-    pub(super) fn shown(self, options: &LogOptions) -> Bytes {
+    pub(super) fn into_text(self, options: &LogOptions) -> Bytes {
         if !options.timestamps || self.continues || self.at.is_empty() {
             return self.text;
         }
@@ -228,7 +228,7 @@ impl Follow {
                 let replaced = lines.replaced(&self.path).await;
                 while let Some(line) = lines.next().await? {
                     if !self.options.since.is_some_and(|since| line.is_before(since)) {
-                        return Ok(line.shown(&self.options));
+                        return Ok(line.into_text(&self.options));
                     }
                 }
                 if replaced {

@@ -94,7 +94,7 @@ impl LogReader {
     async fn next_line(&mut self) -> Option<io::Result<Bytes>> {
         if self.live.is_none() {
             match self.next_past().await {
-                Ok(Some(line)) => return Some(Ok(line.shown(&self.options))),
+                Ok(Some(line)) => return Some(Ok(line.into_text(&self.options))),
                 Ok(None) if self.options.follow => self.live = Some(Live::of(std::mem::take(&mut self.past))),
                 Ok(None) => return None,
                 Err(error) => return Some(Err(error)),

@@ -80,7 +80,7 @@ pub(crate) async fn run(args: DeleteArgs, session: &Session) -> anyhow::Result<(
     for (path, shown, uid) in gone {
         wait_until_gone(server, &path, &shown, &uid).await?;
     }
-    failures.told()
+    failures.into_result()
 }
 
 /// What could not be deleted. One object alone is the command's own failure; of several the others do not depend on
@@ -102,7 +102,7 @@ impl Failures<'_> {
         Ok(())
     }
 
-    fn told(self) -> anyhow::Result<()> {
+    fn into_result(self) -> anyhow::Result<()> {
         if self.names.is_empty() {
             return Ok(());
         }

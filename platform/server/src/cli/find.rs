@@ -174,7 +174,7 @@ impl Places {
     }
 
     /// Where the credentials in use came from.
-    pub(crate) fn used(&self) -> String {
+    pub(crate) fn origin_text(&self) -> String {
         let used: Vec<_> = self.0.iter().filter(|place| place.used).map(ToString::to_string).collect();
         match used.is_empty() {
             true => "no kubeconfig was found".into(),

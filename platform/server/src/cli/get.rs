@@ -146,7 +146,7 @@ impl Get<'_> {
                 objects.extend(self.list(kind, self.args.field_selector.as_deref()).await?.0);
             }
         }
-        let mut objects: Vec<_> = objects.into_iter().map(|object| self.shown(object)).collect();
+        let mut objects: Vec<_> = objects.into_iter().map(|object| self.as_data(object)).collect();
         let one = targets.len() == 1 && targets[0].names.len() == 1;
         let value = match one {
             true => match objects.pop() {
@@ -255,7 +255,7 @@ impl Get<'_> {
     }
 
     /// The object as data: without what hides the rest.
-    fn shown(&self, mut object: Value) -> Value {
+    fn as_data(&self, mut object: Value) -> Value {
         if !self.args.show_managed_fields
             && let Some(metadata) = object["metadata"].as_object_mut()
         {
@@ -410,7 +410,7 @@ impl<'a> Screen<'a> {
     }
 
     fn object(&self, object: &Value) -> anyhow::Result<()> {
-        let object = self.get.shown(object.clone());
+        let object = self.get.as_data(object.clone());
         output::out(match self.get.format {
             OutputFormat::Json => output::json(&object)?,
             _ => format!("---\n{}", output::yaml(&object)?),

@@ -85,7 +85,7 @@ fn api_failure(status: &kube::core::Status, server: &Server) -> (String, String)
         false => message.to_owned(),
     };
     let todo = match (status.code, status.reason.as_str()) {
-        (401, _) => format!("{} does not know this token; {}", server.url(), server.places().used()),
+        (401, _) => format!("{} does not know this token; {}", server.url(), server.places().origin_text()),
         (403, _) => "this user may not do that".to_owned(),
         (404, "NotFound") if is_about(status, "namespaces") => {
             let name = status.details.as_ref().map_or("NAME", |details| details.name.as_str());

@@ -69,7 +69,7 @@ impl Wish<'_> {
 
     /// A new Function.
     fn create(&self) -> Value {
-        let mut function = self.said(&Value::Null);
+        let mut function = self.fields(&Value::Null);
         let head = json!({"apiVersion": "mayfly.dev/v1", "kind": "Function",
                           "metadata": {"name": self.name, "namespace": self.namespace}});
         overlay(&mut function, &head);
@@ -84,7 +84,7 @@ impl Wish<'_> {
             let last: Value = serde_json::from_str(last).unwrap_or_default();
             removed(&last, manifest, &mut patch);
         }
-        overlay(&mut patch, &self.said(&before["spec"]["env"]));
+        overlay(&mut patch, &self.fields(&before["spec"]["env"]));
         for other in ["oci", "image", "port"] {
             if !before["spec"]["source"][other].is_null() {
                 patch["spec"]["source"][other] = Value::Null;
@@ -97,7 +97,7 @@ impl Wish<'_> {
 
     /// What the three voices say. `env_before` are the function's variables: a patch replaces lists, so those
     /// that are not mentioned are carried over.
-    fn said(&self, env_before: &Value) -> Value {
+    fn fields(&self, env_before: &Value) -> Value {
         let mut said = json!({});
         let mut env_before = env_before;
         if let Some(manifest) = self.manifest {

@@ -1,11 +1,13 @@
 //! CreateActivity, DescribeActivity, DeleteActivity, ListActivities, GetActivityTask.
 
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
 use super::arn::{Arn, Scope, check_name};
 use super::params::{Fields, date, optional, text};
 use super::{Answer, Api, ApiError, paging, state_machines, tags};
 use crate::catalog::{Activity, NewActivity};
-use serde_json::{Value, json};
-use std::sync::Arc;
 
 impl Api {
     pub(super) async fn create_activity(&self, params: &Value, scope: &Scope) -> Answer {

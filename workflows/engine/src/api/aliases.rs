@@ -1,11 +1,12 @@
 //! CreateStateMachineAlias, UpdateStateMachineAlias, DescribeStateMachineAlias, DeleteStateMachineAlias,
 //! ListStateMachineAliases.
 
+use serde_json::{Value, json};
+
 use super::arn::{Arn, Qualifier};
 use super::params::{Fields, date, optional, text};
 use super::{Answer, Api, ApiError, paging};
 use crate::catalog::{Alias, NewAlias, Route, UpdateAlias};
-use serde_json::{Value, json};
 
 impl Api {
     pub(super) async fn create_alias(&self, params: &Value) -> Answer {

@@ -1,7 +1,9 @@
 //! Amazon resource names of the `states` service: read at the border, built in one place.
 
-use super::error::ApiError;
 use std::fmt;
+
+use super::error::ApiError;
+use crate::engine::{ACCOUNT_DEFAULT, REGION_DEFAULT};
 
 /// Whose resources a request speaks of, taken from the credential scope of its signature.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,7 +16,7 @@ pub struct Scope {
 
 impl Default for Scope {
     fn default() -> Scope {
-        Scope { region: "us-east-1".into(), account: "000000000000".into() }
+        Scope { region: REGION_DEFAULT.into(), account: ACCOUNT_DEFAULT.into() }
     }
 }
 

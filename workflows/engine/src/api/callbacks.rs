@@ -1,10 +1,11 @@
 //! SendTaskSuccess, SendTaskFailure, SendTaskHeartbeat.
 
+use mayfly_workflows_language::value;
+use serde_json::{Value, json};
+
 use super::params::{optional, text};
 use super::{Answer, Api, ApiError};
 use crate::engine::TokenError;
-use mayfly_workflows_language::value;
-use serde_json::{Value, json};
 
 impl Api {
     pub(super) async fn send_task_success(&self, params: &Value) -> Answer {

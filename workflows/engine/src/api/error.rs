@@ -1,7 +1,8 @@
 //! What an operation answers when it refuses: AWS's error codes and their wording, kept in one place.
 
-use crate::catalog::{CatalogError, Refusal};
 use serde_json::{Map, Value, json};
+
+use crate::catalog::{CatalogError, Refusal};
 
 /// Prefix of the errors that the service itself throws.
 const SERVICE: &str = "com.amazonaws.swf.service.v2.model#";

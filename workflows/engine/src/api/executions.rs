@@ -1,5 +1,11 @@
 //! Starting, stopping and redriving executions, and everything that describes them.
 
+use std::time::Duration;
+
+use jiff::Timestamp;
+use mayfly_workflows_language::value;
+use serde_json::{Value, json};
+
 use super::arn::{Arn, Qualifier, check_name};
 use super::params::{Fields, date, flag, optional, text};
 use super::{Answer, Api, ApiError, model, paging, state_machines};
@@ -8,10 +14,6 @@ use crate::engine::{
     StartRequest, Status,
 };
 use crate::journal::{JournalError, WaitedBy};
-use jiff::Timestamp;
-use mayfly_workflows_language::value;
-use serde_json::{Value, json};
-use std::time::Duration;
 
 /// Why an execution whose machine is being deleted is not redriven (the model's words).
 const LEFT_BEHIND: &str = "State machine is in DELETING status";
@@ -48,7 +50,7 @@ impl Api {
         let whole = optional(params, "includedData") != Some("METADATA_ONLY");
         let lasted =
             ended.stop_date.unwrap_or(ended.start_date).as_millisecond() - ended.start_date.as_millisecond();
-        Ok(described(&ended, whole).set("billingDetails", billing(lasted)).done())
+        Ok(description_fields(&ended, whole).set("billingDetails", billing(lasted)).done())
     }
 
     /// What a start asks for: checked input, the machine as it is now.
@@ -101,7 +103,7 @@ impl Api {
     pub(super) async fn describe_execution(&self, params: &Value) -> Answer {
         let arn = execution(params)?.text;
         let found = self.engine.describe(arn).await.map_err(refused)?;
-        self.answered(params, &found.ok_or_else(|| ApiError::execution_missing(arn))?)
+        self.describe_answer(params, &found.ok_or_else(|| ApiError::execution_missing(arn))?)
     }
 
     /// DescribeExecution, answered when the execution has ended or `limit` is over. Not AWS's, whose clients
@@ -110,21 +112,21 @@ impl Api {
         model::check("DescribeExecution", params)?;
         let ended = tokio::time::timeout(limit, self.engine.wait(execution(params)?.text)).await;
         match ended {
-            Ok(Ok(Some(found))) => self.answered(params, &found),
+            Ok(Ok(Some(found))) => self.describe_answer(params, &found),
             Ok(Err(error)) => Err(refused(error)),
             Ok(Ok(None)) | Err(_) => self.describe_execution(params).await,
         }
     }
 
     /// What DescribeExecution answers.
-    fn answered(&self, params: &Value, found: &Description) -> Answer {
+    fn describe_answer(&self, params: &Value, found: &Description) -> Answer {
         let whole = optional(params, "includedData") != Some("METADATA_ONLY");
         let (status, reason) = match self.redrivable(found) {
             RedriveStatus::Redrivable => ("REDRIVABLE", None),
             RedriveStatus::NotRedrivable(reason) => ("NOT_REDRIVABLE", Some(reason)),
             RedriveStatus::RedrivableByMapRun => ("REDRIVABLE_BY_MAP_RUN", None),
         };
-        let fields = described(found, whole)
+        let fields = description_fields(found, whole)
             .maybe("mapRunArn", found.map_run_arn.clone())
             .maybe("stateMachineVersionArn", found.version_arn.clone())
             .maybe("stateMachineAliasArn", found.alias_arn.clone())
@@ -208,7 +210,7 @@ impl Api {
             from: paging::position(&list, params)?,
         };
         let page = self.engine.list(query).await.map_err(refused)?;
-        let items: Vec<Value> = page.items.iter().map(listed).collect();
+        let items: Vec<Value> = page.items.iter().map(list_item).collect();
         let next = page.next.map(|position| paging::token(&list, &position));
         Ok(Fields::default().set("executions", items).maybe("nextToken", next).done())
     }
@@ -265,8 +267,8 @@ pub(super) fn execution<'a>(params: &'a Value) -> Result<Arn<'a>, ApiError> {
 }
 
 /// What every operation tells that describes one execution.
-fn described(found: &Description, whole: bool) -> Fields {
-    let fields = outlined(found)
+fn description_fields(found: &Description, whole: bool) -> Fields {
+    let fields = outline_fields(found)
         .maybe("error", found.error.clone())
         .maybe("cause", found.cause.clone())
         .maybe("traceHeader", found.trace_header.clone());
@@ -274,7 +276,7 @@ fn described(found: &Description, whole: bool) -> Fields {
 }
 
 /// Which execution, and where it stands.
-fn outlined(found: &Description) -> Fields {
+fn outline_fields(found: &Description) -> Fields {
     Fields::default()
         .set("executionArn", found.execution_arn.as_str())
         .set("stateMachineArn", found.state_machine_arn.as_str())
@@ -305,8 +307,8 @@ fn billing(lasted_ms: i64) -> Value {
     json!({"billedMemoryUsedInMB": 64, "billedDurationInMilliseconds": steps * 100})
 }
 
-fn listed(found: &Description) -> Value {
-    outlined(found)
+fn list_item(found: &Description) -> Value {
+    outline_fields(found)
         .maybe("mapRunArn", found.map_run_arn.clone())
         .maybe("itemCount", found.item_count)
         .maybe("stateMachineVersionArn", found.version_arn.clone())

@@ -4,9 +4,8 @@
 //! many seconds at most, so that nobody has to ask in a loop. StartExecution of a standard machine takes it too,
 //! and then answers what DescribeExecution would.
 
-use super::arn::Scope;
-use super::error::ApiError;
-use super::{Answer, Api};
+use std::time::Duration;
+
 use ::http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use axum::Router;
 use axum::body::Body;
@@ -14,7 +13,10 @@ use axum::extract::State;
 use axum::routing::post;
 use http_body_util::{BodyExt, Limited};
 use serde_json::{Value, json};
-use std::time::Duration;
+
+use super::arn::Scope;
+use super::error::ApiError;
+use super::{Answer, Api};
 
 /// Largest body: a definition of 1 MiB whose every character is escaped fits in.
 const BODY_BYTES_MAX: usize = 8 << 20;

@@ -1,11 +1,12 @@
 //! DescribeMapRun, ListMapRuns, UpdateMapRun.
 
+use serde_json::{Value, json};
+
 use super::arn::Arn;
 use super::executions::{date_of, execution, refused};
 use super::params::{Fields, text};
 use super::{Answer, Api, ApiError, paging};
 use crate::engine::{MapRunCounts, MapRunDescription, MapRunUpdate};
-use serde_json::{Value, json};
 
 impl Api {
     pub(super) async fn describe_map_run(&self, params: &Value) -> Answer {
@@ -36,7 +37,7 @@ impl Api {
         let found = found.ok_or_else(|| ApiError::execution_missing(arn))?;
         let size = paging::page_size(params);
         let (page, next) = paging::page(found, size, after.as_deref(), |run| run.map_run_arn.clone());
-        let items: Vec<Value> = page.iter().map(listed).collect();
+        let items: Vec<Value> = page.iter().map(list_item).collect();
         let next = next.map(|position| paging::token(&list, &position));
         Ok(Fields::default().set("mapRuns", items).maybe("nextToken", next).done())
     }
@@ -77,7 +78,7 @@ fn counts(counts: &MapRunCounts) -> Value {
     })
 }
 
-fn listed(run: &MapRunDescription) -> Value {
+fn list_item(run: &MapRunDescription) -> Value {
     Fields::default()
         .set("executionArn", run.execution_arn.as_str())
         .set("mapRunArn", run.map_run_arn.as_str())

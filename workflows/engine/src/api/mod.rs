@@ -30,13 +30,15 @@ pub use error::ApiError;
 pub use http::router;
 pub use model::operations;
 
+use std::sync::Arc;
+
+use futures::future::BoxFuture;
+use serde_json::Value;
+
 use crate::catalog::{Book, Catalog, CatalogError, Change, Refusal};
 use crate::engine::{Activities, Engine, OperationError, Operations, Randomness};
 use crate::journal::WaitedBy;
 use crate::timers::Clock;
-use futures::future::BoxFuture;
-use serde_json::Value;
-use std::sync::Arc;
 
 /// The API over one engine and one catalog. Cheap to clone.
 #[derive(Clone)]
@@ -122,7 +124,7 @@ impl Api {
     }
 
     fn uuid(&self) -> String {
-        uuid::Builder::from_random_bytes(self.randomness.bytes()).into_uuid().to_string()
+        self.randomness.uuid().to_string()
     }
 
     /// A change of the catalog. It waits for the disk, so it has a thread for blocking work.

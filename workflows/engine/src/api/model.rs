@@ -5,11 +5,13 @@
 //! AWS's request framework; the values of an enum stand in the order in which that framework lists them
 //! where that is remembered (`statusFilter`; not in the recordings).
 
-use super::error::ApiError;
-use serde::Deserialize;
-use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::error::ApiError;
 
 /// The operations by name, each with the shape of its input.
 static OPERATIONS: LazyLock<BTreeMap<String, Shape>> = LazyLock::new(|| {
@@ -110,7 +112,7 @@ impl Shape {
 
     fn check_constraints(&self, value: &Value, at: &str, violations: &mut Vec<String>) {
         let mut violated = |constraint: String| {
-            let shown = if self.sensitive { String::new() } else { format!("'{}' ", shown(value)) };
+            let shown = if self.sensitive { String::new() } else { format!("'{}' ", java_text(value)) };
             violations.push(format!("Value {shown}at '{at}' failed to satisfy constraint: {constraint}"));
         };
         match value {
@@ -172,13 +174,13 @@ impl Shape {
 }
 
 /// A value as the framework prints it: Java's `toString`.
-fn shown(value: &Value) -> String {
+fn java_text(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
-        Value::Array(items) => format!("[{}]", items.iter().map(shown).collect::<Vec<_>>().join(", ")),
+        Value::Array(items) => format!("[{}]", items.iter().map(java_text).collect::<Vec<_>>().join(", ")),
         // The only list with a length that structures are in.
         Value::Object(fields) => {
-            let field = |(name, value): (&String, &Value)| format!("{name}={}", shown(value));
+            let field = |(name, value): (&String, &Value)| format!("{name}={}", java_text(value));
             let fields: Vec<String> = fields.iter().map(field).collect();
             format!("RoutingConfigurationListItem({})", fields.join(", "))
         }

@@ -1,10 +1,11 @@
 //! Page tokens: opaque to the caller, bound to the operation and checked when they come back.
 
-use super::error::ApiError;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
+
+use super::error::ApiError;
 
 /// AWS's number of items on a page when the request names none (or 0).
 pub(crate) const PAGE_SIZE: usize = 100;

@@ -1,12 +1,14 @@
 //! From a revision or an ARN to what the engine runs.
 
+use std::sync::Arc;
+
+use mayfly_workflows_language::{definition, parse};
+use serde_json::json;
+
 use super::arn::{Arn, Qualifier};
 use super::{Api, ApiError};
 use crate::catalog::{Kind, Machine, Revision};
 use crate::engine;
-use mayfly_workflows_language::{definition, parse};
-use serde_json::json;
-use std::sync::Arc;
 
 /// Compiles a definition, or refuses it as CreateStateMachine does.
 pub(super) fn compile(text: &str, kind: Kind) -> Result<definition::StateMachine, ApiError> {

@@ -1,13 +1,15 @@
 //! CreateStateMachine, UpdateStateMachine, DescribeStateMachine, DeleteStateMachine, ListStateMachines.
 
+use std::sync::Arc;
+
+use mayfly_workflows_language::definition::variable_references;
+use serde_json::{Value, json};
+
 use super::arn::{Arn, Qualifier, Scope, check_name};
 use super::params::{Fields, date, flag, optional, text};
 use super::{Answer, Api, ApiError, paging, resolve, tags};
-use crate::catalog::{Kind, Machine, NewMachine, Revision, UpdateMachine};
+use crate::catalog::{Kind, Machine, NewMachine, Publication, Revision, UpdateMachine};
 use crate::engine::{ListQuery, Of, Status};
-use mayfly_workflows_language::definition::variable_references;
-use serde_json::{Value, json};
-use std::sync::Arc;
 
 impl Api {
     pub(super) async fn create_state_machine(&self, params: &Value, scope: &Scope) -> Answer {
@@ -90,14 +92,14 @@ impl Api {
         let machine = book.machine(&arn.unqualified()).ok_or_else(missing)?;
         let whole = optional(params, "includedData") != Some("METADATA_ONLY");
         match arn.qualifier() {
-            None => Ok(described(machine, &machine.revision, whole)
+            None => Ok(description_fields(machine, &machine.revision, whole)
                 .set("stateMachineArn", machine.arn.as_str())
                 .set("status", if machine.deleting { "DELETING" } else { "ACTIVE" })
                 .set("creationDate", date(machine.created))
                 .done()),
             Some(Qualifier::Version(number)) => {
                 let version = book.version(&machine.arn, number).ok_or_else(missing)?;
-                Ok(described(machine, &version.revision, whole)
+                Ok(description_fields(machine, &version.revision, whole)
                     .set("stateMachineArn", version.arn.as_str())
                     .set("status", if machine.deleting { "DELETING" } else { "ACTIVE" })
                     .set("creationDate", date(version.created))
@@ -180,7 +182,7 @@ impl Api {
 pub(super) const NO_DEFINITION: &str = "{}";
 
 /// What describing a machine, a version and an execution's machine have in common.
-fn described(machine: &Machine, revision: &Revision, whole: bool) -> Fields {
+fn description_fields(machine: &Machine, revision: &Revision, whole: bool) -> Fields {
     let references = if whole { references(machine, revision) } else { None };
     Fields::default()
         .set("name", machine.name.as_str())
@@ -214,11 +216,11 @@ pub(super) fn references_of(
     Some(Value::Object(references.into_iter().map(state).collect()))
 }
 
-/// Whether a version is wanted, and with which description.
-fn publication(params: &Value) -> Result<Option<Option<String>>, ApiError> {
+/// The version that is wanted, if one is.
+fn publication(params: &Value) -> Result<Option<Publication>, ApiError> {
     let description = optional(params, "versionDescription").map(str::to_owned);
     match (flag(params, "publish").unwrap_or(false), description) {
-        (true, description) => Ok(Some(description)),
+        (true, description) => Ok(Some(Publication { description })),
         (false, None) => Ok(None),
         (false, Some(_)) => {
             Err(ApiError::validation("Version description can only be set when publish is true"))

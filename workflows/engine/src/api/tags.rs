@@ -1,10 +1,12 @@
 //! TagResource, UntagResource, ListTagsForResource.
 
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
 use super::arn::Arn;
 use super::params::text;
 use super::{Answer, Api, ApiError};
-use serde_json::{Value, json};
-use std::collections::BTreeMap;
 
 /// The tags of a creation, by key; the same key twice keeps the last value.
 pub(super) fn of_creation(params: &Value) -> Result<BTreeMap<String, String>, ApiError> {

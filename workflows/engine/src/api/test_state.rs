@@ -1,12 +1,13 @@
 //! TestState.
 
+use serde_json::Value;
+
 use super::arn::Scope;
 use super::executions::check_input;
 use super::params::optional;
 use super::state_machines::role;
 use super::{Answer, Api, ApiError};
 use crate::test_state::{Refusal, Request, Surroundings, answer};
-use serde_json::Value;
 
 impl Api {
     pub(super) async fn test_state(&self, params: &Value, scope: &Scope) -> Answer {

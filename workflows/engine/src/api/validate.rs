@@ -1,10 +1,11 @@
 //! ValidateStateMachineDefinition.
 
-use super::Answer;
-use super::params::{Fields, optional, text};
 use mayfly_workflows_language::definition::MachineType;
 use mayfly_workflows_language::validate::{Diagnostic, Severity, check};
 use serde_json::{Value, json};
+
+use super::Answer;
+use super::params::{Fields, optional, text};
 
 /// AWS's number of diagnostics when the request names none (or 0).
 const DIAGNOSTICS_MAX: usize = 100;
@@ -24,7 +25,8 @@ pub(super) fn validate_definition(params: &Value, is_reached: impl Fn(&str) -> b
         0 => DIAGNOSTICS_MAX,
         most => usize::try_from(most).unwrap_or(DIAGNOSTICS_MAX),
     };
-    let diagnostics: Vec<Value> = wanted.iter().take(most).map(|diagnostic| told(diagnostic)).collect();
+    let diagnostics: Vec<Value> =
+        wanted.iter().take(most).map(|diagnostic| diagnostic_json(diagnostic)).collect();
     Ok(json!({
         "result": if failed { "FAIL" } else { "OK" },
         "truncated": wanted.len() > diagnostics.len(),
@@ -32,7 +34,7 @@ pub(super) fn validate_definition(params: &Value, is_reached: impl Fn(&str) -> b
     }))
 }
 
-fn told(diagnostic: &Diagnostic) -> Value {
+fn diagnostic_json(diagnostic: &Diagnostic) -> Value {
     let severity = match diagnostic.severity {
         Severity::Error => "ERROR",
         Severity::Warning => "WARNING",

@@ -1,9 +1,10 @@
 //! PublishStateMachineVersion, ListStateMachineVersions, DeleteStateMachineVersion.
 
+use serde_json::{Value, json};
+
 use super::arn::{Arn, Qualifier};
 use super::params::{Fields, date, optional, text};
 use super::{Answer, Api, ApiError, paging};
-use serde_json::{Value, json};
 
 impl Api {
     pub(super) async fn publish_version(&self, params: &Value) -> Answer {

@@ -11,13 +11,17 @@ mod record;
 mod store;
 
 pub use plan::{Created, NewActivity, NewAlias, NewMachine, Refusal, UpdateAlias, UpdateMachine};
-pub use record::{Activity, Alias, Book, Change, Kind, Machine, Record, Revision, Route, Version};
+pub use record::{
+    Activity, Alias, Book, Change, Kind, Machine, Publication, Record, Revision, Route, Version,
+};
 pub use store::CatalogError;
 
-use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use std::path::Path;
-use store::Store;
+
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use tokio::sync::watch;
+
+use store::Store;
 
 /// The catalog of one installation. Reads come from memory; a change waits for the disk.
 pub struct Catalog {
@@ -55,14 +59,14 @@ impl Catalog {
         let Some(known) = self.trouble.lock().clone() else { return Ok(()) };
         // Somebody writes at this moment: what comes of that is known soon.
         let Some(store) = self.store.try_lock() else { return Err(Trouble(known)) };
-        match self.noted(store.probe()) {
+        match self.note(store.probe()) {
             Ok(()) => Ok(()),
             Err(error) => Err(Trouble(error.to_string())),
         }
     }
 
     /// Remembers how a write went.
-    fn noted(&self, written: Result<(), CatalogError>) -> Result<(), CatalogError> {
+    fn note(&self, written: Result<(), CatalogError>) -> Result<(), CatalogError> {
         let failure = match &written {
             // A record that cannot be put into words says nothing of the disk.
             Ok(()) | Err(CatalogError::Record(_)) => None,
@@ -98,7 +102,7 @@ impl Catalog {
         let mut store = self.store.lock();
         let (changes, answer) = plan(&self.book.read())?;
         if !changes.is_empty() {
-            self.noted(store.write(&changes))?;
+            self.note(store.write(&changes))?;
             let mut book = self.book.write();
             changes.into_iter().for_each(|change| book.apply(change));
             drop(book);

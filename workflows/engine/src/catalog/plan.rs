@@ -1,10 +1,14 @@
 //! What may be created, changed and deleted: decisions only, from what there is to what changes.
 
-use super::record::{Activity, Alias, Book, Change, Kind, Machine, Record, Revision, Route, Version};
-use super::store::CatalogError;
-use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::record::{
+    Activity, Alias, Book, Change, Kind, Machine, Publication, Record, Revision, Route, Version,
+};
+use super::store::CatalogError;
 
 /// Why the catalog does not do it.
 #[derive(Debug, thiserror::Error)]
@@ -62,8 +66,8 @@ pub struct NewMachine {
     pub kind: Kind,
     /// What it does.
     pub revision: Revision,
-    /// Whether to publish it as version 1, and the description of that version.
-    pub publish: Option<Option<String>>,
+    /// Publishes it as version 1.
+    pub publish: Option<Publication>,
     /// Tags.
     pub tags: BTreeMap<String, String>,
 }
@@ -84,8 +88,8 @@ pub struct UpdateMachine {
     pub encryption: Option<Value>,
     /// The id of the revision that this makes, if it makes one.
     pub revision_id: String,
-    /// Whether to publish, and the version's description.
-    pub publish: Option<Option<String>>,
+    /// Publishes what comes of it.
+    pub publish: Option<Publication>,
     /// Now, in milliseconds.
     pub now: i64,
 }
@@ -178,7 +182,7 @@ impl Book {
             tags: new.tags,
         };
         let now = machine.created;
-        let version = new.publish.map(|description| machine.publish(description, now));
+        let version = new.publish.map(|publication| machine.publish(publication.description, now));
         Ok(changed(machine, version))
     }
 
@@ -199,7 +203,7 @@ impl Book {
             std::mem::swap(&mut machine.revision, &mut revision);
         }
         match update.publish {
-            Some(description) => Ok(self.publish(machine, description, update.now)),
+            Some(publication) => Ok(self.publish(machine, publication.description, update.now)),
             None => Ok(changed(machine, None)),
         }
     }

@@ -1,10 +1,12 @@
 //! What the catalog keeps.
 
-use crate::engine;
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::engine;
 
 /// STANDARD or EXPRESS, as stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -112,10 +114,35 @@ pub struct Machine {
     pub next_version: u64,
     /// Deleted, but executions still run.
     pub deleting: bool,
-    /// `publish` and `versionDescription` of its creation: they belong to the check of idempotency.
-    pub published_at_creation: Option<Option<String>>,
+    /// The version it was created with: that belongs to the check of idempotency.
+    pub published_at_creation: Option<Publication>,
     /// Tags by key.
     pub tags: BTreeMap<String, String>,
+}
+
+/// That a version is wanted: `publish` and `versionDescription` of a request.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "PublicationRecord")]
+pub struct Publication {
+    /// What its publisher says of the version.
+    pub description: Option<String>,
+}
+
+/// As it is read. Older records have the description alone, and say nothing of a version without one.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum PublicationRecord {
+    Described(String),
+    Whole { description: Option<String> },
+}
+
+impl From<PublicationRecord> for Publication {
+    fn from(record: PublicationRecord) -> Self {
+        match record {
+            PublicationRecord::Described(text) => Self { description: Some(text) },
+            PublicationRecord::Whole { description } => Self { description },
+        }
+    }
 }
 
 /// A published version: a revision that cannot change any more.

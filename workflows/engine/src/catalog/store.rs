@@ -1,9 +1,11 @@
 //! The catalog's file: one SQLite table of records, each under its ARN.
 
-use super::record::{Change, Record};
+use std::path::{Path, PathBuf};
+
 use mayfly_wal::Log;
 use rusqlite::{Connection, params};
-use std::path::{Path, PathBuf};
+
+use super::record::{Change, Record};
 
 /// Bytes in the write-ahead log before it is folded into the data file.
 const LOG_BYTES_MAX: u64 = 4 << 20;

@@ -49,11 +49,11 @@ impl Inner {
         n: u32,
         event: Event,
     ) -> Result<(), TokenError> {
-        self.applied(running, n, event).await?.durable().await
+        self.apply(running, n, event).await?.durable().await
     }
 
     /// Applies what was reported; its promise tells when it is durable.
-    async fn applied(
+    async fn apply(
         self: &Arc<Self>,
         running: &Arc<Running>,
         n: u32,
@@ -74,7 +74,7 @@ impl Inner {
             Err(Refused::Ended) => Err(TokenError::TimedOut),
             // It fell asleep between being found and being told: once more.
             Err(Refused::Asleep(event)) => match self.awake(running.id).await {
-                Ok(Some(running)) => Box::pin(self.applied(&running, n, event)).await,
+                Ok(Some(running)) => Box::pin(self.apply(&running, n, event)).await,
                 Ok(None) => Err(TokenError::TimedOut),
                 Err(error) => Err(TokenError::Unavailable(error.to_string())),
             },
@@ -174,7 +174,7 @@ impl Engine {
         let running = self.inner.awake(execution).await;
         let running = running.map_err(|error| TokenError::Unavailable(error.to_string()))?;
         let told = match running {
-            Some(running) => self.inner.applied(&running, n, Event::Began { n, worker }).await,
+            Some(running) => self.inner.apply(&running, n, Event::Began { n, worker }).await,
             None => Err(TokenError::TimedOut),
         };
         let told = match told {

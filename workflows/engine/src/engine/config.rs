@@ -6,6 +6,11 @@ use std::time::Duration;
 use crate::executor::endpoint::Endpoints;
 use crate::machine;
 
+/// The region of whoever names none.
+pub(crate) const REGION_DEFAULT: &str = "us-east-1";
+/// The account of whoever names none.
+pub(crate) const ACCOUNT_DEFAULT: &str = "000000000000";
+
 /// An engine's settings.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -28,8 +33,8 @@ impl Default for Config {
         Self {
             data_dir: None,
             partition: "aws".to_owned(),
-            region: "us-east-1".to_owned(),
-            account: "000000000000".to_owned(),
+            region: REGION_DEFAULT.to_owned(),
+            account: ACCOUNT_DEFAULT.to_owned(),
             endpoints: Endpoints::default(),
             limits: Limits::default(),
         }

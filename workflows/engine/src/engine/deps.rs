@@ -53,6 +53,18 @@ pub struct FunctionError {
     pub cause: String,
 }
 
+impl FunctionError {
+    /// An error of this name.
+    pub fn new(error_type: impl Into<String>, cause: impl Into<String>) -> Self {
+        Self { error_type: error_type.into(), cause: cause.into() }
+    }
+
+    /// What AWS carries out and this installation does not.
+    pub fn not_supported(cause: impl Into<String>) -> Self {
+        Self::new("Mayfly.IntegrationNotSupported", cause)
+    }
+}
+
 /// Calls functions: through the gateway in the server, scripted in tests.
 pub trait Functions: Send + Sync {
     /// Calls one and waits for its answer. Dropping the future gives up.
@@ -184,6 +196,11 @@ pub struct Deps {
 pub trait Randomness: Send + Sync {
     /// Sixteen fresh random bytes.
     fn bytes(&self) -> [u8; 16];
+
+    /// A fresh UUID, version 4.
+    fn uuid(&self) -> uuid::Uuid {
+        uuid::Builder::from_random_bytes(self.bytes()).into_uuid()
+    }
 }
 
 /// The operating system's randomness.

@@ -22,7 +22,7 @@ use crate::executor::fair::Fair;
 use crate::journal::{
     Batch, Change, Digest, Done, ExecutionRow, Journal, JournalError, OutcomeRow, Payload, RecordRow,
 };
-use crate::machine::{Action, Call, Event, Output};
+use crate::machine::{Action, Call, Event, Machine, Output};
 use crate::timers::{TimerKey, Wheel};
 
 /// A state of so many bytes is written half as often, one of twice as many a third as often.
@@ -72,6 +72,17 @@ pub(super) struct Job {
     pub(super) running: Arc<Running>,
     pub(super) n: u32,
     pub(super) call: Call,
+}
+
+/// What an event made of an execution.
+pub(super) struct Step {
+    pub(super) at_ms: i64,
+    /// The event took up again what had ended.
+    pub(super) redrives: bool,
+    /// To be written down.
+    pub(super) changes: Vec<Change>,
+    /// To be done as soon as that is durable.
+    pub(super) actions: Vec<Action>,
 }
 
 /// Why an event was not applied.
@@ -152,7 +163,8 @@ impl Inner {
             changes.push(Change::Record { execution: running.id, row: RecordRow { seq, at_ms, body } });
             changes.extend(self.checkpoint(running.id, &mut cell));
         }
-        self.settle(running, &mut cell, at_ms, redrives, out, changes, then)
+        let step = Step { at_ms, redrives, changes, actions: out.actions };
+        self.settle(running, &mut cell, step, then)
     }
 
     /// The state, when enough has happened since it was last written down.
@@ -180,46 +192,18 @@ impl Inner {
     }
 
     /// Writes down what follows from an event, then has its actions done.
-    #[expect(clippy::too_many_arguments, reason = "one step of one path, cut for length")]
     pub(super) fn settle(
         self: &Arc<Self>,
         running: &Arc<Running>,
         cell: &mut Cell,
-        at_ms: i64,
-        redriven: bool,
-        out: Output,
-        mut changes: Vec<Change>,
+        step: Step,
         then: impl FnOnce(Result<(), JournalError>) + Send + 'static,
     ) -> Result<(), Refused> {
-        let (redrive_count, redrive_ms) = cell.machine.redrives();
-        let ended = cell.machine.outcome().map(|outcome| OutcomeRow {
-            status: outcome.status,
-            stop_ms: Some(at_ms),
-            output: outcome.output.clone().map(Payload::Here),
-            error: outcome.error.as_deref().map(str::to_owned),
-            cause: outcome.cause.as_deref().map(str::to_owned),
-            redrive_count,
-            redrive_ms,
-        });
-        let row = match (ended, redriven) {
-            (Some(row), _) => Some(row),
-            (None, true) => Some(OutcomeRow { redrive_count, redrive_ms, ..OutcomeRow::running() }),
-            (None, false) => None,
-        };
-        if let Some(row) = row.clone() {
-            let output = row.output.as_ref().map(|output| output.stored(&mut changes));
-            changes
-                .push(Change::Outcome { execution: running.id, row: Box::new(OutcomeRow { output, ..row }) });
-        }
-        for action in &out.actions {
-            if let Action::RegisterRun { arn } = action {
-                changes.push(Change::MapRun { arn: arn.to_string(), execution: running.id });
-            }
-        }
-        let actions = out.actions;
+        let outcome = outcome_after(&cell.machine, &step);
+        let Step { mut changes, actions, .. } = step;
         if running.express {
             // Nothing of it is kept.
-            if let Some(row) = row {
+            if let Some(row) = outcome {
                 self.tally.ended(Kind::Express, row.status);
                 cell.row.outcome = row;
             }
@@ -227,34 +211,54 @@ impl Inner {
             then(Ok(()));
             return Ok(());
         }
+        if let Some(row) = outcome.clone() {
+            let output = row.output.as_ref().map(|output| output.stored(&mut changes));
+            changes
+                .push(Change::Outcome { execution: running.id, row: Box::new(OutcomeRow { output, ..row }) });
+        }
+        for action in &actions {
+            if let Action::RegisterRun { arn } = action {
+                changes.push(Change::MapRun { arn: arn.to_string(), execution: running.id });
+            }
+        }
         let (busy, seq) = (self.busy(), cell.seq);
         let (inner, of) = (self.clone(), running.clone());
-        let done: Done = Box::new(move |outcome| {
-            if outcome.is_ok() {
-                let mut cell = of.cell.lock();
-                let begins = cell.durable.is_none();
-                cell.durable = Some(seq);
-                cell.begun.clear();
-                // What is not durable is not told.
-                if begins {
-                    inner.tell_changed(ExecutionChange::Started, &of, &cell.row);
-                }
-                if let Some(row) = row {
-                    inner.tally.ended(Kind::Standard, row.status);
-                    cell.row.outcome = row;
-                    inner.tell_changed(ExecutionChange::Moved, &of, &cell.row);
-                }
-                inner.perform(&of, &mut cell, actions);
-            } else {
-                let mut cell = of.cell.lock();
-                if cell.durable.is_none() {
-                    inner.never_begun(&of, &mut cell);
-                }
+        let done: Done = Box::new(move |written| {
+            let mut cell = of.cell.lock();
+            if written.is_ok() {
+                inner.durable(&of, &mut cell, seq, outcome, actions);
+            } else if cell.durable.is_none() {
+                inner.never_begun(&of, &mut cell);
             }
-            then(outcome);
+            drop(cell);
+            then(written);
             drop(busy);
         });
         self.journal.write(Batch { changes, done }).map_err(Refused::Journal)
+    }
+
+    /// Tells and does what follows from a step, now that it is durable.
+    fn durable(
+        self: &Arc<Self>,
+        running: &Arc<Running>,
+        cell: &mut Cell,
+        seq: u64,
+        outcome: Option<OutcomeRow>,
+        actions: Vec<Action>,
+    ) {
+        let begins = cell.durable.is_none();
+        cell.durable = Some(seq);
+        cell.begun.clear();
+        // What is not durable is not told.
+        if begins {
+            self.tell_changed(ExecutionChange::Started, running, &cell.row);
+        }
+        if let Some(row) = outcome {
+            self.tally.ended(Kind::Standard, row.status);
+            cell.row.outcome = row;
+            self.tell_changed(ExecutionChange::Moved, running, &cell.row);
+        }
+        self.perform(running, cell, actions);
     }
 
     /// Runs something that may take long: other tasks move to other threads.
@@ -298,7 +302,7 @@ impl Inner {
                         drop(busy);
                     });
                 }
-                Action::End(_) => self.ended(running, cell),
+                Action::End => self.ended(running, cell),
             }
         }
     }
@@ -373,6 +377,24 @@ impl Inner {
             return RedriveStatus::RedrivableByMapRun;
         }
         RedriveStatus::Redrivable
+    }
+}
+
+/// How an execution stands after a step, if the step changed that.
+fn outcome_after(machine: &Machine, step: &Step) -> Option<OutcomeRow> {
+    let (redrive_count, redrive_ms) = machine.redrives();
+    match machine.outcome() {
+        Some(outcome) => Some(OutcomeRow {
+            status: outcome.status,
+            stop_ms: Some(step.at_ms),
+            output: outcome.output.clone().map(Payload::Here),
+            error: outcome.error.as_deref().map(str::to_owned),
+            cause: outcome.cause.as_deref().map(str::to_owned),
+            redrive_count,
+            redrive_ms,
+        }),
+        None if step.redrives => Some(OutcomeRow { redrive_count, redrive_ms, ..OutcomeRow::running() }),
+        None => None,
     }
 }
 

@@ -59,8 +59,8 @@ pub(super) struct Live {
 
 /// An ARN's place.
 pub(super) enum Slot {
-    /// Being started or read: nobody else may.
-    Taken,
+    /// Being started or read: nobody else may. Who waits until that is over is told by being dropped.
+    Taken(Vec<oneshot::Sender<Infallible>>),
     /// There.
     There(Arc<Running>),
 }
@@ -162,8 +162,32 @@ impl Live {
         if slots.contains_key(arn) {
             return None;
         }
-        slots.insert(arn.clone(), Slot::Taken);
-        Some(Place { live: self, arn: arn.clone(), filled: false })
+        Some(self.place(&mut slots, arn))
+    }
+
+    /// The same, but waits while somebody starts or reads an execution there; `None` when one has the place.
+    pub(super) async fn take_settled(&self, arn: &Arc<str>) -> Option<Place<'_>> {
+        loop {
+            let settled = {
+                let mut slots = self.arns(arn).lock();
+                match slots.get_mut(arn) {
+                    None => return Some(self.place(&mut slots, arn)),
+                    Some(Slot::There(_)) => return None,
+                    Some(Slot::Taken(waiters)) => {
+                        let (sender, receiver) = oneshot::channel();
+                        waiters.push(sender);
+                        receiver
+                    }
+                }
+            };
+            // Nothing is ever sent.
+            let _ = settled.await;
+        }
+    }
+
+    fn place(&self, slots: &mut HashMap<Arc<str>, Slot>, arn: &Arc<str>) -> Place<'_> {
+        slots.insert(arn.clone(), Slot::Taken(Vec::new()));
+        Place { live: self, arn: arn.clone(), filled: false }
     }
 
     /// Lets an execution leave memory. Its ARN comes last: who takes that place brings the same number again.
@@ -187,5 +211,39 @@ impl Live {
 
     pub(super) fn all(&self) -> Vec<Arc<Running>> {
         self.by_id.iter().flat_map(|shard| shard.lock().values().cloned().collect::<Vec<_>>()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::{Context, Poll, Wake};
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Wakes(AtomicUsize);
+
+    impl Wake for Wakes {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn who_waits_for_a_place_is_woken_when_it_is_given_back() {
+        let (live, arn) = (Live::new(), Arc::from("arn"));
+        let wakes: Arc<Wakes> = Arc::default();
+        let waker = wakes.clone().into();
+        let mut context = Context::from_waker(&waker);
+        let read = live.take(&arn).expect("free");
+        assert!(live.take(&arn).is_none());
+        let mut waits = pin!(live.take_settled(&arn));
+        assert!(waits.as_mut().poll(&mut context).is_pending());
+        assert_eq!(wakes.0.load(Ordering::Relaxed), 0, "it sleeps");
+        drop(read);
+        assert_eq!(wakes.0.load(Ordering::Relaxed), 1);
+        assert!(matches!(waits.as_mut().poll(&mut context), Poll::Ready(Some(_))));
     }
 }

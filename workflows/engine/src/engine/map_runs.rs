@@ -11,14 +11,14 @@ use super::inner::{Inner, Refused, timestamp};
 use super::live::{Cell, Running};
 use super::types::{Kind, StateMachine, Status};
 use crate::journal::{Birth, ChildOf, JournalError, WaitedBy};
-use crate::machine::{ChildStart, Counts, EDITION, Event, Machine, MapRunState};
+use crate::machine::{ChildStart, EDITION, Event, Machine, MapRunState};
 
 /// How soon a child whose start was refused is tried again: twice as late each time, up to the longest.
 const START_RETRY_MIN: Duration = Duration::from_millis(250);
 const START_RETRY_MAX: Duration = Duration::from_secs(4);
 
 /// How many of a run's items or children stand how.
-pub type MapRunCounts = Counts;
+pub use crate::machine::Counts as MapRunCounts;
 
 /// What `DescribeMapRun` answers from.
 #[derive(Debug, Clone)]
@@ -204,7 +204,9 @@ impl Inner {
         self.runtime.spawn(async move {
             let _busy = busy;
             let stopped = match inner.awake_by_arn(&arn).await {
-                Ok(Some(child)) => inner.told(&child, Event::Stop { error: None, cause: None }).await,
+                Ok(Some(child)) => {
+                    inner.deliver_durably(&child, Event::Stop { error: None, cause: None }).await
+                }
                 Ok(None) => Ok(()),
                 Err(error) => Err(error),
             };
@@ -471,6 +473,6 @@ impl Engine {
             tolerated_failure_count: update.tolerated_failure_count,
             tolerated_failure_percentage: update.tolerated_failure_percentage,
         };
-        self.inner.told(&running, event).await
+        self.inner.deliver_durably(&running, event).await
     }
 }

@@ -34,7 +34,9 @@ mod tests;
 use std::sync::Arc;
 
 pub use crate::executor::endpoint::{Credentials, EndpointError, Endpoints};
+pub use crate::machine::Limits as ExecutionLimits;
 pub use changes::{Change, Changed};
+pub(crate) use config::{ACCOUNT_DEFAULT, REGION_DEFAULT};
 pub use config::{Config, Limits};
 pub use deps::{
     Activities, Deps, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks, IntegrationCall,

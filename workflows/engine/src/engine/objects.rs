@@ -216,7 +216,7 @@ impl ObjectError {
         if self.status == 0 {
             let is_whole = self.code.starts_with("States.");
             let error_type = if is_whole { self.code } else { format!("S3.{}", self.code) };
-            return FunctionError { error_type, cause: self.message };
+            return FunctionError::new(error_type, self.message);
         }
         let name = match MODELLED.contains(&self.code.as_str()) {
             true => format!("{}Exception", self.code),
@@ -227,12 +227,12 @@ impl ObjectError {
         let id = self.request_id.unwrap_or_else(request_id);
         let extended = self.extended_request_id.map(|id| format!(", Extended Request ID: {id}"));
         let (status, extended) = (self.status, extended.unwrap_or_default());
-        FunctionError {
-            error_type: format!("S3.{name}"),
-            cause: format!(
+        FunctionError::new(
+            format!("S3.{name}"),
+            format!(
                 "{message} (Service: S3, Status Code: {status}, Request ID: {id}{extended}) (SDK Attempt Count: 1)"
             ),
-        }
+        )
     }
 
     /// As the cause of a map that cannot read its items or write its results.

@@ -35,7 +35,7 @@ impl Inner {
         }
         place.fill(&running);
         self.open.fetch_add(1, Ordering::AcqRel);
-        self.told(&running, Event::Redrive { token }).await?;
+        self.deliver_durably(&running, Event::Redrive { token }).await?;
         let redriven = running.cell.lock().machine.redrives().1;
         Ok(redriven.unwrap_or_else(|| self.now_ms()))
     }

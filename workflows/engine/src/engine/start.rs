@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 
 use super::Engine;
 use super::error::{ExecutionError, StartError};
-use super::inner::{Inner, Refused, timestamp};
+use super::inner::{Inner, Refused, Step, timestamp};
 use super::live::{Cell, Place, Running, may_take_long};
 use super::load;
 use super::types::{Description, Kind, StartRequest, Started, StateMachine, Status};
@@ -72,15 +72,9 @@ impl Inner {
             return Err(StartError::Closed);
         }
         let room = self.room(new.at_any_load)?;
-        let place = loop {
-            if let Some(place) = self.live.take(&new.arn) {
-                break place;
-            }
-            if self.live.by_arn(&new.arn).is_some() {
-                return Err(StartError::AlreadyExists { arn: new.arn.to_string() });
-            }
-            // Somebody asks the journal about it at this moment.
-            tokio::task::yield_now().await;
+        // Somebody may ask the journal about it at this moment.
+        let Some(place) = self.live.take_settled(&new.arn).await else {
+            return Err(StartError::AlreadyExists { arn: new.arn.to_string() });
         };
         // Its place comes first: an execution of this name may begin and end while the journal is asked.
         if self.had(&new).await? {
@@ -103,7 +97,7 @@ impl Inner {
     }
 
     /// Waits until the start of an execution in memory is durable or has failed; at once for all others.
-    async fn begun(&self, arn: &str) {
+    async fn wait_begun(&self, arn: &str) {
         let begun = {
             let Some(running) = self.live.by_arn(arn) else { return };
             let mut cell = running.cell.lock();
@@ -181,7 +175,8 @@ impl Inner {
         let (sender, receiver) = oneshot::channel();
         let mut cell = running.cell.lock();
         let inner = self.clone();
-        let settled = self.settle(&running, &mut cell, at_ms, false, out, changes, move |outcome| {
+        let step = Step { at_ms, redrives: false, changes, actions: out.actions };
+        let settled = self.settle(&running, &mut cell, step, move |outcome| {
             if outcome.is_ok() {
                 inner.tally.started(kind);
                 if !express {
@@ -217,7 +212,7 @@ impl Inner {
     }
 
     /// Delivers an event and waits until it is durable.
-    pub(super) async fn told(
+    pub(super) async fn deliver_durably(
         self: &Arc<Self>,
         running: &Arc<Running>,
         event: Event,
@@ -237,7 +232,7 @@ impl Inner {
             Err(Refused::Asleep(event)) => {
                 let id = running.id;
                 match self.awake(id).await? {
-                    Some(running) => Box::pin(self.told(&running, event)).await,
+                    Some(running) => Box::pin(self.deliver_durably(&running, event)).await,
                     None => Ok(()),
                 }
             }
@@ -272,7 +267,7 @@ impl Engine {
             }
             // The first start of this name may be this one said again.
             Err(StartError::AlreadyExists { arn }) => {
-                self.inner.begun(&arn).await;
+                self.inner.wait_begun(&arn).await;
                 match self.describe(&arn).await.map_err(unreadable)? {
                     Some(there) => same_start(&there, &input),
                     None => Err(StartError::Journal(JournalError::Database(format!(
@@ -359,7 +354,7 @@ impl Engine {
         cause: Option<String>,
     ) -> Result<jiff::Timestamp, ExecutionError> {
         if let Some(running) = self.inner.awake_by_arn(arn).await? {
-            self.inner.told(&running, Event::Stop { error, cause }).await?;
+            self.inner.deliver_durably(&running, Event::Stop { error, cause }).await?;
             let stopped = running.cell.lock().row.outcome.stop_ms;
             return Ok(timestamp(stopped.unwrap_or_else(|| self.inner.now_ms())));
         }

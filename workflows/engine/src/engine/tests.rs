@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use futures::StreamExt as _;
 use futures::future::BoxFuture;
@@ -23,6 +25,20 @@ mod load;
 mod sleepers;
 mod states;
 mod watched;
+
+/// Far longer than anything here takes.
+pub(super) const LONG: Duration = Duration::from_secs(20);
+
+/// Lets the others run until it is so; panics with `what` when that does not come.
+pub(super) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let looks = async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let in_time = tokio::time::timeout(LONG, looks).await.is_ok();
+    assert!(in_time, "not within {LONG:?}: {what}");
+}
 
 /// Functions by name; counts what was called with which key.
 #[derive(Default)]
@@ -47,10 +63,7 @@ impl Functions for Scripted {
             };
             match name.as_str() {
                 "echo" => answered(call.payload),
-                "fail" => Err(FunctionError {
-                    error_type: "Broken".to_owned(),
-                    cause: "{\"errorMessage\":\"no\"}".to_owned(),
-                }),
+                "fail" => Err(FunctionError::new("Broken", "{\"errorMessage\":\"no\"}")),
                 "double" => {
                     let number: i64 = call.payload.parse().unwrap_or(0);
                     answered((number * 2).to_string())
@@ -155,6 +168,11 @@ pub(super) fn deps(functions: Arc<Scripted>, files: Arc<Files>) -> Deps {
 }
 
 impl World {
+    /// Until nothing is under way that goes on by itself.
+    pub(super) async fn settled(&self) {
+        until("nothing is under way", || self.engine.inner.busy.load(Ordering::Acquire) == 0).await;
+    }
+
     pub(super) async fn new() -> Self {
         Self::on(Arc::new(MemoryJournal::default()), Arc::default()).await
     }

@@ -7,13 +7,14 @@ use crate::engine::{FunctionError, HttpTasks};
 
 /// Sends the request that a task's arguments describe.
 pub(crate) async fn invoke(http: &dyn HttpTasks, arguments: &Value) -> Result<Value, FunctionError> {
-    let request = request_of(arguments).map_err(|cause| failure("States.Runtime", cause))?;
-    let response = http.send(request).await.map_err(|cause| failure("States.Http.Socket", cause))?;
+    let request = request_of(arguments).map_err(|cause| FunctionError::new("States.Runtime", cause))?;
+    let response =
+        http.send(request).await.map_err(|cause| FunctionError::new("States.Http.Socket", cause))?;
     let status = response.status();
     let body = body_of(response.headers(), response.body());
     if !status.is_success() {
         let cause = body.as_str().map_or_else(|| body.to_text(), str::to_owned);
-        return Err(failure(&format!("States.Http.StatusCode.{}", status.as_u16()), cause));
+        return Err(FunctionError::new(format!("States.Http.StatusCode.{}", status.as_u16()), cause));
     }
     let mut headers = Map::new();
     for (name, value) in response.headers() {
@@ -30,10 +31,6 @@ pub(crate) async fn invoke(http: &dyn HttpTasks, arguments: &Value) -> Result<Va
         ("StatusCode", Value::from(u64::from(status.as_u16()))),
         ("StatusText", Value::from(status.canonical_reason().unwrap_or_default())),
     ]))
-}
-
-fn failure(error_type: &str, cause: String) -> FunctionError {
-    FunctionError { error_type: error_type.to_owned(), cause }
 }
 
 fn body_of(headers: &http::HeaderMap, body: &Bytes) -> Value {

@@ -2,7 +2,8 @@
 //!
 //! [`fair`] says whose effect is next and keeps their number bounded;
 //! [`tasks`] calls functions, other workflows, HTTP endpoints and whatever the
-//! server adds, [`endpoint`] speaks to AWS's services elsewhere, [`mocked`] asks a script instead; [`files`] reads a Map's items and writes its results.
+//! server adds, [`endpoint`] speaks to AWS's services elsewhere, [`mocked`]
+//! asks a script instead; [`files`] reads a Map's items and writes its results.
 
 pub(crate) mod activities;
 pub(crate) mod endpoint;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
-use mayfly_workflows_language::definition::{Pattern, Resource};
+use mayfly_workflows_language::definition::{IntegrationKind, Pattern, Resource};
 use mayfly_workflows_language::value::Value;
 use tokio::sync::mpsc;
 
@@ -88,22 +88,27 @@ async fn request(reporter: &Reporter, task: &TaskCall) -> Result<Value, Function
         Resource::LambdaInvoke(_) => {
             let FunctionOutput { payload, status, executed_version } = invoke(reporter, task).await?;
             let now_ms = reporter.inner.now_ms();
-            Ok(envelope::of_function(&payload, status, &executed_version, now_ms, uuid(reporter)))
+            let id = reporter.inner.deps.randomness.uuid();
+            Ok(envelope::of_function(&payload, status, &executed_version, now_ms, id))
         }
         Resource::StartExecution { .. } => {
             start_execution(reporter, &task.arguments, false).await.map(|(answer, _)| answer)
         }
         Resource::HttpInvoke => Box::pin(http::invoke(&*reporter.inner.deps.http, &task.arguments)).await,
-        Resource::Integration { service, action, aws_sdk: true, .. } if &**service == "sfn" => {
+        Resource::Integration { service, action, kind: IntegrationKind::AwsSdk, .. }
+            if &**service == "sfn" =>
+        {
             Box::pin(own_api(reporter, action, &task.arguments)).await
         }
-        Resource::Integration { service, action, aws_sdk: true, .. } if &**service == "s3" => {
+        Resource::Integration { service, action, kind: IntegrationKind::AwsSdk, .. }
+            if &**service == "s3" =>
+        {
             // S3's numbers of requests look like this.
             let made_up = || hex::encode_upper(&reporter.inner.deps.randomness.bytes()[..8]);
             Box::pin(endpoint::call_objects(reporter, task, action, made_up)).await
         }
-        Resource::Integration { service, action, aws_sdk, .. } => {
-            match Box::pin(endpoint::call(reporter, task, service, action, *aws_sdk)).await {
+        Resource::Integration { service, action, kind, .. } => {
+            match Box::pin(endpoint::call(reporter, task, service, action, *kind)).await {
                 Some(answer) => answer,
                 None => Box::pin(integration(reporter, task)).await,
             }
@@ -140,10 +145,10 @@ async fn invoke(reporter: &Reporter, task: &TaskCall) -> Result<FunctionOutput, 
     let arguments = &task.arguments;
     let text = |name: &str| arguments.get(name).and_then(Value::as_str);
     let Some(function) = text("FunctionName") else {
-        return Err(FunctionError {
-            error_type: "States.Runtime".to_owned(),
-            cause: "The field 'FunctionName' is required but was missing".to_owned(),
-        });
+        return Err(FunctionError::new(
+            "States.Runtime",
+            "The field 'FunctionName' is required but was missing",
+        ));
     };
     let function = match text("Qualifier") {
         Some(qualifier) => format!("{function}:{qualifier}"),
@@ -171,18 +176,14 @@ fn detached(invocation_type: Option<&str>, request_id: impl Fn() -> String) -> R
              satisfy enum value set: [Event, RequestResponse, DryRun]"
         ),
     };
-    Err(FunctionError {
-        error_type: "Lambda.InvalidParameterValueException".to_owned(),
-        cause: format!("{reason} (Service: Lambda, Status Code: 400, Request ID: {})", request_id()),
-    })
+    Err(FunctionError::new(
+        "Lambda.InvalidParameterValueException",
+        format!("{reason} (Service: Lambda, Status Code: 400, Request ID: {})", request_id()),
+    ))
 }
 
 fn request_id(reporter: &Reporter) -> String {
-    uuid(reporter).to_string()
-}
-
-fn uuid(reporter: &Reporter) -> uuid::Uuid {
-    uuid::Builder::from_random_bytes(reporter.inner.deps.randomness.bytes()).into_uuid()
+    reporter.inner.deps.randomness.uuid().to_string()
 }
 
 async fn activity(reporter: &Reporter, arn: &Arc<str>, task: &TaskCall) -> Finished {
@@ -217,9 +218,7 @@ async fn start_execution(
         // A second try after a crash finds the execution of the first.
         wanted.entry("name").or_insert_with(|| {
             let digest = crate::journal::Digest::of(reporter.idempotency_key().as_bytes());
-            let id =
-                uuid::Builder::from_random_bytes(digest.0[..16].try_into().unwrap_or_default()).into_uuid();
-            serde_json::Value::from(id.to_string())
+            serde_json::Value::from(digest.uuid().to_string())
         });
     }
     let answer = match waits {
@@ -297,7 +296,7 @@ async fn begin_awaited(reporter: Reporter, arguments: Value) -> Result<Option<St
 }
 
 fn lost(cause: String) -> Finished {
-    Finished::Failed(FunctionError { error_type: "States.TaskFailed".to_owned(), cause })
+    Finished::Failed(FunctionError::new("States.TaskFailed", cause))
 }
 
 fn ended_execution(ended: &Description, parsed_output: bool) -> Finished {
@@ -331,18 +330,18 @@ fn ended_execution(ended: &Description, parsed_output: bool) -> Finished {
     if ended.status == Status::Succeeded {
         return Finished::Result(told);
     }
-    Finished::Failed(FunctionError { error_type: "States.TaskFailed".to_owned(), cause: told.to_text() })
+    Finished::Failed(FunctionError::new("States.TaskFailed", told.to_text()))
 }
 
 /// How an optimised integration words a refusal of our API.
 fn optimised_failure(error: &OperationError, request_id: &str) -> FunctionError {
-    FunctionError {
-        error_type: format!("StepFunctions.{}", exception(&error.code)),
-        cause: format!(
+    FunctionError::new(
+        format!("StepFunctions.{}", exception(&error.code)),
+        format!(
             "{} (Service: AWSStepFunctions; Status Code: 400; Error Code: {}; Request ID: {request_id}; Proxy: null)",
             error.message, error.code
         ),
-    }
+    )
 }
 
 fn exception(code: &str) -> String {
@@ -354,14 +353,14 @@ async fn own_api(reporter: &Reporter, action: &str, arguments: &Value) -> Result
     let answer = reporter.inner.operation(&sdk::capital(action), sdk::request(arguments)).await;
     match answer {
         Ok(answer) => Ok(sdk::answer(&answer, Times::Text)),
-        Err(error) => Err(FunctionError {
-            error_type: format!("Sfn.{}", exception(&error.code)),
-            cause: format!(
+        Err(error) => Err(FunctionError::new(
+            format!("Sfn.{}", exception(&error.code)),
+            format!(
                 "{} (Service: Sfn, Status Code: 400, Request ID: {}) (SDK Attempt Count: 1)",
                 error.message,
                 request_id(reporter)
             ),
-        }),
+        )),
     }
 }
 
@@ -382,18 +381,16 @@ async fn integration(reporter: &Reporter, task: &TaskCall) -> Result<Value, Func
                 submitted: Some(submitted).filter(|_| task.submitted.is_none()),
             };
             let answer = with_submission(reporter, integrations.call(call), told).await;
-            let of_aws = matches!(task.resource, Resource::Integration { aws_sdk: false, .. });
+            let of_aws =
+                matches!(task.resource, Resource::Integration { kind: IntegrationKind::Optimised, .. });
             answer.map(|answer| if of_aws { enveloped(reporter, &answer) } else { Value::from(&answer) })
         }
-        None => Err(FunctionError {
-            error_type: "Mayfly.IntegrationNotSupported".to_owned(),
-            cause: format!(
-                "The service integration '{resource}' is known but not carried out here. Use a function \
+        None => Err(FunctionError::not_supported(format!(
+            "The service integration '{resource}' is known but not carried out here. Use a function \
                  (arn:aws:states:::lambda:invoke) or http:invoke instead, or point the service at an endpoint. \
                  (reached at {})",
-                time_text(reporter.inner.now_ms())
-            ),
-        }),
+            time_text(reporter.inner.now_ms())
+        ))),
     }
 }
 

@@ -20,6 +20,13 @@ impl Digest {
     pub fn of(bytes: &[u8]) -> Self {
         Digest(Sha256::digest(bytes).into())
     }
+
+    /// Its first half as a UUID: as random as the content, and the same for the same one.
+    pub fn uuid(&self) -> uuid::Uuid {
+        let mut bytes = [0; 16];
+        bytes.copy_from_slice(&self.0[..16]);
+        uuid::Builder::from_random_bytes(bytes).into_uuid()
+    }
 }
 
 impl std::fmt::Debug for Digest {

@@ -53,7 +53,7 @@ pub struct Birth {
     /// The task that started it and waits for its end (`states:startExecution.sync`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waited_by: Option<WaitedBy>,
-    /// Which edition of the machine's rules it runs by ([`crate::machine::EDITION`]): an execution of an earlier
+    /// Which edition of the machine's rules it runs by (`machine::EDITION`): an execution of an earlier
     /// version, which noted none, is computed again as it was then.
     #[serde(default)]
     pub edition: u32,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use mayfly_wal::Log;
+use mayfly_wal::{Gathering, Log};
 use parking_lot::{Condvar, Mutex};
 use rusqlite::{Connection, OpenFlags};
 
@@ -20,6 +20,12 @@ use super::{
 
 /// Batches in one transaction: bounds how long the first of them waits.
 const GROUP_BATCHES_MAX: usize = 4_096;
+/// A group waits for as long as a commit takes: executions whose steps were just written down tend to be back with
+/// the next ones, and when there is much to do that halves the number of commits. (The store waits less: who writes
+/// there does nothing else meanwhile.)
+const GATHER_SHARE: u32 = 1;
+/// The longest a group waits for more batches.
+const GATHER_MAX: Duration = Duration::from_millis(2);
 /// How long to wait before a full disk is tried again.
 const STALL_RETRY: Duration = Duration::from_millis(250);
 /// How often a file that does not read as a journal is opened again before it is given up.
@@ -152,28 +158,6 @@ struct Writer {
     log: Log,
 }
 
-/// How long a group waits for more batches before it goes to the disk.
-///
-/// A commit costs about the same for one batch as for fifty, and executions whose steps were just written down
-/// tend to be back with the next ones soon: as many as the last group had, and those that queued up meanwhile.
-/// Waiting for them, for no longer than a commit takes, halves the number of commits when there is much to do.
-/// One execution alone never waits.
-#[derive(Default)]
-struct Gathering {
-    /// Batches of the last group, and in the queue when it was written.
-    expected: usize,
-    /// What the last commit took.
-    commit: Duration,
-}
-
-impl Gathering {
-    const WAIT_MAX: Duration = Duration::from_millis(2);
-
-    fn wait_max(&self) -> Duration {
-        self.commit.min(Self::WAIT_MAX)
-    }
-}
-
 impl Shared {
     /// The next group, an empty one to try whether writing works again; `None` when the journal is closed and
     /// nothing is left to write.
@@ -192,7 +176,7 @@ impl Shared {
             return None;
         }
         let deadline = Instant::now() + gathering.wait_max();
-        queue.wanted = gathering.expected.min(GROUP_BATCHES_MAX);
+        queue.wanted = gathering.expected();
         while queue.batches.len() < queue.wanted && !queue.closed {
             if self.filled.wait_until(&mut queue, deadline).timed_out() {
                 break;
@@ -205,12 +189,12 @@ impl Shared {
 }
 
 fn write_groups(mut writer: Writer, shared: &Shared) {
-    let mut gathering = Gathering::default();
+    let mut gathering = Gathering::new(GROUP_BATCHES_MAX, GATHER_SHARE, GATHER_MAX);
     while let Some(group) = shared.next_group(&gathering) {
         let (begin, mut group) = (Instant::now(), group);
         let outcome = writer.commit_patiently(&mut group, shared);
-        gathering.commit = begin.elapsed();
-        gathering.expected = group.len() + shared.queue.lock().batches.len();
+        gathering.committed(begin.elapsed());
+        gathering.done(group.len(), shared.queue.lock().batches.len());
         match outcome {
             Ok(()) => group.into_iter().for_each(|batch| (batch.done)(Ok(()))),
             // One of them cannot be written, whoever tries: it must not take the others with it.

@@ -1,11 +1,15 @@
 //! What every journal must do, asked of each of them.
 
 use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use super::*;
 use crate::engine::Status;
 
 mod faults;
+
+/// Far longer than anything here takes.
+const LONG: Duration = Duration::from_secs(20);
 
 fn row(id: u64, machine: &str) -> ExecutionRow {
     ExecutionRow {
@@ -28,7 +32,7 @@ fn write(journal: &dyn Journal, changes: Vec<Change>) -> Result<(), JournalError
     let (sender, receiver) = mpsc::channel();
     let done: Done = Box::new(move |outcome| sender.send(outcome).expect("the test waits"));
     journal.write(Batch { changes, done })?;
-    receiver.recv().expect("done is called")
+    receiver.recv_timeout(LONG).expect("done is called")
 }
 
 fn conformance(journal: &dyn Journal) {
@@ -290,7 +294,7 @@ fn nobody_waits(journal: Arc<dyn Journal>) {
             drop(of_first.lock());
         });
         writing.write(empty(first)).expect("taken");
-        begun.recv().expect("told");
+        begun.recv_timeout(LONG).expect("told");
         for _ in 0..=QUEUE_BATCHES_MAX {
             writing.write(empty(Box::new(|_| ()))).expect("taken");
         }

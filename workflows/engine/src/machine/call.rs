@@ -10,7 +10,7 @@ use crate::engine::Status;
 
 /// One thing to do, after its cause is journalled.
 #[derive(Debug, Clone)]
-pub enum Action {
+pub(crate) enum Action {
     /// Carry out an effect and report its outcome under its number.
     Effect {
         /// The machine's number for it.
@@ -50,53 +50,53 @@ pub enum Action {
     /// Apply [`super::Event::Continue`] when others had their turn.
     Continue,
     /// The execution ended.
-    End(Outcome),
+    End,
 }
 
 /// How an execution ended.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Outcome {
+pub(crate) struct Outcome {
     /// Never running.
-    pub status: Status,
+    pub(crate) status: Status,
     /// JSON text.
     #[serde(with = "super::checkpoint::maybe_shared")]
-    pub output: Option<Arc<str>>,
+    pub(crate) output: Option<Arc<str>>,
     /// The error's name.
     #[serde(with = "super::checkpoint::maybe_shared")]
-    pub error: Option<Arc<str>>,
+    pub(crate) error: Option<Arc<str>>,
     /// The error's cause.
     #[serde(with = "super::checkpoint::maybe_shared")]
-    pub cause: Option<Arc<str>>,
+    pub(crate) cause: Option<Arc<str>>,
 }
 
 /// A child execution of a map run.
 #[derive(Debug, Clone)]
-pub struct ChildStart {
+pub(crate) struct ChildStart {
     /// The map run, as the machine numbers it.
-    pub run: u32,
+    pub(crate) run: u32,
     /// Which child.
-    pub index: u32,
+    pub(crate) index: u32,
     /// The child's ARN.
-    pub arn: Arc<str>,
+    pub(crate) arn: Arc<str>,
     /// The map run's ARN.
-    pub run_arn: Arc<str>,
+    pub(crate) run_arn: Arc<str>,
     /// `machine/label`, the name of the children's state machine.
-    pub machine_name: Arc<str>,
+    pub(crate) machine_name: Arc<str>,
     /// What it runs: a flow of the parent's definition.
-    pub flow: FlowId,
+    pub(crate) flow: FlowId,
     /// Does it take a journal?
-    pub express: bool,
+    pub(crate) express: bool,
     /// Its input.
-    pub input: Value,
+    pub(crate) input: Value,
     /// How many items are in it.
-    pub items: u64,
+    pub(crate) items: u64,
     /// It may have ended before: then it is taken up again.
-    pub redrive: bool,
+    pub(crate) redrive: bool,
 }
 
 /// An effect.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub enum Call {
+pub(crate) enum Call {
     /// A Task state's work.
     Task(Box<TaskCall>),
     /// Read a distributed Map's items.
@@ -128,32 +128,32 @@ pub enum Call {
 /// A Task state's work.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(try_from = "super::checkpoint::StoredCall", into = "super::checkpoint::StoredCall")]
-pub struct TaskCall {
+pub(crate) struct TaskCall {
     /// Who does it.
-    pub resource: Resource,
+    pub(crate) resource: Resource,
     /// The resource as it is written.
-    pub arn: Arc<str>,
+    pub(crate) arn: Arc<str>,
     /// What it is given.
-    pub arguments: Value,
+    pub(crate) arguments: Value,
     /// Reports its end, where somebody else does that.
-    pub token: Arc<str>,
+    pub(crate) token: Arc<str>,
     /// What the service answered when it took the task, once it has.
-    pub submitted: Option<Value>,
+    pub(crate) submitted: Option<Value>,
 }
 
 /// A child of a map run that ended, for the result files.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct ChildResult {
+pub(crate) struct ChildResult {
     /// The child's ARN.
     #[serde(with = "super::checkpoint::shared")]
-    pub arn: Arc<str>,
+    pub(crate) arn: Arc<str>,
     /// How it ended.
-    pub outcome: Outcome,
+    pub(crate) outcome: Outcome,
     /// Its input.
     #[serde(with = "super::checkpoint::shared")]
-    pub input: Arc<str>,
+    pub(crate) input: Arc<str>,
     /// When it was started.
-    pub start_ms: i64,
+    pub(crate) start_ms: i64,
     /// When its end became known.
-    pub stop_ms: i64,
+    pub(crate) stop_ms: i64,
 }

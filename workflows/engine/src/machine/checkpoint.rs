@@ -49,12 +49,16 @@ struct State {
 
 impl Machine {
     /// The state after the last event.
-    pub fn checkpoint(&self) -> Result<Vec<u8>, serde_json::Error> {
+    pub(crate) fn checkpoint(&self) -> Result<Vec<u8>, serde_json::Error> {
         serde_json::to_vec(&Written { form: FORM, machine: self })
     }
 
     /// The machine as it was; `None` when the checkpoint cannot be read, with the reason in the log.
-    pub fn from_checkpoint(facts: Arc<Facts>, definition: Arc<StateMachine>, body: &[u8]) -> Option<Self> {
+    pub(crate) fn from_checkpoint(
+        facts: Arc<Facts>,
+        definition: Arc<StateMachine>,
+        body: &[u8],
+    ) -> Option<Self> {
         let read: Read = match serde_json::from_slice(body) {
             Ok(read) => read,
             Err(error) => {

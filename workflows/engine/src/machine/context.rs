@@ -10,21 +10,21 @@ use super::state::{Facts, Item};
 
 /// What a state adds to the context.
 #[derive(Debug, Clone, Copy)]
-pub struct StateContext<'a> {
+pub(crate) struct StateContext<'a> {
     /// Its name.
-    pub name: &'a Arc<str>,
+    pub(crate) name: &'a Arc<str>,
     /// When it was entered.
-    pub entered_ms: i64,
+    pub(crate) entered_ms: i64,
     /// How often it was retried; `None` for states that cannot be.
-    pub retries: Option<u32>,
+    pub(crate) retries: Option<u32>,
     /// The innermost iteration around it.
-    pub item: Option<&'a Item>,
+    pub(crate) item: Option<&'a Item>,
     /// Its task token.
-    pub token: Option<&'a Arc<str>>,
+    pub(crate) token: Option<&'a Arc<str>>,
 }
 
 /// Builds the context object.
-pub fn context_object(
+pub(crate) fn context_object(
     facts: &Facts,
     redrive_count: u32,
     redrive_ms: Option<i64>,

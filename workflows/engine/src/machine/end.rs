@@ -8,7 +8,7 @@ use mayfly_workflows_language::value::Value;
 use super::call::{Action, Call, Outcome};
 use super::failure::Failure;
 use super::state::Phase;
-use super::turn::{Turn, failed, iteration};
+use super::turn::{Turn, failure_details, iteration};
 use crate::engine::Status;
 use crate::history::Details;
 
@@ -25,7 +25,9 @@ impl Turn<'_> {
 
     /// Ends the execution with an error.
     pub(super) fn end_failed(&mut self, cursor: u64, failure: Failure) {
-        self.emit(cursor, "ExecutionFailed", || Some(failed("executionFailedEventDetails", &failure)));
+        self.emit(cursor, "ExecutionFailed", || {
+            Some(failure_details("executionFailedEventDetails", &failure))
+        });
         self.keep_wreck();
         self.end(Outcome {
             status: Status::Failed,
@@ -48,7 +50,7 @@ impl Turn<'_> {
 
     pub(super) fn abort(&mut self, failure: Failure) {
         self.keep_wreck();
-        self.emit(0, "ExecutionAborted", || Some(failed("executionAbortedEventDetails", &failure)));
+        self.emit(0, "ExecutionAborted", || Some(failure_details("executionAbortedEventDetails", &failure)));
         self.end(Outcome {
             status: Status::Aborted,
             output: None,
@@ -69,8 +71,8 @@ impl Turn<'_> {
         self.m.threads.clear();
         self.m.ready.clear();
         self.queue.clear();
-        self.m.outcome = Some(outcome.clone());
-        self.out.actions.push(Action::End(outcome));
+        self.m.outcome = Some(outcome);
+        self.out.actions.push(Action::End);
     }
 
     /// Takes back everything that a thread's state has under way, the threads

@@ -153,10 +153,7 @@ pub(super) fn request_id(seed: &[u8; 16], effect: u32) -> Uuid {
     hash.update(b"mayfly request");
     hash.update(seed);
     hash.update(effect.to_be_bytes());
-    let digest: [u8; 32] = hash.finalize().into();
-    let mut bytes = [0; 16];
-    bytes.copy_from_slice(&digest[..16]);
-    uuid::Builder::from_random_bytes(bytes).into_uuid()
+    crate::journal::Digest(hash.finalize().into()).uuid()
 }
 
 fn without_case(a: &str, b: &str) -> Ordering {

@@ -8,7 +8,7 @@ use crate::journal::Payload;
 /// One thing that happened to an execution.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "t")]
-pub enum Event {
+pub(crate) enum Event {
     /// It begins. Not written as a record: the execution's row says it.
     #[serde(rename = "start")]
     Start,
@@ -131,7 +131,7 @@ pub enum Event {
 
 impl Event {
     /// The payload inside, if there is one: what moves into a part of its own.
-    pub fn payload_mut(&mut self) -> Option<&mut Payload> {
+    pub(crate) fn payload_mut(&mut self) -> Option<&mut Payload> {
         match self {
             Event::Submitted { output, .. }
             | Event::Succeeded { output, .. }

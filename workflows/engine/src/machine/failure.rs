@@ -12,23 +12,23 @@ use super::turn::Turn;
 
 /// An error on its way to retriers and catchers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Failure {
+pub(crate) struct Failure {
     /// The error's name.
-    pub error: Option<Arc<str>>,
+    pub(crate) error: Option<Arc<str>>,
     /// The error's cause.
-    pub cause: Option<Arc<str>>,
+    pub(crate) cause: Option<Arc<str>>,
     /// A heartbeat that stayed away: told as `States.Timeout`, and taken by its own name as well.
-    pub missed_heartbeat: bool,
+    pub(crate) missed_heartbeat: bool,
 }
 
 impl Failure {
     /// A named error with a cause.
-    pub fn new(error: &str, cause: impl Into<Arc<str>>) -> Self {
+    pub(crate) fn new(error: &str, cause: impl Into<Arc<str>>) -> Self {
         Self::of(Some(error.into()), Some(cause.into()))
     }
 
     /// An error as somebody told it, who may have left out either.
-    pub fn of(error: Option<Arc<str>>, cause: Option<Arc<str>>) -> Self {
+    pub(crate) fn of(error: Option<Arc<str>>, cause: Option<Arc<str>>) -> Self {
         Self { error, cause, missed_heartbeat: false }
     }
 
@@ -38,7 +38,7 @@ impl Failure {
     }
 
     /// A named error without a cause.
-    pub fn named(error: &str) -> Self {
+    pub(crate) fn named(error: &str) -> Self {
         Self::of(Some(error.into()), None)
     }
 

@@ -5,7 +5,7 @@ use crate::engine::Status;
 
 impl MapRunState {
     /// Items in children that ended so, and such children.
-    fn ended(&self, status: Status) -> (u64, u64) {
+    fn ended_as(&self, status: Status) -> (u64, u64) {
         let so = self
             .children
             .iter()
@@ -18,7 +18,7 @@ impl MapRunState {
     pub(super) fn exceeded(&self) -> bool {
         let failed: u64 = [Status::Failed, Status::TimedOut, Status::Aborted]
             .iter()
-            .map(|status| self.ended(*status).0)
+            .map(|status| self.ended_as(*status).0)
             .sum();
         if failed == 0 {
             return false;
@@ -31,12 +31,12 @@ impl MapRunState {
     }
 
     /// Items in all.
-    pub fn items(&self) -> u64 {
+    pub(crate) fn items(&self) -> u64 {
         self.children.iter().map(|child| child.items).sum()
     }
 
     /// `itemCounts` and `executionCounts`.
-    pub fn counts(&self) -> (Counts, Counts) {
+    pub(crate) fn counts(&self) -> (Counts, Counts) {
         let (mut items, mut children) = (Counts::default(), Counts::default());
         for (index, child) in self.children.iter().enumerate() {
             for (counts, weight) in [(&mut items, child.items), (&mut children, 1)] {

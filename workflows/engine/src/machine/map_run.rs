@@ -14,7 +14,7 @@ use super::failure::Failure;
 use super::quantity;
 use super::state::{Child, Item, MapRunState, Phase, RunPhase};
 use super::trouble::Trouble;
-use super::turn::{ROOT, Turn, failed};
+use super::turn::{ROOT, Turn, failure_details};
 use crate::engine::Status;
 use crate::history::Details;
 
@@ -318,7 +318,8 @@ impl Turn<'_> {
         let run_number = phase.run;
         self.keep_wreck();
         let cursor = self.cursor(number);
-        let event = self.emit(cursor, "MapRunFailed", || Some(failed("mapRunFailedEventDetails", &failure)));
+        let event =
+            self.emit(cursor, "MapRunFailed", || Some(failure_details("mapRunFailedEventDetails", &failure)));
         self.set_cursor(number, event);
         self.stop_run(run_number, Status::Failed);
         self.parts_failed = true;
@@ -463,13 +464,13 @@ impl MapRunState {
     }
 
     /// Does the run go on, and this child's end with it?
-    pub fn waits_for(&self, index: u32) -> bool {
+    pub(crate) fn waits_for(&self, index: u32) -> bool {
         let child = self.children.get(index as usize);
         self.status == Status::Running && child.is_some_and(|child| child.result.is_none())
     }
 
     /// Have all children before this one ended?
-    pub fn comes_first(&self, index: u32) -> bool {
+    pub(crate) fn comes_first(&self, index: u32) -> bool {
         let before = self.children.get(..index as usize).unwrap_or_default();
         // Its neighbours mostly run as well: from there it is not far to one that has not ended.
         before.iter().rev().all(|child| child.result.is_some())

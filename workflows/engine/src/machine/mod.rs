@@ -48,13 +48,11 @@ mod trouble;
 mod turn;
 
 pub(crate) use batches::batched;
-pub use call::{Action, Call, ChildResult, ChildStart, Outcome, TaskCall};
+pub(crate) use call::{Action, Call, ChildResult, ChildStart, TaskCall};
 pub(crate) use context::time_text;
-pub use context::{StateContext, context_object};
-pub use event::Event;
-pub use failure::Failure;
+pub(crate) use event::Event;
 pub use map_counts::Counts;
-pub use retry::{Decision, decide};
 pub(crate) use retry::{interval_seconds, takes};
-pub use state::{EDITION, Facts, Item, Limits, Machine, MapRunState, Output};
-pub use token::Token;
+pub use state::Limits;
+pub(crate) use state::{EDITION, Facts, Machine, MapRunState, Output};
+pub(crate) use token::Token;

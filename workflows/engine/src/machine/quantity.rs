@@ -12,7 +12,7 @@ use jiff::Timestamp;
 use mayfly_workflows_language::choice::timestamp;
 use mayfly_workflows_language::dataflow::Scope;
 use mayfly_workflows_language::definition::{
-    DataFlow, Items, Map as MapState, MapMode, Quantity, State, Task, TimestampField,
+    self, DataFlow, Items, Map as MapState, MapMode, Quantity, State, Task, TimestampField,
 };
 use mayfly_workflows_language::error::{StateError, names};
 use mayfly_workflows_language::jsonata::Expression;
@@ -21,8 +21,8 @@ use mayfly_workflows_language::value::Value;
 
 use super::state::TaskSeconds;
 
-/// The most that fields in seconds take, as AWS documents it.
-const SECONDS_MAX: i64 = 99_999_999;
+/// What an expression gives may be negative.
+const SECONDS_MAX: i64 = definition::SECONDS_MAX.cast_signed();
 
 /// The whole number that a JSONata expression gave, which may write it as `3.0`.
 ///

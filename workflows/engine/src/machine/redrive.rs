@@ -69,12 +69,12 @@ impl Turn<'_> {
 
 impl Machine {
     /// Is there something a redrive could take up?
-    pub fn can_redrive(&self) -> bool {
+    pub(crate) fn can_redrive(&self) -> bool {
         self.outcome.is_some() && self.failed_in.is_some()
     }
 
     /// When this request redrove it, if it did and was not too long before `now_ms`.
-    pub fn redriven_by(&self, token: &str, now_ms: i64) -> Option<i64> {
+    pub(crate) fn redriven_by(&self, token: &str, now_ms: i64) -> Option<i64> {
         let named = self.redrive_tokens.iter().rev().find(|(named, _)| named == token);
         named.map(|(_, at_ms)| *at_ms).filter(|at_ms| now_ms - at_ms <= TOKEN_VALID_MS)
     }

@@ -4,7 +4,7 @@ use mayfly_workflows_language::definition::{Jitter, Retrier};
 
 /// What happens to an error that retriers look at.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Decision {
+pub(crate) enum Decision {
     /// Try again after the wait.
     Retry {
         /// Which retrier.
@@ -39,7 +39,7 @@ pub(crate) fn takes(error_equals: &[std::sync::Arc<str>], error: Option<&str>) -
 
 /// Looks at the retriers in order. `attempts` counts how often each was used
 /// in this visit of the state; `takes` says whether a list of `ErrorEquals` takes the error; `roll` (0 to 1) is for `JitterStrategy: FULL`.
-pub fn decide(
+pub(crate) fn decide(
     retriers: &[Retrier],
     attempts: &[u32],
     takes: impl Fn(&[std::sync::Arc<str>]) -> bool,

@@ -14,47 +14,47 @@ use crate::history::HistoryEvent;
 
 /// What an execution is born with; never changes.
 #[derive(Debug)]
-pub struct Facts {
+pub(crate) struct Facts {
     /// The journal's number.
-    pub execution: u64,
+    pub(crate) execution: u64,
     /// Its ARN.
-    pub arn: Arc<str>,
+    pub(crate) arn: Arc<str>,
     /// Its name.
-    pub name: Arc<str>,
+    pub(crate) name: Arc<str>,
     /// The role it runs as.
-    pub role_arn: Arc<str>,
+    pub(crate) role_arn: Arc<str>,
     /// Its state machine's ARN, unqualified.
-    pub machine_arn: Arc<str>,
+    pub(crate) machine_arn: Arc<str>,
     /// Its state machine's name.
-    pub machine_name: Arc<str>,
+    pub(crate) machine_name: Arc<str>,
     /// Without a journal?
-    pub express: bool,
+    pub(crate) express: bool,
     /// The version it was started as, if it was.
-    pub version_arn: Option<Arc<str>>,
+    pub(crate) version_arn: Option<Arc<str>>,
     /// The alias it was started through, if it was.
-    pub alias_arn: Option<Arc<str>>,
+    pub(crate) alias_arn: Option<Arc<str>>,
     /// The input as it was written.
-    pub input_text: Arc<str>,
+    pub(crate) input_text: Arc<str>,
     /// The same, parsed.
-    pub input: Value,
+    pub(crate) input: Value,
     /// When it started.
-    pub start_ms: i64,
+    pub(crate) start_ms: i64,
     /// Seeds everything random.
-    pub seed: [u8; 16],
+    pub(crate) seed: [u8; 16],
     /// `aws`.
-    pub partition: Arc<str>,
+    pub(crate) partition: Arc<str>,
     /// `us-east-1`.
-    pub region: Arc<str>,
+    pub(crate) region: Arc<str>,
     /// Twelve digits.
-    pub account: Arc<str>,
+    pub(crate) account: Arc<str>,
     /// What it runs: the machine itself, or a Map's processor.
-    pub flow: FlowId,
+    pub(crate) flow: FlowId,
     /// The map run it is a child of.
-    pub map_run_arn: Option<Arc<str>>,
+    pub(crate) map_run_arn: Option<Arc<str>>,
     /// The edition of the rules it runs by, at most [`EDITION`].
-    pub edition: u32,
+    pub(crate) edition: u32,
     /// Its bounds.
-    pub limits: Limits,
+    pub(crate) limits: Limits,
 }
 
 /// The edition of the rules that new executions run by. A rule that would change how the records of a running
@@ -66,7 +66,7 @@ pub struct Facts {
 /// in JSONPath too; a JSONata Map whose input is no list fails as an expression does.
 /// 3: a missed heartbeat is told as `States.Timeout`; an activity's heartbeats count from when a worker took it; a
 /// `MaxItemsPath` that gives no number of items fails the map run.
-pub const EDITION: u32 = 3;
+pub(crate) const EDITION: u32 = 3;
 
 /// Bounds of one execution.
 #[derive(Debug, Clone, Copy)]
@@ -101,7 +101,7 @@ impl Default for Limits {
 
 /// One execution.
 #[derive(Debug, Serialize)]
-pub struct Machine {
+pub(crate) struct Machine {
     #[serde(skip)]
     pub(super) facts: Arc<Facts>,
     #[serde(skip)]
@@ -155,12 +155,12 @@ pub(super) struct Place {
 
 /// `$$.Map.Item`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Item {
+pub(crate) struct Item {
     /// From 0.
-    pub index: u64,
+    pub(crate) index: u64,
     /// The item itself.
     #[serde(with = "super::checkpoint::exact")]
-    pub value: Value,
+    pub(crate) value: Value,
 }
 
 /// The state a thread is in.
@@ -257,28 +257,28 @@ pub(super) struct RunPhase {
 
 /// One map run: of a distributed Map.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct MapRunState {
+pub(crate) struct MapRunState {
     /// Its ARN.
     #[serde(with = "super::checkpoint::shared")]
-    pub arn: Arc<str>,
+    pub(crate) arn: Arc<str>,
     /// The Map state.
-    pub state: StateId,
+    pub(crate) state: StateId,
     /// Where it stands.
-    pub status: Status,
+    pub(crate) status: Status,
     /// When it started.
-    pub start_ms: i64,
+    pub(crate) start_ms: i64,
     /// When it ended.
-    pub stop_ms: Option<i64>,
+    pub(crate) stop_ms: Option<i64>,
     /// Children at the same time; 0 is no limit.
-    pub max_concurrency: u64,
+    pub(crate) max_concurrency: u64,
     /// Items that may fail, if a number was given.
-    pub tolerated_count: Option<u64>,
+    pub(crate) tolerated_count: Option<u64>,
     /// Part of the items that may fail, 0 to 100, if one was given.
-    pub tolerated_percentage: Option<f64>,
+    pub(crate) tolerated_percentage: Option<f64>,
     /// How often it was redriven.
-    pub redrive_count: u32,
+    pub(crate) redrive_count: u32,
     /// When it was last redriven.
-    pub redrive_ms: Option<i64>,
+    pub(crate) redrive_ms: Option<i64>,
     pub(super) children: Vec<Child>,
     pub(super) next: usize,
     pub(super) running: u64,
@@ -319,22 +319,22 @@ pub(super) enum Wakes {
 
 /// What came out of one [`Machine::apply`].
 #[derive(Debug, Default)]
-pub struct Output {
+pub(crate) struct Output {
     /// To be done, in order.
-    pub actions: Vec<Action>,
+    pub(crate) actions: Vec<Action>,
     /// The history's events, when asked for.
-    pub history: Option<Vec<HistoryEvent>>,
+    pub(crate) history: Option<Vec<HistoryEvent>>,
     /// States entered.
-    pub transitions: u64,
+    pub(crate) transitions: u64,
     /// Evaluations that the wall clock ended.
-    pub verdicts: Vec<Verdict>,
+    pub(crate) verdicts: Vec<Verdict>,
     /// Given by who applies an event again: those that it ended the first time.
-    pub again: Option<Vec<Verdict>>,
+    pub(crate) again: Option<Vec<Verdict>>,
 }
 
 impl Machine {
     /// A machine that waits for [`super::Event::Start`].
-    pub fn new(facts: Arc<Facts>, definition: Arc<StateMachine>) -> Self {
+    pub(crate) fn new(facts: Arc<Facts>, definition: Arc<StateMachine>) -> Self {
         Self {
             facts,
             definition,
@@ -354,48 +354,43 @@ impl Machine {
     }
 
     /// What it was born with.
-    pub fn facts(&self) -> &Arc<Facts> {
+    pub(crate) fn facts(&self) -> &Arc<Facts> {
         &self.facts
     }
 
     /// What it runs.
-    pub fn definition(&self) -> &Arc<StateMachine> {
+    pub(crate) fn definition(&self) -> &Arc<StateMachine> {
         &self.definition
     }
 
     /// How it ended, once it has.
-    pub fn outcome(&self) -> Option<&Outcome> {
+    pub(crate) fn outcome(&self) -> Option<&Outcome> {
         self.outcome.as_ref()
     }
 
-    /// Events so far.
-    pub fn events(&self) -> u64 {
-        self.next_event - 1
-    }
-
     /// How often it was redriven, and when last.
-    pub fn redrives(&self) -> (u32, Option<i64>) {
+    pub(crate) fn redrives(&self) -> (u32, Option<i64>) {
         (self.redrive_count, self.redrive_ms)
     }
 
     /// Its map runs, oldest first.
-    pub fn map_runs(&self) -> impl Iterator<Item = (u32, &MapRunState)> {
+    pub(crate) fn map_runs(&self) -> impl Iterator<Item = (u32, &MapRunState)> {
         self.runs.iter().map(|(number, run)| (*number, run))
     }
 
     /// Does somebody still wait for this effect?
-    pub fn waits_for(&self, effect: u32) -> bool {
+    pub(crate) fn waits_for(&self, effect: u32) -> bool {
         self.effects.contains_key(&effect)
     }
 
     /// The state that waits for this effect, and how often it was retried in this visit.
-    pub fn state_of(&self, effect: u32) -> Option<(StateId, u32)> {
+    pub(crate) fn state_of(&self, effect: u32) -> Option<(StateId, u32)> {
         let active = self.threads.get(self.effects.get(&effect)?)?.active.as_ref()?;
         Some((active.state, active.retries))
     }
 
     /// The heartbeat timer of an effect and its length in seconds.
-    pub fn heartbeat(&self, effect: u32) -> Option<(u32, u64)> {
+    pub(crate) fn heartbeat(&self, effect: u32) -> Option<(u32, u64)> {
         let thread = self.threads.get(self.effects.get(&effect)?)?;
         match &thread.active.as_ref()?.phase {
             Phase::Task(task) => task.heartbeat,
@@ -405,7 +400,7 @@ impl Machine {
 
     /// Does it wait for nothing but timers, tokens and workers? Then it can
     /// leave memory: the journal has all that is needed to go on.
-    pub fn only_waits(&self) -> bool {
+    pub(crate) fn only_waits(&self) -> bool {
         let waits = |thread: &Thread| match thread.active.as_ref().map(|active| &active.phase) {
             Some(Phase::Wait { .. } | Phase::Backoff { .. } | Phase::Parallel { .. } | Phase::Map(_)) => true,
             Some(Phase::Task(task)) => task.waits_outside(),
@@ -415,19 +410,19 @@ impl Machine {
     }
 
     /// When the next of its timers is due.
-    pub fn next_timer_ms(&self) -> Option<i64> {
+    pub(crate) fn next_timer_ms(&self) -> Option<i64> {
         self.timers.values().map(|timer| timer.at_ms).min()
     }
 
     /// Does somebody still wait for this timer?
-    pub fn has_timer(&self, n: u32) -> bool {
+    pub(crate) fn has_timer(&self, n: u32) -> bool {
         self.timers.contains_key(&n)
     }
 
     /// Everything under way, to be done again after a crash: effects that
     /// nobody has taken, timers, children. Heartbeats are not journalled, so a
     /// worker has its whole time again.
-    pub fn resume(&self, now_ms: i64) -> Vec<Action> {
+    pub(crate) fn resume(&self, now_ms: i64) -> Vec<Action> {
         let mut actions = Vec::new();
         for (n, timer) in &self.timers {
             let whole = match timer.wakes {

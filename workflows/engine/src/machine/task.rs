@@ -14,7 +14,7 @@ use super::retry::HEARTBEAT_TIMEOUT;
 use super::state::{Phase, TaskPhase, TaskSeconds, Wakes};
 use super::token::Token;
 use super::trouble::Trouble;
-use super::turn::{Turn, failed, milliseconds};
+use super::turn::{Turn, failure_details, milliseconds};
 use crate::history::{Details, Field};
 use crate::journal::Payload;
 
@@ -136,7 +136,7 @@ impl Turn<'_> {
             Resource::Activity(_) => scheduled,
             Resource::Function(_) => self.emit(scheduled, "LambdaFunctionStarted", || None),
             _ => self.emit(scheduled, "TaskStarted", || {
-                Some(named(Details::new("taskStartedEventDetails"), task))
+                Some(with_resource(Details::new("taskStartedEventDetails"), task))
             }),
         };
         self.set_cursor(number, started);
@@ -202,7 +202,7 @@ impl Turn<'_> {
         let Some(text) = output.text() else { return };
         let cursor = self.cursor(number);
         let submitted = self.emit(cursor, "TaskSubmitted", || {
-            Some(named(Details::new("taskSubmittedEventDetails").data("output", text.clone()), task))
+            Some(with_resource(Details::new("taskSubmittedEventDetails").data("output", text.clone()), task))
         });
         self.set_cursor(number, submitted);
         let value = Value::parse(text).unwrap_or_default();
@@ -274,7 +274,7 @@ impl Turn<'_> {
                 Some(Details::new("activitySucceededEventDetails").data("output", text()))
             }),
             _ => self.emit(cursor, "TaskSucceeded", || {
-                Some(named(Details::new("taskSucceededEventDetails").data("output", text()), task))
+                Some(with_resource(Details::new("taskSucceededEventDetails").data("output", text()), task))
             }),
         };
         self.set_cursor(number, succeeded);
@@ -293,13 +293,14 @@ impl Turn<'_> {
         let cursor = self.cursor(number);
         let event = match &task.resource {
             Resource::Function(_) => self.emit(cursor, "LambdaFunctionFailed", || {
-                Some(failed("lambdaFunctionFailedEventDetails", &failure))
+                Some(failure_details("lambdaFunctionFailedEventDetails", &failure))
             }),
-            Resource::Activity(_) => {
-                self.emit(cursor, "ActivityFailed", || Some(failed("activityFailedEventDetails", &failure)))
-            }
-            _ => self
-                .emit(cursor, "TaskFailed", || Some(named(failed("taskFailedEventDetails", &failure), task))),
+            Resource::Activity(_) => self.emit(cursor, "ActivityFailed", || {
+                Some(failure_details("activityFailedEventDetails", &failure))
+            }),
+            _ => self.emit(cursor, "TaskFailed", || {
+                Some(with_resource(failure_details("taskFailedEventDetails", &failure), task))
+            }),
         };
         self.set_cursor(number, event);
         self.end_task(number, effect);
@@ -316,12 +317,13 @@ impl Turn<'_> {
         let cursor = self.cursor(number);
         let event = match &task.resource {
             Resource::Function(_) => self.emit(cursor, "LambdaFunctionTimedOut", || {
-                Some(failed("lambdaFunctionTimedOutEventDetails", &failure))
+                Some(failure_details("lambdaFunctionTimedOutEventDetails", &failure))
             }),
-            Resource::Activity(_) => self
-                .emit(cursor, "ActivityTimedOut", || Some(failed("activityTimedOutEventDetails", &failure))),
+            Resource::Activity(_) => self.emit(cursor, "ActivityTimedOut", || {
+                Some(failure_details("activityTimedOutEventDetails", &failure))
+            }),
             _ => self.emit(cursor, "TaskTimedOut", || {
-                Some(named(failed("taskTimedOutEventDetails", &failure), task))
+                Some(with_resource(failure_details("taskTimedOutEventDetails", &failure), task))
             }),
         };
         self.set_cursor(number, event);
@@ -370,7 +372,7 @@ fn event_names(task: &Task) -> (String, String) {
 }
 
 /// `resource` and `resourceType`, which every task event ends with.
-fn named(details: Details, task: &Task) -> Details {
+fn with_resource(details: Details, task: &Task) -> Details {
     let (kind, name) = event_names(task);
     details.text("resource", name).text("resourceType", kind)
 }

@@ -6,11 +6,11 @@ use sha2::{Digest as _, Sha256};
 
 /// A task token, taken apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Token {
+pub(crate) struct Token {
     /// The execution's number.
-    pub execution: u64,
+    pub(crate) execution: u64,
     /// The effect.
-    pub effect: u32,
+    pub(crate) effect: u32,
     proof: [u8; 24],
 }
 
@@ -18,7 +18,7 @@ const VERSION: u8 = 1;
 
 impl Token {
     /// The token of an effect. `seed` is the execution's secret.
-    pub fn new(execution: u64, effect: u32, seed: &[u8; 16]) -> Self {
+    pub(crate) fn new(execution: u64, effect: u32, seed: &[u8; 16]) -> Self {
         let mut hash = Sha256::new();
         hash.update(b"mayfly task token");
         hash.update(seed);
@@ -31,7 +31,7 @@ impl Token {
     }
 
     /// Reads a token; `None` when it cannot be one of ours.
-    pub fn parse(text: &str) -> Option<Self> {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
         let bytes = STANDARD.decode(text).ok()?;
         let bytes: [u8; 37] = bytes.try_into().ok()?;
         let (version, rest) = bytes.split_first()?;
@@ -45,7 +45,7 @@ impl Token {
     }
 
     /// The text that is given out.
-    pub fn to_text(self) -> String {
+    pub(crate) fn to_text(self) -> String {
         let mut bytes = vec![VERSION];
         bytes.extend(self.execution.to_be_bytes());
         bytes.extend(self.effect.to_be_bytes());

@@ -32,7 +32,7 @@ pub(super) struct Turn<'a> {
 impl Machine {
     /// Applies one event that came at `at_ms`. `seq` is its place in the
     /// journal and part of the seed of everything random.
-    pub fn apply(&mut self, at_ms: i64, seq: u64, event: Event, out: &mut Output) {
+    pub(crate) fn apply(&mut self, at_ms: i64, seq: u64, event: Event, out: &mut Output) {
         if self.outcome.is_some() && !matches!(event, Event::Redrive { .. }) {
             return;
         }
@@ -386,7 +386,7 @@ pub(super) fn milliseconds(seconds: u64) -> i64 {
 }
 
 /// `error` and `cause`, as far as they are there.
-pub(super) fn failed(member: &'static str, failure: &Failure) -> Details {
+pub(super) fn failure_details(member: &'static str, failure: &Failure) -> Details {
     Details::new(member).maybe("cause", failure.cause.as_deref()).maybe("error", failure.error.as_deref())
 }
 

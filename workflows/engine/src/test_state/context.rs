@@ -29,7 +29,7 @@ enum Form {
 }
 
 /// A caller's context object, or what is wrong with it: in AWS's words where they are recorded, else in LocalStack's.
-pub(crate) fn given(text: &str) -> Result<Value, String> {
+pub(crate) fn parse_context(text: &str) -> Result<Value, String> {
     let refused = |what: String| Err(format!("Invalid Context object provided: {what}"));
     let Ok(context) = Value::parse(text) else { return refused("not a valid JSON".into()) };
     let Some(objects) = context.as_object() else { return refused("must be a JSON object".into()) };
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn a_given_context_is_checked() {
-        let refused = |text: &str| given(text).expect_err("refused");
+        let refused = |text: &str| parse_context(text).expect_err("refused");
         let begin = "Invalid Context object provided: ";
         assert_eq!(refused(r#"{"Execution": {"Id": 1}}"#), format!("{begin}Execution.Id must be a string"));
         assert_eq!(refused(r#"{"Pokedex": {}}"#), format!("{begin}Field 'Pokedex' is not allowed"));
@@ -122,6 +122,8 @@ mod tests {
             refused(r#"{"State": {"RetryCount": "1"}}"#),
             format!("{begin}State.RetryCount must be a integer")
         );
-        assert!(given(r#"{"Execution": {"Id": "a", "Input": [1]}, "State": {"RetryCount": 0}}"#).is_ok());
+        assert!(
+            parse_context(r#"{"Execution": {"Id": "a", "Input": [1]}, "State": {"RetryCount": 0}}"#).is_ok()
+        );
     }
 }

@@ -1,15 +1,16 @@
 //! What becomes of an error: retriers first, then catchers.
 
-use super::Status;
-use super::inspection::Inspection;
-use super::request::Request;
-use super::run::{Outcome, Stage};
-use crate::machine::{interval_seconds, takes};
 use mayfly_workflows_language::dataflow;
 use mayfly_workflows_language::definition::{Catcher, QueryLanguage, State};
 use mayfly_workflows_language::error::StateError;
 use mayfly_workflows_language::value::Value;
 use serde_json::json;
+
+use super::Status;
+use super::inspection::Inspection;
+use super::request::Request;
+use super::run::{Outcome, Stage};
+use crate::machine::{interval_seconds, takes};
 
 /// An error's name and cause; a mock may leave out either.
 #[derive(Clone, Debug)]

@@ -1,16 +1,18 @@
 //! Parallel and Map states: only their mocks run, their inner stages are evaluated.
 
-use super::failing::Failure;
-use super::request::Mock;
-use super::run::{Left, Passage, Stage};
-use crate::executor::files;
-use crate::machine::{EDITION, batched, quantity};
+use std::sync::Arc;
+
 use mayfly_workflows_language::definition::{DataFlow, ItemReader, Map, Quantity};
 use mayfly_workflows_language::error::{StateError, names};
 use mayfly_workflows_language::template::Template;
 use mayfly_workflows_language::value::Value;
 use serde_json::json;
-use std::sync::Arc;
+
+use super::failing::Failure;
+use super::request::Mock;
+use super::run::{Left, Passage, Stage};
+use crate::executor::files;
+use crate::machine::{EDITION, batched, quantity};
 
 impl Passage<'_> {
     /// A Parallel state shows its result's stages only.

@@ -1,15 +1,16 @@
 //! An HTTP task's request and response, as TRACE shows them.
 
-use super::failing::Failure;
-use super::inspection::Inspection;
-use crate::engine::HttpTasks;
-use crate::executor;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use http::{HeaderMap, Request, Response};
 use mayfly_workflows_language::value::Value;
 use parking_lot::Mutex;
 use serde_json::json;
+
+use super::failing::Failure;
+use super::inspection::Inspection;
+use crate::engine::HttpTasks;
+use crate::executor;
 
 /// Sends the request that the arguments describe; what went over the wire is kept where it is asked for.
 pub(super) async fn invoke(

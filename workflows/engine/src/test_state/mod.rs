@@ -19,8 +19,9 @@ mod waits;
 
 pub(crate) use request::{Refusal, Request};
 
-use crate::engine::Engine;
 use serde_json::{Map, Value, json};
+
+use crate::engine::Engine;
 
 /// What is known of the world where the test runs.
 pub(crate) struct Surroundings<'a> {

@@ -1,12 +1,13 @@
 //! Reading a TestState request and refusing what cannot be tested.
 
-use super::{context, schema};
 use mayfly_workflows_language::definition::{
     Kind, MachineType, Pattern, Resource, State, StateId, StateMachine,
 };
 use mayfly_workflows_language::parse;
 use mayfly_workflows_language::value::Value;
 use serde_json::Value as Params;
+
+use super::{context, schema};
 
 /// The name of a state whose definition comes without one.
 const NAMELESS: &str = "TestState";
@@ -105,7 +106,7 @@ impl Request {
         let (has_role, has_context) = (text("roleArn").is_some(), text("context").is_some());
         check_kind(machine.state(state), mocked, has_role, has_context, &configuration)?;
         let context = match text("context") {
-            Some(context) => Some(context::given(context).map_err(Refusal::Validation)?),
+            Some(context) => Some(context::parse_context(context).map_err(Refusal::Validation)?),
             None => None,
         };
         let variables = match text("variables") {

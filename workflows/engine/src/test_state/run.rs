@@ -1,11 +1,7 @@
 //! Taking one state through its stages.
 
-use super::failing::{Failure, settle};
-use super::inspection::Inspection;
-use super::request::{self, Mock, Refusal, Request};
-use super::{Status, Surroundings, context, http_trace, waits};
-use crate::engine::{self, StartRequest};
-use crate::machine::time_text;
+use std::sync::Arc;
+
 use mayfly_workflows_language::choice;
 use mayfly_workflows_language::dataflow::{self, Ambient, Context, Scope, Variables};
 use mayfly_workflows_language::definition::{
@@ -17,7 +13,13 @@ use mayfly_workflows_language::parse;
 use mayfly_workflows_language::template::Template;
 use mayfly_workflows_language::value::Value;
 use serde_json::json;
-use std::sync::Arc;
+
+use super::failing::{Failure, settle};
+use super::inspection::Inspection;
+use super::request::{self, Mock, Refusal, Request};
+use super::{Status, Surroundings, context, http_trace, waits};
+use crate::engine::{self, StartRequest};
+use crate::machine::time_text;
 
 /// How a test ended.
 pub(super) struct Outcome {

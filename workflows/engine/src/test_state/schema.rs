@@ -6,11 +6,12 @@
 //! `b` boolean, `*` anything). Workflows see field names with a capital first letter. A service that is not there is not
 //! checked.
 
-use mayfly_workflows_language::definition::{Pattern, Resource};
-use mayfly_workflows_language::value::Value;
-use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
+
+use mayfly_workflows_language::definition::{IntegrationKind, Pattern, Resource};
+use mayfly_workflows_language::value::Value;
+use serde::Deserialize;
 
 static SERVICES: LazyLock<BTreeMap<String, Service>> = LazyLock::new(|| {
     #[expect(clippy::expect_used, reason = "the file is part of the program, and a test reads it")]
@@ -68,8 +69,8 @@ pub(crate) fn check(resource: &Resource, result: &Value, mode: Mode) -> Result<(
         Resource::StartExecution { pattern: Pattern::RequestResponse, .. } => ("sfn", "startExecution", true),
         Resource::StartExecution { pattern: Pattern::Sync, .. } => ("sfn", "describeExecution", true),
         // What comes back through a token is whatever the one who answers sends.
-        Resource::Integration { pattern: Pattern::RequestResponse, service, action, aws_sdk, .. } => {
-            (&**service, &**action, !aws_sdk)
+        Resource::Integration { pattern: Pattern::RequestResponse, service, action, kind, .. } => {
+            (&**service, &**action, *kind == IntegrationKind::Optimised)
         }
         _ => return Ok(()),
     };

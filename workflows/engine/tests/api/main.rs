@@ -9,6 +9,7 @@ mod words;
 mod world;
 
 use serde_json::{Value, json};
+
 use world::World;
 
 const ROLE: &str = "arn:aws:iam::000000000000:role/r";

@@ -128,22 +128,15 @@ async fn events(world: &World, name: &str, definition: &Value) -> Vec<(String, u
     world.call("CreateStateMachine", machine).await;
     let machine = format!("{PREFIX}:stateMachine:{name}");
     let arn = world.call("StartExecution", json!({"stateMachineArn": machine})).await["executionArn"].clone();
-    loop {
-        let found = world.call("GetExecutionHistory", json!({"executionArn": arn})).await;
-        let found = found["events"].as_array().cloned().unwrap_or_default();
-        let kind = |event: &Value| event["type"].as_str().unwrap_or_default().to_owned();
-        let ended = found.last().map(kind).is_some_and(|kind| {
-            ["ExecutionSucceeded", "ExecutionFailed", "ExecutionTimedOut"].contains(&kind.as_str())
-        });
-        if ended {
-            let number = |event: &Value, field: &str| event[field].as_u64().unwrap_or_default();
-            return found
-                .iter()
-                .map(|event| (kind(event), number(event, "id"), number(event, "previousEventId")))
-                .collect();
-        }
-        tokio::time::sleep(std::time::Duration::from_millis(3)).await;
-    }
+    let (_, ended) = world.wait("DescribeExecution", json!({"executionArn": arn}), "60").await;
+    assert_ne!(ended["status"], "RUNNING", "{name} does not end");
+    let found = world.call("GetExecutionHistory", json!({"executionArn": arn})).await;
+    let number = |event: &Value, field: &str| event[field].as_u64().unwrap_or_default();
+    let event = |event: &Value| {
+        let kind = event["type"].as_str().unwrap_or_default().to_owned();
+        (kind, number(event, "id"), number(event, "previousEventId"))
+    };
+    found["events"].as_array().into_iter().flatten().map(event).collect()
 }
 
 fn types(events: &[(String, u64, u64)]) -> Vec<&str> {

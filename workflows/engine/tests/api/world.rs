@@ -1,5 +1,7 @@
 //! An engine in memory, with the API on it.
 
+use std::sync::Arc;
+
 use axum::Router;
 use axum::body::Body;
 use http::{HeaderMap, Request};
@@ -7,7 +9,6 @@ use http_body_util::BodyExt;
 use mayfly_workflows_engine::api::router;
 use mayfly_workflows_engine::timers::SystemClock;
 use serde_json::Value;
-use std::sync::Arc;
 use tower::ServiceExt;
 
 use crate::stand_ins;

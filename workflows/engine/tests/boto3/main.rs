@@ -4,10 +4,11 @@
 #[path = "../stand_ins/mod.rs"]
 mod stand_ins;
 
-use mayfly_workflows_engine::api::router;
-use mayfly_workflows_engine::timers::SystemClock;
 use std::process::Stdio;
 use std::sync::Arc;
+
+use mayfly_workflows_engine::api::router;
+use mayfly_workflows_engine::timers::SystemClock;
 use tokio::net::TcpListener;
 use tokio::process::Command;
 

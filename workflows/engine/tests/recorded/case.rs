@@ -1,9 +1,10 @@
 //! The recordings: where they are and how they read.
 
-use serde::Deserialize;
-use serde_json::{Map, Value};
 use std::fs;
 use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
 
 /// One recorded case: calls in order, and what AWS answered by the name of the step.
 #[derive(Deserialize)]

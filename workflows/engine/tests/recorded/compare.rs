@@ -3,8 +3,9 @@
 //! A recording has placeholders where AWS's value differs from run to run. A placeholder stands for any
 //! text, but for the same text wherever it appears in a case; a date's placeholder for any date.
 
-use serde_json::Value;
 use std::collections::BTreeMap;
+
+use serde_json::Value;
 
 /// What each placeholder stands for so far.
 pub(crate) type Bindings = BTreeMap<String, String>;

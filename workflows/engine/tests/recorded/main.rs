@@ -9,11 +9,13 @@ mod replay;
 #[path = "../stand_ins/mod.rs"]
 mod stand_ins;
 
+use std::fmt::Write as _;
+
+use serde_json::{Value, json};
+
 use case::Case;
 use compare::{Bindings, difference};
 use replay::{Reply, as_seen};
-use serde_json::{Value, json};
-use std::fmt::Write as _;
 
 /// How many cases agreed when this was last raised; fewer is a step back.
 const AGREEING_MIN: usize = 182;

@@ -1,17 +1,19 @@
 //! Driving the router through the calls of a case.
 
-use crate::case::Case;
-use crate::{held_clock::HeldClock, stand_ins};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
 use axum::Router;
 use axum::body::Body;
 use http::Request;
 use http_body_util::BodyExt;
 use mayfly_workflows_engine::api::router;
 use serde_json::{Map, Value, json};
-use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::time::Duration;
 use tower::ServiceExt;
+
+use crate::case::Case;
+use crate::{held_clock::HeldClock, stand_ins};
 
 /// What came back for one call.
 pub(crate) struct Reply {

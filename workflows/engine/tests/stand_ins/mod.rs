@@ -37,9 +37,7 @@ struct Nowhere;
 impl Functions for Nowhere {
     fn invoke(&self, call: FunctionCall) -> BoxFuture<'_, Result<FunctionOutput, FunctionError>> {
         let cause = format!("Function not found: {}", call.function);
-        Box::pin(async {
-            Err(FunctionError { error_type: "Lambda.ResourceNotFoundException".into(), cause })
-        })
+        Box::pin(async { Err(FunctionError::new("Lambda.ResourceNotFoundException", cause)) })
     }
 }
 

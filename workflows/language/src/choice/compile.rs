@@ -6,7 +6,7 @@ use crate::path::Path;
 use crate::value::{Map, Value};
 
 /// How deep And, Or and Not may nest.
-const MAX_NESTING: usize = 100;
+const NESTING_MAX: usize = 100;
 
 /// Fields of a rule that are no part of its test.
 const OTHER_FIELDS: [&str; 5] = ["Next", "Comment", "Assign", "Output", "Variable"];
@@ -49,8 +49,8 @@ fn compile(value: &Value, nesting: usize, problems: &mut Vec<Problem>) -> Option
         problems.push(Problem::here("A choice rule must be an object"));
         return None;
     };
-    if nesting > MAX_NESTING {
-        problems.push(Problem::here(format!("And, Or and Not nest at most {MAX_NESTING} deep")));
+    if nesting > NESTING_MAX {
+        problems.push(Problem::here(format!("And, Or and Not nest at most {NESTING_MAX} deep")));
         return None;
     }
     let operators: Vec<&str> =

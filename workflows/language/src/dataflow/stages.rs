@@ -74,16 +74,16 @@ pub fn output(
 }
 
 /// How many bytes of JSON one `Assign` may set, as AWS documents it.
-pub const MAX_ASSIGN_BYTES: usize = 256 * 1024;
+pub const ASSIGN_BYTES_MAX: usize = 256 * 1024;
 /// How many bytes of JSON all variables of an execution may hold, as AWS documents it.
-pub const MAX_VARIABLES_BYTES: usize = 10 * 1024 * 1024;
+pub const VARIABLES_BYTES_MAX: usize = 10 * 1024 * 1024;
 
 /// `Assign`: the variables it sets, in its order. Nothing is assigned yet: see
 /// [`Variables::assign`](super::Variables::assign). In JSONPath `$` is `scope.input`. `field` is where it stands, as
 /// for [`output`].
 ///
 /// # Errors
-/// What the template fails with; `States.DataLimitExceeded` beyond [`MAX_ASSIGN_BYTES`] or [`MAX_VARIABLES_BYTES`].
+/// What the template fails with; `States.DataLimitExceeded` beyond [`ASSIGN_BYTES_MAX`] or [`VARIABLES_BYTES_MAX`].
 pub fn assign(template: Option<&Template>, scope: &Scope<'_>, field: &str) -> Result<Map, StateError> {
     let Some(template) = template else { return Ok(Map::new()) };
     let assigned = match template.evaluate(scope, field)? {
@@ -98,11 +98,11 @@ pub fn assign(template: Option<&Template>, scope: &Scope<'_>, field: &str) -> Re
         let cause = format!("{what} exceed the maximum size of {limit} bytes.");
         StateError::new(names::DATA_LIMIT_EXCEEDED, cause)
     };
-    if size > MAX_ASSIGN_BYTES {
-        return Err(exceeds("The variables of one Assign field", MAX_ASSIGN_BYTES));
+    if size > ASSIGN_BYTES_MAX {
+        return Err(exceeds("The variables of one Assign field", ASSIGN_BYTES_MAX));
     }
-    if size.saturating_add(scope.variables.text_len()) > MAX_VARIABLES_BYTES {
-        return Err(exceeds("The variables of the execution", MAX_VARIABLES_BYTES));
+    if size.saturating_add(scope.variables.text_len()) > VARIABLES_BYTES_MAX {
+        return Err(exceeds("The variables of the execution", VARIABLES_BYTES_MAX));
     }
     Ok(assigned)
 }
@@ -194,14 +194,14 @@ mod tests {
     #[test]
     fn limits_of_variables_and_depth_hold() {
         let template = |text: &str| Template::compile(&json(text), QueryLanguage::JsonPath).expect("valid");
-        let large = format!(r#"{{"s":"{}"}}"#, "x".repeat(MAX_ASSIGN_BYTES));
+        let large = format!(r#"{{"s":"{}"}}"#, "x".repeat(ASSIGN_BYTES_MAX));
         with_scope(&large, |scope| {
             let error = assign(Some(&template(r#"{"v.$":"$.s"}"#)), scope, "Assign").expect_err("too large");
             assert_eq!(error.error, "States.DataLimitExceeded");
         });
         let mut many = Map::new();
-        for at in 0..MAX_VARIABLES_BYTES / MAX_ASSIGN_BYTES {
-            many.insert(format!("v{at}"), Value::from("x".repeat(MAX_ASSIGN_BYTES - 4)));
+        for at in 0..VARIABLES_BYTES_MAX / ASSIGN_BYTES_MAX {
+            many.insert(format!("v{at}"), Value::from("x".repeat(ASSIGN_BYTES_MAX - 4)));
         }
         let full = Variables::of(many);
         with_scope(
@@ -222,6 +222,6 @@ mod tests {
             }
         };
         assert_eq!(error.error, "States.DataLimitExceeded");
-        assert_eq!(data.depth(), crate::value::MAX_DEPTH);
+        assert_eq!(data.depth(), crate::value::DEPTH_MAX);
     }
 }

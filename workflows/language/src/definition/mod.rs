@@ -20,12 +20,15 @@ use serde::{Deserialize, Serialize};
 
 pub use parameters::{Shape, unsupported};
 pub use references::variable_references;
-pub use resource::{FunctionArn, Pattern, Resource, ResourceError};
+pub use resource::{FunctionArn, IntegrationKind, Pattern, Resource, ResourceError};
 pub use state::{
     Batcher, Catcher, Choice, Condition, DataFlow, ExecutionType, Fail, ItemReader, Items, Jitter, Kind, Map,
     MapMode, Parallel, Pass, PathField, Quantity, ResultPath, ResultWriter, Retrier, Rule, State, Task, Text,
     TimestampField, Transition, Wait,
 };
+
+/// The most that fields in seconds take, as AWS documents it.
+pub const SECONDS_MAX: u64 = 99_999_999;
 
 /// Whether a machine keeps its history (`STANDARD`) or not (`EXPRESS`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]

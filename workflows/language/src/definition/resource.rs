@@ -22,11 +22,26 @@ pub enum Resource {
     /// `arn:aws:states:::job:run`, Mayfly's own: a Job in the cluster.
     JobRun(Pattern),
     /// Any other integration AWS has. `service` is as written, `aws-sdk:` left out.
-    Integration { service: Arc<str>, action: Arc<str>, aws_sdk: bool, pattern: Pattern, version: Option<u8> },
+    Integration {
+        service: Arc<str>,
+        action: Arc<str>,
+        kind: IntegrationKind,
+        pattern: Pattern,
+        version: Option<u8>,
+    },
     /// An ARN of a service the States Language's text names but AWS itself never
     /// integrated (`arn:aws:swf:…:task:…`), or a placeholder such as `${Function}`
     /// that a deployment fills in. Fails when it is reached.
     Foreign(Arc<str>),
+}
+
+/// How AWS made a service a task's: that decides how arguments, results and errors are spelled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum IntegrationKind {
+    /// By hand, for a few operations (`sqs:sendMessage`).
+    Optimised,
+    /// By the SDK for Java, for all of them (`aws-sdk:sqs:sendMessage`).
+    AwsSdk,
 }
 
 /// How long a Task lasts: until the call is answered, until what it started is
@@ -125,8 +140,11 @@ impl Resource {
             }
             Resource::HttpInvoke => named("http", "invoke", Pattern::RequestResponse, ""),
             Resource::JobRun(pattern) => named("job", "run", *pattern, ""),
-            Resource::Integration { service, action, aws_sdk, pattern, version } => {
-                let service = if *aws_sdk { format!("aws-sdk:{service}") } else { service.to_string() };
+            Resource::Integration { service, action, kind, pattern, version } => {
+                let service = match kind {
+                    IntegrationKind::AwsSdk => format!("aws-sdk:{service}"),
+                    IntegrationKind::Optimised => service.to_string(),
+                };
                 let ending = version.map(|version| format!(":{version}")).unwrap_or_default();
                 named(&service, action, *pattern, &ending)
             }
@@ -138,11 +156,13 @@ impl Resource {
     /// endpoint.
     pub fn is_supported(&self) -> bool {
         match self {
-            Resource::Integration { service, aws_sdk: true, action, .. } => match &**service {
-                "sfn" => true,
-                "s3" => OF_FOLDERS.contains(&&**action),
-                _ => false,
-            },
+            Resource::Integration { service, kind: IntegrationKind::AwsSdk, action, .. } => {
+                match &**service {
+                    "sfn" => true,
+                    "s3" => OF_FOLDERS.contains(&&**action),
+                    _ => false,
+                }
+            }
             Resource::Integration { .. } => false,
             Resource::Foreign(_) => false,
             _ => true,
@@ -196,9 +216,10 @@ impl FunctionArn {
 
 /// What follows `arn:aws:states:::`.
 fn integration(rest: &str) -> Result<Resource, ResourceError> {
-    let (rest, aws_sdk) = match rest.strip_prefix("aws-sdk:") {
-        Some(rest) => (rest, true),
-        None => (rest, false),
+    use IntegrationKind::{AwsSdk, Optimised};
+    let (rest, kind) = match rest.strip_prefix("aws-sdk:") {
+        Some(rest) => (rest, AwsSdk),
+        None => (rest, Optimised),
     };
     let (service, call) = rest.split_once(':').ok_or(ResourceError::NotRecognized)?;
     let (action, ending) =
@@ -210,27 +231,21 @@ fn integration(rest: &str) -> Result<Resource, ResourceError> {
         Some("waitForTaskToken") => (Pattern::WaitForTaskToken, None),
         Some(_) => return Err(ResourceError::NotRecognized),
     };
-    let known = match aws_sdk {
-        true => integrations::aws_sdk(service, action) && pattern != Pattern::Sync,
-        false => integrations::optimized(service, action, pattern, version),
+    let known = match kind {
+        AwsSdk => integrations::aws_sdk(service, action) && pattern != Pattern::Sync,
+        Optimised => integrations::optimized(service, action, pattern, version),
     };
     if !known {
         return Err(ResourceError::NotRecognized);
     }
-    Ok(match (aws_sdk, service, action) {
-        (false, "lambda", "invoke") => Resource::LambdaInvoke(pattern),
-        (false, "states", "startExecution") => {
+    Ok(match (kind, service, action) {
+        (Optimised, "lambda", "invoke") => Resource::LambdaInvoke(pattern),
+        (Optimised, "states", "startExecution") => {
             Resource::StartExecution { pattern, parsed_output: version == Some(2) }
         }
-        (false, "http", "invoke") => Resource::HttpInvoke,
-        (false, "job", "run") => Resource::JobRun(pattern),
-        _ => Resource::Integration {
-            service: service.into(),
-            action: action.into(),
-            aws_sdk,
-            pattern,
-            version,
-        },
+        (Optimised, "http", "invoke") => Resource::HttpInvoke,
+        (Optimised, "job", "run") => Resource::JobRun(pattern),
+        _ => Resource::Integration { service: service.into(), action: action.into(), kind, pattern, version },
     })
 }
 

@@ -9,9 +9,9 @@ use crate::template::hash_order;
 use crate::value::{Map, Number, Value};
 
 /// How many characters Base64 and Hash take.
-const MAX_ENCODED_CHARS: usize = 10_000;
+const ENCODED_CHARS_MAX: usize = 10_000;
 /// How many elements `States.ArrayRange` gives.
-const MAX_RANGE: i64 = 1000;
+const RANGE_MAX: i64 = 1000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Function {
@@ -126,8 +126,8 @@ fn text(value: &Value, position: usize) -> Result<&str, Failure> {
 
 fn short_text(value: &Value) -> Result<&str, Failure> {
     let text = text(value, 1)?;
-    if text.chars().count() > MAX_ENCODED_CHARS {
-        return Err(Failure::new(format!("The input exceeds the limit of {MAX_ENCODED_CHARS} characters")));
+    if text.chars().count() > ENCODED_CHARS_MAX {
+        return Err(Failure::new(format!("The input exceeds the limit of {ENCODED_CHARS_MAX} characters")));
     }
     Ok(text)
 }
@@ -172,8 +172,8 @@ fn range(first: &Value, last: &Value, step: &Value) -> Outcome {
     if is_empty {
         return Ok(Value::from(Vec::new()));
     }
-    if steps >= i128::from(MAX_RANGE) {
-        return Err(Failure::new(format!("States.ArrayRange gives at most {MAX_RANGE} elements")));
+    if steps >= i128::from(RANGE_MAX) {
+        return Err(Failure::new(format!("States.ArrayRange gives at most {RANGE_MAX} elements")));
     }
     Ok((0..=steps).filter_map(|at| i64::try_from(first + at * step).ok()).map(Value::from).collect())
 }
@@ -226,8 +226,8 @@ fn digest(data: &Value, algorithm: &Value) -> Outcome {
         Value::String(text) => text.to_string(),
         other => other.to_text(),
     };
-    if data.chars().count() > MAX_ENCODED_CHARS {
-        return Err(Failure::new(format!("The input exceeds the limit of {MAX_ENCODED_CHARS} characters")));
+    if data.chars().count() > ENCODED_CHARS_MAX {
+        return Err(Failure::new(format!("The input exceeds the limit of {ENCODED_CHARS_MAX} characters")));
     }
     let algorithm = text(algorithm, 2)?;
     hash::hex_digest(algorithm, data.as_bytes())

@@ -133,6 +133,6 @@ fn bad_calls_are_refused() {
         assert!(Intrinsic::parse(call).is_err(), "{call}");
     }
     let nested = |depth: usize| "States.Array(".repeat(depth) + &")".repeat(depth);
-    assert!(Intrinsic::parse(&nested(MAX_NESTING)).is_ok());
-    assert!(Intrinsic::parse(&nested(MAX_NESTING + 1)).is_err());
+    assert!(Intrinsic::parse(&nested(NESTING_MAX)).is_ok());
+    assert!(Intrinsic::parse(&nested(NESTING_MAX + 1)).is_err());
 }

@@ -71,7 +71,7 @@ pub(super) fn comparison(op: BinaryOp) -> Option<&'static str> {
 }
 
 /// How many nodes a cheap expression may have.
-const MAX_LIGHT_NODES: usize = 200;
+const LIGHT_NODES_MAX: usize = 200;
 
 /// Functions that take time in proportion to their operands.
 const LIGHT_FUNCTIONS: [&str; 39] = [
@@ -147,7 +147,7 @@ fn light(node: &AstNode, nodes: &mut usize) -> bool {
         AstNode::Function { name, .. } => LIGHT_FUNCTIONS.contains(&name.as_str()),
         _ => true,
     };
-    if !is_light || *nodes > MAX_LIGHT_NODES {
+    if !is_light || *nodes > LIGHT_NODES_MAX {
         return false;
     }
     let mut all = true;

@@ -3,7 +3,7 @@
 use indexmap::IndexMap;
 use jsonata_core::value::JValue;
 
-use super::limits::{MAX_RESULT_BYTES, MAX_RESULT_DEPTH};
+use super::limits::{RESULT_BYTES_MAX, RESULT_DEPTH_MAX};
 use crate::value::{Map, Number, Value};
 
 /// What [`from_jsonata`] says of a function or a regular expression: no value at all.
@@ -35,8 +35,8 @@ pub(super) fn from_jsonata(value: &JValue) -> Result<Option<Value>, String> {
     if matches!(value, JValue::Lambda(_) | JValue::Builtin { .. } | JValue::Regex { .. }) {
         return Err(UNSUPPORTED.to_owned());
     }
-    let mut budget = MAX_RESULT_BYTES;
-    convert(value, MAX_RESULT_DEPTH, &mut budget)
+    let mut budget = RESULT_BYTES_MAX;
+    convert(value, RESULT_DEPTH_MAX, &mut budget)
 }
 
 fn convert(value: &JValue, depth: usize, budget: &mut usize) -> Result<Option<Value>, String> {
@@ -47,7 +47,7 @@ fn convert(value: &JValue, depth: usize, budget: &mut usize) -> Result<Option<Va
     };
     *budget = budget
         .checked_sub(size)
-        .ok_or_else(|| format!("The result of the expression exceeds {MAX_RESULT_BYTES} bytes"))?;
+        .ok_or_else(|| format!("The result of the expression exceeds {RESULT_BYTES_MAX} bytes"))?;
     let depth = depth.checked_sub(1).ok_or("The result of the expression nests too deep")?;
     Ok(Some(match value {
         JValue::Null => Value::Null,

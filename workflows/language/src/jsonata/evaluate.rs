@@ -8,7 +8,7 @@ use jsonata_core::ast::{AstNode, BinaryOp};
 use jsonata_core::evaluator::{Context, Evaluator, EvaluatorOptions};
 use jsonata_core::value::JValue;
 
-use super::limits::{GRACE_MILLIS, LIGHT_MILLIS, MAX_MILLIS, MAX_SEQUENCE, MAX_STACK_DEPTH};
+use super::limits::{GRACE_MILLIS, LIGHT_MILLIS, MILLIS_MAX, SEQUENCE_MAX, STACK_DEPTH_MAX};
 use super::pool::{self, Gone};
 use super::{Program, analysis, convert, functions, guard, wording};
 use crate::dataflow::{Ambient, Scope};
@@ -31,7 +31,7 @@ pub(super) fn run(program: &Arc<Program>, scope: &Scope<'_>) -> Outcome {
             None => bounded(program, data, None),
         };
     }
-    let outcome = bounded(program, data, Some(MAX_MILLIS));
+    let outcome = bounded(program, data, Some(MILLIS_MAX));
     if let Err(error) = &outcome
         && (error.starts_with(TIMED_OUT) || error.starts_with(LATE))
     {
@@ -56,7 +56,7 @@ fn bounded(program: &Arc<Program>, data: Data, millis_max: Option<u64>) -> Outco
     let evaluate = move || data.evaluate(&program, &JValue::Undefined, bounds(millis_max));
     match pool::run(millis_max.map(|millis| Duration::from_millis(millis + GRACE_MILLIS)), evaluate) {
         Ok(outcome) => outcome,
-        Err(Gone::Late) => Err(format!("{LATE} {MAX_MILLIS} milliseconds.")),
+        Err(Gone::Late) => Err(format!("{LATE} {MILLIS_MAX} milliseconds.")),
         Err(Gone::Broken) => Err(BROKEN.to_owned()),
     }
 }
@@ -65,8 +65,8 @@ fn bounds(millis_max: Option<u64>) -> EvaluatorOptions {
     EvaluatorOptions {
         timeout_ms: millis_max,
         cancel: None,
-        max_stack_depth: Some(MAX_STACK_DEPTH),
-        max_sequence_length: Some(MAX_SEQUENCE),
+        max_stack_depth: Some(STACK_DEPTH_MAX),
+        max_sequence_length: Some(SEQUENCE_MAX),
     }
 }
 

@@ -12,9 +12,9 @@ use crate::dataflow::Scope;
 use crate::value::{Map, Number, Value};
 
 /// How deep such an expression may nest; deeper ones are not plain.
-const MAX_DEPTH: usize = 32;
+const DEPTH_MAX: usize = 32;
 /// Longer results of `&` are left to the counted evaluation.
-const MAX_TEXT_BYTES: usize = 64 * 1024;
+const TEXT_BYTES_MAX: usize = 64 * 1024;
 
 /// A plain expression.
 #[derive(Clone, Debug)]
@@ -38,7 +38,7 @@ pub(super) enum Root {
 impl Fast {
     /// The plain form of an expression, if it has one.
     pub(super) fn compile(ast: &AstNode) -> Option<Self> {
-        compile(ast, MAX_DEPTH)
+        compile(ast, DEPTH_MAX)
     }
 
     /// The value: `None` when it is not for us to say, `Some(None)` when it is undefined.
@@ -229,7 +229,7 @@ fn binary(op: BinaryOp, left: &Value, right: &Value) -> Option<Value> {
         BinaryOp::Or => Some(Value::Bool(left.as_bool()? || right.as_bool()?)),
         BinaryOp::Concatenate => {
             let (Value::String(left), Value::String(right)) = (left, right) else { return None };
-            (left.len() + right.len() <= MAX_TEXT_BYTES).then(|| Value::from(format!("{left}{right}")))
+            (left.len() + right.len() <= TEXT_BYTES_MAX).then(|| Value::from(format!("{left}{right}")))
         }
         _ => None,
     }

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use jsonata_core::evaluator::{Evaluator, EvaluatorError, HostFnResult};
 use jsonata_core::value::JValue;
 
-use super::limits::{MAX_OPERAND_BYTES, MAX_PRODUCED_BYTES, MAX_SEQUENCE};
+use super::limits::{OPERAND_BYTES_MAX, PRODUCED_BYTES_MAX, SEQUENCE_MAX};
 use super::{convert, guard};
 use crate::dataflow::Ambient;
 use crate::intrinsic::hash::hex_digest;
@@ -24,7 +24,7 @@ impl Budget {
                 self.0.set(rest);
                 Ok(())
             }
-            None => Err(fail(format!("The expression produced more than {MAX_PRODUCED_BYTES} bytes"))),
+            None => Err(fail(format!("The expression produced more than {PRODUCED_BYTES_MAX} bytes"))),
         }
     }
 }
@@ -39,7 +39,7 @@ pub(super) fn register<'n>(
     names: impl Iterator<Item = &'n str>,
     ambient: &Ambient,
 ) {
-    let budget = Budget(Rc::new(Cell::new(MAX_PRODUCED_BYTES)));
+    let budget = Budget(Rc::new(Cell::new(PRODUCED_BYTES_MAX)));
     let ambient = Rc::new(ambient.clone());
     for name in names {
         // Registering fails only for names the crate compiles itself, and none of these is one.
@@ -108,11 +108,11 @@ fn now(now_ms: i64) -> JValue {
 /// Passes on a value that comes to a bounded amount of text, shared parts counted each time they stand in it.
 fn operand(arguments: &[JValue]) -> HostFnResult {
     let value = arguments.first().unwrap_or(&JValue::Undefined);
-    let mut rest = MAX_OPERAND_BYTES;
+    let mut rest = OPERAND_BYTES_MAX;
     if measure(value, &mut rest) {
         Ok(value.clone())
     } else {
-        Err(fail(format!("A value in the expression exceeds {MAX_OPERAND_BYTES} bytes")))
+        Err(fail(format!("A value in the expression exceeds {OPERAND_BYTES_MAX} bytes")))
     }
 }
 
@@ -191,7 +191,7 @@ fn replaced_text(arguments: &[JValue], budget: &Budget) -> HostFnResult {
     let replacement = match replacement {
         JValue::String(replacement) => replacement.len(),
         // A function that is not written in its place: its texts cannot be counted.
-        other if other.is_function() => MAX_OPERAND_BYTES,
+        other if other.is_function() => OPERAND_BYTES_MAX,
         _ => 0,
     };
     let most = match arguments.get(1) {
@@ -199,7 +199,7 @@ fn replaced_text(arguments: &[JValue], budget: &Budget) -> HostFnResult {
         _ => text.chars().count() + 1,
     };
     if most.saturating_mul(replacement) > budget.0.get() {
-        return Err(fail(format!("The expression produced more than {MAX_PRODUCED_BYTES} bytes")));
+        return Err(fail(format!("The expression produced more than {PRODUCED_BYTES_MAX} bytes")));
     }
     Ok(value.clone())
 }
@@ -309,8 +309,8 @@ fn range(arguments: &[JValue], budget: &Budget) -> HostFnResult {
     if steps < 0.0 {
         return Ok(JValue::array(Vec::new()));
     }
-    if steps >= count(MAX_SEQUENCE) {
-        return Err(fail(format!("D2015: The maximum sequence length of {MAX_SEQUENCE} was exceeded.")));
+    if steps >= count(SEQUENCE_MAX) {
+        return Err(fail(format!("D2015: The maximum sequence length of {SEQUENCE_MAX} was exceeded.")));
     }
     budget.take(whole(steps) * size_of::<JValue>())?;
     Ok(JValue::array((0..=whole(steps)).map(|at| JValue::Number(first + count(at) * step)).collect()))

@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::limits::{MAX_LOST_THREADS, MAX_QUEUED, THREADS};
+use super::limits::{LOST_THREADS_MAX, QUEUED_MAX, THREADS};
 
 type Work = Box<dyn FnOnce() + Send>;
 
@@ -52,7 +52,7 @@ enum Told<T> {
 
 impl Pool {
     fn start() -> Self {
-        let (work, queue) = sync_channel::<Work>(MAX_QUEUED);
+        let (work, queue) = sync_channel::<Work>(QUEUED_MAX);
         let pool = Self { work, queue: Arc::new(Mutex::new(queue)), counts: Arc::default() };
         for _ in 0..THREADS {
             pool.spawn();
@@ -116,7 +116,7 @@ impl Pool {
             Ok(Told::Ended(value)) => Ok(value),
             Ok(Told::Begun) | Err(RecvTimeoutError::Disconnected) => Err(Gone::Broken),
             Err(RecvTimeoutError::Timeout) => {
-                let replace = |lost: usize| (lost < MAX_LOST_THREADS).then_some(lost + 1);
+                let replace = |lost: usize| (lost < LOST_THREADS_MAX).then_some(lost + 1);
                 let lost = &self.counts.lost;
                 if lost.fetch_update(Ordering::AcqRel, Ordering::Acquire, replace).is_ok() {
                     self.spawn();
@@ -161,7 +161,9 @@ mod tests {
         // Others have taken the place of those that are lost.
         assert_eq!(pool.run(Some(LONG), || 8), Ok(8));
         drop(guard);
+        let begun = std::time::Instant::now();
         while pool.counts.lost.load(Ordering::Acquire) != 0 {
+            assert!(begun.elapsed() < LONG, "those that are lost do not come back");
             std::thread::yield_now();
         }
         assert_eq!(pool.run(None, || 9), Ok(9));
@@ -173,8 +175,9 @@ mod tests {
         let holds = Arc::new(Mutex::new(()));
         let guard = holds.lock().expect("whole");
         let run = |limit, work: Box<dyn FnOnce() -> u8 + Send>| {
-            let pool = Arc::clone(&pool);
-            std::thread::spawn(move || pool.run(limit, work))
+            let (pool, (tells, told)) = (Arc::clone(&pool), sync_channel(1));
+            std::thread::spawn(move || tells.send(pool.run(limit, work)));
+            told
         };
         let (begins, begun) = sync_channel(THREADS);
         let busy: Vec<_> = std::iter::repeat_with(|| {
@@ -188,12 +191,19 @@ mod tests {
         })
         .take(THREADS)
         .collect();
-        (0..THREADS).for_each(|_| begun.recv().expect("they begin"));
-        let waits = run(Some(Duration::from_secs(5)), Box::new(|| 2));
-        std::thread::sleep(Duration::from_millis(50));
-        assert!(!waits.is_finished());
+        (0..THREADS).for_each(|_| begun.recv_timeout(LONG).expect("they begin"));
+        let limit = Duration::from_secs(1);
+        let waits = run(Some(limit), Box::new(|| 2));
+        // No thread is free to take it: whoever looks at the queue finds it there, and puts it back.
+        let queued = pool.queue.lock().expect("whole").recv_timeout(LONG).expect("it stands in line");
+        pool.work.send(queued).expect("there is room");
+        assert_eq!(
+            waits.recv_timeout(limit),
+            Err(RecvTimeoutError::Timeout),
+            "it waits longer than its limit"
+        );
         drop(guard);
-        assert_eq!(waits.join().expect("runs"), Ok(2));
-        assert!(busy.into_iter().all(|busy| busy.join().expect("runs") == Ok(1)));
+        assert_eq!(waits.recv_timeout(LONG), Ok(Ok(2)));
+        assert!(busy.into_iter().all(|busy| busy.recv_timeout(LONG) == Ok(Ok(1))));
     }
 }

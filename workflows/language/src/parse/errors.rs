@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use crate::definition::{Catcher, Jitter, Retrier};
+use crate::definition::{Catcher, Jitter, Retrier, SECONDS_MAX};
 use crate::value::Value;
 
 use super::allowed;
 use super::fields::{EMPTY, Fields};
-use super::flow::{Compiler, Here, SECONDS_MAX};
+use super::flow::{Compiler, Here};
 
 /// The longest `MaxDelaySeconds`.
-const MAX_DELAY_SECONDS_MAX: u64 = 31_622_400;
+const DELAY_SECONDS_MAX: u64 = 31_622_400;
 /// The name that stands for every error.
 const ALL: &str = "States.ALL";
 const NOT_LAST: &str = "States.ALL must appear alone and at end of list";
@@ -77,7 +77,7 @@ impl Compiler {
             interval_seconds: entry.integer("IntervalSeconds", 0, SECONDS_MAX, report).unwrap_or(1),
             max_attempts: entry.integer("MaxAttempts", 0, SECONDS_MAX, report).unwrap_or(3),
             backoff_rate: entry.number("BackoffRate", 1.0, f64::MAX, report).unwrap_or(2.0),
-            max_delay_seconds: entry.integer("MaxDelaySeconds", 1, MAX_DELAY_SECONDS_MAX, report),
+            max_delay_seconds: entry.integer("MaxDelaySeconds", 1, DELAY_SECONDS_MAX, report),
             jitter,
             comment: entry.string("Comment", report),
         })

@@ -4,16 +4,13 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::definition::{
-    Flow, FlowId, Head, MachineType, QueryLanguage, State, StateId, StateMachine, Transition,
+    Flow, FlowId, Head, MachineType, QueryLanguage, SECONDS_MAX, State, StateId, StateMachine, Transition,
 };
 use crate::validate::{Code, Report};
 use crate::value::Value;
 
 use super::fields::{EMPTY, Fields, neither};
 use super::{FLOW_DEPTH_MAX, STATE_NAME_CHARS_MAX};
-
-/// The longest `TimeoutSeconds`.
-pub(super) const SECONDS_MAX: u64 = 99_999_999;
 
 /// Makes one machine.
 pub(crate) struct Compiler {

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use crate::definition::{
-    DataFlow, Fail, Kind, Parallel, Pass, PathField, QueryLanguage, ResultPath, State, Text, TimestampField,
-    Transition, Wait,
+    DataFlow, Fail, Kind, Parallel, Pass, PathField, QueryLanguage, ResultPath, SECONDS_MAX, State, Text,
+    TimestampField, Transition, Wait,
 };
 use crate::path::Path;
 use crate::value::Value;
 
 use super::allowed;
 use super::fields::{EMPTY, Fields, list};
-use super::flow::{Compiler, Here, Place, SECONDS_MAX};
+use super::flow::{Compiler, Here, Place};
 
 impl Compiler {
     /// One state. None when it has no sound type; other problems are only reported.

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::definition::{Pattern, Quantity, Resource, Task, unsupported};
+use crate::definition::{Pattern, Quantity, Resource, SECONDS_MAX, Task, unsupported};
 use crate::template::Template;
 use crate::value::Value;
 
 use super::allowed;
 use super::fields::Fields;
-use super::flow::{Compiler, SECONDS_MAX};
+use super::flow::Compiler;
 
 impl Compiler {
     pub(super) fn task(&mut self, fields: &Fields<'_>) -> Option<Task> {

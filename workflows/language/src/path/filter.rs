@@ -11,9 +11,9 @@ use crate::error::Problem;
 use crate::value::Value;
 
 /// How deep parentheses and `!` may nest in a filter.
-const MAX_NESTING: usize = 64;
+const NESTING_MAX: usize = 64;
 /// How large the compiled form of a filter's regular expression may grow, in bytes.
-const MAX_REGEX_BYTES: usize = 1 << 20;
+const REGEX_BYTES_MAX: usize = 1 << 20;
 
 /// A compiled filter.
 #[derive(Clone, Debug)]
@@ -117,7 +117,7 @@ fn conjunction(cursor: &mut Cursor<'_>, nesting: usize) -> Result<Filter, Proble
 }
 
 fn term(cursor: &mut Cursor<'_>, nesting: usize) -> Result<Filter, Problem> {
-    if nesting > MAX_NESTING {
+    if nesting > NESTING_MAX {
         return Err(cursor.problem("The filter nests too deep"));
     }
     cursor.skip_space();
@@ -182,7 +182,7 @@ fn path(cursor: &mut Cursor<'_>) -> Result<Path, Problem> {
 }
 
 fn list(cursor: &mut Cursor<'_>, nesting: usize) -> Result<Operand, Problem> {
-    if nesting > MAX_NESTING {
+    if nesting > NESTING_MAX {
         return Err(cursor.problem("The filter nests too deep"));
     }
     cursor.eat('[');
@@ -233,7 +233,7 @@ fn pattern(cursor: &mut Cursor<'_>) -> Result<Operand, Problem> {
         .case_insensitive(flags.contains('i'))
         .multi_line(flags.contains('m'))
         .dot_matches_new_line(flags.contains('s'))
-        .size_limit(MAX_REGEX_BYTES)
+        .size_limit(REGEX_BYTES_MAX)
         .build()
         .map_err(|_| cursor.problem("Invalid pattern"))?;
     Ok(Operand::Pattern(Arc::new(regex)))

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use super::{MAX_PATH_CHARS, Path, Root, Step, filter, function::Function};
+use super::{PATH_CHARS_MAX, Path, Root, Step, filter, function::Function};
 use crate::error::Problem;
 
 /// Reads a path from its text.
 pub(super) fn path(text: &str) -> Result<Path, Problem> {
-    if text.len() > MAX_PATH_CHARS {
-        return Err(Problem::here(format!("A path has at most {MAX_PATH_CHARS} characters")));
+    if text.len() > PATH_CHARS_MAX {
+        return Err(Problem::here(format!("A path has at most {PATH_CHARS_MAX} characters")));
     }
     let mut cursor = Cursor::new(text);
     let path = prefix(&mut cursor, text)?;

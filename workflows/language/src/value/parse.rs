@@ -6,9 +6,9 @@ use std::sync::Arc;
 use super::{Map, Number, Value};
 
 /// How deep containers may nest, as in Jackson's `StreamReadConstraints`.
-pub const MAX_DEPTH: usize = 1000;
+pub const DEPTH_MAX: usize = 1000;
 /// How many characters a number may have, as in Jackson's `StreamReadConstraints`.
-const MAX_NUMBER_CHARS: usize = 1000;
+const NUMBER_CHARS_MAX: usize = 1000;
 const VALUES: &str = "(JSON String, Number, Array, Object or token 'null', 'true' or 'false')";
 
 /// What is wrong with a text that should have been JSON.
@@ -183,10 +183,10 @@ impl<'a> Parser<'a> {
     }
 
     fn nested(&mut self, container: fn(&mut Self) -> Parsed<Value>) -> Parsed<Value> {
-        if self.depth == MAX_DEPTH {
+        if self.depth == DEPTH_MAX {
             let message = format!(
-                "Document nesting depth ({}) exceeds the maximum allowed ({MAX_DEPTH})",
-                MAX_DEPTH + 1
+                "Document nesting depth ({}) exceeds the maximum allowed ({DEPTH_MAX})",
+                DEPTH_MAX + 1
             );
             return Err(self.error(JsonErrorKind::TooDeep, message));
         }
@@ -410,9 +410,9 @@ impl<'a> Parser<'a> {
             }
         }
         let text = &self.text[from..self.at];
-        if text.len() > MAX_NUMBER_CHARS {
+        if text.len() > NUMBER_CHARS_MAX {
             let message = format!(
-                "Number value length ({}) exceeds the maximum allowed ({MAX_NUMBER_CHARS})",
+                "Number value length ({}) exceeds the maximum allowed ({NUMBER_CHARS_MAX})",
                 text.len()
             );
             return Err(self.error(JsonErrorKind::TooLarge, message));

@@ -36,7 +36,7 @@ impl LineWriter {
             // Ages are those of the line, not of the watch.
             self.view.now = (self.clock)();
         }
-        if let Err(error) = self.view.stored_with(out, stored, revision, with_columns) {
+        if let Err(error) = self.view.append_stored_with(out, stored, revision, with_columns) {
             tracing::error!(%error, kind = ?self.view.kind, "a stored object does not parse");
             return out.truncate(start);
         }

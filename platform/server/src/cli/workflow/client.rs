@@ -9,6 +9,7 @@ use anyhow::Context as _;
 use bytes::Bytes;
 use http::{Request, header};
 use http_body_util::{BodyExt as _, Full, Limited};
+use mayfly_api::workflow::names::{ACCOUNT, REGION};
 use serde_json::{Value, json};
 
 use crate::{
@@ -16,9 +17,6 @@ use crate::{
     data_dir::{DataDir, Endpoints, Origin},
 };
 
-/// Whose workflows these are: the account that the API gives to keys that name none, in its default region.
-pub(super) const ACCOUNT: &str = "000000000000";
-pub(super) const REGION: &str = "us-east-1";
 /// An answer is never larger, in bytes: a page of 1000 events of 256 KiB each fits in.
 const ANSWER_BYTES_MAX: usize = 512 << 20;
 /// The most that a page can hold.

@@ -3,16 +3,11 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use mayfly_api::{names::dns_label, wellknown::NAMESPACE_DEFAULT};
+use mayfly_api::{names::dns_label, wellknown::NAMESPACE_DEFAULT, workflow::names::ROLE};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{
-    client::{ACCOUNT, Client},
-    components, definition,
-    reference::Workflow,
-    result,
-};
+use super::{client::Client, components, definition, reference::Workflow, result};
 use crate::cli::{
     failure::Failure,
     output,
@@ -89,9 +84,8 @@ pub(super) async fn run(args: DeployArgs, client: &Client, session: &Session) ->
     validate(client, &definition, &kind, &source).await?;
     let change = match there {
         None => {
-            let role = format!("arn:aws:iam::{ACCOUNT}:role/mayfly");
             let name = workflow.name();
-            let params = json!({"name": name, "definition": definition, "roleArn": role, "type": kind});
+            let params = json!({"name": name, "definition": definition, "roleArn": ROLE, "type": kind});
             client.call("CreateStateMachine", &params).await?;
             Change::Created
         }

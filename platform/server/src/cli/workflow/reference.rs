@@ -1,9 +1,13 @@
 //! How people name workflows and executions, and the ARNs that the API knows them by.
 
-use mayfly_api::{ObjectKey, wellknown::NAMESPACE_DEFAULT, workflow::names::state_machine_name};
+use mayfly_api::{
+    ObjectKey,
+    wellknown::NAMESPACE_DEFAULT,
+    workflow::names::{EXECUTION_PREFIX, STATE_MACHINE_PREFIX, state_machine_name},
+};
 use serde_json::json;
 
-use super::client::{ACCOUNT, Client, REGION};
+use super::client::Client;
 use crate::cli::failure::Failure;
 
 /// A workflow: its name, or its ARN.
@@ -52,7 +56,7 @@ impl Workflow {
     pub(super) fn arn(&self) -> String {
         match self.0.starts_with("arn:") {
             true => self.0.clone(),
-            false => format!("arn:aws:states:{REGION}:{ACCOUNT}:stateMachine:{}", self.0),
+            false => format!("{STATE_MACHINE_PREFIX}{}", self.0),
         }
     }
 
@@ -160,7 +164,7 @@ impl Execution {
 }
 
 fn execution_arn(workflow: &str, name: &str) -> String {
-    format!("arn:aws:states:{REGION}:{ACCOUNT}:execution:{workflow}:{name}")
+    format!("{EXECUTION_PREFIX}{workflow}:{name}")
 }
 
 /// `WORKFLOW/EXECUTION` of an execution's ARN.

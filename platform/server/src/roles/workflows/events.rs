@@ -11,111 +11,27 @@
 //! A CloudEvent that is sent twice (the same `source` and `id`) starts nothing more; to `PutEvents` every entry is a
 //! new event, as on AWS.
 
-use axum::{
-    Router,
-    body::Body,
-    extract::State,
-    response::{IntoResponse as _, Response},
-    routing::post,
-};
-use bytes::Bytes;
 use futures::future::BoxFuture;
-use http::{HeaderMap, HeaderValue, Request, StatusCode, header};
-use http_body_util::{BodyExt as _, Limited};
+use http::HeaderMap;
 use jiff::{SignedDuration, Timestamp};
-use mayfly_workflows_engine::{
-    api::{Api, router},
-    engine::{FunctionError, IntegrationCall, Integrations},
-};
+use mayfly_api::workflow::names::{ACCOUNT, REGION};
+use mayfly_workflows_engine::engine::{FunctionError, IntegrationCall, Integrations};
 use serde_json::{Map, Value, json};
-use tower::ServiceExt as _;
 
 use super::triggers::EventRules;
 
-/// Largest request: AWS's limit of all entries together is 256 KiB; JSON's escapes come on top.
-const BODY_BYTES_MAX: usize = 1 << 20;
 /// AWS's limits of one request.
 const ENTRIES_MAX: usize = 10;
 const ENTRIES_BYTES_MAX: usize = 256 << 10;
 /// The one bus.
 const BUS: &str = "default";
-const TARGET: &str = "AWSEvents.";
 const RESOURCE: &str = "arn:aws:states:::events:putEvents";
-const ACCOUNT: &str = "000000000000";
-const REGION: &str = "us-east-1";
-
-#[derive(Clone)]
-struct Doors {
-    workflows: Router,
-    events: EventRules,
-}
-
-/// The Step Functions API, and events on the same listener.
-pub(super) fn routes(api: Api, events: EventRules) -> Router {
-    let doors = Doors { workflows: router(api), events };
-    let root = post(by_target).fallback(not_a_call);
-    Router::new().route("/", root).route("/events", post(cloud_events)).with_state(doors)
-}
-
-/// For who opens the address in a browser.
-async fn not_a_call() -> Response {
-    let said = "This is the AWS Step Functions API: its operations are POSTs, which an AWS SDK or the aws CLI makes \
-                (--endpoint-url with this address).\n";
-    (StatusCode::METHOD_NOT_ALLOWED, [(header::ALLOW, "POST")], said).into_response()
-}
-
-/// AWS's services share an address and are told apart by the target.
-async fn by_target(State(doors): State<Doors>, request: Request<Body>) -> Response {
-    let target =
-        request.headers().get("x-amz-target").and_then(|target| target.to_str().ok()).unwrap_or_default();
-    let Some(operation) = target.strip_prefix(TARGET).map(str::to_owned) else {
-        return match doors.workflows.oneshot(request).await {
-            Ok(response) => response,
-            Err(never) => match never {},
-        };
-    };
-    let Ok(body) = read(request.into_body()).await else {
-        return aws(400, &refusal("SerializationException", "the request is too large or broken off"));
-    };
-    if operation != "PutEvents" {
-        let why = format!(
-            "{operation} is not served here: which events start what is said in spec.triggers of a Workflow"
-        );
-        return aws(400, &refusal("UnknownOperationException", why));
-    }
-    match serde_json::from_slice::<Value>(&body) {
-        Ok(request) => match put_events(&doors.events, &request).await {
-            Ok(answer) => aws(200, &answer),
-            Err(why) => aws(400, &refusal("ValidationException", why)),
-        },
-        Err(error) => aws(400, &refusal("SerializationException", error.to_string())),
-    }
-}
-
-async fn read(body: Body) -> Result<Bytes, ()> {
-    Ok(Limited::new(body, BODY_BYTES_MAX).collect().await.map_err(drop)?.to_bytes())
-}
-
-fn refusal(code: &str, why: impl Into<String>) -> Value {
-    json!({"__type": code, "message": why.into()})
-}
-
-fn aws(status: u16, body: &Value) -> Response {
-    let mut response = Response::new(Body::from(body.to_string()));
-    *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-amz-json-1.1"));
-    if let Ok(id) = HeaderValue::from_str(&uuid::Uuid::new_v4().to_string()) {
-        headers.insert("x-amzn-requestid", id);
-    }
-    response
-}
 
 /// `PutEvents`: each entry for itself.
 ///
 /// # Errors
 /// The request as a whole is none.
-async fn put_events(events: &EventRules, request: &Value) -> Result<Value, String> {
+pub(super) async fn put(events: &EventRules, request: &Value) -> Result<Value, String> {
     let entries = request["Entries"].as_array().map_or(&[][..], Vec::as_slice);
     if entries.is_empty() || entries.len() > ENTRIES_MAX {
         return Err(format!(
@@ -186,37 +102,23 @@ fn event(id: &str, source: &str, kind: &str, time: Timestamp, resources: Vec<Val
         "detail-type": kind,
         "source": source,
         "account": ACCOUNT,
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+        "time": super::seconds_text(time),
         "region": REGION,
         "resources": resources,
         "detail": detail,
     })
 }
 
-/// CloudEvents 1.0 over HTTP: structured, a batch of them, or binary.
-async fn cloud_events(State(doors): State<Doors>, request: Request<Body>) -> Response {
-    let (parts, body) = request.into_parts();
-    let Ok(body) = read(body).await else {
-        let why = format!("a request has {BODY_BYTES_MAX} bytes at most\n");
-        return (StatusCode::PAYLOAD_TOO_LARGE, why).into_response();
-    };
-    // All of a batch are understood before the first starts anything: what is refused has done nothing.
+/// The events of a CloudEvents request, and what identifies each of them.
+///
+/// # Errors
+/// One of them is none.
+pub(super) fn of_clouds(headers: &HeaderMap, body: &[u8]) -> Result<Vec<(Value, String)>, String> {
     let identified = |cloud: &Value| {
         let identity = format!("{}\n{}", cloud["source"], cloud["id"]);
         from_cloud(cloud, Timestamp::now()).map(|event| (event, identity))
     };
-    let understood = received(&parts.headers, &body)
-        .and_then(|events| events.iter().map(identified).collect::<Result<Vec<_>, _>>());
-    let events = match understood {
-        Ok(events) => events,
-        Err(why) => return (StatusCode::BAD_REQUEST, format!("{why}\n")).into_response(),
-    };
-    for (event, identity) in &events {
-        if let Err(why) = doors.events.publish(event, identity).await {
-            return (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response();
-        }
-    }
-    StatusCode::ACCEPTED.into_response()
+    received(headers, body)?.iter().map(identified).collect()
 }
 
 /// The events of a request, each as structured JSON.
@@ -319,13 +221,11 @@ impl Integrations for PutEvents {
                     resources.extend(of.map(|arn| json!(arn)));
                 }
             }
-            let failed =
-                |error_type: &str, cause: String| FunctionError { error_type: error_type.into(), cause };
-            let answer = put_events(&self.0, &request).await;
-            let answer = answer.map_err(|why| failed("EventBridge.ValidationException", why))?;
+            let answer = put(&self.0, &request).await;
+            let answer = answer.map_err(|why| FunctionError::new("EventBridge.ValidationException", why))?;
             match answer["FailedEntryCount"] == 0 {
                 true => Ok(answer),
-                false => Err(failed("EventBridge.FailedEntry", answer.to_string())),
+                false => Err(FunctionError::new("EventBridge.FailedEntry", answer.to_string())),
             }
         })
     }

@@ -40,8 +40,6 @@ const LOOKED_THROUGH_MAX: usize = 10_000;
 const PAGE: usize = 500;
 /// Events of a history that are shown: the last ones.
 const HISTORY_MAX: usize = 100;
-/// Executions have the region and account of this installation, whatever their state machine's are.
-const EXECUTION_PREFIX: &str = "arn:aws:states:us-east-1:000000000000:execution:";
 /// The label by which a workflow's executions are selected.
 const LABEL_WORKFLOW: &str = "mayfly.dev/workflow";
 
@@ -137,7 +135,7 @@ impl Executions {
                 "namespace": workflow.namespace,
                 "uid": uid(&found.execution_arn),
                 "resourceVersion": microseconds(changed).to_string(),
-                "creationTimestamp": found.start_date.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+                "creationTimestamp": super::seconds_text(found.start_date),
                 "labels": {LABEL_WORKFLOW: workflow.name},
             },
             "spec": {
@@ -176,7 +174,7 @@ impl Executions {
         let machine = self.directory.arn(&ObjectKey::new(namespace, workflow));
         if let Some(own_name) = own_name {
             let (_, machine_name) = machine.rsplit_once(':').unwrap_or_default();
-            let arn = format!("{EXECUTION_PREFIX}{machine_name}:{own_name}");
+            let arn = format!("{}{machine_name}:{own_name}", names::EXECUTION_PREFIX);
             return self.engine.describe(&arn).await.map_err(failed);
         }
         let mut from = None;
@@ -382,7 +380,8 @@ fn microseconds(at: Timestamp) -> u64 {
 /// The same for the same execution, and for no other.
 fn uid(arn: &str) -> String {
     let digest = Sha256::digest(arn);
-    let bytes = digest[..16].try_into().unwrap_or_default();
+    let mut bytes = [0; 16];
+    bytes.copy_from_slice(&digest[..16]);
     uuid::Builder::from_random_bytes(bytes).into_uuid().to_string()
 }
 

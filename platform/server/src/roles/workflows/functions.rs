@@ -129,10 +129,10 @@ async fn invoke(
             executed_version: "$LATEST".into(),
         });
     }
-    Err(told(&text).unwrap_or_else(|| FunctionError {
-        error_type: "Lambda.Unknown".into(),
-        cause: json!({"errorMessage": text, "errorType": "Lambda.Unknown", "status": status.as_u16()})
-            .to_string(),
+    Err(contract_error(&text).unwrap_or_else(|| {
+        let cause = json!({"errorMessage": text, "errorType": "Lambda.Unknown", "status": status.as_u16()})
+            .to_string();
+        FunctionError::new("Lambda.Unknown", cause)
     }))
 }
 
@@ -151,15 +151,15 @@ fn json_of(text: String) -> String {
 }
 
 /// The error that a function tells by the contract: a body with `errorType` and `errorMessage`.
-fn told(text: &str) -> Option<FunctionError> {
+fn contract_error(text: &str) -> Option<FunctionError> {
     let body: Value = serde_json::from_str(text).ok()?;
-    let error_type = body.get("errorType")?.as_str()?.to_owned();
-    Some(FunctionError { error_type, cause: text.to_owned() })
+    let error_type = body.get("errorType")?.as_str()?;
+    Some(FunctionError::new(error_type, text))
 }
 
 fn failed(error_type: &str, error: impl std::fmt::Display) -> FunctionError {
     let cause = json!({"errorMessage": error.to_string(), "errorType": error_type}).to_string();
-    FunctionError { error_type: error_type.into(), cause }
+    FunctionError::new(error_type, cause)
 }
 
 /// The gateway's refusals under the names that people retry and catch on AWS.
@@ -172,7 +172,7 @@ fn refused(call: &FunctionCall, arns: &FunctionArns, refusal: &Refusal) -> Funct
                 arns.of(&call.function),
                 uuid::Uuid::new_v4()
             );
-            return FunctionError { error_type: "Lambda.ResourceNotFoundException".into(), cause };
+            return FunctionError::new("Lambda.ResourceNotFoundException", cause);
         }
         Code::QueueFull | Code::QueueTimeout | Code::Overloaded => "Lambda.TooManyRequestsException",
         Code::NotReady | Code::ComponentMissing | Code::ShuttingDown => "Lambda.ServiceException",
@@ -227,10 +227,10 @@ mod tests {
     #[test]
     fn an_error_that_is_told_keeps_its_type_and_its_text() {
         let text = r#"{"errorType":"OutOfStock","errorMessage":"none left","errorData":1}"#;
-        let error = told(text).unwrap();
+        let error = contract_error(text).unwrap();
         assert_eq!((error.error_type.as_str(), error.cause.as_str()), ("OutOfStock", text));
         for text in ["oops", "{}", r#"{"errorType":1}"#] {
-            assert_eq!(told(text), None, "{text}");
+            assert_eq!(contract_error(text), None, "{text}");
         }
     }
 

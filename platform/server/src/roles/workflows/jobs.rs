@@ -301,7 +301,7 @@ impl Drop for Mine {
 
 fn failed(error_type: &str, cause: impl std::fmt::Display) -> FunctionError {
     let cause = json!({"errorMessage": cause.to_string(), "errorType": error_type}).to_string();
-    FunctionError { error_type: error_type.into(), cause }
+    FunctionError::new(error_type, cause)
 }
 
 fn unavailable(error: kube::Error) -> FunctionError {

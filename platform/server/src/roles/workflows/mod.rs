@@ -1,7 +1,7 @@
 //! Workflows in this process: the engine on its journal, and the Step Functions API in front of it.
 //!
 //! Beside it: workflows and executions as objects ([`objects`], [`executions`]), and what starts executions by
-//! itself ([`triggers`], [`events`]).
+//! itself ([`triggers`], [`events`]). [`listen`] is what their address answers.
 //!
 //! The engine asks for four things from outside, and they are handed to it here: functions (the gateway, in
 //! process, under the same rules as a request from a socket), HTTP for `http:invoke`, files for the items and
@@ -12,6 +12,7 @@ mod events;
 mod executions;
 mod functions;
 mod jobs;
+mod listen;
 mod objects;
 mod services;
 mod triggers;
@@ -21,7 +22,7 @@ use std::{os::unix::fs::DirBuilderExt as _, path::PathBuf, sync::Arc, time::Dura
 
 use anyhow::Context as _;
 use axum::serve::ListenerExt as _;
-use mayfly_api::{Workflow, k8s::api::core::v1::Namespace};
+use mayfly_api::{Workflow, k8s::api::core::v1::Namespace, workflow::names};
 use mayfly_gateway::GatewayHandle;
 use mayfly_informer::Informer;
 use mayfly_workflows_engine::{
@@ -96,7 +97,14 @@ impl Workflows {
         let (clock, randomness) = (Arc::new(SystemClock), Arc::new(OsRandomness));
         let Settings { endpoints, retention } = settings;
         let limits = Limits { retention, ..Limits::default() };
-        let config = Config { limits, data_dir: Some(folder.clone()), endpoints, ..Config::default() };
+        let config = Config {
+            data_dir: Some(folder.clone()),
+            region: names::REGION.to_owned(),
+            account: names::ACCOUNT.to_owned(),
+            endpoints,
+            limits,
+            ..Config::default()
+        };
         let deps = Deps {
             functions: Arc::new(GatewayFunctions::new(functions, FunctionArns::new(&config))),
             http: Arc::new(Web::new()),
@@ -158,7 +166,7 @@ impl Workflows {
         // Without it the last part of an answer may wait for the client's acknowledgement.
         let listener = listener.tap_io(|stream| drop(stream.set_nodelay(true)));
         let served = async {
-            axum::serve(listener, events::routes(self.api, self.events)).with_graceful_shutdown(stopped).await
+            axum::serve(listener, listen::routes(self.api, self.events)).with_graceful_shutdown(stopped).await
         };
         let serving = async {
             tokio::select! {
@@ -172,4 +180,9 @@ impl Workflows {
         engine.shutdown().await;
         Ok(result?)
     }
+}
+
+/// `2026-11-21T10:00:00Z`: whole seconds, as metadata and events have them.
+fn seconds_text(at: jiff::Timestamp) -> String {
+    at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }

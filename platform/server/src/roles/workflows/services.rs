@@ -19,7 +19,7 @@ impl Integrations for Services {
             Some(service) => service.call(call),
             None => Box::pin(async move {
                 let cause = format!("nobody carries out {}", call.resource);
-                Err(FunctionError { error_type: "Mayfly.IntegrationNotSupported".into(), cause })
+                Err(FunctionError::not_supported(cause))
             }),
         }
     }

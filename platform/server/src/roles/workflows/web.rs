@@ -18,7 +18,7 @@ impl Web {
         Self(http_client::new())
     }
 
-    async fn asked(&self, request: Request<Bytes>) -> Result<Response<Incoming>, String> {
+    async fn response_to(&self, request: Request<Bytes>) -> Result<Response<Incoming>, String> {
         let answer = self.0.request(request.map(Full::new)).await;
         answer.map_err(|error| http_client::innermost(&error))
     }
@@ -27,7 +27,7 @@ impl Web {
 impl HttpTasks for Web {
     fn send(&self, request: Request<Bytes>) -> BoxFuture<'_, Result<Response<Bytes>, String>> {
         Box::pin(async move {
-            let (head, body) = self.asked(request).await?.into_parts();
+            let (head, body) = self.response_to(request).await?.into_parts();
             let body =
                 Limited::new(body, ANSWER_BYTES_MAX).collect().await.map_err(|error| error.to_string())?;
             Ok(Response::from_parts(head, body.to_bytes()))
@@ -36,7 +36,7 @@ impl HttpTasks for Web {
 
     fn open(&self, request: Request<Bytes>) -> BoxFuture<'_, Result<Response<Streamed>, String>> {
         Box::pin(async move {
-            let response = self.asked(request).await?;
+            let response = self.response_to(request).await?;
             Ok(response.map(|body| {
                 BodyDataStream::new(body).map_err(|error| http_client::innermost(&error)).boxed()
             }))

@@ -1,7 +1,6 @@
 //! Executions that a task started and waits for: stopped when the task is given up, whenever the process ends.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use super::watched::Watched;
 use super::*;
@@ -10,8 +9,6 @@ use crate::catalog::Catalog;
 use crate::journal::Change;
 
 const CHILD: &str = "arn:aws:states:us-east-1:000000000000:stateMachine:child";
-/// Far longer than anything here takes.
-const LONG: Duration = Duration::from_secs(20);
 
 /// Binds the API, and makes the machine that the tasks start: it never ends by itself.
 async fn with_api(world: &World) -> Api {
@@ -162,18 +159,14 @@ async fn a_map_runs_children_are_stopped_after_a_crash_between() {
         "ItemProcessor": {"ProcessorConfig": {"Mode": "DISTRIBUTED", "ExecutionType": "STANDARD"},
             "StartAt": "N", "States": {"N": with(task("never"), json!({"End": true}))}}}}});
     let parent = first.start(&machine(map, Kind::Standard), "[1, 2]").await;
-    let children = async {
-        loop {
-            let found = journal.open_executions().expect("read");
-            let rows = found.into_iter().filter_map(|id| journal.execution(id).expect("read"));
-            let arns: Vec<String> = rows.map(|row| row.arn).filter(|arn| *arn != parent).collect();
-            if arns.len() == 2 {
-                return arns;
-            }
-            tokio::task::yield_now().await;
-        }
-    };
-    let children = tokio::time::timeout(LONG, children).await.expect("both have begun");
+    let mut children: Vec<String> = Vec::new();
+    until("both children have begun", || {
+        let found = journal.open_executions().expect("read");
+        let rows = found.into_iter().filter_map(|id| journal.execution(id).expect("read"));
+        children = rows.map(|row| row.arn).filter(|arn| *arn != parent).collect();
+        children.len() == 2
+    })
+    .await;
     dying.store(true, Ordering::Release);
     first.engine.stop(&parent, None, None).await.expect("stops");
     tokio::time::timeout(LONG, dead.notified()).await.expect("a child's end is on its way");

@@ -21,13 +21,9 @@ fn counting(rounds: u64) -> serde_json::Value {
 /// Runs until everything but the last call is done.
 async fn counted(world: &World, rounds: u64) -> String {
     let arn = world.start(&machine(counting(rounds), Kind::Standard), "{}").await;
-    loop {
-        let last = world.functions.calls.lock().last().map(|(name, _)| name.clone());
-        if last.as_deref() == Some("never") {
-            return arn;
-        }
-        tokio::task::yield_now().await;
-    }
+    let stops = || world.functions.calls.lock().last().is_some_and(|(name, _)| name == "never");
+    until("the last function is called", stops).await;
+    arn
 }
 
 /// Resumes an execution of so many rounds; how many records that read, and how long it took.
@@ -148,12 +144,12 @@ async fn what_is_being_taken_up_again_is_not_forgotten() {
     }));
     let (engine, wanted) = (world.engine.clone(), arn.clone());
     let redriven = tokio::spawn(async move { engine.redrive(&wanted, None).await });
-    while read.try_recv().is_err() {
-        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
-    }
+    until("its records are read", || read.try_recv().is_ok()).await;
     let engine = world.engine.clone();
     let forgets = tokio::spawn(async move { engine.forget_old().await });
-    tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    // Who waits to write lets nobody in to read.
+    let waits = || world.engine.inner.taken_up.try_read().is_err();
+    until("forgetting waits for what is taken up", waits).await;
     may_go_on.send(()).expect("it waits");
     redriven.await.expect("runs").expect("goes on");
     assert_eq!(forgets.await.expect("runs").expect("written"), 0);

@@ -2,14 +2,10 @@
 //! effect is missing.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use super::watched::Watched;
 use super::*;
 use crate::journal::{Change, JournalError, MemoryJournal};
-
-/// Far longer than anything here takes.
-const LONG: Duration = Duration::from_secs(20);
 
 /// Takes `left` batches with records and then nothing any more, as a process
 /// that was killed: what was taken is there, nothing after it.
@@ -163,9 +159,9 @@ async fn a_start_that_is_refused_leaves_nothing_behind() {
     let named = || StartRequest { name: Some("n".to_owned()), ..request(&passes, "{}") };
     {
         let mut start = std::pin::pin!(world.engine.start_execution(named()));
-        while held.lock().is_none() {
-            assert!(futures::poll!(&mut start).is_pending());
-            tokio::task::yield_now().await;
+        tokio::select! {
+            ended = &mut start => panic!("nothing is durable yet: {ended:?}"),
+            () = until("the start is written", || held.lock().is_some()) => {}
         }
     }
     let done = held.lock().take().expect("the start was written");
@@ -223,11 +219,11 @@ async fn the_same_start_again_is_not_acknowledged_before_the_first() {
     let _still = world.engine.inner.busy();
     for (name, is_written) in [("written", true), ("lost", false)] {
         let first = start(name);
-        while held.lock().is_empty() {
-            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
-        }
+        until("the start is written", || !held.lock().is_empty()).await;
         let second = start(name);
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        let arn = format!("arn:aws:states:us-east-1:000000000000:execution:m:{name}");
+        let running = world.engine.inner.live.by_arn(&arn).expect("it is in memory");
+        until("the second waits for the first", || running.cell.lock().begun.len() == 1).await;
         assert!(!second.is_finished() && !first.is_finished(), "nothing is durable yet");
         let batch = held.lock().pop().expect("held");
         match is_written {

@@ -1,7 +1,5 @@
 //! Effects that stand in line, and what becomes of them when nobody waits for them any more.
 
-use std::time::Duration;
-
 use super::*;
 
 /// Two tasks at once, and a place for one: the second stands in line.
@@ -13,17 +11,13 @@ async fn one_in_line() -> (World, String) {
     let definition = json!({"StartAt": "Both", "States": {
         "Both": {"Type": "Parallel", "End": true, "Branches": [branch("never"), branch("echo")]}}});
     let arn = world.start(&machine(definition, Kind::Standard), "{}").await;
-    while world.functions.calls.lock().is_empty() {
-        tokio::task::yield_now().await;
-    }
+    until("the first is called", || !world.functions.calls.lock().is_empty()).await;
     (world, arn)
 }
 
 /// The functions that were called, when everything that can go on has gone on.
 async fn called(world: &World) -> Vec<String> {
-    for _ in 0..100 {
-        tokio::task::yield_now().await;
-    }
+    world.settled().await;
     world.functions.calls.lock().iter().map(|(name, _)| name.clone()).collect()
 }
 
@@ -59,7 +53,7 @@ async fn a_defect_in_an_effect_fails_its_task_and_nothing_else() {
     );
     let definition = json!({"StartAt": "P", "States": {"P": caught, "Rest": {"Type": "Pass", "End": true}}});
     let run = world.run(definition, "{}");
-    let (ended, _) = tokio::time::timeout(Duration::from_secs(20), run).await.expect("it ends");
+    let (ended, _) = tokio::time::timeout(LONG, run).await.expect("it ends");
     assert_eq!(ended.status, Status::Failed, "it is States.Runtime, which States.ALL does not catch");
     let cause = ended.cause.expect("a cause");
     assert!(cause.contains("a defect of the server: as the test wants it"), "{cause}");

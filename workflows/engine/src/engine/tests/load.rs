@@ -112,9 +112,7 @@ async fn a_child_refused_by_a_shutdown_begins_after_it() {
     let first = World::on(Arc::new(watched), Arc::default()).await;
     assert!(engine.set(first.engine.clone()).is_ok());
     let arn = first.start(&machine(each_of(json!([1, 2])), Kind::Standard), "{}").await;
-    while first.engine.inner.busy.load(std::sync::atomic::Ordering::Acquire) > 0 {
-        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
-    }
+    first.settled().await;
     let second = World::on(journal, Arc::default()).await;
     second.engine.resume().await.expect("resumes");
     let ended = second.engine.wait(&arn).await.expect("read").expect("there");

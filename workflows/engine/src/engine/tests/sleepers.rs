@@ -13,14 +13,13 @@ use crate::engine::inner::Busy;
 async fn asleep(world: &World, definition: serde_json::Value) -> (String, Busy) {
     let awake = world.engine.inner.busy();
     let arn = world.start(&machine(definition, Kind::Standard), "{\"k\":1}").await;
-    for _ in 0..1_000 {
-        // Effects that were under way end by themselves.
-        tokio::time::sleep(Duration::from_millis(1)).await;
-        let running = world.engine.inner.live.by_arn(&arn).expect("in memory");
-        if running.effects.lock().is_empty() && running.cell.lock().machine.only_waits() {
-            break;
-        }
-    }
+    let running = world.engine.inner.live.by_arn(&arn).expect("in memory");
+    // Effects that were under way end by themselves, and are written down.
+    let rests = || {
+        let cell = running.cell.lock();
+        cell.durable == Some(cell.seq) && cell.machine.only_waits() && running.effects.lock().is_empty()
+    };
+    until("it only waits", rests).await;
     let now_ms = world.engine.inner.now_ms();
     world.engine.inner.deps.clock.sleep_until(now_ms + 10_000).await;
     assert_eq!(world.engine.inner.sleep_round(), 1);
@@ -58,11 +57,9 @@ async fn who_waits_is_not_told_that_what_cannot_be_read_is_not_there() {
     watched.refused_reads.store(1, Ordering::Release);
     let engine = world.engine.clone();
     let ends = tokio::spawn(async move { engine.wait(&arn).await });
-    while watched.refused_reads.load(Ordering::Acquire) > 0 {
-        tokio::task::yield_now().await;
-    }
+    until("it could not be read", || watched.refused_reads.load(Ordering::Acquire) == 0).await;
     drop(awake);
-    let ended = tokio::time::timeout(Duration::from_secs(20), ends).await.expect("it ends");
+    let ended = tokio::time::timeout(LONG, ends).await.expect("it ends");
     let ended = ended.expect("runs").expect("read").expect("there");
     assert_eq!((ended.status, ended.output.as_deref()), (Status::Succeeded, Some("{\"k\":1}")));
     assert!(
@@ -80,8 +77,12 @@ async fn who_stopped_waiting_keeps_nobody_awake() {
     let world = World::new().await;
     let _awake = world.engine.inner.busy();
     let arn = world.start(&machine(waits(3_600), Kind::Standard), "{}").await;
-    let waits = tokio::time::timeout(Duration::from_millis(20), world.engine.wait(&arn));
-    waits.await.expect_err("it waits for an hour");
+    {
+        let mut waits = std::pin::pin!(world.engine.wait(&arn));
+        assert!(futures::poll!(&mut waits).is_pending(), "it waits for an hour");
+        let running = world.engine.inner.live.by_arn(&arn).expect("in memory");
+        assert_eq!(running.cell.lock().waiters.len(), 1);
+    }
     let now_ms = world.engine.inner.now_ms();
     world.engine.inner.deps.clock.sleep_until(now_ms + 10_000).await;
     assert_eq!(world.engine.inner.sleep_round(), 1);
@@ -135,7 +136,7 @@ async fn who_reads_it_too_late_does_not_bring_it_back() {
     let inner = world.engine.inner.clone();
     let id = journal.execution_by_arn(&arn).expect("read").expect("there").id;
     let wakes = tokio::spawn(async move { inner.awake(id).await.map(|running| running.is_some()) });
-    tokio::task::spawn_blocking(move || read.recv()).await.expect("runs").expect("read");
+    tokio::task::spawn_blocking(move || read.recv_timeout(LONG)).await.expect("runs").expect("read");
     world.engine.stop(&arn, None, None).await.expect("stops");
     // Whoever reads may be done already.
     let _ = has_stopped.send(());
@@ -166,12 +167,12 @@ async fn who_waits_for_one_that_falls_asleep_again_waits_for_its_end() {
     }));
     let (engine, wanted) = (world.engine.clone(), arn.clone());
     let ends = tokio::spawn(async move { engine.wait(&wanted).await });
-    while read.try_recv().is_err() {
-        tokio::task::yield_now().await;
-    }
+    until("its records are read", || read.try_recv().is_ok()).await;
     // From here on this task lets no other run: it is in memory again, and whoever waits has not come to it.
     may_go_on.send(()).expect("it waits");
+    let begun = std::time::Instant::now();
     while world.engine.inner.live.by_arn(&arn).is_none() {
+        assert!(begun.elapsed() < LONG, "it does not come into memory");
         std::thread::yield_now();
     }
     assert_eq!(world.engine.inner.sleep_round(), 0, "somebody has just asked for it");
@@ -214,14 +215,12 @@ async fn work_comes_back_when_it_could_not_be_given_out() {
     }));
     let engine = world.engine.clone();
     let leaves = tokio::spawn(async move { engine.get_activity_task(activity, None).await });
-    while read.try_recv().is_err() {
-        tokio::task::yield_now().await;
-    }
+    until("its records are read", || read.try_recv().is_ok()).await;
     leaves.abort();
     assert!(leaves.await.is_err(), "it left before it had the work");
     may_go_on.send(()).expect("it waits");
     let asks = world.engine.get_activity_task(activity, None);
-    let work = tokio::time::timeout(Duration::from_secs(20), asks).await.expect("in time").expect("work");
+    let work = tokio::time::timeout(LONG, asks).await.expect("in time").expect("work");
     world.engine.send_task_success(&work.token, "7").await.expect("taken");
     assert_eq!(world.engine.wait(&arn).await.expect("read").expect("there").output.as_deref(), Some("7"));
 }
@@ -233,11 +232,7 @@ async fn a_timer_whose_sleeper_cannot_be_read_comes_again() {
     let (arn, awake) = asleep(&world, waits(3_600)).await;
     journal.refused_reads.store(2, Ordering::Relaxed);
     drop(awake);
-    let ends = async {
-        while journal.execution_by_arn(&arn).expect("read").expect("there").outcome.status == Status::Running
-        {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(20), ends).await.expect("it is woken by its timer alone");
+    let ended =
+        || journal.execution_by_arn(&arn).expect("read").expect("there").outcome.status != Status::Running;
+    until("it is woken by its timer alone", ended).await;
 }

@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use http::Response;
+use mayfly_workflows_language::definition::IntegrationKind;
 use serde_json::Value;
 
 use super::model::Operation;
@@ -11,7 +12,7 @@ use crate::engine::{FunctionError, ObjectError};
 /// Whose errors, in which kind of integration.
 pub(super) struct Naming<'a> {
     pub(super) service: &'a Service,
-    pub(super) aws_sdk: bool,
+    pub(super) kind: IntegrationKind,
 }
 
 /// Codes that no service's model has: the SDKs give them the service's general name.
@@ -50,23 +51,23 @@ impl Naming<'_> {
             .unwrap_or_default();
         let status = status.as_u16();
         match &self.service.optimised {
-            Some(words) if !self.aws_sdk => FunctionError {
-                error_type: format!("{}.{}", words.prefix, self.exception(code, words.generic)),
-                cause: format!(
+            Some(words) if self.kind == IntegrationKind::Optimised => FunctionError::new(
+                format!("{}.{}", words.prefix, self.exception(code, words.generic)),
+                format!(
                     "{message} (Service: {}; Status Code: {status}; Error Code: {code}; Request ID: {request_id}; \
                      Proxy: null)",
                     words.service
                 ),
-            },
+            ),
             _ => {
                 let sdk = self.service.sdk;
-                FunctionError {
-                    error_type: format!("{sdk}.{}", self.exception(code, &format!("{sdk}Exception"))),
-                    cause: format!(
+                FunctionError::new(
+                    format!("{sdk}.{}", self.exception(code, &format!("{sdk}Exception"))),
+                    format!(
                         "{message} (Service: {sdk}, Status Code: {status}, Request ID: {request_id}) (SDK Attempt \
                          Count: 1)"
                     ),
-                }
+                )
             }
         }
     }
@@ -81,13 +82,13 @@ impl Naming<'_> {
     /// The service did not answer, or not in its protocol.
     pub(super) fn unreachable(&self, cause: &str) -> FunctionError {
         let prefix = match &self.service.optimised {
-            Some(words) if !self.aws_sdk => words.prefix,
+            Some(words) if self.kind == IntegrationKind::Optimised => words.prefix,
             _ => self.service.sdk,
         };
-        FunctionError {
-            error_type: format!("{prefix}.SdkClientException"),
-            cause: format!("Unable to execute HTTP request: {cause}"),
-        }
+        FunctionError::new(
+            format!("{prefix}.SdkClientException"),
+            format!("Unable to execute HTTP request: {cause}"),
+        )
     }
 }
 
@@ -146,9 +147,10 @@ fn bare(code: &str) -> &str {
 mod tests {
     use super::super::services::named;
     use super::*;
+    use IntegrationKind::{AwsSdk, Optimised};
 
-    fn error(service: &str, aws_sdk: bool, body: &str) -> FunctionError {
-        let naming = Naming { service: named(service).expect("there"), aws_sdk };
+    fn error(service: &str, kind: IntegrationKind, body: &str) -> FunctionError {
+        let naming = Naming { service: named(service).expect("there"), kind };
         let response = Response::builder().status(400).header("x-amzn-requestid", "r-1");
         naming.refused(&response.body(Bytes::from(body.to_owned())).expect("a response"))
     }
@@ -157,7 +159,7 @@ mod tests {
     fn errors_in_xml_have_them_too() {
         let body = "<ErrorResponse><Error><Type>Sender</Type><Code>NotFound</Code><Message>Topic does not exist</Message>\
                     </Error><RequestId>r-1</RequestId></ErrorResponse>";
-        let told = error("sns", false, body);
+        let told = error("sns", Optimised, body);
         assert_eq!(told.error_type, "SNS.NotFoundException");
         assert_eq!(
             told.cause,
@@ -186,32 +188,37 @@ mod tests {
     fn errors_have_the_names_that_people_catch() {
         let not_there =
             r#"{"__type":"com.amazonaws.dynamodb.v20120810#ResourceNotFoundException","message":"no table"}"#;
-        let told = error("dynamodb", true, not_there);
+        let told = error("dynamodb", AwsSdk, not_there);
         assert_eq!(told.error_type, "DynamoDb.ResourceNotFoundException");
         assert_eq!(
             told.cause,
             "no table (Service: DynamoDb, Status Code: 400, Request ID: r-1) (SDK Attempt Count: 1)"
         );
-        let told = error("dynamodb", false, not_there);
+        let told = error("dynamodb", Optimised, not_there);
         assert_eq!(told.error_type, "DynamoDB.ResourceNotFoundException");
         assert_eq!(
             told.cause,
             "no table (Service: AmazonDynamoDBv2; Status Code: 400; Error Code: ResourceNotFoundException; Request ID: \
              r-1; Proxy: null)"
         );
-        for (service, aws_sdk, body, expected) in [
-            ("dynamodb", false, r#"{"__type":"x#ValidationException"}"#, "DynamoDB.AmazonDynamoDBException"),
+        for (service, kind, body, expected) in [
+            (
+                "dynamodb",
+                Optimised,
+                r#"{"__type":"x#ValidationException"}"#,
+                "DynamoDB.AmazonDynamoDBException",
+            ),
             (
                 "sqs",
-                true,
+                AwsSdk,
                 r#"{"__type":"com.amazonaws.sqs#QueueDoesNotExist"}"#,
                 "Sqs.QueueDoesNotExistException",
             ),
-            ("ssm", true, r#"{"__type":"ParameterNotFound"}"#, "Ssm.ParameterNotFoundException"),
-            ("kms", true, r#"{"__type":"UnrecognizedClientException"}"#, "Kms.KmsException"),
-            ("ecs", false, "<html>", "ECS.UnknownErrorException"),
+            ("ssm", AwsSdk, r#"{"__type":"ParameterNotFound"}"#, "Ssm.ParameterNotFoundException"),
+            ("kms", AwsSdk, r#"{"__type":"UnrecognizedClientException"}"#, "Kms.KmsException"),
+            ("ecs", Optimised, "<html>", "ECS.UnknownErrorException"),
         ] {
-            assert_eq!(error(service, aws_sdk, body).error_type, expected, "{body}");
+            assert_eq!(error(service, kind, body).error_type, expected, "{body}");
         }
     }
 }

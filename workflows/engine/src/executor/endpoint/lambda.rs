@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use http::{Request, header};
+use mayfly_workflows_language::definition::IntegrationKind;
 
 use super::failing::Naming;
 use super::{Client, escaped, services};
@@ -15,7 +16,7 @@ pub(crate) async fn invoke(
     let service = services::named("lambda")?;
     let client = Client::of(&reporter.inner.config, &reporter.inner.deps, service)?;
     // Functions are Lambda's optimised integration; its errors have one prefix in both kinds.
-    let naming = Naming { service, aws_sdk: true };
+    let naming = Naming { service, kind: IntegrationKind::AwsSdk };
     let (name, qualifier) = split(&call.function);
     let query = qualifier.map(|qualifier| format!("?Qualifier={}", escaped(qualifier))).unwrap_or_default();
     let base = client.url.to_string();
@@ -43,7 +44,7 @@ pub(crate) async fn invoke(
         let body: serde_json::Value = serde_json::from_str(&payload).unwrap_or_default();
         let error_type =
             body.get("errorType").and_then(serde_json::Value::as_str).unwrap_or("Lambda.Unknown");
-        return Some(Err(FunctionError { error_type: error_type.to_owned(), cause: payload }));
+        return Some(Err(FunctionError::new(error_type, payload)));
     }
     Some(Ok(FunctionOutput {
         payload: if payload.is_empty() { "null".to_owned() } else { payload },

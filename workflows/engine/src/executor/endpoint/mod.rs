@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response, Uri};
-use mayfly_workflows_language::definition::Pattern;
+use mayfly_workflows_language::definition::{IntegrationKind, Pattern};
 use mayfly_workflows_language::value::{Map, Value};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
@@ -208,13 +208,10 @@ pub(crate) async fn call_objects(
 
 fn not_carried_out(service: &str, action: &str, model: &model::Model) -> FunctionError {
     let known: Vec<_> = model.keys().map(|name| crate::executor::sdk::small(name)).collect();
-    FunctionError {
-        error_type: "Mayfly.IntegrationNotSupported".to_owned(),
-        cause: format!(
-            "{service}:{action} is not carried out here; of {service} there are {}",
-            known.join(", ")
-        ),
-    }
+    FunctionError::not_supported(format!(
+        "{service}:{action} is not carried out here; of {service} there are {}",
+        known.join(", ")
+    ))
 }
 
 /// Carries out a task whose service was pointed elsewhere; `None` when it was not.
@@ -223,35 +220,32 @@ pub(crate) async fn call(
     task: &TaskCall,
     service: &str,
     action: &str,
-    aws_sdk: bool,
+    kind: IntegrationKind,
 ) -> Option<Result<Value, FunctionError>> {
     let service = services::named(service)?;
     let client = Client::of(&reporter.inner.config, &reporter.inner.deps, service)?;
     if task.resource.pattern() == Pattern::Sync {
-        return Some(Err(FunctionError {
-            error_type: "Mayfly.IntegrationNotSupported".to_owned(),
-            cause: format!(
-                "'{}' waits for events that only AWS sends. Call it without .sync and ask for its state in a loop, \
+        return Some(Err(FunctionError::not_supported(format!(
+            "'{}' waits for events that only AWS sends. Call it without .sync and ask for its state in a loop, \
                  or use .waitForTaskToken.",
-                task.arn
-            ),
-        }));
+            task.arn
+        ))));
     }
-    let naming = failing::Naming { service, aws_sdk };
-    Some(answered(&client, task, action, &naming).await)
+    let naming = failing::Naming { service, kind };
+    Some(ask(&client, task, action, &naming).await)
 }
 
-async fn answered(
+async fn ask(
     client: &Client,
     task: &TaskCall,
     action: &str,
     naming: &failing::Naming<'_>,
 ) -> Result<Value, FunctionError> {
-    let request = wire::request(&client.url, naming.service, action, naming.aws_sdk, &task.arguments)?;
+    let request = wire::request(&client.url, naming.service, action, naming.kind, &task.arguments)?;
     let response = client.send(request).await.map_err(|cause| naming.unreachable(&cause))?;
     if !response.status().is_success() {
         return Err(naming.refused(&response));
     }
-    wire::answer(&response, naming.service, action, naming.aws_sdk, client.clock.now_ms())
+    wire::answer(&response, naming.service, action, naming.kind, client.clock.now_ms())
         .map_err(|cause| naming.unreachable(&cause))
 }

@@ -129,7 +129,7 @@ pub(super) fn check(operation: &Operation, arguments: &Map) -> Result<(), String
 }
 
 /// A member as the SDK for Java spells it: a run of capitals is one word.
-pub(super) fn spelled(member: &str) -> String {
+pub(super) fn sdk_spelling(member: &str) -> String {
     let letters: Vec<char> = member.chars().collect();
     let mut told = String::with_capacity(member.len());
     let mut at = 1;
@@ -168,7 +168,7 @@ mod tests {
             ("MD5OfMessageBody", "Md5OfMessageBody"),
             ("Key", "Key"),
         ] {
-            assert_eq!(spelled(member), expected);
+            assert_eq!(sdk_spelling(member), expected);
         }
     }
 

@@ -10,7 +10,7 @@ use mayfly_workflows_language::value::{Map, Value};
 use md5::{Digest as _, Md5};
 
 use super::escaped;
-use super::model::{Format, Kind, Operation, Place, Shape, argument, spelled};
+use super::model::{Format, Kind, Operation, Place, Shape, argument, sdk_spelling};
 use super::xml::{self, plain};
 
 const NAMESPACE: &str = "http://s3.amazonaws.com/doc/2006-03-01/";
@@ -118,24 +118,24 @@ pub(super) fn answer(operation: &Operation, headers: &HeaderMap, body: &Bytes) -
     let mut members = Vec::new();
     let text = std::str::from_utf8(body).map_err(|_| "the object is not UTF-8 text".to_owned())?;
     if let Some((name, _)) = operation.output.iter().find(|(_, shape)| is_blob(shape)) {
-        members.push((spelled(name).into(), Value::from(text)));
+        members.push((sdk_spelling(name).into(), Value::from(text)));
     } else if !text.trim().is_empty() {
         let document =
             roxmltree::Document::parse(text).map_err(|error| format!("the answer is no XML: {error}"))?;
         let root = document.root_element();
         match operation.output.iter().find(|(_, shape)| shape.place == Some(Place::Payload)) {
-            Some((name, shape)) => members.push((spelled(name).into(), xml::value(root, shape))),
+            Some((name, shape)) => members.push((sdk_spelling(name).into(), xml::value(root, shape))),
             None => members.extend(xml::members(root, &operation.output)),
         }
         // Where a bucket is: the root is the answer's one member.
         let alone = operation.output.get_key_value(root.tag_name().name());
         if let Some((name, shape)) = alone.filter(|(_, shape)| shape.kind == Kind::String) {
-            members.push((spelled(name).into(), xml::value(root, shape)));
+            members.push((sdk_spelling(name).into(), xml::value(root, shape)));
         }
     }
     for (name, shape) in &operation.output {
         if let Some(value) = in_headers(headers, name, shape) {
-            members.push((spelled(name).into(), value));
+            members.push((sdk_spelling(name).into(), value));
         }
     }
     members.sort_by(|(a, _), (b, _)| a.cmp(b));

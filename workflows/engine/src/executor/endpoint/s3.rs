@@ -31,11 +31,7 @@ impl S3 {
     }
 
     /// Asks, and refuses what the service refuses; the body is still to come.
-    async fn opened(
-        &self,
-        operation: &Operation,
-        arguments: &Map,
-    ) -> Result<Response<Streamed>, ObjectError> {
+    async fn open(&self, operation: &Operation, arguments: &Map) -> Result<Response<Streamed>, ObjectError> {
         let request =
             rest_xml::request(&self.client.url, operation, arguments).map_err(ObjectError::invalid)?;
         let answer = self.client.open(request).await.map_err(ObjectError::unreachable)?;
@@ -48,9 +44,9 @@ impl S3 {
     }
 
     /// Asks for something that is no large object.
-    async fn asked(&self, name: &str, arguments: &Map, bytes_max: usize) -> Result<Value, ObjectError> {
+    async fn ask(&self, name: &str, arguments: &Map, bytes_max: usize) -> Result<Value, ObjectError> {
         let operation = model::S3.get(name).ok_or_else(|| ObjectError::not_implemented(name))?;
-        let (head, body) = self.opened(operation, arguments).await?.into_parts();
+        let (head, body) = self.open(operation, arguments).await?.into_parts();
         let length = head
             .headers
             .get(http::header::CONTENT_LENGTH)
@@ -105,7 +101,7 @@ impl Objects for S3 {
     ) -> BoxFuture<'_, Result<ObjectBody, ObjectError>> {
         let wanted = arguments([("Bucket", Some(bucket)), ("Key", Some(key)), ("VersionId", version)]);
         Box::pin(async move {
-            let body = self.opened(&model::S3["GetObject"], &wanted).await?.into_body();
+            let body = self.open(&model::S3["GetObject"], &wanted).await?.into_body();
             let parts = futures::stream::unfold(Some(body), async |body| {
                 let mut body = body?;
                 let part = next(&mut body).await?;
@@ -146,10 +142,10 @@ impl Objects for S3 {
             ("EncodingType", Some("url")),
         ]);
         Box::pin(async move {
-            let told = self.asked("ListObjectsV2", &wanted, XML_BYTES_MAX).await?;
+            let told = self.ask("ListObjectsV2", &wanted, XML_BYTES_MAX).await?;
             let is_encoded = told.get("EncodingType").and_then(Value::as_str) == Some("url");
             let contents = told.get("Contents").and_then(Value::as_array).unwrap_or_default();
-            let entries = contents.iter().filter_map(|entry| listed(entry, is_encoded)).collect();
+            let entries = contents.iter().filter_map(|entry| object_entry(entry, is_encoded)).collect();
             let next = told.get("NextContinuationToken").and_then(Value::as_str).map(str::to_owned);
             Ok(ObjectPage { entries, next })
         })
@@ -160,12 +156,12 @@ impl Objects for S3 {
             let arguments = Value::from(&call.arguments);
             let arguments = arguments.as_object().cloned().unwrap_or_default();
             let bytes_max = if call.operation == "GetObject" { call.body_bytes_max } else { XML_BYTES_MAX };
-            self.asked(&call.operation, &arguments, bytes_max).await.map(|told| told.to_serde())
+            self.ask(&call.operation, &arguments, bytes_max).await.map(|told| told.to_serde())
         })
     }
 }
 
-fn listed(entry: &Value, is_encoded: bool) -> Option<ObjectEntry> {
+fn object_entry(entry: &Value, is_encoded: bool) -> Option<ObjectEntry> {
     let text = |name: &str| entry.get(name).and_then(Value::as_str);
     let key = text("Key")?;
     let key = match is_encoded {

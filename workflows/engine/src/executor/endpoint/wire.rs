@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use http::{Method, Request, Response, Uri, header};
+use mayfly_workflows_language::definition::IntegrationKind;
 use mayfly_workflows_language::value::{Map, Value};
 
 use super::services::{Protocol, Service};
@@ -26,15 +27,15 @@ pub(super) fn request(
     url: &Uri,
     service: &Service,
     action: &str,
-    aws_sdk: bool,
+    kind: IntegrationKind,
     arguments: &Value,
 ) -> Result<Request<Bytes>, FunctionError> {
     // Only these take JSON there; a table's item may have an attribute of any name.
-    let takes_json = !aws_sdk && matches!(service.key(), "sqs" | "events" | "sns");
-    let members = told(arguments, service.camel, takes_json);
+    let takes_json = kind == IntegrationKind::Optimised && matches!(service.key(), "sqs" | "events" | "sns");
+    let members = request_members(arguments, service.camel, takes_json);
     let base = url.to_string();
     let base = base.trim_end_matches('/');
-    let invalid = |cause| FunctionError { error_type: "States.Runtime".to_owned(), cause };
+    let invalid = |cause: String| FunctionError::new("States.Runtime", cause);
     let builder = match service.protocol {
         Protocol::Json { target, version } => Request::builder()
             .uri(format!("{base}/"))
@@ -52,12 +53,9 @@ pub(super) fn request(
         }
         Protocol::Lambda | Protocol::RestXml => {
             let service = service.key();
-            return Err(FunctionError {
-                error_type: "Mayfly.IntegrationNotSupported".to_owned(),
-                cause: format!(
-                    "{service}:{action} is not sent to an endpoint; lambda:invoke and aws-sdk:s3 are"
-                ),
-            });
+            return Err(FunctionError::not_supported(format!(
+                "{service}:{action} is not sent to an endpoint; lambda:invoke and aws-sdk:s3 are"
+            )));
         }
     };
     builder
@@ -67,23 +65,23 @@ pub(super) fn request(
 }
 
 /// Arguments as the service reads them. Nulls are left out.
-fn told(value: &Value, camel: bool, takes_json: bool) -> Value {
+fn request_members(value: &Value, camel: bool, takes_json: bool) -> Value {
     match value {
         Value::Object(members) => {
-            let mut told_members = Map::new();
+            let mut spelled = Map::new();
             for (name, value) in members.iter().filter(|(_, value)| !value.is_null()) {
                 let value = match value {
                     value if takes_json && TEXTS.contains(&&**name) && !value.is_string() => {
                         Value::from(value.to_text())
                     }
                     value if MAPS.contains(&&**name) && value.is_object() => value.clone(),
-                    value => told(value, camel, takes_json),
+                    value => request_members(value, camel, takes_json),
                 };
-                told_members.insert(if camel { small(name).into() } else { name.clone() }, value);
+                spelled.insert(if camel { small(name).into() } else { name.clone() }, value);
             }
-            Value::from(told_members)
+            Value::from(spelled)
         }
-        Value::Array(items) => items.iter().map(|item| told(item, camel, takes_json)).collect(),
+        Value::Array(items) => items.iter().map(|item| request_members(item, camel, takes_json)).collect(),
         other => other.clone(),
     }
 }
@@ -93,21 +91,21 @@ pub(super) fn answer(
     response: &Response<Bytes>,
     service: &Service,
     action: &str,
-    aws_sdk: bool,
+    kind: IntegrationKind,
     now_ms: i64,
 ) -> Result<Value, String> {
     if let Protocol::Query { model, .. } = service.protocol {
         let operation = model.get(&capital(action)).ok_or("the operation is not known")?;
         let (value, request_id) = query::answer(operation, response.body())?;
-        return Ok(around(value, response, &request_id, "text/xml", aws_sdk, now_ms));
+        return Ok(around(value, response, &request_id, "text/xml", kind, now_ms));
     }
     let text = std::str::from_utf8(response.body()).map_err(|_| "the answer is not UTF-8 text".to_owned())?;
     let value = match text.trim() {
         "" => Value::empty_object(),
         text => Value::parse(text).map_err(|error| format!("the answer is not JSON: {error}"))?,
     };
-    let value = seen(&value, service.camel, aws_sdk);
-    Ok(around(value, response, "", "application/x-amz-json-1.0", aws_sdk, now_ms))
+    let value = response_members(&value, service.camel, kind);
+    Ok(around(value, response, "", "application/x-amz-json-1.0", kind, now_ms))
 }
 
 /// Around the answer of an optimised integration are the call's own facts.
@@ -116,10 +114,10 @@ fn around(
     response: &Response<Bytes>,
     request_id: &str,
     content_type: &str,
-    aws_sdk: bool,
+    kind: IntegrationKind,
     now_ms: i64,
 ) -> Value {
-    if aws_sdk {
+    if kind == IntegrationKind::AwsSdk {
         return value;
     }
     let header = |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok());
@@ -138,25 +136,29 @@ fn around(
     Value::object(members)
 }
 
-fn seen(value: &Value, camel: bool, aws_sdk: bool) -> Value {
+/// An answer's members as a workflow spells them, times as text. `camel`: the service begins them small.
+fn response_members(value: &Value, camel: bool, kind: IntegrationKind) -> Value {
     match value {
         Value::Object(members) => {
-            let mut seen_members = Map::new();
+            let mut spelled = Map::new();
             for (name, value) in members.iter() {
                 let shown = if camel { capital(name) } else { name.to_string() };
-                let shown = if aws_sdk { in_the_sdks_spelling(shown) } else { shown };
+                let shown = match kind {
+                    IntegrationKind::AwsSdk => in_the_sdks_spelling(shown),
+                    IntegrationKind::Optimised => shown,
+                };
                 let value = match value {
                     value if MAPS.contains(&shown.as_str()) && value.is_object() => value.clone(),
                     value => match time(&shown, value) {
                         Some(time) => time,
-                        None => seen(value, camel, aws_sdk),
+                        None => response_members(value, camel, kind),
                     },
                 };
-                seen_members.insert(std::sync::Arc::<str>::from(shown), value);
+                spelled.insert(std::sync::Arc::<str>::from(shown), value);
             }
-            Value::from(seen_members)
+            Value::from(spelled)
         }
-        Value::Array(items) => items.iter().map(|item| seen(item, camel, aws_sdk)).collect(),
+        Value::Array(items) => items.iter().map(|item| response_members(item, camel, kind)).collect(),
         other => other.clone(),
     }
 }
@@ -182,12 +184,13 @@ fn time(name: &str, value: &Value) -> Option<Value> {
 mod tests {
     use super::super::services::named;
     use super::*;
+    use IntegrationKind::{AwsSdk, Optimised};
 
-    fn sent(service: &str, action: &str, aws_sdk: bool, arguments: &str) -> Request<Bytes> {
+    fn sent(service: &str, action: &str, kind: IntegrationKind, arguments: &str) -> Request<Bytes> {
         let service = named(service).expect("in the table");
         let arguments = Value::parse(arguments).expect("JSON");
         let url: Uri = "http://localhost:4566".parse().expect("a URL");
-        request(&url, service, action, aws_sdk, &arguments).expect("a request")
+        request(&url, service, action, kind, &arguments).expect("a request")
     }
 
     fn body(request: &Request<Bytes>) -> &str {
@@ -199,7 +202,7 @@ mod tests {
         let request = sent(
             "sqs",
             "sendMessage",
-            false,
+            Optimised,
             r#"{"QueueUrl":"q","MessageBody":{"a":1},"DelaySeconds":null}"#,
         );
         assert_eq!(request.headers()["x-amz-target"], "AmazonSQS.SendMessage");
@@ -208,27 +211,28 @@ mod tests {
         let request = sent(
             "ecs",
             "runTask",
-            true,
+            AwsSdk,
             r#"{"TaskDefinition":"t","Overrides":{"ContainerOverrides":[{"Name":"c","Environment":[{"Name":"A","Value":"b"}]}]}}"#,
         );
         assert_eq!(
             body(&request),
             r#"{"taskDefinition":"t","overrides":{"containerOverrides":[{"name":"c","environment":[{"name":"A","value":"b"}]}]}}"#
         );
-        let request = sent("batch", "submitJob", false, r#"{"JobName":"j","Parameters":{"Key":"v"}}"#);
+        let request = sent("batch", "submitJob", Optimised, r#"{"JobName":"j","Parameters":{"Key":"v"}}"#);
         assert_eq!(request.uri(), "http://localhost:4566/v1/submitjob");
         assert_eq!(body(&request), r#"{"jobName":"j","parameters":{"Key":"v"}}"#);
-        let request = sent("sns", "publish", false, r#"{"TopicArn":"t","Message":{"a":1}}"#);
+        let request = sent("sns", "publish", Optimised, r#"{"TopicArn":"t","Message":{"a":1}}"#);
         assert_eq!(body(&request), "Action=Publish&Version=2010-03-31&TopicArn=t&Message=%7B%22a%22%3A1%7D");
-        let request = sent("dynamodb", "putItem", false, r#"{"TableName":"t","Item":{"Detail":{"S":"x"}}}"#);
+        let request =
+            sent("dynamodb", "putItem", Optimised, r#"{"TableName":"t","Item":{"Detail":{"S":"x"}}}"#);
         assert_eq!(body(&request), r#"{"TableName":"t","Item":{"Detail":{"S":"x"}}}"#);
     }
 
-    fn shown(service: &str, aws_sdk: bool, text: &str) -> String {
+    fn shown(service: &str, kind: IntegrationKind, text: &str) -> String {
         let response =
             Response::builder().header("x-amzn-requestid", "r-1").body(Bytes::from(text.to_owned()));
         let response = response.expect("a response");
-        answer(&response, named(service).expect("there"), "publish", aws_sdk, 0).expect("an answer").to_text()
+        answer(&response, named(service).expect("there"), "publish", kind, 0).expect("an answer").to_text()
     }
 
     #[test]
@@ -236,19 +240,19 @@ mod tests {
         assert_eq!(
             shown(
                 "ecs",
-                true,
+                AwsSdk,
                 r#"{"tasks":[{"taskArn":"a","createdAt":1700000000.25,"tags":[{"key":"k"}]}]}"#
             ),
             r#"{"Tasks":[{"TaskArn":"a","CreatedAt":"2023-11-14T22:13:20.250Z","Tags":[{"Key":"k"}]}]}"#
         );
-        assert_eq!(shown("sqs", true, r#"{"MD5OfMessageBody":"m"}"#), r#"{"Md5OfMessageBody":"m"}"#);
-        assert_eq!(shown("glue", true, r#"{"ExecutionTime":17}"#), r#"{"ExecutionTime":17}"#);
-        assert_eq!(shown("kms", true, ""), "{}");
+        assert_eq!(shown("sqs", AwsSdk, r#"{"MD5OfMessageBody":"m"}"#), r#"{"Md5OfMessageBody":"m"}"#);
+        assert_eq!(shown("glue", AwsSdk, r#"{"ExecutionTime":17}"#), r#"{"ExecutionTime":17}"#);
+        assert_eq!(shown("kms", AwsSdk, ""), "{}");
         let published =
             "<PublishResponse><PublishResult><MessageId>i</MessageId></PublishResult></PublishResponse>";
-        assert_eq!(shown("sns", true, published), r#"{"MessageId":"i"}"#);
-        assert!(shown("sns", false, published).starts_with(r#"{"MessageId":"i","SdkHttpMetadata":"#));
-        let optimised = shown("sqs", false, r#"{"MessageId":"i","MD5OfMessageBody":"m"}"#);
+        assert_eq!(shown("sns", AwsSdk, published), r#"{"MessageId":"i"}"#);
+        assert!(shown("sns", Optimised, published).starts_with(r#"{"MessageId":"i","SdkHttpMetadata":"#));
+        let optimised = shown("sqs", Optimised, r#"{"MessageId":"i","MD5OfMessageBody":"m"}"#);
         assert!(
             optimised.starts_with(r#"{"MD5OfMessageBody":"m","MessageId":"i","SdkHttpMetadata":"#),
             "{optimised}"

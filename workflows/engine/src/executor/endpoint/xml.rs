@@ -5,14 +5,14 @@ use std::sync::Arc;
 use mayfly_workflows_language::value::{Map, Value};
 use roxmltree::Node;
 
-use super::model::{Kind, Members, Place, Shape, argument, spelled};
+use super::model::{Kind, Members, Place, Shape, argument, sdk_spelling};
 
 /// The values of elements among a parent's children, and whether they stand there.
 pub(super) fn members(parent: Node<'_, '_>, shapes: &Members) -> Vec<(Arc<str>, Value)> {
     let in_body = |shape: &Shape| matches!(shape.place, None | Some(Place::Attribute));
     let found = shapes.iter().filter(|(_, shape)| in_body(shape)).filter_map(|(name, shape)| {
         let value = member(parent, shape.wire_name(name), shape)?;
-        Some((spelled(name).into(), value))
+        Some((sdk_spelling(name).into(), value))
     });
     found.collect()
 }

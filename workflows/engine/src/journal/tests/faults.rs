@@ -26,7 +26,10 @@ fn a_full_disk_refuses_starts_and_loses_nothing() {
     assert!(refused, "a start is refused while nothing can be written");
     assert!(receiver.try_recv().is_err(), "nothing is acknowledged");
     other.execute_batch("ROLLBACK").expect("let go");
-    assert!(receiver.recv().expect("done is called").is_ok(), "what was queued is written in the end");
+    assert!(
+        receiver.recv_timeout(LONG).expect("done is called").is_ok(),
+        "what was queued is written in the end"
+    );
     assert_eq!(journal.records(1, 0).expect("read").len(), 1);
 }
 
@@ -45,7 +48,7 @@ fn a_broken_connection_is_opened_again_and_nothing_is_lost() {
         matches!(journal.health(), Err(Trouble::Waiting(_)))
     });
     assert!(troubled.take(1_000).any(|troubled| troubled), "who asks is told");
-    assert!(receiver.recv().expect("done is called").is_ok());
+    assert!(receiver.recv_timeout(LONG).expect("done is called").is_ok());
     assert!(journal.health().is_ok(), "and told when it is over");
     assert_eq!(journal.open_executions().expect("read"), [1]);
 }
@@ -81,7 +84,7 @@ fn a_full_disk_refuses_starts_and_lets_all_else_wait() {
         journal.write(Batch { changes, done }).expect("queued");
     }
     for _ in 0..2 {
-        assert!(receiver.recv().expect("done is called").is_ok());
+        assert!(receiver.recv_timeout(LONG).expect("done is called").is_ok());
     }
     until_healthy();
     write(&journal, vec![Change::Start(Box::new(row(4, "four")))]).expect("written");

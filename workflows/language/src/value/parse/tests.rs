@@ -54,8 +54,8 @@ fn duplicates_count_last_or_are_refused() {
 #[test]
 fn limits_hold() {
     let nested = |depth: usize| "[".repeat(depth) + &"]".repeat(depth);
-    assert!(Value::parse(&nested(MAX_DEPTH)).is_ok());
-    assert_eq!(Value::parse(&nested(MAX_DEPTH + 1)).expect_err("deep").kind, JsonErrorKind::TooDeep);
+    assert!(Value::parse(&nested(DEPTH_MAX)).is_ok());
+    assert_eq!(Value::parse(&nested(DEPTH_MAX + 1)).expect_err("deep").kind, JsonErrorKind::TooDeep);
     assert_eq!(Value::parse(&"[".repeat(1_000_000)).expect_err("deep").kind, JsonErrorKind::TooDeep);
     assert_eq!(Value::parse_bytes_max("[1,2]", 4).expect_err("large").kind, JsonErrorKind::TooLarge);
     assert!(Value::parse_bytes_max("[1,2]", 5).is_ok());

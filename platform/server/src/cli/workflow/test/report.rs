@@ -184,14 +184,14 @@ impl CaseReport {
 
 impl Difference {
     fn write(&self, text: &mut String) {
-        let (expected, got) = (told(&self.expected), told(&self.got));
+        let (expected, got) = (value_text(&self.expected), value_text(&self.got));
         let _ = writeln!(text, "        {}", self.what);
         let _ = writeln!(text, "          - expected {expected}\n          +      got {got}");
     }
 }
 
 /// Paths as paths, everything else as JSON.
-fn told(value: &Value) -> String {
+fn value_text(value: &Value) -> String {
     match value {
         Value::Array(items) if !items.is_empty() && items.iter().all(Value::is_string) => {
             items.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(" → ")

@@ -9,6 +9,7 @@ use anyhow::Context as _;
 use bytes::Bytes;
 use futures::{StreamExt as _, future::BoxFuture};
 use jiff::Timestamp;
+use mayfly_api::workflow::names::{ACCOUNT, REGION};
 use mayfly_workflows_engine::engine::{
     Activities, Config, Deps, Engine, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks,
     ListQuery, ObjectBody, ObjectEntry, ObjectError, ObjectPage, Objects, Of, Randomness, StartRequest,
@@ -18,7 +19,6 @@ use mayfly_workflows_engine::timers::VirtualClock;
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
-use super::super::client::ACCOUNT;
 use super::file::{Case, TestFile};
 use super::script::Script;
 use super::subject::Subject;
@@ -84,7 +84,7 @@ async fn engine(file: &TestFile, start: Timestamp, script: Arc<Script>) -> anyho
         clock: Arc::new(VirtualClock::at(start)),
         randomness: Arc::new(Repeatable::default()),
     };
-    let config = Config { account: ACCOUNT.to_owned(), ..Config::default() };
+    let config = Config { region: REGION.to_owned(), account: ACCOUNT.to_owned(), ..Config::default() };
     let engine = Engine::open(config, deps).await?;
     engine.bind_activities(Arc::new(Nobody));
     engine.bind_mocks(script);
@@ -169,7 +169,7 @@ struct Nobody;
 
 impl Functions for Nobody {
     fn invoke(&self, _call: FunctionCall) -> BoxFuture<'_, Result<FunctionOutput, FunctionError>> {
-        Box::pin(async { Err(FunctionError { error_type: "Mayfly.NoMock".into(), cause: String::new() }) })
+        Box::pin(async { Err(FunctionError::new("Mayfly.NoMock", String::new())) })
     }
 }
 

@@ -112,7 +112,7 @@ fn in_the_engines_words(answer: Answer) -> MockAnswer {
                 Some(other) => other.to_string(),
                 None => String::new(),
             };
-            Err(FunctionError { error_type, cause })
+            Err(FunctionError::new(error_type, cause))
         })
     };
     let time = |time: Option<file::Time>| time.map(|time| time.0);

@@ -2,13 +2,16 @@
 
 use std::{path::Path, sync::Arc};
 
-use mayfly_api::wellknown::NAMESPACE_DEFAULT;
+use mayfly_api::{
+    wellknown::NAMESPACE_DEFAULT,
+    workflow::names::{ROLE, STATE_MACHINE_PREFIX},
+};
 use mayfly_workflows_engine::engine::{Kind, StateMachine};
 use mayfly_workflows_language::definition::{self, MachineType, State, Transition};
 use mayfly_workflows_language::parse;
 use serde_json::Value;
 
-use super::super::{client::ACCOUNT, definition as text, reference::Workflow};
+use super::super::{definition as text, reference::Workflow};
 use super::file::{MachineKind, Mocks};
 use crate::cli::failure::Failure;
 
@@ -53,9 +56,9 @@ impl Subject {
             Err(_) => name,
         };
         let machine = Arc::new(StateMachine {
-            arn: format!("arn:aws:states:us-east-1:{ACCOUNT}:stateMachine:{name}"),
+            arn: format!("{STATE_MACHINE_PREFIX}{name}"),
             name,
-            role_arn: format!("arn:aws:iam::{ACCOUNT}:role/mayfly"),
+            role_arn: ROLE.to_owned(),
             // Express ones too, but for their end after five minutes: a test looks at the history, which express
             // executions do not keep.
             kind: Kind::Standard,

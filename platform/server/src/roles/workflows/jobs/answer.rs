@@ -43,7 +43,7 @@ pub(super) fn answer(key: &ObjectKey, arguments: &Arguments, ended: Ended) -> Re
     let mut answer = json!({"jobName": key.name, "namespace": key.namespace});
     if arguments.single {
         if let Some((outcome, outputs)) = well.last() {
-            merge(&mut answer, told(outcome, outputs.as_ref()));
+            merge(&mut answer, pod_result(outcome, outputs.as_ref()));
         }
         return Ok(answer);
     }
@@ -51,7 +51,7 @@ pub(super) fn answer(key: &ObjectKey, arguments: &Arguments, ended: Ended) -> Re
     let status = ended.job.status.as_ref();
     answer["succeeded"] = json!(status.and_then(|status| status.succeeded).unwrap_or(0));
     answer["failed"] = json!(status.and_then(|status| status.failed).unwrap_or(0));
-    answer["pods"] = well.iter().map(|(outcome, outputs)| told(outcome, outputs.as_ref())).collect();
+    answer["pods"] = well.iter().map(|(outcome, outputs)| pod_result(outcome, outputs.as_ref())).collect();
     Ok(answer)
 }
 
@@ -62,12 +62,12 @@ fn merge(into: &mut Value, from: Value) {
 }
 
 /// One pod's end and what it left.
-fn told(outcome: &Outcome, outputs: Option<&Outputs>) -> Value {
-    let mut told = json!({"exitCode": outcome.exit_code, "pod": outcome.pod});
+fn pod_result(outcome: &Outcome, outputs: Option<&Outputs>) -> Value {
+    let mut result = json!({"exitCode": outcome.exit_code, "pod": outcome.pod});
     if let Some(index) = outcome.index {
-        told["index"] = json!(index);
+        result["index"] = json!(index);
     }
-    let Some(outputs) = outputs else { return told };
+    let Some(outputs) = outputs else { return result };
     let members = json!({
         "result": outputs.result,
         "parameters": outputs.parameters,
@@ -77,14 +77,14 @@ fn told(outcome: &Outcome, outputs: Option<&Outputs>) -> Value {
         "startedAt": outputs.started.to_string(),
         "finishedAt": outputs.finished.to_string(),
     });
-    merge(&mut told, members);
+    merge(&mut result, members);
     if outputs.result_truncated {
-        told["resultTruncated"] = json!(true);
+        result["resultTruncated"] = json!(true);
     }
     if !outputs.problems.is_empty() {
-        told["problems"] = json!(outputs.problems);
+        result["problems"] = json!(outputs.problems);
     }
-    told
+    result
 }
 
 /// The error's name: what ended the Job, else how its last failed pod ended.
@@ -116,14 +116,14 @@ fn failure(key: &ObjectKey, failed: &JobCondition, pods: &[(Outcome, Option<Outp
         "reason": failed.reason,
     });
     if let Some((outcome, outputs)) = last {
-        merge(&mut cause, told(outcome, outputs.as_ref()));
+        merge(&mut cause, pod_result(outcome, outputs.as_ref()));
         cause["podReason"] = json!(outcome.reason);
         if !outcome.message.is_empty() {
             cause["errorMessage"] = json!(format!("{}: {job_says}", outcome.message));
         }
         cause["stderr"] = json!(outputs.as_ref().map_or("", |outputs| outputs.stderr.as_str()));
     }
-    FunctionError { error_type, cause: shortened(cause) }
+    FunctionError::new(error_type, shortened(cause))
 }
 
 /// The cause as JSON text that is not cut: what is longest goes first.

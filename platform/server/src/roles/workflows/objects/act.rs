@@ -29,8 +29,6 @@ use super::{
 const PARALLEL: usize = 4;
 /// How soon a refusal of the Step Functions API is tried again.
 const RETRY_REFUSED: Duration = Duration::from_secs(5);
-/// The role of state machines that are made from objects: nobody asks for it here, but the API wants one.
-const ROLE: &str = "arn:aws:iam::000000000000:role/mayfly";
 /// What kubectl notes; a definition that came from elsewhere is not what was applied.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 const READY: &str = "Ready";
@@ -115,13 +113,13 @@ impl Reconciler {
         let mut objects = self.directory.objects(arn).into_iter();
         let object = objects.next();
         for other in objects {
-            self.report(&other, None, Err(("NameTaken", taken(object.as_deref())))).await?;
+            self.report(&other, None, Err(("NameTaken", name_taken(object.as_deref())))).await?;
         }
         let (machine, deleted) = {
             let book = self.api.catalog().read();
             (book.machine(arn).cloned(), book.is_deleted(arn))
         };
-        let machine = machine.map(seen);
+        let machine = machine.map(with_facts);
         let facts = object.as_deref().map(facts);
         let side = match &machine {
             Some(seen) => plan::Machine::There(&seen.facts),
@@ -213,7 +211,7 @@ impl Reconciler {
         let request = json!({
             "name": arn.rsplit(':').next().unwrap_or_default(),
             "definition": definition::text(&object.spec.definition),
-            "roleArn": ROLE,
+            "roleArn": names::ROLE,
             "type": object.spec.kind.as_str(),
         });
         self.ask("CreateStateMachine", &request, object, arn).await
@@ -339,7 +337,7 @@ fn unless_gone(result: kube::Result<()>) -> Result<(), Error> {
     }
 }
 
-fn taken(object: Option<&Workflow>) -> String {
+fn name_taken(object: Option<&Workflow>) -> String {
     let key = object.map(ObjectKey::of).map(|key| key.to_string()).unwrap_or_default();
     format!("workflow {key} has this state machine; name another in spec.stateMachine")
 }
@@ -355,7 +353,7 @@ fn facts(object: &Workflow) -> ObjectFacts {
     }
 }
 
-fn seen(machine: Arc<Machine>) -> Seen {
+fn with_facts(machine: Arc<Machine>) -> Seen {
     let facts = MachineFacts {
         leaving: machine.deleting,
         kind: kind_of(machine.kind),

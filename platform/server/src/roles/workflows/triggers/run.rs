@@ -215,11 +215,11 @@ fn running(
         let status = TriggerStatus { schedule: None, since: None, next_schedule_time: None, ..status };
         return Running { trigger: trigger.clone(), rule: None, status, wake: None };
     };
-    let shown = shown(schedule);
+    let text = schedule_text(schedule);
     let resumed = before.is_some_and(|(_, suspended)| suspended) && !trigger.suspend;
-    if status.schedule.as_ref() != Some(&shown) || status.since.is_none() || resumed || trigger.suspend {
+    if status.schedule.as_ref() != Some(&text) || status.since.is_none() || resumed || trigger.suspend {
         status.since = Some(Time(now));
-        status.schedule = Some(shown);
+        status.schedule = Some(text);
     }
     status.next_schedule_time = None;
     let rule = compile(schedule, seed, now).filter(|_| !trigger.suspend);
@@ -227,7 +227,7 @@ fn running(
 }
 
 /// The schedule as text: another one begins anew.
-fn shown(schedule: &Schedule) -> String {
+fn schedule_text(schedule: &Schedule) -> String {
     format!("{} {}", schedule.cron, schedule.time_zone.as_deref().unwrap_or("UTC"))
 }
 

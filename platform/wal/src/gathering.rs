@@ -1,0 +1,68 @@
+//! Group commit: how many writes share a commit, and how long it waits for them.
+
+use std::time::Duration;
+
+/// How long a group of writes waits for more before it goes to the disk.
+///
+/// A commit costs about the same for one write as for fifty. Those who were just answered tend to be back at once,
+/// and those who queued up meanwhile are there already: together, that is how many to expect. A lone writer never
+/// waits. The waiting itself is left to the writer, who knows how its queue is looked at.
+#[derive(Debug)]
+pub struct Gathering {
+    group_max: usize,
+    share: u32,
+    wait_max: Duration,
+    /// Writes of the last group, and in the queue when it was done.
+    expected: usize,
+    /// What the last commit took.
+    commit: Duration,
+}
+
+impl Gathering {
+    /// For groups of at most `group_max` writes, which wait for one `share`-th of the last commit's time, and never
+    /// longer than `wait_max`. `share` is not 0.
+    #[must_use]
+    pub const fn new(group_max: usize, share: u32, wait_max: Duration) -> Self {
+        Self { group_max, share, wait_max, expected: 0, commit: Duration::ZERO }
+    }
+
+    /// Notes how long a commit took.
+    pub const fn committed(&mut self, took: Duration) {
+        self.commit = took;
+    }
+
+    /// Notes how large a group was, and how many writes queued up meanwhile.
+    pub const fn done(&mut self, group: usize, queued: usize) {
+        self.expected = group + queued;
+    }
+
+    /// How many writes the next group waits for.
+    #[must_use]
+    pub fn expected(&self) -> usize {
+        self.expected.min(self.group_max)
+    }
+
+    /// For how long, at most.
+    #[must_use]
+    pub fn wait_max(&self) -> Duration {
+        (self.commit / self.share).min(self.wait_max)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_waits_for_as_many_as_were_there() {
+        let millis = Duration::from_millis;
+        let mut gathering = Gathering::new(8, 4, millis(1));
+        assert_eq!((gathering.expected(), gathering.wait_max()), (0, Duration::ZERO));
+        gathering.committed(millis(2));
+        gathering.done(3, 2);
+        assert_eq!((gathering.expected(), gathering.wait_max()), (5, Duration::from_micros(500)));
+        gathering.committed(millis(40));
+        gathering.done(8, 9);
+        assert_eq!((gathering.expected(), gathering.wait_max()), (8, millis(1)));
+    }
+}
