@@ -32,7 +32,8 @@ use mayfly_api::{
     job_io::{OUTPUTS_BYTES, is_outputs},
 };
 use mayfly_artifacts::{Removal, UploadError};
-use mayfly_store::{ListOptions, Range};
+use mayfly_store::{ListError, ListOptions, Range};
+use memchr::memmem::Finder;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
@@ -253,20 +254,25 @@ impl Inner {
         }
     }
 
-    /// Who names the artifact, and what to do about it.
+    /// Who names the artifact, and what to do about it. All objects that may are searched, beside the other requests:
+    /// an index would cost every write something, and removals are rare.
     async fn named_by(&self, digest: &Digest) -> Result<Option<String>, ApiError> {
-        let text = digest.to_string();
-        for resource in NAMED_BY {
-            let list = self
-                .store
-                .list(&Range::resource(resource), &ListOptions::default())
-                .map_err(ApiError::internal)?;
-            let names = |value: &[u8]| value.windows(text.len()).any(|window| window == text.as_bytes());
-            if let Some(entry) = list.entries.iter().find(|entry| names(&entry.value)) {
-                return Ok(Some(format!("{}: delete that first", entry.key)));
+        let (store, text) = (self.store.clone(), digest.to_string());
+        let look = move || -> Result<Option<String>, ListError> {
+            let finder = Finder::new(&text);
+            for resource in NAMED_BY {
+                let list = store.list(&Range::resource(resource), &ListOptions::default())?;
+                if let Some(entry) = list.entries.iter().find(|entry| finder.find(&entry.value).is_some()) {
+                    return Ok(Some(format!("{}: delete that first", entry.key)));
+                }
             }
+            Ok(None)
+        };
+        let named = tokio::task::spawn_blocking(look).await.map_err(ApiError::internal)?;
+        match named.map_err(ApiError::internal)? {
+            Some(object) => Ok(Some(object)),
+            None => Ok(self.views.user_of(digest).await?),
         }
-        Ok(self.views.user_of(digest).await?)
     }
 }
 
