@@ -15,8 +15,9 @@ use mayfly_api::{
     },
 };
 use mayfly_informer::reconcile::Outcome;
-use mayfly_runtime::Runtime;
+use mayfly_runtime::{PodUid, Runtime};
 use serde_json::json;
+use tokio::task::spawn_blocking;
 
 use super::{
     local::{LocalPod, Now},
@@ -188,12 +189,23 @@ impl Worker {
         if let Some(jobs) = &self.jobs {
             jobs.remove(&old.uid).await;
         }
-        let folder = self.logs.pod(&old.uid.0);
-        // Function replicas and pods that never started have none.
-        let _ = tokio::fs::remove_dir_all(folder).await;
+        self.remove_logs(vec![old.uid]).await;
     }
 
-    /// Ends what the runtimes have of pods that neither the API nor this worker knows.
+    async fn remove_logs(&self, uids: Vec<PodUid>) {
+        let layout = self.logs.clone();
+        let remove = move || {
+            for uid in uids {
+                if let Err(error) = layout.remove_pod(&uid) {
+                    tracing::warn!(%uid, %error, "could not remove the logs of a deleted pod; will try again");
+                }
+            }
+        };
+        // It fails only when the runtime ends.
+        let _ = spawn_blocking(remove).await;
+    }
+
+    /// Ends what the runtimes have of pods that neither the API nor this worker knows, and removes what they left.
     pub(crate) async fn remove_strangers(&self) {
         let known = || -> HashSet<String> {
             let local = self.local.lock();
@@ -213,6 +225,14 @@ impl Worker {
                     tracing::warn!(%uid, %error, "could not remove a sandbox without a pod");
                 }
             }
+        }
+        // Listed first: a pod that comes meanwhile has no log before it is known.
+        let layout = self.logs.clone();
+        let mut logs = spawn_blocking(move || layout.pod_uids()).await.unwrap_or_default();
+        let known = known();
+        logs.retain(|uid| !known.contains(&uid.0));
+        if !logs.is_empty() {
+            self.remove_logs(logs).await;
         }
     }
 }

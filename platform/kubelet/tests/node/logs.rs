@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use kube::api::DeleteParams;
+use mayfly_api::k8s::api::core::v1::Pod;
 use mayfly_runtime::{
     ContainerId, PodUid,
     logs::{LogWriter, Stream},
@@ -143,6 +144,28 @@ async fn a_followed_log_ends_with_its_container() {
     assert_eq!(again.line().await.unwrap(), "one\n");
     assert_eq!(again.line().await.unwrap(), "last\n");
     assert_eq!(again.line().await, None);
+}
+
+/// Its deletion went unseen: the node was not there.
+#[tokio::test]
+async fn a_pods_log_goes_even_when_nobody_saw_the_pod_go() {
+    let cluster = Cluster::stopped().await;
+    let kept = cluster.create("kept", json!({}), json!({})).await.metadata.uid.unwrap();
+    let known = cluster.informers.of::<Pod>();
+    cluster.eventually("the pod is known", async || known.list().len() == 1).await;
+    let writer = LogWriter::start().unwrap();
+    let log = |uid: &str| {
+        cluster.logs.container(&ContainerId { pod: PodUid(uid.into()), name: "main".into(), attempt: 0 })
+    };
+    for uid in ["gone", &kept] {
+        writer.sink(log(uid), Stream::Stdout).write(b"line\n");
+    }
+    writer.flush();
+    cluster.run();
+    cluster.eventually("the log is swept", async || !log("gone").exists()).await;
+    cluster.until("kept", "ready", |pod| is_true(pod, "Ready")).await;
+    assert!(log(&kept).exists());
+    assert_eq!(cluster.get("/containerLogs/default/kept/main").await, (200, "line\n".into()));
 }
 
 /// A function that is made again has revisions of the same names: it must not show the old one's lines.
