@@ -9,34 +9,31 @@ use kube::{
 use mayfly_api::{
     ObjectKey,
     job_io::ANNOTATION_OUTPUTS,
-    k8s::{
-        api::core::v1::Pod,
-        jiff::{SignedDuration, Timestamp},
-    },
+    k8s::{api::core::v1::Pod, jiff::Timestamp},
 };
 use mayfly_informer::reconcile::Outcome;
 use mayfly_runtime::{PodUid, Runtime};
 use serde_json::json;
-use tokio::task::spawn_blocking;
+use tokio::{task::spawn_blocking, time::Instant};
 
 use super::{
     local::{LocalPod, Now},
-    plan::{is_over, needs_collecting},
-    worker::{Worker, until},
+    plan::{grace, is_over, needs_collecting},
+    worker::Worker,
 };
 use crate::job;
 
 impl Worker {
-    /// Waits until the pod has to be gone earlier than `ends`; gives the new grace.
-    async fn hurried(&self, pod: &Pod, ends: Option<Timestamp>) -> Duration {
+    /// Waits until the pod has to be gone earlier than `ends`; gives the new grace, and when that ends.
+    async fn hurried(&self, pod: &Pod, ends: Option<Timestamp>) -> (Duration, Option<Timestamp>) {
         let key = ObjectKey::of(pod);
         let mut deletions = self.deletions.subscribe();
         loop {
             let known = self.pods.get(&key).filter(|known| known.metadata.uid == pod.metadata.uid);
-            let Some(known) = known else { return Duration::ZERO };
+            let Some(known) = known else { return (Duration::ZERO, None) };
             let now_ends = known.metadata.deletion_timestamp.as_ref().map(|time| time.0);
             if now_ends < ends {
-                return now_ends.map_or(Duration::ZERO, until);
+                return (grace(&known, Timestamp::now()), now_ends);
             }
             // The sender lives in `self`.
             let _ = deletions.changed().await;
@@ -51,10 +48,9 @@ impl Worker {
             tokio::select! {
                 biased;
                 () = self.stop_all(local, runtime, grace) => return,
-                less = self.hurried(pod, ends) => {
-                    grace = less;
-                    ends = Some(Timestamp::now().saturating_add(SignedDuration::try_from(less).unwrap_or_default()).unwrap_or_default());
-                    if less.is_zero() {
+                hurried = self.hurried(pod, ends) => {
+                    (grace, ends) = hurried;
+                    if grace.is_zero() {
                         return self.stop_all(local, runtime, Duration::ZERO).await;
                     }
                 }
@@ -99,7 +95,7 @@ impl Worker {
         let mut local = local.clone();
         local.observe(&runtime.containers(&local.uid));
         self.remove_sandbox(&mut local, runtime).await;
-        if needs_collecting(pod, &local) && local.collect_not_before.is_none_or(|at| at <= Timestamp::now()) {
+        if needs_collecting(pod, &local) && local.collect_not_before.is_none_or(|at| at <= Instant::now()) {
             self.collect(key, pod, &mut local).await?;
         }
         self.keep(key, &local);
@@ -110,9 +106,9 @@ impl Worker {
                 local.ended.get_or_insert(("Terminated", "The pod was deleted".into()));
             }
             if needs_collecting(pod, &local) && pod.metadata.deletion_grace_period_seconds != Some(0) {
-                let again = local.collect_not_before.map_or(Duration::ZERO, until);
                 self.write_status(pod, &local, Timestamp::now()).await?;
-                return Ok(Outcome::RequeueAfter(again));
+                let rest = local.collect_not_before.map(|at| at.saturating_duration_since(Instant::now()));
+                return Ok(Outcome::RequeueAfter(rest.unwrap_or_default()));
             }
             // Whoever deletes by force waits for nothing, a disk without room included.
             local.collected = true;
@@ -164,7 +160,7 @@ impl Worker {
             Err(why) => {
                 let message = format!("Error: what the job left could not be stored: {why}");
                 self.events.warning(pod, "FailedCollect", message);
-                local.collect_failed(Timestamp::now());
+                local.collect_failed(Instant::now());
                 return Ok(());
             }
         }
