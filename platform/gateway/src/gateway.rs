@@ -43,16 +43,8 @@ pub struct Deps {
 /// Why there is no gateway.
 #[derive(Debug, thiserror::Error)]
 pub enum CreateError {
-    #[error("cannot listen on {address} for functions: {source}{}", hint(source))]
+    #[error("cannot listen on {address} for functions: {source}")]
     Listen { address: SocketAddr, source: io::Error },
-}
-
-fn hint(source: &io::Error) -> &'static str {
-    match source.kind() {
-        io::ErrorKind::AddrInUse => "; stop what uses it, or choose another with --http-listen (port 0: any)",
-        io::ErrorKind::PermissionDenied => "; ports below 1024 need root: choose another with --http-listen",
-        _ => "; choose another with --http-listen",
-    }
 }
 
 /// How the gateway ended.

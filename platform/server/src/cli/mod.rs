@@ -48,6 +48,8 @@ mod yaml;
 use output::OutputFormat;
 use session::Session;
 
+use crate::EXIT_INTERRUPTED;
+
 /// Functions, workflows and Kubernetes objects in one process; start it with: mayfly up
 #[derive(Parser, Debug)]
 #[command(name = "mayfly", version, disable_help_subcommand = true, max_term_width = 110)]
@@ -149,9 +151,6 @@ pub(crate) enum ClientCommand {
     /// Print the versions of this program and of the server
     Version(version::VersionArgs),
 }
-
-/// The process that a Ctrl-C ends exits with this, as shells expect.
-const EXIT_INTERRUPTED: u8 = 130;
 
 /// Parses the arguments (a wrong one exits with 2), runs the command, and shows what went wrong.
 pub(crate) fn main() -> ExitCode {
