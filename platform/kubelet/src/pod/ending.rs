@@ -19,7 +19,7 @@ use tokio::{task::spawn_blocking, time::Instant};
 use super::{
     local::{LocalPod, Now},
     plan::{grace, is_over, needs_collecting},
-    worker::Worker,
+    worker::{Worker, is_gone},
 };
 use crate::job;
 
@@ -133,8 +133,7 @@ impl Worker {
             ..Default::default()
         };
         match api.delete(pod.metadata.name.as_deref().unwrap_or_default(), &params).await {
-            // Gone already, or replaced: then the informer says so.
-            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
+            Err(error) if is_gone(&error) => Ok(()),
             result => result.map(|_| ()),
         }
     }
@@ -152,7 +151,7 @@ impl Worker {
                 let patch = json!({"metadata": {"uid": local.uid.0, "annotations": annotations}});
                 let api: Api<Pod> = Api::namespaced(self.client.clone(), &key.namespace);
                 match api.patch(&key.name, &PatchParams::default(), &Patch::Merge(patch)).await {
-                    Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {}
+                    Err(error) if is_gone(&error) => {}
                     result => drop(result?),
                 }
                 jobs.remove(&local.uid).await;

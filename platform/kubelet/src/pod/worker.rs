@@ -153,11 +153,15 @@ impl Worker {
         // The uid makes the API refuse the status of a pod that was replaced.
         let patch = json!({"metadata": {"uid": local.uid.0}, "status": wanted});
         match api.patch_status(&key.name, &PatchParams::default(), &Patch::Merge(patch)).await {
-            Ok(_) => Ok(()),
-            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
-            Err(error) => Err(error),
+            Err(error) if is_gone(&error) => Ok(()),
+            result => result.map(|_| ()),
         }
     }
+}
+
+/// Whether the answer to a write says that the pod is gone, or was replaced: then the informer says so, too.
+pub(super) fn is_gone(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.is_not_found() || status.is_conflict())
 }
 
 /// A pod as upstream's kubelet names it in what it says: `name_namespace(uid)`.
