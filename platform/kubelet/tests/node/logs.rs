@@ -28,16 +28,8 @@ async fn logs_of_containers_and_functions() {
     writer.flush();
     // The informer may be a moment behind the API.
     let path = "/containerLogs/default/talk/main?tailLines=2";
-    let read = async {
-        loop {
-            let answer = cluster.get(path).await;
-            if answer.0 == 200 {
-                return answer.1;
-            }
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    assert_eq!(tokio::time::timeout(Duration::from_secs(10), read).await.unwrap(), "two\nthree\n");
+    let read = async || Some(cluster.get(path).await).filter(|answer| answer.0 == 200);
+    assert_eq!(cluster.find("it is known", read).await.1, "two\nthree\n");
     assert_eq!(cluster.get("/functionLogs/default/f").await, (200, "old\nnew\n".into()));
     assert_eq!(cluster.get("/functionLogs/default/f?revision=f-00002").await, (200, "new\n".into()));
     assert_eq!(cluster.get("/functionLogs/default/f?tailLines=1").await, (200, "new\n".into()));
@@ -65,15 +57,9 @@ async fn a_line_of_a_revision_is_in_one_replicas_log() {
     writer.flush();
     let log = async |pod: &str, wanted: &str| {
         let path = format!("/containerLogs/default/{pod}/main");
-        let read = async {
-            // The informer may be a moment behind the API.
-            while cluster.get(&path).await != (200, wanted.to_owned()) {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        };
-        if tokio::time::timeout(Duration::from_secs(10), read).await.is_err() {
-            panic!("{pod}: {:?}", cluster.get(&path).await);
-        }
+        // The informer may be a moment behind the API.
+        let says = async || cluster.get(&path).await == (200, wanted.to_owned());
+        cluster.eventually(&format!("{pod} says {wanted:?}"), says).await;
     };
     log("f-a", "hello\n").await;
     log("f-b", "(replicas of revision f-00001 share its instances: see the log of pod f-a)\n").await;
@@ -164,8 +150,7 @@ async fn a_pods_log_goes_even_when_nobody_saw_the_pod_go() {
     cluster.run();
     cluster.eventually("the log is swept", async || !log("gone").exists()).await;
     cluster.until("kept", "ready", |pod| is_true(pod, "Ready")).await;
-    assert!(log(&kept).exists());
-    assert_eq!(cluster.get("/containerLogs/default/kept/main").await, (200, "line\n".into()));
+    assert_eq!(cluster.follow("kept").await.line().await.unwrap(), "line\n");
 }
 
 /// A function that is made again has revisions of the same names: it must not show the old one's lines.

@@ -346,14 +346,19 @@ impl World {
     }
 }
 
-/// Looks again and again, for as long as a slow machine may need.
-pub async fn eventually<F: Future<Output = bool>>(wished: impl Fn() -> F) {
-    let looks = async {
-        while !wished().await {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(60), looks).await.expect("it came to be in time");
+/// Looks again and again, for as long as a slow machine may need. Where that is not enough, it says which line asked.
+#[track_caller]
+pub fn eventually<F: Future<Output = bool>>(wished: impl Fn() -> F) -> impl Future<Output = ()> {
+    let asked = std::panic::Location::caller();
+    async move {
+        let looks = async {
+            while !wished().await {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let seen = tokio::time::timeout(Duration::from_secs(60), looks).await;
+        assert!(seen.is_ok(), "what {asked} waits for did not come");
+    }
 }
 
 /// Sends bytes over a connection of their own, and reads until the server closes it.
