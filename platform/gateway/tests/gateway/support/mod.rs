@@ -1,6 +1,6 @@
 //! A gateway with its surroundings: an API that is only its wire, a host, and a client.
 
-#![allow(dead_code, unreachable_pub, reason = "each test file is a crate that uses its own part")]
+#![allow(unreachable_pub, reason = "a module of one binary of tests")]
 
 pub mod host;
 
@@ -168,10 +168,6 @@ impl FakeApi {
 
     pub fn delete_function(&self, name: &str) {
         self.delete(FUNCTIONS, name);
-    }
-
-    pub fn delete_revision(&self, name: &str) {
-        self.delete(REVISIONS, name);
     }
 
     /// From now on every request fails and every watch is cut; or all is well again.
