@@ -1,7 +1,5 @@
 //! Uploads: kept once, checked before they are kept, and refused with words.
 
-mod support;
-
 use std::sync::{
     Arc,
     atomic::{AtomicBool, Ordering},
@@ -16,7 +14,8 @@ use kube::{Api, api::PostParams};
 use mayfly_api::{Digest, Function};
 use mayfly_apiserver::{KindView, ViewError, ViewEvent, ViewPage, ViewQuery};
 use serde_json::{Value, json};
-use support::{Fixture, json_of, request};
+
+use crate::support::{Fixture, json_of, request};
 
 const WASM: &[u8] = b"\0asm\x0d\0\x01\0 rest of it";
 
