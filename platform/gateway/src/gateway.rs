@@ -1,4 +1,4 @@
-//! The role: created, then started, then drained.
+//! The role: created, then run, then drained.
 
 use std::{io, net::SocketAddr, sync::Arc};
 
@@ -34,9 +34,9 @@ pub struct Deps {
     /// Writes `replicas` of revisions' ReplicaSets, nothing else. No request waits for it.
     pub client: kube::Client,
     /// Where requests are served. With threads of its own, nothing else of the process keeps a request
-    /// waiting; routes and replicas are looked after in the runtime that [`Gateway::start`] is polled in.
+    /// waiting; routes and replicas are looked after in the runtime that [`Gateway::run`] is polled in.
     pub requests: tokio::runtime::Handle,
-    /// Ends [`Gateway::start`], after a drain.
+    /// Ends [`Gateway::run`], after a drain; [`GatewayHandle::call`] refuses at once.
     pub stop: CancellationToken,
 }
 
@@ -153,7 +153,7 @@ impl Gateway {
     }
 
     /// Serves until `Deps::stop`, then lets requests in flight finish within the drain timeout.
-    pub async fn start(self) -> Drained {
+    pub async fn run(self) -> Drained {
         let Self {
             config, listener, address, proxy, targets, owner, autoscaler, ready, requests, stop, ..
         } = self;

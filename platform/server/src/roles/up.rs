@@ -192,7 +192,7 @@ impl Up {
         let here = Handle::current();
         let mut inside = Tasks::new("control plane", &here);
         let (stop, controllers) = (inside.token(), self.controllers);
-        inside.run("controllers", Box::pin(controllers.start(stop)));
+        inside.run("controllers", Box::pin(controllers.run(stop)));
         let (stop, scheduler) = (inside.token(), self.scheduler);
         inside.run("scheduler", scheduler.run(stop));
         let (stop, kubelet) = (inside.token(), self.kubelet);
@@ -209,7 +209,7 @@ impl Up {
         let mut front = Tasks::new("gateway", &here);
         let gateway = self.gateway;
         front.run("gateway", async move {
-            let _ = gateway.start().await;
+            let _ = gateway.run().await;
         });
 
         let mut stopping = Signals::listen()?;

@@ -293,7 +293,7 @@ impl World {
         };
         let gateway = Gateway::create(config, deps, &mut registry).unwrap();
         let (handle, address) = (gateway.handle(), gateway.address());
-        let running = tokio::spawn(gateway.start());
+        let running = tokio::spawn(gateway.run());
         handle.ready().await;
         let http = HttpClient::builder(TokioExecutor::new()).build_http();
         Self { api, simulated, handle, address, stop, registry, running, http, informers_stop }
