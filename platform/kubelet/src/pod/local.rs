@@ -282,7 +282,10 @@ impl LocalContainer {
 
     /// Its image is not there: the same attempt again, after a pause. Whether it was not there the last time either.
     pub(crate) fn pull_failed(&mut self, image: &str, why: &str, now: Instant) -> bool {
-        let again = matches!(&self.now, Now::Waiting { reason, .. } if reason == REASON_PULL || reason == REASON_PULL_AGAIN);
+        let again = match &self.now {
+            Now::Waiting { reason, .. } => reason == REASON_PULL || reason == REASON_PULL_AGAIN,
+            Now::Running { .. } | Now::Exited(_) => false,
+        };
         let (reason, message) = match again {
             true => (REASON_PULL_AGAIN, format!("Back-off pulling image {image:?}: {REASON_PULL}: {why}")),
             false => (REASON_PULL, why.to_owned()),
