@@ -12,7 +12,7 @@ use futures::{
     stream::{self, BoxStream, StreamExt as _},
 };
 use jiff::Timestamp;
-use mayfly_api::{Digest, ObjectKey, workflow::names};
+use mayfly_api::{Digest, ObjectKey, wellknown::LABEL_WORKFLOW, workflow::names};
 use mayfly_apiserver::{KindView, ViewChange, ViewError, ViewEvent, ViewPage, ViewQuery};
 use mayfly_workflows_engine::engine::{
     Change, Changed, Description, Engine, HistoryQuery, ListQuery, Of, Page, Status,
@@ -42,8 +42,6 @@ const PAGE: usize = 500;
 const HISTORY_MAX: usize = 100;
 /// Executions have the region and account of this installation, whatever their state machine's are.
 const EXECUTION_PREFIX: &str = "arn:aws:states:us-east-1:000000000000:execution:";
-/// The label by which a workflow's executions are selected.
-const LABEL_WORKFLOW: &str = "mayfly.dev/workflow";
 
 /// The view. Cheap to clone.
 #[derive(Clone)]

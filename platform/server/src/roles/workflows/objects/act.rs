@@ -10,6 +10,7 @@ use kube::{
 use mayfly_api::{
     ObjectKey, Workflow, WorkflowSpec,
     k8s::apimachinery::pkg::apis::meta::v1::{Condition, Time},
+    wellknown,
     workflow::{WorkflowType, definition, names},
 };
 use mayfly_informer::reconcile::{self, Outcome, WorkQueue};
@@ -31,8 +32,6 @@ const PARALLEL: usize = 4;
 const RETRY_REFUSED: Duration = Duration::from_secs(5);
 /// The role of state machines that are made from objects: nobody asks for it here, but the API wants one.
 const ROLE: &str = "arn:aws:iam::000000000000:role/mayfly";
-/// What kubectl notes; a definition that came from elsewhere is not what was applied.
-const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 const READY: &str = "Ready";
 
 /// Keeps Workflow objects and state machines alike.
@@ -259,7 +258,8 @@ impl Reconciler {
             _ => definition_of(machine),
         };
         if let Some(annotations) = &mut new.metadata.annotations {
-            annotations.remove(LAST_APPLIED);
+            // A definition that came from elsewhere is not what was applied.
+            annotations.remove(wellknown::ANNOTATION_LAST_APPLIED);
         }
         let name = object.metadata.name.as_deref().unwrap_or_default();
         self.kinds(&ObjectKey::of(object)).replace(name, &from_the_api(), &new).await?;
