@@ -33,4 +33,3 @@ pub use compile::run_worker as compile_worker;
 pub use config::{CompileIn, Config};
 pub use host::{CreateError, WasmHost};
 pub use inspect::{ComponentRefused, ComponentReport, World, inspect};
-pub use pods::ANNOTATION_EGRESS;

@@ -10,13 +10,16 @@ use anyhow::{Context, Result, bail};
 use crate::{
     command::{self, cargo},
     floors, tools,
-    workspace::Workspace,
+    workspace::{self, Workspace},
 };
+
+mod unused;
 
 pub(crate) const HELP: &str = "\
 Runs every check, also after one has failed, and says at the end which failed:
   fmt      cargo fmt --check, on the platform, the SDK and the examples
-  house    nothing marked unfinished, no test that never runs; long files are reported
+  house    nothing marked unfinished, no test that never runs, no dependency that no source names; long files
+           are reported
   floors   cargo xtask floors
   clippy   cargo clippy --workspace --all-targets -- -D warnings
   deny     cargo deny check bans licenses sources; cargo-deny is built on demand (some minutes)
@@ -38,6 +41,9 @@ const LEFT_OVERS: &[(&str, &str)] = &[
     (concat!("// TO", "DO"), "do it, or file an issue"),
     (concat!("FIX", "ME"), "do it, or file an issue"),
 ];
+
+/// The platform, the SDK and the examples.
+const MANIFESTS: [&str; 3] = ["Cargo.toml", "sdk/rust/Cargo.toml", "examples/Cargo.toml"];
 
 enum Outcome {
     Passed,
@@ -75,21 +81,21 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
 }
 
 fn fmt(workspace: &Workspace) -> Result<Outcome> {
-    let manifests = ["Cargo.toml", "sdk/rust/Cargo.toml", "examples/Cargo.toml"];
     if !command::works("rustfmt", &["--version"]) {
         return Ok(Outcome::Skipped("rustfmt is not installed: rustup component add rustfmt".into()));
     }
-    for manifest in manifests {
-        let manifest = workspace.root.join(manifest);
-        if !manifest.exists() {
-            continue;
-        }
+    for manifest in manifests(workspace) {
         let mut fmt = cargo();
         fmt.args(["fmt", "--all", "--check", "--manifest-path"]).arg(&manifest);
         command::quietly(&mut fmt)
             .with_context(|| format!("run `cargo fmt --all` in {}", manifest.display()))?;
     }
     Ok(Outcome::Passed)
+}
+
+/// Those of [`MANIFESTS`] that are here.
+fn manifests(workspace: &Workspace) -> impl Iterator<Item = PathBuf> {
+    MANIFESTS.iter().map(|manifest| workspace.root.join(manifest)).filter(|manifest| manifest.exists())
 }
 
 fn floors(_: &Workspace) -> Result<Outcome> {
@@ -146,6 +152,12 @@ fn house(workspace: &Workspace) -> Result<Outcome> {
         }
         for (number, what, advice) in left_overs(&text) {
             println!("house: {shown}:{number}: {what} is left over: {advice}");
+            left_over += 1;
+        }
+    }
+    for manifest in manifests(workspace) {
+        for unused in unused::unused(&workspace::metadata(&manifest)?)? {
+            println!("house: {unused}");
             left_over += 1;
         }
     }

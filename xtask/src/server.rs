@@ -1,4 +1,7 @@
 //! A `mayfly up` of our own, and its commands: what the demo and the benchmarks drive.
+//!
+//! `tests/e2e` starts servers, too, by code of its own: it has an async runtime and a client, and this program, which
+//! has to build in seconds, has neither.
 
 use std::{
     fs::File,

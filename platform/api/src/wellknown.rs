@@ -4,6 +4,8 @@
 pub const LABEL_FUNCTION: &str = "mayfly.dev/function";
 /// On a revision's ReplicaSet and pods: the revision's name.
 pub const LABEL_REVISION: &str = "mayfly.dev/revision";
+/// On a workflow's executions, and on Jobs that they run: the workflow's name.
+pub const LABEL_WORKFLOW: &str = "mayfly.dev/workflow";
 /// Upstream's label that every namespace carries.
 pub const LABEL_NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 pub const LABEL_HOSTNAME: &str = "kubernetes.io/hostname";
@@ -16,6 +18,12 @@ pub const RUNTIME_OCI: &str = "oci";
 
 /// On a Function: the number of the newest revision, so that names never come back.
 pub const ANNOTATION_GENERATION: &str = "mayfly.dev/revision-generation";
+
+/// On a pod of wasm components: destinations that they may call, separated by commas, as in a function's
+/// `spec.egress`.
+pub const ANNOTATION_EGRESS: &str = "mayfly.dev/egress";
+/// What `kubectl apply` (not `--server-side`) last applied, as JSON text.
+pub const ANNOTATION_LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// `spec.runtimeClassName` of pods for the wasm host.
 pub const RUNTIME_CLASS_WASM: &str = "wasm";

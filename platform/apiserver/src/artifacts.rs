@@ -32,7 +32,8 @@ use mayfly_api::{
     job_io::{OUTPUTS_BYTES, is_outputs},
 };
 use mayfly_artifacts::{Removal, UploadError};
-use mayfly_store::{ListOptions, Range};
+use mayfly_store::{ListError, ListOptions, Range};
+use memchr::memmem::Finder;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
@@ -158,8 +159,12 @@ impl Inner {
         match tokio::task::spawn_blocking(move || inspector(&path)).await.map_err(ApiError::internal)? {
             Ok(about) => Ok(about),
             Err(why) => {
-                if !existed && self.named_by(digest).await?.is_none() {
-                    self.artifacts.remove(digest).await.map_err(ApiError::internal)?;
+                // What is named already, as what it is, stays.
+                if !existed
+                    && let Err(error) = self.remove_unnamed(digest, Timestamp::MAX).await
+                    && error.code >= 500
+                {
+                    return Err(error);
                 }
                 Err(ApiError::unprocessable(why))
             }
@@ -219,36 +224,55 @@ impl Inner {
 
     /// `until`: it goes only if it was not uploaded after this.
     async fn remove_artifact(&self, digest: &Digest, until: Option<Timestamp>) -> Result<Response, ApiError> {
-        let conflict = |why: &str| {
-            Err(ApiError::new(StatusCode::CONFLICT, "Conflict", format!("artifact {digest} {why}")))
-        };
-        if let Some(user) = self.named_by(digest).await? {
-            return conflict(&format!("is in use by {user}"));
-        }
-        let until = until.unwrap_or(Timestamp::MAX);
-        match self.artifacts.remove_unless_newer(digest, until).await.map_err(ApiError::internal)? {
-            Removal::Removed => {}
-            Removal::Missing => return Err(no_artifact(digest)),
-            Removal::Newer => return conflict("was uploaded again"),
-        }
+        self.remove_unnamed(digest, until.unwrap_or(Timestamp::MAX)).await?;
         let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"});
         Ok(json_value(StatusCode::OK, &status))
     }
 
-    /// Who names the artifact, and what to do about it.
-    async fn named_by(&self, digest: &Digest) -> Result<Option<String>, ApiError> {
-        let text = digest.to_string();
-        for resource in NAMED_BY {
-            let list = self
-                .store
-                .list(&Range::resource(resource), &ListOptions::default())
-                .map_err(ApiError::internal)?;
-            let names = |value: &[u8]| value.windows(text.len()).any(|window| window == text.as_bytes());
-            if let Some(entry) = list.entries.iter().find(|entry| names(&entry.value)) {
-                return Ok(Some(format!("{}: delete that first", entry.key)));
+    /// The first look refuses what is in use, and leaves it where it is; the second one, when nobody finds it any more,
+    /// sees who has named it in between.
+    async fn remove_unnamed(&self, digest: &Digest, until: Timestamp) -> Result<(), ApiError> {
+        self.require_unnamed(digest).await?;
+        let aside = match self.artifacts.set_aside(digest, until).await.map_err(ApiError::internal)? {
+            Removal::SetAside(aside) => aside,
+            Removal::Missing => return Err(no_artifact(digest)),
+            Removal::Newer => return Err(artifact_conflict(digest, "was uploaded again")),
+        };
+        match self.require_unnamed(digest).await {
+            Ok(()) => aside.remove().await.map_err(ApiError::internal),
+            Err(error) => {
+                aside.put_back().await;
+                Err(error)
             }
         }
-        Ok(self.views.user_of(digest).await?)
+    }
+
+    async fn require_unnamed(&self, digest: &Digest) -> Result<(), ApiError> {
+        match self.named_by(digest).await? {
+            Some(user) => Err(artifact_conflict(digest, &format!("is in use by {user}"))),
+            None => Ok(()),
+        }
+    }
+
+    /// Who names the artifact, and what to do about it. All objects that may are searched, beside the other requests:
+    /// an index would cost every write something, and removals are rare.
+    async fn named_by(&self, digest: &Digest) -> Result<Option<String>, ApiError> {
+        let (store, text) = (self.store.clone(), digest.to_string());
+        let look = move || -> Result<Option<String>, ListError> {
+            let finder = Finder::new(&text);
+            for resource in NAMED_BY {
+                let list = store.list(&Range::resource(resource), &ListOptions::default())?;
+                if let Some(entry) = list.entries.iter().find(|entry| finder.find(&entry.value).is_some()) {
+                    return Ok(Some(format!("{}: delete that first", entry.key)));
+                }
+            }
+            Ok(None)
+        };
+        let named = tokio::task::spawn_blocking(look).await.map_err(ApiError::internal)?;
+        match named.map_err(ApiError::internal)? {
+            Some(object) => Ok(Some(object)),
+            None => Ok(self.views.user_of(digest).await?),
+        }
     }
 }
 
@@ -297,6 +321,10 @@ fn unmodified_since(headers: &HeaderMap) -> Result<Option<Timestamp>, ApiError> 
 
 fn no_artifact(digest: &Digest) -> ApiError {
     ApiError::new(StatusCode::NOT_FOUND, "NotFound", format!("artifacts {:?} not found", digest.to_string()))
+}
+
+fn artifact_conflict(digest: &Digest, why: &str) -> ApiError {
+    ApiError::new(StatusCode::CONFLICT, "Conflict", format!("artifact {digest} {why}"))
 }
 
 fn upload_error(error: UploadError) -> ApiError {

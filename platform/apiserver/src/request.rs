@@ -172,7 +172,8 @@ impl Query {
                 "" => {}
                 other => {
                     let message = format!(
-                        "Invalid value: [{other:?}]: dryRun: Unsupported value: {other:?}: supported values: \"All\""
+                        "Invalid value: [{other:?}]: dryRun: Unsupported value: {other:?}: supported values: \
+                         \"All\""
                     );
                     return Err(ApiError::bad_request(message));
                 }
@@ -181,7 +182,8 @@ impl Query {
                 let printable = value.chars().all(|c| !c.is_control());
                 if value.len() > FIELD_MANAGER_BYTES_MAX || !printable {
                     let message = format!(
-                        "fieldManager: Invalid value: {value:?}: must be at most {FIELD_MANAGER_BYTES_MAX} printable characters"
+                        "fieldManager: Invalid value: {value:?}: must be at most {FIELD_MANAGER_BYTES_MAX} \
+                         printable characters"
                     );
                     return Err(ApiError::unprocessable(message));
                 }
@@ -194,7 +196,8 @@ impl Query {
                     "Strict" => FieldValidation::Strict,
                     other => {
                         let message = format!(
-                            "fieldValidation: Unsupported value: {other:?}: supported values: \"Ignore\", \"Strict\", \"Warn\""
+                            "fieldValidation: Unsupported value: {other:?}: supported values: \"Ignore\", \
+                             \"Strict\", \"Warn\""
                         );
                         return Err(ApiError::unprocessable(message));
                     }

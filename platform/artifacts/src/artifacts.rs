@@ -32,16 +32,6 @@ pub struct ArtifactInfo {
     pub created: Timestamp,
 }
 
-/// What became of a removal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Removal {
-    Removed,
-    /// It was not there.
-    Missing,
-    /// It stays: it was uploaded since.
-    Newer,
-}
-
 #[derive(Debug, thiserror::Error)]
 #[error("the artifact directory {path} cannot be used: {source}")]
 pub struct OpenError {
@@ -58,6 +48,7 @@ impl Artifacts {
             fs::create_dir_all(artifacts.contents())?;
             fs::create_dir_all(artifacts.derived())?;
             files::sync_directory(directory)?;
+            artifacts.put_all_back()?;
             Ok(files::sweep(&artifacts.contents())? + artifacts.sweep_derived()?)
         };
         let swept = prepare().map_err(|source| OpenError { path: directory.into(), source })?;
@@ -99,36 +90,6 @@ impl Artifacts {
         .await
     }
 
-    /// Removes a content and what was made from it; says whether it was there.
-    pub async fn remove(&self, digest: &Digest) -> io::Result<bool> {
-        let (artifacts, digest) = (self.clone(), *digest);
-        blocking(move || {
-            let _guard = artifacts.changes.lock();
-            artifacts.remove_now(&digest)
-        })
-        .await
-    }
-
-    /// Removes a content and what was made from it, unless it was uploaded after `seen`: whoever did that is
-    /// about to name it.
-    pub async fn remove_unless_newer(&self, digest: &Digest, seen: Timestamp) -> io::Result<Removal> {
-        let (artifacts, digest) = (self.clone(), *digest);
-        blocking(move || {
-            let _guard = artifacts.changes.lock();
-            let modified = match fs::metadata(artifacts.content(&digest)) {
-                Ok(metadata) => Timestamp::try_from(metadata.modified()?).unwrap_or(Timestamp::UNIX_EPOCH),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Removal::Missing),
-                Err(error) => return Err(error),
-            };
-            if modified > seen {
-                return Ok(Removal::Newer);
-            }
-            artifacts.remove_now(&digest)?;
-            Ok(Removal::Removed)
-        })
-        .await
-    }
-
     fn list_now(&self) -> io::Result<Vec<ArtifactInfo>> {
         let mut infos = Vec::new();
         for path in files::entries(&self.contents())? {
@@ -145,16 +106,6 @@ impl Artifacts {
         }
         infos.sort_by_key(|info| info.digest);
         Ok(infos)
-    }
-
-    /// The caller holds `changes`.
-    fn remove_now(&self, digest: &Digest) -> io::Result<bool> {
-        let removed = files::remove(&self.content(digest))?;
-        self.remove_derived(digest)?;
-        if removed {
-            tracing::info!(%digest, "artifact removed");
-        }
-        Ok(removed)
     }
 
     pub(crate) fn contents(&self) -> PathBuf {

@@ -48,7 +48,7 @@ impl Controllers {
 
     /// Runs until `stop`, then lets the work under way end. Each controller waits for its own informers,
     /// and none waits for another.
-    pub async fn start(self, stop: CancellationToken) {
+    pub async fn run(self, stop: CancellationToken) {
         tokio::join!(
             self.function.run(stop.clone()),
             self.replica_set.run(stop.clone()),

@@ -32,7 +32,7 @@ pub struct Config {
     /// Revisions without traffic that are kept for a function.
     pub history_max: usize,
     /// Functions worked on at the same time.
-    pub parallel: usize,
+    pub workers_max: usize,
     /// Asked before a function is called Ready; without it, being able to answer is enough.
     pub routes: Option<Routes>,
 }
@@ -57,7 +57,7 @@ impl fmt::Debug for Routes {
 
 impl Default for Config {
     fn default() -> Self {
-        Self { gateway_url: "http://127.0.0.1:8080".into(), history_max: 10, parallel: 16, routes: None }
+        Self { gateway_url: "http://127.0.0.1:8080".into(), history_max: 10, workers_max: 16, routes: None }
     }
 }
 

@@ -26,7 +26,7 @@ pub(crate) use run::Collector;
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Objects looked at at the same time.
-    pub parallel: usize,
+    pub workers_max: usize,
     /// How often to ask the API which kinds it serves.
     pub rediscover_every: Duration,
     /// Owners remembered as absent.
@@ -35,7 +35,7 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Self {
-        Self { parallel: 16, rediscover_every: Duration::from_secs(30), absent_max: 500 }
+        Self { workers_max: 16, rediscover_every: Duration::from_secs(30), absent_max: 500 }
     }
 }
 

@@ -36,9 +36,9 @@ pub(crate) use act::Controller;
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Pods created or deleted for one Job at one look.
-    pub burst: usize,
+    pub burst_max: usize,
     /// Jobs worked on at the same time.
-    pub parallel: usize,
+    pub workers_max: usize,
     /// The pause after a failed pod, longer with each that fails in a row. Upstream's values.
     pub backoff: Backoff,
 }
@@ -46,8 +46,8 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            burst: 500,
-            parallel: 16,
+            burst_max: 500,
+            workers_max: 16,
             backoff: Backoff { first: Duration::from_secs(10), most: Duration::from_secs(600) },
         }
     }

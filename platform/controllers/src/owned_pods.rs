@@ -104,7 +104,7 @@ impl<O: Owner> OwnedPods<O> {
     pub(crate) async fn run<F, E>(
         self: Arc<Self>,
         name: &'static str,
-        parallel: usize,
+        workers_max: usize,
         stop: CancellationToken,
         reconcile: impl Fn(ObjectKey) -> F,
     ) where
@@ -123,7 +123,7 @@ impl<O: Owner> OwnedPods<O> {
         self.owners.handle(move |change| changed.add(ObjectKey::of(&**change.latest())));
         let (changed, seen) = (queue.clone(), self.clone());
         self.pods.handle(move |change| seen.pod_changed(&change, &changed));
-        reconcile::run(name, queue, parallel, stop, reconcile).await;
+        reconcile::run(name, queue, workers_max, stop, reconcile).await;
     }
 
     /// Notes what was seen and wakes the owners concerned. Runs in the informer's task.

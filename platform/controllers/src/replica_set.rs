@@ -21,13 +21,13 @@ pub(crate) use act::Controller;
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Pods created or deleted for one ReplicaSet at one look.
-    pub burst: usize,
+    pub burst_max: usize,
     /// ReplicaSets worked on at the same time.
-    pub parallel: usize,
+    pub workers_max: usize,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { burst: 500, parallel: 16 }
+        Self { burst_max: 500, workers_max: 16 }
     }
 }

@@ -161,7 +161,7 @@ async fn serve() {
     let (gateway, _informers, _registry, _changes) = gateway(1, &stop);
     let handle = gateway.handle();
     say(gateway.address());
-    let running = tokio::spawn(gateway.start());
+    let running = tokio::spawn(gateway.run());
     handle.ready().await;
     let _ = running.await;
 }
@@ -237,7 +237,7 @@ async fn table(functions: usize) {
     let synced = resident();
     let handle = gateway.handle();
     let started = Instant::now();
-    tokio::spawn(gateway.start());
+    tokio::spawn(gateway.run());
     handle.ready().await;
     say(format_args!("table of {functions} built in {:?}", started.elapsed()));
     say(format_args!(

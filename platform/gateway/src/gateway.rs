@@ -1,4 +1,4 @@
-//! The role: created, then started, then drained.
+//! The role: created, then run, then drained.
 
 use std::{io, net::SocketAddr, sync::Arc};
 
@@ -34,25 +34,17 @@ pub struct Deps {
     /// Writes `replicas` of revisions' ReplicaSets, nothing else. No request waits for it.
     pub client: kube::Client,
     /// Where requests are served. With threads of its own, nothing else of the process keeps a request
-    /// waiting; routes and replicas are looked after in the runtime that [`Gateway::start`] is polled in.
+    /// waiting; routes and replicas are looked after in the runtime that [`Gateway::run`] is polled in.
     pub requests: tokio::runtime::Handle,
-    /// Ends [`Gateway::start`], after a drain.
+    /// Ends [`Gateway::run`], after a drain; [`GatewayHandle::call`] refuses at once.
     pub stop: CancellationToken,
 }
 
 /// Why there is no gateway.
 #[derive(Debug, thiserror::Error)]
 pub enum CreateError {
-    #[error("cannot listen on {address} for functions: {source}{}", hint(source))]
+    #[error("cannot listen on {address} for functions: {source}")]
     Listen { address: SocketAddr, source: io::Error },
-}
-
-fn hint(source: &io::Error) -> &'static str {
-    match source.kind() {
-        io::ErrorKind::AddrInUse => "; stop what uses it, or choose another with --http-listen (port 0: any)",
-        io::ErrorKind::PermissionDenied => "; ports below 1024 need root: choose another with --http-listen",
-        _ => "; choose another with --http-listen",
-    }
 }
 
 /// How the gateway ended.
@@ -161,7 +153,7 @@ impl Gateway {
     }
 
     /// Serves until `Deps::stop`, then lets requests in flight finish within the drain timeout.
-    pub async fn start(self) -> Drained {
+    pub async fn run(self) -> Drained {
         let Self {
             config, listener, address, proxy, targets, owner, autoscaler, ready, requests, stop, ..
         } = self;

@@ -91,12 +91,12 @@ impl<Q: Key> WorkQueue<Q> {
     }
 }
 
-/// Works on the queue's keys, `parallel` at a time, until `stop`; then waits for the work under way.
+/// Works on the queue's keys, `workers_max` at a time, until `stop`; then waits for the work under way.
 /// A panic in `reconcile` counts as a failure of its key.
 pub async fn run<Q, F, Fut, E>(
     name: &'static str,
     queue: WorkQueue<Q>,
-    parallel: usize,
+    workers_max: usize,
     stop: CancellationToken,
     reconcile: F,
 ) where
@@ -109,7 +109,7 @@ pub async fn run<Q, F, Fut, E>(
     let mut keys = HashMap::new();
     loop {
         let wake_at = loop {
-            if tasks.len() >= parallel || stop.is_cancelled() {
+            if tasks.len() >= workers_max || stop.is_cancelled() {
                 break None;
             }
             let next = queue.shared.queue.lock().next(Instant::now());

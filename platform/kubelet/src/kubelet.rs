@@ -77,7 +77,7 @@ impl Config {
     }
 }
 
-/// One node's agent: created, then started.
+/// One node's agent: created, then run.
 pub struct Kubelet {
     config: Config,
     node: NodeObject,

@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::pod::ContainerId;
+use crate::pod::{ContainerId, PodUid};
 
 mod file;
 mod read;
@@ -88,8 +88,25 @@ impl LogLayout {
     }
 
     /// The folder of a pod's files.
-    pub fn pod(&self, uid: &str) -> PathBuf {
-        self.root.join("pods").join(uid)
+    fn pod(&self, uid: &str) -> PathBuf {
+        self.pods().join(uid)
+    }
+
+    fn pods(&self) -> PathBuf {
+        self.root.join("pods")
+    }
+
+    /// The pods that have logs. Blocks.
+    pub fn pod_uids(&self) -> Vec<PodUid> {
+        names(&self.pods()).into_iter().map(PodUid).collect()
+    }
+
+    /// Removes a pod's logs, if there are any. Blocks.
+    pub fn remove_pod(&self, uid: &PodUid) -> io::Result<()> {
+        match fs::remove_dir_all(self.pod(&uid.0)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
     }
 }
 

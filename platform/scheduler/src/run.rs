@@ -39,16 +39,16 @@ pub struct Config {
     /// Bindings on their way to the API at the same time.
     pub bindings_max: usize,
     /// Pods planned before changes are looked at again.
-    pub batch: usize,
+    pub batch_max: usize,
     /// Failure reports on their way to the API at the same time; past that, reports wait for the next try.
     pub reports_max: usize,
     /// How long a stop waits for bindings under way.
-    pub drain: Duration,
+    pub drain_timeout: Duration,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { bindings_max: 512, batch: 256, reports_max: 64, drain: Duration::from_secs(5) }
+        Self { bindings_max: 512, batch_max: 256, reports_max: 64, drain_timeout: Duration::from_secs(5) }
     }
 }
 
@@ -154,7 +154,7 @@ impl Scheduler {
             }
         }
         let drained = async { while bindings.next().await.is_some() {} };
-        if tokio::time::timeout(self.config.drain, drained).await.is_err() {
+        if tokio::time::timeout(self.config.drain_timeout, drained).await.is_err() {
             tracing::warn!("stopped with bindings under way; their pods will be placed at the next start");
         }
     }
@@ -187,7 +187,7 @@ impl Scheduler {
 
     /// Decides for a batch of pods.
     fn schedule(&mut self, bindings: &mut Bindings, reports: &mut JoinSet<()>, events: &EventRecorder) {
-        for _ in 0..self.config.batch {
+        for _ in 0..self.config.batch_max {
             if bindings.len() >= self.config.bindings_max {
                 return;
             }

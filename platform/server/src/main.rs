@@ -20,6 +20,9 @@ mod roles;
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
+/// The process that a Ctrl-C ends exits with this, as shells expect.
+pub(crate) const EXIT_INTERRUPTED: u8 = 130;
+
 fn main() -> ExitCode {
     cli::main()
 }

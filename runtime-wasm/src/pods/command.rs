@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use mayfly_api::wellknown::ANNOTATION_EGRESS;
 use mayfly_runtime::{CallError, ContainerSpec, RuntimeError, SandboxSpec};
 use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 use wasmtime_wasi::I32Exit;
 
-use super::{ANNOTATION_EGRESS, EXIT_KILLED, Exit, Meter, Pods, RunningTask, task::StopRequest};
+use super::{EXIT_KILLED, Exit, Meter, Pods, RunningTask, task::StopRequest};
 use crate::{
     cache::{Entry, Pre},
     capability::{capture::Capture, egress::Egress, output::ProgramLog},

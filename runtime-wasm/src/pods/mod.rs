@@ -33,9 +33,6 @@ mod task;
 use meter::Meter;
 use task::{Exit, RunningTask};
 
-/// A pod annotation: destinations that the pod's components may call, separated by commas, as in a
-/// function's `spec.egress`.
-pub const ANNOTATION_EGRESS: &str = "mayfly.dev/egress";
 /// Exit code of what was killed, as a shell counts (128 + SIGKILL).
 const EXIT_KILLED: i32 = 137;
 

@@ -9,6 +9,7 @@ mod set;
 mod typed;
 
 use jiff::Timestamp;
+use mayfly_api::wellknown::ANNOTATION_LAST_APPLIED;
 use serde_json::{Value, json};
 use set::FieldSet;
 use typed::Shape;
@@ -24,9 +25,8 @@ use crate::{
 const MANAGED_FIELDS: &str = "managedFields";
 const BEFORE_FIRST_APPLY: &str = "before-first-apply";
 const ANCIENT_CHANGES: &str = "ancient-changes";
-/// The manager's name of `kubectl apply --server-side`, and where the other `kubectl apply` keeps its notes.
+/// The manager's name of `kubectl apply --server-side`.
 const KUBECTL: &str = "kubectl";
-const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 /// Most managers that update; older ones are put together (upstream's `DefaultMaxUpdateManagers`).
 const UPDATE_MANAGERS_MAX: usize = 10;
 /// Metadata that nobody owns: it is the server's.
@@ -290,7 +290,7 @@ pub(crate) fn apply(
     entries.push(Entry { fields: wanted, time, ..by });
     store(&mut object, entries);
     if request.manager.name == KUBECTL && !live.map_or("", last_applied_text).is_empty() {
-        map_at(object.meta_mut(), "annotations").insert(LAST_APPLIED.into(), config.into());
+        map_at(object.meta_mut(), "annotations").insert(ANNOTATION_LAST_APPLIED.into(), config.into());
     }
     Ok(object)
 }
@@ -308,7 +308,7 @@ fn take_over(entries: &mut [Entry], change: &Change, allowed: &FieldSet) -> Vec<
 }
 
 fn last_applied_text(object: &Object) -> &str {
-    object.str_at(&["metadata", "annotations", LAST_APPLIED])
+    object.str_at(&["metadata", "annotations", ANNOTATION_LAST_APPLIED])
 }
 
 /// The fields that `kubectl apply` set without the server's help: `kubectl apply --server-side` may go on with

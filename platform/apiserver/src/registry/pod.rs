@@ -25,7 +25,8 @@ pub(super) fn kinds() -> Vec<Kind> {
                 Column::text("Status", "The aggregate status of the containers in this pod."),
                 Column::text(
                     "Restarts",
-                    "The number of times the containers in this pod have been restarted and when the last container in this pod has restarted.",
+                    "The number of times the containers in this pod have been restarted and when the last container \
+                     in this pod has restarted.",
                 ),
                 AGE,
                 Column::text("IP", "podIP address allocated to the pod. Empty if not yet allocated.").wide(),

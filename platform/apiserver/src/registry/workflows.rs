@@ -4,6 +4,7 @@ use jiff::Timestamp;
 use mayfly_api::{
     Execution, ObjectKey, Workflow, names,
     validation::FieldError,
+    wellknown::ANNOTATION_LAST_APPLIED,
     workflow::{self, WorkflowType, definition},
 };
 use mayfly_workflows_language::{
@@ -19,8 +20,6 @@ use super::{
 };
 use crate::object::Object;
 
-/// What `kubectl apply` last applied, as JSON text.
-const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 /// Most problems of a definition that are told.
 const PROBLEMS_MAX: usize = 50;
 
@@ -153,7 +152,10 @@ fn diagnostics(workflow: &Workflow, severity: Severity) -> impl Iterator<Item = 
 /// notes what was applied, whole: when that note is new, the definition in it is what was meant.
 fn take_what_was_applied(new: &mut Object, old: &Object) {
     let note = |object: &Object| {
-        object.at(&["metadata", "annotations", LAST_APPLIED]).and_then(Value::as_str).map(str::to_owned)
+        object
+            .at(&["metadata", "annotations", ANNOTATION_LAST_APPLIED])
+            .and_then(Value::as_str)
+            .map(str::to_owned)
     };
     let Some(applied) = note(new).filter(|applied| note(old).as_ref() != Some(applied)) else { return };
     let definition =

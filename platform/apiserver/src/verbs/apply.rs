@@ -16,7 +16,8 @@ impl Inner {
     ) -> Result<Outcome, ApiError> {
         let kind = request.kind;
         if !request.manager.explicit {
-            let message = "PatchOptions.meta.k8s.io \"\" is invalid: fieldManager: Required value: is required for apply patch";
+            let message = "PatchOptions.meta.k8s.io \"\" is invalid: fieldManager: Required value: is required for \
+                           apply patch";
             return Err(ApiError::unprocessable(message));
         }
         let (applied, warnings) = self.applied_object(request, name, body)?;

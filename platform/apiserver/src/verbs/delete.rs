@@ -43,7 +43,8 @@ impl DeleteOptions {
         let policy = text(&body["propagationPolicy"]).or_else(|| query.propagation_policy.clone());
         let orphan = body["orphanDependents"].as_bool().or(query.orphan_dependents);
         if policy.is_some() && orphan.is_some() {
-            let message = "DeleteOptions.meta.k8s.io \"\" is invalid: propagationPolicy: Invalid value: orphanDependents and deletionPropagation cannot be both set";
+            let message = "DeleteOptions.meta.k8s.io \"\" is invalid: propagationPolicy: Invalid value: \
+                           orphanDependents and deletionPropagation cannot be both set";
             return Err(ApiError::unprocessable(message));
         }
         let propagation = match (policy.as_deref(), orphan) {
@@ -53,7 +54,8 @@ impl DeleteOptions {
             (None, None) => None,
             (Some(other), _) => {
                 let message = format!(
-                    "DeleteOptions.meta.k8s.io \"\" is invalid: propagationPolicy: Unsupported value: {other:?}: supported values: \"Foreground\", \"Background\", \"Orphan\""
+                    "DeleteOptions.meta.k8s.io \"\" is invalid: propagationPolicy: Unsupported value: {other:?}: \
+                     supported values: \"Foreground\", \"Background\", \"Orphan\""
                 );
                 return Err(ApiError::unprocessable(message));
             }

@@ -135,7 +135,8 @@ impl Inner {
             (None, None) => Ok(None),
             (Some(other), _) => {
                 let message = format!(
-                    "resourceVersionMatch: Unsupported value: {other:?}: supported values: \"Exact\", \"NotOlderThan\""
+                    "resourceVersionMatch: Unsupported value: {other:?}: supported values: \"Exact\", \
+                     \"NotOlderThan\""
                 );
                 Err(ApiError::bad_request(message))
             }

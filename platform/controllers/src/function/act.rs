@@ -132,7 +132,7 @@ impl Controller {
         wake_on(&reconciler.revisions, &self.queue);
         wake_on(&reconciler.replica_sets, &self.queue);
         wake_on(&reconciler.pods, &self.queue);
-        reconcile::run("function", self.queue, self.config.parallel, stop, move |key| {
+        reconcile::run("function", self.queue, self.config.workers_max, stop, move |key| {
             let (reconciler, events) = (reconciler.clone(), events.clone());
             async move { reconciler.reconcile(key, &events).await }
         })

@@ -60,8 +60,8 @@ impl Collector {
                 _ = all_synced.wait_for(|synced| *synced) => {}
             }
             let (queue, stop) = (shared.queue.clone(), stop.clone());
-            let parallel = self.config.parallel;
-            reconcile::run("garbage", queue, parallel, stop, move |work: Work| {
+            let workers_max = self.config.workers_max;
+            reconcile::run("garbage", queue, workers_max, stop, move |work: Work| {
                 let shared = shared.clone();
                 async move {
                     match work {

@@ -73,13 +73,13 @@ impl Controller {
 
     pub(crate) async fn run(self, stop: CancellationToken) {
         let events = EventRecorder::start(self.client.clone(), "job-controller", None, stop.clone());
-        let (owned, parallel) = (self.owned.clone(), self.config.parallel);
+        let (owned, workers_max) = (self.owned.clone(), self.config.workers_max);
         let controller = Arc::new(self);
         let reconcile = move |key| {
             let (controller, events) = (controller.clone(), events.clone());
             async move { controller.reconcile(key, &events).await }
         };
-        owned.run("job", parallel, stop, reconcile).await;
+        owned.run("job", workers_max, stop, reconcile).await;
     }
 
     async fn reconcile(&self, key: ObjectKey, events: &EventRecorder) -> Result<Outcome, Error> {

@@ -243,13 +243,13 @@ fn manage(
         }
     };
     if active > wanted {
-        let surplus = least_useful(&groups.active, (active - wanted).min(config.burst));
+        let surplus = least_useful(&groups.active, (active - wanted).min(config.burst_max));
         return Pods::Delete { pods: surplus, forget: true };
     }
     // With `Failed`, one that is still ending keeps its place.
     let replaces_early = spec.pod_replacement_policy.as_deref() != Some("Failed");
     let there = active + if replaces_early { 0 } else { groups.terminating.len() };
-    let missing = wanted.saturating_sub(there).min(config.burst);
+    let missing = wanted.saturating_sub(there).min(config.burst_max);
     if missing == 0 {
         return Pods::Nothing;
     }

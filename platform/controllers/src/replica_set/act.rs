@@ -57,13 +57,13 @@ impl Controller {
 
     pub(crate) async fn run(self, stop: CancellationToken) {
         let events = EventRecorder::start(self.client.clone(), "replicaset-controller", None, stop.clone());
-        let (owned, parallel) = (self.owned.clone(), self.config.parallel);
+        let (owned, workers_max) = (self.owned.clone(), self.config.workers_max);
         let controller = Arc::new(self);
         let reconcile = move |key| {
             let (controller, events) = (controller.clone(), events.clone());
             async move { controller.reconcile(key, &events).await }
         };
-        owned.run("replicaset", parallel, stop, reconcile).await;
+        owned.run("replicaset", workers_max, stop, reconcile).await;
     }
 
     async fn reconcile(&self, key: ObjectKey, events: &EventRecorder) -> Result<Outcome, Error> {
@@ -75,7 +75,7 @@ impl Controller {
             return Ok(later);
         }
         let pods = self.owned.claimed(&set).await?;
-        let result = match plan::scale(&set, &pods, self.config.burst) {
+        let result = match plan::scale(&set, &pods, self.config.burst_max) {
             Scale::Nothing => Ok(()),
             Scale::Create(count) => self.owned.create_pods(&*set, &vec![new_pod(&*set); count], events).await,
             Scale::Delete(doomed) => self.owned.delete_pods(&*set, &doomed, events).await,

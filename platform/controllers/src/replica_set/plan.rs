@@ -22,16 +22,16 @@ pub(super) enum Scale {
 }
 
 /// What to do with the pods that a ReplicaSet owns.
-pub(super) fn scale(set: &ReplicaSet, owned: &[Arc<Pod>], burst: usize) -> Scale {
+pub(super) fn scale(set: &ReplicaSet, owned: &[Arc<Pod>], burst_max: usize) -> Scale {
     if set.metadata.deletion_timestamp.is_some() {
         return Scale::Nothing;
     }
     let active: Vec<_> = owned.iter().filter(|pod| is_active(pod)).cloned().collect();
     let wanted = usize::try_from(replicas(set)).unwrap_or(0);
     if active.len() < wanted {
-        Scale::Create((wanted - active.len()).min(burst))
+        Scale::Create((wanted - active.len()).min(burst_max))
     } else if active.len() > wanted {
-        Scale::Delete(ranking::to_delete(&active, (active.len() - wanted).min(burst)))
+        Scale::Delete(ranking::to_delete(&active, (active.len() - wanted).min(burst_max)))
     } else {
         Scale::Nothing
     }

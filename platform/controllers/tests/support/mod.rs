@@ -127,7 +127,7 @@ impl Cluster {
 
     pub fn run_controllers(&self) {
         let controllers = Controllers::create(self.config.clone(), self.client.clone(), &self.informers);
-        tokio::spawn(controllers.start(self.stop.clone()));
+        tokio::spawn(controllers.run(self.stop.clone()));
     }
 
     /// The scheduler, and a kubelet over the simulated runtime.

@@ -302,7 +302,7 @@ async fn write(api: &Api<ReplicaSet>, name: &str, replicas: u32) -> Result<(), k
     match api.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await {
         Ok(_) => Ok(()),
         // What is not there has no replicas.
-        Err(kube::Error::Api(status)) if status.code == 404 && replicas == 0 => Ok(()),
+        Err(kube::Error::Api(status)) if status.is_not_found() && replicas == 0 => Ok(()),
         Err(error) => Err(error),
     }
 }

@@ -9,33 +9,31 @@ use kube::{
 use mayfly_api::{
     ObjectKey,
     job_io::ANNOTATION_OUTPUTS,
-    k8s::{
-        api::core::v1::Pod,
-        jiff::{SignedDuration, Timestamp},
-    },
+    k8s::{api::core::v1::Pod, jiff::Timestamp},
 };
 use mayfly_informer::reconcile::Outcome;
-use mayfly_runtime::Runtime;
+use mayfly_runtime::{PodUid, Runtime};
 use serde_json::json;
+use tokio::{task::spawn_blocking, time::Instant};
 
 use super::{
     local::{LocalPod, Now},
-    plan::{is_over, needs_collecting},
-    worker::{Worker, until},
+    plan::{grace, is_over, needs_collecting},
+    worker::{Worker, is_gone},
 };
 use crate::job;
 
 impl Worker {
-    /// Waits until the pod has to be gone earlier than `ends`; gives the new grace.
-    async fn hurried(&self, pod: &Pod, ends: Option<Timestamp>) -> Duration {
+    /// Waits until the pod has to be gone earlier than `ends`; gives the new grace, and when that ends.
+    async fn hurried(&self, pod: &Pod, ends: Option<Timestamp>) -> (Duration, Option<Timestamp>) {
         let key = ObjectKey::of(pod);
         let mut deletions = self.deletions.subscribe();
         loop {
             let known = self.pods.get(&key).filter(|known| known.metadata.uid == pod.metadata.uid);
-            let Some(known) = known else { return Duration::ZERO };
+            let Some(known) = known else { return (Duration::ZERO, None) };
             let now_ends = known.metadata.deletion_timestamp.as_ref().map(|time| time.0);
             if now_ends < ends {
-                return now_ends.map_or(Duration::ZERO, until);
+                return (grace(&known, Timestamp::now()), now_ends);
             }
             // The sender lives in `self`.
             let _ = deletions.changed().await;
@@ -50,10 +48,9 @@ impl Worker {
             tokio::select! {
                 biased;
                 () = self.stop_all(local, runtime, grace) => return,
-                less = self.hurried(pod, ends) => {
-                    grace = less;
-                    ends = Some(Timestamp::now().saturating_add(SignedDuration::try_from(less).unwrap_or_default()).unwrap_or_default());
-                    if less.is_zero() {
+                hurried = self.hurried(pod, ends) => {
+                    (grace, ends) = hurried;
+                    if grace.is_zero() {
                         return self.stop_all(local, runtime, Duration::ZERO).await;
                     }
                 }
@@ -98,7 +95,7 @@ impl Worker {
         let mut local = local.clone();
         local.observe(&runtime.containers(&local.uid));
         self.remove_sandbox(&mut local, runtime).await;
-        if needs_collecting(pod, &local) && local.collect_not_before.is_none_or(|at| at <= Timestamp::now()) {
+        if needs_collecting(pod, &local) && local.collect_not_before.is_none_or(|at| at <= Instant::now()) {
             self.collect(key, pod, &mut local).await?;
         }
         self.keep(key, &local);
@@ -109,9 +106,9 @@ impl Worker {
                 local.ended.get_or_insert(("Terminated", "The pod was deleted".into()));
             }
             if needs_collecting(pod, &local) && pod.metadata.deletion_grace_period_seconds != Some(0) {
-                let again = local.collect_not_before.map_or(Duration::ZERO, until);
                 self.write_status(pod, &local, Timestamp::now()).await?;
-                return Ok(Outcome::RequeueAfter(again));
+                let rest = local.collect_not_before.map(|at| at.saturating_duration_since(Instant::now()));
+                return Ok(Outcome::RequeueAfter(rest.unwrap_or_default()));
             }
             // Whoever deletes by force waits for nothing, a disk without room included.
             local.collected = true;
@@ -136,8 +133,7 @@ impl Worker {
             ..Default::default()
         };
         match api.delete(pod.metadata.name.as_deref().unwrap_or_default(), &params).await {
-            // Gone already, or replaced: then the informer says so.
-            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
+            Err(error) if is_gone(&error) => Ok(()),
             result => result.map(|_| ()),
         }
     }
@@ -155,7 +151,7 @@ impl Worker {
                 let patch = json!({"metadata": {"uid": local.uid.0, "annotations": annotations}});
                 let api: Api<Pod> = Api::namespaced(self.client.clone(), &key.namespace);
                 match api.patch(&key.name, &PatchParams::default(), &Patch::Merge(patch)).await {
-                    Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {}
+                    Err(error) if is_gone(&error) => {}
                     result => drop(result?),
                 }
                 jobs.remove(&local.uid).await;
@@ -163,7 +159,7 @@ impl Worker {
             Err(why) => {
                 let message = format!("Error: what the job left could not be stored: {why}");
                 self.events.warning(pod, "FailedCollect", message);
-                local.collect_failed(Timestamp::now());
+                local.collect_failed(Instant::now());
                 return Ok(());
             }
         }
@@ -188,12 +184,23 @@ impl Worker {
         if let Some(jobs) = &self.jobs {
             jobs.remove(&old.uid).await;
         }
-        let folder = self.logs.pod(&old.uid.0);
-        // Function replicas and pods that never started have none.
-        let _ = tokio::fs::remove_dir_all(folder).await;
+        self.remove_logs(vec![old.uid]).await;
     }
 
-    /// Ends what the runtimes have of pods that neither the API nor this worker knows.
+    async fn remove_logs(&self, uids: Vec<PodUid>) {
+        let layout = self.logs.clone();
+        let remove = move || {
+            for uid in uids {
+                if let Err(error) = layout.remove_pod(&uid) {
+                    tracing::warn!(%uid, %error, "could not remove the logs of a deleted pod; will try again");
+                }
+            }
+        };
+        // It fails only when the runtime ends.
+        let _ = spawn_blocking(remove).await;
+    }
+
+    /// Ends what the runtimes have of pods that neither the API nor this worker knows, and removes what they left.
     pub(crate) async fn remove_strangers(&self) {
         let known = || -> HashSet<String> {
             let local = self.local.lock();
@@ -213,6 +220,14 @@ impl Worker {
                     tracing::warn!(%uid, %error, "could not remove a sandbox without a pod");
                 }
             }
+        }
+        // Listed first: a pod that comes meanwhile has no log before it is known.
+        let layout = self.logs.clone();
+        let mut logs = spawn_blocking(move || layout.pod_uids()).await.unwrap_or_default();
+        let known = known();
+        logs.retain(|uid| !known.contains(&uid.0));
+        if !logs.is_empty() {
+            self.remove_logs(logs).await;
         }
     }
 }

@@ -9,6 +9,7 @@ use mayfly_api::k8s::{
 };
 use mayfly_informer::Backoff;
 use mayfly_runtime::{ContainerId, ContainerState, PodUid};
+use tokio::time::Instant;
 
 /// A container that ran at least this long starts again without a pause.
 const STABLE_AFTER: Duration = Duration::from_secs(600);
@@ -27,6 +28,20 @@ const REASON_PULL_AGAIN: &str = "ImagePullBackOff";
 pub(crate) const REASON_ENVIRONMENT: &str = "CreateContainerConfigError";
 /// How a container ended that ran when the node's agent went away, and is unknown to its host since.
 pub(crate) const REASON_LOST: &str = "ContainerStatusUnknown";
+
+/// A moment by two clocks. The wall's is that of the times in objects, which outlive this process; pauses are measured
+/// by the other one, which nobody sets.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Moment {
+    pub(crate) wall: Timestamp,
+    pub(crate) steady: Instant,
+}
+
+impl Moment {
+    pub(crate) fn now() -> Self {
+        Self { wall: Timestamp::now(), steady: Instant::now() }
+    }
+}
 
 /// How a container ended.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,7 +78,7 @@ pub(crate) struct LocalContainer {
     /// Ends (or failed starts) in a row, for the pause.
     failures: u32,
     /// Not before this time.
-    pub(crate) not_before: Option<Timestamp>,
+    pub(crate) not_before: Option<Instant>,
 }
 
 /// The pod.
@@ -79,10 +94,10 @@ pub(crate) struct LocalPod {
     pub(crate) collected: bool,
     /// The sandbox could not be made: how often in a row, and when to try again.
     sandbox_failures: u32,
-    pub(crate) sandbox_not_before: Option<Timestamp>,
+    pub(crate) sandbox_not_before: Option<Instant>,
     /// What it left could not be stored: how often in a row, and when to try again.
     collect_failures: u32,
-    pub(crate) collect_not_before: Option<Timestamp>,
+    pub(crate) collect_not_before: Option<Instant>,
 }
 
 impl Default for LocalContainer {
@@ -137,10 +152,9 @@ impl LocalPod {
     }
 
     /// The sandbox could not be made: tried again after a pause, and all containers wait.
-    pub(crate) fn sandbox_failed(&mut self, containers: &[Container], message: &str, now: Timestamp) {
+    pub(crate) fn sandbox_failed(&mut self, containers: &[Container], message: &str, now: Instant) {
         self.sandbox_failures = self.sandbox_failures.saturating_add(1);
-        let pause = START.full(self.sandbox_failures);
-        self.sandbox_not_before = Some(now.saturating_add(signed(pause)).unwrap_or(now));
+        self.sandbox_not_before = Some(now + START.full(self.sandbox_failures));
         for container in containers {
             let waiting = Now::Waiting { reason: "ContainerCreating".into(), message: message.into() };
             self.containers.entry(container.name.clone()).or_default().now = waiting;
@@ -148,10 +162,9 @@ impl LocalPod {
     }
 
     /// What it left could not be stored: tried again after a pause.
-    pub(crate) fn collect_failed(&mut self, now: Timestamp) {
+    pub(crate) fn collect_failed(&mut self, now: Instant) {
         self.collect_failures = self.collect_failures.saturating_add(1);
-        let pause = START.full(self.collect_failures);
-        self.collect_not_before = Some(now.saturating_add(signed(pause)).unwrap_or(now));
+        self.collect_not_before = Some(now + START.full(self.collect_failures));
     }
 
     /// Containers whose environment could not be made may be tried again at once. Whether there are any.
@@ -241,7 +254,7 @@ impl LocalContainer {
 
     /// The container ended and shall start again: the next attempt, after a pause. `name` is
     /// `container=… pod=…`, for the message. Whether there is a pause: the first restart is at once.
-    pub(crate) fn restart_later(&mut self, name: &str) -> bool {
+    pub(crate) fn restart_later(&mut self, name: &str, now: Moment) -> bool {
         let Now::Exited(exit) = self.now.clone() else { return false };
         let ran = Duration::try_from(exit.finished.duration_since(exit.started)).unwrap_or_default();
         self.failures = if ran >= STABLE_AFTER { 1 } else { self.failures.saturating_add(1) };
@@ -249,7 +262,9 @@ impl LocalContainer {
             0 | 1 => Duration::ZERO,
             more => CRASH.full(more - 1),
         };
-        self.not_before = Some(exit.finished.saturating_add(signed(pause)).unwrap_or(exit.finished));
+        // An earlier process may have seen its end.
+        let rested = Duration::try_from(now.wall.duration_since(exit.finished)).unwrap_or_default();
+        self.not_before = Some(now.steady + pause.saturating_sub(rested));
         self.last = Some(exit);
         self.attempt += 1;
         let span = mayfly_api::duration::Span(pause);
@@ -261,13 +276,16 @@ impl LocalContainer {
     }
 
     /// The container could not be started: the same attempt again, after a pause.
-    pub(crate) fn start_failed(&mut self, reason: &str, message: String, now: Timestamp) {
+    pub(crate) fn start_failed(&mut self, reason: &str, message: String, now: Instant) {
         self.wait(reason, message, START, now);
     }
 
     /// Its image is not there: the same attempt again, after a pause. Whether it was not there the last time either.
-    pub(crate) fn pull_failed(&mut self, image: &str, why: &str, now: Timestamp) -> bool {
-        let again = matches!(&self.now, Now::Waiting { reason, .. } if reason == REASON_PULL || reason == REASON_PULL_AGAIN);
+    pub(crate) fn pull_failed(&mut self, image: &str, why: &str, now: Instant) -> bool {
+        let again = match &self.now {
+            Now::Waiting { reason, .. } => reason == REASON_PULL || reason == REASON_PULL_AGAIN,
+            Now::Running { .. } | Now::Exited(_) => false,
+        };
         let (reason, message) = match again {
             true => (REASON_PULL_AGAIN, format!("Back-off pulling image {image:?}: {REASON_PULL}: {why}")),
             false => (REASON_PULL, why.to_owned()),
@@ -276,10 +294,9 @@ impl LocalContainer {
         again
     }
 
-    fn wait(&mut self, reason: &str, message: String, pauses: Backoff, now: Timestamp) {
+    fn wait(&mut self, reason: &str, message: String, pauses: Backoff, now: Instant) {
         self.failures = self.failures.saturating_add(1);
-        let pause = pauses.full(self.failures);
-        self.not_before = Some(now.saturating_add(signed(pause)).unwrap_or(now));
+        self.not_before = Some(now + pauses.full(self.failures));
         self.now = Now::Waiting { reason: reason.into(), message };
     }
 
@@ -287,8 +304,4 @@ impl LocalContainer {
         self.now = Now::Running { started: at };
         self.not_before = None;
     }
-}
-
-fn signed(duration: Duration) -> mayfly_api::k8s::jiff::SignedDuration {
-    duration.try_into().unwrap_or(mayfly_api::k8s::jiff::SignedDuration::MAX)
 }

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use mayfly_api::k8s::{
     api::core::v1::{Container, Pod, PodSpec},
-    jiff::Timestamp,
+    jiff::{SignedDuration, Timestamp},
 };
+use tokio::time::Instant;
 
-use super::local::{LocalPod, Now};
+use super::local::{LocalPod, Moment, Now};
 use crate::job;
 
 /// The next step.
@@ -31,8 +32,8 @@ pub(crate) enum Step {
     Terminate {
         grace: Duration,
     },
-    /// Nothing to do before this time, or before something changes.
-    Wait(Option<Timestamp>),
+    /// Nothing to do for this long, or before something changes.
+    Wait(Option<Duration>),
 }
 
 /// When containers start again.
@@ -88,10 +89,10 @@ pub(crate) fn init_failed(spec: &PodSpec, local: &LocalPod) -> bool {
 }
 
 /// One step, or how long to wait.
-pub(crate) fn plan(pod: &Pod, local: &LocalPod, now: Timestamp) -> Step {
+pub(crate) fn plan(pod: &Pod, local: &LocalPod, now: Moment) -> Step {
     let Some(spec) = &pod.spec else { return Step::Wait(None) };
     if pod.metadata.deletion_timestamp.is_some() {
-        return Step::Terminate { grace: grace(pod, now) };
+        return Step::Terminate { grace: grace(pod, now.wall) };
     }
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     if matches!(phase, Some("Succeeded" | "Failed")) {
@@ -100,8 +101,8 @@ pub(crate) fn plan(pod: &Pod, local: &LocalPod, now: Timestamp) -> Step {
     if local.ended.is_some() {
         return over(pod, local, now);
     }
-    let deadline = active_deadline(pod);
-    if deadline.is_some_and(|deadline| deadline <= now) {
+    let left = active_for(pod, now.wall);
+    if left.is_some_and(|left| left.is_zero()) {
         let message = "Pod was active on the node longer than the specified deadline".into();
         return Step::End { reason: "DeadlineExceeded", message };
     }
@@ -109,25 +110,25 @@ pub(crate) fn plan(pod: &Pod, local: &LocalPod, now: Timestamp) -> Step {
         return over(pod, local, now);
     }
     if !local.sandbox {
-        return match local.sandbox_not_before {
-            Some(at) if at > now => Step::Wait(Some(at).into_iter().chain(deadline).min()),
-            _ => Step::CreateSandbox,
+        return match rest(local.sandbox_not_before, now) {
+            Some(rest) => Step::Wait(Some(rest).into_iter().chain(left).min()),
+            None => Step::CreateSandbox,
         };
     }
     match next_container(spec, local, now) {
-        Step::Wait(at) => Step::Wait(at.into_iter().chain(deadline).min()),
+        Step::Wait(rest) => Step::Wait(rest.into_iter().chain(left).min()),
         step => step,
     }
 }
 
 /// The rest of a pod that is over: its outputs are taken in before its phase is told.
-fn over(pod: &Pod, local: &LocalPod, now: Timestamp) -> Step {
+fn over(pod: &Pod, local: &LocalPod, now: Moment) -> Step {
     if local.sandbox {
         Step::Finish
     } else if needs_collecting(pod, local) {
-        match local.collect_not_before {
-            Some(at) if at > now => Step::Wait(Some(at)),
-            _ => Step::Collect,
+        match rest(local.collect_not_before, now) {
+            Some(rest) => Step::Wait(Some(rest)),
+            None => Step::Collect,
         }
     } else {
         Step::Wait(None)
@@ -145,7 +146,7 @@ pub(crate) fn is_over(spec: &PodSpec, local: &LocalPod) -> bool {
 }
 
 /// Init containers one after the other, then all others at once.
-fn next_container(spec: &PodSpec, local: &LocalPod, now: Timestamp) -> Step {
+fn next_container(spec: &PodSpec, local: &LocalPod, now: Moment) -> Step {
     for container in spec.init_containers.iter().flatten() {
         match local.container(&container.name).now {
             Now::Exited(exit) if exit.exit_code == 0 => {}
@@ -155,7 +156,7 @@ fn next_container(spec: &PodSpec, local: &LocalPod, now: Timestamp) -> Step {
         }
     }
     let policy = RestartPolicy::of(spec);
-    let mut wake: Option<Timestamp> = None;
+    let mut shortest: Option<Duration> = None;
     for container in &spec.containers {
         match local.container(&container.name).now {
             Now::Exited(exit) if policy.restarts(exit.exit_code) => {
@@ -163,29 +164,101 @@ fn next_container(spec: &PodSpec, local: &LocalPod, now: Timestamp) -> Step {
             }
             Now::Exited(_) | Now::Running { .. } => {}
             Now::Waiting { .. } => match start_or_wait(container, local, now) {
-                Step::Wait(at) => wake = wake.into_iter().chain(at).min(),
+                Step::Wait(rest) => shortest = shortest.into_iter().chain(rest).min(),
                 start => return start,
             },
         }
     }
-    Step::Wait(wake)
+    Step::Wait(shortest)
 }
 
-fn start_or_wait(container: &Container, local: &LocalPod, now: Timestamp) -> Step {
-    match local.container(&container.name).not_before {
-        Some(at) if at > now => Step::Wait(Some(at)),
-        _ => Step::Start(Box::new(container.clone())),
+fn start_or_wait(container: &Container, local: &LocalPod, now: Moment) -> Step {
+    match rest(local.container(&container.name).not_before, now) {
+        Some(rest) => Step::Wait(Some(rest)),
+        None => Step::Start(Box::new(container.clone())),
     }
 }
 
-/// What is left of the grace period. The API sets the deletion time to the moment the grace ends.
-fn grace(pod: &Pod, now: Timestamp) -> Duration {
-    let ends = pod.metadata.deletion_timestamp.as_ref().map_or(now, |time| time.0);
-    Duration::try_from(ends.duration_since(now)).unwrap_or_default()
+/// What is left of a pause; none when it is over.
+fn rest(not_before: Option<Instant>, now: Moment) -> Option<Duration> {
+    not_before?.checked_duration_since(now.steady).filter(|rest| !rest.is_zero())
 }
 
-fn active_deadline(pod: &Pod) -> Option<Timestamp> {
+/// What is left of the grace period. The API sets the deletion time to the moment the grace ends; a clock that was set
+/// back since makes it no longer.
+pub(super) fn grace(pod: &Pod, now: Timestamp) -> Duration {
+    let ends = pod.metadata.deletion_timestamp.as_ref().map_or(now, |time| time.0);
+    let left = Duration::try_from(ends.duration_since(now)).unwrap_or_default();
+    let seconds =
+        pod.metadata.deletion_grace_period_seconds.map(|seconds| u64::try_from(seconds).unwrap_or(0));
+    seconds.map(Duration::from_secs).map_or(left, |whole| left.min(whole))
+}
+
+/// How long it may still be active, where that is limited. It began in an earlier process, maybe.
+fn active_for(pod: &Pod, now: Timestamp) -> Option<Duration> {
     let seconds = pod.spec.as_ref()?.active_deadline_seconds?;
     let started = pod.status.as_ref()?.start_time.as_ref()?.0;
-    started.checked_add(mayfly_api::k8s::jiff::SignedDuration::from_secs(seconds)).ok()
+    let ends = started.checked_add(SignedDuration::from_secs(seconds)).ok()?;
+    Some(Duration::try_from(ends.duration_since(now)).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::pod::local::Exit;
+
+    fn pod(metadata: Value) -> Pod {
+        let spec = json!({"containers": [{"name": "main"}]});
+        serde_json::from_value(json!({"metadata": metadata, "spec": spec})).unwrap()
+    }
+
+    #[test]
+    fn a_pause_is_as_long_whatever_the_wall_clock_says() {
+        let (pod, begin) = (pod(json!({"name": "p"})), Moment::now());
+        let mut local = LocalPod::learn(&pod, &[]);
+        local.sandbox_made();
+        let container = local.containers.entry("main".into()).or_default();
+        // The first restart is at once, the second after ten seconds.
+        for _ in 0..2 {
+            let (started, finished) = (begin.wall, begin.wall);
+            let (reason, message) = ("Error".into(), String::new());
+            container.now = Now::Exited(Exit { started, finished, exit_code: 1, reason, message });
+            container.restart_later("main", begin);
+        }
+        for set_secs in [-3600, 0, 3600] {
+            let after = |seconds| Moment {
+                wall: begin.wall + SignedDuration::from_secs(set_secs),
+                steady: begin.steady + Duration::from_secs(seconds),
+            };
+            assert_eq!(plan(&pod, &local, after(4)), Step::Wait(Some(Duration::from_secs(6))), "{set_secs}");
+            assert!(matches!(plan(&pod, &local, after(10)), Step::Start(_)), "{set_secs}");
+        }
+    }
+
+    #[test]
+    fn a_pause_goes_on_after_a_restart_of_this_process() {
+        let mut container = LocalPod::learn(&pod(json!({"name": "p"})), &[]).container("main");
+        let now = Moment::now();
+        for _ in 0..2 {
+            let finished = now.wall - SignedDuration::from_secs(7);
+            let (reason, message) = ("Error".into(), String::new());
+            container.now = Now::Exited(Exit { started: finished, finished, exit_code: 1, reason, message });
+            container.restart_later("main", now);
+        }
+        assert_eq!(container.not_before, Some(now.steady + Duration::from_secs(3)));
+    }
+
+    #[test]
+    fn a_grace_period_is_never_longer_than_it_was_asked_for() {
+        let ends: Timestamp = "2026-01-01T12:00:30Z".parse().unwrap();
+        let deleted =
+            json!({"name": "p", "deletionTimestamp": ends.to_string(), "deletionGracePeriodSeconds": 30});
+        let pod = pod(deleted);
+        for (before_secs, left_secs) in [(20, 20), (30, 30), (3600, 30), (-1, 0)] {
+            let now = ends - SignedDuration::from_secs(before_secs);
+            assert_eq!(grace(&pod, now), Duration::from_secs(left_secs), "{before_secs}");
+        }
+    }
 }

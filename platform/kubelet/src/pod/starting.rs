@@ -11,6 +11,7 @@ use mayfly_api::{
 };
 use mayfly_informer::reconcile::Outcome;
 use mayfly_runtime::{ContainerSpec, Runtime, RuntimeError};
+use tokio::time::Instant;
 
 use super::{
     container,
@@ -67,7 +68,7 @@ impl Worker {
         };
         self.events.warning(pod, "Failed", format!("Error: {message}"));
         let container = local.containers.entry(spec.name.clone()).or_default();
-        container.start_failed(reason, message, Timestamp::now());
+        container.start_failed(reason, message, Instant::now());
     }
 
     /// In upstream's words: the first try is an error, and what follows is a pause after it.
@@ -75,7 +76,7 @@ impl Worker {
         let image = spec.image.as_deref().unwrap_or_default();
         let container = local.containers.entry(spec.name.clone()).or_default();
         self.events.warning(pod, "Failed", format!("Failed to pull image {image:?}: {why}"));
-        if container.pull_failed(image, why, Timestamp::now()) {
+        if container.pull_failed(image, why, Instant::now()) {
             self.events.normal(pod, "BackOff", format!("Back-off pulling image {image:?}"));
         }
     }

@@ -14,11 +14,11 @@ use mayfly_informer::{EnvObjects, EventRecorder, Informer, reconcile::Outcome};
 use mayfly_runtime::{PodUid, Runtime, logs::LogLayout};
 use parking_lot::Mutex;
 use serde_json::json;
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 
 use super::{
     container,
-    local::LocalPod,
+    local::{LocalPod, Moment},
     plan::{Step, plan},
     status,
 };
@@ -53,12 +53,13 @@ impl Worker {
         let mut local = self.local_of(&key, &pod, &*runtime);
         for _ in 0..STEPS_MAX {
             local.observe(&runtime.containers(&local.uid));
-            let now = Timestamp::now();
+            let now = Moment::now();
             match plan(&pod, &local, now) {
-                Step::Wait(at) => {
+                Step::Wait(rest) => {
                     self.keep(&key, &local);
-                    self.write_status(&pod, &local, now).await?;
-                    return Ok(at.map_or(Outcome::Done, |at| Outcome::RequeueAfter(until(at))));
+                    self.write_status(&pod, &local, now.wall).await?;
+                    let left = |rest: Duration| rest.saturating_sub(now.steady.elapsed());
+                    return Ok(rest.map_or(Outcome::Done, |rest| Outcome::RequeueAfter(left(rest))));
                 }
                 Step::Terminate { grace } => {
                     return self.terminate(&key, &pod, &local, &*runtime, grace).await;
@@ -116,7 +117,7 @@ impl Worker {
                         let message = format!("Failed to create pod sandbox: {error}");
                         self.events.warning(pod, "FailedCreatePodSandBox", message.clone());
                         let containers = pod.spec.as_ref().map(|spec| spec.containers.as_slice());
-                        local.sandbox_failed(containers.unwrap_or_default(), &message, Timestamp::now());
+                        local.sandbox_failed(containers.unwrap_or_default(), &message, Instant::now());
                     }
                 }
             }
@@ -124,7 +125,7 @@ impl Worker {
             Step::Restart(name) => {
                 let title = title(pod);
                 let container = local.containers.entry(name.clone()).or_default();
-                if container.restart_later(&format!("container={name} pod={title}")) {
+                if container.restart_later(&format!("container={name} pod={title}"), Moment::now()) {
                     let message = format!("Back-off restarting failed container {name} in pod {title}");
                     self.events.warning(pod, "BackOff", message);
                 }
@@ -152,20 +153,19 @@ impl Worker {
         // The uid makes the API refuse the status of a pod that was replaced.
         let patch = json!({"metadata": {"uid": local.uid.0}, "status": wanted});
         match api.patch_status(&key.name, &PatchParams::default(), &Patch::Merge(patch)).await {
-            Ok(_) => Ok(()),
-            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
-            Err(error) => Err(error),
+            Err(error) if is_gone(&error) => Ok(()),
+            result => result.map(|_| ()),
         }
     }
+}
+
+/// Whether the answer to a write says that the pod is gone, or was replaced: then the informer says so, too.
+pub(super) fn is_gone(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.is_not_found() || status.is_conflict())
 }
 
 /// A pod as upstream's kubelet names it in what it says: `name_namespace(uid)`.
 fn title(pod: &Pod) -> String {
     let key = ObjectKey::of(pod);
     format!("{}_{}({})", key.name, key.namespace, pod.metadata.uid.as_deref().unwrap_or_default())
-}
-
-/// How long it is until then.
-pub(super) fn until(at: Timestamp) -> Duration {
-    Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or_default()
 }

@@ -22,6 +22,10 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
 
+/// How long anything may take on a machine that is busy.
+const PATIENCE: Duration = Duration::from_secs(20);
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
 pub(crate) struct Cluster {
     pub(crate) informers: Informers,
     pub(crate) client: Client,
@@ -106,32 +110,48 @@ impl Cluster {
                 if holds(&pod) {
                     return pod;
                 }
-                tokio::time::sleep(Duration::from_millis(5)).await;
+                tokio::time::sleep(LOOK_EVERY).await;
             }
         };
-        match tokio::time::timeout(Duration::from_secs(20), waiting).await {
+        match tokio::time::timeout(PATIENCE, waiting).await {
             Ok(pod) => pod,
             Err(_) => panic!("{name} is not {what}: {:#?}", self.pods().get(name).await.unwrap().status),
         }
     }
 
+    /// Waits until the pod's object is gone.
+    pub(crate) async fn gone(&self, name: &str) {
+        let (what, pods) = (format!("{name} is gone"), self.pods());
+        self.eventually(&what, async || pods.get_opt(name).await.unwrap().is_none()).await;
+    }
+
     /// Waits for what the node says about a pod.
     pub(crate) async fn event(&self, pod: &str, reason: &str) -> Event {
         let events: Api<Event> = Api::namespaced(self.client.clone(), "default");
+        let is_it = |event: &Event| {
+            event.involved_object.name.as_deref() == Some(pod) && event.reason.as_deref() == Some(reason)
+        };
+        self.find(&format!("there is an event {reason} about {pod}"), async || {
+            events.list(&ListParams::default()).await.unwrap().items.into_iter().find(is_it)
+        })
+        .await
+    }
+
+    /// Waits until there is something to find.
+    pub(crate) async fn find<T>(&self, what: &str, find: impl AsyncFn() -> Option<T>) -> T {
         let waiting = async {
             loop {
-                let all = events.list(&ListParams::default()).await.unwrap();
-                let about = |event: &Event| event.involved_object.name.as_deref() == Some(pod);
-                let mut found = all.items.into_iter().filter(about);
-                if let Some(event) = found.find(|event| event.reason.as_deref() == Some(reason)) {
-                    return event;
+                if let Some(found) = find().await {
+                    return found;
                 }
-                tokio::time::sleep(Duration::from_millis(5)).await;
+                tokio::time::sleep(LOOK_EVERY).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(20), waiting)
-            .await
-            .unwrap_or_else(|_| panic!("no event {reason} about {pod}"))
+        tokio::time::timeout(PATIENCE, waiting).await.unwrap_or_else(|_| panic!("not so: {what}"))
+    }
+
+    pub(crate) async fn eventually(&self, what: &str, holds: impl AsyncFn() -> bool) {
+        self.find(what, async || holds().await.then_some(())).await;
     }
 
     pub(crate) async fn get(&self, path: &str) -> (u16, String) {
@@ -173,15 +193,6 @@ impl Cluster {
         .await;
     }
 
-    pub(crate) async fn eventually(&self, what: &str, holds: impl AsyncFn() -> bool) {
-        let waiting = async {
-            while !holds().await {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        };
-        assert!(tokio::time::timeout(Duration::from_secs(20), waiting).await.is_ok(), "not so: {what}");
-    }
-
     /// Follows a function's log.
     pub(crate) async fn follow_function(&self, function: &str) -> FollowedLog {
         let path = format!("/functionLogs/default/{function}?follow=true");
@@ -193,16 +204,13 @@ impl Cluster {
 
     /// Follows a pod's log, once the node knows the pod to run.
     pub(crate) async fn follow(&self, pod: &str) -> FollowedLog {
-        for _ in 0..2_000 {
-            let path = format!("/containerLogs/default/{pod}/main?follow=true");
-            let request = http::Request::get(path).body(axum::body::Body::empty()).unwrap();
+        let path = format!("/containerLogs/default/{pod}/main?follow=true");
+        self.find(&format!("pod {pod} has a log"), async || {
+            let request = http::Request::get(&path).body(axum::body::Body::empty()).unwrap();
             let answer = self.router.clone().oneshot(request).await.unwrap();
-            if answer.status() == 200 {
-                return FollowedLog(answer.into_body().into_data_stream());
-            }
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        panic!("pod {pod} has no log");
+            (answer.status() == 200).then(|| FollowedLog(answer.into_body().into_data_stream()))
+        })
+        .await
     }
 }
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use kube::api::DeleteParams;
+use mayfly_api::k8s::api::core::v1::Pod;
 use mayfly_runtime::{
     ContainerId, PodUid,
     logs::{LogWriter, Stream},
@@ -27,16 +28,8 @@ async fn logs_of_containers_and_functions() {
     writer.flush();
     // The informer may be a moment behind the API.
     let path = "/containerLogs/default/talk/main?tailLines=2";
-    let read = async {
-        loop {
-            let answer = cluster.get(path).await;
-            if answer.0 == 200 {
-                return answer.1;
-            }
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    assert_eq!(tokio::time::timeout(Duration::from_secs(10), read).await.unwrap(), "two\nthree\n");
+    let read = async || Some(cluster.get(path).await).filter(|answer| answer.0 == 200);
+    assert_eq!(cluster.find("it is known", read).await.1, "two\nthree\n");
     assert_eq!(cluster.get("/functionLogs/default/f").await, (200, "old\nnew\n".into()));
     assert_eq!(cluster.get("/functionLogs/default/f?revision=f-00002").await, (200, "new\n".into()));
     assert_eq!(cluster.get("/functionLogs/default/f?tailLines=1").await, (200, "new\n".into()));
@@ -64,15 +57,9 @@ async fn a_line_of_a_revision_is_in_one_replicas_log() {
     writer.flush();
     let log = async |pod: &str, wanted: &str| {
         let path = format!("/containerLogs/default/{pod}/main");
-        let read = async {
-            // The informer may be a moment behind the API.
-            while cluster.get(&path).await != (200, wanted.to_owned()) {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        };
-        if tokio::time::timeout(Duration::from_secs(10), read).await.is_err() {
-            panic!("{pod}: {:?}", cluster.get(&path).await);
-        }
+        // The informer may be a moment behind the API.
+        let says = async || cluster.get(&path).await == (200, wanted.to_owned());
+        cluster.eventually(&format!("{pod} says {wanted:?}"), says).await;
     };
     log("f-a", "hello\n").await;
     log("f-b", "(replicas of revision f-00001 share its instances: see the log of pod f-a)\n").await;
@@ -143,6 +130,27 @@ async fn a_followed_log_ends_with_its_container() {
     assert_eq!(again.line().await.unwrap(), "one\n");
     assert_eq!(again.line().await.unwrap(), "last\n");
     assert_eq!(again.line().await, None);
+}
+
+/// Its deletion went unseen: the node was not there.
+#[tokio::test]
+async fn a_pods_log_goes_even_when_nobody_saw_the_pod_go() {
+    let cluster = Cluster::stopped().await;
+    let kept = cluster.create("kept", json!({}), json!({})).await.metadata.uid.unwrap();
+    let known = cluster.informers.of::<Pod>();
+    cluster.eventually("the pod is known", async || known.list().len() == 1).await;
+    let writer = LogWriter::start().unwrap();
+    let log = |uid: &str| {
+        cluster.logs.container(&ContainerId { pod: PodUid(uid.into()), name: "main".into(), attempt: 0 })
+    };
+    for uid in ["gone", &kept] {
+        writer.sink(log(uid), Stream::Stdout).write(b"line\n");
+    }
+    writer.flush();
+    cluster.run();
+    cluster.eventually("the log is swept", async || !log("gone").exists()).await;
+    cluster.until("kept", "ready", |pod| is_true(pod, "Ready")).await;
+    assert_eq!(cluster.follow("kept").await.line().await.unwrap(), "line\n");
 }
 
 /// A function that is made again has revisions of the same names: it must not show the old one's lines.

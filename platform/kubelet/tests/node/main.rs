@@ -24,15 +24,7 @@ async fn a_node_registers_and_renews_its_lease() {
     let cluster = Cluster::start().await;
     let nodes: Api<Node> = Api::all(cluster.client.clone());
     let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), "kube-node-lease");
-    let lease = async {
-        loop {
-            if let Some(lease) = leases.get_opt("n1").await.unwrap() {
-                return lease;
-            }
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    let lease = tokio::time::timeout(Duration::from_secs(10), lease).await.unwrap();
+    let lease = cluster.find("there is a lease", async || leases.get_opt("n1").await.unwrap()).await;
     assert_eq!(lease.spec.unwrap().holder_identity.as_deref(), Some("n1"));
     let node = nodes.get("n1").await.unwrap();
     assert_eq!(node.metadata.labels.unwrap()["runtime.mayfly.dev/wasm"], "true");
@@ -53,12 +45,7 @@ async fn a_pod_runs_is_ready_and_goes_when_deleted() {
     let uid = PodUid(pod.metadata.uid.clone().unwrap());
     assert_eq!(cluster.runtime.sandboxes(), [uid]);
     cluster.pods().delete("web", &DeleteParams::default()).await.unwrap();
-    let gone = async {
-        while cluster.pods().get_opt("web").await.unwrap().is_some() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(10), gone).await.unwrap();
+    cluster.gone("web").await;
     assert!(cluster.runtime.sandboxes().is_empty());
 }
 
@@ -171,15 +158,8 @@ async fn a_node_takes_back_what_others_say_of_it() {
         let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
         conditions.into_iter().flatten().any(|known| known.type_ == "Ready" && known.status == "True")
     };
-    let until_ready = async || {
-        tokio::time::timeout(Duration::from_secs(15), async {
-            while !nodes.get_opt("n1").await.unwrap().is_some_and(|node| ready(&node)) {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-        })
-        .await
-        .expect("the node is ready");
-    };
+    let is_ready = async || nodes.get_opt("n1").await.unwrap().is_some_and(|node| ready(&node));
+    let until_ready = async || cluster.eventually("the node is ready", is_ready).await;
     until_ready().await;
     let silent = json!({"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}});
     nodes.patch_status("n1", &PatchParams::default(), &Patch::Merge(silent)).await.unwrap();
@@ -196,9 +176,8 @@ async fn a_missing_source_is_seen_as_soon_as_it_is_there() {
         .create("waits", json!({"containers": [{"name": "main", "image": "x", "env": env}]}), json!({}))
         .await;
     // Three tries by time alone: the pause until the next is four seconds.
-    while cluster.event("waits", "Failed").await.count < Some(3) {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    let third = async || cluster.event("waits", "Failed").await.count >= Some(3);
+    cluster.eventually("it was tried three times", third).await;
     let maps: Api<mayfly_api::k8s::api::core::v1::ConfigMap> =
         Api::namespaced(cluster.client.clone(), "default");
     let map = serde_json::from_value(json!({"metadata": {"name": "settings"}, "data": {"a": "1"}})).unwrap();
@@ -226,13 +205,7 @@ async fn sandboxes_without_a_pod_are_removed() {
     };
     cluster.runtime.create_sandbox(stranger).await.unwrap();
     cluster.run();
-    let mut changes = cluster.runtime.changes();
-    let gone = async {
-        while !cluster.runtime.sandboxes().is_empty() {
-            changes.changed().await.unwrap();
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(10), gone).await.expect("it is removed");
+    cluster.eventually("it is removed", async || cluster.runtime.sandboxes().is_empty()).await;
 }
 
 /// A host whose starts and stops never end by themselves.
@@ -291,19 +264,11 @@ async fn deletion_does_not_wait_for_a_start_and_can_be_hurried() {
         json!({"runtimeClassName": "stuck", "terminationGracePeriodSeconds": 3600,
         "containers": [{"name": "main", "image": image}]})
     };
-    let gone = async |name: &str| {
-        let gone = async {
-            while cluster.pods().get_opt(name).await.unwrap().is_some() {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(10), gone).await.expect("it is gone");
-    };
     cluster.create("starting", spec("never-starts"), json!({})).await;
     let creating = |pod: &Pod| state(pod)[0]["state"]["waiting"]["reason"] == "ContainerCreating";
     cluster.until("starting", "being created", creating).await;
     cluster.pods().delete("starting", &DeleteParams::default()).await.unwrap();
-    gone("starting").await;
+    cluster.gone("starting").await;
 
     cluster.create("stopping", spec("x"), json!({})).await;
     cluster.until("stopping", "running", |pod| phase(pod) == "Running").await;
@@ -311,5 +276,5 @@ async fn deletion_does_not_wait_for_a_start_and_can_be_hurried() {
     let pod = cluster.pods().get("stopping").await.unwrap();
     assert_eq!(pod.metadata.deletion_grace_period_seconds, Some(3600));
     cluster.pods().delete("stopping", &DeleteParams::default().grace_period(1)).await.unwrap();
-    gone("stopping").await;
+    cluster.gone("stopping").await;
 }

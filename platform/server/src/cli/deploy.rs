@@ -231,7 +231,7 @@ pub(super) async fn answers(session: &Session, manifest: &Value) -> anyhow::Resu
     let path = format!("/api/v1/namespaces/{}", segment(&namespace));
     match session.server().await?.get(&path).await {
         // Who may not see a namespace may still deploy to it.
-        Err(kube::Error::Api(status)) if status.code == 403 => Ok(()),
+        Err(kube::Error::Api(status)) if status.is_forbidden() => Ok(()),
         answer => Ok(answer.map(drop)?),
     }
 }

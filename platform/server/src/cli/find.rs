@@ -57,12 +57,12 @@ pub(crate) async fn find(globals: &Globals) -> anyhow::Result<Server> {
             .await
             .map_err(|error| found.places.unusable(&error.to_string()))?,
         None => match &lookup.server {
-            Some(url) => kube::Config::new(parse_url(url)?),
+            Some(url) => kube::Config::new(parse_server(url)?),
             None => return Err(found.places.nothing_found()),
         },
     };
     if let Some(url) = &lookup.server {
-        config.cluster_url = parse_url(url)?;
+        config.cluster_url = parse_server(url)?;
     }
     config.connect_timeout = Some(CONNECT_TIMEOUT);
     // Endpoints that lie beside a kubeconfig are those of its own server.
@@ -70,13 +70,18 @@ pub(crate) async fn find(globals: &Globals) -> anyhow::Result<Server> {
     Server::new(config, endpoints, found.places)
 }
 
-fn parse_url(text: &str) -> anyhow::Result<http::Uri> {
+fn parse_server(text: &str) -> anyhow::Result<http::Uri> {
+    parse_url("--server", text, "https://127.0.0.1:6443")
+}
+
+/// The URL that a flag or a variable of this name gives; the example is for who writes something else.
+pub(super) fn parse_url(name: &str, text: &str, example: &str) -> anyhow::Result<http::Uri> {
     let usable =
         |uri: &http::Uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.authority().is_some();
     text.parse::<http::Uri>().ok().filter(usable).ok_or_else(|| {
         Failure::error(
-            format!("--server {text:?} is not a URL"),
-            "write scheme, host and port, such as https://127.0.0.1:6443",
+            format!("{name} {text:?} is not a URL"),
+            format!("write scheme, host and port, such as {example}"),
         )
     })
 }
@@ -333,9 +338,9 @@ mod tests {
 
     #[test]
     fn urls() {
-        assert!(parse_url("https://127.0.0.1:6443").is_ok());
+        assert!(parse_server("https://127.0.0.1:6443").is_ok());
         for bad in ["", "127.0.0.1:6443", "ftp://x", "https://"] {
-            assert!(parse_url(bad).is_err(), "{bad}");
+            assert!(parse_server(bad).is_err(), "{bad}");
         }
     }
 }

@@ -48,6 +48,8 @@ mod yaml;
 use output::OutputFormat;
 use session::Session;
 
+use crate::EXIT_INTERRUPTED;
+
 /// Functions, workflows and Kubernetes objects in one process; start it with: mayfly up
 #[derive(Parser, Debug)]
 #[command(name = "mayfly", version, disable_help_subcommand = true, max_term_width = 110)]
@@ -107,10 +109,25 @@ pub(crate) enum Command {
     New(new::NewArgs),
     /// Build a function into a component
     Build(build::BuildArgs),
+    #[command(flatten)]
+    Client(Box<ClientCommand>),
+    /// Container images, which this build does not have
+    #[command(hide = true)]
+    Image(image::ImageArgs),
+    /// Compile a component: how the server starts its compiler
+    #[command(hide = true, after_help = "Example:\n  mayfly up    # which starts it")]
+    Compile { args: Vec<String> },
+    /// Print a shell's completion script
+    Completion(completion::CompletionArgs),
+}
+
+// The commands that ask a server. (A doc comment here would be taken for the program's help.)
+#[derive(Subcommand, Debug)]
+pub(crate) enum ClientCommand {
     /// Upload a component and run it as a function
-    Deploy(Box<deploy::DeployArgs>),
+    Deploy(deploy::DeployArgs),
     /// Rebuild and deploy on every save, and follow the logs
-    Dev(Box<dev::DevArgs>),
+    Dev(dev::DevArgs),
     /// Call a function with an event
     Invoke(invoke::InvokeArgs),
     /// Show what a function wrote
@@ -131,20 +148,9 @@ pub(crate) enum Command {
     Workflow(workflow::WorkflowArgs),
     /// Components, and what jobs read and leave
     Artifact(artifact::ArtifactArgs),
-    /// Container images, which this build does not have
-    #[command(hide = true)]
-    Image(image::ImageArgs),
-    /// Compile a component: how the server starts its compiler
-    #[command(hide = true, after_help = "Example:\n  mayfly up    # which starts it")]
-    Compile { args: Vec<String> },
-    /// Print a shell's completion script
-    Completion(completion::CompletionArgs),
     /// Print the versions of this program and of the server
     Version(version::VersionArgs),
 }
-
-/// The process that a Ctrl-C ends exits with this, as shells expect.
-const EXIT_INTERRUPTED: u8 = 130;
 
 /// Parses the arguments (a wrong one exits with 2), runs the command, and shows what went wrong.
 pub(crate) fn main() -> ExitCode {
@@ -168,17 +174,19 @@ impl Command {
             Self::Compile { args } => Ok(mayfly_runtime_wasm::compile_worker(&args)),
             Self::Completion(args) => completion::run(&args),
             Self::Image(args) => image::run(&args),
-            command => {
+            Self::Client(command) => {
                 // `dev` says what it leaves behind, so it hears Ctrl-C itself.
-                if !matches!(command, Self::Dev(_)) {
+                if !matches!(*command, ClientCommand::Dev(_)) {
                     insist_on_interrupts()?;
                 }
-                client_runtime()?.block_on(command.run_client(globals))
+                client_runtime()?.block_on(command.run(globals))
             }
         }
     }
+}
 
-    async fn run_client(self, globals: Globals) -> anyhow::Result<ExitCode> {
+impl ClientCommand {
+    async fn run(self, globals: Globals) -> anyhow::Result<ExitCode> {
         let session = Session::new(globals);
         let hears_interrupt = matches!(self, Self::Dev(_));
         let work = Box::pin(self.run_with(&session));
@@ -191,8 +199,8 @@ impl Command {
 
     async fn run_with(self, session: &Session) -> anyhow::Result<ExitCode> {
         match self {
-            Self::Deploy(args) => deploy::run(*args, session).await?,
-            Self::Dev(args) => dev::run(*args, session).await?,
+            Self::Deploy(args) => deploy::run(args, session).await?,
+            Self::Dev(args) => dev::run(args, session).await?,
             Self::Invoke(args) => return invoke::run(args, session).await,
             Self::Logs(args) => logs::run(args, session).await?,
             Self::Get(args) => get::run(args, session).await?,
@@ -204,14 +212,6 @@ impl Command {
             Self::Workflow(args) => return workflow::run(args, session).await,
             Self::Artifact(args) => artifact::run(args, session).await?,
             Self::Version(args) => version::run(args, session).await?,
-            Self::Up(_)
-            | Self::Server { .. }
-            | Self::Node { .. }
-            | Self::New(_)
-            | Self::Build(_)
-            | Self::Compile { .. }
-            | Self::Completion(_)
-            | Self::Image(_) => unreachable!("`run` takes the commands without a server"),
         }
         Ok(ExitCode::SUCCESS)
     }

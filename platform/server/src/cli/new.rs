@@ -4,7 +4,7 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::{
     Args,
-    builder::{PossibleValuesParser, TypedValueParser as _},
+    builder::{PossibleValuesParser, TypedValueParser},
 };
 
 use super::{Globals, output};
@@ -17,13 +17,18 @@ use crate::guest::scaffold::{Template, new_project};
   mayfly new rust-job extract")]
 pub(crate) struct NewArgs {
     /// rust answers HTTP requests, rust-event takes JSON events, rust-job is a program that ends
-    #[arg(value_parser = PossibleValuesParser::new(Template::ALL.map(Template::name)).try_map(|t| t.parse::<Template>()))]
+    #[arg(value_parser = template_names())]
     template: Template,
     /// The function's, or job's, name
     name: String,
     /// The directory to make [default: ./NAME]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
+}
+
+/// The help and completion name them.
+fn template_names() -> impl TypedValueParser<Value = Template> {
+    PossibleValuesParser::new(Template::ALL.map(Template::name)).try_map(|name| name.parse::<Template>())
 }
 
 pub(crate) fn run(args: NewArgs, globals: &Globals) -> anyhow::Result<ExitCode> {

@@ -102,7 +102,7 @@ impl CompilingNode {
         let api: Api<Revision> = Api::namespaced(self.client.clone(), &key.namespace);
         let patch = json!({"status": {"component": {"state": found.state, "message": found.message}}});
         match api.patch_status(&key.name, &PatchParams::default(), &Patch::Merge(patch)).await {
-            Err(kube::Error::Api(status)) if status.code == 404 => Ok(Outcome::Done),
+            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(Outcome::Done),
             result => Ok(result.map(|_| Outcome::Done)?),
         }
     }

@@ -4,10 +4,12 @@
 mod admin;
 mod banner;
 mod components;
+mod listeners;
 mod metrics;
 mod nodes;
 mod open_files;
 mod runtimes;
+mod signals;
 mod tasks;
 pub(crate) mod up;
 mod workflows;

@@ -5,7 +5,7 @@
 //! none meets a gateway that is closed; then the gateway drains, so that functions are answered to the end; the
 //! API goes last but the store.
 
-use std::{net::SocketAddr, path::Path, process::ExitCode, sync::Arc, time::Duration};
+use std::{path::Path, process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use mayfly_api::Revision;
@@ -20,21 +20,18 @@ use mayfly_runtime_wasm::{CompileIn, WasmHost};
 use mayfly_scheduler::Scheduler;
 use mayfly_store::Store;
 use prometheus_client::registry::Registry;
-use tokio::{
-    net::TcpListener,
-    runtime::Handle,
-    signal::unix::{SignalKind, signal},
-    sync::watch,
-};
+use tokio::{runtime::Handle, sync::watch};
 use tokio_util::sync::CancellationToken;
 
 use super::{
     admin::Admin,
     banner, components,
+    listeners::{Listeners, gateway_refused},
     metrics::Counts,
     nodes::LocalNodes,
     open_files::{self, Connections},
     runtimes::{Handles, Runtimes},
+    signals::Signals,
     tasks::Tasks,
     workflows::{Cluster, JobsDeps, Settings, Workflows},
 };
@@ -47,7 +44,8 @@ use crate::{
 /// How long the parts that react to objects may take to end; what they leave is done at the next start.
 const STOP_DEADLINE: Duration = Duration::from_secs(10);
 /// Longer than the gateway's own drain, which decides.
-const GATEWAY_STOP_DEADLINE: Duration = Duration::from_secs(40);
+const GATEWAY_STOP_DEADLINE: Duration =
+    mayfly_gateway::Config::DRAIN_TIMEOUT_DEFAULT.saturating_add(STOP_DEADLINE);
 /// The Kubernetes version whose kinds are served, as the node shows it.
 const KUBERNETES_VERSION: &str = concat!("v1.33.0+mayfly-", env!("CARGO_PKG_VERSION"));
 
@@ -114,12 +112,7 @@ impl Up {
         let informers = Informers::create(client("system:mayfly:informers"), informers_stop.clone());
         let gateway_stop = CancellationToken::new();
         let gateway = Gateway::create(
-            mayfly_gateway::Config {
-                listen: config.http_listen,
-                connections_max: connections.functions,
-                trust_forwarded: config.trust_forwarded,
-                ..Default::default()
-            },
+            gateway_config(&config, connections),
             mayfly_gateway::Deps {
                 functions: informers.of(),
                 revisions: informers.of(),
@@ -130,7 +123,8 @@ impl Up {
                 stop: gateway_stop.clone(),
             },
             &mut metrics,
-        )?;
+        )
+        .map_err(|error| gateway_refused(&error))?;
         let workflows_client = client("system:mayfly:workflows");
         let workflows = create_workflows(
             &config,
@@ -198,7 +192,7 @@ impl Up {
         let here = Handle::current();
         let mut inside = Tasks::new("control plane", &here);
         let (stop, controllers) = (inside.token(), self.controllers);
-        inside.run("controllers", Box::pin(controllers.start(stop)));
+        inside.run("controllers", Box::pin(controllers.run(stop)));
         let (stop, scheduler) = (inside.token(), self.scheduler);
         inside.run("scheduler", scheduler.run(stop));
         let (stop, kubelet) = (inside.token(), self.kubelet);
@@ -215,20 +209,20 @@ impl Up {
         let mut front = Tasks::new("gateway", &here);
         let gateway = self.gateway;
         front.run("gateway", async move {
-            let _ = gateway.start().await;
+            let _ = gateway.run().await;
         });
 
         let mut stopping = Signals::listen()?;
+        let unannounced = async {
+            match announce(&data_dir, &identity, &endpoints, &gateway_handle, &ready).await {
+                Ok(()) => std::future::pending().await,
+                Err(error) => error,
+            }
+        };
         let failure = tokio::select! {
             () = stopping.received() => None,
             error = failed(&mut outside, &mut inside, &mut calling, &mut front) => Some(error),
-            announced = announce(&data_dir, &identity, &endpoints, &gateway_handle, &ready) => match announced {
-                Err(error) => Some(error),
-                Ok(()) => tokio::select! {
-                    () = stopping.received() => None,
-                    error = failed(&mut outside, &mut inside, &mut calling, &mut front) => Some(error),
-                },
-            },
+            error = unannounced => Some(error),
         };
         ready.send_replace(false);
         stopping.exit_on_the_next();
@@ -289,35 +283,6 @@ impl Files {
     }
 }
 
-/// The ports that are not the gateway's.
-struct Listeners {
-    api: TcpListener,
-    workflows: TcpListener,
-    admin: TcpListener,
-}
-
-impl Listeners {
-    async fn bind(config: &UpConfig, handles: &Handles) -> anyhow::Result<Self> {
-        let (api, workflows) = (config.api_listen, config.workflows_listen);
-        // A listener belongs to the runtime that it was made on.
-        let served = async move {
-            anyhow::Ok((listen(api, "api-listen").await?, listen(workflows, "workflows-listen").await?))
-        };
-        let (api, workflows) = handles.serving.spawn(served).await??;
-        Ok(Self { api, workflows, admin: listen(config.admin_listen, "admin-listen").await? })
-    }
-
-    /// Where everything is: the real ports.
-    fn endpoints(&self, gateway: &Gateway) -> anyhow::Result<Endpoints> {
-        Ok(Endpoints {
-            api: format!("https://{}", self.api.local_addr()?),
-            http: format!("http://{}", gateway.address()),
-            workflows: Some(format!("http://{}", self.workflows.local_addr()?)),
-            admin: Some(format!("http://{}", self.admin.local_addr()?)),
-        })
-    }
-}
-
 fn create_host(
     config: &UpConfig,
     artifacts: &Artifacts,
@@ -333,6 +298,15 @@ fn create_host(
     };
     let host = WasmHost::create(host_config, artifacts.clone(), writer, logs.clone(), metrics);
     host.map(Arc::new).context("cannot start the wasm host")
+}
+
+fn gateway_config(config: &UpConfig, connections: Connections) -> mayfly_gateway::Config {
+    mayfly_gateway::Config {
+        listen: config.http_listen,
+        connections_max: connections.functions,
+        trust_forwarded: config.trust_forwarded,
+        ..Default::default()
+    }
 }
 
 async fn create_workflows(
@@ -439,43 +413,6 @@ fn say(text: &str) {
     use std::io::Write as _;
     // Whoever does not listen is no reason to stop.
     let _ = writeln!(std::io::stdout(), "{text}");
-}
-
-/// SIGINT and SIGTERM.
-struct Signals {
-    interrupt: tokio::signal::unix::Signal,
-    terminate: tokio::signal::unix::Signal,
-}
-
-impl Signals {
-    fn listen() -> anyhow::Result<Self> {
-        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
-    }
-
-    async fn received(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-        }
-    }
-
-    /// Whoever asks twice does not want to wait. Nothing acknowledged is lost by it.
-    fn exit_on_the_next(mut self) {
-        tokio::spawn(async move {
-            self.received().await;
-            std::process::exit(130);
-        });
-    }
-}
-
-async fn listen(address: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address).await.map_err(|error| match error.kind() {
-        std::io::ErrorKind::AddrInUse => anyhow::anyhow!(
-            "cannot listen on {address}: something else does; stop it, or choose another address with --{flag} \
-             (port 0: any)"
-        ),
-        _ => anyhow::anyhow!("cannot listen on {address}: {error}; choose another address with --{flag}"),
-    })
 }
 
 fn remove_stale(path: &Path) -> anyhow::Result<()> {

@@ -1,6 +1,6 @@
 //! A gateway with its surroundings: an API that is only its wire, a host, and a client.
 
-#![allow(dead_code, unreachable_pub, reason = "each test file is a crate that uses its own part")]
+#![allow(unreachable_pub, reason = "a module of one binary of tests")]
 
 pub mod host;
 
@@ -170,10 +170,6 @@ impl FakeApi {
         self.delete(FUNCTIONS, name);
     }
 
-    pub fn delete_revision(&self, name: &str) {
-        self.delete(REVISIONS, name);
-    }
-
     /// From now on every request fails and every watch is cut; or all is well again.
     pub fn set_down(&self, down: bool) {
         self.down.send_replace(down);
@@ -297,7 +293,7 @@ impl World {
         };
         let gateway = Gateway::create(config, deps, &mut registry).unwrap();
         let (handle, address) = (gateway.handle(), gateway.address());
-        let running = tokio::spawn(gateway.start());
+        let running = tokio::spawn(gateway.run());
         handle.ready().await;
         let http = HttpClient::builder(TokioExecutor::new()).build_http();
         Self { api, simulated, handle, address, stop, registry, running, http, informers_stop }
@@ -346,14 +342,19 @@ impl World {
     }
 }
 
-/// Looks again and again, for as long as a slow machine may need.
-pub async fn eventually<F: Future<Output = bool>>(wished: impl Fn() -> F) {
-    let looks = async {
-        while !wished().await {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(60), looks).await.expect("it came to be in time");
+/// Looks again and again, for as long as a slow machine may need. Where that is not enough, it says which line asked.
+#[track_caller]
+pub fn eventually<F: Future<Output = bool>>(wished: impl Fn() -> F) -> impl Future<Output = ()> {
+    let asked = std::panic::Location::caller();
+    async move {
+        let looks = async {
+            while !wished().await {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let seen = tokio::time::timeout(Duration::from_secs(60), looks).await;
+        assert!(seen.is_ok(), "what {asked} waits for did not come");
+    }
 }
 
 /// Sends bytes over a connection of their own, and reads until the server closes it.

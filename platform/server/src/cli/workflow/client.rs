@@ -13,7 +13,7 @@ use mayfly_api::workflow::names::{ACCOUNT, REGION};
 use serde_json::{Value, json};
 
 use crate::{
-    cli::{Globals, failure::Failure, gateway::HttpClient},
+    cli::{Globals, failure::Failure, find::parse_url, gateway::HttpClient},
     data_dir::{DataDir, Endpoints, Origin},
 };
 
@@ -186,7 +186,10 @@ impl Lookup {
         let mut looked = Vec::new();
         for (name, url) in named {
             match url {
-                Some(url) => return Ok((parse_url(&url, name)?, name.to_owned())),
+                Some(url) => {
+                    parse_url(name, &url, "http://127.0.0.1:8083")?;
+                    return Ok((url, name.to_owned()));
+                }
                 None if name.starts_with('-') => looked.push(format!("{name}: not given")),
                 None => looked.push(format!("{name}: not set")),
             }
@@ -223,18 +226,6 @@ fn endpoint(file: &Path) -> Result<String, String> {
         Ok(_) => Err("its server has no workflows".into()),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err("no such file".into()),
         Err(error) => Err(error.to_string()),
-    }
-}
-
-fn parse_url(text: &str, name: &str) -> anyhow::Result<String> {
-    let usable =
-        |uri: &http::Uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.authority().is_some();
-    match text.parse::<http::Uri>().is_ok_and(|uri| usable(&uri)) {
-        true => Ok(text.to_owned()),
-        false => Err(Failure::error(
-            format!("{name} {text:?} is not a URL"),
-            "write scheme, host and port, such as http://127.0.0.1:8083",
-        )),
     }
 }
 

@@ -12,7 +12,7 @@ use futures::{
     stream::{self, BoxStream, StreamExt as _},
 };
 use jiff::Timestamp;
-use mayfly_api::{Digest, ObjectKey, workflow::names};
+use mayfly_api::{Digest, ObjectKey, wellknown::LABEL_WORKFLOW, workflow::names};
 use mayfly_apiserver::{KindView, ViewChange, ViewError, ViewEvent, ViewPage, ViewQuery};
 use mayfly_workflows_engine::engine::{
     Change, Changed, Description, Engine, HistoryQuery, ListQuery, Of, Page, Status,
@@ -40,8 +40,6 @@ const LOOKED_THROUGH_MAX: usize = 10_000;
 const PAGE: usize = 500;
 /// Events of a history that are shown: the last ones.
 const HISTORY_MAX: usize = 100;
-/// The label by which a workflow's executions are selected.
-const LABEL_WORKFLOW: &str = "mayfly.dev/workflow";
 
 /// The view. Cheap to clone.
 #[derive(Clone)]

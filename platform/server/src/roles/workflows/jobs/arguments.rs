@@ -7,9 +7,9 @@ use mayfly_api::{
     egress::EgressRule,
     job_io::{ANNOTATION_INPUTS, ArtifactRef, Inputs},
     k8s::api::batch::v1::Job,
-    names, wellknown,
+    names,
+    wellknown::{self, ANNOTATION_EGRESS, LABEL_WORKFLOW},
 };
-use mayfly_runtime_wasm::ANNOTATION_EGRESS;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -19,8 +19,6 @@ const ANNOTATION_KEY: &str = "mayfly.dev/task";
 const ANNOTATION_EXECUTION: &str = "mayfly.dev/execution";
 /// On a Job: its task waits for its end (`"true"`), so it does not outlive its execution.
 const ANNOTATION_AWAITED: &str = "mayfly.dev/awaited";
-/// On a Job: made by a workflow.
-const LABEL_WORKFLOW: &str = "mayfly.dev/workflow";
 /// How long a Job stays after its end, with what it left, when the task does not say: a week, in seconds.
 const TTL_SECONDS_DEFAULT: i64 = 7 * 24 * 3600;
 /// The one container.

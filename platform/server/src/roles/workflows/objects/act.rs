@@ -10,6 +10,7 @@ use kube::{
 use mayfly_api::{
     ObjectKey, Workflow, WorkflowSpec,
     k8s::apimachinery::pkg::apis::meta::v1::{Condition, Time},
+    wellknown,
     workflow::{WorkflowType, definition, names},
 };
 use mayfly_informer::reconcile::{self, Outcome, WorkQueue};
@@ -29,8 +30,6 @@ use super::{
 const PARALLEL: usize = 4;
 /// How soon a refusal of the Step Functions API is tried again.
 const RETRY_REFUSED: Duration = Duration::from_secs(5);
-/// What kubectl notes; a definition that came from elsewhere is not what was applied.
-const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 const READY: &str = "Ready";
 
 /// Keeps Workflow objects and state machines alike.
@@ -257,7 +256,8 @@ impl Reconciler {
             _ => definition_of(machine),
         };
         if let Some(annotations) = &mut new.metadata.annotations {
-            annotations.remove(LAST_APPLIED);
+            // A definition that came from elsewhere is not what was applied.
+            annotations.remove(wellknown::ANNOTATION_LAST_APPLIED);
         }
         let name = object.metadata.name.as_deref().unwrap_or_default();
         self.kinds(&ObjectKey::of(object)).replace(name, &from_the_api(), &new).await?;

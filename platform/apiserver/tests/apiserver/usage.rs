@@ -1,13 +1,12 @@
 //! `metrics.k8s.io` and the scale of a Function: what nodes say they use, and what cannot be set.
 
-mod support;
-
 use std::sync::Arc;
 
 use axum::body::Body;
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
-use support::{Fixture, function, pod};
+
+use crate::support::{Fixture, function, pod};
 
 const METRICS: &str = "/apis/metrics.k8s.io/v1beta1";
 

@@ -1,12 +1,11 @@
 //! Ends: finalizers, grace, propagation, namespaces; and the subresources scale, binding, eviction.
 
-mod support;
-
 use std::time::Duration;
 
 use http::StatusCode;
 use serde_json::{Value, json};
-use support::{Fixture, config_map, function, pod};
+
+use crate::support::{Fixture, config_map, function, pod};
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const PODS: &str = "/api/v1/namespaces/default/pods";

@@ -1,6 +1,5 @@
 //! A server over an in-memory store, for tests.
-#![allow(dead_code, reason = "each test file uses a part of it")]
-#![allow(unreachable_pub, reason = "a module of each test")]
+#![allow(unreachable_pub, reason = "a module of one binary of tests")]
 
 use std::sync::Arc;
 
@@ -19,7 +18,6 @@ pub const TOKEN: &str = "test-token";
 
 pub struct Fixture {
     pub server: ApiServer,
-    pub store: Store,
     pub folder: TempDir,
     pub metrics: prometheus_client::registry::Registry,
 }
@@ -31,9 +29,8 @@ impl Fixture {
 
     pub async fn with(config: impl FnOnce(&mut Config), deps: impl FnOnce(&mut Deps)) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let store = Store::in_memory().unwrap();
         let mut own = Deps {
-            store: store.clone(),
+            store: Store::in_memory().unwrap(),
             artifacts: Artifacts::open(folder.path().join("artifacts")).unwrap(),
             clock: Arc::new(Timestamp::now),
             nodes: Arc::new(|node, _| {
@@ -50,7 +47,7 @@ impl Fixture {
         config(&mut limits);
         let mut metrics = prometheus_client::registry::Registry::default();
         let server = ApiServer::create(limits, own, &mut metrics).await.unwrap();
-        Self { server, store, folder, metrics }
+        Self { server, folder, metrics }
     }
 
     pub fn client(&self) -> kube::Client {

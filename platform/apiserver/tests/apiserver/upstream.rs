@@ -3,12 +3,11 @@
 //! The document is test data and not part of the project: `MAYFLY_TESTDATA`, or `../shared/testdata` beside the
 //! checkout, says where it is. Without it this test says so and checks nothing.
 
-mod support;
-
 use std::{path::PathBuf, process::Command};
 
 use serde_json::Value;
-use support::Fixture;
+
+use crate::support::Fixture;
 
 const RULES: [&str; 5] = [
     "x-kubernetes-patch-merge-key",

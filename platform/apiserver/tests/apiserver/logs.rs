@@ -1,7 +1,5 @@
 //! Logs: what is asked of the nodes, and what becomes of their answers.
 
-mod support;
-
 use std::sync::{
     Arc,
     atomic::{AtomicBool, Ordering},
@@ -13,7 +11,8 @@ use futures::StreamExt;
 use http::{Response, StatusCode};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
-use support::{Fixture, function, json_of, pod, request};
+
+use crate::support::{Fixture, function, json_of, pod, request};
 
 const FUNCTION_LOG: &str = "/apis/mayfly.dev/v1/namespaces/default/functions/f/log";
 

@@ -1,7 +1,5 @@
 //! The `kube` client: in process and over TLS, with its watcher; and how the server stops.
 
-mod support;
-
 use std::{collections::BTreeMap, pin::pin, time::Duration};
 
 use futures::{StreamExt, TryStreamExt};
@@ -16,9 +14,10 @@ use kube::{
 use mayfly_api::Function;
 use mayfly_apiserver::Identity;
 use serde_json::json;
-use support::Fixture;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
+
+use crate::support::{self, Fixture};
 
 fn map(name: &str) -> ConfigMap {
     let mut map = ConfigMap { data: Some([("k".to_owned(), "v".to_owned())].into()), ..ConfigMap::default() };

@@ -1,15 +1,21 @@
 //! Uploads: kept once, checked before they are kept, and refused with words.
 
-mod support;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 use axum::body::Body;
 use bytes::Bytes;
-use futures::StreamExt;
+use futures::{FutureExt as _, StreamExt, future::BoxFuture, stream::BoxStream};
 use http::{Request, StatusCode};
 use http_body_util::BodyExt;
-use mayfly_api::Digest;
+use kube::{Api, api::PostParams};
+use mayfly_api::{Digest, Function};
+use mayfly_apiserver::{KindView, ViewError, ViewEvent, ViewPage, ViewQuery};
 use serde_json::{Value, json};
-use support::{Fixture, json_of, request};
+
+use crate::support::{Fixture, json_of, request};
 
 const WASM: &[u8] = b"\0asm\x0d\0\x01\0 rest of it";
 
@@ -128,6 +134,61 @@ async fn what_was_there_outlives_a_refused_upload() {
     let absent = format!("/artifacts/{}", Digest::of(b"absent"));
     let head = server.send(request("HEAD", &absent).body(Body::empty()).unwrap()).await;
     assert_eq!(head.status(), StatusCode::NOT_FOUND);
+}
+
+/// Is asked who needs an artifact, and lets somebody make a function of it at that moment.
+struct MakesFunction {
+    client: kube::Client,
+    made: AtomicBool,
+}
+
+impl KindView for MakesFunction {
+    fn get<'a>(&'a self, _: &'a str, _: &'a str) -> BoxFuture<'a, Result<Option<Value>, ViewError>> {
+        async { Ok(None) }.boxed()
+    }
+
+    fn list(&self, _: ViewQuery) -> BoxFuture<'_, Result<ViewPage, ViewError>> {
+        async { Ok(ViewPage::default()) }.boxed()
+    }
+
+    fn watch(&self, _: u64, _: bool) -> Result<BoxStream<'static, Result<ViewEvent, ViewError>>, ViewError> {
+        Err(ViewError::Expired)
+    }
+
+    fn user_of<'a>(&'a self, artifact: &'a Digest) -> BoxFuture<'a, Result<Option<String>, ViewError>> {
+        async move {
+            if !self.made.swap(true, Ordering::Relaxed) {
+                let spec = json!({"source": {"component": artifact.to_string()}});
+                let function = json!({"metadata": {"name": "f"}, "spec": spec});
+                let functions: Api<Function> = Api::namespaced(self.client.clone(), "default");
+                let function = serde_json::from_value(function).unwrap();
+                functions.create(&PostParams::default(), &function).await.unwrap();
+            }
+            Ok(None)
+        }
+        .boxed()
+    }
+
+    fn read_only(&self, _: &str) -> String {
+        String::new()
+    }
+}
+
+#[tokio::test]
+async fn what_is_named_while_it_is_removed_stays() {
+    let server = Fixture::new().await;
+    let digest = Digest::of(WASM).to_string();
+    put(&server, &digest, WASM).await;
+    let view = MakesFunction { client: server.client(), made: AtomicBool::new(false) };
+    server.server.attach_view("executions.mayfly.dev", Arc::new(view));
+    let one = format!("/artifacts/{digest}");
+    let (code, status) = server.call("DELETE", &one, Value::Null).await;
+    assert_eq!(code, StatusCode::CONFLICT);
+    assert!(status["message"].as_str().unwrap().contains("functions.mayfly.dev/default/f"), "{status}");
+    let kept = server.send(request("GET", &one).body(Body::empty()).unwrap()).await;
+    assert_eq!(kept.into_body().collect().await.unwrap().to_bytes(), WASM);
+    server.call("DELETE", "/apis/mayfly.dev/v1/namespaces/default/functions/f", Value::Null).await;
+    assert_eq!(server.call("DELETE", &one, Value::Null).await.0, StatusCode::OK);
 }
 
 #[tokio::test]

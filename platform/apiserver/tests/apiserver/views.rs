@@ -1,8 +1,6 @@
 //! Objects that are kept elsewhere: listed, selected, paged, watched, and not written. And Workflows, whose
 //! definition comes from what kubectl notes.
 
-mod support;
-
 use std::sync::Arc;
 
 use axum::body::Body;
@@ -15,7 +13,8 @@ use http_body_util::BodyExt as _;
 use mayfly_api::Digest;
 use mayfly_apiserver::{KindView, ViewChange, ViewError, ViewEvent, ViewPage, ViewQuery};
 use serde_json::{Value, json};
-use support::{Fixture, request};
+
+use crate::support::{Fixture, request};
 
 const PATH: &str = "/apis/mayfly.dev/v1/namespaces/default/executions";
 

@@ -1,12 +1,11 @@
 //! Lists and watches: selectors, pages, versions, representations, bookmarks.
 
-mod support;
-
 use std::time::Duration;
 
 use http::StatusCode;
 use serde_json::{Value, json};
-use support::{Fixture, config_map, pod};
+
+use crate::support::{self, Fixture, config_map, pod};
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const PODS: &str = "/api/v1/namespaces/default/pods";

@@ -1,8 +1,6 @@
 //! The real kubectl against the real server over TLS. Without kubectl on the machine these tests say so and
 //! check nothing.
 
-mod support;
-
 use std::{path::PathBuf, process::Stdio, sync::Arc};
 
 use axum::body::Body;
@@ -10,13 +8,14 @@ use futures::StreamExt;
 use jiff::Timestamp;
 use mayfly_apiserver::Identity;
 use serde_json::{Value, json};
-use support::Fixture;
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
     net::TcpListener,
     process::Command,
 };
 use tokio_util::sync::CancellationToken;
+
+use crate::support::Fixture;
 
 struct Cluster {
     fixture: Fixture,

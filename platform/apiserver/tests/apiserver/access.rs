@@ -1,12 +1,11 @@
 //! Who may come in, what is open to all, discovery, and what is refused on the way.
 
-mod support;
-
 use axum::body::Body;
 use http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use serde_json::json;
-use support::{Fixture, json_of, request};
+
+use crate::support::{self, Fixture, json_of, request};
 
 #[tokio::test]
 async fn strangers_see_health_and_nothing_else() {

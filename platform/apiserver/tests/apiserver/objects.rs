@@ -1,10 +1,9 @@
 //! The verbs on single objects: create, get, update, patch, delete, and what they refuse.
 
-mod support;
-
 use http::StatusCode;
 use serde_json::{Value, json};
-use support::{Fixture, config_map, function, pod};
+
+use crate::support::{self, Fixture, config_map, function, pod};
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const PODS: &str = "/api/v1/namespaces/default/pods";

@@ -1,0 +1,14 @@
+//! The API as its clients meet it: its HTTP, kube's client, and the real kubectl.
+
+mod access;
+mod artifacts;
+mod client;
+mod kubectl;
+mod lifecycle;
+mod lists;
+mod logs;
+mod objects;
+mod support;
+mod upstream;
+mod usage;
+mod views;

@@ -1,0 +1,138 @@
+//! Removing a content in two steps, so that whoever begins to name it meanwhile can still be heard.
+//!
+//! Who asks "does anybody name it?" and then removes it, removes what was named in between. So it is set aside first:
+//! from then on nobody finds it, and uploads it anew rather than naming it; what is named then was named before, and a
+//! second look sees it.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use jiff::Timestamp;
+use mayfly_api::Digest;
+
+use crate::{
+    artifacts::Artifacts,
+    derived::digest_of,
+    files::{self, blocking},
+};
+
+const ASIDE_PREFIX: &str = ".aside-";
+
+/// What became of a wish to remove a content.
+pub enum Removal {
+    /// Nobody finds it any more.
+    SetAside(SetAside),
+    /// It was not there.
+    Missing,
+    /// It stays: it was uploaded, or kept by [`Artifacts::renew`], since.
+    Newer,
+}
+
+/// A content that nobody finds, and that is not removed yet. Dropped, it is put back: as young as an upload, since
+/// somebody may need it. Dropping blocks for a moment.
+#[must_use = "dropped, the content is put back"]
+pub struct SetAside {
+    artifacts: Artifacts,
+    digest: Digest,
+    /// Where it lies meanwhile.
+    path: PathBuf,
+    removed: bool,
+}
+
+impl SetAside {
+    /// Removes the content and what was made from it.
+    pub async fn remove(mut self) -> io::Result<()> {
+        blocking(move || {
+            let _guard = self.artifacts.changes.lock();
+            files::remove(&self.path)?;
+            self.removed = true;
+            // Unless it was uploaded anew meanwhile.
+            if self.artifacts.path(&self.digest).is_none() {
+                self.artifacts.remove_derived(&self.digest)?;
+            }
+            tracing::info!(digest = %self.digest, "artifact removed");
+            Ok(())
+        })
+        .await
+    }
+
+    /// Lets it be found again.
+    pub async fn put_back(self) {
+        blocking(move || drop(self)).await;
+    }
+}
+
+impl Drop for SetAside {
+    fn drop(&mut self) {
+        if self.removed {
+            return;
+        }
+        let _guard = self.artifacts.changes.lock();
+        if let Err(error) = self.artifacts.put_back_now(&self.path, &self.digest) {
+            tracing::warn!(digest = %self.digest, %error, "could not put an artifact back; the next start does");
+        }
+    }
+}
+
+impl Artifacts {
+    /// Takes a content out of everybody's sight, unless it was uploaded after `seen`: whoever did that is about to
+    /// name it.
+    pub async fn set_aside(&self, digest: &Digest, seen: Timestamp) -> io::Result<Removal> {
+        let (artifacts, digest) = (self.clone(), *digest);
+        blocking(move || {
+            let guard = artifacts.changes.lock();
+            let path = artifacts.content(&digest);
+            let modified = match fs::metadata(&path) {
+                Ok(metadata) => Timestamp::try_from(metadata.modified()?).unwrap_or(Timestamp::UNIX_EPOCH),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Removal::Missing),
+                Err(error) => return Err(error),
+            };
+            if modified > seen {
+                return Ok(Removal::Newer);
+            }
+            let aside = artifacts.aside(&digest);
+            fs::rename(path, &aside)?;
+            drop(guard);
+            Ok(Removal::SetAside(SetAside { artifacts, digest, path: aside, removed: false }))
+        })
+        .await
+    }
+
+    /// Removes a content and what was made from it, whoever names it; says whether it was there.
+    pub async fn remove(&self, digest: &Digest) -> io::Result<bool> {
+        match self.set_aside(digest, Timestamp::MAX).await? {
+            Removal::SetAside(aside) => aside.remove().await.map(|()| true),
+            Removal::Missing | Removal::Newer => Ok(false),
+        }
+    }
+
+    /// Puts back what was set aside when the process ended.
+    pub(crate) fn put_all_back(&self) -> io::Result<()> {
+        for path in files::entries(&self.contents())? {
+            let name = path.file_name().and_then(|name| name.to_str()?.strip_prefix(ASIDE_PREFIX));
+            if let Some(digest) = name.and_then(|name| digest_of(name.split_once('.')?.0)) {
+                self.put_back_now(&path, &digest)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The caller holds `changes`, or is alone.
+    fn put_back_now(&self, aside: &Path, digest: &Digest) -> io::Result<()> {
+        let path = self.content(digest);
+        // It was uploaded anew meanwhile.
+        if path.is_file() {
+            return files::remove(aside).map(|_| ());
+        }
+        fs::rename(aside, &path)?;
+        files::touch(&path)
+    }
+
+    /// A free name: the same content may be set aside twice, with an upload between. The caller holds `changes`.
+    fn aside(&self, digest: &Digest) -> PathBuf {
+        let name = |number: u32| self.contents().join(format!("{ASIDE_PREFIX}{}.{number}", digest.hex()));
+        (0..).map(name).find(|path| !path.exists()).unwrap_or_else(|| name(0))
+    }
+}

@@ -1,0 +1,74 @@
+//! The ports of a server: bound before anything runs, so that one that is taken is told at once.
+
+use std::{io, net::SocketAddr};
+
+use mayfly_gateway::{CreateError, Gateway};
+use tokio::net::TcpListener;
+
+use super::runtimes::Handles;
+use crate::{config::UpConfig, data_dir::Endpoints};
+
+/// The ports that are not the gateway's.
+pub(super) struct Listeners {
+    pub(super) api: TcpListener,
+    pub(super) workflows: TcpListener,
+    pub(super) admin: TcpListener,
+}
+
+impl Listeners {
+    pub(super) async fn bind(config: &UpConfig, handles: &Handles) -> anyhow::Result<Self> {
+        let (api, workflows) = (config.api_listen, config.workflows_listen);
+        // A listener belongs to the runtime that it was made on.
+        let served = async move {
+            anyhow::Ok((listen(api, "api-listen").await?, listen(workflows, "workflows-listen").await?))
+        };
+        let (api, workflows) = handles.serving.spawn(served).await??;
+        Ok(Self { api, workflows, admin: listen(config.admin_listen, "admin-listen").await? })
+    }
+
+    /// Where everything is: the real ports.
+    pub(super) fn endpoints(&self, gateway: &Gateway) -> anyhow::Result<Endpoints> {
+        Ok(Endpoints {
+            api: format!("https://{}", self.api.local_addr()?),
+            http: format!("http://{}", gateway.address()),
+            workflows: Some(format!("http://{}", self.workflows.local_addr()?)),
+            admin: Some(format!("http://{}", self.admin.local_addr()?)),
+        })
+    }
+}
+
+async fn listen(address: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address).await.map_err(|error| refused(address, flag, &error))
+}
+
+/// Why there is no gateway, in the same words.
+pub(super) fn gateway_refused(error: &CreateError) -> anyhow::Error {
+    let CreateError::Listen { address, source } = error;
+    refused(*address, "http-listen", source)
+}
+
+fn refused(address: SocketAddr, flag: &str, error: &io::Error) -> anyhow::Error {
+    let todo = match error.kind() {
+        io::ErrorKind::AddrInUse => "stop what uses it, or choose another one (port 0: any)",
+        io::ErrorKind::PermissionDenied => "ports below 1024 need root: choose another one",
+        _ => "choose another one",
+    };
+    anyhow::anyhow!("cannot listen on {address}: {error}; {todo} with --{flag}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_port_that_is_taken_is_told_with_the_way_out() {
+        let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = taken.local_addr().unwrap();
+        let error = listen(address, "api-listen").await.unwrap_err().to_string();
+        assert!(error.contains(&address.to_string()) && error.contains("stop what uses it"), "{error}");
+        assert!(error.ends_with("with --api-listen"), "{error}");
+        let denied = CreateError::Listen { address, source: io::ErrorKind::PermissionDenied.into() };
+        let error = gateway_refused(&denied).to_string();
+        assert!(error.contains("need root") && error.ends_with("with --http-listen"), "{error}");
+    }
+}

@@ -1,0 +1,32 @@
+//! The signals that end a role.
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::EXIT_INTERRUPTED;
+
+/// SIGINT and SIGTERM.
+pub(super) struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    pub(super) fn listen() -> anyhow::Result<Self> {
+        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
+    }
+
+    pub(super) async fn received(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+
+    /// Whoever asks twice does not want to wait. Nothing acknowledged is lost by it.
+    pub(super) fn exit_on_the_next(mut self) {
+        tokio::spawn(async move {
+            self.received().await;
+            std::process::exit(EXIT_INTERRUPTED.into());
+        });
+    }
+}
