@@ -18,8 +18,8 @@ mod unused;
 pub(crate) const HELP: &str = "\
 Runs every check, also after one has failed, and says at the end which failed:
   fmt      cargo fmt --check, on the platform, the SDK and the examples
-  house    nothing marked unfinished, no test that never runs, no dependency that no source names; long files
-           are reported
+  house    nothing marked unfinished, no test that never runs, no dependency that no source names, one way to
+           lay out modules; long files are reported
   floors   cargo xtask floors
   clippy   cargo clippy --workspace --all-targets -- -D warnings
   deny     cargo deny check bans licenses sources; cargo-deny is built on demand (some minutes)
@@ -150,6 +150,10 @@ fn house(workspace: &Workspace) -> Result<Outcome> {
         if lines > FILE_LINES_MAX {
             println!("house: {shown} has {lines} lines: is there a second idea in it?");
         }
+        if is_module_in_its_folder(&file) {
+            println!("house: {shown}: a module's file lies beside its folder, as <name>.rs");
+            left_over += 1;
+        }
         for (number, what, advice) in left_overs(&text) {
             println!("house: {shown}:{number}: {what} is left over: {advice}");
             left_over += 1;
@@ -165,6 +169,11 @@ fn house(workspace: &Workspace) -> Result<Outcome> {
         bail!("{left_over} left-over(s)");
     }
     Ok(Outcome::Passed)
+}
+
+/// Tests are another matter: there cargo takes each file beside the folders for a test of its own.
+fn is_module_in_its_folder(file: &Path) -> bool {
+    file.ends_with("mod.rs") && file.components().any(|part| part.as_os_str() == "src")
 }
 
 /// A test that another test runs in a process of its own is no test by itself.
@@ -210,6 +219,15 @@ mod tests {
         assert!(left_overs("fn todo() {} // to do: nothing\n").is_empty());
         let child = |reason: &str| left_overs(&format!("{} {reason}", LEFT_OVERS[3].0)).len();
         assert_eq!((child("= \"the child of a_test\"]"), child("= \"slow\"]")), (0, 1));
+    }
+
+    #[test]
+    fn modules_lie_beside_their_folders() {
+        let lies_in_it = |file: &str| is_module_in_its_folder(Path::new(file));
+        assert!(lies_in_it("platform/store/src/index/mod.rs"));
+        assert!(
+            !lies_in_it("platform/store/src/index.rs") && !lies_in_it("platform/store/tests/support/mod.rs")
+        );
     }
 
     #[test]

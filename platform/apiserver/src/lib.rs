@@ -7,7 +7,7 @@
 //! **Does not belong here:** anything that reacts to objects. Two exceptions, because they are part of what a
 //! verb means: a deleted namespace is emptied here, and the standard namespaces are made at start.
 //!
-//! Start reading at [`ApiServer`], then `handler.rs` (a request's way), `registry/mod.rs` (a kind's row) and
+//! Start reading at [`ApiServer`], then `handler.rs` (a request's way), `registry.rs` (a kind's row) and
 //! `verbs/`.
 
 mod access;
