@@ -31,7 +31,7 @@ pub(crate) mod p3;
 
 pub(crate) use body::AnswerBody;
 
-use crate::guest::Program;
+use crate::{guest::Program, record::Recording};
 
 /// Bytes of a body that are gathered before the answer is given, at most.
 const GATHERED_BYTES_MAX: usize = 64 << 10;
@@ -115,10 +115,11 @@ pub(crate) async fn answer(
     reply: Reply,
     limits: Limits,
     program: &Program,
+    recording: &Recording,
 ) -> Result<Answered, CallError> {
     let mut exchange = Exchange { guest: Some(guest), reply, limits, late: None, head: None };
     poll_fn(|cx| exchange.poll(cx)).await?;
-    exchange.finish(program)
+    exchange.finish(program, recording)
 }
 
 struct Exchange {
@@ -186,7 +187,7 @@ impl Exchange {
         late.as_mut().poll(cx).map(|()| Err(CallError::TimedOut { limit: self.limits.timeout }))
     }
 
-    fn finish(self, program: &Program) -> Result<Answered, CallError> {
+    fn finish(self, program: &Program, recording: &Recording) -> Result<Answered, CallError> {
         let head = self.head.ok_or(CallError::NoAnswer)?;
         let instantiated = self.reply.0.lock().instantiated;
         let Head { parts, body, gathered, failed } = head;
@@ -196,11 +197,12 @@ impl Exchange {
             (None, _) if failed.is_some() => AnswerBody::cut(gathered.frames, gathered.ended, failed),
             // The guest works on after its answer.
             (Some(guest), true) => {
-                body::run_on(guest, self.limits, program);
+                body::run_on(guest, self.limits, program, recording.clone());
                 AnswerBody::whole(gathered.frames)
             }
             (guest, _) => {
-                AnswerBody::streaming(gathered.frames, gathered.bytes, body, guest, self.limits, program)
+                let Gathered { frames, bytes, .. } = gathered;
+                AnswerBody::streaming(frames, bytes, body, guest, self.limits, program, recording)
             }
         };
         Ok(Answered { response: Response::from_parts(parts, body), instantiated })

@@ -25,9 +25,10 @@ use crate::{
     cache::{Entry, Pre},
     call::{self, Limits, Reply, Running},
     engine, failure,
-    guest::Program,
+    guest::{MemoryUse, Program},
     host::Shared,
     metrics::{FunctionCalls, Outcome},
+    record::Recording,
     reuse::{self, Idle, Instance, Store},
 };
 
@@ -178,13 +179,14 @@ impl Function {
     ) -> BoxFuture<'static, Result<Answer, CallError>> {
         let started = Instant::now();
         self.used.store(self.host.moment(started), Ordering::Relaxed);
-        let start = self.start(request, deadline, started);
-        let caller = Caller { function: self, waits: true };
+        let recording = Recording::begin(&self.spec.revision, &request, started);
+        let start = self.start(request, deadline, started, &recording);
+        let caller = Caller { function: self, waits: true, recording };
         Box::pin(async move {
             let mut caller = caller;
-            let result = caller.function.answer(start, deadline, started).await;
+            let result = caller.function.answer(start, deadline, started, &caller.recording).await;
             caller.waits = false;
-            caller.function.note(&result);
+            caller.function.note(&result, &caller.recording);
             let (answered, timings) = result?;
             Ok(Answer { response: answered.response.map(|body| body.boxed_unsync()), timings })
         })
@@ -195,14 +197,16 @@ impl Function {
         start: Result<Start, CallError>,
         deadline: Instant,
         started: Instant,
+        recording: &Recording,
     ) -> Result<(call::Answered, Timings), CallError> {
         let Started { running, reply, cold, loaded, slotted } = match start? {
             Start::Now(started) => started,
             Start::Later(start) => start.await?,
         };
+        recording.tell(|told| told.slotted = Some(slotted));
         let limits =
             Limits { deadline, timeout: self.spec.timeout, response_bytes_max: self.spec.response_bytes_max };
-        let answered = call::answer(running, reply, limits, &self.program).await?;
+        let answered = call::answer(running, reply, limits, &self.program, recording).await?;
         let run_from = answered.instantiated.unwrap_or(slotted);
         let timings = Timings {
             cold,
@@ -219,24 +223,27 @@ impl Function {
         request: Request<Body>,
         deadline: Instant,
         now: Instant,
+        recording: &Recording,
     ) -> Result<Start, CallError> {
         if self.host.is_stopping() {
             return Err(CallError::ShuttingDown);
         }
         let loaded = self.component.load();
         let Some(component) = &*loaded else {
-            return Ok(Start::Later(Box::pin(self.clone().start_cold(request, deadline))));
+            let start = self.clone().start_cold(request, deadline, recording.clone());
+            return Ok(Start::Later(Box::pin(start)));
         };
+        recording.tell(|told| told.loaded = Some(now));
         match self.place(component, now)? {
             Some(place) => {
-                let (running, reply) = self.run(component, place, request)?;
+                let (running, reply) = self.run(component, place, request, recording)?;
                 Ok(Start::Now(Started { running, reply, cold: false, loaded: now, slotted: now }))
             }
             None => {
-                let (function, component) = (self.clone(), component.clone());
+                let (function, component, recording) = (self.clone(), component.clone(), recording.clone());
                 Ok(Start::Later(Box::pin(async move {
                     let (slot, slotted) = function.slot(&component.loaded().host, deadline, now).await?;
-                    let (running, reply) = function.run(&component, Place::New(slot), request)?;
+                    let (running, reply) = function.run(&component, Place::New(slot), request, &recording)?;
                     Ok(Started { running, reply, cold: false, loaded: now, slotted })
                 })))
             }
@@ -248,10 +255,13 @@ impl Function {
         self: Arc<Self>,
         request: Request<Body>,
         deadline: Instant,
+        recording: Recording,
     ) -> Result<Started, CallError> {
+        recording.tell(|told| told.cold = true);
         let loading = tokio::time::timeout_at(deadline, self.component()).await;
         let component = loading.map_err(|_| CallError::TimedOut { limit: self.spec.timeout })??;
         let loaded = Instant::now();
+        recording.tell(|told| told.loaded = Some(loaded));
         let (place, slotted) = match self.place(&component, loaded)? {
             Some(place) => (place, loaded),
             None => {
@@ -259,7 +269,7 @@ impl Function {
                 (Place::New(slot), slotted)
             }
         };
-        let (running, reply) = self.run(&component, place, request)?;
+        let (running, reply) = self.run(&component, place, request, &recording)?;
         Ok(Started { running, reply, cold: true, loaded, slotted })
     }
 
@@ -293,19 +303,23 @@ impl Function {
         component: &Arc<Entry>,
         place: Place,
         request: Request<Body>,
+        recording: &Recording,
     ) -> Result<(Running, Reply), CallError> {
         let (function, reply) = (self.clone(), Reply::default());
         let running: Running = match place {
             Place::Kept2(mut instance) => {
+                instance.record(recording);
                 let call = call::p2::Call::new(&mut instance.store, request, &reply)?;
                 Box::pin(function.call2(instance, call))
             }
             Place::Kept3(mut instance) => {
+                instance.record(recording);
                 let call = call::p3::Call::new(&mut instance.store, request, &reply)?;
                 Box::pin(function.call3(instance, call))
             }
             Place::New(slot) => {
                 let mut store = reuse::store(&component.loaded().host, self.program.clone());
+                store.data_mut().memory.record(recording);
                 if matches!(component.loaded().pre, Pre::Http3(_)) {
                     let call = call::p3::Call::new(&mut store, request, &reply)?;
                     Box::pin(function.fresh3(component.clone(), slot, store, call))
@@ -357,7 +371,7 @@ impl Function {
     ) -> Result<(), CallError> {
         instance.store.data_mut().memory.begin_call();
         let called = call.run(&mut instance).await;
-        self.ended(&called, instance.store.data().memory.used());
+        self.ended(&called, &mut instance.store.data_mut().memory);
         called?;
         if self.spec.isolation == Isolation::Reuse {
             self.keep(&self.warm().idle2, instance);
@@ -387,7 +401,7 @@ impl Function {
     ) -> Result<(), CallError> {
         instance.store.data_mut().memory.begin_call();
         let called = call.run(&mut instance).await;
-        self.ended(&called, instance.store.data().memory.used());
+        self.ended(&called, &mut instance.store.data_mut().memory);
         called?;
         if self.spec.isolation == Isolation::Reuse {
             self.keep(&self.warm().idle3, instance);
@@ -408,35 +422,27 @@ impl Function {
     }
 
     /// The guest ended, before its answer or after it.
-    fn ended(&self, called: &Result<(), CallError>, memory_bytes: u64) {
-        self.host.metrics.memory_peak(memory_bytes);
+    fn ended(&self, called: &Result<(), CallError>, memory: &mut MemoryUse) {
+        self.host.metrics.memory_peak(memory.used());
         if let Err(error) = called {
             self.program.log.note(&error.to_string());
-            tracing::debug!(revision = %self.spec.revision, %error, "the guest failed");
         }
+        memory.end_call(called);
     }
 
-    fn note(&self, result: &Result<(call::Answered, Timings), CallError>) {
+    fn note(&self, result: &Result<(call::Answered, Timings), CallError>, recording: &Recording) {
         match result {
             Ok((_, timings)) => {
                 self.warm().answered.inc();
                 self.host.metrics.timings(timings);
-                tracing::debug!(
-                    revision = %self.spec.revision,
-                    cold = timings.cold,
-                    queue_us = timings.queue.as_micros(),
-                    load_us = timings.load.as_micros(),
-                    instantiate_us = timings.instantiate.as_micros(),
-                    run_us = timings.run.as_micros(),
-                    "answered"
-                );
+                recording.tell(|told| told.timings = Some(*timings));
             }
             Err(error) => {
                 self.counter(error.into()).inc();
                 if matches!(error, CallError::TimedOut { .. } | CallError::NoAnswer) {
                     self.program.log.note(&error.to_string());
                 }
-                tracing::debug!(revision = %self.spec.revision, %error, "not answered");
+                recording.refused(error);
             }
         }
     }
@@ -446,12 +452,14 @@ impl Function {
 struct Caller {
     function: Arc<Function>,
     waits: bool,
+    recording: Recording,
 }
 
 impl Drop for Caller {
     fn drop(&mut self) {
         if self.waits {
             self.function.counter(Outcome::Cancelled).inc();
+            self.recording.abandoned();
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use mayfly_runtime::{ContainerFiles, logs::Stream};
+use mayfly_runtime::{CallError, ContainerFiles, logs::Stream};
 use tokio::sync::watch;
 use wasmtime::ResourceLimiter;
 use wasmtime_wasi::{FsPerms, ResourceTable, WasiCtx, WasiCtxBuilder, WasiCtxView, WasiView, cli::InputFile};
@@ -18,6 +18,7 @@ use crate::{
         output::{Output, ProgramLog},
     },
     engine::MEMORIES_PER_INSTANCE,
+    record::Recording,
 };
 
 mod held;
@@ -225,11 +226,13 @@ pub(crate) struct MemoryUse {
     held: u64,
     refused: Option<Refused>,
     program: Arc<Program>,
+    /// Of the call that the instance is for at the moment.
+    recording: Recording,
 }
 
 impl MemoryUse {
     fn new(program: Arc<Program>) -> Self {
-        Self { used: 0, held: 0, refused: None, program }
+        Self { used: 0, held: 0, refused: None, program, recording: Recording::default() }
     }
 
     /// Of its memories and tables. They never shrink, so this is the peak as well.
@@ -242,9 +245,25 @@ impl MemoryUse {
         self.refused
     }
 
+    /// From now on the instance is for this call, whose record tells at its end what was used: also if the instance is
+    /// dropped before the guest ends.
+    pub(crate) fn record(&mut self, recording: &Recording) {
+        self.recording = recording.clone();
+    }
+
     /// A new call: what was refused in earlier ones does not explain its end.
     pub(crate) fn begin_call(&mut self) {
         self.refused = None;
+        self.recording.instantiated();
+    }
+
+    /// The guest ended. Its instance may be kept for other calls.
+    pub(crate) fn end_call(&mut self, called: &Result<(), CallError>) {
+        let recording = std::mem::take(&mut self.recording);
+        if let Err(error) = called {
+            recording.failed(error);
+        }
+        recording.left(self.used, true);
     }
 
     pub(crate) fn max(&self) -> u64 {
@@ -286,6 +305,7 @@ impl MemoryUse {
 
 impl Drop for MemoryUse {
     fn drop(&mut self) {
+        self.recording.left(self.used, false);
         self.give(self.used + self.held);
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! **Belongs here:** everything that names wasmtime. The engines and their pools ([`config`], `engine`),
 //! what a component is and whether it can run here ([`inspect`]), compiling ahead of time (for a server in
-//! processes of their own) and mapping what was compiled (`compile`, `cache`), calls (`function`, `call`),
+//! processes of their own) and mapping what was compiled (`compile`, `cache`), calls (`function`, `call`, `record`),
 //! what a guest may ask of its host (`guest`, `capability`), pods (`pods`), the memories and stacks that
 //! instances live in (`pool`).
 //!
@@ -27,6 +27,7 @@ mod machine;
 mod metrics;
 mod pods;
 mod pool;
+mod record;
 mod reuse;
 
 pub use compile::run_worker as compile_worker;

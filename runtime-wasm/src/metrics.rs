@@ -82,6 +82,25 @@ impl Outcome {
         Self::ShuttingDown,
         Self::Internal,
     ];
+
+    /// In a log: the words of the gateway's refusals, where it has one for it.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Answered => "answered",
+            Self::Cancelled => "cancelled",
+            Self::Overloaded => "overloaded",
+            Self::Missing => "component_missing",
+            Self::Invalid => "component_invalid",
+            Self::Trapped => "trapped",
+            Self::OutOfMemory => "out_of_memory",
+            Self::TimedOut => "timed_out",
+            Self::NoAnswer => "no_answer",
+            Self::GuestError => "guest_error",
+            Self::TooLarge => "response_too_large",
+            Self::ShuttingDown => "shutting_down",
+            Self::Internal => "internal",
+        }
+    }
 }
 
 impl From<&CallError> for Outcome {

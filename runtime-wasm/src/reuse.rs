@@ -9,8 +9,12 @@ use tokio::{
 };
 use wasmtime::UpdateDeadline;
 
-use crate::guest::{CONCURRENT_MAX, Guest, Program};
-use crate::{Config, engine::Host};
+use crate::{
+    Config,
+    engine::Host,
+    guest::{CONCURRENT_MAX, Guest, Program},
+    record::Recording,
+};
 
 pub(crate) type Store = wasmtime::Store<Guest>;
 
@@ -27,6 +31,12 @@ pub(crate) struct Instance<E> {
 impl<E> Instance<E> {
     pub(crate) fn new(store: Store, exports: E, slot: OwnedSemaphorePermit) -> Self {
         Self { store, exports, calls: 0, born: Instant::now(), slot }
+    }
+
+    /// From now on it is for this call, which neither waits for it nor has it made.
+    pub(crate) fn record(&mut self, recording: &Recording) {
+        recording.tell(|told| told.instantiated = told.loaded);
+        self.store.data_mut().memory.record(recording);
     }
 }
 

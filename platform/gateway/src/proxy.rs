@@ -330,7 +330,8 @@ fn without_prefix(uri: &Uri, prefix_bytes: usize) -> Uri {
     PathAndQuery::from_maybe_shared(rest).map_or(Uri::from_static("/"), Uri::from)
 }
 
-/// One line for each request, when somebody wants to see them.
+/// One line for each request, when somebody wants to see them: written when the answer's head is there. What a call
+/// took to its end, memory above all, its host tells in a line of its own with the same request id.
 struct AccessLog {
     method: http::Method,
     path: String,

@@ -14,7 +14,7 @@ use tokio::task::AbortHandle;
 use wasmtime_wasi_http::WasiBody;
 
 use super::{Limits, Running};
-use crate::guest::Program;
+use crate::{guest::Program, record::Recording};
 
 /// A guest's body.
 pub(crate) struct AnswerBody {
@@ -37,6 +37,7 @@ struct Streaming {
     limits: Limits,
     /// The task in which the guest goes on; `None` if it has ended.
     guest: Option<GuestTask>,
+    recording: Recording,
 }
 
 /// Cancels the guest when nobody wants its answer any more.
@@ -60,6 +61,7 @@ pub(super) fn run_on(
     guest: Running,
     limits: Limits,
     program: &Program,
+    recording: Recording,
 ) -> (AbortHandle, Arc<OnceLock<CallError>>) {
     let failed = Arc::new(OnceLock::new());
     let failing = failed.clone();
@@ -72,11 +74,14 @@ pub(super) fn run_on(
             _ = over.wait_for(|over| *over) => Ok(Err(CallError::ShuttingDown)),
             ended = tokio::time::timeout_at(limits.deadline, &mut guest) => ended,
         };
+        let failed = match ended {
+            Ok(ended) => ended.err(),
+            Err(_) => Some(CallError::TimedOut { limit: limits.timeout }),
+        };
         // Before the guest is dropped, and with it its end of the body.
-        match ended {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => drop(failing.set(error)),
-            Err(_) => drop(failing.set(CallError::TimedOut { limit: limits.timeout })),
+        if let Some(error) = failed {
+            recording.failed(&error);
+            drop(failing.set(error));
         }
         drop(guest);
     });
@@ -108,12 +113,14 @@ impl AnswerBody {
         guest: Option<Running>,
         limits: Limits,
         program: &Program,
+        recording: &Recording,
     ) -> Self {
         let guest = guest.map(|guest| {
-            let (task, failed) = run_on(guest, limits, program);
+            let (task, failed) = run_on(guest, limits, program, recording.clone());
             GuestTask { task, failed, let_go: false }
         });
-        let streaming = Streaming { body, bytes: bytes as u64, limits, guest };
+        let recording = recording.clone();
+        let streaming = Streaming { body, bytes: bytes as u64, limits, guest, recording };
         Self { ready, whole_bytes: None, rest: Rest::Streaming(streaming) }
     }
 }
@@ -127,8 +134,10 @@ impl Streaming {
                 self.bytes += frame.data_ref().map_or(0, |data| data.len() as u64);
                 let limit_bytes = self.limits.response_bytes_max;
                 if self.bytes > limit_bytes {
+                    let error = CallError::ResponseTooLarge { limit_bytes };
+                    self.recording.failed(&error);
                     self.guest = None;
-                    Some(Err(CallError::ResponseTooLarge { limit_bytes }))
+                    Some(Err(error))
                 } else {
                     Some(Ok(frame))
                 }

@@ -1,0 +1,250 @@
+//! One line for each call, at its end: where its time went, what memory its instance had, how it ended.
+//!
+//! ```text
+//! caller    ├─ load ─┼─ queue ─┼─ instantiate ─┼─ run ─┤ answered, failed, or gone
+//! body                                                ├─ is read, where it streams ─┤
+//! instance                     ├─ is made, answers, works on ─┤ its memory is known
+//! ```
+//! Each of the three holds the call's record, and whoever lets go last writes it. Where nobody wants to see the lines
+//! there are no records: nothing is allocated for them, and no clock is read.
+
+use std::{sync::Arc, time::Duration};
+
+use http::{HeaderValue, Request};
+use mayfly_api::ObjectKey;
+use mayfly_runtime::{Body, CallError, Timings};
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use crate::metrics::Outcome;
+
+/// What the lines are known by in a log's filter, together and apart from all others.
+const TARGET: &str = "mayfly_runtime_wasm::calls";
+/// The gateway has put it on every request, and says it in its own line.
+const REQUEST_ID: &str = "x-request-id";
+
+/// A hold on a call's record, if there is one.
+#[derive(Clone, Default)]
+pub(crate) struct Recording(Option<Arc<Record>>);
+
+struct Record {
+    revision: ObjectKey,
+    request_id: Option<HeaderValue>,
+    told: Mutex<Told>,
+}
+
+/// What is known of a call so far.
+pub(crate) struct Told {
+    started: Instant,
+    /// The component was not in memory.
+    pub(crate) cold: bool,
+    /// When the component was there.
+    pub(crate) loaded: Option<Instant>,
+    /// When there was a place for its instance.
+    pub(crate) slotted: Option<Instant>,
+    /// When its instance was there.
+    pub(crate) instantiated: Option<Instant>,
+    /// When its caller had something else than an answer, or went away.
+    over: Option<Instant>,
+    /// Of a call that was answered.
+    pub(crate) timings: Option<Timings>,
+    /// What the caller was told instead of an answer; else what went wrong first afterwards.
+    error: Option<CallError>,
+    memory_peak_bytes: u64,
+    /// The guest came to its own end.
+    ended: bool,
+}
+
+impl Recording {
+    /// Begins a call's record, if somebody wants to see it.
+    pub(crate) fn begin(revision: &ObjectKey, request: &Request<Body>, started: Instant) -> Self {
+        if !tracing::enabled!(target: TARGET, tracing::Level::DEBUG) {
+            return Self(None);
+        }
+        let (revision, request_id) = (revision.clone(), request.headers().get(REQUEST_ID).cloned());
+        Self(Some(Arc::new(Record { revision, request_id, told: Mutex::new(Told::new(started)) })))
+    }
+
+    /// Has something noted in the record, where there is one.
+    pub(crate) fn tell(&self, note: impl FnOnce(&mut Told)) {
+        if let Some(record) = &self.0 {
+            note(&mut record.told.lock());
+        }
+    }
+
+    /// The caller gets this error instead of an answer.
+    pub(crate) fn refused(&self, error: &CallError) {
+        self.tell(|told| {
+            told.over = Some(Instant::now());
+            told.error = Some(error.clone());
+        });
+    }
+
+    /// The caller went away before it had an answer.
+    pub(crate) fn abandoned(&self) {
+        self.tell(|told| told.over = Some(Instant::now()));
+    }
+
+    /// The guest failed, or was ended for this. What its caller is told instead of an answer counts more.
+    pub(crate) fn failed(&self, error: &CallError) {
+        self.tell(|told| {
+            told.error.get_or_insert_with(|| error.clone());
+        });
+    }
+
+    /// The instance is there.
+    pub(crate) fn instantiated(&self) {
+        self.tell(|told| {
+            told.instantiated.get_or_insert_with(Instant::now);
+        });
+    }
+
+    /// The guest is done, or gone before it was.
+    pub(crate) fn left(&self, memory_peak_bytes: u64, ended: bool) {
+        self.tell(|told| {
+            told.memory_peak_bytes = memory_peak_bytes;
+            told.ended = ended;
+        });
+    }
+}
+
+impl Told {
+    fn new(started: Instant) -> Self {
+        Self {
+            started,
+            cold: false,
+            loaded: None,
+            slotted: None,
+            instantiated: None,
+            over: None,
+            timings: None,
+            error: None,
+            memory_peak_bytes: 0,
+            ended: false,
+        }
+    }
+
+    /// Where the time went. The phase that a call failed in lasted until then, and those behind it took none.
+    fn timings(&self) -> Timings {
+        if let Some(timings) = self.timings {
+            return timings;
+        }
+        let over = self.over.unwrap_or(self.started);
+        let [loaded, slotted, instantiated] =
+            [self.loaded, self.slotted, self.instantiated].map(|reached| reached.unwrap_or(over));
+        Timings {
+            cold: self.cold,
+            queue: slotted.saturating_duration_since(loaded),
+            load: loaded.saturating_duration_since(self.started),
+            instantiate: instantiated.saturating_duration_since(slotted),
+            run: over.saturating_duration_since(instantiated),
+        }
+    }
+
+    /// How the call ended. A guest that answered may fail afterwards, or be ended because nobody reads its answer any
+    /// more: then this is how.
+    fn outcome(&self) -> Outcome {
+        match &self.error {
+            Some(error) => error.into(),
+            None if self.timings.is_some() && self.ended => Outcome::Answered,
+            None => Outcome::Cancelled,
+        }
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        let told = self.told.get_mut();
+        let timings = told.timings();
+        let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        tracing::debug!(
+            target: TARGET,
+            revision = %self.revision,
+            request_id = self.request_id.as_ref().and_then(|id| id.to_str().ok()),
+            cold = timings.cold,
+            queue_us = micros(timings.queue),
+            load_us = micros(timings.load),
+            instantiate_us = micros(timings.instantiate),
+            run_us = micros(timings.run),
+            memory_peak_bytes = told.memory_peak_bytes,
+            outcome = told.outcome().as_str(),
+            error = told.error.as_ref().map(tracing::field::display),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::{BodyExt as _, Empty};
+
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+    const TIMED_OUT: CallError = CallError::TimedOut { limit: MS };
+
+    #[test]
+    fn nothing_is_kept_where_nobody_wants_to_see_it() {
+        let request = Request::new(Empty::new().map_err(|never| match never {}).boxed_unsync());
+        let recording = Recording::begin(&ObjectKey::new("default", "hello-00001"), &request, Instant::now());
+        assert!(recording.0.is_none());
+        recording.tell(|_| panic!("there is nobody to tell"));
+    }
+
+    #[test]
+    fn a_failed_call_spent_its_time_where_it_failed() {
+        let started = Instant::now();
+        let at = |ms: u32| started + MS * ms;
+        // Where it got to, and load, queue, instantiate and run, in milliseconds.
+        for (reached, expect) in [(0, [8, 0, 0, 0]), (1, [1, 7, 0, 0]), (2, [1, 2, 5, 0]), (3, [1, 2, 1, 4])]
+        {
+            let mut told = Told::new(started);
+            let phases = [(&mut told.loaded, 1), (&mut told.slotted, 3), (&mut told.instantiated, 4)];
+            for (phase, ms) in phases.into_iter().take(reached) {
+                *phase = Some(at(ms));
+            }
+            told.over = Some(at(8));
+            let timings = told.timings();
+            let took = [timings.load, timings.queue, timings.instantiate, timings.run];
+            assert_eq!(took, expect.map(|ms: u32| MS * ms), "{reached} phases were reached");
+        }
+    }
+
+    #[test]
+    fn an_answered_call_has_the_times_that_its_caller_was_told() {
+        let timings = Timings { cold: true, run: MS * 3, ..Timings::default() };
+        let told = Told { timings: Some(timings), ..Told::new(Instant::now()) };
+        assert_eq!(told.timings(), timings);
+    }
+
+    #[test]
+    fn the_outcome_is_the_guests_where_it_outlives_its_answer() {
+        let answered = Some(Timings::default());
+        for (timings, error, ended, expect) in [
+            (answered, None, true, "answered"),
+            (answered, None, false, "cancelled"),
+            (answered, Some(TIMED_OUT), false, "timed_out"),
+            (None, Some(TIMED_OUT), false, "timed_out"),
+            (None, Some(CallError::NoAnswer), true, "no_answer"),
+            (None, None, false, "cancelled"),
+            (None, None, true, "cancelled"),
+        ] {
+            let told = Told { timings, error, ended, ..Told::new(Instant::now()) };
+            assert_eq!(told.outcome().as_str(), expect);
+        }
+    }
+
+    #[test]
+    fn what_the_caller_was_told_counts_more_than_what_the_guest_did_next() {
+        let record = Record {
+            revision: ObjectKey::new("default", "hello-00001"),
+            request_id: None,
+            told: Mutex::new(Told::new(Instant::now())),
+        };
+        let recording = Recording(Some(Arc::new(record)));
+        let error = |recording: &Recording| recording.0.as_ref().unwrap().told.lock().error.clone();
+        recording.failed(&CallError::NoAnswer);
+        recording.refused(&TIMED_OUT);
+        recording.failed(&CallError::ShuttingDown);
+        assert_eq!(error(&recording), Some(TIMED_OUT));
+    }
+}
