@@ -25,7 +25,7 @@ pub struct Config {
     pub stall_timeout: Duration,
     /// Bytes of a request's body. It is streamed, so this bounds a request's work, not memory.
     pub request_bytes_max: u64,
-    /// Requests that wait for one revision; more are refused with 503.
+    /// Requests that wait for one revision; more are refused with 429.
     pub queue_max: u32,
     /// How long requests in flight may take to finish once a shutdown began.
     pub drain_timeout: Duration,

@@ -35,7 +35,7 @@ pub enum Code {
     RequestTooLarge,
     /// The function, or the revision its traffic goes to, is not ready.
     NotReady,
-    /// Too many requests wait already.
+    /// Too many requests wait for this revision already.
     QueueFull,
     /// No turn came in time.
     QueueTimeout,
@@ -86,8 +86,10 @@ impl Code {
             Self::BadRequest => StatusCode::BAD_REQUEST,
             Self::HeadTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Self::RequestTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            // The callers' doing, who send one function more than its own limits let through; all else that comes
+            // too much is the host's want of room.
+            Self::QueueFull => StatusCode::TOO_MANY_REQUESTS,
             Self::NotReady
-            | Self::QueueFull
             | Self::QueueTimeout
             | Self::Overloaded
             | Self::ComponentMissing
