@@ -31,7 +31,7 @@ enum Inner {
     /// Written by the gateway.
     Full(Option<Bytes>),
     /// Streamed by a guest.
-    Guest { body: Body, permit: Option<Permit> },
+    Guest { body: Body, permit: Option<Permit>, failed: Option<BodyError> },
 }
 
 impl ResponseBody {
@@ -43,7 +43,7 @@ impl ResponseBody {
     pub(crate) fn guest(body: Body, permit: Permit) -> Self {
         // An empty body may never be polled.
         let permit = if body.is_end_stream() { None } else { Some(permit) };
-        Self { inner: Inner::Guest { body, permit }, active: None }
+        Self { inner: Inner::Guest { body, permit, failed: None }, active: None }
     }
 
     /// Keeps its connection from being idle until it ends.
@@ -84,10 +84,20 @@ impl http_body::Body for ResponseBody {
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         match &mut self.inner {
             Inner::Full(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Inner::Guest { body, permit } => {
+            Inner::Guest { body, permit, failed } => {
+                if let Some(error) = failed.take() {
+                    return Poll::Ready(Some(Err(error)));
+                }
                 let polled = Pin::new(body).poll_frame(context);
                 if matches!(polled, Poll::Ready(None | Some(Err(_)))) {
                     permit.take();
+                }
+                if let Poll::Ready(Some(Err(error))) = polled {
+                    // A connection ends with the error, and with it all that it has not written. So what came before is
+                    // let out first: whoever waits, writes.
+                    *failed = Some(error);
+                    context.waker().wake_by_ref();
+                    return Poll::Pending;
                 }
                 polled
             }
@@ -97,7 +107,7 @@ impl http_body::Body for ResponseBody {
     fn is_end_stream(&self) -> bool {
         match &self.inner {
             Inner::Full(bytes) => bytes.is_none(),
-            Inner::Guest { body, .. } => body.is_end_stream(),
+            Inner::Guest { body, failed, .. } => failed.is_none() && body.is_end_stream(),
         }
     }
 

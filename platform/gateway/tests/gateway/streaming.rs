@@ -76,6 +76,33 @@ async fn both_ways_at_once_over_both_protocols() {
     }
 }
 
+/// All of it is ready at once: the head, the part, and that there is no more.
+fn broken_off() -> Arc<ScriptedHost> {
+    ScriptedHost::new(|_, _| async move {
+        let frames = stream::iter([Ok(Frame::data("part".into())), Err("gone".into())]);
+        Ok(Response::new(StreamBody::new(frames).boxed_unsync()))
+    })
+}
+
+#[tokio::test]
+async fn what_an_answer_said_before_it_broke_off_arrives() {
+    let world = world(broken_off()).await;
+    let request = "GET /fn/ns/hello HTTP/1.1\r\nhost: x\r\n\r\n";
+    let answer = raw(world.address, request).await;
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+    assert!(answer.ends_with("\r\n4\r\npart\r\n"), "cut, so not ended as a whole answer is: {answer}");
+
+    let client = Client::builder(TokioExecutor::new()).http2_only(true).build_http();
+    let mut request =
+        Request::get(format!("http://{}/fn/ns/hello", world.address)).body(String::new()).unwrap();
+    *request.version_mut() = Version::HTTP_2;
+    let mut response = client.request(request).await.unwrap();
+    assert_eq!(response.status(), 200);
+    let frame = response.body_mut().frame().await.unwrap().unwrap();
+    assert_eq!(frame.into_data().unwrap(), "part");
+    response.body_mut().frame().await.unwrap().expect_err("it is told that it was cut");
+}
+
 #[tokio::test]
 async fn trailers_pass_both_ways() {
     let world = world(echo()).await;
