@@ -121,8 +121,10 @@ pub(crate) fn fit(
     };
     let (warnings, missing) = judge(found, duplicates, validation, strict_error, cannot)?;
     if kind.custom && !missing.is_empty() {
-        let errors: Vec<_> =
-            missing.into_iter().map(|path| mayfly_api::validation::FieldError::required(path, "")).collect();
+        let errors: Vec<_> = missing
+            .iter()
+            .map(|path| mayfly_api::validation::FieldError::required(path, remedy(kind, path)))
+            .collect();
         return Err(ApiError::invalid(kind, object.name(), &errors));
     }
     let value = serde_json::Value::Object(std::mem::take(&mut object.0));
@@ -132,6 +134,18 @@ pub(crate) fn fit(
     }
     checked.map_err(cannot)?;
     Ok(warnings)
+}
+
+/// What to do about a missing field, where its path alone does not say it.
+fn remedy(kind: &Kind, path: &str) -> &'static str {
+    match (kind.plural, path) {
+        // A project's own manifest is a whole Function but for this: what is built from the project becomes it.
+        ("functions", "spec.source") => {
+            "in a project, `mayfly deploy` builds the component, uploads it and sets this; elsewhere set one of \
+             component, oci and image"
+        }
+        _ => "",
+    }
 }
 
 /// What findings mean under a field validation: an error, or warnings, and the fields that are missing.

@@ -213,6 +213,18 @@ async fn strict_validation_names_the_field() {
 }
 
 #[tokio::test]
+async fn a_function_without_a_source_is_told_how_it_gets_one() {
+    let Some(cluster) = Cluster::start().await else { return };
+    let manifest =
+        "apiVersion: mayfly.dev/v1\nkind: Function\nmetadata:\n  name: f\nspec:\n  isolation: fresh\n";
+    for apply in ["apply -f -", "apply --server-side -f -"] {
+        let error = cluster.fails(apply, manifest).await;
+        assert!(error.contains("spec.source: Required value: "), "{apply}: {error}");
+        assert!(error.contains("mayfly deploy"), "{apply}: {error}");
+    }
+}
+
+#[tokio::test]
 async fn get_prints_tables() {
     let Some(cluster) = Cluster::start().await else { return };
     for manifest in [MAP, POD, SET, &function("")] {
