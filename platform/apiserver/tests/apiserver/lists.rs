@@ -5,7 +5,7 @@ use std::time::Duration;
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use crate::support::{self, Fixture, config_map, pod};
+use crate::support::{self, Fixture, config_map, function, pod};
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const PODS: &str = "/api/v1/namespaces/default/pods";
@@ -25,8 +25,12 @@ fn names(list: &Value) -> Vec<&str> {
     list["items"].as_array().unwrap().iter().map(|item| item["metadata"]["name"].as_str().unwrap()).collect()
 }
 
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap()
+}
+
 fn version(object: &Value) -> String {
-    object["metadata"]["resourceVersion"].as_str().unwrap().to_owned()
+    text(&object["metadata"]["resourceVersion"]).to_owned()
 }
 
 #[tokio::test]
@@ -115,12 +119,132 @@ async fn tables_and_metadata() {
     assert_eq!(partial["kind"], "PartialObjectMetadataList");
     assert_eq!((names(&partial), partial["items"][0].get("data")), (vec!["a"], None));
     assert_eq!(server.get_as(MAPS, "application/json;as=Chart;v=v1").await.0, StatusCode::NOT_ACCEPTABLE);
-    for kind in ["pods", "nodes", "namespaces", "secrets", "events"] {
-        let (code, table) = server.get_as(&format!("/api/v1/{kind}"), TABLE).await;
-        let (columns, rows) =
-            (table["columnDefinitions"].as_array().unwrap().len(), table["rows"].as_array().unwrap());
-        assert_eq!(code, StatusCode::OK);
-        assert!(rows.iter().all(|row| row["cells"].as_array().unwrap().len() == columns), "{kind}: {table}");
+}
+
+/// An object of each kind that is kept: where it is made, what it says, and the cells of its line. A null stands for
+/// what differs from run to run.
+fn one_of_each() -> Vec<(&'static str, Value, Value)> {
+    let template = json!({"metadata": {"labels": {"app": "one"}},
+                          "spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "x:1"}]}});
+    let mut endless = template.clone();
+    endless["spec"]["restartPolicy"] = json!("Always");
+    let mut revision = function("one");
+    revision["kind"] = json!("Revision");
+    revision["spec"]["function"] = json!("f");
+    let source = "sha256:000000000000";
+    let named = |rest: Value| {
+        let mut object = json!({"metadata": {"name": "one"}});
+        object.as_object_mut().unwrap().extend(rest.as_object().unwrap().clone());
+        object
+    };
+    vec![
+        ("/api/v1/namespaces", named(json!({})), json!(["one", "Active", null])),
+        (
+            "/api/v1/nodes",
+            named(json!({})),
+            json!([
+                "one",
+                "Unknown",
+                "<none>",
+                null,
+                "",
+                "<none>",
+                "<none>",
+                "<unknown>",
+                "<unknown>",
+                "<unknown>"
+            ]),
+        ),
+        (
+            PODS,
+            pod("one"),
+            json!(["one", "0/1", "Pending", "0", null, "<none>", "<none>", "<none>", "<none>"]),
+        ),
+        (MAPS, config_map("one", json!({"k": "v"})), json!(["one", 1, null])),
+        (
+            "/api/v1/namespaces/default/secrets",
+            named(json!({"data": {"k": "dg=="}})),
+            json!(["one", "Opaque", 1, null]),
+        ),
+        (
+            "/api/v1/namespaces/default/events",
+            named(
+                json!({"type": "Normal", "reason": "Tested", "message": "said", "source": {"component": "c"},
+                         "involvedObject": {"kind": "Pod", "name": "p", "fieldPath": "spec"}}),
+            ),
+            json!([null, "Normal", "Tested", "pod/p", "spec", "c", "said", null, 1, "one"]),
+        ),
+        (
+            "/apis/apps/v1/namespaces/default/replicasets",
+            named(
+                json!({"spec": {"replicas": 2, "selector": {"matchLabels": {"app": "one"}}, "template": endless}}),
+            ),
+            json!(["one", 2, 0, 0, null, "c", "x:1", "app=one"]),
+        ),
+        (
+            "/apis/batch/v1/namespaces/default/jobs",
+            named(json!({"spec": {"template": template}})),
+            json!(["one", "Running", "0/1", "", null, "c", "x:1", null]),
+        ),
+        (
+            "/apis/coordination.k8s.io/v1/namespaces/default/leases",
+            named(json!({"spec": {"holderIdentity": "me"}})),
+            json!(["one", "me", null]),
+        ),
+        (
+            "/apis/mayfly.dev/v1/namespaces/default/functions",
+            function("one"),
+            json!(["one", "", "", "Unknown", 0, null, source]),
+        ),
+        (
+            "/apis/mayfly.dev/v1/namespaces/default/revisions",
+            revision,
+            json!(["one", "f", "Unknown", 0, null, source]),
+        ),
+        (
+            "/apis/mayfly.dev/v1/namespaces/default/workflows",
+            named(json!({"spec": {"definition": {"StartAt": "A", "States": {"A": {"Type": "Succeed"}}}}})),
+            json!(["one", "STANDARD", "Unknown", "<none>", null, "<none>", "<none>"]),
+        ),
+    ]
+}
+
+#[tokio::test]
+async fn every_kind_fills_its_columns() {
+    let server = Fixture::new().await;
+    let each = one_of_each();
+    for (path, object, expected) in &each {
+        let (code, created) = server.call("POST", path, object.clone()).await;
+        assert_eq!(code, StatusCode::CREATED, "{path}: {created}");
+        let (code, table) = server.get_as(path, TABLE).await;
+        assert_eq!(code, StatusCode::OK, "{path}: {table}");
+        let row =
+            table["rows"].as_array().unwrap().iter().find(|row| row["object"]["metadata"]["name"] == "one");
+        let cells = row.unwrap_or_else(|| panic!("{path}: {table}"))["cells"].as_array().unwrap();
+        let columns = table["columnDefinitions"].as_array().unwrap();
+        assert_eq!(cells.len(), columns.len(), "{path}: {table}");
+        assert_eq!(cells.len(), expected.as_array().unwrap().len(), "{path}: {table}");
+        for (at, (cell, expected)) in cells.iter().zip(expected.as_array().unwrap()).enumerate() {
+            let fits = match expected {
+                Value::Null => cell.as_str().is_some_and(|text| !text.is_empty() && !text.starts_with('<')),
+                _ => cell == expected,
+            };
+            assert!(fits, "{path}: {} is {cell}, not {expected}", columns[at]["name"]);
+        }
+    }
+    // A kind that is new has its line here, too.
+    let groups = server.get("/apis").await.1;
+    let groups = groups["groups"].as_array().unwrap().iter();
+    let groups = groups.map(|group| format!("/apis/{}", text(&group["preferredVersion"]["groupVersion"])));
+    for group in groups.chain(["/api/v1".to_owned()]) {
+        for resource in server.get(&group).await.1["resources"].as_array().unwrap() {
+            let verbs = resource["verbs"].as_array().unwrap();
+            let is_kept = ["create", "list"].iter().all(|verb| verbs.contains(&json!(verb)));
+            let ending = format!("/{}", text(&resource["name"]));
+            let has_line =
+                || each.iter().any(|(path, ..)| path.starts_with(&group) && path.ends_with(&ending));
+            assert!(!is_kept || has_line(), "no line for {group}{ending}");
+        }
     }
 }
 

@@ -1,9 +1,14 @@
 //! kubectl, the real one, on the kinds that are here.
 
-use anyhow::{Result, ensure};
+use std::{path::Path, process::Stdio};
+
+use anyhow::{Context as _, Result, bail, ensure};
 use mayfly_e2e::{Finished, Up, guest_or_skip, skipped, wait};
 use serde_json::json;
-use tokio::process::Command;
+use tokio::{
+    io::{AsyncBufReadExt as _, BufReader, Lines},
+    process::{Child, ChildStdout, Command},
+};
 
 /// kubectl with the server's kubeconfig, and a home of its own for its caches.
 pub(crate) struct Kubectl {
@@ -40,12 +45,22 @@ impl Kubectl {
     }
 
     pub(crate) async fn run(&self, arguments: &[&str]) -> Result<Finished> {
-        let output = tokio::time::timeout(wait::PATIENCE, self.command(arguments).output()).await??;
-        Ok(Finished {
-            code: output.status.code(),
-            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
-            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
-        })
+        finished(self.command(arguments)).await
+    }
+
+    /// Edits an object with a script of sed, without spaces, in place of a person.
+    pub(crate) async fn edit(&self, kind: &str, name: &str, script: &str) -> Result<Finished> {
+        let mut edit = self.command(&["edit", kind, name]);
+        // What is not accepted is left in a file, which goes with the rest.
+        edit.env("KUBE_EDITOR", format!("sed -i {script}")).env("TMPDIR", self.home.path());
+        finished(edit).await
+    }
+
+    /// Starts one that goes on by itself.
+    pub(crate) fn start(&self, arguments: &[&str]) -> Result<Running> {
+        let mut process = self.command(arguments).stdout(Stdio::piped()).spawn()?;
+        let lines = BufReader::new(process.stdout.take().context("no stdout")?).lines();
+        Ok(Running { _process: process, lines })
     }
 
     pub(crate) async fn ok(&self, arguments: &[&str]) -> Result<String> {
@@ -59,6 +74,41 @@ impl Kubectl {
         let file = self.home.path().join(name);
         std::fs::write(&file, manifest.to_string())?;
         Ok(file.to_string_lossy().into_owned())
+    }
+}
+
+async fn finished(mut command: Command) -> Result<Finished> {
+    let output = tokio::time::timeout(wait::PATIENCE, command.output()).await??;
+    Ok(Finished {
+        code: output.status.code(),
+        stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+    })
+}
+
+/// A kubectl that watches or follows until it is dropped.
+pub(crate) struct Running {
+    _process: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Running {
+    /// Reads on to a line for which this holds.
+    pub(crate) async fn line(&mut self, what: &str, holds: impl Fn(&str) -> bool) -> Result<()> {
+        let mut others = Vec::new();
+        let reading = async {
+            while let Some(line) = self.lines.next_line().await? {
+                if holds(&line) {
+                    return Ok(());
+                }
+                others.push(line);
+            }
+            bail!("kubectl ended")
+        };
+        let found = tokio::time::timeout(wait::PATIENCE, reading).await;
+        found
+            .unwrap_or_else(|late| Err(late.into()))
+            .with_context(|| format!("no line {what}, but {others:?}"))
     }
 }
 
@@ -140,7 +190,12 @@ async fn objects_are_applied_changed_patched_and_deleted() -> Result<()> {
     ensure!(kubectl.ok(&["apply", "-f", &file]).await?.contains("created"));
     ensure!(kubectl.ok(&["apply", "-f", &file]).await?.contains("unchanged"));
     kubectl.file("map.json", &map("green"))?;
-    ensure!(kubectl.ok(&["diff", "-f", &file]).await.is_err(), "diff sees no difference");
+    let diff = kubectl.run(&["diff", "-f", &file]).await?;
+    // 1 says that something differs; what is higher, that nobody knows.
+    ensure!(diff.code == Some(1), "{diff:?}");
+    for line in ["-  colour: blue", "+  colour: green"] {
+        ensure!(diff.stdout.lines().any(|shown| shown == line), "{line} is not in\n{}", diff.stdout);
+    }
     ensure!(kubectl.ok(&["apply", "-f", &file]).await?.contains("configured"));
     let colour = || kubectl.ok(&["get", "configmap", "settings", "-o", "jsonpath={.data.colour}"]);
     assert_eq!(colour().await?, "green");
@@ -193,6 +248,50 @@ async fn a_function_is_applied_edited_and_deleted_with_all_it_made() -> Result<(
     .await
 }
 
+/// The file says nothing of the source: `mayfly deploy` sets it, and an apply leaves alone what it never said.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_projects_manifest_is_applied_once_it_is_deployed() -> Result<()> {
+    // The toolchain that built the examples builds this.
+    guest_or_skip!("hello");
+    let kubectl = kubectl_or_skip!();
+    let folder = tempfile::tempdir()?;
+    let project = folder.path().join("first");
+    let mayfly = async |line: &[&str], at: &Path| -> Result<()> {
+        let ran = kubectl.up.cli().command(line)?.current_dir(at).output().await?;
+        ensure!(ran.status.success(), "{line:?}: {ran:?}");
+        Ok(())
+    };
+    mayfly(&["new", "rust", "first"], folder.path()).await?;
+    let manifest = project.join("function.yaml");
+    let file = manifest.to_string_lossy().into_owned();
+    let refused = kubectl.run(&["apply", "-f", &file]).await?;
+    ensure!(refused.code == Some(1), "{refused:?}");
+    for words in ["spec.source: Required value", "mayfly deploy"] {
+        ensure!(refused.stderr.contains(words), "{words} is not in {refused:?}");
+    }
+
+    mayfly(&["deploy"], &project).await?;
+    let get = async |path: &str| kubectl.ok(&["get", "function", "first", "-o", path]).await;
+    let source = "jsonpath={.spec.source}";
+    let deployed = get(source).await?;
+    ensure!(deployed.contains("sha256:"), "{deployed}");
+    let applied = kubectl.ok(&["apply", "-f", &file]).await?;
+    ensure!(applied.trim() == "function.mayfly.dev/first configured", "{applied}");
+    let again = kubectl.ok(&["apply", "-f", &file]).await?;
+    ensure!(again.trim() == "function.mayfly.dev/first unchanged", "{again}");
+    // Now kubectl knows what the file said before, and could take a field for removed.
+    let text = std::fs::read_to_string(&manifest)?;
+    ensure!(text.contains("timeout: 30s"), "{text}");
+    std::fs::write(&manifest, text.replace("timeout: 30s", "timeout: 20s"))?;
+    kubectl.ok(&["apply", "-f", &file]).await?;
+    kubectl.ok(&["wait", "--for=condition=Ready", "function/first", "--timeout=60s"]).await?;
+    assert_eq!(get("jsonpath={.spec.limits.timeout}").await?, "20s");
+    assert_eq!(get(source).await?, deployed);
+    let answer = kubectl.up.http().get("/fn/default/first/").await?;
+    ensure!(answer.status == 200, "{answer:?}");
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn logs_of_a_functions_pod_are_shown() -> Result<()> {
     guest_or_skip!("logger");
@@ -206,6 +305,22 @@ async fn logs_of_a_functions_pod_are_shown() -> Result<()> {
         Ok(log.contains("plain line 3 on stdout").then_some(()))
     })
     .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_log_of_a_functions_pod_is_followed() -> Result<()> {
+    guest_or_skip!("logger");
+    let kubectl = kubectl_or_skip!();
+    kubectl.up.deploy("logger", "logger", &["--min", "1"]).await?;
+    kubectl.up.wait_until_function("logger", "runs", |f| mayfly_e2e::ready_replicas(f) == 1).await?;
+    let pod = kubectl.ok(&["get", "pods", "-o", "name"]).await?;
+    let http = kubectl.up.http();
+    http.get("/fn/default/logger/?lines=1").await?;
+    let mut log = kubectl.start(&["logs", pod.trim(), "--follow"])?;
+    log.line("of the call before", |line| line == "plain line 1 on stdout").await?;
+    // It is there now, so that this call is enough.
+    http.get("/fn/default/logger/?lines=7").await?;
+    log.line("of the call after", |line| line == "plain line 7 on stdout").await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -245,22 +360,9 @@ async fn a_job_runs_to_its_end_in_a_pod() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_watch_sees_changes() -> Result<()> {
     let kubectl = kubectl_or_skip!();
-    let mut watch = kubectl.command(&["get", "configmaps", "--watch", "-o", "name"]);
-    let mut watch = watch.stdout(std::process::Stdio::piped()).spawn()?;
-    let stdout = watch.stdout.take().ok_or_else(|| anyhow::anyhow!("no stdout"))?;
-    let seen = tokio::spawn(async move {
-        let mut lines = tokio::io::AsyncBufReadExt::lines(tokio::io::BufReader::new(stdout));
-        while let Some(line) = lines.next_line().await? {
-            if line.contains("seen") {
-                return Ok(());
-            }
-        }
-        anyhow::bail!("the watch ended")
-    });
+    let mut watch = kubectl.start(&["get", "configmaps", "--watch", "-o", "name"])?;
     kubectl.ok(&["create", "configmap", "seen", "--from-literal=a=b"]).await?;
-    tokio::time::timeout(wait::PATIENCE, seen).await???;
-    watch.kill().await?;
-    Ok(())
+    watch.line("of what was made", |line| line == "configmap/seen").await
 }
 
 #[tokio::test(flavor = "multi_thread")]
