@@ -7,11 +7,13 @@ use std::{
 
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
-use http_body_util::{BodyExt as _, Empty};
+use http_body::Frame;
+use http_body_util::{BodyExt as _, Empty, StreamBody};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use mayfly_gateway::{Code, Config};
+use mayfly_gateway::{Code, Config, Refusal};
+use mayfly_runtime::BodyError;
 use serde_json::{Value, json};
-use tokio::{net::TcpStream, sync::Semaphore, task::JoinSet};
+use tokio::{net::TcpStream, sync::Semaphore, task::JoinSet, time::Instant};
 
 use crate::support::{
     FakeApi, World, config, eventually,
@@ -102,7 +104,7 @@ async fn a_full_queue_refuses_with_retry_after() {
         }
     }
     let (parts, body) = world.request("/fn/ns/hello/", &[]).await;
-    assert_eq!(parts.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(parts.status, StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(parts.headers["retry-after"], "1");
     assert!(body.contains("\"queue_full\"") && body.contains("2 requests wait"), "{body}");
     turns.add_permits(3);
@@ -115,17 +117,59 @@ async fn a_full_queue_refuses_with_retry_after() {
 async fn whoever_gets_no_turn_in_time_is_told_so() {
     let api = FakeApi::default();
     api.function("hello", narrow("200ms"));
-    let host = ScriptedHost::new(|_, _| std::future::pending());
-    let world = World::with(api, config(), Arc::default(), Some(host)).await;
-    let (first, second) = tokio::join!(world.request("/fn/ns/hello", &[]), async {
-        eventually(|| async { gauge(&world, "running", 1) }).await;
-        // Less time than the first has left would not be in the queue at all; it has as much, and a bit.
-        world.request("/fn/ns/hello", &[]).await
+    // An answer without an end has its turn for as long as somebody holds it, whatever time it had.
+    let host = ScriptedHost::new(|_, _| async {
+        let endless = futures::stream::pending::<Result<Frame<Bytes>, BodyError>>();
+        Ok(Response::new(StreamBody::new(endless).boxed_unsync()))
     });
-    assert_eq!(first.0.status, StatusCode::GATEWAY_TIMEOUT, "{}", first.1);
-    // The first one's end gives the second a turn with too little time left, or none.
-    let second_code = serde_json::from_str::<Value>(&second.1).unwrap()["error"]["code"].clone();
-    assert!(second_code == "queue_timeout" || second_code == "timed_out", "{second_code}");
+    let world = World::with(api, config(), Arc::default(), Some(host)).await;
+    let request = Request::get("/").body(text("")).unwrap();
+    let held = world.handle.call("ns", "hello", request).await.unwrap();
+    assert!(gauge(&world, "running", 1));
+    let (parts, body) = world.request("/fn/ns/hello", &[]).await;
+    assert_eq!(parts.status, StatusCode::SERVICE_UNAVAILABLE, "{body}");
+    assert_eq!(parts.headers["retry-after"], "1");
+    let body: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!(body["error"]["code"], "queue_timeout");
+    assert!(body["error"]["message"].as_str().unwrap().contains("no turn came"), "{body}");
+    assert!(world.metrics().contains("mayfly_gateway_refusals_total{code=\"queue_timeout\"} 1\n"));
+    assert!(waiting(&world, 0));
+    drop(held);
+    assert!(gauge(&world, "running", 0));
+}
+
+/// As soon as it is known, not when the time is over.
+#[tokio::test(start_paused = true)]
+async fn whoever_would_be_too_late_is_told_before() {
+    let api = FakeApi::default();
+    api.function("hello", narrow("250ms"));
+    let world = World::new(api, Duration::from_millis(100)).await;
+    // From now on it is known what an answer takes.
+    assert_eq!(ask(&world, "/".into()).await, Ok(()));
+    let started = Instant::now();
+    let asking: Vec<_> = (0..3)
+        .map(|_| {
+            let handle = world.handle.clone();
+            tokio::spawn(async move {
+                let request = Request::get("/").body(text("")).unwrap();
+                handle.call("ns", "hello", request).await?.into_body().collect().await.unwrap();
+                Ok::<_, Refusal>(())
+            })
+        })
+        .collect();
+    let mut outcomes = Vec::new();
+    for asking in asking {
+        outcomes.push(asking.await.unwrap());
+    }
+    // The third one's turn would come after 200 ms, and its answer after 300.
+    let took = started.elapsed();
+    assert!((Duration::from_millis(200)..Duration::from_millis(250)).contains(&took), "{took:?}");
+    let refusal = outcomes.pop().unwrap().unwrap_err();
+    assert_eq!(outcomes, [Ok(()), Ok(())]);
+    assert_eq!((refusal.code, refusal.retry_after), (Code::QueueTimeout, Some(Duration::from_secs(1))));
+    let response = refusal.into_response("id");
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(response.headers()["retry-after"], "1");
 }
 
 #[tokio::test]

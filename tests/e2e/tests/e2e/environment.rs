@@ -1,8 +1,16 @@
 //! What a function is given and what it is kept from: values, and the world outside.
 
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
 use anyhow::{Result, ensure};
 use base64::Engine as _;
-use mayfly_e2e::{Up, guest_or_skip, wait};
+use mayfly_e2e::{Up, guest_or_skip, skipped, test_name, wait};
 use serde_json::json;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -103,39 +111,101 @@ async fn a_secret_that_goes_takes_nothing_from_who_has_it() -> Result<()> {
     Ok(())
 }
 
+/// The function asks for a URL and is denied, which it tells its caller, and the host its log.
+async fn denied(up: &Up, url: &str, why: &str) -> Result<()> {
+    let answer = up.http().get(&format!("/fn/default/proxy/?url={url}")).await?;
+    let error = answer.json()?;
+    ensure!(answer.status == 502 && error["errorType"] == "Denied", "{url}: {answer:?}");
+    let message = error["errorMessage"].as_str().unwrap_or_default();
+    ensure!(message.contains("list it under spec.egress"), "{url}: {answer:?}");
+    wait::until(&format!("the log tells that {url} was denied: {why}"), || async {
+        let log = up.cli().ok(&["logs", "proxy"]).await?;
+        Ok(log.contains(&format!("request to {url} denied: {why}")).then_some(()))
+    })
+    .await
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn outbound_calls_are_denied_unless_listed() -> Result<()> {
     guest_or_skip!("proxy");
-    let upstream = upstream().await?;
+    let upstream = Upstream::start().await?;
     let up = Up::start().await?;
     up.deploy("proxy", "proxy", &[]).await?;
-    let path = format!("/fn/default/proxy/?url=http://{upstream}/");
-    let denied = up.http().get(&path).await?;
-    assert_eq!(denied.status, 502, "{denied:?}");
-    up.deploy("proxy", "proxy", &["--egress", &format!("http://{upstream}")]).await?;
+    let url = format!("http://{}/", upstream.address);
+    denied(&up, &url, "not listed in spec.egress").await?;
+    assert_eq!(upstream.connections(), 0);
+    up.deploy("proxy", "proxy", &["--egress", &format!("http://{}", upstream.address)]).await?;
     wait::until("the listed destination is allowed", || async {
-        let answer = up.http().get(&path).await?;
+        let answer = up.http().get(&format!("/fn/default/proxy/?url={url}")).await?;
         Ok((answer.status == 200 && answer.text() == "from upstream").then_some(()))
     })
     .await?;
-    // A name that leads to a private address is not the name's owner's to allow.
-    let by_name = format!("http://localhost:{}", upstream.port());
-    let denied = up.http().get(&format!("/fn/default/proxy/?url={by_name}/")).await?;
-    assert_eq!(denied.status, 502, "{denied:?}");
+    let allowed = upstream.connections();
+    // An address that is listed is no leave for the names that lead to it.
+    let by_name = format!("http://localhost:{}/", upstream.address.port());
+    denied(&up, &by_name, "not listed in spec.egress").await?;
+    assert_eq!(upstream.connections(), allowed);
     Ok(())
 }
 
+/// A name that leads to a private address is not the name's owner's to allow.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_listed_name_does_not_lead_to_private_addresses() -> Result<()> {
+    guest_or_skip!("proxy");
+    let upstream = Upstream::start().await?;
+    let port = upstream.address.port();
+    // This machine's own name, which leads to one of its own addresses. `localhost` is listed as an address is.
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname")?.trim().to_ascii_lowercase();
+    let is_listable = |letter: u8| letter.is_ascii_alphanumeric() || b"-.".contains(&letter);
+    let found = tokio::net::lookup_host((name.as_str(), port)).await;
+    let addresses: Vec<_> = found.into_iter().flatten().map(|address| address.ip()).collect();
+    let leads_inside = !addresses.is_empty() && addresses.iter().all(is_private);
+    if name == "localhost" || !name.bytes().all(is_listable) || !leads_inside {
+        let reason = format!("no name that leads to private addresses: {name:?} leads to {addresses:?}");
+        skipped(test_name!(), &reason);
+        return Ok(());
+    }
+    let up = Up::start().await?;
+    up.deploy("proxy", "proxy", &["--egress", &format!("http://{name}:{port}")]).await?;
+    let why = "it has no public address; private ones must be listed themselves";
+    denied(&up, &format!("http://{name}:{port}/"), why).await?;
+    assert_eq!(upstream.connections(), 0);
+    Ok(())
+}
+
+fn is_private(address: &IpAddr) -> bool {
+    match address {
+        IpAddr::V4(v4) => v4.is_loopback() || v4.is_private() || v4.is_link_local(),
+        IpAddr::V6(v6) => v6.is_loopback() || v6.is_unique_local() || v6.is_unicast_link_local(),
+    }
+}
+
 /// A server that answers every connection's first request with the same words.
-async fn upstream() -> Result<std::net::SocketAddr> {
-    let listener = TcpListener::bind("127.0.0.1:0").await?;
-    let address = listener.local_addr()?;
-    tokio::spawn(async move {
-        while let Ok((mut socket, _)) = listener.accept().await {
-            let mut request = [0; 4096];
-            let _ = socket.read(&mut request).await;
-            let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 13\r\nconnection: close\r\n\r\nfrom upstream";
-            let _ = socket.write_all(answer).await;
-        }
-    });
-    Ok(address)
+struct Upstream {
+    address: SocketAddr,
+    connections: Arc<AtomicUsize>,
+}
+
+impl Upstream {
+    async fn start() -> Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let address = listener.local_addr()?;
+        let connections = Arc::new(AtomicUsize::new(0));
+        let connecting = connections.clone();
+        tokio::spawn(async move {
+            while let Ok((mut socket, _)) = listener.accept().await {
+                connecting.fetch_add(1, Ordering::SeqCst);
+                let mut request = [0; 4096];
+                let _ = socket.read(&mut request).await;
+                let answer =
+                    b"HTTP/1.1 200 OK\r\ncontent-length: 13\r\nconnection: close\r\n\r\nfrom upstream";
+                let _ = socket.write_all(answer).await;
+            }
+        });
+        Ok(Self { address, connections })
+    }
+
+    fn connections(&self) -> usize {
+        self.connections.load(Ordering::SeqCst)
+    }
 }

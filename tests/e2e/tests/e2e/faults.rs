@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use mayfly_e2e::{Start, Up, skipped, test_name, wait::until};
+use mayfly_e2e::{Start, Up, guest_or_skip, ready_replicas, skipped, test_name, wait::until};
 use serde_json::{Value, json};
 
 use crate::workflows::{call, create, ended, start};
@@ -74,6 +74,42 @@ async fn a_sync_that_fails_stops_the_writing_and_turns_the_health_red() -> Resul
     ensure!(up.admin().get("/healthz").await?.status == 200);
     ensure!(api.post(CONFIG_MAPS, &config_map("lost")).await?.status == 201);
     up.stop().await
+}
+
+/// What cannot be written is no reason to answer nobody: not even to be brought back to memory takes a write.
+#[tokio::test(flavor = "multi_thread")]
+async fn functions_answer_warm_and_asleep_when_nothing_can_be_written() -> Result<()> {
+    guest_or_skip!("hello");
+    guest_or_skip!("counter");
+    let folder = tempfile::tempdir()?;
+    let Some(up) = failing(test_name!(), folder.path(), "mayfly.db-wal").await? else { return Ok(()) };
+    let (api, http) = (up.api()?, up.http());
+    up.deploy("hello", "warm", &["--min", "1"]).await?;
+    up.wait_until_function("warm", "has a replica", |function| ready_replicas(function) == 1).await?;
+    let warm = http.get("/fn/default/warm/").await?;
+    ensure!(warm.status == 200, "{warm:?}");
+    up.deploy("counter", "asleep", &["--idle-after", "1s"]).await?;
+    until("it has a replica", async || {
+        // Called each time, so that it is not idle again before its replica was seen.
+        ensure!(http.get("/fn/default/asleep/").await?.status == 200);
+        let function = api.get("/apis/mayfly.dev/v1/namespaces/default/functions/asleep").await?.body;
+        Ok((ready_replicas(&function) == 1).then_some(()))
+    })
+    .await?;
+    up.wait_until_function("asleep", "sleeps", |function| ready_replicas(function) == 0).await?;
+
+    std::fs::write(folder.path().join("order"), "")?;
+    let told = api.post(CONFIG_MAPS, &config_map("lost")).await?;
+    ensure!(told.status >= 500 && told.message().contains("until the next start"), "{told:?}");
+    ensure!(!folder.path().join("order").exists(), "no sync failed");
+    ensure!(up.admin().get("/readyz").await?.status == 503);
+    let answer = http.get("/fn/default/warm/").await?;
+    ensure!(answer.status == 200 && answer.text() == "Hello from Mayfly!\n", "{answer:?}");
+    ensure!(answer.header("mayfly-cold").is_empty(), "it was warm: {answer:?}");
+    let answer = http.get("/fn/default/asleep/").await?;
+    ensure!(answer.status == 200 && answer.text() == "1\n", "{answer:?}");
+    ensure!(answer.header("mayfly-cold") == "true", "it did not sleep: {answer:?}");
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -4,7 +4,7 @@ use std::{path::Path, process::Stdio};
 
 use anyhow::{Context, Result, ensure};
 use mayfly_e2e::{Up, guest_or_skip, wait};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
     net::TcpStream,
@@ -109,7 +109,7 @@ async fn logs_are_shown_and_followed() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_new_project_is_built_deployed_and_called_anywhere() -> Result<()> {
+async fn new_functions_are_built_deployed_and_called_anywhere() -> Result<()> {
     // The toolchain that built the examples builds this.
     guest_or_skip!("hello");
     let up = Up::start().await?;
@@ -130,7 +130,28 @@ async fn a_new_project_is_built_deployed_and_called_anywhere() -> Result<()> {
     ensure!(deployed.status.success(), "{deployed:?}");
     let answer = up.http().get("/fn/default/first/").await?;
     assert_eq!(answer.status, 200, "{answer:?}");
+    a_new_function_of_events_takes_one(&up, folder.path(), &project.join("target")).await?;
     every_save_is_deployed(&up, &project, &answer.text()).await
+}
+
+/// `built` has the dependencies that both templates have, so that they need not be compiled twice.
+async fn a_new_function_of_events_takes_one(up: &Up, folder: &Path, built: &Path) -> Result<()> {
+    let mut new = up.cli().command(&["new", "rust-event", "second"])?;
+    let made = new.current_dir(folder).output().await?;
+    ensure!(made.status.success(), "{made:?}");
+    let mut deploy = up.cli().command(&["deploy"])?;
+    let deploy = deploy.current_dir(folder.join("second")).env("CARGO_TARGET_DIR", built);
+    let deployed = deploy.output().await?;
+    ensure!(deployed.status.success(), "{deployed:?}");
+    let said = up.cli().ok(&["invoke", "second", "-d", r#"{"name":"Ada"}"#]).await?;
+    assert_eq!(serde_json::from_str::<Value>(&said)?, json!({"message": "Hello, Ada!"}));
+    let refused = up.cli().run(&["invoke", "second", "-d", r#"{"name":""}"#]).await?;
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    ensure!(
+        refused.stderr.contains("NoName") && refused.stderr.contains("an event needs a name"),
+        "{refused:?}"
+    );
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
