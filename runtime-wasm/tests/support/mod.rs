@@ -134,7 +134,7 @@ pub(crate) fn guest(name: &str) -> Option<Vec<u8>> {
 #[macro_export]
 macro_rules! guest {
     ($name:expr) => {
-        match support::guest($name) {
+        match $crate::support::guest($name) {
             Some(component) => component,
             None => return,
         }

@@ -1,7 +1,6 @@
 //! The garbage collector against the real API (after upstream's `test/integration/garbagecollector`).
 
-mod support;
-
+use crate::support::{Cluster, key, stays, until};
 use kube::{
     Api, Resource, ResourceExt as _,
     api::{DeleteParams, Patch, PatchParams, PostParams},
@@ -11,7 +10,6 @@ use mayfly_api::k8s::{
     apimachinery::pkg::apis::meta::v1::OwnerReference,
 };
 use serde_json::{Value, json};
-use support::{Cluster, key, stays, until};
 
 async fn collecting() -> Cluster {
     let cluster = Cluster::quiet().await;

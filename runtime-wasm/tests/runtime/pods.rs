@@ -1,21 +1,19 @@
 //! Pods, as the kubelet starts them.
 
-mod support;
-
 use std::{
     collections::BTreeMap,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     time::Duration,
 };
 
+use crate::support::{
+    text::{command, handler},
+    *,
+};
 use mayfly_api::{Digest, ObjectKey, function::Isolation, wellknown};
 use mayfly_runtime::{
     ContainerFiles, ContainerId, ContainerSpec, ContainerState, FunctionHost as _, Mount, PodUid,
     Runtime as _, RuntimeError, SandboxSpec, Usage,
-};
-use support::{
-    text::{command, handler},
-    *,
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 

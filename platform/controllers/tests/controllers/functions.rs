@@ -1,27 +1,26 @@
 //! From a Function to a running pod and back, through every part of the control plane.
 
-mod support;
-
 use std::{
     sync::{Arc, Mutex},
     time::Duration,
 };
 
+use crate::support::{COMPONENT, Cluster, is_ready, key, stays, until};
 use kube::{
     Api, ResourceExt as _,
     api::{DeleteParams, Patch, PatchParams},
 };
 use mayfly_api::{
-    Function, Revision,
+    Digest, Function, Revision,
     k8s::{
         api::{apps::v1::ReplicaSet, core::v1::Event},
         apimachinery::pkg::apis::meta::v1::Condition,
     },
     wellknown,
 };
-use mayfly_controllers::Routes;
+use mayfly_artifacts::EngineHash;
+use mayfly_controllers::{ArtifactsConfig, Routes};
 use serde_json::{Value, json};
-use support::{Cluster, is_ready, key, stays, until};
 use tokio::sync::watch;
 
 fn ready_condition(function: &Function) -> Option<Condition> {
@@ -157,7 +156,7 @@ async fn each_change_makes_a_revision_and_numbers_never_come_back() {
 #[tokio::test]
 async fn says_what_is_in_the_way_and_recovers() {
     let cluster = Cluster::start().await;
-    let digest = mayfly_api::Digest::of(&[support::COMPONENT, b"late"].concat());
+    let digest = Digest::of(&[COMPONENT, b"late"].concat());
     cluster.function("late", json!({"source": {"component": digest}})).await;
     until_reason(&cluster, "late", "ComponentMissing").await;
     let condition = ready_condition(&cluster.functions().get(&key("late")).unwrap()).unwrap();
@@ -256,4 +255,53 @@ async fn a_component_outlives_the_last_that_named_it() {
         }
     };
     tokio::time::timeout(Duration::from_secs(20), renewed).await.expect("its age starts anew");
+}
+
+/// Waits until `what` holds of files, which nobody tells of.
+async fn until_on_disk(why: &str, what: impl Fn() -> bool) {
+    let looking = async {
+        while !what() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let looked = tokio::time::timeout(Duration::from_secs(20), looking).await;
+    assert!(looked.is_ok(), "it never happened: {why}");
+}
+
+#[tokio::test]
+async fn a_component_that_nobody_names_is_removed_with_what_was_made_from_it() {
+    let mut cluster = Cluster::quiet().await;
+    // Seen, it goes: so everything is named before anybody looks.
+    cluster.config.artifacts = ArtifactsConfig { every: Duration::from_millis(20), grace: Duration::ZERO };
+    let engine: EngineHash = "an-engine".parse().unwrap();
+    let mut digests = Vec::new();
+    for text in ["first", "second", "kept", "never-named"] {
+        let digest = cluster.upload(text).await;
+        cluster.artifacts.put_derived(&digest, &engine, text.as_bytes().to_vec()).await.unwrap();
+        digests.push(digest);
+    }
+    let [first, second, kept, never_named] = digests[..] else { unreachable!("four were uploaded") };
+    for (name, digest) in [("first", first), ("second", second), ("kept", kept)] {
+        cluster.function(name, json!({"source": {"component": digest}})).await;
+    }
+    let artifacts = cluster.artifacts.clone();
+    // The content, and what was made from it.
+    let files = |digest: &Digest| {
+        (artifacts.path(digest).is_some(), artifacts.derived_path(digest, &engine).is_some())
+    };
+    cluster.run_controllers();
+    cluster.run_node();
+    cluster.run_compiler();
+    until_on_disk("what was never named is gone", || files(&never_named) == (false, false)).await;
+    for name in ["first", "second", "kept"] {
+        until_reason(&cluster, name, "Ready").await;
+    }
+    // One after the other: whoever removed the second has looked at the others again since the first.
+    for (name, digest) in [("first", first), ("second", second)] {
+        assert_eq!(files(&digest), (true, true), "{name} is still named");
+        cluster.api::<Function>().delete(name, &DeleteParams::background()).await.unwrap();
+        until_on_disk("what nobody names any more is gone", || files(&digest) == (false, false)).await;
+    }
+    assert_eq!(files(&kept), (true, true));
+    assert_eq!(reason(&cluster, "kept").as_deref(), Some("Ready"));
 }

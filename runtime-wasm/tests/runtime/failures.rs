@@ -1,16 +1,14 @@
 //! Guests that do not answer as they should: each ends with its own error, in its time, and leaves the
 //! others alone. The components are text, so that no toolchain is needed.
 
-mod support;
-
 use std::time::{Duration, Instant};
 
-use mayfly_api::{Digest, function::Isolation};
-use mayfly_runtime::{CallError, FunctionHost as _};
-use support::{
+use crate::support::{
     text::{TEXT_AT, handler},
     *,
 };
+use mayfly_api::{Digest, function::Isolation};
+use mayfly_runtime::{CallError, FunctionHost as _};
 
 const ANSWERS: &str = r#"(func (export "handle") (param i32 i32) (call $answer (local.get 1)))"#;
 const SPINS: &str = r#"(func (export "handle") (param i32 i32) (loop $again (br $again)))"#;

@@ -1,13 +1,11 @@
 //! No instance reads what another wrote. Each guest looks through all of its memory, its tables and its
 //! globals, traps if anything is not as at the start, and then fills all of it.
 
-mod support;
-
 use std::sync::Arc;
 
+use crate::support::{text::handler, *};
 use mayfly_runtime::{CallError, FunctionHost as _, HostedFunction};
 use mayfly_runtime_wasm::{Config, config::Wipe};
-use support::{text::handler, *};
 
 /// `pages` at the start and as many as it gets later; `data` bytes of it come from the component. It
 /// returns without an answer when all was clean.

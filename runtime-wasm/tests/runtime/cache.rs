@@ -1,10 +1,8 @@
 //! Components on the disk and in memory.
 
-mod support;
-
+use crate::support::{text::handler, *};
 use mayfly_runtime::{CallError, FunctionHost as _};
 use mayfly_runtime_wasm::Config;
-use support::{text::handler, *};
 
 const ANSWERS: &str = r#"(func (export "handle") (param i32 i32) (call $answer (local.get 1)))"#;
 

@@ -1,16 +1,14 @@
 //! The replica controller against the real API.
 
-mod support;
-
 use std::sync::Arc;
 
+use crate::support::{Cluster, is_ready, key, stays, until};
 use kube::{
     Resource as _, ResourceExt as _,
     api::{DeleteParams, Patch, PatchParams, PropagationPolicy},
 };
 use mayfly_api::k8s::api::{apps::v1::ReplicaSet, core::v1::Pod};
 use serde_json::{Value, json};
-use support::{Cluster, is_ready, key, stays, until};
 
 fn set(name: &str, replicas: i32) -> Value {
     json!({"metadata": {"name": name}, "spec": {

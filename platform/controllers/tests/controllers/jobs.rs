@@ -1,9 +1,8 @@
 //! The job controller against the real API, on a node whose containers end as they are told.
 
-mod support;
-
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
+use crate::support::{Cluster, is_ready, key, stays, until};
 use kube::{
     ResourceExt as _,
     api::{DeleteParams, Patch, PatchParams},
@@ -15,7 +14,6 @@ use mayfly_api::{
 use mayfly_kubelet::JobFiles;
 use mayfly_runtime::{Runtime as _, simulated::ANNOTATION_EXIT_CODE};
 use serde_json::{Value, json};
-use support::{Cluster, key, stays, until};
 
 /// A Job whose containers exit with this code as soon as they run; with none, they run on.
 fn job(name: &str, exit_code: Option<i32>, spec: Value) -> Value {
@@ -108,7 +106,7 @@ async fn a_deleted_job_and_a_suspended_one_let_their_pods_go() {
     cluster.create::<Job>(job("rests", None, json!({"parallelism": 2, "completions": 2}))).await;
     let running = |prefix: &str| {
         let pods = cluster.pods_of(prefix);
-        pods.iter().filter(|pod| support::is_ready(pod)).count()
+        pods.iter().filter(|pod| is_ready(pod)).count()
     };
     until(&cluster.pods(), "all run", || running("gone-") == 3 && running("rests-") == 2).await;
     let suspend = Patch::Merge(json!({"spec": {"suspend": true}}));

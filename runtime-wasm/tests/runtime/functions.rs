@@ -1,9 +1,8 @@
 //! Functions of the examples, called as the gateway calls them.
 
-mod support;
-
 use std::time::{Duration, Instant};
 
+use crate::support::*;
 use bytes::Bytes;
 use futures::SinkExt as _;
 use http::Request;
@@ -12,7 +11,6 @@ use http_body_util::{BodyExt as _, StreamBody};
 use mayfly_api::function::Isolation;
 use mayfly_runtime::{BodyError, CallError, FunctionHost as _, Timings};
 use mayfly_runtime_wasm::Config;
-use support::*;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn hello_answers_cold_and_warm() {

@@ -1,0 +1,7 @@
+//! The controllers against the real API. One program: compiling the API takes longer than most tests.
+
+mod functions;
+mod garbage;
+mod jobs;
+mod replica_sets;
+mod support;

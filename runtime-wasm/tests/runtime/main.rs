@@ -1,0 +1,12 @@
+//! The host as the gateway and the kubelet use it. One program: linking the engine takes longer than most tests.
+
+#[macro_use]
+#[path = "../support/mod.rs"]
+mod support;
+
+mod cache;
+mod failures;
+mod functions;
+mod outbound;
+mod pods;
+mod wipe;
