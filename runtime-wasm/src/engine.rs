@@ -76,16 +76,11 @@ pub(crate) struct Engines {
 
 impl Engines {
     pub(crate) fn new(config: Arc<Config>, memory_bytes: u64) -> Self {
-        let slots_max = config.instances_max.unwrap_or_else(|| {
-            let fitting = memory_bytes / config::INSTANCE_BYTES_EXPECTED;
-            u32::try_from(fitting)
-                .unwrap_or(config::INSTANCES_MAX)
-                .clamp(config::INSTANCES_MIN, config::INSTANCES_MAX)
-        });
+        let slots_max = config.instances_max.unwrap_or_else(|| instances_fitting(memory_bytes)) as usize;
         Self {
             config,
-            slots: Arc::new(Semaphore::new(slots_max as usize)),
-            slots_max: slots_max as usize,
+            slots: Arc::new(Semaphore::new(slots_max)),
+            slots_max,
             slots_lost: AtomicUsize::new(0),
             pools: OnceLock::new(),
             sync: OnceLock::new(),
@@ -158,6 +153,13 @@ impl Engines {
     }
 }
 
+/// How many instances a machine with so much memory has slots for, where nobody says.
+fn instances_fitting(memory_bytes: u64) -> u32 {
+    let fitting = memory_bytes / config::INSTANCE_BYTES_EXPECTED;
+    // More than a number of instances can say is more than the most there are.
+    u32::try_from(fitting).unwrap_or(u32::MAX).clamp(config::INSTANCES_MIN, config::INSTANCES_MAX)
+}
+
 /// All that compiled code depends on: the compiler, wherever it runs, must have the settings of the engine that
 /// runs what it made.
 pub(crate) fn settings(flavour: Flavour, linear_memory_bytes_max: u64) -> wasmtime::Config {
@@ -211,5 +213,40 @@ impl Ticker {
 impl Drop for Ticker {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_are_counted_by_memory_between_the_fewest_and_the_most() {
+        for (memory_bytes, expect) in [
+            (0, 64),
+            (64 << 20, 64),
+            // 8 MiB for each: the last of the small machines, and the first where memory decides.
+            (512 << 20, 64),
+            ((520 << 20) - 1, 64),
+            (520 << 20, 65),
+            (4 << 30, 512),
+            (16_000 << 20, 2000),
+            (16_008 << 20, 2000),
+            (1 << 40, 2000),
+            // Not to be counted in 32 bits.
+            (u64::MAX, 2000),
+        ] {
+            assert_eq!(instances_fitting(memory_bytes), expect, "{memory_bytes} bytes");
+        }
+    }
+
+    #[test]
+    fn what_an_operator_says_counts_more_than_memory() {
+        for (instances_max, expect) in [(None, 512), (Some(3), 3), (Some(5000), 5000)] {
+            let config = Config { instances_max, ..Config::default() };
+            let engines = Engines::new(Arc::new(config), 4 << 30);
+            assert_eq!((engines.slots_max, engines.slots.available_permits()), (expect, expect));
+            assert_eq!(engines.instances(), 0);
+        }
     }
 }

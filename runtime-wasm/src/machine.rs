@@ -1,4 +1,4 @@
-//! What the machine allows: memory, whether pages can be swapped out.
+//! What the machine allows this process: its memory.
 
 use std::{fs, path::Path};
 
