@@ -143,7 +143,9 @@ impl Inner {
                 return Err(upload_error(error));
             }
         };
-        let about = if any { Value::Null } else { self.inspect(&digest, stored.existed).await? };
+        // By the clock of the files, which is what it is compared with.
+        let stored_at = Timestamp::now();
+        let about = if any { Value::Null } else { self.inspect(&digest, stored.existed, stored_at).await? };
         let code = if stored.existed { StatusCode::OK } else { StatusCode::CREATED };
         Ok(json_value(
             code,
@@ -152,8 +154,8 @@ impl Inner {
     }
 
     /// Looks at a stored content; what is no component is removed again, unless it `existed`: another one may
-    /// have put it there for a job to read.
-    async fn inspect(&self, digest: &Digest, existed: bool) -> Result<Value, ApiError> {
+    /// have put it there for a job to read. Nor does it go when somebody was told after `stored_at` that it is there.
+    async fn inspect(&self, digest: &Digest, existed: bool, stored_at: Timestamp) -> Result<Value, ApiError> {
         let Some(path) = self.artifacts.path(digest) else { return Err(no_artifact(digest)) };
         let inspector = Arc::clone(&self.inspector);
         match tokio::task::spawn_blocking(move || inspector(&path)).await.map_err(ApiError::internal)? {
@@ -161,7 +163,7 @@ impl Inner {
             Err(why) => {
                 // What is named already, as what it is, stays.
                 if !existed
-                    && let Err(error) = self.remove_unnamed(digest, Timestamp::MAX).await
+                    && let Err(error) = self.remove_unnamed(digest, stored_at).await
                     && error.code >= 500
                 {
                     return Err(error);

@@ -1,4 +1,4 @@
-//! The area as a whole: opening, finding, listing, removing.
+//! The area as a whole: opening, finding, listing.
 
 use std::{
     fs, io,

@@ -1,8 +1,10 @@
 //! Removing a content in two steps, so that whoever begins to name it meanwhile can still be heard.
 //!
 //! Who asks "does anybody name it?" and then removes it, removes what was named in between. So it is set aside first:
-//! from then on nobody finds it, and uploads it anew rather than naming it; what is named then was named before, and a
-//! second look sees it.
+//! from then on nobody finds it, and uploads it anew rather than naming it; a second look sees who named it before. Who
+//! was told that it is there, and names it after the second look only, is heard where `seen` says when the wish to
+//! remove it arose: being told renews it ([`Artifacts::renew`]). Where a person removes it whatever its age, that one
+//! finds it missing.
 
 use std::{
     fs, io,
@@ -71,7 +73,7 @@ impl Drop for SetAside {
         }
         let _guard = self.artifacts.changes.lock();
         if let Err(error) = self.artifacts.put_back_now(&self.path, &self.digest) {
-            tracing::warn!(digest = %self.digest, %error, "could not put an artifact back; the next start does");
+            tracing::warn!(digest = %self.digest, %error, "could not put an artifact back, or make it young; the next start does");
         }
     }
 }

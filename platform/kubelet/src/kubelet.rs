@@ -28,7 +28,7 @@ use crate::{
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// How often to look at what jobs leave on the disk.
 const WEIGH_EVERY: Duration = Duration::from_secs(2);
-/// How often to look for sandboxes without a pod.
+/// How often to look for what is left of pods that are gone.
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
 
 /// What a node is told.
@@ -241,7 +241,7 @@ async fn watch_outputs(worker: &Worker, queue: &WorkQueue<ObjectKey>, stop: &Can
     }
 }
 
-/// Removes sandboxes of pods that the API does not know (any more): what a kubelet that was away missed.
+/// Removes what is left of pods that the API does not know (any more), which a kubelet that was away missed.
 async fn sweep(worker: &Worker, stop: &CancellationToken) {
     loop {
         worker.remove_strangers().await;

@@ -24,16 +24,17 @@ use super::{
 use crate::job;
 
 impl Worker {
-    /// Waits until the pod has to be gone earlier than `ends`; gives the new grace, and when that ends.
-    async fn hurried(&self, pod: &Pod, ends: Option<Timestamp>) -> (Duration, Option<Timestamp>) {
+    /// Waits until the pod is given fewer than `seconds` to end; gives what is left of them, and how many they were.
+    /// (When they end is a time of the wall clock, which two deletions may have read before and after a step.)
+    async fn hurried(&self, pod: &Pod, seconds: Option<i64>) -> (Duration, Option<i64>) {
         let key = ObjectKey::of(pod);
         let mut deletions = self.deletions.subscribe();
         loop {
             let known = self.pods.get(&key).filter(|known| known.metadata.uid == pod.metadata.uid);
             let Some(known) = known else { return (Duration::ZERO, None) };
-            let now_ends = known.metadata.deletion_timestamp.as_ref().map(|time| time.0);
-            if now_ends < ends {
-                return (grace(&known, Timestamp::now()), now_ends);
+            let now = known.metadata.deletion_grace_period_seconds;
+            if now < seconds {
+                return (grace(&known, Timestamp::now()), now);
             }
             // The sender lives in `self`.
             let _ = deletions.changed().await;
@@ -43,13 +44,13 @@ impl Worker {
     /// Ends what runs, within the grace or less if somebody hurries.
     async fn stop_gracefully(&self, pod: &Pod, local: &LocalPod, runtime: &dyn Runtime, grace: Duration) {
         let mut grace = grace;
-        let mut ends = pod.metadata.deletion_timestamp.as_ref().map(|time| time.0);
+        let mut seconds = pod.metadata.deletion_grace_period_seconds;
         loop {
             tokio::select! {
                 biased;
                 () = self.stop_all(local, runtime, grace) => return,
-                hurried = self.hurried(pod, ends) => {
-                    (grace, ends) = hurried;
+                hurried = self.hurried(pod, seconds) => {
+                    (grace, seconds) = hurried;
                     if grace.is_zero() {
                         return self.stop_all(local, runtime, Duration::ZERO).await;
                     }

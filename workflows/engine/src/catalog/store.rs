@@ -9,7 +9,8 @@ use super::record::{Change, Record};
 
 /// Bytes in the write-ahead log before it is folded into the data file.
 const LOG_BYTES_MAX: u64 = 4 << 20;
-/// The form of the table: `PRAGMA user_version`.
+/// The form of the table: `PRAGMA user_version`. Records may say more than an earlier build reads: a catalog goes
+/// forward with the program, not back.
 const FORMAT: i64 = 1;
 
 /// The file cannot be read or written.
