@@ -145,12 +145,13 @@ fn house(workspace: &Workspace) -> Result<Outcome> {
     for file in files {
         let text =
             std::fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
-        let shown = file.strip_prefix(&workspace.root).unwrap_or(&file).display();
+        let inside = file.strip_prefix(&workspace.root).unwrap_or(&file);
+        let shown = inside.display();
         let lines = text.lines().count();
         if lines > FILE_LINES_MAX {
             println!("house: {shown} has {lines} lines: is there a second idea in it?");
         }
-        if is_module_in_its_folder(&file) {
+        if is_module_in_its_folder(inside) {
             println!("house: {shown}: a module's file lies beside its folder, as <name>.rs");
             left_over += 1;
         }
@@ -171,7 +172,8 @@ fn house(workspace: &Workspace) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Tests are another matter: there cargo takes each file beside the folders for a test of its own.
+/// Tests are another matter: there cargo takes each file beside the folders for a test of its own. `file` is a path
+/// within the workspace, which may itself lie below a `src`.
 fn is_module_in_its_folder(file: &Path) -> bool {
     file.ends_with("mod.rs") && file.components().any(|part| part.as_os_str() == "src")
 }
