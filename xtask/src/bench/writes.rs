@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::Result;
+use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
 use super::{
@@ -17,16 +17,20 @@ use super::{
 use crate::{
     cleanup::Scope,
     server::{Server, wait_for},
-    table::{Table, ms},
+    table::{Table, median, ms},
     tools,
     workspace::Workspace,
 };
 
 const CLIENTS: &[u32] = &[1, 64];
 const ETCD_START_TIMEOUT: Duration = Duration::from_secs(30);
+const ETCD: &str = "etcd, over gRPC";
+/// Filesystems that are memory: a sync costs nothing there, and nothing is durable.
+const IN_MEMORY: &[&str] = &["tmpfs", "ramfs"];
 
 pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {
     let (rounds, seconds) = if options.quick { (1, 3) } else { (3, 5) };
+    let filesystem = disk()?;
     let examples = super::load_generators(workspace)?;
     let scope = Scope::new()?;
     let server = Server::start(&scope, &options.mayfly(workspace), &[])?;
@@ -41,18 +45,102 @@ pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {
     }
     let cells = turns::take(&writers, CLIENTS, rounds)?;
     server.stop(&scope);
-    let mut table = Table::new(&["durable writes", "clients", "writes/s", "p50", "p99"]);
+    let mut table = Table::new(&["durable writes", "clients", "writes/s", "p50", "p99", "beside etcd"]);
+    let mut besides = Vec::new();
     for cell in &cells {
+        let beside = Beside::etcd(cell, &cells);
         table.row(&[
             cell.side.clone(),
             cell.clients.to_string(),
             format!("{:.0}", cell.middle("writes_per_s")),
             ms(cell.middle("p50_us") / 1e3),
             ms(cell.middle("p99_us") / 1e3),
+            beside.as_ref().map(|beside| format!("{:.2} ×", beside.median)).unwrap_or_default(),
         ]);
+        besides.extend(beside);
     }
     println!("\n{}", table.text());
-    Ok(json!({"cells": cells.iter().map(Cell::json).collect::<Vec<_>>(), "notes": notes}))
+    for beside in &besides {
+        println!("  {}", beside.text());
+    }
+    Ok(json!({
+        "filesystem": filesystem,
+        "cells": cells.iter().map(Cell::json).collect::<Vec<_>>(),
+        "besideEtcd": besides.iter().map(Beside::json).collect::<Vec<_>>(),
+        "notes": notes,
+    }))
+}
+
+/// How many times the writes of etcd one side did with as many clients.
+struct Beside {
+    side: String,
+    clients: u32,
+    /// In each turn: the machine was as busy for both.
+    turns: Vec<f64>,
+    median: f64,
+}
+
+impl Beside {
+    /// `None` for etcd itself, and where there is none.
+    fn etcd(cell: &Cell, cells: &[Cell]) -> Option<Self> {
+        let etcd = cells.iter().find(|other| other.side == ETCD && other.clients == cell.clients)?;
+        if cell.side == ETCD {
+            return None;
+        }
+        let turns = ratios(&rates(cell), &rates(etcd));
+        let median = median(&mut turns.clone());
+        Some(Self { side: cell.side.clone(), clients: cell.clients, turns, median })
+    }
+
+    fn text(&self) -> String {
+        let turns: Vec<String> = self.turns.iter().map(|ratio| format!("{ratio:.2}")).collect();
+        let Self { side, clients, median, .. } = self;
+        format!(
+            "{side}, {clients} client(s), beside etcd turn by turn: {}; median {median:.2}",
+            turns.join(", ")
+        )
+    }
+
+    fn json(&self) -> Value {
+        json!({"side": self.side, "clients": self.clients, "turns": self.turns, "median": self.median})
+    }
+}
+
+/// Writes a second of each turn, in their order.
+fn rates(cell: &Cell) -> Vec<f64> {
+    let figures = cell.json();
+    let turns = figures["runs"].as_array().into_iter().flatten();
+    turns.map(|figure| figure["writes_per_s"].as_f64().unwrap_or(f64::NAN)).collect()
+}
+
+fn ratios(ours: &[f64], theirs: &[f64]) -> Vec<f64> {
+    ours.iter().zip(theirs).map(|(ours, theirs)| ours / theirs).collect()
+}
+
+/// The filesystem that all sides write to. One in memory is refused: the figures would not be of durable writes.
+fn disk() -> Result<String> {
+    let folder = std::env::temp_dir();
+    let place = folder.canonicalize().with_context(|| format!("there is no {}", folder.display()))?;
+    let mounts = std::fs::read_to_string("/proc/mounts").unwrap_or_default();
+    let kind = filesystem_of(&mounts, &place).unwrap_or("unknown").to_owned();
+    if IN_MEMORY.contains(&&*kind) {
+        bail!(
+            "{} is in memory ({kind}), where no write is durable: name a folder on a disk with TMPDIR=folder",
+            place.display()
+        );
+    }
+    Ok(kind)
+}
+
+/// The type of the filesystem that a path is on, from lines of `device folder type options`: of those folders that it
+/// is in, the innermost; of those that are mounted over each other, the last.
+fn filesystem_of<'m>(mounts: &'m str, path: &Path) -> Option<&'m str> {
+    let mounts = mounts.lines().filter_map(|line| {
+        let mut fields = line.split(' ').skip(1);
+        let (folder, kind) = (fields.next()?, fields.next()?);
+        path.starts_with(folder).then_some((folder.len(), kind))
+    });
+    mounts.max_by_key(|(length, _)| *length).map(|(_, kind)| kind)
 }
 
 fn store(examples: &Path, seconds: u32) -> Side {
@@ -110,11 +198,43 @@ fn etcd(scope: &Scope, examples: &Path, seconds: u32) -> Result<Side> {
         command.args(["--etcd", &client]);
         command
     };
-    Ok(Side { name: "etcd, over gRPC".into(), load: Box::new(command) })
+    Ok(Side { name: ETCD.into(), load: Box::new(command) })
 }
 
 fn load(program: &Path, clients: u32, seconds: u32) -> Command {
     let mut load = Command::new(program);
     load.args(["--clients", &clients.to_string(), "--seconds", &seconds.to_string()]);
     load
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_turn_is_compared_with_the_same_turn() {
+        let turns = ratios(&[300.0, 200.0, 100.0], &[100.0, 200.0, 200.0]);
+        assert_eq!(turns, [3.0, 1.0, 0.5]);
+        let median = median(&mut turns.clone());
+        let beside = Beside { side: "mayfly".into(), clients: 64, turns, median };
+        let text = "mayfly, 64 client(s), beside etcd turn by turn: 3.00, 1.00, 0.50; median 1.00";
+        assert_eq!(beside.text(), text);
+    }
+
+    #[test]
+    fn a_path_is_on_the_innermost_filesystem() {
+        let mounts = "/dev/vda / ext4 rw 0 0\nproc /proc proc rw 0 0\ntmpfs /tmp tmpfs rw,size=1g 0 0\n\
+                      /dev/vdb /tmp/disk xfs rw 0 0\ntmpfs /tmp/disk tmpfs rw 0 0\n";
+        for (path, kind) in [
+            ("/home/somebody", Some("ext4")),
+            ("/tmp", Some("tmpfs")),
+            ("/tmp/mayfly", Some("tmpfs")),
+            // A name that begins the same.
+            ("/tmpfile", Some("ext4")),
+            ("/tmp/disk/mayfly", Some("tmpfs")),
+            ("nowhere", None),
+        ] {
+            assert_eq!(filesystem_of(mounts, Path::new(path)), kind, "{path}");
+        }
+    }
 }
