@@ -18,6 +18,20 @@ pub const REPLICAS_MAX: u32 = 10_000;
 pub const CONCURRENCY_MAX: u32 = 100_000;
 /// Longest time for one request: a day. What takes longer is a Job or a workflow.
 pub const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
+/// Bytes of a function's name: with a revision's number behind it (`-` and up to ten digits) it still is a label's
+/// value.
+pub const FUNCTION_NAME_BYTES_MAX: usize = names::LABEL_BYTES_MAX - 11;
+
+/// Checks the name of a new function.
+pub fn function_name(name: &str) -> Result<(), String> {
+    names::dns_label(name)?;
+    if name.len() > FUNCTION_NAME_BYTES_MAX {
+        return Err(format!(
+            "must be no more than {FUNCTION_NAME_BYTES_MAX} bytes: its revisions have its name and a number"
+        ));
+    }
+    Ok(())
+}
 
 /// One thing wrong with one field.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -149,6 +149,10 @@ impl Call {
                 _ => Err(ApiError::method_not_allowed()),
             };
         }
+        if self.parts.method != Method::GET {
+            // In what form to answer is looked at before anything is written.
+            self.view()?;
+        }
         if let (Some(name), Some(subresource)) = (&self.target.name, &self.target.subresource)
             && let Some(row) = kind.subresources.iter().find(|row| row.describe().0 == subresource)
             && *row != Subresource::Finalize
@@ -177,6 +181,12 @@ impl Call {
             ("PUT", Some(name)) => self.update(name, part, body).await,
             ("PATCH", Some(name)) if part != Part::Finalize => self.patch(name, part, body).await,
             ("DELETE", Some(name)) if part == Part::Main => self.delete(name, body).await,
+            // Nobody means all that there is: upstream has no such way either.
+            ("DELETE", None)
+                if kind.namespaced && self.target.namespace.is_empty() || kind.verbs == Verbs::OneByOne =>
+            {
+                Err(ApiError::method_not_allowed())
+            }
             ("DELETE", None) => self.delete_collection(body).await,
             _ => Err(ApiError::method_not_allowed()),
         }

@@ -13,6 +13,7 @@ use serde_json::Value;
 use crate::{
     object::Object,
     registry::{Kind, registry},
+    request::boolean,
     server::Inner,
     status::ApiError,
     verbs::{key, load},
@@ -176,6 +177,11 @@ fn passed_on(query: &str) -> Result<String, ApiError> {
                 "{key}: Invalid value: {value:?}: must be a number, 0 or greater"
             )));
         }
+        let value = match &*key {
+            // Clients spell it in several ways.
+            "follow" | "timestamps" | "previous" => boolean(&value).to_string().into(),
+            _ => value,
+        };
         if PARAMETERS.contains(&&*key) {
             out.append_pair(&key, &value);
             any = true;
@@ -252,6 +258,11 @@ mod tests {
             "?follow=true&tailLines=5"
         );
         assert_eq!(passed_on("").unwrap(), "");
+        // As python's client spells it.
+        assert_eq!(
+            passed_on("follow=True&timestamps=1&previous=False").unwrap(),
+            "?follow=true&timestamps=true&previous=false"
+        );
         assert!(passed_on("tailLines=-1").is_err());
     }
 

@@ -149,28 +149,38 @@ pub(crate) fn validate(new: &Object, old: Option<&Object>, kind: &Kind) -> Vec<F
     } else if let (None, Err(why)) = (old, (kind.valid_name)(name)) {
         errors.push(FieldError::invalid("metadata.name", format!("{name:?}"), why));
     }
-    let entries = |field: &str| new.at(&["metadata", field]).and_then(Value::as_object).into_iter().flatten();
+    map_errors(new, &["metadata"], &mut errors);
+    finalizer_errors(new, old, &mut errors);
+    owner_errors(new, &mut errors);
+    errors
+}
+
+/// Checks the labels and annotations of the metadata at `path`: an object's own, or a template's, of which objects are
+/// made that must pass.
+pub(crate) fn map_errors(object: &Object, path: &[&str], errors: &mut Vec<FieldError>) {
+    let entries = |field: &str| {
+        let map = object.at(path).and_then(|metadata| metadata.get(field)).and_then(Value::as_object);
+        map.into_iter().flatten()
+    };
+    let place = path.join(".");
     for (key, value) in entries("labels") {
         if let Err(why) = qualified_name(key) {
-            errors.push(FieldError::invalid("metadata.labels", format!("{key:?}"), why));
+            errors.push(FieldError::invalid(format!("{place}.labels"), format!("{key:?}"), why));
         }
         if let Err(why) = label_value(value.as_str().unwrap_or("")) {
-            errors.push(FieldError::invalid("metadata.labels", value, why));
+            errors.push(FieldError::invalid(format!("{place}.labels"), value, why));
         }
     }
     let mut bytes = 0;
     for (key, value) in entries("annotations") {
         bytes += key.len() + value.as_str().map_or(0, str::len);
         if let Err(why) = qualified_name(&key.to_lowercase()) {
-            errors.push(FieldError::invalid("metadata.annotations", format!("{key:?}"), why));
+            errors.push(FieldError::invalid(format!("{place}.annotations"), format!("{key:?}"), why));
         }
     }
     if bytes > ANNOTATIONS_BYTES_MAX {
-        errors.push(FieldError::too_long("metadata.annotations", ANNOTATIONS_BYTES_MAX));
+        errors.push(FieldError::too_long(format!("{place}.annotations"), ANNOTATIONS_BYTES_MAX));
     }
-    finalizer_errors(new, old, &mut errors);
-    owner_errors(new, &mut errors);
-    errors
 }
 
 fn finalizer_errors(new: &Object, old: Option<&Object>, errors: &mut Vec<FieldError>) {

@@ -240,7 +240,9 @@ fn paths_of(kind: &Kind, name: &str, gvk: &Value, paths: &mut Map<String, Value>
             // what would be answered with what to do instead.
             one["patch"] = operations.of_one("patch", &["fieldValidation"]);
         } else {
-            collection["delete"] = operations.of_many("deletecollection", DELETE);
+            if kind.verbs != Verbs::OneByOne {
+                collection["delete"] = operations.of_many("deletecollection", DELETE);
+            }
             one["put"] = operations.written("put");
             one["patch"] = operations.patch();
             if kind.status {

@@ -82,6 +82,8 @@ pub(crate) struct Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verbs {
     All,
+    /// All, but for deleting many at once: each takes a world with it.
+    OneByOne,
     /// A question that is answered and not kept (`SelfSubjectAccessReview`).
     CreateOnly,
     /// A view of what somebody else keeps: see [`crate::KindView`].
@@ -94,6 +96,7 @@ impl Verbs {
     pub(crate) fn names(self) -> &'static [&'static str] {
         match self {
             Self::All => &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"],
+            Self::OneByOne => &["create", "delete", "get", "list", "patch", "update", "watch"],
             Self::CreateOnly => &["create"],
             Self::View => &["get", "list", "watch"],
             Self::Measured => &["get", "list"],

@@ -160,9 +160,9 @@ impl Query {
             "continue" => self.continue_token = some(value),
             "labelSelector" => self.label_selector = some(value),
             "fieldSelector" => self.field_selector = some(value),
-            "watch" => self.watch = boolean(key, &value)?,
-            "allowWatchBookmarks" => self.allow_watch_bookmarks = boolean(key, &value)?,
-            "sendInitialEvents" => self.send_initial_events = Some(boolean(key, &value)?),
+            "watch" => self.watch = boolean(&value),
+            "allowWatchBookmarks" => self.allow_watch_bookmarks = boolean(&value),
+            "sendInitialEvents" => self.send_initial_events = Some(boolean(&value)),
             "timeoutSeconds" => {
                 let seconds: i64 = number(key, &value)?;
                 self.timeout_seconds = u64::try_from(seconds).ok();
@@ -203,10 +203,10 @@ impl Query {
                     }
                 }
             }
-            "force" => self.force = boolean(key, &value)?,
+            "force" => self.force = boolean(&value),
             "propagationPolicy" => self.propagation_policy = some(value),
             "gracePeriodSeconds" => self.grace_period_seconds = Some(number(key, &value)?),
-            "orphanDependents" => self.orphan_dependents = Some(boolean(key, &value)?),
+            "orphanDependents" => self.orphan_dependents = Some(boolean(&value)),
             "includeObject" => self.include_object = some(value),
             _ => {}
         }
@@ -218,12 +218,10 @@ fn number<T: std::str::FromStr>(key: &str, value: &str) -> Result<T, ApiError> {
     value.parse().map_err(|_| ApiError::bad_request(format!("{key}: {value:?} is not a number it can be")))
 }
 
-fn boolean(key: &str, value: &str) -> Result<bool, ApiError> {
-    match value {
-        "true" | "1" | "True" | "TRUE" | "t" => Ok(true),
-        "false" | "0" | "False" | "FALSE" | "f" | "" => Ok(false),
-        _ => Err(ApiError::bad_request(format!("{key}: {value:?} is neither true nor false"))),
-    }
+/// What a parameter that is there says: all but two texts are true, the empty one (`?watch`) too. (Upstream:
+/// `apimachinery/pkg/runtime`, `Convert_Slice_string_To_bool`.)
+pub(crate) fn boolean(value: &str) -> bool {
+    !(value == "0" || value.eq_ignore_ascii_case("false"))
 }
 
 #[cfg(test)]
@@ -266,7 +264,12 @@ mod tests {
         assert_eq!((query.limit, query.watch, query.dry_run), (Some(5), true, true));
         assert_eq!(query.label_selector.as_deref(), Some("a=b"));
         assert_eq!(query.field_validation, FieldValidation::Strict);
-        for bad in ["limit=x", "watch=maybe", "dryRun=Some", "fieldValidation=Loose"] {
+        for (text, watch) in
+            [("watch", true), ("watch=yes", true), ("watch=0", false), ("watch=FALSE", false), ("", false)]
+        {
+            assert_eq!(Query::parse(text).unwrap().watch, watch, "{text}");
+        }
+        for bad in ["limit=x", "dryRun=Some", "fieldValidation=Loose"] {
             assert!(Query::parse(bad).is_err(), "{bad}");
         }
     }

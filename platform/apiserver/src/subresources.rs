@@ -8,7 +8,7 @@ use crate::{
     registry::{Kind, registry, selector_text},
     server::Inner,
     status::ApiError,
-    verbs::{Change, DeleteOptions, Outcome, Part, WriteRequest},
+    verbs::{self, Change, DeleteOptions, Outcome, Part, WriteRequest},
 };
 
 /// The `Scale` of an object.
@@ -74,7 +74,15 @@ impl Inner {
         let kind = request.kind;
         self.change(request, name, Part::Main, |current| {
             let scale = change(scale_of(current))?;
-            let replicas = scale["spec"]["replicas"].as_i64().unwrap_or(0);
+            let replicas = match &scale["spec"]["replicas"] {
+                Value::Null => 0,
+                value => value.as_i64().and_then(|number| i32::try_from(number).ok()).ok_or_else(|| {
+                    ApiError::bad_request(format!(
+                        "Scale in version \"v1\" cannot be handled as a Scale: spec.replicas: {value} is no 32-bit \
+                         integer"
+                    ))
+                })?,
+            };
             if replicas < 0 {
                 let detail = "must be greater than or equal to 0";
                 let error = mayfly_api::validation::FieldError::invalid("spec.replicas", replicas, detail);
@@ -141,6 +149,12 @@ impl Inner {
                 }
             }
             scheduled(&mut object, request.now);
+            // What a binding brings along is checked as what a pod brings along itself.
+            verbs::check(kind, &mut object)?;
+            let errors = crate::meta::validate(&object, Some(current), kind);
+            if !errors.is_empty() {
+                return Err(ApiError::invalid(kind, name, &errors));
+            }
             Ok(Change::new(object))
         })
         .await

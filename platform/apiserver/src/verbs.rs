@@ -115,11 +115,8 @@ pub(crate) fn fit(
     strict_error: impl FnOnce(String) -> ApiError,
 ) -> Result<Vec<String>, ApiError> {
     let found = normalise(kind, &mut object.0);
-    let cannot = |why: String| {
-        let (kind, version) = (kind.kind, kind.version);
-        ApiError::bad_request(format!("{kind} in version {version:?} cannot be handled as a {kind}: {why}"))
-    };
-    let (warnings, missing) = judge(found, duplicates, validation, strict_error, cannot)?;
+    let (warnings, missing) =
+        judge(found, duplicates, validation, strict_error, |why| cannot_be_handled(kind, &why))?;
     if kind.custom && !missing.is_empty() {
         let errors: Vec<_> = missing
             .iter()
@@ -127,13 +124,23 @@ pub(crate) fn fit(
             .collect();
         return Err(ApiError::invalid(kind, object.name(), &errors));
     }
+    check(kind, object)?;
+    Ok(warnings)
+}
+
+/// Whether the object can be read as its kind, which all its readers will do.
+pub(crate) fn check(kind: &Kind, object: &mut Object) -> Result<(), ApiError> {
     let value = serde_json::Value::Object(std::mem::take(&mut object.0));
     let checked = (kind.check)(&value);
     if let serde_json::Value::Object(map) = value {
         object.0 = map;
     }
-    checked.map_err(cannot)?;
-    Ok(warnings)
+    checked.map_err(|why| cannot_be_handled(kind, &why))
+}
+
+fn cannot_be_handled(kind: &Kind, why: &str) -> ApiError {
+    let (kind, version) = (kind.kind, kind.version);
+    ApiError::bad_request(format!("{kind} in version {version:?} cannot be handled as a {kind}: {why}"))
 }
 
 /// What to do about a missing field, where its path alone does not say it.

@@ -5,7 +5,7 @@ use mayfly_api::{selector::Selector, validation::FieldError};
 use serde_json::{Map, Value, json};
 
 use super::{AGE, Column, Kind, NAME, Subresource, immutable, pod, print, typed};
-use crate::object::Object;
+use crate::{meta, object::Object};
 
 pub(super) fn kinds() -> Vec<Kind> {
     vec![Kind {
@@ -118,6 +118,7 @@ fn validate(new: &Object, old: Option<&Object>) -> Vec<FieldError> {
         let path = "spec.template.spec.restartPolicy".into();
         errors.push(FieldError { path, kind, detail: "supported values: \"Always\"".into() });
     }
+    meta::map_errors(new, &["spec", "template", "metadata"], &mut errors);
     pod::pod_spec_errors(template, "spec.template.spec", &mut errors);
     errors
 }

@@ -11,7 +11,10 @@ use mayfly_api::{
 use serde_json::{Map, Value, json};
 
 use super::{AGE, Column, Kind, NAME, apps::selector_text, immutable, pod, print, typed};
-use crate::object::{Object, map_at};
+use crate::{
+    meta,
+    object::{Object, map_at},
+};
 
 /// What the selector of a job that says none selects by.
 const CONTROLLER_UID: &str = "batch.kubernetes.io/controller-uid";
@@ -299,6 +302,7 @@ fn template(new: &Object, spec: &JobSpec, errors: &mut Vec<FieldError>) {
             errors.push(not_supported(path, other, &["Never", "OnFailure"]));
         }
     }
+    meta::map_errors(new, &["spec", "template", "metadata"], errors);
     pod::pod_spec_errors(template, "spec.template.spec", errors);
     let metadata = spec.template.metadata.as_ref();
     let inputs = metadata.and_then(|metadata| metadata.annotations.as_ref()?.get(ANNOTATION_INPUTS));

@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Event, Namespace, Secret};
 use mayfly_api::{names, validation::FieldError, wellknown};
 use serde_json::{Map, Value, json};
 
-use super::{AGE, Column, Kind, NAME, Subresource, immutable, print};
+use super::{AGE, Column, Kind, NAME, Subresource, Verbs, immutable, print};
 use crate::object::Object;
 
 /// Largest sum of the values of a ConfigMap or a Secret, in bytes (upstream's `MaxSecretSize`).
@@ -44,6 +44,7 @@ fn namespace() -> Kind {
             new.0.insert("spec".into(), spec);
         },
         valid_name: names::dns_label,
+        verbs: Verbs::OneByOne,
         ..Kind::built_in::<Namespace>("namespace")
     }
 }

@@ -1,7 +1,7 @@
 //! Our own kinds.
 
 use mayfly_api::{
-    Function, Revision, names,
+    Function, Revision,
     validation::{self, FieldError},
 };
 use serde_json::{Value, json};
@@ -45,7 +45,7 @@ fn function() -> Kind {
             Some(function) => validation::function(new.name(), &function.spec),
             None => Vec::new(),
         },
-        valid_name: names::dns_label,
+        valid_name: validation::function_name,
         ..Kind::own::<Function>("Function", "functions", "function")
     }
 }

@@ -58,6 +58,16 @@ pub(super) fn kinds() -> Vec<Kind> {
         on_create: |object| {
             let class = qos_class(object);
             object.0.insert("status".into(), json!({"phase": "Pending", "qosClass": class}));
+            let gates = object.at(&["spec", "schedulingGates"]).and_then(Value::as_array);
+            if gates.is_some_and(|gates| !gates.is_empty()) {
+                object.map_mut("status").insert(
+                    "conditions".into(),
+                    json!([{
+                        "type": "PodScheduled", "status": "False", "reason": "SchedulingGated",
+                        "message": "Scheduling is blocked due to non-empty scheduling gates",
+                    }]),
+                );
+            }
         },
         validate,
         warn: super::pod_wasm::of_pod,

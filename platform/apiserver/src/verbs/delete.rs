@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1;
 use mayfly_store::{Entry, WriteError};
 use serde_json::Value;
 
@@ -39,6 +40,9 @@ pub(crate) enum Propagation {
 impl DeleteOptions {
     /// The body wins over the query, as upstream.
     pub(crate) fn parse(body: &Value, query: &Query) -> Result<Self, ApiError> {
+        if !body.is_null() {
+            understood(body)?;
+        }
         let text = |value: &Value| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
         let policy = text(&body["propagationPolicy"]).or_else(|| query.propagation_policy.clone());
         let orphan = body["orphanDependents"].as_bool().or(query.orphan_dependents);
@@ -84,6 +88,21 @@ impl DeleteOptions {
             Some(version) => Err(mismatch("resourceVersion", version, &current)),
             None => Ok(()),
         }
+    }
+}
+
+/// A deletion cannot be taken back: what it was told must have been understood.
+fn understood(body: &Value) -> Result<(), ApiError> {
+    let options: v1::DeleteOptions = serde_json::from_value(body.clone()).map_err(|error| {
+        ApiError::bad_request(format!(
+            "DeleteOptions in version \"v1\" cannot be handled as a DeleteOptions: {error}"
+        ))
+    })?;
+    match options.dry_run.iter().flatten().find(|item| *item != "All") {
+        Some(other) => Err(ApiError::unprocessable(format!(
+            "DeleteOptions.meta.k8s.io \"\" is invalid: dryRun: Unsupported value: {other:?}: supported values: \"All\""
+        ))),
+        None => Ok(()),
     }
 }
 
@@ -184,7 +203,9 @@ fn plan(kind: &Kind, object: &Object, options: &DeleteOptions, now: jiff::Timest
         return Step::Nothing;
     }
     let meta = marked.meta_mut();
-    let deadline = now.checked_add(jiff::SignedDuration::from_secs(grace)).unwrap_or(now);
+    // What is being deleted already has the new grace from when that began.
+    let began = began(object).unwrap_or(now);
+    let deadline = began.checked_add(jiff::SignedDuration::from_secs(grace)).unwrap_or(now);
     meta.insert("deletionTimestamp".into(), meta::timestamp(deadline));
     meta.insert("deletionGracePeriodSeconds".into(), grace.into());
     if !object.is_terminating()
@@ -196,6 +217,13 @@ fn plan(kind: &Kind, object: &Object, options: &DeleteOptions, now: jiff::Timest
         marked.map_mut("status").insert("phase".into(), "Terminating".into());
     }
     Step::Mark(marked)
+}
+
+/// When an object's deletion began.
+fn began(object: &Object) -> Option<jiff::Timestamp> {
+    let ends: jiff::Timestamp = object.meta_str("deletionTimestamp").parse().ok()?;
+    let grace = object.at(&["metadata", "deletionGracePeriodSeconds"]).and_then(Value::as_i64).unwrap_or(0);
+    ends.checked_sub(jiff::SignedDuration::from_secs(grace)).ok()
 }
 
 fn spec_finalizers(object: &Object) -> bool {

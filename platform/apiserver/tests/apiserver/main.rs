@@ -7,6 +7,7 @@ mod kubectl;
 mod lifecycle;
 mod lists;
 mod logs;
+mod mistakes;
 mod objects;
 mod support;
 mod upstream;

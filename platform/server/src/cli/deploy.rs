@@ -13,7 +13,7 @@ use bytes::Bytes;
 use clap::Args;
 use mayfly_api::{
     Digest, duration::Span, egress::EgressRule, function::Isolation,
-    k8s::apimachinery::pkg::api::resource::Quantity, names, quantity,
+    k8s::apimachinery::pkg::api::resource::Quantity, quantity, validation,
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -192,7 +192,7 @@ pub(crate) async fn deploy(
     patience: Option<Duration>,
 ) -> anyhow::Result<Deployed> {
     let name = settings.name.as_deref().unwrap_or(&source.name);
-    if let Err(why) = names::dns_label(name) {
+    if let Err(why) = validation::function_name(name) {
         let todo = "give it a name with --name: lower-case letters, digits and dashes";
         return Err(Failure::error(format!("{name:?} cannot be a function's name: {why}"), todo));
     }

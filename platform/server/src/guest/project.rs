@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use mayfly_api::names;
+use mayfly_api::validation;
 use serde_json::{Map, Value, json};
 
 use super::sdk;
@@ -60,7 +60,7 @@ impl Project {
             }
         };
         let name = manifest["metadata"]["name"].as_str().unwrap_or_default().to_owned();
-        names::dns_label(&name)
+        validation::function_name(&name)
             .map_err(|rule| anyhow::anyhow!("{place}: the function's name {name:?} is not valid: {rule}"))?;
         Ok(Project { dir, name, manifest, place })
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
-use mayfly_api::names;
+use mayfly_api::validation;
 
 use super::sdk;
 
@@ -84,7 +84,8 @@ impl FromStr for Template {
 
 /// Writes a project into a folder that is empty or not there yet.
 pub(crate) fn new_project(template: Template, dir: &Path, name: &str) -> Result<()> {
-    names::dns_label(name).map_err(|rule| anyhow::anyhow!("{name:?} cannot be a function's name: {rule}"))?;
+    validation::function_name(name)
+        .map_err(|rule| anyhow::anyhow!("{name:?} cannot be a function's name: {rule}"))?;
     if let Ok(mut entries) = fs::read_dir(dir)
         && entries.next().is_some()
     {
