@@ -145,9 +145,8 @@ async fn container_logs(
             let message = format!("previous terminated container {container:?} in pod {name:?} not found");
             return (StatusCode::BAD_REQUEST, message).into_response();
         }
-        // While it waits to start again, its log is that of the attempt that ended.
-        (true, None, attempt) | (false, Some(_), attempt @ 1..) => attempt - 1,
-        (true, Some(_), attempt) => attempt.saturating_sub(2),
+        // While it waits to start again, its log is that of the attempt that ended, which is the previous one, too.
+        (true, _, attempt) | (false, Some(_), attempt @ 1..) => attempt - 1,
         (false, Some(waiting), 0) => {
             let reason = waiting.reason.as_deref().unwrap_or("ContainerCreating");
             let message = format!("container {container:?} in pod {name:?} is waiting to start: {reason}");

@@ -70,10 +70,7 @@ impl LogLayout {
     pub fn remove_revision(&self, log: &RevisionLog) -> io::Result<()> {
         let path = self.revision(&log.namespace, &log.function, &log.revision);
         for file in [rotated(&path), path] {
-            match fs::remove_file(file) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
+            remove_file(&file)?;
         }
         let function = self.function(&log.namespace, &log.function);
         // Other revisions' logs keep their folder.
@@ -85,6 +82,15 @@ impl LogLayout {
     /// The file of one attempt of a container.
     pub fn container(&self, id: &ContainerId) -> PathBuf {
         self.pod(&id.pod.0).join(&id.name).join(format!("{}.log", id.attempt))
+    }
+
+    /// Removes the log of one attempt, if there is one. Blocks.
+    pub fn remove_container(&self, id: &ContainerId) -> io::Result<()> {
+        let path = self.container(id);
+        for file in [rotated(&path), path] {
+            remove_file(&file)?;
+        }
+        Ok(())
     }
 
     /// The folder of a pod's files.
@@ -131,6 +137,13 @@ pub(crate) fn rotated(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(ROTATED);
     PathBuf::from(name)
+}
+
+fn remove_file(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// The names in a folder; none when it is not there.

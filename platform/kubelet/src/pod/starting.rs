@@ -10,7 +10,7 @@ use mayfly_api::{
     },
 };
 use mayfly_informer::reconcile::Outcome;
-use mayfly_runtime::{ContainerSpec, Runtime, RuntimeError};
+use mayfly_runtime::{ContainerId, ContainerSpec, PodUid, Runtime, RuntimeError};
 use tokio::time::Instant;
 
 use super::{
@@ -35,6 +35,7 @@ impl Worker {
         runtime: &dyn Runtime,
     ) {
         let attempt = local.container(&spec.name).attempt;
+        self.forget_old_log(&local.uid, &spec.name, attempt).await;
         if container::names_sources(spec) {
             self.sources.follow().await;
         }
@@ -69,6 +70,20 @@ impl Worker {
         self.events.warning(pod, "Failed", format!("Error: {message}"));
         let container = local.containers.entry(spec.name.clone()).or_default();
         container.start_failed(reason, message, Instant::now());
+    }
+
+    /// Of each container the logs of this attempt and of the one before are kept, as upstream keeps one dead container.
+    async fn forget_old_log(&self, pod: &PodUid, name: &str, attempt: u32) {
+        let Some(old) = attempt.checked_sub(2) else { return };
+        let id = ContainerId { pod: pod.clone(), name: name.to_owned(), attempt: old };
+        let layout = self.logs.clone();
+        let remove = move || {
+            if let Err(error) = layout.remove_container(&id) {
+                tracing::warn!(container = %id, %error, "could not remove an old log");
+            }
+        };
+        // It fails only when the runtime ends.
+        let _ = tokio::task::spawn_blocking(remove).await;
     }
 
     /// In upstream's words: the first try is an error, and what follows is a pause after it.

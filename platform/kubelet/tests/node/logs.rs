@@ -10,7 +10,7 @@ use mayfly_runtime::{
 };
 use serde_json::json;
 
-use crate::cluster::{Cluster, is_true, phase};
+use crate::cluster::{Cluster, is_true, phase, state};
 
 #[tokio::test]
 async fn logs_of_containers_and_functions() {
@@ -130,6 +130,32 @@ async fn a_followed_log_ends_with_its_container() {
     assert_eq!(again.line().await.unwrap(), "one\n");
     assert_eq!(again.line().await.unwrap(), "last\n");
     assert_eq!(again.line().await, None);
+}
+
+#[tokio::test]
+async fn the_previous_log_is_the_one_of_the_run_that_crashed() {
+    let cluster = Cluster::start().await;
+    let exits = json!({"simulated.mayfly.dev/exit-code": "1"});
+    let pod = cluster.create("crash", json!({}), exits).await;
+    let uid = PodUid(pod.metadata.uid.unwrap());
+    let log =
+        |attempt| cluster.logs.container(&ContainerId { pod: uid.clone(), name: "main".into(), attempt });
+    let writer = LogWriter::start().unwrap();
+    for attempt in 0..2 {
+        writer.sink(log(attempt), Stream::Stdout).write(format!("run {attempt}\n").as_bytes());
+    }
+    writer.flush();
+    let waiting = |pod: &Pod| state(pod)[0]["state"]["waiting"]["reason"] == "CrashLoopBackOff";
+    cluster.until("crash", "backing off", waiting).await;
+    for query in ["", "?previous=true"] {
+        let path = format!("/containerLogs/default/crash/main{query}");
+        // The informer may be a moment behind the API.
+        let says = async || cluster.get(&path).await == (200, "run 1\n".into());
+        cluster.eventually("the last run's log is shown", says).await;
+    }
+    // The third run starts in ten seconds; the first one's log goes then, and the second's stays.
+    cluster.eventually("the oldest log has gone", async || !log(0).exists()).await;
+    assert!(log(1).exists());
 }
 
 /// Its deletion went unseen: the node was not there.
