@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context as _, bail};
 use clap::Args;
 use jiff::{Span, SpanRelativeTo};
-use mayfly_api::validation::MEMORY_BYTES_MIN;
+use mayfly_api::{names, validation::MEMORY_BYTES_MIN};
 use mayfly_workflows_engine::engine::{Credentials, Endpoints};
 use serde::Deserialize;
 
@@ -60,8 +60,16 @@ pub(crate) struct UpArgs {
     task_secret_access_key: Option<String>,
     /// Believe what requests for functions say of their client (X-Forwarded-For, -Proto, -Host): only behind a
     /// proxy that sets these
-    #[arg(long, env = "MAYFLY_TRUST_FORWARDED")]
-    trust_forwarded: bool,
+    #[arg(
+        long,
+        env = "MAYFLY_TRUST_FORWARDED",
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_parser = clap::builder::BoolishValueParser::new()
+    )]
+    trust_forwarded: Option<bool>,
     /// The largest component that may be uploaded, such as 64Mi [default: 64Mi]
     #[arg(long, env = "MAYFLY_ARTIFACT_LIMIT", value_name = "QUANTITY")]
     artifact_limit: Option<String>,
@@ -98,7 +106,7 @@ struct ConfigFile {
     task_endpoint: BTreeMap<String, String>,
     task_access_key_id: Option<String>,
     task_secret_access_key: Option<String>,
-    trust_forwarded: bool,
+    trust_forwarded: Option<bool>,
     artifact_limit: Option<String>,
     function_memory: Option<String>,
     log: Option<String>,
@@ -177,7 +185,7 @@ impl UpArgs {
                 self.task_secret_access_key.or(file.task_secret_access_key),
                 &|name| std::env::var(name).ok().filter(|value| !value.is_empty()),
             )?,
-            trust_forwarded: self.trust_forwarded || file.trust_forwarded,
+            trust_forwarded: self.trust_forwarded.or(file.trust_forwarded).unwrap_or(false),
             artifact_bytes_max: bytes(
                 "artifact-limit",
                 &self.artifact_limit.or(file.artifact_limit).unwrap_or_else(|| ARTIFACT_LIMIT_DEFAULT.into()),
@@ -288,13 +296,22 @@ fn bytes(flag: &str, text: &str, (least, why): (u64, &str)) -> anyhow::Result<u6
 
 fn node_name(given: Option<String>) -> anyhow::Result<String> {
     if let Some(name) = given {
-        if let Err(why) = mayfly_api::names::dns_subdomain(&name) {
+        if let Err(why) = is_node_name(&name) {
             bail!("--node-name {name:?}: {why}");
         }
         return Ok(name);
     }
     let host = rustix::system::uname().nodename().to_string_lossy().to_lowercase();
-    Ok(if mayfly_api::names::dns_subdomain(&host).is_ok() { host } else { "localhost".into() })
+    Ok(if is_node_name(&host).is_ok() { host } else { "localhost".into() })
+}
+
+/// A node's name is the value of one of its labels, too.
+fn is_node_name(name: &str) -> Result<(), String> {
+    names::dns_subdomain(name)?;
+    if name.len() > names::LABEL_BYTES_MAX {
+        return Err(format!("must be no more than {} bytes", names::LABEL_BYTES_MAX));
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -308,6 +325,9 @@ mod tests {
         let text =
             "http-listen = \"127.0.0.1:1\"\nadmin-listen = \":2\"\nnode-name = \"n\"\ntrust-forwarded = true";
         std::fs::write(&file, text).unwrap();
+        let distrusting =
+            UpArgs { trust_forwarded: Some(false), config: Some(file.clone()), ..Default::default() };
+        assert!(!distrusting.resolve().unwrap().trust_forwarded);
         let args =
             UpArgs { http_listen: Some("localhost:0".into()), config: Some(file), ..Default::default() };
         let config = args.resolve().unwrap();
@@ -316,6 +336,13 @@ mod tests {
         assert_eq!(config.api_listen.to_string(), API_LISTEN);
         assert_eq!(config.node_name, "n");
         assert!(config.trust_forwarded && !UpArgs::default().resolve().unwrap().trust_forwarded);
+    }
+
+    #[test]
+    fn a_nodes_name_can_be_a_labels_value() {
+        assert!(node_name(Some("n".repeat(63))).is_ok());
+        assert!(node_name(Some("n".repeat(64))).unwrap_err().to_string().contains("63 bytes"));
+        assert!(node_name(Some("No Name".into())).is_err());
     }
 
     #[test]

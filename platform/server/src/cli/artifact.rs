@@ -93,15 +93,7 @@ pub(crate) async fn run(args: ArtifactArgs, session: &Session) -> anyhow::Result
         ArtifactCommand::Get { digest, out } => {
             let digest = complete(&digest, &items)?;
             match out {
-                Some(path) => {
-                    let mut file = std::fs::File::create(&path).map_err(|error| {
-                        Failure::error(
-                            format!("cannot write {}: {error}", path.display()),
-                            "name another --out",
-                        )
-                    })?;
-                    upload::download(server, &digest, &mut file).await
-                }
+                Some(path) => save(server, &digest, &path).await,
                 None => upload::download(server, &digest, &mut std::io::stdout()).await,
             }
         }
@@ -197,6 +189,25 @@ fn complete(text: &str, items: &[Value]) -> anyhow::Result<Digest> {
 
 fn missing(text: &str) -> anyhow::Error {
     Failure::error(format!("there is no artifact {text}"), "see what there is: mayfly artifact list")
+}
+
+/// Writes an artifact to a file: whole, or the file stays as it was.
+async fn save(server: &Server, digest: &Digest, path: &Path) -> anyhow::Result<()> {
+    let refused = |error: std::io::Error| {
+        Failure::error(format!("cannot write {}: {error}", path.display()), "name another --out")
+    };
+    if path.metadata().is_ok_and(|found| !found.is_file()) {
+        // A device or a pipe is written to, not replaced.
+        let mut file = std::fs::File::options().write(true).open(path).map_err(refused)?;
+        return upload::download(server, digest, &mut file).await;
+    }
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    // It is nobody's secret: as open as the user makes other files.
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o666);
+    let mut file = tempfile::Builder::new().permissions(open).tempfile_in(folder).map_err(refused)?;
+    upload::download(server, digest, &mut file).await?;
+    file.persist(path).map_err(|error| refused(error.error))?;
+    Ok(())
 }
 
 #[cfg(test)]

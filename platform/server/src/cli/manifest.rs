@@ -25,17 +25,27 @@ pub(crate) struct Document {
     pub(crate) source: String,
 }
 
+fn too_large(source: &str, bytes: u64) -> anyhow::Error {
+    let what = format!("{source} has {}, more than a manifest may have", super::format::bytes(bytes));
+    Failure::error(what, "a component is deployed with: mayfly deploy FILE.wasm")
+}
+
 /// Reads all objects of files, folders (their `.yaml`, `.yml` and `.json`, in the order of their names) and
 /// `-` for stdin.
 pub(crate) fn read(paths: &[PathBuf], recursive: bool) -> anyhow::Result<Vec<Document>> {
     let mut documents = Vec::new();
     for path in paths {
         if path.as_os_str() == "-" {
-            let mut text = String::new();
+            let mut content = Vec::new();
             std::io::stdin()
-                .take(MANIFEST_BYTES_MAX)
-                .read_to_string(&mut text)
+                .take(MANIFEST_BYTES_MAX + 1)
+                .read_to_end(&mut content)
                 .context("cannot read stdin")?;
+            // A part of it might be whole documents, too.
+            if content.len() as u64 > MANIFEST_BYTES_MAX {
+                return Err(too_large("stdin", content.len() as u64));
+            }
+            let text = String::from_utf8(content).context("cannot read stdin")?;
             documents.extend(parse(&text, "stdin")?);
             continue;
         }
@@ -43,9 +53,7 @@ pub(crate) fn read(paths: &[PathBuf], recursive: bool) -> anyhow::Result<Vec<Doc
             let source = file.display().to_string();
             let bytes = std::fs::metadata(&file).with_context(|| format!("cannot read {source}"))?.len();
             if bytes > MANIFEST_BYTES_MAX {
-                let what =
-                    format!("{source} has {}, more than a manifest may have", super::format::bytes(bytes));
-                return Err(Failure::error(what, "a component is deployed with: mayfly deploy FILE.wasm"));
+                return Err(too_large(&source, bytes));
             }
             let text = std::fs::read_to_string(&file).with_context(|| format!("cannot read {source}"))?;
             documents.extend(parse(&text, &source)?);

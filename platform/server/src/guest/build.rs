@@ -115,7 +115,8 @@ impl Builder {
                 format!("-Clink-arg=-L{}", libc.display()),
                 format!("--sysroot={}", sysroot.display()),
             ];
-            command.env("CARGO_TARGET_WASM32_WASIP1_RUSTFLAGS", flags.join(" "));
+            // Paths may have spaces in them, and no other variable's flags may come before these.
+            command.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"));
         }
         command
     }

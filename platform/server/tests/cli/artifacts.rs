@@ -65,3 +65,22 @@ async fn job_reports_are_shown_when_all_is_asked_for() {
         serde_json::from_str(&fake.run(&["artifact", "list", "-o", "json"]).await.ok()).unwrap();
     assert_eq!((data["kind"].as_str(), data["items"].as_array().unwrap().len()), (Some("ArtifactList"), 2));
 }
+
+#[tokio::test]
+async fn a_file_is_replaced_by_a_whole_artifact_only() {
+    let content = b"what was asked for".to_vec();
+    let digest = format!("sha256:{}", "1".repeat(64));
+    let there = format!("/artifacts/{digest}");
+    let fake = Fake::start(move |seen| match &seen.path {
+        path if *path == there => Some(axum::response::Response::new(content.clone().into())),
+        path if path == "/artifacts" => Some(ok(&json!({"kind": "ArtifactList", "items": []}))),
+        _ => Some(status(404, "NotFound", "there is no such artifact")),
+    })
+    .await;
+    let file = fake.file("kept.bin", "what was there");
+    let missing = format!("sha256:{}", "2".repeat(64));
+    fake.run(&["artifact", "get", &missing, "--out", &file]).await.failed();
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "what was there");
+    fake.run(&["artifact", "get", &digest, "--out", &file]).await.ok();
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "what was asked for");
+}

@@ -398,3 +398,13 @@ async fn artifacts_by_the_beginning_of_their_digest() {
     assert_eq!(fake.run(&["artifact", "delete", "2cf24d"]).await.ok(), format!("{digest} deleted\n"));
     assert_eq!(fake.lines().last().unwrap(), &format!("DELETE /artifacts/{digest}"));
 }
+
+#[tokio::test]
+async fn a_part_of_what_is_too_large_is_not_applied() {
+    let fake = Fake::start(|_| None).await;
+    let mut manifests = b"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n---\n".to_vec();
+    manifests.resize((32 << 20) + 1, b'#');
+    let error = fake.run_with(&["apply", "-f", "-"], &manifests).await.failed();
+    assert!(error.contains("stdin has 32 MiB, more than a manifest may have"), "{error}");
+    assert!(fake.lines().iter().all(|line| line.starts_with("GET ")), "{:?}", fake.lines());
+}
