@@ -18,7 +18,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Response, response::Parts};
+use http::{HeaderValue, Response, header::CONTENT_LENGTH, response::Parts};
 use http_body::{Body as _, Frame};
 use mayfly_runtime::CallError;
 use parking_lot::Mutex;
@@ -145,7 +145,7 @@ impl Exchange {
             let ended = self.poll_guest(cx);
             if self.head.is_none() {
                 match self.reply.take() {
-                    Some(Ok(response)) => self.head = Some(Head::new(response)),
+                    Some(Ok(response)) => self.head = Some(Head::new(response)?),
                     Some(Err(code)) => return Poll::Ready(Err(CallError::GuestError(code))),
                     None => match ended {
                         Some(Err(error)) => return Poll::Ready(Err(error)),
@@ -189,6 +189,7 @@ impl Exchange {
 
     fn finish(self, program: &Program, recording: &Recording) -> Result<Answered, CallError> {
         let head = self.head.ok_or(CallError::NoAnswer)?;
+        head.check_length()?;
         let instantiated = self.reply.0.lock().instantiated;
         let Head { parts, body, gathered, failed } = head;
         let body = match (self.guest, gathered.ended) {
@@ -210,9 +211,31 @@ impl Exchange {
 }
 
 impl Head {
-    fn new(response: Response<WasiBody>) -> Self {
+    fn new(response: Response<WasiBody>) -> Result<Self, CallError> {
         let (parts, body) = response.into_parts();
-        Self { parts, body, gathered: Gathered::default(), failed: None }
+        if parts.status.is_informational() {
+            // It says that an answer follows, and none can.
+            let status = parts.status.as_u16();
+            return Err(CallError::GuestError(format!("{status} is no status of an answer")));
+        }
+        Ok(Self { parts, body, gathered: Gathered::default(), failed: None })
+    }
+
+    /// A body that is all there is as long as its header says, if it says so. A connection writes what there is and
+    /// believes the header: its client would take the next answer for the rest of this one, or the reverse. No byte at
+    /// all is well: an answer to HEAD has none, nor has one with status 304.
+    fn check_length(&self) -> Result<(), CallError> {
+        let Gathered { bytes, ended, .. } = self.gathered;
+        if !ended || bytes == 0 {
+            return Ok(());
+        }
+        let parsed = |said: &HeaderValue| said.to_str().ok().and_then(|said| said.parse::<usize>().ok());
+        match self.parts.headers.get_all(CONTENT_LENGTH).iter().find(|said| parsed(said) != Some(bytes)) {
+            None => Ok(()),
+            Some(said) => Err(self.failed.clone().unwrap_or_else(|| {
+                CallError::GuestError(format!("its body has {bytes} bytes, its content-length says {said:?}"))
+            })),
+        }
     }
 
     /// The guest failed after its answer: what it wrote until then is the answer.
@@ -241,5 +264,55 @@ impl Reply {
         // An error of the body is the failure itself.
         gathered.gather(response.body_mut(), &mut cx).ok();
         state.rescued = Some(gathered);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use http_body_util::{BodyExt as _, Full};
+
+    use super::*;
+
+    fn head(status: u16, length: Option<&'static str>, body: &'static str) -> Result<Head, CallError> {
+        let body = Full::from(body).map_err(|never| match never {}).boxed_unsync();
+        let mut response = Response::new(body);
+        *response.status_mut() = status.try_into().unwrap();
+        if let Some(length) = length {
+            response.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from_static(length));
+        }
+        Head::new(response)
+    }
+
+    #[test]
+    fn a_whole_body_is_as_long_as_its_header_says() {
+        for (length, body, fits) in [
+            (None, "hello", true),
+            (Some("5"), "hello", true),
+            (Some("10"), "hello", false),
+            (Some("3"), "hello", false),
+            (Some("five"), "hello", false),
+            (Some("7"), "", true),
+        ] {
+            let mut head = head(200, length, body).unwrap();
+            head.gathered.gather(&mut head.body, &mut Context::from_waker(Waker::noop())).unwrap();
+            assert!(head.gathered.ended);
+            assert_eq!(head.check_length().is_ok(), fits, "{length:?} {body:?}");
+            head.failed = Some(CallError::NoAnswer);
+            let why = head.check_length().err();
+            assert_eq!(why, (!fits).then_some(CallError::NoAnswer), "a guest that failed is told why it did");
+        }
+    }
+
+    #[test]
+    fn an_informational_status_is_none_of_an_answer() {
+        for status in [100, 101, 103] {
+            let expected = CallError::GuestError(format!("{status} is no status of an answer"));
+            assert_eq!(head(status, None, "").err(), Some(expected));
+        }
+        for status in [200, 304, 599] {
+            assert_eq!(head(status, None, "").err(), None);
+        }
     }
 }

@@ -2,7 +2,11 @@
 
 use std::{future::poll_fn, pin::Pin};
 
-use http::Request;
+use http::{
+    Request, Uri,
+    header::HOST,
+    uri::{Authority, PathAndQuery, Scheme},
+};
 use mayfly_runtime::{Body, CallError};
 use wasmtime::component::Resource;
 use wasmtime_wasi_http::{
@@ -39,7 +43,7 @@ type Sent = Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>;
 impl Call {
     pub(crate) fn new(store: &mut Store, request: Request<Body>, reply: &Reply) -> Result<Self, CallError> {
         let http = store.data_mut().http();
-        let (request, sent) = p3::Request::from_http(http.hooks, to_guest(request));
+        let (request, sent) = p3::Request::from_http(http.hooks, with_authority(to_guest(request)));
         let pushed = http.table.push(request).map_err(wasmtime::Error::from);
         let request = pushed.map_err(|error| failure::call_error(&error, &store.data().memory))?;
         Ok(Self { request, sent: Box::pin(sent), reply: reply.clone() })
@@ -71,5 +75,48 @@ impl Call {
             reply.rescue();
             failure::call_error(&error, &store.data().memory)
         })
+    }
+}
+
+/// The request with scheme and authority in its URI, from where the bindings take them. Whoever received it may have
+/// left the authority in `host` alone.
+fn with_authority<B>(mut request: Request<B>) -> Request<B> {
+    let host = request.headers().get(HOST).map(|host| Authority::try_from(host.as_bytes()));
+    if request.uri().authority().is_none()
+        && let Some(Ok(authority)) = host
+    {
+        let mut parts = request.uri().clone().into_parts();
+        parts.scheme = Some(Scheme::HTTP);
+        parts.authority = Some(authority);
+        parts.path_and_query.get_or_insert_with(|| PathAndQuery::from_static("/"));
+        if let Ok(uri) = Uri::from_parts(parts) {
+            *request.uri_mut() = uri;
+        }
+    }
+    request
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn a_request_has_its_hosts_authority() {
+        for (host, uri, expected) in [
+            (Some("a:1"), "/x?y", "http://a:1/x?y"),
+            (Some("a"), "/", "http://a/"),
+            (Some("a:1"), "http://b/x", "http://b/x"),
+            (Some("a/b"), "/x?y", "/x?y"),
+            (None, "/x?y", "/x?y"),
+        ] {
+            let mut request = Request::new(());
+            *request.uri_mut() = Uri::from_static(uri);
+            if let Some(host) = host {
+                request.headers_mut().insert(HOST, HeaderValue::from_static(host));
+            }
+            assert_eq!(with_authority(request).uri().to_string(), expected, "{host:?} {uri}");
+        }
     }
 }
