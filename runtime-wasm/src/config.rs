@@ -86,13 +86,13 @@ pub enum Wipe {
 /// Limits of outbound HTTP.
 #[derive(Clone, Debug)]
 pub struct EgressConfig {
-    /// Connections that one function may have open.
+    /// Connections that one function may have open; who needs one more waits as long as for a connection.
     pub connections_max: usize,
     /// Idle connections kept per destination.
     pub idle_connections_max: usize,
     /// How long an idle connection is kept.
     pub idle_timeout: Duration,
-    /// Resolving and connecting, TLS included.
+    /// A turn among the connections, resolving and connecting, TLS included.
     pub connect_timeout: Duration,
     /// From the request sent to the answer's headers.
     pub first_byte_timeout: Duration,

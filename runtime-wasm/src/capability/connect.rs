@@ -88,9 +88,13 @@ impl CheckedConnector {
         if verdict == Verdict::Denied {
             return Err(ConnectError::Denied);
         }
-        let permit = self.connections.try_acquire_owned().map_err(|_| ConnectError::Limit)?;
-        let port = uri.port_u16().unwrap_or(if scheme == "https" { 443 } else { 80 });
         let until = Instant::now() + self.timeout;
+        // More requests at once than connections take turns, as in a browser; a pooled one that comes free first is
+        // taken instead.
+        let turn = tokio::time::timeout_at(until, self.connections.acquire_owned()).await;
+        // Nobody closes it.
+        let permit = turn.ok().and_then(Result::ok).ok_or(ConnectError::Limit)?;
+        let port = uri.port_u16().unwrap_or(if scheme == "https" { 443 } else { 80 });
         let resolving = tokio::time::timeout_at(until, self.lookups.resolve(host, port)).await;
         let addresses = allowed(verdict, resolving.map_err(|_| ConnectError::TimedOut)??)?;
         let stream = to_any(&addresses, until).await?;
@@ -214,16 +218,19 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn connections_are_limited_and_come_back() {
+    async fn connections_are_limited_and_waited_for() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let uri: Uri = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
         let rules = vec![uri.to_string().parse().unwrap()];
-        let config = EgressConfig { connections_max: 1, ..EgressConfig::default() };
+        let connect_timeout = Duration::from_millis(100);
+        let config = EgressConfig { connections_max: 1, connect_timeout, ..EgressConfig::default() };
         let connector = CheckedConnector::new(rules.into(), &config, HostLookups::default());
         let first = connector.clone().connect(uri.clone()).await.unwrap();
         assert!(matches!(connector.clone().connect(uri.clone()).await, Err(ConnectError::Limit)));
+        let mut waits = std::pin::pin!(connector.clone().connect(uri));
+        assert!(futures::poll!(&mut waits).is_pending());
         drop(first);
-        connector.clone().connect(uri).await.unwrap();
+        waits.await.unwrap();
         let other = "http://127.0.0.1:1".parse().unwrap();
         assert!(matches!(connector.connect(other).await, Err(ConnectError::Denied)));
     }

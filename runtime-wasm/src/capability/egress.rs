@@ -34,6 +34,14 @@ use crate::{
     guest::{BODY_CHUNK_BYTES_MAX, Program},
 };
 
+/// HTTP/2's windows: what one answer, and all answers of one host, may have under way to us. All instances of a revision
+/// share a connection: answers that are not read must not keep others from coming.
+const HTTP2_STREAM_WINDOW_BYTES: u32 = 256 << 10;
+const HTTP2_CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
+/// A connection that is in use and says nothing is asked for a sign of life, and given up without one.
+const HTTP2_PING_INTERVAL: Duration = Duration::from_secs(30);
+const HTTP2_PING_TIMEOUT: Duration = Duration::from_secs(10);
+
 type HttpClient = Client<HttpsConnector<CheckedConnector>, WasiBody>;
 
 /// One program's way out: its rules, and the connections it has made.
@@ -61,6 +69,10 @@ impl Egress {
             Client::builder(TokioExecutor::new())
                 .pool_max_idle_per_host(self.config.idle_connections_max)
                 .pool_idle_timeout(self.config.idle_timeout)
+                .http2_initial_stream_window_size(HTTP2_STREAM_WINDOW_BYTES)
+                .http2_initial_connection_window_size(HTTP2_CONNECTION_WINDOW_BYTES)
+                .http2_keep_alive_interval(HTTP2_PING_INTERVAL)
+                .http2_keep_alive_timeout(HTTP2_PING_TIMEOUT)
                 .pool_timer(TokioTimer::new())
                 .timer(TokioTimer::new())
                 .build(connector)
