@@ -14,11 +14,10 @@ use bytes::{Buf as _, Bytes};
 use http::{Response, StatusCode, header};
 use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::{BodyExt as _, Empty};
-use hyper::body::Incoming;
 use mayfly_runtime::{Body, BodyError};
 use tokio::time::{Instant, Sleep};
 
-use crate::{listen::Active, target::Permit};
+use crate::{listen::Active, target::Permit, unread::Unread};
 
 /// An answer's body. Its end, or its drop, ends the request's turn.
 pub struct ResponseBody {
@@ -132,7 +131,7 @@ enum RequestBodyError {
 
 /// A request's body from a socket.
 struct RequestBody {
-    incoming: Incoming,
+    incoming: Unread,
     limit_bytes: u64,
     left_bytes: u64,
     too_large: Option<Arc<AtomicBool>>,
@@ -151,7 +150,7 @@ pub(crate) enum Bounded {
 }
 
 /// Puts the bounds around a request's body. Costs nothing for one without a body.
-pub(crate) fn bounded(incoming: Incoming, limit_bytes: u64, stall_timeout: Duration) -> Bounded {
+pub(crate) fn bounded(incoming: Unread, limit_bytes: u64, stall_timeout: Duration) -> Bounded {
     if incoming.is_end_stream() {
         let body = Empty::new().map_err(|never| match never {}).boxed_unsync();
         return Bounded::Body { body, exceeded: None };

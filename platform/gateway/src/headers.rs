@@ -85,9 +85,10 @@ impl Peer {
         if !trusted {
             headers.insert(X_FORWARDED_FOR, self.address.clone());
             headers.insert(X_FORWARDED_PROTO, HeaderValue::from_static("http"));
-            if let Some(host) = host {
-                headers.insert(X_FORWARDED_HOST, host);
-            }
+            match host {
+                Some(host) => headers.insert(X_FORWARDED_HOST, host),
+                None => headers.remove(X_FORWARDED_HOST),
+            };
             return;
         }
         headers.append(X_FORWARDED_FOR, self.address.clone());

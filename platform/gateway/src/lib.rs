@@ -25,6 +25,7 @@ mod metrics;
 mod proxy;
 mod routes;
 mod target;
+mod unread;
 
 pub use body::ResponseBody;
 pub use config::Config;

@@ -23,6 +23,7 @@ use crate::{
     refusal::Refusal,
     routes::{self, Found, Place, SetCookie, Table},
     target::{Admission, DemandSignal, Permit, RevisionTarget, Upstream},
+    unread::Unread,
 };
 
 /// What every request needs. Nothing in it is locked on a request's way.
@@ -94,13 +95,17 @@ impl Proxy {
     }
 
     /// Everything that can be done without waiting.
-    fn prepare(&self, peer: &Peer, mut request: Request<Incoming>) -> Result<Ready, Refusal> {
+    fn prepare(&self, peer: &Peer, request: Request<Incoming>) -> Result<Ready, Refusal> {
+        let mut request = Unread::wrap(request);
         headers::strip_hop_by_hop(request.headers_mut());
         let hosts = request.headers().get_all(header::HOST).iter().count();
         if hosts > 1 || (hosts == 0 && request.version() == Version::HTTP_11) {
             return Err(Refusal::not_one_host(hosts));
         }
         let host = settle_host(&mut request);
+        if host.as_ref().is_some_and(|host| host.to_str().is_err()) {
+            return Err(Refusal::host_is_no_text());
+        }
         peer.forward(request.headers_mut(), host, self.trust_forwarded);
         let found = self.find_route(&mut request)?;
         let (target, set_cookie) = choose(&found, request.headers())?;
@@ -122,7 +127,7 @@ impl Proxy {
 
     /// The request's route. No function has `%` in its name: only an address that leads nowhere is looked at
     /// again with its encodings taken off.
-    fn find_route(&self, request: &mut Request<Incoming>) -> Result<Found, Refusal> {
+    fn find_route(&self, request: &mut Request<Unread>) -> Result<Found, Refusal> {
         let found = self.table.find(&Place::of(request.uri(), request.headers()));
         if found.is_err()
             && let Some(plain) = routes::plainly(request.uri())
@@ -297,7 +302,8 @@ fn response(
     let mut response = response.map(|body| ResponseBody::guest(body, permit));
     let answer_headers = response.headers_mut();
     headers::strip_hop_by_hop(answer_headers);
-    answer_headers.insert(headers::SERVER_TIMING, headers::server_timing(queue, &timings));
+    // Behind what the guest says of its own times, if it does.
+    answer_headers.append(headers::SERVER_TIMING, headers::server_timing(queue, &timings));
     if timings.cold {
         answer_headers.insert(headers::MAYFLY_COLD, HeaderValue::from_static("true"));
     }
@@ -309,7 +315,7 @@ fn response(
 
 /// Puts the host into the `host` header, wherever the client put it, and leaves the path alone in the URI:
 /// one form for guests, whichever HTTP the client speaks. Returns the host.
-fn settle_host(request: &mut Request<Incoming>) -> Option<HeaderValue> {
+fn settle_host(request: &mut Request<Unread>) -> Option<HeaderValue> {
     if let Some(authority) = request.uri().authority() {
         let value = HeaderValue::from_str(authority.as_str()).ok()?;
         let path = request.uri().path_and_query().cloned();
@@ -358,7 +364,10 @@ impl AccessLog {
         arrived: Instant,
     ) {
         let (status, code, timing) = match outcome {
-            Ok(response) => (response.status(), "", response.headers().get(headers::SERVER_TIMING)),
+            Ok(response) => {
+                let timing = response.headers().get_all(headers::SERVER_TIMING).iter().next_back();
+                (response.status(), "", timing)
+            }
             Err(refusal) => (refusal.code.status(), refusal.code.as_str(), None),
         };
         tracing::debug!(

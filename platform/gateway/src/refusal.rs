@@ -198,6 +198,11 @@ impl Refusal {
         Self::new(Code::BadRequest, message, "send one Host header")
     }
 
+    pub(crate) fn host_is_no_text() -> Self {
+        let message = "the request's Host header is no name: it has bytes that are no visible ASCII";
+        Self::new(Code::BadRequest, message, "send the host's name as ASCII (punycode)")
+    }
+
     pub(crate) fn no_request() -> Self {
         let message = "what was sent is no HTTP request: its first line or one of its headers cannot be read";
         Self::new(Code::BadRequest, message, "speak HTTP/1.1, or HTTP/2 without TLS (h2c)")

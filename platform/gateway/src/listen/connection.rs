@@ -39,9 +39,11 @@ use crate::{Config, body, headers::Peer, proxy::Proxy};
 const H2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// A pause between looks at a connection that has sent less than tells the two protocols apart.
 const PEEK_AGAIN: Duration = Duration::from_millis(10);
-/// HTTP/2's windows: what one stream, and one connection, may have under way towards us.
-const H2_STREAM_WINDOW_BYTES: u32 = 256 << 10;
-const H2_CONNECTION_WINDOW_BYTES: u32 = 1 << 20;
+/// HTTP/2's window of one stream: what it may have under way towards us. A connection's has room for all its streams:
+/// one that waits for its turn must not keep another's body from coming.
+const H2_STREAM_WINDOW_BYTES: u32 = 64 << 10;
+/// The largest window there is (RFC 9113, 6.9.1).
+const H2_WINDOW_BYTES_MAX: u32 = (1 << 31) - 1;
 /// What one HTTP/2 stream may have waiting on the way out.
 const H2_SEND_BUFFER_BYTES: usize = 128 << 10;
 /// A silent HTTP/2 peer is asked for a sign of life this often.
@@ -90,7 +92,9 @@ impl Connections {
             .max_concurrent_streams(config.h2_streams_max)
             .max_header_list_size(u32::try_from(config.header_bytes_max).unwrap_or(u32::MAX))
             .initial_stream_window_size(H2_STREAM_WINDOW_BYTES)
-            .initial_connection_window_size(H2_CONNECTION_WINDOW_BYTES)
+            .initial_connection_window_size(
+                H2_STREAM_WINDOW_BYTES.saturating_mul(config.h2_streams_max).min(H2_WINDOW_BYTES_MAX),
+            )
             .max_send_buf_size(H2_SEND_BUFFER_BYTES)
             .keep_alive_interval(H2_PING_INTERVAL);
         Self {

@@ -9,6 +9,7 @@
 
 use std::{
     io,
+    mem::MaybeUninit,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -16,10 +17,13 @@ use std::{
 
 use bytes::{Buf as _, Bytes};
 use http::{HeaderMap, StatusCode};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    time::Sleep,
+};
 
 use super::connection::{Activity, Requests};
-use crate::{headers, proxy::Proxy, refusal::Refusal};
+use crate::{headers, proxy::Proxy, refusal::Refusal, unread::READ_ON_MAX};
 
 /// `HTTP/1.1 ` and three digits.
 const STATUS_AT: std::ops::Range<usize> = 9..12;
@@ -34,12 +38,25 @@ pub(super) struct Worded<S> {
     flushed: Requests,
     /// What is still to be written in place of a wordless answer.
     rest: Bytes,
+    /// Something was refused, of which more may come.
+    refused: bool,
+    /// Set once nothing more is written: until then what still comes of it is read.
+    lingers: Option<Pin<Box<Sleep>>>,
 }
 
 impl<S: AsyncWrite + Unpin> Worded<S> {
     pub(super) fn new(stream: S, proxy: Arc<Proxy>, activity: Arc<Activity>, head_bytes_max: usize) -> Self {
         let flushed = activity.requests();
-        Self { stream, proxy, activity, head_bytes_max, flushed, rest: Bytes::new() }
+        Self {
+            stream,
+            proxy,
+            activity,
+            head_bytes_max,
+            flushed,
+            rest: Bytes::new(),
+            refused: false,
+            lingers: None,
+        }
     }
 
     /// Takes an answer without words; the words are to be written instead.
@@ -60,6 +77,7 @@ impl<S: AsyncWrite + Unpin> Worded<S> {
         };
         self.proxy.counts.refused(refusal.code);
         self.rest = words(status, &refusal);
+        self.refused = true;
         true
     }
 
@@ -105,7 +123,26 @@ impl<S: AsyncRead + Unpin> AsyncRead for Worded<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Worded<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> Worded<S> {
+    /// Reads what still comes, for a while: a connection that is closed with bytes unread is reset, and the reset takes
+    /// the answer along.
+    fn poll_linger(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let until = self.lingers.get_or_insert_with(|| Box::pin(tokio::time::sleep(READ_ON_MAX)));
+        if until.as_mut().poll(context).is_ready() {
+            return Poll::Ready(());
+        }
+        let mut unread = [MaybeUninit::uninit(); 4096];
+        loop {
+            let mut buffer = ReadBuf::uninit(&mut unread);
+            let read = ready!(Pin::new(&mut self.stream).poll_read(context, &mut buffer));
+            if read.is_err() || buffer.filled().is_empty() {
+                return Poll::Ready(());
+            }
+        }
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Worded<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -143,7 +180,13 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Worded<S> {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        ready!(self.poll_rest(context))?;
-        Pin::new(&mut self.stream).poll_shutdown(context)
+        if self.lingers.is_none() {
+            ready!(self.poll_rest(context))?;
+            ready!(Pin::new(&mut self.stream).poll_shutdown(context))?;
+        }
+        if self.refused {
+            ready!(self.poll_linger(context));
+        }
+        Poll::Ready(Ok(()))
     }
 }

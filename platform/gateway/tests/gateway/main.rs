@@ -8,3 +8,4 @@ mod shutdown;
 mod streaming;
 mod support;
 mod traffic;
+mod unread;

@@ -177,6 +177,37 @@ async fn headers_are_rewritten_both_ways() {
 }
 
 #[tokio::test]
+async fn nobody_says_another_host_than_the_one_that_was_asked() {
+    let api = FakeApi::default();
+    api.function("hello", json!({}));
+    let world = World::with(api, config(), std::sync::Arc::default(), Some(failing())).await;
+    let request = "GET /fn/ns/hello/head HTTP/1.0\r\nx-forwarded-host: evil\r\n\r\n";
+    let answer = raw(world.address, request).await;
+    assert!(answer.starts_with("HTTP/1.0 200") && !answer.contains("evil"), "{answer}");
+
+    let mut stream = tokio::net::TcpStream::connect(world.address).await.unwrap();
+    let request = b"GET /fn/ns/hello/head HTTP/1.1\r\nhost: h\xe9\r\nconnection: close\r\n\r\n";
+    tokio::io::AsyncWriteExt::write_all(&mut stream, request).await.unwrap();
+    let mut answer = String::new();
+    tokio::io::AsyncReadExt::read_to_string(&mut stream, &mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 400") && answer.contains("bad_request"), "{answer}");
+}
+
+#[tokio::test]
+async fn a_guests_own_times_stand_beside_the_gateways() {
+    let api = FakeApi::default();
+    api.function("hello", json!({}));
+    let host = ScriptedHost::new(|_, _| async {
+        Ok(http::Response::builder().header("server-timing", "db;dur=3").body(text("")).unwrap())
+    });
+    let world = World::with(api, config(), std::sync::Arc::default(), Some(host)).await;
+    let (parts, _) = world.request("/fn/ns/hello", &[]).await;
+    let times: Vec<_> = parts.headers.get_all("server-timing").iter().collect();
+    assert_eq!(times[0], "db;dur=3");
+    assert!(times[1].to_str().unwrap().starts_with("queue;dur="), "{times:?}");
+}
+
+#[tokio::test]
 async fn head_and_continue() {
     let api = FakeApi::default();
     api.function("hello", json!({}));
