@@ -39,7 +39,9 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let workspace = Workspace::locate()?;
     let mut count = Count::default();
     if tools::find("kubectl").is_none() {
-        println!("test: kubectl is not on the PATH and no package brings it: its tests will be skipped");
+        println!(
+            "test: kubectl is not on the PATH: its tests will be skipped (they need 1.32; Debian's package is older)"
+        );
     }
     if let Err(error) = phase("guests", || guests::build(&workspace).map(|_| ())) {
         println!("test: no guests: {error:#}");
