@@ -73,6 +73,8 @@ pub(crate) struct Kind {
     /// One of our own kinds, with the rules of custom resources: required fields are required, and there is no
     /// strategic merge.
     pub(crate) custom: bool,
+    /// What to do about a required field that is missing, where its path alone does not say it.
+    pub(crate) remedies: &'static [(&'static str, &'static str)],
     pub(crate) schema: fn(&mut SchemaGenerator) -> Schema,
     /// Decodes into the Rust type, to see that it can be done.
     pub(crate) check: fn(&Value) -> Result<(), String>,
@@ -202,6 +204,7 @@ impl Kind {
             create_on_update: false,
             generation: false,
             custom: false,
+            remedies: &[],
             schema: |generator| generator.subschema_for::<K>(),
             check: decodes::<K>,
         }
@@ -239,6 +242,11 @@ impl Kind {
             "" => self.version.to_owned(),
             group => format!("{group}/{}", self.version),
         }
+    }
+
+    /// What to do about a required field that is missing; empty where the path says it.
+    pub(crate) fn remedy(&self, path: &str) -> &'static str {
+        self.remedies.iter().find(|(field, _)| *field == path).map_or("", |(_, remedy)| remedy)
     }
 
     pub(crate) fn has(&self, subresource: Subresource) -> bool {

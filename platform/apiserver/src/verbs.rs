@@ -120,7 +120,7 @@ pub(crate) fn fit(
     if kind.custom && !missing.is_empty() {
         let errors: Vec<_> = missing
             .iter()
-            .map(|path| mayfly_api::validation::FieldError::required(path, remedy(kind, path)))
+            .map(|path| mayfly_api::validation::FieldError::required(path, kind.remedy(path)))
             .collect();
         return Err(ApiError::invalid(kind, object.name(), &errors));
     }
@@ -141,18 +141,6 @@ pub(crate) fn check(kind: &Kind, object: &mut Object) -> Result<(), ApiError> {
 fn cannot_be_handled(kind: &Kind, why: &str) -> ApiError {
     let (kind, version) = (kind.kind, kind.version);
     ApiError::bad_request(format!("{kind} in version {version:?} cannot be handled as a {kind}: {why}"))
-}
-
-/// What to do about a missing field, where its path alone does not say it.
-fn remedy(kind: &Kind, path: &str) -> &'static str {
-    match (kind.plural, path) {
-        // A project's own manifest is a whole Function but for this: what is built from the project becomes it.
-        ("functions", "spec.source") => {
-            "in a project, `mayfly deploy` builds the component, uploads it and sets this; elsewhere set one of \
-             component, oci and image"
-        }
-        _ => "",
-    }
 }
 
 /// What findings mean under a field validation: an error, or warnings, and the fields that are missing.

@@ -14,10 +14,14 @@ use bytes::{Buf as _, Bytes};
 use http::{Response, StatusCode, header};
 use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::{BodyExt as _, Empty};
-use mayfly_runtime::{Body, BodyError};
+use hyper::body::Incoming;
+use mayfly_runtime::{
+    Body, BodyError,
+    wire::{DrainOnDrop, FlushBeforeError},
+};
 use tokio::time::{Instant, Sleep};
 
-use crate::{listen::Active, target::Permit, unread::Unread};
+use crate::{listen::Active, target::Permit};
 
 /// An answer's body. Its end, or its drop, ends the request's turn.
 pub struct ResponseBody {
@@ -30,7 +34,7 @@ enum Inner {
     /// Written by the gateway.
     Full(Option<Bytes>),
     /// Streamed by a guest.
-    Guest { body: Body, permit: Option<Permit>, failed: Option<BodyError> },
+    Guest { body: FlushBeforeError, permit: Option<Permit> },
 }
 
 impl ResponseBody {
@@ -42,7 +46,7 @@ impl ResponseBody {
     pub(crate) fn guest(body: Body, permit: Permit) -> Self {
         // An empty body may never be polled.
         let permit = if body.is_end_stream() { None } else { Some(permit) };
-        Self { inner: Inner::Guest { body, permit, failed: None }, active: None }
+        Self { inner: Inner::Guest { body: FlushBeforeError::new(body), permit }, active: None }
     }
 
     /// Keeps its connection from being idle until it ends.
@@ -83,20 +87,10 @@ impl http_body::Body for ResponseBody {
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         match &mut self.inner {
             Inner::Full(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Inner::Guest { body, permit, failed } => {
-                if let Some(error) = failed.take() {
-                    return Poll::Ready(Some(Err(error)));
-                }
+            Inner::Guest { body, permit } => {
                 let polled = Pin::new(body).poll_frame(context);
                 if matches!(polled, Poll::Ready(None | Some(Err(_)))) {
                     permit.take();
-                }
-                if let Poll::Ready(Some(Err(error))) = polled {
-                    // A connection ends with the error, and with it all that it has not written. So what came before is
-                    // let out first: whoever waits, writes.
-                    *failed = Some(error);
-                    context.waker().wake_by_ref();
-                    return Poll::Pending;
                 }
                 polled
             }
@@ -106,7 +100,7 @@ impl http_body::Body for ResponseBody {
     fn is_end_stream(&self) -> bool {
         match &self.inner {
             Inner::Full(bytes) => bytes.is_none(),
-            Inner::Guest { body, failed, .. } => failed.is_none() && body.is_end_stream(),
+            Inner::Guest { body, .. } => body.is_end_stream(),
         }
     }
 
@@ -131,7 +125,7 @@ enum RequestBodyError {
 
 /// A request's body from a socket.
 struct RequestBody {
-    incoming: Unread,
+    incoming: DrainOnDrop<Incoming>,
     limit_bytes: u64,
     left_bytes: u64,
     too_large: Option<Arc<AtomicBool>>,
@@ -150,7 +144,7 @@ pub(crate) enum Bounded {
 }
 
 /// Puts the bounds around a request's body. Costs nothing for one without a body.
-pub(crate) fn bounded(incoming: Unread, limit_bytes: u64, stall_timeout: Duration) -> Bounded {
+pub(crate) fn bounded(incoming: DrainOnDrop<Incoming>, limit_bytes: u64, stall_timeout: Duration) -> Bounded {
     if incoming.is_end_stream() {
         let body = Empty::new().map_err(|never| match never {}).boxed_unsync();
         return Bounded::Body { body, exceeded: None };

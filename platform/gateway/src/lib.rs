@@ -25,7 +25,6 @@ mod metrics;
 mod proxy;
 mod routes;
 mod target;
-mod unread;
 
 pub use body::ResponseBody;
 pub use config::Config;

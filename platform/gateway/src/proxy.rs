@@ -13,7 +13,7 @@ use bytes::Bytes;
 use futures::future::BoxFuture;
 use http::{HeaderMap, HeaderValue, Request, Response, Uri, Version, header, uri::PathAndQuery};
 use hyper::body::Incoming;
-use mayfly_runtime::{Answer, Body, CallError};
+use mayfly_runtime::{Answer, Body, CallError, wire::DrainOnDrop};
 use tokio::time::Instant;
 
 use crate::{
@@ -23,7 +23,6 @@ use crate::{
     refusal::Refusal,
     routes::{self, Found, Place, SetCookie, Table},
     target::{Admission, DemandSignal, Permit, RevisionTarget, Upstream},
-    unread::Unread,
 };
 
 /// What every request needs. Nothing in it is locked on a request's way.
@@ -96,7 +95,7 @@ impl Proxy {
 
     /// Everything that can be done without waiting.
     fn prepare(&self, peer: &Peer, request: Request<Incoming>) -> Result<Ready, Refusal> {
-        let mut request = Unread::wrap(request);
+        let mut request = DrainOnDrop::wrap(request);
         headers::strip_hop_by_hop(request.headers_mut());
         let hosts = request.headers().get_all(header::HOST).iter().count();
         if hosts > 1 || (hosts == 0 && request.version() == Version::HTTP_11) {
@@ -127,7 +126,7 @@ impl Proxy {
 
     /// The request's route. No function has `%` in its name: only an address that leads nowhere is looked at
     /// again with its encodings taken off.
-    fn find_route(&self, request: &mut Request<Unread>) -> Result<Found, Refusal> {
+    fn find_route(&self, request: &mut Request<DrainOnDrop<Incoming>>) -> Result<Found, Refusal> {
         let found = self.table.find(&Place::of(request.uri(), request.headers()));
         if found.is_err()
             && let Some(plain) = routes::plainly(request.uri())
@@ -315,7 +314,7 @@ fn response(
 
 /// Puts the host into the `host` header, wherever the client put it, and leaves the path alone in the URI:
 /// one form for guests, whichever HTTP the client speaks. Returns the host.
-fn settle_host(request: &mut Request<Unread>) -> Option<HeaderValue> {
+fn settle_host(request: &mut Request<DrainOnDrop<Incoming>>) -> Option<HeaderValue> {
     if let Some(authority) = request.uri().authority() {
         let value = HeaderValue::from_str(authority.as_str()).ok()?;
         let path = request.uri().path_and_query().cloned();

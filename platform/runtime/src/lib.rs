@@ -2,7 +2,8 @@
 //!
 //! **Belongs here:** [`Runtime`], what the kubelet asks of any host (wasm, OCI, simulated);
 //! [`FunctionHost`], what the gateway asks of a host that can answer requests in the same process; the
-//! values that cross these borders; the form of log files that all hosts write and the kubelet reads.
+//! values that cross these borders; the form of log files that all hosts write and the kubelet reads; body
+//! wrappers for HTTP servers ([`wire`]).
 //!
 //! **Does not belong here:** any host, any policy (when to scale, what to restart), the API.
 //!
@@ -12,6 +13,7 @@ pub mod function;
 pub mod logs;
 pub mod pod;
 pub mod simulated;
+pub mod wire;
 
 pub use function::{Answer, Body, BodyError, CallError, FunctionHost, HostedFunction, HostedSpec, Timings};
 pub use pod::{

@@ -26,12 +26,8 @@ pub(crate) struct AnswerBody {
 
 enum Rest {
     Nothing,
-    /// It ends here, with an error. A connection ends with the error, and with it all that it has not written: so what
-    /// came before is let out first, which whoever waits for more does.
-    Cut {
-        error: Option<CallError>,
-        waited: bool,
-    },
+    /// It ends here, with an error.
+    Cut(Option<CallError>),
     Streaming(Streaming),
 }
 
@@ -107,7 +103,7 @@ impl AnswerBody {
         if ended {
             return Self::whole(ready);
         }
-        Self { ready, whole_bytes: None, rest: Rest::Cut { error: failed, waited: false } }
+        Self { ready, whole_bytes: None, rest: Rest::Cut(failed) }
     }
 
     pub(super) fn streaming(
@@ -174,26 +170,15 @@ impl Body for AnswerBody {
             }
             return Poll::Ready(Some(Ok(frame)));
         }
-        let frame = match &mut self.rest {
-            Rest::Nothing => None,
-            Rest::Cut { error, waited: true } => {
-                let error = error.take();
-                self.rest = Rest::Nothing;
-                return Poll::Ready(error.map(|error| Err(error.into())));
-            }
-            Rest::Cut { error, waited: false } => error.take().map(Err),
-            Rest::Streaming(streaming) => std::task::ready!(streaming.poll_frame(cx)),
-        };
-        match frame {
-            Some(Ok(frame)) => Poll::Ready(Some(Ok(frame))),
-            Some(Err(error)) => {
-                self.rest = Rest::Cut { error: Some(error), waited: true };
-                cx.waker().wake_by_ref();
-                Poll::Pending
-            }
-            None => {
-                self.rest = Rest::Nothing;
-                Poll::Ready(None)
+        match &mut self.rest {
+            Rest::Nothing => Poll::Ready(None),
+            Rest::Cut(error) => Poll::Ready(error.take().map(|error| Err(error.into()))),
+            Rest::Streaming(streaming) => {
+                let frame = std::task::ready!(streaming.poll_frame(cx));
+                if !matches!(frame, Some(Ok(_))) {
+                    self.rest = Rest::Nothing;
+                }
+                Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
             }
         }
     }
@@ -204,59 +189,5 @@ impl Body for AnswerBody {
 
     fn size_hint(&self) -> SizeHint {
         self.whole_bytes.map_or_else(SizeHint::new, SizeHint::with_exact)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::{convert::Infallible, time::Duration};
-
-    use http::{Request, Response};
-    use http_body_util::{BodyExt as _, StreamBody};
-    use hyper::{body::Incoming, server::conn::http1, service::service_fn};
-    use hyper_util::rt::TokioIo;
-    use tokio::{
-        io::{AsyncReadExt as _, AsyncWriteExt as _},
-        time::Instant,
-    };
-    use wasmtime_wasi_http::Error;
-
-    use super::*;
-
-    /// All of it is ready at once: the part, and that there is no more.
-    fn broken_off(streams: bool) -> AnswerBody {
-        let part = Frame::data(Bytes::from("part"));
-        if !streams {
-            return AnswerBody::cut([part].into(), false, Some(CallError::NoAnswer));
-        }
-        let frames = futures::stream::iter([Ok(part), Err(Error::HttpProtocolError)]);
-        let streaming = Streaming {
-            body: StreamBody::new(frames).boxed_unsync(),
-            bytes: 0,
-            limits: Limits { deadline: Instant::now(), timeout: Duration::ZERO, response_bytes_max: 4 },
-            guest: None,
-            recording: Recording::default(),
-        };
-        AnswerBody { ready: VecDeque::new(), whole_bytes: None, rest: Rest::Streaming(streaming) }
-    }
-
-    #[tokio::test]
-    async fn what_an_answer_said_before_it_broke_off_arrives() {
-        for streams in [false, true] {
-            let service = service_fn(move |_: Request<Incoming>| async move {
-                Ok::<_, Infallible>(Response::new(broken_off(streams)))
-            });
-            let (mut client, server) = tokio::io::duplex(1 << 10);
-            let serving = http1::Builder::new().serve_connection(TokioIo::new(server), service);
-            let asking = async {
-                client.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
-                let mut answer = String::new();
-                client.read_to_string(&mut answer).await.unwrap();
-                answer
-            };
-            let (_, answer) = tokio::join!(serving, asking);
-            assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "streams: {streams}, {answer}");
-            assert!(answer.ends_with("\r\n4\r\npart\r\n"), "streams: {streams}, cut, not ended: {answer}");
-        }
     }
 }

@@ -15,7 +15,10 @@ use hyper_util::{
     server::graceful::GracefulShutdown,
 };
 use mayfly_api::{Digest, function::Isolation, wellknown};
-use mayfly_runtime::{Body, BodyError, CallError, ContainerSpec, HostedSpec, RuntimeError, SandboxSpec};
+use mayfly_runtime::{
+    BodyError, CallError, ContainerSpec, HostedSpec, RuntimeError, SandboxSpec,
+    wire::{DrainOnDrop, FlushBeforeError},
+};
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore},
@@ -167,11 +170,12 @@ async fn accept(
 async fn answer(
     function: Arc<Function>,
     request: Request<Incoming>,
-) -> Result<Response<Body>, std::convert::Infallible> {
-    let request = request.map(|body| body.map_err(|error| Box::new(error) as BodyError).boxed_unsync());
+) -> Result<Response<FlushBeforeError>, std::convert::Infallible> {
+    let request = DrainOnDrop::wrap(request)
+        .map(|body| body.map_err(|error| Box::new(error) as BodyError).boxed_unsync());
     let deadline = Instant::now() + function.spec.timeout;
     match function.call(request, deadline).await {
-        Ok(answer) => Ok(answer.response),
+        Ok(answer) => Ok(answer.response.map(FlushBeforeError::new)),
         Err(error) => {
             let status = match &error {
                 CallError::Overloaded { .. } | CallError::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
@@ -179,7 +183,7 @@ async fn answer(
                 _ => StatusCode::BAD_GATEWAY,
             };
             let body = Full::from(format!("{error}\n")).map_err(|never| match never {}).boxed_unsync();
-            let mut response = Response::new(body);
+            let mut response = Response::new(FlushBeforeError::new(body));
             *response.status_mut() = status;
             Ok(response)
         }

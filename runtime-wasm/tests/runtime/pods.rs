@@ -248,6 +248,22 @@ async fn a_component_that_answers_serves_http_on_the_pods_address() {
     tokio::net::TcpStream::connect(address).await.expect_err("nobody listens any more");
 }
 
+/// More comes than sockets hold, from a client that looks for its answer when it has sent all.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pods_answer_arrives_though_nobody_reads_the_request() {
+    const UPLOAD_BYTES: usize = 16 << 20;
+    let fixture = Fixture::new();
+    let (pod, address) = serving(&fixture, handler(ANSWERS)).await;
+    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    let head = format!("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: {UPLOAD_BYTES}\r\n\r\n");
+    stream.write_all(head.as_bytes()).await.unwrap();
+    stream.write_all(&vec![0; UPLOAD_BYTES]).await.expect("all of it is taken");
+    let mut answer = [0; 15];
+    stream.read_exact(&mut answer).await.unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 200 OK");
+    fixture.host.stop_container(&pod.spec.id, Duration::ZERO).await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_hears_its_stop_though_it_has_no_room_for_connections() {
     let config = mayfly_runtime_wasm::Config { pod_connections_max: 1, ..small() };

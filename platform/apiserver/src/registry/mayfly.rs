@@ -46,6 +46,12 @@ fn function() -> Kind {
             None => Vec::new(),
         },
         valid_name: validation::function_name,
+        // A project's own manifest is a whole Function but for this: what is built from the project becomes it.
+        remedies: &[(
+            "spec.source",
+            "in a project, `mayfly deploy` builds the component, uploads it and sets this; elsewhere set one of \
+             component, oci and image",
+        )],
         ..Kind::own::<Function>("Function", "functions", "function")
     }
 }

@@ -38,14 +38,18 @@ pub(crate) enum Propagation {
 }
 
 impl DeleteOptions {
-    /// The body wins over the query, as upstream.
+    /// The body (null: there is none) wins over the query, as upstream. A deletion cannot be taken back: what cannot
+    /// be understood of it is refused.
     pub(crate) fn parse(body: &Value, query: &Query) -> Result<Self, ApiError> {
-        if !body.is_null() {
-            understood(body)?;
-        }
-        let text = |value: &Value| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
-        let policy = text(&body["propagationPolicy"]).or_else(|| query.propagation_policy.clone());
-        let orphan = body["orphanDependents"].as_bool().or(query.orphan_dependents);
+        let said: Option<v1::DeleteOptions> = serde_json::from_value(body.clone()).map_err(|error| {
+            ApiError::bad_request(format!(
+                "DeleteOptions in version \"v1\" cannot be handled as a DeleteOptions: {error}"
+            ))
+        })?;
+        let said = said.unwrap_or_default();
+        let text = |text: Option<String>| text.filter(|text| !text.is_empty());
+        let policy = text(said.propagation_policy).or_else(|| query.propagation_policy.clone());
+        let orphan = said.orphan_dependents.or(query.orphan_dependents);
         if policy.is_some() && orphan.is_some() {
             let message = "DeleteOptions.meta.k8s.io \"\" is invalid: propagationPolicy: Invalid value: \
                            orphanDependents and deletionPropagation cannot be both set";
@@ -64,13 +68,20 @@ impl DeleteOptions {
                 return Err(ApiError::unprocessable(message));
             }
         };
-        let dry_run = body["dryRun"].as_array().is_some_and(|list| list.iter().any(|item| item == "All"));
+        let dry_run = said.dry_run.unwrap_or_default();
+        if let Some(other) = dry_run.iter().find(|item| *item != "All") {
+            return Err(ApiError::unprocessable(format!(
+                "DeleteOptions.meta.k8s.io \"\" is invalid: dryRun: Unsupported value: {other:?}: supported values: \
+                 \"All\""
+            )));
+        }
+        let preconditions = said.preconditions.unwrap_or_default();
         Ok(Self {
-            grace_period_seconds: body["gracePeriodSeconds"].as_i64().or(query.grace_period_seconds),
+            grace_period_seconds: said.grace_period_seconds.or(query.grace_period_seconds),
             propagation,
-            uid: text(&body["preconditions"]["uid"]),
-            resource_version: text(&body["preconditions"]["resourceVersion"]),
-            dry_run: dry_run || query.dry_run,
+            uid: text(preconditions.uid),
+            resource_version: text(preconditions.resource_version),
+            dry_run: !dry_run.is_empty() || query.dry_run,
         })
     }
 
@@ -88,21 +99,6 @@ impl DeleteOptions {
             Some(version) => Err(mismatch("resourceVersion", version, &current)),
             None => Ok(()),
         }
-    }
-}
-
-/// A deletion cannot be taken back: what it was told must have been understood.
-fn understood(body: &Value) -> Result<(), ApiError> {
-    let options: v1::DeleteOptions = serde_json::from_value(body.clone()).map_err(|error| {
-        ApiError::bad_request(format!(
-            "DeleteOptions in version \"v1\" cannot be handled as a DeleteOptions: {error}"
-        ))
-    })?;
-    match options.dry_run.iter().flatten().find(|item| *item != "All") {
-        Some(other) => Err(ApiError::unprocessable(format!(
-            "DeleteOptions.meta.k8s.io \"\" is invalid: dryRun: Unsupported value: {other:?}: supported values: \"All\""
-        ))),
-        None => Ok(()),
     }
 }
 

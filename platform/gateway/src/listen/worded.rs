@@ -17,13 +17,14 @@ use std::{
 
 use bytes::{Buf as _, Bytes};
 use http::{HeaderMap, StatusCode};
+use mayfly_runtime::wire::DRAIN_MAX;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     time::Sleep,
 };
 
 use super::connection::{Activity, Requests};
-use crate::{headers, proxy::Proxy, refusal::Refusal, unread::READ_ON_MAX};
+use crate::{headers, proxy::Proxy, refusal::Refusal};
 
 /// `HTTP/1.1 ` and three digits.
 const STATUS_AT: std::ops::Range<usize> = 9..12;
@@ -127,7 +128,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Worded<S> {
     /// Reads what still comes, for a while: a connection that is closed with bytes unread is reset, and the reset takes
     /// the answer along.
     fn poll_linger(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        let until = self.lingers.get_or_insert_with(|| Box::pin(tokio::time::sleep(READ_ON_MAX)));
+        let until = self.lingers.get_or_insert_with(|| Box::pin(tokio::time::sleep(DRAIN_MAX)));
         if until.as_mut().poll(context).is_ready() {
             return Poll::Ready(());
         }

@@ -2,10 +2,10 @@
 
 mod admission;
 mod autoscale;
+mod drain;
 mod limits;
 mod serving;
 mod shutdown;
 mod streaming;
 mod support;
 mod traffic;
-mod unread;
