@@ -61,6 +61,20 @@ pub fn dns_label(name: &str) -> Result<(), String> {
         .into())
 }
 
+/// Checks an RFC 1035 label (Services: their name becomes a host label that begins with a letter).
+pub fn dns_1035_label(name: &str) -> Result<(), String> {
+    if name.len() > LABEL_BYTES_MAX {
+        return Err(format!("must be no more than {LABEL_BYTES_MAX} characters"));
+    }
+    if is_label(name) && name.starts_with(|first: char| first.is_ascii_lowercase()) {
+        return Ok(());
+    }
+    Err("a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an alphabetic \
+         character, and end with an alphanumeric character (e.g. 'my-name',  or 'abc-123', regex used for \
+         validation is '[a-z]([-a-z0-9]*[a-z0-9])?')"
+        .into())
+}
+
 /// Checks an RFC 1123 subdomain (the default rule for object names).
 pub fn dns_subdomain(name: &str) -> Result<(), String> {
     if name.len() > SUBDOMAIN_BYTES_MAX {

@@ -15,7 +15,7 @@ use crate::{
     logs, meta,
     negotiate::{self, BodyForm, Representation},
     object::Object,
-    registry::{Kind, Subresource, Verbs},
+    registry::{Backing, Kind, Subresource},
     render::{IncludeObject, View, json_response, json_value},
     request::{Query, Target},
     server::Inner,
@@ -40,7 +40,7 @@ impl Call {
     pub(crate) async fn answer(self, body: Body) -> Result<Response, ApiError> {
         if self.parts.method == Method::GET {
             if self.query.watch && self.target.name.is_none() {
-                if self.target.kind.verbs == Verbs::Measured {
+                if !self.target.kind.allows("watch") {
                     return Err(ApiError::method_not_allowed());
                 }
                 return self.watch().await;
@@ -143,7 +143,7 @@ impl Call {
 
     async fn short(&self, body: Body) -> Result<Response, ApiError> {
         let kind = self.target.kind;
-        if kind.verbs == Verbs::CreateOnly {
+        if kind.backing == Backing::Review {
             return match (self.parts.method.as_str(), &self.target.name) {
                 ("POST", None) => self.question(body).await,
                 _ => Err(ApiError::method_not_allowed()),
@@ -159,15 +159,15 @@ impl Call {
         {
             return self.subresource(*row, name, body).await;
         }
-        if kind.verbs == Verbs::View {
+        if kind.backing == Backing::View {
             return self.viewed().await;
         }
-        if kind.verbs == Verbs::Measured {
+        if kind.backing == Backing::Measured {
             return self.measured(self.view()?).await;
         }
         let Some(part) = self.part() else {
             if let (Some(name), Some(way)) = (&self.target.name, &self.target.subresource)
-                && let Some(refusal) = subresources::no_way_in(kind, way)
+                && let Some(refusal) = subresources::unsupported_subresource(kind, way)
             {
                 self.server.get(kind, &self.target.namespace, name, &self.query)?;
                 return Err(refusal);
@@ -181,9 +181,10 @@ impl Call {
             ("PUT", Some(name)) => self.update(name, part, body).await,
             ("PATCH", Some(name)) if part != Part::Finalize => self.patch(name, part, body).await,
             ("DELETE", Some(name)) if part == Part::Main => self.delete(name, body).await,
-            // Nobody means all that there is: upstream has no such way either.
+            // No deletecollection across all namespaces, as upstream.
             ("DELETE", None)
-                if kind.namespaced && self.target.namespace.is_empty() || kind.verbs == Verbs::OneByOne =>
+                if kind.namespaced && self.target.namespace.is_empty()
+                    || !kind.allows("deletecollection") =>
             {
                 Err(ApiError::method_not_allowed())
             }
@@ -202,7 +203,7 @@ impl Call {
     }
 
     async fn question(&self, body: Body) -> Result<Response, ApiError> {
-        let (object, _) = self.fitting(self.object_body(body).await?, None)?;
+        let (object, _) = self.validated_object(self.object_body(body).await?, None)?;
         let answer = subresources::answer_question(self.target.kind, object, &self.user, self.server.now());
         Ok(json_value(StatusCode::CREATED, &Value::Object(answer.0)))
     }
@@ -235,9 +236,9 @@ impl Call {
                     .await?;
                 scale_response(outcome)
             }
-            (Subresource::NoScale, _) => {
+            (Subresource::ScaleRejected, _) => {
                 self.server.get(self.target.kind, &self.target.namespace, name, &self.query)?;
-                Err(subresources::follows_traffic(name))
+                Err(subresources::scale_managed_by_gateway(name))
             }
             (Subresource::Binding, "POST") => {
                 let binding = self.object_body(body).await?.value;
@@ -270,14 +271,14 @@ impl Call {
 
     async fn create(&self, body: Body) -> Result<Response, ApiError> {
         let decoded = self.object_body(body).await?;
-        let (object, warnings) = self.fitting(decoded, None)?;
+        let (object, warnings) = self.validated_object(decoded, None)?;
         let outcome = self.server.create(&self.write_request(), object, warnings).await?;
         self.answer_written(outcome)
     }
 
     async fn update(&self, name: &str, part: Part, body: Body) -> Result<Response, ApiError> {
         let decoded = self.object_body(body).await?;
-        let (object, warnings) = self.fitting(decoded, Some(name))?;
+        let (object, warnings) = self.validated_object(decoded, Some(name))?;
         let outcome = self.server.update(&self.write_request(), part, object, warnings).await?;
         self.answer_written(outcome)
     }
@@ -371,7 +372,11 @@ impl Call {
     }
 
     /// Makes a body an object of the target's kind, at the target's place.
-    fn fitting(&self, decoded: Decoded, name: Option<&str>) -> Result<(Object, Vec<String>), ApiError> {
+    fn validated_object(
+        &self,
+        decoded: Decoded,
+        name: Option<&str>,
+    ) -> Result<(Object, Vec<String>), ApiError> {
         let kind: &Kind = self.target.kind;
         let Value::Object(map) = decoded.value else {
             return Err(ApiError::bad_request("the body is not a JSON object"));
@@ -384,8 +389,13 @@ impl Call {
                 "{kind} in version {version:?} cannot be handled as a {kind}: {why}"
             ))
         };
-        let warnings =
-            verbs::fit(kind, &mut object, decoded.duplicates, self.query.field_validation, strict)?;
+        let warnings = verbs::validate_schema(
+            kind,
+            &mut object,
+            decoded.duplicates,
+            self.query.field_validation,
+            strict,
+        )?;
         let namespace = &self.target.namespace;
         if kind.namespaced && namespace.is_empty() {
             return Err(ApiError::method_not_allowed());

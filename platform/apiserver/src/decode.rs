@@ -24,12 +24,12 @@ pub(crate) fn decode(form: BodyForm, bytes: &[u8]) -> Result<Decoded, ApiError> 
         BodyForm::Json => {
             let mut deserializer = serde_json::Deserializer::from_slice(bytes);
             let found =
-                Found::deserialize(&mut deserializer).and_then(|found| deserializer.end().map(|()| found));
+                Parsed::deserialize(&mut deserializer).and_then(|found| deserializer.end().map(|()| found));
             found.map_err(|error| error.to_string())
         }
         BodyForm::Yaml => yaml(bytes),
         BodyForm::Protobuf => match protobuf::decode(bytes) {
-            Ok(value) => Ok(Found { value, duplicates: Vec::new() }),
+            Ok(value) => Ok(Parsed { value, duplicates: Vec::new() }),
             Err(protobuf::Refusal::UnknownKind) => return Err(unsupported_body()),
             Err(protobuf::Refusal::Malformed(why)) => Err(why.to_owned()),
             Err(protobuf::Refusal::UnknownField(number)) => {
@@ -42,7 +42,7 @@ pub(crate) fn decode(form: BodyForm, bytes: &[u8]) -> Result<Decoded, ApiError> 
     Ok(Decoded { value: found.value, duplicates: found.duplicates })
 }
 
-fn yaml(bytes: &[u8]) -> Result<Found, String> {
+fn yaml(bytes: &[u8]) -> Result<Parsed, String> {
     let text = std::str::from_utf8(bytes).map_err(|_| "it is not UTF-8".to_owned())?;
     let options = serde_saphyr::options! {
         duplicate_keys: serde_saphyr::DuplicateKeyPolicy::PassThrough,
@@ -52,67 +52,67 @@ fn yaml(bytes: &[u8]) -> Result<Found, String> {
 }
 
 /// A value with the paths of its repeated keys, relative to itself.
-struct Found {
+struct Parsed {
     value: Value,
     duplicates: Vec<String>,
 }
 
-impl<'de> Deserialize<'de> for Found {
+impl<'de> Deserialize<'de> for Parsed {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Seed.deserialize(deserializer)
+        JsonSeed.deserialize(deserializer)
     }
 }
 
-struct Seed;
+struct JsonSeed;
 
-impl<'de> DeserializeSeed<'de> for Seed {
-    type Value = Found;
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Found, D::Error> {
+impl<'de> DeserializeSeed<'de> for JsonSeed {
+    type Value = Parsed;
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Parsed, D::Error> {
         deserializer.deserialize_any(self)
     }
 }
 
-fn plain<E>(value: impl Into<Value>) -> Result<Found, E> {
-    Ok(Found { value: value.into(), duplicates: Vec::new() })
+fn plain<E>(value: impl Into<Value>) -> Result<Parsed, E> {
+    Ok(Parsed { value: value.into(), duplicates: Vec::new() })
 }
 
-impl<'de> Visitor<'de> for Seed {
-    type Value = Found;
+impl<'de> Visitor<'de> for JsonSeed {
+    type Value = Parsed;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a JSON value")
     }
-    fn visit_bool<E>(self, value: bool) -> Result<Found, E> {
+    fn visit_bool<E>(self, value: bool) -> Result<Parsed, E> {
         plain(value)
     }
-    fn visit_i64<E>(self, value: i64) -> Result<Found, E> {
+    fn visit_i64<E>(self, value: i64) -> Result<Parsed, E> {
         plain(value)
     }
-    fn visit_u64<E>(self, value: u64) -> Result<Found, E> {
+    fn visit_u64<E>(self, value: u64) -> Result<Parsed, E> {
         plain(value)
     }
-    fn visit_f64<E: de::Error>(self, value: f64) -> Result<Found, E> {
+    fn visit_f64<E: de::Error>(self, value: f64) -> Result<Parsed, E> {
         plain(Number::from_f64(value).ok_or_else(|| E::custom("not a finite number"))?)
     }
-    fn visit_str<E>(self, value: &str) -> Result<Found, E> {
+    fn visit_str<E>(self, value: &str) -> Result<Parsed, E> {
         plain(value)
     }
-    fn visit_string<E>(self, value: String) -> Result<Found, E> {
+    fn visit_string<E>(self, value: String) -> Result<Parsed, E> {
         plain(value)
     }
-    fn visit_unit<E>(self) -> Result<Found, E> {
+    fn visit_unit<E>(self) -> Result<Parsed, E> {
         plain(Value::Null)
     }
-    fn visit_none<E>(self) -> Result<Found, E> {
+    fn visit_none<E>(self) -> Result<Parsed, E> {
         plain(Value::Null)
     }
-    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Found, D::Error> {
-        Seed.deserialize(deserializer)
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Parsed, D::Error> {
+        JsonSeed.deserialize(deserializer)
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Found, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Parsed, A::Error> {
         let (mut list, mut duplicates) = (Vec::new(), Vec::new());
-        while let Some(item) = items.next_element_seed(Seed)? {
+        while let Some(item) = items.next_element_seed(JsonSeed)? {
             let at = list.len();
             duplicates.extend(item.duplicates.into_iter().map(|path| match path.starts_with('[') {
                 true => format!("[{at}]{path}"),
@@ -120,13 +120,13 @@ impl<'de> Visitor<'de> for Seed {
             }));
             list.push(item.value);
         }
-        Ok(Found { value: Value::Array(list), duplicates })
+        Ok(Parsed { value: Value::Array(list), duplicates })
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Found, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Parsed, A::Error> {
         let (mut map, mut duplicates) = (Map::new(), Vec::new());
         while let Some(key) = members.next_key::<String>()? {
-            let member = members.next_value_seed(Seed)?;
+            let member = members.next_value_seed(JsonSeed)?;
             duplicates.extend(member.duplicates.into_iter().map(|path| match path.starts_with('[') {
                 true => format!("{key}{path}"),
                 false => format!("{key}.{path}"),
@@ -136,7 +136,7 @@ impl<'de> Visitor<'de> for Seed {
             }
             map.insert(key, member.value);
         }
-        Ok(Found { value: Value::Object(map), duplicates })
+        Ok(Parsed { value: Value::Object(map), duplicates })
     }
 }
 

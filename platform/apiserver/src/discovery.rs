@@ -93,7 +93,7 @@ fn resource_list(group: &str, version: &str) -> Value {
             "singularName": kind.singular,
             "namespaced": kind.namespaced,
             "kind": kind.kind,
-            "verbs": kind.verbs.names(),
+            "verbs": kind.verbs,
         });
         if !kind.short_names.is_empty() {
             resource["shortNames"] = kind.short_names.into();
@@ -172,7 +172,7 @@ fn aggregated_resource(kind: &Kind) -> Value {
         "responseKind": response_kind(kind.group, kind.version, kind.kind),
         "scope": if kind.namespaced { "Namespaced" } else { "Cluster" },
         "singularResource": kind.singular,
-        "verbs": kind.verbs.names(),
+        "verbs": kind.verbs,
     });
     if !kind.short_names.is_empty() {
         resource["shortNames"] = kind.short_names.into();

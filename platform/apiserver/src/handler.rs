@@ -16,7 +16,7 @@ use crate::{
     discovery,
     negotiate::{self, Encoding},
     openapi,
-    registry::Verbs,
+    registry::Backing,
     render::json_value,
     request::{Query, Target, segments, verb},
     server::Inner,
@@ -133,7 +133,7 @@ fn allow(
     };
     let user = impersonated(user, &parts.headers)?;
     // What one may do oneself can be asked by everybody; discovery only says what there is.
-    let is_question = target.as_ref().is_ok_and(|target| target.kind.verbs == Verbs::CreateOnly);
+    let is_question = target.as_ref().is_ok_and(|target| target.kind.backing == Backing::Review);
     let is_discovery = matches!(path.len(), 1..=3) && target.is_err() && parts.method == Method::GET;
     let may_ask = is_question || (is_discovery && path[0].starts_with("api"));
     if !is_allowed(&user) && !may_ask {

@@ -237,7 +237,7 @@ pub(crate) fn qualified_name(text: &str) -> Result<(), String> {
         .into())
 }
 
-fn label_value(text: &str) -> Result<(), String> {
+pub(crate) fn label_value(text: &str) -> Result<(), String> {
     if is_name_part(text) {
         return Ok(());
     }

@@ -18,7 +18,7 @@ use self::conditions::Left;
 use crate::{
     meta,
     object::{Object, map_at},
-    registry::{NAMESPACE_FINALIZER, Verbs, registry},
+    registry::{Backing, NAMESPACE_FINALIZER, registry},
     request::FieldValidation,
     server::Inner,
     status::ApiError,
@@ -101,7 +101,7 @@ impl Inner {
 
     /// Deletes what is in a namespace, and notes what waits for somebody else.
     async fn delete_contents(&self, namespace: &str, left: &mut Left) -> Result<(), ApiError> {
-        let kinds = registry().kinds().filter(|kind| kind.namespaced && kind.verbs == Verbs::All);
+        let kinds = registry().kinds().filter(|kind| kind.namespaced && kind.backing == Backing::Stored);
         for kind in kinds {
             let range = Range::namespace(registry().store_resource(kind), namespace);
             let list = self.store.list(&range, &ListOptions::default()).map_err(ApiError::internal)?;

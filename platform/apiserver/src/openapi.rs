@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::{
-    registry::{Kind, Verbs, registry},
+    registry::{Backing, Kind, registry},
     render::{json_response, json_value},
     schema::definitions,
     status::ApiError,
@@ -93,7 +93,7 @@ fn document(group: &str, version: &str) -> Option<Vec<u8>> {
         if let Some(schema) = schemas.get_mut(name).and_then(Value::as_object_mut) {
             schema.insert("x-kubernetes-group-version-kind".into(), json!([gvk]));
         }
-        if kind.verbs != Verbs::CreateOnly {
+        if kind.backing != Backing::Review {
             schemas.insert(format!("{name}List"), list_schema(kind, name));
         }
         paths_of(kind, name, &gvk, &mut paths);
@@ -226,7 +226,7 @@ fn paths_of(kind: &Kind, name: &str, gvk: &Value, paths: &mut Map<String, Value>
     let all = format!("{base}{namespace}/{}", kind.plural);
     let place: Vec<_> = kind.namespaced.then(|| path_parameter("namespace")).into_iter().collect();
     let mut collection = json!({"parameters": place, "post": operations.written("post")});
-    if kind.verbs != Verbs::CreateOnly {
+    if kind.backing != Backing::Review {
         collection["get"] = operations.of_many("list", LIST);
         if kind.namespaced {
             let everywhere = json!({"get": operations.of_many("list", LIST)});
@@ -235,12 +235,12 @@ fn paths_of(kind: &Kind, name: &str, gvk: &Value, paths: &mut Map<String, Value>
         let one_path = format!("{all}/{{name}}");
         let place = [&place[..], &[path_parameter("name")]].concat();
         let mut one = json!({"parameters": place, "get": operations.of_one("get", &["resourceVersion"])});
-        if matches!(kind.verbs, Verbs::View | Verbs::Measured) {
+        if kind.backing != Backing::Stored {
             // kubectl looks at a patch to see whether the server validates fields; without it, it refuses to send
             // what would be answered with what to do instead.
             one["patch"] = operations.of_one("patch", &["fieldValidation"]);
         } else {
-            if kind.verbs != Verbs::OneByOne {
+            if kind.allows("deletecollection") {
                 collection["delete"] = operations.of_many("deletecollection", DELETE);
             }
             one["put"] = operations.written("put");

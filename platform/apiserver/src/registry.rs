@@ -3,27 +3,43 @@
 //! A row says all that the verbs need to know about a kind: its names, its subresources, what `kubectl get`
 //! prints, its defaults, its validation. A new kind is a new row in the file of its group.
 
+mod accounts;
 mod apps;
 mod auth;
+mod autoscaling;
 mod batch;
+mod cluster;
+mod columns;
 mod coordination;
 mod core;
+mod cron_job;
+mod defaulting;
+mod events;
+mod limits;
 mod mayfly;
+mod networking;
 mod node;
 mod pod;
 mod pod_print;
 mod pod_wasm;
 pub(crate) mod print;
+mod rules;
+mod services;
+mod storage;
 mod usage;
+mod volumes;
 mod workflows;
+mod workloads;
 
 pub(crate) use self::{apps::selector_text, core::NAMESPACE_FINALIZER};
 
 use std::sync::{Arc, LazyLock};
 
+use bytes::Bytes;
 use hashbrown::HashMap;
 use jiff::Timestamp;
 use mayfly_api::{names, validation::FieldError};
+use mayfly_store::Entry;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -41,7 +57,8 @@ pub(crate) struct Kind {
     pub(crate) short_names: &'static [&'static str],
     pub(crate) categories: &'static [&'static str],
     pub(crate) namespaced: bool,
-    pub(crate) verbs: Verbs,
+    pub(crate) backing: Backing,
+    pub(crate) verbs: &'static [&'static str],
     /// `status` is a subresource: writes to the object leave it alone, and the other way round.
     pub(crate) status: bool,
     /// Subresources beyond `status`.
@@ -73,6 +90,8 @@ pub(crate) struct Kind {
     /// One of our own kinds, with the rules of custom resources: required fields are required, and there is no
     /// strategic merge.
     pub(crate) custom: bool,
+    /// The kind is stored as another version of itself.
+    pub(crate) conversion: Option<Conversion>,
     /// What to do about a required field that is missing, where its path alone does not say it.
     pub(crate) remedies: &'static [(&'static str, &'static str)],
     pub(crate) schema: fn(&mut SchemaGenerator) -> Schema,
@@ -80,41 +99,51 @@ pub(crate) struct Kind {
     pub(crate) check: fn(&Value) -> Result<(), String>,
 }
 
-/// What may be done with a kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verbs {
-    All,
-    /// All, but for deleting many at once: each takes a world with it.
-    OneByOne,
-    /// A question that is answered and not kept (`SelfSubjectAccessReview`).
-    CreateOnly,
-    /// A view of what somebody else keeps: see [`crate::KindView`].
-    View,
-    /// Measured when it is asked for.
-    Measured,
+/// How a kind is stored whose storage version is another row's.
+#[derive(Clone, Copy)]
+pub(crate) struct Conversion {
+    /// The store's name of the objects.
+    pub(crate) resource: &'static str,
+    pub(crate) to_storage: fn(&mut Object),
+    pub(crate) from_storage: fn(&mut Object),
 }
 
-impl Verbs {
-    pub(crate) fn names(self) -> &'static [&'static str] {
-        match self {
-            Self::All => &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"],
-            Self::OneByOne => &["create", "delete", "get", "list", "patch", "update", "watch"],
-            Self::CreateOnly => &["create"],
-            Self::View => &["get", "list", "watch"],
-            Self::Measured => &["get", "list"],
-        }
-    }
+/// Where the objects of a kind come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Backing {
+    /// The store.
+    Stored,
+    /// A [`crate::KindView`]: objects kept by another component.
+    View,
+    /// Computed for each request from the nodes' measurements.
+    Measured,
+    /// A request that is answered and not kept (`SelfSubjectAccessReview`).
+    Review,
+}
+
+/// The verbs of a kind, in the order of discovery.
+pub(crate) mod verb_sets {
+    pub(crate) const ALL: &[&str] =
+        &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
+    /// For kinds of which each object takes many others with it.
+    pub(crate) const WITHOUT_DELETE_COLLECTION: &[&str] =
+        &["create", "delete", "get", "list", "patch", "update", "watch"];
+    pub(crate) const CREATE: &[&str] = &["create"];
+    pub(crate) const READ_AND_WATCH: &[&str] = &["get", "list", "watch"];
+    pub(crate) const READ: &[&str] = &["get", "list"];
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Subresource {
     Scale,
-    /// Listed so that a client asks, and is told what to set instead.
-    NoScale,
+    /// Listed so that `kubectl scale` reaches the server, whose error says what to set instead.
+    ScaleRejected,
     Log,
     Binding,
     Eviction,
     Finalize,
+    /// `certificatesigningrequests/x/approval`: the conditions of the status.
+    Approval,
 }
 
 impl Subresource {
@@ -124,11 +153,12 @@ impl Subresource {
     ) -> (&'static str, &'static str, &'static str, &'static str, &'static [&'static str]) {
         match self {
             Self::Scale => ("scale", "autoscaling", "v1", "Scale", &["get", "patch", "update"]),
-            Self::NoScale => ("scale", "autoscaling", "v1", "Scale", &[]),
+            Self::ScaleRejected => ("scale", "autoscaling", "v1", "Scale", &[]),
             Self::Log => ("log", "", "", "", &["get"]),
             Self::Binding => ("binding", "", "v1", "Binding", &["create"]),
             Self::Eviction => ("eviction", "policy", "v1", "Eviction", &["create"]),
             Self::Finalize => ("finalize", "", "", "", &["update"]),
+            Self::Approval => ("approval", "", "", "", &["get", "patch", "update"]),
         }
     }
 }
@@ -150,6 +180,12 @@ impl Column {
     }
     const fn integer(name: &'static str, description: &'static str) -> Self {
         Self { name, kind: "integer", format: "", description, priority: 0 }
+    }
+    const fn boolean(name: &'static str, description: &'static str) -> Self {
+        Self { name, kind: "boolean", format: "", description, priority: 0 }
+    }
+    const fn date(name: &'static str, description: &'static str) -> Self {
+        Self { name, kind: "date", format: "", description, priority: 0 }
     }
     const fn wide(self) -> Self {
         Self { priority: 1, ..self }
@@ -185,7 +221,8 @@ impl Kind {
             short_names: &[],
             categories: &[],
             namespaced: true,
-            verbs: Verbs::All,
+            backing: Backing::Stored,
+            verbs: verb_sets::ALL,
             status: true,
             subresources: &[],
             columns: &[NAME, AGE],
@@ -204,6 +241,7 @@ impl Kind {
             create_on_update: false,
             generation: false,
             custom: false,
+            conversion: None,
             remedies: &[],
             schema: |generator| generator.subschema_for::<K>(),
             check: decodes::<K>,
@@ -249,6 +287,27 @@ impl Kind {
         self.remedies.iter().find(|(field, _)| *field == path).map_or("", |(_, remedy)| remedy)
     }
 
+    /// A stored object, in this version.
+    pub(crate) fn decode(&self, entry: &Entry) -> Result<Object, serde_json::Error> {
+        let mut object = Object::from_entry(entry)?;
+        if let Some(conversion) = self.conversion {
+            (conversion.from_storage)(&mut object);
+        }
+        Ok(object)
+    }
+
+    /// The stored form of an object of this version.
+    pub(crate) fn encode(&self, object: &Object) -> Bytes {
+        let Some(conversion) = self.conversion else { return object.encode() };
+        let mut stored = object.clone();
+        (conversion.to_storage)(&mut stored);
+        stored.encode()
+    }
+
+    pub(crate) fn allows(&self, verb: &str) -> bool {
+        self.verbs.contains(&verb)
+    }
+
     pub(crate) fn has(&self, subresource: Subresource) -> bool {
         self.subresources.contains(&subresource)
     }
@@ -285,8 +344,19 @@ static REGISTRY: LazyLock<Registry> = LazyLock::new(|| {
         core::kinds(),
         node::kinds(),
         pod::kinds(),
+        services::kinds(),
+        volumes::kinds(),
+        limits::kinds(),
         apps::kinds(),
+        workloads::kinds(),
         batch::kinds(),
+        cron_job::kinds(),
+        autoscaling::kinds(),
+        networking::kinds(),
+        events::kinds(),
+        accounts::kinds(),
+        storage::kinds(),
+        cluster::kinds(),
         coordination::kinds(),
         mayfly::kinds(),
         workflows::kinds(),
@@ -294,11 +364,15 @@ static REGISTRY: LazyLock<Registry> = LazyLock::new(|| {
         usage::kinds(),
     ];
     let kinds: Vec<_> =
-        kinds.into_iter().flatten().map(|kind| Row { resource: kind.resource().into(), kind }).collect();
+        kinds.into_iter().flatten().map(|kind| Row { resource: stored_as(&kind).into(), kind }).collect();
     let path = |row: &Row| (row.kind.group, row.kind.version, row.kind.plural);
     let by_path = kinds.iter().enumerate().map(|(at, row)| (path(row), at)).collect();
     Registry { kinds, by_path }
 });
+
+fn stored_as(kind: &Kind) -> String {
+    kind.conversion.map_or_else(|| kind.resource(), |conversion| conversion.resource.to_owned())
+}
 
 pub(crate) fn registry() -> &'static Registry {
     &REGISTRY

@@ -93,6 +93,14 @@ impl View {
         revision: Revision,
         with_columns: bool,
     ) -> Result<(), serde_json::Error> {
+        if let Some(conversion) = self.kind.conversion
+            && self.representation != Representation::Metadata
+        {
+            let mut object = Object::from_stored(stored, revision)?;
+            (conversion.from_storage)(&mut object);
+            self.append_decoded(out, object, with_columns);
+            return Ok(());
+        }
         match self.representation {
             Representation::Object => {
                 out.reserve(stored.len() + SPLICED_BYTES);
@@ -133,7 +141,7 @@ impl View {
         entries: impl Iterator<Item = &'a Entry>,
     ) -> Result<Vec<u8>, ApiError> {
         let mut out = Vec::with_capacity(1024);
-        let decode = |entry: &Entry| Object::from_entry(entry).map_err(ApiError::internal);
+        let decode = |entry: &Entry| self.kind.decode(entry).map_err(ApiError::internal);
         if self.representation == Representation::Table {
             let rows = entries.map(|entry| Ok(self.row(decode(entry)?))).collect::<Result<_, ApiError>>()?;
             let table = self.table(meta.to_value(), rows, true);

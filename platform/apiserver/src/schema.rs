@@ -1,25 +1,28 @@
 //! The shape of every kind: fields, types, and how lists and maps merge.
 //!
 //! The shapes come from the kinds' own schemas (`schemars`), the merge rules from upstream's OpenAPI document
-//! (`merge_keys.json`: definition, then field). They are built once, at the first write, into one arena without
-//! the descriptions; unknown fields, strategic merge and server-side apply all read this arena.
+//! (`merge_keys.json`: definition, then field). The shape of a kind is built at the first use of that kind, without
+//! the descriptions; kinds share the shapes of the definitions they have in common. Unknown fields, strategic merge
+//! and server-side apply all read these shapes. They live as long as the process, as the rows of the registry do.
 
 mod compile;
 mod describe;
 mod normalise;
 
-use std::sync::LazyLock;
+use std::sync::{LazyLock, OnceLock};
 
 use hashbrown::HashMap;
+use parking_lot::{Mutex, RwLock};
 
 pub(crate) use compile::definitions;
 pub(crate) use normalise::{Findings, normalise};
 
 use crate::registry::Kind;
 
-/// Where a node is in the arena.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct NodeId(u32);
+/// A handle of a node. The node is set when its definition has been compiled, which is before [`Schemas::root`]
+/// returns; types may be recursive.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NodeId(&'static OnceLock<Node>);
 
 /// The shape of one value.
 #[derive(Debug)]
@@ -73,30 +76,44 @@ pub(crate) enum ListType {
     Map(Vec<Box<str>>),
 }
 
-/// All shapes.
+type KindKey = (&'static str, &'static str, &'static str);
+
+/// The shapes compiled so far.
+#[derive(Default)]
 pub(crate) struct Schemas {
-    nodes: Vec<Node>,
-    roots: HashMap<(&'static str, &'static str, &'static str), NodeId>,
+    roots: RwLock<HashMap<KindKey, NodeId>>,
+    /// Definitions by name, shared between kinds. Held while a kind is compiled.
+    definitions: Mutex<HashMap<Box<str>, NodeId>>,
 }
 
-static SCHEMAS: LazyLock<Schemas> = LazyLock::new(compile::compile);
+static SCHEMAS: LazyLock<Schemas> = LazyLock::new(Schemas::default);
 
 pub(crate) fn schemas() -> &'static Schemas {
     &SCHEMAS
 }
 
 impl Schemas {
-    pub(crate) fn node(&self, id: NodeId) -> &Node {
-        &self.nodes[id.0 as usize]
+    pub(crate) fn node(&self, id: NodeId) -> &'static Node {
+        id.0.get().unwrap_or(&Node::Any)
     }
 
-    /// The shape of a kind's objects.
+    /// The shape of a kind's objects, compiled at the first call.
     pub(crate) fn root(&self, kind: &Kind) -> NodeId {
-        self.roots[&(kind.group, kind.version, kind.kind)]
+        let key = (kind.group, kind.version, kind.kind);
+        if let Some(root) = self.roots.read().get(&key) {
+            return *root;
+        }
+        let mut definitions = self.definitions.lock();
+        if let Some(root) = self.roots.read().get(&key) {
+            return *root;
+        }
+        let root = compile::compile(kind, &mut definitions);
+        self.roots.write().insert(key, root);
+        root
     }
 
-    /// The field of a struct; `None` for unknown fields and for what is no struct.
-    pub(crate) fn field(&self, id: NodeId, name: &str) -> Option<&Field> {
+    /// The field of a struct; `None` for unknown fields and for other nodes.
+    pub(crate) fn field(&self, id: NodeId, name: &str) -> Option<&'static Field> {
         match self.node(id) {
             Node::Struct(shape) => shape.fields.get(name),
             _ => None,

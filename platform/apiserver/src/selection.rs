@@ -20,6 +20,8 @@ pub(crate) struct Selection {
     /// From `metadata.name=x` and `metadata.namespace=x`, which narrow the range itself where they can.
     name: Option<String>,
     namespace: Option<String>,
+    /// Fields are those of the version that is asked for.
+    from_storage: Option<fn(&mut Object)>,
 }
 
 #[derive(Clone, Debug)]
@@ -34,7 +36,8 @@ impl Selection {
     pub(crate) fn parse(kind: &Kind, query: &Query) -> Result<Self, ApiError> {
         let labels = query.label_selector.as_deref().unwrap_or("");
         let labels = Selector::parse(labels).map_err(|error| ApiError::bad_request(error.to_string()))?;
-        let mut selection = Self { labels, fields: Vec::new(), name: None, namespace: None };
+        let from_storage = kind.conversion.map(|conversion| conversion.from_storage);
+        let mut selection = Self { labels, fields: Vec::new(), name: None, namespace: None, from_storage };
         for (path, equal, value) in terms(query.field_selector.as_deref().unwrap_or(""))? {
             let Some(default) = kind.selectable_default(&path) else {
                 let message = format!(
@@ -122,6 +125,11 @@ impl Selection {
     }
 
     fn matches_fields(&self, object: &Object) -> bool {
+        if let Some(from_storage) = self.from_storage.filter(|_| !self.fields.is_empty()) {
+            let mut object = object.clone();
+            from_storage(&mut object);
+            return self.fields.iter().all(|field| field.matches(&object));
+        }
         self.fields.iter().all(|field| field.matches(object))
     }
 }

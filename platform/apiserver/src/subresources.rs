@@ -32,7 +32,7 @@ pub(crate) fn scale_of(object: &Object) -> Value {
 }
 
 /// Why a Function has no scale. `scaling.min` is none: it is a floor, above which the traffic decides.
-pub(crate) fn follows_traffic(name: &str) -> ApiError {
+pub(crate) fn scale_managed_by_gateway(name: &str) -> ApiError {
     let mut error = ApiError::method_not_allowed();
     error.message = format!(
         "the replicas of function {name:?} follow its traffic, between spec.scaling.min and spec.scaling.max: set \
@@ -43,7 +43,7 @@ pub(crate) fn follows_traffic(name: &str) -> ApiError {
 }
 
 /// Ways into a running container, and why there is none here; `None`: that is no such way.
-pub(crate) fn no_way_in(kind: &Kind, subresource: &str) -> Option<ApiError> {
+pub(crate) fn unsupported_subresource(kind: &Kind, subresource: &str) -> Option<ApiError> {
     if (kind.group, kind.plural) != ("", "pods") {
         return None;
     }

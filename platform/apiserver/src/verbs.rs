@@ -107,7 +107,7 @@ pub(crate) fn parse_revision(text: &str) -> Result<Option<Revision>, ApiError> {
 }
 
 /// Makes a body fit its kind, by the request's field validation. Returns the warnings.
-pub(crate) fn fit(
+pub(crate) fn validate_schema(
     kind: &Kind,
     object: &mut Object,
     duplicates: Vec<String>,
@@ -116,7 +116,7 @@ pub(crate) fn fit(
 ) -> Result<Vec<String>, ApiError> {
     let found = normalise(kind, &mut object.0);
     let (warnings, missing) =
-        judge(found, duplicates, validation, strict_error, |why| cannot_be_handled(kind, &why))?;
+        check_findings(found, duplicates, validation, strict_error, |why| cannot_be_handled(kind, &why))?;
     if kind.custom && !missing.is_empty() {
         let errors: Vec<_> = missing
             .iter()
@@ -144,7 +144,7 @@ fn cannot_be_handled(kind: &Kind, why: &str) -> ApiError {
 }
 
 /// What findings mean under a field validation: an error, or warnings, and the fields that are missing.
-fn judge(
+fn check_findings(
     found: Findings,
     duplicates: Vec<String>,
     validation: FieldValidation,

@@ -5,11 +5,18 @@ use k8s_openapi::api::{
     authorization::v1::{SelfSubjectAccessReview, SelfSubjectRulesReview},
 };
 
-use super::{Kind, Verbs};
+use super::{Backing, Kind, verb_sets};
 
 pub(super) fn kinds() -> Vec<Kind> {
     fn question(kind: Kind) -> Kind {
-        Kind { verbs: Verbs::CreateOnly, namespaced: false, status: false, on_create: |_| {}, ..kind }
+        Kind {
+            backing: Backing::Review,
+            verbs: verb_sets::CREATE,
+            namespaced: false,
+            status: false,
+            on_create: |_| {},
+            ..kind
+        }
     }
     vec![
         question(Kind::built_in::<SelfSubjectReview>("selfsubjectreview")),

@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Event, Namespace, Secret};
 use mayfly_api::{names, validation::FieldError, wellknown};
 use serde_json::{Map, Value, json};
 
-use super::{AGE, Column, Kind, NAME, Subresource, Verbs, immutable, print};
+use super::{AGE, Column, Kind, NAME, Subresource, immutable, print, verb_sets};
 use crate::object::Object;
 
 /// Largest sum of the values of a ConfigMap or a Secret, in bytes (upstream's `MaxSecretSize`).
@@ -44,7 +44,7 @@ fn namespace() -> Kind {
             new.0.insert("spec".into(), spec);
         },
         valid_name: names::dns_label,
-        verbs: Verbs::OneByOne,
+        verbs: verb_sets::WITHOUT_DELETE_COLLECTION,
         ..Kind::built_in::<Namespace>("namespace")
     }
 }
@@ -142,31 +142,26 @@ fn data_errors(new: &Object, old: Option<&Object>, fields: &[&'static str]) -> V
     errors
 }
 
+/// The columns of Events, in both groups that serve them.
+pub(super) const EVENT_COLUMNS: &[Column] = &[
+    Column::text("Last Seen", "The time at which the most recent occurrence of this event was recorded."),
+    Column::text("Type", "Type of this event (Normal, Warning), new types could be added in the future"),
+    Column::text("Reason", "The reason for the transition into the object's current status."),
+    Column::text("Object", "The object that this event is about."),
+    Column::text("Subobject", "The part of the object that this event is about.").wide(),
+    Column::text("Source", "The component reporting this event.").wide(),
+    Column::text("Message", "A human-readable description of the status of this operation."),
+    Column::text("First Seen", "The time at which the event was first recorded.").wide(),
+    Column::text("Count", "The number of times this event has occurred.").wide(),
+    Column { priority: 1, ..NAME },
+];
+
 fn event() -> Kind {
     Kind {
         short_names: &["ev"],
         status: false,
         create_on_update: true,
-        columns: const {
-            &[
-                Column::text(
-                    "Last Seen",
-                    "The time at which the most recent occurrence of this event was recorded.",
-                ),
-                Column::text(
-                    "Type",
-                    "Type of this event (Normal, Warning), new types could be added in the future",
-                ),
-                Column::text("Reason", "The reason for the transition into the object's current status."),
-                Column::text("Object", "The object that this event is about."),
-                Column::text("Subobject", "The part of the object that this event is about.").wide(),
-                Column::text("Source", "The component reporting this event.").wide(),
-                Column::text("Message", "A human-readable description of the status of this operation."),
-                Column::text("First Seen", "The time at which the event was first recorded.").wide(),
-                Column::text("Count", "The number of times this event has occurred.").wide(),
-                Column { priority: 1, ..NAME },
-            ]
-        },
+        columns: EVENT_COLUMNS,
         cells: event_cells,
         selectable: &[
             ("involvedObject.kind", ""),
@@ -201,7 +196,7 @@ fn event() -> Kind {
     }
 }
 
-fn event_cells(object: &Object, now: jiff::Timestamp) -> Vec<Value> {
+pub(super) fn event_cells(object: &Object, now: jiff::Timestamp) -> Vec<Value> {
     let text = |path: &[&str]| object.str_at(path);
     let first = [text(&["firstTimestamp"]), text(&["eventTime"]), object.meta_str("creationTimestamp")];
     let first = first.into_iter().find(|time| !time.is_empty()).unwrap_or("");

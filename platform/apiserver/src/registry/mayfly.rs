@@ -17,7 +17,7 @@ fn function() -> Kind {
     Kind {
         short_names: &["fn"],
         categories: &["all", "mayfly"],
-        subresources: &[Subresource::Log, Subresource::NoScale],
+        subresources: &[Subresource::Log, Subresource::ScaleRejected],
         columns: const {
             &[
                 NAME,

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-use super::{Column, Kind, NAME, Verbs, print};
+use super::{Backing, Column, Kind, NAME, print, verb_sets};
 use crate::object::Object;
 
 const COLUMNS: &[Column] = &[
@@ -60,7 +60,8 @@ pub(super) fn kinds() -> Vec<Kind> {
     let own = |kind: Kind, cells: fn(&Object, Timestamp) -> Vec<Value>| Kind {
         group: "metrics.k8s.io",
         version: "v1beta1",
-        verbs: Verbs::Measured,
+        backing: Backing::Measured,
+        verbs: verb_sets::READ,
         status: false,
         generation: false,
         columns: COLUMNS,

@@ -14,7 +14,7 @@ use mayfly_workflows_language::{
 use serde_json::{Value, json};
 
 use super::{
-    AGE, Column, Kind, NAME, Verbs, immutable,
+    AGE, Backing, Column, Kind, NAME, immutable,
     mayfly::{fill_in, ready},
     print, typed,
 };
@@ -84,7 +84,8 @@ fn execution() -> Kind {
     Kind {
         short_names: &["exec", "execs"],
         categories: &["mayfly"],
-        verbs: Verbs::View,
+        backing: Backing::View,
+        verbs: super::verb_sets::READ_AND_WATCH,
         status: false,
         columns: const {
             &[

@@ -1,12 +1,15 @@
 //! Builds the arena of shapes from the kinds' schemas.
 
-use std::collections::HashMap;
+use std::{
+    collections::HashMap,
+    sync::{LazyLock, OnceLock},
+};
 
 use schemars::{SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Map, Value};
 
-use super::{Field, ListType, Merge, Node, NodeId, Schemas, Struct, describe};
-use crate::registry::{Kind, registry};
+use super::{Field, ListType, Merge, Node, NodeId, Struct, describe};
+use crate::registry::Kind;
 
 /// Definition, then field, then the rules, as in upstream's OpenAPI document.
 const MERGE_KEYS: &str = include_str!("merge_keys.json");
@@ -26,11 +29,11 @@ const QUANTITY: &str = "io.k8s.apimachinery.pkg.api.resource.Quantity";
 /// Rules by definition and field.
 pub(crate) type MergeKeys = HashMap<String, HashMap<String, Map<String, Value>>>;
 
-pub(crate) fn merge_keys() -> MergeKeys {
+static RULES: LazyLock<MergeKeys> = LazyLock::new(|| {
     let mut keys: MergeKeys = serde_json::from_str(MERGE_KEYS).expect("the embedded file is JSON");
     keys.extend(serde_json::from_str::<MergeKeys>(OWN_MERGE_KEYS).expect("the constant is JSON"));
     keys
-}
+});
 
 /// The schemas of some kinds with all they refer to, by definition name, merge rules included
 /// (`x-kubernetes-…`); and the kinds' own definition names, in the same order.
@@ -46,13 +49,13 @@ pub(crate) fn definitions(kinds: &[&Kind]) -> (Map<String, Value>, Vec<String>) 
     for name in &names {
         complete_root(&mut definitions, name);
     }
-    for (name, fields) in merge_keys() {
-        let Some(properties) = definitions.get_mut(&name).and_then(|d| d.get_mut("properties")) else {
-            continue;
-        };
+    for (name, definition) in &mut definitions {
+        let Some(fields) = RULES.get(name) else { continue };
+        let Some(properties) = definition.get_mut("properties") else { continue };
         for (field, rules) in fields {
-            let Some(property) = properties.get_mut(&field).and_then(Value::as_object_mut) else { continue };
-            property.extend(rules.into_iter().map(|(rule, value)| (format!("x-kubernetes-{rule}"), value)));
+            let Some(property) = properties.get_mut(field).and_then(Value::as_object_mut) else { continue };
+            property
+                .extend(rules.iter().map(|(rule, value)| (format!("x-kubernetes-{rule}"), value.clone())));
         }
     }
     (definitions, names)
@@ -112,51 +115,37 @@ fn complete_root(definitions: &mut Map<String, Value>, name: &str) {
     }
 }
 
-/// Compiles the shapes of all kinds in the registry.
-pub(super) fn compile() -> Schemas {
-    let kinds: Vec<&Kind> = registry().kinds().collect();
-    let (definitions, names) = definitions(&kinds);
-    let merge_keys = merge_keys();
-    let mut compiler = Compiler {
-        definitions: &definitions,
-        merge_keys: &merge_keys,
-        nodes: Vec::new(),
-        known: HashMap::new(),
-    };
-    let mut roots = hashbrown::HashMap::new();
-    for (kind, name) in kinds.iter().zip(&names) {
-        roots.insert((kind.group, kind.version, kind.kind), compiler.definition(name));
-    }
-    Schemas { nodes: compiler.nodes, roots }
+/// Compiles the shape of a kind. `known`: the definitions compiled for other kinds.
+pub(super) fn compile(kind: &Kind, known: &mut hashbrown::HashMap<Box<str>, NodeId>) -> NodeId {
+    let (definitions, names) = definitions(&[kind]);
+    Compiler { definitions: &definitions, known }.definition(&names[0])
 }
 
 struct Compiler<'a> {
     definitions: &'a Map<String, Value>,
-    merge_keys: &'a MergeKeys,
-    nodes: Vec<Node>,
-    known: HashMap<&'a str, NodeId>,
+    known: &'a mut hashbrown::HashMap<Box<str>, NodeId>,
+}
+
+/// A new node, set at once or later.
+fn node(value: Option<Node>) -> NodeId {
+    NodeId(Box::leak(Box::new(value.map_or_else(OnceLock::new, OnceLock::from))))
 }
 
 impl<'a> Compiler<'a> {
-    fn push(&mut self, node: Node) -> NodeId {
-        self.nodes.push(node);
-        NodeId(u32::try_from(self.nodes.len() - 1).expect("fewer than 2^32 schema nodes"))
-    }
-
     fn definition(&mut self, name: &'a str) -> NodeId {
         if let Some(id) = self.known.get(name) {
             return *id;
         }
         // Known before its fields are: types may be recursive.
-        let id = self.push(Node::Any);
-        self.known.insert(name, id);
+        let id = node(None);
+        self.known.insert(name.into(), id);
         let definitions = self.definitions;
-        if name == QUANTITY {
-            self.nodes[id.0 as usize] = Node::Quantity;
-        } else if let Some(schema) = definitions.get(name) {
-            let node = self.shape(schema, name);
-            self.nodes[id.0 as usize] = node;
-        }
+        let shape = match definitions.get(name) {
+            _ if name == QUANTITY => Node::Quantity,
+            Some(schema) => self.shape(schema, name),
+            None => Node::Any,
+        };
+        let _ = id.0.set(shape);
         id
     }
 
@@ -167,8 +156,8 @@ impl<'a> Compiler<'a> {
         if let Some(reference) = reference {
             return self.definition(reference.strip_prefix(PREFIX).unwrap_or(reference));
         }
-        let node = self.shape(schema, "");
-        self.push(node)
+        let shape = self.shape(schema, "");
+        node(Some(shape))
     }
 
     fn shape(&mut self, schema: &'a Value, name: &str) -> Node {
@@ -186,7 +175,7 @@ impl<'a> Compiler<'a> {
             Some("boolean") => Node::Boolean,
             Some("array") => {
                 let items = schema.get("items").map(|items| self.schema(items));
-                Node::List(items.unwrap_or_else(|| self.push(Node::Any)))
+                Node::List(items.unwrap_or_else(|| node(Some(Node::Any))))
             }
             Some("object") if schema.get("properties").is_some() => self.fields(schema, name),
             Some("object") => match schema.get("additionalProperties").filter(|v| v.is_object()) {
@@ -198,7 +187,7 @@ impl<'a> Compiler<'a> {
     }
 
     fn fields(&mut self, schema: &'a Value, name: &str) -> Node {
-        let rules = self.merge_keys.get(name);
+        let rules = RULES.get(name);
         let mut fields = hashbrown::HashMap::new();
         for (field, property) in schema["properties"].as_object().into_iter().flatten() {
             let merge = rules.and_then(|rules| rules.get(field)).map(merge_rule).unwrap_or_default();

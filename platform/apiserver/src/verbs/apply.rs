@@ -1,6 +1,6 @@
 //! Server-side apply: a patch that says what its manager wants, and only that.
 
-use super::{Change, Outcome, Part, WriteRequest, fit, key, set_type};
+use super::{Change, Outcome, Part, WriteRequest, key, set_type, validate_schema};
 use crate::{
     decode::Decoded, managed, meta, object::Object, schema::normalise, server::Inner, status::ApiError,
 };
@@ -32,7 +32,7 @@ impl Inner {
             }
             let mut object = managed::apply(request, part, None, &applied, force)?;
             let strict = |why: String| ApiError::bad_request(why);
-            fit(kind, &mut object, Vec::new(), request.validation, strict)?;
+            validate_schema(kind, &mut object, Vec::new(), request.validation, strict)?;
             let created = self
                 .create_change(request, Change { object, warnings: warnings.clone(), applied: true })
                 .await;
@@ -43,7 +43,7 @@ impl Inner {
         }
         self.change(request, name, part, |live| {
             let mut object = managed::apply(request, part, Some(live), &applied, force)?;
-            fit(kind, &mut object, Vec::new(), request.validation, ApiError::bad_request)?;
+            validate_schema(kind, &mut object, Vec::new(), request.validation, ApiError::bad_request)?;
             Ok(Change { object, warnings: warnings.clone(), applied: true })
         })
         .await
@@ -81,7 +81,7 @@ impl Inner {
                 "{kind} in version {version:?} cannot be handled as a {kind}: {why}"
             ))
         };
-        let warnings = super::judge(found, body.duplicates, request.validation, cannot, cannot)?.0;
+        let warnings = super::check_findings(found, body.duplicates, request.validation, cannot, cannot)?.0;
         meta::place(&mut object, kind, &request.namespace, Some(name))?;
         Ok((object, warnings))
     }

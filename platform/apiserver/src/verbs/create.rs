@@ -9,7 +9,7 @@ use crate::{managed, meta, object::Object, registry::Kind, server::Inner, status
 const NAME_ATTEMPTS: usize = 8;
 
 impl Inner {
-    /// Creates an object that already fits its kind (see [`super::fit`]).
+    /// Creates an object that already fits its kind (see [`super::validate_schema`]).
     pub(crate) async fn create(
         &self,
         request: &WriteRequest,
@@ -71,7 +71,7 @@ impl Inner {
             }
             return Ok(State::Dry(object.clone()));
         }
-        let write = Write::Create { key, value: object.encode() };
+        let write = Write::Create { key, value: kind.encode(object) };
         match self.store.write(write).await {
             Ok(written) => Ok(State::Stored(written.entry)),
             Err(WriteError::AlreadyExists) => Err(ApiError::already_exists(kind, object.name())),

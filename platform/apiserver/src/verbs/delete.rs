@@ -131,7 +131,7 @@ impl Inner {
         };
         loop {
             let entry = load(&self.store, kind, &key)?;
-            let object = Object::from_entry(&entry).map_err(ApiError::internal)?;
+            let object = kind.decode(&entry).map_err(ApiError::internal)?;
             options.check(kind, &entry, &object)?;
             match plan(kind, &object, options, request.now) {
                 Step::Nothing => return outcome(State::Stored(entry)),

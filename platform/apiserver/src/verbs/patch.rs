@@ -5,7 +5,7 @@ use std::io;
 use json_patch::PatchOperation;
 use serde_json::Value;
 
-use super::{Outcome, Part, WriteRequest, fit, set_type, update::Change};
+use super::{Outcome, Part, WriteRequest, set_type, update::Change, validate_schema};
 use crate::{decode::Decoded, meta, object::Object, registry::Kind, server::Inner, status::ApiError};
 
 /// Most operations of one JSON patch (upstream's limit).
@@ -154,7 +154,7 @@ impl Inner {
             meta::place(&mut object, kind, &request.namespace, Some(name))?;
             let duplicates = body.duplicates.clone();
             let strict = |why: String| ApiError::invalid_patch(&body.value.to_string(), &why);
-            let warnings = fit(kind, &mut object, duplicates, request.validation, strict)?;
+            let warnings = validate_schema(kind, &mut object, duplicates, request.validation, strict)?;
             Ok(Change { object, warnings, applied: false })
         })
         .await

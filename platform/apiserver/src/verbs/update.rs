@@ -92,7 +92,7 @@ impl Inner {
         let key = key(kind, &request.namespace, name);
         for _ in 0..ATTEMPTS {
             let entry = load(&self.store, kind, &key)?;
-            let current = Object::from_entry(&entry).map_err(ApiError::internal)?;
+            let current = kind.decode(&entry).map_err(ApiError::internal)?;
             let Change { object: mut new, mut warnings, applied } = change(&current)?;
             let expected = parse_revision(new.resource_version())?;
             if expected.is_some_and(|expected| expected != entry.modified) {
@@ -105,7 +105,7 @@ impl Inner {
             if part == Part::Main {
                 warnings.extend((kind.warn)(&new));
             }
-            let value = new.encode();
+            let value = kind.encode(&new);
             let outcome = |state| Ok(Outcome { state, created: false, warnings });
             if value == entry.value {
                 return outcome(State::Stored(entry));

@@ -24,7 +24,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::parse_revision;
 use crate::{
-    registry::Verbs, render::View, request::Query, selection::Selection, server::Inner, status::ApiError,
+    registry::Backing, render::View, request::Query, selection::Selection, server::Inner, status::ApiError,
 };
 use lines::Lines;
 pub(crate) use source::{Ended, Source};
@@ -83,8 +83,8 @@ impl Inner {
     ) -> Result<impl Stream<Item = Result<Bytes, std::io::Error>> + Send + use<>, ApiError> {
         let start = Start::parse(query)?;
         let mut selection = Selection::parse(view.kind, query)?;
-        let beginning = match view.kind.verbs {
-            Verbs::View => self.watch_view(namespace, query, view, start).await?,
+        let beginning = match view.kind.backing {
+            Backing::View => self.watch_view(namespace, query, view, start).await?,
             _ => self.watch_objects(namespace, view, start, &mut selection)?,
         };
         let after = beginning.after;

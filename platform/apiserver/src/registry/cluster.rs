@@ -1,0 +1,196 @@
+//! PriorityClasses, RuntimeClasses and CertificateSigningRequests. The rules are upstream's
+//! (`pkg/apis/{scheduling,node,certificates}`).
+
+use k8s_openapi::api::{
+    certificates::v1::CertificateSigningRequest, node::v1::RuntimeClass, scheduling::v1::PriorityClass,
+};
+use mayfly_api::{names, validation::FieldError};
+use serde_json::json;
+
+use super::{AGE, Column, Kind, NAME, Subresource, columns, defaulting::fill, print, rules};
+use crate::object::Object;
+
+/// Above this only the system's own classes are (upstream's `HighestUserDefinablePriority`).
+const USER_PRIORITY_MAX: i64 = 1_000_000_000;
+const SYSTEM_PREFIX: &str = "system-";
+
+pub(super) fn kinds() -> Vec<Kind> {
+    vec![priority_class(), runtime_class(), signing_request()]
+}
+
+fn priority_class() -> Kind {
+    Kind {
+        short_names: &["pc"],
+        status: false,
+        namespaced: false,
+        generation: true,
+        columns: columns::PRIORITY_CLASS,
+        cells: |object, now| {
+            let default = rules::get(object, &["globalDefault"]).as_bool().unwrap_or(false);
+            vec![
+                object.name().into(),
+                print::number(object, &["value"]),
+                default.into(),
+                print::age(object, now),
+            ]
+        },
+        on_create: |_| {},
+        defaults: |object| fill(&mut object.0, [("preemptionPolicy", json!("PreemptLowerPriority"))]),
+        validate: |new, old| {
+            let mut errors = Vec::new();
+            let (value, name) = (print::number(new, &["value"]).as_i64().unwrap_or(0), new.name());
+            if let Some(old) = old {
+                if print::number(old, &["value"]).as_i64() != Some(value) {
+                    errors.push(FieldError::forbidden("value", "may not be changed in an update."));
+                }
+                if new.at(&["preemptionPolicy"]) != old.at(&["preemptionPolicy"]) {
+                    let shown = format!("{:?}", new.str_at(&["preemptionPolicy"]));
+                    errors.push(FieldError::invalid("preemptionPolicy", shown, "field is immutable"));
+                }
+                return errors;
+            }
+            let system =
+                [("system-cluster-critical", 2_000_000_000), ("system-node-critical", 2_000_001_000)];
+            if name.starts_with(SYSTEM_PREFIX) {
+                if !system.contains(&(name, value)) {
+                    let detail = "priority class names with 'system-' prefix are reserved for system use only. error: \
+                                  unable to find a match";
+                    errors.push(FieldError::forbidden("metadata.name", detail));
+                }
+            } else if value > USER_PRIORITY_MAX {
+                let detail =
+                    format!("maximum allowed value of a user defined priority is {USER_PRIORITY_MAX}");
+                errors.push(FieldError::forbidden("value", detail));
+            }
+            let policies = ["Never", "PreemptLowerPriority"];
+            rules::one_of(new.str_at(&["preemptionPolicy"]), &policies, "preemptionPolicy", &mut errors);
+            errors
+        },
+        ..Kind::built_in::<PriorityClass>("priorityclass")
+    }
+}
+
+fn runtime_class() -> Kind {
+    Kind {
+        status: false,
+        namespaced: false,
+        columns: columns::RUNTIME_CLASS,
+        cells: |object, now| {
+            vec![object.name().into(), object.str_at(&["handler"]).into(), print::age(object, now)]
+        },
+        on_create: |_| {},
+        validate: |new, old| {
+            let mut errors = Vec::new();
+            let handler = new.str_at(&["handler"]);
+            if let Some(old) = old {
+                if old.str_at(&["handler"]) != handler {
+                    let shown = format!("{handler:?}");
+                    errors.push(FieldError::invalid("handler", shown, "field is immutable"));
+                }
+                return errors;
+            }
+            if let Err(why) = names::dns_label(handler) {
+                errors.push(FieldError::invalid("handler", format!("{handler:?}"), why));
+            }
+            for (name, amount) in rules::members(rules::get(new, &["overhead", "podFixed"])) {
+                let quantity = k8s_openapi::apimachinery::pkg::api::resource::Quantity(
+                    amount.as_str().unwrap_or("").into(),
+                );
+                if mayfly_api::quantity::millis(&quantity).is_err() {
+                    let path = format!("overhead.podFixed[{name}]");
+                    errors.push(FieldError::invalid(path, amount, "must be greater than or equal to 0"));
+                }
+            }
+            rules::labels(
+                rules::get(new, &["scheduling", "nodeSelector"]),
+                "scheduling.nodeSelector",
+                &mut errors,
+            );
+            errors
+        },
+        ..Kind::built_in::<RuntimeClass>("runtimeclass")
+    }
+}
+
+fn signing_request() -> Kind {
+    Kind {
+        short_names: &["csr"],
+        namespaced: false,
+        subresources: &[Subresource::Approval],
+        columns: const {
+            &[
+                NAME,
+                AGE,
+                Column::text("SignerName", "The signer that the request is for."),
+                Column::text("Requestor", "The user that made the request."),
+                Column::text(
+                    "RequestedDuration",
+                    "The requested duration of validity of the issued certificate.",
+                ),
+                Column::text("Condition", "The conditions of the request."),
+            ]
+        },
+        cells: |object, now| {
+            let duration = match rules::get(object, &["spec", "expirationSeconds"]).as_i64() {
+                Some(seconds) => print::human_duration(seconds),
+                None => "<none>".into(),
+            };
+            vec![
+                object.name().into(),
+                print::age(object, now),
+                object.str_at(&["spec", "signerName"]).into(),
+                object.str_at(&["spec", "username"]).into(),
+                duration.into(),
+                signing_condition(object).into(),
+            ]
+        },
+        selectable: &[("spec.signerName", "")],
+        on_create: |object| {
+            object.0.insert("status".into(), json!({}));
+        },
+        on_update: |new, old| {
+            let spec = old.0.get("spec").cloned().unwrap_or_else(|| json!({}));
+            new.0.insert("spec".into(), spec);
+        },
+        validate: |new, _| {
+            let mut errors = Vec::new();
+            let spec = rules::get(new, &["spec"]);
+            if spec["usages"].as_array().is_none_or(Vec::is_empty) {
+                errors.push(FieldError::required("spec.usages", ""));
+            }
+            let signer = rules::text(spec, "signerName");
+            if signer.is_empty() {
+                errors.push(FieldError::required("spec.signerName", ""));
+            } else if !signer
+                .split_once('/')
+                .is_some_and(|(domain, path)| domain.contains('.') && !path.is_empty())
+            {
+                let detail =
+                    "must be a fully qualified domain and path of the form 'example.com/signer-name'";
+                errors.push(FieldError::invalid("spec.signerName", format!("{signer:?}"), detail));
+            }
+            if let Some(seconds) = spec["expirationSeconds"].as_i64().filter(|seconds| *seconds < 600) {
+                let detail = "may not specify a duration less than 600 seconds (10 minutes)";
+                errors.push(FieldError::invalid("spec.expirationSeconds", seconds, detail));
+            }
+            errors
+        },
+        ..Kind::built_in::<CertificateSigningRequest>("certificatesigningrequest")
+    }
+}
+
+fn signing_condition(object: &Object) -> String {
+    let holds = |kind: &str| print::items(object, &["status", "conditions"]).any(|c| c["type"] == kind);
+    let mut shown = String::from(match (holds("Denied"), holds("Approved")) {
+        (true, _) => "Denied",
+        (false, true) => "Approved",
+        (false, false) => "Pending",
+    });
+    if holds("Failed") {
+        shown.push_str(",Failed");
+    }
+    if !rules::get(object, &["status", "certificate"]).is_null() {
+        shown.push_str(",Issued");
+    }
+    shown
+}

@@ -1,0 +1,99 @@
+//! `events.k8s.io/v1`: the same objects as the core group's Events, under other field names.
+
+use k8s_openapi::api::events::v1::Event;
+use mayfly_api::validation::FieldError;
+use serde_json::{Map, Value, json};
+
+use super::{Conversion, Kind, core};
+use crate::object::Object;
+
+/// The names of fields, in events.k8s.io and in the core group.
+const FIELDS: [(&str, &str); 7] = [
+    ("note", "message"),
+    ("regarding", "involvedObject"),
+    ("reportingController", "reportingComponent"),
+    ("deprecatedSource", "source"),
+    ("deprecatedFirstTimestamp", "firstTimestamp"),
+    ("deprecatedLastTimestamp", "lastTimestamp"),
+    ("deprecatedCount", "count"),
+];
+
+pub(super) fn kinds() -> Vec<Kind> {
+    vec![Kind {
+        short_names: &["ev"],
+        conversion: Some(Conversion { resource: "events", to_storage, from_storage }),
+        status: false,
+        create_on_update: true,
+        columns: core::EVENT_COLUMNS,
+        cells: |object, now| {
+            let mut converted = object.clone();
+            to_storage(&mut converted);
+            core::event_cells(&converted, now)
+        },
+        selectable: &[("reason", ""), ("reportingController", ""), ("type", "")],
+        on_create: |_| {},
+        validate,
+        ..Kind::built_in::<Event>("event")
+    }]
+}
+
+fn rename(map: &mut Map<String, Value>, from: &str, to: &str) {
+    if let Some(value) = map.remove(from) {
+        map.insert(to.into(), value);
+    }
+}
+
+fn to_storage(object: &mut Object) {
+    object.0.insert("apiVersion".into(), json!("v1"));
+    for (new, core) in FIELDS {
+        rename(&mut object.0, new, core);
+    }
+}
+
+fn from_storage(object: &mut Object) {
+    object.0.insert("apiVersion".into(), json!("events.k8s.io/v1"));
+    for (new, core) in FIELDS {
+        rename(&mut object.0, core, new);
+    }
+}
+
+/// Upstream's `ValidateEventCreate` and `ValidateEventUpdate`: a new event is complete, an old one changes only in its
+/// series.
+fn validate(new: &Object, old: Option<&Object>) -> Vec<FieldError> {
+    let mut errors = Vec::new();
+    let text = |field: &str| new.str_at(&[field]);
+    if old.is_none() {
+        if text("eventTime").is_empty() {
+            errors.push(FieldError::required("eventTime", ""));
+        }
+        for (field, path) in
+            [("reportingController", "reportingController"), ("reportingInstance", "reportingInstance")]
+        {
+            if text(field).is_empty() {
+                errors.push(FieldError::required(path, ""));
+            } else if text(field).len() > 128 {
+                errors.push(FieldError::invalid(path, "", "can have at most 128 characters"));
+            }
+        }
+        if let (false, Err(why)) =
+            (text("reportingController").is_empty(), crate::meta::qualified_name(text("reportingController")))
+        {
+            let shown = format!("{:?}", text("reportingController"));
+            errors.push(FieldError::invalid("reportingController", shown, why));
+        }
+        for field in ["action", "reason"] {
+            if text(field).is_empty() {
+                errors.push(FieldError::required(field, ""));
+            } else if text(field).len() > 128 {
+                errors.push(FieldError::invalid(field, "", "can have at most 128 characters"));
+            }
+        }
+        if text("note").len() > 1024 {
+            errors.push(FieldError::invalid("message", "", "can have at most 1024 characters"));
+        }
+        if !matches!(text("type"), "Normal" | "Warning") {
+            errors.push(FieldError::invalid("type", format!("{:?}", text("type")), "has invalid value"));
+        }
+    }
+    errors
+}

@@ -1,0 +1,273 @@
+//! StorageClasses, CSI drivers and nodes, VolumeAttachments. The rules are upstream's (`pkg/apis/storage`).
+
+use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment};
+use mayfly_api::{names, validation::FieldError};
+use serde_json::{Value, json};
+
+use super::{AGE, Column, Kind, NAME, columns, defaulting::fill, immutable, print, rules};
+
+pub(super) fn kinds() -> Vec<Kind> {
+    vec![storage_class(), volume_attachment(), csi_driver(), csi_node(), csi_capacity()]
+}
+
+fn storage_class() -> Kind {
+    Kind {
+        short_names: &["sc"],
+        status: false,
+        namespaced: false,
+        columns: columns::STORAGE_CLASS,
+        cells: |object, now| {
+            let default = "storageclass.kubernetes.io/is-default-class";
+            let name = match object.str_at(&["metadata", "annotations", default]) {
+                "true" => format!("{} (default)", object.name()),
+                _ => object.name().to_owned(),
+            };
+            let expand = object.at(&["allowVolumeExpansion"]).and_then(Value::as_bool).unwrap_or(false);
+            vec![
+                name.into(),
+                object.str_at(&["provisioner"]).into(),
+                object.str_at(&["reclaimPolicy"]).into(),
+                object.str_at(&["volumeBindingMode"]).into(),
+                expand.into(),
+                print::age(object, now),
+            ]
+        },
+        on_create: |_| {},
+        defaults: |object| {
+            fill(
+                &mut object.0,
+                [("reclaimPolicy", json!("Delete")), ("volumeBindingMode", json!("Immediate"))],
+            );
+        },
+        validate: |new, old| {
+            let mut errors = Vec::new();
+            if let Some(old) = old {
+                let empty = |value: Option<&Value>| value.cloned().unwrap_or(json!({}));
+                for (field, detail) in [
+                    ("parameters", "updates to parameters are forbidden."),
+                    ("provisioner", "updates to provisioner are forbidden."),
+                    ("reclaimPolicy", "updates to reclaimPolicy are forbidden."),
+                ] {
+                    if empty(new.0.get(field)) != empty(old.0.get(field)) {
+                        errors.push(FieldError::forbidden(field, detail));
+                    }
+                }
+                immutable(new, Some(old), &["volumeBindingMode"], &mut errors);
+                return errors;
+            }
+            let provisioner = new.str_at(&["provisioner"]);
+            if provisioner.is_empty() {
+                errors.push(FieldError::required("provisioner", ""));
+            } else if let Err(why) = crate::meta::qualified_name(&provisioner.to_lowercase()) {
+                errors.push(FieldError::invalid("provisioner", format!("{provisioner:?}"), why));
+            }
+            rules::one_of(
+                new.str_at(&["reclaimPolicy"]),
+                &["Delete", "Retain"],
+                "reclaimPolicy",
+                &mut errors,
+            );
+            let modes = ["Immediate", "WaitForFirstConsumer"];
+            rules::one_of(new.str_at(&["volumeBindingMode"]), &modes, "volumeBindingMode", &mut errors);
+            errors
+        },
+        ..Kind::built_in::<StorageClass>("storageclass")
+    }
+}
+
+fn csi_driver() -> Kind {
+    Kind {
+        status: false,
+        namespaced: false,
+        columns: const {
+            &[
+                NAME,
+                Column::boolean(
+                    "AttachRequired",
+                    "Whether volumes have to be attached before they are mounted.",
+                ),
+                Column::boolean("PodInfoOnMount", "Whether the driver is told about the pod at mount."),
+                Column::boolean("StorageCapacity", "Whether the driver reports capacity."),
+                Column::text("TokenRequests", "The service account tokens that the driver needs."),
+                Column::boolean("RequiresRepublish", "Whether volumes are published repeatedly."),
+                Column::text("Modes", "The volume lifecycle modes that the driver supports."),
+                AGE,
+            ]
+        },
+        cells: |object, now| {
+            let flag = |field: &str| rules::get(object, &["spec", field]).as_bool().unwrap_or(false).into();
+            let modes: Vec<_> =
+                print::items(object, &["spec", "volumeLifecycleModes"]).filter_map(Value::as_str).collect();
+            let audiences: Vec<_> = print::items(object, &["spec", "tokenRequests"])
+                .map(|request| rules::text(request, "audience"))
+                .collect();
+            vec![
+                object.name().into(),
+                flag("attachRequired"),
+                flag("podInfoOnMount"),
+                flag("storageCapacity"),
+                (if audiences.is_empty() { "<unset>".to_owned() } else { audiences.join(",") }).into(),
+                flag("requiresRepublish"),
+                print::or_none(&modes.join(",")),
+                print::age(object, now),
+            ]
+        },
+        on_create: |_| {},
+        defaults: |object| {
+            let spec = object.map_mut("spec");
+            fill(
+                spec,
+                [
+                    ("attachRequired", json!(true)),
+                    ("podInfoOnMount", json!(false)),
+                    ("storageCapacity", json!(false)),
+                    ("fsGroupPolicy", json!("ReadWriteOnceWithFSType")),
+                    ("requiresRepublish", json!(false)),
+                    ("seLinuxMount", json!(false)),
+                ],
+            );
+            if spec.get("volumeLifecycleModes").and_then(Value::as_array).is_none_or(Vec::is_empty) {
+                spec.insert("volumeLifecycleModes".into(), json!(["Persistent"]));
+            }
+        },
+        validate: |new, old| {
+            let mut errors = Vec::new();
+            let spec = rules::get(new, &["spec"]);
+            for (at, mode) in rules::items(&spec["volumeLifecycleModes"]) {
+                let modes = ["Ephemeral", "Persistent"];
+                let path = format!("spec.volumeLifecycleModes[{at}]");
+                rules::one_of(mode.as_str().unwrap_or(""), &modes, &path, &mut errors);
+            }
+            let policies = ["File", "None", "ReadWriteOnceWithFSType"];
+            rules::one_of(rules::text(spec, "fsGroupPolicy"), &policies, "spec.fsGroupPolicy", &mut errors);
+            for field in ["attachRequired", "volumeLifecycleModes"] {
+                immutable(new, old, &["spec", field], &mut errors);
+            }
+            errors
+        },
+        ..Kind::built_in::<CSIDriver>("csidriver")
+    }
+}
+
+fn csi_node() -> Kind {
+    Kind {
+        status: false,
+        namespaced: false,
+        columns: columns::CSINODE,
+        cells: |object, now| {
+            let drivers = print::items(object, &["spec", "drivers"]).count();
+            vec![object.name().into(), drivers.into(), print::age(object, now)]
+        },
+        on_create: |_| {},
+        validate: |new, _| {
+            let mut errors = Vec::new();
+            let mut known = Vec::new();
+            for (at, driver) in rules::items(rules::get(new, &["spec", "drivers"])) {
+                let path = format!("spec.drivers[{at}]");
+                let name = rules::text(driver, "name");
+                driver_name(name, &format!("{path}.name"), &mut errors);
+                if known.contains(&name) {
+                    errors.push(rules::duplicate(format!("{path}.name"), format!("{name:?}")));
+                }
+                known.push(name);
+                if rules::text(driver, "nodeID").is_empty() {
+                    errors.push(FieldError::required(format!("{path}.nodeID"), ""));
+                }
+                rules::non_negative(
+                    &driver["allocatable"]["count"],
+                    &format!("{path}.allocatable.count"),
+                    &mut errors,
+                );
+            }
+            errors
+        },
+        ..Kind::built_in::<CSINode>("csinode")
+    }
+}
+
+fn driver_name(name: &str, path: &str, errors: &mut Vec<FieldError>) {
+    if name.is_empty() {
+        errors.push(FieldError::required(path, ""));
+    } else if name.len() > 63 {
+        errors.push(FieldError::too_long(path, 63));
+    } else if let Err(why) = names::dns_subdomain(&name.to_lowercase()) {
+        errors.push(FieldError::invalid(path, format!("{name:?}"), why));
+    }
+}
+
+fn volume_attachment() -> Kind {
+    Kind {
+        namespaced: false,
+        columns: columns::VOLUME_ATTACHMENT,
+        cells: |object, now| {
+            let attached = rules::get(object, &["status", "attached"]).as_bool().unwrap_or(false);
+            vec![
+                object.name().into(),
+                object.str_at(&["spec", "attacher"]).into(),
+                object.str_at(&["spec", "source", "persistentVolumeName"]).into(),
+                object.str_at(&["spec", "nodeName"]).into(),
+                attached.into(),
+                print::age(object, now),
+            ]
+        },
+        on_create: |object| {
+            object.0.insert("status".into(), json!({"attached": false}));
+        },
+        validate: |new, old| {
+            let mut errors = Vec::new();
+            let spec = rules::get(new, &["spec"]);
+            driver_name(rules::text(spec, "attacher"), "spec.attacher", &mut errors);
+            rules::required(&spec["nodeName"], "spec.nodeName", &mut errors);
+            let source = &spec["source"];
+            if source["inlineVolumeSpec"].is_null() && source["persistentVolumeName"].is_null() {
+                let detail = "must specify exactly one of inlineVolumeSpec and persistentVolumeName";
+                errors.push(FieldError::required("spec.source", detail));
+            } else if source["persistentVolumeName"] == "" {
+                errors.push(FieldError::required("spec.source.persistentVolumeName", ""));
+            }
+            immutable(new, old, &["spec"], &mut errors);
+            errors
+        },
+        ..Kind::built_in::<VolumeAttachment>("volumeattachment")
+    }
+}
+
+fn csi_capacity() -> Kind {
+    Kind {
+        status: false,
+        columns: const {
+            &[
+                NAME,
+                Column::text(
+                    "StorageClassName",
+                    "The name of the StorageClass that the reported capacity applies to.",
+                ),
+                Column::text("Capacity", "The value reported by the CSI driver."),
+                AGE,
+            ]
+        },
+        cells: |object, now| {
+            vec![
+                object.name().into(),
+                object.str_at(&["storageClassName"]).into(),
+                object.str_at(&["capacity"]).into(),
+                print::age(object, now),
+            ]
+        },
+        on_create: |_| {},
+        validate: |new, old| {
+            let mut errors = Vec::new();
+            let class = new.str_at(&["storageClassName"]);
+            if class.is_empty() {
+                errors.push(FieldError::required("storageClassName", ""));
+            } else if let Err(why) = names::dns_subdomain(class) {
+                errors.push(FieldError::invalid("storageClassName", format!("{class:?}"), why));
+            }
+            for field in ["storageClassName", "nodeTopology"] {
+                immutable(new, old, &[field], &mut errors);
+            }
+            errors
+        },
+        ..Kind::built_in::<CSIStorageCapacity>("csistoragecapacity")
+    }
+}
