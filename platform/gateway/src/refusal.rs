@@ -355,4 +355,14 @@ mod tests {
         let texts: std::collections::BTreeSet<_> = Code::ALL.iter().map(|code| code.as_str()).collect();
         assert_eq!(texts.len(), Code::ALL.len());
     }
+
+    /// Programs rely on the codes, so each is documented with its status, cause and remedy.
+    #[test]
+    fn every_code_is_documented_with_its_status() {
+        let page = include_str!("../../../docs/errors.md");
+        for code in Code::ALL {
+            let row = format!("| `{}` | {} |", code.as_str(), code.status().as_u16());
+            assert!(page.contains(&row), "docs/errors.md has no row {row}");
+        }
+    }
 }
