@@ -13,13 +13,14 @@ use crate::{
     workspace::{self, Workspace},
 };
 
+mod names;
 mod unused;
 
 pub(crate) const HELP: &str = "\
 Runs every check, also after one has failed, and says at the end which failed:
   fmt      cargo fmt --check, on the platform, the SDK and the examples
   house    nothing marked unfinished, no test that never runs, no dependency that no source names, one way to
-           lay out modules; long files are reported
+           lay out modules, no type name defined twice; long files are reported
   floors   cargo xtask floors
   clippy   cargo clippy --workspace --all-targets -- -D warnings
   deny     cargo deny check bans licenses sources; cargo-deny is built on demand (some minutes)
@@ -159,6 +160,10 @@ fn house(workspace: &Workspace) -> Result<Outcome> {
             println!("house: {shown}:{number}: {what} is left over: {advice}");
             left_over += 1;
         }
+    }
+    for duplicate in names::duplicates(&workspace.root)? {
+        println!("house: {duplicate}");
+        left_over += 1;
     }
     for manifest in manifests(workspace) {
         for unused in unused::unused(&workspace::metadata(&manifest)?)? {
