@@ -27,3 +27,6 @@ pub(crate) fn linker(engine: &Engine, flavour: Flavour) -> wasmtime::Result<Link
     }
     Ok(linker)
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,7 +2,7 @@
 //! them, within limits.
 //!
 //! **Belongs here:** everything that names wasmtime. The engines and their pools ([`config`], `engine`),
-//! what a component is and whether it can run here ([`inspect`]), compiling ahead of time (for a server in
+//! compiling ahead of time (for a server in
 //! processes of their own) and mapping what was compiled (`compile`, `cache`), calls (`function`, `call`, `record`),
 //! what a guest may ask of its host (`guest`, `capability`), pods (`pods`), the memories and stacks that
 //! instances live in (`pool`).
@@ -22,7 +22,6 @@ mod failure;
 mod function;
 mod guest;
 mod host;
-mod inspect;
 mod machine;
 mod metrics;
 mod pods;
@@ -33,4 +32,4 @@ mod reuse;
 pub use compile::run_worker as compile_worker;
 pub use config::{CompileIn, Config};
 pub use host::{CreateError, WasmHost};
-pub use inspect::{ComponentRefused, ComponentReport, World, inspect};
+pub use mayfly_runtime::component::{ComponentRefused, ComponentReport, World, inspect};

@@ -36,10 +36,11 @@ const FLOORS: &[(&str, u8)] = &[
     ("runtime-wasm", 2),
     ("runtime-oci", 2),
     ("workflows/engine", 2),
-    ("platform/server", 3),
-    ("tests/e2e", 4),
-    ("tests/sim", 4),
-    ("xtask", 4),
+    ("platform/cli", 3),
+    ("platform/server", 4),
+    ("tests/e2e", 5),
+    ("tests/sim", 5),
+    ("xtask", 5),
 ];
 
 /// Names (with everything that starts with them and a dash) and the rooms that may know them.
@@ -294,7 +295,7 @@ mod tests {
         check(member("platform/api", &["mayfly-store"]), &["mayfly-api (floor 0) looks up"]);
         check(
             member("platform/gateway", &["dev:mayfly"]),
-            &["mayfly-gateway (floor 2) looks up at mayfly (floor 3)"],
+            &["mayfly-gateway (floor 2) looks up at mayfly (floor 4)"],
         );
     }
 

@@ -31,7 +31,7 @@ const DEBIAN_TOOLCHAIN: &[&str] = &["rustc-web", "rust-web-src", "lld", "wasi-li
 const DEBIAN_RUSTC: &str = "/usr/bin/rustc";
 const RUSTUP_TARGET: &str = "wasm32-wasip2";
 /// Folders whose content decides what the components are.
-const INPUTS: &[&str] = &["examples", "sdk/rust", "sdk/wit", "platform/server/src/guest"];
+const INPUTS: &[&str] = &["examples", "sdk/rust", "sdk/wit", "platform/cli/src/guest"];
 
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let force = match arguments {

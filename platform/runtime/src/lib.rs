@@ -3,12 +3,14 @@
 //! **Belongs here:** [`Runtime`], what the kubelet asks of any host (wasm, OCI, simulated);
 //! [`FunctionHost`], what the gateway asks of a host that can answer requests in the same process; the
 //! values that cross these borders; the form of log files that all hosts write and the kubelet reads; body
-//! wrappers for HTTP servers ([`wire`]).
+//! wrappers for HTTP servers ([`wire`]); what a component exports and imports, read without compiling it
+//! ([`component`]).
 //!
 //! **Does not belong here:** any host, any policy (when to scale, what to restart), the API.
 //!
 //! Start reading at [`function`] for the request path and at [`pod`] for the node.
 
+pub mod component;
 pub mod function;
 pub mod logs;
 pub mod pod;

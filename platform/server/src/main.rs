@@ -1,18 +1,15 @@
-//! The Mayfly binary: roles, configuration, commands.
+//! The Mayfly binary: roles and their configuration.
 //!
-//! **Belongs here:** what a person or an operator touches: flags, files, addresses, messages; and the wiring
-//! of the parts into roles. **Does not belong here:** what any part does.
+//! **Belongs here:** an operator's settings, and the wiring of the parts into roles. **Does not belong here:** what
+//! any part does, and the commands that need no role (`platform/cli`).
 //!
-//! Start reading at [`cli`] for commands, at [`roles::up`] for the server.
+//! Start reading at [`roles::up`] for the server, at [`command_line`] for the commands.
 
 use std::process::ExitCode;
 
 mod aws_credentials;
-mod cli;
+mod command_line;
 mod config;
-mod data_dir;
-mod guest;
-mod http_client;
 mod logging;
 mod roles;
 
@@ -20,9 +17,6 @@ mod roles;
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-/// The process that a Ctrl-C ends exits with this, as shells expect.
-pub(crate) const EXIT_INTERRUPTED: u8 = 130;
-
 fn main() -> ExitCode {
-    cli::main()
+    command_line::main()
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::data_dir::{DataDir, Endpoints};
+use mayfly_cli::data_dir::{DataDir, Endpoints};
 
 /// Each line can be copied into a shell as it is.
 pub(super) fn text(endpoints: &Endpoints, data_dir: &DataDir) -> String {

@@ -2,11 +2,12 @@
 
 use std::{io, net::SocketAddr};
 
+use mayfly_cli::data_dir::Endpoints;
 use mayfly_gateway::{CreateError, Gateway};
 use tokio::net::TcpListener;
 
 use super::runtimes::Handles;
-use crate::{config::UpConfig, data_dir::Endpoints};
+use crate::config::UpConfig;
 
 /// The ports that are not the gateway's.
 pub(super) struct Listeners {

@@ -2,7 +2,7 @@
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::EXIT_INTERRUPTED;
+use mayfly_cli::EXIT_INTERRUPTED;
 
 /// SIGINT and SIGTERM.
 pub(super) struct Signals {

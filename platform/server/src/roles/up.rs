@@ -11,6 +11,7 @@ use anyhow::Context as _;
 use mayfly_api::Revision;
 use mayfly_apiserver::{ApiServer, Identity, User};
 use mayfly_artifacts::Artifacts;
+use mayfly_cli::data_dir::{DataDir, Endpoints};
 use mayfly_controllers::{Controllers, Routes};
 use mayfly_gateway::{Gateway, GatewayHandle};
 use mayfly_informer::{EnvObjects, Informer, Informers};
@@ -37,7 +38,6 @@ use super::{
 };
 use crate::{
     config::{UpArgs, UpConfig},
-    data_dir::{DataDir, Endpoints},
     logging,
 };
 

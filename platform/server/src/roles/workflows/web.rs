@@ -8,7 +8,7 @@ use hyper::body::Incoming;
 use mayfly_workflows_engine::engine::{HttpTasks, Streamed};
 
 use super::ANSWER_BYTES_MAX;
-use crate::http_client::{self, HttpsClient};
+use mayfly_cli::http_client::{self, HttpsClient};
 
 /// Sends what `http:invoke` asks for.
 pub(super) struct Web(HttpsClient);

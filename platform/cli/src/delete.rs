@@ -1,0 +1,270 @@
+//! `mayfly delete`: objects by kind and name, by label, or as manifests name them.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::Args;
+use http::Method;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::{
+    discovery::Kind,
+    failure::Failure,
+    get::{Target, named_or_selected, targets},
+    manifest, output,
+    server::{Server, is_not_found, with_query},
+    session::Session,
+};
+
+#[derive(Args, Debug)]
+#[command(after_help = "Example:
+  mayfly delete function hello
+  mayfly delete -f function.yaml")]
+pub(crate) struct DeleteArgs {
+    /// KIND NAME…, or KIND/NAME…
+    #[arg(value_name = "KIND NAME", required_unless_present = "file", conflicts_with = "file")]
+    what: Vec<String>,
+    /// The objects of a manifest, of a folder, or of stdin (-)
+    #[arg(short, long = "filename", value_name = "FILE|DIR|-")]
+    file: Vec<PathBuf>,
+    /// Also look into the folders below a folder
+    #[arg(short = 'R', long)]
+    recursive: bool,
+    /// All objects with these labels
+    #[arg(short = 'l', long, value_name = "LABELS", conflicts_with = "file")]
+    selector: Option<String>,
+    /// All objects of the kind in the namespace
+    #[arg(long, conflicts_with_all = ["selector", "file"])]
+    all: bool,
+    /// Succeed when the object is not there
+    #[arg(long)]
+    ignore_not_found: bool,
+    /// Do not wait until the object is gone
+    #[arg(long)]
+    no_wait: bool,
+}
+
+/// An object to delete.
+struct Doomed {
+    kind: Kind,
+    namespace: String,
+    name: String,
+}
+
+pub(crate) async fn run(args: DeleteArgs, session: &Session) -> anyhow::Result<()> {
+    let server = session.server().await?;
+    let mut failures = Failures { session, total: 0, names: Vec::new() };
+    let doomed = if args.file.is_empty() {
+        let doomed = named(&args, session, server).await?;
+        failures.total = doomed.len();
+        doomed
+    } else {
+        of_manifests(&args, session, &mut failures).await?
+    };
+    let mut gone = Vec::new();
+    for object in doomed {
+        let path = object.kind.object(&object.namespace, &object.name);
+        let body = json!({"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"});
+        match server.send(Method::DELETE, &path, "application/json", &body).await {
+            Ok(answer) => {
+                let shown = object.kind.full_name(&object.name);
+                output::line(format_args!("{shown} deleted"))?;
+                if !args.no_wait {
+                    gone.push((path, shown, uid(&answer.body)));
+                }
+            }
+            Err(error) if args.ignore_not_found && is_not_found(&error) => {}
+            Err(error) => failures.add(&object.name, error.into())?,
+        }
+    }
+    for (path, shown, uid) in gone {
+        wait_until_gone(server, &path, &shown, &uid).await?;
+    }
+    failures.into_result()
+}
+
+/// What could not be deleted. One object alone is the command's own failure; of several the others do not depend on
+/// it: they are deleted, and the end tells.
+struct Failures<'a> {
+    session: &'a Session,
+    total: usize,
+    names: Vec<String>,
+}
+
+impl Failures<'_> {
+    fn add(&mut self, name: &str, error: anyhow::Error) -> anyhow::Result<()> {
+        if self.total == 1 {
+            return Err(error);
+        }
+        let error = self.session.explain(error);
+        output::note(format_args!("error: {}", super::failure::text(&error)));
+        self.names.push(name.to_owned());
+        Ok(())
+    }
+
+    fn into_result(self) -> anyhow::Result<()> {
+        if self.names.is_empty() {
+            return Ok(());
+        }
+        let Self { total, names, .. } = self;
+        let what = format!("{} of {total} objects were not deleted: {}", names.len(), names.join(", "));
+        let others = if names.len() == total { "nothing was" } else { "the others were" };
+        Err(Failure::error(what, others))
+    }
+}
+
+async fn named(args: &DeleteArgs, session: &Session, server: &Server) -> anyhow::Result<Vec<Doomed>> {
+    let namespace = session.namespace().await?;
+    let mut doomed = Vec::new();
+    let targets = targets(session.discovery().await?, &args.what)?;
+    named_or_selected(&targets, args.selector.as_ref().map(|_| "-l LABELS").or(args.all.then_some("--all")))?;
+    for Target { kind, names } in targets {
+        let whole_kind = args.all || args.selector.is_some();
+        if names.is_empty() && !whole_kind {
+            return Err(Failure::error(
+                format!("which {}?", kind.plural),
+                format!(
+                    "mayfly delete {} NAME, or -l LABELS, or --all for every one in the namespace",
+                    kind.singular_name()
+                ),
+            ));
+        }
+        let names = if names.is_empty() {
+            let path = kind.collection(Some(&namespace));
+            let list = server.get(&with_query(&path, &[("labelSelector", args.selector.as_deref())])).await?;
+            let items = list["items"].as_array().cloned().unwrap_or_default();
+            items.iter().filter_map(|item| item["metadata"]["name"].as_str().map(str::to_owned)).collect()
+        } else {
+            names
+        };
+        let named = names.into_iter();
+        doomed.extend(named.map(|name| Doomed { kind: kind.clone(), namespace: namespace.clone(), name }));
+    }
+    if doomed.is_empty() {
+        output::note("nothing to delete");
+    }
+    Ok(doomed)
+}
+
+async fn of_manifests(
+    args: &DeleteArgs,
+    session: &Session,
+    failures: &mut Failures<'_>,
+) -> anyhow::Result<Vec<Doomed>> {
+    let mut doomed = Vec::new();
+    let documents = manifest::read(&args.file, args.recursive)?;
+    failures.total = documents.len();
+    let discovery = session.discovery().await?;
+    for document in documents {
+        let kind = match discovery.of_manifest(&document.api_version, &document.kind) {
+            Ok(kind) => kind.clone(),
+            Err(error) => {
+                failures.add(&document.name, error.context(document.source))?;
+                continue;
+            }
+        };
+        let namespace = match document.namespace {
+            Some(namespace) => namespace,
+            None => session.namespace().await?,
+        };
+        doomed.push(Doomed { kind, namespace, name: document.name });
+    }
+    Ok(doomed)
+}
+
+/// The deleted object's uid: the answer is the object itself, or a Status about it.
+fn uid(answer: &Value) -> String {
+    let uid = answer.pointer("/metadata/uid").or_else(|| answer.pointer("/details/uid"));
+    uid.and_then(Value::as_str).unwrap_or("").to_owned()
+}
+
+/// How a deleted object stands, as one look at it tells.
+#[derive(Debug, PartialEq, Eq)]
+enum Look {
+    Gone,
+    /// Still there, or nothing was said that tells it from another one.
+    There,
+    /// Nobody knows: the server cannot be asked, or has no time. It says nothing about the object.
+    Unknown,
+    /// Asking again will not help.
+    Refused,
+}
+
+/// Only "not found" says that an object is gone, and only another uid that this is a new one of its name.
+fn look(answer: &Result<Value, kube::Error>, uid_deleted: &str) -> Look {
+    match answer {
+        Ok(object) if is_another(&uid(object), uid_deleted) => Look::Gone,
+        Ok(_) => Look::There,
+        Err(error) if is_not_found(error) => Look::Gone,
+        Err(kube::Error::Api(status)) if status.code == 429 || status.code >= 500 => Look::Unknown,
+        Err(kube::Error::Api(_)) => Look::Refused,
+        Err(_) => Look::Unknown,
+    }
+}
+
+fn is_another(uid: &str, uid_deleted: &str) -> bool {
+    !uid.is_empty() && !uid_deleted.is_empty() && uid != uid_deleted
+}
+
+/// How long a server may give no answer while a deletion is waited for.
+const SILENCE_MAX: Duration = Duration::from_secs(30);
+
+/// Waits for finalizers and graceful stops. A new object of the same name is not the one we wait for.
+async fn wait_until_gone(server: &Server, path: &str, shown: &str, uid_deleted: &str) -> anyhow::Result<()> {
+    let mut pause = Duration::from_millis(20);
+    let mut said = false;
+    let mut silent_since = None;
+    loop {
+        let answer = server.get(path).await;
+        match (look(&answer, uid_deleted), answer) {
+            (Look::Gone, _) => return Ok(()),
+            (Look::Unknown, Err(error)) => {
+                let since = *silent_since.get_or_insert_with(Instant::now);
+                if since.elapsed() >= SILENCE_MAX {
+                    let doing = format!("{shown} was deleted, but whether it is gone cannot be seen");
+                    return Err(anyhow::Error::new(error).context(doing));
+                }
+            }
+            (_, Err(error)) => return Err(error.into()),
+            (_, Ok(_)) => silent_since = None,
+        }
+        if pause > Duration::from_millis(500) && !said {
+            output::note(format_args!("waiting for {shown} to go (Ctrl-C stops waiting, not the deletion)"));
+            said = true;
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(Duration::from_secs(1));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::StatusCode;
+
+    use super::*;
+    use crate::server::api_error;
+
+    #[test]
+    fn only_not_found_means_gone() {
+        let object = |uid: &str| Ok(json!({"metadata": {"uid": uid}}));
+        let failure = |code: u16, reason: &str| {
+            let body = json!({"kind": "Status", "status": "Failure", "message": "m", "reason": reason, "code": code});
+            Err(api_error(StatusCode::from_u16(code).unwrap(), body.to_string().as_bytes()))
+        };
+        for (answer, expected) in [
+            (object("1"), Look::There),
+            (object("2"), Look::Gone),
+            // What has no uid is no other object: a proxy's answer, or none at all.
+            (object(""), Look::There),
+            (Ok(Value::Null), Look::There),
+            (failure(404, "NotFound"), Look::Gone),
+            (failure(403, "Forbidden"), Look::Refused),
+            (failure(429, "TooManyRequests"), Look::Unknown),
+            (failure(503, "ServiceUnavailable"), Look::Unknown),
+            (Err(kube::Error::Service("connection reset".into())), Look::Unknown),
+        ] {
+            assert_eq!(look(&answer, "1"), expected, "{answer:?}");
+        }
+        assert_eq!(look(&object("2"), ""), Look::There, "nobody said which one was deleted");
+    }
+}

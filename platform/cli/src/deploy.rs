@@ -1,0 +1,315 @@
+//! `mayfly deploy`: a component becomes a function that answers.
+//!
+//! Build when a directory was named, look at the component here, upload it by digest unless it is there,
+//! create the Function or change what differs, wait until it is ready. What neither the command nor the
+//! project's manifest mentions stays as it is: redeploying code keeps a traffic split.
+
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use clap::Args;
+use mayfly_api::{
+    Digest, duration::Span, egress::EgressRule, function::Isolation,
+    k8s::apimachinery::pkg::api::resource::Quantity, quantity, validation,
+};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::{
+    build, component,
+    deploy_patch::DeployPatch,
+    failure::Failure,
+    format,
+    gateway::function_url,
+    output,
+    server::{Server, segment},
+    session::{Session, refusal},
+    upload::{self, Upload},
+    wait,
+};
+use crate::guest::project::Project;
+
+#[derive(Args, Debug)]
+#[command(after_help = "Example:
+  mayfly deploy
+  mayfly deploy target/hello.wasm --name hello --env GREETING=hi --idle-after 5m")]
+pub(crate) struct DeployArgs {
+    /// A project, which is built first, or a component
+    #[arg(default_value = ".", value_name = "DIR|FILE.wasm")]
+    source: PathBuf,
+    #[command(flatten)]
+    pub(super) settings: Settings,
+    /// Do not wait until the function is ready
+    #[arg(long)]
+    no_wait: bool,
+    /// How long to wait until the function is ready
+    #[arg(long, default_value = "60s", value_name = "DURATION")]
+    wait_timeout: Span,
+}
+
+/// What may be said about a function on the command line. What is not said stays, or is the default.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Function settings")]
+pub(crate) struct Settings {
+    /// The function's name [default: the project's, or the file's]
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// An environment variable, as NAME=VALUE; may be given several times
+    #[arg(short, long, value_name = "NAME=VALUE", value_parser = variable)]
+    pub(super) env: Vec<(String, String)>,
+    /// Memory of one instance, such as 64Mi
+    #[arg(long, value_name = "QUANTITY", value_parser = quantity_text)]
+    pub(super) memory: Option<String>,
+    /// How long one request may take, such as 30s
+    #[arg(long, value_name = "DURATION")]
+    pub(super) timeout: Option<Span>,
+    /// Requests one replica handles at the same time
+    #[arg(long, value_name = "COUNT")]
+    pub(super) concurrency: Option<u32>,
+    /// Replicas kept running without traffic
+    #[arg(long, value_name = "COUNT")]
+    pub(super) min: Option<u32>,
+    /// The most replicas there may be
+    #[arg(long, value_name = "COUNT")]
+    pub(super) max: Option<u32>,
+    /// Requests in flight that one replica should have
+    #[arg(long, value_name = "COUNT")]
+    pub(super) target: Option<u32>,
+    /// Scale to zero after this long without a request, such as 60s
+    #[arg(long, value_name = "DURATION")]
+    pub(super) idle_after: Option<Span>,
+    /// A new instance per request, or one for many: fresh, reuse
+    #[arg(long, value_name = "MODE", value_parser = isolation)]
+    pub(super) isolation: Option<Isolation>,
+    /// A destination the function may call, such as https://api.example.com; may be given several times and
+    /// replaces the list that was there
+    #[arg(long, value_name = "RULE", value_parser = egress)]
+    pub(super) egress: Vec<String>,
+}
+
+fn variable(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.into(), value.into())),
+        _ => Err("write NAME=VALUE".into()),
+    }
+}
+
+fn quantity_text(text: &str) -> Result<String, String> {
+    quantity::whole(&Quantity(text.into())).map(|_| text.into()).map_err(|error| error.to_string())
+}
+
+fn isolation(text: &str) -> Result<Isolation, String> {
+    match text {
+        "fresh" => Ok(Isolation::Fresh),
+        "reuse" => Ok(Isolation::Reuse),
+        _ => Err("write fresh or reuse".into()),
+    }
+}
+
+fn egress(text: &str) -> Result<String, String> {
+    text.parse::<EgressRule>().map(|_| text.into()).map_err(|error| error.to_string())
+}
+
+/// A function as it stands after a deployment.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Deployed {
+    pub(crate) name: String,
+    pub(crate) namespace: String,
+    pub(crate) component: Digest,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) revision: Option<String>,
+    pub(crate) url: String,
+    pub(crate) ready: bool,
+    #[serde(skip)]
+    traffic_is_pinned: bool,
+}
+
+/// What is to be deployed.
+pub(crate) struct Source {
+    pub(crate) component: PathBuf,
+    /// The function's name, unless the settings give one.
+    pub(crate) name: String,
+    /// The Function that the project keeps, without a source.
+    pub(crate) manifest: Option<Value>,
+    /// The file that has it.
+    pub(crate) place: Option<String>,
+}
+
+impl From<build::BuiltProject> for Source {
+    fn from(built: build::BuiltProject) -> Self {
+        Self {
+            component: built.component,
+            name: built.name,
+            manifest: Some(built.manifest),
+            place: Some(built.place),
+        }
+    }
+}
+
+pub(crate) async fn run(args: DeployArgs, session: &Session) -> anyhow::Result<()> {
+    session.server().await?;
+    let source = if args.source.is_dir() {
+        // A missing server is told before a long build.
+        answers(session, &Project::load(&args.source)?.manifest).await?;
+        let directory = args.source.clone();
+        tokio::task::spawn_blocking(move || build::project(&directory)).await??.into()
+    } else {
+        let name = name_of_file(&args.source);
+        Source { component: args.source, name, manifest: None, place: None }
+    };
+    let patience = (!args.no_wait).then_some(args.wait_timeout.0);
+    let deployed = deploy(session, &source, &args.settings, patience).await?;
+    if deployed.traffic_is_pinned {
+        output::note(format_args!(
+            "spec.traffic of {} names revisions only: this one gets no traffic until it is listed",
+            deployed.name
+        ));
+    }
+    output::result(session.format(), &deployed, || summary(&deployed))
+}
+
+fn summary(deployed: &Deployed) -> String {
+    let Deployed { name, namespace, url, .. } = deployed;
+    let revision = deployed.revision.as_deref().unwrap_or("its revision is being made");
+    let state = if deployed.ready { "is ready" } else { "was accepted" };
+    let elsewhere = if namespace == "default" { String::new() } else { format!(" -n {namespace}") };
+    format!(
+        "function {name} {state} ({revision})\n  {url}\n\
+         call it:    curl {url}    or: mayfly invoke {name}{elsewhere} -d JSON\n\
+         its output: mayfly logs {name}{elsewhere} --follow\n"
+    )
+}
+
+/// Deploys a component. With `patience`, waits that long until the function is ready.
+pub(crate) async fn deploy(
+    session: &Session,
+    source: &Source,
+    settings: &Settings,
+    patience: Option<Duration>,
+) -> anyhow::Result<Deployed> {
+    let name = settings.name.as_deref().unwrap_or(&source.name);
+    if let Err(why) = validation::function_name(name) {
+        let todo = "give it a name with --name: lower-case letters, digits and dashes";
+        return Err(Failure::error(format!("{name:?} cannot be a function's name: {why}"), todo));
+    }
+    let server = session.server().await?;
+    let namespace = namespace(session, source.manifest.as_ref()).await?;
+    let content = component::read(&source.component)?;
+    let digest = Digest::of(&content);
+    send(server, &digest, content).await?;
+    let patch =
+        DeployPatch { namespace: &namespace, name, digest, manifest: source.manifest.as_ref(), settings };
+    let function = patch.apply(server).await.map_err(|error| placed(source, error))?;
+    let function = match patience {
+        Some(patience) => wait::ready(server, &namespace, name, patience).await?,
+        None => function,
+    };
+    let pinned = |target: &mayfly_api::function::TrafficTarget| target.latest != Some(true);
+    let traffic_is_pinned = !function.spec.traffic.is_empty() && function.spec.traffic.iter().all(pinned);
+    let status = function.status.unwrap_or_default();
+    let url = match status.url {
+        Some(url) => url,
+        None => function_url(session, &namespace, name).await?,
+    };
+    Ok(Deployed {
+        name: name.to_owned(),
+        namespace,
+        component: digest,
+        revision: status.latest_revision.filter(|_| patience.is_some()),
+        url,
+        ready: patience.is_some(),
+        traffic_is_pinned,
+    })
+}
+
+/// Whether a server is there, knows us, and has the namespace that a project goes to: asked before a build.
+pub(super) async fn answers(session: &Session, manifest: &Value) -> anyhow::Result<()> {
+    let namespace = namespace(session, Some(manifest)).await?;
+    let path = format!("/api/v1/namespaces/{}", segment(&namespace));
+    match session.server().await?.get(&path).await {
+        // Who may not see a namespace may still deploy to it.
+        Err(kube::Error::Api(status)) if status.is_forbidden() => Ok(()),
+        answer => Ok(answer.map(drop)?),
+    }
+}
+
+/// Names the file whose fields the server does not know.
+fn placed(source: &Source, error: anyhow::Error) -> anyhow::Error {
+    let is_misfit =
+        matches!(error.downcast_ref(), Some(kube::Error::Api(status)) if refusal(status).1.is_some());
+    match &source.place {
+        Some(place) if is_misfit => error.context(place.clone()),
+        _ => error,
+    }
+}
+
+/// `--namespace`, else the manifest's, else the context's.
+async fn namespace(session: &Session, manifest: Option<&Value>) -> anyhow::Result<String> {
+    let own = manifest.and_then(|manifest| manifest["metadata"]["namespace"].as_str());
+    match own.filter(|_| session.globals().namespace.is_none()) {
+        Some(own) => Ok(own.to_owned()),
+        None => session.namespace().await,
+    }
+}
+
+async fn send(server: &Server, digest: &Digest, content: Bytes) -> anyhow::Result<()> {
+    let size = format::bytes(content.len() as u64);
+    match upload::upload(server, digest, content).await? {
+        Upload::Sent => output::note(format_args!("uploaded {size} as sha256:{}…", digest.short())),
+        Upload::AlreadyThere => {
+            output::note(format_args!("sha256:{}… is on the server already", digest.short()));
+        }
+    }
+    Ok(())
+}
+
+/// `my_function.wasm` → `my-function`.
+fn name_of_file(path: &Path) -> String {
+    let stem = path.file_stem().map(|stem| stem.to_string_lossy().to_lowercase()).unwrap_or_default();
+    let stem = stem.strip_suffix(".component").unwrap_or(&stem);
+    stem.replace(['_', '.', ' '], "-")
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: DeployArgs,
+    }
+
+    pub(crate) fn settings(line: &[&str]) -> Settings {
+        Line::try_parse_from([&["deploy"], line].concat()).unwrap().args.settings
+    }
+
+    #[test]
+    fn wrong_settings_are_refused_before_anything_is_sent() {
+        for (line, expected) in [
+            (&["--env", "A"][..], "NAME=VALUE"),
+            (&["--memory", "lots"], "not a quantity"),
+            (&["--timeout", "30"], "not a duration"),
+            (&["--isolation", "none"], "fresh or reuse"),
+            (&["--egress", "example.com"], "not an egress rule"),
+        ] {
+            let Err(error) = Line::try_parse_from([&["deploy"], line].concat()) else { panic!("{line:?}") };
+            assert!(error.to_string().contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_file_names_its_function() {
+        for (path, expected) in
+            [("a/my_fn.wasm", "my-fn"), ("Hello.component.wasm", "hello"), ("x", "x"), ("/", "")]
+        {
+            assert_eq!(name_of_file(Path::new(path)), expected);
+        }
+    }
+}

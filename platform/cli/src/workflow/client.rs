@@ -1,0 +1,307 @@
+//! The Step Functions API: where it is, and how it is asked (awsJson1_0).
+
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+};
+
+use anyhow::Context as _;
+use bytes::Bytes;
+use http::{Request, header};
+use http_body_util::{BodyExt as _, Full, Limited};
+use mayfly_api::workflow::names::{ACCOUNT, REGION};
+use serde_json::{Value, json};
+
+use crate::{
+    Globals,
+    data_dir::{DataDir, Endpoints, Origin},
+    failure::Failure,
+    find::parse_url,
+    gateway::HttpClient,
+};
+
+/// An answer is never larger, in bytes: a page of 1000 events of 256 KiB each fits in.
+const ANSWER_BYTES_MAX: usize = 512 << 20;
+/// The most that a page can hold.
+const PAGE_ITEMS_MAX: usize = 1000;
+
+pub(super) struct Client {
+    http: HttpClient,
+    url: String,
+    /// Who named the URL.
+    origin: String,
+    /// Where plain names stand.
+    namespace: String,
+}
+
+/// What the API answered instead of doing it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Refused {
+    /// `StateMachineDoesNotExist`.
+    pub(super) name: String,
+    pub(super) message: String,
+}
+
+impl From<Refused> for anyhow::Error {
+    fn from(refused: Refused) -> Self {
+        let Refused { name, message } = refused;
+        let what = if message.is_empty() { name.clone() } else { format!("{message} ({name})") };
+        let todo = match name.as_str() {
+            "StateMachineDoesNotExist" => "see what there is: mayfly workflow list",
+            "ExecutionDoesNotExist" => "see what there is: mayfly workflow list WORKFLOW",
+            "ExecutionAlreadyExists" => "give another --name, or none",
+            "StateMachineDeleting" => "it goes when its executions have ended: try again then",
+            "InvalidName" => "give another --name: letters, digits, - and _, 80 at most",
+            _ => "",
+        };
+        Failure::error(what, todo)
+    }
+}
+
+impl Client {
+    /// The API that the flags, the environment or the data directory name. Nothing is sent yet.
+    pub(super) fn find(flag: Option<String>, namespace: String, globals: &Globals) -> anyhow::Result<Self> {
+        let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        let lookup = Lookup {
+            flag,
+            environment: set("MAYFLY_WORKFLOWS_URL").map(|url| url.to_string_lossy().into_owned()),
+            server: globals.server.clone(),
+            kubeconfig: globals.kubeconfig.clone(),
+            kubeconfigs: set("KUBECONFIG"),
+            data_dir: DataDir::resolve(globals.data_dir.clone()),
+        };
+        let (url, origin) = lookup.look()?;
+        Ok(Self { http: HttpClient::new(), url, origin, namespace })
+    }
+
+    /// The namespace that plain names stand in.
+    pub(super) fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// Asks for an operation; the error is what went wrong, the API's refusal included.
+    pub(super) async fn call(&self, operation: &str, params: &Value) -> anyhow::Result<Value> {
+        Ok(self.ask(operation, params).await??)
+    }
+
+    /// Asks for an operation whose refusal means something to the caller.
+    pub(super) async fn ask(
+        &self,
+        operation: &str,
+        params: &Value,
+    ) -> anyhow::Result<Result<Value, Refused>> {
+        let credential =
+            format!("AWS4-HMAC-SHA256 Credential={ACCOUNT}/20260101/{REGION}/states/aws4_request");
+        let request = Request::post(format!("{}/", self.url.trim_end_matches('/')))
+            .header("x-amz-target", format!("AWSStepFunctions.{operation}"))
+            .header(header::CONTENT_TYPE, "application/x-amz-json-1.0")
+            .header(header::AUTHORIZATION, credential)
+            .body(Full::new(Bytes::from(params.to_string())))?;
+        let sent = self.http.send(request).await;
+        let response =
+            sent.with_context(|| format!("cannot ask for workflows (the address is from {})", self.origin))?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
+        let body = body.map_err(|error| anyhow::anyhow!("the answer to {operation} broke off: {error}"))?;
+        let body = body.to_bytes();
+        let answer: Option<Value> = serde_json::from_slice(&body).ok();
+        match answer {
+            Some(answer) if status.is_success() => Ok(Ok(answer)),
+            Some(answer) if answer["__type"].is_string() => Ok(Err(refusal(&answer))),
+            _ => Err(Failure::error(
+                format!("{} answered {status}, which no Step Functions API does", self.url),
+                format!("the address is from {}; is it the workflows address?", self.origin),
+            )),
+        }
+    }
+
+    /// Items of all pages, at most `limit`, and whether there are more.
+    pub(super) async fn list(
+        &self,
+        operation: &str,
+        params: &Value,
+        field: &str,
+        limit: usize,
+    ) -> anyhow::Result<(Vec<Value>, bool)> {
+        self.list_where(operation, params, field, limit, |_| true).await
+    }
+
+    /// [`Client::list`] of the items that are to be kept.
+    pub(super) async fn list_where(
+        &self,
+        operation: &str,
+        params: &Value,
+        field: &str,
+        limit: usize,
+        keep: impl Fn(&Value) -> bool,
+    ) -> anyhow::Result<(Vec<Value>, bool)> {
+        let mut params = params.clone();
+        let mut items = Vec::new();
+        loop {
+            params["maxResults"] = (limit - items.len()).clamp(1, PAGE_ITEMS_MAX).into();
+            let mut answer = self.call(operation, &params).await?;
+            if let Value::Array(page) = answer[field].take() {
+                items.extend(page.into_iter().filter(&keep));
+            }
+            let token = answer["nextToken"].take();
+            let is_more = token.is_string() || items.len() > limit;
+            if !token.is_string() || items.len() >= limit {
+                items.truncate(limit);
+                return Ok((items, is_more));
+            }
+            params["nextToken"] = token;
+        }
+    }
+
+    /// What the API says of a workflow: none when there is no such.
+    pub(super) async fn workflow(&self, arn: &str) -> anyhow::Result<Option<Value>> {
+        match self.ask("DescribeStateMachine", &json!({"stateMachineArn": arn})).await? {
+            Ok(workflow) => Ok(Some(workflow)),
+            Err(refused) if refused.name == "StateMachineDoesNotExist" => Ok(None),
+            Err(refused) => Err(refused.into()),
+        }
+    }
+}
+
+fn refusal(answer: &Value) -> Refused {
+    let text = |field: &str| answer[field].as_str().unwrap_or("");
+    let name = text("__type").rsplit('#').next().unwrap_or("");
+    let message = if answer["message"].is_string() { text("message") } else { text("Message") };
+    Refused { name: name.to_owned(), message: message.to_owned() }
+}
+
+/// The places where the API's address can be, in the order of their strength.
+struct Lookup {
+    flag: Option<String>,
+    /// The value of `MAYFLY_WORKFLOWS_URL`.
+    environment: Option<String>,
+    server: Option<String>,
+    kubeconfig: Option<PathBuf>,
+    /// The value of `KUBECONFIG`.
+    kubeconfigs: Option<OsString>,
+    data_dir: DataDir,
+}
+
+impl Lookup {
+    /// The address and who named it; the error lists what was looked at.
+    fn look(self) -> anyhow::Result<(String, String)> {
+        let named = [("--workflows-url", self.flag), ("MAYFLY_WORKFLOWS_URL", self.environment)];
+        let mut looked = Vec::new();
+        for (name, url) in named {
+            match url {
+                Some(url) => {
+                    parse_url(name, &url, "http://127.0.0.1:8083")?;
+                    return Ok((url, name.to_owned()));
+                }
+                None if name.starts_with('-') => looked.push(format!("{name}: not given")),
+                None => looked.push(format!("{name}: not set")),
+            }
+        }
+        // A server somewhere else is not the one whose endpoints lie here.
+        let files = if self.server.is_some() {
+            looked.push("--server: names the Kubernetes API only".to_owned());
+            Vec::new()
+        } else if let Some(kubeconfig) = self.kubeconfig {
+            vec![kubeconfig.with_file_name("endpoints.json")]
+        } else {
+            let mut files = vec![self.data_dir.endpoints()];
+            if self.data_dir.origin() != Origin::Flag {
+                let listed = self.kubeconfigs.iter().flat_map(std::env::split_paths);
+                let beside = listed.map(|kubeconfig| kubeconfig.with_file_name("endpoints.json"));
+                files.splice(0..0, beside);
+            }
+            files
+        };
+        for file in files {
+            match endpoint(&file) {
+                Ok(url) => return Ok((url, file.display().to_string())),
+                Err(why) => looked.push(format!("{}: {why}", file.display())),
+            }
+        }
+        let todo = format!("looked at:\n  {}\nstart one with: mayfly up", looked.join("\n  "));
+        Err(Failure::error("no server with workflows was found", todo))
+    }
+}
+
+fn endpoint(file: &Path) -> Result<String, String> {
+    match Endpoints::read(file) {
+        Ok(Endpoints { workflows: Some(url), .. }) => Ok(url),
+        Ok(_) => Err("its server has no workflows".into()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err("no such file".into()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lookup(data_dir: &Path) -> Lookup {
+        Lookup {
+            flag: None,
+            environment: None,
+            server: None,
+            kubeconfig: None,
+            kubeconfigs: None,
+            data_dir: DataDir::resolve(Some(data_dir.to_owned())),
+        }
+    }
+
+    #[test]
+    fn flag_then_environment_then_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path();
+        for (name, workflows) in
+            [("data", ",\"workflows\":\"http://data\""), ("other", ",\"workflows\":\"http://other\"")]
+        {
+            std::fs::create_dir(path.join(name)).unwrap();
+            let endpoints = format!("{{\"api\":\"https://a\",\"http\":\"http://h\"{workflows}}}");
+            std::fs::write(path.join(name).join("endpoints.json"), endpoints).unwrap();
+        }
+        let data = path.join("data");
+        let url = |lookup: Lookup| lookup.look().unwrap().0;
+        assert_eq!(url(lookup(&data)), "http://data");
+        let environment = Some("http://environment".to_owned());
+        assert_eq!(url(Lookup { environment: environment.clone(), ..lookup(&data) }), "http://environment");
+        assert_eq!(url(Lookup { environment, flag: Some("http://f".into()), ..lookup(&data) }), "http://f");
+        let kubeconfig = path.join("other/kubeconfig");
+        assert_eq!(url(Lookup { kubeconfig: Some(kubeconfig.clone()), ..lookup(&data) }), "http://other");
+        // `--data-dir` is stronger than KUBECONFIG, and that than the default directory.
+        let kubeconfigs = Some(kubeconfig.into_os_string());
+        assert_eq!(url(Lookup { kubeconfigs: kubeconfigs.clone(), ..lookup(&data) }), "http://data");
+        let unflagged = lookup(&data).data_dir.with_origin(Origin::Home);
+        assert_eq!(url(Lookup { kubeconfigs, data_dir: unflagged, ..lookup(&data) }), "http://other");
+    }
+
+    #[test]
+    fn every_place_is_listed() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("endpoints.json");
+        let error = lookup(folder.path()).look().unwrap_err().to_string();
+        for part in
+            ["--workflows-url: not given", "MAYFLY_WORKFLOWS_URL: not set", "no such file", "mayfly up"]
+        {
+            assert!(error.contains(part), "{part:?} is not in {error}");
+        }
+        std::fs::write(&file, "{\"api\":\"https://a\",\"http\":\"http://h\"}").unwrap();
+        assert!(lookup(folder.path()).look().unwrap_err().to_string().contains("has no workflows"));
+        let server = Lookup { server: Some("https://far".into()), ..lookup(folder.path()) };
+        let error = server.look().unwrap_err().to_string();
+        assert!(error.contains("--server: names") && !error.contains("endpoints.json"), "{error}");
+        let flag = Some("127.0.0.1:8083".to_owned());
+        assert!(
+            Lookup { flag, ..lookup(folder.path()) }.look().unwrap_err().to_string().contains("not a URL")
+        );
+    }
+
+    #[test]
+    fn refusals_are_named() {
+        for (answer, name, message) in [
+            (json!({"__type": "com.amazonaws.swf.service.v2.model#X", "message": "m"}), "X", "m"),
+            (json!({"__type": "Y", "Message": "m"}), "Y", "m"),
+            (json!({"__type": "a#Z"}), "Z", ""),
+        ] {
+            assert_eq!(refusal(&answer), Refused { name: name.into(), message: message.into() });
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Components of jobs: where a definition names a `.wasm` file, the file is uploaded, and its digest takes the
+//! path's place.
+
+use std::{collections::BTreeSet, path::Path};
+
+use anyhow::Context as _;
+use mayfly_runtime::component::inspect;
+use serde_json::Value;
+
+use crate::{artifact, failure::Failure, session::Session};
+
+/// Tasks whose `Component` is looked at.
+const JOB_RUN: &str = "arn:aws:states:::job:run";
+
+/// Uploads what the definition names, and names it by its digest. Paths begin at the definition's folder.
+pub(super) async fn upload(definition: String, file: &Path, session: &Session) -> anyhow::Result<String> {
+    let Ok(parsed) = serde_json::from_str::<Value>(&definition) else { return Ok(definition) };
+    let mut paths = BTreeSet::new();
+    gather(&parsed, &mut paths);
+    let folder = if file.as_os_str() == "-" { Path::new("") } else { file.parent().unwrap_or(Path::new("")) };
+    // All before the first is sent.
+    for path in &paths {
+        check(&folder.join(path))?;
+    }
+    let mut definition = definition;
+    for path in paths {
+        let component = folder.join(path);
+        let digest = artifact::push(session.server().await?, &component).await?;
+        definition = named(&definition, path, &digest.to_string());
+    }
+    Ok(definition)
+}
+
+/// Refuses what is not there, and what no job can be made of: the task would fail when it is reached.
+fn check(component: &Path) -> anyhow::Result<()> {
+    let shown = component.display();
+    if !component.is_file() {
+        return Err(Failure::error(
+            format!("the definition names the component {shown}, which is not there"),
+            "build it first: mayfly build",
+        ));
+    }
+    let content = std::fs::read(component).with_context(|| format!("cannot read {shown}"))?;
+    let report = inspect(&content).map_err(|refused| {
+        Failure::new(
+            format!("{shown} cannot run as a job: {refused}"),
+            "mayfly build makes a component of a project",
+        )
+    })?;
+    match report.http() {
+        None => Ok(()),
+        Some(world) => Err(Failure::error(
+            format!("{shown} is a function ({world}), and job:run runs programs to their end"),
+            "deploy it and call it with lambda:invoke, or build it as a program (mayfly new rust-job NAME)",
+        )),
+    }
+}
+
+/// The paths that job tasks name, at any depth.
+fn gather<'a>(value: &'a Value, paths: &mut BTreeSet<&'a str>) {
+    match value {
+        Value::Object(members) => {
+            let resource = members.get("Resource").and_then(Value::as_str).unwrap_or_default();
+            if resource.starts_with(JOB_RUN) {
+                let arguments = ["Parameters", "Arguments"].into_iter().filter_map(|name| members.get(name));
+                let component = arguments.filter_map(|arguments| arguments.get("Component")?.as_str());
+                paths.extend(component.filter(|path| path.ends_with(".wasm")));
+            }
+            members.values().for_each(|member| gather(member, paths));
+        }
+        Value::Array(items) => items.iter().for_each(|item| gather(item, paths)),
+        _ => {}
+    }
+}
+
+/// The rest of the text stays as it was written.
+fn named(definition: &str, path: &str, digest: &str) -> String {
+    let quoted = |text: &str| Value::from(text).to_string();
+    definition.replace(&quoted(path), &quoted(digest))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn only_components_of_jobs_are_paths() {
+        let task = |resource: &str, component: &str| json!({"Type": "Task", "Resource": resource, "Arguments": {"Component": component}});
+        let definition = json!({"States": {
+            "A": task("arn:aws:states:::job:run.sync", "a.wasm"),
+            "B": {"Type": "Map", "ItemProcessor": {"States": {"C": task("arn:aws:states:::job:run", "sub/c.wasm")}}},
+            "D": task("arn:aws:states:::job:run.sync", "sha256:00"),
+            "E": task("arn:aws:states:::lambda:invoke", "e.wasm"),
+        }});
+        let mut paths = BTreeSet::new();
+        gather(&definition, &mut paths);
+        assert_eq!(paths, BTreeSet::from(["a.wasm", "sub/c.wasm"]));
+        let text = "{ \"x\": \"a.wasm\",\n \"y\": \"not a.wasm\" }";
+        assert_eq!(named(text, "a.wasm", "sha256:11"), "{ \"x\": \"sha256:11\",\n \"y\": \"not a.wasm\" }");
+    }
+}

@@ -1,0 +1,173 @@
+//! Definitions: Amazon States Language as people keep it in files, JSON or YAML.
+
+use std::{io::Read as _, path::Path};
+
+use anyhow::Context as _;
+use serde::{Deserialize, de::IgnoredAny};
+
+use super::ordered::Ordered;
+use crate::{failure::Failure, format, yaml};
+
+/// The largest definition that the API takes is 1 MiB; comments and YAML's own room come on top.
+const FILE_BYTES_MAX: u64 = 8 << 20;
+
+/// Reads a file, or stdin (`-`), and gives the definition as JSON text.
+pub(super) fn read(path: &Path) -> anyhow::Result<String> {
+    refuse_folder(path)?;
+    let source = source(path);
+    let mut text = String::new();
+    if path.as_os_str() == "-" {
+        std::io::stdin().take(FILE_BYTES_MAX).read_to_string(&mut text).context("cannot read stdin")?;
+        return to_json(&text, &source);
+    }
+    let unreadable = |error: std::io::Error| {
+        let what = format!("cannot read {source}: {error}");
+        Failure::new(what, "name a file with a state machine in JSON or YAML, or - for stdin")
+    };
+    let file = std::fs::File::open(path).map_err(unreadable)?;
+    let bytes = file.metadata().map_err(unreadable)?.len();
+    if bytes > FILE_BYTES_MAX {
+        let what = format!("{source} has {}, more than a definition may have", format::bytes(bytes));
+        return Err(Failure::error(what, "the largest definition is 1 MiB"));
+    }
+    file.take(FILE_BYTES_MAX).read_to_string(&mut text).map_err(unreadable)?;
+    to_json(&text, &source)
+}
+
+/// A folder is no definition, though a function is deployed by one.
+pub(super) fn refuse_folder(path: &Path) -> anyhow::Result<()> {
+    match path.as_os_str() != "-" && path.is_dir() {
+        true => Err(Failure::error(
+            format!("{} is a folder", path.display()),
+            "name the file with the state machine in it",
+        )),
+        false => Ok(()),
+    }
+}
+
+/// How errors name the file.
+pub(super) fn source(path: &Path) -> String {
+    if path.as_os_str() == "-" { "stdin".into() } else { path.display().to_string() }
+}
+
+/// JSON stays as it is written, YAML becomes JSON with its members in the same order.
+fn to_json(text: &str, source: &str) -> anyhow::Result<String> {
+    let json = serde_json::from_str::<IgnoredAny>(text);
+    let error = match json {
+        Ok(_) => {
+            refuse_manifest(text, source)?;
+            return Ok(text.to_owned());
+        }
+        Err(error) => error,
+    };
+    let nothing_sent = "nothing was sent to the server";
+    let is_yaml = source.ends_with(".yaml") || source.ends_with(".yml");
+    if !is_yaml && (source.ends_with(".json") || text.trim_start().starts_with('{')) {
+        return Err(Failure::error(format!("{source} is not JSON: {error}"), nothing_sent));
+    }
+    let value: Ordered = yaml::read(text)
+        .map_err(|why| Failure::new(format!("{source} cannot be read: {why}"), nothing_sent))?;
+    if !matches!(value, Ordered::Object(_)) {
+        let todo = "a state machine has StartAt and States";
+        return Err(Failure::error(format!("{source} has no state machine in it"), todo));
+    }
+    let json = serde_json::to_string_pretty(&value)?;
+    refuse_manifest(&json, source)?;
+    Ok(json)
+}
+
+/// What begins like an object has no state machine around its definition.
+fn refuse_manifest(json: &str, source: &str) -> anyhow::Result<()> {
+    #[derive(Deserialize)]
+    struct Manifest {
+        #[serde(rename = "apiVersion")]
+        _api_version: IgnoredAny,
+        kind: String,
+    }
+    // Anything else is the API's to judge.
+    let Ok(Manifest { kind, .. }) = serde_json::from_str(json) else { return Ok(()) };
+    let file = if source == "stdin" { "-" } else { source };
+    Err(Failure::error(
+        format!("{source} is a manifest of kind {kind}, not a state machine"),
+        format!("apply it: mayfly apply -f {file}"),
+    ))
+}
+
+/// The name a file gives to its workflow: `order.asl.json` is `order`. Stdin gives none.
+pub(super) fn name_of_file(path: &Path) -> Option<String> {
+    if path.as_os_str() == "-" {
+        return None;
+    }
+    let stem = path.file_stem()?.to_string_lossy();
+    Some(stem.strip_suffix(".asl").unwrap_or(&stem).to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn yaml_becomes_json_in_the_same_order() {
+        let yaml = "# an order\nStartAt: Z\nStates:\n  Z: {Type: Pass, Next: A}\n  A:\n    Type: Wait\n    Seconds: 3\n    \
+                    End: true\n    Comment: \"yes\"\n";
+        let json = to_json(yaml, "f.yaml").unwrap();
+        let packed: String = json.split_whitespace().collect();
+        assert_eq!(
+            packed,
+            r#"{"StartAt":"Z","States":{"Z":{"Type":"Pass","Next":"A"},"A":{"Type":"Wait","Seconds":3,"End":true,"Comment":"yes"}}}"#
+        );
+    }
+
+    #[test]
+    fn text_that_is_no_number_for_everyone_stays_text() {
+        let yaml =
+            "Default: No\nNo: yes\nEnd: true\nZip: 010\nBig: 1_000\nSeconds: 3\nRate: 1.5\nLong: 1e3\n";
+        let json: serde_json::Value = serde_json::from_str(&to_json(yaml, "f.yaml").unwrap()).unwrap();
+        let expected = serde_json::json!({"Default": "No", "No": "yes", "End": true, "Zip": "010", "Big": "1_000",
+                                          "Seconds": 3, "Rate": 1.5, "Long": 1000.0});
+        assert_eq!(json, expected);
+    }
+
+    #[test]
+    fn a_folder_is_told_as_such() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = read(folder.path()).unwrap_err().to_string();
+        assert!(error.contains("is a folder"), "{error}");
+    }
+
+    #[test]
+    fn json_stays_as_it_is() {
+        let json = "{ \"StartAt\":\"Z\",\n\"A\": 1.0 }\n";
+        for source in ["f.json", "f.yaml", "f", "stdin"] {
+            assert_eq!(to_json(json, source).unwrap(), json);
+        }
+    }
+
+    #[test]
+    fn what_is_neither_is_told_with_its_place() {
+        for (text, source, expected) in [
+            ("{\"a\": }", "f.json", "f.json is not JSON: expected value at line 1 column 7"),
+            ("{\"a\": 1,}", "stdin", "stdin is not JSON"),
+            ("a: 1\na: 2", "f.yaml", "f.yaml cannot be read: line 2 column 1: the key `a` is there twice"),
+            ("a: [", "f.yml", "f.yml cannot be read"),
+            ("words", "f.asl", "no state machine"),
+            ("apiVersion: mayfly.dev/v1\nkind: Workflow", "f.yaml", "f.yaml is a manifest of kind Workflow"),
+            ("{\"apiVersion\": \"v1\", \"kind\": \"Pod\"}", "f.json", "f.json is a manifest of kind Pod"),
+        ] {
+            let error = to_json(text, source).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_file_names_its_workflow() {
+        for (path, expected) in [
+            ("a/order.json", Some("order")),
+            ("order.asl.yaml", Some("order")),
+            ("a.b.json", Some("a.b")),
+            ("-", None),
+        ] {
+            assert_eq!(name_of_file(Path::new(path)).as_deref(), expected);
+        }
+    }
+}

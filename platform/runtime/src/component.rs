@@ -1,0 +1,167 @@
+//! Reads a wasm file without compiling it: which worlds it exports, what it imports, and whether a wasm host can run
+//! it. The commands check a component here before they upload it, the server before it accepts it.
+
+use std::fmt;
+
+use wasmparser::{Encoding, Parser, Payload, Validator, WasmFeatures};
+
+pub mod known;
+
+/// A component that can run here, as far as its interfaces tell.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ComponentReport {
+    /// In the order of preference: the first is what the host calls.
+    pub worlds: Vec<World>,
+    /// Every import by name, such as `wasi:io/streams@0.2.6`.
+    pub imports: Vec<String>,
+    pub exports: Vec<String>,
+}
+
+/// What a component can be asked to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum World {
+    /// Answers requests: `wasi:http/handler@0.3`.
+    Http3,
+    /// Answers requests: `wasi:http/incoming-handler@0.2`.
+    Http2,
+    /// Runs to its end: `wasi:cli/run@0.3`.
+    Command3,
+    /// Runs to its end: `wasi:cli/run@0.2`.
+    Command2,
+}
+
+impl World {
+    const ALL: [Self; 4] = [Self::Http3, Self::Http2, Self::Command3, Self::Command2];
+
+    /// The interface, and its version's first two numbers.
+    fn interface(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Http3 => ("wasi:http/handler", "0.3"),
+            Self::Http2 => ("wasi:http/incoming-handler", "0.2"),
+            Self::Command3 => ("wasi:cli/run", "0.3"),
+            Self::Command2 => ("wasi:cli/run", "0.2"),
+        }
+    }
+
+    pub fn answers_requests(self) -> bool {
+        matches!(self, Self::Http2 | Self::Http3)
+    }
+}
+
+impl fmt::Display for World {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, version) = self.interface();
+        write!(f, "{name}@{version}")
+    }
+}
+
+impl ComponentReport {
+    /// The world by which it answers requests, if it does.
+    pub fn http(&self) -> Option<World> {
+        self.worlds.iter().copied().find(|world| world.answers_requests())
+    }
+}
+
+/// Why a file cannot run here, in words for the person who uploads it.
+#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
+pub enum ComponentRefused {
+    #[error("not a wasm file: it starts with {starts_with}")]
+    NotWasm { starts_with: String },
+    #[error(
+        "a core module, not a component: build it for the target wasm32-wasip2, or turn it into a component \
+         with `wasm-tools component new module.wasm --adapt wasi_snapshot_preview1.reactor.wasm` \
+         (`mayfly build` does it for you)"
+    )]
+    CoreModule,
+    #[error("not a valid component: {0}")]
+    Malformed(String),
+    #[error("it imports what this host does not have: {}", .0.join("; "))]
+    UnknownImports(Vec<String>),
+    #[error(
+        "it exports none of wasi:http/incoming-handler@0.2, wasi:http/handler@0.3, wasi:cli/run@0.2, \
+         wasi:cli/run@0.3; {}",
+        exported(.0)
+    )]
+    WrongWorld(Vec<String>),
+}
+
+fn exported(exports: &[String]) -> String {
+    if exports.is_empty() {
+        "it exports nothing".into()
+    } else {
+        format!("it exports {}", exports.join(", "))
+    }
+}
+
+/// Looks at a file's content. Quick: it parses and validates, and makes no machine code.
+pub fn inspect(content: &[u8]) -> Result<ComponentReport, ComponentRefused> {
+    if !content.starts_with(b"\0asm") {
+        return Err(ComponentRefused::NotWasm { starts_with: beginning(content) });
+    }
+    let (imports, exports) = interfaces(content)?;
+    let malformed = |error: wasmparser::BinaryReaderError| ComponentRefused::Malformed(error.to_string());
+    Validator::new_with_features(features()).validate_all(content).map_err(malformed)?;
+    let unknown: Vec<String> = imports.iter().filter_map(|name| known::missing(name)).collect();
+    if !unknown.is_empty() {
+        return Err(ComponentRefused::UnknownImports(unknown));
+    }
+    let worlds: Vec<World> = World::ALL.into_iter().filter(|world| has(*world, &exports)).collect();
+    if worlds.is_empty() {
+        return Err(ComponentRefused::WrongWorld(exports));
+    }
+    Ok(ComponentReport { worlds, imports, exports })
+}
+
+fn features() -> WasmFeatures {
+    WasmFeatures::default() | WasmFeatures::CM_ASYNC
+}
+
+fn has(world: World, exports: &[String]) -> bool {
+    let (interface, version) = world.interface();
+    exports.iter().any(|export| {
+        let found = export.split_once('@');
+        found.is_some_and(|(name, found)| name == interface && known::is_version(found, version))
+    })
+}
+
+/// The names of the outermost component's imports and exports.
+fn interfaces(content: &[u8]) -> Result<(Vec<String>, Vec<String>), ComponentRefused> {
+    let malformed = |error: wasmparser::BinaryReaderError| ComponentRefused::Malformed(error.to_string());
+    let (mut imports, mut exports) = (Vec::new(), Vec::new());
+    let mut depth = 0u32;
+    for payload in Parser::new(0).parse_all(content) {
+        match payload.map_err(malformed)? {
+            Payload::Version { encoding: Encoding::Module, .. } if depth == 0 => {
+                return Err(ComponentRefused::CoreModule);
+            }
+            Payload::ModuleSection { .. } | Payload::ComponentSection { .. } => depth += 1,
+            Payload::End(_) => depth = depth.saturating_sub(1),
+            Payload::ComponentImportSection(section) if depth == 0 => {
+                for import in section {
+                    imports.push(import.map_err(malformed)?.name.name.to_owned());
+                }
+            }
+            Payload::ComponentExportSection(section) if depth == 0 => {
+                for export in section {
+                    exports.push(export.map_err(malformed)?.name.name.to_owned());
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok((imports, exports))
+}
+
+/// The first bytes of something that is not wasm, as text if that is what they are.
+fn beginning(content: &[u8]) -> String {
+    const SHOWN: usize = 16;
+    let start = &content[..content.len().min(SHOWN)];
+    match str::from_utf8(start) {
+        _ if start.is_empty() => "nothing: it is empty".into(),
+        Ok(text) if text.chars().all(|c| !c.is_control() || c.is_whitespace()) => format!("{text:?}"),
+        _ => start.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(" "),
+    }
+}
+
+#[cfg(test)]
+mod tests;
