@@ -14,7 +14,7 @@ use serde::Deserialize;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::looks::Looks;
+use crate::resync::ResyncTicker;
 
 /// Components that wait to be told that an object names them no longer.
 const UNNAMED_MAX: usize = 4096;
@@ -113,12 +113,12 @@ impl Collector {
         if stop.run_until_cancelled(synced).await.is_none() {
             return;
         }
-        let mut looks = Looks::every(self.config.every, stop.clone());
+        let mut resync = ResyncTicker::every(self.config.every, stop.clone());
         loop {
             let result = tokio::select! {
                 biased;
                 Some(digest) = self.unnamed.recv() => self.renew(digest).await,
-                more = looks.next() => match more {
+                more = resync.next() => match more {
                     true => self.sweep().await,
                     false => return,
                 },

@@ -1,15 +1,23 @@
 //! All controllers of one process.
 
 use kube::Client;
+use mayfly_api::k8s::api::{apps::v1::ReplicaSet, core::v1::ReplicationController};
 use mayfly_informer::Informers;
 use tokio_util::sync::CancellationToken;
 
-use crate::{artifacts, events, function, garbage, job, node, pods, replica_set};
+use crate::{
+    artifacts, cron_job, deployment, endpoints, events, function, garbage, job, namespace_defaults, node,
+    pods, replica_set,
+};
 
 /// What each controller is told.
 #[derive(Clone, Debug, Default)]
 pub struct Config {
     pub function: function::Config,
+    pub cron_job: cron_job::Config,
+    pub deployment: deployment::Config,
+    pub endpoints: endpoints::Config,
+    pub namespace_defaults: namespace_defaults::Config,
     pub replica_set: replica_set::Config,
     pub job: job::Config,
     pub garbage: garbage::Config,
@@ -22,7 +30,12 @@ pub struct Config {
 /// Every controller, ready to run.
 pub struct Controllers {
     function: function::Controller,
-    replica_set: replica_set::Controller,
+    cron_job: cron_job::Controller,
+    deployment: deployment::Controller,
+    endpoints: endpoints::Controller,
+    namespace_defaults: namespace_defaults::Controller,
+    replica_set: replica_set::Controller<ReplicaSet>,
+    replication: replica_set::Controller<ReplicationController>,
     job: job::Controller,
     garbage: garbage::Collector,
     node: node::Controller,
@@ -36,7 +49,20 @@ impl Controllers {
     pub fn create(config: Config, client: Client, informers: &Informers) -> Self {
         Self {
             function: function::Controller::create(config.function, client.clone(), informers),
-            replica_set: replica_set::Controller::create(config.replica_set, client.clone(), informers),
+            cron_job: cron_job::Controller::create(config.cron_job, client.clone(), informers),
+            deployment: deployment::Controller::create(config.deployment, client.clone(), informers),
+            endpoints: endpoints::Controller::create(config.endpoints, client.clone(), informers),
+            namespace_defaults: namespace_defaults::Controller::create(
+                config.namespace_defaults,
+                client.clone(),
+                informers,
+            ),
+            replica_set: replica_set::Controller::create(
+                config.replica_set.clone(),
+                client.clone(),
+                informers,
+            ),
+            replication: replica_set::Controller::create(config.replica_set, client.clone(), informers),
             job: job::Controller::create(config.job, client.clone(), informers),
             garbage: garbage::Collector::create(config.garbage, client.clone()),
             node: node::Controller::create(config.node, client.clone(), informers),
@@ -51,6 +77,11 @@ impl Controllers {
     pub async fn run(self, stop: CancellationToken) {
         tokio::join!(
             self.function.run(stop.clone()),
+            self.deployment.run(stop.clone()),
+            self.endpoints.run(stop.clone()),
+            self.namespace_defaults.run(stop.clone()),
+            self.cron_job.run(stop.clone()),
+            self.replication.run(stop.clone()),
             self.replica_set.run(stop.clone()),
             self.job.run(stop.clone()),
             self.garbage.run(stop.clone()),

@@ -12,7 +12,7 @@ use mayfly_api::k8s::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::{looks::Looks, metadata::is_gone};
+use crate::{metadata::is_gone, resync::ResyncTicker};
 
 /// What the event collector is told.
 #[derive(Clone, Debug)]
@@ -61,8 +61,8 @@ impl Collector {
     }
 
     pub(crate) async fn run(self, stop: CancellationToken) {
-        let mut looks = Looks::every(self.config.every, stop.clone());
-        while looks.next().await {
+        let mut resync = ResyncTicker::every(self.config.every, stop.clone());
+        while resync.next().await {
             if let Some(Err(error)) = stop.run_until_cancelled(self.sweep()).await {
                 tracing::warn!(%error, "could not look through the events; will try again");
             }

@@ -6,27 +6,38 @@
 //! **Does not belong here:** placing pods (the scheduler), running them (the kubelet), the number of a
 //! function's replicas (the gateway's autoscaler), the store (nobody but the API server opens it).
 //!
-//! Start reading at [`function`], then [`replica_set`], [`job`] and [`garbage`]; [`Controllers`] starts them all.
+//! Start reading at [`function`], then [`deployment`], [`replica_set`], [`job`] and [`garbage`]; [`Controllers`] starts
+//! them all.
 
 mod artifacts;
 mod controllers;
+mod cron_job;
+mod deployment;
+mod endpoints;
 mod events;
 mod function;
 mod garbage;
 mod job;
-mod looks;
 mod metadata;
+mod namespace_defaults;
 mod node;
 mod owned_pods;
+mod ownership;
 mod pods;
 mod replica_set;
+mod resync;
+mod template_hash;
 
 pub use artifacts::Config as ArtifactsConfig;
 pub use controllers::{Config, Controllers};
+pub use cron_job::Config as CronJobConfig;
+pub use deployment::Config as DeploymentConfig;
+pub use endpoints::Config as EndpointsConfig;
 pub use events::Config as EventsConfig;
 pub use function::{Config as FunctionConfig, RouteFollows, Routes};
 pub use garbage::Config as GarbageConfig;
 pub use job::Config as JobConfig;
+pub use namespace_defaults::Config as NamespaceDefaultsConfig;
 pub use node::Config as NodeConfig;
 pub use pods::Config as PodsConfig;
 pub use replica_set::Config as ReplicaSetConfig;

@@ -1,4 +1,4 @@
-//! ReplicaSet → Pods: as many as `spec.replicas` says, of any template.
+//! ReplicaSet or ReplicationController → Pods: as many as `spec.replicas` says, of any template.
 //!
 //! ```text
 //!   its pods ([`crate::owned_pods`]) that are active

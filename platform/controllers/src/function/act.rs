@@ -112,13 +112,16 @@ impl Controller {
         if stop.run_until_cancelled(ready).await.is_none() {
             return;
         }
-        let (queue, rivals) = (self.queue.clone(), reconciler.functions_by_tag_host.clone());
+        let (queue, other_claimants) = (self.queue.clone(), reconciler.functions_by_tag_host.clone());
         reconciler.functions.handle(move |change| {
             let key = ObjectKey::of(&**change.latest());
             // Who asks for its host, and for those of its tags, may lose or win it now.
             for object in change.states() {
                 for host in claimed_hosts(object).into_iter().chain([key.to_string()]) {
-                    rivals.get(&host).iter().for_each(|rival| queue.add(ObjectKey::of(&**rival)));
+                    other_claimants
+                        .get(&host)
+                        .iter()
+                        .for_each(|function| queue.add(ObjectKey::of(&**function)));
                 }
             }
             queue.add(key);
@@ -283,7 +286,7 @@ impl Reconciler {
             Step::AwaitCollector => {}
             Step::TakeNumber(number) => {
                 let functions: Api<Function> = Api::namespaced(self.client.clone(), &key.namespace);
-                // With the version that was looked at: two hands cannot take the same number.
+                // Conditional on resourceVersion, so that two controllers cannot allocate the same revision number.
                 let patch = json!({"metadata": {
                     "resourceVersion": snapshot.function.metadata.resource_version,
                     "annotations": {wellknown::ANNOTATION_GENERATION: number.to_string()}}});
@@ -349,7 +352,7 @@ impl Reconciler {
         for state in snapshot.revisions.values() {
             let wanted = status::revision(state, now);
             if state.revision.status.as_ref() != Some(&wanted) {
-                // The node's field is the node's: what was read of it here may be old by now.
+                // Owned by the kubelet; this copy may be stale, so do not write it back.
                 let own = RevisionStatus { component: None, ..wanted };
                 let patch = Patch::Merge(json!({"status": whole(&own, &["observedGeneration"])}));
                 let revisions = self.revision_api(key);

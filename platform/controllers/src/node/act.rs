@@ -27,8 +27,8 @@ use super::{
     plan::{Health, Step},
 };
 use crate::{
-    looks::Looks,
     metadata::{is_gone, only, uid},
+    resync::ResyncTicker,
 };
 
 /// An index of pods by the node they are bound to.
@@ -60,8 +60,8 @@ impl Controller {
 
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         let events = EventRecorder::start(self.client.clone(), "node-controller", None, stop.clone());
-        let mut looks = Looks::every(self.config.every, stop);
-        while looks.next().await {
+        let mut resync = ResyncTicker::every(self.config.every, stop);
+        while resync.next().await {
             if !(self.nodes.is_synced() && self.leases.is_synced() && self.pods.is_synced()) {
                 continue;
             }

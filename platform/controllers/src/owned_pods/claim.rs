@@ -1,38 +1,39 @@
-//! Whose pod is whose: pure.
+//! Which objects an owner controls, adopts and releases: pure.
 
 use std::sync::Arc;
 
-use mayfly_api::{k8s::api::core::v1::Pod, selector::Selector};
+use kube::Resource;
+use mayfly_api::selector::Selector;
 
 use crate::metadata::{controller_of, uid};
 
-/// The pods of one owner, and those whose owner has to change first.
-#[derive(Debug, Default)]
-pub(crate) struct Claim {
-    /// Controlled by it and matching its selector.
-    pub(crate) owned: Vec<Arc<Pod>>,
+/// The dependents of one owner, and those whose owner reference has to change first.
+#[derive(Debug)]
+pub(crate) struct Claim<T> {
+    /// Controlled by the owner and matching its selector.
+    pub(crate) owned: Vec<Arc<T>>,
     /// Matching, without a controller.
-    pub(crate) adopt: Vec<Arc<Pod>>,
-    /// Controlled by it, not matching any more.
-    pub(crate) release: Vec<Arc<Pod>>,
+    pub(crate) adopt: Vec<Arc<T>>,
+    /// Controlled by the owner, no longer matching.
+    pub(crate) release: Vec<Arc<T>>,
 }
 
-pub(crate) fn claim<K: kube::Resource>(
+pub(crate) fn claim<K: Resource, T: Resource>(
     owner: &K,
     selector: &Selector,
-    pods: impl IntoIterator<Item = Arc<Pod>>,
-) -> Claim {
-    let mut claim = Claim::default();
+    candidates: impl IntoIterator<Item = Arc<T>>,
+) -> Claim<T> {
+    let mut claim = Claim { owned: Vec::new(), adopt: Vec::new(), release: Vec::new() };
     let deleting = owner.meta().deletion_timestamp.is_some();
     let empty = std::collections::BTreeMap::new();
-    for pod in pods {
-        let matches = selector.matches(pod.metadata.labels.as_ref().unwrap_or(&empty));
-        match controller_of(&*pod) {
+    for object in candidates {
+        let matches = selector.matches(object.meta().labels.as_ref().unwrap_or(&empty));
+        match controller_of(&*object) {
             Some(controller) if controller.uid != uid(owner) => {}
-            Some(_) if matches => claim.owned.push(pod),
-            Some(_) if !deleting => claim.release.push(pod),
-            None if matches && !deleting && pod.metadata.deletion_timestamp.is_none() => {
-                claim.adopt.push(pod);
+            Some(_) if matches => claim.owned.push(object),
+            Some(_) if !deleting => claim.release.push(object),
+            None if matches && !deleting && object.meta().deletion_timestamp.is_none() => {
+                claim.adopt.push(object);
             }
             _ => {}
         }

@@ -13,8 +13,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Config, is_finished};
 use crate::{
-    looks::Looks,
     metadata::{is_gone, only, uid},
+    resync::ResyncTicker,
 };
 
 /// Removes pods that nobody takes care of.
@@ -83,8 +83,8 @@ impl Collector {
     }
 
     pub(crate) async fn run(mut self, stop: CancellationToken) {
-        let mut looks = Looks::every(self.config.every, stop);
-        while looks.next().await {
+        let mut resync = ResyncTicker::every(self.config.every, stop);
+        while resync.next().await {
             if self.pods.is_synced() && self.nodes.is_synced() {
                 self.sweep().await;
             }

@@ -1,5 +1,6 @@
 //! The controllers against the real API. One program: compiling the API takes longer than most tests.
 
+mod deployments;
 mod functions;
 mod garbage;
 mod jobs;

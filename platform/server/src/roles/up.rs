@@ -140,8 +140,13 @@ impl Up {
         api.attach_view("executions.mayfly.dev", Arc::new(workflows.executions()));
 
         let endpoints = listeners.endpoints(&gateway)?;
-        let controllers =
-            create_controllers(&endpoints, client("system:mayfly:controllers"), &informers, gateway.handle());
+        let controllers = create_controllers(
+            &endpoints,
+            &identity,
+            client("system:mayfly:controllers"),
+            &informers,
+            gateway.handle(),
+        );
         let scheduler = Scheduler::create(Default::default(), client("system:kube-scheduler"), &informers);
         let node = format!("system:node:{}", config.node_name);
         let jobs = JobFiles::new(artifacts, data_dir.jobs());
@@ -329,12 +334,14 @@ async fn create_workflows(
 
 fn create_controllers(
     endpoints: &Endpoints,
+    identity: &Identity,
     client: kube::Client,
     informers: &Informers,
     gateway: GatewayHandle,
 ) -> Controllers {
     let mut config = mayfly_controllers::Config::default();
     config.function.gateway_url = endpoints.http.clone();
+    config.namespace_defaults.root_ca_pem = Some(identity.ca_pem().to_owned());
     // A function is Ready once requests go to the revision that makes it so.
     config.function.routes = Some(Routes {
         changes: gateway.changes(),

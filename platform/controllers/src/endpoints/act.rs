@@ -1,0 +1,213 @@
+//! Writes EndpointSlices and Endpoints, as [`super::slices`] and [`super::legacy`] say.
+
+use std::sync::Arc;
+
+use kube::{Api, Client, ResourceExt as _, api::PostParams};
+use mayfly_api::{
+    ObjectKey,
+    k8s::api::{
+        core::v1::{Endpoints, Node, Pod, Service},
+        discovery::v1::EndpointSlice,
+    },
+};
+use mayfly_informer::{
+    Index, Informer, Informers,
+    reconcile::{self, Outcome, WorkQueue},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Config,
+    addresses::{Grouped, from_legacy, from_pods, selects, selects_pods},
+    legacy,
+    slices::{self, LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY, MIRRORED_BY, SlicePlan},
+};
+use crate::metadata::{is_gone, label, only, uid};
+
+/// An index of EndpointSlices by the Service they belong to: `namespace/name`.
+const BY_SERVICE: &str = "service";
+const LABEL_ZONE: &str = "topology.kubernetes.io/zone";
+/// On Endpoints that shall not become EndpointSlices.
+const LABEL_SKIP_MIRROR: &str = "endpointslice.kubernetes.io/skip-mirror";
+
+/// Keeps every Service's EndpointSlices and Endpoints.
+pub(crate) struct Controller {
+    config: Config,
+    client: Client,
+    services: Informer<Service>,
+    pods: Informer<Pod>,
+    nodes: Informer<Node>,
+    slices: Informer<EndpointSlice>,
+    slices_by_service: Index<EndpointSlice>,
+    endpoints: Informer<Endpoints>,
+}
+
+fn service_of(slice: &EndpointSlice) -> Option<ObjectKey> {
+    let name = label(slice, LABEL_SERVICE)?;
+    Some(ObjectKey::new(slice.namespace().unwrap_or_default(), name))
+}
+
+impl Controller {
+    pub(crate) fn create(config: Config, client: Client, informers: &Informers) -> Self {
+        let slices = informers.of::<EndpointSlice>();
+        Self {
+            config,
+            client,
+            services: informers.of(),
+            pods: informers.of(),
+            nodes: informers.of(),
+            slices_by_service: slices.index(BY_SERVICE, |slice: &EndpointSlice| {
+                service_of(slice).map(|key| key.to_string()).into_iter().collect()
+            }),
+            slices,
+            endpoints: informers.of(),
+        }
+    }
+
+    pub(crate) async fn run(self, stop: CancellationToken) {
+        let synced = async {
+            self.services.synced().await;
+            self.pods.synced().await;
+            self.nodes.synced().await;
+            self.slices.synced().await;
+            self.endpoints.synced().await;
+        };
+        if stop.run_until_cancelled(synced).await.is_none() {
+            return;
+        }
+        let queue = WorkQueue::default();
+        self.wake(&queue);
+        let workers_max = self.config.workers_max;
+        let controller = Arc::new(self);
+        reconcile::run("endpoints", queue, workers_max, stop, move |key| {
+            let controller = controller.clone();
+            async move { controller.reconcile(key).await }
+        })
+        .await;
+    }
+
+    fn wake(&self, queue: &WorkQueue<ObjectKey>) {
+        let changed = queue.clone();
+        self.services.handle(move |change| changed.add(ObjectKey::of(&**change.latest())));
+        let changed = queue.clone();
+        self.endpoints.handle(move |change| changed.add(ObjectKey::of(&**change.latest())));
+        let changed = queue.clone();
+        self.slices.handle(move |change| {
+            change.states().filter_map(|slice| service_of(slice)).for_each(|key| changed.add(key))
+        });
+        let (changed, services) = (queue.clone(), self.services.clone());
+        self.pods.handle(move |change| {
+            for pod in change.states() {
+                for service in services.list_namespace(&pod.namespace().unwrap_or_default()) {
+                    if selects(&service, pod.labels()) {
+                        changed.add(ObjectKey::of(&*service));
+                    }
+                }
+            }
+        });
+    }
+
+    async fn reconcile(&self, key: ObjectKey) -> kube::Result<Outcome> {
+        let known = self.slices_by_service.get(&key.to_string());
+        let Some(service) =
+            self.services.get(&key).filter(|service| service.metadata.deletion_timestamp.is_none())
+        else {
+            self.forget(&key, known).await?;
+            return Ok(Outcome::Done);
+        };
+        let external =
+            service.spec.as_ref().is_some_and(|spec| spec.type_.as_deref() == Some("ExternalName"));
+        if selects_pods(&service) {
+            let mut pods = self.pods.list_namespace(&key.namespace);
+            pods.retain(|pod| selects(&service, pod.labels()));
+            let grouped = from_pods(&service, &pods, |node| self.zone(node));
+            self.write_slices(&key, &service, &known, grouped, MANAGED_BY, true).await?;
+            self.write_slices(&key, &service, &known, Grouped::new(), MIRRORED_BY, false).await?;
+            self.write_endpoints(&key, &service, &pods).await?;
+        } else if external {
+            for manager in [MANAGED_BY, MIRRORED_BY] {
+                self.write_slices(&key, &service, &known, Grouped::new(), manager, false).await?;
+            }
+        } else {
+            let endpoints = self.endpoints.get(&key).filter(|own| {
+                label(&**own, LABEL_SKIP_MIRROR) != Some("true")
+                    && label(&**own, legacy::LABEL_MANAGED_BY).is_none()
+            });
+            let grouped = endpoints.map(|endpoints| from_legacy(&endpoints)).unwrap_or_default();
+            self.write_slices(&key, &service, &known, grouped, MIRRORED_BY, false).await?;
+        }
+        Ok(Outcome::Done)
+    }
+
+    fn zone(&self, node: &str) -> Option<String> {
+        self.nodes.get(&ObjectKey::cluster(node))?.labels().get(LABEL_ZONE).cloned()
+    }
+
+    /// The Service is gone: so are its EndpointSlices (by the garbage collector, too) and its Endpoints.
+    async fn forget(&self, key: &ObjectKey, known: Vec<Arc<EndpointSlice>>) -> kube::Result<()> {
+        let own = |slice: &Arc<EndpointSlice>| {
+            matches!(label(&**slice, LABEL_MANAGED_BY), Some(MANAGED_BY | MIRRORED_BY))
+        };
+        let delete = known.into_iter().filter(own).collect();
+        self.apply(key, SlicePlan { delete, ..SlicePlan::default() }).await?;
+        if let Some(endpoints) = self.endpoints.get(key) {
+            let api: Api<Endpoints> = Api::namespaced(self.client.clone(), &key.namespace);
+            let result = api.delete(&key.name, &only(uid(&*endpoints))).await;
+            if !is_gone(&result) {
+                result?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn write_slices(
+        &self,
+        key: &ObjectKey,
+        service: &Service,
+        known: &[Arc<EndpointSlice>],
+        grouped: Grouped,
+        manager: &str,
+        placeholder: bool,
+    ) -> kube::Result<()> {
+        let own = |slice: &&Arc<EndpointSlice>| label(&***slice, LABEL_MANAGED_BY) == Some(manager);
+        let own: Vec<_> = known.iter().filter(own).cloned().collect();
+        let plan =
+            slices::plan(service, &own, grouped, manager, self.config.slice_endpoints_max, placeholder);
+        self.apply(key, plan).await
+    }
+
+    /// Creates first and deletes last, so that no endpoint is missing in between.
+    async fn apply(&self, key: &ObjectKey, plan: SlicePlan) -> kube::Result<()> {
+        let api: Api<EndpointSlice> = Api::namespaced(self.client.clone(), &key.namespace);
+        for slice in &plan.create {
+            api.create(&PostParams::default(), slice).await?;
+        }
+        for slice in &plan.update {
+            api.replace(&slice.name_any(), &PostParams::default(), slice).await?;
+        }
+        for slice in &plan.delete {
+            let result = api.delete(&slice.name_any(), &only(uid(&**slice))).await;
+            if !is_gone(&result) {
+                result?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn write_endpoints(
+        &self,
+        key: &ObjectKey,
+        service: &Service,
+        pods: &[Arc<Pod>],
+    ) -> kube::Result<()> {
+        let known = self.endpoints.get(key);
+        let wanted = legacy::endpoints(service, pods, known.as_deref());
+        let api: Api<Endpoints> = Api::namespaced(self.client.clone(), &key.namespace);
+        match known {
+            None => drop(api.create(&PostParams::default(), &wanted).await?),
+            Some(known) if *known == wanted => {}
+            Some(_) => drop(api.replace(&key.name, &PostParams::default(), &wanted).await?),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,203 @@
+//! Which EndpointSlices to create, rewrite and delete so that they hold a Service's endpoints; pure.
+//!
+//! Endpoints stay in the slice they are in, so that a change rewrites few slices. What is left fills slices that
+//! change anyway, then the fullest one that has room for all of it, then new ones.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
+};
+
+use kube::ResourceExt as _;
+use mayfly_api::k8s::{
+    api::{
+        core::v1::Service,
+        discovery::v1::{Endpoint, EndpointSlice},
+    },
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
+
+use super::addresses::{Family, Group, Grouped, Port, families, is_headless};
+use crate::{metadata::uid, ownership::controller_reference, template_hash::short_hash};
+
+pub(super) const LABEL_SERVICE: &str = "kubernetes.io/service-name";
+pub(super) const LABEL_MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
+pub(super) const MANAGED_BY: &str = "endpointslice-controller.k8s.io";
+pub(super) const MIRRORED_BY: &str = "endpointslicemirroring-controller.k8s.io";
+pub(super) const LABEL_HEADLESS: &str = "service.kubernetes.io/headless";
+
+#[derive(Debug, Default)]
+pub(super) struct SlicePlan {
+    pub(super) create: Vec<EndpointSlice>,
+    pub(super) update: Vec<EndpointSlice>,
+    pub(super) delete: Vec<Arc<EndpointSlice>>,
+}
+
+/// A slice under work.
+struct Draft {
+    known: Arc<EndpointSlice>,
+    endpoints: Vec<Endpoint>,
+    changed: bool,
+}
+
+/// `manager` is the value of the managed-by label. With `placeholder`, a family without endpoints has one empty slice.
+pub(super) fn plan(
+    service: &Service,
+    known: &[Arc<EndpointSlice>],
+    mut wanted: Grouped,
+    manager: &str,
+    slice_max: usize,
+    placeholder: bool,
+) -> SlicePlan {
+    if placeholder {
+        for family in families(service) {
+            if !wanted.keys().any(|(known, _)| *known == family) {
+                wanted.insert((family, Vec::new()), Vec::new());
+            }
+        }
+    }
+    let mut plan = SlicePlan::default();
+    let mut by_group: BTreeMap<Group, Vec<Arc<EndpointSlice>>> = BTreeMap::new();
+    for slice in known {
+        match group(slice).filter(|group| wanted.contains_key(group)) {
+            Some(group) => by_group.entry(group).or_default().push(slice.clone()),
+            None => plan.delete.push(slice.clone()),
+        }
+    }
+    let labels = labels(service, manager);
+    let mut names: BTreeSet<String> = known.iter().map(|slice| slice.name_any()).collect();
+    for (group, endpoints) in wanted {
+        let slices = by_group.remove(&group).unwrap_or_default();
+        let is_placeholder = endpoints.is_empty();
+        let (drafts, left) = fill(slices, endpoints, slice_max.max(1));
+        let mut kept = 0;
+        for mut draft in drafts {
+            let keep = !draft.endpoints.is_empty() || (is_placeholder && kept == 0);
+            draft.changed |= draft.known.metadata.labels.as_ref() != Some(&labels);
+            match (keep, draft.changed) {
+                (false, _) => plan.delete.push(draft.known),
+                (true, false) => kept += 1,
+                (true, true) => {
+                    kept += 1;
+                    plan.update.push(rewritten(&draft, &labels));
+                }
+            }
+        }
+        let mut chunks: Vec<_> = left.chunks(slice_max.max(1)).map(<[Endpoint]>::to_vec).collect();
+        if is_placeholder && kept == 0 {
+            chunks.push(Vec::new());
+        }
+        for chunk in chunks {
+            let name = free_name(service, manager, &group, &names);
+            names.insert(name.clone());
+            plan.create.push(new_slice(service, name, &group, &labels, chunk));
+        }
+    }
+    plan
+}
+
+fn group(slice: &EndpointSlice) -> Option<Group> {
+    let family = match slice.address_type.as_str() {
+        "IPv4" => Family::V4,
+        "IPv6" => Family::V6,
+        _ => return None,
+    };
+    let mut ports: Vec<_> = slice.ports.iter().flatten().map(Port::read).collect();
+    ports.sort();
+    Some((family, ports))
+}
+
+/// What makes an endpoint the same one: its address and its pod.
+fn identity(endpoint: &Endpoint) -> (String, Option<String>) {
+    let uid = endpoint.target_ref.as_ref().and_then(|target| target.uid.clone());
+    (endpoint.addresses.first().cloned().unwrap_or_default(), uid)
+}
+
+/// The known slices with what they should hold, and the endpoints that have no room in them.
+fn fill(
+    slices: Vec<Arc<EndpointSlice>>,
+    endpoints: Vec<Endpoint>,
+    slice_max: usize,
+) -> (Vec<Draft>, Vec<Endpoint>) {
+    let order: Vec<_> = endpoints.iter().map(identity).collect();
+    let mut left: HashMap<_, _> =
+        endpoints.into_iter().map(|endpoint| (identity(&endpoint), endpoint)).collect();
+    let mut drafts: Vec<_> = slices
+        .into_iter()
+        .map(|known| {
+            let kept = known.endpoints.iter().filter_map(|endpoint| left.remove(&identity(endpoint)));
+            let endpoints: Vec<_> = kept.take(slice_max).collect();
+            let changed = endpoints != known.endpoints;
+            Draft { known, endpoints, changed }
+        })
+        .collect();
+    let mut left: Vec<_> = order.iter().filter_map(|identity| left.remove(identity)).collect();
+    for draft in drafts.iter_mut().filter(|draft| draft.changed && !draft.endpoints.is_empty()) {
+        let room = slice_max.saturating_sub(draft.endpoints.len()).min(left.len());
+        draft.endpoints.extend(left.drain(..room));
+    }
+    let rest = left.len() % slice_max;
+    if rest > 0 {
+        let fits = |draft: &&mut Draft| draft.endpoints.len() + rest <= slice_max;
+        if let Some(draft) = drafts.iter_mut().filter(fits).max_by_key(|draft| draft.endpoints.len()) {
+            draft.endpoints.extend(left.drain(left.len() - rest..));
+            draft.changed = true;
+        }
+    }
+    (drafts, left)
+}
+
+fn labels(service: &Service, manager: &str) -> BTreeMap<String, String> {
+    let mut labels = service.labels().clone();
+    labels.remove(LABEL_HEADLESS);
+    labels.insert(LABEL_SERVICE.into(), service.name_any());
+    labels.insert(LABEL_MANAGED_BY.into(), manager.into());
+    if is_headless(service) {
+        labels.insert(LABEL_HEADLESS.into(), String::new());
+    }
+    labels
+}
+
+fn rewritten(draft: &Draft, labels: &BTreeMap<String, String>) -> EndpointSlice {
+    let mut slice = (*draft.known).clone();
+    slice.metadata.labels = Some(labels.clone());
+    slice.endpoints = draft.endpoints.clone();
+    slice
+}
+
+/// A name from the Service and the group with the first free number: a second creation from a stale copy meets
+/// the first one's name and fails, instead of making a second slice.
+fn free_name(service: &Service, manager: &str, (family, ports): &Group, taken: &BTreeSet<String>) -> String {
+    let ports: Vec<_> = ports.iter().map(Port::write).collect();
+    let mut number = 0_u32;
+    loop {
+        let hash = short_hash(&(uid(service), manager, family.name(), &ports, number));
+        // A Service's name has at most 63 characters.
+        let name = format!("{}-{hash}", service.name_any());
+        if !taken.contains(&name) {
+            return name;
+        }
+        number = number.saturating_add(1);
+    }
+}
+
+fn new_slice(
+    service: &Service,
+    name: String,
+    (family, ports): &Group,
+    labels: &BTreeMap<String, String>,
+    endpoints: Vec<Endpoint>,
+) -> EndpointSlice {
+    EndpointSlice {
+        metadata: ObjectMeta {
+            name: Some(name),
+            namespace: service.namespace(),
+            labels: Some(labels.clone()),
+            owner_references: controller_reference(service).map(|owner| vec![owner]),
+            ..ObjectMeta::default()
+        },
+        address_type: family.name().into(),
+        endpoints,
+        ports: Some(ports.iter().map(Port::write).collect()),
+    }
+}
