@@ -26,6 +26,7 @@ const FLOORS: &[(&str, u8)] = &[
     ("platform/store", 1),
     ("platform/artifacts", 1),
     ("platform/runtime", 1),
+    ("platform/accept", 1),
     ("platform/informer", 1),
     ("platform/apiserver", 2),
     ("platform/scheduler", 2),

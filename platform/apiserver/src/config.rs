@@ -5,6 +5,7 @@ use std::{path::Path, sync::Arc, time::Duration};
 use axum::body::Body;
 use futures::future::BoxFuture;
 use jiff::Timestamp;
+use mayfly_accept::ConnectionMetrics;
 use mayfly_artifacts::Artifacts;
 use mayfly_store::Store;
 
@@ -17,8 +18,10 @@ pub struct Config {
     pub requests_in_flight_max: usize,
     /// Watches, and followed logs, at the same time.
     pub watches_max: usize,
-    /// Connections over the network at the same time.
-    pub connections_max: usize,
+    /// The limits of connections over the network.
+    pub connections: mayfly_accept::Config,
+    /// Counts these connections; the ports of a process share it.
+    pub connection_metrics: ConnectionMetrics,
     /// Largest body of a request for an object, in bytes (upstream: 3 MiB).
     pub body_bytes_max: usize,
     /// Largest artifact, in bytes.
@@ -34,8 +37,6 @@ pub struct Config {
     pub watch_timeout: Duration,
     /// How often a quiet watch is told the revision it has seen.
     pub bookmark_interval: Duration,
-    /// How long requests in flight may go on after shutdown began.
-    pub drain_timeout: Duration,
 }
 
 impl Config {
@@ -47,7 +48,8 @@ impl Config {
             token: token.into(),
             requests_in_flight_max: 400,
             watches_max: 10_000,
-            connections_max: Self::CONNECTIONS_MAX_DEFAULT,
+            connections: mayfly_accept::Config::with_connections(Self::CONNECTIONS_MAX_DEFAULT),
+            connection_metrics: ConnectionMetrics::default(),
             body_bytes_max: 3 << 20,
             artifact_bytes_max: 64 << 20,
             request_timeout: Duration::from_secs(60),
@@ -55,7 +57,6 @@ impl Config {
             upload_stall_timeout: Duration::from_secs(30),
             watch_timeout: Duration::from_secs(1800),
             bookmark_interval: Duration::from_secs(60),
-            drain_timeout: Duration::from_secs(10),
         }
     }
 }

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use axum::{Router, extract::State, http::StatusCode, http::header, response::IntoResponse, routing::get};
+use hyper_util::service::TowerToHyperService;
+use mayfly_accept::Port;
 use mayfly_store::Store;
 use mayfly_workflows_engine::{catalog::Catalog, engine::Engine, journal::Trouble};
 use prometheus_client::registry::Registry;
@@ -26,10 +28,8 @@ const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=
 
 impl Admin {
     /// Serves until `stop`.
-    pub(crate) async fn serve(self, listener: TcpListener, stop: CancellationToken) -> std::io::Result<()> {
-        axum::serve(listener, self.router())
-            .with_graceful_shutdown(async move { stop.cancelled().await })
-            .await
+    pub(crate) async fn serve(self, port: Port, listener: TcpListener, stop: CancellationToken) {
+        port.serve(listener, None, TowerToHyperService::new(self.router()), stop).await;
     }
 
     fn store_failure(&self) -> Option<String> {

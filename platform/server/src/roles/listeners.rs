@@ -1,12 +1,14 @@
-//! The ports of a server: bound before anything runs, so that one that is taken is told at once.
+//! The ports of a server: bound before anything runs, so that a port that is taken is reported at once.
 
 use std::{io, net::SocketAddr};
 
+use mayfly_accept::{ConnectionMetrics, Port};
 use mayfly_cli::data_dir::Endpoints;
 use mayfly_gateway::{CreateError, Gateway};
+use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 
-use super::runtimes::Handles;
+use super::{open_files::Connections, runtimes::Handles};
 use crate::config::UpConfig;
 
 /// The ports that are not the gateway's.
@@ -35,6 +37,37 @@ impl Listeners {
             workflows: Some(format!("http://{}", self.workflows.local_addr()?)),
             admin: Some(format!("http://{}", self.admin.local_addr()?)),
         })
+    }
+}
+
+/// The connection limits of the ports that are not the gateway's.
+pub(super) struct Ports {
+    pub(super) api: mayfly_accept::Config,
+    workflows_max: usize,
+    admin_max: usize,
+    pub(super) metrics: ConnectionMetrics,
+}
+
+impl Ports {
+    pub(super) fn create(connections: Connections, metrics: &mut Registry) -> Self {
+        Self {
+            api: mayfly_accept::Config::with_connections(connections.api),
+            workflows_max: connections.workflows,
+            admin_max: connections.admin,
+            metrics: ConnectionMetrics::register(metrics),
+        }
+    }
+
+    pub(super) fn workflows(&self) -> Port {
+        let limits = mayfly_accept::Config::with_connections(self.workflows_max);
+        let limits = mayfly_accept::Config { drain_timeout: super::workflows::DRAIN, ..limits };
+        Port::new("workflows", limits, &self.metrics)
+    }
+
+    pub(super) fn admin(&self) -> Port {
+        let limits = mayfly_accept::Config::with_connections(self.admin_max);
+        let limits = mayfly_accept::Config { drain_timeout: super::workflows::DRAIN, ..limits };
+        Port::new("admin", limits, &self.metrics)
     }
 }
 

@@ -11,14 +11,21 @@ const FILES_MAX: u64 = 1 << 20;
 /// call. At least these, and of a higher limit this share.
 const RESERVE_MIN: usize = 512;
 const RESERVE_SHARE: usize = 32;
-/// Connections that the API keeps when there are few: at least these, and the same share of a higher limit.
+/// Connections that the API and the workflows API keep each when there are few: at least these, and the same share of
+/// a higher limit.
 const API_MIN: usize = 128;
+/// Connections of the API of workflows: an SDK's worker has a few.
+const WORKFLOWS_MAX: usize = 10_000;
+/// Connections of the admin port, for probes, metrics and a dashboard: few, and never fewer.
+const ADMIN: usize = 64;
 
 /// Connections from outside at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Connections {
     pub(super) functions: usize,
     pub(super) api: usize,
+    pub(super) workflows: usize,
+    pub(super) admin: usize,
 }
 
 /// Raises the limit of open files as far as may be; says how many connections that is good for.
@@ -26,6 +33,8 @@ pub(super) fn connections() -> Connections {
     let wanted = Connections {
         functions: mayfly_gateway::Config::CONNECTIONS_MAX_DEFAULT,
         api: mayfly_apiserver::Config::CONNECTIONS_MAX_DEFAULT,
+        workflows: WORKFLOWS_MAX,
+        admin: ADMIN,
     };
     let files = raise();
     let room = wanted.within(files);
@@ -64,9 +73,13 @@ impl Connections {
     fn within(self, files: u64) -> Self {
         let files = usize::try_from(files).unwrap_or(usize::MAX);
         let share = files / RESERVE_SHARE;
-        let room = files.saturating_sub(RESERVE_MIN.max(share));
-        let functions = self.functions.min(room.saturating_sub(API_MIN.max(share))).max(1);
-        Self { functions, api: self.api.min(room.saturating_sub(functions)).max(1) }
+        let room = files.saturating_sub(RESERVE_MIN.max(share) + self.admin);
+        let kept = API_MIN.max(share);
+        let functions = self.functions.min(room.saturating_sub(2 * kept)).max(1);
+        let room = room.saturating_sub(functions);
+        let workflows = self.workflows.min(room / 2).max(1);
+        let api = self.api.min(room.saturating_sub(workflows)).max(1);
+        Self { functions, api, workflows, admin: self.admin }
     }
 }
 
@@ -76,16 +89,17 @@ mod tests {
 
     #[test]
     fn connections_leave_files_for_the_rest() {
-        let wanted = Connections { functions: 32_768, api: 10_000 };
-        for (files, functions, api) in [
-            (1 << 20, 32_768, 10_000),
-            (65_536, 32_768, 10_000),
-            (20_000, 18_750, 625),
-            (4096, 3456, 128),
-            (1024, 384, 128),
-            (500, 1, 1),
+        let wanted = Connections { functions: 32_768, api: 10_000, workflows: 10_000, admin: 64 };
+        for (files, functions, api, workflows) in [
+            (1 << 20, 32_768, 10_000, 10_000),
+            (65_536, 32_768, 10_000, 10_000),
+            (20_000, 18_061, 625, 625),
+            (4096, 3264, 128, 128),
+            (1024, 192, 128, 128),
+            (500, 1, 1, 1),
         ] {
-            assert_eq!(wanted.within(files), Connections { functions, api }, "{files}");
+            let expected = Connections { functions, api, workflows, admin: 64 };
+            assert_eq!(wanted.within(files), expected, "{files}");
         }
     }
 

@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     admin::Admin,
     banner, components,
-    listeners::{Listeners, gateway_refused},
+    listeners::{Listeners, Ports, gateway_refused},
     metrics::Counts,
     nodes::LocalNodes,
     open_files::{self, Connections},
@@ -74,6 +74,7 @@ struct Up {
     identity: Identity,
     api: ApiServer,
     listeners: Listeners,
+    ports: Ports,
     workflows: Workflows,
     gateway: Gateway,
     gateway_stop: CancellationToken,
@@ -101,9 +102,8 @@ impl Up {
         let logs = LogLayout::new(data_dir.logs());
         let host = create_host(&config, &artifacts, &logs, &mut metrics)?;
         let nodes = LocalNodes::default();
-        let connections_max = connections.api;
-        let api =
-            create_api(&config, connections_max, &store, &artifacts, &identity, &nodes, &mut metrics).await?;
+        let ports = Ports::create(connections, &mut metrics);
+        let api = create_api(&config, &ports, &store, &artifacts, &identity, &nodes, &mut metrics).await?;
         let client = |user: &str| api.client(User::in_process(user));
 
         let informers_stop = CancellationToken::new();
@@ -160,6 +160,7 @@ impl Up {
             identity,
             api,
             listeners,
+            ports,
             workflows,
             gateway,
             gateway_stop,
@@ -192,7 +193,8 @@ impl Up {
             workflows: self.workflows.engine(),
             catalog: self.workflows.catalog(),
         };
-        outside.spawn("admin", admin.serve(self.listeners.admin, outside.token()));
+        let (port, listener) = (self.ports.admin(), self.listeners.admin);
+        outside.run("admin", admin.serve(port, listener, outside.token()));
 
         let here = Handle::current();
         let mut inside = Tasks::new("control plane", &here);
@@ -208,8 +210,8 @@ impl Up {
         inside.run("compile ahead", components::compile_ahead(host, revisions, client, stop));
 
         let mut calling = Tasks::new("workflows", &serving);
-        let (stop, listener) = (calling.token(), self.listeners.workflows);
-        calling.spawn("workflows", self.workflows.serve(listener, stop));
+        let (stop, port, listener) = (calling.token(), self.ports.workflows(), self.listeners.workflows);
+        calling.spawn("workflows", self.workflows.serve(port, listener, stop));
 
         let mut front = Tasks::new("gateway", &here);
         let gateway = self.gateway;
@@ -365,7 +367,7 @@ fn create_kubelet(
 
 async fn create_api(
     config: &UpConfig,
-    connections_max: usize,
+    ports: &Ports,
     store: &Store,
     artifacts: &Artifacts,
     identity: &Identity,
@@ -374,7 +376,8 @@ async fn create_api(
 ) -> anyhow::Result<ApiServer> {
     let mut api_config = mayfly_apiserver::Config::new(identity.token());
     api_config.artifact_bytes_max = config.artifact_bytes_max;
-    api_config.connections_max = connections_max;
+    api_config.connections = ports.api.clone();
+    api_config.connection_metrics = ports.metrics.clone();
     let deps = mayfly_apiserver::Deps {
         store: store.clone(),
         artifacts: artifacts.clone(),

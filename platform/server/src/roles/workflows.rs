@@ -21,7 +21,8 @@ mod web;
 use std::{os::unix::fs::DirBuilderExt as _, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
-use axum::serve::ListenerExt as _;
+use hyper_util::service::TowerToHyperService;
+use mayfly_accept::Port;
 use mayfly_api::{Workflow, k8s::api::core::v1::Namespace, workflow::names};
 use mayfly_gateway::GatewayHandle;
 use mayfly_informer::Informer;
@@ -51,7 +52,7 @@ use self::{
 const ANSWER_BYTES_MAX: usize = 8 << 20;
 /// How long requests under way may take at a stop. A worker's question for work stays open for a minute, and
 /// nobody waits for that.
-const DRAIN: Duration = Duration::from_secs(2);
+pub(crate) const DRAIN: Duration = Duration::from_secs(2);
 
 /// What an operator says of workflows.
 pub(crate) struct Settings {
@@ -147,7 +148,12 @@ impl Workflows {
     }
 
     /// Goes on with what was running, and serves until `stop`; then leaves the rest for the next start.
-    pub(crate) async fn serve(self, listener: TcpListener, stop: CancellationToken) -> anyhow::Result<()> {
+    pub(crate) async fn serve(
+        self,
+        port: Port,
+        listener: TcpListener,
+        stop: CancellationToken,
+    ) -> anyhow::Result<()> {
         let changes = self.engine.changes();
         let resumed = self.engine.resume().await.context("cannot go on with executions")?;
         if resumed > 0 {
@@ -162,23 +168,13 @@ impl Workflows {
                 self.jobs.run_left(engine.clone(), stop.clone()),
             );
         };
-        let stopped = stop.clone().cancelled_owned();
-        // Without it the last part of an answer may wait for the client's acknowledgement.
-        let listener = listener.tap_io(|stream| drop(stream.set_nodelay(true)));
-        let served = async {
-            axum::serve(listener, listen::routes(self.api, self.events)).with_graceful_shutdown(stopped).await
-        };
-        let serving = async {
-            tokio::select! {
-                result = served => result,
-                () = async { stop.cancelled().await; tokio::time::sleep(DRAIN).await } => Ok(()),
-            }
-        };
-        let (result, ()) = Box::pin(async { tokio::join!(serving, beside) }).await;
+        let routes = listen::routes(self.api, self.events);
+        let serving = port.serve(listener, None, TowerToHyperService::new(routes), stop.clone());
+        Box::pin(async { tokio::join!(serving, beside) }).await;
         // A job goes on without the server; its task finds it again.
         self.jobs.stop();
         engine.shutdown().await;
-        Ok(result?)
+        Ok(())
     }
 }
 

@@ -1,0 +1,188 @@
+//! The decision about a new connection: admit it, let it replace another one, or refuse it.
+
+use std::{collections::HashMap, net::IpAddr, time::Duration};
+
+/// Identifies an admitted connection within its table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ConnectionId(u64);
+
+/// How a connection is used at the moment of a decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Usage {
+    /// It has a request under way, or was taken over by a protocol upgrade.
+    Busy,
+    /// It has had no request for so long.
+    Quiet(Duration),
+}
+
+/// A limit that a new connection would exceed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// Of the port.
+    Total,
+    /// Of the client's address.
+    Client,
+}
+
+/// The decision about a new connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decision<T> {
+    Admit(ConnectionId),
+    /// Admit the connection and close the one with this entry, which is no longer counted.
+    Replace(ConnectionId, T),
+    Refuse(Limit),
+}
+
+/// The connections of a port, by client address. Has no clock and no lock of its own.
+#[derive(Debug)]
+pub struct Table<T> {
+    total_max: usize,
+    client_max: usize,
+    next: u64,
+    open: HashMap<ConnectionId, (IpAddr, T)>,
+    clients: HashMap<IpAddr, usize>,
+}
+
+impl<T> Table<T> {
+    /// An empty table with its two limits; each is at least one.
+    #[must_use]
+    pub fn new(total_max: usize, client_max: usize) -> Self {
+        Self {
+            total_max: total_max.max(1),
+            client_max: client_max.max(1),
+            next: 0,
+            open: HashMap::new(),
+            clients: HashMap::new(),
+        }
+    }
+
+    /// Decides about a connection from `address`; `entry` is kept with it when it is admitted.
+    pub fn admit(&mut self, address: IpAddr, entry: T, usage: impl Fn(&T) -> Usage) -> Decision<T> {
+        let address = address.to_canonical();
+        let limit = if self.clients.get(&address).is_some_and(|open| *open >= self.client_max) {
+            Limit::Client
+        } else if self.open.len() >= self.total_max {
+            Limit::Total
+        } else {
+            return Decision::Admit(self.insert(address, entry));
+        };
+        // A client at its share may only replace connections of its own.
+        let own = (limit == Limit::Client).then_some(address);
+        match self.longest_quiet(own, usage).and_then(|id| self.remove(id)) {
+            Some(replaced) => Decision::Replace(self.insert(address, entry), replaced),
+            None => Decision::Refuse(limit),
+        }
+    }
+
+    /// The connection that has had no request for the longest time, of one client address or of all.
+    pub fn longest_quiet(
+        &self,
+        address: Option<IpAddr>,
+        usage: impl Fn(&T) -> Usage,
+    ) -> Option<ConnectionId> {
+        let quiet = self.open.iter().filter(|(_, (of, _))| address.is_none_or(|address| *of == address));
+        let quiet = quiet.filter_map(|(id, (_, entry))| match usage(entry) {
+            Usage::Busy => None,
+            Usage::Quiet(time) => Some((time, std::cmp::Reverse(*id))),
+        });
+        quiet.max().map(|(_, id)| id.0)
+    }
+
+    /// The entry of an admitted connection.
+    #[must_use]
+    pub fn get(&self, id: ConnectionId) -> Option<&T> {
+        self.open.get(&id).map(|(_, entry)| entry)
+    }
+
+    /// Forgets a connection that was closed; one that was replaced is already forgotten.
+    pub fn remove(&mut self, id: ConnectionId) -> Option<T> {
+        let (address, entry) = self.open.remove(&id)?;
+        if let Some(open) = self.clients.get_mut(&address) {
+            *open -= 1;
+            if *open == 0 {
+                self.clients.remove(&address);
+            }
+        }
+        Some(entry)
+    }
+
+    fn insert(&mut self, address: IpAddr, entry: T) -> ConnectionId {
+        let id = ConnectionId(self.next);
+        self.next += 1;
+        self.open.insert(id, (address, entry));
+        *self.clients.entry(address).or_default() += 1;
+        id
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
+    const B: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 2));
+
+    fn quiet(seconds: u64) -> Usage {
+        Usage::Quiet(Duration::from_secs(seconds))
+    }
+
+    fn admit(table: &mut Table<Usage>, address: IpAddr, usage: Usage) -> Decision<Usage> {
+        table.admit(address, usage, |usage| *usage)
+    }
+
+    fn id(decision: Decision<Usage>) -> ConnectionId {
+        match decision {
+            Decision::Admit(id) | Decision::Replace(id, _) => id,
+            Decision::Refuse(limit) => panic!("refused: {limit:?}"),
+        }
+    }
+
+    #[test]
+    fn a_full_port_replaces_the_longest_quiet_connection() {
+        let mut table = Table::new(3, 3);
+        admit(&mut table, A, Usage::Busy);
+        admit(&mut table, A, quiet(9));
+        admit(&mut table, B, quiet(2));
+        let replaced = admit(&mut table, B, Usage::Busy);
+        assert!(matches!(replaced, Decision::Replace(_, usage) if usage == quiet(9)), "{replaced:?}");
+        assert!(matches!(admit(&mut table, B, Usage::Busy), Decision::Replace(..)));
+        assert_eq!(admit(&mut table, B, Usage::Busy), Decision::Refuse(Limit::Total));
+    }
+
+    #[test]
+    fn a_client_at_its_share_replaces_only_its_own_connections() {
+        let mut table = Table::new(10, 2);
+        let other = id(admit(&mut table, B, quiet(100)));
+        admit(&mut table, A, quiet(1));
+        admit(&mut table, A, Usage::Busy);
+        let replaced = admit(&mut table, A, Usage::Busy);
+        assert!(matches!(replaced, Decision::Replace(_, usage) if usage == quiet(1)), "{replaced:?}");
+        assert_eq!(admit(&mut table, A, Usage::Busy), Decision::Refuse(Limit::Client));
+        assert!(table.get(other).is_some());
+        assert!(matches!(admit(&mut table, B, Usage::Busy), Decision::Admit(_)), "others have their own share");
+    }
+
+    #[test]
+    fn closed_connections_make_room_once() {
+        let mut table = Table::new(1, 1);
+        let first = id(admit(&mut table, A, Usage::Busy));
+        assert_eq!(admit(&mut table, B, Usage::Busy), Decision::Refuse(Limit::Total));
+        assert!(table.remove(first).is_some());
+        assert!(table.remove(first).is_none());
+        let second = id(admit(&mut table, A, quiet(0)));
+        let third = id(admit(&mut table, A, Usage::Busy));
+        // The one that was replaced ends later: it must not free the place of its successor.
+        assert!(table.remove(second).is_none());
+        assert_eq!(admit(&mut table, A, Usage::Busy), Decision::Refuse(Limit::Client));
+        table.remove(third);
+        assert!(table.clients.is_empty() && table.open.is_empty());
+    }
+
+    #[test]
+    fn an_ipv4_client_is_the_same_one_on_a_dual_stack_port() {
+        let mut table = Table::new(10, 1);
+        admit(&mut table, A, Usage::Busy);
+        let mapped = IpAddr::V6(std::net::Ipv4Addr::new(10, 0, 0, 1).to_ipv6_mapped());
+        assert_eq!(admit(&mut table, mapped, Usage::Busy), Decision::Refuse(Limit::Client));
+    }
+}

@@ -1,0 +1,174 @@
+//! One connection, from its first bytes to its end.
+
+use std::{io, pin::pin, time::Duration};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::Body;
+use hyper::{
+    body::Incoming,
+    service::{Service, service_fn},
+};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    server::conn::auto::Builder,
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt as _},
+    net::TcpStream,
+};
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    Config, TimedBody,
+    body::{ActiveBody, ActiveRequest},
+    metrics::PortMetrics,
+    port::Slot,
+    stream::WatchedStream,
+};
+
+/// How often an HTTP/2 client that is quiet is asked whether it is there, and how long it may take to answer.
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(30);
+const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(20);
+/// A connection is looked at this often within the time it has for a request's head.
+const LOOKS: u32 = 4;
+/// How long a connection without requests stays open after it was told to end: an HTTP/2 client learns from GOAWAY
+/// which of its last requests were begun.
+const FAREWELL: Duration = Duration::from_millis(300);
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// What the connections of a port share.
+pub(crate) struct Server<S> {
+    config: Config,
+    metrics: PortMetrics,
+    tls: Option<TlsAcceptor>,
+    http: Builder<TokioExecutor>,
+    service: S,
+    stop: CancellationToken,
+    /// Cancelled when the drain timeout is over.
+    cut: CancellationToken,
+}
+
+impl<S, B> Server<S>
+where
+    S: Service<Request<TimedBody>, Response = Response<B>> + Clone + Send + Sync + 'static,
+    S::Future: Send + 'static,
+    S::Error: Into<BoxError>,
+    B: Body<Data = Bytes> + Send + Unpin + 'static,
+    B::Error: Into<BoxError>,
+{
+    pub(crate) fn new(
+        config: Config,
+        metrics: PortMetrics,
+        tls: Option<TlsAcceptor>,
+        service: S,
+        stop: CancellationToken,
+    ) -> Self {
+        let mut http = Builder::new(TokioExecutor::new());
+        // Heads have the timeout of `ConnectionState`, which watches both protocols.
+        http.http1().timer(TokioTimer::new()).header_read_timeout(None);
+        http.http2()
+            .timer(TokioTimer::new())
+            .keep_alive_interval(KEEP_ALIVE_INTERVAL)
+            .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
+            .max_concurrent_streams(config.h2_streams_max);
+        Self { config, metrics, tls, http, service, stop, cut: CancellationToken::new() }
+    }
+
+    /// Ends all connections, also those with requests under way.
+    pub(crate) fn cut(&self) {
+        self.cut.cancel();
+    }
+
+    /// Serves a connection until either side ends it.
+    pub(crate) async fn serve(&self, stream: TcpStream, slot: Slot) {
+        let Some(tls) = &self.tls else { return self.serve_stream(stream, slot).await };
+        let state = slot.state().clone();
+        let handshake = tokio::time::timeout(self.config.handshake_timeout, shake_hands(tls, stream));
+        let stream = tokio::select! {
+            handshake = handshake => handshake,
+            () = self.stop.cancelled() => return,
+            () = state.replaced.cancelled() => return self.metrics.closed("replaced"),
+        };
+        match stream {
+            // On the heap: a task is copied when it is spawned.
+            Ok(Ok(stream)) => Box::pin(self.serve_stream(stream, slot)).await,
+            Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),
+            Err(_) => self.metrics.closed("handshake-timeout"),
+        }
+    }
+
+    async fn serve_stream<I>(&self, stream: I, slot: Slot)
+    where
+        I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let state = slot.state().clone();
+        state.handshake_ended();
+        let (service, stall_timeout, of) = (self.service.clone(), self.config.stall_timeout, state.clone());
+        let service = service_fn(move |request: Request<Incoming>| {
+            let active = ActiveRequest::begin(&of);
+            let answering = service.call(request.map(|body| TimedBody::new(body, stall_timeout, of.clone())));
+            async move {
+                let response = answering.await?;
+                Ok::<_, S::Error>(response.map(|body| ActiveBody { body, _active: active }))
+            }
+        });
+        let stream = TokioIo::new(WatchedStream::new(stream, slot, stall_timeout));
+        let mut connection = pin!(self.http.serve_connection_with_upgrades(stream, service));
+        let pause = self.config.head_timeout / LOOKS;
+        let mut look = pin!(tokio::time::sleep(pause));
+        let mut ending = false;
+        loop {
+            tokio::select! {
+                biased;
+                () = self.cut.cancelled() => return,
+                () = state.replaced.cancelled() => return self.metrics.closed("replaced"),
+                ended = connection.as_mut() => {
+                    // If the socket was taken over, it is in use from now on; else nobody looks at its state again.
+                    state.upgrade();
+                    if state.is_flooded() {
+                        self.metrics.closed("protocol-flood");
+                    }
+                    if let Err(error) = ended {
+                        tracing::debug!(error, "a connection ended early");
+                    }
+                    return;
+                }
+                () = self.stop.cancelled(), if !ending => {
+                    ending = true;
+                    connection.as_mut().graceful_shutdown();
+                    look.as_mut().reset(tokio::time::Instant::now() + FAREWELL);
+                }
+                () = look.as_mut() => {
+                    if ending && state.is_quiet() {
+                        return;
+                    }
+                    if let Some(overdue) = state.overdue(&self.config) {
+                        return self.metrics.closed(overdue.label());
+                    }
+                    state.forget_overhead();
+                    let pause = if ending { FAREWELL } else { pause };
+                    look.as_mut().reset(tokio::time::Instant::now() + pause);
+                }
+            }
+        }
+    }
+}
+
+/// TLS with a client; one that speaks HTTP without it is told so, as Go's servers do.
+async fn shake_hands(acceptor: &TlsAcceptor, mut socket: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+    const PLAIN: &[u8] = b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n";
+    let mut first = [0];
+    // A TLS record begins with its type, 22; a request with its method.
+    if socket.peek(&mut first).await? == 1 && first[0].is_ascii_uppercase() {
+        // Unread bytes would reset the connection before the response arrives.
+        let mut request = [0; 4096];
+        let _ = socket.try_read(&mut request);
+        socket.write_all(PLAIN).await?;
+        socket.shutdown().await?;
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "a request without TLS"));
+    }
+    acceptor.accept(socket).await
+}

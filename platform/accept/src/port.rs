@@ -1,0 +1,175 @@
+//! A port: accepts connections, admits them, and ends them at a shutdown.
+
+use std::{io, net::IpAddr, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::Body;
+use hyper::service::Service;
+use parking_lot::Mutex;
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    Config, ConnectionMetrics, TimedBody,
+    admission::{ConnectionId, Decision, Limit, Table},
+    connection::Server,
+    metrics::PortMetrics,
+    periodic::Periodic,
+    state::ConnectionState,
+};
+
+/// A pause after the listener failed, so that a lack of file descriptors does not spin.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// A listening port with its limits. A handle: cloning it is cheap.
+#[derive(Clone)]
+pub struct Port(Arc<Shared>);
+
+struct Shared {
+    name: &'static str,
+    config: Config,
+    table: Mutex<Table<Arc<ConnectionState>>>,
+    metrics: PortMetrics,
+    refusals: Periodic,
+    failures: Periodic,
+}
+
+/// A connection's place on its port, given back when it is dropped.
+pub(crate) struct Slot {
+    port: Port,
+    id: ConnectionId,
+    state: Arc<ConnectionState>,
+}
+
+impl Slot {
+    pub(crate) fn state(&self) -> &Arc<ConnectionState> {
+        &self.state
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.port.0.table.lock().remove(self.id);
+        self.port.0.metrics.open.dec();
+    }
+}
+
+impl Port {
+    /// A port called `name` in log messages and metrics.
+    #[must_use]
+    pub fn new(name: &'static str, config: Config, metrics: &ConnectionMetrics) -> Self {
+        let table = Table::new(config.connections_max, config.connections_per_client_max);
+        Self(Arc::new(Shared {
+            name,
+            config,
+            table: Mutex::new(table),
+            metrics: metrics.of(name),
+            refusals: Periodic::default(),
+            failures: Periodic::default(),
+        }))
+    }
+
+    /// Serves `service` to the connections of `listener`, over TLS when `tls` is there, until `stop` is cancelled;
+    /// then lets requests under way finish, for the drain timeout at most.
+    pub async fn serve<S, B>(
+        &self,
+        listener: TcpListener,
+        tls: Option<Arc<rustls::ServerConfig>>,
+        service: S,
+        stop: CancellationToken,
+    ) where
+        S: Service<Request<TimedBody>, Response = Response<B>> + Clone + Send + Sync + 'static,
+        S::Future: Send + 'static,
+        S::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+        B: Body<Data = Bytes> + Send + Unpin + 'static,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let config = &self.0.config;
+        let tls = tls.map(TlsAcceptor::from);
+        let server = Server::new(config.clone(), self.0.metrics.clone(), tls, service, stop.clone());
+        let server = Arc::new(server);
+        let connections = TaskTracker::new();
+        let accepting = async {
+            loop {
+                let (stream, client) = self.accept(&listener).await;
+                if let Some(slot) = self.admit(client) {
+                    let server = server.clone();
+                    connections.spawn(async move { server.serve(stream, slot).await });
+                }
+            }
+        };
+        stop.run_until_cancelled(accepting).await;
+        drop(listener);
+        connections.close();
+        if tokio::time::timeout(config.drain_timeout, connections.wait()).await.is_err() {
+            let open = connections.len();
+            tracing::warn!(port = self.0.name, open, "connections did not end in time and are cut off");
+            server.cut();
+        }
+    }
+
+    /// Waits for a connection. When the process has no file descriptor left, a quiet connection is closed for it.
+    async fn accept(&self, listener: &TcpListener) -> (TcpStream, IpAddr) {
+        loop {
+            match listener.accept().await {
+                Ok((stream, client)) => {
+                    // Without it the last part of a response may wait for the client's acknowledgement. Where it
+                    // cannot be set the connection works all the same.
+                    let _ = stream.set_nodelay(true);
+                    return (stream, client.ip());
+                }
+                // The client closed it before it was accepted.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(error) => {
+                    self.close_longest_quiet();
+                    if let Some(times) = self.0.failures.count() {
+                        let port = self.0.name;
+                        tracing::warn!(port, times, %error, "cannot accept connections; raise the limit of open files (ulimit -n) if it says so");
+                    }
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    }
+
+    fn close_longest_quiet(&self) {
+        let mut table = self.0.table.lock();
+        let quiet = table.longest_quiet(None, |state| state.usage());
+        if let Some(state) = quiet.and_then(|id| table.remove(id)) {
+            state.replaced.cancel();
+        }
+    }
+
+    /// A place for a connection, if the limits allow it one.
+    fn admit(&self, client: IpAddr) -> Option<Slot> {
+        let state = Arc::new(ConnectionState::new());
+        let decision = self.0.table.lock().admit(client, state.clone(), |state| state.usage());
+        let id = match decision {
+            Decision::Admit(id) => id,
+            Decision::Replace(id, previous) => {
+                previous.replaced.cancel();
+                id
+            }
+            Decision::Refuse(limit) => {
+                self.refused(client, limit);
+                return None;
+            }
+        };
+        self.0.metrics.open.inc();
+        Some(Slot { port: self.clone(), id, state })
+    }
+
+    fn refused(&self, client: IpAddr, limit: Limit) {
+        let (reason, limit) = match limit {
+            Limit::Total => ("total", self.0.config.connections_max),
+            Limit::Client => ("client", self.0.config.connections_per_client_max),
+        };
+        self.0.metrics.refused(reason);
+        if let Some(times) = self.0.refusals.count() {
+            let port = self.0.name;
+            tracing::warn!(port, times, %client, reason, limit, "connections refused: all have requests under way");
+        }
+    }
+}
