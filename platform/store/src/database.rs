@@ -174,8 +174,8 @@ impl Database {
             revision.execute(params![newest.revision.0.cast_signed()])?;
         }
         transaction.commit()?;
-        self.log.committed(&self.connection);
-        Ok(())
+        // The commit may be in a file that was removed meanwhile: then it is not durable.
+        Ok(self.log.committed(&self.connection)?)
     }
 
     /// Folds the write-ahead log into the data file when it has grown to its limit; says whether.

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use rusqlite::Connection;
+use rusqlite::{Connection, ffi};
 
 use crate::{Error, mark::Mark};
 
@@ -37,7 +37,8 @@ impl Log {
     /// `bytes_max` bounds the log, as far as the folding of it keeps up.
     ///
     /// # Errors
-    /// What SQLite says, for a file that is no database among others.
+    /// What SQLite says, for a file that is no database among others. Also when the database that was started before
+    /// is no longer the one at its path.
     pub fn start(&mut self, connection: &Connection, bytes_max: u64) -> rusqlite::Result<()> {
         connection.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(()))?;
         // An acknowledged write survives the loss of power: one fsync of the log for each commit.
@@ -46,21 +47,35 @@ impl Log {
         let page_bytes: u32 = connection.pragma_query_value(None, "page_size", |row| row.get(0))?;
         self.frames_max = i64::try_from(bytes_max / u64::from(page_bytes)).unwrap_or(i64::MAX);
         if let Some(mark) = &mut self.mark {
-            // After a file was opened again its log may be another one.
-            mark.reopened();
+            mark.opened().map_err(|error| sqlite_error(&error))?;
         }
         Ok(())
     }
 
     /// Notes how far the log has come: after each commit, before it is acknowledged.
-    pub fn committed(&mut self, connection: &Connection) {
+    ///
+    /// # Errors
+    /// An error of its own kind (`SQLITE_READONLY_DBMOVED`): the file was removed or replaced, and the commit is in
+    /// one that is gone when it is closed.
+    pub fn committed(&mut self, connection: &Connection) -> rusqlite::Result<()> {
         match checkpoint(connection, "NOOP") {
-            Ok(frames) => self.frames = frames,
-            Err(error) => return tracing::debug!(%error, "how long the log is could not be asked"),
+            Ok(frames) => {
+                self.frames = frames;
+                if let (Some(mark), Ok(frames @ 1..)) = (&mut self.mark, u64::try_from(frames)) {
+                    mark.advance(frames);
+                }
+            }
+            Err(error) => tracing::debug!(%error, "the length of the log cannot be read"),
         }
-        if let (Some(mark), Ok(frames @ 1..)) = (&mut self.mark, u64::try_from(self.frames)) {
-            mark.advance(frames);
-        }
+        self.check_in_place()
+    }
+
+    /// Checks that the database and its log are still the files at their paths: one look at a directory entry.
+    ///
+    /// # Errors
+    /// As [`Log::committed`].
+    pub fn check_in_place(&self) -> rusqlite::Result<()> {
+        self.mark.as_ref().map_or(Ok(()), Mark::check_in_place).map_err(|error| sqlite_error(&error))
     }
 
     /// Folds the log into the data file when it has grown to its limit, for a moment in which nobody waits for a
@@ -82,6 +97,15 @@ impl Log {
             mark.remove();
         }
     }
+}
+
+/// A failure of the file as SQLite would report it: its own code for a database that was moved.
+fn sqlite_error(error: &Error) -> rusqlite::Error {
+    let code = match error {
+        Error::Removed { .. } => ffi::SQLITE_READONLY_DBMOVED,
+        _ => ffi::SQLITE_CANTOPEN,
+    };
+    rusqlite::Error::SqliteFailure(ffi::Error::new(code), Some(error.to_string()))
 }
 
 /// Runs a checkpoint and returns the number of frames in the log; -1 when there is no log.
@@ -106,7 +130,7 @@ mod tests {
         let mut folds = 0;
         for number in 0..200 {
             connection.execute("INSERT INTO numbers VALUES (?1)", [number]).unwrap();
-            log.committed(&connection);
+            log.committed(&connection).unwrap();
             folds += u32::from(log.fold_if_due(&connection).unwrap());
         }
         assert!(folds > 2, "{folds} folds");
@@ -122,13 +146,34 @@ mod tests {
         drop(connection);
     }
 
+    /// SQLite itself goes on writing to a file that nobody can open any more.
+    #[test]
+    fn a_commit_to_a_removed_database_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("some.db");
+        let mut log = Log::check(&path).unwrap();
+        let connection = Connection::open(&path).unwrap();
+        log.start(&connection, 1 << 20).unwrap();
+        connection.execute_batch("CREATE TABLE numbers (number)").unwrap();
+        log.committed(&connection).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        connection.execute("INSERT INTO numbers VALUES (1)", []).unwrap();
+        let error = log.committed(&connection).unwrap_err();
+        assert_eq!(error.sqlite_error().unwrap().extended_code, ffi::SQLITE_READONLY_DBMOVED);
+        assert!(error.to_string().contains("was removed or replaced"), "{error}");
+        assert!(log.check_in_place().is_err());
+        drop(connection);
+        log.closed();
+        assert!(matches!(Log::check(&path), Err(Error::Missing { .. })), "the next start does not begin empty");
+    }
+
     #[test]
     fn a_database_in_memory_has_no_log() {
         let mut log = Log::in_memory();
         let connection = Connection::open_in_memory().unwrap();
         log.start(&connection, 1).unwrap();
         connection.execute_batch("CREATE TABLE numbers (number)").unwrap();
-        log.committed(&connection);
+        log.committed(&connection).unwrap();
         assert!(!log.fold_if_due(&connection).unwrap());
         log.closed();
     }

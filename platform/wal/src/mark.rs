@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File, OpenOptions},
     io::{self, BufReader, Read as _, Seek as _, SeekFrom},
-    os::unix::fs::FileExt as _,
+    os::unix::fs::{FileExt as _, MetadataExt as _},
     path::{Path, PathBuf},
 };
 
@@ -23,6 +23,17 @@ pub enum Error {
          them are whole"
     )]
     Damaged { acknowledged: u64, whole: u64 },
+    /// The database was removed, but not the mark of its last commit.
+    #[error(
+        "it is missing, but it was written before: {mark} is there; to start empty on purpose, remove that file"
+    )]
+    Missing { mark: PathBuf },
+    /// The database or its log was removed or replaced while it was open.
+    #[error(
+        "{path} was removed or replaced while it was in use: what is written now would be lost; put it back from a \
+         backup, then start again"
+    )]
+    Removed { path: PathBuf },
     /// A file could not be read.
     #[error("{path}: {source}")]
     Io { path: PathBuf, source: io::Error },
@@ -31,11 +42,26 @@ pub enum Error {
 /// How far a database's log has come, kept beside it (`-mark`).
 #[derive(Debug)]
 pub(crate) struct Mark {
+    database: PathBuf,
+    /// The database that was opened.
+    identity: Option<FileIdentity>,
     wal: PathBuf,
     path: PathBuf,
     files: Option<Files>,
     /// Whether somebody was told that the mark could not be written.
     told: bool,
+}
+
+/// Names a file as long as it is open anywhere, whatever its path: device and inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct FileIdentity(u64, u64);
+
+impl FileIdentity {
+    /// Of the file at a path. The file itself must not be opened for that: closing it would release SQLite's locks.
+    fn of(path: &Path) -> io::Result<Self> {
+        let metadata = fs::metadata(path)?;
+        Ok(Self(metadata.dev(), metadata.ino()))
+    }
 }
 
 #[derive(Debug)]
@@ -84,13 +110,26 @@ impl Mark {
     /// a loss of power has torn, says nothing, and neither does one of an earlier log.
     ///
     /// # Errors
-    /// [`Error::Damaged`]: opening the database would lose what was acknowledged.
+    /// [`Error::Damaged`]: opening the database would lose what was acknowledged. [`Error::Missing`]: opening it
+    /// would make an empty one.
     pub(crate) fn check(database: &Path) -> Result<Self, Error> {
-        let mark =
-            Self { wal: beside(database, "-wal"), path: beside(database, "-mark"), files: None, told: false };
+        let mark = Self {
+            database: database.to_owned(),
+            identity: None,
+            wal: beside(database, "-wal"),
+            path: beside(database, "-mark"),
+            files: None,
+            told: false,
+        };
         let read = match fs::read(&mark.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(mark),
             read => read.map_err(|source| Error::Io { path: mark.path.clone(), source })?,
+        };
+        match fs::metadata(database) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(Error::Missing { mark: mark.path });
+            }
+            found => found.map_err(|source| Error::Io { path: database.to_owned(), source })?,
         };
         if let Some(reached) = Reached::decode(&read) {
             let whole = whole_of(&mark.wal, &reached);
@@ -130,14 +169,53 @@ impl Mark {
         files.mark.write_all_at(&reached.encode(), 0)
     }
 
-    /// The database was opened again: its log may be another file.
-    pub(crate) fn reopened(&mut self) {
+    /// The database was opened, perhaps again: its log may be another file.
+    ///
+    /// # Errors
+    /// [`Error::Removed`]: this is not the database that was opened before.
+    pub(crate) fn opened(&mut self) -> Result<(), Error> {
         self.files = None;
+        let identity = FileIdentity::of(&self.database);
+        let identity = identity.map_err(|source| Error::Io { path: self.database.clone(), source })?;
+        match self.identity.replace(identity) {
+            Some(before) if before != identity => {
+                self.identity = Some(before);
+                Err(self.removed())
+            }
+            _ => Ok(()),
+        }
     }
 
-    /// The database was closed and its log folded in: there is nothing to remember.
+    /// Whether the database that was opened, and its log, are still the ones at their paths. A commit to a file that
+    /// was removed succeeds, and is gone when the process ends.
+    ///
+    /// # Errors
+    /// [`Error::Removed`], and [`Error::Io`] when that cannot be told.
+    pub(crate) fn check_in_place(&self) -> Result<(), Error> {
+        let Some(opened) = self.identity else { return Ok(()) };
+        match FileIdentity::of(&self.database) {
+            Ok(found) if found == opened => {}
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                return Err(Error::Io { path: self.database.clone(), source });
+            }
+            Ok(_) | Err(_) => return Err(self.removed()),
+        }
+        let Some(files) = &self.files else { return Ok(()) };
+        let wal = files.wal.metadata().map_err(|source| Error::Io { path: self.wal.clone(), source })?;
+        if wal.nlink() == 0 { Err(Error::Removed { path: self.wal.clone() }) } else { Ok(()) }
+    }
+
+    fn removed(&self) -> Error {
+        Error::Removed { path: self.database.clone() }
+    }
+
+    /// The database was closed and its log folded in: there is nothing to remember. The mark of a database that was
+    /// removed stays, so that the next start does not make an empty one.
     pub(crate) fn remove(self) {
-        if !self.wal.exists() {
+        let is_in_place = self.identity.is_none_or(|opened| {
+            FileIdentity::of(&self.database).is_ok_and(|found| found == opened)
+        });
+        if is_in_place && !self.wal.exists() {
             // Left behind, it speaks of a log that is no more, and says nothing.
             let _ = fs::remove_file(&self.path);
         }
@@ -192,6 +270,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let database = folder.path().join("some.db");
         let mut mark = Mark::check(&database).unwrap();
+        fs::write(&database, "content").unwrap();
         fs::write(&mark.wal, then).unwrap();
         mark.advance(frames);
         match now {
@@ -246,6 +325,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let database = folder.path().join("some.db");
         let mut mark = Mark::check(&database).unwrap();
+        fs::write(&database, "content").unwrap();
         fs::write(&mark.wal, log(SALTS, &[1, 2], false)).unwrap();
         mark.advance(2);
         fs::write(&mark.wal, log(SALTS, &[1], false)).unwrap();
@@ -255,5 +335,45 @@ mod tests {
             fs::write(&mark.path, torn).unwrap();
             assert!(Mark::check(&database).is_ok());
         }
+    }
+
+    #[test]
+    fn a_mark_without_its_database_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let database = folder.path().join("some.db");
+        let mut mark = Mark::check(&database).unwrap();
+        fs::write(&database, "content").unwrap();
+        fs::write(&mark.wal, log(SALTS, &[1, 2], false)).unwrap();
+        // As SQLite does: no other file can get this one's inode.
+        let _open = File::open(&database).unwrap();
+        mark.opened().unwrap();
+        mark.advance(2);
+        assert!(mark.check_in_place().is_ok());
+        fs::remove_file(&database).unwrap();
+        assert!(matches!(mark.check_in_place(), Err(Error::Removed { .. })));
+        assert!(matches!(Mark::check(&database), Err(Error::Missing { .. })));
+        // Another file in its place is not the one that is open.
+        fs::write(&database, "content").unwrap();
+        assert!(matches!(mark.check_in_place(), Err(Error::Removed { .. })));
+        assert!(matches!(mark.opened(), Err(Error::Removed { .. })));
+        assert!(matches!(mark.check_in_place(), Err(Error::Removed { .. })), "also after another try");
+        fs::remove_file(&database).unwrap();
+        fs::remove_file(&mark.wal).unwrap();
+        mark.remove();
+        assert!(matches!(Mark::check(&database), Err(Error::Missing { .. })), "a clean stop keeps the mark");
+    }
+
+    #[test]
+    fn a_removed_log_is_noticed() {
+        let folder = tempfile::tempdir().unwrap();
+        let database = folder.path().join("some.db");
+        let mut mark = Mark::check(&database).unwrap();
+        fs::write(&database, "content").unwrap();
+        fs::write(&mark.wal, log(SALTS, &[1, 2], false)).unwrap();
+        mark.opened().unwrap();
+        mark.advance(2);
+        assert!(mark.check_in_place().is_ok());
+        fs::remove_file(&mark.wal).unwrap();
+        assert!(matches!(mark.check_in_place(), Err(Error::Removed { path }) if path == mark.wal));
     }
 }

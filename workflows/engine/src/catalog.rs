@@ -56,7 +56,11 @@ impl Catalog {
     /// Can changes be written? After one that could not be, this tries to write, so it may wait for the disk: a
     /// catalog is rarely changed, and nobody should have to change something to find out that there is room again.
     pub fn health(&self) -> Result<(), Trouble> {
-        let Some(known) = self.trouble.lock().clone() else { return Ok(()) };
+        let Some(known) = self.trouble.lock().clone() else {
+            // A file that was removed is noticed although nothing is written.
+            let Some(store) = self.store.try_lock() else { return Ok(()) };
+            return self.note(store.in_place()).map_err(|error| Trouble(error.to_string()));
+        };
         // Somebody writes at this moment: what comes of that is known soon.
         let Some(store) = self.store.try_lock() else { return Err(Trouble(known)) };
         match self.note(store.probe()) {

@@ -101,8 +101,14 @@ impl Store {
         Ok((Store { connection, log }, format))
     }
 
+    /// Checks that the file is still the one at its path.
+    pub(super) fn in_place(&self) -> Result<(), CatalogError> {
+        Ok(self.log.check_in_place()?)
+    }
+
     /// Writes something that changes nothing: can it be written again?
     pub(super) fn probe(&self) -> Result<(), CatalogError> {
+        self.in_place()?;
         let version: i64 = self.connection.query_row("PRAGMA user_version", [], |row| row.get(0))?;
         Ok(self.connection.pragma_update(None, "user_version", version)?)
     }
@@ -128,7 +134,7 @@ impl Store {
             };
         }
         transaction.commit()?;
-        self.log.committed(&self.connection);
+        self.log.committed(&self.connection)?;
         if let Err(error) = self.log.fold_if_due(&self.connection) {
             // The log keeps what the data file could not take; the next change tries again.
             tracing::warn!(%error, "the catalog's log could not be folded into its data file");

@@ -238,9 +238,10 @@ impl Writer {
                 None if group.is_empty() => write::attempt(&self.db),
                 None => write::commit(&self.db, group),
             };
+            // A commit to a file that was removed meanwhile is not durable.
+            let outcome = outcome.and_then(|()| self.log.committed(&self.db));
             let error = match outcome {
                 Ok(()) => {
-                    self.log.committed(&self.db);
                     shared.queue.lock().stalled = None;
                     return Ok(());
                 }
@@ -321,6 +322,8 @@ impl Passing {
             NotADatabase, OutOfMemory, PermissionDenied, ReadOnly, SystemIoFailure,
         };
         match error.sqlite_error_code() {
+            // Opened again it would be another, empty file.
+            Some(ReadOnly) if is_moved(error) => Self::Never,
             Some(DatabaseBusy | DatabaseLocked | DiskFull | SystemIoFailure) => Self::Yes,
             Some(
                 CannotOpen
@@ -353,6 +356,11 @@ fn refuse_starts(group: &mut Vec<Batch>, shared: &Shared, error: &JournalError) 
     for orphan in orphans {
         (orphan.done)(Err(error.clone()));
     }
+}
+
+/// Whether the file was removed or replaced while it was open.
+fn is_moved(error: &rusqlite::Error) -> bool {
+    error.sqlite_error().is_some_and(|error| error.extended_code == rusqlite::ffi::SQLITE_READONLY_DBMOVED)
 }
 
 fn is_conflict(error: &rusqlite::Error) -> bool {
