@@ -199,9 +199,9 @@ impl Inner {
         let file = match self.artifacts.open_content(digest).await {
             Ok(file) => file,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(no_artifact(digest)),
-            Err(error) => return Err(ApiError::internal(error)),
+            Err(error) => return Err(unreadable(&error)),
         };
-        let bytes = file.metadata().await.map_err(ApiError::internal)?.len();
+        let bytes = file.metadata().await.map_err(|error| unreadable(&error))?.len();
         let path = self.artifacts.path(digest).ok_or_else(|| no_artifact(digest))?;
         let kind = tokio::task::spawn_blocking(move || type_of(&path)).await.map_err(ApiError::internal)?;
         let body = if content { Body::from_stream(ReaderStream::new(file)) } else { Body::empty() };
@@ -337,6 +337,12 @@ fn upload_error(error: UploadError) -> ApiError {
         }
         UploadError::Full => ApiError::disk_full(error),
         UploadError::Stream(_) => ApiError::bad_request(error.to_string()),
-        UploadError::Io(cause) => ApiError::internal(cause),
+        UploadError::Io(cause) => unreadable(&cause),
     }
+}
+
+/// A failure of the server's disk. Its text may name a path of the server, which is for the log only.
+fn unreadable(cause: &std::io::Error) -> ApiError {
+    tracing::error!(%cause, "the artifact store failed");
+    ApiError::internal(format!("the server's artifact store failed ({}); its log says more", cause.kind()))
 }

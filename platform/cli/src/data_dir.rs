@@ -117,7 +117,16 @@ impl DataDir {
     /// Makes it, for its owner alone, and the folders in it that are not for everybody either: a directory that was
     /// there before may be open to all, and stays as its owner wanted it. Blocks.
     pub fn make(&self) -> io::Result<()> {
-        let private = |path: &Path| fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
+        let private = |path: &Path| {
+            let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
+            made.map_err(|error| match path.ancestors().find(|path| path.is_file()) {
+                Some(file) => io::Error::new(
+                    io::ErrorKind::NotADirectory,
+                    format!("{} is a file, not a directory", file.display()),
+                ),
+                None => error,
+            })
+        };
         private(&self.root)?;
         for folder in [self.artifacts(), self.workflows(), self.jobs(), self.logs()] {
             private(&folder)?;
@@ -259,6 +268,15 @@ mod tests {
         let new = DataDir { root: folder.path().join("a/b"), origin: Origin::Flag };
         new.make().unwrap();
         assert_eq!(mode(new.path()), 0o700);
+    }
+
+    #[test]
+    fn a_file_in_its_place_is_named() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        for root in [file.path().to_owned(), file.path().join("below")] {
+            let error = DataDir { root, origin: Origin::Flag }.make().unwrap_err();
+            assert_eq!(error.to_string(), format!("{} is a file, not a directory", file.path().display()));
+        }
     }
 
     #[test]
