@@ -40,6 +40,7 @@ mod invoke;
 mod logs;
 mod manifest;
 mod metrics;
+mod network;
 mod new;
 mod output;
 mod server;
@@ -122,6 +123,8 @@ pub(crate) enum ClientCommand {
     Explain(explain::ExplainArgs),
     /// Show what functions, nodes and pods are doing
     Top(top::TopArgs),
+    /// Show how Services are reached
+    Network(network::NetworkArgs),
     /// Workflows in the Amazon States Language, and their executions
     Workflow(workflow::WorkflowArgs),
     /// Components, and what jobs read and leave
@@ -173,6 +176,7 @@ impl ClientCommand {
             Self::Describe(args) => describe::run(args, session).await?,
             Self::Explain(args) => explain::run(args, session).await?,
             Self::Top(args) => top::run(args, session).await?,
+            Self::Network(args) => network::run(args, session).await?,
             Self::Workflow(args) => return workflow::run(args, session).await,
             Self::Artifact(args) => artifact::run(args, session).await?,
             Self::Version(args) => version::run(args, session).await?,

@@ -76,6 +76,10 @@ pub(crate) struct UpArgs {
     /// Memory for all instances of all functions, such as 4Gi [default: half of this machine's]
     #[arg(long, env = "MAYFLY_FUNCTION_MEMORY", value_name = "QUANTITY")]
     function_memory: Option<String>,
+    /// How Services are served: loopback needs no root and serves addresses of 127.64.0.0/10 from this process,
+    /// bridge uses nftables, auto is loopback until pods have addresses of their own [default: auto]
+    #[arg(long, env = "MAYFLY_NETWORK", value_name = "MODE", value_enum)]
+    network: Option<NetworkMode>,
     /// What to log, as in `info,mayfly_gateway=debug` [default: warn for everyone, info for Mayfly]
     #[arg(long, env = "MAYFLY_LOG", value_name = "FILTER")]
     log: Option<String>,
@@ -90,6 +94,16 @@ pub(crate) struct UpArgs {
 pub(crate) enum LogFormat {
     Text,
     Json,
+}
+
+/// How Services are served.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum NetworkMode {
+    #[default]
+    Auto,
+    Loopback,
+    Bridge,
 }
 
 /// The config file: the same names as the flags.
@@ -109,6 +123,7 @@ struct ConfigFile {
     trust_forwarded: Option<bool>,
     artifact_limit: Option<String>,
     function_memory: Option<String>,
+    network: Option<NetworkMode>,
     log: Option<String>,
     log_format: Option<LogFormat>,
 }
@@ -131,6 +146,7 @@ pub(crate) struct UpConfig {
     pub(crate) artifact_bytes_max: u64,
     /// `None`: half of the machine's.
     pub(crate) function_memory_bytes: Option<u64>,
+    pub(crate) network: NetworkMode,
     pub(crate) log: String,
     pub(crate) log_format: LogFormat,
 }
@@ -199,6 +215,7 @@ impl UpArgs {
                     bytes("function-memory", &text, (MEMORY_BYTES_MIN, why))
                 })
                 .transpose()?,
+            network: self.network.or(file.network).unwrap_or_default(),
             log: self.log.or(file.log).unwrap_or_else(|| LOG_DEFAULT.into()),
             log_format: self.log_format.or(file.log_format).unwrap_or(format_default),
         })

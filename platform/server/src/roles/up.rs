@@ -16,6 +16,7 @@ use mayfly_controllers::{Controllers, Routes};
 use mayfly_gateway::{Gateway, GatewayHandle};
 use mayfly_informer::{EnvObjects, Informer, Informers};
 use mayfly_kubelet::{JobFiles, Kubelet};
+use mayfly_network::{ProxyMode, ServiceProxy};
 use mayfly_runtime::logs::{LogLayout, LogWriter};
 use mayfly_runtime_wasm::{CompileIn, WasmHost};
 use mayfly_scheduler::Scheduler;
@@ -37,7 +38,7 @@ use super::{
     workflows::{Cluster, JobsDeps, Settings, Workflows},
 };
 use crate::{
-    config::{UpArgs, UpConfig},
+    config::{NetworkMode, UpArgs, UpConfig},
     logging,
 };
 
@@ -82,6 +83,7 @@ struct Up {
     controllers: Controllers,
     scheduler: Scheduler,
     kubelet: Kubelet,
+    services: ServiceProxy,
     host: Arc<WasmHost>,
     revisions: Informer<Revision>,
     compile_client: kube::Client,
@@ -153,6 +155,7 @@ impl Up {
         let (node_client, compile_client) = (client(&node), client(&node));
         let kubelet = create_kubelet(&config, node_client, &informers, &host, logs, jobs);
         nodes.attach(&config.node_name, kubelet.router());
+        let services = ServiceProxy::create(proxy_mode(&config), &config.node_name, &informers);
         stop_informers.disarm();
         Ok(Self {
             data_dir,
@@ -168,6 +171,7 @@ impl Up {
             controllers,
             scheduler,
             kubelet,
+            services,
             host,
             revisions: informers.of(),
             compile_client,
@@ -204,6 +208,9 @@ impl Up {
         inside.run("scheduler", scheduler.run(stop));
         let (stop, kubelet) = (inside.token(), self.kubelet);
         inside.run("kubelet", kubelet.run(stop));
+
+        let (stop, services) = (inside.token(), self.services);
+        inside.run("services", services.run(stop));
 
         let (stop, host, revisions) = (inside.token(), self.host.clone(), self.revisions);
         let client = self.compile_client;
@@ -305,6 +312,15 @@ fn create_host(
     };
     let host = WasmHost::create(host_config, artifacts.clone(), writer, logs.clone(), metrics);
     host.map(Arc::new).context("cannot start the wasm host")
+}
+
+/// Node ports are served where functions are: on the address that clients of this machine use.
+fn proxy_mode(config: &UpConfig) -> ProxyMode {
+    match config.network {
+        NetworkMode::Bridge => ProxyMode::Nftables,
+        // Pods have loopback addresses.
+        NetworkMode::Auto | NetworkMode::Loopback => ProxyMode::Userspace(config.http_listen.ip()),
+    }
 }
 
 fn gateway_config(config: &UpConfig, connections: Connections) -> mayfly_gateway::Config {

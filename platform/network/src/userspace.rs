@@ -1,0 +1,339 @@
+//! The proxy without root: a listener per frontend, connections copied to an endpoint.
+//!
+//! A frontend without endpoints has no listener, so the kernel refuses its clients as it refuses a closed port.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    io,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use rand::RngExt as _;
+use tokio::{
+    net::{TcpListener, TcpSocket, TcpStream, UdpSocket},
+    sync::{Semaphore, watch},
+    task::JoinHandle,
+    time::{Instant, timeout},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::plan::{Backend, Frontend, Protocol, RuleSet};
+
+/// Connections of all frontends at the same time; each needs two file descriptors.
+const CONNECTIONS_MAX: usize = 4096;
+/// Clients of one UDP frontend at the same time.
+const UDP_CLIENTS_MAX: usize = 1024;
+/// A UDP client that sends and gets nothing for so long is forgotten (conntrack's default for streams).
+const UDP_IDLE: Duration = Duration::from_secs(120);
+/// How long a TCP connection to an endpoint may take before the next one is tried.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// Endpoints that are tried for one connection.
+const CONNECT_ATTEMPTS: usize = 3;
+/// Clients whose affinity a frontend remembers.
+const AFFINITY_CLIENTS_MAX: usize = 65_536;
+/// Connections that the kernel keeps until they are accepted.
+const BACKLOG: u32 = 1024;
+/// A pause after a listener failed, so that a lack of file descriptors does not spin.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// The largest UDP datagram.
+const DATAGRAM_BYTES_MAX: usize = 65_535;
+
+/// A frontend that cannot be served.
+#[derive(Debug, thiserror::Error)]
+#[error("{service} cannot listen on {address}: {source}")]
+pub struct FrontendError {
+    pub service: String,
+    pub address: SocketAddr,
+    pub source: io::Error,
+}
+
+/// Serves the frontends of a rule set.
+pub struct UserspaceProxy {
+    /// The node's address, on which node ports are served.
+    node_address: IpAddr,
+    served: BTreeMap<Frontend, Served>,
+    connections: Arc<Semaphore>,
+    tasks: TaskTracker,
+}
+
+/// A frontend that is being served, until this is dropped.
+struct Served {
+    backend: watch::Sender<Arc<Backend>>,
+    stop: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+impl Served {
+    /// Closes the listener. Connections stay open.
+    async fn close(mut self) {
+        self.stop.cancel();
+        if let Err(error) = (&mut self.task).await {
+            tracing::error!(%error, "the listener of a service ended unexpectedly");
+        }
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+impl UserspaceProxy {
+    #[must_use]
+    pub fn new(node_address: IpAddr) -> Self {
+        let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        Self { node_address, served: BTreeMap::new(), connections, tasks: TaskTracker::new() }
+    }
+
+    /// Serves exactly the frontends of `rules` that have endpoints. Frontends that cannot be served are returned;
+    /// the next call tries them again. Connections that are open stay open.
+    pub async fn apply(&mut self, rules: &RuleSet) -> Vec<FrontendError> {
+        let wanted = |frontend: &Frontend| {
+            rules.frontends.get(frontend).filter(|backend| !backend.endpoints.is_empty())
+        };
+        let gone: Vec<_> =
+            self.served.keys().filter(|frontend| wanted(frontend).is_none()).copied().collect();
+        for frontend in gone {
+            if let Some(served) = self.served.remove(&frontend) {
+                // Its address may be wanted again at once.
+                served.close().await;
+            }
+        }
+        let mut failed = Vec::new();
+        for frontend in rules.frontends.keys() {
+            let Some(backend) = wanted(frontend) else { continue };
+            if let Some(served) = self.served.get(frontend) {
+                served.backend.send_if_modified(|current| {
+                    let is_new = **current != *backend;
+                    if is_new {
+                        *current = Arc::new(backend.clone());
+                    }
+                    is_new
+                });
+                continue;
+            }
+            match self.serve(*frontend, backend) {
+                Ok(served) => drop(self.served.insert(*frontend, served)),
+                Err(source) => failed.push(FrontendError {
+                    service: backend.service.to_string(),
+                    address: self.address(*frontend),
+                    source,
+                }),
+            }
+        }
+        failed
+    }
+
+    fn address(&self, frontend: Frontend) -> SocketAddr {
+        match frontend {
+            Frontend::Address(_, address) => address,
+            Frontend::NodePort(_, port) => SocketAddr::new(self.node_address, port),
+        }
+    }
+
+    fn serve(&self, frontend: Frontend, backend: &Backend) -> io::Result<Served> {
+        let (sender, backend) = watch::channel(Arc::new(backend.clone()));
+        let stop = CancellationToken::new();
+        let address = self.address(frontend);
+        let chooser = Arc::new(Chooser::default());
+        let task = match frontend.protocol() {
+            Protocol::Tcp => {
+                let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+                socket.set_reuseaddr(true)?;
+                socket.bind(address)?;
+                let listener = socket.listen(BACKLOG)?;
+                let front = TcpFrontend { backend, chooser, connections: self.connections.clone() };
+                let (tasks, until) = (self.tasks.clone(), stop.clone());
+                self.tasks.spawn(async move { front.run(listener, &tasks, until).await })
+            }
+            Protocol::Udp => {
+                let socket = std::net::UdpSocket::bind(address)?;
+                socket.set_nonblocking(true)?;
+                let socket = Arc::new(UdpSocket::from_std(socket)?);
+                let front = UdpFrontend { backend, chooser, socket, clients: Arc::default() };
+                let until = stop.clone();
+                self.tasks.spawn(async move { front.run(until).await })
+            }
+        };
+        Ok(Served { backend: sender, stop, task })
+    }
+}
+
+/// Chooses endpoints, and remembers the choice for clients with affinity.
+#[derive(Default)]
+struct Chooser(Mutex<HashMap<IpAddr, (SocketAddr, Instant)>>);
+
+impl Chooser {
+    /// An endpoint for a client, none of `tried`.
+    fn choose(&self, backend: &Backend, client: IpAddr, tried: &[SocketAddr]) -> Option<SocketAddr> {
+        let usable = |endpoint: &SocketAddr| backend.endpoints.contains(endpoint) && !tried.contains(endpoint);
+        let now = Instant::now();
+        let mut clients = self.0.lock();
+        let remembered = backend.affinity.and_then(|timeout| {
+            clients.get(&client).filter(|(endpoint, at)| now - *at < timeout && usable(endpoint))
+        });
+        let endpoint = match remembered {
+            Some((endpoint, _)) => *endpoint,
+            None => {
+                let all: Vec<_> = backend.endpoints.iter().filter(|endpoint| usable(endpoint)).collect();
+                let number = rand::rng().random_range(0..all.len().max(1));
+                **all.get(number)?
+            }
+        };
+        match backend.affinity {
+            Some(timeout) => {
+                if clients.len() >= AFFINITY_CLIENTS_MAX {
+                    clients.retain(|_, (_, at)| now - *at < timeout);
+                }
+                if clients.len() < AFFINITY_CLIENTS_MAX || clients.contains_key(&client) {
+                    clients.insert(client, (endpoint, now));
+                }
+            }
+            None => clients.clear(),
+        }
+        Some(endpoint)
+    }
+}
+
+struct TcpFrontend {
+    backend: watch::Receiver<Arc<Backend>>,
+    chooser: Arc<Chooser>,
+    connections: Arc<Semaphore>,
+}
+
+impl TcpFrontend {
+    async fn run(self, listener: TcpListener, tasks: &TaskTracker, stop: CancellationToken) {
+        let accepting = async {
+            loop {
+                let Ok(permit) = self.connections.clone().acquire_owned().await else { return };
+                let (client, address) = match listener.accept().await {
+                    Ok(accepted) => accepted,
+                    Err(error) => {
+                        tracing::debug!(%error, "a service's connection could not be accepted");
+                        tokio::time::sleep(ACCEPT_PAUSE).await;
+                        continue;
+                    }
+                };
+                let (backend, chooser) = (self.backend.borrow().clone(), self.chooser.clone());
+                tasks.spawn(async move {
+                    let _permit = permit;
+                    if let Some(server) = connect(&backend, &chooser, address.ip()).await {
+                        copy(client, server, &backend).await;
+                    }
+                });
+            }
+        };
+        stop.run_until_cancelled(accepting).await;
+    }
+}
+
+/// Connects to an endpoint; to another one when it refuses.
+async fn connect(backend: &Backend, chooser: &Chooser, client: IpAddr) -> Option<TcpStream> {
+    let mut tried = Vec::new();
+    for _ in 0..CONNECT_ATTEMPTS {
+        let endpoint = chooser.choose(backend, client, &tried)?;
+        match timeout(CONNECT_TIMEOUT, TcpStream::connect(endpoint)).await {
+            Ok(Ok(server)) => return Some(server),
+            Ok(Err(error)) => {
+                tracing::debug!(service = %backend.service, %endpoint, %error, "endpoint unreachable");
+            }
+            Err(_) => tracing::debug!(service = %backend.service, %endpoint, "endpoint does not answer"),
+        }
+        tried.push(endpoint);
+    }
+    None
+}
+
+/// Copies both ways until both sides have ended, or one of them failed.
+async fn copy(mut client: TcpStream, mut server: TcpStream, backend: &Backend) {
+    // Where it cannot be set the connection works all the same.
+    let _ = (client.set_nodelay(true), server.set_nodelay(true));
+    if let Err(error) = tokio::io::copy_bidirectional(&mut client, &mut server).await {
+        tracing::debug!(service = %backend.service, %error, "a proxied connection ended early");
+    }
+}
+
+/// The socket to the endpoint of each client.
+type UdpClients = Arc<Mutex<HashMap<SocketAddr, (Arc<UdpSocket>, SocketAddr)>>>;
+
+struct UdpFrontend {
+    backend: watch::Receiver<Arc<Backend>>,
+    chooser: Arc<Chooser>,
+    socket: Arc<UdpSocket>,
+    clients: UdpClients,
+}
+
+impl UdpFrontend {
+    async fn run(self, stop: CancellationToken) {
+        let mut datagram = vec![0; DATAGRAM_BYTES_MAX];
+        let tasks = TaskTracker::new();
+        let receiving = async {
+            loop {
+                // An error is that of an earlier answer to a client that went away.
+                let Ok((bytes, client)) = self.socket.recv_from(&mut datagram).await else { continue };
+                if let Some(server) = self.server_of(client, &tasks, &stop).await {
+                    // A datagram may be lost.
+                    let _ = server.send(&datagram[..bytes]).await;
+                }
+            }
+        };
+        stop.run_until_cancelled(receiving).await;
+        // They hold the socket, whose address may be wanted again.
+        tasks.close();
+        tasks.wait().await;
+    }
+
+    /// The socket of a client; a new one when its endpoint is gone.
+    async fn server_of(
+        &self,
+        client: SocketAddr,
+        tasks: &TaskTracker,
+        stop: &CancellationToken,
+    ) -> Option<Arc<UdpSocket>> {
+        let backend = self.backend.borrow().clone();
+        let known = self.clients.lock().get(&client).cloned();
+        if let Some((server, endpoint)) = known
+            && backend.endpoints.contains(&endpoint)
+        {
+            return Some(server);
+        }
+        if self.clients.lock().len() >= UDP_CLIENTS_MAX {
+            return None;
+        }
+        let endpoint = self.chooser.choose(&backend, client.ip(), &[])?;
+        let any = if endpoint.is_ipv4() {
+            IpAddr::V4(Ipv4Addr::UNSPECIFIED)
+        } else {
+            IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED)
+        };
+        let server = UdpSocket::bind((any, 0)).await.ok()?;
+        server.connect(endpoint).await.ok()?;
+        let server = Arc::new(server);
+        self.clients.lock().insert(client, (server.clone(), endpoint));
+        let (front, clients, of, stop) =
+            (self.socket.clone(), self.clients.clone(), server.clone(), stop.clone());
+        tasks.spawn(async move {
+            stop.run_until_cancelled(answers(&of, &front, client)).await;
+            let mut clients = clients.lock();
+            // Another socket may have taken its place.
+            if clients.get(&client).is_some_and(|(current, _)| Arc::ptr_eq(current, &of)) {
+                clients.remove(&client);
+            }
+        });
+        Some(server)
+    }
+}
+
+/// Sends an endpoint's answers to its client until it has been silent for too long.
+async fn answers(server: &UdpSocket, front: &UdpSocket, client: SocketAddr) {
+    let mut datagram = vec![0; DATAGRAM_BYTES_MAX];
+    while let Ok(received) = timeout(UDP_IDLE, server.recv(&mut datagram)).await {
+        // A refusal of the endpoint: the client tries again, as with any lost datagram.
+        let Ok(bytes) = received else { return };
+        let _ = front.send_to(&datagram[..bytes], client).await;
+    }
+}

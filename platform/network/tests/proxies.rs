@@ -1,0 +1,290 @@
+//! One suite for both proxies: the userspace proxy on loopback addresses, nftables in a network namespace that ends
+//! with the test's process.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::ErrorKind,
+    net::SocketAddr,
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use mayfly_network::{
+    Backend, Frontend, Protocol, RuleSet, ServicePortName, nftables::NftablesProxy, userspace::UserspaceProxy,
+};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream, UdpSocket},
+    time::timeout,
+};
+
+/// No test waits longer than this for anything.
+const PATIENCE: Duration = Duration::from_secs(20);
+const NODE_PORT: u16 = 30_080;
+
+enum Proxy {
+    Userspace(UserspaceProxy),
+    Nftables(NftablesProxy),
+}
+
+impl Proxy {
+    async fn apply(&mut self, rules: &RuleSet) {
+        match self {
+            Self::Userspace(proxy) => assert!(proxy.apply(rules).await.is_empty()),
+            Self::Nftables(proxy) => assert!(!proxy.apply(rules).await.unwrap(), "nobody else changed them"),
+        }
+    }
+}
+
+/// The addresses of a scenario.
+struct Addresses {
+    service: SocketAddr,
+    other: SocketAddr,
+    node: SocketAddr,
+    pods: [SocketAddr; 2],
+}
+
+fn backend(endpoints: &[SocketAddr], affinity: Option<Duration>) -> Backend {
+    let name = ["shop", "web", ""].map(str::to_owned);
+    let [namespace, service, port] = name;
+    let service = ServicePortName { namespace, service, port };
+    let endpoints = endpoints.to_vec();
+    Backend { service, endpoints, affinity, masquerade: false, source_ranges: Vec::new() }
+}
+
+fn rules(of: impl IntoIterator<Item = (Frontend, Backend)>) -> RuleSet {
+    RuleSet { frontends: BTreeMap::from_iter(of) }
+}
+
+/// A pod: answers every TCP connection and every datagram with its own address.
+async fn pod(address: SocketAddr) {
+    let listener = TcpListener::bind(address).await.unwrap();
+    tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let _ = stream.write_all(address.to_string().as_bytes()).await;
+        }
+    });
+    let socket = UdpSocket::bind(address).await.unwrap();
+    tokio::spawn(async move {
+        let mut datagram = [0; 64];
+        while let Ok((_, client)) = socket.recv_from(&mut datagram).await {
+            let _ = socket.send_to(address.to_string().as_bytes(), client).await;
+        }
+    });
+}
+
+async fn ask(address: SocketAddr) -> std::io::Result<String> {
+    let mut stream = timeout(PATIENCE, TcpStream::connect(address)).await.expect("connected or refused")?;
+    let mut answer = String::new();
+    timeout(PATIENCE, stream.read_to_string(&mut answer)).await.expect("an answer")?;
+    Ok(answer)
+}
+
+async fn ask_udp(address: SocketAddr) -> String {
+    let began = Instant::now();
+    loop {
+        // A datagram may be lost while rules change.
+        let socket = UdpSocket::bind("0.0.0.0:0").await.unwrap();
+        socket.connect(address).await.unwrap();
+        socket.send(b"?").await.unwrap();
+        let mut answer = [0; 64];
+        if let Ok(Ok(bytes)) = timeout(Duration::from_millis(500), socket.recv(&mut answer)).await {
+            return String::from_utf8_lossy(&answer[..bytes]).into_owned();
+        }
+        assert!(began.elapsed() < PATIENCE, "no answer over UDP");
+    }
+}
+
+/// The answers of many connections.
+async fn answers(address: SocketAddr) -> BTreeSet<String> {
+    let mut answers = BTreeSet::new();
+    for _ in 0..64 {
+        answers.insert(ask(address).await.unwrap());
+    }
+    answers
+}
+
+async fn refused(address: SocketAddr) -> bool {
+    let began = Instant::now();
+    // A listener that was told to stop is closed soon.
+    while began.elapsed() < PATIENCE {
+        match ask(address).await {
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused => return true,
+            _ => tokio::task::yield_now().await,
+        }
+    }
+    false
+}
+
+fn texts(addresses: &[SocketAddr]) -> BTreeSet<String> {
+    addresses.iter().map(ToString::to_string).collect()
+}
+
+async fn scenario(mut proxy: Proxy, at: Addresses) {
+    for address in at.pods {
+        pod(address).await;
+    }
+    let (tcp, udp) = (Frontend::Address(Protocol::Tcp, at.service), Frontend::Address(Protocol::Udp, at.service));
+    let node = Frontend::NodePort(Protocol::Tcp, at.node.port());
+    let both = backend(&at.pods, None);
+
+    // Cluster IP and node port, TCP and UDP.
+    proxy.apply(&rules([(tcp, both.clone()), (udp, both.clone()), (node, both.clone())])).await;
+    assert_eq!(answers(at.service).await, texts(&at.pods));
+    assert_eq!(answers(at.node).await, texts(&at.pods));
+    assert!(texts(&at.pods).contains(&ask_udp(at.service).await));
+
+    // An endpoint goes: no new connection reaches it.
+    let one = backend(&at.pods[1..], None);
+    proxy.apply(&rules([(tcp, one.clone()), (udp, one.clone()), (node, one.clone())])).await;
+    assert_eq!(answers(at.service).await, texts(&at.pods[1..]));
+    assert_eq!(answers(at.node).await, texts(&at.pods[1..]));
+    assert_eq!(ask_udp(at.service).await, at.pods[1].to_string());
+
+    // Session affinity.
+    let sticky = backend(&at.pods, Some(Duration::from_secs(60)));
+    proxy.apply(&rules([(tcp, sticky)])).await;
+    assert_eq!(answers(at.service).await.len(), 1);
+
+    // Without endpoints a Service refuses its clients, and another one is not affected.
+    let other = Frontend::Address(Protocol::Tcp, at.other);
+    proxy.apply(&rules([(tcp, backend(&[], None)), (node, backend(&[], None)), (other, both.clone())])).await;
+    assert!(refused(at.service).await, "the cluster IP");
+    assert!(refused(at.node).await, "the node port");
+    assert_eq!(answers(at.other).await, texts(&at.pods));
+
+    // Endpoints that come and go all the time do not fail a single connection.
+    for turn in 0..50 {
+        let endpoints = if turn % 2 == 0 { &at.pods[..] } else { &at.pods[1..] };
+        proxy.apply(&rules([(tcp, backend(endpoints, None))])).await;
+        assert!(texts(endpoints).contains(&ask(at.service).await.unwrap()), "turn {turn}");
+    }
+    proxy.apply(&RuleSet::default()).await;
+}
+
+#[tokio::test]
+async fn services_in_userspace() {
+    let at = |text: &str| text.parse().unwrap();
+    let proxy = Proxy::Userspace(UserspaceProxy::new("127.113.0.1".parse().unwrap()));
+    let node = SocketAddr::new("127.113.0.1".parse().unwrap(), NODE_PORT);
+    let addresses = Addresses {
+        service: at("127.113.0.7:8080"),
+        other: at("127.113.0.8:8080"),
+        node,
+        pods: [at("127.113.1.1:8080"), at("127.113.1.2:8080")],
+    };
+    scenario(proxy, addresses).await;
+}
+
+#[tokio::test]
+async fn an_endpoint_that_refuses_is_replaced_and_a_taken_address_is_reported() {
+    let at = |text: &str| text.parse::<SocketAddr>().unwrap();
+    let (service, up, down) = (at("127.113.2.7:8080"), at("127.113.2.1:8080"), at("127.113.2.2:8080"));
+    pod(up).await;
+    let mut proxy = UserspaceProxy::new("127.113.2.1".parse().unwrap());
+    let wanted = rules([(Frontend::Address(Protocol::Tcp, service), backend(&[up, down], None))]);
+    let taken = TcpListener::bind(service).await.unwrap();
+    let failed = proxy.apply(&wanted).await;
+    assert_eq!(failed.len(), 1);
+    assert!(failed[0].to_string().starts_with("shop/web cannot listen on 127.113.2.7:8080"), "{}", failed[0]);
+    drop(taken);
+    assert!(proxy.apply(&wanted).await.is_empty(), "tried again");
+    assert_eq!(answers(service).await, texts(&[up]));
+}
+
+/// Runs the test of this name in a network namespace of its own, which ends with it; says why it cannot.
+fn in_namespace(test: &str) -> Result<(), String> {
+    let nft = Command::new("nft").arg("--version").output();
+    nft.map_err(|error| format!("the program nft cannot be run: {error}"))?;
+    let usable = Command::new("unshare").args(["-n", "nft", "list", "tables"]).output();
+    let usable = usable.map_err(|error| format!("the program unshare cannot be run: {error}"))?;
+    if !usable.status.success() {
+        return Err(String::from_utf8_lossy(&usable.stderr).trim().to_owned());
+    }
+    let mut inside = Command::new("unshare");
+    inside.arg("-n").arg(std::env::current_exe().unwrap());
+    let status = inside.args(["--exact", test, "--ignored", "--nocapture"]).status().unwrap();
+    assert!(status.success(), "{test} failed in its namespace");
+    Ok(())
+}
+
+#[test]
+fn services_in_nftables() {
+    if let Err(reason) = in_namespace("nftables_scenario") {
+        println!("SKIPPED services_in_nftables: {reason}");
+    }
+}
+
+/// Makes addresses in the namespace. Fails outside of a new one: the host has addresses already.
+fn make_addresses() {
+    let ip = |arguments: &str| {
+        let status = Command::new("ip").args(arguments.split(' ')).status().unwrap();
+        assert!(status.success(), "ip {arguments}");
+    };
+    let addresses = Command::new("ip").args(["-o", "addr", "show"]).output().unwrap();
+    let addresses = String::from_utf8_lossy(&addresses.stdout).into_owned();
+    assert!(addresses.is_empty(), "this test changes packet filter rules: it runs in a new namespace only");
+    ip("link set lo up");
+    ip("link add pods type dummy");
+    for address in ["10.0.0.1/24", "10.0.0.2/24", "10.0.0.9/24"] {
+        ip(&format!("addr add {address} dev pods"));
+    }
+    ip("link set pods up");
+    ip("route add 10.96.0.0/16 dev pods");
+}
+
+#[tokio::test]
+#[ignore = "run by services_in_nftables, in a namespace"]
+async fn nftables_scenario() {
+    make_addresses();
+    let at = |text: &str| text.parse().unwrap();
+    let addresses = Addresses {
+        service: at("10.96.0.7:80"),
+        other: at("10.96.0.8:80"),
+        node: SocketAddr::new("10.0.0.9".parse().unwrap(), NODE_PORT),
+        pods: [at("10.0.0.1:8080"), at("10.0.0.2:8080")],
+    };
+    scenario(Proxy::Nftables(NftablesProxy::default()), addresses).await;
+
+    // Rules that another program removed come back, with the first change and without any.
+    let (service, endpoint) = (at("10.96.0.7:80"), at("10.0.0.1:8080"));
+    let wanted = rules([(Frontend::Address(Protocol::Tcp, service), backend(&[endpoint], None))]);
+    let mut proxy = NftablesProxy::default();
+    proxy.apply(&wanted).await.unwrap();
+    for next in [wanted.clone(), rules([(Frontend::Address(Protocol::Tcp, service), backend(&[endpoint], Some(PATIENCE)))])] {
+        assert!(Command::new("nft").args(["flush", "ruleset"]).status().unwrap().success());
+        assert!(proxy.apply(&next).await.unwrap(), "another program's change is noticed");
+        assert_eq!(ask(service).await.unwrap(), endpoint.to_string());
+    }
+
+    // Source ranges keep other clients out: their packets are dropped.
+    let mut limited = backend(&[endpoint], None);
+    limited.source_ranges = vec!["192.0.2.0/24".to_owned()];
+    proxy.apply(&rules([(Frontend::Address(Protocol::Tcp, service), limited)])).await.unwrap();
+    let dropped = timeout(Duration::from_millis(700), TcpStream::connect(service)).await;
+    assert!(!matches!(dropped, Ok(Ok(_))), "a client outside the range connected");
+
+    // Many services: written at once, then one changed.
+    let many = |services: u16, endpoints: &[SocketAddr]| {
+        let frontends = (0..services).map(|number| {
+            let [high, low] = number.to_be_bytes();
+            let address = SocketAddr::from(([10, 96, high + 1, low], 80));
+            (Frontend::Address(Protocol::Tcp, address), backend(&[endpoint], None))
+        });
+        let mut all = rules(frontends);
+        all.frontends.insert(Frontend::Address(Protocol::Tcp, service), backend(endpoints, None));
+        all
+    };
+    let began = Instant::now();
+    proxy.apply(&many(10_000, &[endpoint])).await.unwrap();
+    let all = began.elapsed();
+    let began = Instant::now();
+    proxy.apply(&many(10_000, &[at("10.0.0.2:8080")])).await.unwrap();
+    println!("10,000 services: {all:?}, one change among them: {:?}", began.elapsed());
+    assert_eq!(ask(service).await.unwrap(), "10.0.0.2:8080");
+    assert_eq!(ask(at("10.96.40.15:80")).await.unwrap(), endpoint.to_string());
+    proxy.remove().await.unwrap();
+    let tables = Command::new("nft").args(["list", "tables"]).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&tables.stdout).matches("mayfly").count(), 0);
+}
