@@ -159,7 +159,10 @@ mod tests {
         assert!(matches!(replaced, Decision::Replace(_, usage) if usage == quiet(1)), "{replaced:?}");
         assert_eq!(admit(&mut table, A, Usage::Busy), Decision::Refuse(Limit::Client));
         assert!(table.get(other).is_some());
-        assert!(matches!(admit(&mut table, B, Usage::Busy), Decision::Admit(_)), "others have their own share");
+        assert!(
+            matches!(admit(&mut table, B, Usage::Busy), Decision::Admit(_)),
+            "others have their own share"
+        );
     }
 
     #[test]

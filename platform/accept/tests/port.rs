@@ -56,9 +56,7 @@ impl Body for Endless {
 }
 
 /// `/watch` has a response without an end; everything else is answered when its request's body was read.
-async fn answer(
-    request: Request<TimedBody>,
-) -> Result<Response<Either<Full<Bytes>, Endless>>, Infallible> {
+async fn answer(request: Request<TimedBody>) -> Result<Response<Either<Full<Bytes>, Endless>>, Infallible> {
     if request.uri().path() == "/watch" {
         return Ok(Response::new(Either::Right(Endless { sent: false })));
     }
@@ -78,8 +76,7 @@ impl Served {
         let port = Port::new("test", config, &ConnectionMetrics::register(&mut registry));
         let stop = CancellationToken::new();
         let until = stop.clone();
-        let server =
-            tokio::spawn(async move { port.serve(listener, tls, service_fn(answer), until).await });
+        let server = tokio::spawn(async move { port.serve(listener, tls, service_fn(answer), until).await });
         Self { address, metrics: Arc::new(registry), stop, server }
     }
 

@@ -106,7 +106,11 @@ impl ApiServer {
     /// which knows the kinds and their paths.
     pub fn service<B>(
         &self,
-    ) -> impl Service<Request<B>, Response = Response, Error = Infallible, Future: Send> + Clone + Send + Sync + 'static
+    ) -> impl Service<Request<B>, Response = Response, Error = Infallible, Future: Send>
+    + Clone
+    + Send
+    + Sync
+    + 'static
     where
         B: http_body::Body<Data = Bytes, Error: Into<axum::BoxError>> + Send + 'static,
     {

@@ -99,7 +99,10 @@ fn in_words(backend: &Backend) -> String {
         endpoints => format!("to one of {endpoints} endpoints at random"),
     }];
     if let (Some(timeout), 2..) = (backend.affinity, backend.endpoints.len()) {
-        words.push(format!("a client stays with its endpoint for {}s after its last connection", timeout.as_secs()));
+        words.push(format!(
+            "a client stays with its endpoint for {}s after its last connection",
+            timeout.as_secs()
+        ));
     }
     if backend.masquerade {
         words.push("the endpoint sees the node's address, not the client's".to_owned());
@@ -112,7 +115,8 @@ fn in_words(backend: &Backend) -> String {
 
 fn rule_table(rules: &[ServiceRule]) -> String {
     let row = |rule: &ServiceRule| {
-        let endpoints = if rule.endpoints.is_empty() { "<none>".to_owned() } else { rule.endpoints.join(",") };
+        let endpoints =
+            if rule.endpoints.is_empty() { "<none>".to_owned() } else { rule.endpoints.join(",") };
         let port = if rule.port.is_empty() { "<unnamed>" } else { &rule.port };
         vec![rule.address.clone(), port.to_owned(), endpoints, rule.rule.clone()]
     };
@@ -139,7 +143,8 @@ mod tests {
     use super::*;
 
     fn service(spec: Value) -> Service {
-        serde_json::from_value(json!({"metadata": {"namespace": "shop", "name": "web"}, "spec": spec})).unwrap()
+        serde_json::from_value(json!({"metadata": {"namespace": "shop", "name": "web"}, "spec": spec}))
+            .unwrap()
     }
 
     #[test]

@@ -186,7 +186,8 @@ impl Content {
     fn entry_chain(&mut self, family: Family, backend: &Backend, service: String) -> String {
         let mut rules = Vec::new();
         if !backend.source_ranges.is_empty() {
-            let own = backend.source_ranges.iter().filter(|range| range.contains(':') == (family == Family::V6));
+            let own =
+                backend.source_ranges.iter().filter(|range| range.contains(':') == (family == Family::V6));
             let own: Vec<_> = own.map(String::as_str).collect();
             rules.push(match own.is_empty() {
                 true => "drop".to_owned(),
@@ -239,7 +240,8 @@ impl Content {
     ) -> String {
         let word = family.word();
         // A pod that reaches itself through a Service would get answers from its own address.
-        let mut rules = vec![format!("{word} saddr {} meta mark set mark or {MASQUERADE_MARK}", endpoint.ip())];
+        let mut rules =
+            vec![format!("{word} saddr {} meta mark set mark or {MASQUERADE_MARK}", endpoint.ip())];
         if let Some(set) = set {
             rules.push(format!("update @{set} {{ {word} saddr }}"));
         }
@@ -288,12 +290,12 @@ impl Content {
             }
             let new: Vec<_> = self.elements.iter().filter_map(|element| of_map(element, before)).collect();
             for chunk in new.chunks(ELEMENTS_PER_COMMAND) {
-                let elements: Vec<_> = chunk.iter().map(|(key, verdict)| format!("{key} : {verdict}")).collect();
+                let elements: Vec<_> =
+                    chunk.iter().map(|(key, verdict)| format!("{key} : {verdict}")).collect();
                 line(format!("add element {table} {} {{ {} }}", map.name(), elements.join(", ")));
             }
         }
-        let gone: BTreeSet<_> =
-            before.order.iter().filter(|name| !self.chains.contains_key(*name)).collect();
+        let gone: BTreeSet<_> = before.order.iter().filter(|name| !self.chains.contains_key(*name)).collect();
         // Users first: a chain can be deleted when nothing jumps to it.
         for name in before.order.iter().rev().filter(|name| gone.contains(name)) {
             line(format!("flush chain {table} {name}"));
@@ -319,15 +321,13 @@ fn base(family: Family, script: &mut String) {
     let mut maps = String::new();
     for map in Map::ALL {
         let address = if map.has_address() { format!("{key} . ") } else { String::new() };
-        let _ = writeln!(
-            maps,
-            "  map {} {{ type {address}inet_proto . inet_service : verdict; }}",
-            map.name()
-        );
+        let _ =
+            writeln!(maps, "  map {} {{ type {address}inet_proto . inet_service : verdict; }}", map.name());
     }
     let services = format!("{word} daddr . meta l4proto . th dport vmap");
     // Node ports are those of the node's own addresses but loopback: answers to 127.0.0.1 could not leave the node.
-    let node = format!("fib daddr type local {word} daddr != {} meta l4proto . th dport vmap", family.loopback());
+    let node =
+        format!("fib daddr type local {word} daddr != {} meta l4proto . th dport vmap", family.loopback());
     let _ = write!(
         script,
         "add table {word} {TABLE}

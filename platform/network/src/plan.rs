@@ -394,7 +394,8 @@ mod tests {
             let conditions = json!({"ready": ready, "serving": serving, "terminating": terminating});
             json!({"addresses": [address], "conditions": conditions})
         };
-        let (ready, last) = (endpoint("10.0.0.1", true, true, false), endpoint("10.0.0.2", false, true, true));
+        let (ready, last) =
+            (endpoint("10.0.0.1", true, true, false), endpoint("10.0.0.2", false, true, true));
         let (starting, ended) =
             (endpoint("10.0.0.3", false, false, false), endpoint("10.0.0.4", false, false, true));
         for (endpoints, expected) in [
@@ -409,8 +410,7 @@ mod tests {
 
     #[test]
     fn affinity_has_its_timeout() {
-        let mut spec =
-            json!({"clusterIP": "10.96.0.7", "sessionAffinity": "ClientIP", "ports": [{"name": "http", "port": 80}]});
+        let mut spec = json!({"clusterIP": "10.96.0.7", "sessionAffinity": "ClientIP", "ports": [{"name": "http", "port": 80}]});
         let affinity = |spec: &Value| {
             let rules = plan([&service(spec.clone())], [&two_endpoints()], "here");
             rules.frontends.values().next().unwrap().affinity

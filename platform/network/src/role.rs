@@ -67,7 +67,9 @@ impl ServiceProxy {
             let rules = Arc::new(self.plan());
             let failure = proxy.apply(&rules).await;
             match &failure {
-                Some(failure) if !failing => tracing::warn!(failure, "services cannot all be served; trying again"),
+                Some(failure) if !failing => {
+                    tracing::warn!(failure, "services cannot all be served; trying again")
+                }
                 None if failing => tracing::info!("all services are served again"),
                 _ => {}
             }
@@ -110,7 +112,9 @@ impl Proxy {
             Self::Nftables(proxy) => {
                 match proxy.apply(rules).await {
                     Ok(true) => {
-                        tracing::warn!("the kernel's service rules were changed by another program; they are back");
+                        tracing::warn!(
+                            "the kernel's service rules were changed by another program; they are back"
+                        );
                     }
                     Ok(false) => {}
                     Err(error) => return Some(error.to_string()),

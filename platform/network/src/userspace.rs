@@ -170,7 +170,8 @@ struct Chooser(Mutex<HashMap<IpAddr, (SocketAddr, Instant)>>);
 impl Chooser {
     /// An endpoint for a client, none of `tried`.
     fn choose(&self, backend: &Backend, client: IpAddr, tried: &[SocketAddr]) -> Option<SocketAddr> {
-        let usable = |endpoint: &SocketAddr| backend.endpoints.contains(endpoint) && !tried.contains(endpoint);
+        let usable =
+            |endpoint: &SocketAddr| backend.endpoints.contains(endpoint) && !tried.contains(endpoint);
         let now = Instant::now();
         let mut clients = self.0.lock();
         let remembered = backend.affinity.and_then(|timeout| {

@@ -125,7 +125,8 @@ async fn scenario(mut proxy: Proxy, at: Addresses) {
     for address in at.pods {
         pod(address).await;
     }
-    let (tcp, udp) = (Frontend::Address(Protocol::Tcp, at.service), Frontend::Address(Protocol::Udp, at.service));
+    let (tcp, udp) =
+        (Frontend::Address(Protocol::Tcp, at.service), Frontend::Address(Protocol::Udp, at.service));
     let node = Frontend::NodePort(Protocol::Tcp, at.node.port());
     let both = backend(&at.pods, None);
 
@@ -226,11 +227,12 @@ fn make_addresses() {
     let addresses = String::from_utf8_lossy(&addresses.stdout).into_owned();
     assert!(addresses.is_empty(), "this test changes packet filter rules: it runs in a new namespace only");
     ip("link set lo up");
-    ip("link add pods type dummy");
+    ip("link add pods type veth peer name outside");
     for address in ["10.0.0.1/24", "10.0.0.2/24", "10.0.0.9/24"] {
         ip(&format!("addr add {address} dev pods"));
     }
     ip("link set pods up");
+    ip("link set outside up");
     ip("route add 10.96.0.0/16 dev pods");
 }
 
@@ -252,7 +254,10 @@ async fn nftables_scenario() {
     let wanted = rules([(Frontend::Address(Protocol::Tcp, service), backend(&[endpoint], None))]);
     let mut proxy = NftablesProxy::default();
     proxy.apply(&wanted).await.unwrap();
-    for next in [wanted.clone(), rules([(Frontend::Address(Protocol::Tcp, service), backend(&[endpoint], Some(PATIENCE)))])] {
+    for next in [
+        wanted.clone(),
+        rules([(Frontend::Address(Protocol::Tcp, service), backend(&[endpoint], Some(PATIENCE)))]),
+    ] {
         assert!(Command::new("nft").args(["flush", "ruleset"]).status().unwrap().success());
         assert!(proxy.apply(&next).await.unwrap(), "another program's change is noticed");
         assert_eq!(ask(service).await.unwrap(), endpoint.to_string());
