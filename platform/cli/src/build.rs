@@ -18,10 +18,11 @@ use crate::guest::{
 #[derive(Args, Debug)]
 #[command(after_help = "Example:
   mayfly build
+  mayfly build handler.py
   mayfly build --workspace examples --out target/guests")]
 pub(crate) struct BuildArgs {
-    /// The project
-    #[arg(default_value = ".", value_name = "DIR", conflicts_with = "workspace")]
+    /// The project: a folder, or a script with a handler
+    #[arg(default_value = ".", value_name = "DIR|SCRIPT[:HANDLER]", conflicts_with = "workspace")]
     directory: PathBuf,
     /// Build every package of a cargo workspace instead
     #[arg(long, value_name = "DIR", requires = "out")]

@@ -35,10 +35,11 @@ use crate::guest::project::Project;
 #[derive(Args, Debug)]
 #[command(after_help = "Example:
   mayfly deploy
+  mayfly deploy handler.py
   mayfly deploy target/hello.wasm --name hello --env GREETING=hi --idle-after 5m")]
 pub(crate) struct DeployArgs {
-    /// A project, which is built first, or a component
-    #[arg(default_value = ".", value_name = "DIR|FILE.wasm")]
+    /// A project or a script (.py, .js, .ts), which is built first, or a component
+    #[arg(default_value = ".", value_name = "DIR|SCRIPT[:HANDLER]|FILE.wasm")]
     source: PathBuf,
     #[command(flatten)]
     pub(super) settings: Settings,
@@ -152,7 +153,7 @@ impl From<build::BuiltProject> for Source {
 
 pub(crate) async fn run(args: DeployArgs, session: &Session) -> anyhow::Result<()> {
     session.server().await?;
-    let source = if args.source.is_dir() {
+    let source = if Project::is_named_by(&args.source) {
         // A missing server is told before a long build.
         answers(session, &Project::load(&args.source)?.manifest).await?;
         let directory = args.source.clone();
@@ -184,6 +185,9 @@ fn summary(deployed: &Deployed) -> String {
     )
 }
 
+/// Compiling a component of this size takes seconds, which needs an explanation.
+const LARGE_BYTES: usize = 4 << 20;
+
 /// Deploys a component. With `patience`, waits that long until the function is ready.
 pub(crate) async fn deploy(
     session: &Session,
@@ -200,10 +204,14 @@ pub(crate) async fn deploy(
     let namespace = namespace(session, source.manifest.as_ref()).await?;
     let content = component::read(&source.component)?;
     let digest = Digest::of(&content);
+    let bytes = content.len();
     send(server, &digest, content).await?;
     let patch =
         DeployPatch { namespace: &namespace, name, digest, manifest: source.manifest.as_ref(), settings };
     let function = patch.apply(server).await.map_err(|error| placed(source, error))?;
+    if bytes >= LARGE_BYTES && patience.is_some() {
+        output::note("the server compiles it, once for each new component");
+    }
     let function = match patience {
         Some(patience) => wait::ready(server, &namespace, name, patience).await?,
         None => function,

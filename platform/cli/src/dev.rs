@@ -26,10 +26,11 @@ use crate::guest::project::Project;
 #[derive(Args, Debug)]
 #[command(after_help = "Example:
   mayfly dev
+  mayfly dev handler.py
   mayfly dev ./hello --env GREETING=hi")]
 pub(crate) struct DevArgs {
-    /// The project
-    #[arg(default_value = ".", value_name = "DIR")]
+    /// The project: a folder, or a script with a handler
+    #[arg(default_value = ".", value_name = "DIR|SCRIPT[:HANDLER]")]
     directory: PathBuf,
     #[command(flatten)]
     settings: Settings,
@@ -49,15 +50,12 @@ const SERVER_PAUSE: Duration = Duration::from_secs(2);
 
 pub(crate) async fn run(args: DevArgs, session: &Session) -> anyhow::Result<()> {
     session.server().await?;
-    let directory = args.directory.canonicalize().map_err(|error| {
-        failure::Failure::error(
-            format!("cannot open {}: {error}", args.directory.display()),
-            "name a project's directory; mayfly new makes one",
-        )
+    let directory = Project::folder(&args.directory).map_err(|error| {
+        failure::Failure::error(format!("{error:#}"), "name a project's directory; mayfly new makes one")
     })?;
     // What is no project will not become one by saving.
     if !directory.join("Cargo.toml").is_file() {
-        Project::load(&directory)?;
+        Project::load(&args.directory)?;
     }
     // One place is enough: a change while another waits to be built is the same news.
     let (saved, mut saves) = mpsc::channel(1);
@@ -65,7 +63,7 @@ pub(crate) async fn run(args: DevArgs, session: &Session) -> anyhow::Result<()> 
     output::note(format_args!("watching {}; Ctrl-C ends it", directory.display()));
     let (deployed, known) = watch::channel(None);
     tokio::select! {
-        never = rebuild(&directory, &args, session, &deployed, &mut saves) => never,
+        never = rebuild(&args.directory, &args, session, &deployed, &mut saves) => never,
         never = follow(session, known) => never,
         signal = tokio::signal::ctrl_c() => signal.context("cannot hear Ctrl-C")?,
     }
@@ -200,10 +198,15 @@ fn watcher(directory: &Path, saved: mpsc::Sender<()>) -> anyhow::Result<notify::
 fn is_source(root: &Path, path: &Path) -> bool {
     let Ok(inner) = path.strip_prefix(root) else { return false };
     let mut parts = inner.components().map(|part| part.as_os_str().to_string_lossy());
-    let is_product = parts.any(|part| part == "target" || part == "node_modules" || part.starts_with('.'));
+    let is_product = parts.any(|part| {
+        part == "target" || part == "node_modules" || part == "__pycache__" || part.starts_with('.')
+    });
     let name = inner.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
-    // Cargo writes its lock file while it builds; editors write backups.
-    let is_noise = name == "Cargo.lock" || name.ends_with('~') || name.ends_with(".wasm") || name == "4913";
+    // Cargo and npm write their lock files while they build; editors write backups.
+    let is_noise = matches!(&*name, "Cargo.lock" | "package-lock.json")
+        || name.ends_with('~')
+        || name.ends_with(".wasm")
+        || name == "4913";
     !is_product && !is_noise && !inner.as_os_str().is_empty()
 }
 

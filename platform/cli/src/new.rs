@@ -13,10 +13,12 @@ use crate::guest::scaffold::{Template, new_project};
 #[derive(Args, Debug)]
 #[command(after_help = "Example:
   mayfly new rust hello
+  mayfly new python hello
   mayfly new rust-event greet --dir functions/greet
   mayfly new rust-job extract")]
 pub(crate) struct NewArgs {
-    /// rust answers HTTP requests, rust-event takes JSON events, rust-job is a program that ends
+    /// rust answers HTTP requests, rust-event takes JSON events, rust-job is a program that ends; python, js and ts take
+    /// JSON events
     #[arg(value_parser = template_names())]
     template: Template,
     /// The function's, or job's, name
@@ -38,13 +40,13 @@ pub(crate) fn run(args: NewArgs, globals: &Globals) -> anyhow::Result<ExitCode> 
     let data = serde_json::json!({"name": args.name, "template": args.template.name(), "path": directory});
     output::result(globals.output.unwrap_or_default(), &data, || {
         let next = match args.template {
-            Template::Rust | Template::RustEvent => "mayfly dev".to_owned(),
             Template::RustJob => {
                 format!(
                     "mayfly build && mayfly artifact push target/mayfly/{}.wasm, then see job.yaml",
                     args.name
                 )
             }
+            _ => "mayfly dev".to_owned(),
         };
         format!("made {shown}: a {} named {}\nnext: cd {shown} && {next}\n", args.template.makes(), args.name)
     })?;

@@ -8,7 +8,8 @@ use anyhow::{Context, Result, bail};
 
 use super::cargo::{self, Guest, Metadata, Progress};
 use super::componentize::{Shape, componentize};
-use super::project::Project;
+use super::project::{Code, Project};
+use super::script::{Script, WORK_FOLDER};
 use super::toolchain::{Toolchain, Way};
 use super::{sdk, stdlib};
 
@@ -25,9 +26,17 @@ pub(crate) struct BuiltComponent {
     pub(crate) toolchain: String,
 }
 
-/// Builds a project; the component comes to lie at `target/mayfly/<name>.wasm` in it.
-pub(crate) fn build(dir: &Path, release: bool, progress: Progress<'_>) -> Result<BuiltComponent> {
-    let project = Project::load(dir)?;
+/// Builds the project that a path names: its component is `target/mayfly/<name>.wasm` in a cargo package,
+/// `.mayfly/<name>.wasm` beside a script.
+pub(crate) fn build(path: &Path, release: bool, progress: Progress<'_>) -> Result<BuiltComponent> {
+    let project = Project::load(path)?;
+    match &project.code {
+        Code::Cargo => build_package(&project, release, progress),
+        Code::Script(script) => build_script(&project, script, progress),
+    }
+}
+
+fn build_package(project: &Project, release: bool, progress: Progress<'_>) -> Result<BuiltComponent> {
     let builder = Builder::new(Toolchain::detect()?, release, progress)?;
     if project.uses_carried_sdk()? && sdk::refresh(&project.dir)? {
         progress("wrote the SDK of this version of mayfly to .mayfly/sdk");
@@ -37,6 +46,19 @@ pub(crate) fn build(dir: &Path, release: bool, progress: Progress<'_>) -> Result
     let wasm = builder.compile(&project.dir, std::slice::from_ref(&guest), progress)?;
     let out = project.dir.join("target/mayfly");
     builder.finish(&guest, &project.name, &wasm[0], &out)
+}
+
+fn build_script(project: &Project, script: &Script, progress: Progress<'_>) -> Result<BuiltComponent> {
+    let out = project.dir.join(WORK_FOLDER);
+    fs::create_dir_all(&out).with_context(|| format!("cannot make {}", out.display()))?;
+    // Nothing in this folder belongs into a repository.
+    fs::write(out.join(".gitignore"), "*\n").with_context(|| format!("cannot write to {}", out.display()))?;
+    let draft = tempfile::NamedTempFile::new_in(&out)?;
+    let toolchain = script.build(draft.path(), progress)?;
+    let bytes = draft.path().metadata()?.len();
+    let path = out.join(format!("{}.wasm", project.name));
+    draft.persist(&path).with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(BuiltComponent { name: project.name.clone(), path, bytes, toolchain })
 }
 
 /// Builds every package of a workspace that makes a component, to `<out>/<package>.wasm`.

@@ -1,7 +1,7 @@
-//! A project's folder: what it is called, and what its manifest says.
+//! A project: its folder or its one file, its name, and its manifest.
 //!
-//! `function.yaml` is a Function as kubectl would apply it, without a source: building gives it one. A
-//! project may do without; then its package's name is the function's.
+//! `function.yaml` is a Function as kubectl would apply it, without a source: building gives it one. A project may do
+//! without; then the package's name is the function's, or that of the script's file or folder.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 use mayfly_api::validation;
 use serde_json::{Map, Value, json};
 
+use super::script::Script;
 use super::sdk;
 
 /// The manifest's names, in order of preference.
@@ -27,46 +28,109 @@ pub(crate) struct Project {
     pub(crate) manifest: Value,
     /// The name of the file that says so: `function.yaml`, or `Cargo.toml` without one.
     pub(crate) place: String,
+    pub(crate) code: Code,
+}
+
+/// What a project is built from.
+#[derive(Clone, Debug)]
+pub(crate) enum Code {
+    /// A package of Rust.
+    Cargo,
+    Script(Script),
 }
 
 impl Project {
-    /// Reads the project in a folder.
-    pub(crate) fn load(dir: &Path) -> Result<Project> {
-        let dir = dir.canonicalize().with_context(|| format!("cannot open {}", dir.display()))?;
-        let cargo = dir.join("Cargo.toml");
-        if !cargo.is_file() {
-            bail!(
-                "{} is no project: it has no Cargo.toml. Name a project's folder, or make one: mayfly new rust NAME",
-                dir.display()
-            );
+    /// Reads the project that a path names: a folder, or a script with or without its handler's name.
+    pub(crate) fn load(path: &Path) -> Result<Project> {
+        if let Some(script) = Script::parse(path) {
+            let file = script
+                .file
+                .canonicalize()
+                .with_context(|| format!("cannot open {}", script.file.display()))?;
+            let stem = script.stem()?.to_owned();
+            return Self::of_script(Script { file, ..script }, &stem);
         }
+        let dir = path.canonicalize().with_context(|| format!("cannot open {}", path.display()))?;
+        if dir.join("Cargo.toml").is_file() {
+            return Self::of_cargo(dir);
+        }
+        if let Some(script) = Script::in_folder(&dir) {
+            let folder = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            return Self::of_script(script, &folder);
+        }
+        bail!(
+            "{} is no project: it has no Cargo.toml, no handler.py and no handler.js or .ts. Name a project's folder or \
+             a script, or make one: mayfly new rust NAME, or python, js, ts",
+            dir.display()
+        )
+    }
+
+    /// Whether a path names a project rather than a component.
+    pub(crate) fn is_named_by(path: &Path) -> bool {
+        path.is_dir() || Script::parse(path).is_some()
+    }
+
+    /// The folder of a path that names a project.
+    pub(crate) fn folder(path: &Path) -> Result<PathBuf> {
+        let script = Script::parse(path);
+        let path = script.as_ref().map_or(path, |script| &script.file);
+        let found = path.canonicalize().with_context(|| format!("cannot open {}", path.display()))?;
+        match script {
+            Some(_) => found.parent().map(Path::to_owned).context("a file without a folder"),
+            None => Ok(found),
+        }
+    }
+
+    fn of_cargo(dir: PathBuf) -> Result<Project> {
+        let cargo = dir.join("Cargo.toml");
+        Self::with_manifest(dir, "Cargo.toml", Code::Cargo, || {
+            let package = toml_of(&cargo)?;
+            let name =
+                package.get("package").and_then(|package| package.get("name")).and_then(|n| n.as_str());
+            let Some(name) = name else {
+                bail!(
+                    "{} has no package.name: it is a workspace; name the folder of a package",
+                    cargo.display()
+                )
+            };
+            Ok(name.to_owned())
+        })
+    }
+
+    fn of_script(script: Script, name: &str) -> Result<Project> {
+        let dir = script.file.parent().context("a file without a folder")?.to_owned();
+        let place = script.file_name();
+        Self::with_manifest(dir, &place, Code::Script(script), || Ok(name.replace(['.', ' '], "-")))
+    }
+
+    /// `name` is asked where no manifest gives one; `place` is the file that it comes from.
+    fn with_manifest(
+        dir: PathBuf,
+        place: &str,
+        code: Code,
+        name: impl FnOnce() -> Result<String>,
+    ) -> Result<Project> {
         let own = MANIFESTS.iter().find(|name| dir.join(name).is_file());
-        let place = own.map_or("Cargo.toml", |name| *name).to_owned();
+        let place = own.map_or(place, |name| *name).to_owned();
         let manifest = match own {
             Some(name) => read_manifest(&dir.join(name))?,
             None => {
-                let package = toml_of(&cargo)?;
-                let name =
-                    package.get("package").and_then(|package| package.get("name")).and_then(|n| n.as_str());
-                let Some(name) = name else {
-                    bail!(
-                        "{} has no package.name: it is a workspace; name the folder of a package",
-                        cargo.display()
-                    )
-                };
                 // A package may be called what a function may not.
-                let name = name.to_ascii_lowercase().replace('_', "-");
+                let name = name()?.to_ascii_lowercase().replace('_', "-");
                 json!({"apiVersion": "mayfly.dev/v1", "kind": "Function", "metadata": {"name": name}, "spec": {}})
             }
         };
         let name = manifest["metadata"]["name"].as_str().unwrap_or_default().to_owned();
         validation::function_name(&name)
             .map_err(|rule| anyhow::anyhow!("{place}: the function's name {name:?} is not valid: {rule}"))?;
-        Ok(Project { dir, name, manifest, place })
+        Ok(Project { dir, name, manifest, place, code })
     }
 
     /// Whether it depends on the SDK that the binary carries (a project made by `mayfly new` does).
     pub(super) fn uses_carried_sdk(&self) -> Result<bool> {
+        if !matches!(self.code, Code::Cargo) {
+            return Ok(false);
+        }
         let manifest = toml_of(&self.dir.join("Cargo.toml"))?;
         let path = ["dependencies", "mayfly-sdk", "path"]
             .iter()
@@ -152,6 +216,28 @@ mod tests {
         }
         let error = Project::load(tempfile::tempdir().unwrap().path()).unwrap_err().to_string();
         assert!(error.contains("mayfly new rust NAME"), "{error}");
+    }
+
+    #[test]
+    fn a_script_is_a_project_of_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("My_Shop");
+        fs::create_dir(&folder).unwrap();
+        fs::write(folder.join("handler.py"), "").unwrap();
+        fs::write(folder.join("other.mjs"), "").unwrap();
+        let load = |path: &str| Project::load(&folder.join(path)).unwrap();
+        assert_eq!(load("").name, "my-shop");
+        assert_eq!(
+            (load("handler.py").name, load("other.mjs:main").name),
+            ("handler".into(), "other".into())
+        );
+        let Code::Script(script) = load("other.mjs:main").code else { panic!("a script") };
+        assert_eq!(script.handler, "main");
+        assert_eq!(Project::folder(&folder.join("handler.py:x")).unwrap(), folder.canonicalize().unwrap());
+        let manifest = "apiVersion: mayfly.dev/v1\nkind: Function\nmetadata: {name: shop}\n";
+        fs::write(folder.join("function.yaml"), manifest).unwrap();
+        assert_eq!((load("").name, load("handler.py").name), ("shop".into(), "shop".into()));
+        assert!(Project::load(&folder.join("none.py")).is_err());
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::str::FromStr;
 use anyhow::{Context, Result, bail};
 use mayfly_api::validation;
 
-use super::sdk;
+use super::{packages, sdk};
 
 /// What a new project starts as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,50 +19,84 @@ pub(crate) enum Template {
     RustEvent,
     /// Files in, files out: a program that ends.
     RustJob,
+    /// JSON in, JSON out, as the two below.
+    Python,
+    JavaScript,
+    TypeScript,
 }
 
 impl Template {
-    pub(crate) const ALL: [Template; 3] = [Template::Rust, Template::RustEvent, Template::RustJob];
+    pub(crate) const ALL: [Template; 6] = [
+        Template::Rust,
+        Template::RustEvent,
+        Template::RustJob,
+        Template::Python,
+        Template::JavaScript,
+        Template::TypeScript,
+    ];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Template::Rust => "rust",
             Template::RustEvent => "rust-event",
             Template::RustJob => "rust-job",
+            Template::Python => "python",
+            Template::JavaScript => "js",
+            Template::TypeScript => "ts",
         }
     }
 
     /// What it makes, in a word.
     pub(crate) fn makes(self) -> &'static str {
         match self {
-            Template::Rust | Template::RustEvent => "function",
             Template::RustJob => "job",
+            _ => "function",
         }
     }
 
     /// The files that are its own: path and text.
-    fn files(self) -> [(&'static str, &'static str); 3] {
-        let function = |source| {
-            [
-                ("Cargo.toml", include_str!("templates/Cargo.toml.in")),
-                ("src/lib.rs", source),
-                ("function.yaml", include_str!("templates/function.yaml.in")),
-            ]
+    fn files(self) -> Vec<(&'static str, &'static str)> {
+        const MANIFEST: (&str, &str) = ("function.yaml", include_str!("templates/function.yaml.in"));
+        let package = |source| {
+            vec![("Cargo.toml", include_str!("templates/Cargo.toml.in")), ("src/lib.rs", source), MANIFEST]
         };
         match self {
-            Template::Rust => function(include_str!("templates/rust.rs.in")),
-            Template::RustEvent => function(include_str!("templates/rust-event.rs.in")),
-            Template::RustJob => [
+            Template::Rust => package(include_str!("templates/rust.rs.in")),
+            Template::RustEvent => package(include_str!("templates/rust-event.rs.in")),
+            Template::RustJob => vec![
                 ("Cargo.toml", include_str!("templates/Cargo-job.toml.in")),
                 ("src/main.rs", include_str!("templates/rust-job.rs.in")),
                 ("job.yaml", include_str!("templates/job.yaml.in")),
             ],
+            Template::Python => vec![
+                ("handler.py", include_str!("templates/python.py.in")),
+                ("test_handler.py", include_str!("templates/python_test.py.in")),
+                MANIFEST,
+            ],
+            Template::JavaScript => vec![
+                ("handler.js", include_str!("templates/javascript.js.in")),
+                ("handler.test.js", include_str!("templates/javascript_test.js.in")),
+                ("package.json", include_str!("templates/package-js.json.in")),
+                MANIFEST,
+            ],
+            Template::TypeScript => vec![
+                ("handler.ts", include_str!("templates/typescript.ts.in")),
+                ("handler.test.ts", include_str!("templates/typescript_test.ts.in")),
+                ("package.json", include_str!("templates/package-ts.json.in")),
+                ("tsconfig.json", include_str!("templates/tsconfig.json.in")),
+                MANIFEST,
+            ],
         }
     }
 
+    /// Whether the project is a script and not a package of Rust.
+    fn is_script(self) -> bool {
+        matches!(self, Template::Python | Template::JavaScript | Template::TypeScript)
+    }
+
     /// A job is any program: it needs no SDK.
-    fn uses_sdk(self) -> bool {
-        !matches!(self, Template::RustJob)
+    fn uses_rust_sdk(self) -> bool {
+        matches!(self, Template::Rust | Template::RustEvent)
     }
 }
 
@@ -102,8 +136,15 @@ pub(crate) fn new_project(template: Template, dir: &Path, name: &str) -> Result<
     for (path, text) in template.files() {
         write(path, text)?;
     }
+    if template.is_script() {
+        write(
+            ".gitignore",
+            "node_modules/\n__pycache__/\n# Written by mayfly new and mayfly build.\n/.mayfly\n",
+        )?;
+        return packages::write_sdk(&dir.join(sdk::FOLDER));
+    }
     write(".gitignore", "/target\n# Written by mayfly build.\n/.mayfly\n")?;
-    if template.uses_sdk() {
+    if template.uses_rust_sdk() {
         write("Cargo.lock", sdk::LOCKFILE)?;
         sdk::refresh(dir)?;
     }
@@ -152,15 +193,17 @@ mod tests {
             new_project(template, &dir, "shop").unwrap();
             let project = Project::load(&dir).unwrap();
             assert_eq!(project.name, "shop");
-            assert_eq!(project.uses_carried_sdk().unwrap(), template.uses_sdk());
+            assert_eq!(project.uses_carried_sdk().unwrap(), template.uses_rust_sdk());
             let written: Vec<String> = template
                 .files()
                 .iter()
                 .map(|(file, _)| fs::read_to_string(dir.join(file)).unwrap())
                 .collect();
             assert!(written.iter().all(|text| !text.contains("{{")), "{written:?}");
-            assert!(written[0].contains("name = \"shop\""));
-            assert_eq!(dir.join(".mayfly/sdk/src/lib.rs").is_file(), template.uses_sdk());
+            let says_its_name = if template.is_script() { "shop: takes an event" } else { "name = \"shop\"" };
+            assert!(written[0].contains(says_its_name));
+            assert_eq!(dir.join(".mayfly/sdk/js/index.d.ts").is_file(), template.is_script());
+            assert_eq!(dir.join(".mayfly/sdk/src/lib.rs").is_file(), template.uses_rust_sdk());
         }
     }
 
@@ -193,7 +236,10 @@ mod tests {
         for template in Template::ALL {
             assert_eq!(template.to_string().parse::<Template>().unwrap(), template);
         }
-        let error = "python".parse::<Template>().unwrap_err().to_string();
-        assert_eq!(error, "there is no template \"python\"; there are rust, rust-event, rust-job");
+        let error = "cobol".parse::<Template>().unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "there is no template \"cobol\"; there are rust, rust-event, rust-job, python, js, ts"
+        );
     }
 }

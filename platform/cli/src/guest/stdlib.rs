@@ -91,11 +91,11 @@ fn build(compiler: &Compiler, folder: &Path, sysroot: &Path, progress: Progress<
     fs::rename(&made, sysroot).with_context(|| format!("cannot make {}", sysroot.display()))
 }
 
-/// Where things are kept that can be made again.
-fn cache_folder() -> Result<PathBuf> {
+/// The folder for files that can be made again: standard libraries, tool chains.
+pub(super) fn cache_folder() -> Result<PathBuf> {
     let set = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     set("MAYFLY_CACHE_DIR")
         .or_else(|| Some(set("XDG_CACHE_HOME")?.join("mayfly")))
         .or_else(|| Some(set("HOME")?.join(".cache/mayfly")))
-        .context("there is no place to keep built libraries: set MAYFLY_CACHE_DIR or HOME")
+        .context("there is no folder for built libraries and tool chains: set MAYFLY_CACHE_DIR or HOME")
 }

@@ -15,6 +15,7 @@ mod kubectl;
 mod kubectl_habits;
 mod kubectl_kinds;
 mod kubectl_usage;
+mod languages;
 mod offline;
 mod per_call_record;
 mod restarts;

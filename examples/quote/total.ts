@@ -1,0 +1,15 @@
+// The sum of a quote, formatted for people.
+
+import { log } from "mayfly";
+
+interface Quote {
+  netCents: number;
+  taxCents: number;
+  shippingCents: number;
+}
+
+export function handle({ netCents, taxCents, shippingCents }: Quote): { totalCents: number; text: string } {
+  const totalCents = netCents + taxCents + shippingCents;
+  log.info("quoted", { totalCents });
+  return { totalCents, text: `€ ${(totalCents / 100).toFixed(2)}` };
+}

@@ -1,0 +1,150 @@
+//! Components of JavaScript and TypeScript: esbuild bundles the module with the SDK's adapter, componentize-js puts
+//! the bundle and the StarlingMonkey engine into one, with the engine's state after loading it.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+
+use super::cargo::Progress;
+use super::packages::{self, Ended, WORLD};
+use super::script::Script;
+
+/// Pinned: the adapter relies on this version's fetch event, and `sdk/wit` has the version of wasi:http it exports.
+const COMPONENTIZE_JS: &str = "0.23.0";
+const ESBUILD: &str = "0.28.2";
+
+/// Packages that come with the SDK, whatever `package.json` says of them.
+const SDK_PACKAGE: &str = "mayfly";
+
+pub(super) fn build(script: &Script, out: &Path, progress: Progress<'_>) -> Result<String> {
+    let versions = format!("componentize-js {COMPONENTIZE_JS} (StarlingMonkey), esbuild {ESBUILD}");
+    let name = format!("componentize-js-{COMPONENTIZE_JS}-esbuild-{ESBUILD}");
+    let toolchain = packages::installed(&name, progress, install)?;
+    progress(&format!("using {versions}"));
+    let folder = script.file.parent().context("a file without a folder")?;
+    install_dependencies(folder, progress)?;
+    let sdk = packages::sdk()?;
+    // Node.js finds packages from the folder of the program that imports them.
+    let program = toolchain.join("build.mjs");
+    fs::copy(sdk.join("js/build.mjs"), &program)
+        .with_context(|| format!("cannot write {}", program.display()))?;
+    fs::copy(sdk.join("js/stack.js"), toolchain.join("stack.mjs"))
+        .context("cannot write to the cache of tool chains")?;
+    let job = json!({
+        "source": script.file, "handler": script.handler, "sdk": sdk.join("js"), "wit": sdk.join("wit"), "world": WORLD,
+        "out": out,
+    });
+    progress(&format!("loading {} into a snapshot of the engine, some ten seconds", script.file_name()));
+    let mut command = Command::new("node");
+    command.arg(&program).arg(job.to_string());
+    let ended = packages::run(command, progress).with_context(node_is_missing)?;
+    for line in ended.stderr.trim_end().lines() {
+        progress(line);
+    }
+    if !ended.status.success() {
+        bail!("{} could not be built; its error is above", script.file_name());
+    }
+    Ok(versions)
+}
+
+fn node_is_missing() -> &'static str {
+    "node and npm are not there: functions in JavaScript need them to be built (https://nodejs.org, or apt-get install \
+     nodejs npm)"
+}
+
+fn npm(folder: &Path) -> Command {
+    let mut command = Command::new("npm");
+    command.current_dir(folder).args([
+        "install",
+        "--no-audit",
+        "--no-fund",
+        "--no-progress",
+        "--loglevel",
+        "error",
+    ]);
+    command
+}
+
+fn run_npm(command: Command, progress: Progress<'_>) -> Result<Ended> {
+    packages::run(command, progress).with_context(node_is_missing)
+}
+
+fn install(folder: &Path, progress: Progress<'_>) -> Result<()> {
+    progress(&format!(
+        "fetching componentize-js {COMPONENTIZE_JS} and esbuild {ESBUILD} by npm, once: 400 MB on disk"
+    ));
+    fs::write(folder.join("package.json"), "{\"private\": true}\n")?;
+    let mut command = npm(folder);
+    command
+        .arg(format!("@bytecodealliance/componentize-js@{COMPONENTIZE_JS}"))
+        .arg(format!("esbuild@{ESBUILD}"));
+    let ended = run_npm(command, progress)?;
+    if !ended.status.success() {
+        bail!("npm cannot fetch componentize-js {COMPONENTIZE_JS}: {}", last_error(&ended.stderr));
+    }
+    Ok(())
+}
+
+/// Installs what `package.json` depends on, unless `node_modules` is newer than it. Install scripts do not run: a
+/// function has no use for what they compile.
+fn install_dependencies(folder: &Path, progress: Progress<'_>) -> Result<()> {
+    let file = folder.join("package.json");
+    let Ok(text) = fs::read_to_string(&file) else { return Ok(()) };
+    let package: Value = serde_json::from_str(&text).context("package.json is not JSON")?;
+    if !has_dependencies(&package) {
+        return Ok(());
+    }
+    let modified = |path: &Path| fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
+    let installed = modified(&folder.join("node_modules/.package-lock.json"));
+    if installed.is_some() && installed >= modified(&file) {
+        return Ok(());
+    }
+    progress("fetching the packages of package.json by npm");
+    let mut command = npm(folder);
+    command.arg("--ignore-scripts");
+    let ended = run_npm(command, progress)?;
+    if !ended.status.success() {
+        bail!("package.json: npm cannot install its packages: {}", last_error(&ended.stderr));
+    }
+    Ok(())
+}
+
+fn has_dependencies(package: &Value) -> bool {
+    package["dependencies"]
+        .as_object()
+        .is_some_and(|packages| packages.keys().any(|name| name != SDK_PACKAGE))
+}
+
+/// npm's first error that is a sentence; its code comes before it.
+fn last_error(stderr: &str) -> String {
+    let errors = stderr.lines().filter_map(|line| line.trim().strip_prefix("npm error "));
+    let sentence = errors.clone().find(|line| !line.starts_with("code ") && !line.starts_with("errno "));
+    sentence.or(stderr.lines().last()).unwrap_or("it does not say why").to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_packages_besides_the_sdk_are_installed() {
+        for (package, expected) in [
+            (json!({}), false),
+            (json!({"dependencies": {}}), false),
+            (json!({"dependencies": {"mayfly": "file:.mayfly/sdk/js"}}), false),
+            (json!({"devDependencies": {"esbuild": "0.28"}}), false),
+            (json!({"dependencies": {"ms": "2"}}), true),
+        ] {
+            assert_eq!(has_dependencies(&package), expected, "{package}");
+        }
+    }
+
+    #[test]
+    fn npms_sentence_is_shown() {
+        let stderr = "npm error code E404\nnpm error 404 Not Found - no-such-package\nnpm error 404\n";
+        assert_eq!(last_error(stderr), "404 Not Found - no-such-package");
+    }
+}

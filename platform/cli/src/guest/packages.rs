@@ -1,0 +1,136 @@
+//! Tool chains that come as packages: fetched once by the language's own package manager into the user's cache, from
+//! where later builds take them without a network.
+
+use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::thread;
+
+use anyhow::{Context, Result};
+use include_dir::{Dir, include_dir};
+use sha2::{Digest as _, Sha256};
+
+use super::cargo::Progress;
+use super::stdlib::cache_folder;
+
+static PYTHON_SDK: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../sdk/python/mayfly");
+static JS_SDK: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../sdk/js");
+static WIT: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../../sdk/wit");
+
+/// The world of `sdk/wit` that scripts are built for.
+pub(super) const WORLD: &str = "function";
+
+/// The folder of a tool chain, installed now if it is not there. `install` fills a new folder, which then is moved to
+/// its place whole: an interrupted installation leaves nothing that a later build would take for complete.
+pub(super) fn installed(
+    name: &str,
+    progress: Progress<'_>,
+    install: impl FnOnce(&Path, Progress<'_>) -> Result<()>,
+) -> Result<PathBuf> {
+    let folder = cache_folder()?.join("toolchains");
+    let place = folder.join(name);
+    if place.is_dir() {
+        return Ok(place);
+    }
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let lock = folder.join("lock");
+    let lock = File::create(&lock).with_context(|| format!("cannot write {}", lock.display()))?;
+    lock.lock().context("cannot lock the cache of tool chains")?;
+    // Another build may have installed it while this one waited.
+    if !place.is_dir() {
+        let work = tempfile::tempdir_in(&folder)?;
+        let made = work.path().join("toolchain");
+        fs::create_dir(&made)?;
+        install(&made, progress)?;
+        fs::rename(&made, &place).with_context(|| format!("cannot make {}", place.display()))?;
+    }
+    Ok(place)
+}
+
+/// The SDKs of Python and JavaScript, and the WIT files, as this binary carries them: `python/mayfly`, `js`, `wit`.
+pub(super) fn sdk() -> Result<PathBuf> {
+    let mut hasher = Sha256::new();
+    for dir in [&PYTHON_SDK, &JS_SDK, &WIT] {
+        hash(dir, &mut hasher);
+    }
+    let digest = hex::encode(hasher.finalize());
+    installed(&format!("sdk-{}", &digest[..16]), &mut |_| {}, |folder, _| {
+        write_sdk(folder)?;
+        extract(&WIT, &folder.join("wit"))
+    })
+}
+
+/// Writes the SDKs: for an editor, and for tests that run without a server.
+pub(super) fn write_sdk(folder: &Path) -> Result<()> {
+    extract(&PYTHON_SDK, &folder.join("python/mayfly"))?;
+    extract(&JS_SDK, &folder.join("js"))
+}
+
+fn extract(dir: &Dir<'_>, folder: &Path) -> Result<()> {
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    dir.extract(folder).with_context(|| format!("cannot write {}", folder.display()))
+}
+
+fn hash(dir: &Dir<'_>, hasher: &mut Sha256) {
+    for file in dir.files() {
+        hasher.update(file.path().as_os_str().as_encoded_bytes());
+        hasher.update([0]);
+        hasher.update(file.contents().len().to_le_bytes());
+        hasher.update(file.contents());
+    }
+    for dir in dir.dirs() {
+        hash(dir, hasher);
+    }
+}
+
+/// How a program of a tool chain ended, and its stderr.
+pub(super) struct Ended {
+    pub(super) status: ExitStatus,
+    pub(super) stderr: String,
+}
+
+/// Runs a program to its end. Each line of its stdout goes to `progress`.
+pub(super) fn run(mut command: Command, progress: Progress<'_>) -> std::io::Result<Ended> {
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let mut errors = child.stderr.take().expect("piped");
+    // Both pipes must be read, or the program stops when one is full.
+    let reader = thread::spawn(move || {
+        let mut bytes = Vec::new();
+        errors.read_to_end(&mut bytes).map(|_| bytes)
+    });
+    let mut output = BufReader::new(child.stdout.take().expect("piped"));
+    let mut line = Vec::new();
+    while output.read_until(b'\n', &mut line)? > 0 {
+        progress(String::from_utf8_lossy(&line).trim_end());
+        line.clear();
+    }
+    let status = child.wait()?;
+    let stderr = reader.join().expect("reading does not panic")?;
+    Ok(Ended { status, stderr: String::from_utf8_lossy(&stderr).into_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_outputs_are_read_to_their_end() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "yes out | head -n 20000; yes err | head -n 20000 >&2; exit 3"]);
+        let mut lines = 0;
+        let ended = run(command, &mut |_| lines += 1).unwrap();
+        assert_eq!((lines, ended.stderr.len()), (20_000, 80_000));
+        assert_eq!(ended.status.code(), Some(3));
+    }
+
+    #[test]
+    fn the_sdk_has_what_builds_need() {
+        let folder = tempfile::tempdir().unwrap();
+        write_sdk(folder.path()).unwrap();
+        for file in ["python/mayfly/_adapter.py", "js/adapter.js", "js/build.mjs", "js/index.d.ts"] {
+            assert!(folder.path().join(file).is_file(), "{file}");
+        }
+        assert!(WIT.get_file("world.wit").is_some() && WIT.get_file("deps/http.wit").is_some());
+    }
+}

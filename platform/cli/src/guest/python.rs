@@ -1,0 +1,226 @@
+//! Components of Python: componentize-py puts CPython, the SDK and the user's modules into one, with the interpreter's
+//! state after importing them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use sha2::{Digest as _, Sha256};
+
+use super::cargo::Progress;
+use super::packages::{self, Ended, WORLD};
+use super::script::{Script, WORK_FOLDER};
+
+/// Pinned: the SDK's adapter uses the bindings that this version generates.
+const COMPONENTIZE_PY: &str = "0.25.1";
+/// The Python that it puts into components, for which packages are chosen.
+const COMPONENT_PYTHON: &str = "3.14";
+/// Python on this machine: componentize-py is a stable-ABI extension for this version or newer.
+const HOST_PYTHON: &str = "python3";
+
+const RUN_COMPONENTIZE: &str = "import sys, componentize_py; sys.exit(componentize_py.script())";
+
+pub(super) fn build(script: &Script, out: &Path, progress: Progress<'_>) -> Result<String> {
+    let versions = format!("componentize-py {COMPONENTIZE_PY} (CPython {COMPONENT_PYTHON})");
+    let toolchain = packages::installed(&format!("componentize-py-{COMPONENTIZE_PY}"), progress, install)?;
+    progress(&format!("using {versions}"));
+    let sdk = packages::sdk()?;
+    let folder = script.file.parent().context("a file without a folder")?;
+    let dependencies = dependencies(folder, progress)?;
+    let work = tempfile::tempdir()?;
+    let entry = work.path().join("entry");
+    fs::create_dir(&entry)?;
+    fs::write(entry.join("mayfly_entry.py"), entry_module(script)?)?;
+    // componentize-py adds the site-packages of an environment to the component's modules: an empty one, so that the
+    // result does not depend on what this machine has installed.
+    let environment = work.path().join("environment");
+    fs::create_dir_all(environment.join("site-packages"))?;
+
+    let mut command = Command::new(HOST_PYTHON);
+    command.args(["-c", RUN_COMPONENTIZE, "--quiet"]);
+    command.arg("--wit-path").arg(sdk.join("wit")).args(["--world", WORLD, "componentize"]);
+    // The user's folder is the first: `own_frames` knows it as /0.
+    for path in [Some(folder), Some(&*entry), Some(&*sdk.join("python")), dependencies.as_deref()]
+        .into_iter()
+        .flatten()
+    {
+        command.arg("--python-path").arg(path);
+    }
+    command.arg("mayfly_entry").arg("--output").arg(out);
+    command.env("PYTHONPATH", &toolchain).env("VIRTUAL_ENV", &environment).env_remove("PYTHONHOME");
+    // A backtrace of componentize-py itself would hide the user's.
+    command.env("RUST_BACKTRACE", "0");
+    progress(&format!("loading {} into a snapshot of Python, some ten seconds", script.file_name()));
+    let ended = packages::run(command, progress).with_context(|| format!("cannot run {HOST_PYTHON}"))?;
+    if !ended.status.success() {
+        for line in own_frames(&ended.stderr).lines() {
+            progress(line);
+        }
+        bail!("{} could not be loaded; its error is above", script.file_name());
+    }
+    Ok(versions)
+}
+
+/// The module that componentize-py starts from.
+fn entry_module(script: &Script) -> Result<String> {
+    let (module, handler) = (script.stem()?, &script.handler);
+    if module.contains('.') {
+        bail!("{} cannot be imported: a module's name has no dots", script.file_name());
+    }
+    let quoted = |text: &str| serde_json::to_string(text).unwrap_or_default();
+    Ok(format!(
+        "from mayfly import _adapter\nfrom mayfly._adapter import IncomingHandler\n_adapter.load({}, {})\n",
+        quoted(module),
+        quoted(handler)
+    ))
+}
+
+/// `python3 -m pip install` into a folder.
+fn pip(target: &Path) -> Command {
+    let mut command = Command::new(HOST_PYTHON);
+    command.args([
+        "-m",
+        "pip",
+        "install",
+        "--no-input",
+        "--disable-pip-version-check",
+        "--no-warn-script-location",
+    ]);
+    command.args(["--progress-bar", "off", "--target"]).arg(target);
+    command
+}
+
+fn install(folder: &Path, progress: Progress<'_>) -> Result<()> {
+    progress(&format!("fetching componentize-py {COMPONENTIZE_PY} by pip, once: 17 MB"));
+    let mut command = pip(folder);
+    command.args(["--only-binary=:all:", &format!("componentize-py=={COMPONENTIZE_PY}")]);
+    let ended = run_pip(command, progress)?;
+    if !ended.status.success() {
+        bail!("pip cannot fetch componentize-py {COMPONENTIZE_PY}: {}", last_error(&ended.stderr));
+    }
+    Ok(())
+}
+
+fn run_pip(command: Command, progress: Progress<'_>) -> Result<Ended> {
+    let ended = packages::run(command, progress).with_context(|| {
+        format!("{HOST_PYTHON} is not there: functions in Python need it to be built (apt-get install python3 python3-pip)")
+    })?;
+    if ended.stderr.contains("No module named pip") {
+        bail!("{HOST_PYTHON} has no pip, which fetches componentize-py (apt-get install python3-pip)");
+    }
+    Ok(ended)
+}
+
+/// The packages of `requirements.txt`, fetched when the file has changed.
+fn dependencies(folder: &Path, progress: Progress<'_>) -> Result<Option<PathBuf>> {
+    let file = folder.join("requirements.txt");
+    let Ok(text) = fs::read_to_string(&file) else { return Ok(None) };
+    if requirements(&text).next().is_none() {
+        return Ok(None);
+    }
+    let digest = hex::encode(Sha256::digest(format!("{COMPONENT_PYTHON}\n{text}")));
+    let place = folder.join(WORK_FOLDER).join(format!("python-{}", &digest[..16]));
+    if place.is_dir() {
+        return Ok(Some(place));
+    }
+    let parent = folder.join(WORK_FOLDER);
+    fs::create_dir_all(&parent)?;
+    let work = tempfile::tempdir_in(&parent)?;
+    let target = work.path().join("packages");
+    progress("fetching the packages of requirements.txt by pip");
+    let mut command = pip(&target);
+    // Only wheels that run on any platform: a component has no native code.
+    command.args(["--only-binary=:all:", "--platform", "any", "--implementation", "py", "--abi", "none"]);
+    command.args(["--python-version", COMPONENT_PYTHON, "--requirement"]).arg(&file);
+    let ended = run_pip(command, progress)?;
+    if !ended.status.success() {
+        bail!("requirements.txt: {}", refused_package(&ended.stderr));
+    }
+    fs::rename(&target, &place).with_context(|| format!("cannot make {}", place.display()))?;
+    Ok(Some(place))
+}
+
+/// The lines that require something.
+fn requirements(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'))
+}
+
+fn refused_package(stderr: &str) -> String {
+    let found = stderr
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("ERROR: No matching distribution found for "));
+    match found {
+        Some(package) => format!(
+            "{package} has no wheel in plain Python: a package with native code cannot be part of a component (if it \
+             is not native, check its name and version)"
+        ),
+        None => last_error(stderr),
+    }
+}
+
+/// The last line that pip marks as an error.
+fn last_error(stderr: &str) -> String {
+    let errors = stderr.lines().filter_map(|line| line.trim().strip_prefix("ERROR: "));
+    errors.last().or(stderr.lines().last()).unwrap_or("it does not say why").to_owned()
+}
+
+/// Python's own error in the output of componentize-py: without the frames of the adapter and of importlib, and with
+/// the user's files named as they are in the project.
+fn own_frames(stderr: &str) -> String {
+    let python = stderr.split("\n\nCaused by:").next().unwrap_or(stderr);
+    let python = python.rsplit_once("AssertionError: ").map_or(python, |(_, rest)| rest);
+    let mut kept: Vec<String> = Vec::new();
+    let (mut in_frame, mut dropped) = (false, false);
+    for line in python.lines() {
+        if line.starts_with("  File \"") {
+            in_frame = true;
+            dropped = ["mayfly_entry.py\"", "/mayfly/_", "\"<frozen "].iter().any(|own| line.contains(own));
+        } else if !line.starts_with("    ") {
+            (in_frame, dropped) = (false, false);
+        }
+        if !(in_frame && dropped) {
+            kept.push(line.replace("File \"/0/", "File \""));
+        }
+    }
+    let has_frames = kept.iter().any(|line| line.starts_with("  File \""));
+    kept.retain(|line| has_frames || !line.starts_with("Traceback "));
+    kept.join("\n").trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_syntax_error_keeps_its_place_only() {
+        let stderr = "Traceback (most recent call last):\n  File \"/x/bin/componentize-py\", line 8, in <module>\n    \
+            sys.exit(script())\n             ^^^^^^^^\nAssertionError: Traceback (most recent call last):\n  File \
+            \"/1/mayfly_entry.py\", line 3, in <module>\n    _adapter.load(\"handler\", \"handle\")\n    ~~~~^^^\n  File \
+            \"/2/mayfly/_adapter.py\", line 37, in load\n    loaded = 1\n  File \"<frozen importlib._bootstrap>\", line \
+            1406, in _gcd_import\n  File \"/0/handler.py\", line 2\n    return {\"a\": 1\n           ^\nSyntaxError: \
+            '{' was never closed\n\n\nCaused by:\n    SyntaxError: '{' was never closed (handler.py, line 2)\n";
+        assert_eq!(
+            own_frames(stderr),
+            "Traceback (most recent call last):\n  File \"handler.py\", line 2\n    return {\"a\": 1\n           \
+             ^\nSyntaxError: '{' was never closed"
+        );
+        let missing = "AssertionError: Traceback (most recent call last):\n  File \"/1/mayfly_entry.py\", line 3, in \
+            <module>\n    _adapter.load()\nLookupError: handler.py has no function 'handle'; it has main\n";
+        assert_eq!(own_frames(missing), "LookupError: handler.py has no function 'handle'; it has main");
+    }
+
+    #[test]
+    fn a_refused_package_is_named() {
+        let stderr = "ERROR: Could not find a version that satisfies the requirement numpy (from versions: none)\n\
+                      ERROR: No matching distribution found for numpy==2.0\n";
+        assert!(refused_package(stderr).starts_with("numpy==2.0 has no wheel in plain Python"));
+        assert_eq!(refused_package("WARNING: x\nERROR: no network\n"), "no network");
+    }
+
+    #[test]
+    fn comments_require_nothing() {
+        assert_eq!(requirements("# none\n\n  \n").count(), 0);
+        assert_eq!(requirements("# one\nhumanize==4.0\n").collect::<Vec<_>>(), ["humanize==4.0"]);
+    }
+}

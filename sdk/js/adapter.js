@@ -1,0 +1,177 @@
+// Connects a user's module to wasi:http/incoming-handler. It is bundled with the module; the engine's state after loading
+// both is the snapshot that every instance starts from. The engine has a fetch event of its own, which an instance can
+// take only once: with it there would be no `isolation: reuse`.
+
+import { getEnvironment } from "wasi:cli/environment@0.2.10";
+import { Fields, IncomingBody, OutgoingBody, OutgoingResponse, ResponseOutparam } from "wasi:http/types@0.2.10";
+import { env } from "mayfly";
+import { mapped } from "./stack.js";
+
+// What one call reads or writes at most: blocking-write-and-flush takes 4096 bytes.
+const READ_BYTES_MAX = 65536n;
+const WRITE_BYTES_MAX = 4096;
+
+/** Finds the handler in a module; the result is what the component exports. */
+export function serve(module, name, file) {
+  const { handler, takesRequest } = find(module, name, file);
+  return {
+    async handle(incoming, responseOut) {
+      const response = await answer(handler, takesRequest, requestOf(incoming));
+      await send(response, responseOut);
+    },
+  };
+}
+
+/** The request with its whole body. */
+function requestOf(incoming) {
+  const method = incoming.method();
+  const headers = incoming.headers().entries().map(([name, value]) => [name, decoder.decode(value)]);
+  const url = `${schemeOf(incoming)}://${incoming.authority() ?? "localhost"}${incoming.pathWithQuery() ?? "/"}`;
+  const options = { method: method.tag === "other" ? method.val : method.tag.toUpperCase(), headers };
+  const bytes = read(incoming.consume());
+  if (options.method !== "GET" && options.method !== "HEAD") options.body = bytes;
+  return new Request(url, options);
+}
+
+function schemeOf(incoming) {
+  return incoming.scheme()?.tag === "HTTPS" ? "https" : "http";
+}
+
+const decoder = new TextDecoder();
+const encoder = new TextEncoder();
+
+function read(body) {
+  const stream = body.stream();
+  const chunks = [];
+  for (;;) {
+    try {
+      chunks.push(stream.blockingRead(READ_BYTES_MAX));
+    } catch (ended) {
+      if ((ended.payload ?? ended).tag === "closed") break;
+      throw new Error("the body broke off");
+    }
+  }
+  stream[Symbol.dispose]();
+  IncomingBody.finish(body);
+  const whole = new Uint8Array(chunks.reduce((length, chunk) => length + chunk.length, 0));
+  let at = 0;
+  for (const chunk of chunks) {
+    whole.set(chunk, at);
+    at += chunk.length;
+  }
+  return whole;
+}
+
+/** Sends a response; its body as it comes. */
+async function send(response, responseOut) {
+  const headers = [...response.headers].map(([name, value]) => [name, encoder.encode(value)]);
+  const outgoing = new OutgoingResponse(Fields.fromList(headers));
+  outgoing.setStatusCode(response.status);
+  const body = outgoing.body();
+  ResponseOutparam.set(responseOut, { tag: "ok", val: outgoing });
+  const stream = body.write();
+  try {
+    const reader = response.body?.getReader();
+    for (;;) {
+      const { done, value } = reader ? await reader.read() : { done: true };
+      if (done) break;
+      for (let at = 0; at < value.length; at += WRITE_BYTES_MAX) {
+        stream.blockingWriteAndFlush(value.subarray(at, at + WRITE_BYTES_MAX));
+      }
+    }
+  } catch (failed) {
+    // The status is sent: a body that is dropped unfinished tells the client that it is not whole.
+    console.error(`the response broke off: ${failed?.message ?? failed}`);
+    stream[Symbol.dispose]();
+    body[Symbol.dispose]();
+    return;
+  }
+  stream[Symbol.dispose]();
+  OutgoingBody.finish(body, undefined);
+}
+
+export function find(module, name, file) {
+  const main = module.default;
+  const candidates = [
+    [module[name], name === "fetch"],
+    ...(name === "handle"
+      ? [[module.fetch, true], [main?.fetch?.bind?.(main), true], [main?.handle?.bind?.(main), false], [main, false]]
+      : []),
+  ];
+  const found = candidates.find(([value]) => typeof value === "function");
+  if (found) return { handler: found[0], takesRequest: found[1] };
+  const known = Object.keys(module).filter((key) => typeof module[key] === "function");
+  const has = known.length > 0 ? `; it exports ${known.join(", ")}` : "";
+  const wanted = name === "handle" ? "neither handle(event) nor fetch(request)" : `no function ${name}`;
+  throw new Error(`${file} exports ${wanted}${has}`);
+}
+
+let started = false;
+
+/** The environment is the build's until the first request. */
+function start() {
+  started = true;
+  for (const name of Object.keys(env)) delete env[name];
+  for (const [name, value] of getEnvironment()) env[name] = value;
+}
+
+async function answer(handler, takesRequest, request) {
+  if (!started) start();
+  try {
+    if (takesRequest) return response(await handler(request), true);
+    if (request.method !== "POST") {
+      return error("MethodNotAllowed", "send the event as JSON by POST", 405, { allow: "POST" });
+    }
+    const text = await request.text();
+    let event;
+    try {
+      event = text === "" ? {} : JSON.parse(text);
+    } catch (wrong) {
+      return error("BadRequest", `the event is not JSON: ${wrong.message}`, 400);
+    }
+    return response(await handler(event, request), false);
+  } catch (failed) {
+    return failure(failed);
+  }
+}
+
+function response(result, takesRequest) {
+  if (result instanceof Response) return result;
+  if (takesRequest && result === undefined) return new Response(null, { status: 204 });
+  if (takesRequest && typeof result === "string") return new Response(result);
+  let text;
+  try {
+    text = JSON.stringify(result ?? null);
+  } catch (wrong) {
+    return error("InvalidResult", `the handler's result cannot be written as JSON: ${wrong.message}`, 500);
+  }
+  if (text === undefined) {
+    return error("InvalidResult", `the handler's result is a ${typeof result}, which JSON cannot represent`, 500);
+  }
+  return new Response(text, { headers: { "content-type": "application/json" } });
+}
+
+function error(errorType, errorMessage, status, headers = {}) {
+  const body = JSON.stringify({ errorType, errorMessage });
+  return new Response(body, { status, headers: { "content-type": "application/json", ...headers } });
+}
+
+/** The answer for an exception; its stack goes to the log, with the lines of the user's files. */
+function failure(failed) {
+  if (!(failed instanceof Error)) {
+    console.error(`Uncaught ${typeof failed === "object" ? safely(failed) : String(failed)}`);
+    return error("Error", String(failed?.message ?? failed), 500);
+  }
+  const named = failed.errorType ?? (failed.name !== "Error" ? failed.name : failed.constructor?.name);
+  console.error(`${named}: ${failed.message}\n${mapped(failed.stack ?? "")}`.trimEnd());
+  const status = Number.isInteger(failed.status) && failed.status >= 400 && failed.status <= 599 ? failed.status : 500;
+  return error(String(named ?? "Error"), failed.message, status);
+}
+
+function safely(value) {
+  try {
+    return JSON.stringify(value);
+  } catch {
+    return String(value);
+  }
+}

@@ -1,0 +1,33 @@
+// Functions for Mayfly in JavaScript. Nothing of this is needed for a handler; index.d.ts describes it.
+
+/** The function's settings: filled in when an instance starts, and the process's environment under Node.js. */
+globalThis.process ??= { env: {} };
+export const env = globalThis.process.env;
+
+/** An error answer with a type and an HTTP status of the caller's choice (400 to 599). */
+export class FunctionError extends Error {
+  constructor(errorType, message = "", status = 500) {
+    super(message);
+    this.name = errorType;
+    this.errorType = errorType;
+    this.status = status;
+  }
+}
+
+const LEVELS = ["debug", "info", "warn", "error", "off"];
+
+function write(level, message, fields) {
+  const least = LEVELS.indexOf(env.MAYFLY_LOG ?? "info");
+  if (LEVELS.indexOf(level) < (least < 0 ? 1 : least)) return;
+  const line = JSON.stringify({ level, message: String(message), ...fields });
+  // console.log is stdout, console.error is stderr.
+  (level === "debug" || level === "info" ? console.log : console.error)(line);
+}
+
+/** Structured log lines: one JSON object each. MAYFLY_LOG is the lowest level that is written. */
+export const log = {
+  debug: (message, fields) => write("debug", message, fields),
+  info: (message, fields) => write("info", message, fields),
+  warn: (message, fields) => write("warn", message, fields),
+  error: (message, fields) => write("error", message, fields),
+};

@@ -1,0 +1,178 @@
+"""Connects a user's handler to wasi:http/incoming-handler.
+
+`load` runs at build time: the module is imported, and the interpreter's state after that is the snapshot that every
+instance starts from. `IncomingHandler.handle` runs for each request.
+"""
+
+import ast
+import importlib
+import inspect
+import json
+import linecache
+import os
+import re
+import sys
+import traceback
+from typing import Any
+
+import wit_world.exports
+from componentize_py_types import Ok
+from wit_world.imports import types
+
+from . import _log, _wasi
+from ._http import Headers, Request, Response, encode
+
+# Where a traceback begins is not the user's code: this package, the event loop below an async handler.
+ADAPTERS = (os.path.dirname(__file__), "/bundled/", "/python/asyncio/")
+
+# The handler, and whether it takes the request itself.
+_handler: Any = None
+_takes_request = False
+_started = False
+
+
+def load(module: str, name: str) -> None:
+    """Imports the user's module and finds its handler."""
+    global _handler, _takes_request
+    loaded = importlib.import_module(module)
+    _handler = getattr(loaded, name, None)
+    if not callable(_handler):
+        public = [known for known, value in vars(loaded).items()
+                  if inspect.isfunction(value) and value.__module__ == module and not known.startswith("_")]
+        known = f"; it has {', '.join(public)}" if public else ""
+        raise LookupError(f"{module}.py has no function {name!r}{known}")
+    _takes_request = takes_request(_handler)
+    _include_later_imports()
+
+
+def takes_request(handler: Any) -> bool:
+    """Whether the handler's parameter is the request: by its annotation, else by its name."""
+    parameters = list(inspect.signature(handler).parameters.values())
+    if not parameters:
+        return False
+    annotation = parameters[0].annotation
+    if annotation is inspect.Parameter.empty:
+        return parameters[0].name == "request"
+    return annotation is Request or (isinstance(annotation, str) and annotation.split(".")[-1] == "Request")
+
+
+def _include_later_imports() -> None:
+    """Imports now what functions of the user's modules import when they are called: an instance has no files. Keeps
+    the sources, for the lines of tracebacks."""
+    here = os.path.dirname(os.path.dirname(__file__))
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None) or ""
+        # Each folder of the python path is mounted at /N; the standard library is not there.
+        if not (file.endswith(".py") and file[1:2].isdigit()) or file.startswith(here):
+            continue
+        lines = linecache.getlines(file)
+        # Without a time of change, linecache does not look for the file again.
+        linecache.cache[file] = (len(lines), None, lines, file)
+        source = "".join(lines)
+        for node in ast.walk(ast.parse(source)):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names = [node.module]
+            for name in names:
+                try:
+                    importlib.import_module(name)
+                except ImportError:
+                    # Optional, or of another platform: the import fails when it is reached, as it does elsewhere.
+                    pass
+
+
+def _start() -> None:
+    """Brings the snapshot up to date, once per instance: it has the environment and the random state of the build."""
+    global _started
+    _started = True
+    os.environ.clear()
+    os.environ.update(_wasi.variables())
+    if "random" in sys.modules:
+        sys.modules["random"].seed()
+    _log.install()
+
+
+def answer(request: Request) -> Response:
+    """The response to a request; errors of the handler are responses, too."""
+    try:
+        if not _takes_request and request.method != "POST":
+            return error("MethodNotAllowed", "send the event as JSON by POST", 405, [("allow", "POST")])
+        return response_of(invoke(request))
+    except Exception as failed:
+        return failure(failed)
+    except SystemExit as failed:
+        return failure(failed)
+
+
+def invoke(request: Request) -> Any:
+    if not inspect.signature(_handler).parameters:
+        result = _handler()
+    elif _takes_request:
+        result = _handler(request)
+    else:
+        try:
+            event = json.loads(request.body) if request.body else {}
+        except ValueError as wrong:
+            return error("BadRequest", f"the event is not JSON: {wrong}", 400)
+        result = _handler(event)
+    return _wasi.run(result) if inspect.isawaitable(result) else result
+
+
+def response_of(result: Any) -> Response:
+    if isinstance(result, Response):
+        return result
+    if _takes_request and result is None:
+        return Response(status=204)
+    if _takes_request and isinstance(result, (str, bytes)):
+        return Response(result)
+    try:
+        return Response.of_json(result)
+    except (TypeError, ValueError, RecursionError) as wrong:
+        return error("InvalidResult", f"the handler's result cannot be written as JSON: {wrong}", 500)
+
+
+def error(error_type: str, message: str, status: int, headers: Any = None) -> Response:
+    return Response.of_json({"errorType": error_type, "errorMessage": message}, status, headers)
+
+
+def failure(failed: BaseException) -> Response:
+    """The answer for an exception; its traceback goes to the log, without the frames of the adapter and the event loop."""
+    frames = failed.__traceback__
+    while frames is not None and frames.tb_next and frames.tb_frame.f_code.co_filename.startswith(ADAPTERS):
+        frames = frames.tb_next
+    text = "".join(traceback.format_exception(type(failed), failed, frames))
+    # The folders of the build are mounted at /0, /1, …
+    print(re.sub(r'File "/\d+/', 'File "', text), end="", file=sys.stderr)
+    status = getattr(failed, "status", 500)
+    if not isinstance(status, int) or not 400 <= status <= 599:
+        status = 500
+    error_type = getattr(failed, "error_type", None) or type(failed).__name__
+    return error(str(error_type), str(failed), status)
+
+
+class IncomingHandler(wit_world.exports.IncomingHandler):
+    """What the component exports."""
+
+    def handle(self, request: types.IncomingRequest, response_out: types.ResponseOutparam) -> None:
+        if not _started:
+            _start()
+        response = answer(incoming(request))
+        outgoing = types.OutgoingResponse(_wasi.fields_of(response.headers.fields))
+        outgoing.set_status_code(response.status)
+        body = outgoing.body()
+        types.ResponseOutparam.set(response_out, Ok(outgoing))
+        try:
+            _wasi.write(body, response.chunks())
+        except Exception:
+            # The status is sent: dropping the body unfinished tells the client that it is not whole.
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def incoming(request: types.IncomingRequest) -> Request:
+    method = _wasi.method_name(request.method())
+    headers = Headers(_wasi.header_list(request.headers()))
+    return Request(method, request.path_with_query() or "/", headers, _wasi.read(request.consume()))

@@ -1,0 +1,40 @@
+"""The standard `logging` module, written as one JSON object a line.
+
+`debug` and `info` go to stdout, `warning` and above to stderr. The setting MAYFLY_LOG (debug, info, warn, error or off;
+info when not set) is the lowest level that is written.
+"""
+
+import json
+import logging
+import os
+import sys
+import traceback
+
+LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warn": logging.WARNING, "error": logging.ERROR,
+          "off": logging.CRITICAL + 1}
+NAMES = {logging.DEBUG: "debug", logging.INFO: "info", logging.WARNING: "warn", logging.ERROR: "error",
+         logging.CRITICAL: "error"}
+# Attributes that every record has: the others came by `extra=` and are fields of the line.
+STANDARD = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+log = logging.getLogger("mayfly")
+
+
+class JsonHandler(logging.Handler):
+    """Writes each record as a line of JSON."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = {"level": NAMES.get(record.levelno, record.levelname.lower()), "message": record.getMessage()}
+        line.update((name, value) for name, value in vars(record).items() if name not in STANDARD)
+        if record.exc_info:
+            line["traceback"] = "".join(traceback.format_exception(*record.exc_info)).rstrip()
+        stream = sys.stderr if record.levelno >= logging.WARNING else sys.stdout
+        print(json.dumps(line, ensure_ascii=False, default=str), file=stream)
+
+
+def install() -> None:
+    """Makes every logger write lines of JSON. Called once per instance, when the environment is known."""
+    root = logging.getLogger()
+    if not any(isinstance(handler, JsonHandler) for handler in root.handlers):
+        root.handlers[:] = [JsonHandler()]
+    root.setLevel(LEVELS.get(os.environ.get("MAYFLY_LOG", ""), logging.INFO))

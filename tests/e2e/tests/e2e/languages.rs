@@ -1,0 +1,317 @@
+//! Functions in Python, JavaScript and TypeScript, built by the real tool chains from their registries.
+
+use std::{path::Path, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use http::Method;
+use mayfly_e2e::{Answer, Finished, Up, full, skipped, test_name, wait::until};
+use serde_json::{Value, json};
+
+use super::workflows::{ended, start};
+
+/// A first build fetches hundreds of megabytes, and every one starts an interpreter on a machine that tests share.
+const BUILD_TIMEOUT: Duration = Duration::from_secs(540);
+
+/// Reasons for which a tool chain cannot be had here: no program, or no registry.
+const UNAVAILABLE: [&str; 4] = ["is not there", "are not there", "has no pip", "cannot fetch"];
+
+/// Runs a command that may build.
+async fn run(up: &Up, arguments: &[&str]) -> Result<Finished> {
+    let output = tokio::time::timeout(BUILD_TIMEOUT, up.cli().command(arguments)?.output());
+    let output = output.await.with_context(|| format!("mayfly {arguments:?} did not end"))??;
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    Ok(Finished { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) })
+}
+
+/// Deploys a script; the reason if its tool chain cannot be had.
+async fn deployed(up: &Up, script: &Path, flags: &[&str]) -> Result<Option<String>> {
+    let script = script.to_string_lossy();
+    let finished = run(up, &[&["deploy", &*script, "--wait-timeout", "300s"], flags].concat()).await?;
+    if finished.code == Some(0) {
+        return Ok(None);
+    }
+    let reason = finished.stderr.lines().find(|line| UNAVAILABLE.iter().any(|reason| line.contains(reason)));
+    Ok(Some(reason.with_context(|| format!("{script} was not deployed: {finished:?}"))?.to_owned()))
+}
+
+macro_rules! deploy_or_skip {
+    ($up:expr, $script:expr, $flags:expr) => {
+        if let Some(reason) = deployed(&$up, &$script, $flags).await? {
+            skipped(test_name!(), &reason);
+            return Ok(());
+        }
+    };
+}
+
+async fn call(up: &Up, function: &str, event: &str) -> Result<Answer> {
+    let http = up.http();
+    let request = http.request(Method::POST, &format!("/fn/default/{function}/"));
+    http.call(request, full(event.to_owned())).await
+}
+
+/// The answer is an error of this type and status.
+#[track_caller]
+fn check_error(answer: &Answer, status: u16, error_type: &str, message: &str) -> Result<()> {
+    let body = answer.json()?;
+    ensure!(answer.status == status && body["errorType"] == error_type, "{answer:?}");
+    ensure!(body["errorMessage"].as_str().is_some_and(|said| said.contains(message)), "{answer:?}");
+    Ok(())
+}
+
+async fn log_has(up: &Up, function: &str, parts: &[&str]) -> Result<()> {
+    until("the log has what the function wrote", || async {
+        let log = up.cli().ok(&["logs", function]).await?;
+        Ok(parts.iter().all(|part| log.contains(part)).then_some(()))
+    })
+    .await
+}
+
+const PYTHON: &str = r#"import logging
+import os
+
+from mayfly import Request, Response, fetch
+
+
+class SoldOut(Exception):
+    status = 409
+
+
+def deeper(n):
+    return deeper(n + 1)
+
+
+async def handle(event):
+    import decimal
+    match event.get("do"):
+        case "raise":
+            raise SoldOut("nothing left")
+        case "recurse":
+            return deeper(0)
+        case "set":
+            return {1}
+        case "spin":
+            while True:
+                pass
+        case "fetch":
+            return fetch(event["url"]).text()
+    logging.info("greeting", extra={"name": event["name"]})
+    return {"message": f"hello, {event['name']}", "greeting": os.environ["GREETING"], "half": str(decimal.Decimal("0.5"))}
+
+
+def web(request: Request):
+    return Response((f"{request.method} {n}\n".encode() for n in range(3)), 201, {"x-path": request.path})
+"#;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_of_python_is_a_function() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let script = folder.path().join("handler.py");
+    let up = Up::start().await?;
+
+    std::fs::write(&script, PYTHON)?;
+    deploy_or_skip!(up, script, &["--env", "GREETING=hi", "--timeout", "5s"]);
+    let answer = call(&up, "handler", r#"{"name": "Ada é"}"#).await?;
+    ensure!(
+        answer.json()? == json!({"message": "hello, Ada é", "greeting": "hi", "half": "0.5"}),
+        "{answer:?}"
+    );
+    let invoked = up.cli().ok(&["invoke", "handler", "-d", r#"{"name":"Ada"}"#]).await?;
+    ensure!(invoked.contains("hello, Ada"), "{invoked}");
+
+    check_error(&call(&up, "handler", r#"{"do": "raise"}"#).await?, 409, "SoldOut", "nothing left")?;
+    check_error(&call(&up, "handler", r#"{"do": "recurse"}"#).await?, 500, "RecursionError", "recursion")?;
+    check_error(&call(&up, "handler", r#"{"do": "set"}"#).await?, 500, "InvalidResult", "set")?;
+    check_error(&call(&up, "handler", "{").await?, 400, "BadRequest", "not JSON")?;
+    let denied = call(&up, "handler", r#"{"do": "fetch", "url": "http://example.com/"}"#).await?;
+    check_error(&denied, 502, "Denied", "egress")?;
+    let get = up.http().get("/fn/default/handler/").await?;
+    check_error(&get, 405, "MethodNotAllowed", "POST")?;
+    ensure!(call(&up, "handler", r#"{"do": "spin"}"#).await?.status == 504);
+    let traceback =
+        ["File \"handler.py\", line 19, in handle", "raise SoldOut(\"nothing left\")", "\"name\": \"Ada\""];
+    log_has(&up, "handler", &traceback).await?;
+
+    // Another handler of the same file, over HTTP.
+    let web = format!("{}:web", script.display());
+    ensure!(deployed(&up, Path::new(&web), &["--name", "web"]).await?.is_none());
+    let answer = up.http().get("/fn/default/web/a/b").await?;
+    ensure!(answer.status == 201 && answer.text() == "GET 0\nGET 1\nGET 2\n", "{answer:?}");
+
+    // Errors of the file have their line; what runs stays.
+    for (source, expected) in [
+        ("def handle(event):\n    return {\n", &["File \"handler.py\", line 2", "SyntaxError"][..]),
+        ("x = 1\nundefined.name()\n", &["File \"handler.py\", line 2", "NameError"]),
+        ("import numpy\ndef handle(event): pass\n", &["No module named 'numpy'"]),
+        ("def main(event): pass\n", &["handler.py has no function 'handle'; it has main"]),
+    ] {
+        std::fs::write(&script, source)?;
+        let refused = run(&up, &["deploy", &script.to_string_lossy()]).await?;
+        ensure!(refused.code == Some(1), "{refused:?}");
+        ensure!(expected.iter().all(|part| refused.stderr.contains(part)), "{refused:?}");
+        ensure!(
+            !refused.stderr.contains("stack backtrace") && !refused.stderr.contains("_adapter.py"),
+            "{refused:?}"
+        );
+    }
+    ensure!(call(&up, "handler", r#"{"name": "Ada"}"#).await?.status == 200);
+    Ok(())
+}
+
+const TYPESCRIPT: &str = r#"import { FunctionError, env, log } from "mayfly";
+
+interface Event { name?: string; do?: string; url?: string }
+
+function deeper(n: number): number { return deeper(n + 1) + 1; }
+
+export async function handle(event: Event): Promise<unknown> {
+  switch (event.do) {
+    case "raise": throw new FunctionError("SoldOut", "nothing left", 409);
+    case "recurse": return deeper(0);
+    case "function": return () => 1;
+    case "missing": return (event as any).a.b;
+    case "spin": for (;;);
+    case "fetch": return (await fetch(event.url!)).text();
+  }
+  log.info("greeting", { name: event.name });
+  return { message: `hello, ${event.name}`, greeting: env.GREETING };
+}
+
+export function web(): number { return 7; }
+"#;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_of_typescript_or_javascript_is_a_function() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let script = folder.path().join("handler.ts");
+    let up = Up::start().await?;
+
+    std::fs::write(&script, TYPESCRIPT)?;
+    deploy_or_skip!(up, script, &["--env", "GREETING=hi", "--timeout", "5s"]);
+    let answer = call(&up, "handler", r#"{"name": "Ada é"}"#).await?;
+    ensure!(answer.json()? == json!({"message": "hello, Ada é", "greeting": "hi"}), "{answer:?}");
+    check_error(&call(&up, "handler", r#"{"do": "raise"}"#).await?, 409, "SoldOut", "nothing left")?;
+    check_error(&call(&up, "handler", r#"{"do": "recurse"}"#).await?, 500, "InternalError", "recursion")?;
+    check_error(&call(&up, "handler", r#"{"do": "function"}"#).await?, 500, "InvalidResult", "function")?;
+    check_error(&call(&up, "handler", r#"{"do": "missing"}"#).await?, 500, "TypeError", "undefined")?;
+    check_error(&call(&up, "handler", "{").await?, 400, "BadRequest", "not JSON")?;
+    check_error(&up.http().get("/fn/default/handler/").await?, 405, "MethodNotAllowed", "POST")?;
+    ensure!(call(&up, "handler", r#"{"do": "spin"}"#).await?.status == 504);
+    let denied = call(&up, "handler", r#"{"do": "fetch", "url": "http://example.com/"}"#).await?;
+    ensure!(denied.status == 500, "{denied:?}");
+    let lines = ["SoldOut: nothing left", "at handle (handler.ts:9:", "\"name\":\"Ada é\"", "spec.egress"];
+    log_has(&up, "handler", &lines).await?;
+
+    let other = folder.path().join("site.js");
+    let site = "export default { fetch(request) { return new Response(new URL(request.url).pathname, {status: 201}); } };";
+    std::fs::write(&other, site)?;
+    ensure!(deployed(&up, &other, &[]).await?.is_none());
+    let answer = up.http().get("/fn/default/site/a/b").await?;
+    ensure!(answer.status == 201 && answer.text() == "/a/b", "{answer:?}");
+
+    // A package with native code, and what only Node.js has.
+    let native = folder.path().join("node_modules/nativeadd");
+    std::fs::create_dir_all(&native)?;
+    std::fs::write(native.join("package.json"), r#"{"name": "nativeadd", "main": "add.node"}"#)?;
+    std::fs::write(native.join("add.node"), "\u{7f}ELF")?;
+    for (source, expected) in [
+        ("export function handle(event) {\n  return {\n", &["handler.ts:3:0", "Expected"][..]),
+        (
+            "const x: number = 1;\nundefinedThing.foo();\n",
+            &["undefinedThing is not defined", "at handler.ts:2:"],
+        ),
+        ("export function main() {}\n", &["neither handle(event) nor fetch(request); it exports main"]),
+        (
+            "import fs from 'node:fs';\nexport const handle = () => fs;\n",
+            &["node:fs is a module of Node.js", "handler.ts:1:"],
+        ),
+        (
+            "import a from 'nativeadd';\nexport const handle = () => a;\n",
+            &["the package nativeadd is native (add.node)"],
+        ),
+    ] {
+        std::fs::write(&script, source)?;
+        let refused = run(&up, &["deploy", &script.to_string_lossy()]).await?;
+        ensure!(refused.code == Some(1), "{refused:?}");
+        ensure!(expected.iter().all(|part| refused.stderr.contains(part)), "{refused:?}");
+    }
+    ensure!(call(&up, "handler", r#"{"name": "Ada"}"#).await?.status == 200);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn packages_of_python_are_part_of_a_function_unless_they_are_native() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let (script, requirements) = (folder.path().join("handler.py"), folder.path().join("requirements.txt"));
+    let up = Up::start().await?;
+    std::fs::write(
+        &script,
+        "import humanize\ndef handle(event):\n    return humanize.intcomma(event['n'])\n",
+    )?;
+    std::fs::write(&requirements, "humanize==4.9.0\n")?;
+    deploy_or_skip!(up, script, &[]);
+    let answer = call(&up, "handler", r#"{"n": 1234567}"#).await?;
+    ensure!(answer.text() == "\"1,234,567\"", "{answer:?}");
+
+    std::fs::write(&requirements, "humanize==4.9.0\nnumpy\n")?;
+    let refused = run(&up, &["build", &script.to_string_lossy()]).await?;
+    ensure!(
+        refused.code == Some(1) && refused.stderr.contains("numpy has no wheel in plain Python"),
+        "{refused:?}"
+    );
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn templates_pass_their_own_tests_and_answer() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let up = Up::start().await?;
+    for (template, test) in [("python", &["python3", "-m", "unittest"][..]), ("js", &["npm", "test"])] {
+        let project = folder.path().join(template);
+        let name = format!("from-{template}");
+        up.cli().ok(&["new", template, &name, "--dir", &project.to_string_lossy()]).await?;
+        deploy_or_skip!(up, project, &[]);
+        let tested =
+            tokio::process::Command::new(test[0]).args(&test[1..]).current_dir(&project).output().await?;
+        ensure!(tested.status.success(), "{template}: {tested:?}");
+        let answer = call(&up, &name, r#"{"name": "Ada"}"#).await?;
+        ensure!(answer.json()? == json!({"message": "Hello, Ada!"}), "{answer:?}");
+        check_error(&call(&up, &name, "{}").await?, 422, "NoName", "an event needs a name")?;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_workflow_has_a_step_in_each_language() -> Result<()> {
+    let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/quote");
+    // A copy: a build writes beside the script.
+    let folder = tempfile::tempdir()?;
+    let up = Up::start().await?;
+    for script in ["tax.py", "shipping.js", "total.ts"] {
+        let copy = folder.path().join(script);
+        std::fs::copy(example.join(script), &copy)?;
+        deploy_or_skip!(up, copy, &[]);
+    }
+    up.cli().ok(&["apply", "-f", &example.join("workflow.yaml").to_string_lossy()]).await?;
+    until("the workflow is ready", || async {
+        let workflow = up.cli().get("workflow", "quote").await?;
+        let conditions = workflow["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        Ok(conditions.iter().any(|one| one["type"] == "Ready" && one["status"] == "True").then_some(()))
+    })
+    .await?;
+    let machine = "arn:aws:states:us-east-1:000000000000:stateMachine:quote";
+    let quote = |country: &str, grams: u32| json!({"country": country, "netCents": 10_000, "grams": grams});
+    for (input, error) in [
+        (quote("DE", 700), None),
+        (quote("XX", 700), Some("UnknownCountry")),
+        (quote("FR", 9_000), Some("TooHeavy")),
+    ] {
+        let execution = start(&up, machine, input).await?;
+        let told = ended(&up, &execution).await?;
+        ensure!(told["error"].as_str() == error, "{told}");
+        if error.is_none() {
+            let output: Value = serde_json::from_str(told["output"].as_str().context("no output")?)?;
+            ensure!(output == json!({"totalCents": 12_399, "text": "€ 123.99"}), "{told}");
+        }
+    }
+    Ok(())
+}
