@@ -35,7 +35,7 @@ pub(super) fn build(script: &Script, out: &Path, progress: Progress<'_>) -> Resu
     // componentize-py adds the site-packages of an environment to the component's modules: an empty one, so that the
     // result does not depend on what this machine has installed.
     let environment = work.path().join("environment");
-    fs::create_dir_all(environment.join("site-packages"))?;
+    fs::create_dir_all(environment.join("lib/site-packages"))?;
 
     let mut command = Command::new(HOST_PYTHON);
     command.args(["-c", RUN_COMPONENTIZE, "--quiet"]);
@@ -169,13 +169,15 @@ fn last_error(stderr: &str) -> String {
 /// the user's files named as they are in the project.
 fn own_frames(stderr: &str) -> String {
     let python = stderr.split("\n\nCaused by:").next().unwrap_or(stderr);
-    let python = python.rsplit_once("AssertionError: ").map_or(python, |(_, rest)| rest);
+    let python = python.split_once("AssertionError: ").map_or(python, |(_, rest)| rest);
     let mut kept: Vec<String> = Vec::new();
     let (mut in_frame, mut dropped) = (false, false);
     for line in python.lines() {
         if line.starts_with("  File \"") {
             in_frame = true;
-            dropped = ["mayfly_entry.py\"", "/mayfly/_", "\"<frozen "].iter().any(|own| line.contains(own));
+            dropped = ["mayfly_entry.py\"", "/mayfly/_", "\"/python/importlib/", "\"<frozen "]
+                .iter()
+                .any(|own| line.contains(own));
         } else if !line.starts_with("    ") {
             (in_frame, dropped) = (false, false);
         }
