@@ -10,7 +10,10 @@ use kube::{
 };
 use mayfly_api::{
     ObjectKey, Revision,
-    k8s::api::core::v1::{Event, Pod},
+    k8s::api::{
+        core::v1::{Event, Pod},
+        node::v1::RuntimeClass,
+    },
 };
 use mayfly_apiserver::{ApiServer, Config as ApiConfig, Deps, User};
 use mayfly_artifacts::Artifacts;
@@ -98,8 +101,19 @@ impl Cluster {
         for (key, value) in spec.as_object().unwrap() {
             pod["spec"][key] = value.clone();
         }
+        self.runtime_class(pod["spec"]["runtimeClassName"].as_str().unwrap()).await;
         let pod: Pod = serde_json::from_value(pod).unwrap();
         self.pods().create(&PostParams::default(), &pod).await.unwrap()
+    }
+
+    /// Makes a RuntimeClass, without which a pod that names it is not admitted.
+    async fn runtime_class(&self, name: &str) {
+        let classes: Api<RuntimeClass> = Api::all(self.client.clone());
+        if classes.get_opt(name).await.unwrap().is_none() {
+            let class = json!({"metadata": {"name": name}, "handler": name});
+            let class = serde_json::from_value(class).unwrap();
+            classes.create(&PostParams::default(), &class).await.unwrap();
+        }
     }
 
     /// Waits until the pod is as asked, and gives it.
