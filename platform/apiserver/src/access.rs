@@ -1,21 +1,34 @@
-//! Who asks, and what they may do.
+//! Authentication: which user a request comes from, and impersonation of other users.
+
+use std::collections::BTreeMap;
 
 use http::{HeaderMap, StatusCode, header};
 use sha2::{Digest, Sha256};
 
-use crate::status::ApiError;
+use crate::{
+    rbac::{AccessDecision, Attributes},
+    server::Inner,
+    status::ApiError,
+};
 
 /// The group that may do everything.
 const GROUP_ADMIN: &str = "system:masters";
 const GROUP_AUTHENTICATED: &str = "system:authenticated";
+const GROUP_NODES: &str = "system:nodes";
+const GROUP_SERVICE_ACCOUNTS: &str = "system:serviceaccounts";
+const SERVICE_ACCOUNT_PREFIX: &str = "system:serviceaccount:";
+const ANONYMOUS: &str = "system:anonymous";
+const GROUP_UNAUTHENTICATED: &str = "system:unauthenticated";
 /// The administrator's name, as it is in the kubeconfig.
 const ADMIN: &str = "mayfly-admin";
 
 /// An authenticated user.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct User {
     pub name: String,
+    pub uid: String,
     pub groups: Vec<String>,
+    pub extra: BTreeMap<String, Vec<String>>,
     /// Part of this process: not counted against the limits of the network.
     in_process: bool,
 }
@@ -26,20 +39,44 @@ impl User {
         Self { in_process: true, ..Self::admin(name) }
     }
 
+    /// A part of the platform that runs in the same process and may do what the roles bound to its name allow.
+    /// `system:node:NAME` is a member of `system:nodes`.
+    pub fn component(name: impl Into<String>) -> Self {
+        let name = name.into();
+        let nodes = name.starts_with("system:node:").then(|| GROUP_NODES.to_owned());
+        let groups = nodes.into_iter().chain([GROUP_AUTHENTICATED.to_owned()]).collect();
+        Self { in_process: true, ..Self::named(name, groups) }
+    }
+
+    pub(crate) fn named(name: impl Into<String>, groups: Vec<String>) -> Self {
+        Self { name: name.into(), groups, ..Self::default() }
+    }
+
     fn admin(name: impl Into<String>) -> Self {
-        Self {
-            name: name.into(),
-            groups: vec![GROUP_ADMIN.into(), GROUP_AUTHENTICATED.into()],
-            in_process: false,
-        }
+        Self::named(name, vec![GROUP_ADMIN.into(), GROUP_AUTHENTICATED.into()])
+    }
+
+    /// The user of a service account.
+    pub(crate) fn service_account(namespace: &str, name: &str) -> Self {
+        let groups = vec![
+            GROUP_SERVICE_ACCOUNTS.to_owned(),
+            format!("{GROUP_SERVICE_ACCOUNTS}:{namespace}"),
+            GROUP_AUTHENTICATED.to_owned(),
+        ];
+        Self::named(format!("{SERVICE_ACCOUNT_PREFIX}{namespace}:{name}"), groups)
     }
 
     pub(crate) fn is_in_process(&self) -> bool {
         self.in_process
     }
+
+    /// Members of `system:masters` may do everything.
+    pub(crate) fn is_master(&self) -> bool {
+        self.groups.iter().any(|group| group == GROUP_ADMIN)
+    }
 }
 
-/// Knows the tokens, as digests.
+/// Compares the administrator's token, by its digest.
 pub(crate) struct Authenticator {
     admin: [u8; 32],
 }
@@ -49,52 +86,171 @@ impl Authenticator {
         Self { admin: Sha256::digest(token.as_bytes()).into() }
     }
 
-    /// The user of a bearer token.
-    pub(crate) fn user(&self, headers: &HeaderMap) -> Result<User, ApiError> {
-        let header = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-        let (scheme, token) =
-            header.and_then(|text| text.split_once(' ')).ok_or_else(ApiError::unauthorized)?;
+    fn is_admin(&self, token: &str) -> bool {
         // Digests are compared, so the time taken says nothing about the token.
-        let digest: [u8; 32] = Sha256::digest(token.trim().as_bytes()).into();
-        let is_admin = !token.trim().is_empty() && digest == self.admin;
-        if scheme.eq_ignore_ascii_case("bearer") && is_admin {
+        let digest: [u8; 32] = Sha256::digest(token.as_bytes()).into();
+        !token.is_empty() && digest == self.admin
+    }
+}
+
+/// The bearer token of a request.
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let header = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
+    let (scheme, token) = header.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+}
+
+impl Inner {
+    /// The user of a request, by its bearer token.
+    pub(crate) fn authenticate(&self, headers: &HeaderMap) -> Result<User, ApiError> {
+        let token = bearer(headers).ok_or_else(ApiError::unauthorized)?;
+        if self.authenticator.is_admin(token) {
             return Ok(User::admin(ADMIN));
         }
-        Err(ApiError::unauthorized())
+        let verified = self.tokens.verify(self, token, &[]).map_err(|_| ApiError::unauthorized())?;
+        Ok(verified.user)
     }
-}
 
-/// What may be asked of whom. The one place that decides: today administrators may do everything, and others
-/// nothing.
-pub(crate) fn is_allowed(user: &User) -> bool {
-    user.groups.iter().any(|group| group == GROUP_ADMIN)
-}
-
-/// The user that a request is to be answered for: `kubectl --as`, which an administrator may ask for.
-pub(crate) fn impersonated(user: User, headers: &HeaderMap) -> Result<User, ApiError> {
-    let text = |name: &str| -> Vec<String> {
-        headers.get_all(name).iter().filter_map(|value| value.to_str().ok()).map(str::to_owned).collect()
-    };
-    let (names, mut groups) = (text("impersonate-user"), text("impersonate-group"));
-    let name = match (names.as_slice(), groups.is_empty()) {
-        ([], true) => return Ok(user),
-        ([name], _) => name.clone(),
-        _ => {
-            return Err(ApiError::bad_request(
-                "requested groups or several users without impersonating one user",
-            ));
+    /// The user that a request is to be answered for: `kubectl --as`, if the `impersonate` verb is allowed on all that
+    /// is asked for.
+    pub(crate) fn impersonated(&self, user: User, headers: &HeaderMap) -> Result<User, ApiError> {
+        let Some(wanted) = Impersonation::parse(headers)? else { return Ok(user) };
+        for (resource, group, namespace, name) in wanted.checks() {
+            let (plural, subresource) = resource.split_once('/').unwrap_or((resource.as_str(), ""));
+            let asked = Attributes {
+                verb: "impersonate",
+                group,
+                resource: plural,
+                subresource,
+                namespace,
+                name,
+                ..Attributes::default()
+            };
+            let decision = self.authorize(&user, &asked);
+            if !decision.is_allowed() {
+                return Err(refused(&user, &asked, &decision));
+            }
         }
-    };
-    if !is_allowed(&user) {
-        return Err(refused(&user, &format!("impersonate user {name:?}")));
+        Ok(User { in_process: user.in_process, ..wanted.user() })
     }
-    groups.push(GROUP_AUTHENTICATED.into());
-    Ok(User { name, groups, in_process: user.in_process })
 }
 
-pub(crate) fn refused(user: &User, what: &str) -> ApiError {
-    let message = format!("forbidden: User {:?} cannot {what}", user.name);
-    ApiError::new(StatusCode::FORBIDDEN, "Forbidden", message)
+/// The impersonation headers of a request.
+struct Impersonation {
+    name: String,
+    uid: Option<String>,
+    groups: Vec<String>,
+    extra: BTreeMap<String, Vec<String>>,
+}
+
+impl Impersonation {
+    fn parse(headers: &HeaderMap) -> Result<Option<Self>, ApiError> {
+        let texts = |name: &str| -> Vec<String> {
+            let values = headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
+            values.map(str::to_owned).collect()
+        };
+        let name = texts("impersonate-user").into_iter().find(|name| !name.is_empty());
+        let (uid, groups) = (texts("impersonate-uid").into_iter().next(), texts("impersonate-group"));
+        let mut extra: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for (key, value) in headers {
+            let Some(key) = key.as_str().strip_prefix("impersonate-extra-") else { continue };
+            let key = percent_decoded(key);
+            extra.entry(key).or_default().push(value.to_str().unwrap_or("").to_owned());
+        }
+        match name {
+            Some(name) => Ok(Some(Self { name, uid, groups, extra })),
+            None if uid.is_none() && groups.is_empty() && extra.is_empty() => Ok(None),
+            None => Err(ApiError::internal(
+                "requested [{ServiceAccount ...}] without impersonating a user: set the header Impersonate-User",
+            )),
+        }
+    }
+
+    /// What has to be allowed: resource, its group, namespace and name.
+    fn checks(&self) -> Vec<(String, &'static str, &str, &str)> {
+        let mut checks = Vec::new();
+        match self.name.strip_prefix(SERVICE_ACCOUNT_PREFIX).and_then(|rest| rest.split_once(':')) {
+            Some((namespace, name)) => checks.push(("serviceaccounts".to_owned(), "", namespace, name)),
+            None => checks.push(("users".to_owned(), "", "", self.name.as_str())),
+        }
+        let authentication = "authentication.k8s.io";
+        checks.extend(self.uid.iter().map(|uid| ("uids".to_owned(), authentication, "", uid.as_str())));
+        checks.extend(self.groups.iter().map(|group| ("groups".to_owned(), "", "", group.as_str())));
+        for (key, values) in &self.extra {
+            let resource = format!("userextras/{key}");
+            checks.extend(values.iter().map(|value| (resource.clone(), authentication, "", value.as_str())));
+        }
+        checks
+    }
+
+    fn user(self) -> User {
+        let mut groups = self.groups;
+        if groups.is_empty()
+            && let Some((namespace, name)) =
+                self.name.strip_prefix(SERVICE_ACCOUNT_PREFIX).and_then(|rest| rest.split_once(':'))
+        {
+            groups = User::service_account(namespace, name).groups;
+        }
+        let everyone = match self.name == ANONYMOUS {
+            true => GROUP_UNAUTHENTICATED,
+            false => GROUP_AUTHENTICATED,
+        };
+        if !groups.iter().any(|group| group == GROUP_AUTHENTICATED || group == GROUP_UNAUTHENTICATED) {
+            groups.push(everyone.to_owned());
+        }
+        User { uid: self.uid.unwrap_or_default(), extra: self.extra, ..User::named(self.name, groups) }
+    }
+}
+
+fn percent_decoded(text: &str) -> String {
+    let pair = format!("k={}", text.replace('+', "%2B"));
+    let decoded = url::form_urlencoded::parse(pair.as_bytes()).next().map(|(_, value)| value.into_owned());
+    decoded.unwrap_or_else(|| text.to_owned())
+}
+
+/// In upstream's words (`apiserver/pkg/endpoints/handlers/responsewriters`).
+pub(crate) fn refused(user: &User, asked: &Attributes<'_>, decision: &AccessDecision) -> ApiError {
+    let mut why = String::new();
+    if let AccessDecision::Refused { errors } = decision
+        && !errors.is_empty()
+    {
+        why = match errors.as_slice() {
+            [one] => format!(": RBAC: {one}"),
+            several => format!(": RBAC: [{}]", several.join(", ")),
+        };
+    }
+    let (name, verb) = (&user.name, asked.verb);
+    if let Some(path) = asked.path {
+        let message = format!("forbidden: User {name:?} cannot {verb} path {path:?}{why}");
+        let mut error = ApiError::new(StatusCode::FORBIDDEN, "Forbidden", message);
+        error.details = Some(Box::default());
+        return error;
+    }
+    let resource = match asked.subresource {
+        "" => asked.resource.to_owned(),
+        subresource => format!("{}/{subresource}", asked.resource),
+    };
+    let scope = match asked.namespace {
+        "" => "at the cluster scope".to_owned(),
+        namespace => format!("in the namespace {namespace:?}"),
+    };
+    let group = asked.group;
+    let qualified = match group {
+        "" => asked.resource.to_owned(),
+        group => format!("{}.{group}", asked.resource),
+    };
+    let object = match asked.name {
+        "" => String::new(),
+        name => format!(" {name:?}"),
+    };
+    let message = format!(
+        "{qualified}{object} is forbidden: User {name:?} cannot {verb} resource {resource:?} in API group {group:?} {scope}{why}"
+    );
+    ApiError::new(StatusCode::FORBIDDEN, "Forbidden", message).about_resource(
+        group,
+        asked.resource,
+        asked.name,
+    )
 }
 
 #[cfg(test)]
@@ -102,19 +258,50 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_token_opens() {
+    fn the_administrators_token_is_compared_whole() {
         let authenticator = Authenticator::new("secret");
+        assert!(authenticator.is_admin("secret"));
+        for wrong in ["other", "", "secre", "secrets"] {
+            assert!(!authenticator.is_admin(wrong), "{wrong}");
+        }
         let with = |value: &str| {
             let mut headers = HeaderMap::new();
             headers.insert(header::AUTHORIZATION, value.parse().unwrap());
-            authenticator.user(&headers)
+            bearer(&headers).map(str::to_owned)
         };
-        assert_eq!(with("Bearer secret").unwrap().name, ADMIN);
-        assert!(is_allowed(&with("bearer secret").unwrap()));
-        for wrong in ["Bearer other", "Bearer ", "Basic secret", "secret"] {
-            assert!(with(wrong).is_err(), "{wrong}");
-        }
-        assert!(authenticator.user(&HeaderMap::new()).is_err());
-        assert!(!is_allowed(&User { name: "x".into(), groups: vec![], in_process: false }));
+        assert_eq!(with("Bearer secret"), Some("secret".into()));
+        assert_eq!(with("bearer secret"), Some("secret".into()));
+        assert_eq!(with("Basic secret"), None);
+        assert_eq!(with("secret"), None);
+    }
+
+    #[test]
+    fn impersonated_users_have_the_groups_of_what_they_are() {
+        let headers = |pairs: &[(&'static str, &'static str)]| -> HeaderMap {
+            pairs
+                .iter()
+                .map(|(name, value)| {
+                    (header::HeaderName::from_static(name), header::HeaderValue::from_static(value))
+                })
+                .collect()
+        };
+        let parse = |pairs: &[(&'static str, &'static str)]| Impersonation::parse(&headers(pairs));
+        assert!(parse(&[]).unwrap().is_none());
+        assert!(parse(&[("impersonate-group", "g")]).is_err());
+        let user = parse(&[("impersonate-user", "system:serviceaccount:a:b")]).unwrap().unwrap();
+        assert_eq!(user.checks(), [("serviceaccounts".to_owned(), "", "a", "b")]);
+        assert_eq!(user.user(), User::service_account("a", "b"));
+        let user = parse(&[("impersonate-user", "u"), ("impersonate-extra-scopes", "x")]).unwrap().unwrap();
+        assert_eq!(user.checks()[1].0, "userextras/scopes");
+        assert_eq!(user.user().groups, [GROUP_AUTHENTICATED]);
+        let user = parse(&[("impersonate-user", ANONYMOUS)]).unwrap().unwrap();
+        assert_eq!(user.user().groups, [GROUP_UNAUTHENTICATED]);
+    }
+
+    #[test]
+    fn parts_of_the_process_have_their_own_rights() {
+        assert!(User::in_process("x").is_master());
+        let node = User::component("system:node:n");
+        assert!(!node.is_master() && node.groups.contains(&GROUP_NODES.to_owned()));
     }
 }

@@ -145,7 +145,7 @@ impl Call {
         let kind = self.target.kind;
         if kind.backing == Backing::Review {
             return match (self.parts.method.as_str(), &self.target.name) {
-                ("POST", None) => self.question(body).await,
+                ("POST", None) => self.review(body).await,
                 _ => Err(ApiError::method_not_allowed()),
             };
         }
@@ -155,7 +155,10 @@ impl Call {
         }
         if let (Some(name), Some(subresource)) = (&self.target.name, &self.target.subresource)
             && let Some(row) = kind.subresources.iter().find(|row| row.describe().0 == subresource)
-            && *row != Subresource::Finalize
+            && !matches!(
+                row,
+                Subresource::Finalize | Subresource::Approval | Subresource::EphemeralContainers
+            )
         {
             return self.subresource(*row, name, body).await;
         }
@@ -197,14 +200,19 @@ impl Call {
         match self.target.subresource.as_deref() {
             None => Some(Part::Main),
             Some("status") if self.target.kind.status => Some(Part::Status),
+            Some("approval") if self.target.kind.has(Subresource::Approval) => Some(Part::Status),
+            Some("ephemeralcontainers") if self.target.kind.has(Subresource::EphemeralContainers) => {
+                Some(Part::EphemeralContainers)
+            }
             Some("finalize") if self.target.kind.has(Subresource::Finalize) => Some(Part::Finalize),
             Some(_) => None,
         }
     }
 
-    async fn question(&self, body: Body) -> Result<Response, ApiError> {
+    async fn review(&self, body: Body) -> Result<Response, ApiError> {
         let (object, _) = self.validated_object(self.object_body(body).await?, None)?;
-        let answer = subresources::answer_question(self.target.kind, object, &self.user, self.server.now());
+        let namespace = &self.target.namespace;
+        let answer = self.server.answer_review(self.target.kind, object, &self.user, namespace)?;
         Ok(json_value(StatusCode::CREATED, &Value::Object(answer.0)))
     }
 
@@ -244,6 +252,14 @@ impl Call {
                 let binding = self.object_body(body).await?.value;
                 self.server.bind(&request, name, &binding).await?;
                 Ok(success(StatusCode::CREATED))
+            }
+            (Subresource::Token, "POST") => {
+                let Value::Object(map) = self.object_body(body).await?.value else {
+                    return Err(ApiError::bad_request("the body is not a JSON object"));
+                };
+                let namespace = &self.target.namespace;
+                let token = self.server.create_token(namespace, name, Object(map), self.query.dry_run)?;
+                Ok(json_value(StatusCode::CREATED, &Value::Object(token.0)))
             }
             (Subresource::Eviction, "POST") => {
                 let eviction = self.object_body(body).await?.value;
@@ -353,7 +369,8 @@ impl Call {
             now: self.server.now(),
             dry_run: self.query.dry_run,
             validation: self.query.field_validation,
-            manager: manager(&self.query, &self.parts.headers),
+            manager: manager(&self.query, &self.parts.headers, &self.user),
+            user: self.user.clone(),
         }
     }
 
@@ -459,11 +476,13 @@ fn patch_scale(mut scale: Value, patch: &Value, json: bool) -> Result<Value, Api
 }
 
 /// `fieldManager`, or what stands before the first slash of the user agent (upstream's rule).
-fn manager(query: &Query, headers: &HeaderMap) -> Manager {
+fn manager(query: &Query, headers: &HeaderMap, user: &User) -> Manager {
+    // The platform's own objects are tracked only once somebody else writes them.
+    let tracked = !user.is_in_process();
     if let Some(name) = &query.field_manager {
-        return Manager { name: name.clone(), explicit: true };
+        return Manager { name: name.clone(), explicit: true, tracked: true };
     }
     let agent = headers.get(header::USER_AGENT).and_then(|value| value.to_str().ok()).unwrap_or("");
     let name = agent.split('/').next().filter(|name| !name.is_empty()).unwrap_or("unknown");
-    Manager { name: name.chars().take(128).collect(), explicit: false }
+    Manager { name: name.chars().take(128).collect(), explicit: false, tracked }
 }

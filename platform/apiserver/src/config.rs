@@ -9,6 +9,8 @@ use mayfly_accept::ConnectionMetrics;
 use mayfly_artifacts::Artifacts;
 use mayfly_store::Store;
 
+use crate::services::ServiceNetwork;
+
 /// Limits. Each can be set; the defaults fit one machine.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -37,6 +39,15 @@ pub struct Config {
     pub watch_timeout: Duration,
     /// How often a quiet watch is told the revision it has seen.
     pub bookmark_interval: Duration,
+    /// The key that signs tokens of service accounts, as PKCS #8; `None`: one that lives as long as the process.
+    pub service_account_key: Option<Vec<u8>>,
+    /// A pod is refused whose service account does not exist: for servers where a controller makes the account
+    /// `default` in every namespace.
+    pub service_accounts_required: bool,
+    /// Pods get a volume with a token of their service account: for nodes that can mount it.
+    pub service_account_token_volumes: bool,
+    /// Where cluster IPs of Services come from.
+    pub service_network: ServiceNetwork,
 }
 
 impl Config {
@@ -57,6 +68,10 @@ impl Config {
             upload_stall_timeout: Duration::from_secs(30),
             watch_timeout: Duration::from_secs(1800),
             bookmark_interval: Duration::from_secs(60),
+            service_account_key: None,
+            service_accounts_required: false,
+            service_account_token_volumes: false,
+            service_network: ServiceNetwork::DEFAULT,
         }
     }
 }

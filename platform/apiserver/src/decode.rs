@@ -30,11 +30,8 @@ pub(crate) fn decode(form: BodyForm, bytes: &[u8]) -> Result<Decoded, ApiError> 
         BodyForm::Yaml => yaml(bytes),
         BodyForm::Protobuf => match protobuf::decode(bytes) {
             Ok(value) => Ok(Parsed { value, duplicates: Vec::new() }),
-            Err(protobuf::Refusal::UnknownKind) => return Err(unsupported_body()),
-            Err(protobuf::Refusal::Malformed(why)) => Err(why.to_owned()),
-            Err(protobuf::Refusal::UnknownField(number)) => {
-                Err(format!("it has a field (number {number}) that is read from JSON only: send JSON"))
-            }
+            Err(protobuf::ProtobufError::UnknownKind) => return Err(unsupported_body()),
+            Err(protobuf::ProtobufError::Malformed(why)) => Err(why.to_owned()),
         },
     };
     let found =

@@ -1,12 +1,14 @@
 //! Discovery: which groups, versions and kinds there are; in the legacy and the aggregated form.
 
 use axum::response::Response;
+use base64::{Engine, engine::general_purpose::STANDARD};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 
 use crate::{
     negotiate,
-    registry::{Kind, registry},
+    registry::{Backing, Kind, registry},
     render::{json_response, json_value},
     status::ApiError,
 };
@@ -101,6 +103,9 @@ fn resource_list(group: &str, version: &str) -> Value {
         if !kind.categories.is_empty() {
             resource["categories"] = kind.categories.into();
         }
+        if kind.backing == Backing::Stored {
+            resource["storageVersionHash"] = storage_version_hash(kind).into();
+        }
         resources.push(resource);
         for (name, group, version, sub_kind, verbs) in subresources(kind) {
             let mut resource = json!({
@@ -117,8 +122,20 @@ fn resource_list(group: &str, version: &str) -> Value {
             resources.push(resource);
         }
     }
+    resources.sort_by(|one, other| one["name"].as_str().cmp(&other["name"].as_str()));
     let group_version = if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") };
     json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": resources})
+}
+
+/// A short name of the version in which a kind is stored (upstream's `StorageVersionHash`).
+fn storage_version_hash(kind: &Kind) -> String {
+    let (group, version, name) = match kind.conversion {
+        Some(conversion) if conversion.resource.starts_with("horizontal") => (kind.group, "v2", kind.kind),
+        Some(_) => ("", "v1", kind.kind),
+        None => (kind.group, kind.version, kind.kind),
+    };
+    let digest = Sha256::digest(format!("{group}/{version}/{name}"));
+    STANDARD.encode(&digest[..8])
 }
 
 type Described = (&'static str, &'static str, &'static str, &'static str, &'static [&'static str]);

@@ -10,13 +10,13 @@ use http::{HeaderValue, Method, Request, StatusCode, header, request::Parts};
 use http_body::Body as _;
 
 use crate::{
-    access::{self, User, impersonated, is_allowed},
+    access::{self, User},
     artifacts::{DISCARD_TIME_MAX, discard},
     call::Call,
     discovery,
     negotiate::{self, Encoding},
     openapi,
-    registry::Backing,
+    rbac::Attributes,
     render::json_value,
     request::{Query, Target, segments, verb},
     server::Inner,
@@ -77,6 +77,7 @@ async fn route(
     let is_get = parts.method == Method::GET;
     match path.first().map(String::as_str) {
         None if is_get => return Ok(paths()),
+        Some("metrics") if is_get && path.len() == 1 => return metrics(&server),
         Some("openapi") if is_get => {
             let query = parts.uri.query().unwrap_or("");
             let hash = url::form_urlencoded::parse(query.as_bytes()).find(|(key, _)| key == "hash");
@@ -99,7 +100,7 @@ async fn route(
         _ => {}
     }
     let target = target?;
-    let query = Query::parse(parts.uri.query().unwrap_or(""))?;
+    let query = Query::parse(&parts.method, parts.uri.query().unwrap_or(""))?;
     Call { server, user, target, query, parts }.answer(body).await
 }
 
@@ -129,42 +130,32 @@ fn allow(
     }
     let user = match parts.extensions.get::<User>() {
         Some(user) => user.clone(),
-        None => server.authenticator.user(&parts.headers)?,
+        None => server.authenticate(&parts.headers)?,
     };
-    let user = impersonated(user, &parts.headers)?;
-    // What one may do oneself can be asked by everybody; discovery only says what there is.
-    let is_question = target.as_ref().is_ok_and(|target| target.kind.backing == Backing::Review);
-    let is_discovery = matches!(path.len(), 1..=3) && target.is_err() && parts.method == Method::GET;
-    let may_ask = is_question || (is_discovery && path[0].starts_with("api"));
-    if !is_allowed(&user) && !may_ask {
-        return Err(refused(&user, parts, target.as_ref().ok()));
+    let user = server.impersonated(user, &parts.headers)?;
+    let verb = verb(&parts.method, &parts.uri, target.as_ref().ok());
+    let method = parts.method.as_str().to_ascii_lowercase();
+    let asked = match target {
+        Ok(target) => Attributes {
+            verb,
+            path: None,
+            group: target.kind.group,
+            resource: target.kind.plural,
+            subresource: target.subresource.as_deref().unwrap_or(""),
+            // A namespace is within itself, so that a role in it can be about it.
+            namespace: match (target.kind.group, target.kind.plural, &target.name) {
+                ("", "namespaces", Some(name)) => name,
+                _ => &target.namespace,
+            },
+            name: target.name.as_deref().unwrap_or(""),
+        },
+        Err(_) => Attributes { verb: &method, path: Some(parts.uri.path()), ..Attributes::default() },
+    };
+    let decision = server.authorize(&user, &asked);
+    if !decision.is_allowed() {
+        return Err(access::refused(&user, &asked, &decision));
     }
     Ok(Allowed::User { path, user })
-}
-
-/// In upstream's words (`apiserver/pkg/endpoints/handlers/responsewriters`).
-fn refused(user: &User, parts: &Parts, target: Option<&Target>) -> ApiError {
-    let (verb, name) = (verb(&parts.method, &parts.uri, target), &user.name);
-    let Some(Target { kind, namespace, name: object, subresource }) = target else {
-        let verb = parts.method.as_str().to_lowercase();
-        return access::refused(user, &format!("{verb} path {:?}", parts.uri.path()));
-    };
-    let resource = match subresource {
-        Some(subresource) => format!("{}/{subresource}", kind.plural),
-        None => kind.plural.to_owned(),
-    };
-    let scope = match namespace.as_str() {
-        "" => "at the cluster scope".to_owned(),
-        namespace => format!("in the namespace {namespace:?}"),
-    };
-    let group = kind.group;
-    let why = format!("User {name:?} cannot {verb} resource {resource:?} in API group {group:?} {scope}");
-    let object = object.as_deref().unwrap_or_default();
-    let mut error = ApiError::forbidden(kind, object, &why);
-    if object.is_empty() {
-        error.message = format!("{} is forbidden: {why}", kind.resource());
-    }
-    error
 }
 
 /// Health and version, which need no token.
@@ -201,6 +192,17 @@ fn text(code: StatusCode, text: &'static str) -> Response {
     response
 }
 
+const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+fn metrics(server: &Inner) -> Result<Response, ApiError> {
+    let registry = server.exposition.get().ok_or_else(ApiError::no_resource)?;
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, registry).map_err(ApiError::internal)?;
+    let mut response = Response::new(Body::from(text));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(OPENMETRICS));
+    Ok(response)
+}
+
 /// `/`: where one can go from here.
 fn paths() -> Response {
     let mut paths = vec!["/api".to_owned(), "/api/v1".into(), "/apis".into(), "/artifacts".into()];
@@ -210,6 +212,6 @@ fn paths() -> Response {
         paths.push(format!("/apis/{group}"));
         paths.extend(versions.iter().map(|version| format!("/apis/{group}/{version}")));
     }
-    paths.extend(["/healthz", "/livez", "/openapi/v3", "/readyz", "/version"].map(String::from));
+    paths.extend(["/healthz", "/livez", "/metrics", "/openapi/v3", "/readyz", "/version"].map(String::from));
     json_value(StatusCode::OK, &serde_json::json!({"paths": paths}))
 }

@@ -1,22 +1,26 @@
 //! The Kubernetes HTTP API over the store: what `kubectl`, `kube` and every other client of Kubernetes speaks.
 //!
 //! **Belongs here:** the kinds that are served ([`registry`], a row each), the verbs, patches, printing,
-//! discovery and OpenAPI, authentication, the upload of artifacts, the forwarding of logs, and of what is used, from nodes; the seam
-//! (`KindView`) for kinds that are kept elsewhere and only shown here.
+//! discovery and OpenAPI; authentication, authorization by roles ([`rbac`]) and admission; the allocation of
+//! cluster IPs and node ports; the upload of artifacts, the forwarding of logs and measurements from nodes; the
+//! trait `KindView` for kinds that are kept elsewhere and only shown here.
 //!
-//! **Does not belong here:** anything that reacts to objects. Two exceptions, because they are part of what a
-//! verb means: a deleted namespace is emptied here, and the standard namespaces are made at start.
+//! **Does not belong here:** anything that reacts to objects. Three exceptions, because they are part of what a
+//! verb means: a deleted namespace is emptied here, the rules of aggregated cluster roles are filled in here, and
+//! the standard namespaces, roles and classes are made at start.
 //!
 //! Start reading at [`ApiServer`], then `handler.rs` (a request's way), `registry.rs` (a kind's row) and
 //! `verbs/`.
 
 mod access;
+mod admission;
 mod artifacts;
 mod call;
 mod config;
 mod decode;
 mod discovery;
 mod event_objects;
+mod eviction;
 mod handler;
 mod logs;
 mod managed;
@@ -29,15 +33,19 @@ mod openapi;
 mod patch;
 mod pki;
 mod protobuf;
+mod rbac;
 mod registry;
 mod render;
 mod request;
+mod reviews;
 mod schema;
 mod selection;
 mod serve;
 mod server;
+mod services;
 mod status;
 mod subresources;
+mod tokens;
 mod usage;
 mod verbs;
 mod views;
@@ -47,5 +55,6 @@ pub use access::User;
 pub use config::{Clock, Config, Deps, Inspector, NodeConnector, NodeError};
 pub use pki::{Identity, PkiError};
 pub use server::{ApiServer, StartError};
+pub use services::{InvalidNetwork, ServiceNetwork};
 pub use status::{ApiError, Cause, Details};
 pub use views::{KindView, ViewChange, ViewError, ViewEvent, ViewPage, ViewQuery};

@@ -145,7 +145,11 @@ fn entry(request: &WriteRequest, part: Part, operation: Operation) -> Entry {
         manager: request.manager.name.clone(),
         operation,
         api_version: request.kind.api_version(),
-        subresource: if part == Part::Status { "status".into() } else { String::new() },
+        subresource: match part {
+            Part::Status => "status".into(),
+            Part::EphemeralContainers => "ephemeralcontainers".into(),
+            _ => String::new(),
+        },
         time: Some(time(request.now)),
         fields: FieldSet::default(),
     }
@@ -176,7 +180,7 @@ pub(crate) fn on_write(request: &WriteRequest, part: Part, new: &mut Object, old
     let entries = given.or_else(|| old.and_then(entries_of).filter(|_| !reset));
     let entries = match (entries, old) {
         (Some(entries), _) => entries,
-        (None, None) if request.manager.explicit && !reset => Vec::new(),
+        (None, None) if request.manager.tracked && !reset => Vec::new(),
         _ => {
             new.meta_mut().remove(MANAGED_FIELDS);
             return;

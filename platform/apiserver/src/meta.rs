@@ -85,12 +85,26 @@ pub(crate) fn generate_name(base: &str) -> Option<String> {
 
 /// What a client cannot change is taken from the old object. A different uid is a conflict.
 pub(crate) fn on_update(new: &mut Object, old: &Object, kind: &Kind) -> Result<(), ApiError> {
+    same_uid(new, old, kind)?;
+    keep_fixed(new, old);
+    Ok(())
+}
+
+/// Refuses a write that is meant for another object of the same name.
+pub(crate) fn same_uid(new: &Object, old: &Object, kind: &Kind) -> Result<(), ApiError> {
     let (new_uid, old_uid) = (new.uid(), old.uid());
     if !new_uid.is_empty() && new_uid != old_uid {
-        let why =
-            format!("Precondition failed: UID in precondition: {new_uid}, UID in object meta: {old_uid}");
+        let why = format!(
+            "StorageError: invalid object, Code: 4, Key: {}, ResourceVersion: 0, AdditionalErrorMsg: Precondition \
+             failed: UID in precondition: {new_uid}, UID in object meta: {old_uid}",
+            storage_key(kind, old)
+        );
         return Err(ApiError::conflict(kind, old.name(), &why));
     }
+    Ok(())
+}
+
+fn keep_fixed(new: &mut Object, old: &Object) {
     let fixed = [
         "uid",
         "creationTimestamp",
@@ -108,7 +122,23 @@ pub(crate) fn on_update(new: &mut Object, old: &Object, kind: &Kind) -> Result<(
     }
     meta.remove("selfLink");
     drop_empty(meta);
-    Ok(())
+}
+
+/// Where upstream keeps an object in etcd, as its errors name it.
+fn storage_key(kind: &Kind, object: &Object) -> String {
+    let folder = match kind.resource().as_str() {
+        "services" => "services/specs".to_owned(),
+        "endpoints" => "services/endpoints".to_owned(),
+        "nodes" => "minions".to_owned(),
+        "replicationcontrollers" => "controllers".to_owned(),
+        "ingresses.networking.k8s.io" => "ingress".to_owned(),
+        _ if kind.custom => format!("{}/{}", kind.group, kind.plural),
+        _ => kind.plural.to_owned(),
+    };
+    match object.meta_str("namespace") {
+        "" => format!("/registry/{folder}/{}", object.name()),
+        namespace => format!("/registry/{folder}/{namespace}/{}", object.name()),
+    }
 }
 
 /// What is empty is not there, as where Go writes these fields.
@@ -221,23 +251,36 @@ fn owner_errors(new: &Object, errors: &mut Vec<FieldError>) {
 
 /// `name` or `prefix/name` (upstream's `IsQualifiedName`).
 pub(crate) fn qualified_name(text: &str) -> Result<(), String> {
-    let (prefix, name) = match text.split_once('/') {
-        Some((prefix, name)) => (Some(prefix), name),
-        None => (None, text),
+    const FORM: &str = "must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an \
+                        alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for \
+                        validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')";
+    let (prefix, name) = match text.split('/').collect::<Vec<_>>().as_slice() {
+        [name] => (None, *name),
+        [prefix, name] => (Some(*prefix), *name),
+        _ => {
+            return Err(format!(
+                "a qualified name {FORM} with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')"
+            ));
+        }
     };
+    if prefix == Some("") {
+        return Err("prefix part must be non-empty".into());
+    }
     if let Some(prefix) = prefix {
         mayfly_api::names::dns_subdomain(prefix).map_err(|why| format!("prefix part {why}"))?;
     }
-    if is_name_part(name) && !name.is_empty() {
-        return Ok(());
+    match name {
+        "" => Err("name part must be non-empty".into()),
+        _ if name.len() > 63 => Err("name part must be no more than 63 characters".into()),
+        _ if is_name_part(name) => Ok(()),
+        _ => Err(format!("name part {FORM}")),
     }
-    Err("name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an \
-         alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is \
-         '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')"
-        .into())
 }
 
 pub(crate) fn label_value(text: &str) -> Result<(), String> {
+    if text.len() > 63 {
+        return Err("must be no more than 63 characters".into());
+    }
     if is_name_part(text) {
         return Ok(());
     }

@@ -16,6 +16,7 @@ use serde_json::Value;
 
 use self::conditions::Left;
 use crate::{
+    access::User,
     meta,
     object::{Object, map_at},
     registry::{Backing, NAMESPACE_FINALIZER, registry},
@@ -165,14 +166,16 @@ impl Inner {
         }
     }
 
-    fn own_request(&self, kind: &'static crate::registry::Kind, namespace: &str) -> WriteRequest {
+    /// A write by the server itself.
+    pub(crate) fn own_request(&self, kind: &'static crate::registry::Kind, namespace: &str) -> WriteRequest {
         WriteRequest {
             kind,
             namespace: namespace.to_owned(),
             now: self.now(),
             dry_run: false,
             validation: FieldValidation::Ignore,
-            manager: Manager { name: "mayfly".into(), explicit: false },
+            manager: Manager { name: "mayfly".into(), explicit: false, tracked: false },
+            user: User::in_process("system:apiserver"),
         }
     }
 }

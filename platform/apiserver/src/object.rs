@@ -11,7 +11,7 @@ use serde::{Deserialize, de::IgnoredAny};
 use serde_json::{Map, Value};
 
 /// Where metadata opens in stored bytes.
-const METADATA_OPENS: &[u8] = b"\"metadata\":{";
+pub(crate) const METADATA_OPENS: &[u8] = b"\"metadata\":{";
 
 /// One object, decoded.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -182,7 +182,7 @@ fn splice_version(out: &mut Vec<u8>, rest: &[u8], revision: Revision) {
 }
 
 /// `apiVersion` and `kind` come before metadata and are short.
-const HEAD_BYTES_MAX: usize = 400;
+pub(crate) const HEAD_BYTES_MAX: usize = 400;
 
 /// What label selectors need of a stored object.
 pub(crate) fn labels_of(stored: &[u8]) -> BTreeMap<String, String> {

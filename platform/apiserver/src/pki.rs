@@ -6,6 +6,7 @@
 //! | `ca.crt` | 0644 | the authority's certificate, embedded in kubeconfigs |
 //! | `ca.key` | 0600 | its key |
 //! | `token` | 0600 | the administrator's bearer token |
+//! | `sa.key` | 0600 | the key that signs tokens of service accounts, PKCS #8 in base64 |
 
 use std::{
     fs,
@@ -47,6 +48,8 @@ pub enum PkiError {
     Damaged { path: PathBuf, source: rcgen::Error },
     #[error("{}: no token of ours (it has {} digits); remove the file to make a new one", path.display(), 2 * TOKEN_BYTES)]
     NoToken { path: PathBuf },
+    #[error("{}: not a key of service accounts; remove the file to make a new one, which ends the tokens there are", path.display())]
+    NoKey { path: PathBuf },
     #[error("{} exists but {} does not: restore it, or remove the folder to make a new identity", present.display(), absent.display())]
     Incomplete { present: PathBuf, absent: PathBuf },
     #[error("a certificate cannot be issued: {0}")]
@@ -60,6 +63,7 @@ pub enum PkiError {
 pub struct Identity {
     ca_pem: String,
     token: String,
+    service_account_key: Vec<u8>,
     tls: Arc<rustls::ServerConfig>,
 }
 
@@ -94,13 +98,19 @@ impl Identity {
                 token
             }
         };
+        let service_account_key = service_account_key(folder)?;
         let tls = issue(&ca_key, extra_names, now)?;
-        Ok(Self { ca_pem, token, tls: Arc::new(tls) })
+        Ok(Self { ca_pem, token, service_account_key, tls: Arc::new(tls) })
     }
 
     /// The administrator's bearer token.
     pub fn token(&self) -> &str {
         &self.token
+    }
+
+    /// The key that signs tokens of service accounts, as PKCS #8.
+    pub fn service_account_key(&self) -> &[u8] {
+        &self.service_account_key
     }
 
     /// The authority's certificate, as PEM.
@@ -160,6 +170,17 @@ fn write(path: &Path, text: &str, mode: u32) -> Result<(), PkiError> {
         fs::File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()
     };
     write().map_err(|source| PkiError::File { path: path.to_owned(), source })
+}
+
+fn service_account_key(folder: &Path) -> Result<Vec<u8>, PkiError> {
+    let path = folder.join("sa.key");
+    if let Some(text) = read(&path)? {
+        let key = STANDARD.decode(text.trim()).ok().filter(|key| crate::tokens::is_key(key));
+        return key.ok_or(PkiError::NoKey { path });
+    }
+    let key = crate::tokens::new_key();
+    write(&path, &STANDARD.encode(&key), 0o600)?;
+    Ok(key)
 }
 
 /// The authority's name and uses: the same at every start, since certificates are issued in its name.

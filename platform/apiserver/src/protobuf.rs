@@ -1,220 +1,58 @@
-//! The few objects that kubectl sends as protobuf and as nothing else: `kubectl create configmap`, `create secret`,
-//! `create namespace`, `create job`, `auth can-i`, `drain`. Answers are always JSON, which its clients accept.
-//!
-//! Each message is a table of its fields; the numbers are those of upstream's `generated.proto` files. Kinds
-//! without a table are refused with 415.
+//! Request bodies in protobuf, by upstream's field numbers ([`crate::schema::wire`]). `kubectl create` and client-go
+//! send them; answers are always JSON, which their senders accept.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use jiff::Timestamp;
 use serde_json::{Map, Value};
 
+use crate::schema::wire::{self, GoStruct, Multiplicity, Scalar, WireField};
+
 /// What upstream puts before every protobuf object.
 const MAGIC: &[u8] = b"k8s\0";
 /// Deepest nesting of messages.
-const DEPTH_MAX: u8 = 16;
+const DEPTH_MAX: u8 = 64;
 
-/// A field of a message.
-struct Field {
-    number: u64,
-    name: &'static str,
-    kind: Kind,
-    repeated: bool,
-}
-
-enum Kind {
-    Text,
-    Integer,
-    Boolean,
-    Time,
-    Message(Message),
-    /// A map with texts as keys.
-    Texts,
-    ByteMap,
-}
-
-type Message = &'static [Field];
-
-const fn one(number: u64, name: &'static str, kind: Kind) -> Field {
-    Field { number, name, kind, repeated: false }
-}
-const fn many(number: u64, name: &'static str, kind: Kind) -> Field {
-    Field { number, name, kind, repeated: true }
-}
-
-/// `runtime.Unknown`, without its second field: the object itself.
-const ENVELOPE: Message =
-    &[one(1, "typeMeta", Kind::Message(&[one(1, "apiVersion", Kind::Text), one(2, "kind", Kind::Text)]))];
+/// The fields of `runtime.Unknown` and of the `TypeMeta` in it.
+const ENVELOPE_TYPE: u64 = 1;
 const ENVELOPE_RAW: u64 = 2;
-
-const OBJECT_META: Message = &[
-    one(1, "name", Kind::Text),
-    one(2, "generateName", Kind::Text),
-    one(3, "namespace", Kind::Text),
-    one(5, "uid", Kind::Text),
-    one(6, "resourceVersion", Kind::Text),
-    one(7, "generation", Kind::Integer),
-    one(8, "creationTimestamp", Kind::Time),
-    one(9, "deletionTimestamp", Kind::Time),
-    one(10, "deletionGracePeriodSeconds", Kind::Integer),
-    one(11, "labels", Kind::Texts),
-    one(12, "annotations", Kind::Texts),
-    many(13, "ownerReferences", Kind::Message(OWNER_REFERENCE)),
-    many(14, "finalizers", Kind::Text),
-];
-const OWNER_REFERENCE: Message = &[
-    one(1, "kind", Kind::Text),
-    one(3, "name", Kind::Text),
-    one(4, "uid", Kind::Text),
-    one(5, "apiVersion", Kind::Text),
-    one(6, "controller", Kind::Boolean),
-    one(7, "blockOwnerDeletion", Kind::Boolean),
-];
-const META: Field = one(1, "metadata", Kind::Message(OBJECT_META));
-
-const CONFIG_MAP: Message = &[
-    META,
-    one(2, "data", Kind::Texts),
-    one(3, "binaryData", Kind::ByteMap),
-    one(4, "immutable", Kind::Boolean),
-];
-const SECRET: Message = &[
-    META,
-    one(2, "data", Kind::ByteMap),
-    one(3, "type", Kind::Text),
-    one(4, "stringData", Kind::Texts),
-    one(5, "immutable", Kind::Boolean),
-];
-const NAMESPACE: Message = &[META, one(2, "spec", Kind::Message(&[many(1, "finalizers", Kind::Text)]))];
-const SELF_SUBJECT_REVIEW: Message = &[META];
-const SELF_SUBJECT_RULES_REVIEW: Message =
-    &[META, one(2, "spec", Kind::Message(&[one(1, "namespace", Kind::Text)]))];
-const SELF_SUBJECT_ACCESS_REVIEW: Message = &[
-    META,
-    one(
-        2,
-        "spec",
-        Kind::Message(&[
-            one(
-                1,
-                "resourceAttributes",
-                Kind::Message(&[
-                    one(1, "namespace", Kind::Text),
-                    one(2, "verb", Kind::Text),
-                    one(3, "group", Kind::Text),
-                    one(4, "version", Kind::Text),
-                    one(5, "resource", Kind::Text),
-                    one(6, "subresource", Kind::Text),
-                    one(7, "name", Kind::Text),
-                ]),
-            ),
-            one(
-                2,
-                "nonResourceAttributes",
-                Kind::Message(&[one(1, "path", Kind::Text), one(2, "verb", Kind::Text)]),
-            ),
-        ]),
-    ),
-];
-const DELETE_OPTIONS: Message = &[
-    one(1, "gracePeriodSeconds", Kind::Integer),
-    one(
-        2,
-        "preconditions",
-        Kind::Message(&[one(1, "uid", Kind::Text), one(2, "resourceVersion", Kind::Text)]),
-    ),
-    one(3, "orphanDependents", Kind::Boolean),
-    one(4, "propagationPolicy", Kind::Text),
-    many(5, "dryRun", Kind::Text),
-];
-const EVICTION: Message = &[META, one(2, "deleteOptions", Kind::Message(DELETE_OPTIONS))];
-
-const CONTAINER: Message = &[
-    one(1, "name", Kind::Text),
-    one(2, "image", Kind::Text),
-    many(3, "command", Kind::Text),
-    many(4, "args", Kind::Text),
-    one(5, "workingDir", Kind::Text),
-    many(7, "env", Kind::Message(&[one(1, "name", Kind::Text), one(2, "value", Kind::Text)])),
-    one(8, "resources", Kind::Message(&[])),
-    one(13, "terminationMessagePath", Kind::Text),
-    one(14, "imagePullPolicy", Kind::Text),
-    one(16, "stdin", Kind::Boolean),
-    one(17, "stdinOnce", Kind::Boolean),
-    one(18, "tty", Kind::Boolean),
-    one(20, "terminationMessagePolicy", Kind::Text),
-];
-const POD_SPEC: Message = &[
-    many(2, "containers", Kind::Message(CONTAINER)),
-    one(3, "restartPolicy", Kind::Text),
-    one(4, "terminationGracePeriodSeconds", Kind::Integer),
-    one(5, "activeDeadlineSeconds", Kind::Integer),
-    one(6, "dnsPolicy", Kind::Text),
-    one(7, "nodeSelector", Kind::Texts),
-    one(8, "serviceAccountName", Kind::Text),
-    one(9, "serviceAccount", Kind::Text),
-    one(11, "hostNetwork", Kind::Boolean),
-    one(12, "hostPID", Kind::Boolean),
-    one(13, "hostIPC", Kind::Boolean),
-    one(14, "securityContext", Kind::Message(&[])),
-    one(19, "schedulerName", Kind::Text),
-    one(29, "runtimeClassName", Kind::Text),
-];
-const JOB_SPEC: Message = &[
-    one(1, "parallelism", Kind::Integer),
-    one(2, "completions", Kind::Integer),
-    one(3, "activeDeadlineSeconds", Kind::Integer),
-    one(4, "selector", Kind::Message(&[one(1, "matchLabels", Kind::Texts)])),
-    one(5, "manualSelector", Kind::Boolean),
-    one(6, "template", Kind::Message(&[META, one(2, "spec", Kind::Message(POD_SPEC))])),
-    one(7, "backoffLimit", Kind::Integer),
-    one(8, "ttlSecondsAfterFinished", Kind::Integer),
-    one(9, "completionMode", Kind::Text),
-    one(10, "suspend", Kind::Boolean),
-    one(14, "podReplacementPolicy", Kind::Text),
-];
-const JOB: Message = &[META, one(2, "spec", Kind::Message(JOB_SPEC)), one(3, "status", Kind::Message(&[]))];
-
-fn message_of(kind: &str) -> Option<Message> {
-    Some(match kind {
-        "ConfigMap" => CONFIG_MAP,
-        "Secret" => SECRET,
-        "Namespace" => NAMESPACE,
-        "SelfSubjectReview" => SELF_SUBJECT_REVIEW,
-        "SelfSubjectRulesReview" => SELF_SUBJECT_RULES_REVIEW,
-        "SelfSubjectAccessReview" => SELF_SUBJECT_ACCESS_REVIEW,
-        "DeleteOptions" => DELETE_OPTIONS,
-        "Eviction" => EVICTION,
-        "Job" => JOB,
-        _ => return None,
-    })
-}
+const TYPE_API_VERSION: u64 = 1;
+const TYPE_KIND: u64 = 2;
 
 /// Why a body was not decoded.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Refusal {
+pub(crate) enum ProtobufError {
     /// There is no table for this kind.
     UnknownKind,
     Malformed(&'static str),
-    /// It says something that its table has no word for: better refused than lost.
-    UnknownField(u64),
 }
 
 /// Decodes an enveloped object to its JSON form.
-pub(crate) fn decode(bytes: &[u8]) -> Result<Value, Refusal> {
-    let body = bytes.strip_prefix(MAGIC).ok_or(Refusal::Malformed("it does not start with k8s"))?;
-    let envelope = read_message(ENVELOPE, body, 0, false)?;
-    let text =
-        |field: &str| envelope.get("typeMeta").and_then(|meta| meta[field].as_str()).unwrap_or("").to_owned();
-    let (api_version, kind) = (text("apiVersion"), text("kind"));
-    let message = message_of(&kind).ok_or(Refusal::UnknownKind)?;
-    let mut raw: &[u8] = &[];
+pub(crate) fn decode(bytes: &[u8]) -> Result<Value, ProtobufError> {
+    let body = bytes.strip_prefix(MAGIC).ok_or(ProtobufError::Malformed("it does not start with k8s"))?;
+    let (mut api_version, mut kind, mut raw) = (String::new(), String::new(), &[][..]);
     for item in Items(body) {
-        if let (ENVELOPE_RAW, Wire::Bytes(bytes)) = item? {
-            raw = bytes;
+        match item? {
+            (ENVELOPE_TYPE, Wire::Bytes(bytes)) => {
+                for item in Items(bytes) {
+                    match item? {
+                        (TYPE_API_VERSION, Wire::Bytes(bytes)) => api_version = text(bytes)?,
+                        (TYPE_KIND, Wire::Bytes(bytes)) => kind = text(bytes)?,
+                        _ => {}
+                    }
+                }
+            }
+            (ENVELOPE_RAW, Wire::Bytes(bytes)) => raw = bytes,
+            _ => {}
         }
     }
-    // The other tables are whole.
-    let mut object = read_message(message, raw, 0, kind == "Job")?;
+    let (group, version) = api_version.split_once('/').unwrap_or(("", &api_version));
+    let message = match kind.as_str() {
+        "DeleteOptions" => wire::message("meta.v1.DeleteOptions"),
+        "Eviction" => wire::message("policy.v1.Eviction"),
+        _ => wire::message_of(group, version, &kind),
+    };
+    let mut object = Map::new();
+    read_message(message.ok_or(ProtobufError::UnknownKind)?, raw, &mut object, 0)?;
     object.insert("apiVersion".into(), api_version.into());
     object.insert("kind".into(), kind.into());
     Ok(Value::Object(object))
@@ -230,28 +68,29 @@ enum Wire<'a> {
 struct Items<'a>(&'a [u8]);
 
 impl<'a> Items<'a> {
-    fn varint(&mut self) -> Result<u64, Refusal> {
+    fn varint(&mut self) -> Result<u64, ProtobufError> {
         let mut value = 0u64;
         for shift in (0..64).step_by(7) {
-            let (first, rest) = self.0.split_first().ok_or(Refusal::Malformed("it ends within a number"))?;
+            let (first, rest) =
+                self.0.split_first().ok_or(ProtobufError::Malformed("it ends within a number"))?;
             self.0 = rest;
             value |= u64::from(first & 0x7f) << shift;
             if first & 0x80 == 0 {
                 return Ok(value);
             }
         }
-        Err(Refusal::Malformed("a number is too long"))
+        Err(ProtobufError::Malformed("a number is too long"))
     }
 
-    fn take(&mut self, bytes: u64) -> Result<&'a [u8], Refusal> {
-        let short = Refusal::Malformed("it ends within a field");
+    fn take(&mut self, bytes: u64) -> Result<&'a [u8], ProtobufError> {
+        let short = ProtobufError::Malformed("it ends within a field");
         let length = usize::try_from(bytes).ok().filter(|length| *length <= self.0.len()).ok_or(short)?;
         let (taken, rest) = self.0.split_at(length);
         self.0 = rest;
         Ok(taken)
     }
 
-    fn read(&mut self) -> Result<(u64, Wire<'a>), Refusal> {
+    fn read(&mut self) -> Result<(u64, Wire<'a>), ProtobufError> {
         let tag = self.varint()?;
         let wire = match tag & 7 {
             0 => Wire::Number(self.varint()?),
@@ -261,14 +100,14 @@ impl<'a> Items<'a> {
                 Wire::Bytes(self.take(length)?)
             }
             5 => Wire::Bytes(self.take(4)?),
-            _ => return Err(Refusal::Malformed("a field is of a kind that nobody uses")),
+            _ => return Err(ProtobufError::Malformed("a field has an unknown wire type")),
         };
         Ok((tag >> 3, wire))
     }
 }
 
 impl<'a> Iterator for Items<'a> {
-    type Item = Result<(u64, Wire<'a>), Refusal>;
+    type Item = Result<(u64, Wire<'a>), ProtobufError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.0.is_empty() {
@@ -283,93 +122,167 @@ impl<'a> Iterator for Items<'a> {
 }
 
 fn read_message(
-    message: Message,
+    message: &GoStruct,
     bytes: &[u8],
+    map: &mut Map<String, Value>,
     depth: u8,
-    strict: bool,
-) -> Result<Map<String, Value>, Refusal> {
+) -> Result<(), ProtobufError> {
     if depth > DEPTH_MAX {
-        return Err(Refusal::Malformed("it is nested too deep"));
+        return Err(ProtobufError::Malformed("it is nested too deep"));
     }
-    let mut map = Map::new();
     for item in Items(bytes) {
-        let (number, wire) = item?;
-        let Some(field) = message.iter().find(|field| field.number == number) else {
-            // Zero values are written, too, and say nothing.
-            let says = match wire {
-                Wire::Number(number) => number != 0,
-                Wire::Bytes(bytes) => !bytes.is_empty(),
-            };
-            if strict && says {
-                return Err(Refusal::UnknownField(number));
-            }
-            continue;
-        };
-        if let Kind::Texts | Kind::ByteMap = field.kind {
-            let (key, value) = read_entry(&field.kind, &wire)?;
-            if let Value::Object(entries) = map.entry(field.name).or_insert_with(|| Value::Object(Map::new()))
+        let (number, value) = item?;
+        // Unknown fields are those of newer versions, and are ignored as upstream ignores them.
+        let Some(field) = message.fields.iter().find(|field| field.number == number) else { continue };
+        if field.name.is_empty() {
+            if let (Scalar::Struct(inner), Wire::Bytes(bytes)) = (field.scalar, value)
+                && let Some(inner) = wire::message(inner)
             {
-                entries.insert(key, value);
+                read_message(inner, bytes, map, depth + 1)?;
             }
             continue;
         }
-        // Upstream writes zero values; in JSON they are absent.
-        let Some(value) = read_value(&field.kind, &wire, depth, strict && field.name != "status")? else {
-            continue;
-        };
-        if !field.repeated {
-            map.insert(field.name.into(), value);
-        } else if let Value::Array(list) = map.entry(field.name).or_insert_with(|| Value::Array(Vec::new())) {
-            list.push(value);
+        match field.multiplicity {
+            Multiplicity::One => {
+                if let Some(value) = read_value(field.scalar, &value, depth)? {
+                    map.insert(field.name.into(), value);
+                }
+            }
+            Multiplicity::List => read_item(field, value, map, depth)?,
+            Multiplicity::Map => {
+                let Wire::Bytes(bytes) = value else { return Err(WRONG_TYPE) };
+                let (key, value) = read_entry(field.scalar, bytes, depth)?;
+                let entries = map.entry(field.name).or_insert_with(|| Value::Object(Map::new()));
+                if let Value::Object(entries) = entries {
+                    entries.insert(key, value);
+                }
+            }
         }
     }
-    Ok(map)
+    Ok(())
 }
 
-fn text(bytes: &[u8]) -> Result<String, Refusal> {
-    String::from_utf8(bytes.to_vec()).map_err(|_| Refusal::Malformed("a text is not UTF-8"))
+const WRONG_TYPE: ProtobufError = ProtobufError::Malformed("a field has the wire type of another");
+
+/// An item of a list; numbers may be packed.
+fn read_item(
+    field: &WireField,
+    value: Wire<'_>,
+    map: &mut Map<String, Value>,
+    depth: u8,
+) -> Result<(), ProtobufError> {
+    let list = map.entry(field.name).or_insert_with(|| Value::Array(Vec::new()));
+    let Value::Array(list) = list else { return Ok(()) };
+    match (field.scalar, value) {
+        (Scalar::Integer | Scalar::Boolean, Wire::Bytes(bytes)) => {
+            let mut numbers = Items(bytes);
+            while !numbers.0.is_empty() {
+                let number = Wire::Number(numbers.varint()?);
+                list.extend(read_value(field.scalar, &number, depth)?);
+            }
+        }
+        (scalar, value) => list.push(read_value(scalar, &value, depth)?.unwrap_or_default()),
+    }
+    Ok(())
 }
 
-fn read_entry(kind: &Kind, wire: &Wire<'_>) -> Result<(String, Value), Refusal> {
-    let Wire::Bytes(bytes) = wire else { return Err(Refusal::Malformed("a map is not one")) };
-    let (mut key, mut value): (String, &[u8]) = (String::new(), &[]);
+fn read_entry(scalar: Scalar, bytes: &[u8], depth: u8) -> Result<(String, Value), ProtobufError> {
+    let (mut key, mut value) = (String::new(), None);
     for item in Items(bytes) {
         match item? {
             (1, Wire::Bytes(bytes)) => key = text(bytes)?,
-            (2, Wire::Bytes(bytes)) => value = bytes,
+            (2, wire) => value = read_value(scalar, &wire, depth)?,
             _ => {}
         }
     }
-    let value = if matches!(kind, Kind::ByteMap) { STANDARD.encode(value) } else { text(value)? };
-    Ok((key, value.into()))
+    let zero = || if scalar == Scalar::Quantity { "0".into() } else { Value::String(String::new()) };
+    Ok((key, value.unwrap_or_else(zero)))
 }
 
-fn read_value(kind: &Kind, wire: &Wire<'_>, depth: u8, strict: bool) -> Result<Option<Value>, Refusal> {
-    Ok(match (kind, wire) {
-        (Kind::Text, Wire::Bytes(bytes)) => {
-            Some(text(bytes)?).filter(|text| !text.is_empty()).map(Value::from)
-        }
-        // Negative numbers are written as their two's complement.
-        (Kind::Integer, Wire::Number(number)) => Some(number.cast_signed().into()),
-        (Kind::Boolean, Wire::Number(number)) => Some((*number != 0).into()),
-        (Kind::Time, Wire::Bytes(bytes)) => read_time(bytes)?,
-        (Kind::Message(message), Wire::Bytes(bytes)) => {
-            Some(Value::Object(read_message(message, bytes, depth + 1, strict)?))
-        }
-        _ => return Err(Refusal::Malformed("a field is of another kind than it should be")),
-    })
+fn text(bytes: &[u8]) -> Result<String, ProtobufError> {
+    String::from_utf8(bytes.to_vec()).map_err(|_| ProtobufError::Malformed("a text is not UTF-8"))
 }
 
-/// `meta/v1.Time`: seconds since 1970; nothing at all is the zero time.
-fn read_time(bytes: &[u8]) -> Result<Option<Value>, Refusal> {
-    let mut seconds = None;
+/// `None`: an absent time, which is how upstream writes the zero time.
+fn read_value(scalar: Scalar, wire: &Wire<'_>, depth: u8) -> Result<Option<Value>, ProtobufError> {
+    let value = match (scalar, wire) {
+        (Scalar::Text, Wire::Bytes(bytes)) => text(bytes)?.into(),
+        (Scalar::Integer, Wire::Number(number)) => number.cast_signed().into(),
+        (Scalar::Boolean, Wire::Number(number)) => (*number != 0).into(),
+        (Scalar::Double, Wire::Bytes(bytes)) => {
+            let bits = <[u8; 8]>::try_from(*bytes).map_err(|_| WRONG_TYPE)?;
+            f64::from_le_bytes(bits).into()
+        }
+        (Scalar::Bytes, Wire::Bytes(bytes)) => STANDARD.encode(bytes).into(),
+        (Scalar::Time | Scalar::MicroTime, Wire::Bytes(bytes)) => return read_time(scalar, bytes),
+        (Scalar::Quantity, Wire::Bytes(bytes)) => first_text(bytes)?.into(),
+        (Scalar::Duration, Wire::Bytes(bytes)) => {
+            let mut nanos = 0;
+            for item in Items(bytes) {
+                if let (1, Wire::Number(number)) = item? {
+                    nanos = number.cast_signed();
+                }
+            }
+            format!("{}s", nanos / 1_000_000_000).into()
+        }
+        (Scalar::Raw | Scalar::FieldsV1, Wire::Bytes(bytes)) => {
+            let json = first_text(bytes)?;
+            serde_json::from_str(&json).map_err(|_| ProtobufError::Malformed("raw JSON in it is none"))?
+        }
+        (Scalar::IntOrString, Wire::Bytes(bytes)) => read_int_or_string(bytes)?,
+        (Scalar::Struct(name), Wire::Bytes(bytes)) => {
+            let mut map = Map::new();
+            if let Some(message) = wire::message(name) {
+                read_message(message, bytes, &mut map, depth + 1)?;
+            }
+            Value::Object(map)
+        }
+        _ => return Err(WRONG_TYPE),
+    };
+    Ok(Some(value))
+}
+
+/// The text in a message's first field.
+fn first_text(bytes: &[u8]) -> Result<String, ProtobufError> {
+    let mut found = String::new();
     for item in Items(bytes) {
-        if let (1, Wire::Number(number)) = item? {
-            seconds = Some(number.cast_signed());
+        if let (1, Wire::Bytes(bytes)) = item? {
+            found = text(bytes)?;
         }
     }
-    let time = seconds.and_then(|seconds| Timestamp::from_second(seconds).ok());
-    Ok(time.map(crate::meta::timestamp))
+    Ok(found)
+}
+
+fn read_int_or_string(bytes: &[u8]) -> Result<Value, ProtobufError> {
+    let (mut is_text, mut number, mut string) = (false, 0, String::new());
+    for item in Items(bytes) {
+        match item? {
+            (1, Wire::Number(kind)) => is_text = kind == 1,
+            (2, Wire::Number(value)) => number = value.cast_signed(),
+            (3, Wire::Bytes(bytes)) => string = text(bytes)?,
+            _ => {}
+        }
+    }
+    Ok(if is_text { string.into() } else { number.into() })
+}
+
+fn read_time(scalar: Scalar, bytes: &[u8]) -> Result<Option<Value>, ProtobufError> {
+    let (mut seconds, mut nanos) = (0i64, 0i64);
+    for item in Items(bytes) {
+        match item? {
+            (1, Wire::Number(number)) => seconds = number.cast_signed(),
+            (2, Wire::Number(number)) => nanos = number.cast_signed(),
+            _ => {}
+        }
+    }
+    if (seconds, nanos) == (0, 0) {
+        return Ok(None);
+    }
+    let nanos = i32::try_from(nanos).unwrap_or(0);
+    let time =
+        Timestamp::new(seconds, nanos).map_err(|_| ProtobufError::Malformed("a time is out of range"))?;
+    let format = if scalar == Scalar::MicroTime { "%Y-%m-%dT%H:%M:%S%.6fZ" } else { "%Y-%m-%dT%H:%M:%SZ" };
+    Ok(Some(time.strftime(format).to_string().into()))
 }
 
 #[cfg(test)]
@@ -389,22 +302,35 @@ mod tests {
     }
 
     #[test]
-    fn a_job_is_read_whole_or_not_at_all() {
-        let of = |pod_more: &[u8]| {
-            let container = [field(1, b"c"), field(2, b"img"), field(3, b"tool"), field(8, b"")].concat();
-            let pod = [field(2, &container), field(3, b"Never"), pod_more.to_vec()].concat();
-            let spec = field(6, &[field(1, b""), field(2, &pod)].concat());
-            // What status says is nobody's matter.
-            let job = [field(1, &field(1, b"j")), field(2, &spec), field(3, &[4 << 3, 7])].concat();
-            decode(&envelope("batch/v1", "Job", &job))
-        };
+    fn a_job_with_nested_messages() {
+        let container = [field(1, b"c"), field(2, b"img"), field(3, b"tool"), field(8, b"")].concat();
+        let volume = [field(1, b"v"), field(2, &field(2, &field(1, b"")))].concat();
+        let pod = [field(1, &volume), field(2, &container), field(3, b"Never")].concat();
+        let spec = [field(6, &[field(1, b""), field(2, &pod)].concat()), vec![1 << 3, 2]].concat();
+        let job = [field(1, &field(1, b"j")), field(2, &spec)].concat();
         let template = json!({"metadata": {}, "spec": {"restartPolicy": "Never",
+            "volumes": [{"name": "v", "emptyDir": {"medium": ""}}],
             "containers": [{"name": "c", "image": "img", "command": ["tool"], "resources": {}}]}});
-        let expected = json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "j"},
-            "spec": {"template": template}, "status": {}});
-        assert_eq!(of(&[]), Ok(expected.clone()));
-        assert_eq!(of(&field(10, b"")), Ok(expected), "an empty field says nothing");
-        assert_eq!(of(&field(1, b"volume")), Err(Refusal::UnknownField(1)));
+        assert_eq!(
+            decode(&envelope("batch/v1", "Job", &job)),
+            Ok(json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "j"},
+                "spec": {"template": template, "parallelism": 2}}))
+        );
+    }
+
+    #[test]
+    fn scalars_that_are_messages() {
+        let quantity = [field(1, b"cpu"), field(2, &field(1, b"1"))].concat();
+        let hard = field(1, &field(1, &quantity));
+        let quota = decode(&envelope("v1", "ResourceQuota", &field(2, &hard[2..]))).unwrap();
+        assert_eq!(quota["spec"]["hard"], json!({"cpu": "1"}));
+        let percent = [vec![1 << 3, 1], field(3, b"50%")].concat();
+        let budget =
+            decode(&envelope("policy/v1", "PodDisruptionBudget", &field(2, &field(1, &percent)))).unwrap();
+        assert_eq!(budget["spec"], json!({"minAvailable": "50%"}));
+        let raw =
+            decode(&envelope("apps/v1", "ControllerRevision", &field(2, &field(1, b"{\"a\":1}")))).unwrap();
+        assert_eq!(raw["data"], json!({"a": 1}));
     }
 
     #[test]
@@ -424,7 +350,8 @@ mod tests {
         assert_eq!(
             decoded,
             json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"k": "v", "l": ""},
-                   "metadata": {"name": "m", "namespace": "default", "generation": 0, "labels": {"a": "b"}}})
+                   "metadata": {"name": "m", "generateName": "", "namespace": "default", "generation": 0,
+                                "labels": {"a": "b"}}})
         );
     }
 
@@ -436,9 +363,9 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
-        assert_eq!(decode(b"{}"), Err(Refusal::Malformed("it does not start with k8s")));
-        assert_eq!(decode(&envelope("v1", "Pod", b"")), Err(Refusal::UnknownKind));
+    fn malformed_bodies_are_refused() {
+        assert_eq!(decode(b"{}"), Err(ProtobufError::Malformed("it does not start with k8s")));
+        assert_eq!(decode(&envelope("v1", "Unknown", b"")), Err(ProtobufError::UnknownKind));
         for broken in [
             &b"\x0a\xff"[..],
             b"\x0a",
@@ -448,7 +375,7 @@ mod tests {
             &[0x0a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01],
         ] {
             assert!(
-                matches!(decode(&envelope("v1", "ConfigMap", broken)), Err(Refusal::Malformed(_))),
+                matches!(decode(&envelope("v1", "ConfigMap", broken)), Err(ProtobufError::Malformed(_))),
                 "{broken:?}"
             );
         }

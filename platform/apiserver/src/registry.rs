@@ -72,6 +72,8 @@ pub(crate) struct Kind {
     pub(crate) defaults: fn(&mut Object),
     /// Puts a new object into its first state; by default the status goes.
     pub(crate) on_create: fn(&mut Object),
+    /// Completes a new object after admission.
+    pub(crate) on_admitted: fn(&mut Object),
     /// Old state that an update may not touch is carried over; `(new, old)`.
     pub(crate) on_update: fn(&mut Object, &Object),
     /// `(new, old)`; `old` is `None` for a create.
@@ -90,6 +92,8 @@ pub(crate) struct Kind {
     /// One of our own kinds, with the rules of custom resources: required fields are required, and there is no
     /// strategic merge.
     pub(crate) custom: bool,
+    /// Its objects take addresses and ports: see [`crate::services`].
+    pub(crate) allocates: bool,
     /// The kind is stored as another version of itself.
     pub(crate) conversion: Option<Conversion>,
     /// What to do about a required field that is missing, where its path alone does not say it.
@@ -142,6 +146,10 @@ pub(crate) enum Subresource {
     Binding,
     Eviction,
     Finalize,
+    /// `serviceaccounts/x/token`
+    Token,
+    /// `pods/x/ephemeralcontainers`
+    EphemeralContainers,
     /// `certificatesigningrequests/x/approval`: the conditions of the status.
     Approval,
 }
@@ -158,6 +166,8 @@ impl Subresource {
             Self::Binding => ("binding", "", "v1", "Binding", &["create"]),
             Self::Eviction => ("eviction", "policy", "v1", "Eviction", &["create"]),
             Self::Finalize => ("finalize", "", "", "", &["update"]),
+            Self::Token => ("token", "authentication.k8s.io", "v1", "TokenRequest", &["create"]),
+            Self::EphemeralContainers => ("ephemeralcontainers", "", "", "", &["get", "patch", "update"]),
             Self::Approval => ("approval", "", "", "", &["get", "patch", "update"]),
         }
     }
@@ -232,6 +242,7 @@ impl Kind {
             on_create: |object| {
                 object.0.remove("status");
             },
+            on_admitted: |_| {},
             on_update: |_, _| {},
             validate: |_, _| Vec::new(),
             warn: |_| Vec::new(),
@@ -241,6 +252,7 @@ impl Kind {
             create_on_update: false,
             generation: false,
             custom: false,
+            allocates: false,
             conversion: None,
             remedies: &[],
             schema: |generator| generator.subschema_for::<K>(),

@@ -9,7 +9,9 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     negotiate::Representation,
-    object::{Object, SPLICED_BYTES, splice, splice_metadata},
+    object::{
+        HEAD_BYTES_MAX as TYPE_BYTES_MAX, METADATA_OPENS, Object, SPLICED_BYTES, splice, splice_metadata,
+    },
     registry::Kind,
     status::ApiError,
 };
@@ -161,7 +163,11 @@ impl View {
             if at > 0 {
                 out.push(b',');
             }
+            let from = out.len();
             self.append_stored(&mut out, &entry.value, entry.modified)?;
+            if self.representation == Representation::Object && !self.kind.custom {
+                without_type(&mut out, from);
+            }
         }
         out.extend_from_slice(b"]}");
         Ok(out)
@@ -195,6 +201,16 @@ impl View {
             "rows": rows,
         })
     }
+}
+
+/// Takes apiVersion and kind from an object that begins at `from`: upstream writes the items of a list of a built-in
+/// kind without.
+fn without_type(out: &mut Vec<u8>, from: usize) {
+    let head = &out[from..out.len().min(from + TYPE_BYTES_MAX)];
+    let Some(at) = head.windows(METADATA_OPENS.len()).position(|window| window == METADATA_OPENS) else {
+        return;
+    };
+    out.drain(from + 1..from + at);
 }
 
 fn partial(object: &Object) -> Value {

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use http::{Method, Uri};
+use mayfly_api::validation::{FieldError, FieldErrorKind};
 
 use crate::{
     registry::{Kind, registry},
@@ -92,9 +93,9 @@ pub(crate) fn verb(method: &Method, uri: &Uri, target: Option<&Target>) -> &'sta
     let one = target.is_some_and(|target| target.name.is_some());
     match (method.as_str(), one) {
         ("GET", _) if watch => "watch",
-        ("GET", true) => "get",
-        ("GET", false) if target.is_some() => "list",
-        ("GET", false) => "get",
+        ("GET" | "HEAD", true) => "get",
+        ("GET" | "HEAD", false) if target.is_some() => "list",
+        ("GET" | "HEAD", false) => "get",
         ("POST", _) => "create",
         ("PUT", _) => "update",
         ("PATCH", _) => "patch",
@@ -102,6 +103,12 @@ pub(crate) fn verb(method: &Method, uri: &Uri, target: Option<&Target>) -> &'sta
         ("DELETE", false) => "deletecollection",
         _ => "other",
     }
+}
+
+/// What is wrong with a `dryRun` other than `All`.
+pub(crate) fn unsupported_dry_run(value: &str) -> FieldError {
+    let kind = FieldErrorKind::NotSupported { value: format!("[]string{{{value:?}}}") };
+    FieldError { path: "dryRun".into(), kind, detail: "supported values: \"All\"".into() }
 }
 
 /// `fieldValidation`.
@@ -140,15 +147,23 @@ pub(crate) struct Query {
 const FIELD_MANAGER_BYTES_MAX: usize = 128;
 
 impl Query {
-    pub(crate) fn parse(text: &str) -> Result<Self, ApiError> {
+    /// The parameters of a request with this method; what is wrong is an error of the method's options.
+    pub(crate) fn parse(method: &Method, text: &str) -> Result<Self, ApiError> {
+        let options = match method.as_str() {
+            "POST" => "CreateOptions",
+            "PUT" => "UpdateOptions",
+            "PATCH" => "PatchOptions",
+            "DELETE" => "DeleteOptions",
+            _ => "ListOptions",
+        };
         let mut query = Self::default();
         for (key, value) in url::form_urlencoded::parse(text.as_bytes()) {
-            query.set(&key, value.into_owned())?;
+            query.set(&key, value.into_owned(), options)?;
         }
         Ok(query)
     }
 
-    fn set(&mut self, key: &str, value: String) -> Result<(), ApiError> {
+    fn set(&mut self, key: &str, value: String, options: &str) -> Result<(), ApiError> {
         let some = |value: String| Some(value).filter(|value| !value.is_empty());
         match key {
             "resourceVersion" => self.resource_version = some(value),
@@ -170,22 +185,19 @@ impl Query {
             "dryRun" => match value.as_str() {
                 "All" => self.dry_run = true,
                 "" => {}
-                other => {
-                    let message = format!(
-                        "Invalid value: [{other:?}]: dryRun: Unsupported value: {other:?}: supported values: \
-                         \"All\""
-                    );
-                    return Err(ApiError::bad_request(message));
-                }
+                other => return Err(ApiError::invalid_options(options, &[unsupported_dry_run(other)])),
             },
             "fieldManager" => {
-                let printable = value.chars().all(|c| !c.is_control());
-                if value.len() > FIELD_MANAGER_BYTES_MAX || !printable {
-                    let message = format!(
-                        "fieldManager: Invalid value: {value:?}: must be at most {FIELD_MANAGER_BYTES_MAX} \
-                         printable characters"
-                    );
-                    return Err(ApiError::unprocessable(message));
+                if value.len() > FIELD_MANAGER_BYTES_MAX {
+                    let detail = format!("may not be more than {FIELD_MANAGER_BYTES_MAX} bytes");
+                    let error =
+                        FieldError { path: "fieldManager".into(), kind: FieldErrorKind::TooLong, detail };
+                    return Err(ApiError::invalid_options(options, &[error]));
+                }
+                if value.chars().any(char::is_control) {
+                    let detail = "should only contain printable characters";
+                    let error = FieldError::invalid("fieldManager", format!("{value:?}"), detail);
+                    return Err(ApiError::invalid_options(options, &[error]));
                 }
                 self.field_manager = some(value);
             }
@@ -195,11 +207,10 @@ impl Query {
                     "Warn" | "" => FieldValidation::Warn,
                     "Strict" => FieldValidation::Strict,
                     other => {
-                        let message = format!(
-                            "fieldValidation: Unsupported value: {other:?}: supported values: \"Ignore\", \
-                             \"Strict\", \"Warn\""
-                        );
-                        return Err(ApiError::unprocessable(message));
+                        let kind = FieldErrorKind::NotSupported { value: format!("{other:?}") };
+                        let detail = "supported values: \"\", \"Ignore\", \"Strict\", \"Warn\"".into();
+                        let error = FieldError { path: "fieldValidation".into(), kind, detail };
+                        return Err(ApiError::invalid_options(options, &[error]));
                     }
                 }
             }
@@ -259,18 +270,21 @@ mod tests {
 
     #[test]
     fn queries() {
-        let query =
-            Query::parse("limit=5&watch=1&labelSelector=a%3Db&dryRun=All&fieldValidation=Strict").unwrap();
+        let query = Query::parse(
+            &Method::GET,
+            "limit=5&watch=1&labelSelector=a%3Db&dryRun=All&fieldValidation=Strict",
+        )
+        .unwrap();
         assert_eq!((query.limit, query.watch, query.dry_run), (Some(5), true, true));
         assert_eq!(query.label_selector.as_deref(), Some("a=b"));
         assert_eq!(query.field_validation, FieldValidation::Strict);
         for (text, watch) in
             [("watch", true), ("watch=yes", true), ("watch=0", false), ("watch=FALSE", false), ("", false)]
         {
-            assert_eq!(Query::parse(text).unwrap().watch, watch, "{text}");
+            assert_eq!(Query::parse(&Method::GET, text).unwrap().watch, watch, "{text}");
         }
         for bad in ["limit=x", "dryRun=Some", "fieldValidation=Loose"] {
-            assert!(Query::parse(bad).is_err(), "{bad}");
+            assert!(Query::parse(&Method::GET, bad).is_err(), "{bad}");
         }
     }
 }

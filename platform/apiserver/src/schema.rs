@@ -8,6 +8,7 @@
 mod compile;
 mod describe;
 mod normalise;
+pub(crate) mod wire;
 
 use std::sync::{LazyLock, OnceLock};
 

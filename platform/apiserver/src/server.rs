@@ -24,8 +24,11 @@ use crate::{
     metrics::Metrics,
     namespaces,
     object::Object,
+    rbac::{self, Rbac},
     registry::registry,
+    services::Allocations,
     status::ApiError,
+    tokens::{self, Tokens},
     verbs,
     views::{KindView, Views},
 };
@@ -45,6 +48,10 @@ pub(crate) const NAMESPACES: [&str; 4] = [
 pub enum StartError {
     #[error("the standard namespaces cannot be written: {0}")]
     Namespaces(WriteError),
+    #[error("the default roles and classes cannot be written: {0}")]
+    Bootstrap(WriteError),
+    #[error("the key of the service accounts is not an ECDSA P-256 key in PKCS #8")]
+    ServiceAccountKey,
 }
 
 /// The API server. A handle: cloning it is cheap and gives the same server.
@@ -66,6 +73,12 @@ pub(crate) struct Inner {
     pub(crate) authenticator: Authenticator,
     /// Creations hold it shared, the marking of a namespace for deletion alone: what is marked is closed.
     pub(crate) namespaces: RwLock<()>,
+    pub(crate) rbac: Rbac,
+    pub(crate) tokens: Tokens,
+    /// Held while an object is written that counts against a quota.
+    pub(crate) quota: Arc<tokio::sync::Mutex<()>>,
+    /// Held while a Service is written.
+    pub(crate) allocations: tokio::sync::Mutex<Allocations>,
     in_flight: Semaphore,
     pub(crate) watches: Arc<Semaphore>,
     pub(crate) uploads: Uploads,
@@ -73,6 +86,8 @@ pub(crate) struct Inner {
     pub(crate) metrics: Metrics,
     pub(crate) shutdown: CancellationToken,
     pub(crate) views: Views,
+    /// What `/metrics` prints, once it is complete.
+    pub(crate) exposition: std::sync::OnceLock<Arc<Registry>>,
 }
 
 impl ApiServer {
@@ -80,9 +95,15 @@ impl ApiServer {
     /// where requests are counted.
     pub async fn create(config: Config, deps: Deps, metrics: &mut Registry) -> Result<Self, StartError> {
         let shutdown = CancellationToken::new();
+        let key = config.service_account_key.clone().unwrap_or_else(tokens::new_key);
+        let tokens = Tokens::new(&key).ok_or(StartError::ServiceAccountKey)?;
         let inner = Arc::new(Inner {
             authenticator: Authenticator::new(&config.token),
             namespaces: RwLock::new(()),
+            rbac: Rbac::default(),
+            tokens,
+            quota: Arc::default(),
+            allocations: Default::default(),
             in_flight: Semaphore::new(config.requests_in_flight_max),
             watches: Arc::new(Semaphore::new(config.watches_max)),
             uploads: Uploads::default(),
@@ -90,6 +111,7 @@ impl ApiServer {
             metrics: Metrics::register(metrics),
             shutdown: shutdown.clone(),
             views: Views::default(),
+            exposition: std::sync::OnceLock::new(),
             store: deps.store,
             artifacts: deps.artifacts,
             clock: deps.clock,
@@ -98,7 +120,9 @@ impl ApiServer {
             config,
         });
         inner.make_namespaces().await?;
+        inner.make_bootstrap_objects().await.map_err(StartError::Bootstrap)?;
         tokio::spawn(namespaces::run(Arc::clone(&inner)));
+        tokio::spawn(rbac::run_aggregation(Arc::clone(&inner)));
         Ok(Self { inner, _stop: Arc::new(shutdown.drop_guard()) })
     }
 
@@ -141,6 +165,11 @@ impl ApiServer {
     /// cannot be asked for.
     pub fn attach_view(&self, resource: &'static str, view: Arc<dyn KindView>) {
         self.inner.views.attach(resource, view);
+    }
+
+    /// Gives the server the metrics that it prints at `/metrics`. Only the first call counts.
+    pub fn attach_metrics(&self, metrics: Arc<Registry>) {
+        let _ = self.inner.exposition.set(metrics);
     }
 
     /// Ends all watches and refuses new ones: the first step of a shutdown.

@@ -79,6 +79,11 @@ impl ApiError {
         }
     }
 
+    /// Names a resource that may have no row.
+    pub(crate) fn about_resource(self, group: &str, plural: &str, name: &str) -> Self {
+        self.about(group, plural, name)
+    }
+
     fn about(mut self, group: &str, kind: &str, name: &str) -> Self {
         let details = self.details.get_or_insert_default();
         details.group = group.into();
@@ -123,6 +128,16 @@ impl ApiError {
         Self::new(StatusCode::CONFLICT, "Conflict", message).about(kind.group, kind.plural, name)
     }
 
+    /// A deletion names another object than the one that is there.
+    pub(crate) fn precondition_failed(kind: &Kind, name: &str, why: &str) -> Self {
+        let qualified = match kind.group {
+            "" => kind.kind.to_owned(),
+            group => format!("{}.{group}", kind.kind),
+        };
+        let message = format!("Operation cannot be fulfilled on {qualified} {name:?}: {why}");
+        Self::new(StatusCode::CONFLICT, "Conflict", message).about(kind.group, kind.kind, name)
+    }
+
     /// The object is not the one that the client read.
     pub(crate) fn modified(kind: &Kind, name: &str) -> Self {
         let why =
@@ -145,15 +160,20 @@ impl ApiError {
     }
 
     pub(crate) fn invalid(kind: &Kind, name: &str, errors: &[FieldError]) -> Self {
-        let qualified = match kind.group {
-            "" => kind.kind.to_owned(),
-            group => format!("{}.{group}", kind.kind),
+        Self::invalid_named(kind.group, kind.kind, name, errors)
+    }
+
+    /// The same about a kind that has no row, as those of subresources.
+    pub(crate) fn invalid_named(group: &str, kind: &str, name: &str, errors: &[FieldError]) -> Self {
+        let qualified = match group {
+            "" => kind.to_owned(),
+            group => format!("{kind}.{group}"),
         };
         let list: Vec<_> = errors.iter().map(|e| format!("{}: {}", e.path, e.message())).collect();
         let all = if let [one] = list.as_slice() { one.clone() } else { format!("[{}]", list.join(", ")) };
         let message = format!("{qualified} {name:?} is invalid: {all}");
         let mut error = Self::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message);
-        error = error.about(kind.group, kind.kind, name);
+        error = error.about(group, kind, name);
         for field in errors {
             error = error.because(field.cause(), field.message(), field.path.clone());
         }
@@ -162,13 +182,26 @@ impl ApiError {
 
     /// A patch, or a patched object, that does not fit the kind.
     pub(crate) fn invalid_patch(patch: &str, why: &str) -> Self {
-        let message = format!("\"\" is invalid: patch: Invalid value: {patch:?}: {why}");
+        let message = format!(" \"\" is invalid: patch: Invalid value: {patch:?}: {why}");
         let cause = format!("Invalid value: {patch:?}: {why}");
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message).because(
             "FieldValueInvalid",
             cause,
             "patch",
         )
+    }
+
+    /// A JSON patch that cannot be applied.
+    pub(crate) fn patch_refused() -> Self {
+        let message = "the server rejected our request due to an error in our request";
+        let mut error = Self::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message);
+        error.details = Some(Box::default());
+        error
+    }
+
+    /// Options of a request (`CreateOptions`) that are not valid.
+    pub(crate) fn invalid_options(options: &str, errors: &[FieldError]) -> Self {
+        Self::invalid_named("meta.k8s.io", options, "", errors)
     }
 
     pub(crate) fn unprocessable(message: impl Into<String>) -> Self {
@@ -243,6 +276,16 @@ impl ApiError {
         Self::new(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", message).retry_after(1)
     }
 
+    /// A disruption budget allows no eviction now.
+    pub(crate) fn disruption_refused(why: &str) -> Self {
+        let message = "Cannot evict pod as it would violate the pod's disruption budget.";
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", message).because(
+            "DisruptionBudget",
+            why,
+            "",
+        )
+    }
+
     /// A watch or an exact list from a revision that is no longer kept.
     pub(crate) fn expired(asked: u64, oldest: u64) -> Self {
         Self::new(StatusCode::GONE, "Expired", format!("too old resource version: {asked} ({oldest})"))
@@ -276,6 +319,14 @@ impl ApiError {
         let message = format!("Internal error occurred: {cause}");
         let shown = cause.to_string();
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", message).because("", shown, "")
+    }
+
+    /// As upstream, an error of the server although it is the client's.
+    pub(crate) fn version_on_create() -> Self {
+        let message = "resourceVersion should not be set on objects to be created";
+        let mut error = Self::new(StatusCode::INTERNAL_SERVER_ERROR, "", message);
+        error.details = None;
+        error
     }
 
     pub(crate) fn disk_full(cause: impl std::fmt::Display) -> Self {

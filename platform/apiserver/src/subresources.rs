@@ -1,14 +1,13 @@
-//! Subresources that are no part of the object: scale, binding, eviction; and the questions about oneself.
+//! Subresources that are no part of the object: scale and binding.
 
 use serde_json::{Value, json};
 
 use crate::{
-    access::{User, is_allowed},
     object::{Object, map_at},
     registry::{Kind, registry, selector_text},
     server::Inner,
     status::ApiError,
-    verbs::{self, Change, DeleteOptions, Outcome, Part, WriteRequest},
+    verbs::{self, Change, Outcome, Part, WriteRequest},
 };
 
 /// The `Scale` of an object.
@@ -71,7 +70,6 @@ impl Inner {
         name: &str,
         change: impl Fn(Value) -> Result<Value, ApiError> + Send + Sync,
     ) -> Result<Outcome, ApiError> {
-        let kind = request.kind;
         self.change(request, name, Part::Main, |current| {
             let scale = change(scale_of(current))?;
             let replicas = match &scale["spec"]["replicas"] {
@@ -86,7 +84,7 @@ impl Inner {
             if replicas < 0 {
                 let detail = "must be greater than or equal to 0";
                 let error = mayfly_api::validation::FieldError::invalid("spec.replicas", replicas, detail);
-                return Err(ApiError::invalid(kind, name, &[error]));
+                return Err(ApiError::invalid_named("autoscaling", "Scale", name, &[error]));
             }
             let mut object = current.clone();
             if let Some(version) =
@@ -159,19 +157,6 @@ impl Inner {
         })
         .await
     }
-
-    /// `pods/x/eviction`: a deletion with the options in the body. There are no disruption budgets yet.
-    pub(crate) async fn evict(
-        &self,
-        request: &WriteRequest,
-        name: &str,
-        eviction: &Value,
-    ) -> Result<Outcome, ApiError> {
-        let mut options =
-            DeleteOptions::parse(&eviction["deleteOptions"], &crate::request::Query::default())?;
-        options.dry_run |= request.dry_run;
-        self.delete(request, name, &options).await
-    }
 }
 
 /// The condition that says a pod has a node.
@@ -186,29 +171,6 @@ fn scheduled(pod: &mut Object, now: jiff::Timestamp) {
             condition.retain(|_, value| !value.is_null());
         }
     }
-}
-
-/// Answers `SelfSubjectReview` and its kin; nothing is kept.
-pub(crate) fn answer_question(
-    kind: &Kind,
-    mut question: Object,
-    user: &User,
-    now: jiff::Timestamp,
-) -> Object {
-    let allowed = is_allowed(user);
-    let status = match kind.kind {
-        "SelfSubjectReview" => json!({"userInfo": {"username": user.name, "groups": user.groups}}),
-        "SelfSubjectAccessReview" => json!({"allowed": allowed}),
-        _ => {
-            let all = json!({"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]});
-            let paths = json!({"verbs": ["*"], "nonResourceURLs": ["*"]});
-            let rules = |rule: Value| if allowed { vec![rule] } else { Vec::new() };
-            json!({"resourceRules": rules(all), "nonResourceRules": rules(paths), "incomplete": false})
-        }
-    };
-    question.0.insert("status".into(), status);
-    question.meta_mut().insert("creationTimestamp".into(), crate::meta::timestamp(now));
-    question
 }
 
 /// The namespaces' row.

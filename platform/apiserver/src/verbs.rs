@@ -20,10 +20,11 @@ pub(crate) use update::{Change, Part};
 pub(crate) use watch::{Beginning, Ended, Source, Start};
 
 use crate::{
+    access::User,
     object::Object,
     registry::{Kind, registry},
     request::FieldValidation,
-    schema::{Findings, normalise},
+    schema::{Findings, normalise, wire::canonicalise},
     status::ApiError,
 };
 
@@ -37,6 +38,7 @@ pub(crate) struct WriteRequest {
     pub(crate) validation: FieldValidation,
     /// The name under which fields are owned, and whether the client gave it.
     pub(crate) manager: Manager,
+    pub(crate) user: User,
 }
 
 /// `fieldManager`, or the first word of the user agent.
@@ -44,6 +46,8 @@ pub(crate) struct WriteRequest {
 pub(crate) struct Manager {
     pub(crate) name: String,
     pub(crate) explicit: bool,
+    /// Whether an object that is not tracked yet becomes tracked by this write.
+    pub(crate) tracked: bool,
 }
 
 /// What came of a write.
@@ -125,6 +129,8 @@ pub(crate) fn validate_schema(
         return Err(ApiError::invalid(kind, object.name(), &errors));
     }
     check(kind, object)?;
+    // What Go cannot tell from an absent field is absent, so that it gets its default.
+    canonicalise(kind, &mut object.0);
     Ok(warnings)
 }
 

@@ -26,7 +26,8 @@ impl Script {
             now: Timestamp::from_second(self.clock).unwrap(),
             dry_run: false,
             validation: FieldValidation::Strict,
-            manager: Manager { name: manager.into(), explicit: true },
+            manager: Manager { name: manager.into(), explicit: true, tracked: true },
+            user: crate::access::User::in_process("test"),
         }
     }
 

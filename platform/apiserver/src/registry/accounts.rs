@@ -9,7 +9,7 @@ use mayfly_api::validation::FieldError;
 use serde_json::{Value, json};
 
 use super::{
-    Kind, columns,
+    Kind, Subresource, columns,
     defaulting::{fill, map_in, objects, text},
     print, rules,
 };
@@ -24,6 +24,7 @@ pub(super) fn kinds() -> Vec<Kind> {
 fn service_account() -> Kind {
     Kind {
         short_names: &["sa"],
+        subresources: &[Subresource::Token],
         status: false,
         columns: columns::SERVICE_ACCOUNT,
         cells: |object, now| {
@@ -225,7 +226,7 @@ fn subject_errors(subject: &Value, path: &str, namespaced: bool, errors: &mut Ve
             }
         }
         other => {
-            let kinds = ["Group", "ServiceAccount", "User"];
+            let kinds = ["ServiceAccount", "User", "Group"];
             errors.push(rules::not_supported(format!("{path}.kind"), other, &kinds));
         }
     }
@@ -246,7 +247,7 @@ fn role_binding() -> Kind {
                 }
             }
         },
-        validate: |new, old| validate_binding(new, old, &["ClusterRole", "Role"]),
+        validate: |new, old| validate_binding(new, old, &["Role", "ClusterRole"]),
         valid_name: path_segment_name,
         ..Kind::built_in::<RoleBinding>("rolebinding")
     }

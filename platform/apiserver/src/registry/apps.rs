@@ -4,7 +4,7 @@ use k8s_openapi::api::apps::v1::ReplicaSet;
 use mayfly_api::{selector::Selector, validation::FieldError};
 use serde_json::{Map, Value, json};
 
-use super::{AGE, Column, Kind, NAME, Subresource, immutable, pod, print, typed};
+use super::{AGE, Column, Kind, NAME, Subresource, pod, print, typed};
 use crate::{meta, object::Object};
 
 pub(super) fn kinds() -> Vec<Kind> {
@@ -90,7 +90,7 @@ fn validate(new: &Object, old: Option<&Object>) -> Vec<FieldError> {
     if let Some(replicas) = spec.replicas.filter(|replicas| *replicas < 0) {
         errors.push(FieldError::invalid("spec.replicas", replicas, "must be greater than or equal to 0"));
     }
-    immutable(new, old, &["spec", "selector"], &mut errors);
+    super::workloads::immutable_selector(new, old, &mut errors);
     let empty = spec.selector.match_labels.as_ref().is_none_or(|labels| labels.is_empty())
         && spec.selector.match_expressions.as_ref().is_none_or(Vec::is_empty);
     if empty {

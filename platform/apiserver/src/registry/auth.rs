@@ -1,14 +1,17 @@
-//! Questions about oneself: `kubectl auth can-i`, `kubectl auth whoami`.
+//! Reviews: requests about users, tokens and rights that are answered and not kept (`kubectl auth can-i`,
+//! `kubectl auth whoami`).
 
 use k8s_openapi::api::{
-    authentication::v1::SelfSubjectReview,
-    authorization::v1::{SelfSubjectAccessReview, SelfSubjectRulesReview},
+    authentication::v1::{SelfSubjectReview, TokenReview},
+    authorization::v1::{
+        LocalSubjectAccessReview, SelfSubjectAccessReview, SelfSubjectRulesReview, SubjectAccessReview,
+    },
 };
 
 use super::{Backing, Kind, verb_sets};
 
 pub(super) fn kinds() -> Vec<Kind> {
-    fn question(kind: Kind) -> Kind {
+    fn review(kind: Kind) -> Kind {
         Kind {
             backing: Backing::Review,
             verbs: verb_sets::CREATE,
@@ -19,8 +22,14 @@ pub(super) fn kinds() -> Vec<Kind> {
         }
     }
     vec![
-        question(Kind::built_in::<SelfSubjectReview>("selfsubjectreview")),
-        question(Kind::built_in::<SelfSubjectAccessReview>("selfsubjectaccessreview")),
-        question(Kind::built_in::<SelfSubjectRulesReview>("selfsubjectrulesreview")),
+        review(Kind::built_in::<SelfSubjectReview>("selfsubjectreview")),
+        review(Kind::built_in::<TokenReview>("tokenreview")),
+        Kind {
+            namespaced: true,
+            ..review(Kind::built_in::<LocalSubjectAccessReview>("localsubjectaccessreview"))
+        },
+        review(Kind::built_in::<SelfSubjectAccessReview>("selfsubjectaccessreview")),
+        review(Kind::built_in::<SelfSubjectRulesReview>("selfsubjectrulesreview")),
+        review(Kind::built_in::<SubjectAccessReview>("subjectaccessreview")),
     ]
 }

@@ -29,8 +29,9 @@ pub(super) fn kinds() -> Vec<Kind> {
                 from_storage: v2_to_v1,
             }),
             defaults: |object| {
-                let spec = object.map_mut("spec");
-                fill(spec, [("minReplicas", json!(1))]);
+                v1_to_v2(object);
+                v2_defaults(object);
+                v2_to_v1(object);
             },
             validate: |new, _| {
                 let mut converted = new.clone();

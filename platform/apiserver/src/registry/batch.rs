@@ -110,7 +110,6 @@ fn defaults(object: &mut Object) {
         ("backoffLimit", json!(BACKOFF_LIMIT_DEFAULT)),
         ("completionMode", json!("NonIndexed")),
         ("suspend", json!(false)),
-        ("manualSelector", json!(false)),
         ("podReplacementPolicy", json!(policy)),
     ] {
         spec.entry(field).or_insert(value);
@@ -211,7 +210,7 @@ fn modes(spec: &JobSpec, errors: &mut Vec<FieldError>) {
                 errors.push(FieldError::invalid("spec.parallelism", parallel, detail));
             }
         }
-        other => errors.push(not_supported("spec.completionMode", other, &["Indexed", "NonIndexed"])),
+        other => errors.push(not_supported("spec.completionMode", other, &["NonIndexed", "Indexed"])),
     }
     let policy = spec.pod_replacement_policy.as_deref().unwrap_or("TerminatingOrFailed");
     let allowed: &[&str] =

@@ -97,7 +97,7 @@ fn runtime_class() -> Kind {
                     amount.as_str().unwrap_or("").into(),
                 );
                 if mayfly_api::quantity::millis(&quantity).is_err() {
-                    let path = format!("overhead.podFixed[{name}]");
+                    let path = format!("overhead.limits[{name}]");
                     errors.push(FieldError::invalid(path, amount, "must be greater than or equal to 0"));
                 }
             }

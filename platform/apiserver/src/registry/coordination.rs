@@ -26,13 +26,17 @@ pub(super) fn kinds() -> Vec<Kind> {
             vec![object.name().into(), holder.into(), print::age(object, now)]
         },
         validate: |new, _| {
-            let seconds = new.at(&["spec", "leaseDurationSeconds"]).and_then(Value::as_i64);
-            let wrong = seconds.filter(|seconds| *seconds <= 0);
-            let path = "spec.leaseDurationSeconds";
-            wrong
-                .map(|seconds| FieldError::invalid(path, seconds, "must be greater than 0"))
-                .into_iter()
-                .collect()
+            let mut errors = Vec::new();
+            let number = |field: &str| new.at(&["spec", field]).and_then(Value::as_i64);
+            if let Some(seconds) = number("leaseDurationSeconds").filter(|seconds| *seconds <= 0) {
+                let path = "spec.leaseDurationSeconds";
+                errors.push(FieldError::invalid(path, seconds, "must be greater than 0"));
+            }
+            if let Some(count) = number("leaseTransitions").filter(|count| *count < 0) {
+                let detail = "must be greater than or equal to 0";
+                errors.push(FieldError::invalid("spec.leaseTransitions", count, detail));
+            }
+            errors
         },
         ..Kind::built_in::<Lease>("lease")
     }]

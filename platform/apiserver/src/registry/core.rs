@@ -89,10 +89,41 @@ fn secret() -> Kind {
         },
         validate: |new, old| {
             let mut errors = data_errors(new, old, &["data"]);
+            secret_type_errors(new, &mut errors);
             immutable(new, old, &["type"], &mut errors);
             errors
         },
         ..Kind::built_in::<Secret>("secret")
+    }
+}
+
+/// What secrets of upstream's types have to have.
+fn secret_type_errors(new: &Object, errors: &mut Vec<FieldError>) {
+    let has = |key: &str| new.at(&["data", key]).is_some();
+    let needed: &[&str] = match new.str_at(&["type"]) {
+        "kubernetes.io/tls" => &["tls.crt", "tls.key"],
+        "kubernetes.io/ssh-auth" => &["ssh-privatekey"],
+        "kubernetes.io/basic-auth" if !has("username") && !has("password") => &["username", "password"],
+        "kubernetes.io/dockercfg" => &[".dockercfg"],
+        "kubernetes.io/dockerconfigjson" => &[".dockerconfigjson"],
+        "kubernetes.io/service-account-token" => {
+            let annotation = "kubernetes.io/service-account.name";
+            if new.str_at(&["metadata", "annotations", annotation]).is_empty() {
+                errors.push(FieldError::required(format!("metadata.annotations[{annotation}]"), ""));
+            }
+            &[]
+        }
+        _ => &[],
+    };
+    for key in needed.iter().filter(|key| !has(key)) {
+        errors.push(FieldError::required(format!("data[{key}]"), ""));
+    }
+    for key in [".dockercfg", ".dockerconfigjson"].iter().filter(|key| needed.contains(key) && has(key)) {
+        let bytes = STANDARD.decode(new.str_at(&["data", key])).unwrap_or_default();
+        if let Err(error) = serde_json::from_slice::<Map<String, Value>>(&bytes) {
+            let shown = "\"<secret contents redacted>\"";
+            errors.push(FieldError::invalid(format!("data[{key}]"), shown, error.to_string()));
+        }
     }
 }
 

@@ -250,6 +250,8 @@ fn disruption_budget() -> Kind {
             }
             errors
         },
+        // As upstream, which forgot to check it.
+        valid_name: |_| Ok(()),
         ..Kind::built_in::<PodDisruptionBudget>("poddisruptionbudget")
     }
 }

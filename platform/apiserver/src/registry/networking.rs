@@ -60,7 +60,7 @@ fn validate_ingress(new: &Object, _: Option<&Object>) -> Vec<FieldError> {
     let (backend, list) = (&spec["defaultBackend"], spec["rules"].as_array().map_or(&[][..], Vec::as_slice));
     if list.is_empty() && backend.is_null() {
         let detail = "either `defaultBackend` or `rules` must be specified";
-        errors.push(FieldError::invalid("spec", "[]", detail));
+        errors.push(FieldError::invalid("spec", "[]networking.IngressRule(nil)", detail));
     }
     if !backend.is_null() {
         ingress_backend(backend, "spec.defaultBackend", &mut errors);
@@ -177,7 +177,7 @@ fn ingress_backend(backend: &Value, path: &str, errors: &mut Vec<FieldError>) {
     match (by_name.is_empty(), by_number == 0) {
         (true, true) => errors.push(FieldError::required(path, "port name or number is required")),
         (false, false) => {
-            errors.push(FieldError::invalid(path, "{}", "cannot set both port name & port number"));
+            errors.push(FieldError::invalid(path, "\"\"", "cannot set both port name & port number"));
         }
         (false, true) => {
             if let Err(why) = super::services::port_name(by_name) {
@@ -233,6 +233,17 @@ fn ingress_class() -> Kind {
                 errors.push(FieldError::required("spec.controller", ""));
             }
             immutable(new, old, &["spec", "controller"], &mut errors);
+            let parameters = rules::get(new, &["spec", "parameters"]);
+            if parameters.is_object() {
+                for field in ["kind", "name"] {
+                    if rules::text(parameters, field).is_empty() {
+                        let path = format!("spec.parameters.{field}");
+                        errors.push(FieldError::required(path, format!("{field} is required")));
+                    }
+                }
+                let scope = rules::text(parameters, "scope");
+                rules::one_of(scope, &["Cluster", "Namespace"], "spec.parameters.scope", &mut errors);
+            }
             errors
         },
         ..Kind::built_in::<IngressClass>("ingressclass")
@@ -306,14 +317,14 @@ fn validate_policy(new: &Object, _: Option<&Object>) -> Vec<FieldError> {
     }
     for (at, kind) in types.iter().enumerate() {
         let path = format!("spec.policyTypes[{at}]");
-        rules::one_of(kind.as_str().unwrap_or(""), &["Egress", "Ingress"], &path, &mut errors);
+        rules::one_of(kind.as_str().unwrap_or(""), &["Ingress", "Egress"], &path, &mut errors);
     }
     errors
 }
 
 fn policy_port(port: &Value, path: &str, errors: &mut Vec<FieldError>) {
     let protocol = rules::text(port, "protocol");
-    rules::one_of(protocol, &["SCTP", "TCP", "UDP"], &format!("{path}.protocol"), errors);
+    rules::one_of(protocol, &["TCP", "UDP", "SCTP"], &format!("{path}.protocol"), errors);
     match &port["port"] {
         Value::Null => {
             if !port["endPort"].is_null() {
@@ -335,7 +346,7 @@ fn policy_port(port: &Value, path: &str, errors: &mut Vec<FieldError>) {
             if let Some(end) = port["endPort"].as_i64() {
                 if end < number.as_i64().unwrap_or(0) {
                     let detail = "must be greater than or equal to `port`";
-                    errors.push(FieldError::invalid(format!("{path}.endPort"), end, detail));
+                    errors.push(FieldError::invalid(format!("{path}.endPort"), number, detail));
                 } else {
                     rules::port(&port["endPort"], &format!("{path}.endPort"), errors);
                 }
@@ -365,13 +376,13 @@ fn policy_peer(peer: &Value, path: &str, errors: &mut Vec<FieldError>) {
     if cidr.is_empty() {
         errors.push(FieldError::required(format!("{path}.ipBlock.cidr"), ""));
     } else if !is_cidr(cidr) {
-        let detail = "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)";
+        let detail = "not a valid CIDR";
         errors.push(FieldError::invalid(format!("{path}.ipBlock.cidr"), format!("{cidr:?}"), detail));
     }
     for (at, except) in rules::items(&peer["ipBlock"]["except"]) {
         let text = except.as_str().unwrap_or("");
         if !is_cidr(text) {
-            let detail = "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)";
+            let detail = "not a valid CIDR";
             errors.push(FieldError::invalid(
                 format!("{path}.ipBlock.except[{at}]"),
                 format!("{text:?}"),

@@ -17,7 +17,12 @@ pub(super) fn kinds() -> Vec<Kind> {
     vec![Kind {
         short_names: &["po"],
         categories: &["all"],
-        subresources: &[Subresource::Log, Subresource::Binding, Subresource::Eviction],
+        subresources: &[
+            Subresource::Log,
+            Subresource::Binding,
+            Subresource::Eviction,
+            Subresource::EphemeralContainers,
+        ],
         columns: const {
             &[
                 NAME,
@@ -54,7 +59,17 @@ pub(super) fn kinds() -> Vec<Kind> {
             ("status.podIP", ""),
             ("status.nominatedNodeName", ""),
         ],
-        defaults: |object| pod_spec_defaults(object.map_mut("spec")),
+        defaults: |object| {
+            let spec = object.map_mut("spec");
+            pod_spec_defaults(spec);
+            spec.entry("enableServiceLinks").or_insert(json!(true));
+        },
+        on_admitted: |object| {
+            // Limits that admission set are requests, too, and decide the class.
+            pod_spec_defaults(object.map_mut("spec"));
+            let class = qos_class(object);
+            object.map_mut("status").insert("qosClass".into(), class.into());
+        },
         on_create: |object| {
             let class = qos_class(object);
             object.0.insert("status".into(), json!({"phase": "Pending", "qosClass": class}));
@@ -101,7 +116,7 @@ pub(super) fn pod_spec_defaults(spec: &mut Map<String, Value>) {
     ] {
         spec.entry(field).or_insert(value);
     }
-    for list in ["containers", "initContainers"] {
+    for list in ["containers", "initContainers", "ephemeralContainers"] {
         for container in objects(spec, list) {
             container_defaults(container, host_network);
         }

@@ -141,10 +141,20 @@ pub(super) fn int_or_percent(value: &Value, path: &str, errors: &mut Vec<FieldEr
             if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
                 let detail = "a valid percent string must be a numeric string followed by an ending '%' (e.g. '1%',  \
                               or '93%', regex used for validation is '[0-9]+%')";
-                errors.push(FieldError::invalid(path, format!("{text:?}"), detail));
+                errors.push(FieldError::invalid(path, go_int_or_string(value), detail));
             }
         }
         value => non_negative(value, path, errors),
+    }
+}
+
+/// A number or a text as Go prints `intstr.IntOrString`.
+pub(super) fn go_int_or_string(value: &Value) -> String {
+    match value {
+        Value::String(text) => format!("intstr.IntOrString{{Type:1, IntVal:0, StrVal:{text:?}}}"),
+        number => {
+            format!("intstr.IntOrString{{Type:0, IntVal:{}, StrVal:\"\"}}", number.as_i64().unwrap_or(0))
+        }
     }
 }
 
@@ -152,6 +162,6 @@ pub(super) fn int_or_percent(value: &Value, path: &str, errors: &mut Vec<FieldEr
 pub(super) fn not_more_than_all(value: &Value, path: &str, errors: &mut Vec<FieldError>) {
     let percent = value.as_str().and_then(|text| text.strip_suffix('%')?.parse::<i64>().ok());
     if percent.is_some_and(|percent| percent > 100) {
-        errors.push(FieldError::invalid(path, value, "must not be greater than 100%"));
+        errors.push(FieldError::invalid(path, go_int_or_string(value), "must not be greater than 100%"));
     }
 }

@@ -38,6 +38,7 @@ fn service() -> Kind {
             object.0.insert("status".into(), json!({"loadBalancer": {}}));
         },
         validate: validate_service,
+        allocates: true,
         valid_name: names::dns_1035_label,
         ..Kind::built_in::<Service>("service")
     }

@@ -133,10 +133,9 @@ fn csi_driver() -> Kind {
         validate: |new, old| {
             let mut errors = Vec::new();
             let spec = rules::get(new, &["spec"]);
-            for (at, mode) in rules::items(&spec["volumeLifecycleModes"]) {
-                let modes = ["Ephemeral", "Persistent"];
-                let path = format!("spec.volumeLifecycleModes[{at}]");
-                rules::one_of(mode.as_str().unwrap_or(""), &modes, &path, &mut errors);
+            for (_, mode) in rules::items(&spec["volumeLifecycleModes"]) {
+                let modes = ["Persistent", "Ephemeral"];
+                rules::one_of(mode.as_str().unwrap_or(""), &modes, "spec.volumeLifecycleModes", &mut errors);
             }
             let policies = ["File", "None", "ReadWriteOnceWithFSType"];
             rules::one_of(rules::text(spec, "fsGroupPolicy"), &policies, "spec.fsGroupPolicy", &mut errors);

@@ -102,7 +102,7 @@ fn deployment() -> Kind {
 fn validate_deployment(new: &Object, old: Option<&Object>) -> Vec<FieldError> {
     let mut errors = Vec::new();
     let spec = rules::get(new, &["spec"]);
-    immutable(new, old, &["spec", "selector"], &mut errors);
+    immutable_selector(new, old, &mut errors);
     rules::non_negative(&spec["replicas"], "spec.replicas", &mut errors);
     selector_and_template(new, "deployment", &mut errors);
     let strategy = &spec["strategy"];
@@ -142,8 +142,9 @@ fn validate_deployment(new: &Object, old: Option<&Object>) -> Vec<FieldError> {
     errors
 }
 
+/// A number or a percentage as Go prints the struct.
 fn shown(value: &Value) -> String {
-    value.to_string()
+    rules::go_int_or_string(value)
 }
 
 fn is_zero(value: &Value) -> bool {
@@ -159,14 +160,22 @@ fn selector_and_template(new: &Object, kind: &str, errors: &mut Vec<FieldError>)
     if selector.is_null() {
         errors.push(FieldError::required("spec.selector", ""));
     } else {
+        let before = errors.len();
         rules::label_selector(selector, "spec.selector", errors);
+        if errors.len() > before {
+            errors.push(FieldError::invalid(
+                "spec.selector",
+                go_selector(selector),
+                "invalid label selector",
+            ));
+        }
         if rules::is_empty_selector(selector) {
             let detail = format!("empty selector is invalid for {kind}");
             errors.push(FieldError::invalid("spec.selector", go_selector(selector), detail));
         }
     }
     let labels = rules::get(new, &["spec", "template", "metadata", "labels"]);
-    if !rules::is_empty_selector(selector) && !rules::selects(selector, labels) {
+    if (selector.is_null() || !rules::is_empty_selector(selector)) && !rules::selects(selector, labels) {
         let detail = "`selector` does not match template `labels`";
         errors.push(FieldError::invalid("spec.template.metadata.labels", go_map(labels), detail));
     }
@@ -202,6 +211,15 @@ pub(super) fn go_selector(selector: &Value) -> String {
         false => format!("[]v1.LabelSelectorRequirement{{{}}}", expressions.join(", ")),
     };
     format!("v1.LabelSelector{{MatchLabels:{labels}, MatchExpressions:{expressions}}}")
+}
+
+/// Refuses a change of `spec.selector`.
+pub(super) fn immutable_selector(new: &Object, old: Option<&Object>, errors: &mut Vec<FieldError>) {
+    let path = ["spec", "selector"];
+    if old.is_some_and(|old| old.at(&path) != new.at(&path)) {
+        let shown = go_selector(rules::get(new, &path));
+        errors.push(FieldError::invalid("spec.selector", shown, "field is immutable"));
+    }
 }
 
 /// A map of texts as Go prints it in field errors.
@@ -283,6 +301,7 @@ fn stateful_set() -> Kind {
         },
         validate: validate_stateful_set,
         warn: super::pod_wasm::of_template,
+        valid_name: names::dns_label,
         ..Kind::built_in::<StatefulSet>("statefulset")
     }
 }
@@ -301,12 +320,11 @@ const STATEFUL_SET_MUTABLE: [&str; 7] = [
 fn validate_stateful_set(new: &Object, old: Option<&Object>) -> Vec<FieldError> {
     let mut errors = Vec::new();
     let spec = rules::get(new, &["spec"]);
-    rules::one_of(
-        rules::text(spec, "podManagementPolicy"),
-        &["OrderedReady", "Parallel"],
-        "spec.podManagementPolicy",
-        &mut errors,
-    );
+    let management = rules::text(spec, "podManagementPolicy");
+    if !matches!(management, "OrderedReady" | "Parallel") {
+        let detail = "must be 'OrderedReady' or 'Parallel'";
+        errors.push(FieldError::invalid("spec.podManagementPolicy", format!("{management:?}"), detail));
+    }
     let strategy = &spec["updateStrategy"];
     match rules::text(strategy, "type") {
         "OnDelete" => {
@@ -321,14 +339,16 @@ fn validate_stateful_set(new: &Object, old: Option<&Object>) -> Vec<FieldError> 
         }
         other => errors.push(FieldError::invalid(
             "spec.updateStrategy",
-            format!("{other:?}"),
+            format!(
+                "apps.StatefulSetUpdateStrategy{{Type:{other:?}, RollingUpdate:(*apps.RollingUpdateStatefulSetStrategy)(nil)}}"
+            ),
             "must be 'RollingUpdate' or 'OnDelete'",
         )),
     }
     for field in ["whenDeleted", "whenScaled"] {
         let policy = rules::text(&spec["persistentVolumeClaimRetentionPolicy"], field);
         let path = format!("spec.persistentVolumeClaimRetentionPolicy.{field}");
-        rules::one_of(policy, &["Delete", "Retain"], &path, &mut errors);
+        rules::one_of(policy, &["Retain", "Delete"], &path, &mut errors);
     }
     for field in ["replicas", "minReadySeconds", "revisionHistoryLimit"] {
         rules::non_negative(&spec[field], &format!("spec.{field}"), &mut errors);
@@ -402,7 +422,7 @@ fn daemon_set() -> Kind {
         validate: |new, old| {
             let mut errors = Vec::new();
             let spec = rules::get(new, &["spec"]);
-            immutable(new, old, &["spec", "selector"], &mut errors);
+            immutable_selector(new, old, &mut errors);
             selector_and_template(new, "daemonset", &mut errors);
             for field in ["minReadySeconds", "revisionHistoryLimit"] {
                 rules::non_negative(&spec[field], &format!("spec.{field}"), &mut errors);
@@ -449,11 +469,12 @@ fn daemon_set_strategy(strategy: &Value, errors: &mut Vec<FieldError>) {
             }
         }
         other => {
-            errors.push(rules::not_supported(
-                "spec.updateStrategy.type",
-                other,
-                &["RollingUpdate", "OnDelete"],
-            ));
+            let value = format!(
+                "apps.DaemonSetUpdateStrategy{{Type:{other:?}, RollingUpdate:(*apps.RollingUpdateDaemonSet)(nil)}}"
+            );
+            let kind = mayfly_api::validation::FieldErrorKind::NotSupported { value };
+            let detail = "supported values: \"RollingUpdate\", \"OnDelete\"".into();
+            errors.push(FieldError { path: "spec.updateStrategy".into(), kind, detail });
         }
     }
 }

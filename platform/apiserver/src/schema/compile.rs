@@ -126,8 +126,23 @@ struct Compiler<'a> {
     known: &'a mut hashbrown::HashMap<Box<str>, NodeId>,
 }
 
-/// A new node, set at once or later.
+/// A new node, set at once or later. Nodes without content are shared.
 fn node(value: Option<Node>) -> NodeId {
+    static SCALARS: [OnceLock<Node>; 7] = [const { OnceLock::new() }; 7];
+    let shared = match &value {
+        Some(Node::Any) => Some(0),
+        Some(Node::String) => Some(1),
+        Some(Node::Integer) => Some(2),
+        Some(Node::Number) => Some(3),
+        Some(Node::Boolean) => Some(4),
+        Some(Node::IntOrString) => Some(5),
+        Some(Node::Quantity) => Some(6),
+        _ => None,
+    };
+    if let Some(at) = shared {
+        let _ = value.map(|value| SCALARS[at].set(value));
+        return NodeId(&SCALARS[at]);
+    }
     NodeId(Box::leak(Box::new(value.map_or_else(OnceLock::new, OnceLock::from))))
 }
 

@@ -100,7 +100,12 @@ impl Walk<'_> {
             | (Node::String, Value::String(_))
             | (Node::Boolean, Value::Bool(_))
             | (Node::Number, Value::Number(_))
-            | (Node::IntOrString | Node::Quantity, Value::String(_)) => {}
+            | (Node::IntOrString, Value::String(_)) => {}
+            (Node::Quantity, Value::String(text)) => {
+                if !is_quantity(text) && self.findings.wrong.is_none() {
+                    self.findings.wrong = Some(QUANTITY_FORM.into());
+                }
+            }
             (Node::Quantity, Value::Number(number)) => *value = Value::String(number.to_string()),
             (Node::Integer | Node::IntOrString, Value::Number(number)) => match integral(number) {
                 Some(number) => *value = Value::Number(number),
@@ -157,6 +162,18 @@ impl Walk<'_> {
             self.findings.missing.push(self.path(Some(required)));
         }
     }
+}
+
+/// In upstream's words (`resource.ErrFormatWrong`).
+const QUANTITY_FORM: &str =
+    "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'";
+
+fn is_quantity(text: &str) -> bool {
+    let number = text.strip_prefix(['+', '-']).unwrap_or(text);
+    let suffix = number.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.');
+    let exponent = suffix.trim_start_matches(|c: char| "eEinumkKMGTP".contains(c));
+    let exponent = exponent.strip_prefix(['+', '-']).unwrap_or(exponent);
+    suffix.len() < number.len() && exponent.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 fn integral(number: &Number) -> Option<Number> {

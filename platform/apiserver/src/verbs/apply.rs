@@ -67,11 +67,7 @@ impl Inner {
             }
         }
         set_type(kind, &mut object)?;
-        if object
-            .at(&["metadata", "managedFields"])
-            .and_then(serde_json::Value::as_array)
-            .is_some_and(|list| !list.is_empty())
-        {
+        if object.at(&["metadata", "managedFields"]).is_some_and(|list| !list.is_null()) {
             return Err(ApiError::bad_request("metadata.managedFields must be nil"));
         }
         let found = normalise(kind, &mut object.0);

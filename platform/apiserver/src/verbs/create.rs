@@ -3,7 +3,16 @@
 use mayfly_store::{Write, WriteError};
 
 use super::{Change, Outcome, Part, State, WriteRequest, key, write_error};
-use crate::{managed, meta, object::Object, registry::Kind, server::Inner, status::ApiError};
+use crate::{
+    managed, meta,
+    object::Object,
+    registry::Kind,
+    schema::wire::canonicalise,
+    server::Inner,
+    services::{self, Allocations},
+    status::ApiError,
+};
+use tokio::sync::MutexGuard;
 
 /// How many names are tried for a `generateName` (upstream's `maxNameGenerationCreateAttempts`).
 const NAME_ATTEMPTS: usize = 8;
@@ -27,7 +36,7 @@ impl Inner {
         let Change { mut object, warnings, applied } = change;
         let kind = request.kind;
         if !matches!(object.resource_version(), "" | "0") {
-            return Err(ApiError::bad_request("resourceVersion should not be set on objects to be created"));
+            return Err(ApiError::version_on_create());
         }
         meta::on_create(&mut object, kind, request.now);
         (kind.on_create)(&mut object);
@@ -56,14 +65,21 @@ impl Inner {
         applied: bool,
     ) -> Result<State, ApiError> {
         let kind = request.kind;
+        // Held until the write is done: see `Inner::namespaces`.
+        let _open = self.namespaces.read().await;
+        self.check_namespace(request, object.name())?;
         (kind.defaults)(object);
+        let _admitted = self.admit(request, object, None).await?;
+        (kind.on_admitted)(object);
+        let mut allocations = self.allocations_for(kind).await?;
+        if let Some(allocations) = &allocations {
+            self.allocate(kind, object, None, allocations)?;
+        }
+        canonicalise(kind, &mut object.0);
         if !applied {
             managed::on_write(request, Part::Main, object, None);
         }
         validate(kind, object, None)?;
-        // Held until the write is done: see `Inner::namespaces`.
-        let _open = self.namespaces.read().await;
-        self.check_namespace(request, object.name())?;
         let key = key(kind, &request.namespace, object.name());
         if request.dry_run {
             if self.store.get(&key).is_some() {
@@ -73,10 +89,40 @@ impl Inner {
         }
         let write = Write::Create { key, value: kind.encode(object) };
         match self.store.write(write).await {
-            Ok(written) => Ok(State::Stored(written.entry)),
+            Ok(written) => {
+                self.rbac.wrote(kind);
+                if let Some(allocations) = &mut allocations {
+                    allocations.add(object);
+                }
+                Ok(State::Stored(written.entry))
+            }
             Err(WriteError::AlreadyExists) => Err(ApiError::already_exists(kind, object.name())),
             Err(error) => Err(write_error(kind, object.name(), error)),
         }
+    }
+
+    /// The addresses and ports in use, locked, where a write of this kind may take some.
+    pub(super) async fn allocations_for(
+        &self,
+        kind: &Kind,
+    ) -> Result<Option<MutexGuard<'_, Allocations>>, ApiError> {
+        if !kind.allocates {
+            return Ok(None);
+        }
+        let mut allocations = self.allocations.lock().await;
+        allocations.load(&self.store)?;
+        Ok(Some(allocations))
+    }
+
+    pub(super) fn allocate(
+        &self,
+        kind: &Kind,
+        new: &mut Object,
+        old: Option<&Object>,
+        allocations: &Allocations,
+    ) -> Result<(), ApiError> {
+        let errors = services::allocate(new, old, allocations, self.config.service_network);
+        if errors.is_empty() { Ok(()) } else { Err(ApiError::invalid(kind, new.name(), &errors)) }
     }
 
     /// Nothing comes into a namespace that is absent or on its way out.

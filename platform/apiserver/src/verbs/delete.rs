@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1;
+use mayfly_api::validation::{FieldError, FieldErrorKind};
 use mayfly_store::{Entry, WriteError};
 use serde_json::Value;
 
@@ -51,9 +52,10 @@ impl DeleteOptions {
         let policy = text(said.propagation_policy).or_else(|| query.propagation_policy.clone());
         let orphan = said.orphan_dependents.or(query.orphan_dependents);
         if policy.is_some() && orphan.is_some() {
-            let message = "DeleteOptions.meta.k8s.io \"\" is invalid: propagationPolicy: Invalid value: \
-                           orphanDependents and deletionPropagation cannot be both set";
-            return Err(ApiError::unprocessable(message));
+            let shown = format!("{:?}", policy.unwrap_or_default());
+            let detail = "orphanDependents and deletionPropagation cannot be both set";
+            let error = FieldError::invalid("propagationPolicy", shown, detail);
+            return Err(ApiError::invalid_options("DeleteOptions", &[error]));
         }
         let propagation = match (policy.as_deref(), orphan) {
             (Some("Foreground"), _) => Some(Propagation::Foreground),
@@ -61,19 +63,18 @@ impl DeleteOptions {
             (Some("Orphan"), _) | (None, Some(true)) => Some(Propagation::Orphan),
             (None, None) => None,
             (Some(other), _) => {
-                let message = format!(
-                    "DeleteOptions.meta.k8s.io \"\" is invalid: propagationPolicy: Unsupported value: {other:?}: \
-                     supported values: \"Foreground\", \"Background\", \"Orphan\""
-                );
-                return Err(ApiError::unprocessable(message));
+                let kind = FieldErrorKind::NotSupported { value: format!("{other:?}") };
+                let detail = "supported values: \"Foreground\", \"Background\", \"Orphan\", \"nil\"".into();
+                let error = FieldError { path: "propagationPolicy".into(), kind, detail };
+                return Err(ApiError::invalid_options("DeleteOptions", &[error]));
             }
         };
         let dry_run = said.dry_run.unwrap_or_default();
         if let Some(other) = dry_run.iter().find(|item| *item != "All") {
-            return Err(ApiError::unprocessable(format!(
-                "DeleteOptions.meta.k8s.io \"\" is invalid: dryRun: Unsupported value: {other:?}: supported values: \
-                 \"All\""
-            )));
+            return Err(ApiError::invalid_options(
+                "DeleteOptions",
+                &[crate::request::unsupported_dry_run(other)],
+            ));
         }
         let preconditions = said.preconditions.unwrap_or_default();
         Ok(Self {
@@ -87,16 +88,18 @@ impl DeleteOptions {
 
     fn check(&self, kind: &Kind, entry: &Entry, object: &Object) -> Result<(), ApiError> {
         let mismatch = |what: &str, asked: &str, found: &str| {
-            let (upper, rest) = (what.to_uppercase(), format!("in precondition: {asked}"));
-            let why = format!("Precondition failed: {upper} {rest}, {upper} in object meta: {found}");
-            ApiError::conflict(kind, object.name(), &why)
+            let changed = if what == "UID" { "deleted and then recreated" } else { "modified" };
+            let why = format!(
+                "the {what} in the precondition ({asked}) does not match the {what} in record ({found}). The object might have been {changed}"
+            );
+            ApiError::precondition_failed(kind, object.name(), &why)
         };
         if let Some(uid) = self.uid.as_deref().filter(|uid| *uid != object.uid()) {
-            return Err(mismatch("uid", uid, object.uid()));
+            return Err(mismatch("UID", uid, object.uid()));
         }
         let current = entry.modified.to_string();
         match self.resource_version.as_deref().filter(|version| *version != current) {
-            Some(version) => Err(mismatch("resourceVersion", version, &current)),
+            Some(version) => Err(mismatch("ResourceVersion", version, &current)),
             None => Ok(()),
         }
     }
@@ -136,7 +139,7 @@ impl Inner {
             match plan(kind, &object, options, request.now) {
                 Step::Nothing => return outcome(State::Stored(entry)),
                 Step::Remove if options.dry_run => return outcome(State::Deleted(object)),
-                Step::Remove => match self.remove(&key, entry.modified).await {
+                Step::Remove => match self.remove(kind, &key, &entry, &object).await {
                     Ok(revision) => {
                         let mut object = object;
                         object.set_resource_version(revision);

@@ -105,9 +105,8 @@ pub(crate) fn apply_json(value: &mut Value, patch: &json_patch::Patch) -> Result
         }
         json_patch::patch(value, std::slice::from_ref(operation)).map_err(|mut error| {
             error.operation = at;
-            ApiError::unprocessable(format!(
-                "the server rejected our request due to an error in our request: {error}"
-            ))
+            tracing::debug!(%error, "a JSON patch does not apply");
+            ApiError::patch_refused()
         })?;
     }
     Ok(())
@@ -142,14 +141,6 @@ impl Inner {
         let kind = request.kind;
         self.change(request, name, part, |current| {
             let mut object = patch.apply(kind, current)?;
-            if object.name() != name {
-                let error = mayfly_api::validation::FieldError::invalid(
-                    "metadata.name",
-                    format!("{:?}", object.name()),
-                    "field is immutable",
-                );
-                return Err(ApiError::invalid(kind, name, &[error]));
-            }
             set_type(kind, &mut object)?;
             meta::place(&mut object, kind, &request.namespace, Some(name))?;
             let duplicates = body.duplicates.clone();
@@ -182,6 +173,9 @@ mod tests {
         let patch = json!([{"op": "add", "path": "/a", "value": 1}, {"op": "copy", "from": "/a", "path": "/b"},
                            {"op": "test", "path": "/b", "value": 2}]);
         let error = apply_json(&mut json!({}), &parse_json(&patch).unwrap()).unwrap_err();
-        assert!(error.message.contains("operation '/2' failed at path '/b'"), "{}", error.message);
+        assert_eq!(
+            (error.code, error.message.as_str()),
+            (422, "the server rejected our request due to an error in our request")
+        );
     }
 }

@@ -1,6 +1,6 @@
 //! `update`, and what `patch` shares with it: a compare-and-swap loop around one change.
 
-use mayfly_store::{Key, Revision, Write, WriteError};
+use mayfly_store::{Entry, Key, Revision, Write, WriteError};
 use serde_json::Value;
 
 use super::{Outcome, State, WriteRequest, create::validate, key, load, parse_revision, write_error};
@@ -8,6 +8,7 @@ use crate::{
     managed, meta,
     object::{Object, map_at},
     registry::Kind,
+    schema::wire::canonicalise,
     server::Inner,
     status::ApiError,
 };
@@ -23,6 +24,8 @@ pub(crate) enum Part {
     Status,
     /// `namespaces/x/finalize`: the finalizers in the spec.
     Finalize,
+    /// `pods/x/ephemeralcontainers`: containers added to a running pod.
+    EphemeralContainers,
     /// `pods/x/binding`: the node's name, and what comes with it.
     Binding,
     /// What the server itself changes (deletion marks).
@@ -95,10 +98,25 @@ impl Inner {
             let current = kind.decode(&entry).map_err(ApiError::internal)?;
             let Change { object: mut new, mut warnings, applied } = change(&current)?;
             let expected = parse_revision(new.resource_version())?;
+            if part != Part::Whole {
+                meta::same_uid(&new, &current, kind)?;
+            }
             if expected.is_some_and(|expected| expected != entry.modified) {
                 return Err(ApiError::modified(kind, name));
             }
+            let mut allocations = match part {
+                Part::Main => self.allocations_for(kind).await?,
+                _ => None,
+            };
+            if let Some(allocations) = &allocations {
+                (kind.defaults)(&mut new);
+                self.allocate(kind, &mut new, Some(&current), allocations)?;
+            }
             prepare(kind, part, &mut new, &current)?;
+            let _admitted = match part {
+                Part::Main => self.admit(request, &mut new, Some(&current)).await?,
+                _ => Default::default(),
+            };
             if !applied && part != Part::Whole {
                 managed::on_write(request, part, &mut new, Some(&current));
             }
@@ -114,7 +132,8 @@ impl Inner {
                 return outcome(State::Dry(new));
             }
             if is_finished(&new) {
-                return match self.remove(&key, entry.modified).await {
+                drop(allocations);
+                return match self.remove(kind, &key, &entry, &current).await {
                     Ok(revision) => {
                         new.set_resource_version(revision);
                         outcome(State::Deleted(new))
@@ -125,7 +144,14 @@ impl Inner {
             }
             let write = Write::Update { key: key.clone(), value, expected: Some(entry.modified) };
             match self.store.write(write).await {
-                Ok(written) => return outcome(State::Stored(written.entry)),
+                Ok(written) => {
+                    self.rbac.wrote(kind);
+                    if let Some(allocations) = &mut allocations {
+                        allocations.remove(&current);
+                        allocations.add(&new);
+                    }
+                    return outcome(State::Stored(written.entry));
+                }
                 // Read again: a version that the client named no longer fits, and is refused above.
                 Err(WriteError::Conflict { .. }) => {}
                 Err(error) => return Err(write_error(kind, name, error)),
@@ -134,9 +160,26 @@ impl Inner {
         Err(ApiError::modified(kind, name))
     }
 
-    pub(super) async fn remove(&self, key: &Key, expected: Revision) -> Result<Revision, WriteError> {
-        let write = Write::Delete { key: key.clone(), expected: Some(expected) };
-        self.store.write(write).await.map(|written| written.revision)
+    /// Removes an object that is still as it was read.
+    pub(super) async fn remove(
+        &self,
+        kind: &Kind,
+        key: &Key,
+        entry: &Entry,
+        object: &Object,
+    ) -> Result<Revision, WriteError> {
+        // Held until the write is done, so that an address is free once its Service is gone, and not before.
+        let mut allocations = match kind.allocates {
+            true => Some(self.allocations.lock().await),
+            false => None,
+        };
+        let write = Write::Delete { key: key.clone(), expected: Some(entry.modified) };
+        let written = self.store.write(write).await?;
+        self.rbac.wrote(kind);
+        if let Some(allocations) = &mut allocations {
+            allocations.remove(object);
+        }
+        Ok(written.revision)
     }
 }
 
@@ -181,10 +224,25 @@ fn prepare(kind: &Kind, part: Part, new: &mut Object, old: &Object) -> Result<()
                 None => _ = spec.remove("finalizers"),
             }
         }
+        Part::EphemeralContainers => {
+            let added = new.at(&["spec", "ephemeralContainers"]).cloned();
+            let managed = new.meta_mut().remove("managedFields");
+            *new = old.clone();
+            if let Some(added) = added {
+                new.map_mut("spec").insert("ephemeralContainers".into(), added);
+            }
+            if let Some(managed) = managed {
+                new.meta_mut().insert("managedFields".into(), managed);
+            }
+            (kind.defaults)(new);
+        }
         Part::Binding | Part::Whole => {}
     }
     if part == Part::Main {
         (kind.defaults)(new);
+    }
+    canonicalise(kind, &mut new.0);
+    if part == Part::Main {
         meta::count_generation(new, old, kind);
     }
     // Of a status only the metadata has rules; a bound pod was valid before.

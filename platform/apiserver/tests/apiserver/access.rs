@@ -3,7 +3,7 @@
 use axum::body::Body;
 use http::{Request, StatusCode};
 use http_body_util::BodyExt;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::support::{self, Fixture, json_of, request};
 
@@ -102,8 +102,10 @@ async fn both_forms_of_discovery_agree() {
     let mut paths = vec![(String::new(), "/api/v1".to_owned())];
     for group in server.get("/apis").await.1["groups"].as_array().unwrap() {
         let name = group["name"].as_str().unwrap();
-        let version = group["preferredVersion"]["groupVersion"].as_str().unwrap();
-        paths.push((name.to_owned(), format!("/apis/{version}")));
+        for version in group["versions"].as_array().unwrap() {
+            let version = version["groupVersion"].as_str().unwrap();
+            paths.push((name.to_owned(), format!("/apis/{version}")));
+        }
     }
     for (group, path) in paths {
         let (code, list) = server.get(&path).await;
@@ -249,4 +251,129 @@ async fn head_answers_without_a_body() {
         assert_eq!(length.unwrap_or(&said), said, "{path}");
         assert!(response.into_body().collect().await.unwrap().to_bytes().is_empty(), "{path}");
     }
+}
+
+const RBAC: &str = "/apis/rbac.authorization.k8s.io/v1/namespaces/default";
+
+/// A request as another user.
+async fn call_as(server: &Fixture, user: &str, method: &str, path: &str, body: Value) -> (StatusCode, Value) {
+    let body = if method == "GET" { Body::empty() } else { Body::from(body.to_string()) };
+    let request = request(method, path).header("impersonate-user", user);
+    json_of(server.send(request.header("content-type", "application/json").body(body).unwrap()).await).await
+}
+
+async fn bind(server: &Fixture, user: &str, rules: Value) {
+    let role = json!({"metadata": {"name": user}, "rules": rules});
+    let (code, answer) = server.call("POST", &format!("{RBAC}/roles"), role).await;
+    assert_eq!(code, StatusCode::CREATED, "{answer}");
+    let group = "rbac.authorization.k8s.io";
+    let binding = json!({"metadata": {"name": user},
+        "roleRef": {"apiGroup": group, "kind": "Role", "name": user},
+        "subjects": [{"apiGroup": group, "kind": "User", "name": user}]});
+    let (code, answer) = server.call("POST", &format!("{RBAC}/rolebindings"), binding).await;
+    assert_eq!(code, StatusCode::CREATED, "{answer}");
+}
+
+#[tokio::test]
+async fn roles_allow_what_they_say_from_their_answer_on() {
+    let server = Fixture::new().await;
+    let maps = "/api/v1/namespaces/default/configmaps";
+    let (code, refused) = call_as(&server, "ann", "GET", maps, Value::Null).await;
+    assert_eq!(code, StatusCode::FORBIDDEN);
+    assert_eq!(
+        refused["message"],
+        "configmaps is forbidden: User \"ann\" cannot list resource \"configmaps\" in API group \"\" in the \
+         namespace \"default\""
+    );
+    bind(
+        &server,
+        "ann",
+        json!([{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list", "create"]}]),
+    )
+    .await;
+    assert_eq!(call_as(&server, "ann", "GET", maps, Value::Null).await.0, StatusCode::OK);
+    assert_eq!(
+        call_as(&server, "ann", "GET", "/api/v1/namespaces/kube-system/configmaps", Value::Null).await.0,
+        StatusCode::FORBIDDEN
+    );
+    let review = |verb: &str| json!({"spec": {"resourceAttributes": {"verb": verb, "resource": "configmaps", "namespace": "default"}}});
+    let reviews = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+    for (verb, allowed) in [("list", true), ("delete", false)] {
+        let (code, answer) = call_as(&server, "ann", "POST", reviews, review(verb)).await;
+        assert_eq!((code, &answer["status"]["allowed"]), (StatusCode::CREATED, &json!(allowed)), "{answer}");
+    }
+    server.call("DELETE", &format!("{RBAC}/rolebindings/ann"), Value::Null).await;
+    assert_eq!(call_as(&server, "ann", "GET", maps, Value::Null).await.0, StatusCode::FORBIDDEN);
+}
+
+#[tokio::test]
+async fn nobody_grants_what_they_do_not_hold() {
+    let server = Fixture::new().await;
+    let rules = json!([{"apiGroups": ["rbac.authorization.k8s.io"], "resources": ["*"], "verbs": ["create", "update"]},
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}]);
+    bind(&server, "bob", rules).await;
+    let role = |verb: &str| json!({"metadata": {"name": verb}, "rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": [verb]}]});
+    let roles = format!("{RBAC}/roles");
+    assert_eq!(call_as(&server, "bob", "POST", &roles, role("get")).await.0, StatusCode::CREATED);
+    let (code, refused) = call_as(&server, "bob", "POST", &roles, role("delete")).await;
+    assert_eq!(code, StatusCode::FORBIDDEN);
+    let message = refused["message"].as_str().unwrap();
+    assert!(message.contains("is attempting to grant RBAC permissions not currently held"), "{message}");
+    let binding = json!({"metadata": {"name": "up"}, "subjects": [{"kind": "User", "name": "bob"}],
+        "roleRef": {"kind": "ClusterRole", "name": "cluster-admin"}});
+    let bindings = format!("{RBAC}/rolebindings");
+    assert_eq!(call_as(&server, "bob", "POST", &bindings, binding).await.0, StatusCode::FORBIDDEN);
+    // Neither may they become somebody else.
+    let twice = request("GET", "/api").header("impersonate-user", "bob");
+    assert_eq!(server.send(twice.body(Body::empty()).unwrap()).await.status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn tokens_of_service_accounts_live_as_long_as_their_account() {
+    let server = Fixture::new().await;
+    let accounts = "/api/v1/namespaces/default/serviceaccounts";
+    server.call("POST", accounts, json!({"metadata": {"name": "robot"}})).await;
+    let path = format!("{accounts}/robot/token");
+    let (code, made) = server.call("POST", &path, json!({"spec": {"expirationSeconds": 600}})).await;
+    assert_eq!(code, StatusCode::CREATED, "{made}");
+    let token = made["status"]["token"].as_str().unwrap().to_owned();
+    let whoami = || {
+        let review = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
+        Request::post(review)
+            .header("authorization", format!("Bearer {token}"))
+            .header("content-type", "application/json")
+            .body(Body::from("{}"))
+            .unwrap()
+    };
+    let (code, me) = json_of(server.send(whoami()).await).await;
+    assert_eq!(code, StatusCode::CREATED, "{me}");
+    assert_eq!(me["status"]["userInfo"]["username"], "system:serviceaccount:default:robot");
+    let reviews = "/apis/authentication.k8s.io/v1/tokenreviews";
+    let (_, found) = server.call("POST", reviews, json!({"spec": {"token": token}})).await;
+    assert_eq!(found["status"]["authenticated"], true, "{found}");
+    let (_, found) =
+        server.call("POST", reviews, json!({"spec": {"token": token, "audiences": ["other"]}})).await;
+    assert_ne!(found["status"]["authenticated"], true, "{found}");
+    let short = server.call("POST", &path, json!({"spec": {"expirationSeconds": 5}})).await;
+    assert_eq!(short.0, StatusCode::UNPROCESSABLE_ENTITY);
+    server.call("DELETE", &format!("{accounts}/robot"), Value::Null).await;
+    assert_eq!(server.send(whoami()).await.status(), StatusCode::UNAUTHORIZED);
+}
+
+#[tokio::test]
+async fn a_quota_is_not_exceeded_by_two_at_once() {
+    let server = Fixture::new().await;
+    let quota = json!({"metadata": {"name": "q"}, "spec": {"hard": {"configmaps": "3"}}});
+    server.call("POST", "/api/v1/namespaces/default/resourcequotas", quota).await;
+    let maps = "/api/v1/namespaces/default/configmaps";
+    let calls = (0..8).map(|at| server.call("POST", maps, json!({"metadata": {"name": format!("m{at}")}})));
+    let answers = futures::future::join_all(calls).await;
+    let created = answers.iter().filter(|(code, _)| *code == StatusCode::CREATED).count();
+    assert_eq!(created, 3);
+    let refused = answers.iter().find(|(code, _)| *code == StatusCode::FORBIDDEN).unwrap();
+    let message = refused.1["message"].as_str().unwrap();
+    assert!(
+        message.ends_with("requested: configmaps=1, used: configmaps=3, limited: configmaps=3"),
+        "{message}"
+    );
 }

@@ -9,6 +9,7 @@ mod lists;
 mod logs;
 mod mistakes;
 mod objects;
+mod recorded;
 mod support;
 mod upstream;
 mod usage;

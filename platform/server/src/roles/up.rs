@@ -190,9 +190,11 @@ impl Up {
         let (stop, listener, server, tls) =
             (outside.token(), self.listeners.api, api.clone(), identity.tls());
         outside.run("api", async move { server.serve(listener, tls, stop).await });
+        let metrics = Arc::new(self.metrics);
+        api.attach_metrics(Arc::clone(&metrics));
         let admin = Admin {
             ready: is_ready,
-            metrics: Arc::new(self.metrics),
+            metrics: Arc::clone(&metrics),
             store: store.clone(),
             workflows: self.workflows.engine(),
             catalog: self.workflows.catalog(),
@@ -394,6 +396,7 @@ async fn create_api(
     api_config.artifact_bytes_max = config.artifact_bytes_max;
     api_config.connections = ports.api.clone();
     api_config.connection_metrics = ports.metrics.clone();
+    api_config.service_account_key = Some(identity.service_account_key().to_vec());
     let deps = mayfly_apiserver::Deps {
         store: store.clone(),
         artifacts: artifacts.clone(),

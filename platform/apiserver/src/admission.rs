@@ -1,0 +1,103 @@
+//! Admission: what is completed in or refused of a new object by other objects, between its defaults and its
+//! validation. Each plugin is upstream's (`plugin/pkg/admission`); each sees the request's user, the new and the old
+//! object, and whether it is a dry run.
+
+mod limits;
+mod pods;
+mod quota;
+
+use mayfly_store::{ListOptions, Range};
+use tokio::sync::OwnedMutexGuard;
+
+use crate::{
+    object::{Object, map_at},
+    registry::registry,
+    server::Inner,
+    status::ApiError,
+    verbs::{WriteRequest, key},
+};
+
+/// What has to be held until the write is done.
+#[derive(Debug, Default)]
+pub(crate) struct Admitted {
+    _quota: Option<OwnedMutexGuard<()>>,
+}
+
+impl Inner {
+    /// Runs all plugins on an object that is created (`old` is `None`) or updated.
+    pub(crate) async fn admit(
+        &self,
+        request: &WriteRequest,
+        new: &mut Object,
+        old: Option<&Object>,
+    ) -> Result<Admitted, ApiError> {
+        let kind = request.kind;
+        self.check_escalation(kind, &request.user, new, old)?;
+        match (kind.group, kind.plural, old) {
+            ("", "pods", None) => {
+                self.apply_limits(request, new)?;
+                self.admit_pod(request, new)?;
+            }
+            ("", "persistentvolumeclaims", None) => {
+                self.default_storage_class(new);
+                self.apply_limits(request, new)?;
+            }
+            ("certificates.k8s.io", _, None) => signing_request_user(request, new),
+            _ => {}
+        }
+        if !kind.namespaced || old.is_some_and(|_| !quota::counts_updates(kind)) {
+            return Ok(Admitted::default());
+        }
+        Ok(Admitted { _quota: self.check_quota(request, new, old).await? })
+    }
+
+    /// The objects of a kind in a namespace (empty: cluster-scoped).
+    fn objects(&self, group: &str, plural: &str, namespace: &str) -> Vec<Object> {
+        let Some(kind) = registry().find(group, "v1", plural) else { return Vec::new() };
+        let resource = registry().store_resource(kind);
+        let range = match namespace {
+            "" => Range::resource(resource),
+            namespace => Range::namespace(resource, namespace),
+        };
+        let list = self.store.list(&range, &ListOptions::default()).map(|list| list.entries);
+        list.unwrap_or_default().iter().filter_map(|entry| Object::from_entry(entry).ok()).collect()
+    }
+
+    fn object(&self, group: &str, plural: &str, namespace: &str, name: &str) -> Option<Object> {
+        let kind = registry().find(group, "v1", plural)?;
+        Object::from_entry(&*self.store.get(&key(kind, namespace, name))?).ok()
+    }
+
+    /// A claim without a class gets the newest default one.
+    fn default_storage_class(&self, claim: &mut Object) {
+        let annotation = ["metadata", "annotations", "volume.beta.kubernetes.io/storage-class"];
+        if claim.at(&["spec", "storageClassName"]).is_some() || claim.at(&annotation).is_some() {
+            return;
+        }
+        let default = "storageclass.kubernetes.io/is-default-class";
+        let mut classes = self.objects("storage.k8s.io", "storageclasses", "");
+        classes.retain(|class| class.str_at(&["metadata", "annotations", default]) == "true");
+        classes.sort_by_key(|class| {
+            (std::cmp::Reverse(class.meta_str("creationTimestamp").to_owned()), class.name().to_owned())
+        });
+        if let Some(class) = classes.first() {
+            claim.map_mut("spec").insert("storageClassName".into(), class.name().into());
+        }
+    }
+}
+
+/// A certificate is asked for by the user of the request, whatever the object says.
+fn signing_request_user(request: &WriteRequest, new: &mut Object) {
+    let user = &request.user;
+    let spec = map_at(&mut new.0, "spec");
+    spec.insert("username".into(), user.name.as_str().into());
+    spec.insert("groups".into(), user.groups.iter().map(String::as_str).collect());
+    for (field, value) in
+        [("uid", serde_json::Value::from(user.uid.as_str())), ("extra", serde_json::json!(user.extra))]
+    {
+        match (field, user.uid.is_empty(), user.extra.is_empty()) {
+            ("uid", true, _) | ("extra", _, true) => _ = spec.remove(field),
+            _ => _ = spec.insert(field.into(), value),
+        }
+    }
+}

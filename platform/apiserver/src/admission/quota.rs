@@ -1,0 +1,276 @@
+//! ResourceQuotas: a write that would use more of a namespace than it may is refused (upstream's
+//! `plugin/resourcequota`). What is used is counted from the stored objects under a lock that is held until the write
+//! is done, so that two writes cannot take the last place.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use serde_json::Value;
+use tokio::sync::OwnedMutexGuard;
+
+use super::limits::millis;
+use crate::{object::Object, registry::Kind, server::Inner, status::ApiError, verbs::WriteRequest};
+
+/// Amounts by name, in thousandths.
+type QuotaUsage = BTreeMap<String, u64>;
+
+/// Kinds whose use changes with an update.
+pub(super) fn counts_updates(kind: &Kind) -> bool {
+    matches!((kind.group, kind.plural), ("", "services" | "persistentvolumeclaims"))
+}
+
+impl Inner {
+    /// Refuses what exceeds a quota; returns what has to be held until the write is done.
+    pub(super) async fn check_quota(
+        &self,
+        request: &WriteRequest,
+        new: &Object,
+        old: Option<&Object>,
+    ) -> Result<Option<OwnedMutexGuard<()>>, ApiError> {
+        let kind = request.kind;
+        let before = old.map(|old| usage_of(kind, old)).unwrap_or_default();
+        let mut wanted = usage_of(kind, new);
+        wanted.retain(|name, amount| *amount > before.get(name).copied().unwrap_or(0));
+        let own =
+            |quotas: &[Object]| quotas.iter().any(|quota| !limited(quota, kind, new, &wanted).is_empty());
+        if wanted.is_empty() || !own(&self.objects("", "resourcequotas", &request.namespace)) {
+            return Ok(None);
+        }
+        let guard = Arc::clone(&self.quota).lock_owned().await;
+        for quota in self.objects("", "resourcequotas", &request.namespace) {
+            let names = limited(&quota, kind, new, &wanted);
+            if !names.is_empty() {
+                self.check_one(request, &quota, &names, (&wanted, &before), new)?;
+            }
+        }
+        Ok(Some(guard))
+    }
+
+    fn check_one(
+        &self,
+        request: &WriteRequest,
+        quota: &Object,
+        names: &[String],
+        (wanted, before): (&QuotaUsage, &QuotaUsage),
+        new: &Object,
+    ) -> Result<(), ApiError> {
+        let kind = request.kind;
+        let hard = quota.at(&["spec", "hard"]).cloned().unwrap_or_default();
+        if kind.plural == "pods" && kind.group.is_empty() {
+            let missing: Vec<_> =
+                ["cpu", "limits.cpu", "limits.memory", "memory", "requests.cpu", "requests.memory"]
+                    .into_iter()
+                    .filter(|name| hard.get(*name).is_some() && !has_in_all_containers(new, name))
+                    .collect();
+            if !missing.is_empty() {
+                let why = format!(
+                    "failed quota: {}: must specify {} for: {}",
+                    quota.name(),
+                    missing.join(","),
+                    container_names(new)
+                );
+                return Err(ApiError::forbidden(kind, new.name(), &why));
+            }
+        }
+        let mut used = QuotaUsage::new();
+        for object in self.objects(kind.group, kind.plural, &request.namespace) {
+            if in_scopes(quota, kind, &object) {
+                add(&mut used, &usage_of(kind, &object));
+            }
+        }
+        let (mut requested, mut taken, mut limits) = (Vec::new(), Vec::new(), Vec::new());
+        for name in names {
+            let (now, limit) = (used.get(name).copied().unwrap_or(0), millis(&hard[name.as_str()]));
+            let more = wanted.get(name).copied().unwrap_or(0) - before.get(name).copied().unwrap_or(0);
+            if now + more > limit {
+                requested.push(format!("{name}={}", shown(name, more)));
+                taken.push(format!("{name}={}", shown(name, now)));
+                limits.push(format!("{name}={}", hard[name.as_str()].as_str().unwrap_or("")));
+            }
+        }
+        if requested.is_empty() {
+            return Ok(());
+        }
+        let why = format!(
+            "exceeded quota: {}, requested: {}, used: {}, limited: {}",
+            quota.name(),
+            requested.join(","),
+            taken.join(","),
+            limits.join(",")
+        );
+        Err(ApiError::forbidden(kind, new.name(), &why))
+    }
+}
+
+/// The names of a quota that a write counts against.
+fn limited(quota: &Object, kind: &Kind, new: &Object, wanted: &QuotaUsage) -> Vec<String> {
+    let hard = quota.at(&["spec", "hard"]).and_then(Value::as_object).into_iter().flatten();
+    let names: Vec<String> =
+        hard.map(|(name, _)| name.clone()).filter(|name| wanted.contains_key(name)).collect();
+    if in_scopes(quota, kind, new) { names } else { Vec::new() }
+}
+
+/// Whether a quota with scopes is about this object: pods only have scopes.
+fn in_scopes(quota: &Object, kind: &Kind, object: &Object) -> bool {
+    let scopes = quota.at(&["spec", "scopes"]).and_then(Value::as_array);
+    let selected = quota.at(&["spec", "scopeSelector", "matchExpressions"]).and_then(Value::as_array);
+    let is_pod = kind.group.is_empty() && kind.plural == "pods";
+    let terminating = || object.at(&["spec", "activeDeadlineSeconds"]).is_some_and(Value::is_number);
+    let best_effort = || object.str_at(&["status", "qosClass"]) == "BestEffort";
+    let holds = |scope: &str| match scope {
+        "Terminating" => terminating(),
+        "NotTerminating" => !terminating(),
+        "BestEffort" => best_effort(),
+        "NotBestEffort" => !best_effort(),
+        "PriorityClass" => !object.str_at(&["spec", "priorityClassName"]).is_empty(),
+        _ => false,
+    };
+    let expression = |one: &Value| {
+        let (scope, operator) =
+            (one["scopeName"].as_str().unwrap_or(""), one["operator"].as_str().unwrap_or(""));
+        let class = Value::from(object.str_at(&["spec", "priorityClassName"]));
+        let listed = one["values"].as_array().is_some_and(|values| values.contains(&class));
+        match (scope, operator) {
+            ("PriorityClass", "In") => listed,
+            ("PriorityClass", "NotIn") => !listed,
+            (scope, "DoesNotExist") => !holds(scope),
+            (scope, _) => holds(scope),
+        }
+    };
+    let none = |list: Option<&Vec<Value>>| list.is_none_or(Vec::is_empty);
+    if none(scopes) && none(selected) {
+        return true;
+    }
+    is_pod
+        && scopes.into_iter().flatten().all(|scope| holds(scope.as_str().unwrap_or("")))
+        && selected.into_iter().flatten().all(expression)
+}
+
+fn add(total: &mut QuotaUsage, more: &QuotaUsage) {
+    for (name, amount) in more {
+        *total.entry(name.clone()).or_default() += amount;
+    }
+}
+
+/// What an object uses.
+fn usage_of(kind: &Kind, object: &Object) -> QuotaUsage {
+    const ONE: u64 = 1000;
+    let mut usage = QuotaUsage::from([(format!("count/{}", kind.resource()), ONE)]);
+    let mut set = |name: &str, amount: u64| _ = usage.insert(name.to_owned(), amount);
+    match (kind.group, kind.plural) {
+        ("", "pods") => {
+            if matches!(object.str_at(&["status", "phase"]), "Succeeded" | "Failed") {
+                return QuotaUsage::from([("count/pods".to_owned(), ONE)]);
+            }
+            set("pods", ONE);
+            for (side, prefix) in [("requests", "requests."), ("limits", "limits.")] {
+                for (name, amount) in pod_resources(object, side) {
+                    set(&format!("{prefix}{name}"), amount);
+                    if side == "requests" && matches!(name.as_str(), "cpu" | "memory" | "ephemeral-storage") {
+                        set(&name, amount);
+                    }
+                }
+            }
+        }
+        ("", "services") => {
+            set("services", ONE);
+            let ports = object.at(&["spec", "ports"]).and_then(Value::as_array).map_or(0, Vec::len) as u64;
+            match object.str_at(&["spec", "type"]) {
+                "NodePort" => set("services.nodeports", ports * ONE),
+                "LoadBalancer" => {
+                    set("services.loadbalancers", ONE);
+                    if object.at(&["spec", "allocateLoadBalancerNodePorts"]) != Some(&Value::Bool(false)) {
+                        set("services.nodeports", ports * ONE);
+                    }
+                }
+                _ => {}
+            }
+        }
+        ("", "persistentvolumeclaims") => {
+            set("persistentvolumeclaims", ONE);
+            let storage = object.at(&["spec", "resources", "requests", "storage"]).map_or(0, millis);
+            set("requests.storage", storage);
+            let class = object.str_at(&["spec", "storageClassName"]);
+            if !class.is_empty() {
+                let of = |name: &str| format!("{class}.storageclass.storage.k8s.io/{name}");
+                set(&of("persistentvolumeclaims"), ONE);
+                set(&of("requests.storage"), storage);
+            }
+        }
+        ("", "configmaps" | "secrets" | "replicationcontrollers" | "resourcequotas") => set(kind.plural, ONE),
+        _ => {}
+    }
+    usage
+}
+
+/// The larger of the sum over containers and the largest init container, for each resource.
+fn pod_resources(pod: &Object, side: &str) -> QuotaUsage {
+    let mut total = QuotaUsage::new();
+    let containers =
+        |list: &str| pod.at(&["spec", list]).and_then(Value::as_array).cloned().unwrap_or_default();
+    for container in containers("containers") {
+        for (name, amount) in container["resources"][side].as_object().into_iter().flatten() {
+            *total.entry(name.clone()).or_default() += millis(amount);
+        }
+    }
+    for container in containers("initContainers") {
+        for (name, amount) in container["resources"][side].as_object().into_iter().flatten() {
+            let own = total.entry(name.clone()).or_default();
+            *own = millis(amount).max(*own);
+        }
+    }
+    for (name, amount) in pod.at(&["spec", "overhead"]).and_then(Value::as_object).into_iter().flatten() {
+        *total.entry(name.clone()).or_default() += millis(amount);
+    }
+    total
+}
+
+fn has_in_all_containers(pod: &Object, name: &str) -> bool {
+    let (side, resource) = match name.split_once('.') {
+        Some((side, resource)) => (side, resource),
+        None => ("requests", name),
+    };
+    let containers = pod.at(&["spec", "containers"]).and_then(Value::as_array).into_iter().flatten();
+    containers.into_iter().all(|container| container["resources"][side].get(resource).is_some())
+}
+
+fn container_names(pod: &Object) -> String {
+    let containers = pod.at(&["spec", "containers"]).and_then(Value::as_array).into_iter().flatten();
+    containers.filter_map(|container| container["name"].as_str()).collect::<Vec<_>>().join(",")
+}
+
+/// An amount in thousandths as a quantity.
+fn shown(name: &str, amount: u64) -> String {
+    let bytes = name.contains("memory") || name.contains("storage") && !name.contains("claims");
+    match amount % 1000 {
+        0 if bytes => mayfly_api::quantity::Bytes(amount / 1000).to_string().replace(" bytes", ""),
+        0 => (amount / 1000).to_string(),
+        _ => format!("{amount}m"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::registry::registry;
+
+    #[test]
+    fn what_a_pod_uses() {
+        let kind = registry().find("", "v1", "pods").unwrap();
+        let resources = |cpu: &str| json!({"requests": {"cpu": cpu}, "limits": {"memory": "1Gi"}});
+        let pod = json!({"spec": {"containers": [{"resources": resources("100m")}, {"resources": resources("1")}],
+            "initContainers": [{"resources": resources("2")}]}});
+        let pod = Object(pod.as_object().unwrap().clone());
+        let usage = usage_of(kind, &pod);
+        assert_eq!((usage["pods"], usage["requests.cpu"], usage["cpu"]), (1000, 2000, 2000));
+        assert_eq!(shown("limits.memory", usage["limits.memory"]), "2Gi");
+        assert!(has_in_all_containers(&pod, "limits.memory") && !has_in_all_containers(&pod, "limits.cpu"));
+        let quota = |scopes: Value| {
+            Object(json!({"spec": {"scopes": scopes, "hard": {"pods": "1"}}}).as_object().unwrap().clone())
+        };
+        assert_eq!(limited(&quota(json!([])), kind, &pod, &usage), ["pods"]);
+        assert_eq!(limited(&quota(json!(["NotTerminating"])), kind, &pod, &usage), ["pods"]);
+        assert!(limited(&quota(json!(["Terminating"])), kind, &pod, &usage).is_empty());
+    }
+}

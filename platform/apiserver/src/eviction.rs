@@ -1,0 +1,143 @@
+//! `pods/x/eviction`: a deletion that disruption budgets may refuse (upstream's
+//! `pkg/registry/core/pod/storage/eviction.go`).
+
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use mayfly_api::selector::Selector;
+use mayfly_store::{ListOptions, Range};
+use serde_json::Value;
+
+use crate::{
+    meta,
+    object::{Object, map_at},
+    registry::{Kind, registry},
+    request::Query,
+    server::Inner,
+    status::ApiError,
+    verbs::{Change, DeleteOptions, Outcome, Part, WriteRequest, key, load},
+};
+
+/// Pods that a budget may be waiting for (upstream's `MaxDisruptedPodSize`).
+const DISRUPTED_PODS_MAX: usize = 2000;
+
+impl Inner {
+    pub(crate) async fn evict(
+        &self,
+        request: &WriteRequest,
+        name: &str,
+        eviction: &Value,
+    ) -> Result<Outcome, ApiError> {
+        let given = eviction["metadata"]["name"].as_str().unwrap_or("");
+        if !given.is_empty() && given != name {
+            let message = format!("name in URL does not match name in Eviction object: {name} != {given}");
+            return Err(ApiError::bad_request(message));
+        }
+        let mut options = DeleteOptions::parse(&eviction["deleteOptions"], &Query::default())?;
+        options.dry_run |= request.dry_run;
+        let kind = request.kind;
+        let entry = load(&self.store, kind, &key(kind, &request.namespace, name))?;
+        let pod = Object::from_entry(&entry).map_err(ApiError::internal)?;
+        // A pod that does not run takes nothing from a budget.
+        let finished = matches!(pod.str_at(&["status", "phase"]), "Succeeded" | "Failed" | "Pending");
+        if !finished && !pod.is_terminating() {
+            self.take_from_budget(request, &pod, options.dry_run).await?;
+        }
+        self.delete(request, name, &options).await
+    }
+
+    async fn take_from_budget(
+        &self,
+        request: &WriteRequest,
+        pod: &Object,
+        dry_run: bool,
+    ) -> Result<(), ApiError> {
+        let budgets =
+            registry().find("policy", "v1", "poddisruptionbudgets").ok_or_else(ApiError::no_resource)?;
+        let range = Range::namespace(registry().store_resource(budgets), request.namespace.as_str());
+        let list = self.store.list(&range, &ListOptions::default()).map_err(ApiError::internal)?;
+        let mut names = Vec::new();
+        for entry in &list.entries {
+            let budget = Object::from_entry(entry).map_err(ApiError::internal)?;
+            if selects(&budget, pod) {
+                names.push(budget.name().to_owned());
+            }
+        }
+        let name = match names.as_slice() {
+            [] => return Ok(()),
+            [one] => one,
+            _ => {
+                return Err(ApiError::internal(
+                    "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.",
+                ));
+            }
+        };
+        let write = WriteRequest { dry_run, kind: budgets, ..self.own_request(budgets, &request.namespace) };
+        self.change(&write, name, Part::Status, |budget| {
+            disrupt(budgets, budget, pod, meta::timestamp(request.now)).map(Change::new)
+        })
+        .await
+        .map(|_| ())
+    }
+}
+
+fn selects(budget: &Object, pod: &Object) -> bool {
+    let budget = serde_json::from_value::<PodDisruptionBudget>(Value::Object(budget.0.clone())).ok();
+    let selector = budget.and_then(|budget| budget.spec?.selector);
+    let selector = selector.and_then(|selector| Selector::from_object(&selector).ok());
+    selector.is_some_and(|selector| selector.matches(&pod.labels()))
+}
+
+/// The budget after one more disruption, or why there is none left.
+fn disrupt(kind: &Kind, budget: &Object, pod: &Object, now: Value) -> Result<Object, ApiError> {
+    let number = |path: &[&str]| budget.at(path).and_then(Value::as_i64).unwrap_or(0);
+    if number(&["status", "observedGeneration"]) < number(&["metadata", "generation"]) {
+        let why = format!("The disruption budget {} is still being processed by the server.", budget.name());
+        return Err(ApiError::disruption_refused(&why));
+    }
+    let disrupted =
+        budget.at(&["status", "disruptedPods"]).and_then(Value::as_object).map_or(0, |map| map.len());
+    if disrupted > DISRUPTED_PODS_MAX {
+        let why = "DisruptedPods map too big - too many evictions not confirmed by PDB controller";
+        return Err(ApiError::forbidden(kind, budget.name(), why));
+    }
+    let allowed = number(&["status", "disruptionsAllowed"]);
+    if allowed <= 0 {
+        let why = format!(
+            "The disruption budget {} needs {} healthy pods and has {} currently",
+            budget.name(),
+            number(&["status", "desiredHealthy"]),
+            number(&["status", "currentHealthy"])
+        );
+        return Err(ApiError::disruption_refused(&why));
+    }
+    let mut budget = budget.clone();
+    let status = budget.map_mut("status");
+    status.insert("disruptionsAllowed".into(), (allowed - 1).into());
+    map_at(status, "disruptedPods").insert(pod.name().to_owned(), now);
+    Ok(budget)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_budget_is_used_up() {
+        let object = |value: Value| Object(value.as_object().unwrap().clone());
+        let kind = registry().find("policy", "v1", "poddisruptionbudgets").unwrap();
+        let pod = object(json!({"metadata": {"name": "p", "labels": {"a": "b"}}}));
+        let budget = object(json!({"metadata": {"name": "b", "generation": 1},
+            "spec": {"selector": {"matchLabels": {"a": "b"}}},
+            "status": {"observedGeneration": 1, "disruptionsAllowed": 1, "desiredHealthy": 2, "currentHealthy": 3}}));
+        assert!(selects(&budget, &pod));
+        let after = disrupt(kind, &budget, &pod, json!("now")).unwrap();
+        assert_eq!(after.at(&["status", "disruptionsAllowed"]), Some(&json!(0)));
+        assert_eq!(after.at(&["status", "disruptedPods", "p"]), Some(&json!("now")));
+        let refused = disrupt(kind, &after, &pod, json!("now")).unwrap_err();
+        assert_eq!(refused.code, 429);
+        let mut newer = budget;
+        newer.meta_mut().insert("generation".into(), json!(2));
+        assert_eq!(disrupt(kind, &newer, &pod, json!("now")).unwrap_err().code, 429);
+    }
+}

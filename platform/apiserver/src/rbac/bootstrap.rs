@@ -1,0 +1,107 @@
+//! The objects that exist from the start: upstream's default roles and bindings with those of Mayfly's own parts,
+//! priority classes of the system, the runtime class of wasm components, and the Service of the API itself.
+
+use mayfly_store::{Write, WriteError};
+use serde_json::{Map, Value, json};
+
+use crate::{meta, object::Object, registry::registry, schema::wire::canonicalise, server::Inner, verbs};
+
+/// Made from upstream's `bootstrappolicy`, brought to version 1.33.
+const ROLES: &str = include_str!("bootstrap_roles.json");
+/// The port of the API in the Service `kubernetes`.
+const API_PORT: u16 = 443;
+
+/// The objects with their group, version and plural.
+fn objects(service_ip: &str) -> Vec<(&'static str, &'static str, Value)> {
+    let roles: Vec<Value> = serde_json::from_str(ROLES).expect("the embedded file is JSON");
+    let mut all: Vec<_> = roles
+        .into_iter()
+        .map(|role| {
+            let plural = if role["kind"] == "ClusterRole" { "clusterroles" } else { "clusterrolebindings" };
+            (super::GROUP, plural, role)
+        })
+        .collect();
+    for (name, value, description) in [
+        (
+            "system-cluster-critical",
+            2_000_000_000,
+            "Used for system critical pods that must run in the cluster, but can be moved to another node if necessary.",
+        ),
+        (
+            "system-node-critical",
+            2_000_001_000,
+            "Used for system critical pods that must not be moved from their current node.",
+        ),
+    ] {
+        let class = json!({"metadata": {"name": name}, "value": value, "description": description});
+        all.push(("scheduling.k8s.io", "priorityclasses", class));
+    }
+    all.push(("node.k8s.io", "runtimeclasses", json!({"metadata": {"name": "wasm"}, "handler": "wasm"})));
+    let labels = json!({"component": "apiserver", "provider": "kubernetes"});
+    all.push((
+        "",
+        "services",
+        json!({"metadata": {"name": "kubernetes", "namespace": "default", "labels": labels},
+               "spec": {"clusterIP": service_ip, "clusterIPs": [service_ip], "ipFamilies": ["IPv4"],
+                        "ipFamilyPolicy": "SingleStack", "type": "ClusterIP",
+                        "ports": [{"name": "https", "port": API_PORT, "protocol": "TCP", "targetPort": 6443}]}}),
+    ));
+    all
+}
+
+impl Inner {
+    /// Creates what is missing; what is there stays as it is.
+    pub(crate) async fn make_bootstrap_objects(&self) -> Result<(), WriteError> {
+        let ip = self.config.service_network.first().to_string();
+        let mut writes = Vec::new();
+        for (group, plural, value) in objects(&ip) {
+            let kind = registry().find(group, "v1", plural).expect("the row is there");
+            let Value::Object(map) = value else { continue };
+            let mut object = Object(with_type(map, &kind.api_version(), kind.kind));
+            let key = verbs::key(kind, object.meta_str("namespace"), object.name());
+            if self.store.get(&key).is_some() {
+                continue;
+            }
+            meta::on_create(&mut object, kind, self.now());
+            (kind.on_create)(&mut object);
+            (kind.defaults)(&mut object);
+            canonicalise(kind, &mut object.0);
+            writes.push(Write::Create { key, value: kind.encode(&object) });
+        }
+        if !writes.is_empty() {
+            self.store.write_all(writes).await?;
+        }
+        Ok(())
+    }
+}
+
+fn with_type(mut map: Map<String, Value>, api_version: &str, kind: &str) -> Map<String, Value> {
+    map.insert("apiVersion".into(), api_version.into());
+    map.insert("kind".into(), kind.into());
+    map
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_binding_has_its_role_and_every_object_is_valid() {
+        let all = objects("10.96.0.1");
+        for (group, plural, value) in &all {
+            let kind = registry().find(group, "v1", plural).unwrap();
+            let mut object = Object(value.as_object().unwrap().clone());
+            (kind.defaults)(&mut object);
+            assert_eq!((kind.validate)(&object, None), [], "{value}");
+            if *plural == "clusterrolebindings" {
+                let role = &value["roleRef"]["name"];
+                assert!(
+                    all.iter()
+                        .any(|(_, plural, value)| *plural == "clusterroles"
+                            && value["metadata"]["name"] == *role),
+                    "{role}"
+                );
+            }
+        }
+    }
+}
