@@ -14,7 +14,8 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use mayfly_api::{Digest, ObjectKey, wellknown};
 use mayfly_runtime::{
-    CallError, ContainerId, ContainerSpec, ContainerState, PodUid, Runtime, RuntimeError, SandboxSpec, Usage,
+    CallError, ContainerId, ContainerSpec, ContainerState, PodUid, Runtime, RuntimeError, SandboxSpec, SandboxStatus,
+    Usage,
 };
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -231,11 +232,11 @@ impl Runtime for WasmHost {
         wellknown::RUNTIME_CLASS_WASM
     }
 
-    async fn create_sandbox(&self, sandbox: SandboxSpec) -> Result<(), RuntimeError> {
-        let uid = sandbox.uid.clone();
+    async fn create_sandbox(&self, sandbox: SandboxSpec) -> Result<SandboxStatus, RuntimeError> {
+        let (uid, addresses) = (sandbox.uid.clone(), sandbox.address.into_iter().collect());
         let pod = || Pod { sandbox: Arc::new(sandbox), containers: Vec::new() };
         self.pods.pods.lock().entry(uid).or_insert_with(pod);
-        Ok(())
+        Ok(SandboxStatus { addresses })
     }
 
     async fn start_container(&self, container: ContainerSpec) -> Result<(), RuntimeError> {

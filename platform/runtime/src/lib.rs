@@ -12,13 +12,19 @@
 
 pub mod component;
 pub mod function;
+pub mod images;
 pub mod logs;
+pub mod network;
 pub mod pod;
 pub mod simulated;
+pub mod streams;
 pub mod wire;
 
 pub use function::{Answer, Body, BodyError, CallError, FunctionHost, HostedFunction, HostedSpec, Timings};
+pub use images::{ImageRecord, ImageStore, PullPolicy};
+pub use network::{LoopbackNetwork, NetworkAttachment, NetworkError, PodNetwork};
 pub use pod::{
-    ContainerFiles, ContainerId, ContainerSpec, ContainerState, Mount, PodUid, Runtime, RuntimeError,
-    SandboxSpec, Usage,
+    ContainerFiles, ContainerId, ContainerSpec, ContainerState, PortMapping, Mount, PodUid, ProcessOptions,
+    Runtime, RuntimeError, SandboxHost, SandboxSpec, SandboxStatus, SecurityOptions, Usage,
 };
+pub use streams::{ContainerStreams, ProcessSession, StreamOptions, TerminalSize};

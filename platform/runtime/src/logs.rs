@@ -11,10 +11,12 @@ use std::{
 
 use crate::pod::{ContainerId, PodUid};
 
+mod append;
 mod file;
 mod read;
 mod write;
 
+pub use append::LogAppender;
 pub use read::{LogOptions, LogReader, LogStream, read};
 pub use write::{LogFile, LogSink, LogWriter, Stream};
 

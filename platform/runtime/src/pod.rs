@@ -10,6 +10,11 @@ use async_trait::async_trait;
 use mayfly_api::ObjectKey;
 use tokio::sync::watch;
 
+use crate::{
+    images::{ImageStore, PullPolicy},
+    streams::ContainerStreams,
+};
+
 /// A pod's UID: what tells two pods of the same name apart.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PodUid(pub String);
@@ -44,6 +49,41 @@ pub struct SandboxSpec {
     pub annotations: BTreeMap<String, String>,
     /// The address the kubelet reserved for the pod, if this node gives addresses.
     pub address: Option<IpAddr>,
+    pub host: SandboxHost,
+}
+
+/// What a pod takes from its host, and how it is seen from outside. Runtimes without kernel namespaces ignore it.
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
+pub struct SandboxHost {
+    pub hostname: String,
+    pub host_network: bool,
+    pub host_pid: bool,
+    pub host_ipc: bool,
+    /// Lines of `/etc/hosts` beside those of the pod itself: addresses with their names.
+    pub host_aliases: Vec<(IpAddr, Vec<String>)>,
+    /// The pod's `/etc/resolv.conf`; `None`: the host's.
+    pub resolv_conf: Option<String>,
+    pub host_ports: Vec<PortMapping>,
+    /// `net.…` kernel parameters of the pod's own namespaces.
+    pub sysctls: BTreeMap<String, String>,
+}
+
+/// A port of the host that leads to a port of the pod.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct PortMapping {
+    pub host: u16,
+    pub container: u16,
+    /// `tcp`, `udp` or `sctp`.
+    pub protocol: String,
+    pub address: Option<IpAddr>,
+}
+
+/// What became of a sandbox.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SandboxStatus {
+    /// The addresses of the pod, the primary one first.
+    pub addresses: Vec<IpAddr>,
 }
 
 /// One container, with everything resolved.
@@ -64,6 +104,52 @@ pub struct ContainerSpec {
     pub log_path: PathBuf,
     /// What a job reads and leaves; none for every other container.
     pub files: Option<ContainerFiles>,
+    pub process: ProcessOptions,
+}
+
+/// How a container's process runs. A runtime without kernel namespaces ignores it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ProcessOptions {
+    pub pull: PullPolicy,
+    pub working_dir: Option<String>,
+    /// Volumes, sorted so that a mount comes before those below it.
+    pub mounts: Vec<Mount>,
+    pub stdin: bool,
+    /// Standard input ends with the first client that was attached to it.
+    pub stdin_once: bool,
+    pub tty: bool,
+    pub security: SecurityOptions,
+    /// The request for processor time, in thousandths of a core: the weight against other containers.
+    pub cpu_millis_request: u64,
+    /// Upstream's score for the kernel's out-of-memory killer: -997 (guaranteed) to 1000 (best effort).
+    pub oom_score_adj: i32,
+    /// The file in the container whose content becomes the message of its end.
+    pub termination_message_path: String,
+    /// Take the end of the log as the message where that file is empty and the container failed.
+    pub termination_message_from_log: bool,
+    /// The signal that asks the process to end; `None`: the image's, else SIGTERM.
+    pub stop_signal: Option<String>,
+}
+
+/// Who a process is and what it may do.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SecurityOptions {
+    /// `None`: the image's.
+    pub user: Option<i64>,
+    pub group: Option<i64>,
+    pub supplemental_groups: Vec<i64>,
+    /// Refuse to start as user 0.
+    pub run_as_non_root: bool,
+    pub privileged: bool,
+    pub read_only_root: bool,
+    pub no_new_privileges: bool,
+    /// Capabilities beside the default set, without `CAP_`; `ALL` for every one.
+    pub capabilities_add: Vec<String>,
+    pub capabilities_drop: Vec<String>,
+    /// No system call filter.
+    pub seccomp_unconfined: bool,
+    /// The kernel's own view of `/proc`, nothing masked.
+    pub unmasked_proc: bool,
 }
 
 /// The node's files that a job's container is given (`mayfly_api::job_io`).
@@ -144,7 +230,12 @@ pub trait Runtime: Send + Sync + 'static {
     /// The `runtimeClassName` it serves; empty for pods that name none.
     fn class(&self) -> &str;
 
-    async fn create_sandbox(&self, sandbox: SandboxSpec) -> Result<(), RuntimeError>;
+    /// Whether this runtime gives its pods their addresses; otherwise the kubelet reserves one for each.
+    fn assigns_addresses(&self) -> bool {
+        false
+    }
+
+    async fn create_sandbox(&self, sandbox: SandboxSpec) -> Result<SandboxStatus, RuntimeError>;
 
     /// Returns when the container runs (for a function: when its component is loaded and can answer).
     async fn start_container(&self, container: ContainerSpec) -> Result<(), RuntimeError>;
@@ -166,4 +257,14 @@ pub trait Runtime: Send + Sync + 'static {
 
     /// Changes whenever some container's state does. The value means nothing but "look again".
     fn changes(&self) -> watch::Receiver<u64>;
+
+    /// Exec, attach and port-forward, where this runtime has them.
+    fn streams(&self) -> Option<&dyn ContainerStreams> {
+        None
+    }
+
+    /// The images of the node, where this runtime has any.
+    fn images(&self) -> Option<&dyn ImageStore> {
+        None
+    }
 }

@@ -21,7 +21,7 @@ use tokio::{sync::watch, time::Instant};
 
 use crate::{
     Answer, Body, CallError, ContainerId, ContainerSpec, ContainerState, FunctionHost, HostedFunction,
-    HostedSpec, PodUid, Runtime, RuntimeError, SandboxSpec, Timings, Usage,
+    HostedSpec, PodUid, Runtime, RuntimeError, SandboxSpec, SandboxStatus, Timings, Usage,
 };
 
 /// A pod annotation: containers exit with this code as soon as they started.
@@ -82,11 +82,11 @@ impl Runtime for SimulatedRuntime {
         &self.class
     }
 
-    async fn create_sandbox(&self, sandbox: SandboxSpec) -> Result<(), RuntimeError> {
+    async fn create_sandbox(&self, sandbox: SandboxSpec) -> Result<SandboxStatus, RuntimeError> {
         let mut pods = self.pods.lock();
-        let uid = sandbox.uid.clone();
+        let (uid, addresses) = (sandbox.uid.clone(), sandbox.address.into_iter().collect());
         pods.entry(uid).or_insert(SimulatedPod { sandbox, containers: Vec::new() });
-        Ok(())
+        Ok(SandboxStatus { addresses })
     }
 
     async fn start_container(&self, container: ContainerSpec) -> Result<(), RuntimeError> {

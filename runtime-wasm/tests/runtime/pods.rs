@@ -40,6 +40,7 @@ impl<'a> Pod<'a> {
             labels,
             annotations: BTreeMap::new(),
             address: Some(IpAddr::V4(address)),
+            host: Default::default(),
         };
         fixture.host.create_sandbox(sandbox).await.unwrap();
         let id = ContainerId { pod: uid, name: "main".into(), attempt: 0 };
@@ -54,6 +55,7 @@ impl<'a> Pod<'a> {
             cpu_millis_max: None,
             ports: vec![],
             files: None,
+            process: Default::default(),
         };
         Self { fixture, spec }
     }

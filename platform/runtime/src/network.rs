@@ -1,0 +1,64 @@
+//! The contract of a pod network: gives a pod's network namespace its interfaces and addresses.
+
+use std::{net::IpAddr, path::PathBuf};
+
+use async_trait::async_trait;
+
+use crate::pod::{PortMapping, PodUid};
+
+/// A pod that is attached to a network.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NetworkAttachment {
+    pub uid: PodUid,
+    pub namespace: String,
+    pub name: String,
+    /// The pinned network namespace; `None`: the host's.
+    pub netns: Option<PathBuf>,
+    /// The address that the kubelet reserved for the pod, for networks that give none.
+    pub reserved: Option<IpAddr>,
+    pub host_ports: Vec<PortMapping>,
+}
+
+/// Why a pod could not be attached or detached.
+#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
+#[error("{0}")]
+pub struct NetworkError(pub String);
+
+/// A network of pods on one node. Calls are idempotent, so that an interrupted one is repeated.
+#[async_trait]
+pub trait PodNetwork: Send + Sync {
+    /// Whether pods of this network have namespaces of their own and get their addresses from it.
+    fn assigns_addresses(&self) -> bool;
+
+    /// Attaches a pod. Returns its addresses, the primary one first.
+    async fn attach(&self, pod: &NetworkAttachment) -> Result<Vec<IpAddr>, NetworkError>;
+
+    /// Gives back what the pod had. The namespace may be gone already.
+    async fn detach(&self, pod: &NetworkAttachment) -> Result<(), NetworkError>;
+
+    /// Removes what the network has on the host, when no pod is attached any more.
+    async fn clean_up(&self) -> Result<(), NetworkError>;
+}
+
+/// The network of a node without root: pods live in the host's network, each with a loopback address of its own.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LoopbackNetwork;
+
+#[async_trait]
+impl PodNetwork for LoopbackNetwork {
+    fn assigns_addresses(&self) -> bool {
+        false
+    }
+
+    async fn attach(&self, pod: &NetworkAttachment) -> Result<Vec<IpAddr>, NetworkError> {
+        Ok(pod.reserved.into_iter().collect())
+    }
+
+    async fn detach(&self, _: &NetworkAttachment) -> Result<(), NetworkError> {
+        Ok(())
+    }
+
+    async fn clean_up(&self) -> Result<(), NetworkError> {
+        Ok(())
+    }
+}

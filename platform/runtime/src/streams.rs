@@ -1,0 +1,71 @@
+//! Streams into a running container: exec, attach, port-forward. An optional capability of a [`Runtime`].
+//!
+//! [`Runtime`]: crate::Runtime
+
+use std::pin::Pin;
+
+use async_trait::async_trait;
+use futures::future::BoxFuture;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    sync::mpsc,
+};
+
+use crate::pod::{ContainerId, PodUid, RuntimeError};
+
+/// Bytes that come out of a container.
+pub type OutputStream = Pin<Box<dyn AsyncRead + Send>>;
+/// Bytes that go into a container. Shutting it down is end of file for the process.
+pub type InputStream = Pin<Box<dyn AsyncWrite + Send>>;
+
+/// A connection to a port of a pod.
+pub trait PortStream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> PortStream for T {}
+
+/// The size of a terminal, in characters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TerminalSize {
+    pub width: u16,
+    pub height: u16,
+}
+
+/// Which of a process's streams are wanted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StreamOptions {
+    pub stdin: bool,
+    pub stdout: bool,
+    pub stderr: bool,
+    /// The process has a terminal; stdout carries both outputs.
+    pub tty: bool,
+}
+
+/// The streams of a process, while it runs. Dropping the session leaves an attached container running and kills
+/// the process of an exec.
+pub struct ProcessSession {
+    pub stdin: Option<InputStream>,
+    pub stdout: Option<OutputStream>,
+    pub stderr: Option<OutputStream>,
+    /// Takes new sizes of the terminal; `None` without a terminal.
+    pub resize: Option<mpsc::Sender<TerminalSize>>,
+    /// The exit code, as a shell counts. Of an attached container: when the container has ended.
+    pub exit: BoxFuture<'static, Result<i32, RuntimeError>>,
+}
+
+/// The streams of a runtime's containers.
+#[async_trait]
+pub trait ContainerStreams: Send + Sync {
+    /// Starts another process in a running container.
+    async fn exec(
+        &self,
+        id: &ContainerId,
+        command: Vec<String>,
+        options: StreamOptions,
+    ) -> Result<ProcessSession, RuntimeError>;
+
+    /// Joins the streams of the container's own process.
+    async fn attach(&self, id: &ContainerId, options: StreamOptions) -> Result<ProcessSession, RuntimeError>;
+
+    /// Connects to a TCP port on the pod's loopback address.
+    async fn connect_port(&self, uid: &PodUid, port: u16) -> Result<Box<dyn PortStream>, RuntimeError>;
+}

@@ -1,0 +1,242 @@
+//! The runtime: what it is given, what it knows, and the contract's calls.
+
+use std::{
+    collections::HashMap,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use mayfly_runtime::{
+    ContainerId, ContainerSpec, ContainerState, ContainerStreams, ImageRecord, ImageStore, LoopbackNetwork,
+    PodNetwork, PodUid, Runtime, RuntimeError, SandboxSpec, SandboxStatus, Usage,
+};
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use crate::{
+    adopt,
+    availability::Programs,
+    cgroup,
+    client::Containerd,
+    containers::Tracked,
+    daemon,
+    images::{UnpackedImages, check_archive, full_name},
+    layout::Layout,
+    network::BridgeNetwork,
+    sandbox::Sandbox,
+};
+
+/// Which network pods get.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PodNetworkMode {
+    /// A bridge with an address range of its own.
+    #[default]
+    Bridge,
+    /// The host's network, and a loopback address for each pod.
+    Loopback,
+}
+
+/// What the runtime is given.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The folder of everything it keeps.
+    pub root: PathBuf,
+    /// The programs of this machine.
+    pub programs: Programs,
+    /// The `mayfly` program, whose `log-shim` command writes containers' logs.
+    pub log_shim: PathBuf,
+    /// The network of pods that do not ask for the host's.
+    pub network: PodNetworkMode,
+    /// The address of pods in the host's network.
+    pub host_address: IpAddr,
+}
+
+/// The containerd host.
+pub struct OciRuntime {
+    pub(crate) inner: Arc<OciHost>,
+}
+
+pub(crate) struct OciHost {
+    pub(crate) config: Config,
+    pub(crate) layout: Layout,
+    pub(crate) network: Box<dyn PodNetwork>,
+    pub(crate) images: UnpackedImages,
+    pub(crate) sandboxes: Mutex<HashMap<PodUid, Sandbox>>,
+    pub(crate) containers: Mutex<HashMap<ContainerId, Tracked>>,
+    changes: watch::Sender<u64>,
+    client: tokio::sync::Mutex<Option<Containerd>>,
+}
+
+impl OciRuntime {
+    /// Takes over what an earlier process left running. Starts nothing else: containerd comes up with the first pod.
+    ///
+    /// # Errors
+    /// Sandboxes are there, but containerd cannot be reached or started.
+    pub async fn create(config: Config) -> Result<Self, RuntimeError> {
+        let layout = Layout::new(config.root.clone());
+        let network: Box<dyn PodNetwork> = match config.network {
+            PodNetworkMode::Bridge => {
+                Box::new(BridgeNetwork::new(config.programs.cni.clone(), layout.network()))
+            }
+            PodNetworkMode::Loopback => Box::new(LoopbackNetwork),
+        };
+        let inner = Arc::new(OciHost {
+            config,
+            layout,
+            network,
+            images: UnpackedImages::default(),
+            sandboxes: Mutex::default(),
+            containers: Mutex::default(),
+            changes: watch::Sender::new(0),
+            client: tokio::sync::Mutex::default(),
+        });
+        adopt::adopt(&inner).await?;
+        Ok(Self { inner })
+    }
+
+    /// Ends containerd when no pod is left; otherwise it, and what runs, stay for the next start.
+    pub async fn stop(&self) {
+        if self.inner.sandboxes.lock().is_empty() {
+            *self.inner.client.lock().await = None;
+            daemon::stop(&self.inner.layout).await;
+        }
+    }
+}
+
+impl OciHost {
+    /// The connection; containerd is started where none runs.
+    pub(crate) async fn client(&self) -> Result<Containerd, RuntimeError> {
+        let mut client = self.client.lock().await;
+        if let Some(client) = &*client {
+            return Ok(client.clone());
+        }
+        let connected = daemon::start(&self.layout, &self.config.programs.containerd).await?;
+        *client = Some(connected.clone());
+        Ok(connected)
+    }
+
+    /// The connection failed: the next call connects anew, and starts containerd if it has ended.
+    pub(crate) async fn reconnect(&self) -> Result<Containerd, RuntimeError> {
+        *self.client.lock().await = None;
+        self.client().await
+    }
+
+    pub(crate) fn changed(&self) {
+        self.changes.send_modify(|count| *count += 1);
+    }
+
+    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    pub(crate) fn sandbox(&self, uid: &PodUid) -> Result<Sandbox, RuntimeError> {
+        self.sandboxes.lock().get(uid).cloned().ok_or_else(|| RuntimeError::NoSandbox(uid.clone()))
+    }
+
+    pub(crate) fn state(&self, id: &ContainerId) -> Option<ContainerState> {
+        self.containers.lock().get(id).map(|container| container.state.clone())
+    }
+
+    pub(crate) fn of_pod(&self, uid: &PodUid) -> Vec<(ContainerId, ContainerState)> {
+        let containers = self.containers.lock();
+        let of_pod = containers.iter().filter(|(id, _)| id.pod == *uid);
+        let mut all: Vec<_> = of_pod.map(|(id, container)| (id.clone(), container.state.clone())).collect();
+        all.sort_by(|one, other| one.0.cmp(&other.0));
+        all
+    }
+}
+
+#[async_trait]
+impl Runtime for OciRuntime {
+    /// Of pods that name no runtime class.
+    fn class(&self) -> &str {
+        ""
+    }
+
+    fn assigns_addresses(&self) -> bool {
+        self.inner.network.assigns_addresses()
+    }
+
+    async fn create_sandbox(&self, sandbox: SandboxSpec) -> Result<SandboxStatus, RuntimeError> {
+        Ok(SandboxStatus { addresses: self.inner.make_sandbox(sandbox).await? })
+    }
+
+    async fn start_container(&self, container: ContainerSpec) -> Result<(), RuntimeError> {
+        OciHost::start(&self.inner, container).await
+    }
+
+    async fn stop_container(&self, id: &ContainerId, grace: Duration) -> Result<(), RuntimeError> {
+        self.inner.stop(id, grace).await
+    }
+
+    async fn remove_sandbox(&self, uid: &PodUid) -> Result<(), RuntimeError> {
+        let running = self.inner.of_pod(uid).into_iter();
+        let running: Vec<_> =
+            running.filter(|(_, state)| matches!(state, ContainerState::Running { .. })).collect();
+        for (id, _) in running {
+            self.inner.stop(&id, Duration::ZERO).await?;
+        }
+        self.inner.forget_containers(uid).await?;
+        self.inner.drop_sandbox(uid).await
+    }
+
+    fn containers(&self, uid: &PodUid) -> Vec<(ContainerId, ContainerState)> {
+        self.inner.of_pod(uid)
+    }
+
+    fn sandboxes(&self) -> Vec<PodUid> {
+        self.inner.sandboxes.lock().keys().cloned().collect()
+    }
+
+    fn usage(&self) -> Vec<(ContainerId, Usage)> {
+        let containers = self.inner.containers.lock();
+        let running = containers
+            .iter()
+            .filter(|(_, container)| matches!(container.state, ContainerState::Running { .. }))
+            .map(|(id, _)| id.clone());
+        let running: Vec<_> = running.collect();
+        drop(containers);
+        running.into_iter().filter_map(|id| cgroup::usage(&id).map(|usage| (id, usage))).collect()
+    }
+
+    fn changes(&self) -> watch::Receiver<u64> {
+        self.inner.changes()
+    }
+
+    fn streams(&self) -> Option<&dyn ContainerStreams> {
+        Some(self)
+    }
+
+    fn images(&self) -> Option<&dyn ImageStore> {
+        Some(self)
+    }
+}
+
+#[async_trait]
+impl ImageStore for OciRuntime {
+    async fn import(&self, archive: &Path) -> Result<Vec<ImageRecord>, RuntimeError> {
+        check_archive(archive)?;
+        let client = self.inner.client().await?;
+        self.inner.images.import(&client, archive.to_owned()).await
+    }
+
+    async fn pull(&self, reference: &str) -> Result<ImageRecord, RuntimeError> {
+        Err(RuntimeError::ImageMissing(format!(
+            "image {} is not on this node, and this build pulls from no registry: import it with mayfly image import",
+            full_name(reference)?
+        )))
+    }
+
+    async fn list(&self) -> Result<Vec<ImageRecord>, RuntimeError> {
+        let client = self.inner.client().await?;
+        self.inner.images.list(&client).await
+    }
+
+    async fn remove(&self, reference: &str) -> Result<(), RuntimeError> {
+        let client = self.inner.client().await?;
+        self.inner.images.remove(&client, &full_name(reference)?).await
+    }
+}

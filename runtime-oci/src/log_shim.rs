@@ -1,0 +1,203 @@
+//! The program that writes a container's log (`mayfly log-shim`): containerd's shim starts one per container and
+//! gives it both outputs as file descriptors 3 and 4 (containerd's `binary://` log URI). It is a process of its
+//! own, so that no line is lost when Mayfly or containerd end.
+//!
+//! Beside the log it keeps the end of each output for jobs, and gives the live output to clients that attach: a
+//! Unix socket on which frames of `stream (1 byte), length (4 bytes, big endian), bytes` go out.
+
+use std::{
+    collections::VecDeque,
+    fs::{self, File, OpenOptions},
+    io::{self, Read as _, Write as _},
+    os::unix::net::{UnixListener, UnixStream},
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, PoisonError,
+        mpsc::{SyncSender, TrySendError, sync_channel},
+    },
+    thread,
+    time::Duration,
+};
+
+use mayfly_api::job_io::RESULT_BYTES_MAX;
+use mayfly_runtime::logs::{LogAppender, Stream};
+use serde::{Deserialize, Serialize};
+
+/// What the program is told, as JSON in a file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LogShimConfig {
+    /// The log file.
+    pub log: PathBuf,
+    /// Where clients attach.
+    pub socket: PathBuf,
+    /// The folder for the end of each output.
+    pub capture: Option<PathBuf>,
+}
+
+/// The buffer of one read from a pipe, which holds 64 KiB.
+const READ_BYTES: usize = 64 << 10;
+/// Chunks that wait for one attached client; one that does not read loses the rest.
+const CLIENT_CHUNKS_MAX: usize = 256;
+/// AttachedClients attached to one container at the same time.
+const CLIENTS_MAX: usize = 16;
+/// Pause before a log is written again that the disk did not take.
+const DISK_RETRY: Duration = Duration::from_millis(200);
+
+type AttachedClients = Arc<Mutex<Vec<SyncSender<Arc<[u8]>>>>>;
+
+/// Runs until both outputs have ended.
+///
+/// # Errors
+/// The configuration, the log file or the outputs cannot be opened.
+pub fn run(config: &Path) -> io::Result<()> {
+    // containerd's shim sends SIGTERM once the outputs have ended; what they still hold is written first.
+    signal_hook::flag::register(signal_hook::consts::SIGTERM, Arc::default())?;
+    let config: LogShimConfig = serde_json::from_slice(&fs::read(config)?)?;
+    let log = Arc::new(Mutex::new(LogAppender::open(&config.log)?));
+    let clients = AttachedClients::default();
+    serve(&config.socket, clients.clone());
+    let outputs = [(3, Stream::Stdout), (4, Stream::Stderr)];
+    let mut copies = Vec::new();
+    for (descriptor, stream) in outputs {
+        // The descriptor is inherited; its path opens the same pipe again.
+        let pipe = File::open(format!("/proc/self/fd/{descriptor}"))?;
+        let (log, clients) = (log.clone(), clients.clone());
+        let capture = config.capture.as_ref().map(|folder| folder.join(stream.name()));
+        copies.push(thread::spawn(move || copy(pipe, stream, &log, &clients, capture.as_deref())));
+    }
+    // containerd waits for a byte here before it starts the container.
+    OpenOptions::new().write(true).open("/proc/self/fd/5")?.write_all(&[0])?;
+    for copy in copies {
+        // A panic of one output's thread must not lose the other's lines.
+        let _ = copy.join();
+    }
+    let _ = fs::remove_file(&config.socket);
+    Ok(())
+}
+
+/// Copies one output to the log, the clients and the capture until it ends.
+fn copy(mut pipe: File, stream: Stream, log: &Mutex<LogAppender>, clients: &AttachedClients, capture: Option<&Path>) {
+    let mut buffer = vec![0; READ_BYTES];
+    let mut tail = OutputTail::default();
+    loop {
+        let read = match pipe.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(read) => read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(_) => break,
+        };
+        let bytes = &buffer[..read];
+        if capture.is_some() {
+            tail.push(bytes);
+        }
+        broadcast(clients, stream, bytes);
+        let now = jiff::Timestamp::now();
+        // The container waits while its log cannot be written.
+        let mut result = locked(log).write(stream, bytes, now);
+        while result.is_err() {
+            thread::sleep(DISK_RETRY);
+            result = locked(log).write(stream, &[], now);
+        }
+    }
+    let _ = locked(log).end(stream, jiff::Timestamp::now());
+    broadcast(clients, stream, &[]);
+    if let Some(path) = capture {
+        let _ = tail.save(path);
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The last bytes of an output.
+#[derive(Default)]
+struct OutputTail {
+    bytes: VecDeque<u8>,
+    is_truncated: bool,
+}
+
+impl OutputTail {
+    fn push(&mut self, bytes: &[u8]) {
+        self.bytes.extend(bytes);
+        let over = self.bytes.len().saturating_sub(RESULT_BYTES_MAX);
+        if over > 0 {
+            self.bytes.drain(..over);
+            self.is_truncated = true;
+        }
+    }
+
+    fn save(&mut self, path: &Path) -> io::Result<()> {
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder)?;
+        }
+        fs::write(path, self.bytes.make_contiguous())?;
+        if self.is_truncated {
+            let mut name = path.as_os_str().to_owned();
+            name.push(".truncated");
+            fs::write(name, "")?;
+        }
+        Ok(())
+    }
+}
+
+/// Sends a chunk to all clients; an empty one says that the output has ended.
+fn broadcast(clients: &AttachedClients, stream: Stream, bytes: &[u8]) {
+    let mut clients = locked(clients);
+    if clients.is_empty() {
+        return;
+    }
+    let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+    let number = u8::from(stream == Stream::Stderr) + 1;
+    let frame: Arc<[u8]> = [&[number][..], &length.to_be_bytes(), bytes].concat().into();
+    clients.retain(|client| !matches!(client.try_send(frame.clone()), Err(TrySendError::Disconnected(_))));
+}
+
+/// Accepts clients, each with a thread of its own, in the background. A container whose socket cannot be made
+/// runs, but cannot be attached to.
+fn serve(socket: &Path, clients: AttachedClients) {
+    let _ = fs::remove_file(socket);
+    let bound = socket.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| UnixListener::bind(socket));
+    let Ok(listener) = bound else { return };
+    thread::spawn(move || {
+        for client in listener.incoming().flatten() {
+            let (sender, chunks) = sync_channel::<Arc<[u8]>>(CLIENT_CHUNKS_MAX);
+            {
+                let mut clients = locked(&clients);
+                if clients.len() >= CLIENTS_MAX {
+                    continue;
+                }
+                clients.push(sender);
+            }
+            thread::spawn(move || write_to(client, &chunks));
+        }
+    });
+}
+
+fn write_to(mut client: UnixStream, chunks: &std::sync::mpsc::Receiver<Arc<[u8]>>) {
+    while let Ok(chunk) = chunks.recv() {
+        if client.write_all(&chunk).is_err() {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tail_keeps_the_end_and_says_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("capture/stdout");
+        let mut tail = OutputTail::default();
+        tail.push(b"beginning");
+        tail.save(&path).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"beginning");
+        assert!(!folder.path().join("capture/stdout.truncated").exists());
+        tail.push(&vec![b'x'; RESULT_BYTES_MAX]);
+        tail.save(&path).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), vec![b'x'; RESULT_BYTES_MAX]);
+        assert!(folder.path().join("capture/stdout.truncated").exists());
+    }
+}

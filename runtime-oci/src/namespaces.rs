@@ -1,0 +1,107 @@
+//! A sandbox's kernel namespaces: made on a thread of their own and kept by bind mounts, so that they need no
+//! process (no pause container) and outlive this one.
+
+use std::{
+    fs, io,
+    net::{Ipv4Addr, SocketAddr, TcpStream},
+    os::fd::AsFd as _,
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
+
+use nix::{
+    mount::{MntFlags, MsFlags, mount, umount2},
+    sched::{CloneFlags, setns, unshare},
+    sys::statfs::{NSFS_MAGIC, statfs},
+    unistd::sethostname,
+};
+
+/// The namespaces that a pod's containers share, by their names in `/proc/PID/ns`.
+const SHARED: [(&str, CloneFlags); 3] =
+    [("net", CloneFlags::CLONE_NEWNET), ("ipc", CloneFlags::CLONE_NEWIPC), ("uts", CloneFlags::CLONE_NEWUTS)];
+
+/// How long a connection into a pod may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Which namespaces a pod has for itself.
+#[derive(Clone, Debug)]
+pub(crate) struct NamespaceSet {
+    pub(crate) network: bool,
+    pub(crate) ipc: bool,
+    pub(crate) hostname: String,
+}
+
+impl NamespaceSet {
+    fn has(&self, name: &str) -> bool {
+        match name {
+            "net" => self.network,
+            "ipc" => self.ipc,
+            // A pod in the host's network has the host's name.
+            _ => self.network,
+        }
+    }
+}
+
+/// Makes and pins the namespaces in `folder`; those that are pinned already stay. Blocks.
+pub(crate) fn create(folder: &Path, wanted: &NamespaceSet) -> io::Result<()> {
+    fs::create_dir_all(folder)?;
+    let missing: Vec<_> = SHARED
+        .into_iter()
+        .filter(|(name, _)| wanted.has(name) && !is_pinned(&folder.join(name)))
+        .collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    for (name, _) in &missing {
+        fs::write(folder.join(name), "")?;
+    }
+    let (folder, hostname) = (folder.to_owned(), wanted.hostname.clone());
+    // The thread's namespaces are changed for good, so it ends here.
+    let made = thread::Builder::new().name("sandbox".into()).spawn(move || -> io::Result<()> {
+        let flags = missing.iter().fold(CloneFlags::empty(), |all, (_, flag)| all | *flag);
+        unshare(flags)?;
+        if flags.contains(CloneFlags::CLONE_NEWUTS) && !hostname.is_empty() {
+            sethostname(&hostname)?;
+        }
+        for (name, _) in missing {
+            let source = PathBuf::from("/proc/thread-self/ns").join(name);
+            mount(Some(&source), &folder.join(name), None::<&str>, MsFlags::MS_BIND, None::<&str>)?;
+        }
+        Ok(())
+    })?;
+    made.join().map_err(|_| io::Error::other("the thread that makes namespaces panicked"))?
+}
+
+/// Unpins all namespaces in `folder`, and removes it. Blocks.
+pub(crate) fn remove(folder: &Path) -> io::Result<()> {
+    for (name, _) in SHARED {
+        let path = folder.join(name);
+        // A start that was interrupted may have pinned it twice.
+        while is_pinned(&path) {
+            umount2(&path, MntFlags::MNT_DETACH)?;
+        }
+    }
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Whether a namespace is mounted there: its file then lies on the kernel's `nsfs`.
+pub(crate) fn is_pinned(path: &Path) -> bool {
+    statfs(path).is_ok_and(|found| found.filesystem_type() == NSFS_MAGIC)
+}
+
+/// Connects to a port on the loopback address of a network namespace. Blocks.
+pub(crate) fn connect(netns: Option<&Path>, port: u16) -> io::Result<TcpStream> {
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let Some(netns) = netns else { return TcpStream::connect_timeout(&address, CONNECT_TIMEOUT) };
+    let namespace = fs::File::open(netns)?;
+    // A socket stays in the namespace where it was made; the thread does not come back out of it.
+    let connected = thread::Builder::new().name("port-forward".into()).spawn(move || {
+        setns(namespace.as_fd(), CloneFlags::CLONE_NEWNET)?;
+        TcpStream::connect_timeout(&address, CONNECT_TIMEOUT)
+    })?;
+    connected.join().map_err(|_| io::Error::other("the connecting thread panicked"))?
+}

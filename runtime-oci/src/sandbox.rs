@@ -1,0 +1,229 @@
+//! Sandboxes: namespaces, network, the files that every container of a pod sees, and the record of it all on disk.
+
+use std::{fmt::Write as _, fs, io, net::IpAddr, path::Path};
+
+use mayfly_runtime::{NetworkAttachment, PodUid, RuntimeError, SandboxHost, SandboxSpec};
+use serde::{Deserialize, Serialize};
+use tokio::task::spawn_blocking;
+
+use crate::{
+    cgroup,
+    host::OciHost,
+    layout::Layout,
+    namespaces::{self, NamespaceSet},
+};
+
+/// What must be known of a sandbox to use and remove it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Sandbox {
+    pub(crate) uid: String,
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    pub(crate) host: SandboxHost,
+    pub(crate) reserved: Option<IpAddr>,
+    /// Empty until the network is attached.
+    pub(crate) addresses: Vec<IpAddr>,
+}
+
+impl Sandbox {
+    pub(crate) fn uid(&self) -> PodUid {
+        PodUid(self.uid.clone())
+    }
+
+    /// Whether its making was not interrupted.
+    pub(crate) fn is_complete(&self) -> bool {
+        !self.addresses.is_empty()
+    }
+
+    pub(crate) fn netns(&self, layout: &Layout) -> Option<std::path::PathBuf> {
+        (!self.host.host_network).then(|| layout.namespaces(&self.uid()).join("net"))
+    }
+
+    fn attachment(&self, layout: &Layout) -> NetworkAttachment {
+        NetworkAttachment {
+            uid: self.uid(),
+            namespace: self.namespace.clone(),
+            name: self.name.clone(),
+            netns: self.netns(layout),
+            reserved: self.reserved,
+            host_ports: self.host.host_ports.clone(),
+        }
+    }
+
+    /// Writes the record so that a reader sees the old or the new one. Blocks.
+    fn save(&self, layout: &Layout) -> io::Result<()> {
+        let path = layout.sandbox_file(&self.uid());
+        let folder = path.parent().unwrap_or(Path::new("."));
+        fs::create_dir_all(folder)?;
+        let mut file = tempfile::NamedTempFile::new_in(folder)?;
+        io::Write::write_all(&mut file, &serde_json::to_vec(self)?)?;
+        file.persist(path)?;
+        Ok(())
+    }
+
+    /// Reads the record. Blocks.
+    pub(crate) fn load(path: &Path) -> io::Result<Self> {
+        serde_json::from_slice(&fs::read(path)?).map_err(io::Error::from)
+    }
+}
+
+impl OciHost {
+    /// Makes the sandbox; one that is there already stays as it is.
+    pub(crate) async fn make_sandbox(&self, spec: SandboxSpec) -> Result<Vec<IpAddr>, RuntimeError> {
+        if let Some(known) = self.sandboxes.lock().get(&spec.uid)
+            && known.is_complete()
+        {
+            return Ok(known.addresses.clone());
+        }
+        let mut host = spec.host;
+        if !self.network.assigns_addresses() {
+            host.host_network = true;
+        }
+        let mut sandbox = Sandbox {
+            uid: spec.uid.0.clone(),
+            namespace: spec.pod.namespace.clone(),
+            name: spec.pod.name.clone(),
+            host,
+            reserved: spec.address,
+            addresses: Vec::new(),
+        };
+        // Known before anything is made, so that neither a failure nor a crash leaves what is not found again.
+        self.sandboxes.lock().insert(spec.uid.clone(), sandbox.clone());
+        self.blocking({
+            let (sandbox, layout) = (sandbox.clone(), self.layout.clone());
+            move || {
+                sandbox.save(&layout)?;
+                let wanted = NamespaceSet {
+                    network: !sandbox.host.host_network,
+                    ipc: !sandbox.host.host_ipc,
+                    hostname: sandbox.host.hostname.clone(),
+                };
+                namespaces::create(&layout.namespaces(&sandbox.uid()), &wanted)
+            }
+        })
+        .await?;
+        sandbox.addresses = match sandbox.host.host_network {
+            true => vec![sandbox.reserved.unwrap_or(self.config.host_address)],
+            false => {
+                let attached = self.network.attach(&sandbox.attachment(&self.layout)).await;
+                attached.map_err(|error| RuntimeError::Internal(error.to_string()))?
+            }
+        };
+        self.blocking({
+            let (sandbox, layout) = (sandbox.clone(), self.layout.clone());
+            move || {
+                write_files(&sandbox, &layout.pod(&sandbox.uid()))?;
+                sandbox.save(&layout)
+            }
+        })
+        .await?;
+        let addresses = sandbox.addresses.clone();
+        self.sandboxes.lock().insert(spec.uid, sandbox);
+        self.changed();
+        Ok(addresses)
+    }
+
+    /// Removes the sandbox, whose containers have ended. Repeats what an interrupted removal left.
+    pub(crate) async fn drop_sandbox(&self, uid: &PodUid) -> Result<(), RuntimeError> {
+        let known = self.sandboxes.lock().get(uid).cloned();
+        let Some(sandbox) = known else { return Ok(()) };
+        if !sandbox.host.host_network {
+            let detached = self.network.detach(&sandbox.attachment(&self.layout)).await;
+            detached.map_err(|error| RuntimeError::Internal(error.to_string()))?;
+        }
+        let (uid_, layout) = (uid.clone(), self.layout.clone());
+        self.blocking(move || {
+            namespaces::remove(&layout.namespaces(&uid_))?;
+            cgroup::remove_pod(&uid_);
+            match fs::remove_dir_all(layout.pod(&uid_)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+                _ => Ok(()),
+            }
+        })
+        .await?;
+        let is_last = {
+            let mut sandboxes = self.sandboxes.lock();
+            sandboxes.remove(uid);
+            sandboxes.is_empty()
+        };
+        if is_last && let Err(error) = self.network.clean_up().await {
+            tracing::warn!(%error, "could not remove what the pod network has on the host");
+        }
+        self.changed();
+        Ok(())
+    }
+
+    /// File and namespace work, off the async threads.
+    pub(crate) async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> io::Result<T> + Send + 'static,
+    ) -> Result<T, RuntimeError> {
+        let done = spawn_blocking(work).await.map_err(|error| RuntimeError::Internal(error.to_string()))?;
+        done.map_err(|error| match error.kind() {
+            io::ErrorKind::StorageFull => RuntimeError::NoRoom("the node's disk is full".into()),
+            _ => RuntimeError::Internal(format!("the node cannot make a sandbox or its files: {error}")),
+        })
+    }
+}
+
+/// `/etc/hosts`, `/etc/hostname` and `/etc/resolv.conf` of the pod.
+fn write_files(sandbox: &Sandbox, folder: &Path) -> io::Result<()> {
+    let resolv = match &sandbox.host.resolv_conf {
+        Some(text) => text.clone(),
+        None => fs::read_to_string("/etc/resolv.conf").unwrap_or_default(),
+    };
+    let hosts = match sandbox.host.host_network {
+        true => fs::read_to_string("/etc/hosts").unwrap_or_default(),
+        false => hosts(sandbox),
+    };
+    let hostname = match sandbox.host.host_network {
+        true => fs::read_to_string("/etc/hostname").unwrap_or_default(),
+        false => format!("{}\n", sandbox.host.hostname),
+    };
+    fs::write(folder.join("hosts"), hosts)?;
+    fs::write(folder.join("hostname"), hostname)?;
+    fs::write(folder.join("resolv.conf"), resolv)
+}
+
+/// As upstream's kubelet writes it.
+fn hosts(sandbox: &Sandbox) -> String {
+    let mut text = String::from(
+        "# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n",
+    );
+    for address in &sandbox.addresses {
+        // Writing to a string does not fail.
+        let _ = writeln!(text, "{address}\t{}", sandbox.host.hostname);
+    }
+    for (address, names) in &sandbox.host.host_aliases {
+        let _ = writeln!(text, "{address}\t{}", names.join("\t"));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pods_hosts_name_itself_and_its_aliases() {
+        let host = SandboxHost {
+            hostname: "web".into(),
+            host_aliases: vec![("10.0.0.9".parse().unwrap(), vec!["db".into(), "db.local".into()])],
+            ..SandboxHost::default()
+        };
+        let sandbox = Sandbox {
+            uid: "u".into(),
+            namespace: "ns".into(),
+            name: "web".into(),
+            host,
+            reserved: None,
+            addresses: vec!["10.212.0.2".parse().unwrap()],
+        };
+        let text = hosts(&sandbox);
+        assert!(text.ends_with("10.212.0.2\tweb\n10.0.0.9\tdb\tdb.local\n"), "{text}");
+        let folder = tempfile::tempdir().unwrap();
+        let layout = Layout::new(folder.path().into());
+        sandbox.save(&layout).unwrap();
+        assert_eq!(Sandbox::load(&layout.sandbox_file(&sandbox.uid())).unwrap(), sandbox);
+    }
+}

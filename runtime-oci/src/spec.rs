@@ -1,0 +1,543 @@
+//! The OCI runtime specification of a container: pure.
+//!
+//! Defaults are those of the field (containerd's, Docker's): the capability set, the masked paths, the devices.
+
+use std::path::{Path, PathBuf};
+
+use mayfly_runtime::{ContainerSpec, SandboxHost, SecurityOptions};
+use oci_spec::{image::ImageConfiguration, runtime::Spec};
+use serde_json::{Value, json};
+
+/// What a container's process gets where nothing else is said.
+const CAPABILITIES: [&str; 14] = [
+    "CHOWN",
+    "DAC_OVERRIDE",
+    "FSETID",
+    "FOWNER",
+    "MKNOD",
+    "NET_RAW",
+    "SETGID",
+    "SETUID",
+    "SETFCAP",
+    "SETPCAP",
+    "NET_BIND_SERVICE",
+    "SYS_CHROOT",
+    "KILL",
+    "AUDIT_WRITE",
+];
+/// All capabilities of Linux (`linux/capability.h`).
+const ALL_CAPABILITIES: [&str; 41] = [
+    "CHOWN",
+    "DAC_OVERRIDE",
+    "DAC_READ_SEARCH",
+    "FOWNER",
+    "FSETID",
+    "KILL",
+    "SETGID",
+    "SETUID",
+    "SETPCAP",
+    "LINUX_IMMUTABLE",
+    "NET_BIND_SERVICE",
+    "NET_BROADCAST",
+    "NET_ADMIN",
+    "NET_RAW",
+    "IPC_LOCK",
+    "IPC_OWNER",
+    "SYS_MODULE",
+    "SYS_RAWIO",
+    "SYS_CHROOT",
+    "SYS_PTRACE",
+    "SYS_PACCT",
+    "SYS_ADMIN",
+    "SYS_BOOT",
+    "SYS_NICE",
+    "SYS_RESOURCE",
+    "SYS_TIME",
+    "SYS_TTY_CONFIG",
+    "MKNOD",
+    "LEASE",
+    "AUDIT_WRITE",
+    "AUDIT_CONTROL",
+    "SETFCAP",
+    "MAC_OVERRIDE",
+    "MAC_ADMIN",
+    "SYSLOG",
+    "WAKE_ALARM",
+    "BLOCK_SUSPEND",
+    "AUDIT_READ",
+    "PERFMON",
+    "BPF",
+    "CHECKPOINT_RESTORE",
+];
+const MASKED_PATHS: [&str; 9] = [
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/proc/sched_debug",
+    "/sys/firmware",
+];
+const READ_ONLY_PATHS: [&str; 5] =
+    ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+const DEFAULT_PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// The period over which processor time is limited, in microseconds (the kernel's default).
+const CPU_PERIOD_MICROS: u64 = 100_000;
+/// The size of `/dev/shm` (Docker's default).
+const SHM_SIZE: &str = "size=65536k";
+
+/// What a container is put into.
+#[derive(Clone, Debug)]
+pub(crate) struct ContainerPlace<'a> {
+    pub(crate) host: &'a SandboxHost,
+    /// The folder of the pinned namespaces.
+    pub(crate) namespaces: PathBuf,
+    /// The pod's `hosts`, `hostname` and `resolv.conf`, where the image has none of its own.
+    pub(crate) pod_folder: PathBuf,
+    /// The file of the termination message.
+    pub(crate) message_file: PathBuf,
+    pub(crate) cgroup: String,
+    pub(crate) user: ProcessUser,
+}
+
+/// The user of a process, resolved against the image.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ProcessUser {
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) groups: Vec<u32>,
+}
+
+/// Builds the specification.
+///
+/// # Errors
+/// What the container asks cannot be: for people.
+pub(crate) fn build(
+    container: &ContainerSpec,
+    image: &ImageConfiguration,
+    around: &ContainerPlace<'_>,
+) -> Result<Spec, String> {
+    let security = &container.process.security;
+    if security.run_as_non_root && around.user.uid == 0 {
+        return Err("container has runAsNonRoot and its user is root".into());
+    }
+    let value = json!({
+        "ociVersion": "1.0.2",
+        "process": process(container, image, around)?,
+        "root": {"path": "rootfs", "readonly": security.read_only_root},
+        "hostname": "",
+        "mounts": mounts(container, around),
+        "linux": linux(container, around),
+    });
+    serde_json::from_value(value).map_err(|error| error.to_string())
+}
+
+fn process(
+    container: &ContainerSpec,
+    image: &ImageConfiguration,
+    around: &ContainerPlace<'_>,
+) -> Result<Value, String> {
+    let config = image.config().as_ref();
+    let arguments = arguments(container, image)?;
+    let from_image = config.and_then(|config| config.env().clone()).unwrap_or_default();
+    let working_dir = container.process.working_dir.clone().filter(|path| !path.is_empty());
+    let working_dir =
+        working_dir.or_else(|| config.and_then(|config| config.working_dir().clone())).filter(|path| !path.is_empty());
+    let capabilities = capabilities(&container.process.security);
+    let ProcessUser { uid, gid, groups } = &around.user;
+    // A process that is not root gets its capabilities only by executing a file that has them.
+    let effective = if *uid == 0 { capabilities.clone() } else { Vec::new() };
+    Ok(json!({
+        "terminal": container.process.tty,
+        "user": {"uid": uid, "gid": gid, "additionalGids": groups},
+        "args": arguments,
+        "env": environment(&from_image, container, &around.host.hostname),
+        "cwd": working_dir.unwrap_or_else(|| "/".into()),
+        "capabilities": {"bounding": capabilities, "effective": effective, "permitted": effective},
+        "noNewPrivileges": container.process.security.no_new_privileges,
+        "oomScoreAdj": container.process.oom_score_adj,
+    }))
+}
+
+/// `command` replaces the image's entry point and its arguments, `args` the arguments only.
+fn arguments(container: &ContainerSpec, image: &ImageConfiguration) -> Result<Vec<String>, String> {
+    let config = image.config().as_ref();
+    let entrypoint = config.and_then(|config| config.entrypoint().clone()).unwrap_or_default();
+    let cmd = config.and_then(|config| config.cmd().clone()).unwrap_or_default();
+    let (program, arguments) = match (container.command.is_empty(), container.args.is_empty()) {
+        (true, true) => (entrypoint, cmd),
+        (true, false) => (entrypoint, container.args.clone()),
+        (false, _) => (container.command.clone(), container.args.clone()),
+    };
+    let all = [program, arguments].concat();
+    match all.is_empty() {
+        true => Err(format!("no command specified: image {:?} has none either", container.image)),
+        false => Ok(all),
+    }
+}
+
+fn environment(from_image: &[String], container: &ContainerSpec, hostname: &str) -> Vec<String> {
+    let name = |line: &str| line.split('=').next().unwrap_or_default().to_owned();
+    let mut all: Vec<String> = vec![DEFAULT_PATH.into(), format!("HOSTNAME={hostname}")];
+    if container.process.tty {
+        all.push("TERM=xterm".into());
+    }
+    let own = container.env.iter().map(|(name, value)| format!("{name}={value}"));
+    for line in from_image.iter().cloned().chain(own) {
+        all.retain(|known| name(known) != name(&line));
+        all.push(line);
+    }
+    all
+}
+
+fn capabilities(security: &SecurityOptions) -> Vec<String> {
+    let is_all = |list: &[String]| list.iter().any(|name| name.eq_ignore_ascii_case("ALL"));
+    let prefixed = |name: &str| format!("CAP_{}", name.to_ascii_uppercase().trim_start_matches("CAP_"));
+    let (add, drop) = (&security.capabilities_add, &security.capabilities_drop);
+    if security.privileged {
+        return ALL_CAPABILITIES.iter().map(|name| prefixed(name)).collect();
+    }
+    let base: &[&str] = match (is_all(add), is_all(drop)) {
+        (true, _) => &ALL_CAPABILITIES,
+        (false, true) => &[],
+        (false, false) => &CAPABILITIES,
+    };
+    let mut all: Vec<String> = base.iter().map(|name| prefixed(name)).collect();
+    let dropped: Vec<String> = drop.iter().map(|name| prefixed(name)).collect();
+    all.retain(|name| !dropped.contains(name));
+    for name in add.iter().filter(|name| !name.eq_ignore_ascii_case("ALL")) {
+        if !all.contains(&prefixed(name)) {
+            all.push(prefixed(name));
+        }
+    }
+    all
+}
+
+fn mounts(container: &ContainerSpec, around: &ContainerPlace<'_>) -> Vec<Value> {
+    let privileged = container.process.security.privileged;
+    let access = if privileged { "rw" } else { "ro" };
+    let mount = |destination: &str, kind: &str, source: &str, options: &[&str]| {
+        json!({"destination": destination, "type": kind, "source": source, "options": options})
+    };
+    let mut mounts = vec![
+        mount("/proc", "proc", "proc", &["nosuid", "noexec", "nodev"]),
+        mount("/dev", "tmpfs", "tmpfs", &["nosuid", "strictatime", "mode=755", "size=65536k"]),
+        mount(
+            "/dev/pts",
+            "devpts",
+            "devpts",
+            &["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"],
+        ),
+        mount("/dev/mqueue", "mqueue", "mqueue", &["nosuid", "noexec", "nodev"]),
+        mount("/dev/shm", "tmpfs", "shm", &["nosuid", "noexec", "nodev", "mode=1777", SHM_SIZE]),
+        mount("/sys", "sysfs", "sysfs", &["nosuid", "noexec", "nodev", access]),
+        mount("/sys/fs/cgroup", "cgroup", "cgroup", &["nosuid", "noexec", "nodev", "relatime", access]),
+    ];
+    if around.host.host_network {
+        // A sysfs of the host's network namespace cannot be mounted anew.
+        mounts[5] = mount("/sys", "bind", "/sys", &["rbind", "nosuid", "noexec", "nodev", access]);
+        mounts.remove(6);
+    }
+    let bind = |source: &Path, destination: &str, read_only: bool| {
+        let access = if read_only { "ro" } else { "rw" };
+        mount(destination, "bind", &source.to_string_lossy(), &["rbind", "rprivate", access])
+    };
+    let own: Vec<_> = container
+        .files
+        .iter()
+        .flat_map(|files| &files.mounts)
+        .chain(&container.process.mounts)
+        .map(|volume| (volume.host.clone(), volume.guest.clone(), volume.read_only))
+        .collect();
+    let is_covered = |path: &str| own.iter().any(|(_, guest, _)| guest == path);
+    for file in ["hosts", "hostname", "resolv.conf"] {
+        let path = format!("/etc/{file}");
+        if !is_covered(&path) {
+            mounts.push(bind(&around.pod_folder.join(file), &path, container.process.security.read_only_root));
+        }
+    }
+    let message = &container.process.termination_message_path;
+    if !message.is_empty() && !is_covered(message) {
+        mounts.push(bind(&around.message_file, message, false));
+    }
+    mounts.extend(own.iter().map(|(host, guest, read_only)| bind(host, guest, *read_only)));
+    mounts
+}
+
+fn linux(container: &ContainerSpec, around: &ContainerPlace<'_>) -> Value {
+    let security = &container.process.security;
+    let mut namespaces = vec![json!({"type": "mount"})];
+    let mut join = |kind: &str, file: &str| {
+        let path = around.namespaces.join(file);
+        namespaces.push(json!({"type": kind, "path": path.to_string_lossy()}));
+    };
+    if !around.host.host_network {
+        join("network", "net");
+        join("uts", "uts");
+    }
+    if !around.host.host_ipc {
+        join("ipc", "ipc");
+    }
+    if !around.host.host_pid {
+        namespaces.push(json!({"type": "pid"}));
+    }
+    let unmasked = security.privileged || security.unmasked_proc;
+    let masked: &[&str] = if unmasked { &[] } else { &MASKED_PATHS };
+    let read_only: &[&str] = if unmasked { &[] } else { &READ_ONLY_PATHS };
+    json!({
+        "namespaces": namespaces,
+        "cgroupsPath": around.cgroup,
+        "maskedPaths": masked,
+        "readonlyPaths": read_only,
+        "sysctl": around.host.sysctls,
+        "resources": resources(container),
+        "devices": [],
+    })
+}
+
+fn resources(container: &ContainerSpec) -> Value {
+    let mut cpu = json!({"shares": shares(container.process.cpu_millis_request)});
+    if let Some(millis) = container.cpu_millis_max {
+        cpu["period"] = CPU_PERIOD_MICROS.into();
+        // Upstream's smallest quota; the kernel refuses less than 1 ms.
+        cpu["quota"] = (millis * CPU_PERIOD_MICROS / 1000).max(1000).into();
+    }
+    let devices = match container.process.security.privileged {
+        true => json!([{"allow": true, "access": "rwm"}]),
+        false => allowed_devices(),
+    };
+    let mut resources = json!({"devices": devices, "cpu": cpu});
+    if let Some(bytes) = container.memory_bytes_max {
+        resources["memory"] = json!({"limit": bytes, "swap": bytes});
+    }
+    resources
+}
+
+/// Upstream's conversion: a core is worth 1024.
+fn shares(millis: u64) -> u64 {
+    (millis * 1024 / 1000).clamp(2, 262_144)
+}
+
+/// `null`, `zero`, `full`, `tty`, `random`, `urandom`, terminals; making device files, not using them.
+fn allowed_devices() -> Value {
+    let mut rules = vec![
+        json!({"allow": false, "access": "rwm"}),
+        json!({"allow": true, "type": "c", "access": "m"}),
+        json!({"allow": true, "type": "b", "access": "m"}),
+        json!({"allow": true, "type": "c", "major": 136, "access": "rwm"}),
+    ];
+    for (major, minor) in [(1, 3), (1, 5), (1, 7), (1, 8), (1, 9), (5, 0), (5, 2)] {
+        rules.push(json!({"allow": true, "type": "c", "major": major, "minor": minor, "access": "rwm"}));
+    }
+    json!(rules)
+}
+
+/// The user that the container or its image names, with the image's `passwd` and `group` (their texts).
+///
+/// # Errors
+/// A name that is not in them.
+pub(crate) fn user(
+    security: &SecurityOptions,
+    image_user: &str,
+    passwd: &str,
+    group: &str,
+) -> Result<ProcessUser, String> {
+    let number = |value: i64| u32::try_from(value).map_err(|_| format!("{value} is no user or group id"));
+    let (name, group_name) = match image_user.split_once(':') {
+        Some((name, group)) => (name, Some(group)),
+        None => (image_user, None),
+    };
+    let entry = |text: &str, at: usize, key: &str| {
+        let rows = text.lines().map(|line| line.split(':').collect::<Vec<_>>());
+        rows.into_iter().find(|row| row.get(at) == Some(&key)).map(|row| {
+            row.iter().map(|field| (*field).to_owned()).collect::<Vec<_>>()
+        })
+    };
+    let wanted = match security.user {
+        Some(id) => number(id)?.to_string(),
+        None => name.to_owned(),
+    };
+    let row = entry(passwd, 0, &wanted).or_else(|| entry(passwd, 2, &wanted));
+    let field = |row: &Option<Vec<String>>, at: usize| row.as_ref()?.get(at)?.parse::<u32>().ok();
+    let uid = match (wanted.as_str(), wanted.parse(), field(&row, 2)) {
+        ("", _, _) => 0,
+        (_, Ok(uid), _) => uid,
+        (_, Err(_), Some(uid)) => uid,
+        (name, Err(_), None) => return Err(format!("the image has no user {name:?}")),
+    };
+    let gid = match (security.group, group_name.filter(|_| security.user.is_none())) {
+        (Some(id), _) => number(id)?,
+        (None, Some(name)) => match (name.parse(), field(&entry(group, 0, name), 2)) {
+            (Ok(gid), _) | (Err(_), Some(gid)) => gid,
+            (Err(_), None) => return Err(format!("the image has no group {name:?}")),
+        },
+        (None, None) => field(&row, 3).unwrap_or(0),
+    };
+    let user_name = row.as_ref().and_then(|row| row.first()).cloned().unwrap_or_default();
+    let in_image = group.lines().filter_map(|line| {
+        let row: Vec<_> = line.split(':').collect();
+        let is_member = row.get(3)?.split(',').any(|member| !user_name.is_empty() && member == user_name);
+        row.get(2)?.parse::<u32>().ok().filter(|_| is_member)
+    });
+    let mut groups: Vec<u32> = in_image.collect();
+    for id in &security.supplemental_groups {
+        groups.push(number(*id)?);
+    }
+    groups.sort_unstable();
+    groups.dedup();
+    Ok(ProcessUser { uid, gid, groups })
+}
+
+#[cfg(test)]
+mod tests {
+    use mayfly_runtime::{ContainerId, Mount, PodUid, ProcessOptions};
+
+    use super::*;
+
+    fn container() -> ContainerSpec {
+        ContainerSpec {
+            id: ContainerId { pod: PodUid("uid".into()), name: "c".into(), attempt: 0 },
+            image: "busybox".into(),
+            command: vec![],
+            args: vec![],
+            env: vec![],
+            memory_bytes_max: None,
+            cpu_millis_max: None,
+            ports: vec![],
+            log_path: "/log".into(),
+            files: None,
+            process: ProcessOptions::default(),
+        }
+    }
+
+    fn image() -> ImageConfiguration {
+        let config = json!({"architecture": "amd64", "os": "linux",
+            "config": {"Entrypoint": ["/entry"], "Cmd": ["default"], "Env": ["PATH=/bin", "A=image"],
+                "WorkingDir": "/work"},
+            "rootfs": {"type": "layers", "diff_ids": []}});
+        serde_json::from_value(config).unwrap()
+    }
+
+    fn around(host: &SandboxHost) -> ContainerPlace<'_> {
+        ContainerPlace {
+            host,
+            namespaces: "/ns".into(),
+            pod_folder: "/pod".into(),
+            message_file: "/pod/message".into(),
+            cgroup: "/mayfly/uid/c".into(),
+            user: ProcessUser::default(),
+        }
+    }
+
+    fn built(container: &ContainerSpec, host: &SandboxHost) -> Value {
+        serde_json::to_value(build(container, &image(), &around(host)).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn command_and_args_replace_what_the_image_says() {
+        let host = SandboxHost::default();
+        for (command, args, expected) in [
+            (vec![], vec![], vec!["/entry", "default"]),
+            (vec![], vec!["x"], vec!["/entry", "x"]),
+            (vec!["sh"], vec![], vec!["sh"]),
+            (vec!["sh"], vec!["-c"], vec!["sh", "-c"]),
+        ] {
+            let owned = |list: Vec<&str>| list.into_iter().map(String::from).collect();
+            let spec = ContainerSpec { command: owned(command), args: owned(args), ..container() };
+            assert_eq!(built(&spec, &host)["process"]["args"], json!(expected));
+        }
+    }
+
+    #[test]
+    fn the_containers_environment_is_stronger_than_the_images() {
+        let mut spec = container();
+        spec.env = vec![("A".into(), "own".into())];
+        let built = built(&spec, &SandboxHost { hostname: "p".into(), ..Default::default() });
+        assert_eq!(built["process"]["env"], json!(["HOSTNAME=p", "PATH=/bin", "A=own"]));
+        assert_eq!(built["process"]["cwd"], "/work");
+    }
+
+    #[test]
+    fn a_pod_joins_its_namespaces_or_the_hosts() {
+        let kinds = |host: &SandboxHost| {
+            let built = built(&container(), host);
+            let list = built["linux"]["namespaces"].as_array().unwrap().clone();
+            list.iter().map(|one| one["type"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(kinds(&SandboxHost::default()), ["mount", "network", "uts", "ipc", "pid"]);
+        let host =
+            SandboxHost { host_network: true, host_pid: true, host_ipc: true, ..SandboxHost::default() };
+        assert_eq!(kinds(&host), ["mount"]);
+    }
+
+    #[test]
+    fn limits_become_cgroup_values() {
+        let mut spec = container();
+        (spec.memory_bytes_max, spec.cpu_millis_max) = (Some(1 << 20), Some(250));
+        spec.process.cpu_millis_request = 500;
+        let built = built(&spec, &SandboxHost::default());
+        let resources = &built["linux"]["resources"];
+        assert_eq!(resources["memory"]["limit"], 1 << 20);
+        assert_eq!(resources["cpu"]["quota"], 25_000);
+        assert_eq!(resources["cpu"]["shares"], 512);
+    }
+
+    #[test]
+    fn capabilities_are_added_and_dropped() {
+        let of = |add: &[&str], drop: &[&str]| {
+            let list = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+            let security = SecurityOptions {
+                capabilities_add: list(add),
+                capabilities_drop: list(drop),
+                ..SecurityOptions::default()
+            };
+            capabilities(&security)
+        };
+        assert_eq!(of(&[], &[]).len(), CAPABILITIES.len());
+        assert_eq!(of(&["NET_ADMIN"], &["ALL"]), ["CAP_NET_ADMIN"]);
+        assert!(!of(&[], &["KILL"]).contains(&"CAP_KILL".to_owned()));
+        assert_eq!(of(&["ALL"], &[]).len(), ALL_CAPABILITIES.len());
+    }
+
+    #[test]
+    fn a_volume_is_mounted_after_the_pods_own_files_and_may_replace_them() {
+        let mut spec = container();
+        spec.process.mounts = vec![Mount { host: "/v".into(), guest: "/etc/hosts".into(), read_only: true }];
+        let built = built(&spec, &SandboxHost::default());
+        let mounts = built["mounts"].as_array().unwrap();
+        let at: Vec<_> = mounts.iter().filter(|mount| mount["destination"] == "/etc/hosts").collect();
+        assert_eq!(at.len(), 1);
+        assert_eq!(at[0]["source"], "/v");
+    }
+
+    #[test]
+    fn users_are_found_by_name_and_number() {
+        let passwd = "root:x:0:0::/:/bin/sh\napp:x:100:101::/:/bin/sh\n";
+        let group = "app:x:101:\nextra:x:7:app,other\n";
+        let plain = SecurityOptions::default();
+        let expected = |uid, gid, groups: &[u32]| Ok(ProcessUser { uid, gid, groups: groups.to_vec() });
+        assert_eq!(user(&plain, "", passwd, group), expected(0, 0, &[]));
+        assert_eq!(user(&plain, "app", passwd, group), expected(100, 101, &[7]));
+        assert_eq!(user(&plain, "100", passwd, group), expected(100, 101, &[7]));
+        assert_eq!(user(&plain, "app:extra", passwd, group), expected(100, 7, &[7]));
+        assert_eq!(user(&plain, "4000:5", passwd, group), expected(4000, 5, &[]));
+        let own = SecurityOptions {
+            user: Some(1000),
+            group: Some(2000),
+            supplemental_groups: vec![3000],
+            ..SecurityOptions::default()
+        };
+        assert_eq!(user(&own, "app", passwd, group), expected(1000, 2000, &[3000]));
+        assert!(user(&plain, "nobody", passwd, group).is_err());
+    }
+
+    #[test]
+    fn root_is_refused_where_it_must_not_be() {
+        let mut spec = container();
+        spec.process.security.run_as_non_root = true;
+        let host = SandboxHost::default();
+        assert!(build(&spec, &image(), &around(&host)).unwrap_err().contains("runAsNonRoot"));
+    }
+}
