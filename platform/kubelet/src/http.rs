@@ -1,4 +1,4 @@
-//! The kubelet's HTTP API: logs and what is used, for the API server.
+//! The kubelet's HTTP API, for the API server: logs, what is used, streams into containers, images.
 
 use std::{io, sync::Arc};
 
@@ -8,7 +8,7 @@ use axum::{
     extract::{Path, Query, State},
     http::StatusCode,
     response::{IntoResponse, Response},
-    routing::get,
+    routing::{any, get},
 };
 use mayfly_api::{
     ObjectKey,
@@ -25,7 +25,14 @@ use mayfly_runtime::{
 };
 use serde::Deserialize;
 
-use crate::{follow::Followed, function_logs::FunctionLogs, pod::container::log_path, usage::Meters};
+use crate::{
+    follow::Followed,
+    function_logs::FunctionLogs,
+    images::NodeImages,
+    pod::container::log_path,
+    streams::{self, PodStreams},
+    usage::Meters,
+};
 
 /// Where the logs are.
 #[derive(Clone)]
@@ -108,13 +115,20 @@ impl LogQuery {
     }
 }
 
-pub(crate) fn router(logs: Logs, meters: Arc<Meters>) -> Router {
+pub(crate) fn router(logs: Logs, meters: Arc<Meters>, streams: PodStreams, images: NodeImages) -> Router {
+    let processes = Router::new()
+        .route("/exec/{namespace}/{pod}/{container}", any(streams::exec))
+        .route("/attach/{namespace}/{pod}/{container}", any(streams::attach))
+        .route("/portForward/{namespace}/{pod}", any(streams::port_forward))
+        .with_state(streams);
     Router::new()
         .route("/healthz", get(|| async { "ok" }))
         .route("/pods", get(pods))
         .route("/containerLogs/{namespace}/{pod}/{container}", get(container_logs))
         .route("/functionLogs/{namespace}/{function}", get(function_logs))
         .with_state(logs)
+        .merge(processes)
+        .merge(images.router())
         .route("/stats/summary", get(|| async move { Json(meters.summary()) }))
 }
 

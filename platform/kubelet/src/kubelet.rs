@@ -1,6 +1,6 @@
 //! The kubelet: the node's object, and a worker for each pod that is bound to it.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, path::PathBuf, sync::Arc, time::Duration};
 
 use axum::Router;
 use futures::future::join_all;
@@ -18,16 +18,21 @@ use crate::{
     addresses::Addresses,
     function_logs::FunctionLogs,
     http::{self, Logs},
+    images::NodeImages,
     job::JobFiles,
     node::NodeObject,
     pod::worker::Worker,
+    streams::PodStreams,
     usage::Meters,
+    volumes::Volumes,
 };
 
 /// Pause between looks at what the runtimes say.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// How often to look at what jobs leave on the disk.
 const WEIGH_EVERY: Duration = Duration::from_secs(2);
+/// How often the files of volumes are compared with their sources (upstream: a minute).
+const REFRESH_EVERY: Duration = Duration::from_secs(10);
 /// How often to look for what is left of pods that are gone.
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
 
@@ -48,6 +53,10 @@ pub struct Config {
     pub workers_max: usize,
     /// Where jobs get their inputs and leave their outputs; without it this node runs none that has any.
     pub jobs: Option<JobFiles>,
+    /// Where archives of images lie while they are imported.
+    pub upload_folder: PathBuf,
+    /// Where volumes of pods lie; without it this node runs no pod that has any.
+    pub volumes: Option<PathBuf>,
 }
 
 impl Config {
@@ -73,6 +82,8 @@ impl Config {
             version: version.into(),
             workers_max: Self::WORKERS_MAX_DEFAULT,
             jobs: None,
+            upload_folder: std::env::temp_dir(),
+            volumes: None,
         }
     }
 }
@@ -85,6 +96,8 @@ pub struct Kubelet {
     queue: WorkQueue<ObjectKey>,
     logs: Logs,
     meters: Arc<Meters>,
+    streams: PodStreams,
+    images: NodeImages,
     stop_events: CancellationToken,
 }
 
@@ -98,6 +111,8 @@ impl Kubelet {
     ) -> Self {
         let stop_events = CancellationToken::new();
         let meters = Meters::new(config.node_name.clone(), informers.of(), runtimes.clone());
+        let images = NodeImages::new(runtimes.clone(), config.upload_folder.clone());
+        let streams = PodStreams::new(config.node_name.clone(), informers.of(), runtimes.clone());
         let runtimes: HashMap<_, _> =
             runtimes.into_iter().map(|runtime| (runtime.class().to_owned(), runtime)).collect();
         let classes: Vec<_> = runtimes.keys().cloned().collect();
@@ -115,6 +130,7 @@ impl Kubelet {
             runtimes,
             logs: config.logs.clone(),
             jobs: config.jobs.clone(),
+            volumes: config.volumes.clone().map(Volumes::new),
             local: Default::default(),
             addresses: Addresses::default().into(),
             client: client.clone(),
@@ -124,12 +140,12 @@ impl Kubelet {
         let functions = FunctionLogs::create(config.logs.clone(), informers.of());
         let logs = Logs { node: config.node_name.clone(), pods, layout: config.logs.clone(), functions };
         let (queue, meters) = (WorkQueue::default(), Arc::new(meters));
-        Self { config, node, worker, queue, logs, meters, stop_events }
+        Self { config, node, worker, queue, logs, meters, streams, images, stop_events }
     }
 
     /// The HTTP API by which the API server reads logs, and what is used.
     pub fn router(&self) -> Router {
-        http::router(self.logs.clone(), self.meters.clone())
+        http::router(self.logs.clone(), self.meters.clone(), self.streams.clone(), self.images.clone())
     }
 
     /// Looks at a pod of this node again when it changes, and hurries work on one that is deleted.
@@ -178,6 +194,7 @@ impl Kubelet {
                 reconcile::run("kubelet", queue.clone(), workers_max, stop.clone(), reconcile),
                 sweep(&worker, &stop),
                 watch_outputs(&worker, &queue, &stop),
+                refresh_volumes(&worker, &stop),
                 join_all(changes),
             );
         };
@@ -219,6 +236,25 @@ fn wake_on_sources(worker: &Arc<Worker>, queue: &WorkQueue<ObjectKey>) {
             }
         }
     });
+}
+
+/// Keeps the files of volumes up to date.
+async fn refresh_volumes(worker: &Worker, stop: &CancellationToken) {
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = sleep(REFRESH_EVERY) => {}
+        }
+        let pods: Vec<ObjectKey> = {
+            let local = worker.local.lock();
+            local.iter().filter(|(_, pod)| pod.sandbox).map(|(key, _)| key.clone()).collect()
+        };
+        for key in pods {
+            if let Some(pod) = worker.pods.get(&key) {
+                worker.refresh_volumes(&pod).await;
+            }
+        }
+    }
 }
 
 /// Ends jobs that fill the disk.

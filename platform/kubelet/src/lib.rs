@@ -2,7 +2,7 @@
 //!
 //! **Belongs here:** the node's own object and lease ([`node`]); one worker for each pod ([`pod`]), which
 //! plans purely ([`pod::plan`]) and acts through a [`mayfly_runtime::Runtime`]; pod addresses; the HTTP API
-//! by which the API server reads logs ([`http`], [`function_logs`]) and what is used ([`usage`]); what jobs read and
+//! by which the API server reads logs ([`http`], [`function_logs`]), reaches into containers (`streams`) and images (`images`) and what is used ([`usage`]); what jobs read and
 //! leave ([`job`]).
 //!
 //! **Does not belong here:** how anything runs (the runtimes'), where pods go (the scheduler's), routes.
@@ -20,7 +20,10 @@ mod kubelet;
 mod node;
 mod pod;
 pub mod process;
+mod images;
+mod streams;
 mod usage;
+mod volumes;
 
 pub use job::JobFiles;
 pub use kubelet::{Config, Kubelet};

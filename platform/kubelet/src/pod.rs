@@ -15,7 +15,9 @@
 
 pub(crate) mod container;
 mod ending;
+pub(crate) mod fields;
 pub(crate) mod local;
+mod options;
 pub(crate) mod plan;
 mod starting;
 pub(crate) mod status;

@@ -8,6 +8,8 @@ use mayfly_api::{
 };
 use mayfly_runtime::{ContainerId, ContainerSpec, PodUid, SandboxSpec, logs::LogLayout};
 
+use super::{fields, options};
+
 pub(crate) fn sandbox(pod: &Pod, address: Option<std::net::IpAddr>) -> SandboxSpec {
     SandboxSpec {
         uid: PodUid(pod.metadata.uid.clone().unwrap_or_default()),
@@ -15,6 +17,7 @@ pub(crate) fn sandbox(pod: &Pod, address: Option<std::net::IpAddr>) -> SandboxSp
         labels: pod.metadata.labels.clone().unwrap_or_default(),
         annotations: pod.metadata.annotations.clone().unwrap_or_default(),
         address,
+        host: options::host(pod),
     }
 }
 
@@ -36,7 +39,7 @@ pub(crate) fn resolve(
     logs: &LogLayout,
 ) -> Result<ContainerSpec, EnvError> {
     let key = ObjectKey::of(pod);
-    let pod_fields = |variable: &EnvVar| field(pod, variable, address, node);
+    let pod_fields = |variable: &EnvVar| field(pod, container, variable, address, node);
     let variables: Vec<EnvVar> = container
         .env
         .iter()
@@ -70,8 +73,15 @@ pub(crate) fn resolve(
             .collect(),
         log_path: log_path(pod, &id, logs),
         files: None,
+        process: options::process(pod, container, Vec::new(), memory_bytes()),
         id,
     })
+}
+
+/// The memory of this machine.
+fn memory_bytes() -> u64 {
+    let system = rustix::system::sysinfo();
+    system.totalram.saturating_mul(u64::from(system.mem_unit))
 }
 
 /// Where a container's lines go: a function's replica writes into its revision's file.
@@ -129,26 +139,19 @@ fn env_from(
     Ok(all)
 }
 
-/// `fieldRef`: what a pod may know of itself, as a literal.
-fn field(pod: &Pod, variable: &EnvVar, address: Option<std::net::IpAddr>, node: &str) -> Option<EnvVar> {
-    let path = &variable.value_from.as_ref()?.field_ref.as_ref()?.field_path;
-    let of = |map: &Option<std::collections::BTreeMap<String, String>>, key: &str| {
-        map.as_ref().and_then(|map| map.get(key)).cloned().unwrap_or_default()
-    };
-    let quoted =
-        |prefix: &str| path.strip_prefix(prefix)?.strip_prefix("['")?.strip_suffix("']").map(str::to_owned);
-    let value = match path.as_str() {
-        "metadata.name" => pod.metadata.name.clone().unwrap_or_default(),
-        "metadata.namespace" => pod.metadata.namespace.clone().unwrap_or_default(),
-        "metadata.uid" => pod.metadata.uid.clone().unwrap_or_default(),
-        "spec.nodeName" => node.to_owned(),
-        "status.podIP" | "status.podIPs" => address.map(|address| address.to_string()).unwrap_or_default(),
-        "status.hostIP" | "status.hostIPs" => super::status::HOST_ADDRESS.into(),
-        _ => match (quoted("metadata.labels"), quoted("metadata.annotations")) {
-            (Some(key), _) => of(&pod.metadata.labels, &key),
-            (_, Some(key)) => of(&pod.metadata.annotations, &key),
-            _ => return None,
-        },
+/// `fieldRef` and `resourceFieldRef`: what a pod may know of itself, as a literal.
+fn field(
+    pod: &Pod,
+    container: &Container,
+    variable: &EnvVar,
+    address: Option<std::net::IpAddr>,
+    node: &str,
+) -> Option<EnvVar> {
+    let source = variable.value_from.as_ref()?;
+    let value = match (&source.field_ref, &source.resource_field_ref) {
+        (Some(field), _) => fields::of_pod(pod, &field.field_path, address, node)?,
+        (None, Some(selector)) => fields::of_resources(pod, Some(container), selector).ok()?,
+        (None, None) => return None,
     };
     Some(EnvVar { name: variable.name.clone(), value: Some(value), value_from: None })
 }

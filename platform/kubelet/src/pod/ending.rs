@@ -185,7 +185,19 @@ impl Worker {
         if let Some(jobs) = &self.jobs {
             jobs.remove(&old.uid).await;
         }
+        self.remove_volumes(&old.uid).await;
         self.remove_logs(vec![old.uid]).await;
+    }
+
+    async fn remove_volumes(&self, uid: &PodUid) {
+        let Some(volumes) = self.volumes.clone() else { return };
+        let removed = {
+            let uid = uid.clone();
+            spawn_blocking(move || volumes.remove(&uid)).await
+        };
+        if let Ok(Err(error)) = removed {
+            tracing::warn!(%uid, %error, "could not remove the volumes of a deleted pod; will try again");
+        }
     }
 
     async fn remove_logs(&self, uids: Vec<PodUid>) {
@@ -220,6 +232,14 @@ impl Worker {
                 if let Err(error) = runtime.remove_sandbox(uid).await {
                     tracing::warn!(%uid, %error, "could not remove a sandbox without a pod");
                 }
+            }
+        }
+        if let Some(volumes) = self.volumes.clone() {
+            // Listed before it is asked which pods are known, for the same reason as the logs below.
+            let listed = spawn_blocking(move || volumes.pods()).await.unwrap_or_default();
+            let known = known();
+            for uid in listed.iter().filter(|uid| !known.contains(&uid.0)) {
+                self.remove_volumes(uid).await;
             }
         }
         // Listed first: a pod that comes meanwhile has no log before it is known.

@@ -18,7 +18,10 @@ use super::{
     local::{LocalPod, Now, REASON_ENVIRONMENT, REASON_PULL},
     worker::Worker,
 };
-use crate::job;
+use crate::{
+    job,
+    volumes::{self, VolumeSources},
+};
 
 /// A start that takes longer than this is told before it has ended.
 const SLOW_START: Duration = Duration::from_millis(100);
@@ -36,13 +39,16 @@ impl Worker {
     ) {
         let attempt = local.container(&spec.name).attempt;
         self.forget_old_log(&local.uid, &spec.name, attempt).await;
-        if container::names_sources(spec) {
+        if container::names_sources(spec) || volumes::names_sources(pod) {
             self.sources.follow().await;
         }
         let resolved =
             container::resolve(pod, spec, attempt, local.address, &self.node, &self.sources, &self.logs);
         let resolved = match resolved {
-            Ok(resolved) => self.with_files(pod, local, resolved).await,
+            Ok(resolved) => match self.with_volumes(pod, spec, local, resolved).await {
+                Ok(resolved) => self.with_files(pod, local, resolved).await,
+                Err(why) => Err(why),
+            },
             Err(error) => Err(error.to_string()),
         };
         let (reason, message) = match resolved {
@@ -94,6 +100,39 @@ impl Worker {
         if container.pull_failed(image, why, Instant::now()) {
             self.events.normal(pod, "BackOff", format!("Back-off pulling image {image:?}"));
         }
+    }
+
+    /// A container gets its volumes.
+    async fn with_volumes(
+        &self,
+        pod: &Pod,
+        spec: &Container,
+        local: &LocalPod,
+        mut container: ContainerSpec,
+    ) -> Result<ContainerSpec, String> {
+        if spec.volume_mounts.as_ref().is_none_or(Vec::is_empty) {
+            return Ok(container);
+        }
+        let volumes = self.volumes.clone().ok_or("this node keeps no volumes")?;
+        let (pod, spec, address) = (pod.clone(), spec.clone(), local.address);
+        let (objects, node) = (self.sources.clone(), self.node.clone());
+        let made = tokio::task::spawn_blocking(move || {
+            volumes.mounts(&pod, &spec, &VolumeSources { objects: &objects, node: &node, address })
+        });
+        container.process.mounts = made.await.map_err(|error| error.to_string())??;
+        Ok(container)
+    }
+
+    /// Brings a running pod's volumes up to date.
+    pub(crate) async fn refresh_volumes(&self, pod: &std::sync::Arc<Pod>) {
+        let Some(volumes) = self.volumes.clone().filter(|_| volumes::names_sources(pod)) else { return };
+        self.sources.follow().await;
+        let address = self.local.lock().get(&ObjectKey::of(&**pod)).and_then(|local| local.address);
+        let (pod, objects, node) = (pod.clone(), self.sources.clone(), self.node.clone());
+        let refresh =
+            move || volumes.refresh(&pod, &VolumeSources { objects: &objects, node: &node, address });
+        // It fails only when the runtime ends.
+        let _ = tokio::task::spawn_blocking(refresh).await;
     }
 
     /// A job's container gets its files.
@@ -154,8 +193,8 @@ impl Worker {
         let have: Vec<_> = self.runtimes.keys().map(String::as_str).collect();
         let message = if class.is_empty() {
             format!(
-                "Failed to create pod sandbox: this node runs no OCI containers (its runtime classes: {}); set \
-                 spec.runtimeClassName: wasm for a wasm component",
+                "Failed to create pod sandbox: this node runs no OCI containers (its runtime classes: {}): \
+                 mayfly up --containers on says what they need; spec.runtimeClassName: wasm is for a wasm component",
                 have.join(", ")
             )
         } else {

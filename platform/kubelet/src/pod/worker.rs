@@ -22,7 +22,7 @@ use super::{
     plan::{Step, plan},
     status,
 };
-use crate::{addresses::Addresses, job::JobFiles};
+use crate::{addresses::Addresses, job::JobFiles, volumes::Volumes};
 
 /// Steps for one pod in a row; a pod that needs more comes back at once.
 const STEPS_MAX: usize = 64;
@@ -36,6 +36,7 @@ pub(crate) struct Worker {
     pub(crate) runtimes: HashMap<String, Arc<dyn Runtime>>,
     pub(crate) logs: LogLayout,
     pub(crate) jobs: Option<JobFiles>,
+    pub(crate) volumes: Option<Volumes>,
     pub(crate) events: EventRecorder,
     pub(crate) local: Mutex<HashMap<ObjectKey, LocalPod>>,
     pub(crate) addresses: Mutex<Addresses>,
@@ -98,6 +99,9 @@ impl Worker {
         let uid = PodUid(pod.metadata.uid.clone().unwrap_or_default());
         let mut local = LocalPod::learn(pod, &runtime.containers(&uid));
         local.sandbox |= runtime.sandboxes().contains(&uid);
+        if runtime.assigns_addresses() {
+            return local;
+        }
         let mut addresses = self.addresses.lock();
         if let Some(address) = local.address {
             addresses.claim(&uid, address);
@@ -109,10 +113,14 @@ impl Worker {
     async fn act(&self, step: Step, pod: &Pod, local: &mut LocalPod, runtime: &dyn Runtime) {
         match step {
             Step::CreateSandbox => {
-                let made = runtime.create_sandbox(container::sandbox(pod, local.address));
+                let reserved = local.address.filter(|_| !runtime.assigns_addresses());
+                let made = runtime.create_sandbox(container::sandbox(pod, reserved));
                 match self.unless_deleted(pod, made).await {
                     None => {}
-                    Some(Ok(())) => local.sandbox_made(),
+                    Some(Ok(made)) => {
+                        local.sandbox_made();
+                        local.address = made.addresses.first().copied();
+                    }
                     Some(Err(error)) => {
                         let message = format!("Failed to create pod sandbox: {error}");
                         self.events.warning(pod, "FailedCreatePodSandBox", message.clone());

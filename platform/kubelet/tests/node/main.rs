@@ -202,6 +202,7 @@ async fn sandboxes_without_a_pod_are_removed() {
         labels: Default::default(),
         annotations: Default::default(),
         address: None,
+        host: Default::default(),
     };
     cluster.runtime.create_sandbox(stranger).await.unwrap();
     cluster.run();
@@ -219,7 +220,7 @@ impl mayfly_runtime::Runtime for Stuck {
     async fn create_sandbox(
         &self,
         sandbox: mayfly_runtime::SandboxSpec,
-    ) -> Result<(), mayfly_runtime::RuntimeError> {
+    ) -> Result<mayfly_runtime::SandboxStatus, mayfly_runtime::RuntimeError> {
         self.0.create_sandbox(sandbox).await
     }
     async fn start_container(

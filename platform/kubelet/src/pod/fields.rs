@@ -1,0 +1,108 @@
+//! What a pod may know of itself (`fieldRef`, `resourceFieldRef`), as text. Pure.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use mayfly_api::{
+    k8s::{
+        api::core::v1::{Container, Pod, ResourceFieldSelector},
+        apimachinery::pkg::api::resource::Quantity,
+    },
+    quantity,
+};
+
+/// A field by its path; `None` for one that is not known.
+pub(crate) fn of_pod(pod: &Pod, path: &str, address: Option<IpAddr>, node: &str) -> Option<String> {
+    let quoted =
+        |prefix: &str| path.strip_prefix(prefix)?.strip_prefix("['")?.strip_suffix("']").map(str::to_owned);
+    let of = |map: &Option<BTreeMap<String, String>>, key: &str| {
+        map.as_ref().and_then(|map| map.get(key)).cloned().unwrap_or_default()
+    };
+    // As upstream writes them: a line for each, the value quoted as in Go.
+    let lines = |map: &Option<BTreeMap<String, String>>| {
+        let lines = map.iter().flatten().map(|(key, value)| format!("{key}={value:?}"));
+        lines.collect::<Vec<_>>().join("\n")
+    };
+    let spec = pod.spec.as_ref();
+    Some(match path {
+        "metadata.name" => pod.metadata.name.clone().unwrap_or_default(),
+        "metadata.namespace" => pod.metadata.namespace.clone().unwrap_or_default(),
+        "metadata.uid" => pod.metadata.uid.clone().unwrap_or_default(),
+        "metadata.labels" => lines(&pod.metadata.labels),
+        "metadata.annotations" => lines(&pod.metadata.annotations),
+        "spec.nodeName" => node.to_owned(),
+        "spec.serviceAccountName" => spec.and_then(|spec| spec.service_account_name.clone()).unwrap_or_default(),
+        "status.podIP" | "status.podIPs" => address.map(|address| address.to_string()).unwrap_or_default(),
+        "status.hostIP" | "status.hostIPs" => super::status::HOST_ADDRESS.into(),
+        _ => match (quoted("metadata.labels"), quoted("metadata.annotations")) {
+            (Some(key), _) => of(&pod.metadata.labels, &key),
+            (_, Some(key)) => of(&pod.metadata.annotations, &key),
+            _ => return None,
+        },
+    })
+}
+
+/// A limit or request of a container, in units of the divisor, rounded up; of `own` where no container is named.
+/// What is not limited counts as zero.
+pub(crate) fn of_resources(
+    pod: &Pod,
+    own: Option<&Container>,
+    selector: &ResourceFieldSelector,
+) -> Result<String, String> {
+    let spec = pod.spec.as_ref();
+    let all = spec.into_iter().flat_map(|spec| spec.containers.iter().chain(spec.init_containers.iter().flatten()));
+    let container = match selector.container_name.as_deref().filter(|name| !name.is_empty()) {
+        Some(name) => all.into_iter().find(|container| container.name == name),
+        None => own,
+    };
+    let container = container.ok_or_else(|| format!("there is no container {:?}", selector.container_name))?;
+    let (list, name) = selector
+        .resource
+        .split_once('.')
+        .ok_or_else(|| format!("the resource {:?} is neither limits.… nor requests.…", selector.resource))?;
+    let resources = container.resources.as_ref();
+    let found = match list {
+        "limits" => resources.and_then(|resources| resources.limits.as_ref()),
+        "requests" => resources.and_then(|resources| resources.requests.as_ref()),
+        _ => return Err(format!("the resource {:?} is neither limits.… nor requests.…", selector.resource)),
+    };
+    let zero = Quantity("0".into());
+    let value = found.and_then(|list| list.get(name)).unwrap_or(&zero);
+    let divisor = selector.divisor.as_ref().filter(|divisor| !matches!(divisor.0.as_str(), "" | "0"));
+    let one = Quantity("1".into());
+    // Thousandths serve both: half a core, and a thousandth of a core as the divisor.
+    let read = |quantity: &Quantity| quantity::millis(quantity).map_err(|error| error.to_string());
+    let (value, divisor) = (read(value)?, read(divisor.unwrap_or(&one))?.max(1));
+    Ok(value.div_ceil(divisor).to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn limits_are_counted_in_the_divisors_units() {
+        let pod: Pod = serde_json::from_value(json!({"spec": {"containers": [{"name": "c", "resources":
+            {"limits": {"cpu": "1500m", "memory": "64Mi"}, "requests": {"cpu": "250m"}}}]}}))
+        .unwrap();
+        let container = &pod.spec.as_ref().unwrap().containers[0];
+        for (resource, divisor, expected) in [
+            ("limits.cpu", None, "2"),
+            ("limits.cpu", Some("1m"), "1500"),
+            ("limits.memory", Some("1Mi"), "64"),
+            ("limits.memory", None, "67108864"),
+            ("requests.cpu", Some("1m"), "250"),
+            ("requests.memory", None, "0"),
+        ] {
+            let selector = ResourceFieldSelector {
+                resource: resource.into(),
+                divisor: divisor.map(|text: &str| Quantity(text.into())),
+                ..ResourceFieldSelector::default()
+            };
+            assert_eq!(of_resources(&pod, Some(container), &selector).unwrap(), expected, "{resource}");
+        }
+        let wrong = ResourceFieldSelector { resource: "cpu".into(), ..ResourceFieldSelector::default() };
+        assert!(of_resources(&pod, Some(container), &wrong).is_err());
+    }
+}

@@ -1,0 +1,225 @@
+//! From a pod's spec to the options of its sandbox and processes that only ordinary containers have. Pure.
+
+use mayfly_api::{
+    k8s::api::core::v1::{Container, Pod, PodSpec},
+    quantity,
+};
+use mayfly_runtime::{PortMapping, Mount, ProcessOptions, PullPolicy, SandboxHost, SecurityOptions};
+
+/// Longest host name, in bytes (`HOST_NAME_MAX` of Linux, less its end).
+const HOSTNAME_BYTES_MAX: usize = 63;
+/// Upstream's scores for the kernel's out-of-memory killer (`kubelet/qos/policy.go`).
+const OOM_SCORE_GUARANTEED: i32 = -997;
+const OOM_SCORE_BEST_EFFORT: i32 = 1000;
+
+/// What the sandbox takes from its host.
+pub(crate) fn host(pod: &Pod) -> SandboxHost {
+    let Some(spec) = &pod.spec else { return SandboxHost::default() };
+    let name = pod.metadata.name.as_deref().unwrap_or_default();
+    let hostname = spec.hostname.as_deref().filter(|text| !text.is_empty()).unwrap_or(name);
+    let hostname = hostname.get(..HOSTNAME_BYTES_MAX).unwrap_or(hostname).trim_end_matches(['-', '.']);
+    let aliases = spec.host_aliases.iter().flatten().filter_map(|alias| {
+        Some((alias.ip.parse().ok()?, alias.hostnames.clone().unwrap_or_default()))
+    });
+    let sysctls = spec.security_context.as_ref().and_then(|security| security.sysctls.as_ref());
+    SandboxHost {
+        hostname: hostname.to_owned(),
+        host_network: spec.host_network.unwrap_or(false),
+        host_pid: spec.host_pid.unwrap_or(false),
+        host_ipc: spec.host_ipc.unwrap_or(false),
+        host_aliases: aliases.collect(),
+        resolv_conf: resolv_conf(spec),
+        host_ports: host_ports(spec),
+        sysctls: sysctls.into_iter().flatten().map(|one| (one.name.clone(), one.value.clone())).collect(),
+    }
+}
+
+/// `dnsPolicy: None` with `dnsConfig`; every other policy is the host's own configuration while the cluster has no
+/// name server of its own, with the names of `dnsConfig` added.
+fn resolv_conf(spec: &PodSpec) -> Option<String> {
+    let config = spec.dns_config.as_ref()?;
+    let mut text = match spec.dns_policy.as_deref() {
+        Some("None") => String::new(),
+        _ => std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default(),
+    };
+    for server in config.nameservers.iter().flatten() {
+        text.push_str(&format!("nameserver {server}\n"));
+    }
+    if let Some(searches) = config.searches.as_ref().filter(|list| !list.is_empty()) {
+        text.push_str(&format!("search {}\n", searches.join(" ")));
+    }
+    let options = config.options.iter().flatten().filter_map(|option| {
+        let name = option.name.as_ref()?;
+        Some(option.value.as_ref().map_or_else(|| name.clone(), |value| format!("{name}:{value}")))
+    });
+    let options: Vec<_> = options.collect();
+    if !options.is_empty() {
+        text.push_str(&format!("options {}\n", options.join(" ")));
+    }
+    Some(text)
+}
+
+fn host_ports(spec: &PodSpec) -> Vec<PortMapping> {
+    // In the host's network a port is the host's anyway.
+    if spec.host_network == Some(true) {
+        return Vec::new();
+    }
+    let ports = spec.containers.iter().flat_map(|container| container.ports.iter().flatten());
+    ports
+        .filter_map(|port| {
+            Some(PortMapping {
+                host: u16::try_from(port.host_port?).ok().filter(|port| *port > 0)?,
+                container: u16::try_from(port.container_port).ok()?,
+                protocol: port.protocol.as_deref().unwrap_or("TCP").to_lowercase(),
+                address: port.host_ip.as_ref().and_then(|address| address.parse().ok()),
+            })
+        })
+        .collect()
+}
+
+/// How one container's process runs. `memory_bytes` is what the node has.
+pub(crate) fn process(pod: &Pod, container: &Container, mounts: Vec<Mount>, memory_bytes: u64) -> ProcessOptions {
+    let resources = container.resources.as_ref();
+    let request = |name: &str| {
+        let of = |list: Option<&std::collections::BTreeMap<_, _>>| list.and_then(|list| list.get(name)).cloned();
+        let (requests, limits) =
+            (resources.and_then(|all| all.requests.as_ref()), resources.and_then(|all| all.limits.as_ref()));
+        of(requests).or_else(|| of(limits))
+    };
+    let cpu = request("cpu").and_then(|value| quantity::millis(&value).ok()).unwrap_or(0);
+    let memory = request("memory").and_then(|value| quantity::whole(&value).ok()).unwrap_or(0);
+    let qos = pod.status.as_ref().and_then(|status| status.qos_class.as_deref()).unwrap_or("BestEffort");
+    let policy = container.termination_message_policy.as_deref();
+    let path = container.termination_message_path.as_deref();
+    ProcessOptions {
+        pull: pull_policy(container),
+        working_dir: container.working_dir.clone(),
+        mounts,
+        stdin: container.stdin.unwrap_or(false),
+        stdin_once: container.stdin_once.unwrap_or(false),
+        tty: container.tty.unwrap_or(false),
+        security: security(pod, container),
+        cpu_millis_request: cpu,
+        oom_score_adj: oom_score(qos, memory, memory_bytes),
+        termination_message_path: path.unwrap_or("/dev/termination-log").to_owned(),
+        termination_message_from_log: policy == Some("FallbackToLogsOnError"),
+        stop_signal: None,
+    }
+}
+
+/// Upstream's default: an image that is named `latest`, or by no tag, may change.
+fn pull_policy(container: &Container) -> PullPolicy {
+    match container.image_pull_policy.as_deref() {
+        Some("Always") => PullPolicy::Always,
+        Some("Never") => PullPolicy::Never,
+        Some("IfNotPresent") => PullPolicy::IfNotPresent,
+        _ => {
+            let image = container.image.as_deref().unwrap_or_default();
+            let last = image.rsplit('/').next().unwrap_or_default();
+            let is_fixed = last.contains('@') || last.split_once(':').is_some_and(|(_, tag)| tag != "latest");
+            if is_fixed { PullPolicy::IfNotPresent } else { PullPolicy::Always }
+        }
+    }
+}
+
+fn oom_score(qos: &str, memory_request: u64, memory_bytes: u64) -> i32 {
+    match qos {
+        "Guaranteed" => OOM_SCORE_GUARANTEED,
+        "Burstable" => {
+            let share = memory_request.saturating_mul(1000) / memory_bytes.max(1);
+            let score = 1000 - i32::try_from(share).unwrap_or(1000);
+            // Between those of the other two classes.
+            score.clamp(1000 + OOM_SCORE_GUARANTEED, OOM_SCORE_BEST_EFFORT - 1)
+        }
+        _ => OOM_SCORE_BEST_EFFORT,
+    }
+}
+
+/// The container's security context, where it says nothing the pod's.
+fn security(pod: &Pod, container: &Container) -> SecurityOptions {
+    let of_pod = pod.spec.as_ref().and_then(|spec| spec.security_context.clone()).unwrap_or_default();
+    let own = container.security_context.clone().unwrap_or_default();
+    let capabilities = own.capabilities.unwrap_or_default();
+    let seccomp = own.seccomp_profile.or(of_pod.seccomp_profile).map(|profile| profile.type_);
+    let mut groups = of_pod.supplemental_groups.unwrap_or_default();
+    groups.extend(of_pod.fs_group);
+    SecurityOptions {
+        user: own.run_as_user.or(of_pod.run_as_user),
+        group: own.run_as_group.or(of_pod.run_as_group),
+        supplemental_groups: groups,
+        run_as_non_root: own.run_as_non_root.or(of_pod.run_as_non_root).unwrap_or(false),
+        privileged: own.privileged.unwrap_or(false),
+        read_only_root: own.read_only_root_filesystem.unwrap_or(false),
+        no_new_privileges: own.allow_privilege_escalation == Some(false),
+        capabilities_add: capabilities.add.unwrap_or_default(),
+        capabilities_drop: capabilities.drop.unwrap_or_default(),
+        seccomp_unconfined: seccomp.as_deref().is_none_or(|kind| kind == "Unconfined"),
+        unmasked_proc: own.proc_mount.as_deref() == Some("Unmasked"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn pod(spec: Value) -> Pod {
+        let metadata = json!({"name": "web-0", "uid": "u"});
+        serde_json::from_value(json!({"metadata": metadata, "spec": spec, "status": {"qosClass": "Burstable"}})).unwrap()
+    }
+
+    fn first(pod: &Pod) -> ProcessOptions {
+        process(pod, &pod.spec.as_ref().unwrap().containers[0], Vec::new(), 1000 << 20)
+    }
+
+    #[test]
+    fn an_image_without_a_fixed_tag_is_pulled_always() {
+        for (image, policy) in [
+            ("busybox", PullPolicy::Always),
+            ("busybox:latest", PullPolicy::Always),
+            ("busybox:local", PullPolicy::IfNotPresent),
+            ("localhost:5000/busybox", PullPolicy::Always),
+            ("a/b@sha256:00", PullPolicy::IfNotPresent),
+        ] {
+            let pod = pod(json!({"containers": [{"name": "c", "image": image}]}));
+            assert_eq!(first(&pod).pull, policy, "{image}");
+        }
+    }
+
+    #[test]
+    fn the_containers_security_context_is_stronger_than_the_pods() {
+        let pod = pod(json!({
+            "securityContext": {"runAsUser": 1, "runAsGroup": 2, "fsGroup": 3, "supplementalGroups": [4]},
+            "containers": [{"name": "c", "securityContext": {"runAsUser": 5, "allowPrivilegeEscalation": false,
+                "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": true}}]}));
+        let security = first(&pod).security;
+        assert_eq!((security.user, security.group), (Some(5), Some(2)));
+        assert_eq!(security.supplemental_groups, [4, 3]);
+        assert!(security.no_new_privileges && security.read_only_root && !security.privileged);
+        assert_eq!(security.capabilities_drop, ["ALL"]);
+    }
+
+    #[test]
+    fn oom_scores_follow_the_class() {
+        for (qos, request, score) in
+            [("Guaranteed", 1, -997), ("BestEffort", 0, 1000), ("Burstable", 250, 750), ("Burstable", 0, 999)]
+        {
+            assert_eq!(oom_score(qos, request, 1000), score, "{qos} {request}");
+        }
+    }
+
+    #[test]
+    fn a_pods_host_options() {
+        let pod = pod(json!({
+            "hostname": "db", "hostAliases": [{"ip": "10.0.0.1", "hostnames": ["a"]}],
+            "dnsPolicy": "None", "dnsConfig": {"nameservers": ["10.0.0.2"], "searches": ["x.y"],
+                "options": [{"name": "ndots", "value": "5"}]},
+            "containers": [{"name": "c", "ports": [{"containerPort": 80, "hostPort": 8080}, {"containerPort": 81}]}]}));
+        let host = host(&pod);
+        assert_eq!(host.hostname, "db");
+        assert_eq!(host.resolv_conf.as_deref(), Some("nameserver 10.0.0.2\nsearch x.y\noptions ndots:5\n"));
+        assert_eq!(host.host_ports.len(), 1);
+        assert_eq!((host.host_ports[0].host, host.host_ports[0].protocol.as_str()), (8080, "tcp"));
+    }
+}

@@ -1,0 +1,280 @@
+//! Exec, attach and port-forward: the node's end of the streams that the API server passes on, over WebSocket.
+//!
+//! The request comes with its connection's upgrade; the answer switches protocols, and a task of this module then
+//! owns the connection. [`channels`] speaks the protocol of exec and attach, [`forward`] both protocols of
+//! port-forward.
+
+use std::sync::Arc;
+
+use axum::{
+    body::Body,
+    extract::{Path, Request, State},
+    http::{HeaderMap, HeaderValue, StatusCode, header},
+    response::{IntoResponse as _, Response},
+};
+use base64::Engine as _;
+use hyper_util::rt::TokioIo;
+use mayfly_api::{ObjectKey, k8s::api::core::v1::Pod};
+use mayfly_informer::Informer;
+use mayfly_runtime::{ContainerId, PodUid, Runtime, StreamOptions};
+use sha1::{Digest as _, Sha1};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_tungstenite::{
+    WebSocketStream,
+    tungstenite::protocol::{Role, WebSocketConfig},
+};
+
+mod channels;
+mod forward;
+mod spdy;
+
+/// PodStreams at the same time on one node: each holds some buffers and a connection.
+const STREAMS_MAX: usize = 1000;
+/// Largest WebSocket message that is taken, in bytes; kubectl's are 32 KiB.
+const MESSAGE_BYTES_MAX: usize = 1 << 20;
+/// What a WebSocket handshake's key is hashed with (RFC 6455, section 1.3).
+const HANDSHAKE_GUID: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
+
+/// A connection that speaks WebSocket.
+type WebSocket = WebSocketStream<TokioIo<hyper::upgrade::Upgraded>>;
+
+/// What the streams of a node need.
+#[derive(Clone)]
+pub(crate) struct PodStreams {
+    pub(crate) node: String,
+    pub(crate) pods: Informer<Pod>,
+    pub(crate) runtimes: Vec<Arc<dyn Runtime>>,
+    permits: Arc<Semaphore>,
+}
+
+/// A refusal before the protocol is switched.
+pub(crate) type HttpRefusal = (StatusCode, String);
+
+impl PodStreams {
+    pub(crate) fn new(node: String, pods: Informer<Pod>, runtimes: Vec<Arc<dyn Runtime>>) -> Self {
+        Self { node, pods, runtimes, permits: Arc::new(Semaphore::new(STREAMS_MAX)) }
+    }
+
+    fn pod(&self, namespace: &str, name: &str) -> Result<Arc<Pod>, HttpRefusal> {
+        let pod = self.pods.get(&ObjectKey::new(namespace, name));
+        let is_here =
+            |pod: &Arc<Pod>| pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(&self.node);
+        pod.filter(is_here).ok_or_else(|| (StatusCode::NOT_FOUND, format!("pod {name:?} is not on this node")))
+    }
+
+    fn runtime(&self, pod: &Pod) -> Result<Arc<dyn Runtime>, HttpRefusal> {
+        let class = pod.spec.as_ref().and_then(|spec| spec.runtime_class_name.as_deref()).unwrap_or("");
+        let runtime = self.runtimes.iter().find(|runtime| runtime.class() == class);
+        let runtime = runtime.filter(|runtime| runtime.streams().is_some()).cloned();
+        let refusal = || {
+            let message = format!(
+                "pods of runtime class {class:?} have no shell, no terminal and no port that could be reached: kubectl \
+                 logs shows what they write"
+            );
+            (StatusCode::BAD_REQUEST, message)
+        };
+        runtime.ok_or_else(refusal)
+    }
+
+    fn permit(&self) -> Result<OwnedSemaphorePermit, HttpRefusal> {
+        self.permits.clone().try_acquire_owned().map_err(|_| {
+            (StatusCode::TOO_MANY_REQUESTS, format!("{STREAMS_MAX} streams are open on this node already"))
+        })
+    }
+}
+
+/// The container's current attempt.
+fn container_id(pod: &Pod, container: &str) -> ContainerId {
+    let status = pod.status.as_ref();
+    let statuses = status.into_iter().flat_map(|status| {
+        let lists = [&status.container_statuses, &status.init_container_statuses];
+        lists.into_iter().flatten().flatten()
+    });
+    let attempt = statuses.filter(|status| status.name == container).map(|status| status.restart_count).next();
+    ContainerId {
+        pod: PodUid(pod.metadata.uid.clone().unwrap_or_default()),
+        name: container.to_owned(),
+        attempt: attempt.and_then(|count| u32::try_from(count).ok()).unwrap_or(0),
+    }
+}
+
+pub(crate) async fn exec(
+    State(streams): State<PodStreams>,
+    Path((namespace, name, container)): Path<(String, String, String)>,
+    request: Request,
+) -> Response {
+    answered(open_process(&streams, &namespace, &name, &container, request, true))
+}
+
+pub(crate) async fn attach(
+    State(streams): State<PodStreams>,
+    Path((namespace, name, container)): Path<(String, String, String)>,
+    request: Request,
+) -> Response {
+    answered(open_process(&streams, &namespace, &name, &container, request, false))
+}
+
+pub(crate) async fn port_forward(
+    State(streams): State<PodStreams>,
+    Path((namespace, name)): Path<(String, String)>,
+    request: Request,
+) -> Response {
+    answered(open_forward(&streams, &namespace, &name, request))
+}
+
+fn answered(result: Result<Response, HttpRefusal>) -> Response {
+    result.unwrap_or_else(axum::response::IntoResponse::into_response)
+}
+
+fn open_process(
+    streams: &PodStreams,
+    namespace: &str,
+    name: &str,
+    container: &str,
+    request: Request,
+    is_exec: bool,
+) -> Result<Response, HttpRefusal> {
+    let pod = streams.pod(namespace, name)?;
+    let runtime = streams.runtime(&pod)?;
+    let (command, options) = process_query(request.uri().query().unwrap_or(""));
+    if is_exec && command.is_empty() {
+        return Err((StatusCode::BAD_REQUEST, "you must specify at least 1 command for the container".into()));
+    }
+    let id = container_id(&pod, container);
+    let permit = streams.permit()?;
+    upgrade(request, &channels::PROTOCOLS, move |socket, protocol| async move {
+        let _permit = permit;
+        let Some(streams) = runtime.streams() else { return };
+        let opened = match is_exec {
+            true => streams.exec(&id, command, options).await,
+            false => streams.attach(&id, options).await,
+        };
+        channels::run(socket, &protocol, opened).await;
+    })
+}
+
+fn open_forward(
+    streams: &PodStreams,
+    namespace: &str,
+    name: &str,
+    request: Request,
+) -> Result<Response, HttpRefusal> {
+    let pod = streams.pod(namespace, name)?;
+    let runtime = streams.runtime(&pod)?;
+    let uid = PodUid(pod.metadata.uid.clone().unwrap_or_default());
+    let permit = streams.permit()?;
+    let ports = pairs(request.uri().query().unwrap_or(""))
+        .filter(|(name, _)| name == "ports" || name == "port")
+        .flat_map(|(_, list)| list.split(',').map(str::parse::<u16>).collect::<Vec<_>>())
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|_| (StatusCode::BAD_REQUEST, "ports: not a list of port numbers".to_owned()))?;
+    upgrade(request, &forward::PROTOCOLS, move |socket, protocol| async move {
+        let _permit = permit;
+        forward::run(socket, &protocol, runtime, uid, ports).await;
+    })
+}
+
+/// Upstream's parameters of exec and attach.
+fn process_query(query: &str) -> (Vec<String>, StreamOptions) {
+    let (mut command, mut options) = (Vec::new(), StreamOptions::default());
+    for (name, value) in pairs(query) {
+        let is_set = value == "1" || value.eq_ignore_ascii_case("true");
+        match &*name {
+            "command" => command.push(value),
+            "stdin" => options.stdin = is_set,
+            "stdout" => options.stdout = is_set,
+            "stderr" => options.stderr = is_set,
+            "tty" => options.tty = is_set,
+            _ => {}
+        }
+    }
+    (command, options)
+}
+
+fn pairs(query: &str) -> impl Iterator<Item = (String, String)> {
+    url::form_urlencoded::parse(query.as_bytes()).map(|(name, value)| (name.into_owned(), value.into_owned()))
+}
+
+/// Switches to WebSocket, with the first of `protocols` that the client offers, and gives the connection to `run`.
+fn upgrade<F: Future<Output = ()> + Send + 'static>(
+    mut request: Request,
+    protocols: &[&str],
+    run: impl FnOnce(WebSocket, String) -> F + Send + 'static,
+) -> Result<Response, HttpRefusal> {
+    let refuse = |message: &str| (StatusCode::BAD_REQUEST, message.to_owned());
+    let headers = request.headers();
+    if !has_token(headers, header::UPGRADE, "websocket") {
+        return Err(refuse("unable to upgrade: only WebSocket is spoken here; a newer client does, too"));
+    }
+    let key = headers.get(header::SEC_WEBSOCKET_KEY).ok_or_else(|| refuse("no Sec-WebSocket-Key"))?;
+    let accept = accept_key(key.as_bytes());
+    let protocol = protocols
+        .iter()
+        .find(|protocol| has_token(headers, header::SEC_WEBSOCKET_PROTOCOL, protocol))
+        .map(|protocol| (*protocol).to_owned())
+        .ok_or_else(|| {
+            (StatusCode::FORBIDDEN, format!("unable to negotiate a protocol: there are {}", protocols.join(", ")))
+        })?;
+    let on_upgrade = hyper::upgrade::on(&mut request);
+    let spoken = protocol.clone();
+    tokio::spawn(async move {
+        let upgraded = match on_upgrade.await {
+            Ok(upgraded) => upgraded,
+            Err(error) => return tracing::debug!(%error, "a connection was not upgraded"),
+        };
+        let config = WebSocketConfig::default()
+            .max_message_size(Some(MESSAGE_BYTES_MAX))
+            .max_frame_size(Some(MESSAGE_BYTES_MAX));
+        let socket = WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Server, Some(config)).await;
+        run(socket, spoken).await;
+    });
+    let mut response = StatusCode::SWITCHING_PROTOCOLS.into_response();
+    *response.body_mut() = Body::empty();
+    let headers = response.headers_mut();
+    headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
+    headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
+    for (name, value) in [(header::SEC_WEBSOCKET_ACCEPT, accept), (header::SEC_WEBSOCKET_PROTOCOL, protocol)] {
+        let value = HeaderValue::try_from(value).map_err(|error| refuse(&error.to_string()))?;
+        headers.insert(name, value);
+    }
+    Ok(response)
+}
+
+fn has_token(headers: &HeaderMap, name: header::HeaderName, token: &str) -> bool {
+    let values = headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).any(|part| part.trim().eq_ignore_ascii_case(token))
+}
+
+fn accept_key(key: &[u8]) -> String {
+    let digest = Sha1::new().chain_update(key).chain_update(HANDSHAKE_GUID).finalize();
+    base64::engine::general_purpose::STANDARD.encode(digest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The example of RFC 6455, section 1.3.
+    #[test]
+    fn the_handshakes_key_is_accepted() {
+        assert_eq!(accept_key(b"dGhlIHNhbXBsZSBub25jZQ=="), "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
+    }
+
+    #[test]
+    fn parameters_of_exec() {
+        let (command, options) = process_query("command=sh&command=-c&command=a%20b&stdin=true&tty=1&stdout=false");
+        assert_eq!(command, ["sh", "-c", "a b"]);
+        assert_eq!(options, StreamOptions { stdin: true, stdout: false, stderr: false, tty: true });
+    }
+
+    #[test]
+    fn the_current_attempt_is_reached() {
+        let pod: Pod = serde_json::from_value(serde_json::json!({
+            "metadata": {"name": "p", "uid": "u"},
+            "status": {"containerStatuses": [{"name": "a", "restartCount": 3, "image": "", "imageID": "", "ready": true}]}
+        }))
+        .unwrap();
+        assert_eq!(container_id(&pod, "a").attempt, 3);
+        assert_eq!(container_id(&pod, "b").attempt, 0);
+    }
+}

@@ -1,0 +1,270 @@
+//! Volumes of pods: made on the node before a container starts, refreshed while the pod runs, removed with it.
+//!
+//! ```text
+//! DIR/<pod uid>/<volume>/            emptyDir (a tmpfs where its medium is memory)
+//! DIR/<pod uid>/<volume>/..data ──▶ ..<time>/   configMap, secret, downwardAPI, projected
+//! ```
+//! Files of the second kind are links through `..data`, which is replaced by one rename: a reader sees the old or
+//! the new files, never a mixture.
+
+mod content;
+mod files;
+
+use std::{
+    fs, io,
+    os::unix::fs::{PermissionsExt as _, chown},
+    path::{Component, Path, PathBuf},
+};
+
+use mayfly_api::{
+    env::EnvSources,
+    k8s::api::core::v1::{Container, HostPathVolumeSource, Pod, Volume, VolumeMount},
+    quantity,
+};
+use mayfly_runtime::{Mount, PodUid};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+
+use content::FileSource;
+
+/// The volumes of a node's pods.
+#[derive(Clone, Debug)]
+pub(crate) struct Volumes {
+    folder: PathBuf,
+}
+
+/// What a volume's files may name beside the pod itself.
+pub(crate) struct VolumeSources<'a, S> {
+    pub(crate) objects: &'a S,
+    pub(crate) node: &'a str,
+    pub(crate) address: Option<std::net::IpAddr>,
+}
+
+impl Volumes {
+    pub(crate) fn new(folder: PathBuf) -> Self {
+        Self { folder }
+    }
+
+    fn pod(&self, uid: &PodUid) -> PathBuf {
+        self.folder.join(&uid.0)
+    }
+
+    /// Makes the volumes that a container mounts; gives its mounts, those above before those below. Blocks.
+    ///
+    /// # Errors
+    /// In words for the pod's status: a ConfigMap that is not there, a path of the wrong type.
+    pub(crate) fn mounts(
+        &self,
+        pod: &Pod,
+        container: &Container,
+        sources: &VolumeSources<'_, impl EnvSources>,
+    ) -> Result<Vec<Mount>, String> {
+        let uid = PodUid(pod.metadata.uid.clone().unwrap_or_default());
+        let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref()).unwrap_or_default();
+        let mut mounts = Vec::new();
+        for wanted in container.volume_mounts.iter().flatten() {
+            let volume = volumes.iter().find(|volume| volume.name == wanted.name);
+            let volume = volume.ok_or_else(|| format!("the pod has no volume {:?}", wanted.name))?;
+            let path = self.make(&uid, pod, volume, sources)?;
+            mounts.push(Mount {
+                host: sub_path(&path, wanted)?,
+                guest: wanted.mount_path.clone(),
+                read_only: wanted.read_only.unwrap_or(false) || FileSource::of(volume).is_some(),
+            });
+        }
+        mounts.sort_by_key(|mount| mount.guest.matches('/').count());
+        Ok(mounts)
+    }
+
+    fn make(
+        &self,
+        uid: &PodUid,
+        pod: &Pod,
+        volume: &Volume,
+        sources: &VolumeSources<'_, impl EnvSources>,
+    ) -> Result<PathBuf, String> {
+        let path = self.pod(uid).join(&volume.name);
+        let failed = |error: io::Error| format!("cannot make volume {:?}: {error}", volume.name);
+        if let Some(host) = &volume.host_path {
+            return host_path(host).map_err(|why| format!("volume {:?}: {why}", volume.name));
+        }
+        if let Some(empty) = &volume.empty_dir {
+            let in_memory = empty.medium.as_deref() == Some("Memory");
+            let limit = empty.size_limit.as_ref().and_then(|limit| quantity::whole(limit).ok());
+            empty_dir(&path, in_memory, limit, fs_group(pod)).map_err(failed)?;
+            return Ok(path);
+        }
+        let Some(source) = FileSource::of(volume) else {
+            return Err(format!("volume {:?} is of a type that this node does not have", volume.name));
+        };
+        let files = source.files(pod, sources).map_err(|why| format!("volume {:?}: {why}", volume.name))?;
+        files::write(&path, &files, fs_group(pod)).map_err(failed)?;
+        Ok(path)
+    }
+
+    /// Brings the files of a running pod up to date. A source that is gone leaves what is there. Blocks.
+    pub(crate) fn refresh(&self, pod: &Pod, sources: &VolumeSources<'_, impl EnvSources>) {
+        let uid = PodUid(pod.metadata.uid.clone().unwrap_or_default());
+        let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref()).unwrap_or_default();
+        for volume in volumes {
+            let path = self.pod(&uid).join(&volume.name);
+            let Some(source) = FileSource::of(volume).filter(|_| path.exists()) else { continue };
+            let written = source
+                .files(pod, sources)
+                .and_then(|files| files::write(&path, &files, fs_group(pod)).map_err(|error| error.to_string()));
+            if let Err(why) = written {
+                tracing::debug!(pod = %uid, volume = volume.name, why, "a volume stays as it is");
+            }
+        }
+    }
+
+    /// Removes a pod's volumes. What is mounted there is found in the kernel's own list, so that a crash between a
+    /// mount and its record leaks nothing. Blocks.
+    pub(crate) fn remove(&self, uid: &PodUid) -> io::Result<()> {
+        let folder = self.pod(uid);
+        if !folder.exists() {
+            return Ok(());
+        }
+        for path in mounts_below(&fs::read_to_string("/proc/self/mountinfo")?, &folder) {
+            umount2(&path, MntFlags::MNT_DETACH)?;
+        }
+        fs::remove_dir_all(folder)
+    }
+
+    /// The pods that have volumes. Blocks.
+    pub(crate) fn pods(&self) -> Vec<PodUid> {
+        let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        entries.filter_map(|entry| entry.file_name().into_string().ok()).map(PodUid).collect()
+    }
+}
+
+/// Whether a pod's containers mount what comes from ConfigMaps and Secrets.
+pub(crate) fn names_sources(pod: &Pod) -> bool {
+    pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()).any(|volume| FileSource::of(volume).is_some())
+}
+
+fn fs_group(pod: &Pod) -> Option<u32> {
+    let security = pod.spec.as_ref()?.security_context.as_ref()?;
+    u32::try_from(security.fs_group?).ok()
+}
+
+fn empty_dir(path: &Path, in_memory: bool, limit: Option<u64>, group: Option<u32>) -> io::Result<()> {
+    let is_new = !path.exists();
+    fs::create_dir_all(path)?;
+    if in_memory && !is_mount_point(path) {
+        let options = limit.map(|bytes| format!("size={bytes}"));
+        mount(Some("tmpfs"), path, Some("tmpfs"), MsFlags::MS_NOSUID | MsFlags::MS_NODEV, options.as_deref())?;
+    }
+    if is_new || in_memory {
+        chown(path, None, group)?;
+        // Every user of the pod writes here; new files belong to the pod's group.
+        let mode = if group.is_some() { 0o2777 } else { 0o777 };
+        fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
+    }
+    Ok(())
+}
+
+fn is_mount_point(path: &Path) -> bool {
+    let text = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    mounts_below(&text, path).iter().any(|mount| mount == path)
+}
+
+/// The mount points at or below a folder, the innermost first, from the text of `/proc/self/mountinfo`.
+fn mounts_below(mountinfo: &str, folder: &Path) -> Vec<PathBuf> {
+    let points = mountinfo.lines().filter_map(|line| line.split(' ').nth(4));
+    // The kernel writes a space as \040.
+    let points = points.map(|point| PathBuf::from(point.replace("\\040", " ")));
+    let mut below: Vec<PathBuf> = points.filter(|point| point.starts_with(folder)).collect();
+    below.reverse();
+    below
+}
+
+/// `hostPath`, checked against its type.
+fn host_path(source: &HostPathVolumeSource) -> Result<PathBuf, String> {
+    use std::os::unix::fs::FileTypeExt as _;
+    let path = PathBuf::from(&source.path);
+    let kind = source.type_.as_deref().unwrap_or("");
+    let failed = |error: io::Error| format!("hostPath {}: {error}", path.display());
+    match kind {
+        "DirectoryOrCreate" => fs::create_dir_all(&path).map_err(failed)?,
+        "FileOrCreate" => {
+            fs::OpenOptions::new().create(true).append(true).open(&path).map_err(failed)?;
+        }
+        _ => {}
+    }
+    if kind.is_empty() {
+        return Ok(path);
+    }
+    let found = fs::metadata(&path).map_err(failed)?.file_type();
+    let fits = match kind {
+        "Directory" | "DirectoryOrCreate" => found.is_dir(),
+        "File" | "FileOrCreate" => found.is_file(),
+        "Socket" => found.is_socket(),
+        "CharDevice" => found.is_char_device(),
+        "BlockDevice" => found.is_block_device(),
+        _ => false,
+    };
+    if fits { Ok(path) } else { Err(format!("hostPath {} is no {kind}", path.display())) }
+}
+
+/// The part of a volume that a mount names.
+fn sub_path(volume: &Path, mount: &VolumeMount) -> Result<PathBuf, String> {
+    let Some(sub) = mount.sub_path.as_deref().filter(|sub| !sub.is_empty()) else {
+        return Ok(volume.to_owned());
+    };
+    let is_inside = Path::new(sub).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
+    if !is_inside {
+        return Err(format!("subPath {sub:?} leaves its volume"));
+    }
+    let path = volume.join(sub);
+    if !path.exists() {
+        fs::create_dir_all(&path).map_err(|error| format!("subPath {sub:?}: {error}"))?;
+    }
+    // A link that a container left may point anywhere.
+    let (real, root) = (path.canonicalize(), volume.canonicalize());
+    match (real, root) {
+        (Ok(real), Ok(root)) if real.starts_with(&root) => Ok(real),
+        (Ok(_), Ok(_)) => Err(format!("subPath {sub:?} is a link that leaves its volume")),
+        (Err(error), _) | (_, Err(error)) => Err(format!("subPath {sub:?}: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mounts_are_unmounted_from_the_inside_out() {
+        let text = "22 1 0:1 / / rw - ext4 /dev/vda rw\n30 22 0:2 / /v/u/a rw - tmpfs tmpfs rw\n\
+                    31 30 0:3 / /v/u/a/b\\040c rw - tmpfs tmpfs rw\n32 22 0:4 / /v/user rw - tmpfs tmpfs rw\n";
+        assert_eq!(
+            mounts_below(text, Path::new("/v/u")),
+            [PathBuf::from("/v/u/a/b c"), PathBuf::from("/v/u/a")]
+        );
+    }
+
+    #[test]
+    fn a_sub_path_stays_in_its_volume() {
+        let folder = tempfile::tempdir().unwrap();
+        let mount = |sub: &str| VolumeMount { sub_path: Some(sub.into()), ..VolumeMount::default() };
+        let inside = sub_path(folder.path(), &mount("a/b")).unwrap();
+        assert!(inside.is_dir() && inside.ends_with("a/b"));
+        assert!(sub_path(folder.path(), &mount("../x")).unwrap_err().contains("leaves"));
+        assert!(sub_path(folder.path(), &mount("/etc")).unwrap_err().contains("leaves"));
+        std::os::unix::fs::symlink("/etc", folder.path().join("link")).unwrap();
+        assert!(sub_path(folder.path(), &mount("link")).unwrap_err().contains("link"));
+    }
+
+    #[test]
+    fn host_paths_are_checked_against_their_type() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str, kind: &str| HostPathVolumeSource {
+            path: folder.path().join(name).to_string_lossy().into_owned(),
+            type_: Some(kind.into()),
+        };
+        assert!(host_path(&at("d", "Directory")).is_err());
+        assert!(host_path(&at("d", "DirectoryOrCreate")).unwrap().is_dir());
+        assert!(host_path(&at("f", "FileOrCreate")).unwrap().is_file());
+        assert!(host_path(&at("f", "Directory")).unwrap_err().contains("is no Directory"));
+        assert!(host_path(&at("none", "")).is_ok());
+    }
+}

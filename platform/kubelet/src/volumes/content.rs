@@ -1,0 +1,233 @@
+//! What is in volumes that are made of objects and of the pod itself: configMap, secret, downwardAPI, projected.
+
+use mayfly_api::{
+    ObjectKey,
+    env::EnvSources,
+    k8s::api::core::v1::{DownwardAPIVolumeFile, KeyToPath, Pod, ProjectedVolumeSource, Volume},
+};
+
+use super::{
+    VolumeSources,
+    files::{VolumeFiles, VolumeFile},
+};
+use crate::pod::fields;
+
+/// The mode of files where nothing is said (upstream's).
+const MODE_DEFAULT: i32 = 0o644;
+
+/// A volume whose files are made.
+pub(super) enum FileSource<'a> {
+    ConfigMap { name: &'a str, items: Option<&'a [KeyToPath]>, optional: bool, mode: i32 },
+    Secret { name: &'a str, items: Option<&'a [KeyToPath]>, optional: bool, mode: i32 },
+    Downward { items: &'a [DownwardAPIVolumeFile], mode: i32 },
+    Projected(&'a ProjectedVolumeSource),
+}
+
+impl<'a> FileSource<'a> {
+    pub(super) fn of(volume: &'a Volume) -> Option<Self> {
+        if let Some(source) = &volume.config_map {
+            return Some(Self::ConfigMap {
+                name: &source.name,
+                items: source.items.as_deref(),
+                optional: source.optional.unwrap_or(false),
+                mode: source.default_mode.unwrap_or(MODE_DEFAULT),
+            });
+        }
+        if let Some(source) = &volume.secret {
+            return Some(Self::Secret {
+                name: source.secret_name.as_deref().unwrap_or_default(),
+                items: source.items.as_deref(),
+                optional: source.optional.unwrap_or(false),
+                mode: source.default_mode.unwrap_or(MODE_DEFAULT),
+            });
+        }
+        if let Some(source) = &volume.downward_api {
+            return Some(Self::Downward {
+                items: source.items.as_deref().unwrap_or_default(),
+                mode: source.default_mode.unwrap_or(MODE_DEFAULT),
+            });
+        }
+        volume.projected.as_ref().map(Self::Projected)
+    }
+
+    /// The files, as they should be now.
+    pub(super) fn files(
+        &self,
+        pod: &Pod,
+        sources: &VolumeSources<'_, impl EnvSources>,
+    ) -> Result<VolumeFiles, String> {
+        let namespace = ObjectKey::of(pod).namespace;
+        match self {
+            Self::ConfigMap { name, items, optional, mode } => {
+                let Some(map) = sources.objects.config_map(&namespace, name) else {
+                    return absent("configmap", &namespace, name, *optional);
+                };
+                let text = map.data.iter().flatten().map(|(key, value)| (key.clone(), value.clone().into_bytes()));
+                let binary = map.binary_data.iter().flatten().map(|(key, value)| (key.clone(), value.0.clone()));
+                chosen(text.chain(binary).collect(), *items, *optional, *mode)
+            }
+            Self::Secret { name, items, optional, mode } => {
+                let Some(secret) = sources.objects.secret(&namespace, name) else {
+                    return absent("secret", &namespace, name, *optional);
+                };
+                let data = secret.data.iter().flatten().map(|(key, value)| (key.clone(), value.0.clone()));
+                chosen(data.collect(), *items, *optional, *mode)
+            }
+            Self::Downward { items, mode } => downward(items, *mode, pod, sources),
+            Self::Projected(projected) => {
+                let mode = projected.default_mode.unwrap_or(MODE_DEFAULT);
+                let mut files = VolumeFiles::new();
+                for source in projected.sources.iter().flatten() {
+                    files.extend(projection(source, mode, pod, sources)?);
+                }
+                Ok(files)
+            }
+        }
+    }
+}
+
+fn projection(
+    source: &mayfly_api::k8s::api::core::v1::VolumeProjection,
+    mode: i32,
+    pod: &Pod,
+    sources: &VolumeSources<'_, impl EnvSources>,
+) -> Result<VolumeFiles, String> {
+    let one = if let Some(map) = &source.config_map {
+        let optional = map.optional.unwrap_or(false);
+        FileSource::ConfigMap { name: &map.name, items: map.items.as_deref(), optional, mode }
+    } else if let Some(secret) = &source.secret {
+        let optional = secret.optional.unwrap_or(false);
+        FileSource::Secret { name: &secret.name, items: secret.items.as_deref(), optional, mode }
+    } else if let Some(downward) = &source.downward_api {
+        FileSource::Downward { items: downward.items.as_deref().unwrap_or_default(), mode }
+    } else {
+        return Err("this node projects configMap, secret and downwardAPI only, no serviceAccountToken".into());
+    };
+    one.files(pod, sources)
+}
+
+fn absent(kind: &str, namespace: &str, name: &str, optional: bool) -> Result<VolumeFiles, String> {
+    match optional {
+        true => Ok(VolumeFiles::new()),
+        false => Err(format!("{kind} {namespace}/{name} is not there")),
+    }
+}
+
+/// All keys, or those that are named.
+fn chosen(
+    data: std::collections::BTreeMap<String, Vec<u8>>,
+    items: Option<&[KeyToPath]>,
+    optional: bool,
+    mode: i32,
+) -> Result<VolumeFiles, String> {
+    let file = |content: Vec<u8>, mode: i32| VolumeFile { content, mode: permissions(mode) };
+    let Some(items) = items.filter(|items| !items.is_empty()) else {
+        return Ok(data.into_iter().map(|(key, content)| (key, file(content, mode))).collect());
+    };
+    let mut files = VolumeFiles::new();
+    for item in items {
+        match data.get(&item.key) {
+            Some(content) => {
+                files.insert(item.path.clone(), file(content.clone(), item.mode.unwrap_or(mode)));
+            }
+            None if optional => {}
+            None => return Err(format!("there is no key {:?}", item.key)),
+        }
+    }
+    Ok(files)
+}
+
+fn downward(
+    items: &[DownwardAPIVolumeFile],
+    mode: i32,
+    pod: &Pod,
+    sources: &VolumeSources<'_, impl EnvSources>,
+) -> Result<VolumeFiles, String> {
+    let mut files = VolumeFiles::new();
+    for item in items {
+        let text = if let Some(field) = &item.field_ref {
+            fields::of_pod(pod, &field.field_path, sources.address, sources.node)
+                .ok_or_else(|| format!("the field {:?} is not known", field.field_path))?
+        } else if let Some(resource) = &item.resource_field_ref {
+            fields::of_resources(pod, None, resource)?
+        } else {
+            continue;
+        };
+        let mode = permissions(item.mode.unwrap_or(mode));
+        files.insert(item.path.clone(), VolumeFile { content: text.into_bytes(), mode });
+    }
+    Ok(files)
+}
+
+fn permissions(mode: i32) -> u32 {
+    u32::try_from(mode).unwrap_or(0o644) & 0o777
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    struct StubObjects;
+
+    impl EnvSources for StubObjects {
+        fn config_map(
+            &self,
+            _: &str,
+            name: &str,
+        ) -> Option<std::sync::Arc<mayfly_api::k8s::api::core::v1::ConfigMap>> {
+            let map = json!({"data": {"a": "1", "b": "2"}});
+            (name == "map").then(|| serde_json::from_value::<mayfly_api::k8s::api::core::v1::ConfigMap>(map).unwrap().into())
+        }
+        fn secret(&self, _: &str, name: &str) -> Option<std::sync::Arc<mayfly_api::k8s::api::core::v1::Secret>> {
+            let secret = json!({"data": {"key": "cHc="}});
+            (name == "secret")
+                .then(|| serde_json::from_value::<mayfly_api::k8s::api::core::v1::Secret>(secret).unwrap().into())
+        }
+    }
+
+    fn files(volume: Value) -> Result<Vec<(String, String, u32)>, String> {
+        let volume: Volume = serde_json::from_value(volume).unwrap();
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": "p", "namespace": "ns", "labels": {"x": "y"}},
+            "spec": {"containers": [{"name": "c", "resources": {"limits": {"memory": "64Mi"}}}]}}))
+        .unwrap();
+        let sources = VolumeSources { objects: &StubObjects, node: "n", address: None };
+        let files = FileSource::of(&volume).unwrap().files(&pod, &sources)?;
+        let text = |file: VolumeFile| (String::from_utf8(file.content).unwrap(), file.mode);
+        Ok(files.into_iter().map(|(path, file)| (path, text(file))).map(|(p, (c, m))| (p, c, m)).collect())
+    }
+
+    #[test]
+    fn keys_become_files() {
+        let all = files(json!({"name": "v", "configMap": {"name": "map", "defaultMode": 0o400}})).unwrap();
+        assert_eq!(all, [("a".into(), "1".into(), 0o400), ("b".into(), "2".into(), 0o400)]);
+        let some = json!({"name": "v", "configMap": {"name": "map", "items": [{"key": "b", "path": "x/y", "mode": 0o600}]}});
+        assert_eq!(files(some).unwrap(), [("x/y".into(), "2".into(), 0o600)]);
+        let secret = files(json!({"name": "v", "secret": {"secretName": "secret"}})).unwrap();
+        assert_eq!(secret, [("key".into(), "pw".into(), 0o644)]);
+    }
+
+    #[test]
+    fn what_is_not_there_is_named_unless_it_is_optional() {
+        let named = |optional: bool| json!({"name": "v", "configMap": {"name": "none", "optional": optional}});
+        assert!(files(named(false)).unwrap_err().contains("configmap ns/none"));
+        assert_eq!(files(named(true)).unwrap(), []);
+        let key = json!({"name": "v", "configMap": {"name": "map", "items": [{"key": "z", "path": "z"}]}});
+        assert!(files(key).unwrap_err().contains("\"z\""));
+    }
+
+    #[test]
+    fn a_projection_joins_its_sources() {
+        let projected = json!({"name": "v", "projected": {"sources": [
+            {"configMap": {"name": "map", "items": [{"key": "a", "path": "a"}]}},
+            {"secret": {"name": "secret"}},
+            {"downwardAPI": {"items": [
+                {"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}},
+                {"path": "memory", "resourceFieldRef": {"containerName": "c", "resource": "limits.memory", "divisor": "1Mi"}}]}}]}});
+        let all = files(projected).unwrap();
+        let paths: Vec<_> = all.iter().map(|(path, content, _)| (path.as_str(), content.as_str())).collect();
+        assert_eq!(paths, [("a", "1"), ("key", "pw"), ("labels", "x=\"y\""), ("memory", "64")]);
+    }
+}
