@@ -20,6 +20,7 @@ use crate::{
     request::{Query, Target},
     server::Inner,
     status::ApiError,
+    streams::PodStream,
     subresources,
     verbs::{
         self, DeleteOptions, Manager, Outcome, Part, Patch, PatchForm, State, WriteRequest, apply_json,
@@ -49,6 +50,10 @@ impl Call {
                 return self.log().await;
             }
         }
+        let plural = self.target.kind.plural;
+        if let Some(stream) = PodStream::of(plural, self.target.subresource.as_deref()) {
+            return Box::pin(self.stream(stream)).await;
+        }
         let server = Arc::clone(&self.server);
         let limit = server.config.request_timeout;
         let work = async {
@@ -65,7 +70,7 @@ impl Call {
     }
 
     /// A place among the long-lived requests.
-    fn long_lived(&self) -> Result<OwnedSemaphorePermit, ApiError> {
+    pub(crate) fn long_lived(&self) -> Result<OwnedSemaphorePermit, ApiError> {
         if self.server.shutdown.is_cancelled() {
             return Err(ApiError::unavailable("the server is shutting down"));
         }

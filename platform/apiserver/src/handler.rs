@@ -21,7 +21,7 @@ use crate::{
     request::{Query, Target, segments, verb},
     server::Inner,
     status::ApiError,
-    yaml,
+    streams, yaml,
 };
 
 /// Longest URI, in bytes.
@@ -98,6 +98,9 @@ async fn route(
             }
         }
         _ => {}
+    }
+    if let Some((node, rest)) = streams::node_path(&path) {
+        return streams::proxy(&server, node, &rest, parts, body).await;
     }
     let target = target?;
     let query = Query::parse(&parts.method, parts.uri.query().unwrap_or(""))?;

@@ -44,6 +44,7 @@ mod serve;
 mod server;
 mod services;
 mod status;
+mod streams;
 mod subresources;
 mod tokens;
 mod usage;

@@ -136,7 +136,7 @@ impl Inner {
 }
 
 /// The container asked for, checked; else the annotated one; else the only one.
-fn container(pod: &Object, name: &str, asked: Option<&str>) -> Result<String, ApiError> {
+pub(crate) fn container(pod: &Object, name: &str, asked: Option<&str>) -> Result<String, ApiError> {
     let lists = ["containers", "initContainers", "ephemeralContainers"];
     let of = |list: &str| {
         let items = pod.at(&["spec", list]).and_then(Value::as_array).into_iter().flatten();
@@ -160,7 +160,7 @@ fn container(pod: &Object, name: &str, asked: Option<&str>) -> Result<String, Ap
     }
 }
 
-fn parameter(query: &str, name: &str) -> Option<String> {
+pub(crate) fn parameter(query: &str, name: &str) -> Option<String> {
     url::form_urlencoded::parse(query.as_bytes())
         .find(|(key, _)| key == name)
         .map(|(_, value)| value.into_owned())

@@ -47,12 +47,8 @@ pub(crate) fn unsupported_subresource(kind: &Kind, subresource: &str) -> Option<
         return None;
     }
     let message = match subresource {
-        "exec" | "attach" => {
-            "a pod of wasm components has no shell, no terminal and no other process to reach: kubectl logs shows \
-             what it writes"
-        }
-        "portforward" | "proxy" => {
-            "the ports of a pod are not forwarded: functions answer at the gateway (kubectl get functions), a \
+        "proxy" => {
+            "requests are not passed on to a pod's ports: functions answer at the gateway (kubectl get functions), a \
              component that serves HTTP in a pod of its own at the pod's address on its node"
         }
         _ => return None,

@@ -107,20 +107,21 @@ async fn discovery_lists_what_can_be_asked() {
 }
 
 #[tokio::test]
-async fn there_is_no_way_into_a_pod_and_that_is_said() {
+async fn streams_go_to_the_node_of_a_pod() {
     let server = Fixture::new().await;
     const PODS: &str = "/api/v1/namespaces/default/pods";
     server.call("POST", PODS, pod("a")).await;
-    for (way, words) in
-        [("exec?command=ls", "no shell"), ("attach", "kubectl logs"), ("portforward", "gateway")]
-    {
+    for way in ["exec?command=ls", "attach", "portforward"] {
         for method in ["GET", "POST"] {
             let (code, refused) = server.call(method, &format!("{PODS}/a/{way}"), Value::Null).await;
-            assert_eq!(code, StatusCode::METHOD_NOT_ALLOWED);
-            assert!(refused["message"].as_str().unwrap().contains(words), "{refused}");
+            assert_eq!(code, StatusCode::BAD_REQUEST);
+            assert!(refused["message"].as_str().unwrap().contains("does not have a host"), "{refused}");
         }
         assert_eq!(server.get(&format!("{PODS}/none/{way}")).await.0, StatusCode::NOT_FOUND);
     }
+    let (code, refused) = server.get(&format!("{PODS}/a/proxy")).await;
+    assert_eq!(code, StatusCode::METHOD_NOT_ALLOWED);
+    assert!(refused["message"].as_str().unwrap().contains("gateway"), "{refused}");
     assert_eq!(server.get(&format!("{PODS}/a/else")).await.0, StatusCode::NOT_FOUND);
 }
 
