@@ -128,7 +128,7 @@ impl DataDir {
             })
         };
         private(&self.root)?;
-        for folder in [self.artifacts(), self.workflows(), self.jobs(), self.logs()] {
+        for folder in [self.artifacts(), self.workflows(), self.jobs(), self.containers(), self.logs()] {
             private(&folder)?;
             let mode = fs::metadata(&folder)?.permissions().mode();
             if mode & OTHERS != 0 {
@@ -166,6 +166,11 @@ impl DataDir {
     /// What running jobs read and leave.
     pub fn jobs(&self) -> PathBuf {
         self.root.join("jobs")
+    }
+
+    /// Containers: what containerd keeps, sandboxes, volumes.
+    pub fn containers(&self) -> PathBuf {
+        self.root.join("containers")
     }
 
     /// Logs of functions and pods.

@@ -1,56 +1,164 @@
-//! `mayfly image`: container images. This build runs no containers, and says so, whatever is asked.
+//! `mayfly image`: the images of containers on a node.
 
-use std::process::ExitCode;
+use std::path::PathBuf;
 
+use anyhow::Context as _;
+use bytes::Bytes;
 use clap::{Args, Subcommand};
+use futures::{StreamExt as _, TryStreamExt as _};
+use http::{Method, Request};
+use http_body_util::{BodyExt as _, StreamBody};
+use hyper::body::Frame;
+use jiff::Timestamp;
+use serde_json::Value;
+use tower::ServiceExt as _;
 
-use super::failure::Failure;
+use super::{
+    failure::Failure,
+    format, output,
+    server::{Server, api_error, segment, with_query},
+    session::Session,
+    table,
+};
+
+/// The label of nodes that run containers.
+const NODE_LABEL: &str = "runtime.mayfly.dev/oci";
+/// One piece of an upload, in bytes.
+const CHUNK_BYTES: usize = 256 << 10;
 
 #[derive(Args, Debug)]
 #[command(after_help = "Example:
+  mayfly image import busybox.tar
   mayfly image list")]
 pub(crate) struct ImageArgs {
+    /// The node [default: the first one that runs containers]
+    #[arg(long, global = true, value_name = "NODE")]
+    node: Option<String>,
     #[command(subcommand)]
     command: ImageCommand,
 }
 
 #[derive(Subcommand, Debug)]
 enum ImageCommand {
-    /// List the images on this node, which this build does not have
-    #[command(
-        visible_alias = "ls",
-        after_help = "Example:\n  mayfly artifact list    # components that were uploaded"
-    )]
-    List {
-        #[arg(hide = true, trailing_var_arg = true, allow_hyphen_values = true)]
-        args: Vec<String>,
-    },
-    /// Take an image from a registry, which this build does not do
-    #[command(after_help = "Example:\n  mayfly deploy hello.wasm    # a component instead")]
-    Pull {
-        #[arg(hide = true, trailing_var_arg = true, allow_hyphen_values = true)]
-        args: Vec<String>,
-    },
-    /// Take an image from a file, which this build does not do
-    #[command(after_help = "Example:\n  mayfly artifact push extract.wasm    # a component instead")]
+    /// List the images on a node
+    #[command(visible_alias = "ls", after_help = "Example:\n  mayfly image list -o json")]
+    List,
+    /// Take in the images of an archive: an OCI layout, or what docker save writes
+    #[command(after_help = "Example:\n  docker save app:1 -o app.tar\n  mayfly image import app.tar")]
     Import {
-        #[arg(hide = true, trailing_var_arg = true, allow_hyphen_values = true)]
-        args: Vec<String>,
+        /// The archive, a tar file
+        #[arg(required = true, value_name = "FILE")]
+        files: Vec<PathBuf>,
+    },
+    /// Fetch an image from its registry
+    #[command(after_help = "Example:\n  mayfly image pull registry.example.com/app:1")]
+    Pull {
+        /// Registry, repository, and tag or digest
+        #[arg(value_name = "IMAGE")]
+        image: String,
+    },
+    /// Remove images from a node. Containers that run keep what they use
+    #[command(visible_alias = "rm", after_help = "Example:\n  mayfly image remove app:1")]
+    Remove {
+        /// Registry, repository, and tag or digest
+        #[arg(required = true, value_name = "IMAGE")]
+        images: Vec<String>,
     },
 }
 
-pub(crate) fn run(args: &ImageArgs) -> anyhow::Result<ExitCode> {
-    let (what, todo) = match &args.command {
-        ImageCommand::List { .. } => {
-            ("so it has no images", "mayfly artifact list shows those that were uploaded")
+pub(crate) async fn run(args: ImageArgs, session: &Session) -> anyhow::Result<()> {
+    let server = session.server().await?;
+    let node = node(server, args.node).await?;
+    let base = format!("/api/v1/nodes/{}/proxy/images", segment(&node));
+    match args.command {
+        ImageCommand::List => {
+            let list = server.get(&base).await?;
+            let items = list["items"].as_array().cloned().unwrap_or_default();
+            if items.is_empty() && session.globals().output.is_none() {
+                output::note("no images; mayfly image import takes them from an archive");
+                return Ok(());
+            }
+            output::result(session.format(), &list, || rows(&items, Timestamp::now()))
         }
-        ImageCommand::Pull { .. } | ImageCommand::Import { .. } => (
-            "so it takes no images",
-            "mayfly deploy FILE.wasm runs one as a function, mayfly artifact push for a job",
-        ),
-    };
-    Err(Failure::error(
-        format!("this build runs no containers, {what}"),
-        format!("it runs wasm components: {todo}"),
-    ))
+        ImageCommand::Import { files } => {
+            for file in files {
+                let answer = import(server, &format!("{base}/import"), &file).await;
+                told(&answer.with_context(|| format!("{} was not imported", file.display()))?, "imported")?;
+            }
+            Ok(())
+        }
+        ImageCommand::Pull { image } => {
+            let path = with_query(&format!("{base}/pull"), &[("reference", Some(&image))]);
+            let answer = server.send(Method::POST, &path, "application/json", &Value::Null).await?;
+            told(&answer.body, "pulled")
+        }
+        ImageCommand::Remove { images } => {
+            for image in images {
+                let path = with_query(&base, &[("reference", Some(&image))]);
+                server.send(Method::DELETE, &path, "application/json", &Value::Null).await?;
+                output::line(format_args!("{image} removed"))?;
+            }
+            Ok(())
+        }
+    }
+}
+
+/// The node that is named, else the first one that runs containers.
+async fn node(server: &Server, named: Option<String>) -> anyhow::Result<String> {
+    if let Some(name) = named {
+        return Ok(name);
+    }
+    let list = server.get(&with_query("/api/v1/nodes", &[("labelSelector", Some(NODE_LABEL))])).await?;
+    let first = list["items"][0]["metadata"]["name"].as_str().map(str::to_owned);
+    first.ok_or_else(|| {
+        Failure::error(
+            "no node runs containers",
+            "mayfly up needs root, containerd, runc and the CNI plugins for them; mayfly up --containers on says what \
+             is missing",
+        )
+    })
+}
+
+async fn import(server: &Server, path: &str, file: &std::path::Path) -> anyhow::Result<Value> {
+    let archive = tokio::fs::File::open(file).await.map_err(|error| {
+        Failure::error(format!("cannot read {}: {error}", file.display()), "name a tar file")
+    })?;
+    let chunks = futures::stream::try_unfold(archive, |mut archive| async move {
+        let mut chunk = vec![0; CHUNK_BYTES];
+        let read = tokio::io::AsyncReadExt::read(&mut archive, &mut chunk).await?;
+        chunk.truncate(read);
+        Ok::<_, std::io::Error>((read > 0).then(|| (Bytes::from(chunk), archive)))
+    });
+    let body = StreamBody::new(chunks.map_ok(Frame::data).boxed());
+    let request = Request::post(path).body(body)?;
+    let answer = server.streaming()?.oneshot(request).await.map_err(kube::Error::Service)?;
+    let status = answer.status();
+    let content = answer.into_body().collect().await?.to_bytes();
+    if !status.is_success() {
+        return Err(api_error(status, &content).into());
+    }
+    Ok(serde_json::from_slice(&content)?)
+}
+
+fn told(answer: &Value, what: &str) -> anyhow::Result<()> {
+    for item in answer["items"].as_array().into_iter().flatten() {
+        output::line(format_args!("{} {what}", item["reference"].as_str().unwrap_or("")))?;
+    }
+    Ok(())
+}
+
+fn rows(items: &[Value], now: Timestamp) -> String {
+    let rows: Vec<_> = items
+        .iter()
+        .map(|item| {
+            let digest = item["digest"].as_str().unwrap_or("");
+            vec![
+                item["reference"].as_str().unwrap_or("").to_owned(),
+                digest.chars().take("sha256:".len() + 12).collect(),
+                item["bytes"].as_u64().map_or_else(String::new, format::bytes),
+                format::age(item["updated"].as_str(), now),
+            ]
+        })
+        .collect();
+    table::render(&["IMAGE", "DIGEST", "SIZE", "AGE"], &rows)
 }

@@ -93,9 +93,6 @@ pub enum Command {
     Build(build::BuildArgs),
     #[command(flatten)]
     Client(Box<ClientCommand>),
-    /// Container images, which this build does not have
-    #[command(hide = true)]
-    Image(image::ImageArgs),
     /// Print a shell's completion script
     Completion(completion::CompletionArgs),
 }
@@ -129,6 +126,8 @@ pub(crate) enum ClientCommand {
     Workflow(workflow::WorkflowArgs),
     /// Components, and what jobs read and leave
     Artifact(artifact::ArtifactArgs),
+    /// Images of containers on a node
+    Image(image::ImageArgs),
     /// Print the versions of this program and of the server
     Version(version::VersionArgs),
 }
@@ -140,7 +139,6 @@ impl Command {
             Self::New(args) => new::run(args, &globals),
             Self::Build(args) => build::run(args, &globals),
             Self::Completion(args) => completion::run(&args, program),
-            Self::Image(args) => image::run(&args),
             Self::Client(command) => {
                 // `dev` handles Ctrl-C itself: it prints what stays deployed.
                 if !matches!(*command, ClientCommand::Dev(_)) {
@@ -179,6 +177,7 @@ impl ClientCommand {
             Self::Network(args) => network::run(args, session).await?,
             Self::Workflow(args) => return workflow::run(args, session).await,
             Self::Artifact(args) => artifact::run(args, session).await?,
+            Self::Image(args) => image::run(args, session).await?,
             Self::Version(args) => version::run(args, session).await?,
         }
         Ok(ExitCode::SUCCESS)

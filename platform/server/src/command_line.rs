@@ -43,6 +43,9 @@ enum Command {
     /// Compile a component: how the server starts its compiler
     #[command(hide = true, after_help = "Example:\n  mayfly up    # which starts it")]
     Compile { args: Vec<String> },
+    /// Write a container's log: how containerd starts the log's writer
+    #[command(hide = true, after_help = "Example:\n  mayfly up    # whose containers start it")]
+    LogShim { config: std::path::PathBuf },
     #[command(flatten)]
     Client(mayfly_cli::Command),
 }
@@ -61,6 +64,10 @@ impl CommandLine {
             Command::Server { .. } => Err(not_in_this_build("server")),
             Command::Node { .. } => Err(not_in_this_build("node")),
             Command::Compile { args } => Ok(mayfly_runtime_wasm::compile_worker(&args)),
+            Command::LogShim { config } => {
+                mayfly_runtime_oci::log_shim::run(&config)?;
+                Ok(ExitCode::SUCCESS)
+            }
             Command::Client(command) => command.run(self.globals, Self::command()),
         }
     }

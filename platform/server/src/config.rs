@@ -14,6 +14,7 @@ use clap::Args;
 use jiff::{Span, SpanRelativeTo};
 use mayfly_api::{names, validation::MEMORY_BYTES_MIN};
 use mayfly_workflows_engine::engine::{Credentials, Endpoints};
+use mayfly_runtime_oci::availability::ContainersMode;
 use serde::Deserialize;
 
 use crate::aws_credentials::{self, Found};
@@ -80,6 +81,10 @@ pub(crate) struct UpArgs {
     /// bridge uses nftables, auto is loopback until pods have addresses of their own [default: auto]
     #[arg(long, env = "MAYFLY_NETWORK", value_name = "MODE", value_enum)]
     network: Option<NetworkMode>,
+    /// Run pods of ordinary images: where this machine can (auto), always (on: refuse to start without), or off
+    /// [default: auto]
+    #[arg(long, env = "MAYFLY_CONTAINERS", value_name = "MODE")]
+    containers: Option<String>,
     /// What to log, as in `info,mayfly_gateway=debug` [default: warn for everyone, info for Mayfly]
     #[arg(long, env = "MAYFLY_LOG", value_name = "FILTER")]
     log: Option<String>,
@@ -124,6 +129,7 @@ struct ConfigFile {
     artifact_limit: Option<String>,
     function_memory: Option<String>,
     network: Option<NetworkMode>,
+    containers: Option<String>,
     log: Option<String>,
     log_format: Option<LogFormat>,
 }
@@ -147,6 +153,7 @@ pub(crate) struct UpConfig {
     /// `None`: half of the machine's.
     pub(crate) function_memory_bytes: Option<u64>,
     pub(crate) network: NetworkMode,
+    pub(crate) containers: ContainersMode,
     pub(crate) log: String,
     pub(crate) log_format: LogFormat,
 }
@@ -216,6 +223,12 @@ impl UpArgs {
                 })
                 .transpose()?,
             network: self.network.or(file.network).unwrap_or_default(),
+            containers: self
+                .containers
+                .or(file.containers)
+                .map(|text| text.parse().map_err(|why: String| anyhow::anyhow!("--containers: {why}")))
+                .transpose()?
+                .unwrap_or_default(),
             log: self.log.or(file.log).unwrap_or_else(|| LOG_DEFAULT.into()),
             log_format: self.log_format.or(file.log_format).unwrap_or(format_default),
         })

@@ -4,6 +4,7 @@
 mod admin;
 mod banner;
 mod components;
+mod containers;
 mod listeners;
 mod metrics;
 mod nodes;

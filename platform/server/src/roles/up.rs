@@ -17,7 +17,11 @@ use mayfly_gateway::{Gateway, GatewayHandle};
 use mayfly_informer::{EnvObjects, Informer, Informers};
 use mayfly_kubelet::{JobFiles, Kubelet};
 use mayfly_network::{ProxyMode, ServiceProxy};
-use mayfly_runtime::logs::{LogLayout, LogWriter};
+use mayfly_runtime::{
+    Runtime,
+    logs::{LogLayout, LogWriter},
+};
+use mayfly_runtime_oci::OciRuntime;
 use mayfly_runtime_wasm::{CompileIn, WasmHost};
 use mayfly_scheduler::Scheduler;
 use mayfly_store::Store;
@@ -27,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     admin::Admin,
-    banner, components,
+    banner, components, containers,
     listeners::{Listeners, Ports, gateway_refused},
     metrics::Counts,
     nodes::LocalNodes,
@@ -84,6 +88,7 @@ struct Up {
     scheduler: Scheduler,
     kubelet: Kubelet,
     services: ServiceProxy,
+    containers: Option<Arc<OciRuntime>>,
     host: Arc<WasmHost>,
     revisions: Informer<Revision>,
     compile_client: kube::Client,
@@ -153,7 +158,11 @@ impl Up {
         let node = format!("system:node:{}", config.node_name);
         let jobs = JobFiles::new(artifacts, data_dir.jobs());
         let (node_client, compile_client) = (client(&node), client(&node));
-        let kubelet = create_kubelet(&config, node_client, &informers, &host, logs, jobs);
+        let containers = containers::create(&config, &data_dir).await?;
+        let runtimes = std::iter::once(host.clone() as Arc<dyn Runtime>)
+            .chain(containers.clone().map(|containers| containers as Arc<dyn Runtime>))
+            .collect();
+        let kubelet = create_kubelet(&config, &data_dir, node_client, &informers, runtimes, logs, jobs);
         nodes.attach(&config.node_name, kubelet.router());
         let services = ServiceProxy::create(proxy_mode(&config), &config.node_name, &informers);
         stop_informers.disarm();
@@ -172,6 +181,7 @@ impl Up {
             scheduler,
             kubelet,
             services,
+            containers,
             host,
             revisions: informers.of(),
             compile_client,
@@ -250,6 +260,9 @@ impl Up {
         front.stop(GATEWAY_STOP_DEADLINE).await;
         self.host.stop();
         inside.stop(STOP_DEADLINE).await;
+        if let Some(containers) = &self.containers {
+            containers.stop().await;
+        }
         self.informers_stop.cancel();
         api.shut_down();
         outside.stop(STOP_DEADLINE).await;
@@ -372,15 +385,18 @@ fn create_controllers(
 
 fn create_kubelet(
     config: &UpConfig,
+    data_dir: &DataDir,
     client: kube::Client,
     informers: &Informers,
-    host: &Arc<WasmHost>,
+    runtimes: Vec<Arc<dyn Runtime>>,
     logs: LogLayout,
     jobs: JobFiles,
 ) -> Kubelet {
     let mut kubelet = mayfly_kubelet::Config::of_this_machine(&config.node_name, logs, KUBERNETES_VERSION);
     kubelet.jobs = Some(jobs);
-    Kubelet::create(kubelet, client, informers, vec![host.clone()])
+    kubelet.upload_folder = data_dir.containers().join("uploads");
+    kubelet.volumes = Some(data_dir.containers().join("volumes"));
+    Kubelet::create(kubelet, client, informers, runtimes)
 }
 
 async fn create_api(

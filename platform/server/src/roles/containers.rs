@@ -1,0 +1,40 @@
+//! Whether this node runs containers, and the host that does.
+
+use std::{net::Ipv4Addr, sync::Arc};
+
+use anyhow::{Context as _, anyhow};
+use mayfly_cli::data_dir::DataDir;
+use mayfly_runtime_oci::{
+    Config, OciRuntime,
+    availability::{self, Availability},
+    host::PodNetworkMode,
+};
+
+use crate::config::UpConfig;
+
+/// The host of containers, where this machine can run them; says what was chosen and why.
+pub(super) async fn create(config: &UpConfig, data_dir: &DataDir) -> anyhow::Result<Option<Arc<OciRuntime>>> {
+    let choice = availability::choose(config.containers).map_err(|reason| {
+        anyhow!("--containers on: {reason}; install what is missing, or start with --containers auto or off")
+    })?;
+    let programs = match choice {
+        Availability::Disabled(reason) => {
+            tracing::info!(reason, "this node runs no containers");
+            return Ok(None);
+        }
+        Availability::Enabled(programs) => programs,
+    };
+    tracing::info!(
+        containerd = %programs.containerd.display(),
+        "this node runs containers; containerd starts with the first pod that needs it"
+    );
+    let config = Config {
+        root: data_dir.containers(),
+        programs,
+        log_shim: std::env::current_exe().context("cannot find this program's file")?,
+        network: PodNetworkMode::Bridge,
+        host_address: Ipv4Addr::LOCALHOST.into(),
+    };
+    let runtime = OciRuntime::create(config).await.context("cannot take over the containers of an earlier run")?;
+    Ok(Some(Arc::new(runtime)))
+}
