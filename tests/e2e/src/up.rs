@@ -113,6 +113,10 @@ impl Start {
                 up.args([flag, "127.0.0.1:0"]);
             }
         }
+        // Containers would be left on the host when a test kills its server.
+        if !self.arguments.iter().any(|said| said == "--containers") {
+            up.args(["--containers", "off"]);
+        }
         cli::clear_environment(&mut up);
         up.args(&self.arguments).envs(self.environment.iter().cloned());
         let log = std::fs::OpenOptions::new().create(true).append(true).open(log)?;

@@ -37,7 +37,12 @@ macro_rules! kubectl_or_skip {
 pub(super) use kubectl_or_skip;
 
 impl Kubectl {
-    pub(super) fn command(&self, arguments: &[&str]) -> Command {
+    /// kubectl for a server that runs already.
+    pub(crate) fn of(up: Up) -> Result<Self> {
+        Ok(Self { up, home: tempfile::tempdir()? })
+    }
+
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new("kubectl");
         command.arg("--kubeconfig").arg(self.up.kubeconfig()).args(arguments);
         command.env("HOME", self.home.path()).env_remove("KUBECONFIG").kill_on_drop(true);

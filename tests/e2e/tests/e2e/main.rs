@@ -6,6 +6,7 @@ mod bad_guests;
 mod bad_manifests;
 mod buckets;
 mod clients;
+mod containers;
 mod endpoints;
 mod environment;
 mod faults;
