@@ -164,8 +164,11 @@ impl Reconciler {
                 }
             }
             Step::DeleteObject => {
-                let preconditions =
-                    Preconditions { uid: object.metadata.uid.clone(), resource_version: None };
+                // Only as it was read: a later write of the object must not go with the machine.
+                let preconditions = Preconditions {
+                    uid: object.metadata.uid.clone(),
+                    resource_version: object.metadata.resource_version.clone(),
+                };
                 let params =
                     DeleteParams { preconditions: Some(preconditions), ..DeleteParams::background() };
                 unless_gone(kinds.delete(name, &params).await.map(drop))?;
@@ -195,6 +198,13 @@ impl Reconciler {
 
     /// The catalog need not remember any more that this machine was deleted.
     async fn forget(&self, arn: &str) -> Result<Outcome, Error> {
+        // Not from the informer: an object that was created a moment ago is on its way to it. Without the note of the
+        // deletion that object would make the machine again. Its arrival brings the key back; the pause is for an
+        // object of this name that stands for another machine.
+        let (key, _) = self.directory.place(arn);
+        if self.kinds(&key).get_opt(&key.name).await?.is_some() {
+            return Ok(Outcome::RequeueAfter(RETRY_REFUSED));
+        }
         let (api, arn) = (self.api.clone(), arn.to_owned());
         let forgotten = tokio::task::spawn_blocking(move || {
             api.catalog().change(|book| book.plan_forget_deleted(&arn).map_err(|_| CatalogError::Interrupted))
