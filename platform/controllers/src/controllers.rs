@@ -6,8 +6,8 @@ use mayfly_informer::Informers;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    artifacts, cron_job, deployment, endpoints, events, function, garbage, job, namespace_defaults, node,
-    pods, replica_set,
+    artifacts, autoscaler, cron_job, daemon_set, deployment, disruption, endpoints, events, function,
+    garbage, job, namespace_defaults, node, pods, replica_set, stateful_set,
 };
 
 /// What each controller is told.
@@ -18,6 +18,10 @@ pub struct Config {
     pub deployment: deployment::Config,
     pub endpoints: endpoints::Config,
     pub namespace_defaults: namespace_defaults::Config,
+    pub autoscaler: autoscaler::Config,
+    pub daemon_set: daemon_set::Config,
+    pub stateful_set: stateful_set::Config,
+    pub disruption: disruption::Config,
     pub replica_set: replica_set::Config,
     pub job: job::Config,
     pub garbage: garbage::Config,
@@ -34,6 +38,10 @@ pub struct Controllers {
     deployment: deployment::Controller,
     endpoints: endpoints::Controller,
     namespace_defaults: namespace_defaults::Controller,
+    autoscaler: autoscaler::Controller,
+    daemon_set: daemon_set::Controller,
+    stateful_set: stateful_set::Controller,
+    disruption: disruption::Controller,
     replica_set: replica_set::Controller<ReplicaSet>,
     replication: replica_set::Controller<ReplicationController>,
     job: job::Controller,
@@ -57,6 +65,10 @@ impl Controllers {
                 client.clone(),
                 informers,
             ),
+            autoscaler: autoscaler::Controller::create(config.autoscaler, client.clone(), informers),
+            daemon_set: daemon_set::Controller::create(config.daemon_set, client.clone(), informers),
+            stateful_set: stateful_set::Controller::create(config.stateful_set, client.clone(), informers),
+            disruption: disruption::Controller::create(config.disruption, client.clone(), informers),
             replica_set: replica_set::Controller::create(
                 config.replica_set.clone(),
                 client.clone(),
@@ -82,6 +94,10 @@ impl Controllers {
             self.namespace_defaults.run(stop.clone()),
             self.cron_job.run(stop.clone()),
             self.replication.run(stop.clone()),
+            self.autoscaler.run(stop.clone()),
+            self.daemon_set.run(stop.clone()),
+            self.stateful_set.run(stop.clone()),
+            self.disruption.run(stop.clone()),
             self.replica_set.run(stop.clone()),
             self.job.run(stop.clone()),
             self.garbage.run(stop.clone()),

@@ -10,13 +10,17 @@
 //! them all.
 
 mod artifacts;
+mod autoscaler;
 mod controllers;
 mod cron_job;
+mod daemon_set;
 mod deployment;
+mod disruption;
 mod endpoints;
 mod events;
 mod function;
 mod garbage;
+mod history;
 mod job;
 mod metadata;
 mod namespace_defaults;
@@ -26,12 +30,17 @@ mod ownership;
 mod pods;
 mod replica_set;
 mod resync;
+mod scaled_value;
+mod stateful_set;
 mod template_hash;
 
 pub use artifacts::Config as ArtifactsConfig;
+pub use autoscaler::Config as AutoscalerConfig;
 pub use controllers::{Config, Controllers};
 pub use cron_job::Config as CronJobConfig;
+pub use daemon_set::Config as DaemonSetConfig;
 pub use deployment::Config as DeploymentConfig;
+pub use disruption::Config as DisruptionConfig;
 pub use endpoints::Config as EndpointsConfig;
 pub use events::Config as EventsConfig;
 pub use function::{Config as FunctionConfig, RouteFollows, Routes};
@@ -41,3 +50,4 @@ pub use namespace_defaults::Config as NamespaceDefaultsConfig;
 pub use node::Config as NodeConfig;
 pub use pods::Config as PodsConfig;
 pub use replica_set::Config as ReplicaSetConfig;
+pub use stateful_set::Config as StatefulSetConfig;

@@ -111,6 +111,21 @@ impl<O: Owner> OwnedPods<O> {
         F: Future<Output = Result<Outcome, E>> + Send + 'static,
         E: std::fmt::Display + Send + 'static,
     {
+        self.run_with(name, WorkQueue::default(), workers_max, stop, reconcile).await;
+    }
+
+    /// The same over a queue that others fill, too.
+    pub(crate) async fn run_with<F, E>(
+        self: Arc<Self>,
+        name: &'static str,
+        queue: WorkQueue<ObjectKey>,
+        workers_max: usize,
+        stop: CancellationToken,
+        reconcile: impl Fn(ObjectKey) -> F,
+    ) where
+        F: Future<Output = Result<Outcome, E>> + Send + 'static,
+        E: std::fmt::Display + Send + 'static,
+    {
         let synced = async {
             self.owners.synced().await;
             self.pods.synced().await;
@@ -118,7 +133,6 @@ impl<O: Owner> OwnedPods<O> {
         if stop.run_until_cancelled(synced).await.is_none() {
             return;
         }
-        let queue = WorkQueue::default();
         let changed = queue.clone();
         self.owners.handle(move |change| changed.add(ObjectKey::of(&**change.latest())));
         let (changed, seen) = (queue.clone(), self.clone());

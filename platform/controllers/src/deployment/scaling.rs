@@ -3,12 +3,10 @@
 use std::sync::Arc;
 
 use kube::ResourceExt as _;
-use mayfly_api::k8s::{
-    api::apps::v1::{Deployment, ReplicaSet},
-    apimachinery::pkg::util::intstr::IntOrString,
-};
+use mayfly_api::k8s::api::apps::v1::{Deployment, ReplicaSet};
 
 use super::revisions::{ANNOTATION_DESIRED, ANNOTATION_MAX, Sets, created};
+use crate::scaled_value::resolve;
 
 /// A ReplicaSet and the number of pods it should have.
 pub(super) type Resize = (Arc<ReplicaSet>, i32);
@@ -43,18 +41,6 @@ impl Bounds {
     pub(super) fn max(self) -> i32 {
         self.replicas.saturating_add(self.surge)
     }
-}
-
-/// A number or a percentage of `total`; 25 % if absent.
-pub(crate) fn resolve(value: Option<&IntOrString>, total: i32, round_up: bool) -> i32 {
-    let percent = match value {
-        Some(IntOrString::Int(number)) => return (*number).max(0),
-        Some(IntOrString::String(text)) => text.trim_end_matches('%').parse().unwrap_or(0),
-        None => 25_i64,
-    };
-    let product = percent.max(0).saturating_mul(total.into());
-    let rounded = if round_up { product.saturating_add(99) / 100 } else { product / 100 };
-    i32::try_from(rounded).unwrap_or(i32::MAX)
 }
 
 pub(super) fn is_recreate(deployment: &Deployment) -> bool {

@@ -13,9 +13,10 @@ use serde_json::{Value, json};
 use super::{
     plan::{Plan, plan},
     revisions::{ANNOTATION_DESIRED, ANNOTATION_MAX, ANNOTATION_REVISION, Sets},
-    scaling::{Bounds, available, proportional, replicas, resolve},
+    scaling::{Bounds, available, proportional, replicas},
     status::{AVAILABLE, PROGRESSING, find, is_complete},
 };
+use crate::scaled_value::resolve;
 
 fn now() -> Timestamp {
     "2026-01-01T12:00:00Z".parse().unwrap()
@@ -216,7 +217,11 @@ fn history_is_limited_and_a_pause_creates_nothing() {
     web = with_image(web, "five");
     web.spec.as_mut().unwrap().paused = Some(true);
     model.run(&mut web, |_, _| {});
-    assert_eq!(model.sizes(), [3], "no new ReplicaSet; the active one counts as history, as upstream counts it");
+    assert_eq!(
+        model.sizes(),
+        [3],
+        "no new ReplicaSet; the active one counts as history, as upstream counts it"
+    );
     let reason = find(web.status.as_ref().unwrap(), PROGRESSING).unwrap().reason.clone();
     assert_eq!(reason.as_deref(), Some("DeploymentPaused"));
     web.spec.as_mut().unwrap().paused = None;

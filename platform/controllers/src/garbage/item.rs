@@ -1,6 +1,9 @@
 //! One object looked at: is it still wanted by any owner? The API is asked, never only the graph.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{
+    collections::{HashSet, VecDeque},
+    sync::Arc,
+};
 
 use kube::{
     Api, Client, ResourceExt as _,
@@ -36,27 +39,31 @@ pub(super) struct Shared {
     pub(super) events: EventRecorder,
 }
 
-/// Owners that the API said are not there, by full coordinates; the oldest is forgotten first.
+/// Owners that the API does not have, by full coordinates; the oldest is forgotten first.
 pub(super) struct AbsentOwners {
     order: VecDeque<Identity>,
+    /// The same, for lookup.
+    known: HashSet<Identity>,
     most: usize,
 }
 
 impl AbsentOwners {
     pub(super) fn new(most: usize) -> Self {
-        Self { order: VecDeque::new(), most }
+        Self { order: VecDeque::new(), known: HashSet::new(), most }
     }
 
     fn has(&self, identity: &Identity) -> bool {
-        self.order.contains(identity)
+        self.known.contains(identity)
     }
 
     fn add(&mut self, identity: Identity) {
-        if !self.has(&identity) {
+        if self.known.insert(identity.clone()) {
             self.order.push_back(identity);
         }
         while self.order.len() > self.most {
-            self.order.pop_front();
+            if let Some(oldest) = self.order.pop_front() {
+                self.known.remove(&oldest);
+            }
         }
     }
 }

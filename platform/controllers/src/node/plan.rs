@@ -1,6 +1,10 @@
 //! Which nodes are silent, what to say about them, which pods to evict: pure, time comes in.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use kube::ResourceExt as _;
 use mayfly_api::k8s::{
@@ -64,7 +68,8 @@ impl Health {
         now: Instant,
     ) -> Vec<Step> {
         let mut steps = Vec::new();
-        self.nodes.retain(|name, _| nodes.iter().any(|node| node.name_any() == *name));
+        let names: HashSet<_> = nodes.iter().filter_map(|node| node.metadata.name.as_deref()).collect();
+        self.nodes.retain(|name, _| names.contains(name.as_str()));
         for node in nodes {
             let name = node.name_any();
             let renewed = leases.get(&name).and_then(|lease| lease.spec.as_ref()?.renew_time.clone());

@@ -5,4 +5,5 @@ mod functions;
 mod garbage;
 mod jobs;
 mod replica_sets;
+mod sets;
 mod support;

@@ -1,0 +1,242 @@
+//! Reads scales and metrics, writes scales and statuses, as [`super::plan`] says.
+
+use std::{collections::HashMap, sync::Arc};
+
+use futures::future::join_all;
+use kube::{
+    Api, Client, ResourceExt as _,
+    api::{Patch, PatchParams},
+    core::{ApiResource, DynamicObject, GroupVersionKind},
+};
+use mayfly_api::{
+    ObjectKey,
+    k8s::{
+        api::{
+            apps::v1::{Deployment, ReplicaSet, StatefulSet},
+            autoscaling::{
+                v1::Scale,
+                v2::{
+                    CrossVersionObjectReference, HorizontalPodAutoscaler, HorizontalPodAutoscalerStatus,
+                    MetricSpec, MetricTarget, ResourceMetricSource,
+                },
+            },
+            core::v1::{Pod, ReplicationController},
+        },
+        apimachinery::pkg::apis::meta::v1::Time,
+        jiff::Timestamp,
+    },
+    selector::Selector,
+};
+use mayfly_informer::{
+    EventRecorder, Informer, Informers,
+    reconcile::{self, Outcome, WorkQueue},
+};
+use parking_lot::Mutex;
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Config,
+    behavior::History,
+    metrics::{Target, evaluate},
+    plan::{ABLE_TO_SCALE, Plan, SCALING_ACTIVE, plan, set, status},
+};
+use crate::metadata::{is_gone, whole};
+
+/// Scales the targets of all HorizontalPodAutoscalers.
+pub(crate) struct Controller {
+    config: Config,
+    client: Client,
+    autoscalers: Informer<HorizontalPodAutoscaler>,
+    pods: Informer<Pod>,
+    /// By autoscaler; dropped with it.
+    histories: Mutex<HashMap<ObjectKey, History>>,
+}
+
+/// One evaluation of one autoscaler.
+struct Evaluation<'a> {
+    key: &'a ObjectKey,
+    autoscaler: &'a HorizontalPodAutoscaler,
+    /// The target's name, and the API of its kind.
+    target: &'a str,
+    api: Api<DynamicObject>,
+    events: &'a EventRecorder,
+    now: Timestamp,
+}
+
+impl Controller {
+    pub(crate) fn create(config: Config, client: Client, informers: &Informers) -> Self {
+        Self {
+            config,
+            client,
+            autoscalers: informers.of(),
+            pods: informers.of(),
+            histories: Mutex::default(),
+        }
+    }
+
+    pub(crate) async fn run(self, stop: CancellationToken) {
+        let synced = async {
+            self.autoscalers.synced().await;
+            self.pods.synced().await;
+        };
+        if stop.run_until_cancelled(synced).await.is_none() {
+            return;
+        }
+        let events =
+            EventRecorder::start(self.client.clone(), "horizontal-pod-autoscaler", None, stop.clone());
+        let queue = WorkQueue::default();
+        let changed = queue.clone();
+        self.autoscalers.handle(move |change| {
+            // Its own status writes must not make it evaluate faster.
+            let generation = |object: &HorizontalPodAutoscaler| object.metadata.generation;
+            match change {
+                mayfly_informer::Change::Updated { old, new } if generation(old) == generation(new) => {}
+                change => changed.add(ObjectKey::of(&**change.latest())),
+            }
+        });
+        let workers_max = self.config.workers_max;
+        let controller = Arc::new(self);
+        reconcile::run("horizontalpodautoscaler", queue, workers_max, stop, move |key| {
+            let (controller, events) = (controller.clone(), events.clone());
+            async move { controller.reconcile(key, &events).await }
+        })
+        .await;
+    }
+
+    async fn reconcile(&self, key: ObjectKey, events: &EventRecorder) -> kube::Result<Outcome> {
+        let Some(autoscaler) = self.autoscalers.get(&key) else {
+            self.histories.lock().remove(&key);
+            return Ok(Outcome::Done);
+        };
+        let now = Timestamp::now();
+        let target = autoscaler.spec.as_ref().map(|spec| spec.scale_target_ref.clone()).unwrap_or_default();
+        match self.scale_of(&key.namespace, &target).await {
+            Ok((api, scale)) => {
+                let (key, autoscaler, target) = (&key, &autoscaler, target.name.as_str());
+                self.evaluate(Evaluation { key, autoscaler, target, api, events, now }, scale).await?;
+            }
+            Err(error) => {
+                events.warning(&*autoscaler, "FailedGetScale", error.to_string());
+                let mut status = status(&autoscaler);
+                let message =
+                    format!("the HPA controller was unable to get the target's current scale: {error}");
+                set(&mut status, ABLE_TO_SCALE, "False", "FailedGetScale", &message, now);
+                self.write_status(&key, &autoscaler, &status).await?;
+            }
+        }
+        Ok(Outcome::RequeueAfter(self.config.every))
+    }
+
+    async fn scale_of(
+        &self,
+        namespace: &str,
+        target: &CrossVersionObjectReference,
+    ) -> kube::Result<(Api<DynamicObject>, Scale)> {
+        let resource = match target.kind.as_str() {
+            "Deployment" => ApiResource::erase::<Deployment>(&()),
+            "ReplicaSet" => ApiResource::erase::<ReplicaSet>(&()),
+            "StatefulSet" => ApiResource::erase::<StatefulSet>(&()),
+            "ReplicationController" => ApiResource::erase::<ReplicationController>(&()),
+            kind => {
+                let text = target.api_version.as_deref().unwrap_or("v1");
+                let (group, version) = text.split_once('/').unwrap_or(("", text));
+                let kind = GroupVersionKind::gvk(group, version, kind);
+                kube::discovery::pinned_kind(&self.client, &kind).await?.0
+            }
+        };
+        let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), namespace, &resource);
+        let scale = api.get_scale(&target.name).await?;
+        Ok((api, scale))
+    }
+
+    async fn evaluate(&self, evaluation: Evaluation<'_>, scale: Scale) -> kube::Result<()> {
+        let Evaluation { key, autoscaler, now, .. } = evaluation;
+        let current = scale.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(0);
+        let shown = scale.status.as_ref().map_or(0, |status| status.replicas);
+        let text = scale.status.as_ref().and_then(|status| status.selector.clone()).unwrap_or_default();
+        let Some(selector) = Selector::parse(&text).ok().filter(|selector| !selector.is_empty()) else {
+            let mut status = status(autoscaler);
+            let message = "the HPA target's scale is missing a selector";
+            set(&mut status, SCALING_ACTIVE, "False", "InvalidSelector", message, now);
+            return self.write_status(key, autoscaler, &status).await;
+        };
+        let mut pods = self.pods.list_namespace(&key.namespace);
+        pods.retain(|pod| selector.matches(pod.labels()));
+        let context = Target {
+            namespace: &key.namespace,
+            selector: &text,
+            current,
+            status_replicas: shown,
+            pods: &pods,
+        };
+        let metrics = metrics(autoscaler);
+        let evaluations =
+            metrics.iter().map(|metric| evaluate(&self.client, metric, &context, &self.config, now));
+        let evaluated = join_all(evaluations).await;
+        let plan = {
+            let mut histories = self.histories.lock();
+            plan(autoscaler, (current, shown), evaluated, histories.entry(key.clone()).or_default(), now)
+        };
+        self.carry_out(evaluation, current, plan).await
+    }
+
+    async fn carry_out(&self, evaluation: Evaluation<'_>, current: i32, mut plan: Plan) -> kube::Result<()> {
+        let Evaluation { key, autoscaler, target, api, events, now } = evaluation;
+        if let Some(failure) = &plan.failure {
+            events.warning(autoscaler, failure.reason, failure.message.clone());
+        }
+        if plan.replicas != current {
+            let patch = Patch::Merge(json!({"spec": {"replicas": plan.replicas}}));
+            if let Err(error) = api.patch_scale(target, &PatchParams::default(), &patch).await {
+                let message = format!("the HPA controller was unable to update the target scale: {error}");
+                events.warning(autoscaler, "FailedRescale", message.clone());
+                set(&mut plan.status, ABLE_TO_SCALE, "False", "FailedUpdateScale", &message, now);
+                plan.status.desired_replicas = current;
+                self.write_status(key, autoscaler, &plan.status).await?;
+                return Err(error);
+            }
+            let message = format!("New size: {}; reason: {}", plan.replicas, plan.reason);
+            events.normal(autoscaler, "SuccessfulRescale", message);
+            let message =
+                format!("the HPA controller was able to update the target scale to {}", plan.replicas);
+            set(&mut plan.status, ABLE_TO_SCALE, "True", "SucceededRescale", &message, now);
+            plan.status.last_scale_time = Some(Time(now));
+            self.histories.lock().entry(key.clone()).or_default().scaled(current, plan.replicas, now);
+        }
+        self.write_status(key, autoscaler, &plan.status).await
+    }
+
+    async fn write_status(
+        &self,
+        key: &ObjectKey,
+        autoscaler: &HorizontalPodAutoscaler,
+        status: &HorizontalPodAutoscalerStatus,
+    ) -> kube::Result<()> {
+        if autoscaler.status.as_ref() == Some(status) {
+            return Ok(());
+        }
+        let api: Api<HorizontalPodAutoscaler> = Api::namespaced(self.client.clone(), &key.namespace);
+        let patch = Patch::Merge(json!({"status": whole(status, &["currentMetrics", "lastScaleTime"])}));
+        let result = api.patch_status(&key.name, &PatchParams::default(), &patch).await;
+        if !is_gone(&result) {
+            result?;
+        }
+        Ok(())
+    }
+}
+
+/// The metrics of an autoscaler; without any, 80 % of the requested CPU.
+fn metrics(autoscaler: &HorizontalPodAutoscaler) -> Vec<MetricSpec> {
+    let metrics = autoscaler.spec.as_ref().and_then(|spec| spec.metrics.clone()).unwrap_or_default();
+    if !metrics.is_empty() {
+        return metrics;
+    }
+    let target = MetricTarget {
+        type_: "Utilization".into(),
+        average_utilization: Some(80),
+        ..MetricTarget::default()
+    };
+    let resource = Some(ResourceMetricSource { name: "cpu".into(), target });
+    vec![MetricSpec { type_: "Resource".into(), resource, ..MetricSpec::default() }]
+}

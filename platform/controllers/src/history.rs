@@ -1,0 +1,174 @@
+//! ControllerRevisions: the templates that a StatefulSet or DaemonSet had, numbered.
+//!
+//! The data of a revision is a strategic merge patch that puts the template back; `kubectl rollout undo` applies it.
+//! (Behaviour: upstream `pkg/controller/history`.)
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use kube::{
+    Api, Client, Resource, ResourceExt as _,
+    api::{Patch, PatchParams, PostParams},
+};
+use mayfly_api::k8s::{
+    api::{apps::v1::ControllerRevision, core::v1::PodTemplateSpec},
+    apimachinery::pkg::{apis::meta::v1::ObjectMeta, runtime::RawExtension},
+};
+use serde_json::{Value, json};
+
+use crate::{
+    metadata::{is_gone, only, uid},
+    ownership::controller_reference,
+    template_hash::short_hash,
+};
+
+/// On pods: which revision's template they are made from.
+pub(crate) const LABEL_REVISION_HASH: &str = "controller-revision-hash";
+
+/// The revisions of one object, oldest first.
+pub(crate) struct History {
+    revisions: Vec<Arc<ControllerRevision>>,
+}
+
+/// What to do so that the newest revision is the current template.
+#[derive(Debug)]
+pub(crate) enum Newest {
+    Known(Arc<ControllerRevision>),
+    /// An older revision has the template again: it gets the highest number.
+    Renumber(Arc<ControllerRevision>, i64),
+    Create(Box<ControllerRevision>),
+}
+
+/// The revision's value of [`LABEL_REVISION_HASH`].
+pub(crate) fn revision_label(revision: &ControllerRevision) -> String {
+    revision.labels().get(LABEL_REVISION_HASH).cloned().unwrap_or_else(|| revision.name_any())
+}
+
+/// The template that a revision holds.
+pub(crate) fn template(revision: &ControllerRevision) -> Option<PodTemplateSpec> {
+    let mut value = revision.data.as_ref()?.0.get("spec")?.get("template")?.clone();
+    value.as_object_mut()?.remove("$patch");
+    serde_json::from_value(value).ok()
+}
+
+fn data(template: &PodTemplateSpec) -> Value {
+    let mut value = json!(template);
+    if let Some(fields) = value.as_object_mut() {
+        fields.insert("$patch".into(), json!("replace"));
+    }
+    json!({"spec": {"template": value}})
+}
+
+impl History {
+    pub(crate) fn of(mut revisions: Vec<Arc<ControllerRevision>>) -> Self {
+        revisions.sort_by_key(|revision| (revision.revision, revision.name_any()));
+        Self { revisions }
+    }
+
+    pub(crate) fn find(&self, name: &str) -> Option<&Arc<ControllerRevision>> {
+        self.revisions.iter().find(|revision| revision.name_any() == name)
+    }
+
+    /// The revision of an owner's template. `full_name`: the label's value is the revision's name, not its hash alone.
+    pub(crate) fn newest<O: Resource<DynamicType = ()>>(
+        &self,
+        owner: &O,
+        template: &PodTemplateSpec,
+        collisions: Option<i32>,
+        full_name: bool,
+    ) -> Newest {
+        let data = data(template);
+        let next = self.revisions.last().map_or(1, |last| last.revision.saturating_add(1));
+        let equal =
+            |revision: &&Arc<ControllerRevision>| revision.data.as_ref().is_some_and(|known| known.0 == data);
+        match self.revisions.iter().rev().find(equal) {
+            Some(known) if known.revision.saturating_add(1) == next => Newest::Known(known.clone()),
+            Some(known) => Newest::Renumber(known.clone(), next),
+            None => {
+                let hash = short_hash(&(&data, collisions.filter(|count| *count > 0)));
+                let name = format!("{}-{hash}", owner.meta().name.as_deref().unwrap_or_default());
+                let mut labels = template
+                    .metadata
+                    .as_ref()
+                    .and_then(|metadata| metadata.labels.clone())
+                    .unwrap_or_default();
+                labels.insert(LABEL_REVISION_HASH.into(), if full_name { name.clone() } else { hash });
+                Newest::Create(Box::new(ControllerRevision {
+                    metadata: ObjectMeta {
+                        name: Some(name),
+                        namespace: owner.meta().namespace.clone(),
+                        labels: Some(labels),
+                        owner_references: controller_reference(owner).map(|owner| vec![owner]),
+                        ..ObjectMeta::default()
+                    },
+                    data: Some(RawExtension(data)),
+                    revision: next,
+                }))
+            }
+        }
+    }
+
+    /// The revisions past `limit` that are not in `used`, oldest first.
+    pub(crate) fn surplus(
+        &self,
+        limit: Option<i32>,
+        used: &BTreeSet<String>,
+    ) -> Vec<Arc<ControllerRevision>> {
+        let limit = usize::try_from(limit.unwrap_or(10)).unwrap_or(0);
+        let is_used = |revision: &ControllerRevision| {
+            used.contains(&revision.name_any()) || used.contains(&revision_label(revision))
+        };
+        let unused: Vec<_> = self.revisions.iter().filter(|revision| !is_used(revision)).collect();
+        let count = unused.len().saturating_sub(limit);
+        unused.into_iter().take(count).cloned().collect()
+    }
+}
+
+/// Carries [`Newest`] out. None: the name is taken by other data, count a collision.
+pub(crate) async fn ensure(
+    client: &Client,
+    namespace: &str,
+    newest: Newest,
+) -> kube::Result<Option<Arc<ControllerRevision>>> {
+    let api: Api<ControllerRevision> = Api::namespaced(client.clone(), namespace);
+    match newest {
+        Newest::Known(revision) => Ok(Some(revision)),
+        Newest::Renumber(revision, number) => {
+            let metadata = json!({"resourceVersion": revision.metadata.resource_version});
+            let patch = Patch::Merge(json!({"metadata": metadata, "revision": number}));
+            Ok(Some(Arc::new(api.patch(&revision.name_any(), &PatchParams::default(), &patch).await?)))
+        }
+        Newest::Create(revision) => match api.create(&PostParams::default(), &revision).await {
+            Err(kube::Error::Api(status)) if status.is_already_exists() => {
+                let known = api.get(&revision.name_any()).await?;
+                let same = known.data == revision.data
+                    && known
+                        .metadata
+                        .owner_references
+                        .as_ref()
+                        .map(|owners| owners.iter().map(|owner| &owner.uid).collect::<Vec<_>>())
+                        == revision
+                            .metadata
+                            .owner_references
+                            .as_ref()
+                            .map(|owners| owners.iter().map(|owner| &owner.uid).collect());
+                Ok(same.then(|| Arc::new(known)))
+            }
+            result => Ok(Some(Arc::new(result?))),
+        },
+    }
+}
+
+pub(crate) async fn delete(
+    client: &Client,
+    namespace: &str,
+    surplus: &[Arc<ControllerRevision>],
+) -> kube::Result<()> {
+    let api: Api<ControllerRevision> = Api::namespaced(client.clone(), namespace);
+    for revision in surplus {
+        let result = api.delete(&revision.name_any(), &only(uid(&**revision))).await;
+        if !is_gone(&result) {
+            result?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,33 @@
+//! StatefulSet → Pods with names, and their claims: `web-0`, `web-1`, … in order.
+//!
+//! ```text
+//!   OrderedReady: create the lowest missing ordinal, wait until it is available, then the next;
+//!                 delete the highest surplus ordinal, wait until it is gone, then the next
+//!   Parallel:     create and delete without waiting
+//!   RollingUpdate: with all available, delete the highest ordinal ≥ partition of an old revision
+//! ```
+//!
+//! [`plan`] is pure: the object, its revisions, pods and the time in. Claims of the templates are made before the
+//! pod that needs them and stay unless the retention policy says otherwise. (Behaviour: upstream
+//! `pkg/controller/statefulset`.)
+
+mod act;
+mod identity;
+mod plan;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use act::Controller;
+
+/// Settings of the StatefulSet controller.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// StatefulSets worked on at the same time.
+    pub workers_max: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self { workers_max: 8 }
+    }
+}

@@ -1,0 +1,178 @@
+//! Creates and deletes pods, claims and revisions, as [`super::plan`] says.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use kube::{
+    Api, Client, ResourceExt as _,
+    api::{Patch, PatchParams, PostParams},
+};
+use mayfly_api::{
+    ObjectKey,
+    k8s::{
+        api::{
+            apps::v1::{ControllerRevision, StatefulSet},
+            core::v1::{PersistentVolumeClaim, Pod, PodTemplateSpec},
+        },
+        jiff::Timestamp,
+    },
+    selector::{InvalidSelector, Selector},
+};
+use mayfly_informer::{EventRecorder, Informers, reconcile::Outcome};
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Config,
+    identity::{claim_names, deleted_when_scaled, is_own, new_claims, new_pod, ordinal, pod_name},
+    plan::{Plan, Revisions, plan},
+};
+use crate::{
+    history::{self, History, LABEL_REVISION_HASH, template},
+    metadata::{is_gone, uid, whole},
+    owned_pods::{Error, OwnedPods, Owner},
+    ownership::{Dependents, controller_reference},
+};
+
+/// Keeps the pods of every StatefulSet.
+pub(crate) struct Controller {
+    config: Config,
+    client: Client,
+    owned: Arc<OwnedPods<StatefulSet>>,
+    revisions: Dependents<ControllerRevision>,
+}
+
+impl Owner for StatefulSet {
+    const FINALIZER: Option<&'static str> = None;
+
+    fn selector(&self) -> Result<Selector, InvalidSelector> {
+        let selector = self.spec.as_ref().map(|spec| &spec.selector);
+        Selector::from_object(selector.unwrap_or(&Default::default()))
+    }
+
+    fn template(&self) -> PodTemplateSpec {
+        self.spec.as_ref().map(|spec| spec.template.clone()).unwrap_or_default()
+    }
+}
+
+impl Controller {
+    pub(crate) fn create(config: Config, client: Client, informers: &Informers) -> Self {
+        let owned = OwnedPods::create(client.clone(), informers);
+        Self { config, owned, revisions: Dependents::create(client.clone(), informers), client }
+    }
+
+    pub(crate) async fn run(self, stop: CancellationToken) {
+        if stop.run_until_cancelled(self.revisions.objects.synced()).await.is_none() {
+            return;
+        }
+        let events = EventRecorder::start(self.client.clone(), "statefulset-controller", None, stop.clone());
+        let (owned, workers_max) = (self.owned.clone(), self.config.workers_max);
+        let controller = Arc::new(self);
+        let reconcile = move |key| {
+            let (controller, events) = (controller.clone(), events.clone());
+            async move { controller.reconcile(key, &events).await }
+        };
+        owned.run("statefulset", workers_max, stop, reconcile).await;
+    }
+
+    async fn reconcile(&self, key: ObjectKey, events: &EventRecorder) -> Result<Outcome, Error> {
+        let Some(set) = self.owned.owners.get(&key) else {
+            self.owned.forget(&key);
+            return Ok(Outcome::Done);
+        };
+        if let Some(later) = self.owned.unsettled(&key) {
+            return Ok(later);
+        }
+        let mut pods = self.owned.claimed(&set).await?;
+        pods.retain(|pod| is_own(&set, pod) && ordinal(&set, pod).is_some());
+        let selector = set.selector()?;
+        let history = History::of(self.revisions.claimed(&*set, &selector).await?);
+        let collisions = set.status.as_ref().and_then(|status| status.collision_count);
+        let newest = history.newest(&*set, &set.template(), collisions, true);
+        let Some(update) = history::ensure(&self.client, &key.namespace, newest).await? else {
+            let patch = Patch::Merge(
+                json!({"status": {"collisionCount": collisions.unwrap_or(0).saturating_add(1)}}),
+            );
+            let sets: Api<StatefulSet> = Api::namespaced(self.client.clone(), &key.namespace);
+            sets.patch_status(&key.name, &PatchParams::default(), &patch).await?;
+            return Ok(Outcome::Done);
+        };
+        let known = set.status.as_ref().and_then(|status| status.current_revision.clone());
+        let current = known.and_then(|name| history.find(&name).cloned()).unwrap_or_else(|| update.clone());
+        let revisions = Revisions { current: current.name_any(), update: update.name_any() };
+        let plan = plan(&set, &revisions, &pods, Timestamp::now());
+        let mut used: BTreeSet<String> =
+            pods.iter().filter_map(|pod| pod.labels().get(LABEL_REVISION_HASH).cloned()).collect();
+        used.extend([revisions.current.clone(), revisions.update.clone()]);
+        let again = self.carry_out(&key, &set, plan, (&current, &update), events).await?;
+        let limit = set.spec.as_ref().and_then(|spec| spec.revision_history_limit);
+        history::delete(&self.client, &key.namespace, &history.surplus(limit, &used)).await?;
+        Ok(again)
+    }
+
+    async fn carry_out(
+        &self,
+        key: &ObjectKey,
+        set: &Arc<StatefulSet>,
+        plan: Plan,
+        (current, update): (&ControllerRevision, &ControllerRevision),
+        events: &EventRecorder,
+    ) -> Result<Outcome, Error> {
+        let mut wanted = Vec::new();
+        for (ordinal, updated) in plan.create {
+            self.create_claims(key, set, ordinal).await?;
+            let revision = if updated { update } else { current };
+            let template = template(revision).unwrap_or_else(|| set.template());
+            wanted.push(new_pod(set, template, &revision.name_any(), ordinal));
+        }
+        for pod in &plan.condemned {
+            if deleted_when_scaled(set) {
+                self.give_claims_to_pod(key, set, pod).await?;
+            }
+        }
+        if !wanted.is_empty() {
+            self.owned.create_pods(&**set, &wanted, events).await?;
+        }
+        if !plan.delete.is_empty() {
+            self.owned.delete_pods(&**set, &plan.delete, events).await?;
+        }
+        if set.status.as_ref() != Some(&plan.status) {
+            let sets: Api<StatefulSet> = Api::namespaced(self.client.clone(), &key.namespace);
+            let patch = Patch::Merge(json!({"status": whole(&plan.status, &[])}));
+            let result = sets.patch_status(&key.name, &PatchParams::default(), &patch).await;
+            if !is_gone(&result) {
+                result?;
+            }
+        }
+        Ok(plan.again.map_or(Outcome::Done, Outcome::RequeueAfter))
+    }
+
+    async fn create_claims(&self, key: &ObjectKey, set: &StatefulSet, ordinal: i32) -> Result<(), Error> {
+        let claims: Api<PersistentVolumeClaim> = Api::namespaced(self.client.clone(), &key.namespace);
+        for claim in new_claims(set, ordinal) {
+            match claims.create(&PostParams::default(), &claim).await {
+                Err(kube::Error::Api(status)) if status.is_already_exists() => {}
+                result => drop(result?),
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets the garbage collector delete the claims of a pod with the pod.
+    async fn give_claims_to_pod(&self, key: &ObjectKey, set: &StatefulSet, pod: &Pod) -> Result<(), Error> {
+        let claims: Api<PersistentVolumeClaim> = Api::namespaced(self.client.clone(), &key.namespace);
+        let Some(ordinal) = ordinal(set, pod) else { return Ok(()) };
+        debug_assert_eq!(pod_name(set, ordinal), pod.name_any());
+        let owner = controller_reference(pod).map(|owner| {
+            json!({
+            "apiVersion": "v1", "kind": "Pod", "name": owner.name, "uid": uid(pod)})
+        });
+        for name in claim_names(set, ordinal) {
+            let patch = Patch::Merge(json!({"metadata": {"ownerReferences": [owner]}}));
+            let result = claims.patch(&name, &PatchParams::default(), &patch).await;
+            if !is_gone(&result) {
+                result?;
+            }
+        }
+        Ok(())
+    }
+}

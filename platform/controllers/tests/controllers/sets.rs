@@ -1,0 +1,122 @@
+//! StatefulSets, DaemonSets, ReplicationControllers, endpoints, budgets and namespaces against the real API.
+
+use kube::{
+    Api, ResourceExt as _,
+    api::{Patch, PatchParams},
+};
+use mayfly_api::k8s::api::{
+    apps::v1::{DaemonSet, StatefulSet},
+    core::v1::{Endpoints, ReplicationController, Service, ServiceAccount},
+    discovery::v1::EndpointSlice,
+    policy::v1::PodDisruptionBudget,
+};
+use mayfly_informer::Informer;
+use serde_json::{Value, json};
+
+use crate::support::{Cluster, NS, key, until};
+
+fn template(image: &str) -> Value {
+    json!({"metadata": {"labels": {"app": "web"}}, "spec": {
+        "runtimeClassName": "wasm", "containers": [{"name": "c", "image": image}]}})
+}
+
+fn images(cluster: &Cluster) -> Vec<(String, String)> {
+    let pods = cluster.pods().list();
+    let live = pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none());
+    live.filter_map(|pod| Some((pod.name_any(), pod.spec.as_ref()?.containers[0].image.clone()?))).collect()
+}
+
+#[tokio::test]
+async fn a_stateful_set_starts_updates_and_shrinks_in_order() {
+    let cluster = Cluster::start().await;
+    let sets: Informer<StatefulSet> = cluster.informers.of();
+    let object = json!({"metadata": {"name": "db"}, "spec": {"replicas": 3, "serviceName": "db",
+        "selector": {"matchLabels": {"app": "web"}}, "template": template("one")}});
+    cluster.create::<StatefulSet>(object).await;
+    let ready = |count: i32| {
+        let status = sets.get(&key("db")).and_then(|set| set.status.clone()).unwrap_or_default();
+        status.ready_replicas == Some(count) && status.replicas == count && status.updated_replicas == Some(count)
+    };
+    until(&sets, "three are ready", || ready(3)).await;
+    let named = |image: &str, count: i32| (0..count).map(|at| (format!("db-{at}"), image.to_owned())).collect::<Vec<_>>();
+    assert_eq!(images(&cluster), named("one", 3));
+    let api = cluster.api::<StatefulSet>();
+    let patch = Patch::Merge(json!({"spec": {"template": template("two")}}));
+    api.patch("db", &PatchParams::default(), &patch).await.unwrap();
+    until(&cluster.pods(), "all are new", || images(&cluster) == named("two", 3)).await;
+    until(&sets, "all new ones are ready", || ready(3)).await;
+    let patch = Patch::Merge(json!({"spec": {"replicas": 1}}));
+    api.patch("db", &PatchParams::default(), &patch).await.unwrap();
+    until(&cluster.pods(), "one is left", || images(&cluster) == named("two", 1)).await;
+}
+
+#[tokio::test]
+async fn a_daemon_set_runs_on_the_node_and_updates() {
+    let cluster = Cluster::start().await;
+    let sets: Informer<DaemonSet> = cluster.informers.of();
+    let object = json!({"metadata": {"name": "log"}, "spec": {
+        "selector": {"matchLabels": {"app": "web"}}, "template": template("one")}});
+    cluster.create::<DaemonSet>(object).await;
+    let done = || {
+        let status = sets.get(&key("log")).and_then(|set| set.status.clone()).unwrap_or_default();
+        (status.desired_number_scheduled, status.number_available, status.updated_number_scheduled) == (1, Some(1), Some(1))
+    };
+    until(&sets, "the node's pod is available", done).await;
+    let patch = Patch::Merge(json!({"spec": {"template": template("two")}}));
+    cluster.api::<DaemonSet>().patch("log", &PatchParams::default(), &patch).await.unwrap();
+    let is_new = || matches!(&images(&cluster)[..], [(_, image)] if image == "two");
+    until(&cluster.pods(), "the pod is new", is_new).await;
+    until(&sets, "the new pod is available", done).await;
+}
+
+#[tokio::test]
+async fn a_service_has_the_ready_pods_of_its_controller_as_endpoints() {
+    let cluster = Cluster::start().await;
+    let (slices, endpoints): (Informer<EndpointSlice>, Informer<Endpoints>) =
+        (cluster.informers.of(), cluster.informers.of());
+    let object = json!({"metadata": {"name": "web"}, "spec": {"replicas": 3,
+        "selector": {"app": "web"}, "template": template("one")}});
+    cluster.create::<ReplicationController>(object).await;
+    let object = json!({"metadata": {"name": "web"}, "spec": {"selector": {"app": "web"}, "ports": [{"port": 80}]}});
+    cluster.create::<Service>(object).await;
+    let ready = |count: usize| {
+        let ready = slices.list();
+        let all = ready.iter().flat_map(|slice| &slice.endpoints);
+        let is_ready = |endpoint: &&mayfly_api::k8s::api::discovery::v1::Endpoint| {
+            endpoint.conditions.as_ref().is_some_and(|conditions| conditions.ready == Some(true))
+        };
+        all.filter(is_ready).count() == count
+    };
+    until(&slices, "three endpoints are ready", || ready(3)).await;
+    let listed = || {
+        let known = endpoints.get(&key("web")).and_then(|object| object.subsets.clone()).unwrap_or_default();
+        known.first().and_then(|subset| subset.addresses.clone()).map_or(0, |addresses| addresses.len()) == 3
+    };
+    until(&endpoints, "the Endpoints object has them, too", listed).await;
+    let patch = Patch::Merge(json!({"spec": {"replicas": 0}}));
+    cluster.api::<ReplicationController>().patch("web", &PatchParams::default(), &patch).await.unwrap();
+    until(&slices, "no endpoint is left", || slices.list().iter().all(|slice| slice.endpoints.is_empty())).await;
+}
+
+#[tokio::test]
+async fn a_budget_counts_and_namespaces_have_their_account() {
+    let cluster = Cluster::start().await;
+    let budgets: Informer<PodDisruptionBudget> = cluster.informers.of();
+    let object = json!({"metadata": {"name": "web"}, "spec": {"replicas": 3,
+        "selector": {"app": "web"}, "template": template("one")}});
+    cluster.create::<ReplicationController>(object).await;
+    let object = json!({"metadata": {"name": "web"}, "spec": {
+        "maxUnavailable": 1, "selector": {"matchLabels": {"app": "web"}}}});
+    cluster.create::<PodDisruptionBudget>(object).await;
+    let counted = || {
+        let status = budgets.get(&key("web")).and_then(|budget| budget.status.clone()).unwrap_or_default();
+        (status.expected_pods, status.current_healthy, status.disruptions_allowed) == (3, 3, 1)
+    };
+    until(&budgets, "one disruption is allowed", counted).await;
+    let accounts: Informer<ServiceAccount> = cluster.informers.of();
+    until(&accounts, "the default account is there", || accounts.get(&key("default")).is_some()).await;
+    let first = accounts.get(&key("default")).and_then(|account| account.metadata.uid.clone());
+    Api::<ServiceAccount>::namespaced(cluster.client.clone(), NS).delete("default", &Default::default()).await.unwrap();
+    let again = || accounts.get(&key("default")).is_some_and(|account| account.metadata.uid != first);
+    until(&accounts, "it is made again", again).await;
+}
