@@ -30,7 +30,7 @@ use wasmtime_wasi_http::{p2, p3};
 use crate::{
     ComponentReport, World,
     compile::{CompileError, Compiler},
-    engine::{Engines, Flavour, Host, MEMORIES_PER_INSTANCE},
+    engine::{AsyncModel, Engines, Host, MEMORIES_PER_INSTANCE},
     failure,
     guest::Guest,
     inspect,
@@ -72,10 +72,10 @@ pub(crate) struct Loaded {
 
 /// What it can be asked for, ready to be instantiated.
 pub(crate) enum Pre {
-    Http2(p2::bindings::ProxyPre<Guest>),
-    Http3(p3::bindings::ServicePre<Guest>),
-    Command2(wasmtime_wasi::p2::bindings::CommandPre<Guest>),
-    Command3(wasmtime_wasi::p3::bindings::CommandPre<Guest>),
+    HttpWasi0_2(p2::bindings::ProxyPre<Guest>),
+    HttpWasi0_3(p3::bindings::ServicePre<Guest>),
+    CommandWasi0_2(wasmtime_wasi::p2::bindings::CommandPre<Guest>),
+    CommandWasi0_3(wasmtime_wasi::p3::bindings::CommandPre<Guest>),
 }
 
 /// Why what was compiled before is not mapped.
@@ -244,10 +244,10 @@ impl Cache {
         report: &ComponentReport,
     ) -> Result<std::path::PathBuf, CallError> {
         let world = report.worlds[0];
-        let flavour = flavour(world);
-        let host = self.host(flavour)?;
+        let model = model(world);
+        let host = self.host(model)?;
         let compiled =
-            self.compiler.compile(&host.engine, flavour, wasm).await.map_err(|error| match error {
+            self.compiler.compile(&host.engine, model, wasm).await.map_err(|error| match error {
                 CompileError::Full => overloaded(),
                 CompileError::Invalid(why) => CallError::ComponentInvalid(why),
                 CompileError::Lost(_) => CallError::Internal(error.to_string()),
@@ -290,18 +290,18 @@ impl Cache {
 
     fn map_opened(&self, opened: file::Opened) -> Result<Loaded, FileError> {
         let checked = opened.check()?;
-        let host = self.host(flavour(checked.world)).map_err(FileError::Engine)?;
+        let host = self.host(model(checked.world)).map_err(FileError::Engine)?;
         map(host, &checked, self.bytes.clone())
     }
 
-    fn host(&self, flavour: Flavour) -> Result<Arc<Host>, CallError> {
-        self.engines.get(flavour).map_err(|error| CallError::Internal(format!("no engine: {error:#}")))
+    fn host(&self, model: AsyncModel) -> Result<Arc<Host>, CallError> {
+        self.engines.get(model).map_err(|error| CallError::Internal(format!("no engine: {error:#}")))
     }
 
-    /// Names the folder of what both engines compile: a component has one flavour, and each file says
+    /// Names the folder of what both engines compile: a component has one model, and each file says
     /// which. wasmtime itself refuses a file of an engine with other settings.
     fn engine_hash(&self) -> Result<EngineHash, CallError> {
-        let host = self.host(Flavour::Sync)?;
+        let host = self.host(AsyncModel::Sync)?;
         let mut hasher = DefaultHasher::new();
         file::VERSION.hash(&mut hasher);
         host.engine.precompile_compatibility_hash().hash(&mut hasher);
@@ -313,10 +313,10 @@ fn overloaded() -> CallError {
     CallError::Overloaded { retry_after: failure::RETRY_AFTER }
 }
 
-fn flavour(world: World) -> Flavour {
+fn model(world: World) -> AsyncModel {
     match world {
-        World::Http2 | World::Command2 => Flavour::Sync,
-        World::Http3 | World::Command3 => Flavour::Async,
+        World::HttpWasi0_2 | World::CommandWasi0_2 => AsyncModel::Sync,
+        World::HttpWasi0_3 | World::CommandWasi0_3 => AsyncModel::Async,
     }
 }
 
@@ -358,19 +358,19 @@ fn engine_error(error: &wasmtime::Error) -> FileError {
 impl Pre {
     fn world(&self) -> World {
         match self {
-            Self::Http2(_) => World::Http2,
-            Self::Http3(_) => World::Http3,
-            Self::Command2(_) => World::Command2,
-            Self::Command3(_) => World::Command3,
+            Self::HttpWasi0_2(_) => World::HttpWasi0_2,
+            Self::HttpWasi0_3(_) => World::HttpWasi0_3,
+            Self::CommandWasi0_2(_) => World::CommandWasi0_2,
+            Self::CommandWasi0_3(_) => World::CommandWasi0_3,
         }
     }
 
     fn new(world: World, pre: InstancePre<Guest>) -> wasmtime::Result<Self> {
         Ok(match world {
-            World::Http2 => Self::Http2(p2::bindings::ProxyPre::new(pre)?),
-            World::Http3 => Self::Http3(p3::bindings::ServicePre::new(pre)?),
-            World::Command2 => Self::Command2(wasmtime_wasi::p2::bindings::CommandPre::new(pre)?),
-            World::Command3 => Self::Command3(wasmtime_wasi::p3::bindings::CommandPre::new(pre)?),
+            World::HttpWasi0_2 => Self::HttpWasi0_2(p2::bindings::ProxyPre::new(pre)?),
+            World::HttpWasi0_3 => Self::HttpWasi0_3(p3::bindings::ServicePre::new(pre)?),
+            World::CommandWasi0_2 => Self::CommandWasi0_2(wasmtime_wasi::p2::bindings::CommandPre::new(pre)?),
+            World::CommandWasi0_3 => Self::CommandWasi0_3(wasmtime_wasi::p3::bindings::CommandPre::new(pre)?),
         })
     }
 }

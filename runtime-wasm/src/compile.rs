@@ -16,7 +16,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 use tokio::sync::{Semaphore, oneshot};
 use wasmtime::Engine;
 
-use crate::{CompileIn, Config, engine::Flavour};
+use crate::{CompileIn, Config, engine::AsyncModel};
 
 mod worker;
 
@@ -30,10 +30,10 @@ const NICENESS: i32 = 10;
 pub(crate) struct Compiler {
     queue_max: usize,
     waiting: Arc<AtomicUsize>,
-    place: Place,
+    place: Backend,
 }
 
-enum Place {
+enum Backend {
     Threads {
         count: usize,
         /// Made when the first component comes.
@@ -70,8 +70,8 @@ impl Compiler {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let threads = config.compile_threads.unwrap_or(cores / 2).max(1);
         let place = match &config.compile_in {
-            CompileIn::ThisProcess => Place::Threads { count: threads, pool: OnceLock::new() },
-            CompileIn::Process(program) => Place::Process {
+            CompileIn::ThisProcess => Backend::Threads { count: threads, pool: OnceLock::new() },
+            CompileIn::Process(program) => Backend::Process {
                 worker: Worker {
                     program: program.clone(),
                     threads,
@@ -89,7 +89,7 @@ impl Compiler {
     pub(crate) async fn compile(
         &self,
         engine: &Engine,
-        flavour: Flavour,
+        model: AsyncModel,
         wasm: Vec<u8>,
     ) -> Result<Compiled, CompileError> {
         let turn = Turn(self.waiting.clone());
@@ -97,12 +97,12 @@ impl Compiler {
             return Err(CompileError::Full);
         }
         match &self.place {
-            Place::Threads { count, pool } => on_threads(pool, *count, engine.clone(), wasm).await,
-            Place::Process { worker, one_at_a_time } => {
+            Backend::Threads { count, pool } => on_threads(pool, *count, engine.clone(), wasm).await,
+            Backend::Process { worker, one_at_a_time } => {
                 let closed = |_| CompileError::Lost("the host is gone".into());
                 let _one = one_at_a_time.acquire().await.map_err(closed)?;
                 let started = Instant::now();
-                let machine_code = worker.compile(flavour, &wasm).await?;
+                let machine_code = worker.compile(model, &wasm).await?;
                 Ok(Compiled { machine_code, took: started.elapsed() })
             }
         }

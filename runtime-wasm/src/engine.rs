@@ -30,14 +30,14 @@ pub(crate) const MEMORIES_PER_INSTANCE: usize = 4;
 
 /// Which form of the component model an engine runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Flavour {
+pub(crate) enum AsyncModel {
     /// Up to 0.2: calls are synchronous on their own stack, and a store needs no task tables.
     Sync,
     /// 0.3: async functions, streams, futures.
     Async,
 }
 
-impl Flavour {
+impl AsyncModel {
     const ALL: [Self; 2] = [Self::Sync, Self::Async];
 
     pub(crate) fn name(self) -> &'static str {
@@ -48,7 +48,7 @@ impl Flavour {
     }
 
     pub(crate) fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|flavour| flavour.name() == name)
+        Self::ALL.into_iter().find(|model| model.name() == name)
     }
 }
 
@@ -96,11 +96,11 @@ impl Engines {
         slots.saturating_sub(self.slots.available_permits()) as u64
     }
 
-    /// The engine of a flavour. The first call makes it, which takes a few milliseconds.
-    pub(crate) fn get(&self, flavour: Flavour) -> wasmtime::Result<Arc<Host>> {
-        let cell = match flavour {
-            Flavour::Sync => &self.sync,
-            Flavour::Async => &self.concurrent,
+    /// The engine of a model. The first call makes it, which takes a few milliseconds.
+    pub(crate) fn get(&self, model: AsyncModel) -> wasmtime::Result<Arc<Host>> {
+        let cell = match model {
+            AsyncModel::Sync => &self.sync,
+            AsyncModel::Async => &self.concurrent,
         };
         if let Some(host) = cell.get() {
             return Ok(host.clone());
@@ -109,7 +109,7 @@ impl Engines {
         if let Some(host) = cell.get() {
             return Ok(host.clone());
         }
-        let host = Arc::new(self.make(flavour)?);
+        let host = Arc::new(self.make(model)?);
         self.ticker()?.add(&host.engine);
         Ok(cell.get_or_init(|| host).clone())
     }
@@ -143,12 +143,12 @@ impl Engines {
         Ok(self.pools.get_or_init(|| (memories, StackPool::new())))
     }
 
-    fn make(&self, flavour: Flavour) -> wasmtime::Result<Host> {
+    fn make(&self, model: AsyncModel) -> wasmtime::Result<Host> {
         let (memories, stacks) = self.pools()?.clone();
-        let mut settings = settings(flavour, self.config.linear_memory_bytes_max);
+        let mut settings = settings(model, self.config.linear_memory_bytes_max);
         settings.with_host_memory(Arc::new(memories)).with_host_stack(Arc::new(stacks));
         let engine = Engine::new(&settings)?;
-        let linker = capability::linker(&engine, flavour)?;
+        let linker = capability::linker(&engine, model)?;
         Ok(Host { engine, linker, slots: self.slots.clone() })
     }
 }
@@ -162,15 +162,15 @@ fn instances_fitting(memory_bytes: u64) -> u32 {
 
 /// All that compiled code depends on: the compiler, wherever it runs, must have the settings of the engine that
 /// runs what it made.
-pub(crate) fn settings(flavour: Flavour, linear_memory_bytes_max: u64) -> wasmtime::Config {
+pub(crate) fn settings(model: AsyncModel, linear_memory_bytes_max: u64) -> wasmtime::Config {
     let mut settings = wasmtime::Config::new();
     settings
         .epoch_interruption(true)
         .cranelift_opt_level(OptLevel::Speed)
         .max_wasm_stack(GUEST_STACK_BYTES)
         .async_stack_size(STACK_BYTES)
-        .wasm_component_model_async(flavour == Flavour::Async)
-        .concurrency_support(flavour == Flavour::Async)
+        .wasm_component_model_async(model == AsyncModel::Async)
+        .concurrency_support(model == AsyncModel::Async)
         .memory_reservation(linear_memory_bytes_max)
         .memory_guard_size(GUARD_BYTES)
         .memory_may_move(false)

@@ -6,7 +6,7 @@ use mayfly_runtime::CallError;
 use wasmtime::{PoolConcurrencyLimitError, Trap, WasmBacktrace};
 use wasmtime_wasi::I32Exit;
 
-use crate::guest::{MemoryUse, Refused};
+use crate::guest::{MemoryRefusal, MemoryUse};
 
 /// Frames of the guest's stack that a trap's message names.
 const FRAMES_SHOWN: usize = 4;
@@ -24,8 +24,8 @@ pub(crate) fn call_error(error: &wasmtime::Error, memory: &MemoryUse) -> CallErr
     }
     // A guest whose memory cannot grow ends in `unreachable` or aborts; so it was memory.
     match memory.refused() {
-        Some(Refused::Limit) => CallError::OutOfMemory { limit_bytes: memory.max() },
-        Some(Refused::Host) => CallError::Overloaded { retry_after: RETRY_AFTER },
+        Some(MemoryRefusal::Limit) => CallError::OutOfMemory { limit_bytes: memory.max() },
+        Some(MemoryRefusal::Host) => CallError::Overloaded { retry_after: RETRY_AFTER },
         None => CallError::Trapped(trap(error)),
     }
 }

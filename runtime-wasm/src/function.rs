@@ -47,15 +47,15 @@ pub(crate) struct Function {
 /// What a revision has once it was called.
 struct Warm {
     answered: Counter,
-    idle2: Idle<Proxy>,
-    idle3: Idle<Service>,
+    idle_0_2: Idle<Proxy>,
+    idle_0_3: Idle<Service>,
 }
 
 /// Where a call runs.
-enum Place {
+enum InstanceSource {
     /// In an instance that answered before.
-    Kept2(Instance<Proxy>),
-    Kept3(Instance<Service>),
+    KeptWasi0_2(Instance<Proxy>),
+    KeptWasi0_3(Instance<Service>),
     /// In an instance that is still to be made.
     New(OwnedSemaphorePermit),
 }
@@ -91,8 +91,8 @@ impl Function {
     fn warm(&self) -> &Warm {
         self.warm.get_or_init(|| Warm {
             answered: self.counter(Outcome::Answered),
-            idle2: Idle::new(&self.host.config),
-            idle3: Idle::new(&self.host.config),
+            idle_0_2: Idle::new(&self.host.config),
+            idle_0_3: Idle::new(&self.host.config),
         })
     }
 
@@ -134,8 +134,8 @@ impl Function {
     /// Gives the slots of idle instances back.
     pub(crate) fn drop_idle(&self) {
         if let Some(warm) = self.warm.get() {
-            warm.idle2.clear();
-            warm.idle3.clear();
+            warm.idle_0_2.clear();
+            warm.idle_0_3.clear();
         }
     }
 
@@ -150,12 +150,12 @@ impl Function {
 
     /// Instances that wait for the next call.
     pub(crate) fn idle(&self) -> usize {
-        self.warm.get().map_or(0, |warm| warm.idle2.len() + warm.idle3.len())
+        self.warm.get().map_or(0, |warm| warm.idle_0_2.len() + warm.idle_0_3.len())
     }
 
     /// Gives one of these slots back, if an idle instance holds one; says whether it did.
     pub(crate) fn drop_one_idle(&self, slots: &Arc<Semaphore>) -> bool {
-        self.warm.get().is_some_and(|warm| warm.idle2.drop_one(slots) || warm.idle3.drop_one(slots))
+        self.warm.get().is_some_and(|warm| warm.idle_0_2.drop_one(slots) || warm.idle_0_3.drop_one(slots))
     }
 
     /// Takes the place of a function whose spec changed: what was in memory stays.
@@ -181,7 +181,7 @@ impl Function {
         self.used.store(self.host.moment(started), Ordering::Relaxed);
         let recording = Recording::begin(&self.spec.revision, &request, started);
         let start = self.start(request, deadline, started, &recording);
-        let caller = Caller { function: self, waits: true, recording };
+        let caller = CancelOnDrop { function: self, waits: true, recording };
         Box::pin(async move {
             let mut caller = caller;
             let result = caller.function.answer(start, deadline, started, &caller.recording).await;
@@ -203,7 +203,7 @@ impl Function {
             Start::Now(started) => started,
             Start::Later(start) => start.await?,
         };
-        recording.tell(|told| told.slotted = Some(slotted));
+        recording.record(|call| call.slot_at = Some(slotted));
         let limits =
             Limits { deadline, timeout: self.spec.timeout, response_bytes_max: self.spec.response_bytes_max };
         let answered = call::answer(running, reply, limits, &self.program, recording).await?;
@@ -233,7 +233,7 @@ impl Function {
             let start = self.clone().start_cold(request, deadline, recording.clone());
             return Ok(Start::Later(Box::pin(start)));
         };
-        recording.tell(|told| told.loaded = Some(now));
+        recording.record(|call| call.loaded = Some(now));
         match self.place(component, now)? {
             Some(place) => {
                 let (running, reply) = self.run(component, place, request, recording)?;
@@ -243,7 +243,8 @@ impl Function {
                 let (function, component, recording) = (self.clone(), component.clone(), recording.clone());
                 Ok(Start::Later(Box::pin(async move {
                     let (slot, slotted) = function.slot(&component.loaded().host, deadline, now).await?;
-                    let (running, reply) = function.run(&component, Place::New(slot), request, &recording)?;
+                    let (running, reply) =
+                        function.run(&component, InstanceSource::New(slot), request, &recording)?;
                     Ok(Started { running, reply, cold: false, loaded: now, slotted })
                 })))
             }
@@ -257,16 +258,16 @@ impl Function {
         deadline: Instant,
         recording: Recording,
     ) -> Result<Started, CallError> {
-        recording.tell(|told| told.cold = true);
+        recording.record(|call| call.cold = true);
         let loading = tokio::time::timeout_at(deadline, self.component()).await;
         let component = loading.map_err(|_| CallError::TimedOut { limit: self.spec.timeout })??;
         let loaded = Instant::now();
-        recording.tell(|told| told.loaded = Some(loaded));
+        recording.record(|call| call.loaded = Some(loaded));
         let (place, slotted) = match self.place(&component, loaded)? {
             Some(place) => (place, loaded),
             None => {
                 let (slot, slotted) = self.slot(&component.loaded().host, deadline, loaded).await?;
-                (Place::New(slot), slotted)
+                (InstanceSource::New(slot), slotted)
             }
         };
         let (running, reply) = self.run(&component, place, request, &recording)?;
@@ -274,19 +275,25 @@ impl Function {
     }
 
     /// An idle instance or a slot for a new one, if there is either.
-    fn place(&self, component: &Entry, now: Instant) -> Result<Option<Place>, CallError> {
+    fn place(&self, component: &Entry, now: Instant) -> Result<Option<InstanceSource>, CallError> {
         let reuse = self.spec.isolation == Isolation::Reuse;
         let kept = match &component.loaded().pre {
-            Pre::Http2(_) => reuse.then(|| self.kept(&self.warm().idle2, now)).flatten().map(Place::Kept2),
-            Pre::Http3(_) => reuse.then(|| self.kept(&self.warm().idle3, now)).flatten().map(Place::Kept3),
-            Pre::Command2(_) | Pre::Command3(_) => {
+            Pre::HttpWasi0_2(_) => reuse
+                .then(|| self.kept(&self.warm().idle_0_2, now))
+                .flatten()
+                .map(InstanceSource::KeptWasi0_2),
+            Pre::HttpWasi0_3(_) => reuse
+                .then(|| self.kept(&self.warm().idle_0_3, now))
+                .flatten()
+                .map(InstanceSource::KeptWasi0_3),
+            Pre::CommandWasi0_2(_) | Pre::CommandWasi0_3(_) => {
                 return Err(CallError::ComponentInvalid(
                     "it is a program (wasi:cli/run), not a function: run it in a Pod or a Job".into(),
                 ));
             }
         };
         let slots = || component.loaded().host.slots.clone().try_acquire_owned().ok();
-        Ok(kept.or_else(|| slots().map(Place::New)))
+        Ok(kept.or_else(|| slots().map(InstanceSource::New)))
     }
 
     fn kept<E>(&self, idle: &Idle<E>, now: Instant) -> Option<Instance<E>> {
@@ -301,31 +308,31 @@ impl Function {
     fn run(
         self: &Arc<Self>,
         component: &Arc<Entry>,
-        place: Place,
+        place: InstanceSource,
         request: Request<Body>,
         recording: &Recording,
     ) -> Result<(Running, Reply), CallError> {
         let (function, reply) = (self.clone(), Reply::default());
         let running: Running = match place {
-            Place::Kept2(mut instance) => {
+            InstanceSource::KeptWasi0_2(mut instance) => {
                 instance.record(recording);
                 let call = call::p2::Call::new(&mut instance.store, request, &reply)?;
-                Box::pin(function.call2(instance, call))
+                Box::pin(function.call_0_2(instance, call))
             }
-            Place::Kept3(mut instance) => {
+            InstanceSource::KeptWasi0_3(mut instance) => {
                 instance.record(recording);
                 let call = call::p3::Call::new(&mut instance.store, request, &reply)?;
-                Box::pin(function.call3(instance, call))
+                Box::pin(function.call_0_3(instance, call))
             }
-            Place::New(slot) => {
+            InstanceSource::New(slot) => {
                 let mut store = reuse::store(&component.loaded().host, self.program.clone());
                 store.data_mut().memory.record(recording);
-                if matches!(component.loaded().pre, Pre::Http3(_)) {
+                if matches!(component.loaded().pre, Pre::HttpWasi0_3(_)) {
                     let call = call::p3::Call::new(&mut store, request, &reply)?;
-                    Box::pin(function.fresh3(component.clone(), slot, store, call))
+                    Box::pin(function.fresh_0_3(component.clone(), slot, store, call))
                 } else {
                     let call = call::p2::Call::new(&mut store, request, &reply)?;
-                    Box::pin(function.fresh2(component.clone(), slot, store, call))
+                    Box::pin(function.fresh_0_2(component.clone(), slot, store, call))
                 }
             }
         };
@@ -350,21 +357,21 @@ impl Function {
     }
 
     /// The slot comes before the store: what is dropped early goes in the opposite order.
-    async fn fresh2(
+    async fn fresh_0_2(
         self: Arc<Self>,
         component: Arc<Entry>,
         slot: OwnedSemaphorePermit,
         mut store: Store,
         call: call::p2::Call,
     ) -> Result<(), CallError> {
-        let Pre::Http2(pre) = &component.loaded().pre else { return Err(CallError::NoAnswer) };
+        let Pre::HttpWasi0_2(pre) = &component.loaded().pre else { return Err(CallError::NoAnswer) };
         let made = call::p2::instantiate(pre, &mut store).await;
         let exports = made.map_err(|error| failure::call_error(&error, &store.data().memory))?;
         call.instantiated();
-        self.call2(Instance::new(store, exports, slot), call).await
+        self.call_0_2(Instance::new(store, exports, slot), call).await
     }
 
-    async fn call2(
+    async fn call_0_2(
         self: Arc<Self>,
         mut instance: Instance<Proxy>,
         call: call::p2::Call,
@@ -374,27 +381,27 @@ impl Function {
         self.ended(&called, &mut instance.store.data_mut().memory);
         called?;
         if self.spec.isolation == Isolation::Reuse {
-            self.keep(&self.warm().idle2, instance);
+            self.keep(&self.warm().idle_0_2, instance);
         }
         Ok(())
     }
 
     /// The slot comes before the store: what is dropped early goes in the opposite order.
-    async fn fresh3(
+    async fn fresh_0_3(
         self: Arc<Self>,
         component: Arc<Entry>,
         slot: OwnedSemaphorePermit,
         mut store: Store,
         call: call::p3::Call,
     ) -> Result<(), CallError> {
-        let Pre::Http3(pre) = &component.loaded().pre else { return Err(CallError::NoAnswer) };
+        let Pre::HttpWasi0_3(pre) = &component.loaded().pre else { return Err(CallError::NoAnswer) };
         let made = call::p3::instantiate(pre, &mut store).await;
         let exports = made.map_err(|error| failure::call_error(&error, &store.data().memory))?;
         call.instantiated();
-        self.call3(Instance::new(store, exports, slot), call).await
+        self.call_0_3(Instance::new(store, exports, slot), call).await
     }
 
-    async fn call3(
+    async fn call_0_3(
         self: Arc<Self>,
         mut instance: Instance<Service>,
         call: call::p3::Call,
@@ -404,7 +411,7 @@ impl Function {
         self.ended(&called, &mut instance.store.data_mut().memory);
         called?;
         if self.spec.isolation == Isolation::Reuse {
-            self.keep(&self.warm().idle3, instance);
+            self.keep(&self.warm().idle_0_3, instance);
         }
         Ok(())
     }
@@ -435,7 +442,7 @@ impl Function {
             Ok((_, timings)) => {
                 self.warm().answered.inc();
                 self.host.metrics.timings(timings);
-                recording.tell(|told| told.timings = Some(*timings));
+                recording.record(|call| call.timings = Some(*timings));
             }
             Err(error) => {
                 self.counter(error.into()).inc();
@@ -449,13 +456,13 @@ impl Function {
 }
 
 /// Counts a call that its caller gave up.
-struct Caller {
+struct CancelOnDrop {
     function: Arc<Function>,
     waits: bool,
     recording: Recording,
 }
 
-impl Drop for Caller {
+impl Drop for CancelOnDrop {
     fn drop(&mut self) {
         if self.waits {
             self.function.counter(Outcome::Cancelled).inc();

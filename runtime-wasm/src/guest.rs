@@ -211,7 +211,7 @@ impl MemoryBudget {
 
 /// Which limit refused a guest more memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refused {
+pub(crate) enum MemoryRefusal {
     /// Its own.
     Limit,
     /// The host's.
@@ -224,7 +224,7 @@ pub(crate) struct MemoryUse {
     used: u64,
     /// Of what the host holds, as far as it is charged.
     held: u64,
-    refused: Option<Refused>,
+    refused: Option<MemoryRefusal>,
     program: Arc<Program>,
     /// Of the call that the instance is for at the moment.
     recording: Recording,
@@ -241,7 +241,7 @@ impl MemoryUse {
     }
 
     /// The limit that refused the last growth that was refused, if any was.
-    pub(crate) fn refused(&self) -> Option<Refused> {
+    pub(crate) fn refused(&self) -> Option<MemoryRefusal> {
         self.refused
     }
 
@@ -273,11 +273,11 @@ impl MemoryUse {
     /// Charges its program and the host; says whether both allow it.
     fn take(&mut self, more: u64) -> bool {
         if self.used.saturating_add(self.held).saturating_add(more) > self.max() {
-            self.refused = Some(Refused::Limit);
+            self.refused = Some(MemoryRefusal::Limit);
             return false;
         }
         if !self.program.budget.take(more) {
-            self.refused = Some(Refused::Host);
+            self.refused = Some(MemoryRefusal::Host);
             return false;
         }
         self.program.memory_bytes.fetch_add(more, Ordering::Relaxed);

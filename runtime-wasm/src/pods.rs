@@ -102,9 +102,13 @@ impl Pods {
         let id = spec.id.clone();
         let is_replica = sandbox.labels.contains_key(wellknown::LABEL_REVISION);
         let work = match &component.loaded().pre {
-            Pre::Http2(_) | Pre::Http3(_) if is_replica => Work::Replica { _component: component },
-            Pre::Http2(_) | Pre::Http3(_) => Work::Task(service::start(self, &sandbox, spec, digest).await?),
-            Pre::Command2(_) | Pre::Command3(_) => {
+            Pre::HttpWasi0_2(_) | Pre::HttpWasi0_3(_) if is_replica => {
+                Work::Replica { _component: component }
+            }
+            Pre::HttpWasi0_2(_) | Pre::HttpWasi0_3(_) => {
+                Work::Task(service::start(self, &sandbox, spec, digest).await?)
+            }
+            Pre::CommandWasi0_2(_) | Pre::CommandWasi0_3(_) => {
                 Work::Task(command::start(self, &sandbox, spec, component).await?)
             }
         };

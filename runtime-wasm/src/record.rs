@@ -23,25 +23,25 @@ const TARGET: &str = "mayfly_runtime_wasm::calls";
 /// The gateway has put it on every request, and says it in its own line.
 const REQUEST_ID: &str = "x-request-id";
 
-/// A hold on a call's record, if there is one.
+/// A shared handle of a call's record, if calls are recorded.
 #[derive(Clone, Default)]
 pub(crate) struct Recording(Option<Arc<Record>>);
 
 struct Record {
     revision: ObjectKey,
     request_id: Option<HeaderValue>,
-    told: Mutex<Told>,
+    call: Mutex<CallRecord>,
 }
 
-/// What is known of a call so far.
-pub(crate) struct Told {
+/// The phases of a call that were reached so far, and its result.
+pub(crate) struct CallRecord {
     started: Instant,
     /// The component was not in memory.
     pub(crate) cold: bool,
     /// When the component was there.
     pub(crate) loaded: Option<Instant>,
     /// When there was a place for its instance.
-    pub(crate) slotted: Option<Instant>,
+    pub(crate) slot_at: Option<Instant>,
     /// When its instance was there.
     pub(crate) instantiated: Option<Instant>,
     /// When its caller had something else than an answer, or went away.
@@ -62,59 +62,59 @@ impl Recording {
             return Self(None);
         }
         let (revision, request_id) = (revision.clone(), request.headers().get(REQUEST_ID).cloned());
-        Self(Some(Arc::new(Record { revision, request_id, told: Mutex::new(Told::new(started)) })))
+        Self(Some(Arc::new(Record { revision, request_id, call: Mutex::new(CallRecord::new(started)) })))
     }
 
-    /// Has something noted in the record, where there is one.
-    pub(crate) fn tell(&self, note: impl FnOnce(&mut Told)) {
+    /// Updates the record, where there is one.
+    pub(crate) fn record(&self, note: impl FnOnce(&mut CallRecord)) {
         if let Some(record) = &self.0 {
-            note(&mut record.told.lock());
+            note(&mut record.call.lock());
         }
     }
 
     /// The caller gets this error instead of an answer.
     pub(crate) fn refused(&self, error: &CallError) {
-        self.tell(|told| {
-            told.over = Some(Instant::now());
-            told.error = Some(error.clone());
+        self.record(|call| {
+            call.over = Some(Instant::now());
+            call.error = Some(error.clone());
         });
     }
 
     /// The caller went away before it had an answer.
     pub(crate) fn abandoned(&self) {
-        self.tell(|told| told.over = Some(Instant::now()));
+        self.record(|call| call.over = Some(Instant::now()));
     }
 
     /// The guest failed, or was ended for this. What its caller is told instead of an answer counts more.
     pub(crate) fn failed(&self, error: &CallError) {
-        self.tell(|told| {
-            told.error.get_or_insert_with(|| error.clone());
+        self.record(|call| {
+            call.error.get_or_insert_with(|| error.clone());
         });
     }
 
     /// The instance is there.
     pub(crate) fn instantiated(&self) {
-        self.tell(|told| {
-            told.instantiated.get_or_insert_with(Instant::now);
+        self.record(|call| {
+            call.instantiated.get_or_insert_with(Instant::now);
         });
     }
 
     /// The guest is done, or gone before it was.
     pub(crate) fn left(&self, memory_peak_bytes: u64, ended: bool) {
-        self.tell(|told| {
-            told.memory_peak_bytes = memory_peak_bytes;
-            told.ended = ended;
+        self.record(|call| {
+            call.memory_peak_bytes = memory_peak_bytes;
+            call.ended = ended;
         });
     }
 }
 
-impl Told {
+impl CallRecord {
     fn new(started: Instant) -> Self {
         Self {
             started,
             cold: false,
             loaded: None,
-            slotted: None,
+            slot_at: None,
             instantiated: None,
             over: None,
             timings: None,
@@ -131,7 +131,7 @@ impl Told {
         }
         let over = self.over.unwrap_or(self.started);
         let [loaded, slotted, instantiated] =
-            [self.loaded, self.slotted, self.instantiated].map(|reached| reached.unwrap_or(over));
+            [self.loaded, self.slot_at, self.instantiated].map(|reached| reached.unwrap_or(over));
         Timings {
             cold: self.cold,
             queue: slotted.saturating_duration_since(loaded),
@@ -154,8 +154,8 @@ impl Told {
 
 impl Drop for Record {
     fn drop(&mut self) {
-        let told = self.told.get_mut();
-        let timings = told.timings();
+        let call = self.call.get_mut();
+        let timings = call.timings();
         let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         tracing::debug!(
             target: TARGET,
@@ -166,9 +166,9 @@ impl Drop for Record {
             load_us = micros(timings.load),
             instantiate_us = micros(timings.instantiate),
             run_us = micros(timings.run),
-            memory_peak_bytes = told.memory_peak_bytes,
-            outcome = told.outcome().as_str(),
-            error = told.error.as_ref().map(tracing::field::display),
+            memory_peak_bytes = call.memory_peak_bytes,
+            outcome = call.outcome().as_str(),
+            error = call.error.as_ref().map(tracing::field::display),
         );
     }
 }
@@ -187,7 +187,7 @@ mod tests {
         let request = Request::new(Empty::new().map_err(|never| match never {}).boxed_unsync());
         let recording = Recording::begin(&ObjectKey::new("default", "hello-00001"), &request, Instant::now());
         assert!(recording.0.is_none());
-        recording.tell(|_| panic!("there is nobody to tell"));
+        recording.record(|_| panic!("there is no record"));
     }
 
     #[test]
@@ -197,13 +197,13 @@ mod tests {
         // Where it got to, and load, queue, instantiate and run, in milliseconds.
         for (reached, expect) in [(0, [8, 0, 0, 0]), (1, [1, 7, 0, 0]), (2, [1, 2, 5, 0]), (3, [1, 2, 1, 4])]
         {
-            let mut told = Told::new(started);
-            let phases = [(&mut told.loaded, 1), (&mut told.slotted, 3), (&mut told.instantiated, 4)];
+            let mut call = CallRecord::new(started);
+            let phases = [(&mut call.loaded, 1), (&mut call.slot_at, 3), (&mut call.instantiated, 4)];
             for (phase, ms) in phases.into_iter().take(reached) {
                 *phase = Some(at(ms));
             }
-            told.over = Some(at(8));
-            let timings = told.timings();
+            call.over = Some(at(8));
+            let timings = call.timings();
             let took = [timings.load, timings.queue, timings.instantiate, timings.run];
             assert_eq!(took, expect.map(|ms: u32| MS * ms), "{reached} phases were reached");
         }
@@ -212,8 +212,8 @@ mod tests {
     #[test]
     fn an_answered_call_has_the_times_that_its_caller_was_told() {
         let timings = Timings { cold: true, run: MS * 3, ..Timings::default() };
-        let told = Told { timings: Some(timings), ..Told::new(Instant::now()) };
-        assert_eq!(told.timings(), timings);
+        let call = CallRecord { timings: Some(timings), ..CallRecord::new(Instant::now()) };
+        assert_eq!(call.timings(), timings);
     }
 
     #[test]
@@ -228,8 +228,8 @@ mod tests {
             (None, None, false, "cancelled"),
             (None, None, true, "cancelled"),
         ] {
-            let told = Told { timings, error, ended, ..Told::new(Instant::now()) };
-            assert_eq!(told.outcome().as_str(), expect);
+            let call = CallRecord { timings, error, ended, ..CallRecord::new(Instant::now()) };
+            assert_eq!(call.outcome().as_str(), expect);
         }
     }
 
@@ -238,10 +238,10 @@ mod tests {
         let record = Record {
             revision: ObjectKey::new("default", "hello-00001"),
             request_id: None,
-            told: Mutex::new(Told::new(Instant::now())),
+            call: Mutex::new(CallRecord::new(Instant::now())),
         };
         let recording = Recording(Some(Arc::new(record)));
-        let error = |recording: &Recording| recording.0.as_ref().unwrap().told.lock().error.clone();
+        let error = |recording: &Recording| recording.0.as_ref().unwrap().call.lock().error.clone();
         recording.failed(&CallError::NoAnswer);
         recording.refused(&TIMED_OUT);
         recording.failed(&CallError::ShuttingDown);

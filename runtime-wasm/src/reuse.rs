@@ -35,7 +35,7 @@ impl<E> Instance<E> {
 
     /// From now on it is for this call, which neither waits for it nor has it made.
     pub(crate) fn record(&mut self, recording: &Recording) {
-        recording.tell(|told| told.instantiated = told.loaded);
+        recording.record(|call| call.instantiated = call.loaded);
         self.store.data_mut().memory.record(recording);
     }
 }

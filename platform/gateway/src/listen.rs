@@ -11,9 +11,9 @@
 //! without any; a write, and each piece of a request's body, must make progress.
 
 mod connection;
+mod parse_error_body;
 mod signal;
 mod stream;
-mod worded;
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 

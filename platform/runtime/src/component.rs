@@ -21,30 +21,30 @@ pub struct ComponentReport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum World {
     /// Answers requests: `wasi:http/handler@0.3`.
-    Http3,
+    HttpWasi0_3,
     /// Answers requests: `wasi:http/incoming-handler@0.2`.
-    Http2,
+    HttpWasi0_2,
     /// Runs to its end: `wasi:cli/run@0.3`.
-    Command3,
+    CommandWasi0_3,
     /// Runs to its end: `wasi:cli/run@0.2`.
-    Command2,
+    CommandWasi0_2,
 }
 
 impl World {
-    const ALL: [Self; 4] = [Self::Http3, Self::Http2, Self::Command3, Self::Command2];
+    const ALL: [Self; 4] = [Self::HttpWasi0_3, Self::HttpWasi0_2, Self::CommandWasi0_3, Self::CommandWasi0_2];
 
     /// The interface, and its version's first two numbers.
     fn interface(self) -> (&'static str, &'static str) {
         match self {
-            Self::Http3 => ("wasi:http/handler", "0.3"),
-            Self::Http2 => ("wasi:http/incoming-handler", "0.2"),
-            Self::Command3 => ("wasi:cli/run", "0.3"),
-            Self::Command2 => ("wasi:cli/run", "0.2"),
+            Self::HttpWasi0_3 => ("wasi:http/handler", "0.3"),
+            Self::HttpWasi0_2 => ("wasi:http/incoming-handler", "0.2"),
+            Self::CommandWasi0_3 => ("wasi:cli/run", "0.3"),
+            Self::CommandWasi0_2 => ("wasi:cli/run", "0.2"),
         }
     }
 
     pub fn answers_requests(self) -> bool {
-        matches!(self, Self::Http2 | Self::Http3)
+        matches!(self, Self::HttpWasi0_2 | Self::HttpWasi0_3)
     }
 }
 

@@ -122,7 +122,7 @@ fn opened(content: &[u8]) -> Result<World, &'static str> {
     if rest[8..12] != crc32fast::hash(machine_code).to_le_bytes() {
         return Err("its content does not have the checksum of its seal");
     }
-    [World::Http2, World::Http3, World::Command2, World::Command3]
+    [World::HttpWasi0_2, World::HttpWasi0_3, World::CommandWasi0_2, World::CommandWasi0_3]
         .into_iter()
         .find(|world| code(*world) == rest[12])
         .ok_or("its seal names no known world")
@@ -130,10 +130,10 @@ fn opened(content: &[u8]) -> Result<World, &'static str> {
 
 fn code(world: World) -> u8 {
     match world {
-        World::Http2 => 1,
-        World::Http3 => 2,
-        World::Command2 => 3,
-        World::Command3 => 4,
+        World::HttpWasi0_2 => 1,
+        World::HttpWasi0_3 => 2,
+        World::CommandWasi0_2 => 3,
+        World::CommandWasi0_3 => 4,
     }
 }
 
@@ -143,8 +143,8 @@ mod tests {
 
     #[test]
     fn any_changed_byte_breaks_the_seal() {
-        let sealed = seal(vec![7; 1000], World::Http3);
-        assert_eq!(opened(&sealed), Ok(World::Http3));
+        let sealed = seal(vec![7; 1000], World::HttpWasi0_3);
+        assert_eq!(opened(&sealed), Ok(World::HttpWasi0_3));
         for at in 0..sealed.len() - 3 {
             let mut damaged = sealed.clone();
             damaged[at] ^= 0x10;

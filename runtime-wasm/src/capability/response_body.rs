@@ -383,7 +383,7 @@ impl Drop for Reader {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::{self, Flavour};
+    use crate::engine::{self, AsyncModel};
 
     fn pipe(announced: Option<u64>) -> (GuestEnd, Writer, Reader) {
         let shared = Shared::new(announced);
@@ -469,8 +469,8 @@ mod tests {
     /// Under another name they would stand beside wasmtime-wasi-http's, unused.
     #[test]
     fn the_functions_replaced_are_those_of_the_interface_that_is_linked() {
-        let engine = wasmtime::Engine::new(&engine::settings(Flavour::Sync, 1 << 32)).unwrap();
-        let mut linker = crate::capability::linker(&engine, Flavour::Sync).unwrap();
+        let engine = wasmtime::Engine::new(&engine::settings(AsyncModel::Sync, 1 << 32)).unwrap();
+        let mut linker = crate::capability::linker(&engine, AsyncModel::Sync).unwrap();
         let mut types = linker.instance(TYPES).unwrap();
         assert!(types.func_wrap("[constructor]fields", |_, (): ()| Ok(())).is_err());
     }

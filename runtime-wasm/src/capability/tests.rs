@@ -1,22 +1,22 @@
 use mayfly_runtime::component::known;
 
 use super::*;
-use crate::engine::Flavour;
+use crate::engine::AsyncModel;
 
 /// Links a component that imports every interface of the table, as an empty instance: the linker refuses
 /// one that it does not know.
 #[test]
 fn every_known_interface_is_linked() {
-    for (table, version, flavour) in [
-        (known::INTERFACES_2, known::VERSION_2, Flavour::Sync),
-        (known::INTERFACES_2, known::VERSION_2, Flavour::Async),
-        (known::INTERFACES_3, known::VERSION_3, Flavour::Async),
+    for (table, version, model) in [
+        (known::INTERFACES_2, known::VERSION_2, AsyncModel::Sync),
+        (known::INTERFACES_2, known::VERSION_2, AsyncModel::Async),
+        (known::INTERFACES_3, known::VERSION_3, AsyncModel::Async),
     ] {
         let mut config = wasmtime::Config::new();
-        config.wasm_component_model_async(flavour == Flavour::Async);
-        config.concurrency_support(flavour == Flavour::Async);
+        config.wasm_component_model_async(model == AsyncModel::Async);
+        config.concurrency_support(model == AsyncModel::Async);
         let engine = wasmtime::Engine::new(&config).unwrap();
-        let linker = linker(&engine, flavour).unwrap();
+        let linker = linker(&engine, model).unwrap();
         let names = table.iter().flat_map(|(package, interfaces)| {
             interfaces.iter().map(move |interface| format!("{package}/{interface}@{version}"))
         });

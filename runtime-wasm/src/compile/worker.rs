@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use super::CompileError;
-use crate::engine::{self, Flavour};
+use crate::engine::{self, AsyncModel};
 
 /// The status of a worker that refused its component; why stands on its standard error.
 const EXIT_INVALID: u8 = 3;
@@ -44,8 +44,8 @@ pub(super) struct Worker {
 
 impl Worker {
     /// On a busy machine it may take long through no fault of the component's: what counts is the processor's time.
-    pub(super) async fn compile(&self, flavour: Flavour, wasm: &[u8]) -> Result<Vec<u8>, CompileError> {
-        let child = self.start(flavour)?;
+    pub(super) async fn compile(&self, model: AsyncModel, wasm: &[u8]) -> Result<Vec<u8>, CompileError> {
+        let child = self.start(model)?;
         let pid = child.id();
         let mut running = std::pin::pin!(self.run(child, wasm));
         for _ in 0..TIMEOUTS_MAX {
@@ -64,11 +64,11 @@ impl Worker {
         ))
     }
 
-    fn start(&self, flavour: Flavour) -> Result<Child, CompileError> {
+    fn start(&self, model: AsyncModel) -> Result<Child, CompileError> {
         Command::new(&self.program)
             .arg0("mayfly")
             .arg("compile")
-            .args([flavour.name().to_owned(), self.linear_memory_bytes_max.to_string()])
+            .args([model.name().to_owned(), self.linear_memory_bytes_max.to_string()])
             .args([self.threads.to_string(), self.memory_bytes_max.to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -178,7 +178,7 @@ impl From<io::Error> for Failure {
 }
 
 struct Job {
-    flavour: Flavour,
+    model: AsyncModel,
     linear_memory_bytes_max: u64,
     threads: usize,
     memory_bytes_max: u64,
@@ -186,10 +186,10 @@ struct Job {
 
 impl Job {
     fn parse<S: AsRef<OsStr>>(args: &[S]) -> Option<Self> {
-        let [flavour, linear_memory_bytes_max, threads, memory_bytes_max] = args else { return None };
+        let [model, linear_memory_bytes_max, threads, memory_bytes_max] = args else { return None };
         let number = |text: &S| text.as_ref().to_str()?.parse().ok();
         Some(Self {
-            flavour: Flavour::named(flavour.as_ref().to_str()?)?,
+            model: AsyncModel::named(model.as_ref().to_str()?)?,
             linear_memory_bytes_max: number(linear_memory_bytes_max)?,
             threads: usize::try_from(number(threads)?).ok()?,
             memory_bytes_max: number(memory_bytes_max)?,
@@ -208,7 +208,7 @@ impl Job {
     fn run(&self) -> Result<(), Failure> {
         let mut wasm = Vec::new();
         io::stdin().lock().read_to_end(&mut wasm)?;
-        let settings = engine::settings(self.flavour, self.linear_memory_bytes_max);
+        let settings = engine::settings(self.model, self.linear_memory_bytes_max);
         let engine = wasmtime::Engine::new(&settings).map_err(Failure::Machine)?;
         let threads = super::threads(self.threads).map_err(io::Error::other)?;
         let compiled = threads.install(|| engine.precompile_component(&wasm));
@@ -242,7 +242,7 @@ mod tests {
     async fn what_the_compiler_writes_is_the_code() {
         let folder = tempfile::tempdir().unwrap();
         let echo = worker(folder.path(), "echo \"$@\"; cat");
-        let made = echo.compile(Flavour::Async, b"wasm").await.unwrap();
+        let made = echo.compile(AsyncModel::Async, b"wasm").await.unwrap();
         assert_eq!(String::from_utf8(made).unwrap(), "compile async 1048576 2 67108864\nwasm");
     }
 
@@ -251,7 +251,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let deaf = worker(folder.path(), "echo no such import >&2; exit 3");
         let large = vec![0; 4 << 20];
-        match deaf.compile(Flavour::Sync, &large).await {
+        match deaf.compile(AsyncModel::Sync, &large).await {
             Err(CompileError::Invalid(why)) => assert_eq!(why, "no such import"),
             other => panic!("{other:?}"),
         }
@@ -263,25 +263,25 @@ mod tests {
         // Others of its kind may be ignored where the tests run, and a shell hands that on.
         for signal in ["KILL", "TERM", "XCPU"] {
             let ended = worker(folder.path(), &format!("kill -{signal} $$"));
-            match ended.compile(Flavour::Sync, b"").await {
+            match ended.compile(AsyncModel::Sync, b"").await {
                 Err(CompileError::Lost(why)) => assert!(why.contains("ended"), "{why}"),
                 other => panic!("{signal}: {other:?}"),
             }
         }
         let hungry = worker(folder.path(), "echo no threads >&2; exit 4");
-        match hungry.compile(Flavour::Sync, b"").await {
+        match hungry.compile(AsyncModel::Sync, b"").await {
             Err(CompileError::Lost(why)) => assert_eq!(why, "no threads"),
             other => panic!("{other:?}"),
         }
         let broken = worker(folder.path(), "echo out of memory >&2; kill -ABRT $$");
-        match broken.compile(Flavour::Sync, b"").await {
+        match broken.compile(AsyncModel::Sync, b"").await {
             Err(CompileError::Invalid(why)) => {
                 assert!(why.contains("64 MiB") && why.contains("out of memory"), "{why}");
             }
             other => panic!("{other:?}"),
         }
         let missing = Worker { program: folder.path().join("none"), ..broken };
-        assert!(matches!(missing.compile(Flavour::Sync, b"").await, Err(CompileError::Lost(_))));
+        assert!(matches!(missing.compile(AsyncModel::Sync, b"").await, Err(CompileError::Lost(_))));
     }
 
     #[tokio::test]
@@ -291,7 +291,7 @@ mod tests {
         let endless = worker(folder.path(), &format!("echo $$ > {}; exec sleep 1000", pid.display()));
         let endless = Worker { timeout: Duration::from_millis(400), ..endless };
         // It did nothing all the time: on another day it may do more.
-        match endless.compile(Flavour::Sync, b"").await {
+        match endless.compile(AsyncModel::Sync, b"").await {
             Err(CompileError::Lost(why)) => assert!(why.contains("overloaded"), "{why}"),
             other => panic!("{other:?}"),
         }
@@ -307,7 +307,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let busy = worker(folder.path(), "while :; do :; done");
         let busy = Worker { timeout: Duration::from_millis(400), ..busy };
-        match busy.compile(Flavour::Sync, b"").await {
+        match busy.compile(AsyncModel::Sync, b"").await {
             Err(CompileError::Invalid(why)) => assert!(why.contains("longer than 400ms"), "{why}"),
             other => panic!("{other:?}"),
         }

@@ -95,21 +95,21 @@ async fn run(component: Arc<Entry>, program: Arc<Program>, slot: OwnedSemaphoreP
     let loaded = component.loaded();
     let mut store = reuse::store(&loaded.host, program.clone());
     let ran = match &loaded.pre {
-        Pre::Command2(pre) => {
+        Pre::CommandWasi0_2(pre) => {
             async {
                 let command = pre.instantiate_async(&mut store).await?;
                 command.wasi_cli_run().call_run(&mut store).await
             }
             .await
         }
-        Pre::Command3(pre) => {
+        Pre::CommandWasi0_3(pre) => {
             async {
                 let command = pre.instantiate_async(&mut store).await?;
                 store.run_concurrent(async |accessor| command.wasi_cli_run().call_run(accessor).await).await?
             }
             .await
         }
-        Pre::Http2(_) | Pre::Http3(_) => unreachable!("those are started as services"),
+        Pre::HttpWasi0_2(_) | Pre::HttpWasi0_3(_) => unreachable!("those are started as services"),
     };
     let exit = exit(ran, &store);
     if exit.code != 0 && !exit.message.is_empty() {

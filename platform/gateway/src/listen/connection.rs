@@ -29,9 +29,9 @@ use tokio::{net::TcpStream, time::Instant};
 use tokio_util::task::TaskTracker;
 
 use super::{
+    parse_error_body::ParseErrorBody,
     signal::{Listener, Signal, Signals},
     stream::PatientStream,
-    worded::Worded,
 };
 use crate::{Config, body, headers::Peer, proxy::Proxy};
 
@@ -146,7 +146,7 @@ impl Connections {
         listener: Listener<'_>,
     ) -> hyper::Result<()> {
         let (proxy, peer, activity) = (&self.proxy, &peer, &Arc::new(Activity::default()));
-        let io = TokioIo::new(Worded::new(
+        let io = TokioIo::new(ParseErrorBody::new(
             io.into_inner(),
             proxy.clone(),
             activity.clone(),
@@ -208,7 +208,7 @@ impl Connections {
     {
         let pause = self.header_timeout / LOOKS;
         let mut look = pin!(tokio::time::sleep(pause));
-        let mut quiet = Quiet::new(activity, looks_within(self.idle_timeout, pause));
+        let mut idle = IdleTracker::new(activity, looks_within(self.idle_timeout, pause));
         let (mut draining, mut leaving) = (false, false);
         poll_fn(|context| {
             match listener.poll(context) {
@@ -226,7 +226,7 @@ impl Connections {
                     return Poll::Pending;
                 }
                 let now = Instant::now();
-                let is_over = quiet.look(activity);
+                let is_over = idle.look(activity);
                 if (is_over && (leaving || !says_goodbye))
                     || activity.is_overdue(now.checked_sub(self.stall_timeout))
                 {
@@ -243,8 +243,8 @@ impl Connections {
     }
 }
 
-/// How long a connection has had no request, in looks at it.
-struct Quiet {
+/// Counts the checks of a connection at which it had no request.
+struct IdleTracker {
     seen: Requests,
     looks: u32,
     /// Of those, the last ones at which a head was due.
@@ -258,7 +258,7 @@ fn looks_within(time: Duration, pause: Duration) -> u32 {
     u32::try_from(looks).unwrap_or(u32::MAX).max(1)
 }
 
-impl Quiet {
+impl IdleTracker {
     fn new(activity: &Activity, looks_max: u32) -> Self {
         Self { seen: activity.requests(), looks: 0, head_looks: 0, looks_max }
     }

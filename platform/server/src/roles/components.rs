@@ -89,7 +89,7 @@ impl CompilingNode {
             Ok(world) => refused(format!(
                 "component {digest} is a job ({world}), it answers no requests: run it in a Pod with \
                  runtimeClassName: wasm, or deploy a component that exports {}",
-                World::Http2
+                World::HttpWasi0_2
             )),
             Err(CallError::ComponentInvalid(why)) => refused(why),
             // The function's status says that it is missing; it may come yet.

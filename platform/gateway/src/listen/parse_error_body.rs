@@ -1,11 +1,12 @@
-//! What hyper answers by itself, in words.
+//! Adds a body to the answers that hyper writes by itself.
 //!
-//! A head that is none, or too large, never becomes a request: hyper answers it with a status and nothing else, and
-//! ends the connection. On its way to the socket that answer becomes a refusal like any other.
+//! A request head that cannot be parsed, or is too large, never reaches the service: hyper answers it with a status and
+//! an empty body, and closes the connection. This wrapper of the socket replaces that answer with a refusal in the
+//! gateway's usual form.
 //!
-//! It is known by when it is written, not by how it looks (a function may answer with any bytes): everything of
-//! the requests that came so far has been flushed, and no other request has begun since. That is one comparison for
-//! each write.
+//! Such an answer is detected by timing, not by its bytes (a function may answer with any bytes): hyper writes it after
+//! all answers of earlier requests were flushed, and before another request has begun. That is one comparison for each
+//! write.
 
 use std::{
     io,
@@ -30,7 +31,7 @@ use crate::{headers, proxy::Proxy, refusal::Refusal};
 const STATUS_AT: std::ops::Range<usize> = 9..12;
 
 /// A connection's socket.
-pub(super) struct Worded<S> {
+pub(super) struct ParseErrorBody<S> {
     stream: S,
     proxy: Arc<Proxy>,
     activity: Arc<Activity>,
@@ -45,7 +46,7 @@ pub(super) struct Worded<S> {
     lingers: Option<Pin<Box<Sleep>>>,
 }
 
-impl<S: AsyncWrite + Unpin> Worded<S> {
+impl<S: AsyncWrite + Unpin> ParseErrorBody<S> {
     pub(super) fn new(stream: S, proxy: Arc<Proxy>, activity: Arc<Activity>, head_bytes_max: usize) -> Self {
         let flushed = activity.requests();
         Self {
@@ -109,7 +110,7 @@ fn words(status: StatusCode, refusal: &Refusal) -> Bytes {
     text.into()
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Worded<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for ParseErrorBody<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -124,7 +125,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Worded<S> {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Worded<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> ParseErrorBody<S> {
     /// Reads what still comes, for a while: a connection that is closed with bytes unread is reset, and the reset takes
     /// the answer along.
     fn poll_linger(&mut self, context: &mut Context<'_>) -> Poll<()> {
@@ -143,7 +144,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Worded<S> {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Worded<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for ParseErrorBody<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
