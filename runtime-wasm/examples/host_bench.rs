@@ -60,7 +60,7 @@ async fn setup(component: &str) -> Result<Setup> {
     let layout = LogLayout::new(folder.path().join("logs"));
     let mut registry = prometheus_client::registry::Registry::default();
     let host = WasmHost::create(Config::default(), artifacts, LogWriter::start()?, layout, &mut registry)?;
-    host.precompile(&component).await?;
+    host.precompile(&component, "default").await?;
     Ok(Setup { host, component, _folder: folder })
 }
 

@@ -5,8 +5,8 @@
 //! absent ──(first holder)──▶ loading ──▶ loaded ──(last holder)──▶ absent
 //!                              │ mapped if it was compiled before; else compiled, kept, mapped
 //! ```
-//! Loading is single-flight: whoever comes meanwhile waits for the same result. Compiling is nobody's own: it goes
-//! on, and what it makes is kept, when the caller that it began for has left.
+//! Loading is single-flight: callers that come meanwhile wait for the same result. Compiling runs in a task of its own:
+//! it goes on when the caller that it began for has left, and ends when none has waited for it for a while.
 
 use std::{
     collections::HashMap,
@@ -15,29 +15,34 @@ use std::{
     path::Path,
     sync::{
         Arc, Weak,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
 use mayfly_api::Digest;
 use mayfly_artifacts::{Artifacts, EngineHash};
 use mayfly_runtime::CallError;
 use parking_lot::Mutex;
-use tokio::sync::OnceCell;
+use tokio::sync::{Notify, OnceCell};
 use wasmtime::component::{Component, InstancePre};
 use wasmtime_wasi_http::{p2, p3};
 
 use crate::{
     ComponentReport, World,
-    compile::{CompileError, Compiler},
+    compile::{CompileError, CompileProgress, Compiler, Ticket},
     engine::{AsyncModel, Engines, Host, MEMORIES_PER_INSTANCE},
     failure,
     guest::Guest,
     inspect,
     metrics::HostMetrics,
+    slots::Slots,
 };
 
 mod file;
+
+/// How long compiling goes on that nothing waits for: a caller may come again, a deleted function's does not.
+const ABANDONED_AFTER: Duration = Duration::from_secs(3);
 
 /// Machine code larger than this is checked and mapped on a thread that may block, so that no other request waits
 /// for it, in bytes.
@@ -60,6 +65,30 @@ pub(crate) struct Entry {
     digest: Digest,
     cache: Weak<Cache>,
     loaded: OnceCell<Loaded>,
+    /// Its place among those that are compiled.
+    ticket: Ticket,
+    /// Callers that wait for it to be compiled.
+    interested: AtomicUsize,
+    /// The last of them left.
+    deserted: Notify,
+}
+
+/// A caller that waits for a component to be compiled.
+struct Interest(Arc<Entry>);
+
+impl Interest {
+    fn in_entry(entry: &Arc<Entry>) -> Self {
+        entry.interested.fetch_add(1, Ordering::SeqCst);
+        Self(entry.clone())
+    }
+}
+
+impl Drop for Interest {
+    fn drop(&mut self) {
+        if self.0.interested.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.0.deserted.notify_waiters();
+        }
+    }
 }
 
 /// A component that is in memory.
@@ -97,6 +126,22 @@ enum FileError {
 }
 
 impl Entry {
+    /// Waits until nobody has waited for the component for a while.
+    async fn abandoned(&self) {
+        loop {
+            let mut deserted = std::pin::pin!(self.deserted.notified());
+            // Registered before the look, so that no change is missed.
+            deserted.as_mut().enable();
+            if self.interested.load(Ordering::SeqCst) > 0 {
+                deserted.await;
+            }
+            tokio::time::sleep(ABANDONED_AFTER).await;
+            if self.interested.load(Ordering::SeqCst) == 0 {
+                return;
+            }
+        }
+    }
+
     /// The component. Entries are only given out loaded.
     pub(crate) fn loaded(&self) -> &Loaded {
         self.loaded.get().unwrap_or_else(|| unreachable!("an entry is given out when it is loaded"))
@@ -141,13 +186,22 @@ impl Cache {
         self.known.lock().len()
     }
 
+    pub(crate) fn slots(&self) -> &Arc<Slots> {
+        self.engines.slots()
+    }
+
     /// Instances that exist.
     pub(crate) fn instances(&self) -> u64 {
         self.engines.instances()
     }
 
     /// The component, loaded. What was compiled before is mapped here and now, which is quick.
-    pub(crate) async fn get(self: &Arc<Self>, digest: Digest) -> Result<Arc<Entry>, CallError> {
+    /// What compiling takes is on the namespace's account.
+    pub(crate) async fn get(
+        self: &Arc<Self>,
+        digest: Digest,
+        namespace: &str,
+    ) -> Result<Arc<Entry>, CallError> {
         let entry = self.entry(digest);
         if entry.loaded.initialized() {
             return Ok(entry);
@@ -164,9 +218,17 @@ impl Cache {
         }
         // Compiling may take longer than any one caller waits: in a caller's own future it would begin anew
         // with each of them.
-        let (cache, loading) = (self.clone(), entry.clone());
+        let (cache, loading, namespace) = (self.clone(), entry.clone(), namespace.to_owned());
+        let _interest = Interest::in_entry(&entry);
         let loaded = tokio::spawn(async move {
-            loading.loaded.get_or_try_init(|| cache.load(&digest, &engine)).await.map(drop)
+            let load = || cache.load(&digest, &namespace, &loading.ticket, &engine);
+            tokio::select! {
+                loaded = loading.loaded.get_or_try_init(load) => loaded.map(drop),
+                () = loading.abandoned() => {
+                    tracing::info!(%digest, "compiling was given up: nothing waits for the component any more");
+                    Err(CallError::Internal(format!("compiling {digest} was given up")))
+                }
+            }
         });
         loaded.await.map_err(|error| CallError::Internal(format!("loading {digest}: {error}")))??;
         Ok(entry)
@@ -178,17 +240,35 @@ impl Cache {
         if let Some(entry) = known.get(&digest).and_then(Weak::upgrade) {
             return entry;
         }
-        let entry = Arc::new(Entry { digest, cache: Arc::downgrade(self), loaded: OnceCell::new() });
+        let entry = Arc::new(Entry {
+            digest,
+            cache: Arc::downgrade(self),
+            loaded: OnceCell::new(),
+            ticket: Ticket::default(),
+            interested: AtomicUsize::new(0),
+            deserted: Notify::new(),
+        });
         known.insert(digest, Arc::downgrade(&entry));
         entry
     }
 
     /// Compiles a component that is not compiled yet, and says how it is called. A call that comes
     /// meanwhile waits for the same work.
-    pub(crate) async fn precompile(self: &Arc<Self>, digest: Digest) -> Result<World, CallError> {
-        let entry = self.get(digest).await?;
+    pub(crate) async fn precompile(
+        self: &Arc<Self>,
+        digest: Digest,
+        namespace: &str,
+    ) -> Result<World, CallError> {
+        let entry = self.get(digest, namespace).await?;
         let loaded = entry.loaded.get().ok_or_else(|| CallError::Internal("loaded, and not there".into()))?;
         Ok(loaded.pre.world())
+    }
+
+    /// How far compiling a component has come that is being compiled.
+    pub(crate) fn compile_progress(&self, digest: &Digest) -> Option<CompileProgress> {
+        let entry = self.known.lock().get(digest).and_then(Weak::upgrade)?;
+        let compiling = !entry.loaded.initialized() && entry.interested.load(Ordering::SeqCst) > 0;
+        compiling.then(|| self.compiler.progress(&entry.ticket))
     }
 
     /// Maps what was compiled before, if it is there and whole. What is damaged is removed, and nothing else.
@@ -216,9 +296,15 @@ impl Cache {
     }
 
     /// Compiles a component, keeps what was made, and maps it.
-    async fn load(self: &Arc<Self>, digest: &Digest, engine: &EngineHash) -> Result<Loaded, CallError> {
+    async fn load(
+        self: &Arc<Self>,
+        digest: &Digest,
+        namespace: &str,
+        ticket: &Ticket,
+        engine: &EngineHash,
+    ) -> Result<Loaded, CallError> {
         let (wasm, report) = self.read(digest).await?;
-        let path = self.compile(digest, engine, wasm, &report).await?;
+        let path = self.compile(digest, (namespace, ticket), engine, wasm, &report).await?;
         self.map(&path).await.map_err(|error| match error {
             FileError::Io(error) if file::is_shortage(&error) => overloaded(),
             FileError::Io(error) => CallError::Internal(error.to_string()),
@@ -239,6 +325,7 @@ impl Cache {
     async fn compile(
         &self,
         digest: &Digest,
+        (namespace, ticket): (&str, &Ticket),
         engine: &EngineHash,
         wasm: Vec<u8>,
         report: &ComponentReport,
@@ -246,12 +333,12 @@ impl Cache {
         let world = report.worlds[0];
         let model = model(world);
         let host = self.host(model)?;
-        let compiled =
-            self.compiler.compile(&host.engine, model, wasm).await.map_err(|error| match error {
-                CompileError::Full => overloaded(),
-                CompileError::Invalid(why) => CallError::ComponentInvalid(why),
-                CompileError::Lost(_) => CallError::Internal(error.to_string()),
-            })?;
+        let compiled = self.compiler.compile(namespace, ticket, &host.engine, model, wasm).await;
+        let compiled = compiled.map_err(|error| match error {
+            CompileError::Full => overloaded(),
+            CompileError::Invalid(why) => CallError::ComponentInvalid(why),
+            CompileError::Lost(_) => CallError::Internal(error.to_string()),
+        })?;
         self.metrics.compiled(compiled.took);
         let bytes = compiled.machine_code.len();
         let took_ms = crate::function::millis(compiled.took);

@@ -6,15 +6,16 @@
 //!    └▶ failed                                        └▶ client gone: the instance is dropped
 //! ```
 //! The guest runs inside the caller's future, without a task of its own, until its answer is there and it
-//! waits for something. Most guests have ended by then, and the whole answer is one piece. Only a guest
-//! that still has something to do gets a task, so that its deadline holds even when nobody reads its body.
+//! waits for something; one that computes for long continues in the pool (`crate::cpu`). Most guests have ended when
+//! their answer is there, and the whole answer is one piece. Only a guest that still has something to do gets a task,
+//! so that its deadline holds even when nobody reads its body.
 
 use std::{
     collections::VecDeque,
     future::poll_fn,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, Waker},
 };
 
 use bytes::Bytes;
@@ -31,7 +32,7 @@ pub(crate) mod p3;
 
 pub(crate) use body::AnswerBody;
 
-use crate::{guest::Program, record::Recording};
+use crate::{cpu::Scheduled, guest::Program, record::Recording};
 
 /// Bytes of a body that are gathered before the answer is given, at most.
 const GATHERED_BYTES_MAX: usize = 64 << 10;
@@ -49,6 +50,12 @@ struct ReplyState {
     instantiated: Option<Instant>,
     /// The body of a guest that failed after its answer, up to where it was whole.
     rescued: Option<Gathered>,
+    /// Why the guest failed; set before its instance is dropped, and with that its end of the body.
+    failed: Option<CallError>,
+    /// A thread of the pool polls the guest at this moment.
+    polling: bool,
+    /// Waits until the guest has answered and is not being polled.
+    waiting: Option<Waker>,
 }
 
 impl Reply {
@@ -62,8 +69,43 @@ impl Reply {
         self.0.lock().instantiated = Some(Instant::now());
     }
 
+    /// Notes why the guest failed.
+    pub(crate) fn fail(&self, error: &CallError) {
+        self.0.lock().failed.get_or_insert_with(|| error.clone());
+    }
+
+    fn failed(&self) -> Option<CallError> {
+        self.0.lock().failed.clone()
+    }
+
+    /// A thread of the pool begins to poll the guest.
+    pub(crate) fn begin_poll(&self) {
+        self.0.lock().polling = true;
+    }
+
+    /// The guest waits, or its slice is over. A guest that ended is not noted: its task tells.
+    pub(crate) fn end_poll(&self) {
+        let mut state = self.0.lock();
+        state.polling = false;
+        let waiting = if state.answer.is_some() { state.waiting.take() } else { None };
+        drop(state);
+        if let Some(waiting) = waiting {
+            waiting.wake();
+        }
+    }
+
     fn take(&self) -> Option<Result<Response<WasiBody>, String>> {
         self.0.lock().answer.take()
+    }
+
+    /// The answer of a guest in the pool, unless the guest is at work on it; then the task is woken later.
+    fn take_or_wait(&self, context: &Context<'_>) -> Option<Result<Response<WasiBody>, String>> {
+        let mut state = self.0.lock();
+        let answer = if state.polling { None } else { state.answer.take() };
+        if answer.is_none() {
+            state.waiting = Some(context.waker().clone());
+        }
+        answer
     }
 }
 
@@ -117,14 +159,16 @@ pub(crate) async fn answer(
     program: &Program,
     recording: &Recording,
 ) -> Result<Answered, CallError> {
-    let mut exchange = Exchange { guest: Some(guest), reply, limits, late: None, head: None };
+    let guest = Some(Scheduled::new(guest));
+    let mut exchange = Exchange { guest, program, reply, limits, late: None, head: None };
     poll_fn(|cx| exchange.poll(cx)).await?;
-    exchange.finish(program, recording)
+    exchange.finish(recording)
 }
 
-struct Exchange {
+struct Exchange<'a> {
     /// `None` when the guest has ended.
-    guest: Option<Running>,
+    guest: Option<Scheduled>,
+    program: &'a Program,
     reply: Reply,
     limits: Limits,
     late: Option<Pin<Box<Sleep>>>,
@@ -139,12 +183,12 @@ struct Head {
     failed: Option<CallError>,
 }
 
-impl Exchange {
+impl Exchange<'_> {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), CallError>> {
         loop {
             let ended = self.poll_guest(cx);
             if self.head.is_none() {
-                match self.reply.take() {
+                match self.take_answer(ended.is_some(), cx) {
                     Some(Ok(response)) => self.head = Some(Head::new(response)?),
                     Some(Err(code)) => return Poll::Ready(Err(CallError::GuestError(code))),
                     None => match ended {
@@ -167,6 +211,13 @@ impl Exchange {
                 let limit_bytes = self.limits.response_bytes_max;
                 return Poll::Ready(Err(CallError::ResponseTooLarge { limit_bytes }));
             }
+            // The end of a body that a failed guest let go of is no end.
+            if let Some(error) = self.guest.as_ref().and_then(|_| self.reply.failed()) {
+                head.gathered.ended = false;
+                head.failed = Some(error);
+                self.guest = None;
+                return Poll::Ready(Ok(()));
+            }
             let full = head.gathered.bytes >= GATHERED_BYTES_MAX;
             if self.guest.is_none() || head.gathered.ended || full || !progress {
                 return Poll::Ready(Ok(()));
@@ -176,9 +227,19 @@ impl Exchange {
     }
 
     fn poll_guest(&mut self, cx: &mut Context<'_>) -> Option<Result<(), CallError>> {
-        let Poll::Ready(ended) = self.guest.as_mut()?.as_mut().poll(cx) else { return None };
+        let guest = self.guest.as_mut()?;
+        let Poll::Ready(ended) = guest.poll(&self.program.lane, &self.reply, cx) else { return None };
         self.guest = None;
         Some(ended)
+    }
+
+    fn take_answer(
+        &self,
+        guest_ended: bool,
+        context: &Context<'_>,
+    ) -> Option<Result<Response<WasiBody>, String>> {
+        let pooled = self.guest.as_ref().is_some_and(Scheduled::is_pooled);
+        if pooled && !guest_ended { self.reply.take_or_wait(context) } else { self.reply.take() }
     }
 
     fn poll_deadline(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), CallError>> {
@@ -187,7 +248,7 @@ impl Exchange {
         late.as_mut().poll(cx).map(|()| Err(CallError::TimedOut { limit: self.limits.timeout }))
     }
 
-    fn finish(self, program: &Program, recording: &Recording) -> Result<Answered, CallError> {
+    fn finish(self, recording: &Recording) -> Result<Answered, CallError> {
         let head = self.head.ok_or(CallError::NoAnswer)?;
         head.check_length()?;
         let instantiated = self.reply.0.lock().instantiated;
@@ -198,12 +259,15 @@ impl Exchange {
             (None, _) if failed.is_some() => AnswerBody::cut(gathered.frames, gathered.ended, failed),
             // The guest works on after its answer.
             (Some(guest), true) => {
-                body::run_on(guest, self.limits, program, recording.clone());
+                body::run_on(guest, self.reply, self.limits, self.program, recording.clone()).let_go();
                 AnswerBody::whole(gathered.frames)
             }
             (guest, _) => {
                 let Gathered { frames, bytes, .. } = gathered;
-                AnswerBody::streaming(frames, bytes, body, guest, self.limits, program, recording)
+                let guest = guest.map(|guest| {
+                    body::run_on(guest, self.reply, self.limits, self.program, recording.clone())
+                });
+                AnswerBody::streaming(frames, bytes, body, guest, self.limits, recording)
             }
         };
         Ok(Answered { response: Response::from_parts(parts, body), instantiated })

@@ -13,6 +13,7 @@ pub(crate) mod connect;
 pub(crate) mod egress;
 pub(crate) mod lookup;
 pub(crate) mod output;
+pub(crate) mod random;
 pub(crate) mod response_body;
 
 pub(crate) fn linker(engine: &Engine, model: AsyncModel) -> wasmtime::Result<Linker<Guest>> {
@@ -20,6 +21,7 @@ pub(crate) fn linker(engine: &Engine, model: AsyncModel) -> wasmtime::Result<Lin
     wasmtime_wasi::p2::add_to_linker_async(&mut linker)?;
     wasmtime_wasi_http::p2::add_only_http_to_linker_async(&mut linker)?;
     response_body::link(&mut linker)?;
+    random::link(&mut linker)?;
     wasmtime_wasi_config::add_to_linker(&mut linker, |guest: &mut Guest| guest.program.config().into())?;
     if model == AsyncModel::Async {
         wasmtime_wasi::p3::add_to_linker(&mut linker)?;

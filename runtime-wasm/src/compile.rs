@@ -1,26 +1,29 @@
 //! Compiling components, beside everything else and yielding to it.
 //!
 //! A compiler takes memory by the hundred megabytes, and reads what strangers wrote. The server has it in a process
-//! of its own, one component at a time: what it took goes back to the system when it ends, and a component that
-//! breaks it breaks nothing else.
+//! of its own for each component: what it took goes back to the system when it ends, and a component that breaks it
+//! breaks nothing else. [`queue`] says which component is next.
 
 use std::{
     sync::{
-        Arc, OnceLock,
-        atomic::{AtomicUsize, Ordering},
+        OnceLock,
+        atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use rayon::{ThreadPool, ThreadPoolBuilder};
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::{Notify, oneshot};
 use wasmtime::Engine;
 
 use crate::{CompileIn, Config, engine::AsyncModel};
 
+mod bulk;
+mod queue;
 mod worker;
 
-use worker::Worker;
+use self::{queue::CompileQueue, worker::Worker};
 pub use worker::run_worker;
 
 /// The niceness of compiling: it gets what serving leaves.
@@ -29,8 +32,10 @@ const NICENESS: i32 = 10;
 /// Where components are compiled, and those that wait for it.
 pub(crate) struct Compiler {
     queue_max: usize,
-    waiting: Arc<AtomicUsize>,
-    place: Backend,
+    queue: Mutex<CompileQueue>,
+    /// The queue changed.
+    changed: Notify,
+    backend: Backend,
 }
 
 enum Backend {
@@ -39,10 +44,7 @@ enum Backend {
         /// Made when the first component comes.
         pool: OnceLock<ThreadPool>,
     },
-    Process {
-        worker: Worker,
-        one_at_a_time: Semaphore,
-    },
+    Process(Worker),
 }
 
 /// Why a component was not compiled.
@@ -69,38 +71,35 @@ impl Compiler {
     pub(crate) fn new(config: &Config, machine_memory_bytes: u64) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let threads = config.compile_threads.unwrap_or(cores / 2).max(1);
-        let place = match &config.compile_in {
+        let backend = match &config.compile_in {
             CompileIn::ThisProcess => Backend::Threads { count: threads, pool: OnceLock::new() },
-            CompileIn::Process(program) => Backend::Process {
-                worker: Worker {
-                    program: program.clone(),
-                    threads,
-                    memory_bytes_max: config.compile_memory_bytes_max.unwrap_or(machine_memory_bytes / 2),
-                    linear_memory_bytes_max: config.linear_memory_bytes_max,
-                    timeout: config.compile_timeout,
-                },
-                one_at_a_time: Semaphore::new(1),
-            },
+            CompileIn::Process(program) => Backend::Process(Worker {
+                program: program.clone(),
+                threads,
+                memory_bytes_max: config.compile_memory_bytes_max.unwrap_or(machine_memory_bytes / 2),
+                linear_memory_bytes_max: config.linear_memory_bytes_max,
+                timeout: config.compile_timeout,
+            }),
         };
-        Self { queue_max: config.compile_queue_max, waiting: Arc::default(), place }
+        let (queue, changed) = (Mutex::default(), Notify::new());
+        Self { queue_max: config.compile_queue_max, queue, changed, backend }
     }
 
-    /// Compiles a component. Its caller must wait for it in a task that is not dropped: the cache does.
+    /// Compiles a component, when it is its turn. A compiler process ends when this is dropped.
     pub(crate) async fn compile(
         &self,
+        namespace: &str,
+        ticket: &Ticket,
         engine: &Engine,
         model: AsyncModel,
         wasm: Vec<u8>,
     ) -> Result<Compiled, CompileError> {
-        let turn = Turn(self.waiting.clone());
-        if turn.0.fetch_add(1, Ordering::Relaxed) >= self.queue_max {
-            return Err(CompileError::Full);
-        }
-        match &self.place {
+        let turn = self.enter(namespace, wasm.len())?;
+        ticket.0.store(turn.number, Ordering::Relaxed);
+        turn.begin().await;
+        match &self.backend {
             Backend::Threads { count, pool } => on_threads(pool, *count, engine.clone(), wasm).await,
-            Backend::Process { worker, one_at_a_time } => {
-                let closed = |_| CompileError::Lost("the host is gone".into());
-                let _one = one_at_a_time.acquire().await.map_err(closed)?;
+            Backend::Process(worker) => {
                 let started = Instant::now();
                 let machine_code = worker.compile(model, &wasm).await?;
                 Ok(Compiled { machine_code, took: started.elapsed() })
@@ -124,14 +123,18 @@ async fn on_threads(
     let (done, compiled) = oneshot::channel();
     pool.spawn(move || {
         let started = Instant::now();
-        let result = engine
-            .precompile_component(&wasm)
+        let result = machine_code(&engine, &wasm)
             .map(|machine_code| Compiled { machine_code, took: started.elapsed() })
             .map_err(|error| CompileError::Invalid(format!("{error:#}")));
         // Nobody waits any more if this fails.
         done.send(result).ok();
     });
     compiled.await.map_err(|_| CompileError::Lost("the compiler panicked".into()))?
+}
+
+/// Compiles a component for instances that can be interrupted anywhere.
+fn machine_code(engine: &Engine, wasm: &[u8]) -> wasmtime::Result<Vec<u8>> {
+    engine.precompile_component(&bulk::in_pieces(wasm)?)
 }
 
 /// Threads to compile on.
@@ -146,11 +149,70 @@ fn threads(count: usize) -> Result<ThreadPool, rayon::ThreadPoolBuildError> {
         .build()
 }
 
-/// One place in the queue.
-struct Turn(Arc<AtomicUsize>);
+/// The number of a component in the queue, for those who ask how far it is; 0 before it has one.
+#[derive(Debug, Default)]
+pub(crate) struct Ticket(AtomicU64);
 
-impl Drop for Turn {
+/// How far compiling a component has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CompileProgress {
+    /// Others are compiled first. So many wait, itself among them.
+    Waiting {
+        waiting: usize,
+    },
+    Compiling {
+        since: Duration,
+    },
+}
+
+/// A component's place in the queue, given up when it is dropped.
+struct Turn<'a> {
+    compiler: &'a Compiler,
+    number: u64,
+}
+
+impl Compiler {
+    fn enter(&self, namespace: &str, bytes: usize) -> Result<Turn<'_>, CompileError> {
+        let mut queue = self.queue.lock();
+        if queue.waiting() >= self.queue_max {
+            return Err(CompileError::Full);
+        }
+        let number = queue.enter(namespace, bytes, tokio::time::Instant::now());
+        Ok(Turn { compiler: self, number })
+    }
+
+    /// How far a component is that is being compiled, or waits for it.
+    pub(crate) fn progress(&self, ticket: &Ticket) -> CompileProgress {
+        let queue = self.queue.lock();
+        match queue.running_for(ticket.0.load(Ordering::Relaxed), tokio::time::Instant::now()) {
+            Some(since) => CompileProgress::Compiling { since },
+            None => CompileProgress::Waiting { waiting: queue.waiting() },
+        }
+    }
+}
+
+impl Turn<'_> {
+    /// Waits until the component is next.
+    async fn begin(&self) {
+        loop {
+            let mut changed = std::pin::pin!(self.compiler.changed.notified());
+            // Registered before the look, so that no change is missed.
+            changed.as_mut().enable();
+            let begun = self.compiler.queue.lock().try_begin(self.number, tokio::time::Instant::now());
+            match begun {
+                Ok(()) => break,
+                Err(None) => changed.await,
+                // Either way it looks again.
+                Err(Some(until)) => drop(tokio::time::timeout_at(until, changed).await),
+            }
+        }
+        self.compiler.changed.notify_waiters();
+    }
+}
+
+impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.compiler.queue.lock().leave(self.number, tokio::time::Instant::now());
+        self.compiler.changed.notify_waiters();
     }
 }

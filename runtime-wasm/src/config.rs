@@ -8,15 +8,20 @@ pub struct Config {
     /// Instances that exist at the same time. `None`: one per [`INSTANCE_BYTES_EXPECTED`] of memory,
     /// between [`INSTANCES_MIN`] and [`INSTANCES_MAX`].
     pub instances_max: Option<u32>,
+    /// Instances of one function, over all its revisions. `None`: as many as it leaves free for others, so half of all
+    /// at most (`crate::slots`).
+    pub function_instances_max: Option<u32>,
     /// Bytes of memory over all instances, with what the host holds for them. `None`: half of the machine's memory (or of the cgroup's
     /// limit), so that the rest of the server, compiling and the page cache keep theirs.
     pub memory_bytes_max: Option<u64>,
     /// How large one linear memory can be, in bytes; a function's own limit may be lower. Every slot
     /// reserves address space for it, so 4 GiB (all that wasm32 can address) costs nothing else.
     pub linear_memory_bytes_max: u64,
-    /// How often running guests are looked at. A guest that computes gives its thread back after one
-    /// tick, and one past its deadline ends a tick later at most. 5 ms costs 200 wake-ups a second.
+    /// How often running guests are interrupted. A guest that computes gives its thread back after one to two ticks, and
+    /// one past its deadline ends two ticks later at most. 2 ms costs 500 wake-ups a second once there is an engine.
     pub tick: Duration,
+    /// Threads on which calls continue that take longer than a time slice. `None`: as many as cores.
+    pub long_call_threads: Option<usize>,
     /// Where components are compiled.
     pub compile_in: CompileIn,
     /// Bytes of memory that a compiler process may take. `None`: half of the machine's.
@@ -104,9 +109,11 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             instances_max: None,
+            function_instances_max: None,
             memory_bytes_max: None,
             linear_memory_bytes_max: 4 << 30,
-            tick: Duration::from_millis(5),
+            tick: Duration::from_millis(2),
+            long_call_threads: None,
             compile_in: CompileIn::ThisProcess,
             compile_memory_bytes_max: None,
             compile_timeout: Duration::from_secs(600),
@@ -128,11 +135,19 @@ impl Default for Config {
 }
 
 impl Config {
+    pub(crate) fn long_call_threads(&self) -> usize {
+        let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        self.long_call_threads.unwrap_or_else(cores)
+    }
+
     /// The first setting that cannot work, its value, and why.
     pub(crate) fn check(&self) -> Result<(), (&'static str, String, &'static str)> {
         let wrong = |setting, value: &dyn std::fmt::Debug, why| Err((setting, format!("{value:?}"), why));
         if self.instances_max == Some(0) {
             return wrong("instances_max", &0, "nothing could run");
+        }
+        if self.function_instances_max == Some(0) {
+            return wrong("function_instances_max", &0, "no function could run");
         }
         if self.tick.is_zero() || self.tick > Duration::from_secs(1) {
             return wrong("tick", &self.tick, "guests are interrupted this often: between 0 and 1 s");
@@ -168,6 +183,7 @@ mod tests {
         assert_eq!(Config::default().check(), Ok(()));
         for (config, setting) in [
             (Config { instances_max: Some(0), ..Config::default() }, "instances_max"),
+            (Config { function_instances_max: Some(0), ..Config::default() }, "function_instances_max"),
             (Config { tick: Duration::ZERO, ..Config::default() }, "tick"),
             (Config { linear_memory_bytes_max: 5 << 30, ..Config::default() }, "linear_memory_bytes_max"),
             (Config { linear_memory_bytes_max: 100_000, ..Config::default() }, "linear_memory_bytes_max"),

@@ -1,22 +1,20 @@
 //! The engines: one for components of the asynchronous component model (0.3), one, faster, for all others.
 //! Both are made when the first component of their kind comes, so that an idle server holds neither.
 
-use std::{
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-    },
-    time::Duration,
+use std::sync::{
+    Arc, OnceLock,
+    atomic::{AtomicBool, Ordering},
 };
 
 use parking_lot::Mutex;
-use tokio::sync::Semaphore;
 use wasmtime::{Engine, EngineWeak, InstanceAllocationStrategy, OptLevel, component::Linker};
 
 use crate::{
     Config, capability, config,
+    cpu::EpochClock,
     guest::Guest,
     pool::{MemoryPool, StackPool},
+    slots::Slots,
 };
 
 /// Native stack of one call, in bytes: what the guest may use, and what host functions called from it need.
@@ -56,44 +54,44 @@ impl AsyncModel {
 pub(crate) struct Host {
     pub(crate) engine: Engine,
     pub(crate) linker: Linker<Guest>,
-    /// One permit is one instance, of either engine.
-    pub(crate) slots: Arc<Semaphore>,
 }
 
 /// Both engines, and the places their instances live in.
 pub(crate) struct Engines {
     config: Arc<Config>,
-    slots: Arc<Semaphore>,
-    slots_max: usize,
-    /// Slots that there is no address space for.
-    slots_lost: AtomicUsize,
+    /// Of the instances of both engines.
+    slots: Arc<Slots>,
     pools: OnceLock<(MemoryPool, StackPool)>,
     sync: OnceLock<Arc<Host>>,
     concurrent: OnceLock<Arc<Host>>,
     ticker: OnceLock<Ticker>,
+    clock: EpochClock,
     making: Mutex<()>,
 }
 
 impl Engines {
-    pub(crate) fn new(config: Arc<Config>, memory_bytes: u64) -> Self {
+    pub(crate) fn new(config: Arc<Config>, memory_bytes: u64, clock: EpochClock) -> Self {
         let slots_max = config.instances_max.unwrap_or_else(|| instances_fitting(memory_bytes)) as usize;
+        let function_max = config.function_instances_max.map(|max| max as usize);
         Self {
             config,
-            slots: Arc::new(Semaphore::new(slots_max)),
-            slots_max,
-            slots_lost: AtomicUsize::new(0),
+            slots: Slots::new(slots_max, function_max),
             pools: OnceLock::new(),
             sync: OnceLock::new(),
             concurrent: OnceLock::new(),
             ticker: OnceLock::new(),
+            clock,
             making: Mutex::new(()),
         }
     }
 
     /// Instances that exist, of both engines.
     pub(crate) fn instances(&self) -> u64 {
-        let slots = self.slots_max - self.slots_lost.load(Ordering::Relaxed);
-        slots.saturating_sub(self.slots.available_permits()) as u64
+        self.slots.held() as u64
+    }
+
+    pub(crate) fn slots(&self) -> &Arc<Slots> {
+        &self.slots
     }
 
     /// The engine of a model. The first call makes it, which takes a few milliseconds.
@@ -118,7 +116,7 @@ impl Engines {
         if let Some(ticker) = self.ticker.get() {
             return Ok(ticker);
         }
-        let ticker = Ticker::start(self.config.tick)?;
+        let ticker = Ticker::start(self.clock.clone())?;
         Ok(self.ticker.get_or_init(|| ticker))
     }
 
@@ -126,17 +124,17 @@ impl Engines {
         if let Some(pools) = self.pools.get() {
             return Ok(pools);
         }
-        let count = self.slots_max * MEMORIES_PER_INSTANCE;
+        let slots_max = self.slots.max();
+        let count = slots_max * MEMORIES_PER_INSTANCE;
         let reserved = usize::try_from(self.config.linear_memory_bytes_max)?;
         let memories = MemoryPool::new(count, reserved, usize::try_from(GUARD_BYTES)?, self.config.wipe)?;
         let fitting = memories.count() / MEMORIES_PER_INSTANCE;
-        if fitting < self.slots_max {
-            // Nobody has a slot yet: instances need an engine, and engines need the pools.
-            let lost = self.slots.forget_permits(self.slots_max - fitting);
-            self.slots_lost.store(lost, Ordering::Relaxed);
+        if fitting < slots_max {
+            // No slot is taken yet: instances need an engine, and engines need the pools.
+            self.slots.shrink(fitting);
             tracing::warn!(
                 instances_max = fitting,
-                asked = self.slots_max,
+                asked = slots_max,
                 "fewer instances fit: this process's address space is limited (ulimit -v)"
             );
         }
@@ -149,7 +147,7 @@ impl Engines {
         settings.with_host_memory(Arc::new(memories)).with_host_stack(Arc::new(stacks));
         let engine = Engine::new(&settings)?;
         let linker = capability::linker(&engine, model)?;
-        Ok(Host { engine, linker, slots: self.slots.clone() })
+        Ok(Host { engine, linker })
     }
 }
 
@@ -188,13 +186,14 @@ struct Ticker {
 }
 
 impl Ticker {
-    fn start(tick: Duration) -> std::io::Result<Self> {
+    fn start(clock: EpochClock) -> std::io::Result<Self> {
         let engines: Arc<Mutex<Vec<EngineWeak>>> = Arc::default();
         let stop = Arc::new(AtomicBool::new(false));
         let (ticking, stopped) = (engines.clone(), stop.clone());
         std::thread::Builder::new().name("wasm-ticker".into()).spawn(move || {
             while !stopped.load(Ordering::Relaxed) {
-                std::thread::sleep(tick);
+                std::thread::sleep(clock.tick());
+                clock.advance();
                 for engine in ticking.lock().iter() {
                     if let Some(engine) = engine.upgrade() {
                         engine.increment_epoch();
@@ -218,7 +217,11 @@ impl Drop for Ticker {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+
+    const TICK: Duration = Duration::from_millis(2);
 
     #[test]
     fn slots_are_counted_by_memory_between_the_fewest_and_the_most() {
@@ -244,8 +247,8 @@ mod tests {
     fn what_an_operator_says_counts_more_than_memory() {
         for (instances_max, expect) in [(None, 512), (Some(3), 3), (Some(5000), 5000)] {
             let config = Config { instances_max, ..Config::default() };
-            let engines = Engines::new(Arc::new(config), 4 << 30);
-            assert_eq!((engines.slots_max, engines.slots.available_permits()), (expect, expect));
+            let engines = Engines::new(Arc::new(config), 4 << 30, EpochClock::new(TICK));
+            assert_eq!(engines.slots().max(), expect);
             assert_eq!(engines.instances(), 0);
         }
     }

@@ -6,12 +6,20 @@ use mayfly_runtime::CallError;
 use wasmtime::{PoolConcurrencyLimitError, Trap, WasmBacktrace};
 use wasmtime_wasi::I32Exit;
 
-use crate::guest::{MemoryRefusal, MemoryUse};
+use crate::{
+    guest::{MemoryRefusal, MemoryUse},
+    slots::Share,
+};
 
 /// Frames of the guest's stack that a trap's message names.
 const FRAMES_SHOWN: usize = 4;
 /// How soon to come again when the host is full.
 pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// No instance of the function could be made in time.
+pub(crate) fn no_slot(share: &Share) -> CallError {
+    CallError::NoSlot { held: share.held(), max: share.slots().max(), retry_after: RETRY_AFTER }
+}
 
 /// A failed instantiation or call.
 pub(crate) fn call_error(error: &wasmtime::Error, memory: &MemoryUse) -> CallError {

@@ -15,21 +15,19 @@ use http_body_util::BodyExt as _;
 use mayfly_api::function::Isolation;
 use mayfly_runtime::{Answer, Body, CallError, HostedFunction, HostedSpec, Timings};
 use prometheus_client::metrics::counter::Counter;
-use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::Instant,
-};
+use tokio::time::Instant;
 use wasmtime_wasi_http::{p2::bindings::Proxy, p3::bindings::Service};
 
 use crate::{
     cache::{Entry, Pre},
     call::{self, Limits, Reply, Running},
-    engine, failure,
+    failure,
     guest::{MemoryUse, Program},
     host::Shared,
     metrics::{FunctionCalls, Outcome},
     record::Recording,
     reuse::{self, Idle, Instance, Store},
+    slots::{Share, Slot},
 };
 
 /// A revision. The handle that the gateway keeps; small as long as it is cold.
@@ -38,6 +36,7 @@ pub(crate) struct Function {
     host: Arc<Shared>,
     program: Arc<Program>,
     calls: Arc<FunctionCalls>,
+    share: Arc<Share>,
     component: ArcSwapOption<Entry>,
     /// Milliseconds after the host's start.
     used: AtomicU64,
@@ -57,7 +56,7 @@ enum InstanceSource {
     KeptWasi0_2(Instance<Proxy>),
     KeptWasi0_3(Instance<Service>),
     /// In an instance that is still to be made.
-    New(OwnedSemaphorePermit),
+    New(Slot),
 }
 
 /// A call that runs, or one that has to wait for its component or its slot.
@@ -77,11 +76,13 @@ struct Started {
 impl Function {
     pub(crate) fn new(spec: HostedSpec, host: Arc<Shared>, program: Program) -> Arc<Self> {
         let calls = host.metrics.function(&spec.revision.namespace, &spec.function);
+        let share = host.cache.slots().share(&spec.revision.namespace, &spec.function);
         Arc::new(Self {
             spec,
             host,
             program: Arc::new(program),
             calls,
+            share,
             component: ArcSwapOption::empty(),
             used: AtomicU64::new(0),
             warm: OnceLock::new(),
@@ -105,7 +106,7 @@ impl Function {
         if let Some(entry) = self.component.load_full() {
             return Ok(entry);
         }
-        let entry = self.host.cache.get(self.spec.component).await?;
+        let entry = self.host.cache.get(self.spec.component, &self.spec.revision.namespace).await?;
         if self.component.swap(Some(entry.clone())).is_none() {
             self.host.loaded(self);
         }
@@ -153,9 +154,9 @@ impl Function {
         self.warm.get().map_or(0, |warm| warm.idle_0_2.len() + warm.idle_0_3.len())
     }
 
-    /// Gives one of these slots back, if an idle instance holds one; says whether it did.
-    pub(crate) fn drop_one_idle(&self, slots: &Arc<Semaphore>) -> bool {
-        self.warm.get().is_some_and(|warm| warm.idle_0_2.drop_one(slots) || warm.idle_0_3.drop_one(slots))
+    /// Drops one idle instance, if there is one; says whether it did.
+    pub(crate) fn drop_one_idle(&self) -> bool {
+        self.warm.get().is_some_and(|warm| warm.idle_0_2.drop_one() || warm.idle_0_3.drop_one())
     }
 
     /// Takes the place of a function whose spec changed: what was in memory stays.
@@ -242,7 +243,7 @@ impl Function {
             None => {
                 let (function, component, recording) = (self.clone(), component.clone(), recording.clone());
                 Ok(Start::Later(Box::pin(async move {
-                    let (slot, slotted) = function.slot(&component.loaded().host, deadline, now).await?;
+                    let (slot, slotted) = function.slot(deadline, now).await?;
                     let (running, reply) =
                         function.run(&component, InstanceSource::New(slot), request, &recording)?;
                     Ok(Started { running, reply, cold: false, loaded: now, slotted })
@@ -266,7 +267,7 @@ impl Function {
         let (place, slotted) = match self.place(&component, loaded)? {
             Some(place) => (place, loaded),
             None => {
-                let (slot, slotted) = self.slot(&component.loaded().host, deadline, loaded).await?;
+                let (slot, slotted) = self.slot(deadline, loaded).await?;
                 (InstanceSource::New(slot), slotted)
             }
         };
@@ -292,8 +293,7 @@ impl Function {
                 ));
             }
         };
-        let slots = || component.loaded().host.slots.clone().try_acquire_owned().ok();
-        Ok(kept.or_else(|| slots().map(InstanceSource::New)))
+        Ok(kept.or_else(|| self.share.try_take().map(InstanceSource::New)))
     }
 
     fn kept<E>(&self, idle: &Idle<E>, now: Instant) -> Option<Instance<E>> {
@@ -340,19 +340,14 @@ impl Function {
     }
 
     /// A place for one more instance, waited for if there is none.
-    async fn slot(
-        &self,
-        host: &engine::Host,
-        deadline: Instant,
-        now: Instant,
-    ) -> Result<(OwnedSemaphorePermit, Instant), CallError> {
-        if let Ok(slot) = host.slots.clone().try_acquire_owned() {
+    async fn slot(&self, deadline: Instant, now: Instant) -> Result<(Slot, Instant), CallError> {
+        if let Some(slot) = self.share.try_take() {
             return Ok((slot, now));
         }
         let until = deadline.min(now + self.host.config.slot_wait_max);
-        match self.host.slot(&host.slots, until).await {
+        match self.host.slot(&self.share, until).await {
             Some(slot) => Ok((slot, Instant::now())),
-            None => Err(CallError::Overloaded { retry_after: failure::RETRY_AFTER }),
+            None => Err(failure::no_slot(&self.share)),
         }
     }
 
@@ -360,7 +355,7 @@ impl Function {
     async fn fresh_0_2(
         self: Arc<Self>,
         component: Arc<Entry>,
-        slot: OwnedSemaphorePermit,
+        slot: Slot,
         mut store: Store,
         call: call::p2::Call,
     ) -> Result<(), CallError> {
@@ -390,7 +385,7 @@ impl Function {
     async fn fresh_0_3(
         self: Arc<Self>,
         component: Arc<Entry>,
-        slot: OwnedSemaphorePermit,
+        slot: Slot,
         mut store: Store,
         call: call::p3::Call,
     ) -> Result<(), CallError> {
@@ -423,7 +418,7 @@ impl Function {
         }
         // Unloaded meanwhile: nobody would clear it any more. And whoever waits for a slot has looked for idle
         // instances before this one was among them. (Looked at afterwards: one of the two sees the other.)
-        if !self.is_loaded() || self.host.slot_is_wanted() {
+        if !self.is_loaded() || self.share.slots().is_waited_for() {
             idle.clear();
         }
     }

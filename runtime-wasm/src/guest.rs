@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use mayfly_runtime::{CallError, ContainerFiles, logs::Stream};
+use mayfly_runtime::{CallError, ContainerFiles, component::TABLE_ELEMENTS_MAX, logs::Stream};
 use tokio::sync::watch;
 use wasmtime::ResourceLimiter;
 use wasmtime_wasi::{FsPerms, ResourceTable, WasiCtx, WasiCtxBuilder, WasiCtxView, WasiView, cli::InputFile};
@@ -16,7 +16,9 @@ use crate::{
     capability::{
         egress::{Egress, Outbound},
         output::{Output, ProgramLog},
+        random,
     },
+    cpu::Lane,
     engine::MEMORIES_PER_INSTANCE,
     record::Recording,
 };
@@ -25,8 +27,6 @@ mod held;
 
 pub(crate) use held::{BODY_CHUNK_BYTES_MAX, CONCURRENT_MAX};
 
-/// Elements that one table of a guest may have.
-const TABLE_ELEMENTS_MAX: usize = 200_000;
 /// What an element of a table takes.
 const TABLE_ELEMENT_BYTES: usize = 8;
 /// What the host holds for any guest without charging it, in bytes: a few messages with their bodies, and an eighth of
@@ -43,6 +43,8 @@ pub(crate) struct Program {
     pub(crate) memory_bytes_max: u64,
     pub(crate) log: ProgramLog,
     pub(crate) egress: Arc<Egress>,
+    /// Its share of the processor.
+    pub(crate) lane: Arc<Lane>,
     budget: Arc<MemoryBudget>,
     /// Bytes of memory that its instances use together.
     memory_bytes: AtomicU64,
@@ -61,11 +63,12 @@ impl Program {
         memory_bytes_max: u64,
         log: ProgramLog,
         egress: Arc<Egress>,
+        lane: Arc<Lane>,
         budget: Arc<MemoryBudget>,
     ) -> Self {
         let (memory_bytes, files, config) = (AtomicU64::new(0), None, OnceLock::new());
         let over = watch::Sender::new(false);
-        Self { args, env, memory_bytes_max, log, egress, budget, memory_bytes, over, files, config }
+        Self { args, env, memory_bytes_max, log, egress, lane, budget, memory_bytes, over, files, config }
     }
 
     /// With folders and an input: what a job has, and nobody else.
@@ -162,7 +165,7 @@ impl WasiView for Guest {
         let program = &self.program;
         let wasi = self.wasi.get_or_insert_with(|| {
             let mut builder = WasiCtx::builder();
-            builder.args(&program.args).envs(&program.env);
+            builder.args(&program.args).envs(&program.env).max_random_size(random::PIECE_BYTES);
             // No address may be reached, and a socket without one is still an open file of the host's.
             builder.allow_tcp(false).allow_udp(false);
             let outputs = [Stream::Stdout, Stream::Stderr].map(|stream| program.log.output(stream));

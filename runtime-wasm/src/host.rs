@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
 };
 
@@ -16,22 +16,21 @@ use mayfly_runtime::{
 };
 use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
-use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::Instant,
-};
+use tokio::time::Instant;
 
 use crate::{
     Config, World,
     cache::Cache,
     capability::{egress::Egress, lookup::HostLookups, output::ProgramLog},
-    compile::Compiler,
+    compile::{CompileProgress, Compiler},
+    cpu::{EpochClock, FairPool, Lane},
     engine::Engines,
     function::{Function, Handle, LoadedFunction, millis},
     guest::{MemoryBudget, Program},
     machine,
     metrics::HostMetrics,
     pods::Pods,
+    slots::{Share, Slot},
 };
 
 /// Runs components: functions that the gateway calls, and pods that the kubelet starts.
@@ -56,14 +55,13 @@ pub(crate) struct Shared {
     pub(crate) logs: LogWriter,
     pub(crate) layout: LogLayout,
     pub(crate) budget: Arc<MemoryBudget>,
+    pub(crate) cpu: Arc<FairPool>,
     lookups: HostLookups,
     started: Instant,
     stopping: AtomicBool,
     functions: Mutex<HashMap<ObjectKey, Arc<Handle>>>,
     /// Functions that are in memory, or were a moment ago.
     loaded: Mutex<Vec<LoadedFunction>>,
-    /// Those who wait for an instance slot.
-    slots_wanted: AtomicUsize,
 }
 
 impl WasmHost {
@@ -79,7 +77,9 @@ impl WasmHost {
         let config = Arc::new(config);
         let memory_bytes = machine::memory_bytes();
         let metrics = HostMetrics::register(registry);
-        let engines = Engines::new(config.clone(), memory_bytes);
+        let clock = EpochClock::new(config.tick);
+        let cpu = Arc::new(FairPool::new(config.long_call_threads(), clock.clone()));
+        let engines = Engines::new(config.clone(), memory_bytes, clock);
         let compiler = Compiler::new(&config, memory_bytes);
         let cache = Arc::new(Cache::new(artifacts, engines, compiler, metrics.clone()));
         let budget = Arc::new(MemoryBudget::new(config.memory_bytes_max.unwrap_or(memory_bytes / 2)));
@@ -90,21 +90,26 @@ impl WasmHost {
             logs,
             layout,
             budget,
+            cpu,
             lookups: HostLookups::default(),
             started: Instant::now(),
             stopping: AtomicBool::new(false),
             functions: Mutex::default(),
             loaded: Mutex::default(),
-            slots_wanted: AtomicUsize::new(0),
         });
         crate::metrics::register_gauges(registry, &shared);
         let pods = Arc::new(Pods::new(shared.clone()));
         Ok(Self { shared, pods })
     }
 
-    /// Compiles a component ahead of its first call, and says how it is called.
-    pub async fn precompile(&self, digest: &Digest) -> Result<World, CallError> {
-        self.shared.cache.precompile(*digest).await
+    /// Compiles a component ahead of its first call, for a namespace, and says how it is called.
+    pub async fn precompile(&self, digest: &Digest, namespace: &str) -> Result<World, CallError> {
+        self.shared.cache.precompile(*digest, namespace).await
+    }
+
+    /// How far compiling a component has come, if it is being compiled.
+    pub fn compile_progress(&self, digest: &Digest) -> Option<CompileProgress> {
+        self.shared.cache.compile_progress(digest)
     }
 
     /// From now on every call is refused. Calls in flight go on until their end or their deadline.
@@ -157,8 +162,14 @@ impl Shared {
             spec.memory_bytes_max,
             ProgramLog::new(&self.logs, path, self.config.log_bytes_per_second),
             Arc::new(self.egress(spec.egress.clone())),
+            self.lane(&spec.revision.namespace, &spec.function),
             self.budget.clone(),
         )
+    }
+
+    /// The share of the processor of a function, or of a pod.
+    pub(crate) fn lane(&self, namespace: &str, function: &str) -> Arc<Lane> {
+        Lane::new(self.cpu.clone(), namespace, function)
     }
 
     /// A way out by these rules.
@@ -205,18 +216,13 @@ impl Shared {
         self.loaded.lock().retain(|other| !std::ptr::eq(other.as_ptr(), function));
     }
 
-    /// A place for one more instance when none is free: one that an idle instance gives up, or the next that
-    /// comes free. `None` if that did not happen until then.
-    pub(crate) async fn slot(&self, slots: &Arc<Semaphore>, until: Instant) -> Option<OwnedSemaphorePermit> {
-        // Said before looking: an instance that ends after the look is not kept (`Function::keep`).
-        let _wanted = Wanted::new(&self.slots_wanted);
-        self.reclaim_slot(slots);
-        tokio::time::timeout_at(until, slots.clone().acquire_owned()).await.ok()?.ok()
-    }
-
-    /// Whether somebody waits for an instance slot.
-    pub(crate) fn slot_is_wanted(&self) -> bool {
-        self.slots_wanted.load(Ordering::SeqCst) > 0
+    /// A slot for one more instance when none is free: one that an idle instance gives up, or the next that comes free.
+    /// `None` if that did not happen until then.
+    pub(crate) async fn slot(&self, share: &Arc<Share>, until: Instant) -> Option<Slot> {
+        // Announced before looking: an instance that ends after the look is not kept (`Function::keep`).
+        let waiting = share.wait();
+        self.reclaim_slot();
+        waiting.slot(until).await
     }
 
     /// Instances that wait for their function's next call.
@@ -224,12 +230,12 @@ impl Shared {
         self.functions_loaded().iter().map(|function| function.idle()).sum()
     }
 
-    /// Gives back one of these slots, if an idle instance holds one: that of the function not used for longest.
-    fn reclaim_slot(&self, slots: &Arc<Semaphore>) {
+    /// Gives back the slot of an idle instance, if there is one: of the function not used for longest.
+    fn reclaim_slot(&self) {
         let mut idle = self.functions_loaded();
         idle.retain(|function| function.idle() > 0);
         idle.sort_by_key(|function| function.used());
-        idle.iter().any(|function| function.drop_one_idle(slots));
+        idle.iter().any(|function| function.drop_one_idle());
     }
 
     /// Gives back the slots that idle instances hold.
@@ -237,21 +243,5 @@ impl Shared {
         for function in self.functions_loaded() {
             function.drop_idle();
         }
-    }
-}
-
-/// One who waits for an instance slot.
-struct Wanted<'a>(&'a AtomicUsize);
-
-impl<'a> Wanted<'a> {
-    fn new(count: &'a AtomicUsize) -> Self {
-        count.fetch_add(1, Ordering::SeqCst);
-        Self(count)
-    }
-}
-
-impl Drop for Wanted<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }

@@ -106,7 +106,7 @@ impl Outcome {
 impl From<&CallError> for Outcome {
     fn from(error: &CallError) -> Self {
         match error {
-            CallError::Overloaded { .. } => Self::Overloaded,
+            CallError::Overloaded { .. } | CallError::NoSlot { .. } => Self::Overloaded,
             CallError::ComponentMissing(_) => Self::Missing,
             CallError::ComponentInvalid(_) => Self::Invalid,
             CallError::Trapped(_) => Self::Trapped,
@@ -233,6 +233,9 @@ impl std::fmt::Debug for Gauges {
 }
 
 pub(crate) fn register_gauges(registry: &mut Registry, host: &Arc<Shared>) {
+    let long_calls = host.cpu.spawned.clone();
+    let wasm = registry.sub_registry_with_prefix("mayfly_wasm");
+    wasm.register("long_calls", "Guests that took longer than a time slice, or were expected to", long_calls);
     registry.register_collector(Box::new(Gauges(Arc::downgrade(host))));
 }
 

@@ -96,7 +96,7 @@ impl Pods {
         let function = revision.and_then(|revision| self.shared.function(&revision));
         let component = match &function {
             Some(function) if function.spec.component == digest => function.component().await,
-            _ => self.shared.cache.get(digest).await,
+            _ => self.shared.cache.get(digest, &sandbox.pod.namespace).await,
         };
         let component = component.map_err(runtime_error)?;
         let id = spec.id.clone();

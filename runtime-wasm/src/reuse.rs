@@ -2,19 +2,19 @@
 
 use std::{sync::Arc, time::Duration};
 
-use parking_lot::Mutex;
-use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::Instant,
-};
-use wasmtime::UpdateDeadline;
-
 use crate::{
     Config,
+    cpu::slice,
     engine::Host,
     guest::{CONCURRENT_MAX, Guest, Program},
     record::Recording,
+    slots::Slot,
 };
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+/// Bytes that a guest may hand to its host in one call: copying them is not interrupted. Streams take 64 KiB at a time.
+const HOST_CALL_BYTES_MAX: usize = 8 << 20;
 
 pub(crate) type Store = wasmtime::Store<Guest>;
 
@@ -25,12 +25,12 @@ pub(crate) struct Instance<E> {
     calls: u32,
     born: Instant,
     /// Its slot; after the store, so that the slot is free only when the instance is gone.
-    slot: OwnedSemaphorePermit,
+    _slot: Slot,
 }
 
 impl<E> Instance<E> {
-    pub(crate) fn new(store: Store, exports: E, slot: OwnedSemaphorePermit) -> Self {
-        Self { store, exports, calls: 0, born: Instant::now(), slot }
+    pub(crate) fn new(store: Store, exports: E, slot: Slot) -> Self {
+        Self { store, exports, calls: 0, born: Instant::now(), _slot: slot }
     }
 
     /// From now on it is for this call, which neither waits for it nor has it made.
@@ -40,15 +40,17 @@ impl<E> Instance<E> {
     }
 }
 
-/// A store with this host's rules: limits, and giving the thread back at every tick.
+/// A store with this host's rules: limits, and giving the thread back at the end of each time slice.
 pub(crate) fn store(host: &Host, program: Arc<Program>) -> Store {
     let mut store = Store::new(&host.engine, Guest::new(program));
     store.limiter(|guest| &mut guest.memory);
     store.epoch_deadline_callback(|mut store| {
-        store.data_mut().tick()?;
-        Ok(UpdateDeadline::Yield(1))
+        let guest = store.data_mut();
+        guest.tick()?;
+        Ok(slice::at_tick(guest.program.lane.clock()))
     });
     store.set_epoch_deadline(1);
+    store.set_hostcall_fuel(HOST_CALL_BYTES_MAX);
     if let Some(concurrent) = store.concurrent_resource_table() {
         concurrent.set_max_capacity(CONCURRENT_MAX);
     }
@@ -108,12 +110,10 @@ impl<E> Idle<E> {
         self.instances.lock().len()
     }
 
-    /// Drops the one not used for longest, if its slot is one of these; says whether it did.
-    pub(crate) fn drop_one(&self, slots: &Arc<Semaphore>) -> bool {
+    /// Drops the one not used for longest, and with it gives its slot back; says whether there was one.
+    pub(crate) fn drop_one(&self) -> bool {
         let mut instances = self.instances.lock();
-        // All of them have slots of the same kind: their component's.
-        let one = instances.first().is_some_and(|instance| Arc::ptr_eq(instance.slot.semaphore(), slots));
-        let dropped = one.then(|| instances.remove(0));
+        let dropped = if instances.is_empty() { None } else { Some(instances.remove(0)) };
         drop(instances);
         dropped.is_some()
     }

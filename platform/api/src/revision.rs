@@ -97,6 +97,8 @@ pub struct ComponentStatus {
 /// How far a component has come.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ComponentState {
+    /// It takes its time, or waits for its turn; the message says which.
+    Compiling,
     /// Its machine code is there: a call need not wait for it.
     Compiled,
     /// It can never answer here.

@@ -208,6 +208,16 @@ impl Refusal {
         Self::new(Code::BadRequest, message, "speak HTTP/1.1, or HTTP/2 without TLS (h2c)")
     }
 
+    /// RFC 9112, section 6.1: a coding that is not understood must not be passed on as if it were not there.
+    pub(crate) fn transfer_coding() -> Self {
+        let message = "the request's body has a transfer coding besides chunked, which is not decoded here";
+        Self::new(
+            Code::BadRequest,
+            message,
+            "compress the body as content (content-encoding), or send it plainly",
+        )
+    }
+
     pub(crate) fn head_too_large(limit_bytes: usize) -> Self {
         let message =
             format!("the request's head has more than {HEADERS_MAX} headers or {limit_bytes} bytes");
@@ -246,6 +256,12 @@ impl From<CallError> for Refusal {
             CallError::Overloaded { retry_after } => {
                 let hint =
                     "try again later, or start the server with more room (mayfly up --function-memory)";
+                (Code::Overloaded, hint, Some(retry_after))
+            }
+            CallError::NoSlot { retry_after, .. } => {
+                let hint = "try again later; instances are held for as long as calls last: lower the function's \
+                            limits.concurrency or limits.timeout, or start the server with more \
+                            (mayfly up --instances, --function-instances)";
                 (Code::Overloaded, hint, Some(retry_after))
             }
             CallError::ComponentMissing(_) => (Code::ComponentMissing, "`mayfly deploy` uploads it", None),
@@ -324,6 +340,7 @@ mod tests {
         let retry_after = Duration::from_millis(1500);
         for (error, status, code) in [
             (CallError::Overloaded { retry_after }, 503, "overloaded"),
+            (CallError::NoSlot { held: 7, max: 8, retry_after }, 503, "overloaded"),
             (CallError::ComponentMissing(Digest::of(b"x")), 503, "component_missing"),
             (CallError::ComponentInvalid("wasi:foo".into()), 503, "component_invalid"),
             (CallError::Trapped("unreachable".into()), 502, "trapped"),

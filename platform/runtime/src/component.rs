@@ -7,6 +7,9 @@ use wasmparser::{Encoding, Parser, Payload, Validator, WasmFeatures};
 
 pub mod known;
 
+/// Elements that one table of an instance may have: what its host holds for each counts against a function's memory.
+pub const TABLE_ELEMENTS_MAX: usize = 200_000;
+
 /// A component that can run here, as far as its interfaces tell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ComponentReport {
@@ -75,6 +78,8 @@ pub enum ComponentRefused {
     CoreModule,
     #[error("not a valid component: {0}")]
     Malformed(String),
+    #[error("it can never run here: {0}")]
+    CannotRun(String),
     #[error("it imports what this host does not have: {}", .0.join("; "))]
     UnknownImports(Vec<String>),
     #[error(
@@ -101,6 +106,7 @@ pub fn inspect(content: &[u8]) -> Result<ComponentReport, ComponentRefused> {
     let (imports, exports) = interfaces(content)?;
     let malformed = |error: wasmparser::BinaryReaderError| ComponentRefused::Malformed(error.to_string());
     Validator::new_with_features(features()).validate_all(content).map_err(malformed)?;
+    runnable(content)?;
     let unknown: Vec<String> = imports.iter().filter_map(|name| known::missing(name)).collect();
     if !unknown.is_empty() {
         return Err(ComponentRefused::UnknownImports(unknown));
@@ -110,6 +116,37 @@ pub fn inspect(content: &[u8]) -> Result<ComponentReport, ComponentRefused> {
         return Err(ComponentRefused::WrongWorld(exports));
     }
     Ok(ComponentReport { worlds, imports, exports })
+}
+
+/// Refuses what is valid, and what no instance here has room for.
+fn runnable(content: &[u8]) -> Result<(), ComponentRefused> {
+    let malformed = |error: wasmparser::BinaryReaderError| ComponentRefused::Malformed(error.to_string());
+    for payload in Parser::new(0).parse_all(content) {
+        match payload.map_err(malformed)? {
+            Payload::MemorySection(section) => {
+                for memory in section {
+                    if memory.map_err(malformed)?.shared {
+                        return Err(ComponentRefused::CannotRun(
+                            "it has a shared memory, and instances here have one thread: build it without threads"
+                                .to_owned(),
+                        ));
+                    }
+                }
+            }
+            Payload::TableSection(section) => {
+                for table in section {
+                    let elements = table.map_err(malformed)?.ty.initial;
+                    if elements > TABLE_ELEMENTS_MAX as u64 {
+                        return Err(ComponentRefused::CannotRun(format!(
+                            "it has a table of {elements} elements; a table has at most {TABLE_ELEMENTS_MAX} here"
+                        )));
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 fn features() -> WasmFeatures {

@@ -104,9 +104,12 @@ impl Timings {
 /// Why a call got no answer from the guest. The gateway maps each to a status, in one place.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum CallError {
-    /// No instance slot or no memory budget before the deadline.
+    /// No memory, file or other resource of the node's before the deadline.
     #[error("this node has no room for another instance")]
     Overloaded { retry_after: Duration },
+    /// No instance slot in time: the function has its share, or all are taken.
+    #[error("no instance could be made in time: the function has {held} of this node's {max}")]
+    NoSlot { held: usize, max: usize, retry_after: Duration },
     #[error("component {0} is not in the artifact store: deploy the function again")]
     ComponentMissing(Digest),
     /// The component cannot be loaded or linked; the text names the import or the world.

@@ -85,6 +85,12 @@ pub(crate) struct UpArgs {
     /// [default: auto]
     #[arg(long, env = "MAYFLY_CONTAINERS", value_name = "MODE")]
     containers: Option<String>,
+    /// Instances of functions that exist at the same time [default: one for 8Mi of this machine's memory, at most 2000]
+    #[arg(long, env = "MAYFLY_INSTANCES", value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    instances: Option<u32>,
+    /// Instances of one function [default: as many as it leaves free for others, so half of all]
+    #[arg(long, env = "MAYFLY_FUNCTION_INSTANCES", value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    function_instances: Option<u32>,
     /// What to log, as in `info,mayfly_gateway=debug` [default: warn for everyone, info for Mayfly]
     #[arg(long, env = "MAYFLY_LOG", value_name = "FILTER")]
     log: Option<String>,
@@ -130,6 +136,8 @@ struct ConfigFile {
     function_memory: Option<String>,
     network: Option<NetworkMode>,
     containers: Option<String>,
+    instances: Option<u32>,
+    function_instances: Option<u32>,
     log: Option<String>,
     log_format: Option<LogFormat>,
 }
@@ -154,6 +162,10 @@ pub(crate) struct UpConfig {
     pub(crate) function_memory_bytes: Option<u64>,
     pub(crate) network: NetworkMode,
     pub(crate) containers: ContainersMode,
+    /// `None`: by the machine's memory.
+    pub(crate) instances_max: Option<u32>,
+    /// `None`: as many as are free for others.
+    pub(crate) function_instances_max: Option<u32>,
     pub(crate) log: String,
     pub(crate) log_format: LogFormat,
 }
@@ -229,6 +241,8 @@ impl UpArgs {
                 .map(|text| text.parse().map_err(|why: String| anyhow::anyhow!("--containers: {why}")))
                 .transpose()?
                 .unwrap_or_default(),
+            instances_max: self.instances.or(file.instances),
+            function_instances_max: self.function_instances.or(file.function_instances),
             log: self.log.or(file.log).unwrap_or_else(|| LOG_DEFAULT.into()),
             log_format: self.log_format.or(file.log_format).unwrap_or(format_default),
         })

@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use crate::World;
 
 /// Changes whenever what is kept, or how it is made, does.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 const MAGIC: &[u8; 8] = b"mayfly-1";
 const SEAL_BYTES: usize = 24;
 /// Files whose checksum is remembered; past it all are checked again.

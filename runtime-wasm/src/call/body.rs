@@ -2,6 +2,7 @@
 
 use std::{
     collections::VecDeque,
+    future::poll_fn,
     pin::Pin,
     sync::{Arc, OnceLock},
     task::{Context, Poll},
@@ -13,8 +14,8 @@ use mayfly_runtime::{BodyError, CallError};
 use tokio::task::AbortHandle;
 use wasmtime_wasi_http::WasiBody;
 
-use super::{Limits, Running};
-use crate::{guest::Program, record::Recording};
+use super::{Limits, Reply};
+use crate::{cpu::Scheduled, guest::Program, record::Recording};
 
 /// A guest's body.
 pub(crate) struct AnswerBody {
@@ -41,11 +42,23 @@ struct Streaming {
 }
 
 /// Cancels the guest when nobody wants its answer any more.
-struct GuestTask {
+pub(super) struct GuestTask {
     task: AbortHandle,
+    reply: Reply,
     failed: Arc<OnceLock<CallError>>,
     /// The body came to its end: what the guest does now is its own business until its deadline.
     let_go: bool,
+}
+
+impl GuestTask {
+    /// The body came to its end, or the caller needs it no more: the guest goes on until its deadline.
+    pub(super) fn let_go(&mut self) {
+        self.let_go = true;
+    }
+
+    fn failed(&self) -> Option<CallError> {
+        self.failed.get().cloned().or_else(|| self.reply.failed())
+    }
 }
 
 impl Drop for GuestTask {
@@ -58,16 +71,19 @@ impl Drop for GuestTask {
 
 /// Lets a guest work on in a task of its own, until its deadline, or the end of its program.
 pub(super) fn run_on(
-    guest: Running,
+    guest: Scheduled,
+    reply: Reply,
     limits: Limits,
     program: &Program,
     recording: Recording,
-) -> (AbortHandle, Arc<OnceLock<CallError>>) {
+) -> GuestTask {
     let failed = Arc::new(OnceLock::new());
     let failing = failed.clone();
+    let (lane, replying) = (program.lane.clone(), reply.clone());
     let mut over = program.over();
     let task = tokio::spawn(async move {
-        let mut guest = guest;
+        let mut scheduled = guest;
+        let mut guest = std::pin::pin!(poll_fn(|cx| scheduled.poll(&lane, &replying, cx)));
         let ended = tokio::select! {
             biased;
             // An error means that the program is gone, which it is not while its guest runs.
@@ -78,14 +94,13 @@ pub(super) fn run_on(
             Ok(ended) => ended.err(),
             Err(_) => Some(CallError::TimedOut { limit: limits.timeout }),
         };
-        // Before the guest is dropped, and with it its end of the body.
+        // Before the guest is dropped at the end of this block, and with it its end of the body.
         if let Some(error) = failed {
             recording.failed(&error);
             drop(failing.set(error));
         }
-        drop(guest);
     });
-    (task.abort_handle(), failed)
+    GuestTask { task: task.abort_handle(), reply, failed, let_go: false }
 }
 
 impl AnswerBody {
@@ -110,15 +125,10 @@ impl AnswerBody {
         ready: VecDeque<Frame<Bytes>>,
         bytes: usize,
         body: WasiBody,
-        guest: Option<Running>,
+        guest: Option<GuestTask>,
         limits: Limits,
-        program: &Program,
         recording: &Recording,
     ) -> Self {
-        let guest = guest.map(|guest| {
-            let (task, failed) = run_on(guest, limits, program, recording.clone());
-            GuestTask { task, failed, let_go: false }
-        });
         let recording = recording.clone();
         let streaming = Streaming { body, bytes: bytes as u64, limits, guest, recording };
         Self { ready, whole_bytes: None, rest: Rest::Streaming(streaming) }
@@ -128,7 +138,7 @@ impl AnswerBody {
 impl Streaming {
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, CallError>>> {
         let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) else { return Poll::Pending };
-        let failed = self.guest.as_ref().and_then(|guest| guest.failed.get().cloned());
+        let failed = || self.guest.as_ref().and_then(GuestTask::failed);
         Poll::Ready(match frame {
             Some(Ok(frame)) => {
                 self.bytes += frame.data_ref().map_or(0, |data| data.len() as u64);
@@ -142,12 +152,14 @@ impl Streaming {
                     Some(Ok(frame))
                 }
             }
-            Some(Err(error)) => Some(Err(failed.unwrap_or(CallError::GuestError(error.to_string())))),
-            None => match failed {
+            Some(Err(error)) => {
+                Some(Err(failed().unwrap_or_else(|| CallError::GuestError(error.to_string()))))
+            }
+            None => match failed() {
                 Some(error) => Some(Err(error)),
                 None => {
                     if let Some(guest) = &mut self.guest {
-                        guest.let_go = true;
+                        guest.let_go();
                     }
                     None
                 }

@@ -50,7 +50,9 @@ impl Call {
         let handler = instance.exports.wasi_http_incoming_handler();
         handler.call_handle(&mut instance.store, request, answer).await.map_err(|error| {
             reply.rescue();
-            failure::call_error(&error, &instance.store.data().memory)
+            let error = failure::call_error(&error, &instance.store.data().memory);
+            reply.fail(&error);
+            error
         })
     }
 }

@@ -73,7 +73,9 @@ impl Call {
         });
         called.await.flatten().map_err(|error| {
             reply.rescue();
-            failure::call_error(&error, &store.data().memory)
+            let error = failure::call_error(&error, &store.data().memory);
+            reply.fail(&error);
+            error
         })
     }
 }

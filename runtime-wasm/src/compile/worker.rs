@@ -211,7 +211,7 @@ impl Job {
         let settings = engine::settings(self.model, self.linear_memory_bytes_max);
         let engine = wasmtime::Engine::new(&settings).map_err(Failure::Machine)?;
         let threads = super::threads(self.threads).map_err(io::Error::other)?;
-        let compiled = threads.install(|| engine.precompile_component(&wasm));
+        let compiled = threads.install(|| super::machine_code(&engine, &wasm));
         let machine_code = compiled.map_err(Failure::Component)?;
         io::stdout().lock().write_all(&machine_code)?;
         Ok(())

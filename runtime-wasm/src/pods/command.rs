@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use mayfly_api::wellknown::ANNOTATION_EGRESS;
 use mayfly_runtime::{CallError, ContainerSpec, RuntimeError, SandboxSpec};
-use tokio::{sync::OwnedSemaphorePermit, time::Instant};
+use tokio::time::Instant;
 use wasmtime_wasi::I32Exit;
 
 use super::{EXIT_KILLED, Exit, Meter, Pods, RunningTask, task::StopRequest};
@@ -14,6 +14,7 @@ use crate::{
     failure,
     guest::Program,
     reuse::{self, Store},
+    slots::Slot,
 };
 
 /// Exit code of a program that trapped, as a shell counts (128 + SIGABRT).
@@ -26,10 +27,10 @@ pub(super) async fn start(
     spec: ContainerSpec,
     component: Arc<Entry>,
 ) -> Result<RunningTask, RuntimeError> {
-    let slots = &component.loaded().host.slots;
-    let slot = match slots.clone().try_acquire_owned() {
-        Ok(slot) => Some(slot),
-        Err(_) => pods.shared.slot(slots, Instant::now() + pods.shared.config.slot_wait_max).await,
+    let share = pods.shared.cache.slots().share(&sandbox.pod.namespace, &sandbox.pod.name);
+    let slot = match share.try_take() {
+        Some(slot) => Some(slot),
+        None => pods.shared.slot(&share, Instant::now() + pods.shared.config.slot_wait_max).await,
     };
     let Some(slot) = slot else {
         return Err(RuntimeError::NoRoom("this node has no room for another instance".into()));
@@ -37,14 +38,17 @@ pub(super) async fn start(
     let program = Arc::new(program(pods, sandbox, &spec)?);
     let log = program.log.clone();
     let meter = Meter::of_program(program.clone());
-    let running = meter.timed(run(component, program, slot));
+    // A program may compute for as long as it likes: it never runs on the threads of the control plane.
+    let mut running = program.lane.clone().spawn(meter.timed(run(component, program, slot)));
     let work = |mut stopping: StopRequest| async move {
         tokio::select! {
             biased;
-            exit = running => exit,
+            exit = &mut running => return exit,
             // No signal reaches a program, so nothing is won by waiting for it to end by itself.
-            Ok(_) = stopping.wait_for(Option::is_some) => Exit::interrupted(),
+            Ok(_) = stopping.wait_for(Option::is_some) => {}
         }
+        running.cancel().await;
+        Exit::interrupted()
     };
     Ok(RunningTask::spawn(pods, spec.id, meter, work, move || log.write_capture()))
 }
@@ -69,6 +73,7 @@ fn program(pods: &Pods, sandbox: &SandboxSpec, spec: &ContainerSpec) -> Result<P
         spec.memory_bytes_max.unwrap_or(shared.config.pod_memory_bytes_default),
         log,
         Arc::new(egress(pods, sandbox)?),
+        shared.lane(&sandbox.pod.namespace, &sandbox.pod.name),
         shared.budget.clone(),
     )
     .with_files(spec.files.clone()))
@@ -91,7 +96,7 @@ pub(super) fn rules(sandbox: &SandboxSpec) -> Result<Vec<mayfly_api::egress::Egr
         .collect()
 }
 
-async fn run(component: Arc<Entry>, program: Arc<Program>, slot: OwnedSemaphorePermit) -> Exit {
+async fn run(component: Arc<Entry>, program: Arc<Program>, slot: Slot) -> Exit {
     let loaded = component.loaded();
     let mut store = reuse::store(&loaded.host, program.clone());
     let ran = match &loaded.pre {

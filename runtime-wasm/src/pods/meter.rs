@@ -11,9 +11,8 @@ use std::{
 };
 
 use mayfly_runtime::Usage;
-use rustix::time::{ClockId, clock_gettime};
 
-use crate::guest::Program;
+use crate::{cpu::thread_time, guest::Program};
 
 /// Read off at any moment.
 #[derive(Clone)]
@@ -59,16 +58,10 @@ impl<F: Future> Future for Timed<F> {
     type Output = F::Output;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
-        let before = of_this_thread();
+        let before = thread_time();
         let polled = self.future.as_mut().poll(context);
-        self.cpu.fetch_add(of_this_thread().saturating_sub(before), Ordering::Relaxed);
+        let took = thread_time().saturating_sub(before);
+        self.cpu.fetch_add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
         polled
     }
-}
-
-/// Nanoseconds of processor time.
-fn of_this_thread() -> u64 {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    let (seconds, rest) = (u64::try_from(time.tv_sec), u64::try_from(time.tv_nsec));
-    seconds.unwrap_or(0).saturating_mul(1_000_000_000).saturating_add(rest.unwrap_or(0))
 }

@@ -86,6 +86,7 @@ fn function(
         memory_bytes_max,
         log,
         Arc::new(egress(pods, sandbox)?),
+        shared.lane(&sandbox.pod.namespace, &sandbox.pod.name),
         shared.budget.clone(),
     );
     Ok(Function::new(hosted, shared.clone(), program))

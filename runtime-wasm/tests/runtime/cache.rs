@@ -18,8 +18,8 @@ fn compiles(fixture: &Fixture) -> f64 {
 async fn a_component_is_compiled_once_whoever_asks() {
     let fixture = Fixture::new();
     let component = fixture.upload(handler(ANSWERS)).await;
-    fixture.host.precompile(&component).await.unwrap();
-    fixture.host.precompile(&component).await.unwrap();
+    fixture.host.precompile(&component, "default").await.unwrap();
+    fixture.host.precompile(&component, "default").await.unwrap();
     let functions: Vec<_> =
         (0..20).map(|n| fixture.host.prepare(spec(&format!("f{n}"), component))).collect();
     let asked: Vec<_> = functions

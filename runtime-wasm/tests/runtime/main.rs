@@ -7,6 +7,7 @@ mod support;
 mod cache;
 mod failures;
 mod functions;
+mod isolation;
 mod outbound;
 mod pods;
 mod wipe;

@@ -62,7 +62,10 @@ pub(super) enum Readiness {
         digest: String,
     },
     /// The component is there and being compiled.
-    Compiling,
+    Compiling {
+        /// How far it is, when it takes long.
+        message: Option<String>,
+    },
     /// A ConfigMap or Secret that its environment names is not there, or lacks the key.
     EnvironmentMissing {
         message: String,
@@ -349,7 +352,10 @@ pub(super) fn readiness(
         return Readiness::ComponentInvalid { message };
     }
     match revision.status.as_ref().and_then(|status| status.component.as_ref()) {
-        None => Readiness::Compiling,
+        None => Readiness::Compiling { message: None },
+        Some(ComponentStatus { state: ComponentState::Compiling, message }) => {
+            Readiness::Compiling { message: message.clone() }
+        }
         Some(ComponentStatus { state: ComponentState::Compiled, .. }) => Readiness::Ready,
         Some(ComponentStatus { state: ComponentState::Refused, message }) => {
             Readiness::ComponentInvalid { message: message.clone().unwrap_or_default() }

@@ -44,7 +44,10 @@ impl Readiness {
                      it to /artifacts/{digest}"
                 ),
             ),
-            Self::Compiling => ("Compiling", "the component is being compiled".to_owned()),
+            Self::Compiling { message } => {
+                let message = message.clone();
+                ("Compiling", message.unwrap_or_else(|| "the component is being compiled".to_owned()))
+            }
             Self::EnvironmentMissing { message } => {
                 ("EnvironmentMissing", format!("{message}: create it, or take it out of spec.env"))
             }
@@ -127,7 +130,8 @@ fn target_trouble(snapshot: &Snapshot, target: &TrafficTarget) -> Option<Trouble
         let Some(state) = snapshot.revision(name) else {
             let known: Vec<_> = snapshot.revisions.values().map(RevisionState::name).collect();
             let message = format!(
-                "traffic names revision {name}, which does not exist; there is: {}",
+                "traffic names revision {name}, which does not exist (until it does, requests go where they went \
+                 before, or to the latest revision); there is: {}",
                 if known.is_empty() { "none".to_owned() } else { known.join(", ") }
             );
             return Some(Trouble { reason: "RevisionMissing", message });

@@ -159,7 +159,7 @@ fn readiness_is_read_from_the_store_and_the_pods() {
     let image = Revision::new("r", RevisionSpec::from_function("f", &image.spec));
     let invalid = Readiness::ComponentInvalid { message: "no such import".into() };
     for (revision, present, pods, expected) in [
-        (&component, true, vec![], Readiness::Compiling),
+        (&component, true, vec![], Readiness::Compiling { message: None }),
         (&compiled, true, vec![], Readiness::Ready),
         (&job, true, vec![], Readiness::ComponentInvalid { message: "a job".into() }),
         (&compiled, true, vec![refused.clone()], invalid),

@@ -40,6 +40,20 @@ fn imports_that_are_not_here_are_named() {
 }
 
 #[test]
+fn what_can_never_run_is_refused() {
+    for (module, why) in
+        [("(memory 1 1 shared)", "shared memory"), ("(table 200001 funcref)", "a table of 200001 elements")]
+    {
+        let text = format!("(component (core module $m {module}))");
+        let refused = inspect(&component(&text)).unwrap_err();
+        assert!(matches!(refused, ComponentRefused::CannotRun(_)), "{refused}");
+        assert!(refused.to_string().contains(why), "{refused}");
+    }
+    let text = "(component (core module $m (table 200000 funcref) (memory 1)))";
+    assert!(matches!(inspect(&component(text)), Err(ComponentRefused::WrongWorld(_))));
+}
+
+#[test]
 fn the_wrong_world_is_told() {
     let refused = inspect(&component("(component)")).unwrap_err();
     assert_eq!(refused, ComponentRefused::WrongWorld(vec![]));

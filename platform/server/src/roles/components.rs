@@ -6,14 +6,15 @@ use kube::{
     Api, Client,
     api::{Patch, PatchParams},
 };
-use mayfly_api::{ComponentState, ComponentStatus, ObjectKey, Revision};
+use mayfly_api::{ComponentState, ComponentStatus, Digest, ObjectKey, Revision};
 use mayfly_informer::{
     Backoff, Change, Informer,
     reconcile::{self, Outcome, WorkQueue},
 };
 use mayfly_runtime::CallError;
-use mayfly_runtime_wasm::{WasmHost, World};
+use mayfly_runtime_wasm::{CompileProgress, WasmHost, World};
 use serde_json::json;
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 /// Says what an uploaded file is, or why it is refused. Blocks while it reads.
@@ -38,7 +39,8 @@ pub(crate) async fn compile_ahead(
         () = stop.cancelled() => return,
     }
     let queue = WorkQueue::new(RETRY);
-    let wakes = queue.clone();
+    let (wakes, gone) = (queue.clone(), Arc::new(Notify::new()));
+    let going = gone.clone();
     revisions.handle(move |change| {
         // A spec never changes; a status that was taken away is written again.
         match change {
@@ -46,10 +48,11 @@ pub(crate) async fn compile_ahead(
             Change::Updated { new, .. } if component_status(new).is_none() => {
                 wakes.add(ObjectKey::of(&**new));
             }
-            Change::Updated { .. } | Change::Deleted(_) => {}
+            Change::Updated { .. } => {}
+            Change::Deleted(_) => going.notify_waiters(),
         }
     });
-    let node = Arc::new(CompilingNode { host, revisions, client });
+    let node = Arc::new(CompilingNode { host, revisions, client, gone });
     reconcile::run("compile ahead", queue, COMPILED_AT_ONCE, stop, move |key| {
         let node = node.clone();
         async move { node.prepare(&key).await }
@@ -57,9 +60,12 @@ pub(crate) async fn compile_ahead(
     .await;
 }
 
-/// Revisions looked at at once. The host decides how many are compiled at once; most are
-/// compiled already.
-const COMPILED_AT_ONCE: usize = 8;
+/// Revisions whose component is waited for at once. The host decides in which order they are compiled, and how many at
+/// once, so all that wait must have come to it.
+const COMPILED_AT_ONCE: usize = 512;
+/// A revision whose component is not there after this long says how far it is, and again each time as much later.
+/// Most are there before: none of them is written to for this.
+const PROGRESS_EVERY: Duration = Duration::from_secs(2);
 /// Pauses before another look at a component that is not uploaded yet, or could not be compiled just now.
 const RETRY: Backoff = Backoff { first: Duration::from_millis(50), most: Duration::from_secs(2) };
 
@@ -67,6 +73,8 @@ struct CompilingNode {
     host: Arc<WasmHost>,
     revisions: Informer<Revision>,
     client: Client,
+    /// A revision was deleted.
+    gone: Arc<Notify>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -82,7 +90,8 @@ impl CompilingNode {
         let Some(revision) = self.revisions.get(key) else { return Ok(Outcome::Done) };
         let Some(digest) = revision.spec.source.component else { return Ok(Outcome::Done) };
         let refused = |why: String| ComponentStatus { state: ComponentState::Refused, message: Some(why) };
-        let found = match self.host.precompile(&digest).await {
+        let Some(compiled) = self.compile(key, &revision, &digest).await? else { return Ok(Outcome::Done) };
+        let found = match compiled {
             Ok(world) if world.answers_requests() => {
                 ComponentStatus { state: ComponentState::Compiled, message: None }
             }
@@ -96,14 +105,60 @@ impl CompilingNode {
             Err(CallError::ComponentMissing(_)) => return Ok(Outcome::RequeueAfter(RETRY.most)),
             Err(error) => return Err(error.into()),
         };
-        if component_status(&revision) == Some(&found) {
+        if self.revisions.get(key).is_some_and(|now| component_status(&now) == Some(&found)) {
             return Ok(Outcome::Done);
         }
+        self.write(key, &found).await.map(|()| Outcome::Done)
+    }
+
+    /// Waits for the component, and says meanwhile how far it is; `None` when the revision is deleted first.
+    async fn compile(
+        &self,
+        key: &ObjectKey,
+        revision: &Revision,
+        digest: &Digest,
+    ) -> Result<Option<Result<World, CallError>>, PrepareError> {
+        let mut compiled = std::pin::pin!(self.host.precompile(digest, &key.namespace));
+        loop {
+            let mut gone = std::pin::pin!(self.gone.notified());
+            // Registered before the look, so that no deletion is missed.
+            gone.as_mut().enable();
+            let uid = |revision: &Revision| revision.metadata.uid.clone();
+            if self.revisions.get(key).is_none_or(|now| uid(&now) != uid(revision)) {
+                return Ok(None);
+            }
+            tokio::select! {
+                compiled = &mut compiled => return Ok(Some(compiled)),
+                () = gone => {}
+                () = tokio::time::sleep(PROGRESS_EVERY) => {
+                    if let Some(progress) = self.host.compile_progress(digest) {
+                        let message = Some(progress_message(progress));
+                        self.write(key, &ComponentStatus { state: ComponentState::Compiling, message }).await?;
+                    }
+                }
+            }
+        }
+    }
+
+    async fn write(&self, key: &ObjectKey, status: &ComponentStatus) -> Result<(), PrepareError> {
         let api: Api<Revision> = Api::namespaced(self.client.clone(), &key.namespace);
-        let patch = json!({"status": {"component": {"state": found.state, "message": found.message}}});
+        let patch = json!({"status": {"component": {"state": status.state, "message": status.message}}});
         match api.patch_status(&key.name, &PatchParams::default(), &Patch::Merge(patch)).await {
-            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(Outcome::Done),
-            result => Ok(result.map(|_| Outcome::Done)?),
+            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+            result => Ok(result.map(drop)?),
+        }
+    }
+}
+
+fn progress_message(progress: CompileProgress) -> String {
+    match progress {
+        CompileProgress::Compiling { since } => {
+            format!("the component has been compiled for {} s", since.as_secs())
+        }
+        CompileProgress::Waiting { waiting } => {
+            format!(
+                "the component waits to be compiled: {waiting} in the queue, small ones and those of other namespaces first"
+            )
         }
     }
 }

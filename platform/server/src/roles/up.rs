@@ -321,6 +321,8 @@ fn create_host(
     let writer = LogWriter::start().context("cannot start the log writer")?;
     let host_config = mayfly_runtime_wasm::Config {
         memory_bytes_max: config.function_memory_bytes,
+        instances_max: config.instances_max,
+        function_instances_max: config.function_instances_max,
         // This program, also when its file was replaced meanwhile.
         compile_in: CompileIn::Process("/proc/self/exe".into()),
         ..Default::default()

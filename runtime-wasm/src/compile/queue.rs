@@ -1,0 +1,166 @@
+//! Which component is compiled next: pure.
+//!
+//! One component at a time, as long as that is quick: compilers take memory by the hundred megabytes. One that takes
+//! longer than [`SLOW_AFTER`] does not keep the others waiting: another may run beside it, [`RUNNING_MAX`] in all and
+//! [`NAMESPACE_RUNNING_MAX`] of one namespace. Of those that wait, the namespace whose compiling took least so far is
+//! next, and in it the component that came first, where each MiB counts like a second of waiting: small ones overtake
+//! large ones, and a large one still has its turn.
+
+use std::{collections::HashMap, time::Duration};
+
+use tokio::time::Instant;
+
+const SLOW_AFTER: Duration = Duration::from_secs(2);
+pub(super) const RUNNING_MAX: usize = 4;
+const NAMESPACE_RUNNING_MAX: usize = 2;
+/// How long a component has to have waited to go before one that is so much smaller and came just now.
+const WAIT_PER_MIB: Duration = Duration::from_secs(1);
+
+#[derive(Default)]
+pub(super) struct CompileQueue {
+    waiting: Vec<Waiting>,
+    running: Vec<Running>,
+    /// Time that compiling took, by namespace; only while there is something to do.
+    consumed: HashMap<String, Duration>,
+    next: u64,
+}
+
+struct Waiting {
+    number: u64,
+    namespace: String,
+    /// When it came, later by its size.
+    due: Instant,
+}
+
+struct Running {
+    number: u64,
+    namespace: String,
+    started: Instant,
+}
+
+impl CompileQueue {
+    /// Enters a component; gives its number.
+    pub(super) fn enter(&mut self, namespace: &str, bytes: usize, now: Instant) -> u64 {
+        self.next += 1;
+        let mib = bytes as f64 / f64::from(1 << 20);
+        let due = now + WAIT_PER_MIB.mul_f64(mib);
+        self.waiting.push(Waiting { number: self.next, namespace: namespace.to_owned(), due });
+        self.next
+    }
+
+    /// Begins the component, if it is next; else tells when that may change without another one ending.
+    pub(super) fn try_begin(&mut self, number: u64, now: Instant) -> Result<(), Option<Instant>> {
+        let slow = |running: &&Running| now >= running.started + SLOW_AFTER;
+        if self.running.len() >= RUNNING_MAX {
+            return Err(None);
+        }
+        if let Some(quick) = self.running.iter().find(|running| !slow(running)) {
+            return Err(Some(quick.started + SLOW_AFTER));
+        }
+        let at = self.next_waiting().filter(|at| self.waiting[*at].number == number).ok_or(None)?;
+        let Waiting { number, namespace, .. } = self.waiting.swap_remove(at);
+        self.running.push(Running { number, namespace, started: now });
+        Ok(())
+    }
+
+    fn next_waiting(&self) -> Option<usize> {
+        let running_of =
+            |namespace: &str| self.running.iter().filter(|running| running.namespace == namespace).count();
+        let consumed = |namespace: &str| self.consumed.get(namespace).copied().unwrap_or_default();
+        let may = |waiting: &Waiting| running_of(&waiting.namespace) < NAMESPACE_RUNNING_MAX;
+        let candidates = self.waiting.iter().enumerate().filter(|(_, waiting)| may(waiting));
+        let order = |waiting: &Waiting| {
+            (running_of(&waiting.namespace), consumed(&waiting.namespace), waiting.due, waiting.number)
+        };
+        candidates.min_by_key(|(_, waiting)| order(waiting)).map(|(at, _)| at)
+    }
+
+    /// A component is compiled, or was given up, wherever it was.
+    pub(super) fn leave(&mut self, number: u64, now: Instant) {
+        self.waiting.retain(|waiting| waiting.number != number);
+        if let Some(at) = self.running.iter().position(|running| running.number == number) {
+            let Running { namespace, started, .. } = self.running.swap_remove(at);
+            *self.consumed.entry(namespace).or_default() += now.saturating_duration_since(started);
+        }
+        if self.waiting.is_empty() && self.running.is_empty() {
+            self.consumed.clear();
+        }
+    }
+
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// How long a component has been compiled, if it is.
+    pub(super) fn running_for(&self, number: u64, now: Instant) -> Option<Duration> {
+        let running = self.running.iter().find(|running| running.number == number)?;
+        Some(now.saturating_duration_since(running.started))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// Begins whatever is next.
+    fn begin(queue: &mut CompileQueue, now: Instant) -> Option<u64> {
+        let numbers: Vec<u64> = queue.waiting.iter().map(|waiting| waiting.number).collect();
+        numbers.into_iter().find(|number| queue.try_begin(*number, now).is_ok())
+    }
+
+    #[test]
+    fn small_ones_overtake_and_large_ones_have_their_turn() {
+        let (mut queue, now) = (CompileQueue::default(), Instant::now());
+        let large = queue.enter("a", 10 * MIB, now);
+        let small = queue.enter("a", MIB / 10, now);
+        let later = queue.enter("a", MIB / 10, now + 11 * SECOND);
+        assert_eq!(begin(&mut queue, now + 11 * SECOND), Some(small));
+        assert_eq!(begin(&mut queue, now + 11 * SECOND), None, "one at a time");
+        queue.leave(small, now + 12 * SECOND);
+        assert_eq!(begin(&mut queue, now + 12 * SECOND), Some(large));
+        queue.leave(large, now + 13 * SECOND);
+        assert_eq!(begin(&mut queue, now + 13 * SECOND), Some(later));
+    }
+
+    #[test]
+    fn slow_ones_do_not_keep_others_waiting() {
+        let (mut queue, now) = (CompileQueue::default(), Instant::now());
+        let evil: Vec<u64> = (0..10).map(|_| queue.enter("evil", MIB, now)).collect();
+        assert_eq!(begin(&mut queue, now), Some(evil[0]));
+        let good = queue.enter("good", MIB, now);
+        assert_eq!(queue.try_begin(good, now + SECOND), Err(Some(now + SLOW_AFTER)));
+        // Before the others of a namespace that has one running.
+        assert_eq!(begin(&mut queue, now + 2 * SECOND), Some(good));
+        queue.leave(good, now + 3 * SECOND);
+        assert_eq!(begin(&mut queue, now + 3 * SECOND), Some(evil[1]));
+        assert_eq!(begin(&mut queue, now + 60 * SECOND), None, "a namespace has two at most");
+        for _ in 0..2 {
+            queue.enter("third", MIB, now + 60 * SECOND);
+        }
+        assert!(begin(&mut queue, now + 60 * SECOND).is_some());
+        assert!(begin(&mut queue, now + 70 * SECOND).is_some());
+        queue.enter("fourth", MIB, now);
+        assert_eq!(begin(&mut queue, now + 99 * SECOND), None, "four in all");
+    }
+
+    #[test]
+    fn namespaces_share_the_compiler() {
+        let (mut queue, mut now) = (CompileQueue::default(), Instant::now());
+        let evil: Vec<u64> = (0..100).map(|_| queue.enter("evil", MIB / 100, now)).collect();
+        let good: Vec<u64> = (0..3).map(|_| queue.enter("good", 5 * MIB, now)).collect();
+        let mut order = Vec::new();
+        for _ in 0..6 {
+            let number = begin(&mut queue, now).unwrap();
+            now += SECOND;
+            queue.leave(number, now);
+            order.push(number);
+        }
+        let of_good = order.iter().filter(|number| good.contains(number)).count();
+        assert_eq!(of_good, 3, "{order:?}");
+        evil.into_iter().for_each(|number| queue.leave(number, now));
+        assert!(queue.consumed.is_empty() && queue.waiting() == 0);
+    }
+}

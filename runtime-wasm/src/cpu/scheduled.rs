@@ -1,0 +1,120 @@
+//! One call's guest, wherever it runs at the moment.
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use mayfly_runtime::CallError;
+
+use super::{Lane, pool::PoolTask, slice, thread_time};
+use crate::call::{Reply, Running};
+
+/// Ticks that one call may take of serving threads in all, over many short polls. Beyond, it is a long call too.
+const SERVING_TICKS_MAX: u64 = 8;
+
+/// A guest that starts on the thread that polls it, and moves to the pool when it takes long.
+pub(crate) struct Scheduled {
+    state: State,
+    /// Ticks that passed while serving threads polled it.
+    ticks: u64,
+}
+
+enum State {
+    /// Not polled yet.
+    New(Running),
+    Serving(Running),
+    Pooled(PoolTask<Result<(), CallError>>),
+    /// Only while it moves.
+    Moving,
+}
+
+impl Scheduled {
+    pub(crate) fn new(guest: Running) -> Self {
+        Self { state: State::New(guest), ticks: 0 }
+    }
+
+    /// Whether it runs on other threads than the one that polls it.
+    pub(crate) fn is_pooled(&self) -> bool {
+        matches!(self.state, State::Pooled(_))
+    }
+
+    pub(crate) fn poll(
+        &mut self,
+        lane: &Arc<Lane>,
+        reply: &Reply,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), CallError>> {
+        if matches!(self.state, State::New(_)) {
+            self.begin(lane, reply);
+        }
+        if let State::Serving(guest) = &mut self.state {
+            let polled = slice::run(lane.clock(), || guest.as_mut().poll(context));
+            self.ticks += polled.ticks;
+            if polled.output.is_ready() {
+                lane.weight.add(lane.clock().time(self.ticks));
+                return polled.output;
+            }
+            if !polled.used_up && self.ticks < SERVING_TICKS_MAX {
+                return Poll::Pending;
+            }
+            self.move_to_pool(lane, reply);
+        }
+        match &mut self.state {
+            State::Pooled(task) => Pin::new(task).poll(context),
+            State::New(_) | State::Serving(_) | State::Moving => Poll::Pending,
+        }
+    }
+
+    fn begin(&mut self, lane: &Arc<Lane>, reply: &Reply) {
+        if lane.weight.is_heavy() {
+            self.move_to_pool(lane, reply);
+        } else if let State::New(guest) = std::mem::replace(&mut self.state, State::Moving) {
+            self.state = State::Serving(guest);
+        }
+    }
+
+    fn move_to_pool(&mut self, lane: &Arc<Lane>, reply: &Reply) {
+        let (State::New(guest) | State::Serving(guest)) = std::mem::replace(&mut self.state, State::Moving)
+        else {
+            return;
+        };
+        let consumed = lane.clock().time(self.ticks);
+        let pooled = PooledGuest { guest, lane: lane.clone(), reply: reply.clone(), consumed };
+        self.state = State::Pooled(lane.spawn(pooled));
+    }
+}
+
+/// A guest in the pool. Whoever waits for its answer is woken after a poll, not within: then the answer has all that
+/// the guest could write until it had to wait, as when the guest runs in its caller's future.
+struct PooledGuest {
+    guest: Running,
+    lane: Arc<Lane>,
+    reply: Reply,
+    /// Processor time so far.
+    consumed: Duration,
+}
+
+impl Future for PooledGuest {
+    type Output = Result<(), CallError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let before = thread_time();
+        self.reply.begin_poll();
+        let polled = self.guest.as_mut().poll(context);
+        if polled.is_pending() {
+            self.reply.end_poll();
+        }
+        self.consumed += thread_time().saturating_sub(before);
+        polled
+    }
+}
+
+impl Drop for PooledGuest {
+    /// A call that its caller gave up counts with what it took until then.
+    fn drop(&mut self) {
+        self.lane.weight.add(self.consumed);
+    }
+}

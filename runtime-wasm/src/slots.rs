@@ -1,0 +1,314 @@
+//! Instance slots: how many instances exist at the same time, and how functions share them.
+//!
+//! A slot is taken without a lock while there are enough. No function can take all of them: it may hold as many as are
+//! still free, and its namespace twice as many. So one function gets half of all slots at most, the next one half of
+//! what is left, and there is always something left for one more. A few slots belong to everybody who finds them free
+//! ([`FLOOR`]), however many are held.
+//!
+//! Where a slot has to be waited for, the next one goes to the waiting function that holds the fewest.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use parking_lot::Mutex;
+use tokio::{sync::Notify, time::Instant};
+
+/// Slots that a function, or a namespace, may hold if they are free, whatever its share is.
+const FLOOR: usize = 8;
+/// How many times the share of a function its namespace has.
+const NAMESPACE_FACTOR: usize = 2;
+
+/// All slots of a host.
+pub(crate) struct Slots {
+    max: AtomicUsize,
+    free: AtomicUsize,
+    /// Most slots of one function; `None`: as many as are free.
+    function_max: Option<usize>,
+    namespaces: Mutex<HashMap<String, Weak<Namespace>>>,
+    functions: Mutex<HashMap<(String, String), Weak<Share>>>,
+    waiting: Mutex<Vec<Arc<Share>>>,
+    waiters: AtomicUsize,
+}
+
+struct Namespace {
+    held: AtomicUsize,
+}
+
+/// What one function holds, over all its revisions.
+pub(crate) struct Share {
+    slots: Arc<Slots>,
+    key: (String, String),
+    namespace: Arc<Namespace>,
+    held: AtomicUsize,
+    freed: Notify,
+}
+
+/// A place for one instance; free again when this is dropped.
+pub(crate) struct Slot(Arc<Share>);
+
+/// Whether a function may take one more slot; `free` counts that one, too.
+fn may_take(held: usize, namespace_held: usize, free: usize, function_max: Option<usize>) -> bool {
+    let function_max = function_max.unwrap_or(free.max(FLOOR));
+    let namespace_max = free.saturating_mul(NAMESPACE_FACTOR).max(FLOOR);
+    free > 0 && held < function_max && namespace_held < namespace_max
+}
+
+impl Slots {
+    pub(crate) fn new(max: usize, function_max: Option<usize>) -> Arc<Self> {
+        Arc::new(Self {
+            max: max.into(),
+            free: max.into(),
+            function_max,
+            namespaces: Mutex::default(),
+            functions: Mutex::default(),
+            waiting: Mutex::default(),
+            waiters: AtomicUsize::new(0),
+        })
+    }
+
+    pub(crate) fn max(&self) -> usize {
+        self.max.load(Ordering::Relaxed)
+    }
+
+    /// Slots that are taken.
+    pub(crate) fn held(&self) -> usize {
+        self.max().saturating_sub(self.free.load(Ordering::Relaxed))
+    }
+
+    /// There are fewer than was thought. Only before the first is taken.
+    pub(crate) fn shrink(&self, max: usize) {
+        self.max.store(max, Ordering::Relaxed);
+        self.free.store(max, Ordering::Relaxed);
+    }
+
+    /// The share of a function.
+    pub(crate) fn share(self: &Arc<Self>, namespace: &str, function: &str) -> Arc<Share> {
+        let key = (namespace.to_owned(), function.to_owned());
+        let mut functions = self.functions.lock();
+        if let Some(share) = functions.get(&key).and_then(Weak::upgrade) {
+            return share;
+        }
+        let namespace = self.namespace(namespace);
+        let (held, freed) = (AtomicUsize::new(0), Notify::new());
+        let share = Arc::new(Share { slots: self.clone(), key: key.clone(), namespace, held, freed });
+        functions.insert(key, Arc::downgrade(&share));
+        share
+    }
+
+    fn namespace(&self, name: &str) -> Arc<Namespace> {
+        let mut namespaces = self.namespaces.lock();
+        if let Some(namespace) = namespaces.get(name).and_then(Weak::upgrade) {
+            return namespace;
+        }
+        let namespace = Arc::new(Namespace { held: AtomicUsize::new(0) });
+        namespaces.insert(name.to_owned(), Arc::downgrade(&namespace));
+        namespace
+    }
+
+    /// Whether a function waits for a slot.
+    pub(crate) fn is_waited_for(&self) -> bool {
+        self.waiters.load(Ordering::SeqCst) > 0
+    }
+
+    /// Wakes one of those who may take a slot now: of the function that holds the fewest.
+    fn wake_next(&self) {
+        if !self.is_waited_for() {
+            return;
+        }
+        let waiting = self.waiting.lock();
+        let ready = waiting.iter().filter(|share| share.may_take());
+        if let Some(share) = ready.min_by_key(|share| share.held.load(Ordering::Relaxed)) {
+            share.freed.notify_one();
+        }
+    }
+}
+
+impl Share {
+    fn may_take(&self) -> bool {
+        let [held, namespace_held, free] =
+            [&self.held, &self.namespace.held, &self.slots.free].map(|count| count.load(Ordering::SeqCst));
+        may_take(held, namespace_held, free, self.slots.function_max)
+    }
+
+    /// Slots that the function holds.
+    pub(crate) fn held(&self) -> usize {
+        self.held.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn slots(&self) -> &Arc<Slots> {
+        &self.slots
+    }
+
+    /// A slot, if one is free that the function may have. Two that take at the same time may go one beyond the share.
+    pub(crate) fn try_take(self: &Arc<Self>) -> Option<Slot> {
+        if !self.may_take() {
+            return None;
+        }
+        let less = |free: usize| free.checked_sub(1);
+        self.slots.free.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).ok()?;
+        self.held.fetch_add(1, Ordering::SeqCst);
+        self.namespace.held.fetch_add(1, Ordering::SeqCst);
+        Some(Slot(self.clone()))
+    }
+
+    /// Announces that a slot is wanted: from now on instances that end are not kept idle, and freed slots wake.
+    pub(crate) fn wait(self: &Arc<Self>) -> Waiting<'_> {
+        self.slots.waiters.fetch_add(1, Ordering::SeqCst);
+        self.slots.waiting.lock().push(self.clone());
+        Waiting(self)
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let mut functions = self.slots.functions.lock();
+        // A new share may have taken the place.
+        if functions.get(&self.key).is_some_and(|share| share.strong_count() == 0) {
+            functions.remove(&self.key);
+        }
+        drop(functions);
+        let mut namespaces = self.slots.namespaces.lock();
+        // This one's own hold is the last.
+        if Arc::strong_count(&self.namespace) == 1 {
+            namespaces.remove(&self.key.0);
+        }
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let share = &self.0;
+        share.held.fetch_sub(1, Ordering::SeqCst);
+        share.namespace.held.fetch_sub(1, Ordering::SeqCst);
+        share.slots.free.fetch_add(1, Ordering::SeqCst);
+        share.slots.wake_next();
+    }
+}
+
+/// One call that waits for a slot.
+pub(crate) struct Waiting<'a>(&'a Arc<Share>);
+
+impl Waiting<'_> {
+    /// The slot; `None` if none came free until then.
+    pub(crate) async fn slot(self, until: Instant) -> Option<Slot> {
+        loop {
+            let mut freed = std::pin::pin!(self.0.freed.notified());
+            // Registered before the look, so that a slot freed in between wakes.
+            freed.as_mut().enable();
+            if let Some(slot) = self.0.try_take() {
+                return Some(slot);
+            }
+            tokio::time::timeout_at(until, freed).await.ok()?;
+        }
+    }
+}
+
+impl Drop for Waiting<'_> {
+    /// Passes on what it was woken for, and what may be left beside the slot that it took.
+    fn drop(&mut self) {
+        let slots = &self.0.slots;
+        slots.waiters.fetch_sub(1, Ordering::SeqCst);
+        let mut waiting = slots.waiting.lock();
+        if let Some(at) = waiting.iter().position(|share| Arc::ptr_eq(share, self.0)) {
+            waiting.swap_remove(at);
+        }
+        drop(waiting);
+        slots.wake_next();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn take_all(share: &Arc<Share>) -> Vec<Slot> {
+        std::iter::from_fn(|| share.try_take()).collect()
+    }
+
+    #[test]
+    fn no_function_takes_all_slots() {
+        let slots = Slots::new(2000, None);
+        let greedy = take_all(&slots.share("a", "greedy"));
+        assert_eq!(greedy.len(), 1000);
+        let second = take_all(&slots.share("a", "second"));
+        assert_eq!(second.len(), 334, "two thirds are the namespace's share");
+        let other = take_all(&slots.share("b", "other"));
+        assert_eq!(other.len(), 333, "half of what was left");
+        assert!(slots.share("c", "late").try_take().is_some());
+        drop((greedy, second, other));
+        assert_eq!(slots.held(), 0);
+        assert_eq!(take_all(&slots.share("a", "greedy")).len(), 1000);
+    }
+
+    #[test]
+    fn few_slots_are_for_whoever_comes() {
+        for max in [1, 3, FLOOR] {
+            let slots = Slots::new(max, None);
+            assert_eq!(take_all(&slots.share("a", "f")).len(), max);
+        }
+    }
+
+    #[test]
+    fn an_operators_bound_counts() {
+        let slots = Slots::new(100, Some(3));
+        assert_eq!(take_all(&slots.share("a", "f")).len(), 3);
+        let slots = Slots::new(100, Some(90));
+        assert_eq!(take_all(&slots.share("a", "f")).len(), 67, "the namespace's share stays");
+    }
+
+    #[test]
+    fn revisions_of_a_function_share() {
+        let slots = Slots::new(100, None);
+        let old = take_all(&slots.share("a", "f"));
+        assert!(!old.is_empty() && slots.share("a", "f").try_take().is_none());
+        drop(old);
+        assert!(slots.functions.lock().is_empty() && slots.namespaces.lock().is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_function_that_holds_fewest_gets_the_next_slot() {
+        let slots = Slots::new(3, None);
+        let (rich, poor) = (slots.share("a", "rich"), slots.share("b", "poor"));
+        let mut held = take_all(&rich);
+        let until = Instant::now() + Duration::from_secs(60);
+        let wait = |share: &Arc<Share>| {
+            let share = share.clone();
+            tokio::spawn(async move { share.wait().slot(until).await.map(|slot| (Instant::now(), slot)) })
+        };
+        let first = wait(&rich);
+        tokio::task::yield_now().await;
+        let second = wait(&poor);
+        tokio::task::yield_now().await;
+        assert!(slots.is_waited_for());
+        held.pop();
+        let poor_slot = second.await.unwrap();
+        assert!(poor_slot.is_some() && !first.is_finished());
+        held.pop();
+        assert!(first.await.unwrap().is_some());
+        assert!(!slots.is_waited_for());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_gives_up_passes_on_what_woke_it() {
+        let slots = Slots::new(1, None);
+        let share = slots.share("a", "f");
+        let held = share.try_take();
+        let soon = Instant::now() + Duration::from_millis(1);
+        assert!(share.wait().slot(soon).await.is_none());
+        let other = slots.share("b", "g");
+        let waiting =
+            tokio::spawn(async move { other.wait().slot(soon + Duration::from_secs(1)).await.is_some() });
+        let gives_up = share.wait();
+        tokio::task::yield_now().await;
+        drop(held);
+        drop(gives_up);
+        assert!(waiting.await.unwrap());
+    }
+}
