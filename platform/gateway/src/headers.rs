@@ -48,6 +48,14 @@ pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
+/// Whether a message has a transfer coding besides `chunked`, which hyper takes off.
+pub(crate) fn has_other_coding(headers: &HeaderMap) -> bool {
+    headers.get_all(header::TRANSFER_ENCODING).iter().any(|value| {
+        let mut codings = value.as_bytes().split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
+        codings.any(|coding| !coding.eq_ignore_ascii_case(b"chunked"))
+    })
+}
+
 const HOP_BY_HOP: [HeaderName; 8] = [
     header::CONNECTION,
     header::TE,
@@ -206,6 +214,15 @@ mod tests {
             strip_hop_by_hop(&mut headers);
             assert_eq!(headers, after, "{before:?}");
         }
+    }
+
+    #[test]
+    fn only_chunked_is_understood() {
+        for (sent, other) in [("chunked", false), ("Chunked", false), ("gzip, chunked", true), ("gzip", true)]
+        {
+            assert_eq!(has_other_coding(&map(&[("transfer-encoding", sent)])), other, "{sent}");
+        }
+        assert!(!has_other_coding(&map(&[("content-encoding", "gzip")])));
     }
 
     #[test]

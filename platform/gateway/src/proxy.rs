@@ -96,6 +96,9 @@ impl Proxy {
     /// Everything that can be done without waiting.
     fn prepare(&self, peer: &Peer, request: Request<Incoming>) -> Result<Ready, Refusal> {
         let mut request = DrainOnDrop::wrap(request);
+        if headers::has_other_coding(request.headers()) {
+            return Err(Refusal::transfer_coding());
+        }
         headers::strip_hop_by_hop(request.headers_mut());
         let hosts = request.headers().get_all(header::HOST).iter().count();
         if hosts > 1 || (hosts == 0 && request.version() == Version::HTTP_11) {

@@ -93,7 +93,8 @@ impl Policy {
         self.spent = seen.spent;
 
         let quiet = seen.at - self.busy_at;
-        let idle = seen.requests == 0 && quiet >= self.scaling.idle_after.0;
+        // `idleAfter` is for the next request; to a revision without a route none comes.
+        let idle = seen.requests == 0 && (quiet >= self.scaling.idle_after.0 || !seen.routed);
         let wanted = if idle || seen.lacks_component {
             self.panic = None;
             0
@@ -104,7 +105,8 @@ impl Policy {
         };
         let fewest = if seen.routed { self.scaling.min } else { 0 };
         let bounded = wanted.clamp(fewest.min(self.scaling.max), self.scaling.max);
-        let replicas = self.delay.record(seen.at, bounded);
+        let delayed = self.delay.record(seen.at, bounded);
+        let replicas = if idle && !seen.routed { 0 } else { delayed };
         let forgotten = if fewest == 0 { idle } else { quiet >= self.scaling.window.0 };
         Decision {
             replicas,

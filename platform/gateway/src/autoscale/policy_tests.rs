@@ -170,8 +170,8 @@ fn a_retired_revision_goes_when_its_last_request_ends() {
         assert!(run.tick().replicas >= 1);
     }
     run.load = 0;
-    let gone_after = (1..200).find(|_| run.tick().replicas == 0);
-    assert_eq!(gone_after, Some(60));
+    // `idleAfter` is a minute; no request can come that would be glad of it.
+    assert_eq!(run.tick().replicas, 0);
     assert!(run.tick().at_rest);
 }
 

@@ -217,14 +217,18 @@ impl Owner {
             return;
         };
         let plan = plan::plan(&function, &revisions);
-        let ends: Vec<_> = plan.targets.into_iter().map(|planned| self.end(planned)).collect();
+        let before = self.table.function(&name);
+        let sticky = plan.sticky.clone();
+        let kept = before.as_ref().filter(|_| plan.lacks_revision()).and_then(|before| before.working_ends());
+        let ends = kept.unwrap_or_else(|| {
+            plan.with_latest().targets.into_iter().map(|planned| self.end(planned)).collect()
+        });
         self.set_routed(&name, ends.iter().filter_map(|end| end.to.clone().ok()).collect());
         self.retire(&revisions);
-        let before = self.table.function(&name);
         if let (None, Some(claims)) = (&before, self.claims.get(&name)) {
             tracing::warn!(host = %name, ?claims, "a new function has a host that a tag had; header mayfly-tag reaches the tag");
         }
-        let route = Route::new(key.clone(), ends, plan.sticky.as_ref(), before.as_deref());
+        let route = Route::new(key.clone(), ends, sticky.as_ref());
         let route = route.made_from(function);
         let claims = route.tags().map(|tag| (tag_host(key, tag), Arc::from(tag))).collect();
         self.claim(&name, claims, batch);

@@ -17,6 +17,8 @@ use crate::refusal::{Code, Refusal};
 #[derive(Debug)]
 pub(crate) struct RoutePlan {
     pub(crate) targets: Vec<PlannedTarget>,
+    /// The revision of a target `latest: true`, whether there is one or not.
+    pub(crate) latest: Option<Arc<Revision>>,
     pub(crate) sticky: Option<Sticky>,
 }
 
@@ -61,7 +63,34 @@ pub(crate) fn plan(function: &Function, revisions: &[Arc<Revision>]) -> RoutePla
             tag: target.tag.clone(),
         }
     });
-    RoutePlan { targets: targets.collect(), sticky: function.spec.sticky.clone() }
+    let (targets, latest) = (targets.collect(), latest(function, &own));
+    RoutePlan { targets, latest, sticky: function.spec.sticky.clone() }
+}
+
+impl PlannedTarget {
+    /// Whether the traffic names a revision that is not there.
+    fn is_missing(&self) -> bool {
+        self.identity != LATEST && self.revision.is_err()
+    }
+}
+
+impl RoutePlan {
+    /// Whether some of the traffic names a revision that is not there.
+    pub(crate) fn lacks_revision(&self) -> bool {
+        self.targets.iter().any(PlannedTarget::is_missing)
+    }
+
+    /// The same with the latest revision, if there is one, in the place of those that are not there: a wrong name must
+    /// not take a function down. The function's condition names it.
+    pub(crate) fn with_latest(mut self) -> Self {
+        if let Some(latest) = &self.latest {
+            for target in self.targets.iter_mut().filter(|target| target.is_missing()) {
+                target.revision = Ok(latest.clone());
+                target.identity = LATEST.to_owned();
+            }
+        }
+        self
+    }
 }
 
 /// Not a leftover of an earlier function of the same name, and not on its way out.

@@ -1,9 +1,6 @@
 //! One function's route: which of its revisions answers a request.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU32, Ordering},
-};
+use std::sync::{Arc, atomic::Ordering};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use mayfly_api::{Function, ObjectKey, function::Sticky, wellknown::FUNCTION_PATH_PREFIX};
@@ -33,6 +30,7 @@ pub(crate) struct Route {
 }
 
 /// One traffic target.
+#[derive(Clone)]
 pub(crate) struct End {
     pub(crate) to: Result<Arc<RevisionTarget>, Refusal>,
     pub(crate) identity: String,
@@ -45,11 +43,9 @@ enum Split {
     /// No target has a share.
     None,
     All(usize),
-    /// A target for each hundredth, spread evenly, and whose turn it is.
-    Hundredths {
-        slots: Box<[u16]>,
-        next: AtomicU32,
-    },
+    /// Each of these in its share of all requests, at random: any fixed order resonates with clients that repeat their
+    /// requests in an order of their own.
+    Shares(Box<[(usize, u32)]>),
 }
 
 enum StickyBy {
@@ -64,17 +60,11 @@ pub(crate) struct Choice<'a> {
 }
 
 impl Route {
-    /// `before`: the route that this one replaces; its turns go on.
-    pub(crate) fn new(
-        key: ObjectKey,
-        ends: Vec<End>,
-        sticky: Option<&Sticky>,
-        before: Option<&Self>,
-    ) -> Self {
+    pub(crate) fn new(key: ObjectKey, ends: Vec<End>, sticky: Option<&Sticky>) -> Self {
         let prefix = format!("{FUNCTION_PATH_PREFIX}{}/{}", key.namespace, key.name);
-        let split = Split::of(&ends, before.map_or(0, Self::turn));
+        let split = Split::of(&ends);
         let sticky = match &split {
-            Split::Hundredths { .. } => sticky.and_then(|sticky| StickyBy::of(sticky, &ends, &prefix)),
+            Split::Shares(_) => sticky.and_then(|sticky| StickyBy::of(sticky, &ends, &prefix)),
             Split::None | Split::All(_) => None,
         };
         let prefix = HeaderValue::try_from(prefix).unwrap_or(HeaderValue::from_static("/"));
@@ -99,11 +89,10 @@ impl Route {
             })
     }
 
-    fn turn(&self) -> u32 {
-        match &self.split {
-            Split::Hundredths { next, .. } => next.load(Ordering::Relaxed),
-            Split::None | Split::All(_) => 0,
-        }
+    /// Its targets, if each of them has a revision that still is there.
+    pub(crate) fn working_ends(&self) -> Option<Vec<End>> {
+        let works = |end: &End| end.to.as_ref().is_ok_and(|to| !to.deleted.load(Ordering::Acquire));
+        self.ends.iter().all(works).then(|| self.ends.clone())
     }
 
     pub(crate) fn tags(&self) -> impl Iterator<Item = &str> {
@@ -141,17 +130,17 @@ impl Route {
     }
 
     fn untagged(&self, headers: &HeaderMap, by_host: bool) -> Result<(usize, Option<SetCookie>), Refusal> {
-        let (slots, next) = match &self.split {
+        let shares = match &self.split {
             Split::All(end) => return Ok((*end, None)),
             Split::None => return Err(Refusal::no_revision(&self.key.to_string())),
-            Split::Hundredths { slots, next } => (slots, next),
+            Split::Shares(shares) => shares,
         };
-        let in_turn = || usize::from(slots[next.fetch_add(1, Ordering::Relaxed) as usize % slots.len()]);
+        let at_random = || by_number(shares, rand::random());
         Ok(match &self.sticky {
-            None => (in_turn(), None),
+            None => (at_random(), None),
             Some(StickyBy::Header(name)) => match headers.get(name) {
                 Some(value) => (self.by_hash(value.as_bytes()), None),
-                None => (in_turn(), None),
+                None => (at_random(), None),
             },
             Some(StickyBy::Cookie(cookie)) => {
                 let (end, has_chosen) = match cookie.visitor(headers, |end| self.ends[end].percent > 0) {
@@ -160,7 +149,7 @@ impl Route {
                     Visitor::With(value) if !self.is_identity(value) => {
                         (self.by_hash(value.as_bytes()), true)
                     }
-                    Visitor::With(_) | Visitor::New => (in_turn(), false),
+                    Visitor::With(_) | Visitor::New => (at_random(), false),
                 };
                 (end, Some(cookie.set(end, by_host, has_chosen)))
             }
@@ -193,37 +182,28 @@ impl Route {
 }
 
 impl Split {
-    fn of(ends: &[End], turn: u32) -> Self {
-        let weighted: Vec<usize> = (0..ends.len()).filter(|at| ends[*at].percent > 0).collect();
+    fn of(ends: &[End]) -> Self {
+        let shares = ends.iter().map(|end| end.percent).enumerate();
+        let weighted: Vec<(usize, u32)> = shares.filter(|(_, percent)| *percent > 0).collect();
         match weighted.as_slice() {
             [] => Self::None,
-            [only] => Self::All(*only),
-            _ => Self::Hundredths { slots: spread(ends), next: AtomicU32::new(turn) },
+            [(only, _)] => Self::All(*only),
+            _ => Self::Shares(weighted.into()),
         }
     }
 }
 
-/// Smooth weighted round robin (as nginx does it), written out: in every run of a hundred each target has
-/// exactly its share, and its turns lie as far apart as they can.
-fn spread(ends: &[End]) -> Box<[u16]> {
-    let total: i64 = ends.iter().map(|end| i64::from(end.percent)).sum();
-    let mut credit = vec![0i64; ends.len()];
-    let turns = (0..total).map(|_| {
-        for (credit, end) in credit.iter_mut().zip(ends) {
-            *credit += i64::from(end.percent);
+/// The target that a number leads to: of all numbers, each leads to its share. There is one at least.
+fn by_number(shares: &[(usize, u32)], number: u32) -> usize {
+    let total: u64 = shares.iter().map(|(_, percent)| u64::from(*percent)).sum();
+    let mut point = u64::from(number) * total >> 32;
+    for (at, percent) in shares {
+        match point.checked_sub(u64::from(*percent)) {
+            Some(rest) => point = rest,
+            None => return *at,
         }
-        // The first of the richest.
-        let mut richest = 0;
-        for at in 1..credit.len() {
-            if credit[at] > credit[richest] {
-                richest = at;
-            }
-        }
-        credit[richest] -= total;
-        // A manifest with more targets than that would be larger than the API takes.
-        u16::try_from(richest).unwrap_or(u16::MAX)
-    });
-    turns.collect()
+    }
+    shares.last().map_or(0, |(at, _)| *at)
 }
 
 impl StickyBy {

@@ -143,9 +143,35 @@ async fn a_revision_that_is_not_ready_says_why() {
     world.until("/fn/ns/hello", |_, body| body.contains("it imports acme:thing/nothing")).await;
     world.api.revision_with("hello", 1, json!({}), condition("True"));
     world.until("/fn/ns/hello", |status, _| status == StatusCode::OK).await;
+}
 
-    world.api.traffic("hello", json!({"traffic": [{"revision": "hello-00009", "percent": 100}]}));
-    world.until("/fn/ns/hello", |_, body| body.contains("revision hello-00009, which is not there")).await;
+#[tokio::test]
+async fn a_revision_that_is_not_there_leaves_requests_where_they_went() {
+    let api = FakeApi::default();
+    api.traffic("hello", json!({"traffic": [{"revision": "hello-00001", "percent": 100}]}));
+    let world = World::new(api, Duration::ZERO).await;
+    // Nothing to go to.
+    world.until("/fn/ns/hello", |_, body| body.contains("revision hello-00001, which is not there")).await;
+    for number in 1..=2 {
+        world.api.revision("hello", number, json!({}));
+    }
+    world.until("/fn/ns/hello", |_, body| body.contains("hello-00001")).await;
+    world.api.traffic("hello", json!({"traffic": [
+        {"revision": "hello-00009", "percent": 50, "tag": "new"}, {"revision": "hello-00002", "percent": 50},
+    ]}));
+    // The change of another function is taken after this one's.
+    world.api.function("other", json!({}));
+    world.api.revision("other", 1, json!({}));
+    world.until("/fn/ns/other", |status, _| status == StatusCode::OK).await;
+    for _ in 0..20 {
+        let (status, body) = world.get("/fn/ns/hello").await;
+        assert!(status == StatusCode::OK && body.contains("hello-00001"), "{status} {body}");
+    }
+    // A route that leads to what was deleted is kept no longer: what is there answers.
+    world.api.delete_revision("hello-00001");
+    world
+        .until("/fn/ns/hello", |status, body| status == StatusCode::OK && body.contains("hello-00002"))
+        .await;
 }
 
 #[tokio::test]

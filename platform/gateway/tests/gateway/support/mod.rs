@@ -166,6 +166,10 @@ impl FakeApi {
         );
     }
 
+    pub fn delete_revision(&self, name: &str) {
+        self.delete(REVISIONS, name);
+    }
+
     pub fn delete_function(&self, name: &str) {
         self.delete(FUNCTIONS, name);
     }
