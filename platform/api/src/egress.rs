@@ -133,6 +133,11 @@ pub fn is_public(address: IpAddr) -> bool {
                 || v6.is_unicast_link_local()
                 || (segments[0] == 0x2001 && segments[1] == 0xdb8)
                 || segments[0] & 0xffc0 == 0xfec0
+                // Documentation (RFC 9637), benchmarking, discard-only, segment routing.
+                || (segments[0] == 0x3fff && segments[1] < 0x1000)
+                || segments[..3] == [0x2001, 2, 0]
+                || segments[..4] == [0x100, 0, 0, 0]
+                || segments[0] == 0x5f00
                 // NAT64 of a network's own (RFC 8215): what it carries, and where, only that network knows.
                 || segments[..3] == [0x64, 0xff9b, 1]
                 || segments[..6] == [0; 6])
@@ -267,10 +272,22 @@ mod tests {
             "2002:a00:1::",
             "::",
             "::7f00:1",
+            "3fff:fff:1::1",
+            "2001:2::1",
+            "100::1",
+            "5f00::1",
         ] {
             assert!(!is_public(private.parse().unwrap()), "{private}");
         }
-        for public in ["1.1.1.1", "93.184.216.34", "2606:4700::1111", "::ffff:1.1.1.1"] {
+        for public in [
+            "1.1.1.1",
+            "93.184.216.34",
+            "2606:4700::1111",
+            "::ffff:1.1.1.1",
+            "3fff:1000::1",
+            "2001:2:1::1",
+            "100:0:0:1::1",
+        ] {
             assert!(is_public(public.parse().unwrap()), "{public}");
         }
     }

@@ -22,6 +22,9 @@ use super::{FILE_BYTES_MAX, LINE_BYTES_MAX, rotated};
 const QUEUE_LINES_MAX: usize = 8192;
 /// Lines of one program among these: whoever writes faster than the disk takes it loses its own lines, and nobody else's.
 const PROGRAM_LINES_MAX: usize = QUEUE_LINES_MAX / 4;
+/// After the first line that comes, others are gathered for this long before they are written together. A wake-up, a
+/// look at the file and a write for each line cost several times what the line does.
+const GATHER: Duration = Duration::from_millis(5);
 /// Files kept open at the same time.
 const OPEN_FILES_MAX: usize = 256;
 /// A file that nothing was written to for this long is closed.
@@ -205,6 +208,10 @@ impl Writing {
                 }
                 Err(RecvTimeoutError::Disconnected) => return,
             };
+            // The queue holds what comes meanwhile. A flush is somebody waiting.
+            if matches!(first, Message::Line { .. }) {
+                std::thread::sleep(GATHER);
+            }
             // Take what is there, then write once per file.
             let mut flushed = Vec::new();
             for message in std::iter::once(first).chain(messages.try_iter().take(QUEUE_LINES_MAX)) {
