@@ -5,6 +5,7 @@
 
 mod functions;
 mod load;
+mod neighbours;
 mod peer;
 mod restate;
 mod start;
@@ -28,6 +29,8 @@ Builds what is shipped and measures it. Mayfly and the peer take turns, round by
   cargo xtask bench functions   requests/s and latency beside `wasmtime serve` 48 at 1, 16, 64 and 256
                                 connections, fresh and reused instances; first requests to 1,000 sleeping
                                 functions; memory with 10,000 idle ones; 20,000 requests at once
+  cargo xtask bench neighbours  a function alone and beside spinning, filling, allocating, logging, sleeping and
+                                outbound-calling neighbours: 1 request, one per core, four per core
   cargo xtask bench start       process start to ready, and idle memory
   cargo xtask bench writes      durable writes: the store alone, through the API, beside etcd
   cargo xtask bench workflows   1, 3 and 9 durable steps beside Restate at 1, 16, 64 and 256 clients; bytes and
@@ -39,6 +42,7 @@ Builds what is shipped and measures it. Mayfly and the peer take turns, round by
   --mayfly PATH  measures this binary and builds none, to compare builds
   --json PATH    where the figures go (default: target/bench/<name>.json)
   --only PART    functions: throughput, cold, idle or burst alone;
+                 neighbours: fresh, reuse or api alone;
                  workflows: steps, express, map or waiting alone
 
 `wasmtime` is built by cargo on first use (a quarter of an hour on two cores), outside target/;
@@ -103,14 +107,15 @@ impl Options {
 
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let Some((name, rest)) = arguments.split_first() else {
-        bail!("say what: functions, start, writes or workflows")
+        bail!("say what: functions, neighbours, start, writes or workflows")
     };
     let (bench, parts): (fn(&Workspace, &Options) -> Result<Value>, &[&str]) = match name.as_str() {
         "functions" => (functions::run, functions::PARTS),
+        "neighbours" => (neighbours::run, neighbours::PARTS),
         "start" => (start::run, &[]),
         "writes" => (writes::run, &[]),
         "workflows" => (workflows::run, workflows::PARTS),
-        _ => bail!("there is no benchmark {name:?}: functions, start, writes or workflows"),
+        _ => bail!("there is no benchmark {name:?}: functions, neighbours, start, writes or workflows"),
     };
     let options = Options::parse(rest, parts)?;
     let workspace = Workspace::locate()?;

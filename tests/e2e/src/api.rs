@@ -123,7 +123,7 @@ impl Api {
     }
 
     /// Applies a Function's manifest, whoever else set what it says.
-    pub(crate) async fn apply_function(&self, manifest: &Value) -> Result<()> {
+    pub async fn apply_function(&self, manifest: &Value) -> Result<()> {
         let name = manifest["metadata"]["name"].as_str().context("a manifest without a name")?;
         let path = format!(
             "/apis/mayfly.dev/v1/namespaces/default/functions/{name}?fieldManager=e2e&force=true&fieldValidation=Strict"

@@ -1,5 +1,6 @@
 //! The tests that drive the whole: see each module's first line. One program, so that it links once.
 
+mod adversary;
 mod aws_clients;
 mod bad_components;
 mod bad_guests;
