@@ -36,7 +36,7 @@ use crate::{
     guest::Guest,
     inspect,
     metrics::HostMetrics,
-    slots::Slots,
+    slots::InstanceSlots,
 };
 
 mod file;
@@ -186,7 +186,7 @@ impl Cache {
         self.known.lock().len()
     }
 
-    pub(crate) fn slots(&self) -> &Arc<Slots> {
+    pub(crate) fn slots(&self) -> &Arc<InstanceSlots> {
         self.engines.slots()
     }
 

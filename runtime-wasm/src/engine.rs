@@ -14,7 +14,7 @@ use crate::{
     cpu::EpochClock,
     guest::Guest,
     pool::{MemoryPool, StackPool},
-    slots::Slots,
+    slots::InstanceSlots,
 };
 
 /// Native stack of one call, in bytes: what the guest may use, and what host functions called from it need.
@@ -60,7 +60,7 @@ pub(crate) struct Host {
 pub(crate) struct Engines {
     config: Arc<Config>,
     /// Of the instances of both engines.
-    slots: Arc<Slots>,
+    slots: Arc<InstanceSlots>,
     pools: OnceLock<(MemoryPool, StackPool)>,
     sync: OnceLock<Arc<Host>>,
     concurrent: OnceLock<Arc<Host>>,
@@ -75,7 +75,7 @@ impl Engines {
         let function_max = config.function_instances_max.map(|max| max as usize);
         Self {
             config,
-            slots: Slots::new(slots_max, function_max),
+            slots: InstanceSlots::new(slots_max, function_max),
             pools: OnceLock::new(),
             sync: OnceLock::new(),
             concurrent: OnceLock::new(),
@@ -90,7 +90,7 @@ impl Engines {
         self.slots.held() as u64
     }
 
-    pub(crate) fn slots(&self) -> &Arc<Slots> {
+    pub(crate) fn slots(&self) -> &Arc<InstanceSlots> {
         &self.slots
     }
 

@@ -8,7 +8,7 @@ use wasmtime_wasi::I32Exit;
 
 use crate::{
     guest::{MemoryRefusal, MemoryUse},
-    slots::Share,
+    slots::SlotShare,
 };
 
 /// Frames of the guest's stack that a trap's message names.
@@ -17,7 +17,7 @@ const FRAMES_SHOWN: usize = 4;
 pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// No instance of the function could be made in time.
-pub(crate) fn no_slot(share: &Share) -> CallError {
+pub(crate) fn no_slot(share: &SlotShare) -> CallError {
     CallError::NoSlot { held: share.held(), max: share.slots().max(), retry_after: RETRY_AFTER }
 }
 

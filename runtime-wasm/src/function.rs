@@ -27,7 +27,7 @@ use crate::{
     metrics::{FunctionCalls, Outcome},
     record::Recording,
     reuse::{self, Idle, Instance, Store},
-    slots::{Share, Slot},
+    slots::{InstanceSlot, SlotShare},
 };
 
 /// A revision. The handle that the gateway keeps; small as long as it is cold.
@@ -36,7 +36,7 @@ pub(crate) struct Function {
     host: Arc<Shared>,
     program: Arc<Program>,
     calls: Arc<FunctionCalls>,
-    share: Arc<Share>,
+    share: Arc<SlotShare>,
     component: ArcSwapOption<Entry>,
     /// Milliseconds after the host's start.
     used: AtomicU64,
@@ -56,7 +56,7 @@ enum InstanceSource {
     KeptWasi0_2(Instance<Proxy>),
     KeptWasi0_3(Instance<Service>),
     /// In an instance that is still to be made.
-    New(Slot),
+    New(InstanceSlot),
 }
 
 /// A call that runs, or one that has to wait for its component or its slot.
@@ -340,7 +340,7 @@ impl Function {
     }
 
     /// A place for one more instance, waited for if there is none.
-    async fn slot(&self, deadline: Instant, now: Instant) -> Result<(Slot, Instant), CallError> {
+    async fn slot(&self, deadline: Instant, now: Instant) -> Result<(InstanceSlot, Instant), CallError> {
         if let Some(slot) = self.share.try_take() {
             return Ok((slot, now));
         }
@@ -355,7 +355,7 @@ impl Function {
     async fn fresh_0_2(
         self: Arc<Self>,
         component: Arc<Entry>,
-        slot: Slot,
+        slot: InstanceSlot,
         mut store: Store,
         call: call::p2::Call,
     ) -> Result<(), CallError> {
@@ -385,7 +385,7 @@ impl Function {
     async fn fresh_0_3(
         self: Arc<Self>,
         component: Arc<Entry>,
-        slot: Slot,
+        slot: InstanceSlot,
         mut store: Store,
         call: call::p3::Call,
     ) -> Result<(), CallError> {

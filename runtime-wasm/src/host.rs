@@ -30,7 +30,7 @@ use crate::{
     machine,
     metrics::HostMetrics,
     pods::Pods,
-    slots::{Share, Slot},
+    slots::{InstanceSlot, SlotShare},
 };
 
 /// Runs components: functions that the gateway calls, and pods that the kubelet starts.
@@ -218,7 +218,7 @@ impl Shared {
 
     /// A slot for one more instance when none is free: one that an idle instance gives up, or the next that comes free.
     /// `None` if that did not happen until then.
-    pub(crate) async fn slot(&self, share: &Arc<Share>, until: Instant) -> Option<Slot> {
+    pub(crate) async fn slot(&self, share: &Arc<SlotShare>, until: Instant) -> Option<InstanceSlot> {
         // Announced before looking: an instance that ends after the look is not kept (`Function::keep`).
         let waiting = share.wait();
         self.reclaim_slot();

@@ -8,7 +8,7 @@ use crate::{
     engine::Host,
     guest::{CONCURRENT_MAX, Guest, Program},
     record::Recording,
-    slots::Slot,
+    slots::InstanceSlot,
 };
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -25,11 +25,11 @@ pub(crate) struct Instance<E> {
     calls: u32,
     born: Instant,
     /// Its slot; after the store, so that the slot is free only when the instance is gone.
-    _slot: Slot,
+    _slot: InstanceSlot,
 }
 
 impl<E> Instance<E> {
-    pub(crate) fn new(store: Store, exports: E, slot: Slot) -> Self {
+    pub(crate) fn new(store: Store, exports: E, slot: InstanceSlot) -> Self {
         Self { store, exports, calls: 0, born: Instant::now(), _slot: slot }
     }
 

@@ -18,20 +18,20 @@ use std::{
 use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
 
-/// Slots that a function, or a namespace, may hold if they are free, whatever its share is.
+/// InstanceSlots that a function, or a namespace, may hold if they are free, whatever its share is.
 const FLOOR: usize = 8;
 /// How many times the share of a function its namespace has.
 const NAMESPACE_FACTOR: usize = 2;
 
 /// All slots of a host.
-pub(crate) struct Slots {
+pub(crate) struct InstanceSlots {
     max: AtomicUsize,
     free: AtomicUsize,
     /// Most slots of one function; `None`: as many as are free.
     function_max: Option<usize>,
     namespaces: Mutex<HashMap<String, Weak<Namespace>>>,
-    functions: Mutex<HashMap<(String, String), Weak<Share>>>,
-    waiting: Mutex<Vec<Arc<Share>>>,
+    functions: Mutex<HashMap<(String, String), Weak<SlotShare>>>,
+    waiting: Mutex<Vec<Arc<SlotShare>>>,
     waiters: AtomicUsize,
 }
 
@@ -40,8 +40,8 @@ struct Namespace {
 }
 
 /// What one function holds, over all its revisions.
-pub(crate) struct Share {
-    slots: Arc<Slots>,
+pub(crate) struct SlotShare {
+    slots: Arc<InstanceSlots>,
     key: (String, String),
     namespace: Arc<Namespace>,
     held: AtomicUsize,
@@ -49,7 +49,7 @@ pub(crate) struct Share {
 }
 
 /// A place for one instance; free again when this is dropped.
-pub(crate) struct Slot(Arc<Share>);
+pub(crate) struct InstanceSlot(Arc<SlotShare>);
 
 /// Whether a function may take one more slot; `free` counts that one, too.
 fn may_take(held: usize, namespace_held: usize, free: usize, function_max: Option<usize>) -> bool {
@@ -58,7 +58,7 @@ fn may_take(held: usize, namespace_held: usize, free: usize, function_max: Optio
     free > 0 && held < function_max && namespace_held < namespace_max
 }
 
-impl Slots {
+impl InstanceSlots {
     pub(crate) fn new(max: usize, function_max: Option<usize>) -> Arc<Self> {
         Arc::new(Self {
             max: max.into(),
@@ -75,7 +75,7 @@ impl Slots {
         self.max.load(Ordering::Relaxed)
     }
 
-    /// Slots that are taken.
+    /// InstanceSlots that are taken.
     pub(crate) fn held(&self) -> usize {
         self.max().saturating_sub(self.free.load(Ordering::Relaxed))
     }
@@ -87,7 +87,7 @@ impl Slots {
     }
 
     /// The share of a function.
-    pub(crate) fn share(self: &Arc<Self>, namespace: &str, function: &str) -> Arc<Share> {
+    pub(crate) fn share(self: &Arc<Self>, namespace: &str, function: &str) -> Arc<SlotShare> {
         let key = (namespace.to_owned(), function.to_owned());
         let mut functions = self.functions.lock();
         if let Some(share) = functions.get(&key).and_then(Weak::upgrade) {
@@ -95,7 +95,7 @@ impl Slots {
         }
         let namespace = self.namespace(namespace);
         let (held, freed) = (AtomicUsize::new(0), Notify::new());
-        let share = Arc::new(Share { slots: self.clone(), key: key.clone(), namespace, held, freed });
+        let share = Arc::new(SlotShare { slots: self.clone(), key: key.clone(), namespace, held, freed });
         functions.insert(key, Arc::downgrade(&share));
         share
     }
@@ -128,24 +128,24 @@ impl Slots {
     }
 }
 
-impl Share {
+impl SlotShare {
     fn may_take(&self) -> bool {
         let [held, namespace_held, free] =
             [&self.held, &self.namespace.held, &self.slots.free].map(|count| count.load(Ordering::SeqCst));
         may_take(held, namespace_held, free, self.slots.function_max)
     }
 
-    /// Slots that the function holds.
+    /// InstanceSlots that the function holds.
     pub(crate) fn held(&self) -> usize {
         self.held.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn slots(&self) -> &Arc<Slots> {
+    pub(crate) fn slots(&self) -> &Arc<InstanceSlots> {
         &self.slots
     }
 
     /// A slot, if one is free that the function may have. Two that take at the same time may go one beyond the share.
-    pub(crate) fn try_take(self: &Arc<Self>) -> Option<Slot> {
+    pub(crate) fn try_take(self: &Arc<Self>) -> Option<InstanceSlot> {
         if !self.may_take() {
             return None;
         }
@@ -153,18 +153,18 @@ impl Share {
         self.slots.free.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).ok()?;
         self.held.fetch_add(1, Ordering::SeqCst);
         self.namespace.held.fetch_add(1, Ordering::SeqCst);
-        Some(Slot(self.clone()))
+        Some(InstanceSlot(self.clone()))
     }
 
     /// Announces that a slot is wanted: from now on instances that end are not kept idle, and freed slots wake.
-    pub(crate) fn wait(self: &Arc<Self>) -> Waiting<'_> {
+    pub(crate) fn wait(self: &Arc<Self>) -> SlotWait<'_> {
         self.slots.waiters.fetch_add(1, Ordering::SeqCst);
         self.slots.waiting.lock().push(self.clone());
-        Waiting(self)
+        SlotWait(self)
     }
 }
 
-impl Drop for Share {
+impl Drop for SlotShare {
     fn drop(&mut self) {
         let mut functions = self.slots.functions.lock();
         // A new share may have taken the place.
@@ -180,7 +180,7 @@ impl Drop for Share {
     }
 }
 
-impl Drop for Slot {
+impl Drop for InstanceSlot {
     fn drop(&mut self) {
         let share = &self.0;
         share.held.fetch_sub(1, Ordering::SeqCst);
@@ -191,11 +191,11 @@ impl Drop for Slot {
 }
 
 /// One call that waits for a slot.
-pub(crate) struct Waiting<'a>(&'a Arc<Share>);
+pub(crate) struct SlotWait<'a>(&'a Arc<SlotShare>);
 
-impl Waiting<'_> {
+impl SlotWait<'_> {
     /// The slot; `None` if none came free until then.
-    pub(crate) async fn slot(self, until: Instant) -> Option<Slot> {
+    pub(crate) async fn slot(self, until: Instant) -> Option<InstanceSlot> {
         loop {
             let mut freed = std::pin::pin!(self.0.freed.notified());
             // Registered before the look, so that a slot freed in between wakes.
@@ -208,7 +208,7 @@ impl Waiting<'_> {
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for SlotWait<'_> {
     /// Passes on what it was woken for, and what may be left beside the slot that it took.
     fn drop(&mut self) {
         let slots = &self.0.slots;
@@ -228,13 +228,13 @@ mod tests {
 
     use super::*;
 
-    fn take_all(share: &Arc<Share>) -> Vec<Slot> {
+    fn take_all(share: &Arc<SlotShare>) -> Vec<InstanceSlot> {
         std::iter::from_fn(|| share.try_take()).collect()
     }
 
     #[test]
     fn no_function_takes_all_slots() {
-        let slots = Slots::new(2000, None);
+        let slots = InstanceSlots::new(2000, None);
         let greedy = take_all(&slots.share("a", "greedy"));
         assert_eq!(greedy.len(), 1000);
         let second = take_all(&slots.share("a", "second"));
@@ -250,22 +250,22 @@ mod tests {
     #[test]
     fn few_slots_are_for_whoever_comes() {
         for max in [1, 3, FLOOR] {
-            let slots = Slots::new(max, None);
+            let slots = InstanceSlots::new(max, None);
             assert_eq!(take_all(&slots.share("a", "f")).len(), max);
         }
     }
 
     #[test]
     fn an_operators_bound_counts() {
-        let slots = Slots::new(100, Some(3));
+        let slots = InstanceSlots::new(100, Some(3));
         assert_eq!(take_all(&slots.share("a", "f")).len(), 3);
-        let slots = Slots::new(100, Some(90));
+        let slots = InstanceSlots::new(100, Some(90));
         assert_eq!(take_all(&slots.share("a", "f")).len(), 67, "the namespace's share stays");
     }
 
     #[test]
     fn revisions_of_a_function_share() {
-        let slots = Slots::new(100, None);
+        let slots = InstanceSlots::new(100, None);
         let old = take_all(&slots.share("a", "f"));
         assert!(!old.is_empty() && slots.share("a", "f").try_take().is_none());
         drop(old);
@@ -274,11 +274,11 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_function_that_holds_fewest_gets_the_next_slot() {
-        let slots = Slots::new(3, None);
+        let slots = InstanceSlots::new(3, None);
         let (rich, poor) = (slots.share("a", "rich"), slots.share("b", "poor"));
         let mut held = take_all(&rich);
         let until = Instant::now() + Duration::from_secs(60);
-        let wait = |share: &Arc<Share>| {
+        let wait = |share: &Arc<SlotShare>| {
             let share = share.clone();
             tokio::spawn(async move { share.wait().slot(until).await.map(|slot| (Instant::now(), slot)) })
         };
@@ -297,7 +297,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn whoever_gives_up_passes_on_what_woke_it() {
-        let slots = Slots::new(1, None);
+        let slots = InstanceSlots::new(1, None);
         let share = slots.share("a", "f");
         let held = share.try_take();
         let soon = Instant::now() + Duration::from_millis(1);

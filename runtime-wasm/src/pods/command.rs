@@ -14,7 +14,7 @@ use crate::{
     failure,
     guest::Program,
     reuse::{self, Store},
-    slots::Slot,
+    slots::InstanceSlot,
 };
 
 /// Exit code of a program that trapped, as a shell counts (128 + SIGABRT).
@@ -96,7 +96,7 @@ pub(super) fn rules(sandbox: &SandboxSpec) -> Result<Vec<mayfly_api::egress::Egr
         .collect()
 }
 
-async fn run(component: Arc<Entry>, program: Arc<Program>, slot: Slot) -> Exit {
+async fn run(component: Arc<Entry>, program: Arc<Program>, slot: InstanceSlot) -> Exit {
     let loaded = component.loaded();
     let mut store = reuse::store(&loaded.host, program.clone());
     let ran = match &loaded.pre {

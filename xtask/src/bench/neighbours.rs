@@ -135,7 +135,8 @@ impl Bench<'_> {
         for example in &examples {
             server.cli(&["deploy", &self.guest(example).to_string_lossy(), "--name", example])?;
             let function = server.get("function", example)?;
-            let component = function["spec"]["source"]["component"].as_str().context("no component")?.to_owned();
+            let component =
+                function["spec"]["source"]["component"].as_str().context("no component")?.to_owned();
             let timeout = if *example == "hello" { "30s" } else { TIMEOUT };
             let spec = json!({
                 "isolation": isolation,

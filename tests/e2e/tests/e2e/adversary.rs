@@ -165,7 +165,8 @@ async fn one_slow_function_leaves_instances_to_others() -> Result<()> {
     let up = mayfly_e2e::Start::default().with(&["--instances", "32"]).ready().await?;
     up.deploy("hello", "hello", &[]).await?;
     let component = up.upload("sleep").await?;
-    up.apply_function("sleep", &component, json!({"limits": {"timeout": "60s", "concurrency": 1000}})).await?;
+    up.apply_function("sleep", &component, json!({"limits": {"timeout": "60s", "concurrency": 1000}}))
+        .await?;
     let http = up.http();
     let _slow = Neighbour::start(&http, "/fn/default/sleep/?ms=30000", 60);
     wait::until("the slow function has its share", || async {
@@ -183,7 +184,10 @@ async fn one_slow_function_leaves_instances_to_others() -> Result<()> {
     let refused = http.get("/fn/default/sleep/").await?;
     let error = &refused.json()?["error"];
     ensure!(refused.status == 503 && error["code"] == "overloaded", "{refused:?}");
-    ensure!(error["message"].as_str().is_some_and(|text| text.contains("16 of this node's 32")), "{refused:?}");
+    ensure!(
+        error["message"].as_str().is_some_and(|text| text.contains("16 of this node's 32")),
+        "{refused:?}"
+    );
     ensure!(error["hint"].as_str().is_some_and(|text| text.contains("--instances")), "{refused:?}");
     Ok(())
 }
@@ -215,8 +219,10 @@ async fn a_slow_component_blocks_no_other_deployment_and_ends_with_its_function(
     let api = up.api()?;
     let slow = api.upload(slow_to_compile()?).await?;
     api.apply_function(&mayfly_e2e::function("slow", &slow, json!({}))).await?;
-    wait::until("the slow component is being compiled", || async { Ok((compilers(up.id()) == 1).then_some(())) })
-        .await?;
+    wait::until("the slow component is being compiled", || async {
+        Ok((compilers(up.id()) == 1).then_some(()))
+    })
+    .await?;
     up.deploy("hello", "hello", &[]).await?;
     ensure!(up.http().get("/fn/default/hello/").await?.status == 200, "hello answers");
     ensure!(compilers(up.id()) == 1, "the slow component was compiled before hello was: make it slower");
