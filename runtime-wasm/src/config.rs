@@ -55,8 +55,8 @@ pub struct Config {
     pub wipe: Wipe,
     /// Outbound HTTP.
     pub egress: EgressConfig,
-    /// Bytes a second that one function or container may write to its log; beyond it, it waits. Keeps one
-    /// talkative guest from taking the disk from all.
+    /// Bytes a second that one function or container may write to its log. Beyond it a function loses lines, and a job
+    /// waits. Keeps one talkative guest from taking the disk from all.
     pub log_bytes_per_second: u64,
 }
 

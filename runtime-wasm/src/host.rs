@@ -160,7 +160,12 @@ impl Shared {
             Vec::new(),
             spec.env.clone(),
             spec.memory_bytes_max,
-            ProgramLog::new(&self.logs, path, self.config.log_bytes_per_second),
+            ProgramLog::new(
+                &self.logs,
+                path,
+                self.config.log_bytes_per_second,
+                &self.metrics.log_lines_dropped,
+            ),
             Arc::new(self.egress(spec.egress.clone())),
             self.lane(&spec.revision.namespace, &spec.function),
             self.budget.clone(),

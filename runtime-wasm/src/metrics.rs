@@ -32,6 +32,7 @@ pub(crate) struct HostMetrics {
     memory_peak: Histogram,
     compile: Histogram,
     pub(crate) recycled: Counter,
+    pub(crate) log_lines_dropped: Counter,
 }
 
 struct Phases {
@@ -133,7 +134,14 @@ impl HostMetrics {
             memory_peak: Histogram::new(exponential_buckets(65536.0, 4.0, 9)),
             compile: Histogram::new(exponential_buckets(0.01, 2.0, 14)),
             recycled: Counter::default(),
+            log_lines_dropped: Counter::default(),
         };
+        let dropped = metrics.log_lines_dropped.clone();
+        registry.register(
+            "mayfly_log_lines_dropped",
+            "Lines that functions wrote beyond their rate",
+            dropped,
+        );
         let registry = registry.sub_registry_with_prefix("mayfly_wasm");
         registry.register("calls", "Calls of functions, by how they ended", metrics.calls.clone());
         let phases = [

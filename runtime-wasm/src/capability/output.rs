@@ -1,4 +1,7 @@
 //! A guest's stdout and stderr: lines into its log, at a bounded rate.
+//!
+//! A function that writes faster than its rate is not slowed: what is beyond is dropped and counted, and the log says how
+//! much. A job waits instead: its output is its result.
 
 use std::{
     io,
@@ -15,6 +18,7 @@ use std::{
 use bytes::Bytes;
 use mayfly_runtime::logs::{LogFile, LogSink, LogWriter, Stream};
 use parking_lot::Mutex;
+use prometheus_client::metrics::counter::Counter;
 use tokio::{
     io::AsyncWrite,
     time::{Instant, Sleep},
@@ -40,7 +44,19 @@ const BURST: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub(crate) struct ProgramLog(Arc<Inner>);
 
+/// What happens to output beyond the rate.
+#[derive(Clone)]
+pub(crate) enum Beyond {
+    /// The program waits.
+    Wait,
+    /// It is dropped, and its lines are counted.
+    Drop(Counter),
+}
+
 struct Inner {
+    beyond: Beyond,
+    /// Lines dropped since the log last said so.
+    dropped: AtomicU64,
     file: LogFile,
     pace: Pace,
     notes: Pace,
@@ -48,19 +64,31 @@ struct Inner {
 }
 
 impl ProgramLog {
-    pub(crate) fn new(writer: &LogWriter, path: PathBuf, bytes_per_second: u64) -> Self {
-        Self::capturing(writer, path, bytes_per_second, None)
+    /// Of a function, which never waits for its log.
+    pub(crate) fn new(writer: &LogWriter, path: PathBuf, bytes_per_second: u64, dropped: &Counter) -> Self {
+        Self::with(writer, path, bytes_per_second, Beyond::Drop(dropped.clone()), None)
     }
 
-    /// The same, of a job whose last output is kept.
+    /// Of a job, whose last output is kept.
     pub(crate) fn capturing(
         writer: &LogWriter,
         path: PathBuf,
         bytes_per_second: u64,
         capture: Option<Capture>,
     ) -> Self {
+        Self::with(writer, path, bytes_per_second, Beyond::Wait, capture)
+    }
+
+    fn with(
+        writer: &LogWriter,
+        path: PathBuf,
+        bytes_per_second: u64,
+        beyond: Beyond,
+        capture: Option<Capture>,
+    ) -> Self {
         let (file, pace) = (writer.file(path), Pace::new(bytes_per_second));
-        Self(Arc::new(Inner { file, pace, notes: Pace::new(NOTES_BYTES_PER_SECOND), capture }))
+        let (notes, dropped) = (Pace::new(NOTES_BYTES_PER_SECOND), AtomicU64::new(0));
+        Self(Arc::new(Inner { beyond, dropped, file, pace, notes, capture }))
     }
 
     /// Puts what was kept into its files. Blocks shortly.
@@ -73,6 +101,24 @@ impl ProgramLog {
     /// One output of one instance. Instances do not share a sink, so their lines do not mix.
     pub(crate) fn output(&self, stream: Stream) -> Output {
         Output(Arc::new(OutputInner { log: self.clone(), stream, sink: OnceLock::new() }))
+    }
+
+    /// Whether output is to be dropped now. The first that is not, after some was, is preceded by how much was.
+    fn drops(&self, lines: usize) -> bool {
+        let Beyond::Drop(counter) = &self.0.beyond else { return false };
+        if self.0.pace.wait_until().is_some() {
+            counter.inc_by(lines as u64);
+            self.0.dropped.fetch_add(lines as u64, Ordering::Relaxed);
+            return true;
+        }
+        if self.0.dropped.load(Ordering::Relaxed) > 0 {
+            let dropped = self.0.dropped.swap(0, Ordering::Relaxed);
+            let rate = self.0.pace.bytes_per_second;
+            self.note(&format!(
+                "{dropped} lines were dropped: the function wrote more than {rate} bytes a second"
+            ));
+        }
+        false
     }
 
     /// A line from the host itself, unless there were too many.
@@ -138,6 +184,14 @@ impl Output {
         &self.0.log.0.pace
     }
 
+    /// When the next write may come, if the program has to wait for it.
+    fn wait_until(&self) -> Option<Instant> {
+        match self.0.log.0.beyond {
+            Beyond::Wait => self.pace().wait_until(),
+            Beyond::Drop(_) => None,
+        }
+    }
+
     /// The request is over; another may write here next.
     pub(crate) fn end_line(&self) {
         if let Some(sink) = self.0.sink.get() {
@@ -147,12 +201,15 @@ impl Output {
 
     fn append(&self, bytes: &[u8]) {
         let inner = &*self.0;
+        let lines = bytes.iter().filter(|byte| **byte == b'\n').count();
+        if inner.log.drops(lines) {
+            return;
+        }
         let sink = || Mutex::new(inner.log.0.file.sink(inner.stream));
         inner.sink.get_or_init(sink).lock().write(bytes);
         if let Some(capture) = &inner.log.0.capture {
             capture.take(inner.stream, bytes);
         }
-        let lines = bytes.iter().filter(|byte| **byte == b'\n').count();
         self.pace().take(bytes.len() + lines * LINE_BYTES);
     }
 }
@@ -184,14 +241,14 @@ impl OutputStream for Output {
     }
 
     fn check_write(&mut self) -> StreamResult<usize> {
-        Ok(if self.pace().wait_until().is_some() { 0 } else { WRITE_BYTES_MAX })
+        Ok(if self.wait_until().is_some() { 0 } else { WRITE_BYTES_MAX })
     }
 }
 
 #[async_trait::async_trait]
 impl Pollable for Output {
     async fn ready(&mut self) {
-        while let Some(moment) = self.pace().wait_until() {
+        while let Some(moment) = self.wait_until() {
             tokio::time::sleep_until(moment).await;
         }
     }
@@ -210,7 +267,7 @@ impl AsyncWrite for AsyncOutput {
                 ready!(waiting.as_mut().poll(cx));
                 self.waiting = None;
             }
-            match self.output.pace().wait_until() {
+            match self.output.wait_until() {
                 Some(moment) => self.waiting = Some(Box::pin(tokio::time::sleep_until(moment))),
                 None => break,
             }
@@ -235,7 +292,7 @@ mod tests {
 
     fn log(path: &std::path::Path, bytes_per_second: u64) -> (LogWriter, ProgramLog) {
         let writer = LogWriter::start().unwrap();
-        let log = ProgramLog::new(&writer, path.to_owned(), bytes_per_second);
+        let log = ProgramLog::capturing(&writer, path.to_owned(), bytes_per_second, None);
         (writer, log)
     }
 
@@ -262,6 +319,31 @@ mod tests {
         assert_eq!(output.check_write().unwrap(), WRITE_BYTES_MAX);
         output.write(Bytes::from(vec![b'\n'; 10])).unwrap();
         assert_eq!(output.check_write().unwrap(), 0, "20 bytes, and 20 lines");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_talkative_function_loses_lines_and_its_log_says_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("f.log");
+        let (writer, dropped) = (LogWriter::start().unwrap(), Counter::default());
+        let log = ProgramLog::new(&writer, path.clone(), 1000, &dropped);
+        let mut output = log.output(Stream::Stdout);
+        for _ in 0..100 {
+            assert_eq!(output.check_write().unwrap(), WRITE_BYTES_MAX, "it never waits");
+            output.write(Bytes::from_static(b"a line\n")).unwrap();
+        }
+        // 71 bytes each: 15 until the rate of a second is exceeded.
+        assert_eq!(dropped.get(), 85);
+        tokio::time::advance(Duration::from_secs(5)).await;
+        output.write(Bytes::from_static(b"the last line\n")).unwrap();
+        writer.flush();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines.len(), 17, "{text}");
+        assert!(
+            lines[15].contains("85 lines were dropped") && lines[16].ends_with("the last line"),
+            "{text}"
+        );
     }
 
     #[tokio::test(start_paused = true)]

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-/// Shares without tasks that are kept for their accounts before they are looked through for those to forget.
+/// Shares without ready tasks that are kept for their accounts when there are many.
 const IDLE_SHARES_KEPT: usize = 64;
 
 /// Names a share of the processor.
@@ -79,15 +79,17 @@ impl<S: Default> Level<S> {
         Some(&mut share.content)
     }
 
-    /// An idle share whose account is behind the clock would re-enter like a new one.
+    /// An idle share whose account is behind the clock would re-enter like a new one. Of the others, those that consumed
+    /// most are kept.
     fn forget_idle(&mut self) {
-        let idle = |share: &Share<S>| share.queued == 0;
-        if self.shares.len() > IDLE_SHARES_KEPT
-            && self.shares.values().filter(|share| idle(share)).count() > IDLE_SHARES_KEPT
-        {
-            let clock = self.clock;
-            self.shares.retain(|_, share| !idle(share) || share.consumed > clock);
+        if self.shares.len() <= 2 * IDLE_SHARES_KEPT {
+            return;
         }
+        let idle = |share: &&Share<S>| share.queued == 0;
+        let mut consumed: Vec<u64> = self.shares.values().filter(idle).map(|share| share.consumed).collect();
+        consumed.sort_unstable_by(|a, b| b.cmp(a));
+        let least = consumed.get(IDLE_SHARES_KEPT).copied().unwrap_or(0).max(self.clock);
+        self.shares.retain(|_, share| share.queued > 0 || share.consumed > least);
     }
 }
 
@@ -230,7 +232,11 @@ mod tests {
             queue.pop(MS).unwrap();
         }
         assert!(queue.pop(MS).is_none());
-        assert!(queue.namespaces.shares.len() <= IDLE_SHARES_KEPT + 2, "{}", queue.namespaces.shares.len());
+        assert!(
+            queue.namespaces.shares.len() <= 2 * IDLE_SHARES_KEPT + 1,
+            "{}",
+            queue.namespaces.shares.len()
+        );
         queue.push(&key("a/b"), ());
         assert_eq!(queue.drain().len(), 1);
         assert!(queue.pop(MS).is_none());

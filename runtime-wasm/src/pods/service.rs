@@ -79,7 +79,12 @@ fn function(
         isolation: Isolation::Fresh,
         egress: rules(sandbox)?,
     };
-    let log = ProgramLog::new(&shared.logs, spec.log_path.clone(), shared.config.log_bytes_per_second);
+    let log = ProgramLog::new(
+        &shared.logs,
+        spec.log_path.clone(),
+        shared.config.log_bytes_per_second,
+        &shared.metrics.log_lines_dropped,
+    );
     let program = Program::new(
         spec.args.clone(),
         spec.env.clone(),

@@ -188,7 +188,7 @@ async fn calls_wait_for_a_slot_and_are_refused_in_the_end() {
         .collect();
     eventually("both run", || fixture.instances() == 2.0).await;
     let error = call(&function, get("/")).await.err().unwrap();
-    assert!(matches!(error, CallError::Overloaded { .. }), "{error}");
+    assert!(matches!(error, CallError::NoSlot { held: 2, max: 2, .. }), "{error}");
     for task in spinning {
         task.abort();
     }
