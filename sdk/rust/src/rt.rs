@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 pub use wasip2;
 pub use wasip2::_export_proxy as export;
 pub use wasip2::exports::http::incoming_handler::Guest;
-use wasip2::http::types::{Fields, OutgoingResponse};
+use wasip2::http::types::OutgoingResponse;
 pub use wasip2::http::types::{IncomingRequest, ResponseOutparam};
 
 use crate::http::{HttpError, HttpErrorKind, IntoResponse, Json, Method, Request, Response};
@@ -99,11 +99,11 @@ async fn answer(response: Response, out: ResponseOutparam) {
     }
     let outgoing = match headers.into_wasi() {
         Ok(fields) => OutgoingResponse::new(fields),
-        Err(error) => return refuse(error, out),
+        Err(error) => return refuse(error, out).await,
     };
     if status != 200 && outgoing.set_status_code(status).is_err() {
         let error = HttpError::new(HttpErrorKind::InvalidRequest, format!("{status} is no HTTP status"));
-        return refuse(error, out);
+        return refuse(error, out).await;
     }
     if body.known_len() == Some(0) {
         return ResponseOutparam::set(out, Ok(outgoing));
@@ -116,12 +116,12 @@ async fn answer(response: Response, out: ResponseOutparam) {
     }
 }
 
-/// A response that cannot be sent becomes a plain 500.
-fn refuse(error: HttpError, out: ResponseOutparam) {
+/// A response that cannot be sent becomes a 500 that says why.
+async fn refuse(error: HttpError, out: ResponseOutparam) {
     crate::log::error!("the response cannot be sent: {error}");
-    let outgoing = OutgoingResponse::new(Fields::new());
-    outgoing.set_status_code(500).expect("500 is a status");
-    ResponseOutparam::set(out, Ok(outgoing));
+    let response = crate::Error::new("InvalidResponse", error.to_string()).to_response();
+    // Its own status and headers can be sent: this goes no deeper.
+    Box::pin(answer(response, out)).await;
 }
 
 #[cfg(test)]
