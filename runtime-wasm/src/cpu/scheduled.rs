@@ -60,6 +60,8 @@ impl Scheduled {
             if !polled.used_up && self.ticks < SERVING_TICKS_MAX {
                 return Poll::Pending;
             }
+            // Known at once: others of the function may be about to begin.
+            lane.weight.add(lane.clock().time(self.ticks));
             self.move_to_pool(lane, reply);
         }
         match &mut self.state {
@@ -81,7 +83,7 @@ impl Scheduled {
         else {
             return;
         };
-        let consumed = lane.clock().time(self.ticks);
+        let consumed = Duration::ZERO;
         let pooled = PooledGuest { guest, lane: lane.clone(), reply: reply.clone(), consumed };
         self.state = State::Pooled(lane.spawn(pooled));
     }
@@ -93,7 +95,7 @@ struct PooledGuest {
     guest: Running,
     lane: Arc<Lane>,
     reply: Reply,
-    /// Processor time so far.
+    /// Processor time in the pool so far.
     consumed: Duration,
 }
 
@@ -113,8 +115,10 @@ impl Future for PooledGuest {
 }
 
 impl Drop for PooledGuest {
-    /// A call that its caller gave up counts with what it took until then.
+    /// A call that its caller gave up counts with what it took until then; one that never ran says nothing.
     fn drop(&mut self) {
-        self.lane.weight.add(self.consumed);
+        if !self.consumed.is_zero() {
+            self.lane.weight.add(self.consumed);
+        }
     }
 }
