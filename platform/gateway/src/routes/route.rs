@@ -196,7 +196,7 @@ impl Split {
 /// The target that a number leads to: of all numbers, each leads to its share. There is one at least.
 fn by_number(shares: &[(usize, u32)], number: u32) -> usize {
     let total: u64 = shares.iter().map(|(_, percent)| u64::from(*percent)).sum();
-    let mut point = u64::from(number) * total >> 32;
+    let mut point = (u64::from(number) * total) >> 32;
     for (at, percent) in shares {
         match point.checked_sub(u64::from(*percent)) {
             Some(rest) => point = rest,
