@@ -184,7 +184,9 @@ async fn answer(
         Ok(answer) => Ok(answer.response.map(FlushBeforeError::new)),
         Err(error) => {
             let status = match &error {
-                CallError::Overloaded { .. } | CallError::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
+                CallError::Overloaded { .. } | CallError::NoSlot { .. } | CallError::ShuttingDown => {
+                    StatusCode::SERVICE_UNAVAILABLE
+                }
                 CallError::TimedOut { .. } => StatusCode::GATEWAY_TIMEOUT,
                 _ => StatusCode::BAD_GATEWAY,
             };
