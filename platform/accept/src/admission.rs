@@ -8,7 +8,7 @@ pub struct ConnectionId(u64);
 
 /// How a connection is used at the moment of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Usage {
+pub enum ConnectionUsage {
     /// It has a request under way, or was taken over by a protocol upgrade.
     Busy,
     /// It has had no request for so long.
@@ -17,7 +17,7 @@ pub enum Usage {
 
 /// A limit that a new connection would exceed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Limit {
+pub enum ConnectionLimit {
     /// Of the port.
     Total,
     /// Of the client's address.
@@ -26,16 +26,16 @@ pub enum Limit {
 
 /// The decision about a new connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decision<T> {
+pub enum AdmissionDecision<T> {
     Admit(ConnectionId),
     /// Admit the connection and close the one with this entry, which is no longer counted.
     Replace(ConnectionId, T),
-    Refuse(Limit),
+    Refuse(ConnectionLimit),
 }
 
 /// The connections of a port, by client address. Has no clock and no lock of its own.
 #[derive(Debug)]
-pub struct Table<T> {
+pub struct ConnectionTable<T> {
     total_max: usize,
     client_max: usize,
     next: u64,
@@ -43,7 +43,7 @@ pub struct Table<T> {
     clients: HashMap<IpAddr, usize>,
 }
 
-impl<T> Table<T> {
+impl<T> ConnectionTable<T> {
     /// An empty table with its two limits; each is at least one.
     #[must_use]
     pub fn new(total_max: usize, client_max: usize) -> Self {
@@ -57,20 +57,25 @@ impl<T> Table<T> {
     }
 
     /// Decides about a connection from `address`; `entry` is kept with it when it is admitted.
-    pub fn admit(&mut self, address: IpAddr, entry: T, usage: impl Fn(&T) -> Usage) -> Decision<T> {
+    pub fn admit(
+        &mut self,
+        address: IpAddr,
+        entry: T,
+        usage: impl Fn(&T) -> ConnectionUsage,
+    ) -> AdmissionDecision<T> {
         let address = address.to_canonical();
         let limit = if self.clients.get(&address).is_some_and(|open| *open >= self.client_max) {
-            Limit::Client
+            ConnectionLimit::Client
         } else if self.open.len() >= self.total_max {
-            Limit::Total
+            ConnectionLimit::Total
         } else {
-            return Decision::Admit(self.insert(address, entry));
+            return AdmissionDecision::Admit(self.insert(address, entry));
         };
         // A client at its share may only replace connections of its own.
-        let own = (limit == Limit::Client).then_some(address);
+        let own = (limit == ConnectionLimit::Client).then_some(address);
         match self.longest_quiet(own, usage).and_then(|id| self.remove(id)) {
-            Some(replaced) => Decision::Replace(self.insert(address, entry), replaced),
-            None => Decision::Refuse(limit),
+            Some(replaced) => AdmissionDecision::Replace(self.insert(address, entry), replaced),
+            None => AdmissionDecision::Refuse(limit),
         }
     }
 
@@ -78,12 +83,12 @@ impl<T> Table<T> {
     pub fn longest_quiet(
         &self,
         address: Option<IpAddr>,
-        usage: impl Fn(&T) -> Usage,
+        usage: impl Fn(&T) -> ConnectionUsage,
     ) -> Option<ConnectionId> {
         let quiet = self.open.iter().filter(|(_, (of, _))| address.is_none_or(|address| *of == address));
         let quiet = quiet.filter_map(|(id, (_, entry))| match usage(entry) {
-            Usage::Busy => None,
-            Usage::Quiet(time) => Some((time, std::cmp::Reverse(*id))),
+            ConnectionUsage::Busy => None,
+            ConnectionUsage::Quiet(time) => Some((time, std::cmp::Reverse(*id))),
         });
         quiet.max().map(|(_, id)| id.0)
     }
@@ -122,70 +127,95 @@ mod tests {
     const A: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
     const B: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 2));
 
-    fn quiet(seconds: u64) -> Usage {
-        Usage::Quiet(Duration::from_secs(seconds))
+    fn quiet(seconds: u64) -> ConnectionUsage {
+        ConnectionUsage::Quiet(Duration::from_secs(seconds))
     }
 
-    fn admit(table: &mut Table<Usage>, address: IpAddr, usage: Usage) -> Decision<Usage> {
+    fn admit(
+        table: &mut ConnectionTable<ConnectionUsage>,
+        address: IpAddr,
+        usage: ConnectionUsage,
+    ) -> AdmissionDecision<ConnectionUsage> {
         table.admit(address, usage, |usage| *usage)
     }
 
-    fn id(decision: Decision<Usage>) -> ConnectionId {
+    fn id(decision: AdmissionDecision<ConnectionUsage>) -> ConnectionId {
         match decision {
-            Decision::Admit(id) | Decision::Replace(id, _) => id,
-            Decision::Refuse(limit) => panic!("refused: {limit:?}"),
+            AdmissionDecision::Admit(id) | AdmissionDecision::Replace(id, _) => id,
+            AdmissionDecision::Refuse(limit) => panic!("refused: {limit:?}"),
         }
     }
 
     #[test]
     fn a_full_port_replaces_the_longest_quiet_connection() {
-        let mut table = Table::new(3, 3);
-        admit(&mut table, A, Usage::Busy);
+        let mut table = ConnectionTable::new(3, 3);
+        admit(&mut table, A, ConnectionUsage::Busy);
         admit(&mut table, A, quiet(9));
         admit(&mut table, B, quiet(2));
-        let replaced = admit(&mut table, B, Usage::Busy);
-        assert!(matches!(replaced, Decision::Replace(_, usage) if usage == quiet(9)), "{replaced:?}");
-        assert!(matches!(admit(&mut table, B, Usage::Busy), Decision::Replace(..)));
-        assert_eq!(admit(&mut table, B, Usage::Busy), Decision::Refuse(Limit::Total));
+        let replaced = admit(&mut table, B, ConnectionUsage::Busy);
+        assert!(
+            matches!(replaced, AdmissionDecision::Replace(_, usage) if usage == quiet(9)),
+            "{replaced:?}"
+        );
+        assert!(matches!(admit(&mut table, B, ConnectionUsage::Busy), AdmissionDecision::Replace(..)));
+        assert_eq!(
+            admit(&mut table, B, ConnectionUsage::Busy),
+            AdmissionDecision::Refuse(ConnectionLimit::Total)
+        );
     }
 
     #[test]
     fn a_client_at_its_share_replaces_only_its_own_connections() {
-        let mut table = Table::new(10, 2);
+        let mut table = ConnectionTable::new(10, 2);
         let other = id(admit(&mut table, B, quiet(100)));
         admit(&mut table, A, quiet(1));
-        admit(&mut table, A, Usage::Busy);
-        let replaced = admit(&mut table, A, Usage::Busy);
-        assert!(matches!(replaced, Decision::Replace(_, usage) if usage == quiet(1)), "{replaced:?}");
-        assert_eq!(admit(&mut table, A, Usage::Busy), Decision::Refuse(Limit::Client));
+        admit(&mut table, A, ConnectionUsage::Busy);
+        let replaced = admit(&mut table, A, ConnectionUsage::Busy);
+        assert!(
+            matches!(replaced, AdmissionDecision::Replace(_, usage) if usage == quiet(1)),
+            "{replaced:?}"
+        );
+        assert_eq!(
+            admit(&mut table, A, ConnectionUsage::Busy),
+            AdmissionDecision::Refuse(ConnectionLimit::Client)
+        );
         assert!(table.get(other).is_some());
         assert!(
-            matches!(admit(&mut table, B, Usage::Busy), Decision::Admit(_)),
+            matches!(admit(&mut table, B, ConnectionUsage::Busy), AdmissionDecision::Admit(_)),
             "others have their own share"
         );
     }
 
     #[test]
     fn closed_connections_make_room_once() {
-        let mut table = Table::new(1, 1);
-        let first = id(admit(&mut table, A, Usage::Busy));
-        assert_eq!(admit(&mut table, B, Usage::Busy), Decision::Refuse(Limit::Total));
+        let mut table = ConnectionTable::new(1, 1);
+        let first = id(admit(&mut table, A, ConnectionUsage::Busy));
+        assert_eq!(
+            admit(&mut table, B, ConnectionUsage::Busy),
+            AdmissionDecision::Refuse(ConnectionLimit::Total)
+        );
         assert!(table.remove(first).is_some());
         assert!(table.remove(first).is_none());
         let second = id(admit(&mut table, A, quiet(0)));
-        let third = id(admit(&mut table, A, Usage::Busy));
+        let third = id(admit(&mut table, A, ConnectionUsage::Busy));
         // The one that was replaced ends later: it must not free the place of its successor.
         assert!(table.remove(second).is_none());
-        assert_eq!(admit(&mut table, A, Usage::Busy), Decision::Refuse(Limit::Client));
+        assert_eq!(
+            admit(&mut table, A, ConnectionUsage::Busy),
+            AdmissionDecision::Refuse(ConnectionLimit::Client)
+        );
         table.remove(third);
         assert!(table.clients.is_empty() && table.open.is_empty());
     }
 
     #[test]
     fn an_ipv4_client_is_the_same_one_on_a_dual_stack_port() {
-        let mut table = Table::new(10, 1);
-        admit(&mut table, A, Usage::Busy);
+        let mut table = ConnectionTable::new(10, 1);
+        admit(&mut table, A, ConnectionUsage::Busy);
         let mapped = IpAddr::V6(std::net::Ipv4Addr::new(10, 0, 0, 1).to_ipv6_mapped());
-        assert_eq!(admit(&mut table, mapped, Usage::Busy), Decision::Refuse(Limit::Client));
+        assert_eq!(
+            admit(&mut table, mapped, ConnectionUsage::Busy),
+            AdmissionDecision::Refuse(ConnectionLimit::Client)
+        );
     }
 }

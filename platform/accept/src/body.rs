@@ -20,7 +20,7 @@ type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
 /// A request's body that fails when nothing of it arrives for too long while it is read.
 #[derive(Debug)]
-pub struct TimedBody {
+pub struct ProgressBody {
     body: Incoming,
     stall_timeout: Duration,
     waiting: Option<Pin<Box<Sleep>>>,
@@ -29,13 +29,13 @@ pub struct TimedBody {
     state: Arc<ConnectionState>,
 }
 
-impl TimedBody {
+impl ProgressBody {
     pub(crate) fn new(body: Incoming, stall_timeout: Duration, state: Arc<ConnectionState>) -> Self {
         Self { body, stall_timeout, waiting: None, armed: false, state }
     }
 }
 
-impl Body for TimedBody {
+impl Body for ProgressBody {
     type Data = Bytes;
     type Error = BodyError;
 

@@ -21,10 +21,10 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    Config, TimedBody,
+    Config, ProgressBody,
     body::{ActiveBody, ActiveRequest},
     metrics::PortMetrics,
-    port::Slot,
+    port::ConnectionSlot,
     stream::WatchedStream,
 };
 
@@ -40,7 +40,7 @@ const FAREWELL: Duration = Duration::from_millis(300);
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// What the connections of a port share.
-pub(crate) struct Server<S> {
+pub(crate) struct ConnectionServer<S> {
     config: Config,
     metrics: PortMetrics,
     tls: Option<TlsAcceptor>,
@@ -51,9 +51,9 @@ pub(crate) struct Server<S> {
     cut: CancellationToken,
 }
 
-impl<S, B> Server<S>
+impl<S, B> ConnectionServer<S>
 where
-    S: Service<Request<TimedBody>, Response = Response<B>> + Clone + Send + Sync + 'static,
+    S: Service<Request<ProgressBody>, Response = Response<B>> + Clone + Send + Sync + 'static,
     S::Future: Send + 'static,
     S::Error: Into<BoxError>,
     B: Body<Data = Bytes> + Send + Unpin + 'static,
@@ -83,7 +83,7 @@ where
     }
 
     /// Serves a connection until either side ends it.
-    pub(crate) async fn serve(&self, stream: TcpStream, slot: Slot) {
+    pub(crate) async fn serve(&self, stream: TcpStream, slot: ConnectionSlot) {
         let Some(tls) = &self.tls else { return self.serve_stream(stream, slot).await };
         let state = slot.state().clone();
         let handshake = tokio::time::timeout(self.config.handshake_timeout, shake_hands(tls, stream));
@@ -100,7 +100,7 @@ where
         }
     }
 
-    async fn serve_stream<I>(&self, stream: I, slot: Slot)
+    async fn serve_stream<I>(&self, stream: I, slot: ConnectionSlot)
     where
         I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
@@ -109,7 +109,8 @@ where
         let (service, stall_timeout, of) = (self.service.clone(), self.config.stall_timeout, state.clone());
         let service = service_fn(move |request: Request<Incoming>| {
             let active = ActiveRequest::begin(&of);
-            let answering = service.call(request.map(|body| TimedBody::new(body, stall_timeout, of.clone())));
+            let answering =
+                service.call(request.map(|body| ProgressBody::new(body, stall_timeout, of.clone())));
             async move {
                 let response = answering.await?;
                 Ok::<_, S::Error>(response.map(|body| ActiveBody { body, _active: active }))

@@ -11,7 +11,7 @@
 //! **Belongs here:** admission of connections, the TLS handshake, HTTP/1.1 and HTTP/2 on one port, timeouts,
 //! graceful shutdown, counters of all that.
 //! **Does not belong here:** what a request means, its authentication, limits on requests.
-//! Start at [`Port`]; the decision about a new connection is in [`admission`].
+//! Start at [`AcceptPort`]; the decision about a new connection is in [`admission`].
 
 pub mod admission;
 mod body;
@@ -23,7 +23,7 @@ mod port;
 mod state;
 mod stream;
 
-pub use body::TimedBody;
+pub use body::ProgressBody;
 pub use config::Config;
 pub use metrics::ConnectionMetrics;
-pub use port::Port;
+pub use port::AcceptPort;

@@ -12,9 +12,9 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    Config, ConnectionMetrics, TimedBody,
-    admission::{ConnectionId, Decision, Limit, Table},
-    connection::Server,
+    Config, ConnectionMetrics, ProgressBody,
+    admission::{AdmissionDecision, ConnectionId, ConnectionLimit, ConnectionTable},
+    connection::ConnectionServer,
     metrics::PortMetrics,
     periodic::Periodic,
     state::ConnectionState,
@@ -25,42 +25,42 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// A listening port with its limits. A handle: cloning it is cheap.
 #[derive(Clone)]
-pub struct Port(Arc<Shared>);
+pub struct AcceptPort(Arc<Shared>);
 
 struct Shared {
     name: &'static str,
     config: Config,
-    table: Mutex<Table<Arc<ConnectionState>>>,
+    table: Mutex<ConnectionTable<Arc<ConnectionState>>>,
     metrics: PortMetrics,
     refusals: Periodic,
     failures: Periodic,
 }
 
 /// A connection's place on its port, given back when it is dropped.
-pub(crate) struct Slot {
-    port: Port,
+pub(crate) struct ConnectionSlot {
+    port: AcceptPort,
     id: ConnectionId,
     state: Arc<ConnectionState>,
 }
 
-impl Slot {
+impl ConnectionSlot {
     pub(crate) fn state(&self) -> &Arc<ConnectionState> {
         &self.state
     }
 }
 
-impl Drop for Slot {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.port.0.table.lock().remove(self.id);
         self.port.0.metrics.open.dec();
     }
 }
 
-impl Port {
+impl AcceptPort {
     /// A port called `name` in log messages and metrics.
     #[must_use]
     pub fn new(name: &'static str, config: Config, metrics: &ConnectionMetrics) -> Self {
-        let table = Table::new(config.connections_max, config.connections_per_client_max);
+        let table = ConnectionTable::new(config.connections_max, config.connections_per_client_max);
         Self(Arc::new(Shared {
             name,
             config,
@@ -80,7 +80,7 @@ impl Port {
         service: S,
         stop: CancellationToken,
     ) where
-        S: Service<Request<TimedBody>, Response = Response<B>> + Clone + Send + Sync + 'static,
+        S: Service<Request<ProgressBody>, Response = Response<B>> + Clone + Send + Sync + 'static,
         S::Future: Send + 'static,
         S::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
         B: Body<Data = Bytes> + Send + Unpin + 'static,
@@ -88,7 +88,8 @@ impl Port {
     {
         let config = &self.0.config;
         let tls = tls.map(TlsAcceptor::from);
-        let server = Server::new(config.clone(), self.0.metrics.clone(), tls, service, stop.clone());
+        let server =
+            ConnectionServer::new(config.clone(), self.0.metrics.clone(), tls, service, stop.clone());
         let server = Arc::new(server);
         let connections = TaskTracker::new();
         let accepting = async {
@@ -143,28 +144,28 @@ impl Port {
     }
 
     /// A place for a connection, if the limits allow it one.
-    fn admit(&self, client: IpAddr) -> Option<Slot> {
+    fn admit(&self, client: IpAddr) -> Option<ConnectionSlot> {
         let state = Arc::new(ConnectionState::new());
         let decision = self.0.table.lock().admit(client, state.clone(), |state| state.usage());
         let id = match decision {
-            Decision::Admit(id) => id,
-            Decision::Replace(id, previous) => {
+            AdmissionDecision::Admit(id) => id,
+            AdmissionDecision::Replace(id, previous) => {
                 previous.replaced.cancel();
                 id
             }
-            Decision::Refuse(limit) => {
+            AdmissionDecision::Refuse(limit) => {
                 self.refused(client, limit);
                 return None;
             }
         };
         self.0.metrics.open.inc();
-        Some(Slot { port: self.clone(), id, state })
+        Some(ConnectionSlot { port: self.clone(), id, state })
     }
 
-    fn refused(&self, client: IpAddr, limit: Limit) {
+    fn refused(&self, client: IpAddr, limit: ConnectionLimit) {
         let (reason, limit) = match limit {
-            Limit::Total => ("total", self.0.config.connections_max),
-            Limit::Client => ("client", self.0.config.connections_per_client_max),
+            ConnectionLimit::Total => ("total", self.0.config.connections_max),
+            ConnectionLimit::Client => ("client", self.0.config.connections_per_client_max),
         };
         self.0.metrics.refused(reason);
         if let Some(times) = self.0.refusals.count() {

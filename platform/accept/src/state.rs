@@ -15,7 +15,7 @@ use std::{
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::{Config, admission::Usage};
+use crate::{Config, admission::ConnectionUsage};
 
 /// In `head_since`: no head is awaited.
 const NO_HEAD: u64 = u64::MAX;
@@ -88,12 +88,12 @@ impl ConnectionState {
         !self.is_busy()
     }
 
-    pub(crate) fn usage(&self) -> Usage {
+    pub(crate) fn usage(&self) -> ConnectionUsage {
         if self.is_busy() {
-            return Usage::Busy;
+            return ConnectionUsage::Busy;
         }
         let quiet = self.now().saturating_sub(self.quiet_since.load(Ordering::Relaxed));
-        Usage::Quiet(Duration::from_millis(quiet))
+        ConnectionUsage::Quiet(Duration::from_millis(quiet))
     }
 
     /// The TLS handshake is over: the time for the first head begins.
@@ -206,11 +206,11 @@ mod tests {
         state.request_began();
         tokio::time::advance(seconds(3600)).await;
         assert_eq!(state.overdue(&config), None, "a watch may last");
-        assert_eq!(state.usage(), Usage::Busy);
+        assert_eq!(state.usage(), ConnectionUsage::Busy);
         state.request_ended();
         tokio::time::advance(seconds(100)).await;
         assert_eq!(state.overdue(&config), None);
-        assert_eq!(state.usage(), Usage::Quiet(seconds(100)));
+        assert_eq!(state.usage(), ConnectionUsage::Quiet(seconds(100)));
         state.received(3);
         tokio::time::advance(seconds(20)).await;
         assert_eq!(state.overdue(&config), Some(Overdue::Idle));

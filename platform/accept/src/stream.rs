@@ -13,7 +13,7 @@ use tokio::{
     time::{Instant, Sleep},
 };
 
-use crate::{port::Slot, state::ConnectionState};
+use crate::{port::ConnectionSlot, state::ConnectionState};
 
 /// The first bytes of every HTTP/2 connection; no method of HTTP/1.1 begins like this.
 const H2_OPENING: &[u8; 3] = b"PRI";
@@ -29,11 +29,11 @@ pub(crate) struct WatchedStream<S> {
     armed: bool,
     opening: [u8; 3],
     opening_bytes: usize,
-    _slot: Slot,
+    _slot: ConnectionSlot,
 }
 
 impl<S> WatchedStream<S> {
-    pub(crate) fn new(stream: S, slot: Slot, stall_timeout: Duration) -> Self {
+    pub(crate) fn new(stream: S, slot: ConnectionSlot, stall_timeout: Duration) -> Self {
         Self {
             stream,
             state: slot.state().clone(),

@@ -14,7 +14,7 @@ use http::{Request, Response};
 use http_body::{Body, Frame};
 use http_body_util::{BodyExt as _, Either, Full};
 use hyper::service::service_fn;
-use mayfly_accept::{Config, ConnectionMetrics, Port, TimedBody};
+use mayfly_accept::{AcceptPort, Config, ConnectionMetrics, ProgressBody};
 use prometheus_client::registry::Registry;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -56,7 +56,9 @@ impl Body for Endless {
 }
 
 /// `/watch` has a response without an end; everything else is answered when its request's body was read.
-async fn answer(request: Request<TimedBody>) -> Result<Response<Either<Full<Bytes>, Endless>>, Infallible> {
+async fn answer(
+    request: Request<ProgressBody>,
+) -> Result<Response<Either<Full<Bytes>, Endless>>, Infallible> {
     if request.uri().path() == "/watch" {
         return Ok(Response::new(Either::Right(Endless { sent: false })));
     }
@@ -73,7 +75,7 @@ impl Served {
         let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();
         let address = SocketAddr::from(([127, 0, 0, 1], listener.local_addr().unwrap().port()));
         let mut registry = Registry::default();
-        let port = Port::new("test", config, &ConnectionMetrics::register(&mut registry));
+        let port = AcceptPort::new("test", config, &ConnectionMetrics::register(&mut registry));
         let stop = CancellationToken::new();
         let until = stop.clone();
         let server = tokio::spawn(async move { port.serve(listener, tls, service_fn(answer), until).await });

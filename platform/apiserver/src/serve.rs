@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hyper_util::service::TowerToHyperService;
-use mayfly_accept::{Port, TimedBody};
+use mayfly_accept::{AcceptPort, ProgressBody};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -18,8 +18,8 @@ impl ApiServer {
         stop: CancellationToken,
     ) {
         let config = &self.inner.config;
-        let port = Port::new("api", config.connections.clone(), &config.connection_metrics);
-        let service = TowerToHyperService::new(self.service::<TimedBody>());
+        let port = AcceptPort::new("api", config.connections.clone(), &config.connection_metrics);
+        let service = TowerToHyperService::new(self.service::<ProgressBody>());
         let serving = port.serve(listener, Some(tls), service, stop.clone());
         let watches = async {
             stop.cancelled().await;

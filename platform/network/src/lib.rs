@@ -14,5 +14,5 @@ pub mod plan;
 pub mod role;
 pub mod userspace;
 
-pub use plan::{Backend, Frontend, Protocol, RuleSet, ServicePortName};
+pub use plan::{Backend, Frontend, RuleSet, ServicePortName, TransportProtocol};
 pub use role::{ProxyMode, ServiceProxy};

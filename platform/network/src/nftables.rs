@@ -22,7 +22,7 @@ use std::{
 use sha2::{Digest as _, Sha256};
 use tokio::{io::AsyncWriteExt as _, process::Command};
 
-use crate::plan::{Backend, Frontend, Protocol, RuleSet};
+use crate::plan::{Backend, Frontend, RuleSet, TransportProtocol};
 
 /// Mayfly's own table, in each family.
 pub const TABLE: &str = "mayfly";
@@ -50,12 +50,12 @@ pub enum NftError {
 
 /// An address family with its own table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Family {
+pub enum AddressFamily {
     V4,
     V6,
 }
 
-impl Family {
+impl AddressFamily {
     const ALL: [Self; 2] = [Self::V4, Self::V6];
 
     fn of(address: SocketAddr) -> Self {
@@ -124,17 +124,17 @@ struct Content {
 
 /// The content of all tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Tables(BTreeMap<Family, Content>);
+pub struct Tables(BTreeMap<AddressFamily, Content>);
 
 impl Tables {
     /// The tables that carry out a rule set.
     #[must_use]
     pub fn of(rules: &RuleSet) -> Self {
         let mut tables: BTreeMap<_, _> =
-            Family::ALL.into_iter().map(|family| (family, Content::default())).collect();
+            AddressFamily::ALL.into_iter().map(|family| (family, Content::default())).collect();
         for (frontend, backend) in &rules.frontends {
             for (family, content) in &mut tables {
-                if !matches!(frontend, Frontend::Address(_, at) if Family::of(*at) != *family) {
+                if !matches!(frontend, Frontend::Address(_, at) if AddressFamily::of(*at) != *family) {
                     content.add(*family, frontend, backend);
                 }
             }
@@ -161,7 +161,7 @@ impl Tables {
 }
 
 impl Content {
-    fn add(&mut self, family: Family, frontend: &Frontend, backend: &Backend) {
+    fn add(&mut self, family: AddressFamily, frontend: &Frontend, backend: &Backend) {
         let (with_endpoints, without, key) = match frontend {
             Frontend::Address(protocol, at) => {
                 let key = format!("{} . {} . {}", at.ip(), protocol.name(), at.port());
@@ -171,7 +171,7 @@ impl Content {
                 (Map::ServicePorts, Map::NoEndpointPorts, format!("{} . {port}", protocol.name()))
             }
         };
-        let endpoints = backend.endpoints.iter().filter(|at| Family::of(**at) == family);
+        let endpoints = backend.endpoints.iter().filter(|at| AddressFamily::of(**at) == family);
         let endpoints: Vec<_> = endpoints.copied().collect();
         if endpoints.is_empty() {
             self.elements.insert((without, key), "goto refuse".to_owned());
@@ -183,11 +183,13 @@ impl Content {
     }
 
     /// The chain in front of a service's own: what is done for clients from outside.
-    fn entry_chain(&mut self, family: Family, backend: &Backend, service: String) -> String {
+    fn entry_chain(&mut self, family: AddressFamily, backend: &Backend, service: String) -> String {
         let mut rules = Vec::new();
         if !backend.source_ranges.is_empty() {
-            let own =
-                backend.source_ranges.iter().filter(|range| range.contains(':') == (family == Family::V6));
+            let own = backend
+                .source_ranges
+                .iter()
+                .filter(|range| range.contains(':') == (family == AddressFamily::V6));
             let own: Vec<_> = own.map(String::as_str).collect();
             rules.push(match own.is_empty() {
                 true => "drop".to_owned(),
@@ -206,8 +208,8 @@ impl Content {
 
     fn service_chain(
         &mut self,
-        family: Family,
-        protocol: Protocol,
+        family: AddressFamily,
+        protocol: TransportProtocol,
         backend: &Backend,
         endpoints: &[SocketAddr],
     ) -> String {
@@ -233,8 +235,8 @@ impl Content {
 
     fn endpoint_chain(
         &mut self,
-        family: Family,
-        protocol: Protocol,
+        family: AddressFamily,
+        protocol: TransportProtocol,
         endpoint: SocketAddr,
         set: Option<&str>,
     ) -> String {
@@ -260,7 +262,7 @@ impl Content {
     }
 
     /// The commands that lead from `before` to this content.
-    fn change(&self, family: Family, before: &Self, script: &mut String) {
+    fn change(&self, family: AddressFamily, before: &Self, script: &mut String) {
         let table = format!("{} {TABLE}", family.word());
         let mut line = |text: String| {
             script.push_str(&text);
@@ -316,7 +318,7 @@ fn digest(text: &str) -> String {
 }
 
 /// A new table with its fixed chains; one that is there is replaced within the same transaction.
-fn base(family: Family, script: &mut String) {
+fn base(family: AddressFamily, script: &mut String) {
     let (word, key) = (family.word(), family.address_type());
     let mut maps = String::new();
     for map in Map::ALL {
@@ -395,7 +397,7 @@ impl NftablesProxy {
     pub async fn remove(&mut self) -> Result<(), NftError> {
         self.written = None;
         let mut script = String::new();
-        for family in Family::ALL {
+        for family in AddressFamily::ALL {
             let table = format!("{} {TABLE}", family.word());
             let _ = write!(script, "add table {table}\ndelete table {table}\n");
         }

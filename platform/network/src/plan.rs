@@ -21,12 +21,12 @@ const HEADLESS: &str = "None";
 
 /// A transport protocol that is proxied; SCTP is not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Protocol {
+pub enum TransportProtocol {
     Tcp,
     Udp,
 }
 
-impl Protocol {
+impl TransportProtocol {
     /// From a port's `protocol`, whose default is TCP.
     fn of(protocol: Option<&str>) -> Option<Self> {
         match protocol {
@@ -66,14 +66,14 @@ impl fmt::Display for ServicePortName {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Frontend {
     /// A cluster IP, an external IP or a load balancer's address.
-    Address(Protocol, SocketAddr),
+    Address(TransportProtocol, SocketAddr),
     /// A port of each of the node's own addresses.
-    NodePort(Protocol, u16),
+    NodePort(TransportProtocol, u16),
 }
 
 impl Frontend {
     #[must_use]
-    pub fn protocol(self) -> Protocol {
+    pub fn protocol(self) -> TransportProtocol {
         match self {
             Self::Address(protocol, _) | Self::NodePort(protocol, _) => protocol,
         }
@@ -176,7 +176,7 @@ struct PortPlan<'a> {
 
 impl PortPlan<'_> {
     fn add_to(&self, rules: &mut RuleSet) {
-        let Some(protocol) = Protocol::of(self.port.protocol.as_deref()) else { return };
+        let Some(protocol) = TransportProtocol::of(self.port.protocol.as_deref()) else { return };
         let Ok(port) = u16::try_from(self.port.port) else { return };
         let internal = Policy::of(self.spec.internal_traffic_policy.as_deref());
         let external = Policy::of(self.spec.external_traffic_policy.as_deref());
@@ -212,7 +212,7 @@ impl PortPlan<'_> {
 
     fn backend(
         &self,
-        protocol: Protocol,
+        protocol: TransportProtocol,
         address: Option<IpAddr>,
         policy: Policy,
         is_external: bool,
@@ -247,12 +247,12 @@ impl PortPlan<'_> {
     }
 
     /// The ready endpoints, or, when none is, those that still serve while they terminate.
-    fn endpoints(&self, protocol: Protocol, policy: Policy) -> BTreeSet<SocketAddr> {
+    fn endpoints(&self, protocol: TransportProtocol, policy: Policy) -> BTreeSet<SocketAddr> {
         let (mut ready, mut terminating) = (BTreeSet::new(), BTreeSet::new());
         for slice in self.slices {
             let port = slice.ports.iter().flatten().find(|port| {
                 port.name.as_deref().unwrap_or_default() == self.port.name.as_deref().unwrap_or_default()
-                    && Protocol::of(port.protocol.as_deref()) == Some(protocol)
+                    && TransportProtocol::of(port.protocol.as_deref()) == Some(protocol)
             });
             let Some(port) = port.and_then(|port| u16::try_from(port.port?).ok()) else { continue };
             for endpoint in &slice.endpoints {

@@ -20,7 +20,7 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::plan::{Backend, Frontend, Protocol, RuleSet};
+use crate::plan::{Backend, Frontend, RuleSet, TransportProtocol};
 
 /// Connections of all frontends at the same time; each needs two file descriptors.
 const CONNECTIONS_MAX: usize = 4096;
@@ -141,7 +141,7 @@ impl UserspaceProxy {
         let address = self.address(frontend);
         let chooser = Arc::new(Chooser::default());
         let task = match frontend.protocol() {
-            Protocol::Tcp => {
+            TransportProtocol::Tcp => {
                 let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
                 socket.set_reuseaddr(true)?;
                 socket.bind(address)?;
@@ -150,7 +150,7 @@ impl UserspaceProxy {
                 let (tasks, until) = (self.tasks.clone(), stop.clone());
                 self.tasks.spawn(async move { front.run(listener, &tasks, until).await })
             }
-            Protocol::Udp => {
+            TransportProtocol::Udp => {
                 let socket = std::net::UdpSocket::bind(address)?;
                 socket.set_nonblocking(true)?;
                 let socket = Arc::new(UdpSocket::from_std(socket)?);

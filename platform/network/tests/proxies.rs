@@ -10,7 +10,8 @@ use std::{
 };
 
 use mayfly_network::{
-    Backend, Frontend, Protocol, RuleSet, ServicePortName, nftables::NftablesProxy, userspace::UserspaceProxy,
+    Backend, Frontend, RuleSet, ServicePortName, TransportProtocol, nftables::NftablesProxy,
+    userspace::UserspaceProxy,
 };
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -125,9 +126,11 @@ async fn scenario(mut proxy: Proxy, at: Addresses) {
     for address in at.pods {
         pod(address).await;
     }
-    let (tcp, udp) =
-        (Frontend::Address(Protocol::Tcp, at.service), Frontend::Address(Protocol::Udp, at.service));
-    let node = Frontend::NodePort(Protocol::Tcp, at.node.port());
+    let (tcp, udp) = (
+        Frontend::Address(TransportProtocol::Tcp, at.service),
+        Frontend::Address(TransportProtocol::Udp, at.service),
+    );
+    let node = Frontend::NodePort(TransportProtocol::Tcp, at.node.port());
     let both = backend(&at.pods, None);
 
     // Cluster IP and node port, TCP and UDP.
@@ -149,7 +152,7 @@ async fn scenario(mut proxy: Proxy, at: Addresses) {
     assert_eq!(answers(at.service).await.len(), 1);
 
     // Without endpoints a Service refuses its clients, and another one is not affected.
-    let other = Frontend::Address(Protocol::Tcp, at.other);
+    let other = Frontend::Address(TransportProtocol::Tcp, at.other);
     proxy.apply(&rules([(tcp, backend(&[], None)), (node, backend(&[], None)), (other, both.clone())])).await;
     assert!(refused(at.service).await, "the cluster IP");
     assert!(refused(at.node).await, "the node port");
@@ -184,7 +187,7 @@ async fn an_endpoint_that_refuses_is_replaced_and_a_taken_address_is_reported() 
     let (service, up, down) = (at("127.113.2.7:8080"), at("127.113.2.1:8080"), at("127.113.2.2:8080"));
     pod(up).await;
     let mut proxy = UserspaceProxy::new("127.113.2.1".parse().unwrap());
-    let wanted = rules([(Frontend::Address(Protocol::Tcp, service), backend(&[up, down], None))]);
+    let wanted = rules([(Frontend::Address(TransportProtocol::Tcp, service), backend(&[up, down], None))]);
     let taken = TcpListener::bind(service).await.unwrap();
     let failed = proxy.apply(&wanted).await;
     assert_eq!(failed.len(), 1);
@@ -251,12 +254,12 @@ async fn nftables_scenario() {
 
     // Rules that another program removed come back, with the first change and without any.
     let (service, endpoint) = (at("10.96.0.7:80"), at("10.0.0.1:8080"));
-    let wanted = rules([(Frontend::Address(Protocol::Tcp, service), backend(&[endpoint], None))]);
+    let wanted = rules([(Frontend::Address(TransportProtocol::Tcp, service), backend(&[endpoint], None))]);
     let mut proxy = NftablesProxy::default();
     proxy.apply(&wanted).await.unwrap();
     for next in [
         wanted.clone(),
-        rules([(Frontend::Address(Protocol::Tcp, service), backend(&[endpoint], Some(PATIENCE)))]),
+        rules([(Frontend::Address(TransportProtocol::Tcp, service), backend(&[endpoint], Some(PATIENCE)))]),
     ] {
         assert!(Command::new("nft").args(["flush", "ruleset"]).status().unwrap().success());
         assert!(proxy.apply(&next).await.unwrap(), "another program's change is noticed");
@@ -266,7 +269,7 @@ async fn nftables_scenario() {
     // Source ranges keep other clients out: their packets are dropped.
     let mut limited = backend(&[endpoint], None);
     limited.source_ranges = vec!["192.0.2.0/24".to_owned()];
-    proxy.apply(&rules([(Frontend::Address(Protocol::Tcp, service), limited)])).await.unwrap();
+    proxy.apply(&rules([(Frontend::Address(TransportProtocol::Tcp, service), limited)])).await.unwrap();
     let dropped = timeout(Duration::from_millis(700), TcpStream::connect(service)).await;
     assert!(!matches!(dropped, Ok(Ok(_))), "a client outside the range connected");
 
@@ -275,10 +278,10 @@ async fn nftables_scenario() {
         let frontends = (0..services).map(|number| {
             let [high, low] = number.to_be_bytes();
             let address = SocketAddr::from(([10, 96, high + 1, low], 80));
-            (Frontend::Address(Protocol::Tcp, address), backend(&[endpoint], None))
+            (Frontend::Address(TransportProtocol::Tcp, address), backend(&[endpoint], None))
         });
         let mut all = rules(frontends);
-        all.frontends.insert(Frontend::Address(Protocol::Tcp, service), backend(endpoints, None));
+        all.frontends.insert(Frontend::Address(TransportProtocol::Tcp, service), backend(endpoints, None));
         all
     };
     let began = Instant::now();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::{Router, extract::State, http::StatusCode, http::header, response::IntoResponse, routing::get};
 use hyper_util::service::TowerToHyperService;
-use mayfly_accept::Port;
+use mayfly_accept::AcceptPort;
 use mayfly_store::Store;
 use mayfly_workflows_engine::{catalog::Catalog, engine::Engine, journal::Trouble};
 use prometheus_client::registry::Registry;
@@ -28,7 +28,7 @@ const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=
 
 impl Admin {
     /// Serves until `stop`.
-    pub(crate) async fn serve(self, port: Port, listener: TcpListener, stop: CancellationToken) {
+    pub(crate) async fn serve(self, port: AcceptPort, listener: TcpListener, stop: CancellationToken) {
         port.serve(listener, None, TowerToHyperService::new(self.router()), stop).await;
     }
 

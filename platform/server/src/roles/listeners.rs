@@ -2,7 +2,7 @@
 
 use std::{io, net::SocketAddr};
 
-use mayfly_accept::{ConnectionMetrics, Port};
+use mayfly_accept::{AcceptPort, ConnectionMetrics};
 use mayfly_cli::data_dir::Endpoints;
 use mayfly_gateway::{CreateError, Gateway};
 use prometheus_client::registry::Registry;
@@ -58,16 +58,16 @@ impl Ports {
         }
     }
 
-    pub(super) fn workflows(&self) -> Port {
+    pub(super) fn workflows(&self) -> AcceptPort {
         let limits = mayfly_accept::Config::with_connections(self.workflows_max);
         let limits = mayfly_accept::Config { drain_timeout: super::workflows::DRAIN, ..limits };
-        Port::new("workflows", limits, &self.metrics)
+        AcceptPort::new("workflows", limits, &self.metrics)
     }
 
-    pub(super) fn admin(&self) -> Port {
+    pub(super) fn admin(&self) -> AcceptPort {
         let limits = mayfly_accept::Config::with_connections(self.admin_max);
         let limits = mayfly_accept::Config { drain_timeout: super::workflows::DRAIN, ..limits };
-        Port::new("admin", limits, &self.metrics)
+        AcceptPort::new("admin", limits, &self.metrics)
     }
 }
 

@@ -22,7 +22,7 @@ use std::{os::unix::fs::DirBuilderExt as _, path::PathBuf, sync::Arc, time::Dura
 
 use anyhow::Context as _;
 use hyper_util::service::TowerToHyperService;
-use mayfly_accept::Port;
+use mayfly_accept::AcceptPort;
 use mayfly_api::{Workflow, k8s::api::core::v1::Namespace, workflow::names};
 use mayfly_gateway::GatewayHandle;
 use mayfly_informer::Informer;
@@ -150,7 +150,7 @@ impl Workflows {
     /// Goes on with what was running, and serves until `stop`; then leaves the rest for the next start.
     pub(crate) async fn serve(
         self,
-        port: Port,
+        port: AcceptPort,
         listener: TcpListener,
         stop: CancellationToken,
     ) -> anyhow::Result<()> {
