@@ -199,8 +199,10 @@ async fn an_endpoint_that_refuses_is_replaced_and_a_taken_address_is_reported() 
 
 /// Runs the test of this name in a network namespace of its own, which ends with it; says why it cannot.
 fn in_namespace(test: &str) -> Result<(), String> {
-    let nft = Command::new("nft").arg("--version").output();
-    nft.map_err(|error| format!("the program nft cannot be run: {error}"))?;
+    for program in ["nft", "ip"] {
+        let found = Command::new(program).arg("-V").output();
+        found.map_err(|error| format!("the program {program} cannot be run: {error}"))?;
+    }
     let usable = Command::new("unshare").args(["-n", "nft", "list", "tables"]).output();
     let usable = usable.map_err(|error| format!("the program unshare cannot be run: {error}"))?;
     if !usable.status.success() {

@@ -8,6 +8,7 @@ mod bad_manifests;
 mod buckets;
 mod clients;
 mod containers;
+mod edges;
 mod endpoints;
 mod environment;
 mod faults;
