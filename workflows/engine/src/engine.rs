@@ -40,8 +40,8 @@ pub(crate) use config::{ACCOUNT_DEFAULT, REGION_DEFAULT};
 pub use config::{Config, Limits};
 pub use deps::{
     Activities, Deps, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks, IntegrationCall,
-    Integrations, MockAnswer, MockCall, Mocks, OperationError, Operations, Origin, OsRandomness, Randomness,
-    Streamed,
+    Integrations, InvokeError, MockAnswer, MockCall, Mocks, OperationError, Operations, Origin, OsRandomness,
+    Randomness, Streamed,
 };
 pub(crate) use effects::{Guards, Reporter};
 pub use error::{ExecutionError, OpenError, RedriveError, StartError, TokenError};

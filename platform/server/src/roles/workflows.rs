@@ -168,9 +168,13 @@ impl Workflows {
                 self.jobs.run_left(engine.clone(), stop.clone()),
             );
         };
+        let interrupted = async {
+            stop.cancelled().await;
+            engine.begin_shutdown();
+        };
         let routes = listen::routes(self.api, self.events);
         let serving = port.serve(listener, None, TowerToHyperService::new(routes), stop.clone());
-        Box::pin(async { tokio::join!(serving, beside) }).await;
+        Box::pin(async { tokio::join!(serving, beside, interrupted) }).await;
         // A job goes on without the server; its task finds it again.
         self.jobs.stop();
         engine.shutdown().await;

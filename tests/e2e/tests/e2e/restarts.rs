@@ -12,6 +12,8 @@ use anyhow::{Context, Result, ensure};
 use mayfly_e2e::{Start, Up, guest_or_skip, wait};
 use serde_json::json;
 
+use crate::workflows;
+
 const CONFIG_MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
 #[tokio::test(flavor = "multi_thread")]
@@ -139,4 +141,40 @@ async fn a_stop_waits_for_calls_in_flight() -> Result<()> {
     let answer = call.await??;
     ensure!(answer.status == 200 && answer.text() == "slept 2000 ms\n", "{answer:?}");
     Ok(())
+}
+
+/// Twenty executions with a function's call under way each, over a kill and over an orderly stop.
+#[tokio::test(flavor = "multi_thread")]
+async fn executions_whose_functions_run_at_a_stop_all_succeed() -> Result<()> {
+    const EXECUTIONS: usize = 20;
+    guest_or_skip!("sleep");
+    let folder = tempfile::tempdir()?;
+    let data = folder.path().join("data");
+    let mut up = Start::default().in_folder(&data).ready().await?;
+    up.deploy("sleep", "sleep", &[]).await?;
+    let call = json!({"StartAt": "Call", "States": {"Call": {
+        "Type": "Task", "Resource": "arn:aws:states:::lambda:invoke",
+        "Parameters": {"FunctionName": "sleep", "Payload": {}}, "End": true}}});
+    let child = workflows::create(&up, "child", "STANDARD", call.clone()).await?;
+    let parent = json!({"StartAt": "Child", "States": {"Child": {
+        "Type": "Task", "Resource": "arn:aws:states:::states:startExecution.sync:2",
+        "Parameters": {"StateMachineArn": child, "Input": {}}, "End": true}}});
+    let parent = workflows::create(&up, "parent", "STANDARD", parent).await?;
+    for is_kill in [true, false] {
+        let mut executions = Vec::new();
+        for n in 0..EXECUTIONS {
+            let machine = if n % 2 == 0 { &child } else { &parent };
+            executions.push(workflows::start(&up, machine, json!({})).await?);
+        }
+        match is_kill {
+            true => drop(up.kill()?),
+            false => up.stop().await?,
+        }
+        up = Start::default().in_folder(&data).ready().await?;
+        for execution in &executions {
+            let told = workflows::ended(&up, execution).await?;
+            ensure!(told["status"] == "SUCCEEDED", "killed: {is_kill}: {told}");
+        }
+    }
+    up.stop().await
 }

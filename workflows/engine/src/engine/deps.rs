@@ -65,10 +65,29 @@ impl FunctionError {
     }
 }
 
+/// Why a call of a function has no answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum InvokeError {
+    /// The call's outcome, which the execution sees.
+    Failed(FunctionError),
+    /// The function cannot be called at this moment: the server does not know its functions yet, or is being
+    /// stopped. Nothing was called, so this is no outcome; the engine calls again later.
+    Unavailable {
+        /// The reason, for the log.
+        reason: String,
+    },
+}
+
+impl From<FunctionError> for InvokeError {
+    fn from(error: FunctionError) -> Self {
+        Self::Failed(error)
+    }
+}
+
 /// Calls functions: through the gateway in the server, scripted in tests.
 pub trait Functions: Send + Sync {
     /// Calls one and waits for its answer. Dropping the future gives up.
-    fn invoke(&self, call: FunctionCall) -> BoxFuture<'_, Result<FunctionOutput, FunctionError>>;
+    fn invoke(&self, call: FunctionCall) -> BoxFuture<'_, Result<FunctionOutput, InvokeError>>;
 }
 
 /// Sends the requests of `http:invoke` tasks, and those to services at an endpoint.

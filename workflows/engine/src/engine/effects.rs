@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use futures::FutureExt as _;
 use mayfly_workflows_language::error::names;
@@ -11,6 +12,12 @@ use super::live::{Cell, Running};
 use crate::executor::{files, tasks};
 use crate::journal::{Payload, WaitedBy};
 use crate::machine::{Call, Event, envelope};
+
+/// The wait before an effect is tried again that could not be begun. It doubles with each try: a server that was
+/// just started knows its functions within milliseconds, one whose functions stay away is not kept busy.
+const RETRY_MIN: Duration = Duration::from_millis(20);
+/// The longest such wait: an execution goes on at most this much later than it could.
+const RETRY_MAX: Duration = Duration::from_secs(1);
 
 /// What an effect tells on its way.
 #[derive(Clone)]
@@ -62,11 +69,16 @@ impl Reporter {
     /// Does anybody still wait for this effect? Its execution may have ended, or the state that wanted it, while
     /// it stood in line.
     fn is_wanted(&self) -> bool {
-        if self.inner.closing.load(Ordering::Acquire) {
+        if self.inner.closing.load(Ordering::Acquire) || self.is_interrupted() {
             return false;
         }
         let cell = self.running.cell.lock();
         cell.machine.outcome().is_none() && cell.machine.waits_for(self.n)
+    }
+
+    /// The engine is being stopped, and the effect is begun again by the next start.
+    fn is_interrupted(&self) -> bool {
+        self.inner.stopping.load(Ordering::Acquire) && !self.running.express
     }
 
     /// Runs a part of the effect to its end, also when nobody waits for the effect any more.
@@ -84,7 +96,8 @@ impl Reporter {
     /// Stops an execution that was started for this effect, if the effect was given up. When the engine closes it was
     /// not: the execution is found again by who opens the journal.
     pub(crate) fn stop_unawaited(&self, arn: &str) {
-        let given_up = !self.inner.closing.load(Ordering::Acquire) && !self.is_wanted();
+        let closes = self.inner.closing.load(Ordering::Acquire) || self.is_interrupted();
+        let given_up = !closes && !self.is_wanted();
         if given_up {
             self.inner.stop_child(arn.into());
         }
@@ -151,7 +164,11 @@ impl Drop for Place {
 
 impl Inner {
     pub(super) fn queue_effect(self: &Arc<Self>, running: &Arc<Running>, n: u32, call: Call) {
-        self.fair.lock().push(running.id, Job { running: running.clone(), n, call });
+        self.queue(Job { running: running.clone(), n, call, attempt: 0 });
+    }
+
+    fn queue(self: &Arc<Self>, job: Job) {
+        self.fair.lock().push(job.running.id, job);
         self.start_effects();
     }
 
@@ -162,71 +179,102 @@ impl Inner {
             let Some((execution, job)) = next else { return };
             let place = Place { inner: self.clone(), execution };
             let busy = self.busy();
-            let Job { running, n, call } = job;
+            let Job { running, n, call, attempt } = job;
             let reporter = Reporter { inner: self.clone(), running: running.clone(), n };
             // It takes itself off the list when it ends, which may be at once.
             let mut effects = running.effects.lock();
             let effect = self.runtime.spawn(async move {
-                carry_out(reporter, call, place, busy).await;
+                carry_out(reporter, call, attempt, place, busy).await;
             });
             effects.insert(n, effect.abort_handle());
         }
     }
 }
 
-async fn carry_out(reporter: Reporter, call: Call, place: Place, busy: Busy) {
+async fn carry_out(reporter: Reporter, call: Call, attempt: u32, place: Place, busy: Busy) {
     let mut guards = Guards { place: Some(place), busy: Some(busy) };
     if !reporter.is_wanted() {
         drop(Over { n: reporter.n, running: reporter.running, _guards: guards });
         return;
     }
-    let work = std::panic::AssertUnwindSafe(event_of(&reporter, call, &mut guards));
-    let event = work.catch_unwind().await.unwrap_or_else(|panic| {
+    let work = std::panic::AssertUnwindSafe(event_of(&reporter, &call, &mut guards));
+    let ending = work.catch_unwind().await.unwrap_or_else(|panic| {
         // A defect of ours. Whoever waits for the effect must be told, or it would wait for ever.
         let reason = panic.downcast_ref::<String>().map(String::as_str);
         let reason = reason.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it gave no reason");
         tracing::error!(execution = %reporter.running.arn, reason, "an effect ended in a panic");
         let cause = format!("The task was ended by a defect of the server: {reason}");
-        Some(Event::Failed { n: reporter.n, error: Some(names::RUNTIME.to_owned()), cause: Some(cause) })
+        Ending::Event(Event::Failed {
+            n: reporter.n,
+            error: Some(names::RUNTIME.to_owned()),
+            cause: Some(cause),
+        })
     });
-    match event {
-        Some(event) => reporter.conclude(event, guards),
-        None => drop(Over { n: reporter.n, running: reporter.running, _guards: guards }),
+    match ending {
+        // A failure while the engine stops may be the stop's doing; the next start begins the effect again.
+        Ending::Event(Event::Failed { .. }) if reporter.is_interrupted() => {
+            drop(Over { n: reporter.n, running: reporter.running, _guards: guards });
+        }
+        Ending::Event(event) => reporter.conclude(event, guards),
+        Ending::Later => drop(Over { n: reporter.n, running: reporter.running, _guards: guards }),
+        Ending::Unavailable { reason } => {
+            tracing::debug!(execution = %reporter.running.arn, attempt, reason, "a task is tried again");
+            // Others have its place meanwhile. The task's own timeout aborts the wait.
+            guards.release();
+            tokio::time::sleep(retry_wait(attempt)).await;
+            let Reporter { inner, running, n } = reporter;
+            // Its entry in the list of effects stays: the next try replaces it.
+            inner.queue(Job { running, n, call, attempt: attempt.saturating_add(1) });
+        }
     }
 }
 
-/// Does what an effect is; gives what is to be told of it, if it ends by itself.
-async fn event_of(reporter: &Reporter, call: Call, guards: &mut Guards) -> Option<Event> {
-    match call {
-        Call::Task(task) => match tasks::run(reporter, *task, guards).await {
+fn retry_wait(attempt: u32) -> Duration {
+    RETRY_MIN.saturating_mul(2_u32.saturating_pow(attempt)).min(RETRY_MAX)
+}
+
+/// How an effect came out.
+enum Ending {
+    Event(Event),
+    /// Another event reports the outcome later.
+    Later,
+    /// It could not be begun.
+    Unavailable {
+        reason: String,
+    },
+}
+
+/// Carries an effect out.
+async fn event_of(reporter: &Reporter, call: &Call, guards: &mut Guards) -> Ending {
+    let event = match call {
+        Call::Task(task) => match tasks::run(reporter, task, guards).await {
             tasks::Finished::Result(value) => {
-                Some(Event::Succeeded { n: reporter.n, output: Payload::Here(value.to_text().into()) })
+                Event::Succeeded { n: reporter.n, output: Payload::Here(value.to_text().into()) }
             }
             tasks::Finished::Text(text) => {
-                Some(Event::Succeeded { n: reporter.n, output: Payload::Here(text.into()) })
+                Event::Succeeded { n: reporter.n, output: Payload::Here(text.into()) }
             }
             tasks::Finished::Answered(answer) => {
                 let version = Some(answer.executed_version).filter(|version| version != envelope::LATEST);
                 let output = Payload::Here(answer.payload.into());
-                Some(Event::Answered { n: reporter.n, output, status: answer.status, version })
+                Event::Answered { n: reporter.n, output, status: answer.status, version }
             }
-            tasks::Finished::Failed(failure) => Some(Event::Failed {
-                n: reporter.n,
-                error: Some(failure.error_type),
-                cause: Some(failure.cause),
-            }),
-            tasks::Finished::Later => None,
+            tasks::Finished::Failed(failure) => {
+                Event::Failed { n: reporter.n, error: Some(failure.error_type), cause: Some(failure.cause) }
+            }
+            tasks::Finished::Later => return Ending::Later,
+            tasks::Finished::Unavailable { reason } => return Ending::Unavailable { reason },
         },
         Call::ReadItems { state, arguments, max_items } => {
-            let outcome = Box::pin(files::read_items(reporter, state, &arguments, max_items)).await;
-            Some(files::event(reporter.n, outcome, names::ITEM_READER_FAILED))
+            let outcome = Box::pin(files::read_items(reporter, *state, arguments, *max_items)).await;
+            files::event(reporter.n, outcome, names::ITEM_READER_FAILED)
         }
         Call::WriteResults { state, arguments, run_arn, results } => {
-            let outcome =
-                Box::pin(files::write_results(reporter, state, &arguments, &run_arn, &results)).await;
-            Some(files::event(reporter.n, outcome, "States.ResultWriterFailed"))
+            let outcome = Box::pin(files::write_results(reporter, *state, arguments, run_arn, results)).await;
+            files::event(reporter.n, outcome, "States.ResultWriterFailed")
         }
-    }
+    };
+    Ending::Event(event)
 }
 
 /// An effect's place, and its mark of being under way.

@@ -62,6 +62,8 @@ pub(crate) struct Inner {
     pub(super) changes: Changes,
     pub(super) runtime: Handle,
     pub(super) closing: AtomicBool,
+    /// The process is being stopped: effects write no failure and are not begun any more.
+    pub(super) stopping: AtomicBool,
     /// Things under way that will go on by themselves: what a virtual clock
     /// waits for before it jumps.
     pub(super) busy: AtomicUsize,
@@ -72,6 +74,8 @@ pub(super) struct Job {
     pub(super) running: Arc<Running>,
     pub(super) n: u32,
     pub(super) call: Call,
+    /// How often it was tried and could not be begun.
+    pub(super) attempt: u32,
 }
 
 /// What an event made of an execution.

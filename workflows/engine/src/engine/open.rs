@@ -87,6 +87,7 @@ impl Engine {
             changes: super::changes::Changes::default(),
             runtime: tokio::runtime::Handle::current(),
             closing: AtomicBool::new(false),
+            stopping: AtomicBool::new(false),
             busy: AtomicUsize::new(0),
         });
         let timers = Arc::downgrade(&inner);
@@ -156,9 +157,16 @@ impl Engine {
         self.inner.busy.load(Ordering::Acquire) == 0 && self.inner.wheel.lock().is_empty()
     }
 
+    /// Call it as soon as the process is asked to stop, before anything that tasks need is stopped. From then on
+    /// standard executions begin no task, and a task that fails writes no outcome: the next start begins it again.
+    pub fn begin_shutdown(&self) {
+        self.inner.stopping.store(true, Ordering::Release);
+    }
+
     /// Stops taking starts, writes what is queued and closes the journal.
     /// What is running goes on when the journal is opened again.
     pub async fn shutdown(&self) {
+        self.begin_shutdown();
         self.inner.closing.store(true, Ordering::Release);
         for running in self.inner.live.all() {
             for (_, effect) in running.effects.lock().drain() {

@@ -45,10 +45,12 @@ pub(super) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
 pub(super) struct Scripted {
     pub(super) calls: Mutex<Vec<(String, String)>>,
     pub(super) keys: Mutex<HashMap<String, u32>>,
+    /// Lets `interrupted` fail.
+    pub(super) interrupt: tokio::sync::Notify,
 }
 
 impl Functions for Scripted {
-    fn invoke(&self, call: FunctionCall) -> BoxFuture<'_, Result<FunctionOutput, FunctionError>> {
+    fn invoke(&self, call: FunctionCall) -> BoxFuture<'_, Result<FunctionOutput, InvokeError>> {
         Box::pin(async move {
             let name = call.function.rsplit(':').next().unwrap_or_default().to_owned();
             self.calls.lock().push((name.clone(), call.payload.clone()));
@@ -63,7 +65,13 @@ impl Functions for Scripted {
             };
             match name.as_str() {
                 "echo" => answered(call.payload),
-                "fail" => Err(FunctionError::new("Broken", "{\"errorMessage\":\"no\"}")),
+                "fail" => Err(FunctionError::new("Broken", "{\"errorMessage\":\"no\"}").into()),
+                // Cannot be called at first.
+                "interrupted" if count == 1 => {
+                    self.interrupt.notified().await;
+                    Err(FunctionError::new("Lambda.Unknown", "{}").into())
+                }
+                "late" if count <= 3 => Err(InvokeError::Unavailable { reason: "not yet".to_owned() }),
                 "double" => {
                     let number: i64 = call.payload.parse().unwrap_or(0);
                     answered((number * 2).to_string())

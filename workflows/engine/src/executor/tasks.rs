@@ -13,7 +13,7 @@ use super::http;
 use super::sdk::{self, Times};
 use crate::engine::{
     Description, ExecutionError, FunctionCall, FunctionError, FunctionOutput, Guards, IntegrationCall,
-    OperationError, Origin, Reporter, Status,
+    InvokeError, OperationError, Origin, Reporter, Status,
 };
 use crate::journal::{JournalError, Payload};
 use crate::machine::envelope::{self, Envelope};
@@ -29,35 +29,49 @@ pub(crate) enum Finished {
     Answered(FunctionOutput),
     /// With an error.
     Failed(FunctionError),
-    /// Somebody else will say.
+    /// Another event reports the outcome later.
     Later,
+    /// Not at all yet: it has to be tried again.
+    Unavailable {
+        /// The reason, for the log.
+        reason: String,
+    },
 }
 
-impl From<Result<Value, FunctionError>> for Finished {
-    fn from(outcome: Result<Value, FunctionError>) -> Self {
+impl From<InvokeError> for Finished {
+    fn from(error: InvokeError) -> Self {
+        match error {
+            InvokeError::Failed(failure) => Finished::Failed(failure),
+            InvokeError::Unavailable { reason } => Finished::Unavailable { reason },
+        }
+    }
+}
+
+impl From<Result<Value, InvokeError>> for Finished {
+    fn from(outcome: Result<Value, InvokeError>) -> Self {
         match outcome {
             Ok(value) => Finished::Result(value),
-            Err(failure) => Finished::Failed(failure),
+            Err(error) => error.into(),
         }
     }
 }
 
 /// Carries out a task.
-pub(crate) async fn run(reporter: &Reporter, task: TaskCall, guards: &mut Guards) -> Finished {
+pub(crate) async fn run(reporter: &Reporter, task: &TaskCall, guards: &mut Guards) -> Finished {
     if let Some(mocks) = reporter.inner.mocks() {
-        return super::mocked::run(reporter, &task, guards, mocks).await;
+        return super::mocked::run(reporter, task, guards, mocks).await;
     }
     match &task.resource {
-        Resource::Function(_) => function(reporter, &task).await,
+        Resource::Function(_) => function(reporter, task).await,
         Resource::LambdaInvoke(pattern) if *pattern != Pattern::WaitForTaskToken => {
-            match invoke(reporter, &task).await {
+            match invoke(reporter, task).await {
                 Ok(answer) => Finished::Answered(answer),
-                Err(failure) => Finished::Failed(failure),
+                Err(error) => error.into(),
             }
         }
-        Resource::Activity(arn) => activity(reporter, arn, &task).await,
+        Resource::Activity(arn) => activity(reporter, arn, task).await,
         Resource::StartExecution { pattern: Pattern::Sync, parsed_output } => {
-            start_and_wait(reporter, &task, *parsed_output, guards).await
+            start_and_wait(reporter, task, *parsed_output, guards).await
         }
         resource => {
             let pattern = resource.pattern();
@@ -68,7 +82,7 @@ pub(crate) async fn run(reporter: &Reporter, task: TaskCall, guards: &mut Guards
                 // It waits, maybe for hours: others may have its place.
                 guards.release();
             }
-            let outcome = request(reporter, &task).await;
+            let outcome = request(reporter, task).await;
             match (pattern, outcome) {
                 (Pattern::WaitForTaskToken, Ok(answer)) => {
                     let output = Payload::Here(answer.to_text().into());
@@ -83,13 +97,13 @@ pub(crate) async fn run(reporter: &Reporter, task: TaskCall, guards: &mut Guards
 
 /// The one call that a task makes. All calls but those of functions have a box of their own: a task's future is as
 /// large as the largest of them, and is copied when it begins.
-async fn request(reporter: &Reporter, task: &TaskCall) -> Result<Value, FunctionError> {
-    match &task.resource {
+async fn request(reporter: &Reporter, task: &TaskCall) -> Result<Value, InvokeError> {
+    let answer = match &task.resource {
         Resource::LambdaInvoke(_) => {
             let FunctionOutput { payload, status, executed_version } = invoke(reporter, task).await?;
             let now_ms = reporter.inner.now_ms();
             let id = reporter.inner.deps.randomness.uuid();
-            Ok(envelope::of_function(&payload, status, &executed_version, now_ms, id))
+            return Ok(envelope::of_function(&payload, status, &executed_version, now_ms, id));
         }
         Resource::StartExecution { .. } => {
             start_execution(reporter, &task.arguments, false).await.map(|(answer, _)| answer)
@@ -114,14 +128,16 @@ async fn request(reporter: &Reporter, task: &TaskCall) -> Result<Value, Function
             }
         }
         _ => Box::pin(integration(reporter, task)).await,
-    }
+    };
+    answer.map_err(InvokeError::Failed)
 }
 
 /// Calls a function: one of this process, else one at Lambda's endpoint.
-async fn call_function(reporter: &Reporter, call: FunctionCall) -> Result<FunctionOutput, FunctionError> {
+async fn call_function(reporter: &Reporter, call: FunctionCall) -> Result<FunctionOutput, InvokeError> {
     match reporter.inner.deps.functions.invoke(call.clone()).await {
-        Err(failure) if failure.error_type == "Lambda.ResourceNotFoundException" => {
-            Box::pin(endpoint::invoke_function(reporter, &call)).await.unwrap_or(Err(failure))
+        Err(InvokeError::Failed(failure)) if failure.error_type == "Lambda.ResourceNotFoundException" => {
+            let answer = Box::pin(endpoint::invoke_function(reporter, &call)).await;
+            Ok(answer.unwrap_or(Err(failure))?)
         }
         answer => answer,
     }
@@ -136,19 +152,20 @@ async fn function(reporter: &Reporter, task: &TaskCall) -> Finished {
     };
     match call_function(reporter, call).await {
         Ok(output) => Finished::Text(output.payload),
-        Err(failure) => Finished::Failed(failure),
+        Err(error) => error.into(),
     }
 }
 
 /// The call of a `lambda:invoke`.
-async fn invoke(reporter: &Reporter, task: &TaskCall) -> Result<FunctionOutput, FunctionError> {
+async fn invoke(reporter: &Reporter, task: &TaskCall) -> Result<FunctionOutput, InvokeError> {
     let arguments = &task.arguments;
     let text = |name: &str| arguments.get(name).and_then(Value::as_str);
     let Some(function) = text("FunctionName") else {
         return Err(FunctionError::new(
             "States.Runtime",
             "The field 'FunctionName' is required but was missing",
-        ));
+        )
+        .into());
     };
     let function = match text("Qualifier") {
         Some(qualifier) => format!("{function}:{qualifier}"),

@@ -9,8 +9,8 @@ use http::Request;
 use mayfly_workflows_engine::api::Api;
 use mayfly_workflows_engine::catalog::Catalog;
 use mayfly_workflows_engine::engine::{
-    Config, Deps, Engine, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks, ObjectBody,
-    ObjectError, ObjectPage, Objects, OsRandomness,
+    Config, Deps, Engine, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks, InvokeError,
+    ObjectBody, ObjectError, ObjectPage, Objects, OsRandomness,
 };
 use mayfly_workflows_engine::timers::Clock;
 
@@ -35,9 +35,9 @@ pub(crate) async fn engine(folder: Option<&Path>, clock: Arc<dyn Clock>) -> (Eng
 struct Nowhere;
 
 impl Functions for Nowhere {
-    fn invoke(&self, call: FunctionCall) -> BoxFuture<'_, Result<FunctionOutput, FunctionError>> {
+    fn invoke(&self, call: FunctionCall) -> BoxFuture<'_, Result<FunctionOutput, InvokeError>> {
         let cause = format!("Function not found: {}", call.function);
-        Box::pin(async { Err(FunctionError::new("Lambda.ResourceNotFoundException", cause)) })
+        Box::pin(async { Err(FunctionError::new("Lambda.ResourceNotFoundException", cause).into()) })
     }
 }
 

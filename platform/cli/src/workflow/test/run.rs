@@ -11,7 +11,7 @@ use futures::{StreamExt as _, future::BoxFuture};
 use jiff::Timestamp;
 use mayfly_api::workflow::names::{ACCOUNT, REGION};
 use mayfly_workflows_engine::engine::{
-    Activities, Config, Deps, Engine, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks,
+    Activities, Config, Deps, Engine, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks, InvokeError,
     ListQuery, ObjectBody, ObjectEntry, ObjectError, ObjectPage, Objects, Of, Randomness, StartRequest,
 };
 use mayfly_workflows_engine::history::{Field, HistoryEvent};
@@ -168,8 +168,8 @@ pub(super) fn text(event: &HistoryEvent, name: &str) -> Option<String> {
 struct Nobody;
 
 impl Functions for Nobody {
-    fn invoke(&self, _call: FunctionCall) -> BoxFuture<'_, Result<FunctionOutput, FunctionError>> {
-        Box::pin(async { Err(FunctionError::new("Mayfly.NoMock", String::new())) })
+    fn invoke(&self, _call: FunctionCall) -> BoxFuture<'_, Result<FunctionOutput, InvokeError>> {
+        Box::pin(async { Err(FunctionError::new("Mayfly.NoMock", String::new()).into()) })
     }
 }
 

@@ -1,13 +1,15 @@
 //! Functions as tasks: called through the gateway of this process, their errors under Lambda's names.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use http::{HeaderValue, Request, header};
 use http_body_util::{BodyExt as _, Full, Limited};
 use mayfly_gateway::{GatewayHandle, Refusal, refusal::Code};
-use mayfly_workflows_engine::engine::{Config, FunctionCall, FunctionError, FunctionOutput, Functions};
+use mayfly_workflows_engine::engine::{
+    Config, FunctionCall, FunctionError, FunctionOutput, Functions, InvokeError,
+};
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
@@ -21,7 +23,14 @@ const HEADER_IDEMPOTENCY_KEY: &str = "idempotency-key";
 /// Calls under way that no execution waits for (`InvocationType: Event`).
 const DETACHED_MAX: usize = 1_024;
 
+/// How long a call that no execution waits for is tried again while its function cannot be called: as long as Lambda
+/// keeps an event.
+const DETACHED_AGE_MAX: Duration = Duration::from_secs(6 * 3600);
+/// The pause between two such tries. No execution waits for the call, so it need not be short.
+const DETACHED_RETRY: Duration = Duration::from_secs(1);
+
 /// Functions of this process, by name or by a Lambda ARN.
+#[derive(Clone)]
 pub(super) struct GatewayFunctions {
     gateway: GatewayHandle,
     arns: Arc<FunctionArns>,
@@ -72,71 +81,108 @@ impl<'a> FunctionName<'a> {
 }
 
 impl Functions for GatewayFunctions {
-    fn invoke(&self, call: FunctionCall) -> BoxFuture<'_, Result<FunctionOutput, FunctionError>> {
+    fn invoke(&self, call: FunctionCall) -> BoxFuture<'_, Result<FunctionOutput, InvokeError>> {
         if call.detached {
             // Lambda looks for the function before it takes an event for it.
             let FunctionName { namespace, name, .. } = FunctionName::parse(&call.function);
             if let Err(refusal) = self.gateway.find(namespace, name)
-                && refusal.code == Code::NotFound
+                && (refusal.code == Code::NotFound || is_passing(&refusal, self.gateway.is_ready()))
             {
-                let refused = refused(&call, &self.arns, &refusal);
+                let refused = self.refused(&call, &refusal);
                 return Box::pin(async move { Err(refused) });
             }
             let Ok(place) = self.detached.clone().try_acquire_owned() else {
                 let why = "too many calls that nobody waits for are under way";
-                return Box::pin(async move { Err(failed("Lambda.TooManyRequestsException", why)) });
+                return Box::pin(async move { Err(failed("Lambda.TooManyRequestsException", why).into()) });
             };
-            let (gateway, arns) = (self.gateway.clone(), self.arns.clone());
+            let functions = self.clone();
             tokio::spawn(async move {
                 let _place = place;
-                if let Err(error) = invoke(&gateway, &arns, &call).await {
-                    let (function, why) = (&call.function, error.error_type);
-                    tracing::warn!(function, why, "a function that nobody waits for failed");
-                }
+                functions.invoke_detached(&call).await;
             });
             return Box::pin(async { Ok(accepted()) });
         }
-        Box::pin(async move { invoke(&self.gateway, &self.arns, &call).await })
+        Box::pin(async move { self.invoke_once(&call).await })
     }
 }
 
-async fn invoke(
-    gateway: &GatewayHandle,
-    arns: &FunctionArns,
-    call: &FunctionCall,
-) -> Result<FunctionOutput, FunctionError> {
-    let name = FunctionName::parse(&call.function);
-    let mut request = Request::post("/").header(header::CONTENT_TYPE, "application/json");
-    if let Ok(key) = HeaderValue::try_from(&call.idempotency_key) {
-        request = request.header(HEADER_IDEMPOTENCY_KEY, key);
+impl GatewayFunctions {
+    /// Calls a function for an execution that has its answer already.
+    async fn invoke_detached(&self, call: &FunctionCall) {
+        let tries = async {
+            loop {
+                match self.invoke_once(call).await {
+                    Err(InvokeError::Unavailable { .. }) => tokio::time::sleep(DETACHED_RETRY).await,
+                    Err(InvokeError::Failed(error)) => break Some(error.error_type),
+                    Ok(_) => break None,
+                }
+            }
+        };
+        let failure = tokio::time::timeout(DETACHED_AGE_MAX, tries).await;
+        let failure = failure.unwrap_or_else(|_| Some("Lambda.ServiceException".to_owned()));
+        if let Some(error) = failure {
+            tracing::warn!(function = call.function, error, "an asynchronous call of a function failed");
+        }
     }
-    if let Some(tag) = name.tag {
-        request = request.header(mayfly_gateway::HEADER_TAG, tag);
+
+    async fn invoke_once(&self, call: &FunctionCall) -> Result<FunctionOutput, InvokeError> {
+        let name = FunctionName::parse(&call.function);
+        let mut request = Request::post("/").header(header::CONTENT_TYPE, "application/json");
+        if let Ok(key) = HeaderValue::try_from(&call.idempotency_key) {
+            request = request.header(HEADER_IDEMPOTENCY_KEY, key);
+        }
+        if let Some(tag) = name.tag {
+            request = request.header(mayfly_gateway::HEADER_TAG, tag);
+        }
+        let body =
+            Full::new(Bytes::from(call.payload.clone())).map_err(|never| match never {}).boxed_unsync();
+        let request =
+            request.body(body).map_err(|error| failed("Lambda.InvalidParameterValueException", error))?;
+        let answer = self.gateway.call(name.namespace, name.name, request).await;
+        let response = answer.map_err(|refusal| self.refused(call, &refusal))?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
+        let body = body.map_err(|error| failed("Lambda.Unknown", error))?.to_bytes();
+        let text = String::from_utf8_lossy(&body).into_owned();
+        if status.is_success() {
+            return Ok(FunctionOutput {
+                payload: json_of(text),
+                status: 200,
+                executed_version: "$LATEST".into(),
+            });
+        }
+        Err(contract_error(&text)
+            .unwrap_or_else(|| {
+                let cause =
+                    json!({"errorMessage": text, "errorType": "Lambda.Unknown", "status": status.as_u16()})
+                        .to_string();
+                FunctionError::new("Lambda.Unknown", cause)
+            })
+            .into())
     }
-    let body = Full::new(Bytes::from(call.payload.clone())).map_err(|never| match never {}).boxed_unsync();
-    let request =
-        request.body(body).map_err(|error| failed("Lambda.InvalidParameterValueException", error))?;
-    let answer = gateway.call(name.namespace, name.name, request).await;
-    let response = answer.map_err(|refusal| refused(call, arns, &refusal))?;
-    let status = response.status();
-    let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
-    let body = body.map_err(|error| failed("Lambda.Unknown", error))?.to_bytes();
-    let text = String::from_utf8_lossy(&body).into_owned();
-    if status.is_success() {
-        return Ok(FunctionOutput {
-            payload: json_of(text),
-            status: 200,
-            executed_version: "$LATEST".into(),
-        });
+
+    /// A refusal of the gateway: the call's outcome, or a reason to call again later.
+    fn refused(&self, call: &FunctionCall, refusal: &Refusal) -> InvokeError {
+        match is_passing(refusal, self.gateway.is_ready()) {
+            true => InvokeError::Unavailable { reason: refusal.to_string() },
+            false => refused(call, &self.arns, refusal).into(),
+        }
     }
-    Err(contract_error(&text).unwrap_or_else(|| {
-        let cause = json!({"errorMessage": text, "errorType": "Lambda.Unknown", "status": status.as_u16()})
-            .to_string();
-        FunctionError::new("Lambda.Unknown", cause)
-    }))
 }
 
-/// The answer to a call that nobody waits for: no version has been executed yet.
+/// Whether a refusal says nothing of the function: the gateway does not know all routes yet, is being stopped, or
+/// the function's first revision is on its way. A revision that failed stays refused until a new one is deployed, and
+/// retriers and catchers have to see that.
+fn is_passing(refusal: &Refusal, routes_known: bool) -> bool {
+    match refusal.code {
+        Code::ShuttingDown => true,
+        Code::NotReady => !routes_known || refusal.retry_after.is_some(),
+        Code::NotFound => !routes_known,
+        _ => false,
+    }
+}
+
+/// The answer to an asynchronous call: no version has been executed yet.
 fn accepted() -> FunctionOutput {
     FunctionOutput { payload: "null".into(), status: 202, executed_version: String::new() }
 }
@@ -231,6 +277,25 @@ mod tests {
         assert_eq!((error.error_type.as_str(), error.cause.as_str()), ("OutOfStock", text));
         for text in ["oops", "{}", r#"{"errorType":1}"#] {
             assert_eq!(contract_error(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_that_passes_is_no_outcome() {
+        let refusal = |code, retry_after| Refusal { code, message: "".into(), hint: "".into(), retry_after };
+        let soon = Some(Duration::from_secs(1));
+        for (code, retry_after, routes_known, passing) in [
+            (Code::NotReady, soon, false, true),
+            (Code::NotReady, soon, true, true),
+            (Code::NotReady, None, false, true),
+            (Code::NotReady, None, true, false),
+            (Code::NotFound, None, false, true),
+            (Code::NotFound, None, true, false),
+            (Code::ShuttingDown, None, true, true),
+            (Code::Trapped, None, false, false),
+            (Code::QueueFull, soon, true, false),
+        ] {
+            assert_eq!(is_passing(&refusal(code, retry_after), routes_known), passing, "{code:?}");
         }
     }
 

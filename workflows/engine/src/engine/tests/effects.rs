@@ -62,3 +62,32 @@ async fn a_defect_in_an_effect_fails_its_task_and_nothing_else() {
         .await;
     assert_eq!(ended.output.as_deref(), Some("8"));
 }
+
+#[tokio::test]
+async fn a_function_that_cannot_be_called_yet_is_called_later() {
+    let limits = Limits { effects: 1, ..Limits::default() };
+    let world = World::limited(Arc::new(MemoryJournal::default()), Arc::default(), limits).await;
+    let definition = json!({"StartAt": "T", "States": {"T": with(task("late"), json!({"End": true}))}});
+    let (ended, lines) = world.run(definition, "{}").await;
+    assert_eq!((ended.status, ended.output.as_deref()), (Status::Succeeded, Some("null")), "{lines:?}");
+    let calls: Vec<u32> = world.functions.keys.lock().values().copied().collect();
+    assert_eq!(calls, [4], "each try has the same key");
+    let scheduled = lines.iter().filter(|line| line.ends_with("LambdaFunctionScheduled")).count();
+    assert_eq!(scheduled, 1, "{lines:?}");
+}
+
+#[tokio::test]
+async fn a_failure_during_a_stop_is_no_outcome() {
+    let journal: Arc<dyn Journal> = Arc::new(MemoryJournal::default());
+    let first = World::on(journal.clone(), Arc::default()).await;
+    let definition = json!({"StartAt": "T", "States": {"T": with(task("interrupted"), json!({"End": true}))}});
+    let arn = first.start(&machine(definition, Kind::Standard), "{}").await;
+    until("the function was called", || !first.functions.calls.lock().is_empty()).await;
+    first.engine.begin_shutdown();
+    first.functions.interrupt.notify_one();
+    first.settled().await;
+    let second = World::on(journal, first.functions.clone()).await;
+    second.engine.resume().await.expect("resumes");
+    let ended = second.engine.wait(&arn).await.expect("read").expect("there");
+    assert_eq!((ended.status, ended.error), (Status::Succeeded, None));
+}
