@@ -10,7 +10,9 @@ mod plan;
 mod record;
 mod store;
 
-pub use plan::{Created, NewActivity, NewAlias, NewMachine, Refusal, UpdateAlias, UpdateMachine};
+pub use plan::{
+    Created, NewActivity, NewAlias, NewMachine, Refusal, SeenRevision, UpdateAlias, UpdateMachine,
+};
 pub use record::{
     Activity, Alias, Book, Change, Kind, Machine, Publication, Record, Revision, Route, Version,
 };

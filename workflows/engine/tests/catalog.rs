@@ -25,6 +25,7 @@ fn new(definition: &str, publish: bool) -> NewMachine {
 
 fn update(definition: &str, id: &str, publish: bool) -> UpdateMachine {
     UpdateMachine {
+        expects: None,
         arn: ARN.into(),
         definition: Some(definition.into()),
         role_arn: None,

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::arn::{Arn, Qualifier, Scope, check_name};
 use super::params::{Fields, date, flag, optional, text};
 use super::{Answer, Api, ApiError, paging, resolve, tags};
-use crate::catalog::{Kind, Machine, NewMachine, Publication, Revision, UpdateMachine};
+use crate::catalog::{Kind, Machine, NewMachine, Publication, Revision, SeenRevision, UpdateMachine};
 use crate::engine::{ListQuery, Of, Status};
 
 impl Api {
@@ -40,7 +40,18 @@ impl Api {
         Ok(fields.done())
     }
 
+    /// UpdateStateMachine for a caller that looked at the machine before: refused with a conflict if the machine
+    /// has another revision by now.
+    pub async fn update_definition(&self, arn: &str, definition: &str, seen: SeenRevision) -> Answer {
+        let params = json!({"stateMachineArn": arn, "definition": definition});
+        self.update(&params, Some(seen)).await
+    }
+
     pub(super) async fn update_state_machine(&self, params: &Value) -> Answer {
+        self.update(params, None).await
+    }
+
+    async fn update(&self, params: &Value, expects: Option<SeenRevision>) -> Answer {
         let arn = Arn::of(text(params, "stateMachineArn"), &["stateMachine"])?;
         arn.not_of_map()?;
         if arn.qualifier().is_some() {
@@ -72,6 +83,7 @@ impl Api {
             encryption: if encrypted { Some(encryption(params)?) } else { None },
             revision_id: self.uuid(),
             publish,
+            expects,
             now: self.now(),
         };
         let updated = update.now;

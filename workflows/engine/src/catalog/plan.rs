@@ -90,8 +90,27 @@ pub struct UpdateMachine {
     pub revision_id: String,
     /// Publishes what comes of it.
     pub publish: Option<Publication>,
+    /// Refuses the update where the machine is another one by now.
+    pub expects: Option<SeenRevision>,
     /// Now, in milliseconds.
     pub now: i64,
+}
+
+/// A machine's revision, as it was read before an update that depends on it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SeenRevision {
+    /// When the machine was created: a machine of the same name that was created later is another one.
+    pub created: i64,
+    /// The revision's id; `INITIAL` for the one that CreateStateMachine made.
+    pub revision: String,
+}
+
+impl SeenRevision {
+    /// The revision that a machine has now.
+    pub fn of(machine: &Machine) -> Self {
+        let revision = machine.revision.id.clone().unwrap_or_else(|| "INITIAL".to_owned());
+        Self { created: machine.created, revision }
+    }
 }
 
 /// An alias to create.
@@ -189,6 +208,10 @@ impl Book {
     /// UpdateStateMachine: a new revision where something differs, a version where one is wanted.
     pub fn plan_update(&self, update: UpdateMachine) -> Planned<Created> {
         let mut machine = Machine::clone(self.live(&update.arn)?);
+        let current = SeenRevision::of(&machine);
+        if let Some(expected) = update.expects.filter(|expected| *expected != current) {
+            return Err(Refusal::StaleRevision { asked: expected.revision, current: current.revision });
+        }
         let mut revision = Revision {
             id: Some(update.revision_id),
             definition: update.definition.unwrap_or_else(|| Arc::clone(&machine.revision.definition)),

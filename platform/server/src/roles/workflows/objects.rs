@@ -1,8 +1,10 @@
 //! Workflow objects and state machines: one thing in two places, kept alike.
 //!
-//! Neither side is the master. Each remembers nothing of the other but one digest, in the object's status: the
-//! definition on which both last agreed. The side that has left it was changed, and the other follows; where both
-//! have, the object wins.
+//! Neither side is the master. An annotation of the object has the state in which both last agreed: the definition's
+//! digest, the machine's revision and its creation date. The side that has left it was changed, and the other
+//! follows; where both have, the later write stays. The annotation is written together with a definition that comes
+//! from the machine, and machines are updated only while they have the revision that was looked at, so the
+//! reconciler neither takes its own write for a user's nor overwrites a newer one.
 //!
 //! ```text
 //!  object   machine  agreed on        then
@@ -18,6 +20,7 @@
 //! object does not wait for them.
 
 mod act;
+mod changes;
 mod plan;
 
 pub(super) use act::{Objects, scope};
@@ -28,6 +31,9 @@ use mayfly_api::{
     workflow::names::{self, state_machine_arn},
 };
 use mayfly_informer::{Index, Informer};
+
+/// The state in which object and state machine last agreed.
+pub(super) const AGREED: &str = "mayfly.dev/agreed-state-machine";
 
 /// Holds a Workflow until its state machine is gone.
 pub(super) const FINALIZER: &str = "mayfly.dev/state-machine";

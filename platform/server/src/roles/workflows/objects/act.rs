@@ -13,17 +13,22 @@ use mayfly_api::{
     wellknown,
     workflow::{WorkflowType, definition, names},
 };
-use mayfly_informer::reconcile::{self, Outcome, WorkQueue};
+use mayfly_informer::{
+    Change,
+    reconcile::{self, Outcome, WorkQueue},
+};
 use mayfly_workflows_engine::{
     api::{Api, ApiError, Scope},
-    catalog::{CatalogError, Kind, Machine},
+    catalog::{CatalogError, Kind, Machine, SeenRevision},
 };
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Directory, FINALIZER,
-    plan::{self, MachineFacts, ObjectFacts, Step, plan},
+    AGREED, Directory, FINALIZER,
+    changes::DefinitionChanges,
+    plan::{self, Agreement, MachineFacts, ObjectFacts, Step, plan},
 };
 
 /// Workflows looked at at the same time.
@@ -43,6 +48,15 @@ struct Reconciler {
     api: Api,
     client: Client,
     directory: Directory,
+    written: Arc<DefinitionChanges>,
+    made: Mutex<HashMap<String, Made>>,
+}
+
+/// A revision that the reconciler made from an object: it is as old as the object's change, and an object that was
+/// changed since is newer.
+struct Made {
+    revision: SeenRevision,
+    changed_ms: i64,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -63,10 +77,19 @@ impl Objects {
     pub(in crate::roles::workflows) fn new(api: Api, client: Client, directory: Directory) -> Self {
         let queue = WorkQueue::default();
         let changed = queue.clone();
+        let written = Arc::new(DefinitionChanges::default());
+        let times = written.clone();
         directory.workflows().handle(move |change| {
+            match change {
+                Change::Deleted(object) => times.forget(object),
+                _ => times.see(change.latest()),
+            }
             change.states().for_each(|object| changed.add(names::state_machine_arn(object)));
         });
-        Self { reconciler: Arc::new(Reconciler { api, client, directory }), queue }
+        Self {
+            reconciler: Arc::new(Reconciler { api, client, directory, written, made: Mutex::default() }),
+            queue,
+        }
     }
 
     /// Runs until `stop`.
@@ -118,8 +141,9 @@ impl Reconciler {
             let book = self.api.catalog().read();
             (book.machine(arn).cloned(), book.is_deleted(arn))
         };
-        let machine = machine.map(with_facts);
-        let facts = object.as_deref().map(facts);
+        let mut machine = machine.map(with_facts);
+        self.date(arn, machine.as_mut());
+        let facts = object.as_deref().map(|object| facts(object, self.written.of(object)));
         let side = match &machine {
             Some(seen) => plan::Machine::There(&seen.facts),
             None if deleted => plan::Machine::Deleted,
@@ -149,11 +173,22 @@ impl Reconciler {
             Step::Release => self.finalizers(object, false).await?,
             Step::CreateMachine => return self.create_machine(object, arn).await,
             Step::UpdateMachine => {
+                let Some(seen) = machine else { return Ok(Outcome::Done) };
                 let definition = definition::text(&object.spec.definition);
-                let request = json!({"stateMachineArn": arn, "definition": definition});
-                return self.ask("UpdateStateMachine", &request, object, arn).await;
+                let seen = SeenRevision::of(&seen.machine);
+                let (created, (_, changed_ms)) = (seen.created, self.written.of(object));
+                let answer = Box::pin(self.api.update_definition(arn, &definition, seen)).await;
+                if let Some(revision) = answer.as_ref().ok().and_then(|answer| answer["revisionId"].as_str())
+                {
+                    self.made(arn, SeenRevision { created, revision: revision.to_owned() }, changed_ms);
+                }
+                return self.answered(answer.map(drop), object).await;
             }
             Step::DeleteMachine => {
+                let created = machine.map(|seen| seen.machine.created);
+                if self.api.catalog().read().machine(arn).map(|now| now.created) != created {
+                    return Ok(Outcome::RequeueAfter(Duration::ZERO));
+                }
                 let request = json!({"stateMachineArn": arn});
                 self.api.call("DeleteStateMachine", &request, &scope(arn)).await.map_err(Error::Api)?;
                 self.finalizers(object, false).await?;
@@ -175,6 +210,7 @@ impl Reconciler {
             }
             Step::Agree => {
                 if let Some(seen) = machine {
+                    self.note_agreement(object, &seen.facts).await?;
                     self.report(object, Some(seen), Ok(())).await?;
                 }
             }
@@ -223,7 +259,13 @@ impl Reconciler {
             "roleArn": names::ROLE,
             "type": object.spec.kind.as_str(),
         });
-        self.ask("CreateStateMachine", &request, object, arn).await
+        let (_, changed_ms) = self.written.of(object);
+        let outcome = self.ask("CreateStateMachine", &request, object, arn).await?;
+        let first = self.api.catalog().read().machine(arn).map(|machine| SeenRevision::of(machine));
+        if let Some(first) = first.filter(|first| first.revision == "INITIAL") {
+            self.made(arn, first, changed_ms);
+        }
+        Ok(outcome)
     }
 
     /// Asks the Step Functions API; a refusal is told in the object's status.
@@ -234,8 +276,15 @@ impl Reconciler {
         object: &Workflow,
         arn: &str,
     ) -> Result<Outcome, Error> {
-        match Box::pin(self.api.call(operation, request, &scope(arn))).await {
-            Ok(_) => Ok(Outcome::Done),
+        let answer = Box::pin(self.api.call(operation, request, &scope(arn))).await;
+        self.answered(answer.map(drop), object).await
+    }
+
+    async fn answered(&self, answer: Result<(), ApiError>, object: &Workflow) -> Result<Outcome, Error> {
+        match answer {
+            Ok(()) => Ok(Outcome::Done),
+            // The machine was changed after it was looked at: look again.
+            Err(error) if error.code == "ConflictException" => Ok(Outcome::RequeueAfter(Duration::ZERO)),
             Err(error) if error.status < 500 => {
                 let message = format!("{}: {}", error.code, error.message.unwrap_or_default());
                 self.report(object, None, Err(("Refused", message))).await?;
@@ -243,6 +292,39 @@ impl Reconciler {
             }
             Err(error) => Err(Error::Api(error)),
         }
+    }
+
+    /// Gives a revision that was made here the time of the change it was made from.
+    fn date(&self, arn: &str, machine: Option<&mut Seen>) {
+        let mut made = self.made.lock();
+        let Some(seen) = machine else {
+            made.remove(arn);
+            return;
+        };
+        if let Some(known) = made.get(arn).filter(|known| known.revision == SeenRevision::of(&seen.machine)) {
+            seen.facts.changed_ms = known.changed_ms;
+        }
+    }
+
+    fn made(&self, arn: &str, revision: SeenRevision, changed_ms: i64) {
+        let mut made = self.made.lock();
+        made.insert(arn.to_owned(), Made { revision, changed_ms });
+    }
+
+    /// Writes the agreement to the object, where it is not there already.
+    async fn note_agreement(&self, object: &Workflow, machine: &MachineFacts) -> Result<(), Error> {
+        let text = machine.agreement(object.metadata.generation.unwrap_or_default()).text();
+        let known = object.metadata.annotations.as_ref().and_then(|all| all.get(AGREED));
+        if known == Some(&text) {
+            return Ok(());
+        }
+        let patch = json!({"metadata": {
+            "annotations": {AGREED: text},
+            "resourceVersion": object.metadata.resource_version,
+        }});
+        let name = object.metadata.name.as_deref().unwrap_or_default();
+        let kinds = self.kinds(&ObjectKey::of(object));
+        unless_gone(kinds.patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await.map(drop))
     }
 
     async fn create_object(&self, arn: &str, machine: &Machine) -> Result<Outcome, Error> {
@@ -255,6 +337,9 @@ impl Reconciler {
         };
         let mut object = Workflow::new(&key.name, spec);
         object.metadata.finalizers = Some(vec![FINALIZER.into()]);
+        // A new object has this generation.
+        let agreement = facts_of(machine).agreement(1).text();
+        object.metadata.annotations = Some([(AGREED.to_owned(), agreement)].into());
         self.kinds(&key).create(&from_the_api(), &object).await?;
         Ok(Outcome::Done)
     }
@@ -265,10 +350,12 @@ impl Reconciler {
             Value::String(_) => Value::String(machine.revision.definition.to_string()),
             _ => definition_of(machine),
         };
-        if let Some(annotations) = &mut new.metadata.annotations {
-            // A definition that came from elsewhere is not what was applied.
-            annotations.remove(wellknown::ANNOTATION_LAST_APPLIED);
-        }
+        let annotations = new.metadata.annotations.get_or_insert_default();
+        // A definition that came from elsewhere is not what was applied.
+        annotations.remove(wellknown::ANNOTATION_LAST_APPLIED);
+        // This write changes the definition, and is refused if another one came before.
+        let generation = object.metadata.generation.unwrap_or_default() + 1;
+        annotations.insert(AGREED.to_owned(), facts_of(machine).agreement(generation).text());
         let name = object.metadata.name.as_deref().unwrap_or_default();
         self.kinds(&ObjectKey::of(object)).replace(name, &from_the_api(), &new).await?;
         Ok(())
@@ -352,24 +439,44 @@ fn name_taken(object: Option<&Workflow>) -> String {
     format!("workflow {key} has this state machine; name another in spec.stateMachine")
 }
 
-fn facts(object: &Workflow) -> ObjectFacts {
+fn facts(object: &Workflow, (generation, changed_ms): (i64, i64)) -> ObjectFacts {
     let finalizers = object.metadata.finalizers.iter().flatten();
     ObjectFacts {
         leaving: object.metadata.deletion_timestamp.is_some(),
         held: finalizers.into_iter().any(|finalizer| finalizer == FINALIZER),
         kind: object.spec.kind,
         digest: definition::digest(&object.spec.definition).to_string(),
-        agreed: object.status.as_ref().and_then(|status| status.definition_digest.clone()),
+        agreed: agreement(object),
+        generation,
+        changed_ms,
     }
 }
 
+/// The annotation's; for objects without one, that of the status.
+fn agreement(object: &Workflow) -> Option<Agreement> {
+    let noted = object.metadata.annotations.as_ref().and_then(|all| all.get(AGREED));
+    noted.and_then(|text| Agreement::parse(text)).or_else(|| {
+        let status = object.status.as_ref()?;
+        let (digest, revision) = (status.definition_digest.clone()?, status.revision_id.clone()?);
+        Some(Agreement { digest, revision, created_ms: None, generation: i64::MAX })
+    })
+}
+
 fn with_facts(machine: Arc<Machine>) -> Seen {
-    let facts = MachineFacts {
+    let facts = facts_of(&machine);
+    Seen { machine, facts }
+}
+
+fn facts_of(machine: &Machine) -> MachineFacts {
+    let SeenRevision { created, revision } = SeenRevision::of(machine);
+    MachineFacts {
         leaving: machine.deleting,
         kind: kind_of(machine.kind),
         digest: definition::digest(&Value::String(machine.revision.definition.to_string())).to_string(),
-    };
-    Seen { machine, facts }
+        revision,
+        created_ms: created,
+        changed_ms: machine.revision.updated,
+    }
 }
 
 fn kind_of(kind: Kind) -> WorkflowType {
