@@ -30,3 +30,4 @@ mod triggers;
 mod workflow_examples;
 mod workflow_objects;
 mod workflows;
+mod workloads_kubectl;
