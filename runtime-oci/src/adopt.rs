@@ -32,8 +32,10 @@ pub(crate) async fn adopt(inner: &Arc<OciHost>) -> Result<(), RuntimeError> {
             let folders = fs::read_dir(layout.pods()).into_iter().flatten().flatten();
             let folders: Vec<PathBuf> = folders.map(|entry| entry.path()).collect();
             let sandboxes: Vec<Sandbox> = folders.iter().filter_map(|folder| read_sandbox(folder)).collect();
-            let exits: Vec<_> =
-                sandboxes.iter().flat_map(|sandbox| read_exits(&layout.pod(&sandbox.uid()), &sandbox.uid())).collect();
+            let exits: Vec<_> = sandboxes
+                .iter()
+                .flat_map(|sandbox| read_exits(&layout.pod(&sandbox.uid()), &sandbox.uid()))
+                .collect();
             Ok((sandboxes, exits))
         })
         .await?;
@@ -144,9 +146,12 @@ mod tests {
             message_from_log: false,
         };
         let task = |status: Status| Process { status: status as i32, ..Process::default() };
-        for (status, watched) in
-            [(Status::Running, true), (Status::Stopped, true), (Status::Created, false), (Status::Unknown, false)]
-        {
+        for (status, watched) in [
+            (Status::Running, true),
+            (Status::Stopped, true),
+            (Status::Created, false),
+            (Status::Unknown, false),
+        ] {
             let found = decide(Some(record()), Some(&task(status)));
             assert_eq!(found == Adoption::Watch(record()), watched, "{status:?}");
         }

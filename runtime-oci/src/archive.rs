@@ -183,7 +183,8 @@ impl Archive {
             let mut layers = Vec::new();
             for layer in &entry.layers {
                 let (digest, bytes, compressed) = self.add(layer)?;
-                let media_type = if compressed { format!("{DOCKER_LAYER}.gzip") } else { DOCKER_LAYER.into() };
+                let media_type =
+                    if compressed { format!("{DOCKER_LAYER}.gzip") } else { DOCKER_LAYER.into() };
                 layers.push(json!({"mediaType": media_type, "size": bytes, "digest": digest}));
             }
             let manifest = json!({

@@ -49,7 +49,8 @@ pub enum Availability {
 }
 
 /// Where distributions put CNI plugins.
-const CNI_FOLDERS: [&str; 4] = ["/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cni", "/usr/lib/x86_64-linux-gnu/cni"];
+const CNI_FOLDERS: [&str; 4] =
+    ["/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cni", "/usr/lib/x86_64-linux-gnu/cni"];
 /// The plugins that a pod's network needs.
 const CNI_PLUGINS: [&str; 4] = ["bridge", "host-local", "loopback", "portmap"];
 /// The programs that a container needs beside containerd.
@@ -98,7 +99,11 @@ fn inspect(machine: &MachineFacts<'_>) -> Result<Programs, String> {
         (machine.program)(name).ok_or_else(|| format!("the program {name} is not installed"))?;
     }
     let cni = machine.cni_folder.clone().ok_or_else(|| {
-        format!("the CNI plugins {} are not installed in {}", CNI_PLUGINS.join(", "), CNI_FOLDERS.join(" or "))
+        format!(
+            "the CNI plugins {} are not installed in {}",
+            CNI_PLUGINS.join(", "),
+            CNI_FOLDERS.join(" or ")
+        )
     })?;
     Ok(Programs { containerd, cni })
 }
@@ -137,7 +142,9 @@ mod tests {
         ] {
             let machine = MachineFacts { is_root, program, cni_folder };
             assert!(decide(ContainersMode::On, &machine).unwrap_err().contains(reason), "{reason}");
-            let Ok(Availability::Disabled(said)) = decide(ContainersMode::Auto, &machine) else { panic!("{reason}") };
+            let Ok(Availability::Disabled(said)) = decide(ContainersMode::Auto, &machine) else {
+                panic!("{reason}")
+            };
             assert!(said.contains(reason), "{said}");
         }
     }

@@ -5,8 +5,8 @@ use std::{path::Path, time::Duration};
 use containerd_client::{
     services::v1::{
         containers_client::ContainersClient, content_client::ContentClient, diff_client::DiffClient,
-        images_client::ImagesClient, leases_client::LeasesClient, snapshots::snapshots_client::SnapshotsClient,
-        tasks_client::TasksClient,
+        images_client::ImagesClient, leases_client::LeasesClient,
+        snapshots::snapshots_client::SnapshotsClient, tasks_client::TasksClient,
     },
     tonic::{Code, Request, Status, metadata::MetadataValue, transport::Channel},
 };
@@ -32,9 +32,14 @@ impl Containerd {
     pub(crate) async fn connect(socket: &Path) -> Result<Self, RuntimeError> {
         let connected = tokio::time::timeout(CONNECT_TIMEOUT, containerd_client::connect(socket)).await;
         let channel = connected
-            .map_err(|_| RuntimeError::Internal(format!("containerd at {} does not answer", socket.display())))?
+            .map_err(|_| {
+                RuntimeError::Internal(format!("containerd at {} does not answer", socket.display()))
+            })?
             .map_err(|error| {
-                RuntimeError::Internal(format!("cannot connect to containerd at {}: {error}", socket.display()))
+                RuntimeError::Internal(format!(
+                    "cannot connect to containerd at {}: {error}",
+                    socket.display()
+                ))
             })?;
         Ok(Self { channel })
     }

@@ -5,7 +5,9 @@
 //!   end:   wait ─▶ what the kernel says (OOM) ─▶ task deleted (its log is complete) ─▶ exit.json ─▶ Exited
 //! ```
 
-use std::{collections::HashMap, fs, io, os::unix::fs::PermissionsExt as _, path::Path, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap, fs, io, os::unix::fs::PermissionsExt as _, path::Path, sync::Arc, time::Duration,
+};
 
 use containerd_client::{
     services::v1::{
@@ -313,7 +315,8 @@ impl OciHost {
                 match known.tasks().wait(request(message)).await {
                     Ok(answer) => {
                         let answer = answer.into_inner();
-                        let at = answer.exited_at.and_then(|at| jiff::Timestamp::new(at.seconds, at.nanos).ok());
+                        let at =
+                            answer.exited_at.and_then(|at| jiff::Timestamp::new(at.seconds, at.nanos).ok());
                         let code = i32::try_from(answer.exit_status).unwrap_or(EXIT_KILLED);
                         return (code, at.unwrap_or_else(jiff::Timestamp::now));
                     }
@@ -428,12 +431,16 @@ impl OciHost {
         id: &ContainerId,
     ) -> Result<(), RuntimeError> {
         let task = task_id(id);
-        let delete = async || {
-            client.tasks().delete(request(DeleteTaskRequest { container_id: task.clone() })).await
-        };
+        let delete =
+            async || client.tasks().delete(request(DeleteTaskRequest { container_id: task.clone() })).await;
         let mut deleted = or_absent(delete().await);
         if deleted.as_ref().is_err_and(|status| status.code() == Code::FailedPrecondition) {
-            let kill = KillRequest { container_id: task.clone(), exec_id: String::new(), signal: SIGKILL, all: true };
+            let kill = KillRequest {
+                container_id: task.clone(),
+                exec_id: String::new(),
+                signal: SIGKILL,
+                all: true,
+            };
             let _ = client.tasks().kill(request(kill)).await;
             let wait = WaitRequest { container_id: task.clone(), exec_id: String::new() };
             let _ = tokio::time::timeout(KILL_TIMEOUT, client.tasks().wait(request(wait))).await;
@@ -506,7 +513,9 @@ fn log_uri(program: &Path, config: &Path) -> String {
         .to_string_lossy()
         .bytes()
         .map(|byte| match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'-' | b'_' | b'.' => char::from(byte).to_string(),
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'-' | b'_' | b'.' => {
+                char::from(byte).to_string()
+            }
             other => format!("%{other:02X}"),
         })
         .collect();
@@ -597,7 +606,11 @@ fn read_in(layers: &[std::path::PathBuf], path: &str) -> String {
 }
 
 /// What a restarted process must know of a container. Blocks.
-pub(crate) fn load<T: serde::de::DeserializeOwned>(layout: &Layout, id: &ContainerId, file: &str) -> Option<T> {
+pub(crate) fn load<T: serde::de::DeserializeOwned>(
+    layout: &Layout,
+    id: &ContainerId,
+    file: &str,
+) -> Option<T> {
     serde_json::from_slice(&fs::read(layout.container(id).join(file)).ok()?).ok()
 }
 

@@ -69,7 +69,8 @@ impl ContainerStreams for OciRuntime {
             stream.set_nonblocking(true)?;
             Ok::<_, io::Error>(stream)
         };
-        let connected = spawn_blocking(connect).await.map_err(|error| RuntimeError::Internal(error.to_string()))?;
+        let connected =
+            spawn_blocking(connect).await.map_err(|error| RuntimeError::Internal(error.to_string()))?;
         let stream = connected.and_then(tokio::net::TcpStream::from_std).map_err(|error| {
             RuntimeError::Internal(format!("failed to connect to localhost:{port} inside the pod: {error}"))
         })?;
@@ -95,8 +96,11 @@ impl Fifos {
     fn create(parent: &Path, options: StreamOptions) -> io::Result<Self> {
         fs::create_dir_all(parent)?;
         let fifos = Self { folder: tempfile::Builder::new().prefix("x").tempdir_in(parent)? };
-        let wanted =
-            [("stdin", options.stdin), ("stdout", options.stdout), ("stderr", options.stderr && !options.tty)];
+        let wanted = [
+            ("stdin", options.stdin),
+            ("stdout", options.stdout),
+            ("stderr", options.stderr && !options.tty),
+        ];
         for (name, _) in wanted.iter().filter(|(_, wanted)| *wanted) {
             nix::unistd::mkfifo(&fifos.path(name), Mode::S_IRUSR | Mode::S_IWUSR)?;
         }
@@ -145,7 +149,12 @@ impl Exec {
         let client = inner.client().await?;
         let parent = inner.layout.exec();
         let fifos = inner.blocking(move || Fifos::create(&parent, options)).await?;
-        let id = fifos.folder.path().file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let id = fifos
+            .folder
+            .path()
+            .file_name()
+            .map(|name| name.to_string_lossy().into_owned())
+            .unwrap_or_default();
         let no_fifo = |error: io::Error| RuntimeError::Internal(format!("cannot open a FIFO: {error}"));
         let stdin = fifos.sender("stdin").map_err(no_fifo)?;
         let stdout = fifos.receiver("stdout").map_err(no_fifo)?;
@@ -161,8 +170,14 @@ impl Exec {
             spec: Some(Any { type_url: PROCESS_TYPE.into(), value }),
         };
         client.tasks().exec(request(message)).await.map_err(failed("cannot exec in container"))?;
-        let mut exec =
-            Self { inner: inner.clone(), client: client.clone(), container: container.clone(), id, is_over: false, _fifos: fifos };
+        let mut exec = Self {
+            inner: inner.clone(),
+            client: client.clone(),
+            container: container.clone(),
+            id,
+            is_over: false,
+            _fifos: fifos,
+        };
         let start = StartRequest { container_id: task_id(container), exec_id: exec.id.clone() };
         if let Err(status) = client.tasks().start(request(start)).await {
             exec.delete().await;
@@ -172,7 +187,12 @@ impl Exec {
         let stdin = stdin.map(|fifo| {
             let input = ClosingInput {
                 fifo: Some(fifo),
-                close: Some(Close { inner: inner.clone(), client, container: container.clone(), id: exec.id.clone() }),
+                close: Some(Close {
+                    inner: inner.clone(),
+                    client,
+                    container: container.clone(),
+                    id: exec.id.clone(),
+                }),
             };
             Box::pin(input) as Pin<Box<dyn AsyncWrite + Send>>
         });
@@ -191,7 +211,8 @@ impl Exec {
 
     async fn delete(&mut self) {
         self.is_over = true;
-        let message = DeleteProcessRequest { container_id: task_id(&self.container), exec_id: self.id.clone() };
+        let message =
+            DeleteProcessRequest { container_id: task_id(&self.container), exec_id: self.id.clone() };
         if let Err(error) = self.client.tasks().delete_process(request(message)).await {
             tracing::debug!(container = %self.container, %error, "cannot remove an exec's process");
         }
@@ -208,11 +229,19 @@ impl Drop for Exec {
         let inner = self.inner.clone();
         tokio::spawn(async move {
             let container_id = task_id(&container);
-            let kill = KillRequest { container_id: container_id.clone(), exec_id: id.clone(), signal: SIGKILL, all: false };
+            let kill = KillRequest {
+                container_id: container_id.clone(),
+                exec_id: id.clone(),
+                signal: SIGKILL,
+                all: false,
+            };
             let _ = client.tasks().kill(request(kill)).await;
             let wait = WaitRequest { container_id: container_id.clone(), exec_id: id.clone() };
             let _ = client.tasks().wait(request(wait)).await;
-            let _ = client.tasks().delete_process(request(DeleteProcessRequest { container_id, exec_id: id })).await;
+            let _ = client
+                .tasks()
+                .delete_process(request(DeleteProcessRequest { container_id, exec_id: id }))
+                .await;
             drop(inner);
         });
     }
@@ -228,12 +257,14 @@ async fn process(
     let message = containerd_client::services::v1::GetContainerRequest { id: task_id(id) };
     let found = client.containers().get(request(message)).await.map_err(failed("look up a container"))?;
     let spec = found.into_inner().container.and_then(|container| container.spec).unwrap_or_default();
-    let mut spec: serde_json::Value = serde_json::from_slice(&spec.value)
-        .map_err(|error| RuntimeError::Internal(format!("a container's specification is damaged: {error}")))?;
+    let mut spec: serde_json::Value = serde_json::from_slice(&spec.value).map_err(|error| {
+        RuntimeError::Internal(format!("a container's specification is damaged: {error}"))
+    })?;
     let mut process = spec["process"].take();
     process["args"] = command.into();
     process["terminal"] = tty.into();
-    if tty && let Some(env) = process["env"].as_array_mut()
+    if tty
+        && let Some(env) = process["env"].as_array_mut()
         && !env.iter().any(|line| line.as_str().is_some_and(|line| line.starts_with("TERM=")))
     {
         env.push("TERM=xterm".into());
@@ -330,7 +361,8 @@ async fn attach(
     let stdin = if options.stdin && record.stdin {
         let fifo = inner.layout.container(id).join("stdin");
         let sender = pipe::OpenOptions::new().read_write(true).open_sender(fifo);
-        let sender = sender.map_err(|error| RuntimeError::Internal(format!("cannot open an input: {error}")))?;
+        let sender =
+            sender.map_err(|error| RuntimeError::Internal(format!("cannot open an input: {error}")))?;
         let close = record.stdin_once.then(|| Close {
             inner: inner.clone(),
             client: client.clone(),

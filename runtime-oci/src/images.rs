@@ -12,8 +12,8 @@ use std::{
 
 use containerd_client::{
     services::v1::{
-        ApplyRequest, CreateImageRequest, CreateRequest, DeleteImageRequest, DeleteRequest, GetImageRequest, Image,
-        Info, ListImagesRequest, ReadContentRequest, UpdateImageRequest, UpdateRequest, WriteAction,
+        ApplyRequest, CreateImageRequest, CreateRequest, DeleteImageRequest, DeleteRequest, GetImageRequest,
+        Image, Info, ListImagesRequest, ReadContentRequest, UpdateImageRequest, UpdateRequest, WriteAction,
         WriteContentRequest,
         snapshots::{
             CommitSnapshotRequest, PrepareSnapshotRequest, RemoveSnapshotRequest, StatSnapshotRequest,
@@ -67,8 +67,9 @@ pub(crate) struct UnpackedImages {
 
 /// The full form of an image's name: `busybox` is `docker.io/library/busybox:latest`.
 pub(crate) fn full_name(text: &str) -> Result<String, RuntimeError> {
-    let reference: Reference =
-        text.parse().map_err(|error| RuntimeError::ImageName(format!("couldn't parse image name {text:?}: {error}")))?;
+    let reference: Reference = text
+        .parse()
+        .map_err(|error| RuntimeError::ImageName(format!("couldn't parse image name {text:?}: {error}")))?;
     Ok(reference.whole())
 }
 
@@ -112,7 +113,8 @@ impl UnpackedImages {
         let config: ImageConfiguration = parse(&text, "configuration", &config_digest)?;
         let chain = unpack(client, &manifest, &config, &lease).await?;
         if !chain.is_empty() {
-            label(client, &config_digest, &format!("containerd.io/gc.ref.snapshot.{SNAPSHOTTER}"), &chain).await?;
+            label(client, &config_digest, &format!("containerd.io/gc.ref.snapshot.{SNAPSHOTTER}"), &chain)
+                .await?;
         }
         lease.end().await;
         Ok(RunnableImage { name: name.into(), config, chain })
@@ -164,9 +166,9 @@ impl UnpackedImages {
                 }
                 Err(_) => 0,
             };
-            let updated = image.updated_at.and_then(|at| {
-                jiff::Timestamp::new(at.seconds, at.nanos).ok().map(|at| at.to_string())
-            });
+            let updated = image
+                .updated_at
+                .and_then(|at| jiff::Timestamp::new(at.seconds, at.nanos).ok().map(|at| at.to_string()));
             records.push(ImageRecord {
                 reference: image.name,
                 digest: target.digest,
@@ -281,7 +283,8 @@ async fn store(
             }
             for digest in parts {
                 let blob = archive.blobs.get(&digest);
-                let blob = blob.ok_or_else(|| RuntimeError::Invalid(format!("the archive lacks {digest}")))?;
+                let blob =
+                    blob.ok_or_else(|| RuntimeError::Invalid(format!("the archive lacks {digest}")))?;
                 write(client, archive, &digest, blob, HashMap::new(), lease).await?;
             }
         }
@@ -409,9 +412,11 @@ async fn manifest(client: &Containerd, target: &Descriptor) -> Result<ImageManif
             known.os().to_string() == "linux" && known.architecture().to_string() == platform
         })
     };
-    let chosen = index.manifests().iter().find(fits).ok_or_else(|| {
-        RuntimeError::Invalid(format!("the image has no variant for linux/{platform}"))
-    })?;
+    let chosen = index
+        .manifests()
+        .iter()
+        .find(fits)
+        .ok_or_else(|| RuntimeError::Invalid(format!("the image has no variant for linux/{platform}")))?;
     let digest = chosen.digest().to_string();
     let text = read(client, &digest).await?;
     parse(&text, "manifest", &digest)
@@ -457,12 +462,15 @@ async fn unpack(
 ) -> Result<String, RuntimeError> {
     let diff_ids: Vec<String> = config.rootfs().diff_ids().iter().map(ToString::to_string).collect();
     if diff_ids.len() != manifest.layers().len() {
-        return Err(RuntimeError::Invalid("the image's manifest and configuration name different layers".into()));
+        return Err(RuntimeError::Invalid(
+            "the image's manifest and configuration name different layers".into(),
+        ));
     }
     let mut parent = String::new();
     for ((chain, layer), diff) in chain_ids(&diff_ids).into_iter().zip(manifest.layers()).zip(&diff_ids) {
         let stat = StatSnapshotRequest { snapshotter: SNAPSHOTTER.into(), key: chain.clone() };
-        let known = or_absent(client.snapshots().stat(request(stat)).await).map_err(failed("look up a snapshot"))?;
+        let known =
+            or_absent(client.snapshots().stat(request(stat)).await).map_err(failed("look up a snapshot"))?;
         if known.is_none() {
             apply(client, layer, diff, &chain, &parent, lease).await?;
         }

@@ -76,7 +76,13 @@ pub fn run(config: &Path) -> io::Result<()> {
 }
 
 /// Copies one output to the log, the clients and the capture until it ends.
-fn copy(mut pipe: File, stream: Stream, log: &Mutex<LogAppender>, clients: &AttachedClients, capture: Option<&Path>) {
+fn copy(
+    mut pipe: File,
+    stream: Stream,
+    log: &Mutex<LogAppender>,
+    clients: &AttachedClients,
+    capture: Option<&Path>,
+) {
     let mut buffer = vec![0; READ_BYTES];
     let mut tail = OutputTail::default();
     loop {

@@ -46,10 +46,8 @@ impl NamespaceSet {
 /// Makes and pins the namespaces in `folder`; those that are pinned already stay. Blocks.
 pub(crate) fn create(folder: &Path, wanted: &NamespaceSet) -> io::Result<()> {
     fs::create_dir_all(folder)?;
-    let missing: Vec<_> = SHARED
-        .into_iter()
-        .filter(|(name, _)| wanted.has(name) && !is_pinned(&folder.join(name)))
-        .collect();
+    let missing: Vec<_> =
+        SHARED.into_iter().filter(|(name, _)| wanted.has(name) && !is_pinned(&folder.join(name))).collect();
     if missing.is_empty() {
         return Ok(());
     }

@@ -13,7 +13,7 @@ use std::{
 
 use async_trait::async_trait;
 use ipnet::Ipv4Net;
-use mayfly_runtime::{PortMapping, NetworkAttachment, NetworkError, PodNetwork};
+use mayfly_runtime::{NetworkAttachment, NetworkError, PodNetwork, PortMapping};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
@@ -95,7 +95,8 @@ impl BridgeNetwork {
         interface: &str,
         config: &Value,
     ) -> Result<Value, NetworkError> {
-        let failed = |error: std::io::Error| NetworkError(format!("cannot run the CNI plugin {plugin}: {error}"));
+        let failed =
+            |error: std::io::Error| NetworkError(format!("cannot run the CNI plugin {plugin}: {error}"));
         let netns = pod.netns.as_ref().filter(|path| crate::namespaces::is_pinned(path));
         let mut process = Command::new(self.plugins.join(plugin));
         process

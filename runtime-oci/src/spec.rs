@@ -80,8 +80,7 @@ const MASKED_PATHS: [&str; 9] = [
     "/proc/sched_debug",
     "/sys/firmware",
 ];
-const READ_ONLY_PATHS: [&str; 5] =
-    ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+const READ_ONLY_PATHS: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 const DEFAULT_PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// The period over which processor time is limited, in microseconds (the kernel's default).
 const CPU_PERIOD_MICROS: u64 = 100_000;
@@ -143,8 +142,9 @@ fn process(
     let arguments = arguments(container, image)?;
     let from_image = config.and_then(|config| config.env().clone()).unwrap_or_default();
     let working_dir = container.process.working_dir.clone().filter(|path| !path.is_empty());
-    let working_dir =
-        working_dir.or_else(|| config.and_then(|config| config.working_dir().clone())).filter(|path| !path.is_empty());
+    let working_dir = working_dir
+        .or_else(|| config.and_then(|config| config.working_dir().clone()))
+        .filter(|path| !path.is_empty());
     let capabilities = capabilities(&container.process.security);
     let ProcessUser { uid, gid, groups } = &around.user;
     // A process that is not root gets its capabilities only by executing a file that has them.
@@ -218,9 +218,7 @@ fn capabilities(security: &SecurityOptions) -> Vec<String> {
 fn mounts(container: &ContainerSpec, around: &ContainerPlace<'_>) -> Vec<Value> {
     let privileged = container.process.security.privileged;
     let access = if privileged { "rw" } else { "ro" };
-    let mount = |destination: &str, kind: &str, source: &str, options: &[&str]| {
-        json!({"destination": destination, "type": kind, "source": source, "options": options})
-    };
+    let mount = |destination: &str, kind: &str, source: &str, options: &[&str]| json!({"destination": destination, "type": kind, "source": source, "options": options});
     let mut mounts = vec![
         mount("/proc", "proc", "proc", &["nosuid", "noexec", "nodev"]),
         mount("/dev", "tmpfs", "tmpfs", &["nosuid", "strictatime", "mode=755", "size=65536k"]),
@@ -255,7 +253,11 @@ fn mounts(container: &ContainerSpec, around: &ContainerPlace<'_>) -> Vec<Value> 
     for file in ["hosts", "hostname", "resolv.conf"] {
         let path = format!("/etc/{file}");
         if !is_covered(&path) {
-            mounts.push(bind(&around.pod_folder.join(file), &path, container.process.security.read_only_root));
+            mounts.push(bind(
+                &around.pod_folder.join(file),
+                &path,
+                container.process.security.read_only_root,
+            ));
         }
     }
     let message = &container.process.termination_message_path;
@@ -351,9 +353,9 @@ pub(crate) fn user(
     };
     let entry = |text: &str, at: usize, key: &str| {
         let rows = text.lines().map(|line| line.split(':').collect::<Vec<_>>());
-        rows.into_iter().find(|row| row.get(at) == Some(&key)).map(|row| {
-            row.iter().map(|field| (*field).to_owned()).collect::<Vec<_>>()
-        })
+        rows.into_iter()
+            .find(|row| row.get(at) == Some(&key))
+            .map(|row| row.iter().map(|field| (*field).to_owned()).collect::<Vec<_>>())
     };
     let wanted = match security.user {
         Some(id) => number(id)?.to_string(),

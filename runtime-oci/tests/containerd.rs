@@ -8,8 +8,8 @@ use std::{
 
 use mayfly_api::ObjectKey;
 use mayfly_runtime::{
-    ContainerId, ContainerSpec, ContainerState, PodUid, ProcessOptions, Runtime as _, RuntimeError, SandboxHost,
-    SandboxSpec, StreamOptions,
+    ContainerId, ContainerSpec, ContainerState, PodUid, ProcessOptions, Runtime as _, RuntimeError,
+    SandboxHost, SandboxSpec, StreamOptions,
 };
 use mayfly_runtime_oci::{
     Config, OciRuntime,
@@ -98,8 +98,7 @@ fn archive(folder: &Path) -> PathBuf {
     let config = serde_json::json!({"architecture": architecture, "os": "linux", "config": {"Env": ["PATH=/bin"]},
         "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{}", &sum[..64])]}});
     std::fs::write(root.join("config.json"), config.to_string()).unwrap();
-    let manifest =
-        serde_json::json!([{"Config": "config.json", "RepoTags": ["busybox:local"], "Layers": ["layer.tar"]}]);
+    let manifest = serde_json::json!([{"Config": "config.json", "RepoTags": ["busybox:local"], "Layers": ["layer.tar"]}]);
     std::fs::write(root.join("manifest.json"), manifest.to_string()).unwrap();
     run("tar", &["-cf", "busybox.tar", "manifest.json", "config.json", "layer.tar"]);
     root.join("busybox.tar")
@@ -130,7 +129,10 @@ impl ContainerdFixture {
             cpu_millis_max: None,
             ports: vec![],
             files: None,
-            process: ProcessOptions { termination_message_path: "/message".into(), ..ProcessOptions::default() },
+            process: ProcessOptions {
+                termination_message_path: "/message".into(),
+                ..ProcessOptions::default()
+            },
         }
     }
 
@@ -229,7 +231,8 @@ async fn a_container_runs_to_its_end() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_running_container_is_reached_and_stopped() {
     let fixture = fixture_or_skip!("a_running_container_is_reached_and_stopped");
-    let script = "mkdir /www; echo page > /www/index.html; httpd -p 80 -h /www; trap 'exit 5' TERM; sleep 1000 & wait";
+    let script =
+        "mkdir /www; echo page > /www/index.html; httpd -p 80 -h /www; trap 'exit 5' TERM; sleep 1000 & wait";
     let container = fixture.run("runs", script).await;
     let (code, out, err) = fixture.exec(&container.id, "cat; echo err >&2; exit 4", b"input").await;
     assert_eq!((code, out.as_str(), err.as_str()), (4, "input", "err\n"));
@@ -271,7 +274,10 @@ async fn another_process_takes_over_what_runs() {
     fixture.runtime.stop_container(&container.id, Duration::ZERO).await.unwrap();
     assert_eq!(fixture.exit(&container.id).await, (137, "Error".into(), String::new()));
     let numbers: Vec<usize> = fixture.log(&container).lines().map(|line| line.parse().unwrap()).collect();
-    assert!(numbers.len() > 1 && numbers == (1..=numbers.len()).collect::<Vec<_>>(), "a line is lost: {numbers:?}");
+    assert!(
+        numbers.len() > 1 && numbers == (1..=numbers.len()).collect::<Vec<_>>(),
+        "a line is lost: {numbers:?}"
+    );
     fixture.leaves_nothing().await;
 }
 

@@ -14,8 +14,8 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use mayfly_api::{Digest, ObjectKey, wellknown};
 use mayfly_runtime::{
-    CallError, ContainerId, ContainerSpec, ContainerState, PodUid, Runtime, RuntimeError, SandboxSpec, SandboxStatus,
-    Usage,
+    CallError, ContainerId, ContainerSpec, ContainerState, PodUid, Runtime, RuntimeError, SandboxSpec,
+    SandboxStatus, Usage,
 };
 use parking_lot::Mutex;
 use tokio::sync::watch;

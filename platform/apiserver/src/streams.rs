@@ -58,7 +58,8 @@ impl PodStream {
 pub(crate) fn node_path(segments: &[String]) -> Option<(&str, String)> {
     match segments {
         [api, version, nodes, name, proxy, rest @ ..]
-            if (api.as_str(), version.as_str(), nodes.as_str(), proxy.as_str()) == ("api", "v1", "nodes", "proxy") =>
+            if (api.as_str(), version.as_str(), nodes.as_str(), proxy.as_str())
+                == ("api", "v1", "nodes", "proxy") =>
         {
             Some((name, format!("/{}", rest.join("/"))))
         }
@@ -80,7 +81,8 @@ impl Call {
         }
         let phase = pod.str_at(&["status", "phase"]);
         if matches!(phase, "Succeeded" | "Failed") {
-            let message = format!("cannot exec into a container in a completed pod; current phase is {phase}");
+            let message =
+                format!("cannot exec into a container in a completed pod; current phase is {phase}");
             return Err(ApiError::bad_request(message));
         }
         let query = self.parts.uri.query().unwrap_or("");
@@ -128,9 +130,9 @@ async fn pass_on(
     if let Some(upgrade) = parts.extensions.remove::<hyper::upgrade::OnUpgrade>() {
         request.extensions_mut().insert(upgrade);
     }
-    let answer = (server.nodes)(node.to_owned(), request).await.map_err(|error| {
-        ApiError::unavailable(format!("node {node:?} cannot be reached: {error}"))
-    })?;
+    let answer = (server.nodes)(node.to_owned(), request)
+        .await
+        .map_err(|error| ApiError::unavailable(format!("node {node:?} cannot be reached: {error}")))?;
     let code = answer.status();
     if code.is_success() || code == StatusCode::SWITCHING_PROTOCOLS {
         return Ok(answer.into_response());

@@ -1,4 +1,5 @@
-//! Addresses for pods of a node without root: out of 127.64.0.0/10, all of which the kernel takes as local.
+//! Addresses for pods of a node without root: out of 127.64.0.0/11, all of which the kernel takes as local. Cluster IPs
+//! of Services come from 127.96.0.0/12 beside it.
 
 use std::{
     collections::HashMap,
@@ -8,7 +9,7 @@ use std::{
 use mayfly_runtime::PodUid;
 
 const FIRST: u32 = u32::from_be_bytes([127, 64, 0, 1]);
-const LAST: u32 = u32::from_be_bytes([127, 127, 255, 254]);
+const LAST: u32 = u32::from_be_bytes([127, 95, 255, 254]);
 
 /// Who has which address. A plain struct; nothing is kept on disk: a restarted kubelet learns the addresses
 /// from the pods' statuses.
@@ -20,7 +21,7 @@ pub(crate) struct Addresses {
 }
 
 impl Addresses {
-    /// The pod's address; a new one if it has none. `None` when all four million are taken.
+    /// The pod's address; a new one if it has none. `None` when all two million are taken.
     pub(crate) fn of(&mut self, uid: &PodUid) -> Option<IpAddr> {
         if let Some(address) = self.of_pod.get(uid) {
             return Some(*address);

@@ -34,7 +34,6 @@ struct ImageQuery {
     reference: String,
 }
 
-
 impl NodeImages {
     pub(crate) fn new(runtimes: Vec<Arc<dyn Runtime>>, folder: PathBuf) -> Self {
         Self { runtimes, folder: Arc::new(folder) }
@@ -58,7 +57,9 @@ impl NodeImages {
     /// Writes an archive to a file, which goes when it is dropped.
     async fn receive(&self, body: Body) -> Result<tempfile::TempPath, HttpRefusal> {
         let io = |error: std::io::Error| match error.kind() {
-            std::io::ErrorKind::StorageFull => (StatusCode::INSUFFICIENT_STORAGE, "the node's disk is full".into()),
+            std::io::ErrorKind::StorageFull => {
+                (StatusCode::INSUFFICIENT_STORAGE, "the node's disk is full".into())
+            }
             _ => (StatusCode::INTERNAL_SERVER_ERROR, format!("cannot keep the archive: {error}")),
         };
         tokio::fs::create_dir_all(&*self.folder).await.map_err(io)?;
@@ -66,7 +67,8 @@ impl NodeImages {
         let mut file = tokio::fs::File::from_std(file);
         let (mut body, mut bytes) = (body.into_data_stream(), 0_u64);
         while let Some(chunk) = body.next().await {
-            let chunk = chunk.map_err(|error| (StatusCode::BAD_REQUEST, format!("the upload broke off: {error}")))?;
+            let chunk =
+                chunk.map_err(|error| (StatusCode::BAD_REQUEST, format!("the upload broke off: {error}")))?;
             bytes += chunk.len() as u64;
             if bytes > ARCHIVE_BYTES_MAX {
                 return Err((StatusCode::PAYLOAD_TOO_LARGE, format!("more than {ARCHIVE_BYTES_MAX} bytes")));
@@ -90,12 +92,18 @@ async fn import(State(images): State<NodeImages>, body: Body) -> Result<Response
     Ok(Json(json!({"items": imported})).into_response())
 }
 
-async fn pull(State(images): State<NodeImages>, Query(query): Query<ImageQuery>) -> Result<Response, HttpRefusal> {
+async fn pull(
+    State(images): State<NodeImages>,
+    Query(query): Query<ImageQuery>,
+) -> Result<Response, HttpRefusal> {
     let pulled = images.store()?.pull(&query.reference).await.map_err(refusal)?;
     Ok(Json(json!({"items": [pulled]})).into_response())
 }
 
-async fn remove(State(images): State<NodeImages>, Query(query): Query<ImageQuery>) -> Result<Response, HttpRefusal> {
+async fn remove(
+    State(images): State<NodeImages>,
+    Query(query): Query<ImageQuery>,
+) -> Result<Response, HttpRefusal> {
     images.store()?.remove(&query.reference).await.map_err(refusal)?;
     Ok(Json(json!({"items": []})).into_response())
 }

@@ -59,7 +59,8 @@ impl PodStreams {
         let pod = self.pods.get(&ObjectKey::new(namespace, name));
         let is_here =
             |pod: &Arc<Pod>| pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(&self.node);
-        pod.filter(is_here).ok_or_else(|| (StatusCode::NOT_FOUND, format!("pod {name:?} is not on this node")))
+        pod.filter(is_here)
+            .ok_or_else(|| (StatusCode::NOT_FOUND, format!("pod {name:?} is not on this node")))
     }
 
     fn runtime(&self, pod: &Pod) -> Result<Arc<dyn Runtime>, HttpRefusal> {
@@ -90,7 +91,8 @@ fn container_id(pod: &Pod, container: &str) -> ContainerId {
         let lists = [&status.container_statuses, &status.init_container_statuses];
         lists.into_iter().flatten().flatten()
     });
-    let attempt = statuses.filter(|status| status.name == container).map(|status| status.restart_count).next();
+    let attempt =
+        statuses.filter(|status| status.name == container).map(|status| status.restart_count).next();
     ContainerId {
         pod: PodUid(pod.metadata.uid.clone().unwrap_or_default()),
         name: container.to_owned(),
@@ -138,7 +140,10 @@ fn open_process(
     let runtime = streams.runtime(&pod)?;
     let (command, options) = process_query(request.uri().query().unwrap_or(""));
     if is_exec && command.is_empty() {
-        return Err((StatusCode::BAD_REQUEST, "you must specify at least 1 command for the container".into()));
+        return Err((
+            StatusCode::BAD_REQUEST,
+            "you must specify at least 1 command for the container".into(),
+        ));
     }
     let id = container_id(&pod, container);
     let permit = streams.permit()?;
@@ -213,7 +218,10 @@ fn upgrade<F: Future<Output = ()> + Send + 'static>(
         .find(|protocol| has_token(headers, header::SEC_WEBSOCKET_PROTOCOL, protocol))
         .map(|protocol| (*protocol).to_owned())
         .ok_or_else(|| {
-            (StatusCode::FORBIDDEN, format!("unable to negotiate a protocol: there are {}", protocols.join(", ")))
+            (
+                StatusCode::FORBIDDEN,
+                format!("unable to negotiate a protocol: there are {}", protocols.join(", ")),
+            )
         })?;
     let on_upgrade = hyper::upgrade::on(&mut request);
     let spoken = protocol.clone();
@@ -225,7 +233,8 @@ fn upgrade<F: Future<Output = ()> + Send + 'static>(
         let config = WebSocketConfig::default()
             .max_message_size(Some(MESSAGE_BYTES_MAX))
             .max_frame_size(Some(MESSAGE_BYTES_MAX));
-        let socket = WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Server, Some(config)).await;
+        let socket =
+            WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Server, Some(config)).await;
         run(socket, spoken).await;
     });
     let mut response = StatusCode::SWITCHING_PROTOCOLS.into_response();
@@ -233,7 +242,8 @@ fn upgrade<F: Future<Output = ()> + Send + 'static>(
     let headers = response.headers_mut();
     headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
     headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
-    for (name, value) in [(header::SEC_WEBSOCKET_ACCEPT, accept), (header::SEC_WEBSOCKET_PROTOCOL, protocol)] {
+    for (name, value) in [(header::SEC_WEBSOCKET_ACCEPT, accept), (header::SEC_WEBSOCKET_PROTOCOL, protocol)]
+    {
         let value = HeaderValue::try_from(value).map_err(|error| refuse(&error.to_string()))?;
         headers.insert(name, value);
     }
@@ -262,7 +272,8 @@ mod tests {
 
     #[test]
     fn parameters_of_exec() {
-        let (command, options) = process_query("command=sh&command=-c&command=a%20b&stdin=true&tty=1&stdout=false");
+        let (command, options) =
+            process_query("command=sh&command=-c&command=a%20b&stdin=true&tty=1&stdout=false");
         assert_eq!(command, ["sh", "-c", "a b"]);
         assert_eq!(options, StreamOptions { stdin: true, stdout: false, stderr: false, tty: true });
     }

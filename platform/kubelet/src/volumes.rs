@@ -108,9 +108,9 @@ impl Volumes {
         for volume in volumes {
             let path = self.pod(&uid).join(&volume.name);
             let Some(source) = FileSource::of(volume).filter(|_| path.exists()) else { continue };
-            let written = source
-                .files(pod, sources)
-                .and_then(|files| files::write(&path, &files, fs_group(pod)).map_err(|error| error.to_string()));
+            let written = source.files(pod, sources).and_then(|files| {
+                files::write(&path, &files, fs_group(pod)).map_err(|error| error.to_string())
+            });
             if let Err(why) = written {
                 tracing::debug!(pod = %uid, volume = volume.name, why, "a volume stays as it is");
             }
@@ -139,7 +139,10 @@ impl Volumes {
 
 /// Whether a pod's containers mount what comes from ConfigMaps and Secrets.
 pub(crate) fn names_sources(pod: &Pod) -> bool {
-    pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()).any(|volume| FileSource::of(volume).is_some())
+    pod.spec
+        .iter()
+        .flat_map(|spec| spec.volumes.iter().flatten())
+        .any(|volume| FileSource::of(volume).is_some())
 }
 
 fn fs_group(pod: &Pod) -> Option<u32> {
@@ -152,7 +155,13 @@ fn empty_dir(path: &Path, in_memory: bool, limit: Option<u64>, group: Option<u32
     fs::create_dir_all(path)?;
     if in_memory && !is_mount_point(path) {
         let options = limit.map(|bytes| format!("size={bytes}"));
-        mount(Some("tmpfs"), path, Some("tmpfs"), MsFlags::MS_NOSUID | MsFlags::MS_NODEV, options.as_deref())?;
+        mount(
+            Some("tmpfs"),
+            path,
+            Some("tmpfs"),
+            MsFlags::MS_NOSUID | MsFlags::MS_NODEV,
+            options.as_deref(),
+        )?;
     }
     if is_new || in_memory {
         chown(path, None, group)?;
@@ -211,7 +220,8 @@ fn sub_path(volume: &Path, mount: &VolumeMount) -> Result<PathBuf, String> {
     let Some(sub) = mount.sub_path.as_deref().filter(|sub| !sub.is_empty()) else {
         return Ok(volume.to_owned());
     };
-    let is_inside = Path::new(sub).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
+    let is_inside =
+        Path::new(sub).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
     if !is_inside {
         return Err(format!("subPath {sub:?} leaves its volume"));
     }

@@ -24,7 +24,7 @@ pub use function::{Answer, Body, BodyError, CallError, FunctionHost, HostedFunct
 pub use images::{ImageRecord, ImageStore, PullPolicy};
 pub use network::{LoopbackNetwork, NetworkAttachment, NetworkError, PodNetwork};
 pub use pod::{
-    ContainerFiles, ContainerId, ContainerSpec, ContainerState, PortMapping, Mount, PodUid, ProcessOptions,
+    ContainerFiles, ContainerId, ContainerSpec, ContainerState, Mount, PodUid, PortMapping, ProcessOptions,
     Runtime, RuntimeError, SandboxHost, SandboxSpec, SandboxStatus, SecurityOptions, Usage,
 };
 pub use streams::{ContainerStreams, ProcessSession, StreamOptions, TerminalSize};

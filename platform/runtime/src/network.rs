@@ -4,7 +4,7 @@ use std::{net::IpAddr, path::PathBuf};
 
 use async_trait::async_trait;
 
-use crate::pod::{PortMapping, PodUid};
+use crate::pod::{PodUid, PortMapping};
 
 /// A pod that is attached to a network.
 #[derive(Clone, Debug, PartialEq)]

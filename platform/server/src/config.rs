@@ -13,8 +13,8 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use jiff::{Span, SpanRelativeTo};
 use mayfly_api::{names, validation::MEMORY_BYTES_MIN};
-use mayfly_workflows_engine::engine::{Credentials, Endpoints};
 use mayfly_runtime_oci::availability::ContainersMode;
+use mayfly_workflows_engine::engine::{Credentials, Endpoints};
 use serde::Deserialize;
 
 use crate::aws_credentials::{self, Found};

@@ -164,7 +164,10 @@ mod tests {
         assert!(log.check_in_place().is_err());
         drop(connection);
         log.closed();
-        assert!(matches!(Log::check(&path), Err(Error::Missing { .. })), "the next start does not begin empty");
+        assert!(
+            matches!(Log::check(&path), Err(Error::Missing { .. })),
+            "the next start does not begin empty"
+        );
     }
 
     #[test]

@@ -212,9 +212,9 @@ impl Mark {
     /// The database was closed and its log folded in: there is nothing to remember. The mark of a database that was
     /// removed stays, so that the next start does not make an empty one.
     pub(crate) fn remove(self) {
-        let is_in_place = self.identity.is_none_or(|opened| {
-            FileIdentity::of(&self.database).is_ok_and(|found| found == opened)
-        });
+        let is_in_place = self
+            .identity
+            .is_none_or(|opened| FileIdentity::of(&self.database).is_ok_and(|found| found == opened));
         if is_in_place && !self.wal.exists() {
             // Left behind, it speaks of a log that is no more, and says nothing.
             let _ = fs::remove_file(&self.path);

@@ -35,10 +35,14 @@ async fn a_stateful_set_starts_updates_and_shrinks_in_order() {
     cluster.create::<StatefulSet>(object).await;
     let ready = |count: i32| {
         let status = sets.get(&key("db")).and_then(|set| set.status.clone()).unwrap_or_default();
-        status.ready_replicas == Some(count) && status.replicas == count && status.updated_replicas == Some(count)
+        status.ready_replicas == Some(count)
+            && status.replicas == count
+            && status.updated_replicas == Some(count)
     };
     until(&sets, "three are ready", || ready(3)).await;
-    let named = |image: &str, count: i32| (0..count).map(|at| (format!("db-{at}"), image.to_owned())).collect::<Vec<_>>();
+    let named = |image: &str, count: i32| {
+        (0..count).map(|at| (format!("db-{at}"), image.to_owned())).collect::<Vec<_>>()
+    };
     assert_eq!(images(&cluster), named("one", 3));
     let api = cluster.api::<StatefulSet>();
     let patch = Patch::Merge(json!({"spec": {"template": template("two")}}));
@@ -59,7 +63,8 @@ async fn a_daemon_set_runs_on_the_node_and_updates() {
     cluster.create::<DaemonSet>(object).await;
     let done = || {
         let status = sets.get(&key("log")).and_then(|set| set.status.clone()).unwrap_or_default();
-        (status.desired_number_scheduled, status.number_available, status.updated_number_scheduled) == (1, Some(1), Some(1))
+        (status.desired_number_scheduled, status.number_available, status.updated_number_scheduled)
+            == (1, Some(1), Some(1))
     };
     until(&sets, "the node's pod is available", done).await;
     let patch = Patch::Merge(json!({"spec": {"template": template("two")}}));
@@ -77,7 +82,8 @@ async fn a_service_has_the_ready_pods_of_its_controller_as_endpoints() {
     let object = json!({"metadata": {"name": "web"}, "spec": {"replicas": 3,
         "selector": {"app": "web"}, "template": template("one")}});
     cluster.create::<ReplicationController>(object).await;
-    let object = json!({"metadata": {"name": "web"}, "spec": {"selector": {"app": "web"}, "ports": [{"port": 80}]}});
+    let object =
+        json!({"metadata": {"name": "web"}, "spec": {"selector": {"app": "web"}, "ports": [{"port": 80}]}});
     cluster.create::<Service>(object).await;
     let ready = |count: usize| {
         let ready = slices.list();
@@ -95,7 +101,8 @@ async fn a_service_has_the_ready_pods_of_its_controller_as_endpoints() {
     until(&endpoints, "the Endpoints object has them, too", listed).await;
     let patch = Patch::Merge(json!({"spec": {"replicas": 0}}));
     cluster.api::<ReplicationController>().patch("web", &PatchParams::default(), &patch).await.unwrap();
-    until(&slices, "no endpoint is left", || slices.list().iter().all(|slice| slice.endpoints.is_empty())).await;
+    until(&slices, "no endpoint is left", || slices.list().iter().all(|slice| slice.endpoints.is_empty()))
+        .await;
 }
 
 #[tokio::test]
@@ -116,7 +123,10 @@ async fn a_budget_counts_and_namespaces_have_their_account() {
     let accounts: Informer<ServiceAccount> = cluster.informers.of();
     until(&accounts, "the default account is there", || accounts.get(&key("default")).is_some()).await;
     let first = accounts.get(&key("default")).and_then(|account| account.metadata.uid.clone());
-    Api::<ServiceAccount>::namespaced(cluster.client.clone(), NS).delete("default", &Default::default()).await.unwrap();
+    Api::<ServiceAccount>::namespaced(cluster.client.clone(), NS)
+        .delete("default", &Default::default())
+        .await
+        .unwrap();
     let again = || accounts.get(&key("default")).is_some_and(|account| account.metadata.uid != first);
     until(&accounts, "it is made again", again).await;
 }

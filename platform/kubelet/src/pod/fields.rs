@@ -30,7 +30,9 @@ pub(crate) fn of_pod(pod: &Pod, path: &str, address: Option<IpAddr>, node: &str)
         "metadata.labels" => lines(&pod.metadata.labels),
         "metadata.annotations" => lines(&pod.metadata.annotations),
         "spec.nodeName" => node.to_owned(),
-        "spec.serviceAccountName" => spec.and_then(|spec| spec.service_account_name.clone()).unwrap_or_default(),
+        "spec.serviceAccountName" => {
+            spec.and_then(|spec| spec.service_account_name.clone()).unwrap_or_default()
+        }
         "status.podIP" | "status.podIPs" => address.map(|address| address.to_string()).unwrap_or_default(),
         "status.hostIP" | "status.hostIPs" => super::status::HOST_ADDRESS.into(),
         _ => match (quoted("metadata.labels"), quoted("metadata.annotations")) {
@@ -49,12 +51,14 @@ pub(crate) fn of_resources(
     selector: &ResourceFieldSelector,
 ) -> Result<String, String> {
     let spec = pod.spec.as_ref();
-    let all = spec.into_iter().flat_map(|spec| spec.containers.iter().chain(spec.init_containers.iter().flatten()));
+    let all =
+        spec.into_iter().flat_map(|spec| spec.containers.iter().chain(spec.init_containers.iter().flatten()));
     let container = match selector.container_name.as_deref().filter(|name| !name.is_empty()) {
         Some(name) => all.into_iter().find(|container| container.name == name),
         None => own,
     };
-    let container = container.ok_or_else(|| format!("there is no container {:?}", selector.container_name))?;
+    let container =
+        container.ok_or_else(|| format!("there is no container {:?}", selector.container_name))?;
     let (list, name) = selector
         .resource
         .split_once('.')

@@ -4,7 +4,7 @@ use mayfly_api::{
     k8s::api::core::v1::{Container, Pod, PodSpec},
     quantity,
 };
-use mayfly_runtime::{PortMapping, Mount, ProcessOptions, PullPolicy, SandboxHost, SecurityOptions};
+use mayfly_runtime::{Mount, PortMapping, ProcessOptions, PullPolicy, SandboxHost, SecurityOptions};
 
 /// Longest host name, in bytes (`HOST_NAME_MAX` of Linux, less its end).
 const HOSTNAME_BYTES_MAX: usize = 63;
@@ -18,9 +18,11 @@ pub(crate) fn host(pod: &Pod) -> SandboxHost {
     let name = pod.metadata.name.as_deref().unwrap_or_default();
     let hostname = spec.hostname.as_deref().filter(|text| !text.is_empty()).unwrap_or(name);
     let hostname = hostname.get(..HOSTNAME_BYTES_MAX).unwrap_or(hostname).trim_end_matches(['-', '.']);
-    let aliases = spec.host_aliases.iter().flatten().filter_map(|alias| {
-        Some((alias.ip.parse().ok()?, alias.hostnames.clone().unwrap_or_default()))
-    });
+    let aliases = spec
+        .host_aliases
+        .iter()
+        .flatten()
+        .filter_map(|alias| Some((alias.ip.parse().ok()?, alias.hostnames.clone().unwrap_or_default())));
     let sysctls = spec.security_context.as_ref().and_then(|security| security.sysctls.as_ref());
     SandboxHost {
         hostname: hostname.to_owned(),
@@ -78,10 +80,16 @@ fn host_ports(spec: &PodSpec) -> Vec<PortMapping> {
 }
 
 /// How one container's process runs. `memory_bytes` is what the node has.
-pub(crate) fn process(pod: &Pod, container: &Container, mounts: Vec<Mount>, memory_bytes: u64) -> ProcessOptions {
+pub(crate) fn process(
+    pod: &Pod,
+    container: &Container,
+    mounts: Vec<Mount>,
+    memory_bytes: u64,
+) -> ProcessOptions {
     let resources = container.resources.as_ref();
     let request = |name: &str| {
-        let of = |list: Option<&std::collections::BTreeMap<_, _>>| list.and_then(|list| list.get(name)).cloned();
+        let of =
+            |list: Option<&std::collections::BTreeMap<_, _>>| list.and_then(|list| list.get(name)).cloned();
         let (requests, limits) =
             (resources.and_then(|all| all.requests.as_ref()), resources.and_then(|all| all.limits.as_ref()));
         of(requests).or_else(|| of(limits))
@@ -166,7 +174,10 @@ mod tests {
 
     fn pod(spec: Value) -> Pod {
         let metadata = json!({"name": "web-0", "uid": "u"});
-        serde_json::from_value(json!({"metadata": metadata, "spec": spec, "status": {"qosClass": "Burstable"}})).unwrap()
+        serde_json::from_value(
+            json!({"metadata": metadata, "spec": spec, "status": {"qosClass": "Burstable"}}),
+        )
+        .unwrap()
     }
 
     fn first(pod: &Pod) -> ProcessOptions {

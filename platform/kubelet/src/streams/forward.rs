@@ -22,7 +22,8 @@ use super::{
 
 const TUNNEL: &str = "SPDY/3.1+portforward.k8s.io";
 /// kubectl's first.
-pub(super) const PROTOCOLS: [&str; 4] = [TUNNEL, "v4.channel.k8s.io", "portforward.k8s.io", "v5.channel.k8s.io"];
+pub(super) const PROTOCOLS: [&str; 4] =
+    [TUNNEL, "v4.channel.k8s.io", "portforward.k8s.io", "v5.channel.k8s.io"];
 
 /// Messages that wait for a slow client; then the pod's connections wait.
 const MESSAGES_MAX: usize = 32;
@@ -288,7 +289,10 @@ enum Opening {
 impl Tunnel {
     fn opened(&mut self, stream: u32, headers: &[(String, String)], running: usize) -> Opening {
         let header = |name: &str| {
-            headers.iter().find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
+            headers
+                .iter()
+                .find(|(known, _)| known.eq_ignore_ascii_case(name))
+                .map(|(_, value)| value.as_str())
         };
         let request = header("requestid").unwrap_or_default().to_owned();
         match header("streamtype") {
@@ -309,7 +313,11 @@ impl Tunnel {
 }
 
 /// The protocol of channels: one connection for each port of the query.
-async fn channels(target: &ForwardTarget, ports: &[u16], received: &mut (impl futures::Stream<Item = Bytes> + Unpin)) {
+async fn channels(
+    target: &ForwardTarget,
+    ports: &[u16],
+    received: &mut (impl futures::Stream<Item = Bytes> + Unpin),
+) {
     let mut senders = Vec::new();
     let mut connections = Vec::new();
     for (at, port) in ports.iter().take(usize::from(u8::MAX / 2)).enumerate() {

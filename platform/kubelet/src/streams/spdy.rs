@@ -267,7 +267,8 @@ mod tests {
         let mut client = SpdyClient::new();
         let headers = [("streamtype", "error"), ("port", "80"), ("requestid", "0")];
         let second = [("streamtype", "data"), ("port", "80"), ("requestid", "0")];
-        let sent = [client.open(1, &headers), client.open(3, &second), data(3, b"hello", true), ping(7)].concat();
+        let sent =
+            [client.open(1, &headers), client.open(3, &second), data(3, b"hello", true), ping(7)].concat();
         let owned = |list: &[(&str, &str)]| {
             list.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect::<Vec<_>>()
         };
@@ -302,7 +303,8 @@ mod tests {
             let mut block = Vec::with_capacity(64);
             let mut compressed = &reply[12..];
             if at == 0 {
-                let needed = inflate.decompress_vec(compressed, &mut block, FlushDecompress::Sync).unwrap_err();
+                let needed =
+                    inflate.decompress_vec(compressed, &mut block, FlushDecompress::Sync).unwrap_err();
                 assert_eq!(needed.needs_dictionary(), Some(0xe3c6_a7c2));
                 compressed = &compressed[usize::try_from(inflate.total_in()).unwrap()..];
                 inflate.set_dictionary(&dictionary()).unwrap();

@@ -8,7 +8,7 @@ use mayfly_api::{
 
 use super::{
     VolumeSources,
-    files::{VolumeFiles, VolumeFile},
+    files::{VolumeFile, VolumeFiles},
 };
 use crate::pod::fields;
 
@@ -62,8 +62,10 @@ impl<'a> FileSource<'a> {
                 let Some(map) = sources.objects.config_map(&namespace, name) else {
                     return absent("configmap", &namespace, name, *optional);
                 };
-                let text = map.data.iter().flatten().map(|(key, value)| (key.clone(), value.clone().into_bytes()));
-                let binary = map.binary_data.iter().flatten().map(|(key, value)| (key.clone(), value.0.clone()));
+                let text =
+                    map.data.iter().flatten().map(|(key, value)| (key.clone(), value.clone().into_bytes()));
+                let binary =
+                    map.binary_data.iter().flatten().map(|(key, value)| (key.clone(), value.0.clone()));
                 chosen(text.chain(binary).collect(), *items, *optional, *mode)
             }
             Self::Secret { name, items, optional, mode } => {
@@ -101,7 +103,9 @@ fn projection(
     } else if let Some(downward) = &source.downward_api {
         FileSource::Downward { items: downward.items.as_deref().unwrap_or_default(), mode }
     } else {
-        return Err("this node projects configMap, secret and downwardAPI only, no serviceAccountToken".into());
+        return Err(
+            "this node projects configMap, secret and downwardAPI only, no serviceAccountToken".into()
+        );
     };
     one.files(pod, sources)
 }
@@ -178,12 +182,19 @@ mod tests {
             name: &str,
         ) -> Option<std::sync::Arc<mayfly_api::k8s::api::core::v1::ConfigMap>> {
             let map = json!({"data": {"a": "1", "b": "2"}});
-            (name == "map").then(|| serde_json::from_value::<mayfly_api::k8s::api::core::v1::ConfigMap>(map).unwrap().into())
+            (name == "map").then(|| {
+                serde_json::from_value::<mayfly_api::k8s::api::core::v1::ConfigMap>(map).unwrap().into()
+            })
         }
-        fn secret(&self, _: &str, name: &str) -> Option<std::sync::Arc<mayfly_api::k8s::api::core::v1::Secret>> {
+        fn secret(
+            &self,
+            _: &str,
+            name: &str,
+        ) -> Option<std::sync::Arc<mayfly_api::k8s::api::core::v1::Secret>> {
             let secret = json!({"data": {"key": "cHc="}});
-            (name == "secret")
-                .then(|| serde_json::from_value::<mayfly_api::k8s::api::core::v1::Secret>(secret).unwrap().into())
+            (name == "secret").then(|| {
+                serde_json::from_value::<mayfly_api::k8s::api::core::v1::Secret>(secret).unwrap().into()
+            })
         }
     }
 
@@ -211,7 +222,8 @@ mod tests {
 
     #[test]
     fn what_is_not_there_is_named_unless_it_is_optional() {
-        let named = |optional: bool| json!({"name": "v", "configMap": {"name": "none", "optional": optional}});
+        let named =
+            |optional: bool| json!({"name": "v", "configMap": {"name": "none", "optional": optional}});
         assert!(files(named(false)).unwrap_err().contains("configmap ns/none"));
         assert_eq!(files(named(true)).unwrap(), []);
         let key = json!({"name": "v", "configMap": {"name": "map", "items": [{"key": "z", "path": "z"}]}});

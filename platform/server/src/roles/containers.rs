@@ -35,6 +35,7 @@ pub(super) async fn create(config: &UpConfig, data_dir: &DataDir) -> anyhow::Res
         network: PodNetworkMode::Bridge,
         host_address: Ipv4Addr::LOCALHOST.into(),
     };
-    let runtime = OciRuntime::create(config).await.context("cannot take over the containers of an earlier run")?;
+    let runtime =
+        OciRuntime::create(config).await.context("cannot take over the containers of an earlier run")?;
     Ok(Some(Arc::new(runtime)))
 }

@@ -51,6 +51,8 @@ const STOP_DEADLINE: Duration = Duration::from_secs(10);
 /// Longer than the gateway's own drain, which decides.
 const GATEWAY_STOP_DEADLINE: Duration =
     mayfly_gateway::Config::DRAIN_TIMEOUT_DEFAULT.saturating_add(STOP_DEADLINE);
+/// Cluster IPs where the userspace proxy serves them: loopback addresses beside those of pods, so that no root is needed.
+const LOOPBACK_SERVICE_NETWORK: &str = "127.96.0.0/12";
 /// The Kubernetes version whose kinds are served, as the node shows it.
 const KUBERNETES_VERSION: &str = concat!("v1.33.0+mayfly-", env!("CARGO_PKG_VERSION"));
 
@@ -414,6 +416,9 @@ async fn create_api(
     api_config.artifact_bytes_max = config.artifact_bytes_max;
     api_config.connections = ports.api.clone();
     api_config.connection_metrics = ports.metrics.clone();
+    if let ProxyMode::Userspace(_) = proxy_mode(config) {
+        api_config.service_network = LOOPBACK_SERVICE_NETWORK.parse().context("the loopback service network")?;
+    }
     api_config.service_account_key = Some(identity.service_account_key().to_vec());
     let deps = mayfly_apiserver::Deps {
         store: store.clone(),

@@ -22,7 +22,8 @@ fn missing() -> Option<String> {
         return Some("not root".into());
     }
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders: Vec<PathBuf> = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]).collect();
+    let folders: Vec<PathBuf> =
+        std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]).collect();
     let has = |name: &str| folders.iter().any(|folder| folder.join(name).is_file());
     let program = PROGRAMS.iter().find(|name| !has(name)).map(|name| format!("no {name} on the PATH"));
     program.or_else(|| {
@@ -60,7 +61,9 @@ impl ContainerNode {
 
     /// Runs `sleep 1d` in a pod and waits until it is ready.
     async fn run(&self, name: &str) -> Result<()> {
-        self.kubectl.ok(&["run", name, "--image=busybox:local", "--", "sh", "-c", "echo started; exec sleep 1d"]).await?;
+        self.kubectl
+            .ok(&["run", name, "--image=busybox:local", "--", "sh", "-c", "echo started; exec sleep 1d"])
+            .await?;
         self.ready(name).await
     }
 
@@ -114,7 +117,8 @@ impl HostState {
     fn look(folder: &Path) -> Self {
         let folder = folder.to_string_lossy().into_owned();
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-        let config = std::fs::read(Path::new(&folder).join("d/containers/network/bridge.json")).unwrap_or_default();
+        let config =
+            std::fs::read(Path::new(&folder).join("d/containers/network/bridge.json")).unwrap_or_default();
         let config: serde_json::Value = serde_json::from_slice(&config).unwrap_or_default();
         let bridge = config["bridge"].as_str().unwrap_or("-").to_owned();
         let links = names(Path::new("/sys/class/net")).into_iter().filter(|name| {
@@ -122,8 +126,11 @@ impl HostState {
             *name == bridge || master.is_some_and(|path| path.ends_with(&bridge))
         });
         let pods = names(&Path::new(&folder).join("d/containers/pods"));
-        let groups = ["/sys/fs/cgroup", "/sys/fs/cgroup/memory", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/pids"];
-        let cgroups = groups.iter().flat_map(|root| pods.iter().map(move |uid| Path::new(root).join("mayfly").join(uid)));
+        let groups =
+            ["/sys/fs/cgroup", "/sys/fs/cgroup/memory", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/pids"];
+        let cgroups = groups
+            .iter()
+            .flat_map(|root| pods.iter().map(move |uid| Path::new(root).join("mayfly").join(uid)));
         let processes = names(Path::new("/proc")).into_iter().filter_map(|pid| {
             let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
             let line = String::from_utf8_lossy(&line).replace('\0', " ");
@@ -151,7 +158,10 @@ fn archive(folder: &Path) -> Result<PathBuf> {
     std::fs::create_dir_all(root.join("rootfs/etc"))?;
     std::fs::write(root.join("rootfs/etc/passwd"), "root:x:0:0::/:/bin/sh\napp:x:1000:1000::/:/bin/sh\n")?;
     std::fs::copy("/bin/busybox", bin.join("busybox"))?;
-    for applet in ["sh", "sleep", "echo", "cat", "id", "ls", "tar", "mkdir", "httpd", "wget", "nc", "true", "hostname", "test", "wc", "stty"] {
+    for applet in [
+        "sh", "sleep", "echo", "cat", "id", "ls", "tar", "mkdir", "httpd", "wget", "nc", "true", "hostname",
+        "test", "wc", "stty",
+    ] {
         std::os::unix::fs::symlink("busybox", bin.join(applet))?;
     }
     let run = |program: &str, arguments: &[&str]| -> Result<Vec<u8>> {
@@ -184,7 +194,10 @@ async fn a_pod_of_an_image_runs_is_reached_and_leaves_nothing() -> Result<()> {
     ensure!(node.exec("b", "hostname; echo $0").await? == "b\nsh\n");
     // The outputs are apart, and the exit code is the command's.
     let failed = node.kubectl.run(&["exec", "b", "--", "sh", "-c", "echo out; echo err >&2; exit 7"]).await?;
-    ensure!(failed.code == Some(7) && failed.stdout == "out\n" && failed.stderr.contains("err"), "{failed:?}");
+    ensure!(
+        failed.code == Some(7) && failed.stdout == "out\n" && failed.stderr.contains("err"),
+        "{failed:?}"
+    );
     // Standard input, to its end.
     let mut wc = node.kubectl.command(&["exec", "-i", "b", "--", "wc", "-c"]);
     let mut wc = wc.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
@@ -216,7 +229,12 @@ async fn a_port_is_forwarded_by_kubectl() -> Result<()> {
     let mut forward = forward.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let mut lines = BufReader::new(forward.stdout.take().context("no stdout")?).lines();
     let line = tokio::time::timeout(wait::PATIENCE, lines.next_line()).await??.context("kubectl ended")?;
-    let port: u16 = line.split("127.0.0.1:").nth(1).and_then(|rest| rest.split(' ').next()).context(line.clone())?.parse()?;
+    let port: u16 = line
+        .split("127.0.0.1:")
+        .nth(1)
+        .and_then(|rest| rest.split(' ').next())
+        .context(line.clone())?
+        .parse()?;
     // The program may listen a moment after its container runs.
     for _ in 0..3 {
         wait::until("the page comes through", || async {
@@ -244,11 +262,15 @@ async fn a_container_outlives_a_kill_of_the_server() -> Result<()> {
     let node = node.restart().await?;
     node.ready("b").await?;
     ensure!(node.exec("b", "cat /kept").await? == "kept\n", "it is another container");
-    let restarts = node.kubectl.ok(&["get", "pod", "b", "-o", "jsonpath={.status.containerStatuses[0].restartCount}"]).await?;
+    let restarts = node
+        .kubectl
+        .ok(&["get", "pod", "b", "-o", "jsonpath={.status.containerStatuses[0].restartCount}"])
+        .await?;
     ensure!(restarts == "0", "{restarts}");
     // The log has no gap: the lines that were written while the server was away are in it.
     let log = node.kubectl.ok(&["logs", "b"]).await?;
-    let numbers: Vec<usize> = log.lines().filter_map(|line| line.strip_prefix("line ")?.parse().ok()).collect();
+    let numbers: Vec<usize> =
+        log.lines().filter_map(|line| line.strip_prefix("line ")?.parse().ok()).collect();
     ensure!(numbers.len() > 3 && numbers == (1..=numbers.len()).collect::<Vec<_>>(), "{log}");
     // Its end is noticed, and it starts again.
     node.kubectl.run(&["exec", "b", "--", "sh", "-c", "kill -9 1; kill 1"]).await?;
@@ -286,7 +308,8 @@ async fn an_end_is_told_with_its_reason_and_message() -> Result<()> {
             continue;
         }
         let end = wait::until(&format!("{name} has ended"), || async {
-            let path = "jsonpath={.status.containerStatuses[0].state.terminated['reason','exitCode','message']}";
+            let path =
+                "jsonpath={.status.containerStatuses[0].state.terminated['reason','exitCode','message']}";
             let end = node.kubectl.ok(&["get", "pod", name, "-o", path]).await?;
             Ok((!end.is_empty()).then_some(end))
         })

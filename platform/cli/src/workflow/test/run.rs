@@ -11,8 +11,9 @@ use futures::{StreamExt as _, future::BoxFuture};
 use jiff::Timestamp;
 use mayfly_api::workflow::names::{ACCOUNT, REGION};
 use mayfly_workflows_engine::engine::{
-    Activities, Config, Deps, Engine, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks, InvokeError,
-    ListQuery, ObjectBody, ObjectEntry, ObjectError, ObjectPage, Objects, Of, Randomness, StartRequest,
+    Activities, Config, Deps, Engine, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks,
+    InvokeError, ListQuery, ObjectBody, ObjectEntry, ObjectError, ObjectPage, Objects, Of, Randomness,
+    StartRequest,
 };
 use mayfly_workflows_engine::history::{Field, HistoryEvent};
 use mayfly_workflows_engine::timers::VirtualClock;

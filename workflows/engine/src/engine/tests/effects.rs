@@ -80,7 +80,8 @@ async fn a_function_that_cannot_be_called_yet_is_called_later() {
 async fn a_failure_during_a_stop_is_no_outcome() {
     let journal: Arc<dyn Journal> = Arc::new(MemoryJournal::default());
     let first = World::on(journal.clone(), Arc::default()).await;
-    let definition = json!({"StartAt": "T", "States": {"T": with(task("interrupted"), json!({"End": true}))}});
+    let definition =
+        json!({"StartAt": "T", "States": {"T": with(task("interrupted"), json!({"End": true}))}});
     let arn = first.start(&machine(definition, Kind::Standard), "{}").await;
     until("the function was called", || !first.functions.calls.lock().is_empty()).await;
     first.engine.begin_shutdown();
