@@ -31,6 +31,7 @@ struct ContainerdFixture {
 }
 
 /// The runtime; `None`, after a line that says why, where containers cannot run.
+#[expect(clippy::print_stdout, reason = "the runner counts the lines of skipped tests")]
 async fn fixture(test: &str) -> Option<ContainerdFixture> {
     let programs = match choose(ContainersMode::Auto) {
         Ok(Availability::Enabled(programs)) => programs,
@@ -177,7 +178,8 @@ impl ContainerdFixture {
         let (mut stdout, mut stderr) = (session.stdout.take().unwrap(), session.stderr.take().unwrap());
         let both = async { tokio::join!(stdout.read_to_string(&mut out), stderr.read_to_string(&mut err)) };
         let (first, second) = timeout(PATIENCE, both).await.expect("the outputs end");
-        (first.unwrap(), second.unwrap());
+        first.unwrap();
+        second.unwrap();
         let code = timeout(PATIENCE, session.exit).await.expect("the process ends").unwrap();
         (code, out, err)
     }

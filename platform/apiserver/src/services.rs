@@ -67,7 +67,7 @@ impl FromStr for ServiceNetwork {
         let ip: Ipv4Addr = ip.parse().map_err(|_| invalid())?;
         let bits: u8 = bits.parse().ok().filter(|bits| (8..=28).contains(bits)).ok_or_else(invalid)?;
         let network = Self { base: u32::from(ip), bits };
-        if network.base % network.size() == 0 { Ok(network) } else { Err(invalid()) }
+        if network.base.is_multiple_of(network.size()) { Ok(network) } else { Err(invalid()) }
     }
 }
 

@@ -216,6 +216,7 @@ fn in_namespace(test: &str) -> Result<(), String> {
 }
 
 #[test]
+#[expect(clippy::print_stdout, reason = "the runner counts the lines of skipped tests")]
 fn services_in_nftables() {
     if let Err(reason) = in_namespace("nftables_scenario") {
         println!("SKIPPED services_in_nftables: {reason}");
@@ -243,6 +244,7 @@ fn make_addresses() {
 
 #[tokio::test]
 #[ignore = "run by services_in_nftables, in a namespace"]
+#[expect(clippy::print_stdout, reason = "the times are for the reader of a run with --nocapture")]
 async fn nftables_scenario() {
     make_addresses();
     let at = |text: &str| text.parse().unwrap();

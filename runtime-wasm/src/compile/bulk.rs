@@ -78,10 +78,10 @@ fn put_section(to: &mut Vec<u8>, id: u8, content: &[u8]) {
 fn put_number(to: &mut Vec<u8>, number: usize) {
     let mut rest = number;
     while rest >= 0x80 {
-        to.push((rest & 0x7f) as u8 | 0x80);
+        to.push(rest.to_le_bytes()[0] | 0x80);
         rest >>= 7;
     }
-    to.push((rest & 0x7f) as u8);
+    to.push(rest.to_le_bytes()[0]);
 }
 
 /// A bulk instruction, with its immediate operands.

@@ -227,7 +227,7 @@ fn what_was_there_before_the_first_apply_has_an_owner() {
 fn untracked_objects_stay_untracked_until_someone_names_himself() {
     let mut script = Script::new("ConfigMap");
     let mut request = script.request("controller");
-    request.manager.explicit = false;
+    request.manager.tracked = false;
     let mut object = script.object(json!({"data": {"a": "1"}}));
     on_write(&request, Part::Main, &mut object, None);
     assert_eq!(entries_of(&object), None);

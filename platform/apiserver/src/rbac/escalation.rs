@@ -166,7 +166,7 @@ fn compact(atoms: Vec<PolicyRule>) -> Vec<PolicyRule> {
             None => rules.push(atom),
         }
     }
-    rules.sort_by_key(|rule| shown(rule));
+    rules.sort_by_key(shown);
     rules
 }
 

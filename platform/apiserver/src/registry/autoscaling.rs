@@ -234,7 +234,7 @@ fn metric_errors(metric: &Value, path: &str, errors: &mut Vec<FieldError>) {
     };
     let of = &metric[source];
     if of.is_null() {
-        let detail = format!("must populate information for the given metric source");
+        let detail = "must populate information for the given metric source".to_string();
         return errors.push(FieldError::required(format!("{path}.{source}"), detail));
     }
     let path = format!("{path}.{source}");

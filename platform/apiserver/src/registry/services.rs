@@ -365,6 +365,11 @@ fn endpoint_address(address: &Value, path: &str, errors: &mut Vec<FieldError>) {
     }
 }
 
+/// Pods of a node without root have loopback addresses of 127.64.0.0/10, and Services lead to them.
+fn is_pod_address(ip: IpAddr) -> bool {
+    matches!(ip, IpAddr::V4(ip) if ip.octets()[0] == 127 && ip.octets()[1] & 0xc0 == 0x40)
+}
+
 /// Addresses that no endpoint may have (upstream's `ValidateNonSpecialIP`).
 fn special_address(ip: IpAddr, text: &str, path: &str, errors: &mut Vec<FieldError>) {
     let link_local = match ip {
@@ -377,7 +382,7 @@ fn special_address(ip: IpAddr, text: &str, path: &str, errors: &mut Vec<FieldErr
     };
     for (wrong, detail) in [
         (ip.is_unspecified(), "may not be unspecified (0.0.0.0 or ::)"),
-        (ip.is_loopback(), "may not be in the loopback range (127.0.0.0/8, ::1/128)"),
+        (ip.is_loopback() && !is_pod_address(ip), "may not be in the loopback range (127.0.0.0/8, ::1/128)"),
         (link_local, "may not be in the link-local range (169.254.0.0/16, fe80::/10)"),
         (multicast, "may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)"),
     ] {

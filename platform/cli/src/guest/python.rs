@@ -161,8 +161,8 @@ fn refused_package(stderr: &str) -> String {
 
 /// The last line that pip marks as an error.
 fn last_error(stderr: &str) -> String {
-    let errors = stderr.lines().filter_map(|line| line.trim().strip_prefix("ERROR: "));
-    errors.last().or(stderr.lines().last()).unwrap_or("it does not say why").to_owned()
+    let mut errors = stderr.lines().filter_map(|line| line.trim().strip_prefix("ERROR: "));
+    errors.next_back().or(stderr.lines().last()).unwrap_or("it does not say why").to_owned()
 }
 
 /// Python's own error in the output of componentize-py: without the frames of the adapter and of importlib, and with

@@ -289,5 +289,5 @@ fn millis(quantity: Option<&Quantity>) -> Result<u64, NoProposal> {
 }
 
 fn written(millis: u64) -> Quantity {
-    Quantity(if millis % 1000 == 0 { (millis / 1000).to_string() } else { format!("{millis}m") })
+    Quantity(if millis.is_multiple_of(1000) { (millis / 1000).to_string() } else { format!("{millis}m") })
 }

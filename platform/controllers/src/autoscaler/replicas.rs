@@ -154,7 +154,7 @@ fn decide(
     }
     for pod in missing {
         let value = if first < 1.0 { assumed(&pod) } else { 0 };
-        if first < 1.0 || first > 1.0 {
+        if first != 1.0 {
             samples.insert(pod, value);
         }
     }

@@ -11,7 +11,10 @@ use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     sync::mpsc,
 };
-use tokio_tungstenite::tungstenite::{Bytes, Message};
+use tokio_tungstenite::tungstenite::{
+    Bytes, Message,
+    protocol::{CloseFrame, frame::coding::CloseCode},
+};
 
 use super::WebSocket;
 
@@ -36,6 +39,12 @@ struct Size {
     height: u16,
 }
 
+/// The last message of a session. Clients take a close frame without the normal code for a broken connection, and then
+/// drop the exit code that came before it.
+fn end() -> Message {
+    Message::Close(Some(CloseFrame { code: CloseCode::Normal, reason: Default::default() }))
+}
+
 /// Runs a session to its end: the process's, or the client's.
 pub(super) async fn run(socket: WebSocket, protocol: &str, opened: Result<ProcessSession, RuntimeError>) {
     let (mut sink, source) = socket.split();
@@ -43,7 +52,7 @@ pub(super) async fn run(socket: WebSocket, protocol: &str, opened: Result<Proces
         Ok(session) => session,
         Err(error) => {
             let _ = sink.send(message(ERROR, failure(&error).to_string().as_bytes())).await;
-            let _ = sink.close().await;
+            let _ = sink.send(end()).await;
             return;
         }
     };
@@ -53,7 +62,7 @@ pub(super) async fn run(socket: WebSocket, protocol: &str, opened: Result<Proces
         while let Some(message) = messages.recv().await {
             sink.send(message).await?;
         }
-        sink.close().await
+        sink.send(end()).await
     };
     let output = async move {
         tokio::join!(pump(stdout, STDOUT, &sender), pump(stderr, STDERR, &sender));

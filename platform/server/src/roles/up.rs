@@ -417,7 +417,8 @@ async fn create_api(
     api_config.connections = ports.api.clone();
     api_config.connection_metrics = ports.metrics.clone();
     if let ProxyMode::Userspace(_) = proxy_mode(config) {
-        api_config.service_network = LOOPBACK_SERVICE_NETWORK.parse().context("the loopback service network")?;
+        api_config.service_network =
+            LOOPBACK_SERVICE_NETWORK.parse().context("the loopback service network")?;
     }
     api_config.service_account_key = Some(identity.service_account_key().to_vec());
     let deps = mayfly_apiserver::Deps {

@@ -115,10 +115,8 @@ async fn commands_without_a_server_need_none() {
         let out = finish(command, b"").await.ok();
         assert!(out.contains(expected), "{line:?}: {out}");
     }
-    for line in [&["image", "list"][..], &["image", "pull", "foo", "--quiet"], &["image", "import", "-"]] {
-        let mut command = mayfly(folder.path());
-        command.args(line);
-        let error = finish(command, b"").await.failed();
-        assert!(error.contains("runs no containers") && error.contains("wasm components"), "{error}");
-    }
+    let mut command = mayfly(folder.path());
+    command.args(["image", "list"]);
+    let error = finish(command, b"").await.failed();
+    assert!(error.contains("no Mayfly server was found"), "images are on a node: {error}");
 }

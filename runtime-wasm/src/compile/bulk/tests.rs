@@ -72,7 +72,7 @@ fn both(text: &str) -> [Tried; 2] {
 /// Bytes that differ from their neighbours.
 fn pattern(memory: &mut [u8]) {
     for (at, byte) in memory.iter_mut().enumerate() {
-        *byte = (at.wrapping_mul(2_654_435_761) >> 16) as u8;
+        *byte = at.wrapping_mul(2_654_435_761).to_le_bytes()[2];
     }
 }
 

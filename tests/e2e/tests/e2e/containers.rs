@@ -44,14 +44,39 @@ macro_rules! containers_or_skip {
 /// A server with containers, the image `busybox:local` in it, and what the host had before.
 struct ContainerNode {
     kubectl: Kubectl,
-    folder: tempfile::TempDir,
+    folder: NodeFolder,
     before: HostState,
+}
+
+/// A node's folder. When dropped, also after a failed test, it ends the processes that name it and unmounts what is
+/// mounted below it.
+struct NodeFolder(tempfile::TempDir);
+
+impl NodeFolder {
+    fn new() -> Result<Self> {
+        // Sockets lie in the data directory, so its path is short.
+        Ok(Self(tempfile::Builder::new().prefix("mf").tempdir_in("/tmp")?))
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Drop for NodeFolder {
+    fn drop(&mut self) {
+        for (pid, _) in processes_naming(self.path()) {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+        for mount in mounts_below(self.path()).iter().rev().filter_map(|line| line.split(' ').nth(4)) {
+            let _ = std::process::Command::new("umount").args(["-l", mount]).status();
+        }
+    }
 }
 
 impl ContainerNode {
     async fn start() -> Result<Self> {
-        // Sockets lie in the data directory, so its path is short.
-        let folder = tempfile::Builder::new().prefix("mf").tempdir_in("/tmp")?;
+        let folder = NodeFolder::new()?;
         let before = HostState::look(folder.path());
         let up = start(folder.path()).await?;
         let archive = archive(folder.path())?;
@@ -92,6 +117,12 @@ impl ContainerNode {
     /// Stops the server, after the pods are gone, and compares the host with what it was.
     async fn leaves_nothing(self) -> Result<()> {
         let Self { kubectl, folder, before } = self;
+        // A pod that is deleted by force is gone from the API before the node has removed it.
+        let [pods, volumes] = ["pods", "volumes"].map(|name| folder.path().join("d/containers").join(name));
+        wait::until("the node has removed its pods", || async {
+            Ok((names(&pods).is_empty() && names(&volumes).is_empty()).then_some(()))
+        })
+        .await?;
         kubectl.up.stop().await?;
         let after = HostState::look(folder.path());
         ensure!(after == before, "left on the host: {after:?}, before: {before:?}");
@@ -115,34 +146,45 @@ struct HostState {
 impl HostState {
     /// All that belongs to a folder, and what has no owner's name: the bridge of this folder has.
     fn look(folder: &Path) -> Self {
-        let folder = folder.to_string_lossy().into_owned();
-        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-        let config =
-            std::fs::read(Path::new(&folder).join("d/containers/network/bridge.json")).unwrap_or_default();
+        let config = std::fs::read(folder.join("d/containers/network/bridge.json")).unwrap_or_default();
         let config: serde_json::Value = serde_json::from_slice(&config).unwrap_or_default();
         let bridge = config["bridge"].as_str().unwrap_or("-").to_owned();
         let links = names(Path::new("/sys/class/net")).into_iter().filter(|name| {
             let master = std::fs::read_link(format!("/sys/class/net/{name}/master")).ok();
             *name == bridge || master.is_some_and(|path| path.ends_with(&bridge))
         });
-        let pods = names(&Path::new(&folder).join("d/containers/pods"));
+        let pods = names(&folder.join("d/containers/pods"));
         let groups =
             ["/sys/fs/cgroup", "/sys/fs/cgroup/memory", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/pids"];
         let cgroups = groups
             .iter()
             .flat_map(|root| pods.iter().map(move |uid| Path::new(root).join("mayfly").join(uid)));
-        let processes = names(Path::new("/proc")).into_iter().filter_map(|pid| {
-            let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-            let line = String::from_utf8_lossy(&line).replace('\0', " ");
-            line.contains(&folder).then_some(line)
-        });
         Self {
-            mounts: mounts.lines().filter(|line| line.contains(&folder)).map(str::to_owned).collect(),
+            mounts: mounts_below(folder),
             links: links.collect(),
             cgroups: cgroups.filter(|path| path.exists()).collect(),
-            processes: processes.collect(),
+            processes: processes_naming(folder).into_iter().map(|(_, line)| line).collect(),
         }
     }
+}
+
+/// The lines of the kernel's list of mounts that name a folder, in the order of mounting.
+fn mounts_below(folder: &Path) -> Vec<String> {
+    let folder = folder.to_string_lossy();
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    mounts.lines().filter(|line| line.contains(&*folder)).map(str::to_owned).collect()
+}
+
+/// The processes whose command lines name a folder.
+fn processes_naming(folder: &Path) -> Vec<(rustix::process::Pid, String)> {
+    let folder = folder.to_string_lossy();
+    let named = names(Path::new("/proc")).into_iter().filter_map(|pid| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+        let line = String::from_utf8_lossy(&line).replace('\0', " ");
+        let pid = rustix::process::Pid::from_raw(pid.parse().ok()?)?;
+        line.contains(&*folder).then_some((pid, line))
+    });
+    named.collect()
 }
 
 fn names(folder: &Path) -> Vec<String> {

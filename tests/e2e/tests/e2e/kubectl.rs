@@ -148,7 +148,7 @@ async fn discovery_lists_and_explains_the_kinds() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_kind_that_is_not_here_is_said_to_be_none() -> Result<()> {
     let kubectl = kubectl_or_skip!();
-    for (api, kind) in [("apps/v1", "Deployment"), ("example.com/v1", "Widget")] {
+    for (api, kind) in [("apps/v1", "Replicant"), ("example.com/v1", "Widget")] {
         let object = json!({"apiVersion": api, "kind": kind, "metadata": {"name": "a"}, "spec": {}});
         let file = kubectl.file("unknown.json", &object)?;
         let refused = kubectl.run(&["apply", "-f", &file]).await?;

@@ -94,7 +94,7 @@ async def handle(event):
                 pass
         case "fetch":
             return fetch(event["url"]).text()
-    logging.info("greeting", extra={"name": event["name"]})
+    logging.info("greeting", extra={"person": event["name"]})
     return {"message": f"hello, {event['name']}", "greeting": os.environ["GREETING"], "half": str(decimal.Decimal("0.5"))}
 
 
@@ -128,7 +128,7 @@ async fn a_file_of_python_is_a_function() -> Result<()> {
     check_error(&get, 405, "MethodNotAllowed", "POST")?;
     ensure!(call(&up, "handler", r#"{"do": "spin"}"#).await?.status == 504);
     let traceback =
-        ["File \"handler.py\", line 19, in handle", "raise SoldOut(\"nothing left\")", "\"name\": \"Ada\""];
+        ["File \"handler.py\", line 19, in handle", "raise SoldOut(\"nothing left\")", "\"person\": \"Ada\""];
     log_has(&up, "handler", &traceback).await?;
 
     // Another handler of the same file, over HTTP.
