@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc, OnceLock, Weak,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -492,9 +492,6 @@ impl HostedFunction for Handle {
         self.0.host.unloaded(&self.0);
     }
 }
-
-/// A function that is in memory, for the host's list of them.
-pub(crate) type LoadedFunction = Weak<Function>;
 
 /// How long ago something was, coarsely.
 pub(crate) fn millis(duration: Duration) -> u64 {

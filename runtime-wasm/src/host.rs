@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -25,7 +25,7 @@ use crate::{
     compile::{CompileProgress, Compiler},
     cpu::{EpochClock, FairPool, Lane},
     engine::Engines,
-    function::{Function, Handle, LoadedFunction, millis},
+    function::{Function, Handle, millis},
     guest::{MemoryBudget, Program},
     machine,
     metrics::HostMetrics,
@@ -61,7 +61,7 @@ pub(crate) struct Shared {
     stopping: AtomicBool,
     functions: Mutex<HashMap<ObjectKey, Arc<Handle>>>,
     /// Functions that are in memory, or were a moment ago.
-    loaded: Mutex<Vec<LoadedFunction>>,
+    loaded: Mutex<Vec<Weak<Function>>>,
 }
 
 impl WasmHost {
@@ -213,7 +213,7 @@ impl Shared {
     /// Those that are loaded now. What is dropped of them is dropped without the lock: wiping an instance's memory
     /// takes its time.
     fn functions_loaded(&self) -> Vec<Arc<Function>> {
-        self.loaded.lock().iter().filter_map(LoadedFunction::upgrade).collect()
+        self.loaded.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
     /// A function left memory.

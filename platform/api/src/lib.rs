@@ -15,6 +15,7 @@ pub mod env;
 pub mod function;
 pub mod job_io;
 pub mod names;
+pub mod node_fit;
 pub mod quantity;
 pub mod resources;
 pub mod revision;

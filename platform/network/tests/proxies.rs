@@ -243,7 +243,7 @@ fn make_addresses() {
 }
 
 #[tokio::test]
-#[ignore = "run by services_in_nftables, in a namespace"]
+#[ignore = "the child of services_in_nftables, which runs it in a namespace"]
 #[expect(clippy::print_stdout, reason = "the times are for the reader of a run with --nocapture")]
 async fn nftables_scenario() {
     make_addresses();

@@ -11,13 +11,11 @@ use std::{
 use mayfly_api::{
     ObjectKey,
     k8s::api::core::v1::{Node, Pod},
+    node_fit::NodeFacts,
     resources::Amounts,
 };
 
-use crate::{
-    facts::NodeFacts,
-    request::{HostPort, PodRequest, is_finished},
-};
+use crate::request::{HostPort, PodRequest, is_finished};
 
 /// A node's place in the packed arrays. Given again after the node is gone.
 pub type NodeId = usize;

@@ -14,7 +14,6 @@
 //! [`Scheduler`].
 
 pub mod cache;
-pub mod facts;
 pub mod plan;
 pub mod queue;
 pub mod rehearsal;

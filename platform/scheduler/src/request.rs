@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use mayfly_api::{
     ObjectKey,
-    k8s::api::core::v1::{NodeSelector, Pod, PodSpec, PreferredSchedulingTerm, Toleration},
+    k8s::api::core::v1::{Pod, PodSpec},
+    node_fit::Constraints,
     resources::Amounts,
     wellknown::LABEL_REVISION,
 };
@@ -51,17 +52,6 @@ impl HostPort {
     }
 }
 
-/// The part of a pod's wishes that depends on a node's facts (labels, taints, runtimes) alone, and not on
-/// what runs there. Equal constraints are judged once per node.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Constraints {
-    pub runtime_class: Option<String>,
-    pub node_selector: Vec<(String, String)>,
-    pub required: Option<NodeSelector>,
-    pub preferred: Vec<PreferredSchedulingTerm>,
-    pub tolerations: Vec<Toleration>,
-}
-
 impl PodRequest {
     pub fn of(pod: &Pod) -> Self {
         let empty = PodSpec::default();
@@ -80,22 +70,6 @@ impl PodRequest {
             host_ports: host_ports(spec),
             revision: revision.map(|revision| format!("{namespace}/{revision}").into()),
             constraints: Arc::new(Constraints::of(spec)),
-        }
-    }
-}
-
-impl Constraints {
-    fn of(spec: &PodSpec) -> Self {
-        let affinity = spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
-        Self {
-            runtime_class: spec.runtime_class_name.clone().filter(|class| !class.is_empty()),
-            node_selector: spec.node_selector.clone().unwrap_or_default().into_iter().collect(),
-            required: affinity
-                .and_then(|affinity| affinity.required_during_scheduling_ignored_during_execution.clone()),
-            preferred: affinity
-                .and_then(|affinity| affinity.preferred_during_scheduling_ignored_during_execution.clone())
-                .unwrap_or_default(),
-            tolerations: spec.tolerations.clone().unwrap_or_default(),
         }
     }
 }

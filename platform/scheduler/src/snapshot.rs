@@ -5,10 +5,11 @@ use std::{
     sync::Arc,
 };
 
+use mayfly_api::node_fit::{Constraints, NodeFacts, Verdict};
+
 use crate::{
     cache::{Cache, NodeId, NodeState},
-    facts::{NodeFacts, Verdict},
-    request::{Constraints, HostPort},
+    request::HostPort,
 };
 
 /// Sets of constraints whose verdicts are kept. Pods of one template share one.

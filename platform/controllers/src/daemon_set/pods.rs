@@ -7,12 +7,12 @@ use mayfly_api::{
         apps::v1::DaemonSet,
         core::v1::{
             Affinity, Node, NodeAffinity, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Pod,
-            Toleration,
+            PodSpec, Toleration,
         },
     },
+    node_fit::{Constraints, NodeFacts},
     wellknown::{LABEL_RUNTIME_PREFIX, RUNTIME_OCI},
 };
-use mayfly_scheduler::{facts::NodeFacts, request::PodRequest};
 
 use crate::{history::LABEL_REVISION_HASH, owned_pods};
 
@@ -92,7 +92,7 @@ pub(super) struct Fit {
 pub(super) fn fits<'a>(set: &DaemonSet, nodes: impl IntoIterator<Item = &'a Node>) -> BTreeMap<String, Fit> {
     let pod = with_tolerations(owned_pods::new_pod(set));
     let fixed = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).filter(|name| !name.is_empty());
-    let wanted = PodRequest::of(&pod).constraints;
+    let wanted = Constraints::of(pod.spec.as_ref().unwrap_or(&PodSpec::default()));
     let fit = |node: &Node| {
         let mut facts = NodeFacts::of(node);
         // A pod for a runtime that the node lacks is created and stays Pending, so that its events say why.

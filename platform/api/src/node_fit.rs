@@ -1,13 +1,15 @@
-//! A node's facts (labels, taints, runtimes) against a pod's constraints: pure.
+//! Whether a node may run a pod, whatever else runs there: its labels, taints and runtimes against the pod's
+//! selector, affinity, tolerations and runtime class. Shared by the scheduler and the DaemonSet controller.
 
 use std::collections::BTreeMap;
 
-use mayfly_api::{
-    k8s::api::core::v1::{Node, NodeSelectorRequirement, NodeSelectorTerm, Taint, Toleration},
+use crate::{
+    k8s::api::core::v1::{
+        Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PodSpec, PreferredSchedulingTerm,
+        Taint, Toleration,
+    },
     wellknown::{LABEL_RUNTIME_PREFIX, RUNTIME_OCI},
 };
-
-use crate::request::Constraints;
 
 /// What is true of a node until somebody changes the node itself.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -16,6 +18,33 @@ pub struct NodeFacts {
     pub labels: BTreeMap<String, String>,
     pub taints: Vec<Taint>,
     pub unschedulable: bool,
+}
+
+/// The part of a pod's wishes that depends on a node's facts (labels, taints, runtimes) alone, and not on
+/// what runs there. Equal constraints are judged once per node.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Constraints {
+    pub runtime_class: Option<String>,
+    pub node_selector: Vec<(String, String)>,
+    pub required: Option<NodeSelector>,
+    pub preferred: Vec<PreferredSchedulingTerm>,
+    pub tolerations: Vec<Toleration>,
+}
+
+impl Constraints {
+    pub fn of(spec: &PodSpec) -> Self {
+        let affinity = spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
+        Self {
+            runtime_class: spec.runtime_class_name.clone().filter(|class| !class.is_empty()),
+            node_selector: spec.node_selector.clone().unwrap_or_default().into_iter().collect(),
+            required: affinity
+                .and_then(|affinity| affinity.required_during_scheduling_ignored_during_execution.clone()),
+            preferred: affinity
+                .and_then(|affinity| affinity.preferred_during_scheduling_ignored_during_execution.clone())
+                .unwrap_or_default(),
+            tolerations: spec.tolerations.clone().unwrap_or_default(),
+        }
+    }
 }
 
 /// Why a node cannot take a pod whatever runs on it. The words are upstream's where upstream has the rule.
