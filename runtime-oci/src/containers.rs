@@ -5,34 +5,31 @@
 //!   end:   wait ─▶ what the kernel says (OOM) ─▶ task deleted (its log is complete) ─▶ exit.json ─▶ Exited
 //! ```
 
-use std::{
-    collections::HashMap, fs, io, os::unix::fs::PermissionsExt as _, path::Path, sync::Arc, time::Duration,
-};
+mod exit;
+mod files;
+
+use std::{collections::HashMap, path::Path, sync::Arc, time::Duration};
 
 use containerd_client::{
     services::v1::{
-        CloseIoRequest, Container, CreateContainerRequest, CreateTaskRequest, DeleteContainerRequest,
-        DeleteTaskRequest, KillRequest, StartRequest, WaitRequest, container,
-        snapshots::{PrepareSnapshotRequest, RemoveSnapshotRequest},
+        CloseIoRequest, Container, CreateContainerRequest, CreateTaskRequest, StartRequest, container,
+        snapshots::PrepareSnapshotRequest,
     },
     tonic::Code,
     types::Mount,
 };
-use mayfly_runtime::{ContainerId, ContainerSpec, ContainerState, PodUid, PullPolicy, RuntimeError};
+use mayfly_runtime::{ContainerId, ContainerSpec, ContainerState, PullPolicy, RuntimeError};
 use prost_types::Any;
-use serde::{Deserialize, Serialize};
-use tokio::{
-    io::AsyncWriteExt as _,
-    time::{Instant, sleep, timeout_at},
-};
+use tokio::{io::AsyncWriteExt as _, time::Instant};
 
+pub(crate) use self::files::{ContainerRecord, ExitRecord, load};
+use self::files::{layers, read_in, write_container_files};
 use crate::{
     cgroup,
-    client::{Containerd, SNAPSHOTTER, failed, is_disconnected, or_absent, request},
+    client::{Containerd, SNAPSHOTTER, failed, request},
     host::OciHost,
     images::{RunnableImage, full_name},
-    layout::{Layout, task_id},
-    log_shim::LogShimConfig,
+    layout::task_id,
     spec::{self, ContainerPlace},
 };
 
@@ -42,53 +39,12 @@ pub(crate) const LABEL_POD: &str = "mayfly.dev/pod-uid";
 pub(crate) const LABEL_NAME: &str = "mayfly.dev/container";
 pub(crate) const LABEL_ATTEMPT: &str = "mayfly.dev/attempt";
 const SIGKILL: u32 = 9;
-/// Exit code of a process that was killed, as a shell counts.
-const EXIT_KILLED: i32 = 137;
-/// How long a killed container may take to end.
-const KILL_TIMEOUT: Duration = Duration::from_secs(30);
-/// Pause before containerd is asked again that did not answer.
-const RETRY_AFTER: Duration = Duration::from_millis(300);
-/// Longest termination message, in bytes, and the part of it that is taken from the log (upstream's limits).
-const MESSAGE_BYTES_MAX: usize = 4096;
-const MESSAGE_LOG_BYTES_MAX: usize = 2048;
-/// Lines of the log that become a termination message.
-const MESSAGE_LOG_LINES_MAX: usize = 80;
 
 /// A container that this process knows.
 #[derive(Clone, Debug)]
 pub(crate) struct Tracked {
     pub(crate) state: ContainerState,
     pub(crate) record: ContainerRecord,
-}
-
-/// What must be known of a container after a restart of this process.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct ContainerRecord {
-    pub(crate) started: jiff::Timestamp,
-    pub(crate) tty: bool,
-    pub(crate) stdin: bool,
-    pub(crate) stdin_once: bool,
-    pub(crate) has_input_file: bool,
-    pub(crate) stop_signal: u32,
-    pub(crate) log: std::path::PathBuf,
-    pub(crate) message_from_log: bool,
-}
-
-/// How a container ended; kept on disk until its sandbox goes.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct ExitRecord {
-    pub(crate) started: jiff::Timestamp,
-    pub(crate) finished: jiff::Timestamp,
-    pub(crate) exit_code: i32,
-    pub(crate) reason: String,
-    pub(crate) message: String,
-}
-
-impl From<ExitRecord> for ContainerState {
-    fn from(exit: ExitRecord) -> Self {
-        let ExitRecord { started, finished, exit_code, reason, message } = exit;
-        Self::Exited { started, finished, exit_code, reason, message }
-    }
 }
 
 impl OciHost {
@@ -285,188 +241,6 @@ impl OciHost {
         Ok(())
     }
 
-    /// Waits in the background for the container's end.
-    pub(crate) fn watch_exit(self: &Arc<Self>, id: ContainerId) {
-        let inner = self.clone();
-        tokio::spawn(async move {
-            let (exit_code, finished) = inner.wait(&id).await;
-            let exit = loop {
-                match inner.finish(&id, exit_code, finished).await {
-                    Ok(exit) => break exit,
-                    Err(error) => {
-                        tracing::warn!(container = %id, %error, "cannot clean up after a container; will try again");
-                        sleep(RETRY_AFTER).await;
-                    }
-                }
-            };
-            if let Some(container) = inner.containers.lock().get_mut(&id) {
-                container.state = exit.into();
-            }
-            inner.changed();
-        });
-    }
-
-    /// The exit code and time of a container's process.
-    async fn wait(&self, id: &ContainerId) -> (i32, jiff::Timestamp) {
-        let mut client = self.client().await;
-        loop {
-            if let Ok(known) = &client {
-                let message = WaitRequest { container_id: task_id(id), exec_id: String::new() };
-                match known.tasks().wait(request(message)).await {
-                    Ok(answer) => {
-                        let answer = answer.into_inner();
-                        let at =
-                            answer.exited_at.and_then(|at| jiff::Timestamp::new(at.seconds, at.nanos).ok());
-                        let code = i32::try_from(answer.exit_status).unwrap_or(EXIT_KILLED);
-                        return (code, at.unwrap_or_else(jiff::Timestamp::now));
-                    }
-                    Err(status) if status.code() == Code::NotFound => {
-                        return (EXIT_KILLED, jiff::Timestamp::now());
-                    }
-                    Err(error) => tracing::debug!(container = %id, %error, "waiting for a container again"),
-                }
-            }
-            sleep(RETRY_AFTER).await;
-            client = self.reconnect().await;
-        }
-    }
-
-    /// Cleans up after an ended container, and writes down how it ended.
-    async fn finish(
-        &self,
-        id: &ContainerId,
-        exit_code: i32,
-        finished: jiff::Timestamp,
-    ) -> Result<ExitRecord, RuntimeError> {
-        let record = self.containers.lock().get(id).map(|container| container.record.clone());
-        let file = self.layout.container(id).join("exit.json");
-        if let Ok(text) = fs::read(&file)
-            && let Ok(exit) = serde_json::from_slice(&text)
-        {
-            return Ok(exit);
-        }
-        let was_oom = cgroup::was_out_of_memory(id);
-        let client = self.client().await?;
-        if let Err(error) = self.remove_container(&client, id).await {
-            self.reconnect().await?;
-            return Err(error);
-        }
-        let reason = match (exit_code, was_oom) {
-            (0, _) => "Completed",
-            (_, true) => "OOMKilled",
-            (_, false) => "Error",
-        };
-        let folder = self.layout.container(id);
-        let (log, from_log) = match &record {
-            Some(record) => (record.log.clone(), record.message_from_log && exit_code != 0),
-            None => (Default::default(), false),
-        };
-        let started = record.map_or(finished, |record| record.started);
-        let reason = reason.to_owned();
-        self.blocking(move || {
-            let message = message(&folder.join("message"), from_log.then_some(&*log));
-            let exit = ExitRecord { started, finished: finished.max(started), exit_code, reason, message };
-            fs::create_dir_all(&folder)?;
-            fs::write(folder.join("exit.json"), serde_json::to_vec(&exit)?)?;
-            Ok(exit)
-        })
-        .await
-    }
-
-    /// Asks a container to end, and kills it after `grace`.
-    pub(crate) async fn stop(&self, id: &ContainerId, grace: Duration) -> Result<(), RuntimeError> {
-        let mut changes = self.changes();
-        let signal = self.containers.lock().get(id).map(|container| container.record.stop_signal);
-        let Some(signal) = signal else { return Ok(()) };
-        if !grace.is_zero() {
-            self.kill(id, signal, false).await?;
-            if self.ended(id, &mut changes, Instant::now() + grace).await {
-                return Ok(());
-            }
-        }
-        self.kill(id, SIGKILL, true).await?;
-        match self.ended(id, &mut changes, Instant::now() + KILL_TIMEOUT).await {
-            true => Ok(()),
-            false => Err(RuntimeError::Internal(format!(
-                "container {id} did not end within {} s of being killed",
-                KILL_TIMEOUT.as_secs()
-            ))),
-        }
-    }
-
-    async fn ended(
-        &self,
-        id: &ContainerId,
-        changes: &mut tokio::sync::watch::Receiver<u64>,
-        deadline: Instant,
-    ) -> bool {
-        loop {
-            if !matches!(self.state(id), Some(ContainerState::Running { .. })) {
-                return true;
-            }
-            if timeout_at(deadline, changes.changed()).await.is_err() {
-                return false;
-            }
-        }
-    }
-
-    pub(crate) async fn kill(&self, id: &ContainerId, signal: u32, all: bool) -> Result<(), RuntimeError> {
-        let message = KillRequest { container_id: task_id(id), exec_id: String::new(), signal, all };
-        let mut result = self.client().await?.tasks().kill(request(message.clone())).await;
-        if result.as_ref().is_err_and(is_disconnected) {
-            result = self.reconnect().await?.tasks().kill(request(message)).await;
-        }
-        match result {
-            // It ended meanwhile.
-            Err(status) if matches!(status.code(), Code::NotFound | Code::FailedPrecondition) => Ok(()),
-            Err(status) if status.message().contains("process already finished") => Ok(()),
-            result => result.map(|_| ()).map_err(failed("signal a container")),
-        }
-    }
-
-    /// Removes a container's task, record and snapshot, whatever of them is there.
-    pub(crate) async fn remove_container(
-        &self,
-        client: &Containerd,
-        id: &ContainerId,
-    ) -> Result<(), RuntimeError> {
-        let task = task_id(id);
-        let delete =
-            async || client.tasks().delete(request(DeleteTaskRequest { container_id: task.clone() })).await;
-        let mut deleted = or_absent(delete().await);
-        if deleted.as_ref().is_err_and(|status| status.code() == Code::FailedPrecondition) {
-            let kill = KillRequest {
-                container_id: task.clone(),
-                exec_id: String::new(),
-                signal: SIGKILL,
-                all: true,
-            };
-            let _ = client.tasks().kill(request(kill)).await;
-            let wait = WaitRequest { container_id: task.clone(), exec_id: String::new() };
-            let _ = tokio::time::timeout(KILL_TIMEOUT, client.tasks().wait(request(wait))).await;
-            deleted = or_absent(delete().await);
-        }
-        deleted.map_err(failed("remove a task"))?;
-        let removed = client.containers().delete(request(DeleteContainerRequest { id: task.clone() })).await;
-        or_absent(removed).map_err(failed("remove a container"))?;
-        let snapshot = RemoveSnapshotRequest { snapshotter: SNAPSHOTTER.into(), key: task };
-        or_absent(client.snapshots().remove(request(snapshot)).await)
-            .map_err(failed("remove a container's file system"))?;
-        Ok(())
-    }
-
-    /// Forgets a pod's ended containers.
-    pub(crate) async fn forget_containers(&self, uid: &PodUid) -> Result<(), RuntimeError> {
-        let ids: Vec<_> = self.of_pod(uid).into_iter().map(|(id, _)| id).collect();
-        let sockets: Vec<_> = ids.iter().map(|id| self.layout.attach_socket(id)).collect();
-        self.containers.lock().retain(|id, _| id.pod != *uid);
-        self.blocking(move || {
-            sockets.iter().for_each(|socket| drop(fs::remove_file(socket)));
-            Ok(())
-        })
-        .await
-    }
-
     /// Writes a job's input into the container, in the background, and ends it there.
     fn feed_input(self: &Arc<Self>, client: Containerd, id: ContainerId, file: std::path::PathBuf) {
         let inner = self.clone();
@@ -541,79 +315,6 @@ fn stop_signal(spec: &ContainerSpec, of_image: Option<String>) -> u32 {
     by_name.or_else(|| name.parse().ok()).unwrap_or(SIGTERM)
 }
 
-fn write_container_files(
-    folder: &Path,
-    record: &ContainerRecord,
-    spec: &ContainerSpec,
-    socket: std::path::PathBuf,
-) -> io::Result<()> {
-    fs::create_dir_all(folder)?;
-    let log = LogShimConfig {
-        log: spec.log_path.clone(),
-        socket,
-        capture: spec.files.as_ref().map(|files| files.capture.clone()),
-    };
-    fs::write(folder.join("log.json"), serde_json::to_vec(&log)?)?;
-    fs::write(folder.join("container.json"), serde_json::to_vec(record)?)?;
-    let message = folder.join("message");
-    fs::write(&message, "")?;
-    // The container's user writes it, whoever that is.
-    fs::set_permissions(&message, fs::Permissions::from_mode(0o666))?;
-    if record.stdin || record.has_input_file {
-        let fifo = folder.join("stdin");
-        match nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRUSR | nix::sys::stat::Mode::S_IWUSR) {
-            Err(nix::errno::Errno::EEXIST) | Ok(()) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(())
-}
-
-/// What the container says about its end: its message file, else the end of its log.
-fn message(file: &Path, log: Option<&Path>) -> String {
-    let said = fs::read(file).unwrap_or_default();
-    if !said.is_empty() {
-        return String::from_utf8_lossy(&said[..said.len().min(MESSAGE_BYTES_MAX)]).into_owned();
-    }
-    let Some(log) = log else { return String::new() };
-    let text = fs::read_to_string(log).unwrap_or_default();
-    let lines: Vec<&str> = text.lines().filter_map(|line| line.splitn(4, ' ').nth(3)).collect();
-    let last = lines[lines.len().saturating_sub(MESSAGE_LOG_LINES_MAX)..].join("\n");
-    let mut from = last.len().saturating_sub(MESSAGE_LOG_BYTES_MAX);
-    while !last.is_char_boundary(from) {
-        from += 1;
-    }
-    last[from..].to_owned()
-}
-
-/// The folders of a snapshot's layers, the topmost first.
-fn layers(mounts: &[Mount]) -> Vec<std::path::PathBuf> {
-    let Some(mount) = mounts.first() else { return Vec::new() };
-    if mount.r#type == "bind" {
-        return vec![mount.source.clone().into()];
-    }
-    let option = |name: &str| mount.options.iter().find_map(|option| option.strip_prefix(name));
-    let upper = option("upperdir=").into_iter();
-    let lower = option("lowerdir=").into_iter().flat_map(|folders| folders.split(':'));
-    upper.chain(lower).map(Into::into).collect()
-}
-
-/// A file of an image, without following links out of it.
-fn read_in(layers: &[std::path::PathBuf], path: &str) -> String {
-    let files = layers.iter().map(|layer| layer.join(path));
-    let found = files.into_iter().find(|file| file.symlink_metadata().is_ok_and(|found| found.is_file()));
-    found.and_then(|file| fs::read_to_string(file).ok()).unwrap_or_default()
-}
-
-/// What a restarted process must know of a container. Blocks.
-pub(crate) fn load<T: serde::de::DeserializeOwned>(
-    layout: &Layout,
-    id: &ContainerId,
-    file: &str,
-) -> Option<T> {
-    serde_json::from_slice(&fs::read(layout.container(id).join(file)).ok()?).ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -622,31 +323,5 @@ mod tests {
     fn the_log_programs_argument_is_escaped() {
         let uri = log_uri(Path::new("/usr/bin/mayfly"), Path::new("/data dir/a&b/log.json"));
         assert_eq!(uri, "binary:///usr/bin/mayfly?log-shim=/data%20dir/a%26b/log.json");
-    }
-
-    #[test]
-    fn an_ends_message_is_the_files_or_the_logs() {
-        let folder = tempfile::tempdir().unwrap();
-        let (file, log) = (folder.path().join("message"), folder.path().join("0.log"));
-        fs::write(&log, "T stdout F first line\nT stderr F last: bad\n").unwrap();
-        assert_eq!(message(&file, None), "");
-        assert_eq!(message(&file, Some(&log)), "first line\nlast: bad");
-        fs::write(&file, "said").unwrap();
-        assert_eq!(message(&file, Some(&log)), "said");
-        fs::write(&file, "x".repeat(5000)).unwrap();
-        assert_eq!(message(&file, None).len(), MESSAGE_BYTES_MAX);
-    }
-
-    #[test]
-    fn layers_of_a_snapshot() {
-        let mount = |kind: &str, source: &str, options: &[&str]| Mount {
-            r#type: kind.into(),
-            source: source.into(),
-            options: options.iter().map(|option| (*option).to_owned()).collect(),
-            ..Mount::default()
-        };
-        let overlay = mount("overlay", "overlay", &["workdir=/w", "upperdir=/u", "lowerdir=/b:/a"]);
-        assert_eq!(layers(&[overlay]), ["/u", "/b", "/a"].map(std::path::PathBuf::from));
-        assert_eq!(layers(&[mount("bind", "/only", &["rw"])]), [std::path::PathBuf::from("/only")]);
     }
 }

@@ -2,73 +2,19 @@
 //!
 //! Defaults are those of the field (containerd's, Docker's): the capability set, the masked paths, the devices.
 
+mod capabilities;
+mod resources;
+mod user;
+
 use std::path::{Path, PathBuf};
 
-use mayfly_runtime::{ContainerSpec, SandboxHost, SecurityOptions};
+use mayfly_runtime::{ContainerSpec, SandboxHost};
 use oci_spec::{image::ImageConfiguration, runtime::Spec};
 use serde_json::{Value, json};
 
-/// What a container's process gets where nothing else is said.
-const CAPABILITIES: [&str; 14] = [
-    "CHOWN",
-    "DAC_OVERRIDE",
-    "FSETID",
-    "FOWNER",
-    "MKNOD",
-    "NET_RAW",
-    "SETGID",
-    "SETUID",
-    "SETFCAP",
-    "SETPCAP",
-    "NET_BIND_SERVICE",
-    "SYS_CHROOT",
-    "KILL",
-    "AUDIT_WRITE",
-];
-/// All capabilities of Linux (`linux/capability.h`).
-const ALL_CAPABILITIES: [&str; 41] = [
-    "CHOWN",
-    "DAC_OVERRIDE",
-    "DAC_READ_SEARCH",
-    "FOWNER",
-    "FSETID",
-    "KILL",
-    "SETGID",
-    "SETUID",
-    "SETPCAP",
-    "LINUX_IMMUTABLE",
-    "NET_BIND_SERVICE",
-    "NET_BROADCAST",
-    "NET_ADMIN",
-    "NET_RAW",
-    "IPC_LOCK",
-    "IPC_OWNER",
-    "SYS_MODULE",
-    "SYS_RAWIO",
-    "SYS_CHROOT",
-    "SYS_PTRACE",
-    "SYS_PACCT",
-    "SYS_ADMIN",
-    "SYS_BOOT",
-    "SYS_NICE",
-    "SYS_RESOURCE",
-    "SYS_TIME",
-    "SYS_TTY_CONFIG",
-    "MKNOD",
-    "LEASE",
-    "AUDIT_WRITE",
-    "AUDIT_CONTROL",
-    "SETFCAP",
-    "MAC_OVERRIDE",
-    "MAC_ADMIN",
-    "SYSLOG",
-    "WAKE_ALARM",
-    "BLOCK_SUSPEND",
-    "AUDIT_READ",
-    "PERFMON",
-    "BPF",
-    "CHECKPOINT_RESTORE",
-];
+pub(crate) use user::{ProcessUser, user};
+use {capabilities::capabilities, resources::resources};
+
 const MASKED_PATHS: [&str; 9] = [
     "/proc/acpi",
     "/proc/asound",
@@ -82,8 +28,6 @@ const MASKED_PATHS: [&str; 9] = [
 ];
 const READ_ONLY_PATHS: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 const DEFAULT_PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// The period over which processor time is limited, in microseconds (the kernel's default).
-const CPU_PERIOD_MICROS: u64 = 100_000;
 /// The size of `/dev/shm` (Docker's default).
 const SHM_SIZE: &str = "size=65536k";
 
@@ -99,14 +43,6 @@ pub(crate) struct ContainerPlace<'a> {
     pub(crate) message_file: PathBuf,
     pub(crate) cgroup: String,
     pub(crate) user: ProcessUser,
-}
-
-/// The user of a process, resolved against the image.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ProcessUser {
-    pub(crate) uid: u32,
-    pub(crate) gid: u32,
-    pub(crate) groups: Vec<u32>,
 }
 
 /// Builds the specification.
@@ -188,29 +124,6 @@ fn environment(from_image: &[String], container: &ContainerSpec, hostname: &str)
     for line in from_image.iter().cloned().chain(own) {
         all.retain(|known| name(known) != name(&line));
         all.push(line);
-    }
-    all
-}
-
-fn capabilities(security: &SecurityOptions) -> Vec<String> {
-    let is_all = |list: &[String]| list.iter().any(|name| name.eq_ignore_ascii_case("ALL"));
-    let prefixed = |name: &str| format!("CAP_{}", name.to_ascii_uppercase().trim_start_matches("CAP_"));
-    let (add, drop) = (&security.capabilities_add, &security.capabilities_drop);
-    if security.privileged {
-        return ALL_CAPABILITIES.iter().map(|name| prefixed(name)).collect();
-    }
-    let base: &[&str] = match (is_all(add), is_all(drop)) {
-        (true, _) => &ALL_CAPABILITIES,
-        (false, true) => &[],
-        (false, false) => &CAPABILITIES,
-    };
-    let mut all: Vec<String> = base.iter().map(|name| prefixed(name)).collect();
-    let dropped: Vec<String> = drop.iter().map(|name| prefixed(name)).collect();
-    all.retain(|name| !dropped.contains(name));
-    for name in add.iter().filter(|name| !name.eq_ignore_ascii_case("ALL")) {
-        if !all.contains(&prefixed(name)) {
-            all.push(prefixed(name));
-        }
     }
     all
 }
@@ -297,99 +210,6 @@ fn linux(container: &ContainerSpec, around: &ContainerPlace<'_>) -> Value {
         "resources": resources(container),
         "devices": [],
     })
-}
-
-fn resources(container: &ContainerSpec) -> Value {
-    let mut cpu = json!({"shares": shares(container.process.cpu_millis_request)});
-    if let Some(millis) = container.cpu_millis_max {
-        cpu["period"] = CPU_PERIOD_MICROS.into();
-        // Upstream's smallest quota; the kernel refuses less than 1 ms.
-        cpu["quota"] = (millis * CPU_PERIOD_MICROS / 1000).max(1000).into();
-    }
-    let devices = match container.process.security.privileged {
-        true => json!([{"allow": true, "access": "rwm"}]),
-        false => allowed_devices(),
-    };
-    let mut resources = json!({"devices": devices, "cpu": cpu});
-    if let Some(bytes) = container.memory_bytes_max {
-        resources["memory"] = json!({"limit": bytes, "swap": bytes});
-    }
-    resources
-}
-
-/// Upstream's conversion: a core is worth 1024.
-fn shares(millis: u64) -> u64 {
-    (millis * 1024 / 1000).clamp(2, 262_144)
-}
-
-/// `null`, `zero`, `full`, `tty`, `random`, `urandom`, terminals; making device files, not using them.
-fn allowed_devices() -> Value {
-    let mut rules = vec![
-        json!({"allow": false, "access": "rwm"}),
-        json!({"allow": true, "type": "c", "access": "m"}),
-        json!({"allow": true, "type": "b", "access": "m"}),
-        json!({"allow": true, "type": "c", "major": 136, "access": "rwm"}),
-    ];
-    for (major, minor) in [(1, 3), (1, 5), (1, 7), (1, 8), (1, 9), (5, 0), (5, 2)] {
-        rules.push(json!({"allow": true, "type": "c", "major": major, "minor": minor, "access": "rwm"}));
-    }
-    json!(rules)
-}
-
-/// The user that the container or its image names, with the image's `passwd` and `group` (their texts).
-///
-/// # Errors
-/// A name that is not in them.
-pub(crate) fn user(
-    security: &SecurityOptions,
-    image_user: &str,
-    passwd: &str,
-    group: &str,
-) -> Result<ProcessUser, String> {
-    let number = |value: i64| u32::try_from(value).map_err(|_| format!("{value} is no user or group id"));
-    let (name, group_name) = match image_user.split_once(':') {
-        Some((name, group)) => (name, Some(group)),
-        None => (image_user, None),
-    };
-    let entry = |text: &str, at: usize, key: &str| {
-        let rows = text.lines().map(|line| line.split(':').collect::<Vec<_>>());
-        rows.into_iter()
-            .find(|row| row.get(at) == Some(&key))
-            .map(|row| row.iter().map(|field| (*field).to_owned()).collect::<Vec<_>>())
-    };
-    let wanted = match security.user {
-        Some(id) => number(id)?.to_string(),
-        None => name.to_owned(),
-    };
-    let row = entry(passwd, 0, &wanted).or_else(|| entry(passwd, 2, &wanted));
-    let field = |row: &Option<Vec<String>>, at: usize| row.as_ref()?.get(at)?.parse::<u32>().ok();
-    let uid = match (wanted.as_str(), wanted.parse(), field(&row, 2)) {
-        ("", _, _) => 0,
-        (_, Ok(uid), _) => uid,
-        (_, Err(_), Some(uid)) => uid,
-        (name, Err(_), None) => return Err(format!("the image has no user {name:?}")),
-    };
-    let gid = match (security.group, group_name.filter(|_| security.user.is_none())) {
-        (Some(id), _) => number(id)?,
-        (None, Some(name)) => match (name.parse(), field(&entry(group, 0, name), 2)) {
-            (Ok(gid), _) | (Err(_), Some(gid)) => gid,
-            (Err(_), None) => return Err(format!("the image has no group {name:?}")),
-        },
-        (None, None) => field(&row, 3).unwrap_or(0),
-    };
-    let user_name = row.as_ref().and_then(|row| row.first()).cloned().unwrap_or_default();
-    let in_image = group.lines().filter_map(|line| {
-        let row: Vec<_> = line.split(':').collect();
-        let is_member = row.get(3)?.split(',').any(|member| !user_name.is_empty() && member == user_name);
-        row.get(2)?.parse::<u32>().ok().filter(|_| is_member)
-    });
-    let mut groups: Vec<u32> = in_image.collect();
-    for id in &security.supplemental_groups {
-        groups.push(number(*id)?);
-    }
-    groups.sort_unstable();
-    groups.dedup();
-    Ok(ProcessUser { uid, gid, groups })
 }
 
 #[cfg(test)]
@@ -487,23 +307,6 @@ mod tests {
     }
 
     #[test]
-    fn capabilities_are_added_and_dropped() {
-        let of = |add: &[&str], drop: &[&str]| {
-            let list = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-            let security = SecurityOptions {
-                capabilities_add: list(add),
-                capabilities_drop: list(drop),
-                ..SecurityOptions::default()
-            };
-            capabilities(&security)
-        };
-        assert_eq!(of(&[], &[]).len(), CAPABILITIES.len());
-        assert_eq!(of(&["NET_ADMIN"], &["ALL"]), ["CAP_NET_ADMIN"]);
-        assert!(!of(&[], &["KILL"]).contains(&"CAP_KILL".to_owned()));
-        assert_eq!(of(&["ALL"], &[]).len(), ALL_CAPABILITIES.len());
-    }
-
-    #[test]
     fn a_volume_is_mounted_after_the_pods_own_files_and_may_replace_them() {
         let mut spec = container();
         spec.process.mounts = vec![Mount { host: "/v".into(), guest: "/etc/hosts".into(), read_only: true }];
@@ -512,27 +315,6 @@ mod tests {
         let at: Vec<_> = mounts.iter().filter(|mount| mount["destination"] == "/etc/hosts").collect();
         assert_eq!(at.len(), 1);
         assert_eq!(at[0]["source"], "/v");
-    }
-
-    #[test]
-    fn users_are_found_by_name_and_number() {
-        let passwd = "root:x:0:0::/:/bin/sh\napp:x:100:101::/:/bin/sh\n";
-        let group = "app:x:101:\nextra:x:7:app,other\n";
-        let plain = SecurityOptions::default();
-        let expected = |uid, gid, groups: &[u32]| Ok(ProcessUser { uid, gid, groups: groups.to_vec() });
-        assert_eq!(user(&plain, "", passwd, group), expected(0, 0, &[]));
-        assert_eq!(user(&plain, "app", passwd, group), expected(100, 101, &[7]));
-        assert_eq!(user(&plain, "100", passwd, group), expected(100, 101, &[7]));
-        assert_eq!(user(&plain, "app:extra", passwd, group), expected(100, 7, &[7]));
-        assert_eq!(user(&plain, "4000:5", passwd, group), expected(4000, 5, &[]));
-        let own = SecurityOptions {
-            user: Some(1000),
-            group: Some(2000),
-            supplemental_groups: vec![3000],
-            ..SecurityOptions::default()
-        };
-        assert_eq!(user(&own, "app", passwd, group), expected(1000, 2000, &[3000]));
-        assert!(user(&plain, "nobody", passwd, group).is_err());
     }
 
     #[test]

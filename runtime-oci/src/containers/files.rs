@@ -1,0 +1,149 @@
+//! What is kept on disk about a container, and what is read from its files.
+
+use std::{fs, io, os::unix::fs::PermissionsExt as _, path::Path};
+
+use containerd_client::types::Mount;
+use mayfly_runtime::{ContainerId, ContainerSpec, ContainerState};
+use serde::{Deserialize, Serialize};
+
+use crate::{layout::Layout, log_shim::LogShimConfig};
+
+/// Longest termination message, in bytes, and the part of it that is taken from the log (upstream's limits).
+const MESSAGE_BYTES_MAX: usize = 4096;
+const MESSAGE_LOG_BYTES_MAX: usize = 2048;
+/// Lines of the log that become a termination message.
+const MESSAGE_LOG_LINES_MAX: usize = 80;
+
+/// What must be known of a container after a restart of this process.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct ContainerRecord {
+    pub(crate) started: jiff::Timestamp,
+    pub(crate) tty: bool,
+    pub(crate) stdin: bool,
+    pub(crate) stdin_once: bool,
+    pub(crate) has_input_file: bool,
+    pub(crate) stop_signal: u32,
+    pub(crate) log: std::path::PathBuf,
+    pub(crate) message_from_log: bool,
+}
+
+/// How a container ended; kept on disk until its sandbox goes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct ExitRecord {
+    pub(crate) started: jiff::Timestamp,
+    pub(crate) finished: jiff::Timestamp,
+    pub(crate) exit_code: i32,
+    pub(crate) reason: String,
+    pub(crate) message: String,
+}
+
+impl From<ExitRecord> for ContainerState {
+    fn from(exit: ExitRecord) -> Self {
+        let ExitRecord { started, finished, exit_code, reason, message } = exit;
+        Self::Exited { started, finished, exit_code, reason, message }
+    }
+}
+
+pub(super) fn write_container_files(
+    folder: &Path,
+    record: &ContainerRecord,
+    spec: &ContainerSpec,
+    socket: std::path::PathBuf,
+) -> io::Result<()> {
+    fs::create_dir_all(folder)?;
+    let log = LogShimConfig {
+        log: spec.log_path.clone(),
+        socket,
+        capture: spec.files.as_ref().map(|files| files.capture.clone()),
+    };
+    fs::write(folder.join("log.json"), serde_json::to_vec(&log)?)?;
+    fs::write(folder.join("container.json"), serde_json::to_vec(record)?)?;
+    let message = folder.join("message");
+    fs::write(&message, "")?;
+    // The container's user writes it, whoever that is.
+    fs::set_permissions(&message, fs::Permissions::from_mode(0o666))?;
+    if record.stdin || record.has_input_file {
+        let fifo = folder.join("stdin");
+        match nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRUSR | nix::sys::stat::Mode::S_IWUSR) {
+            Err(nix::errno::Errno::EEXIST) | Ok(()) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// What the container says about its end: its message file, else the end of its log.
+pub(super) fn message(file: &Path, log: Option<&Path>) -> String {
+    let said = fs::read(file).unwrap_or_default();
+    if !said.is_empty() {
+        return String::from_utf8_lossy(&said[..said.len().min(MESSAGE_BYTES_MAX)]).into_owned();
+    }
+    let Some(log) = log else { return String::new() };
+    let text = fs::read_to_string(log).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().filter_map(|line| line.splitn(4, ' ').nth(3)).collect();
+    let last = lines[lines.len().saturating_sub(MESSAGE_LOG_LINES_MAX)..].join("\n");
+    let mut from = last.len().saturating_sub(MESSAGE_LOG_BYTES_MAX);
+    while !last.is_char_boundary(from) {
+        from += 1;
+    }
+    last[from..].to_owned()
+}
+
+/// The folders of a snapshot's layers, the topmost first.
+pub(super) fn layers(mounts: &[Mount]) -> Vec<std::path::PathBuf> {
+    let Some(mount) = mounts.first() else { return Vec::new() };
+    if mount.r#type == "bind" {
+        return vec![mount.source.clone().into()];
+    }
+    let option = |name: &str| mount.options.iter().find_map(|option| option.strip_prefix(name));
+    let upper = option("upperdir=").into_iter();
+    let lower = option("lowerdir=").into_iter().flat_map(|folders| folders.split(':'));
+    upper.chain(lower).map(Into::into).collect()
+}
+
+/// A file of an image, without following links out of it.
+pub(super) fn read_in(layers: &[std::path::PathBuf], path: &str) -> String {
+    let files = layers.iter().map(|layer| layer.join(path));
+    let found = files.into_iter().find(|file| file.symlink_metadata().is_ok_and(|found| found.is_file()));
+    found.and_then(|file| fs::read_to_string(file).ok()).unwrap_or_default()
+}
+
+/// What a restarted process must know of a container. Blocks.
+pub(crate) fn load<T: serde::de::DeserializeOwned>(
+    layout: &Layout,
+    id: &ContainerId,
+    file: &str,
+) -> Option<T> {
+    serde_json::from_slice(&fs::read(layout.container(id).join(file)).ok()?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_ends_message_is_the_files_or_the_logs() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, log) = (folder.path().join("message"), folder.path().join("0.log"));
+        fs::write(&log, "T stdout F first line\nT stderr F last: bad\n").unwrap();
+        assert_eq!(message(&file, None), "");
+        assert_eq!(message(&file, Some(&log)), "first line\nlast: bad");
+        fs::write(&file, "said").unwrap();
+        assert_eq!(message(&file, Some(&log)), "said");
+        fs::write(&file, "x".repeat(5000)).unwrap();
+        assert_eq!(message(&file, None).len(), MESSAGE_BYTES_MAX);
+    }
+
+    #[test]
+    fn layers_of_a_snapshot() {
+        let mount = |kind: &str, source: &str, options: &[&str]| Mount {
+            r#type: kind.into(),
+            source: source.into(),
+            options: options.iter().map(|option| (*option).to_owned()).collect(),
+            ..Mount::default()
+        };
+        let overlay = mount("overlay", "overlay", &["workdir=/w", "upperdir=/u", "lowerdir=/b:/a"]);
+        assert_eq!(layers(&[overlay]), ["/u", "/b", "/a"].map(std::path::PathBuf::from));
+        assert_eq!(layers(&[mount("bind", "/only", &["rw"])]), [std::path::PathBuf::from("/only")]);
+    }
+}

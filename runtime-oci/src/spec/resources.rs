@@ -1,0 +1,44 @@
+//! Limits of processor time and memory, and the devices a container may open: pure.
+
+use mayfly_runtime::ContainerSpec;
+use serde_json::{Value, json};
+
+/// The period over which processor time is limited, in microseconds (the kernel's default).
+const CPU_PERIOD_MICROS: u64 = 100_000;
+
+pub(super) fn resources(container: &ContainerSpec) -> Value {
+    let mut cpu = json!({"shares": shares(container.process.cpu_millis_request)});
+    if let Some(millis) = container.cpu_millis_max {
+        cpu["period"] = CPU_PERIOD_MICROS.into();
+        // Upstream's smallest quota; the kernel refuses less than 1 ms.
+        cpu["quota"] = (millis * CPU_PERIOD_MICROS / 1000).max(1000).into();
+    }
+    let devices = match container.process.security.privileged {
+        true => json!([{"allow": true, "access": "rwm"}]),
+        false => allowed_devices(),
+    };
+    let mut resources = json!({"devices": devices, "cpu": cpu});
+    if let Some(bytes) = container.memory_bytes_max {
+        resources["memory"] = json!({"limit": bytes, "swap": bytes});
+    }
+    resources
+}
+
+/// Upstream's conversion: a core is worth 1024.
+fn shares(millis: u64) -> u64 {
+    (millis * 1024 / 1000).clamp(2, 262_144)
+}
+
+/// `null`, `zero`, `full`, `tty`, `random`, `urandom`, terminals; making device files, not using them.
+fn allowed_devices() -> Value {
+    let mut rules = vec![
+        json!({"allow": false, "access": "rwm"}),
+        json!({"allow": true, "type": "c", "access": "m"}),
+        json!({"allow": true, "type": "b", "access": "m"}),
+        json!({"allow": true, "type": "c", "major": 136, "access": "rwm"}),
+    ];
+    for (major, minor) in [(1, 3), (1, 5), (1, 7), (1, 8), (1, 9), (5, 0), (5, 2)] {
+        rules.push(json!({"allow": true, "type": "c", "major": major, "minor": minor, "access": "rwm"}));
+    }
+    json!(rules)
+}
