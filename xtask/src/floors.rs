@@ -11,8 +11,8 @@ pub(crate) const HELP: &str = "\
 Reads `cargo metadata` and the first lines of every crate, and checks:
   - a crate depends only on crates of lower floors, and on one of its own floor only in tests
   - floor 0 has no tokio and no HTTP
-  - wasmtime, containerd, netlink and nftables are each named in one room only; databases in store, wal and
-    workflows/engine
+  - wasmtime, containerd, netlink and nftables are each named in one room only; databases in store, wal,
+    workflows/journal and workflows/engine (the catalog)
   - a crate is named after its folder and opens with a charter (`//!`)
   - the guest SDK and the examples depend on no crate of the platform
 
@@ -28,6 +28,8 @@ const FLOORS: &[(&str, u8)] = &[
     ("platform/runtime", 1),
     ("platform/accept", 1),
     ("platform/informer", 1),
+    ("workflows/machine", 1),
+    ("workflows/journal", 1),
     ("platform/apiserver", 2),
     ("platform/scheduler", 2),
     ("platform/controllers", 2),
@@ -37,6 +39,7 @@ const FLOORS: &[(&str, u8)] = &[
     ("runtime-wasm", 2),
     ("runtime-oci", 2),
     ("workflows/engine", 2),
+    ("workflows/api", 3),
     ("platform/cli", 3),
     ("platform/server", 4),
     ("tests/e2e", 5),
@@ -50,7 +53,7 @@ const KEPT_TO: &[(&[&str], &[&str])] = &[
     (&["containerd"], &["runtime-oci"]),
     (
         &["rusqlite", "etcd", "postgres", "tokio-postgres", "sqlx", "redb", "sled"],
-        &["platform/wal", "platform/store", "workflows/engine"],
+        &["platform/wal", "platform/store", "workflows/journal", "workflows/engine"],
     ),
     (&["rtnetlink", "netlink", "nftables"], &["platform/network"]),
 ];

@@ -34,9 +34,8 @@ mod tests;
 use std::sync::Arc;
 
 pub use crate::executor::endpoint::{Credentials, EndpointError, Endpoints};
-pub use crate::machine::Limits as ExecutionLimits;
 pub use changes::{Change, Changed};
-pub(crate) use config::{ACCOUNT_DEFAULT, REGION_DEFAULT};
+pub use config::{ACCOUNT_DEFAULT, REGION_DEFAULT};
 pub use config::{Config, Limits};
 pub use deps::{
     Activities, Deps, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks, IntegrationCall,
@@ -46,11 +45,13 @@ pub use deps::{
 pub(crate) use effects::{Guards, Reporter};
 pub use error::{ExecutionError, OpenError, RedriveError, StartError, TokenError};
 pub use map_runs::{MapRunCounts, MapRunDescription, MapRunUpdate};
+pub use mayfly_workflows_language::execution::ExecutionStatus;
+pub use mayfly_workflows_machine::Limits as ExecutionLimits;
 pub use objects::{ObjectBody, ObjectCall, ObjectEntry, ObjectError, ObjectPage, Objects};
 pub use tally::Executions;
 pub use types::{
     ActivityTask, Description, HistoryQuery, Kind, ListQuery, Of, Page, RedriveStatus, StartRequest, Started,
-    StateMachine, Status,
+    StateMachine,
 };
 
 /// A workflow engine. Cloning it is cheap; the last clone takes the engine down.

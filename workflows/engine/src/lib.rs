@@ -1,27 +1,19 @@
 //! Durable execution of workflows written in the Amazon States Language.
 //!
-//! What belongs here: the machine (pure: one event in, actions out), the
-//! journal in which what happened is kept, the AWS history derived from it,
-//! timers, the executor that carries actions out, and the Step Functions API
-//! with its catalog of state machines. What does not belong here: the language
-//! itself (parsing, paths, expressions: `mayfly-workflows-language`), running
-//! a function, HTTP listeners, cluster objects; `server` hands those in.
+//! **Belongs here:** executions in memory (residency, start, end, redrive), timers, the calls of tasks, map runs, the
+//! catalog of state machines, TestState. **Does not belong here:** the language (`mayfly-workflows-language`), what an
+//! execution does next (`mayfly-workflows-machine`), what is durable of it (`mayfly-workflows-journal`), the AWS API
+//! (`mayfly-workflows-api`), running a function, HTTP listeners, cluster objects: `server` hands those in.
 //!
-//! An execution never blocks a thread: `machine` decides, [`journal`] makes
-//! the decision's cause durable, only then `executor` acts. What is written
-//! is what came from outside (a start, an effect's outcome, a timer, a stop);
-//! everything else, history included, follows from it and is computed again
-//! when somebody asks.
+//! An execution never blocks a thread: the machine decides, the journal makes the cause of the decision durable, only
+//! then `executor` acts. The journal holds what came from outside (a start, an effect's outcome, a timer, a stop);
+//! everything else, the history included, follows from it and is computed again on request.
 //!
-//! Start reading at `machine`, then [`engine`], the handle others hold.
+//! Start reading at [`engine`], the handle that other crates hold.
 
-pub mod api;
 pub mod catalog;
 pub mod engine;
-pub mod history;
-pub mod journal;
+pub mod test_state;
 pub mod timers;
 
 mod executor;
-mod machine;
-mod test_state;

@@ -17,27 +17,27 @@ mod run;
 mod schema;
 mod waits;
 
-pub(crate) use request::{Refusal, Request};
+pub use request::{Refusal, Request};
 
 use serde_json::{Map, Value, json};
 
 use crate::engine::Engine;
 
 /// What is known of the world where the test runs.
-pub(crate) struct Surroundings<'a> {
-    pub(crate) engine: &'a Engine,
+pub struct Surroundings<'a> {
+    pub engine: &'a Engine,
     /// Milliseconds since the epoch.
-    pub(crate) now_ms: i64,
+    pub now_ms: i64,
     /// Randomness for this test.
-    pub(crate) seed: u64,
+    pub seed: u64,
     /// `arn:aws:states:<region>:<account>`.
-    pub(crate) arn_prefix: String,
+    pub arn_prefix: String,
     /// A fresh name.
-    pub(crate) uuid: String,
+    pub uuid: String,
 }
 
 /// Runs the test; the answer has the shape of the API.
-pub(crate) async fn answer(request: &Request, around: &Surroundings<'_>) -> Result<Value, Refusal> {
+pub async fn answer(request: &Request, around: &Surroundings<'_>) -> Result<Value, Refusal> {
     let outcome = run::run(request, around).await?;
     let mut fields = Map::new();
     let mut set = |name: &str, value: Option<Value>| {

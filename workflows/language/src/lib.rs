@@ -17,6 +17,7 @@ pub mod choice;
 pub mod dataflow;
 pub mod definition;
 pub mod error;
+pub mod execution;
 pub mod intrinsic;
 pub mod jsonata;
 pub mod parse;

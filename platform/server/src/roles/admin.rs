@@ -6,7 +6,8 @@ use axum::{Router, extract::State, http::StatusCode, http::header, response::Int
 use hyper_util::service::TowerToHyperService;
 use mayfly_accept::AcceptPort;
 use mayfly_store::Store;
-use mayfly_workflows_engine::{catalog::Catalog, engine::Engine, journal::Trouble};
+use mayfly_workflows_engine::{catalog::Catalog, engine::Engine};
+use mayfly_workflows_journal::Trouble;
 use prometheus_client::registry::Registry;
 use tokio::{net::TcpListener, sync::watch};
 use tokio_util::sync::CancellationToken;

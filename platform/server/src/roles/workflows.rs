@@ -26,8 +26,8 @@ use mayfly_accept::AcceptPort;
 use mayfly_api::{Workflow, k8s::api::core::v1::Namespace, workflow::names};
 use mayfly_gateway::GatewayHandle;
 use mayfly_informer::Informer;
+use mayfly_workflows_api::Api;
 use mayfly_workflows_engine::{
-    api::Api,
     catalog::Catalog,
     engine::{Config, Deps, Endpoints, Engine, Limits, OsRandomness},
     timers::SystemClock,

@@ -48,7 +48,7 @@ pub struct Revision {
     pub updated: i64,
     /// What the engine runs; made when first needed.
     #[serde(skip)]
-    pub(crate) compiled: OnceLock<Arc<engine::StateMachine>>,
+    pub compiled: OnceLock<Arc<engine::StateMachine>>,
 }
 
 impl Revision {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::Engine;
 use super::error::ExecutionError;
 use super::types::{Description, Kind, ListQuery, Of, Page, StateMachine};
-use crate::journal::{ListRows, Owner, artifacts_in};
+use mayfly_workflows_journal::{ListRows, Owner, artifacts_in};
 
 impl Engine {
     /// Describes an execution; `None` when there is none with this ARN.

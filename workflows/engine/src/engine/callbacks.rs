@@ -11,9 +11,10 @@ use super::inner::{Inner, Refused};
 use super::live::Running;
 use super::types::ActivityTask;
 use crate::executor::activities::{Handed, Work};
-use crate::journal::{JournalError, Payload};
-use crate::machine::{Event, Token};
 use crate::timers::TimerKey;
+use mayfly_workflows_journal::JournalError;
+use mayfly_workflows_language::execution::Payload;
+use mayfly_workflows_machine::{Event, Token};
 
 /// How long a worker waits before it asks again for work that could not be given out.
 const WORK_RETRY: Duration = Duration::from_millis(250);

@@ -8,7 +8,7 @@ use super::Engine;
 use super::inner::Inner;
 use super::live::Running;
 use super::types::{Description, Kind};
-use crate::journal::ExecutionRow;
+use mayfly_workflows_journal::ExecutionRow;
 
 /// Changes that a listener may be behind before it loses the oldest.
 const BEHIND_MAX: usize = 4_096;

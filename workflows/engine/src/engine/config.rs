@@ -4,12 +4,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::executor::endpoint::Endpoints;
-use crate::machine;
+use mayfly_workflows_machine as machine;
 
 /// The region of whoever names none.
-pub(crate) const REGION_DEFAULT: &str = "us-east-1";
+pub const REGION_DEFAULT: &str = "us-east-1";
 /// The account of whoever names none.
-pub(crate) const ACCOUNT_DEFAULT: &str = "000000000000";
+pub const ACCOUNT_DEFAULT: &str = "000000000000";
 
 /// An engine's settings.
 #[derive(Debug, Clone)]

@@ -8,7 +8,7 @@ use futures::stream::{BoxStream, StreamExt as _};
 use http::{Request, Response};
 
 use super::objects::Objects;
-use crate::journal::WaitedBy;
+use mayfly_workflows_journal::WaitedBy;
 
 /// A function to call for a task.
 #[derive(Debug, Clone)]

@@ -10,8 +10,9 @@ use mayfly_workflows_language::error::names;
 use super::inner::{Busy, Inner, Job, Refused};
 use super::live::{Cell, Running};
 use crate::executor::{files, tasks};
-use crate::journal::{Payload, WaitedBy};
-use crate::machine::{Call, Event, envelope};
+use mayfly_workflows_journal::WaitedBy;
+use mayfly_workflows_language::execution::Payload;
+use mayfly_workflows_machine::{Call, Event, envelope};
 
 /// The wait before an effect is tried again that could not be begun. It doubles with each try: a server that was
 /// just started knows its functions within milliseconds, one whose functions stay away is not kept busy.

@@ -20,7 +20,7 @@ pub enum StartError {
     Closed,
     /// The journal could not take it.
     #[error("the workflow journal refused the write: {0}")]
-    Journal(#[from] crate::journal::JournalError),
+    Journal(#[from] mayfly_workflows_journal::JournalError),
 }
 
 /// A question or an order about one execution failed.
@@ -45,7 +45,7 @@ pub enum ExecutionError {
     Closed,
     /// The journal failed.
     #[error("the workflow journal failed: {0}")]
-    Journal(#[from] crate::journal::JournalError),
+    Journal(#[from] mayfly_workflows_journal::JournalError),
 }
 
 /// A redrive was refused.
@@ -84,7 +84,7 @@ pub enum TokenError {
 pub enum OpenError {
     /// The journal's file.
     #[error("the workflow journal could not be opened: {0}")]
-    Journal(#[from] crate::journal::JournalError),
+    Journal(#[from] mayfly_workflows_journal::JournalError),
     /// The data directory.
     #[error("the workflow data directory {path} could not be made: {source}")]
     Directory {

@@ -1,13 +1,14 @@
 //! Histories, computed from the journal.
 
+use mayfly_workflows_language::execution::ExecutionStatus;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Engine;
 use super::error::ExecutionError;
-use super::types::{HistoryQuery, Page, Status};
-use crate::history::HistoryEvent;
+use super::types::{HistoryQuery, Page};
+use mayfly_workflows_machine::history::HistoryEvent;
 
 /// Histories kept at hand: as many clients may page through one each.
 const KEPT_MAX: usize = 4;
@@ -89,7 +90,7 @@ impl Engine {
             .read(move |journal| {
                 let Some(row) = journal.execution_by_arn(&wanted)? else { return Ok(None) };
                 let (execution, redrive_count) = (row.id, row.outcome.redrive_count);
-                let ended = row.outcome.status != Status::Running;
+                let ended = row.outcome.status != ExecutionStatus::Running;
                 let kept = ended.then(|| inner.histories.lock().get(execution, redrive_count)).flatten();
                 if kept.is_some() {
                     return Ok(kept);

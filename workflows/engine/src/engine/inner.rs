@@ -1,5 +1,6 @@
 //! The engine's inside: an event is applied, journalled, and its actions done.
 
+use mayfly_workflows_language::execution::ExecutionStatus;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -16,14 +17,15 @@ use super::history::Histories;
 use super::live::{Cell, Live, Running};
 use super::mocked::Alarms;
 use super::tally::Tally;
-use super::types::{Description, Kind, RedriveStatus, StateMachine, Status};
+use super::types::{Description, Kind, RedriveStatus, StateMachine};
 use crate::executor::activities::Lines;
 use crate::executor::fair::Fair;
-use crate::journal::{
-    Batch, Change, Digest, Done, ExecutionRow, Journal, JournalError, OutcomeRow, Payload, RecordRow,
-};
-use crate::machine::{Action, Call, Event, Machine, Output};
 use crate::timers::{TimerKey, Wheel};
+use mayfly_workflows_journal::{
+    Batch, Change, Done, ExecutionRow, Journal, JournalError, OutcomeRow, RecordRow,
+};
+use mayfly_workflows_language::execution::{ContentDigest, Payload};
+use mayfly_workflows_machine::{Action, Call, Event, Machine, Output};
 
 /// A state of so many bytes is written half as often, one of twice as many a third as often.
 const CHECKPOINT_BYTES: u64 = 64_000;
@@ -37,11 +39,11 @@ pub(crate) struct Inner {
     pub(super) open: AtomicUsize,
     pub(super) tally: Tally,
     pub(super) next_execution: AtomicU64,
-    pub(super) machines: Mutex<HashMap<Digest, Arc<StateMachine>>>,
+    pub(super) machines: Mutex<HashMap<ContentDigest, Arc<StateMachine>>>,
     /// Digests of state machines at hand, by the address of the shared value.
-    pub(super) digests: Mutex<HashMap<usize, (Weak<StateMachine>, Digest)>>,
+    pub(super) digests: Mutex<HashMap<usize, (Weak<StateMachine>, ContentDigest)>>,
     /// State machines that are in the journal.
-    pub(super) written: Mutex<HashSet<Digest>>,
+    pub(super) written: Mutex<HashSet<ContentDigest>>,
     /// Held for reading from the look whether a state machine is in the journal until the start that relies on it is
     /// on its way there; for writing while those that nobody has any more are on their way out.
     pub(super) machines_stay: parking_lot::RwLock<()>,
@@ -160,7 +162,7 @@ impl Inner {
         let mut changes = Vec::new();
         if !running.express {
             if let Some(payload) = event.payload_mut() {
-                *payload = payload.stored(&mut changes);
+                *payload = mayfly_workflows_journal::stored(payload, &mut changes);
             }
             let body = super::load::record_of(&event, &out.verdicts)
                 .map_err(|error| Refused::Journal(JournalError::Database(error.to_string())))?;
@@ -216,7 +218,8 @@ impl Inner {
             return Ok(());
         }
         if let Some(row) = outcome.clone() {
-            let output = row.output.as_ref().map(|output| output.stored(&mut changes));
+            let output =
+                row.output.as_ref().map(|output| mayfly_workflows_journal::stored(output, &mut changes));
             changes
                 .push(Change::Outcome { execution: running.id, row: Box::new(OutcomeRow { output, ..row }) });
         }
@@ -367,10 +370,12 @@ impl Inner {
             return not("Execution is EXPRESS and cannot be redriven");
         }
         match row.outcome.status {
-            Status::Running => return not("Execution is RUNNING and cannot be redriven"),
-            Status::Succeeded => return not("Execution is SUCCEEDED and cannot be redriven"),
-            Status::PendingRedrive => return not("Execution is PENDING_REDRIVE and cannot be redriven"),
-            Status::Failed | Status::TimedOut | Status::Aborted => {}
+            ExecutionStatus::Running => return not("Execution is RUNNING and cannot be redriven"),
+            ExecutionStatus::Succeeded => return not("Execution is SUCCEEDED and cannot be redriven"),
+            ExecutionStatus::PendingRedrive => {
+                return not("Execution is PENDING_REDRIVE and cannot be redriven");
+            }
+            ExecutionStatus::Failed | ExecutionStatus::TimedOut | ExecutionStatus::Aborted => {}
         }
         let stopped_ms = row.outcome.stop_ms.unwrap_or(row.start_ms);
         let window_ms = i64::try_from(self.config.limits.redrive_window.as_millis()).unwrap_or(i64::MAX);

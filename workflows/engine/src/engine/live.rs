@@ -10,8 +10,8 @@ use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
 use super::types::{Description, Kind, StateMachine};
-use crate::journal::ExecutionRow;
-use crate::machine::Machine;
+use mayfly_workflows_journal::ExecutionRow;
+use mayfly_workflows_machine::Machine;
 
 /// An execution in memory.
 pub(super) struct Running {

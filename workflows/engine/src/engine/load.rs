@@ -10,9 +10,10 @@ use serde::{Deserialize, Serialize};
 
 use super::inner::Inner;
 use super::types::{Kind, StateMachine};
-use crate::history::HistoryEvent;
-use crate::journal::{Digest, ExecutionRow, JournalError};
-use crate::machine::{Event, Facts, Machine, Output};
+use mayfly_workflows_journal::{ExecutionRow, JournalError};
+use mayfly_workflows_language::execution::ContentDigest;
+use mayfly_workflows_machine::history::HistoryEvent;
+use mayfly_workflows_machine::{Event, Facts, Machine, Output};
 
 /// A state machine as the journal keeps it.
 #[derive(Serialize, Deserialize)]
@@ -29,7 +30,7 @@ struct Stored {
 }
 
 /// A state machine's content and its digest, for the journal.
-pub(super) fn stored(machine: &StateMachine) -> (Digest, Arc<[u8]>) {
+pub(super) fn stored(machine: &StateMachine) -> (ContentDigest, Arc<[u8]>) {
     let stored = Stored {
         arn: machine.arn.clone(),
         name: machine.name.clone(),
@@ -40,7 +41,7 @@ pub(super) fn stored(machine: &StateMachine) -> (Digest, Arc<[u8]>) {
         flow: machine.flow.map(|flow| flow.0),
     };
     let body = serde_json::to_vec(&stored).unwrap_or_default();
-    (Digest::of(&body), body.into())
+    (ContentDigest::of(&body), body.into())
 }
 
 /// An event as a record, with the evaluations that the wall clock ended.
@@ -77,7 +78,7 @@ fn damaged(table: &'static str, reason: impl ToString) -> JournalError {
 
 impl Inner {
     /// The state machine an execution runs, compiled again if need be.
-    pub(super) fn machine_of(&self, digest: Digest) -> Result<Arc<StateMachine>, JournalError> {
+    pub(super) fn machine_of(&self, digest: ContentDigest) -> Result<Arc<StateMachine>, JournalError> {
         if let Some(machine) = self.machines.lock().get(&digest) {
             return Ok(machine.clone());
         }
@@ -104,7 +105,7 @@ impl Inner {
     }
 
     /// The digest of a state machine, computed once for each shared value.
-    pub(super) fn digest_of(&self, machine: &Arc<StateMachine>) -> Digest {
+    pub(super) fn digest_of(&self, machine: &Arc<StateMachine>) -> ContentDigest {
         let address = Arc::as_ptr(machine) as usize;
         if let Some((there, digest)) = self.digests.lock().get(&address)
             && there.upgrade().is_some_and(|there| Arc::ptr_eq(&there, machine))
@@ -123,7 +124,7 @@ impl Inner {
     }
 
     /// Keeps a compiled state machine at hand.
-    pub(super) fn remember(&self, digest: Digest, machine: Arc<StateMachine>) {
+    pub(super) fn remember(&self, digest: ContentDigest, machine: Arc<StateMachine>) {
         let mut machines = self.machines.lock();
         if machines.len() >= self.config.limits.machines_cached {
             machines.clear();
@@ -133,8 +134,12 @@ impl Inner {
 
     /// An execution's row with its payloads.
     pub(super) fn whole_row(&self, mut row: ExecutionRow) -> Result<ExecutionRow, JournalError> {
-        row.input = row.input.loaded(&*self.journal)?;
-        row.outcome.output = row.outcome.output.map(|output| output.loaded(&*self.journal)).transpose()?;
+        row.input = mayfly_workflows_journal::loaded(row.input, &*self.journal)?;
+        row.outcome.output = row
+            .outcome
+            .output
+            .map(|output| mayfly_workflows_journal::loaded(output, &*self.journal))
+            .transpose()?;
         Ok(row)
     }
 
@@ -215,7 +220,7 @@ impl Inner {
             let mut event: Event =
                 serde_json::from_slice(&record.body).map_err(|error| damaged("records", error))?;
             if let Some(payload) = event.payload_mut() {
-                *payload = payload.clone().loaded(&*self.journal)?;
+                *payload = mayfly_workflows_journal::loaded(payload.clone(), &*self.journal)?;
             }
             out.actions.clear();
             out.again = match row.birth.clock {

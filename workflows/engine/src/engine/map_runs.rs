@@ -1,5 +1,6 @@
 //! Map runs: children started, stopped and told about; runs described.
 
+use mayfly_workflows_language::execution::ExecutionStatus;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,16 +10,16 @@ use super::Engine;
 use super::error::{ExecutionError, RedriveError, StartError};
 use super::inner::{Inner, Refused, timestamp};
 use super::live::{Cell, Running};
-use super::types::{Kind, StateMachine, Status};
-use crate::journal::{Birth, ChildOf, JournalError, WaitedBy};
-use crate::machine::{ChildStart, EDITION, Event, Machine, MapRunState};
+use super::types::{Kind, StateMachine};
+use mayfly_workflows_journal::{Birth, ChildOf, JournalError, WaitedBy};
+use mayfly_workflows_machine::{ChildStart, EDITION, Event, Machine, MapRunState};
 
 /// How soon a child whose start was refused is tried again: twice as late each time, up to the longest.
 const START_RETRY_MIN: Duration = Duration::from_millis(250);
 const START_RETRY_MAX: Duration = Duration::from_secs(4);
 
 /// How many of a run's items or children stand how.
-pub use crate::machine::Counts as MapRunCounts;
+pub use mayfly_workflows_machine::Counts as MapRunCounts;
 
 /// What `DescribeMapRun` answers from.
 #[derive(Debug, Clone)]
@@ -30,7 +31,7 @@ pub struct MapRunDescription {
     /// That execution's state machine.
     pub state_machine_arn: String,
     /// Where it stands.
-    pub status: Status,
+    pub status: ExecutionStatus,
     /// When it started.
     pub start_date: Timestamp,
     /// When it ended.
@@ -116,8 +117,8 @@ impl Inner {
         let wanted = child.arn.clone();
         if let Some(row) = self.read(move |journal| journal.execution_by_arn(&wanted)).await? {
             match row.outcome.status {
-                Status::Running => {}
-                Status::Succeeded => self.tell(parent, child, &self.whole_row(row)?),
+                ExecutionStatus::Running => {}
+                ExecutionStatus::Succeeded => self.tell(parent, child, &self.whole_row(row)?),
                 _ if child.redrive => {
                     self.redrive_row(row, None).await?;
                 }
@@ -162,7 +163,12 @@ impl Inner {
         Ok(())
     }
 
-    fn tell(self: &Arc<Self>, parent: &Arc<Running>, child: &ChildStart, row: &crate::journal::ExecutionRow) {
+    fn tell(
+        self: &Arc<Self>,
+        parent: &Arc<Running>,
+        child: &ChildStart,
+        row: &mayfly_workflows_journal::ExecutionRow,
+    ) {
         let outcome = row.outcome.clone();
         let event = Event::Child {
             run: child.run,
@@ -255,7 +261,7 @@ impl Inner {
         }
         // One that runs and is not in memory could not be read; it may be read another time.
         let row = self.read(move |journal| journal.execution(execution)).await?;
-        Ok(row.is_some_and(|row| row.outcome.status == Status::Running))
+        Ok(row.is_some_and(|row| row.outcome.status == ExecutionStatus::Running))
     }
 
     fn run_description(&self, machine: &Machine, run: &MapRunState) -> MapRunDescription {
@@ -323,7 +329,7 @@ impl Running {
 fn goes_on(parent: &Running, number: u32) -> bool {
     let cell = parent.cell.lock();
     let run = cell.machine.map_runs().find(|(known, _)| *known == number);
-    cell.machine.outcome().is_none() && run.is_some_and(|(_, run)| run.status == Status::Running)
+    cell.machine.outcome().is_none() && run.is_some_and(|(_, run)| run.status == ExecutionStatus::Running)
 }
 
 /// Does it wait for this one?
@@ -401,7 +407,7 @@ fn lost(child: &ChildStart, reason: &str) -> Event {
     Event::Child {
         run: child.run,
         index: child.index,
-        status: Status::Failed,
+        status: ExecutionStatus::Failed,
         output: None,
         error: Some("States.TaskFailed".to_owned()),
         cause: Some(reason.to_owned()),

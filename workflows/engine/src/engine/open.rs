@@ -1,5 +1,6 @@
 //! An engine opened: what was running goes on. And closed.
 
+use mayfly_workflows_language::execution::ExecutionStatus;
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -16,12 +17,12 @@ use super::inner::{Inner, Refused};
 use super::live::{Live, Running};
 use super::mocked::NO_EXECUTION;
 use super::objects::Divided;
-use super::types::Status;
+
 use crate::executor::endpoint::S3;
 use crate::executor::fair::Fair;
-use crate::journal::{ExecutionRow, Journal, JournalError, MemoryJournal, SqliteJournal, WaitedBy};
-use crate::machine::Event;
 use crate::timers::{TimerKey, Wheel};
+use mayfly_workflows_journal::{ExecutionRow, Journal, JournalError, MemoryJournal, SqliteJournal, WaitedBy};
+use mayfly_workflows_machine::Event;
 
 /// The journal's file in the data directory.
 const JOURNAL_FILE: &str = "workflows.db";
@@ -133,7 +134,7 @@ impl Engine {
     }
 
     /// Whether a bound integration carries out this resource (`arn:aws:states:::sqs:sendMessage`).
-    pub(crate) fn carries_out(&self, resource: &str) -> bool {
+    pub fn carries_out(&self, resource: &str) -> bool {
         self.inner.integration(resource).is_some()
     }
 
@@ -180,7 +181,7 @@ impl Engine {
     }
 
     /// Can executions go on? The reason when they cannot: the journal is what everything waits for.
-    pub fn health(&self) -> Result<(), crate::journal::Trouble> {
+    pub fn health(&self) -> Result<(), mayfly_workflows_journal::Trouble> {
         self.inner.journal.health()
     }
 
@@ -213,7 +214,7 @@ impl Inner {
         let Some(arn) = journal.execution(id)?.map(|row| Arc::<str>::from(row.arn)) else { return Ok(None) };
         let Some(place) = self.live.take(&arn) else { return Ok(None) };
         // Its place comes first, its state second: whoever had the place before may have ended it since.
-        let row = journal.execution(id)?.filter(|row| row.outcome.status == Status::Running);
+        let row = journal.execution(id)?.filter(|row| row.outcome.status == ExecutionStatus::Running);
         let Some(row) = row else { return Ok(None) };
         let running = self.recomputed(row)?;
         // Somebody needs it: it does not go to sleep again before that one has come to it.

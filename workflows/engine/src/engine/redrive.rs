@@ -1,14 +1,15 @@
 //! Ended executions taken up again.
 
+use mayfly_workflows_language::execution::ExecutionStatus;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::Engine;
 use super::error::{ExecutionError, RedriveError};
 use super::inner::{Inner, timestamp};
-use super::types::{RedriveStatus, Status};
-use crate::journal::ExecutionRow;
-use crate::machine::Event;
+use super::types::RedriveStatus;
+use mayfly_workflows_journal::ExecutionRow;
+use mayfly_workflows_machine::Event;
 
 impl Inner {
     /// Takes up an ended execution: computed again, then redriven.
@@ -24,7 +25,9 @@ impl Inner {
         let loaded = self
             .read(move |journal| match journal.execution(row.id)? {
                 // Somebody else may have taken it up, and it may have ended again.
-                Some(row) if row.outcome.status != Status::Running => Ok(Some(inner.recomputed(row)?)),
+                Some(row) if row.outcome.status != ExecutionStatus::Running => {
+                    Ok(Some(inner.recomputed(row)?))
+                }
                 _ => Ok(None),
             })
             .await

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::Engine;
 use super::inner::Inner;
-use crate::journal::{Batch, Change, JournalError};
+use mayfly_workflows_journal::{Batch, Change, JournalError};
 
 /// How often old executions are looked for.
 const ROUND: Duration = Duration::from_secs(600);

@@ -4,13 +4,13 @@
 //! for a worker, in the activity's line. A timer, a token or a question about
 //! it reads it back: its records are computed again.
 
+use mayfly_workflows_language::execution::ExecutionStatus;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::error::ExecutionError;
 use super::inner::Inner;
 use super::live::Running;
-use super::types::Status;
 
 /// How often sleepers are looked for.
 const ROUND: Duration = Duration::from_secs(2);
@@ -28,7 +28,7 @@ impl Inner {
             let inner = self.clone();
             let loaded = self
                 .read(move |journal| match journal.execution(id)? {
-                    Some(row) if row.outcome.status == Status::Running => {
+                    Some(row) if row.outcome.status == ExecutionStatus::Running => {
                         Ok(Some(inner.load_one(journal, id)?))
                     }
                     _ => Ok(None),
@@ -56,7 +56,7 @@ impl Inner {
         }
         let wanted = arn.to_owned();
         match self.read(move |journal| journal.execution_by_arn(&wanted)).await? {
-            Some(row) if row.outcome.status == Status::Running => self.awake(row.id).await,
+            Some(row) if row.outcome.status == ExecutionStatus::Running => self.awake(row.id).await,
             _ => Ok(None),
         }
     }

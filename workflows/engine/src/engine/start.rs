@@ -1,5 +1,6 @@
 //! Executions begun, and ended from outside.
 
+use mayfly_workflows_language::execution::ExecutionStatus;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -10,9 +11,10 @@ use super::error::{ExecutionError, StartError};
 use super::inner::{Inner, Refused, Step, timestamp};
 use super::live::{Cell, Place, Running, may_take_long};
 use super::load;
-use super::types::{Description, Kind, StartRequest, Started, StateMachine, Status};
-use crate::journal::{Birth, Change, ExecutionRow, Journal, JournalError, OutcomeRow, Payload, WaitedBy};
-use crate::machine::{EDITION, Event, Output};
+use super::types::{Description, Kind, StartRequest, Started, StateMachine};
+use mayfly_workflows_journal::{Birth, Change, ExecutionRow, Journal, JournalError, OutcomeRow, WaitedBy};
+use mayfly_workflows_language::execution::Payload;
+use mayfly_workflows_machine::{EDITION, Event, Output};
 
 /// Everything an execution begins with.
 pub(super) struct NewExecution {
@@ -164,7 +166,7 @@ impl Inner {
                 let (_, body) = load::stored(&new.state_machine);
                 changes.push(Change::Machine { digest, body });
             }
-            let input = row.input.stored(&mut changes);
+            let input = mayfly_workflows_journal::stored(&row.input, &mut changes);
             changes.push(Change::Start(Box::new(ExecutionRow { input, ..row.clone() })));
         }
         let running = Running::new(new.state_machine, machine, row, 0);
@@ -252,7 +254,7 @@ impl Engine {
     }
 
     /// The same for a task that waits for the execution's end: it is stopped when that task is given up.
-    pub(crate) async fn start_for(
+    pub async fn start_for(
         &self,
         request: StartRequest,
         waited_by: Option<WaitedBy>,
@@ -287,7 +289,7 @@ impl Engine {
         let running = self.inner.begin(new).await?;
         let receiver = {
             let mut cell = running.cell.lock();
-            if cell.row.outcome.status != Status::Running {
+            if cell.row.outcome.status != ExecutionStatus::Running {
                 return Ok(self.inner.describe_row(&cell.row, kind));
             }
             let (sender, receiver) = oneshot::channel();
@@ -378,7 +380,7 @@ impl Drop for StopWhenDropped {
 }
 
 fn same_start(there: &Description, input: &str) -> Result<Started, StartError> {
-    if there.status == Status::Running && *there.input == *input {
+    if there.status == ExecutionStatus::Running && *there.input == *input {
         return Ok(Started { execution_arn: there.execution_arn.clone(), start_date: there.start_date });
     }
     Err(StartError::AlreadyExists { arn: there.execution_arn.clone() })

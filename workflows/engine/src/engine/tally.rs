@@ -1,8 +1,9 @@
 //! How many executions began and ended, for metrics.
 
+use mayfly_workflows_language::execution::ExecutionStatus;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{Engine, Kind, Status};
+use super::{Engine, Kind};
 
 /// Counts since the engine was opened, by type; children of map runs are executions too.
 #[derive(Debug, Default)]
@@ -15,7 +16,12 @@ struct OfKind {
 }
 
 /// How an execution ends.
-const ENDS: [Status; 4] = [Status::Succeeded, Status::Failed, Status::TimedOut, Status::Aborted];
+const ENDS: [ExecutionStatus; 4] = [
+    ExecutionStatus::Succeeded,
+    ExecutionStatus::Failed,
+    ExecutionStatus::TimedOut,
+    ExecutionStatus::Aborted,
+];
 
 /// Executions of one type since the engine was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +31,7 @@ pub struct Executions {
     /// That began; those that were taken up again when the engine was opened are not among them.
     pub started: u64,
     /// That ended, by how; one that is redriven may end again.
-    pub ended: [(Status, u64); ENDS.len()],
+    pub ended: [(ExecutionStatus, u64); ENDS.len()],
 }
 
 impl Tally {
@@ -41,7 +47,7 @@ impl Tally {
     }
 
     /// Notes an outcome, be it none yet (a redrive).
-    pub(super) fn ended(&self, kind: Kind, status: Status) {
+    pub(super) fn ended(&self, kind: Kind, status: ExecutionStatus) {
         if let Some(end) = ENDS.iter().position(|end| *end == status) {
             self.of(kind).ended[end].fetch_add(1, Ordering::Relaxed);
         }

@@ -13,8 +13,8 @@ use parking_lot::Mutex;
 use serde_json::json;
 
 use super::*;
-use crate::journal::{Journal, MemoryJournal};
 use crate::timers::VirtualClock;
+use mayfly_workflows_journal::{Journal, MemoryJournal};
 
 mod awaited;
 mod checkpoints;

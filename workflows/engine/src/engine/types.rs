@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use mayfly_workflows_language::definition;
+use mayfly_workflows_language::execution::ExecutionStatus;
 use serde::{Deserialize, Serialize};
 
 /// How an execution is kept.
@@ -67,51 +68,6 @@ pub struct Started {
     pub start_date: Timestamp,
 }
 
-/// Where an execution stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Status {
-    /// Not ended.
-    Running,
-    /// Ended with an output.
-    Succeeded,
-    /// Ended with an error.
-    Failed,
-    /// Ended by its own `TimeoutSeconds`.
-    TimedOut,
-    /// Stopped from outside.
-    Aborted,
-    /// A map run's child that waits for its parent's redrive to reach it.
-    PendingRedrive,
-}
-
-impl Status {
-    /// The API's spelling.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Status::Running => "RUNNING",
-            Status::Succeeded => "SUCCEEDED",
-            Status::Failed => "FAILED",
-            Status::TimedOut => "TIMED_OUT",
-            Status::Aborted => "ABORTED",
-            Status::PendingRedrive => "PENDING_REDRIVE",
-        }
-    }
-
-    /// The inverse of [`Status::as_str`].
-    pub fn parse(text: &str) -> Option<Status> {
-        [
-            Status::Running,
-            Status::Succeeded,
-            Status::Failed,
-            Status::TimedOut,
-            Status::Aborted,
-            Status::PendingRedrive,
-        ]
-        .into_iter()
-        .find(|status| status.as_str() == text)
-    }
-}
-
 /// May an execution be redriven?
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RedriveStatus {
@@ -135,7 +91,7 @@ pub struct Description {
     /// Standard or express.
     pub kind: Kind,
     /// Where it stands.
-    pub status: Status,
+    pub status: ExecutionStatus,
     /// When it started.
     pub start_date: Timestamp,
     /// When it ended.
@@ -196,7 +152,7 @@ pub struct ListQuery {
     /// Whose.
     pub of: Of,
     /// Only those that stand so.
-    pub status: Option<Status>,
+    pub status: Option<ExecutionStatus>,
     /// Only those that were (`true`) or never were (`false`) redriven.
     pub redriven: Option<bool>,
     /// How many on a page.

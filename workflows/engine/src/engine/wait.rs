@@ -1,5 +1,6 @@
 //! Executions waited for: until their end, or until they can be read.
 
+use mayfly_workflows_language::execution::ExecutionStatus;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -8,8 +9,8 @@ use tokio::sync::oneshot;
 
 use super::error::ExecutionError;
 use super::inner::Inner;
-use super::types::{Description, Kind, Status};
-use crate::journal::JournalError;
+use super::types::{Description, Kind};
+use mayfly_workflows_journal::JournalError;
 
 /// How soon an execution that could not be read is read again by who waits for its end.
 const READ_RETRY: Duration = Duration::from_secs(1);
@@ -41,7 +42,7 @@ impl Inner {
                         // It fell asleep between being found and being asked: once more.
                         continue;
                     }
-                    (cell.row.outcome.status == Status::Running).then(|| {
+                    (cell.row.outcome.status == ExecutionStatus::Running).then(|| {
                         let (sender, receiver) = oneshot::channel();
                         cell.waiters.push(sender);
                         receiver
@@ -52,7 +53,7 @@ impl Inner {
                 }
             }
             let Some(stored) = self.describe_stored(arn).await? else { return Ok(None) };
-            if stored.status != Status::Running {
+            if stored.status != ExecutionStatus::Running {
                 return Ok(Some(stored));
             }
             // It had ended and was taken up again meanwhile.

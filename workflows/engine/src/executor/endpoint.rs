@@ -31,8 +31,8 @@ use mayfly_workflows_language::value::{Map, Value};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use crate::engine::{Config, Deps, FunctionError, HttpTasks, ObjectCall, ObjectError, Reporter, Streamed};
-use crate::machine::TaskCall;
 use crate::timers::Clock;
+use mayfly_workflows_machine::TaskCall;
 
 pub(crate) use lambda::invoke as invoke_function;
 pub(crate) use s3::S3;

@@ -9,8 +9,8 @@ mod write;
 
 use mayfly_workflows_language::value::Value;
 
-use crate::journal::Payload;
-use crate::machine::Event;
+use mayfly_workflows_language::execution::Payload;
+use mayfly_workflows_machine::Event;
 
 pub(crate) use read::read_items;
 pub(crate) use write::write_results;

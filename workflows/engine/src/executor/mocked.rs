@@ -7,8 +7,8 @@ use mayfly_workflows_language::definition::{Pattern, Resource};
 
 use super::tasks::Finished;
 use crate::engine::{Guards, MockAnswer, MockCall, Mocks, Reporter};
-use crate::journal::Payload;
-use crate::machine::{Event, TaskCall};
+use mayfly_workflows_language::execution::Payload;
+use mayfly_workflows_machine::{Event, TaskCall};
 
 /// Lets a mock answer a task: on the way the machine is told what the real
 /// service would tell it (a worker took it, the service has it).

@@ -2,7 +2,7 @@
 
 use mayfly_workflows_language::value::{Map, Value};
 
-use crate::machine::time_text;
+use mayfly_workflows_machine::time_text;
 
 /// How times of an answer are told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,5 +1,6 @@
 //! The work of Task states.
 
+use mayfly_workflows_language::execution::ExecutionStatus;
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
@@ -13,11 +14,12 @@ use super::http;
 use super::sdk::{self, Times};
 use crate::engine::{
     Description, ExecutionError, FunctionCall, FunctionError, FunctionOutput, Guards, IntegrationCall,
-    InvokeError, OperationError, Origin, Reporter, Status,
+    InvokeError, OperationError, Origin, Reporter,
 };
-use crate::journal::{JournalError, Payload};
-use crate::machine::envelope::{self, Envelope};
-use crate::machine::{Event, TaskCall, time_text};
+use mayfly_workflows_journal::JournalError;
+use mayfly_workflows_language::execution::Payload;
+use mayfly_workflows_machine::envelope::{self, Envelope};
+use mayfly_workflows_machine::{Event, TaskCall, time_text};
 
 /// How an effect came out.
 pub(crate) enum Finished {
@@ -234,7 +236,9 @@ async fn start_execution(
     if let Some(wanted) = wanted.as_object_mut() {
         // A second try after a crash finds the execution of the first.
         wanted.entry("name").or_insert_with(|| {
-            let digest = crate::journal::Digest::of(reporter.idempotency_key().as_bytes());
+            let digest = mayfly_workflows_language::execution::ContentDigest::of(
+                reporter.idempotency_key().as_bytes(),
+            );
             serde_json::Value::from(digest.uuid().to_string())
         });
     }
@@ -344,7 +348,7 @@ fn ended_execution(ended: &Description, parsed_output: bool) -> Finished {
         members.push(("StopDate", Value::from(stopped.as_millisecond())));
     }
     let told = Value::object(members);
-    if ended.status == Status::Succeeded {
+    if ended.status == ExecutionStatus::Succeeded {
         return Finished::Result(told);
     }
     Finished::Failed(FunctionError::new("States.TaskFailed", told.to_text()))

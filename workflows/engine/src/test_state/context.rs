@@ -29,7 +29,7 @@ enum Form {
 }
 
 /// A caller's context object, or what is wrong with it: in AWS's words where they are recorded, else in LocalStack's.
-pub(crate) fn parse_context(text: &str) -> Result<Value, String> {
+pub(super) fn parse_context(text: &str) -> Result<Value, String> {
     let refused = |what: String| Err(format!("Invalid Context object provided: {what}"));
     let Ok(context) = Value::parse(text) else { return refused("not a valid JSON".into()) };
     let Some(objects) = context.as_object() else { return refused("must be a JSON object".into()) };
@@ -56,23 +56,23 @@ pub(crate) fn parse_context(text: &str) -> Result<Value, String> {
 }
 
 /// What a state sees when the caller gave no context.
-pub(crate) struct MadeUp<'a> {
-    pub(crate) execution_arn: String,
-    pub(crate) execution_name: String,
-    pub(crate) machine_arn: String,
-    pub(crate) role_arn: &'a str,
-    pub(crate) input: &'a Value,
-    pub(crate) state: &'a str,
+pub(super) struct MadeUp<'a> {
+    pub execution_arn: String,
+    pub execution_name: String,
+    pub machine_arn: String,
+    pub role_arn: &'a str,
+    pub input: &'a Value,
+    pub state: &'a str,
     /// RFC 3339 with milliseconds.
-    pub(crate) now: String,
+    pub now: String,
     /// Whether the state can be retried.
-    pub(crate) retried: bool,
+    pub retried: bool,
     /// For states that hand out a token.
-    pub(crate) token: Option<String>,
+    pub token: Option<String>,
 }
 
 impl MadeUp<'_> {
-    pub(crate) fn context(&self) -> Value {
+    pub(super) fn context(&self) -> Value {
         let text = |text: &str| Value::from(text);
         let mut state = vec![("Name", text(self.state)), ("EnteredTime", text(&self.now))];
         if self.retried {

@@ -10,7 +10,7 @@ use super::Status;
 use super::inspection::Inspection;
 use super::request::Request;
 use super::run::{Outcome, Stage};
-use crate::machine::{interval_seconds, takes};
+use mayfly_workflows_machine::{interval_seconds, takes};
 
 /// An error's name and cause; a mock may leave out either.
 #[derive(Clone, Debug)]

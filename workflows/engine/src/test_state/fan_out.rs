@@ -12,7 +12,7 @@ use super::failing::Failure;
 use super::request::Mock;
 use super::run::{Left, Passage, Stage};
 use crate::executor::files;
-use crate::machine::{EDITION, batched, quantity};
+use mayfly_workflows_machine::{EDITION, batched, quantity};
 
 impl Passage<'_> {
     /// A Parallel state shows its result's stages only.

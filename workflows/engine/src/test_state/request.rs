@@ -14,7 +14,7 @@ const NAMELESS: &str = "TestState";
 
 /// Why a test is not run.
 #[derive(Debug, PartialEq)]
-pub(crate) enum Refusal {
+pub enum Refusal {
     /// A rule of the API, in AWS's words.
     Validation(String),
     /// The definition is none.
@@ -31,62 +31,62 @@ fn validation<T>(message: impl Into<String>) -> Result<T, Refusal> {
 
 /// How much is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Level {
+pub enum Level {
     Info,
     Debug,
     Trace,
 }
 
 impl Level {
-    pub(crate) fn shows_stages(self) -> bool {
+    pub fn shows_stages(self) -> bool {
         self != Level::Info
     }
 
-    pub(crate) fn shows_exchanges(self) -> bool {
+    pub fn shows_exchanges(self) -> bool {
         self == Level::Trace
     }
 }
 
 /// What the state's work is replaced with.
 #[derive(Debug)]
-pub(crate) enum Mock {
+pub enum Mock {
     Result(Value),
     Error { error: Option<String>, cause: Option<String> },
 }
 
 /// What is assumed to have happened before (`stateConfiguration`).
 #[derive(Debug, Default)]
-pub(crate) struct Configuration {
-    pub(crate) retries: Option<u64>,
-    pub(crate) caused_by: Option<String>,
-    pub(crate) failed_iterations: Option<u64>,
-    pub(crate) reader_data: Option<Value>,
+pub struct Configuration {
+    pub retries: Option<u64>,
+    pub caused_by: Option<String>,
+    pub failed_iterations: Option<u64>,
+    pub reader_data: Option<Value>,
 }
 
 /// A test that can be run.
 #[derive(Debug)]
-pub(crate) struct Request {
-    pub(crate) machine: StateMachine,
+pub struct Request {
+    pub machine: StateMachine,
     state: StateId,
     /// The state as it is written.
-    pub(crate) written: Value,
-    pub(crate) input: Value,
-    pub(crate) level: Level,
-    pub(crate) variables: Value,
-    pub(crate) mock: Option<Mock>,
-    pub(crate) context: Option<Value>,
-    pub(crate) configuration: Configuration,
-    pub(crate) role_arn: Option<String>,
+    pub written: Value,
+    pub input: Value,
+    pub level: Level,
+    pub variables: Value,
+    pub mock: Option<Mock>,
+    pub context: Option<Value>,
+    pub configuration: Configuration,
+    pub role_arn: Option<String>,
 }
 
 impl Request {
     /// The state under test.
-    pub(crate) fn state(&self) -> &State {
+    pub fn state(&self) -> &State {
         self.machine.state(self.state)
     }
 
     /// Reads parameters that the service model has checked.
-    pub(crate) fn read(params: &Params) -> Result<Request, Refusal> {
+    pub fn read(params: &Params) -> Result<Request, Refusal> {
         let text = |name: &str| params.get(name).and_then(Params::as_str);
         let mock_params = params.get("mock").filter(|mock| !mock.is_null());
         let has = |name: &str| mock_params.is_some_and(|mock| mock.get(name).is_some_and(|v| !v.is_null()));

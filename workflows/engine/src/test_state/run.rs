@@ -19,7 +19,7 @@ use super::inspection::Inspection;
 use super::request::{self, Mock, Refusal, Request};
 use super::{Status, Surroundings, context, http_trace, waits};
 use crate::engine::{self, StartRequest};
-use crate::machine::time_text;
+use mayfly_workflows_machine::time_text;
 
 /// How a test ended.
 pub(super) struct Outcome {

@@ -52,7 +52,7 @@ enum Shape {
 
 /// How strictly a mock is compared with the service's model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mode {
+pub(super) enum Mode {
     /// Required fields are there, and what is there has the right type.
     Strict,
     /// What is there has the right type.
@@ -62,7 +62,7 @@ pub(crate) enum Mode {
 }
 
 /// The first field of `result` that the response of `resource` could not have, in AWS's words.
-pub(crate) fn check(resource: &Resource, result: &Value, mode: Mode) -> Result<(), String> {
+pub(super) fn check(resource: &Resource, result: &Value, mode: Mode) -> Result<(), String> {
     let (service, action, optimised) = match resource {
         _ if mode == Mode::None => return Ok(()),
         Resource::LambdaInvoke(_) => ("lambda", "invoke", true),

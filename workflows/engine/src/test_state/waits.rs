@@ -4,7 +4,7 @@ use mayfly_workflows_language::dataflow::Scope;
 use mayfly_workflows_language::definition::Wait;
 use mayfly_workflows_language::error::StateError;
 
-use crate::machine::{EDITION, quantity};
+use mayfly_workflows_machine::{EDITION, quantity};
 
 /// Whether the state would know how long to wait.
 pub(super) fn check(wait: &Wait, scope: &Scope<'_>) -> Result<(), StateError> {

@@ -3,8 +3,8 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use mayfly_workflows_engine::history::HistoryEvent;
 use mayfly_workflows_language::definition::{Catcher, Kind, State};
+use mayfly_workflows_machine::history::HistoryEvent;
 use serde_json::{Value, json};
 
 use super::run::{is_entry, text};

@@ -15,8 +15,8 @@ use mayfly_workflows_engine::engine::{
     InvokeError, ListQuery, ObjectBody, ObjectEntry, ObjectError, ObjectPage, Objects, Of, Randomness,
     StartRequest,
 };
-use mayfly_workflows_engine::history::{Field, HistoryEvent};
 use mayfly_workflows_engine::timers::VirtualClock;
+use mayfly_workflows_machine::history::{Field, HistoryEvent};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 

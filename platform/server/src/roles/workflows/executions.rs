@@ -15,7 +15,7 @@ use jiff::Timestamp;
 use mayfly_api::{Digest, ObjectKey, wellknown::LABEL_WORKFLOW, workflow::names};
 use mayfly_apiserver::{KindView, ViewChange, ViewError, ViewEvent, ViewPage, ViewQuery};
 use mayfly_workflows_engine::engine::{
-    Change, Changed, Description, Engine, HistoryQuery, ListQuery, Of, Page, Status,
+    Change, Changed, Description, Engine, ExecutionStatus, HistoryQuery, ListQuery, Of, Page,
 };
 use parking_lot::RwLock;
 use serde_json::{Value, json};
@@ -118,10 +118,10 @@ impl Executions {
     }
 
     /// An execution as an object; `status` in the place of its own.
-    fn object(&self, found: &Description, whole: bool, status: Option<Status>) -> Value {
+    fn object(&self, found: &Description, whole: bool, status: Option<ExecutionStatus>) -> Value {
         let (workflow, _) = self.directory.place(&found.state_machine_arn);
         let shown = status.unwrap_or(found.status);
-        let running = shown == Status::Running;
+        let running = shown == ExecutionStatus::Running;
         let changed =
             found.stop_date.filter(|_| !running).max(found.redrive_date).unwrap_or(found.start_date);
         let time = |at: Timestamp| format!("{at:.3}");
@@ -193,7 +193,7 @@ impl Executions {
     async fn page(
         &self,
         of: Of,
-        status: Option<Status>,
+        status: Option<ExecutionStatus>,
         limit: usize,
         from: Option<String>,
     ) -> Result<Page<Description>, ViewError> {
@@ -243,7 +243,7 @@ impl KindView for Executions {
             };
             let status = match asked("status.phase") {
                 None => None,
-                Some(phase) => match Status::parse(phase) {
+                Some(phase) => match ExecutionStatus::parse(phase) {
                     Some(status) => Some(status),
                     // There is no such status, and so no such execution.
                     None => return Ok(ViewPage { revision, ..ViewPage::default() }),
@@ -336,7 +336,7 @@ impl Executions {
         let mut shown = Description::clone(&execution);
         if whole && let Some(now) = self.engine.describe(&shown.execution_arn).await.map_err(failed)? {
             shown.input = now.input;
-            if shown.status != Status::Running {
+            if shown.status != ExecutionStatus::Running {
                 (shown.output, shown.cause) = (now.output, now.cause);
             }
         }
@@ -349,8 +349,8 @@ impl Executions {
             // Taken up again: it had failed; otherwise it was running.
             Change::Moved => {
                 let before = match shown.status {
-                    Status::Running => Status::Failed,
-                    _ => Status::Running,
+                    ExecutionStatus::Running => ExecutionStatus::Failed,
+                    _ => ExecutionStatus::Running,
                 };
                 ViewChange::Modified { previous: with_revision(self.object(&shown, whole, Some(before))) }
             }

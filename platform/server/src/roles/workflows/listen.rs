@@ -11,7 +11,7 @@ use axum::{
 use bytes::Bytes;
 use http::{HeaderValue, Request, StatusCode, header};
 use http_body_util::{BodyExt as _, Limited};
-use mayfly_workflows_engine::api::{Api, router};
+use mayfly_workflows_api::{Api, router};
 use serde_json::{Value, json};
 use tower::ServiceExt as _;
 

@@ -15,7 +15,7 @@ mod run;
 pub(super) use rules::{EventRules, Fired};
 pub(super) use run::Triggers;
 
-use mayfly_workflows_engine::api::Api;
+use mayfly_workflows_api::Api;
 use serde_json::{Value, json};
 
 use super::objects::scope;

@@ -4,22 +4,48 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::watched::Watched;
 use super::*;
-use crate::api::{Api, Scope};
-use crate::catalog::Catalog;
-use crate::journal::Change;
+use mayfly_workflows_journal::{Change, WaitedBy};
 
 const CHILD: &str = "arn:aws:states:us-east-1:000000000000:stateMachine:child";
 
-/// Binds the API, and makes the machine that the tasks start: it never ends by itself.
-async fn with_api(world: &World) -> Api {
-    let clock = world.engine.inner.deps.clock.clone();
-    let catalog = Arc::new(Catalog::open(None).expect("a catalog"));
-    let api = Api::new(world.engine.clone(), catalog, clock, Arc::new(OsRandomness));
-    let definition = json!({"StartAt": "N", "States": {"N": with(task("never"), json!({"End": true}))}});
-    let child = json!({"name": "child", "roleArn": "arn:aws:iam::000000000000:role/r",
-        "definition": definition.to_string()});
-    api.call("CreateStateMachine", &child, &Scope::default()).await.expect("creates");
-    api
+/// Starts a state machine that never ends by itself, whatever is asked for; keeps the ARNs of what it started.
+struct ChildStarts {
+    engine: Engine,
+    started: Mutex<Vec<String>>,
+}
+
+impl ChildStarts {
+    fn bind(world: &World) -> Arc<Self> {
+        let starts = Arc::new(Self { engine: world.engine.clone(), started: Mutex::default() });
+        world.engine.bind_operations(starts.clone());
+        starts
+    }
+}
+
+impl Operations for ChildStarts {
+    fn call(
+        &self,
+        operation: &str,
+        _: serde_json::Value,
+    ) -> BoxFuture<'_, Result<serde_json::Value, OperationError>> {
+        panic!("a task that waits for an execution needs no {operation}");
+    }
+
+    fn start_for(
+        &self,
+        request: serde_json::Value,
+        waited_by: WaitedBy,
+    ) -> BoxFuture<'_, Result<serde_json::Value, OperationError>> {
+        assert_eq!(request["stateMachineArn"], CHILD);
+        Box::pin(async move {
+            let definition =
+                json!({"StartAt": "N", "States": {"N": with(task("never"), json!({"End": true}))}});
+            let child = super::request(&machine(definition, Kind::Standard), "{}");
+            let started = self.engine.start_for(child, Some(waited_by)).await.expect("starts");
+            self.started.lock().push(started.execution_arn.clone());
+            Ok(json!({"executionArn": started.execution_arn, "startDate": started.start_date.as_second()}))
+        })
+    }
 }
 
 fn waits() -> serde_json::Value {
@@ -28,7 +54,7 @@ fn waits() -> serde_json::Value {
 }
 
 /// The children, as soon as each of them is waited for.
-async fn children(api: &Api, world: &World, parent: &str, count: usize) -> Vec<String> {
+async fn children(starts: &ChildStarts, world: &World, parent: &str, count: usize) -> Vec<String> {
     let looked = async {
         loop {
             let submitted = world.lines(parent).await;
@@ -39,13 +65,10 @@ async fn children(api: &Api, world: &World, parent: &str, count: usize) -> Vec<S
         }
     };
     tokio::time::timeout(LONG, looked).await.expect("all are waited for");
-    let found = api.call("ListExecutions", &json!({"stateMachineArn": CHILD}), &Scope::default()).await;
-    let found = found.expect("a list");
-    let arns = found["executions"].as_array().expect("executions").iter();
-    arns.map(|child| child["executionArn"].as_str().expect("an ARN").to_owned()).collect()
+    starts.started.lock().clone()
 }
 
-async fn ends_as(world: &World, arn: &str, status: Status) {
+async fn ends_as(world: &World, arn: &str, status: ExecutionStatus) {
     let ended = tokio::time::timeout(LONG, world.engine.wait(arn)).await.expect("it ends");
     assert_eq!(ended.expect("read").expect("there").status, status, "{arn}");
 }
@@ -53,27 +76,27 @@ async fn ends_as(world: &World, arn: &str, status: Status) {
 #[tokio::test]
 async fn what_was_waited_for_is_stopped_with_who_waited() {
     let world = World::new().await;
-    let api = with_api(&world).await;
+    let starts = ChildStarts::bind(&world);
     let alone = json!({"StartAt": "W", "States": {"W": with(waits(), json!({"End": true}))}});
     let parent = world.start(&machine(alone, Kind::Standard), "{}").await;
-    let children = children(&api, &world, &parent, 1).await;
+    let children = children(&starts, &world, &parent, 1).await;
     world.engine.stop(&parent, None, None).await.expect("stops");
-    ends_as(&world, &children[0], Status::Aborted).await;
+    ends_as(&world, &children[0], ExecutionStatus::Aborted).await;
 }
 
 #[tokio::test]
 async fn what_was_waited_for_too_long_is_stopped() {
     let world = World::new().await;
-    let api = with_api(&world).await;
+    let starts = ChildStarts::bind(&world);
     let short = with(waits(), json!({"TimeoutSeconds": 5, "End": true}));
     let definition = json!({"StartAt": "W", "States": {"W": short}});
     let parent = world.start(&machine(definition, Kind::Standard), "{}").await;
-    let children = children(&api, &world, &parent, 1).await;
+    let children = children(&starts, &world, &parent, 1).await;
     // The child's function is under way for ever: the clock does not jump by itself.
     let now_ms = world.engine.inner.now_ms();
     world.engine.inner.deps.clock.sleep_until(now_ms + 6_000).await;
-    ends_as(&world, &parent, Status::Failed).await;
-    ends_as(&world, &children[0], Status::Aborted).await;
+    ends_as(&world, &parent, ExecutionStatus::Failed).await;
+    ends_as(&world, &children[0], ExecutionStatus::Aborted).await;
 }
 
 #[tokio::test]
@@ -96,16 +119,16 @@ async fn what_was_waited_for_beside_a_failure_is_stopped() {
         (json!({"Type": "Map", "ItemProcessor": chosen}), "[0, 1]"),
     ] {
         let world = World::new().await;
-        let api = with_api(&world).await;
+        let starts = ChildStarts::bind(&world);
         let definition = json!({"StartAt": "P", "States": {"P": with(state, catches.clone()),
             "Rest": {"Type": "Pass", "End": true}}});
         let parent = world.start(&machine(definition, Kind::Standard), input).await;
-        let children = children(&api, &world, &parent, 2).await;
+        let children = children(&starts, &world, &parent, 2).await;
         let token = world.functions.calls.lock().iter().find(|(name, _)| name == "echo").cloned();
         let token = token.expect("was called").1.trim_matches('"').to_owned();
         world.engine.send_task_failure(&token, Some("E".to_owned()), None).await.expect("fails");
-        ends_as(&world, &parent, Status::Succeeded).await;
-        ends_as(&world, &children[0], Status::Aborted).await;
+        ends_as(&world, &parent, ExecutionStatus::Succeeded).await;
+        ends_as(&world, &children[0], ExecutionStatus::Aborted).await;
     }
 }
 
@@ -135,19 +158,19 @@ async fn what_was_waited_for_is_stopped_after_a_crash_between() {
     let journal: Arc<dyn Journal> = Arc::new(MemoryJournal::default());
     let (dying, dead) = (Arc::new(AtomicBool::new(false)), Arc::new(tokio::sync::Notify::new()));
     let first = dying_world(&journal, &dying, &dead).await;
-    let api = with_api(&first).await;
+    let starts = ChildStarts::bind(&first);
     let alone = json!({"StartAt": "W", "States": {"W": with(waits(), json!({"End": true}))}});
     let parent = first.start(&machine(alone, Kind::Standard), "{}").await;
-    let children = children(&api, &first, &parent, 1).await;
+    let children = children(&starts, &first, &parent, 1).await;
     dying.store(true, Ordering::Release);
     first.engine.stop(&parent, None, None).await.expect("stops");
     tokio::time::timeout(LONG, dead.notified()).await.expect("the child's end is on its way");
-    drop((api, first));
+    drop((starts, first));
 
     let second = World::on(journal, Arc::default()).await;
     assert_eq!(second.engine.resume().await.expect("resumes"), 1, "the child was still running");
-    ends_as(&second, &children[0], Status::Aborted).await;
-    ends_as(&second, &parent, Status::Aborted).await;
+    ends_as(&second, &children[0], ExecutionStatus::Aborted).await;
+    ends_as(&second, &parent, ExecutionStatus::Aborted).await;
 }
 
 #[tokio::test]
@@ -175,6 +198,6 @@ async fn a_map_runs_children_are_stopped_after_a_crash_between() {
     let second = World::on(journal, Arc::default()).await;
     assert_eq!(second.engine.resume().await.expect("resumes"), 2, "both children were still running");
     for child in children {
-        ends_as(&second, &child, Status::Aborted).await;
+        ends_as(&second, &child, ExecutionStatus::Aborted).await;
     }
 }

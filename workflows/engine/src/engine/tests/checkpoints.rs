@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::watched::Watched;
 use super::*;
-use crate::journal::{Batch, Change, SqliteJournal};
+use mayfly_workflows_journal::{Batch, Change, SqliteJournal};
 
 /// Calls a function until it has counted up, and then one that never answers.
 fn counting(rounds: u64) -> serde_json::Value {
@@ -97,7 +97,7 @@ async fn old_executions_are_forgotten_and_their_names_free() {
     );
     let old = world.start(&passing, &large).await;
     world.engine.wait(&old).await.expect("read").expect("there");
-    let digest = crate::journal::Digest::of(large.as_bytes());
+    let digest = mayfly_workflows_language::execution::ContentDigest::of(large.as_bytes());
     // Ninety days pass, with an execution that still runs and one that ends only now.
     let waiting = machine(
         json!({"StartAt": "W", "States": {"W": {"Type": "Wait", "Seconds": 7_776_060, "End": true}}}),
@@ -155,6 +155,6 @@ async fn what_is_being_taken_up_again_is_not_forgotten() {
     assert_eq!(forgets.await.expect("runs").expect("written"), 0);
     assert_eq!(
         journal.execution_by_arn(&arn).expect("read").expect("it is kept").outcome.status,
-        Status::Running
+        ExecutionStatus::Running
     );
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::watched::Watched;
 use super::*;
-use crate::journal::{Change, JournalError, MemoryJournal};
+use mayfly_workflows_journal::{Change, JournalError, MemoryJournal};
 
 /// Takes `left` batches with records and then nothing any more, as a process
 /// that was killed: what was taken is there, nothing after it.
@@ -65,7 +65,8 @@ fn in_files(folder: &std::path::Path) -> impl Fn(u64) -> Arc<dyn Journal> {
             before.close();
         }
         let path = folder.join(format!("{left}.db"));
-        let journal: Arc<dyn Journal> = Arc::new(crate::journal::SqliteJournal::open(&path).expect("opens"));
+        let journal: Arc<dyn Journal> =
+            Arc::new(mayfly_workflows_journal::SqliteJournal::open(&path).expect("opens"));
         *before.lock() = Some(journal.clone());
         journal
     }
@@ -173,12 +174,12 @@ async fn a_start_that_is_refused_leaves_nothing_behind() {
         .expect("there is room, and the name is free")
         .execution_arn;
     let ended = world.engine.wait(&arn).await.expect("read").expect("there");
-    assert_eq!(ended.status, Status::Succeeded);
+    assert_eq!(ended.status, ExecutionStatus::Succeeded);
 }
 
 #[tokio::test]
 async fn payloads_are_stored_once() {
-    let parts: Arc<Mutex<Vec<crate::journal::Digest>>> = Arc::default();
+    let parts: Arc<Mutex<Vec<mayfly_workflows_language::execution::ContentDigest>>> = Arc::default();
     let seen = parts.clone();
     let journal = Watched::new(Arc::new(MemoryJournal::default()), move |batch| {
         let digests = batch.changes.iter().filter_map(|change| match change {
@@ -202,7 +203,7 @@ async fn payloads_are_stored_once() {
 #[tokio::test]
 async fn the_same_start_again_is_not_acknowledged_before_the_first() {
     let inner: Arc<dyn Journal> = Arc::new(MemoryJournal::default());
-    let held: Arc<Mutex<Vec<crate::journal::Batch>>> = Arc::default();
+    let held: Arc<Mutex<Vec<mayfly_workflows_journal::Batch>>> = Arc::default();
     let holds = held.clone();
     let journal = Watched::new(inner.clone(), move |batch| {
         holds.lock().push(batch);
@@ -228,7 +229,7 @@ async fn the_same_start_again_is_not_acknowledged_before_the_first() {
         let batch = held.lock().pop().expect("held");
         match is_written {
             true => inner.write(batch).expect("written"),
-            false => (batch.done)(Err(crate::journal::JournalError::Full)),
+            false => (batch.done)(Err(mayfly_workflows_journal::JournalError::Full)),
         }
         let (first, second) = (first.await.expect("runs"), second.await.expect("runs"));
         if is_written {
@@ -257,7 +258,7 @@ async fn what_the_clock_ended_is_not_evaluated_again() {
     let ends = ["Arguments", "Output"].map(|field| async {
         let arn = world.start(&machine(definition(field), Kind::Standard), "{}").await;
         let ended = world.engine.wait(&arn).await.expect("read").expect("there");
-        assert_eq!((ended.status, ended.output.as_deref()), (Status::Succeeded, Some("42")));
+        assert_eq!((ended.status, ended.output.as_deref()), (ExecutionStatus::Succeeded, Some("42")));
         arn
     });
     for arn in futures::future::join_all(ends).await {

@@ -16,7 +16,7 @@ async fn express_executions() {
         tokio::spawn(async move {
             for _ in 0..200 {
                 let ended = engine.start_sync(request(&state_machine, "{\"k\":1}")).await.expect("runs");
-                assert_eq!(ended.status, Status::Succeeded);
+                assert_eq!(ended.status, ExecutionStatus::Succeeded);
             }
         })
     });
@@ -41,7 +41,7 @@ async fn durable_executions() {
             for _ in 0..40 {
                 let started = engine.start_execution(request(&state_machine, "{}")).await.expect("starts");
                 let ended = engine.wait(&started.execution_arn).await.expect("read").expect("there");
-                assert_eq!(ended.status, Status::Succeeded);
+                assert_eq!(ended.status, ExecutionStatus::Succeeded);
             }
         })
     });
@@ -69,7 +69,10 @@ async fn sleepers_cost_no_task() {
     let tasks = tokio::runtime::Handle::current().metrics().num_alive_tasks();
     assert!(tasks <= tasks_before + 4, "{tasks} tasks");
     drop(awake);
-    assert_eq!(world.engine.wait(&last).await.expect("read").expect("there").status, Status::Succeeded);
+    assert_eq!(
+        world.engine.wait(&last).await.expect("read").expect("there").status,
+        ExecutionStatus::Succeeded
+    );
 }
 
 fn each_of(items: serde_json::Value) -> serde_json::Value {

@@ -42,7 +42,10 @@ fn token() -> serde_json::Value {
 async fn a_timer_wakes() {
     let world = World::new().await;
     let (arn, awake) = asleep(&world, waits(3_600)).await;
-    assert_eq!(world.engine.describe(&arn).await.expect("read").expect("there").status, Status::Running);
+    assert_eq!(
+        world.engine.describe(&arn).await.expect("read").expect("there").status,
+        ExecutionStatus::Running
+    );
     drop(awake);
     let ended = world.engine.wait(&arn).await.expect("read").expect("there");
     assert_eq!(ended.output.as_deref(), Some("{\"k\":1}"));
@@ -61,7 +64,7 @@ async fn who_waits_is_not_told_that_what_cannot_be_read_is_not_there() {
     drop(awake);
     let ended = tokio::time::timeout(LONG, ends).await.expect("it ends");
     let ended = ended.expect("runs").expect("read").expect("there");
-    assert_eq!((ended.status, ended.output.as_deref()), (Status::Succeeded, Some("{\"k\":1}")));
+    assert_eq!((ended.status, ended.output.as_deref()), (ExecutionStatus::Succeeded, Some("{\"k\":1}")));
     assert!(
         world
             .engine
@@ -117,7 +120,10 @@ async fn a_stop_wakes() {
     let world = World::new().await;
     let (arn, _awake) = asleep(&world, waits(3_600)).await;
     world.engine.stop(&arn, None, None).await.expect("stops");
-    assert_eq!(world.engine.describe(&arn).await.expect("read").expect("there").status, Status::Aborted);
+    assert_eq!(
+        world.engine.describe(&arn).await.expect("read").expect("there").status,
+        ExecutionStatus::Aborted
+    );
     assert_eq!(world.engine.load(), (0, 0), "its timer is gone too");
 }
 
@@ -141,7 +147,10 @@ async fn who_reads_it_too_late_does_not_bring_it_back() {
     // Whoever reads may be done already.
     let _ = has_stopped.send(());
     wakes.await.expect("runs").expect("read");
-    assert_eq!(world.engine.describe(&arn).await.expect("read").expect("there").status, Status::Aborted);
+    assert_eq!(
+        world.engine.describe(&arn).await.expect("read").expect("there").status,
+        ExecutionStatus::Aborted
+    );
     assert_eq!(world.engine.load(), (0, 0), "nothing of it is in memory");
 }
 
@@ -181,7 +190,7 @@ async fn who_waits_for_one_that_falls_asleep_again_waits_for_its_end() {
     assert_eq!(world.engine.inner.sleep_round(), 1);
     drop(awake);
     let ended = ends.await.expect("runs").expect("read").expect("there");
-    assert_eq!(ended.status, Status::Succeeded);
+    assert_eq!(ended.status, ExecutionStatus::Succeeded);
 }
 
 #[tokio::test]
@@ -232,7 +241,9 @@ async fn a_timer_whose_sleeper_cannot_be_read_comes_again() {
     let (arn, awake) = asleep(&world, waits(3_600)).await;
     journal.refused_reads.store(2, Ordering::Relaxed);
     drop(awake);
-    let ended =
-        || journal.execution_by_arn(&arn).expect("read").expect("there").outcome.status != Status::Running;
+    let ended = || {
+        journal.execution_by_arn(&arn).expect("read").expect("there").outcome.status
+            != ExecutionStatus::Running
+    };
     until("it is woken by its timer alone", ended).await;
 }

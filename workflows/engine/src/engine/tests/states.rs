@@ -7,7 +7,7 @@ async fn a_function_is_called() {
     let world = World::new().await;
     let definition = json!({"StartAt": "A", "States": {"A": with(task("double"), json!({"End": true}))}});
     let (ended, lines) = world.run(definition, "21").await;
-    assert_eq!(ended.status, Status::Succeeded);
+    assert_eq!(ended.status, ExecutionStatus::Succeeded);
     assert_eq!(ended.output.as_deref(), Some("42"));
     assert_eq!(
         lines,
@@ -57,7 +57,7 @@ async fn waiting_takes_no_time() {
     let definition = json!({"StartAt": "A", "States": {
         "A": {"Type": "Wait", "Seconds": 86_400, "Next": "B"}, "B": {"Type": "Succeed"}}});
     let (ended, lines) = world.run(definition, "{}").await;
-    assert_eq!(ended.status, Status::Succeeded);
+    assert_eq!(ended.status, ExecutionStatus::Succeeded);
     let waited = ended.stop_date.expect("ended").as_second() - ended.start_date.as_second();
     assert_eq!(waited, 86_400);
     assert_eq!(lines[2], "3 2 WaitStateExited");
@@ -93,7 +93,7 @@ async fn a_task_runs_out_of_time() {
     let arn = world.start(&machine(definition, Kind::Standard), "{}").await;
     world.engine.inner.deps.clock.sleep_until(1_700_000_000_000 + 5_000).await;
     let ended = world.engine.wait(&arn).await.expect("read").expect("there");
-    assert_eq!((ended.status, ended.error.as_deref()), (Status::Failed, Some("States.Timeout")));
+    assert_eq!((ended.status, ended.error.as_deref()), (ExecutionStatus::Failed, Some("States.Timeout")));
     assert_eq!(world.lines(&arn).await[4], "5 4 LambdaFunctionTimedOut");
 }
 
@@ -172,7 +172,7 @@ async fn items_come_from_files_in_batches_and_results_go_to_files() {
         "ItemBatcher": {"MaxItemsPerBatch": 2},
         "ResultWriter": {"Resource": "arn:aws:states:::s3:putObject", "Parameters": {"Bucket": "o", "Prefix": "p"}}}));
     let (ended, _) = world.run(definition, "{}").await;
-    assert_eq!((ended.status, ended.cause.as_deref()), (Status::Succeeded, None));
+    assert_eq!((ended.status, ended.cause.as_deref()), (ExecutionStatus::Succeeded, None));
     let files = world.files.0.lock();
     let written = files.iter().find(|(name, _)| name.ends_with("SUCCEEDED_0.json")).expect("written").1;
     let written: serde_json::Value = serde_json::from_slice(written).expect("JSON");
@@ -313,7 +313,7 @@ async fn executions_are_counted_by_type_and_end() {
     }
     let told = world.engine.executions_so_far().map(|of| {
         let ended = |wanted| of.ended.iter().find(|(status, _)| *status == wanted).map(|(_, count)| *count);
-        (of.kind, of.started, ended(Status::Succeeded), ended(Status::Failed))
+        (of.kind, of.started, ended(ExecutionStatus::Succeeded), ended(ExecutionStatus::Failed))
     });
     assert_eq!(told, [(Kind::Standard, 2, Some(1), Some(1)), (Kind::Express, 2, Some(0), Some(2))]);
     assert_eq!(world.engine.open_executions(), 0);
@@ -349,7 +349,7 @@ async fn an_execution_is_stopped_and_redriven() {
     assert_eq!(ended.redrive_status, RedriveStatus::Redrivable);
     world.engine.redrive(&arn, None).await.expect("redriven");
     let ended = world.engine.wait(&arn).await.expect("read").expect("there");
-    assert_eq!((ended.status, ended.redrive_count), (Status::Failed, 1));
+    assert_eq!((ended.status, ended.redrive_count), (ExecutionStatus::Failed, 1));
     assert_eq!(world.functions.calls.lock().len(), 2, "only what failed ran again");
     let lines = world.lines(&arn).await;
     assert_eq!(lines.iter().filter(|line| line.ends_with("PassStateEntered")).count(), 1);
@@ -366,7 +366,7 @@ async fn the_same_redrive_twice_is_one_redrive() {
         world.engine.wait(&arn).await.expect("read").expect("there");
         dates.push(world.engine.redrive(&arn, Some(token)).await.expect("redriven"));
         let ended = world.engine.wait(&arn).await.expect("read").expect("there");
-        assert_eq!((ended.status, ended.redrive_count), (Status::Failed, redrives), "{token}");
+        assert_eq!((ended.status, ended.redrive_count), (ExecutionStatus::Failed, redrives), "{token}");
     }
     assert_eq!((dates[0], dates[0]), (dates[1], dates[3]));
     // Without a name each is one of its own.
@@ -409,15 +409,15 @@ async fn express_executions_take_five_minutes_at_most() {
     let world = World::new().await;
     let waits = |seconds: u32| json!({"StartAt": "W", "States": {"W": {"Type": "Wait", "Seconds": seconds, "End": true}}});
     for (definition, status, seconds) in [
-        (waits(299), Status::Succeeded, 299),
-        (waits(86_400), Status::TimedOut, 300),
-        (with(waits(86_400), json!({"TimeoutSeconds": 10})), Status::TimedOut, 10),
+        (waits(299), ExecutionStatus::Succeeded, 299),
+        (waits(86_400), ExecutionStatus::TimedOut, 300),
+        (with(waits(86_400), json!({"TimeoutSeconds": 10})), ExecutionStatus::TimedOut, 10),
     ] {
         let of = machine(definition, Kind::Express);
         let ended = world.engine.start_sync(request(&of, "{}")).await.expect("runs");
         let took = ended.stop_date.expect("it ended").duration_since(ended.start_date);
         assert_eq!((ended.status, took.as_secs()), (status, seconds));
-        let error = (status == Status::TimedOut).then_some("States.Timeout");
+        let error = (status == ExecutionStatus::TimedOut).then_some("States.Timeout");
         assert_eq!(ended.error.as_deref(), error);
         // Nobody waits for this one.
         let begun_ms = world.engine.inner.now_ms();
@@ -439,9 +439,12 @@ async fn an_endless_loop_leaves_turns_to_others() {
     let endless = world.start(&machine(definition, Kind::Standard), "{}").await;
     let other = json!({"StartAt": "A", "States": {"A": with(task("double"), json!({"End": true}))}});
     let (ended, _) = world.run(other, "1").await;
-    assert_eq!(ended.status, Status::Succeeded);
+    assert_eq!(ended.status, ExecutionStatus::Succeeded);
     world.engine.stop(&endless, None, None).await.expect("stops");
-    assert_eq!(world.engine.wait(&endless).await.expect("read").expect("there").status, Status::Aborted);
+    assert_eq!(
+        world.engine.wait(&endless).await.expect("read").expect("there").status,
+        ExecutionStatus::Aborted
+    );
 }
 
 #[tokio::test]
@@ -452,7 +455,7 @@ async fn an_integration_that_is_not_there_can_be_caught() {
             "Catch": [{"ErrorEquals": ["Mayfly.IntegrationNotSupported"], "Next": "B"}], "End": true},
         "B": {"Type": "Pass", "End": true}}});
     let (ended, _) = world.run(definition, "{}").await;
-    assert_eq!(ended.status, Status::Succeeded);
+    assert_eq!(ended.status, ExecutionStatus::Succeeded);
     assert!(ended.output.is_some_and(|output| output.contains("arn:aws:states:::sqs:sendMessage")));
 }
 

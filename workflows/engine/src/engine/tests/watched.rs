@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::journal::{Batch, Digest, ExecutionRow, Journal, JournalError, ListRows, RecordRow};
+use mayfly_workflows_journal::{Batch, ExecutionRow, Journal, JournalError, ListRows, RecordRow};
+use mayfly_workflows_language::execution::ContentDigest;
 
 type See = dyn Fn(Batch) -> Option<Batch> + Send + Sync;
 
@@ -74,11 +75,11 @@ impl Journal for Watched {
         self.journal.checkpoint(id)
     }
 
-    fn part(&self, digest: &Digest) -> Result<Option<String>, JournalError> {
+    fn part(&self, digest: &ContentDigest) -> Result<Option<String>, JournalError> {
         self.journal.part(digest)
     }
 
-    fn machine(&self, digest: &Digest) -> Result<Option<Vec<u8>>, JournalError> {
+    fn machine(&self, digest: &ContentDigest) -> Result<Option<Vec<u8>>, JournalError> {
         self.journal.machine(digest)
     }
 
@@ -94,7 +95,7 @@ impl Journal for Watched {
         self.journal.ended_before(stop_ms, limit)
     }
 
-    fn user_of(&self, artifact: &Digest) -> Result<Option<String>, JournalError> {
+    fn user_of(&self, artifact: &ContentDigest) -> Result<Option<String>, JournalError> {
         self.journal.user_of(artifact)
     }
 

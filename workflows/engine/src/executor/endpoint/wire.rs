@@ -9,8 +9,8 @@ use super::services::{Protocol, Service};
 use super::{model, not_carried_out, query};
 use crate::engine::FunctionError;
 use crate::executor::sdk::{capital, small};
-use crate::machine::envelope::Envelope;
-use crate::machine::time_text;
+use mayfly_workflows_machine::envelope::Envelope;
+use mayfly_workflows_machine::time_text;
 
 /// Members whose members are names of the user's, not of the service: they keep their spelling.
 const MAPS: &[&str] =

@@ -1,12 +1,13 @@
 //! A distributed Map's results into files.
 
+use mayfly_workflows_language::execution::ExecutionStatus;
 use std::sync::Arc;
 
 use mayfly_workflows_language::definition::{Kind, StateId};
 use mayfly_workflows_language::value::Value;
 
-use crate::engine::{ObjectError, Reporter, Status};
-use crate::machine::{ChildResult, time_text};
+use crate::engine::{ObjectError, Reporter};
+use mayfly_workflows_machine::{ChildResult, time_text};
 
 /// Bytes of a result file, but for its last result: what follows goes into another one, so that no more than this is
 /// in memory beside the results themselves. AWS begins another file at 5 GB.
@@ -38,9 +39,11 @@ pub(crate) async fn write_results(
         if prefix.is_empty() { run.to_owned() } else { format!("{}/{run}", prefix.trim_end_matches('/')) };
     let objects = &reporter.inner.deps.objects;
     let mut files = Vec::new();
-    for (name, status) in
-        [("FAILED", Status::Failed), ("PENDING", Status::Running), ("SUCCEEDED", Status::Succeeded)]
-    {
+    for (name, status) in [
+        ("FAILED", ExecutionStatus::Failed),
+        ("PENDING", ExecutionStatus::Running),
+        ("SUCCEEDED", ExecutionStatus::Succeeded),
+    ] {
         let of = results.iter().filter(|result| group(result.outcome.status) == status);
         let mut written = Vec::new();
         for (n, body) in bodies(of.filter_map(|result| shaped(result, bare)), lines, FILE_BYTES).enumerate() {
@@ -84,11 +87,13 @@ fn bodies(
     })
 }
 
-fn group(status: Status) -> Status {
+fn group(status: ExecutionStatus) -> ExecutionStatus {
     match status {
-        Status::Succeeded => Status::Succeeded,
-        Status::Running | Status::PendingRedrive => Status::Running,
-        Status::Failed | Status::TimedOut | Status::Aborted => Status::Failed,
+        ExecutionStatus::Succeeded => ExecutionStatus::Succeeded,
+        ExecutionStatus::Running | ExecutionStatus::PendingRedrive => ExecutionStatus::Running,
+        ExecutionStatus::Failed | ExecutionStatus::TimedOut | ExecutionStatus::Aborted => {
+            ExecutionStatus::Failed
+        }
     }
 }
 

@@ -15,7 +15,7 @@ use mayfly_informer::{
     Informer,
     reconcile::{self, Outcome, WorkQueue},
 };
-use mayfly_workflows_engine::engine::{Engine, Status};
+use mayfly_workflows_engine::engine::{Engine, ExecutionStatus};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
@@ -85,7 +85,8 @@ impl Left {
         if task.is_none() {
             let Some(execution) = awaiting_execution(&job) else { return Ok(Outcome::Done) };
             let execution = engine.describe(execution).await?;
-            let goes_on = |status| matches!(status, Status::Running | Status::PendingRedrive);
+            let goes_on =
+                |status| matches!(status, ExecutionStatus::Running | ExecutionStatus::PendingRedrive);
             if execution.is_some_and(|execution| goes_on(execution.status)) {
                 return Ok(Outcome::RequeueAfter(LOOK_EVERY));
             }

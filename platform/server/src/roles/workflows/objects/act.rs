@@ -17,10 +17,8 @@ use mayfly_informer::{
     Change,
     reconcile::{self, Outcome, WorkQueue},
 };
-use mayfly_workflows_engine::{
-    api::{Api, ApiError, Scope},
-    catalog::{CatalogError, Kind, Machine, SeenRevision},
-};
+use mayfly_workflows_api::{Api, ApiError, Scope};
+use mayfly_workflows_engine::catalog::{CatalogError, Kind, Machine, SeenRevision};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;

@@ -6,7 +6,7 @@ use mayfly_api::{
     ObjectKey, Workflow,
     workflow::{Trigger, names::state_machine_arn, pattern::Pattern},
 };
-use mayfly_workflows_engine::api::Api;
+use mayfly_workflows_api::Api;
 use parking_lot::RwLock;
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};

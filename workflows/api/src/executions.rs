@@ -1,0 +1,398 @@
+//! Starting, stopping and redriving executions, and everything that describes them.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use mayfly_workflows_language::value;
+use serde_json::{Value, json};
+
+use super::arn::{Arn, Qualifier, check_name};
+use super::params::{Fields, date, flag, optional, text};
+use super::{Answer, Api, ApiError, model, paging, state_machines};
+use mayfly_workflows_engine::engine::{
+    Description, ExecutionError, ExecutionStatus, HistoryQuery, Kind, ListQuery, Of, RedriveError,
+    RedriveStatus, StartError, StartRequest,
+};
+use mayfly_workflows_journal::{JournalError, WaitedBy};
+
+/// Why an execution whose machine is being deleted is not redriven (the model's words).
+const LEFT_BEHIND: &str = "State machine is in DELETING status";
+
+fn left_behind() -> RedriveStatus {
+    RedriveStatus::NotRedrivable(LEFT_BEHIND.to_owned())
+}
+
+/// AWS's limit of an input or an output, in bytes.
+pub(super) const PAYLOAD_BYTES_MAX: usize = 262_144;
+
+impl Api {
+    pub(super) async fn start_execution(&self, params: &Value) -> Answer {
+        self.start(params, None).await
+    }
+
+    /// StartExecution for a task that waits for the execution's end.
+    pub(super) async fn start_for(&self, params: &Value, waited_by: WaitedBy) -> Answer {
+        model::check("StartExecution", params)?;
+        self.start(params, Some(waited_by)).await
+    }
+
+    async fn start(&self, params: &Value, waited_by: Option<WaitedBy>) -> Answer {
+        // What is waited for has to be there to be asked for its end: an EXPRESS execution is not.
+        let wanted = waited_by.map(|_| Kind::Standard);
+        let request = self.start_request(params, wanted).await?;
+        let started = self.engine.start_for(request, waited_by).await.map_err(start_refused)?;
+        Ok(json!({"executionArn": started.execution_arn, "startDate": date_of(started.start_date)}))
+    }
+
+    pub(super) async fn start_sync_execution(&self, params: &Value) -> Answer {
+        let request = self.start_request(params, Some(Kind::Express)).await?;
+        let ended = self.engine.start_sync(request).await.map_err(start_refused)?;
+        let whole = optional(params, "includedData") != Some("METADATA_ONLY");
+        let lasted =
+            ended.stop_date.unwrap_or(ended.start_date).as_millisecond() - ended.start_date.as_millisecond();
+        Ok(description_fields(&ended, whole).set("billingDetails", billing(lasted)).done())
+    }
+
+    /// What a start asks for: checked input, the machine as it is now.
+    async fn start_request(&self, params: &Value, wanted: Option<Kind>) -> Result<StartRequest, ApiError> {
+        let arn = Arn::of(text(params, "stateMachineArn"), &["stateMachine"])?;
+        arn.not_of_map()?;
+        let name = optional(params, "name").map(str::to_owned);
+        if let Some(name) = &name {
+            check_name(name)?;
+        }
+        self.finish_deletion(&arn.unqualified()).await?;
+        let target = self.target(&arn)?;
+        if wanted.is_some_and(|wanted| wanted != target.machine.kind) {
+            return Err(ApiError::type_not_supported());
+        }
+        let input = optional(params, "input").unwrap_or("{}").to_owned();
+        check_input(&input)?;
+        Ok(StartRequest {
+            state_machine: target.machine,
+            name,
+            input,
+            trace_header: optional(params, "traceHeader").map(str::to_owned),
+            version_arn: target.version_arn,
+            alias_arn: target.alias_arn,
+        })
+    }
+
+    pub(super) async fn stop_execution(&self, params: &Value) -> Answer {
+        let arn = execution(params)?.text;
+        let (error, cause) = (optional(params, "error"), optional(params, "cause"));
+        let stopped = self.engine.stop(arn, error.map(str::to_owned), cause.map(str::to_owned)).await;
+        Ok(json!({"stopDate": date_of(stopped.map_err(refused)?)}))
+    }
+
+    pub(super) async fn redrive_execution(&self, params: &Value) -> Answer {
+        let (arn, token) = (execution(params)?.text, optional(params, "clientToken"));
+        let found = self.engine.describe(arn).await.map_err(refused)?;
+        if found.is_some_and(|found| self.redrivable(&found) == left_behind()) {
+            return Err(ApiError::new("ExecutionNotRedrivable", LEFT_BEHIND));
+        }
+        match self.engine.redrive(arn, token).await {
+            Ok(redriven) => Ok(json!({"redriveDate": date_of(redriven)})),
+            Err(refused @ (RedriveError::NotRedrivable(_) | RedriveError::AlreadyRunning)) => {
+                Err(ApiError::new("ExecutionNotRedrivable", refused.to_string()))
+            }
+            Err(RedriveError::Execution(error)) => Err(refused(error)),
+        }
+    }
+
+    pub(super) async fn describe_execution(&self, params: &Value) -> Answer {
+        let arn = execution(params)?.text;
+        let found = self.engine.describe(arn).await.map_err(refused)?;
+        self.describe_answer(params, &found.ok_or_else(|| ApiError::execution_missing(arn))?)
+    }
+
+    /// DescribeExecution, answered when the execution has ended or `limit` is over. Not AWS's, whose clients
+    /// ask again and again.
+    pub(super) async fn describe_ended(&self, params: &Value, limit: Duration) -> Answer {
+        model::check("DescribeExecution", params)?;
+        let ended = tokio::time::timeout(limit, self.engine.wait(execution(params)?.text)).await;
+        match ended {
+            Ok(Ok(Some(found))) => self.describe_answer(params, &found),
+            Ok(Err(error)) => Err(refused(error)),
+            Ok(Ok(None)) | Err(_) => self.describe_execution(params).await,
+        }
+    }
+
+    /// What DescribeExecution answers.
+    fn describe_answer(&self, params: &Value, found: &Description) -> Answer {
+        let whole = optional(params, "includedData") != Some("METADATA_ONLY");
+        let (status, reason) = match self.redrivable(found) {
+            RedriveStatus::Redrivable => ("REDRIVABLE", None),
+            RedriveStatus::NotRedrivable(reason) => ("NOT_REDRIVABLE", Some(reason)),
+            RedriveStatus::RedrivableByMapRun => ("REDRIVABLE_BY_MAP_RUN", None),
+        };
+        let fields = description_fields(found, whole)
+            .maybe("mapRunArn", found.map_run_arn.clone())
+            .maybe("stateMachineVersionArn", found.version_arn.clone())
+            .maybe("stateMachineAliasArn", found.alias_arn.clone())
+            .set("redriveCount", found.redrive_count)
+            .maybe("redriveDate", found.redrive_date.map(date_of))
+            .set("redriveStatus", status)
+            .maybe("redriveStatusReason", reason);
+        Ok(fields.done())
+    }
+
+    /// Whether an execution can be redriven: what its own end says, as long as its machine stays. (The model lists the
+    /// reason for a machine that is on its way out; that it holds for one that is gone is our reading.)
+    fn redrivable(&self, found: &Description) -> RedriveStatus {
+        let machine = found.state_machine_arn.split('/').next().unwrap_or_default();
+        let stays = self.catalog.read().machine(machine).is_some_and(|machine| !machine.deleting);
+        match &found.redrive_status {
+            RedriveStatus::Redrivable if !stays => left_behind(),
+            status => status.clone(),
+        }
+    }
+
+    pub(super) async fn describe_for_execution(&self, params: &Value) -> Answer {
+        let arn = execution(params)?.text;
+        let missing = || ApiError::execution_missing(arn);
+        let machine = self.engine.snapshot(arn).await.map_err(refused)?.ok_or_else(missing)?;
+        let found = self.engine.describe(arn).await.map_err(refused)?.ok_or_else(missing)?;
+        let whole = optional(params, "includedData") != Some("METADATA_ONLY");
+        let detail = |name: &str| machine.details.get(name).filter(|value| !value.is_null()).cloned();
+        let references = if whole { state_machines::references_of(&machine.definition) } else { None };
+        let label = found.map_run_arn.as_deref().and_then(map_run_label);
+        // A map run's child runs the processor of the Map state alone.
+        let text = match machine.flow {
+            Some(flow) => &machine.definition.flow(flow).definition,
+            None => &machine.definition_text,
+        };
+        let name = found.state_machine_arn.rsplit(':').next().unwrap_or_default();
+        let fields = Fields::default()
+            .set("stateMachineArn", found.state_machine_arn.as_str())
+            .set("name", name)
+            .set("definition", if whole { &**text } else { state_machines::NO_DEFINITION })
+            .set("roleArn", machine.role_arn.as_str())
+            .maybe("updateDate", machine.details.get("updateDate").and_then(Value::as_i64).map(date))
+            .maybe("loggingConfiguration", detail("loggingConfiguration"))
+            .maybe("tracingConfiguration", detail("tracingConfiguration"))
+            .maybe("encryptionConfiguration", detail("encryptionConfiguration"))
+            .maybe("revisionId", detail("revisionId"))
+            .maybe("mapRunArn", found.map_run_arn.clone())
+            .maybe("label", label)
+            .maybe("variableReferences", references);
+        Ok(fields.done())
+    }
+
+    pub(super) async fn get_execution_history(&self, params: &Value) -> Answer {
+        let arn = execution(params)?.text;
+        let list = format!("GetExecutionHistory {arn}");
+        let query = HistoryQuery {
+            reverse: flag(params, "reverseOrder").unwrap_or(false),
+            include_data: flag(params, "includeExecutionData").unwrap_or(true),
+            limit: paging::page_size(params),
+            from: paging::position(&list, params)?,
+        };
+        let page = self.engine.history(arn, query).await.map_err(refused)?;
+        let page = page.ok_or_else(|| ApiError::execution_missing(arn))?;
+        let next = page.next.map(|position| paging::token(&list, &position));
+        Ok(Fields::default().set("events", page.items).maybe("nextToken", next).done())
+    }
+
+    pub(super) async fn list_executions(&self, params: &Value) -> Answer {
+        let of = self.list_of(params)?;
+        if let Of::MapRun(arn) = &of
+            && !self.engine.has_map_run(arn).await.map_err(refused)?
+        {
+            return Err(ApiError::resource_missing());
+        }
+        let list = format!("ListExecutions {of:?}");
+        let query = ListQuery {
+            of,
+            status: optional(params, "statusFilter").and_then(ExecutionStatus::parse),
+            redriven: optional(params, "redriveFilter").map(|filter| filter == "REDRIVEN"),
+            limit: paging::page_size(params),
+            from: paging::position(&list, params)?,
+        };
+        let page = self.engine.list(query).await.map_err(refused)?;
+        let items: Vec<Value> = page.items.iter().map(list_item).collect();
+        let next = page.next.map(|position| paging::token(&list, &position));
+        Ok(Fields::default().set("executions", items).maybe("nextToken", next).done())
+    }
+
+    fn list_of(&self, params: &Value) -> Result<Of, ApiError> {
+        match (optional(params, "stateMachineArn"), optional(params, "mapRunArn")) {
+            (Some(text), None) => {
+                let arn = Arn::of(text, &["stateMachine"])?;
+                let missing = || ApiError::machine_missing(text);
+                let book = self.catalog.read();
+                let machine = book.machine(&arn.unqualified()).ok_or_else(missing)?;
+                if machine.kind == mayfly_workflows_engine::catalog::Kind::Express {
+                    return Err(ApiError::type_not_supported());
+                }
+                Ok(match arn.qualifier() {
+                    None => Of::StateMachine(text.to_owned()),
+                    Some(Qualifier::Version(number)) => {
+                        book.version(&machine.arn, number).ok_or_else(missing)?;
+                        Of::Version(text.to_owned())
+                    }
+                    Some(Qualifier::Alias(name)) => {
+                        book.alias(&machine.arn, name).ok_or_else(ApiError::resource_missing)?;
+                        Of::Alias(text.to_owned())
+                    }
+                })
+            }
+            (None, Some(text)) => Ok(Of::MapRun(Arn::of(text, &["mapRun"])?.text.to_owned())),
+            _ => Err(ApiError::validation("Must provide a StateMachine ARN or MapRun ARN")
+                .with("reason", "MISSING_REQUIRED_PARAMETER")),
+        }
+    }
+}
+
+/// Whether a text may be an execution's input: JSON, and not larger than AWS allows.
+pub(super) fn check_input(input: &str) -> Result<(), ApiError> {
+    if input.len() > PAYLOAD_BYTES_MAX {
+        return Err(ApiError::constraints(&[format!(
+            "Value at 'input' failed to satisfy constraint: Member must have length less than or equal to \
+             {PAYLOAD_BYTES_MAX}"
+        )]));
+    }
+    match value::Value::parse(input) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(ApiError::new(
+            "InvalidExecutionInput",
+            format!("Invalid State Machine Execution Input: '{}'", error.describe(input)),
+        )),
+    }
+}
+
+/// The ARN of a STANDARD execution; an express execution is nowhere to be described.
+pub(super) fn execution<'a>(params: &'a Value) -> Result<Arn<'a>, ApiError> {
+    Arn::of(text(params, "executionArn"), &["execution"])
+}
+
+/// What every operation tells that describes one execution.
+fn description_fields(found: &Description, whole: bool) -> Fields {
+    let fields = outline_fields(found)
+        .maybe("error", found.error.clone())
+        .maybe("cause", found.cause.clone())
+        .maybe("traceHeader", found.trace_header.clone());
+    with_data(fields, found, whole)
+}
+
+/// Which execution, and where it stands.
+fn outline_fields(found: &Description) -> Fields {
+    Fields::default()
+        .set("executionArn", found.execution_arn.as_str())
+        .set("stateMachineArn", found.state_machine_arn.as_str())
+        .set("name", found.name.as_str())
+        .set("status", found.status.as_str())
+        .set("startDate", date_of(found.start_date))
+        .maybe("stopDate", found.stop_date.map(date_of))
+}
+
+/// Input and output with the note whether they are included.
+fn with_data(fields: Fields, found: &Description, whole: bool) -> Fields {
+    let data = |text: &std::sync::Arc<str>| Value::from(&**text);
+    let included = json!({"included": whole});
+    let mut fields = fields.set("inputDetails", included.clone());
+    if whole {
+        fields = fields.set("input", data(&found.input));
+    }
+    match &found.output {
+        Some(output) if whole => fields.set("output", data(output)).set("outputDetails", included),
+        Some(_) => fields.set("outputDetails", included),
+        None => fields,
+    }
+}
+
+/// Express executions are billed in steps of 100 ms and 64 MB.
+fn billing(lasted_ms: i64) -> Value {
+    let steps = lasted_ms.max(1).div_euclid(100) + i64::from(lasted_ms.max(1).rem_euclid(100) > 0);
+    json!({"billedMemoryUsedInMB": 64, "billedDurationInMilliseconds": steps * 100})
+}
+
+fn list_item(found: &Description) -> Value {
+    outline_fields(found)
+        .maybe("mapRunArn", found.map_run_arn.clone())
+        .maybe("itemCount", found.item_count)
+        .maybe("stateMachineVersionArn", found.version_arn.clone())
+        .maybe("stateMachineAliasArn", found.alias_arn.clone())
+        .set("redriveCount", found.redrive_count)
+        .maybe("redriveDate", found.redrive_date.map(date_of))
+        .done()
+}
+
+/// `arn:…:mapRun:<machine>/<label>:<uuid>`: the label.
+fn map_run_label(arn: &str) -> Option<String> {
+    let (_, label) = arn.split(":mapRun:").nth(1)?.split(':').next()?.split_once('/')?;
+    Some(label.to_owned())
+}
+
+pub(super) fn date_of(timestamp: Timestamp) -> Value {
+    date(timestamp.as_millisecond())
+}
+
+pub(super) fn refused(error: ExecutionError) -> ApiError {
+    match error {
+        ExecutionError::NotFound(arn) => ApiError::execution_missing(&arn),
+        ExecutionError::InvalidPage => ApiError::invalid_token(),
+        error @ (ExecutionError::Closed
+        | ExecutionError::Journal(JournalError::Database(_) | JournalError::Closed)) => {
+            ApiError::unavailable(&error)
+        }
+        error => ApiError::internal(&error),
+    }
+}
+
+fn start_refused(error: StartError) -> ApiError {
+    match error {
+        StartError::AlreadyExists { arn } => {
+            ApiError::new("ExecutionAlreadyExists", format!("Execution Already Exists: '{arn}'"))
+        }
+        StartError::TooMany { limit } => ApiError::new(
+            "ExecutionLimitExceeded",
+            format!("The maximum number of running executions has been reached: {limit}"),
+        ),
+        error @ (StartError::Closed
+        | StartError::Journal(JournalError::Database(_) | JournalError::Closed)) => {
+            ApiError::unavailable(&error)
+        }
+        error => ApiError::internal(&error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn billing_rounds_up_to_the_next_step() {
+        for (lasted, billed) in [(0, 100), (1, 100), (100, 100), (101, 200), (250, 300)] {
+            assert_eq!(billing(lasted)["billedDurationInMilliseconds"], json!(billed), "{lasted}");
+        }
+    }
+
+    #[test]
+    fn a_journal_that_cannot_be_written_is_told_with_its_reason() {
+        let full = || JournalError::Database("database or disk is full".to_owned());
+        for refused in [start_refused(StartError::Journal(full())), refused(ExecutionError::Journal(full()))]
+        {
+            assert_eq!((refused.code, refused.status), ("ServiceUnavailable", 503));
+            let message = refused.message.unwrap_or_default();
+            assert!(
+                message.contains("database or disk is full") && message.contains("try again"),
+                "{message}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_map_runs_label_stands_in_its_arn() {
+        let arn = "arn:aws:states:us-east-1:000000000000:mapRun:machine/label:6e0c";
+        assert_eq!(map_run_label(arn).as_deref(), Some("label"));
+    }
+
+    #[test]
+    fn an_input_is_json_of_at_most_256_kib() {
+        assert!(check_input("{}").is_ok());
+        assert_eq!(check_input("{").expect_err("broken").code, "InvalidExecutionInput");
+        let large = format!("\"{}\"", "x".repeat(PAYLOAD_BYTES_MAX));
+        assert_eq!(check_input(&large).expect_err("large").code, "ValidationException");
+    }
+}

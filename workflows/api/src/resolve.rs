@@ -1,0 +1,103 @@
+//! From a revision or an ARN to what the engine runs.
+
+use std::sync::Arc;
+
+use mayfly_workflows_language::{definition, parse};
+use serde_json::json;
+
+use super::arn::{Arn, Qualifier};
+use super::{Api, ApiError};
+use mayfly_workflows_engine::catalog::{Kind, Machine, Revision};
+use mayfly_workflows_engine::engine;
+
+/// Compiles a definition, or refuses it as CreateStateMachine does.
+pub(super) fn compile(text: &str, kind: Kind) -> Result<definition::StateMachine, ApiError> {
+    parse::compile(text, machine_type(kind)).map_err(refused)
+}
+
+fn machine_type(kind: Kind) -> definition::MachineType {
+    match kind {
+        Kind::Standard => definition::MachineType::Standard,
+        Kind::Express => definition::MachineType::Express,
+    }
+}
+
+fn refused(rejection: parse::Rejection) -> ApiError {
+    ApiError::new("InvalidDefinition", rejection.message())
+}
+
+/// What the engine runs for a revision; compiled once.
+pub(super) fn runnable(
+    machine: &Machine,
+    revision: &Revision,
+) -> Result<Arc<engine::StateMachine>, ApiError> {
+    if let Some(compiled) = revision.compiled.get() {
+        return Ok(Arc::clone(compiled));
+    }
+    let compiled = engine::StateMachine {
+        arn: machine.arn.clone(),
+        name: machine.name.clone(),
+        role_arn: revision.role_arn.clone(),
+        kind: match machine.kind {
+            Kind::Standard => engine::Kind::Standard,
+            Kind::Express => engine::Kind::Express,
+        },
+        definition_text: Arc::clone(&revision.definition),
+        definition: Arc::new(
+            parse::compile_accepted(&revision.definition, machine_type(machine.kind)).map_err(refused)?,
+        ),
+        details: json!({
+            "revisionId": revision.id,
+            "updateDate": revision.updated,
+            "loggingConfiguration": revision.logging,
+            "tracingConfiguration": {"enabled": revision.tracing},
+            "encryptionConfiguration": revision.encryption,
+        }),
+        flow: None,
+    };
+    Ok(Arc::clone(revision.compiled.get_or_init(|| Arc::new(compiled))))
+}
+
+/// What a start was asked for: the machine, and the version and alias it was asked through.
+pub(super) struct Target {
+    pub(super) machine: Arc<engine::StateMachine>,
+    pub(super) version_arn: Option<String>,
+    pub(super) alias_arn: Option<String>,
+}
+
+impl Api {
+    /// Finds what a state machine's, a version's or an alias's ARN runs now. An alias with two routes
+    /// draws one by weight.
+    pub(super) fn target(&self, arn: &Arn<'_>) -> Result<Target, ApiError> {
+        let missing = || ApiError::machine_missing(arn.text);
+        let book = self.catalog.read();
+        let machine_arn = arn.unqualified();
+        let machine = book.machine(&machine_arn).ok_or_else(missing)?;
+        if machine.deleting {
+            return Err(ApiError::machine_deleting(arn.text));
+        }
+        let (number, alias_arn) = match arn.qualifier() {
+            None => {
+                let machine = runnable(machine, &machine.revision)?;
+                return Ok(Target { machine, version_arn: None, alias_arn: None });
+            }
+            Some(Qualifier::Version(number)) => (Some(number), None),
+            Some(Qualifier::Alias(name)) => {
+                let alias = book.alias(&machine_arn, name).ok_or_else(missing)?;
+                let [draw, ..] = self.randomness.bytes();
+                // 256 is no multiple of 100; the error of a weight stays below half a percent.
+                let mut left = u64::from(draw) * 100 / 256;
+                let drawn = alias.routes.iter().find(|route| {
+                    let hit = left < route.weight;
+                    left = left.saturating_sub(route.weight);
+                    hit
+                });
+                let route = drawn.or(alias.routes.last()).ok_or_else(missing)?;
+                (route.version_arn.rsplit(':').next().and_then(|n| n.parse().ok()), Some(alias.arn.clone()))
+            }
+        };
+        let version = number.and_then(|number| book.version(&machine_arn, number)).ok_or_else(missing)?;
+        let machine = runnable(machine, &version.revision)?;
+        Ok(Target { machine, version_arn: Some(version.arn.clone()), alias_arn })
+    }
+}

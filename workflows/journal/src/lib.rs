@@ -1,0 +1,181 @@
+//! The journal of workflow executions.
+//!
+//! **Belongs here:** the trait [`Journal`], its implementations on SQLite and in memory, the rows they keep.
+//! **Does not belong here:** what an execution does with a record (`mayfly-workflows-machine`), residency and timers
+//! (`mayfly-workflows-engine`).
+//!
+//! The journal holds what came from outside: starts, outcomes of effects,
+//! timers that fired, stops. States, transitions and histories follow from it
+//! and are never written. A write is a [`Batch`]; batches of all executions
+//! that arrive while the disk is busy become one transaction with one fsync
+//! (group commit), and each batch's `done` is called only after it.
+//!
+//! [`SqliteJournal`] is the one that lasts; [`MemoryJournal`] serves offline
+//! tests of workflows. Both pass the same conformance tests.
+
+use mayfly_workflows_language::execution::ContentDigest;
+
+mod memory;
+mod names;
+mod payload;
+mod read;
+mod row;
+mod sqlite;
+#[cfg(test)]
+mod tests;
+mod write;
+
+pub use memory::MemoryJournal;
+pub use names::artifacts_in;
+pub use payload::{PART_BYTES_MIN, loaded, stored};
+pub use row::{Birth, Change, ChildOf, ExecutionRow, ListRows, OutcomeRow, Owner, RecordRow, WaitedBy};
+pub use sqlite::SqliteJournal;
+
+/// Batches that may wait for the disk before starts are refused. Everything else is taken: it is what the open
+/// executions, which are bounded, have to tell.
+const QUEUE_BATCHES_MAX: usize = 65_536;
+
+/// The journal could not read or write.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum JournalError {
+    /// The database said no.
+    #[error("{0}")]
+    Database(String),
+    /// A row does not read as what it should be.
+    #[error("row of {table} is damaged: {reason}")]
+    RowDamaged {
+        /// Where.
+        table: &'static str,
+        /// Why.
+        reason: String,
+    },
+    /// The file has tables of another form.
+    #[error(
+        "{} was written in format {found}, and this Mayfly knows format {known}: use the version that wrote it, \
+         or move the file away to start without its executions",
+        path.display()
+    )]
+    Format {
+        /// The file.
+        path: std::path::PathBuf,
+        /// The file's.
+        found: i64,
+        /// Ours.
+        known: i64,
+    },
+    /// The file must not be opened: what was acknowledged would be lost.
+    #[error(
+        "{} is damaged ({reason}); nothing was changed: put a backup in its place, or move it away (with the \
+         files beside it that share its name) to start without its executions",
+        path.display()
+    )]
+    FileDamaged {
+        /// The file.
+        path: std::path::PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// More waits for the disk than it keeps up with.
+    #[error("too many starts wait for the disk: start the execution again in a moment")]
+    Full,
+    /// The journal is closed.
+    #[error("the journal is closed")]
+    Closed,
+}
+
+/// Why nothing is written.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Trouble {
+    /// It is tried again until it works; starts are refused meanwhile.
+    #[error("the workflow journal cannot be written and tries again: {0}")]
+    Waiting(JournalError),
+    /// It takes no more writes. Only a new start of the process helps: what was
+    /// acknowledged is there, and executions go on from it.
+    #[error("the workflow journal failed and takes no more writes; start Mayfly again: {0}")]
+    Failed(JournalError),
+}
+
+impl From<rusqlite::Error> for JournalError {
+    fn from(error: rusqlite::Error) -> Self {
+        JournalError::Database(error.to_string())
+    }
+}
+
+/// Called once, on the journal's thread, after the batch is on disk or lost.
+/// It must not block: it hands work on.
+pub type Done = Box<dyn FnOnce(Result<(), JournalError>) + Send>;
+
+/// Changes that become durable together.
+pub struct Batch {
+    /// In order.
+    pub changes: Vec<Change>,
+    /// Told how it went.
+    pub done: Done,
+}
+
+impl Batch {
+    /// Does an execution begin with it?
+    fn starts(&self) -> bool {
+        self.changes.iter().any(|change| matches!(change, Change::Start(_)))
+    }
+
+    /// Is it a start that somebody from outside asked for? Nothing comes after it if it is refused. A map run's
+    /// child has a parent that counts on it, and waits.
+    fn may_be_refused(&self) -> bool {
+        self.changes.iter().any(|change| matches!(change, Change::Start(row) if row.birth.parent.is_none()))
+    }
+}
+
+/// A journal. All reads see every batch whose `done` has been called.
+pub trait Journal: Send + Sync {
+    /// Queues a batch and never waits: a start is refused while the queue is full. After an error
+    /// that does not pass the journal refuses all later ones (nothing may be
+    /// acknowledged behind a gap); only a start whose ARN is taken fails alone.
+    fn write(&self, batch: Batch) -> Result<(), JournalError>;
+
+    /// The highest execution number in use, 0 when there is none.
+    fn last_execution(&self) -> Result<u64, JournalError>;
+
+    /// An execution's row by number.
+    fn execution(&self, id: u64) -> Result<Option<ExecutionRow>, JournalError>;
+
+    /// An execution's row by ARN.
+    fn execution_by_arn(&self, arn: &str) -> Result<Option<ExecutionRow>, JournalError>;
+
+    /// Its records with `seq > after`, in order.
+    fn records(&self, id: u64, after: u64) -> Result<Vec<RecordRow>, JournalError>;
+
+    /// Its newest checkpoint and the record it was taken after. There is none once it has ended.
+    fn checkpoint(&self, id: u64) -> Result<Option<(u64, Vec<u8>)>, JournalError>;
+
+    /// A payload stored by content.
+    fn part(&self, digest: &ContentDigest) -> Result<Option<String>, JournalError>;
+
+    /// A state machine stored by content.
+    fn machine(&self, digest: &ContentDigest) -> Result<Option<Vec<u8>>, JournalError>;
+
+    /// Executions of one owner, newest first.
+    fn list(&self, query: &ListRows) -> Result<Vec<ExecutionRow>, JournalError>;
+
+    /// Numbers of the executions that have not ended, oldest first.
+    fn open_executions(&self) -> Result<Vec<u64>, JournalError>;
+
+    /// Executions that ended before a moment, oldest first; children of a map run not before
+    /// the execution that has the run.
+    fn ended_before(&self, stop_ms: i64, limit: usize) -> Result<Vec<u64>, JournalError>;
+
+    /// What keeps the journal from taking writes, if anything does.
+    fn health(&self) -> Result<(), Trouble> {
+        Ok(())
+    }
+
+    /// The ARN of an open execution that names this artifact (`sha256:…`): in its definition, its input, or in
+    /// anything that came to it from outside.
+    fn user_of(&self, artifact: &ContentDigest) -> Result<Option<String>, JournalError>;
+
+    /// The execution that a map run belongs to.
+    fn map_run(&self, arn: &str) -> Result<Option<u64>, JournalError>;
+
+    /// Writes what is queued and stops. Later writes are refused.
+    fn close(&self);
+}

@@ -1,0 +1,249 @@
+//! A journal that lasts as long as its process.
+
+use mayfly_workflows_language::execution::ContentDigest;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex};
+
+use super::names::artifacts_in;
+use super::write::execution_of;
+use super::{
+    Batch, Change, Done, ExecutionRow, Journal, JournalError, ListRows, Owner, QUEUE_BATCHES_MAX, RecordRow,
+};
+use mayfly_workflows_language::execution::ExecutionStatus;
+
+/// In memory: for testing workflows offline, and for the engine's own tests.
+pub struct MemoryJournal {
+    tables: Mutex<Tables>,
+    /// Tells those who wait, on a thread of its own as every journal does.
+    told: Arc<Told>,
+}
+
+/// Acknowledgements that wait to be given, in the order of the writes.
+#[derive(Default)]
+struct Told {
+    queue: Mutex<Queue>,
+    filled: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    waiting: Vec<(Done, Result<(), JournalError>)>,
+    /// The journal is gone: what waits is the last.
+    over: bool,
+}
+
+impl Default for MemoryJournal {
+    fn default() -> Self {
+        let told: Arc<Told> = Arc::default();
+        let for_thread = told.clone();
+        std::thread::spawn(move || {
+            loop {
+                let mut queue = for_thread.queue.lock();
+                while queue.waiting.is_empty() && !queue.over {
+                    for_thread.filled.wait(&mut queue);
+                }
+                let next = std::mem::take(&mut queue.waiting);
+                drop(queue);
+                if next.is_empty() {
+                    return;
+                }
+                next.into_iter().for_each(|(done, outcome)| done(outcome));
+            }
+        });
+        Self { tables: Mutex::default(), told }
+    }
+}
+
+impl Drop for MemoryJournal {
+    fn drop(&mut self) {
+        self.told.queue.lock().over = true;
+        self.told.filled.notify_one();
+    }
+}
+
+#[derive(Default)]
+struct Tables {
+    closed: bool,
+    executions: BTreeMap<u64, ExecutionRow>,
+    by_arn: HashMap<String, u64>,
+    records: HashMap<u64, Vec<RecordRow>>,
+    parts: HashMap<ContentDigest, Arc<str>>,
+    part_uses: HashSet<(u64, ContentDigest)>,
+    machines: HashMap<ContentDigest, Arc<[u8]>>,
+    map_runs: HashMap<String, u64>,
+    checkpoints: HashMap<u64, (u64, Vec<u8>)>,
+}
+
+impl Tables {
+    fn apply(&mut self, change: Change, execution: Option<u64>) -> Result<(), JournalError> {
+        match change {
+            Change::Machine { digest, body } => {
+                self.machines.entry(digest).or_insert(body);
+            }
+            Change::Part { digest, text } => {
+                self.parts.entry(digest).or_insert(text);
+                self.part_uses.extend(execution.map(|execution| (execution, digest)));
+            }
+            Change::Start(row) => {
+                if self.by_arn.contains_key(&row.arn) {
+                    return Err(JournalError::Database(format!("{} is there already", row.arn)));
+                }
+                self.by_arn.insert(row.arn.clone(), row.id);
+                self.executions.insert(row.id, *row);
+            }
+            Change::Record { execution, row } => self.records.entry(execution).or_default().push(row),
+            Change::Outcome { execution, row } => {
+                if row.status != ExecutionStatus::Running {
+                    self.checkpoints.remove(&execution);
+                }
+                if let Some(there) = self.executions.get_mut(&execution) {
+                    there.outcome = *row;
+                }
+            }
+            Change::Checkpoint { execution, seq, body } => {
+                self.checkpoints.insert(execution, (seq, body));
+            }
+            Change::Remove { execution } => {
+                let running = |row: &ExecutionRow| row.outcome.status == ExecutionStatus::Running;
+                if self.executions.get(&execution).is_some_and(running) {
+                    return Ok(());
+                }
+                if let Some(gone) = self.executions.remove(&execution) {
+                    self.by_arn.remove(&gone.arn);
+                    if self.executions.values().all(|row| row.machine != gone.machine) {
+                        self.machines.remove(&gone.machine);
+                    }
+                }
+                self.records.remove(&execution);
+                self.part_uses.retain(|(of, _)| *of != execution);
+                self.map_runs.retain(|_, of| *of != execution);
+            }
+            Change::MapRun { arn, execution } => {
+                self.map_runs.insert(arn, execution);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Tables {
+    /// Does anything of an execution name the artifact?
+    fn names(&self, row: &ExecutionRow, artifact: &ContentDigest) -> bool {
+        let names = |text: &[u8]| artifacts_in(text).any(|found| found == *artifact);
+        let records = self.records.get(&row.id).map(Vec::as_slice).unwrap_or_default();
+        let parts = self.part_uses.iter().filter(|(execution, _)| *execution == row.id);
+        let mut parts = parts.filter_map(|(_, part)| self.parts.get(part));
+        row.input.text().is_some_and(|text| names(text.as_bytes()))
+            || records.iter().any(|record| names(&record.body))
+            || parts.any(|part| names(part.as_bytes()))
+            || self.machines.get(&row.machine).is_some_and(|body| names(body))
+    }
+}
+
+fn belongs(row: &ExecutionRow, owner: &Owner) -> bool {
+    match owner {
+        Owner::Everyone => row.map_run_arn.is_none(),
+        Owner::Machine(arn) => row.machine_arn == *arn && row.map_run_arn.is_none(),
+        Owner::Version(arn) => row.version_arn.as_ref() == Some(arn),
+        Owner::Alias(arn) => row.alias_arn.as_ref() == Some(arn),
+        Owner::MapRun(arn) => row.map_run_arn.as_ref() == Some(arn),
+    }
+}
+
+impl Journal for MemoryJournal {
+    fn write(&self, batch: Batch) -> Result<(), JournalError> {
+        let mut tables = self.tables.lock();
+        if tables.closed {
+            return Err(JournalError::Closed);
+        }
+        if batch.may_be_refused() && self.told.queue.lock().waiting.len() >= QUEUE_BATCHES_MAX {
+            return Err(JournalError::Full);
+        }
+        let execution = batch.changes.iter().find_map(execution_of);
+        let outcome = batch.changes.into_iter().try_for_each(|change| tables.apply(change, execution));
+        // Still under the lock: acknowledged in the order of the writes.
+        self.told.queue.lock().waiting.push((batch.done, outcome));
+        self.told.filled.notify_one();
+        Ok(())
+    }
+
+    fn last_execution(&self) -> Result<u64, JournalError> {
+        Ok(self.tables.lock().executions.keys().next_back().copied().unwrap_or(0))
+    }
+
+    fn execution(&self, id: u64) -> Result<Option<ExecutionRow>, JournalError> {
+        Ok(self.tables.lock().executions.get(&id).cloned())
+    }
+
+    fn execution_by_arn(&self, arn: &str) -> Result<Option<ExecutionRow>, JournalError> {
+        let tables = self.tables.lock();
+        Ok(tables.by_arn.get(arn).and_then(|id| tables.executions.get(id)).cloned())
+    }
+
+    fn records(&self, id: u64, after: u64) -> Result<Vec<RecordRow>, JournalError> {
+        let tables = self.tables.lock();
+        let all = tables.records.get(&id).map(Vec::as_slice).unwrap_or_default();
+        Ok(all.iter().filter(|row| row.seq > after).cloned().collect())
+    }
+
+    fn checkpoint(&self, id: u64) -> Result<Option<(u64, Vec<u8>)>, JournalError> {
+        Ok(self.tables.lock().checkpoints.get(&id).cloned())
+    }
+
+    fn part(&self, digest: &ContentDigest) -> Result<Option<String>, JournalError> {
+        Ok(self.tables.lock().parts.get(digest).map(|text| text.to_string()))
+    }
+
+    fn machine(&self, digest: &ContentDigest) -> Result<Option<Vec<u8>>, JournalError> {
+        Ok(self.tables.lock().machines.get(digest).map(|body| body.to_vec()))
+    }
+
+    fn list(&self, query: &ListRows) -> Result<Vec<ExecutionRow>, JournalError> {
+        let tables = self.tables.lock();
+        let newest_first =
+            tables.executions.range(..query.before.unwrap_or(u64::MAX)).rev().map(|(_, row)| row);
+        Ok(newest_first
+            .filter(|row| belongs(row, &query.owner))
+            .filter(|row| query.status.is_none_or(|status| row.outcome.status == status))
+            .filter(|row| query.redriven.is_none_or(|redriven| (row.outcome.redrive_count > 0) == redriven))
+            .take(query.limit)
+            .cloned()
+            .collect())
+    }
+
+    fn open_executions(&self) -> Result<Vec<u64>, JournalError> {
+        let tables = self.tables.lock();
+        let open = tables.executions.values().filter(|row| row.outcome.status == ExecutionStatus::Running);
+        Ok(open.map(|row| row.id).collect())
+    }
+
+    fn ended_before(&self, stop_ms: i64, limit: usize) -> Result<Vec<u64>, JournalError> {
+        let tables = self.tables.lock();
+        let has_ended = |row: &&ExecutionRow| {
+            let parent = row.map_run_arn.as_ref().and_then(|arn| tables.map_runs.get(arn));
+            let parent = parent.and_then(|id| tables.executions.get(id));
+            row.outcome.stop_ms.is_some_and(|at_ms| at_ms < stop_ms)
+                && row.outcome.status != ExecutionStatus::Running
+                && parent.is_none_or(|parent| parent.outcome.status != ExecutionStatus::Running)
+        };
+        Ok(tables.executions.values().filter(has_ended).take(limit).map(|row| row.id).collect())
+    }
+
+    fn user_of(&self, artifact: &ContentDigest) -> Result<Option<String>, JournalError> {
+        let tables = self.tables.lock();
+        let mut open =
+            tables.executions.values().filter(|row| row.outcome.status == ExecutionStatus::Running);
+        let user = open.find(|row| tables.names(row, artifact));
+        Ok(user.map(|row| row.arn.clone()))
+    }
+
+    fn map_run(&self, arn: &str) -> Result<Option<u64>, JournalError> {
+        Ok(self.tables.lock().map_runs.get(arn).copied())
+    }
+
+    fn close(&self) {
+        self.tables.lock().closed = true;
+    }
+}

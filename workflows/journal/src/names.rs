@@ -1,0 +1,136 @@
+//! Artifacts that executions name, noted when what names them is written.
+//!
+//! An execution's state follows from what is written of it: its definition, its input and its records. An artifact
+//! that none of them names cannot be asked for by it; one that is named must stay, however long the execution
+//! sleeps. Nothing has to be read back for that but a few rows.
+
+use mayfly_workflows_language::execution::{ContentDigest, Payload};
+use rusqlite::{Connection, OptionalExtension as _, params};
+
+use super::read::signed;
+use super::{ExecutionRow, JournalError};
+
+/// What stands before an artifact's digest, up to the colon.
+const ALGORITHM: &[u8] = b"sha256";
+const HEX_BYTES: usize = 64;
+
+/// The artifacts that a text names; one that is named twice comes twice.
+pub fn artifacts_in(text: &[u8]) -> impl Iterator<Item = ContentDigest> + '_ {
+    let colons = text.iter().enumerate().filter(|(_, byte)| **byte == b':').map(|(at, _)| at);
+    colons.filter_map(|at| {
+        let hex = text.get(at + 1..at + 1 + HEX_BYTES).filter(|_| text[..at].ends_with(ALGORITHM))?;
+        let mut digest = [0; 32];
+        hex::decode_to_slice(hex, &mut digest).ok()?;
+        Some(ContentDigest(digest))
+    })
+}
+
+pub(super) fn note(db: &Connection, execution: u64, text: &[u8]) -> rusqlite::Result<()> {
+    for artifact in artifacts_in(text) {
+        db.prepare_cached("INSERT OR IGNORE INTO artifacts_of_executions VALUES (?1, ?2)")?
+            .execute(params![&artifact.0[..], signed(execution)])?;
+    }
+    Ok(())
+}
+
+pub(super) fn note_start(db: &Connection, row: &ExecutionRow) -> rusqlite::Result<()> {
+    match &row.input {
+        Payload::Here(text) => note(db, row.id, text.as_bytes()),
+        // Noted with the part, which comes in the same batch.
+        Payload::Part { .. } => Ok(()),
+    }
+}
+
+pub(super) fn note_machine(db: &Connection, machine: &ContentDigest, body: &[u8]) -> rusqlite::Result<()> {
+    for artifact in artifacts_in(body) {
+        db.prepare_cached("INSERT OR IGNORE INTO artifacts_of_machines VALUES (?1, ?2)")?
+            .execute(params![&artifact.0[..], &machine.0[..]])?;
+    }
+    Ok(())
+}
+
+/// Makes the tables. A journal of an earlier version is looked through once, row by row.
+pub(super) fn prepare(db: &Connection) -> Result<(), JournalError> {
+    let is_there = "SELECT 1 FROM sqlite_schema WHERE name = 'artifacts_of_executions'";
+    if db.prepare(is_there)?.exists([])? {
+        return Ok(());
+    }
+    db.execute_batch("BEGIN IMMEDIATE")?;
+    let made = db.execute_batch(include_str!("names.sql")).and_then(|()| note_all(db));
+    match made.and_then(|()| db.execute_batch("COMMIT")) {
+        Ok(()) => Ok(()),
+        Err(error) => {
+            if !db.is_autocommit() {
+                db.execute_batch("ROLLBACK")?;
+            }
+            Err(error.into())
+        }
+    }
+}
+
+/// What was written before the tables were there, of the executions that are open.
+fn note_all(db: &Connection) -> rusqlite::Result<()> {
+    let texts = [
+        "SELECT id, CAST(input AS BLOB) FROM executions WHERE status = 'RUNNING' AND NOT input_part",
+        "SELECT r.execution, r.body FROM records r JOIN executions e ON e.id = r.execution WHERE e.status = 'RUNNING'",
+        "SELECT u.execution, CAST(p.body AS BLOB) FROM part_uses u JOIN parts p ON p.digest = u.digest \
+         JOIN executions e ON e.id = u.execution WHERE e.status = 'RUNNING'",
+    ];
+    for query in texts {
+        let mut statement = db.prepare(query)?;
+        let mut rows = statement.query([])?;
+        while let Some(row) = rows.next()? {
+            let execution: i64 = row.get(0)?;
+            note(db, u64::try_from(execution).unwrap_or(0), row.get_ref(1)?.as_bytes()?)?;
+        }
+    }
+    let mut statement = db.prepare("SELECT digest, body FROM machines")?;
+    let mut rows = statement.query([])?;
+    while let Some(row) = rows.next()? {
+        if let Ok(machine) = <[u8; 32]>::try_from(row.get_ref(0)?.as_bytes()?) {
+            note_machine(db, &ContentDigest(machine), row.get_ref(1)?.as_bytes()?)?;
+        }
+    }
+    Ok(())
+}
+
+/// An open execution that names the artifact, itself or by its definition.
+pub(super) fn user_of(db: &Connection, artifact: &ContentDigest) -> Result<Option<String>, JournalError> {
+    let artifact = &artifact.0[..];
+    let mut itself = db.prepare_cached(
+        "SELECT e.arn FROM artifacts_of_executions a JOIN executions e ON e.id = a.execution \
+         WHERE a.artifact = ?1 AND e.status = 'RUNNING' LIMIT 1",
+    )?;
+    if let Some(arn) = itself.query_row([artifact], |row| row.get(0)).optional()? {
+        return Ok(Some(arn));
+    }
+    // Definitions that name artifacts are few: else all that is open would be looked through for nothing.
+    let mut machines = db.prepare_cached("SELECT 1 FROM artifacts_of_machines WHERE artifact = ?1")?;
+    if !machines.exists([artifact])? {
+        return Ok(None);
+    }
+    let mut by_definition = db.prepare_cached(
+        "SELECT arn FROM executions WHERE status = 'RUNNING' AND machine IN \
+         (SELECT machine FROM artifacts_of_machines WHERE artifact = ?1) LIMIT 1",
+    )?;
+    Ok(by_definition.query_row([artifact], |row| row.get(0)).optional()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_text_names() {
+        let (a, b) = ("a".repeat(64), "0123456789abcdef".repeat(4));
+        let text = format!(
+            r#"{{"files":{{"x":"sha256:{a}"}},"text":"see \\"sha256:{b}\\" and sha256:{a}","no":["sha256:beef","md5:{a}","sha256:{}"]}}"#,
+            "g".repeat(64)
+        );
+        let found: Vec<String> = artifacts_in(text.as_bytes()).map(|digest| format!("{digest:?}")).collect();
+        assert_eq!(found, [&*a, &*b, &*a]);
+        for text in ["", "sha256:", ":", &format!("256:{a}"), &format!("sha256:{}", &a[1..])] {
+            assert_eq!(artifacts_in(text.as_bytes()).count(), 0, "{text}");
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! Payloads: small ones stand in their row, large ones are stored once by content.
+
+use mayfly_workflows_language::execution::{ContentDigest, Payload};
+
+use super::{Change, Journal, JournalError};
+
+/// Texts of at least this many bytes are stored by content: below it, the
+/// digest and its row would cost more than they save.
+pub const PART_BYTES_MIN: usize = 1024;
+
+/// The form of a payload to write: a large text moves into `changes` as a part.
+pub fn stored(payload: &Payload, changes: &mut Vec<Change>) -> Payload {
+    match payload {
+        Payload::Here(text) if text.len() >= PART_BYTES_MIN => {
+            let digest = ContentDigest::of(text.as_bytes());
+            changes.push(Change::Part { digest, text: text.clone() });
+            Payload::Part { part: digest }
+        }
+        other => other.clone(),
+    }
+}
+
+/// The form of a payload to use: a part is read back.
+///
+/// # Errors
+/// When the journal cannot be read, or the part is not in it.
+pub fn loaded(payload: Payload, journal: &dyn Journal) -> Result<Payload, JournalError> {
+    match payload {
+        Payload::Here(_) => Ok(payload),
+        Payload::Part { part } => match journal.part(&part)? {
+            Some(text) => Ok(Payload::Here(text.into())),
+            None => Err(JournalError::RowDamaged { table: "parts", reason: format!("{part:?} is missing") }),
+        },
+    }
+}

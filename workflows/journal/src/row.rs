@@ -1,0 +1,213 @@
+//! The rows of the journal.
+
+use mayfly_workflows_language::dataflow::Verdict;
+use serde::{Deserialize, Serialize};
+
+use mayfly_workflows_language::execution::ExecutionStatus;
+use mayfly_workflows_language::execution::{ContentDigest, Payload};
+
+/// One execution, as it is listed and described.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ExecutionRow {
+    /// Its number, rising in order of starts.
+    pub id: u64,
+    /// Its ARN.
+    pub arn: String,
+    /// Its name.
+    pub name: String,
+    /// The unqualified ARN of its state machine.
+    pub machine_arn: String,
+    /// The state machine's content.
+    pub machine: ContentDigest,
+    /// The version that was started.
+    pub version_arn: Option<String>,
+    /// The alias that was started.
+    pub alias_arn: Option<String>,
+    /// The map run it is a child of.
+    pub map_run_arn: Option<String>,
+    /// What the machine needs to begin: see [`Birth`].
+    pub birth: Birth,
+    /// The input, as it was written.
+    pub input: Payload,
+    /// Milliseconds since the epoch.
+    pub start_ms: i64,
+    /// How it stands.
+    pub outcome: OutcomeRow,
+}
+
+/// What an execution is born with, beside its input.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Birth {
+    /// Seeds everything random in it, task tokens too.
+    pub seed: [u8; 16],
+    /// `X-Amzn-Trace-Id`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trace_header: Option<String>,
+    /// Evaluations of the first step that the wall clock ended. Absent where no record says which: an execution
+    /// without JSONata, or one of an earlier version, which is computed again as it was then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clock: Option<Vec<Verdict>>,
+    /// The parent's number and the place of this child in its map run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<ChildOf>,
+    /// The task that started it and waits for its end (`states:startExecution.sync`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waited_by: Option<WaitedBy>,
+    /// Which edition of the machine's rules it runs by (`machine::EDITION`): an execution of an earlier
+    /// version, which noted none, is computed again as it was then.
+    #[serde(default)]
+    pub edition: u32,
+}
+
+/// A task that waits for the end of the execution it started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WaitedBy {
+    /// The number of the execution whose task it is.
+    pub execution: u64,
+    /// The task, as that execution's machine numbers its effects.
+    pub effect: u32,
+}
+
+/// A map run's child knows whose it is.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ChildOf {
+    /// The parent execution's number.
+    pub execution: u64,
+    /// The map run, as the parent's machine numbers it.
+    pub run: u32,
+    /// Which child.
+    pub index: u32,
+    /// How many items it was given.
+    pub items: u64,
+}
+
+/// How an execution stands; rewritten when it ends and when it is redriven.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OutcomeRow {
+    /// Where it stands.
+    pub status: ExecutionStatus,
+    /// When it ended.
+    pub stop_ms: Option<i64>,
+    /// Its output.
+    pub output: Option<Payload>,
+    /// The error's name.
+    pub error: Option<String>,
+    /// The error's cause.
+    pub cause: Option<String>,
+    /// How often it was redriven.
+    pub redrive_count: u32,
+    /// When it was last redriven.
+    pub redrive_ms: Option<i64>,
+}
+
+impl OutcomeRow {
+    /// Just started.
+    pub fn running() -> Self {
+        Self {
+            status: ExecutionStatus::Running,
+            stop_ms: None,
+            output: None,
+            error: None,
+            cause: None,
+            redrive_count: 0,
+            redrive_ms: None,
+        }
+    }
+}
+
+/// One thing that came from outside.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RecordRow {
+    /// 1, 2, 3… within the execution.
+    pub seq: u64,
+    /// When it came.
+    pub at_ms: i64,
+    /// The event, as `machine::Event` writes itself.
+    pub body: Vec<u8>,
+}
+
+/// Whose executions are listed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Owner {
+    /// Everybody's, but for the children of map runs.
+    Everyone,
+    /// A state machine's.
+    Machine(String),
+    /// A version's.
+    Version(String),
+    /// An alias's.
+    Alias(String),
+    /// A map run's.
+    MapRun(String),
+}
+
+/// A page of a list, newest first.
+#[derive(Debug, Clone)]
+pub struct ListRows {
+    /// Whose.
+    pub owner: Owner,
+    /// Only with this status.
+    pub status: Option<ExecutionStatus>,
+    /// Only redriven, or never redriven.
+    pub redriven: Option<bool>,
+    /// Only with a smaller number.
+    pub before: Option<u64>,
+    /// At most so many.
+    pub limit: usize,
+}
+
+/// One change.
+#[derive(Debug, Clone)]
+pub enum Change {
+    /// A state machine, once per content.
+    Machine {
+        /// Of the body.
+        digest: ContentDigest,
+        /// JSON.
+        body: std::sync::Arc<[u8]>,
+    },
+    /// A payload, once per content.
+    Part {
+        /// Of the text.
+        digest: ContentDigest,
+        /// JSON text.
+        text: std::sync::Arc<str>,
+    },
+    /// A new execution.
+    Start(Box<ExecutionRow>),
+    /// Something that happened to an execution.
+    Record {
+        /// Which.
+        execution: u64,
+        /// What.
+        row: RecordRow,
+    },
+    /// An execution ended or was taken up again.
+    Outcome {
+        /// Which.
+        execution: u64,
+        /// How it stands now.
+        row: Box<OutcomeRow>,
+    },
+    /// The state of an execution after one of its records, in place of the one before.
+    Checkpoint {
+        /// Which.
+        execution: u64,
+        /// After which record.
+        seq: u64,
+        /// The machine, as it writes itself.
+        body: Vec<u8>,
+    },
+    /// Forget an ended execution and everything that only it has.
+    Remove {
+        /// Which.
+        execution: u64,
+    },
+    /// A map run began.
+    MapRun {
+        /// Its ARN.
+        arn: String,
+        /// The execution it belongs to.
+        execution: u64,
+    },
+}

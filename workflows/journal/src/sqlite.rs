@@ -1,0 +1,462 @@
+//! The journal in SQLite: a file of its own, WAL, `synchronous=FULL`, one
+//! writer thread with group commit, a few reading connections.
+
+use mayfly_workflows_language::execution::ContentDigest;
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use mayfly_wal::{Gathering, Log};
+use parking_lot::{Condvar, Mutex};
+use rusqlite::{Connection, OpenFlags};
+
+use super::names;
+use super::read;
+use super::write;
+use super::{Batch, ExecutionRow, Journal, JournalError, ListRows, QUEUE_BATCHES_MAX, RecordRow, Trouble};
+
+/// Batches in one transaction: bounds how long the first of them waits.
+const GROUP_BATCHES_MAX: usize = 4_096;
+/// A group waits for as long as a commit takes: executions whose steps were just written down tend to be back with
+/// the next ones, and when there is much to do that halves the number of commits. (The store waits less: who writes
+/// there does nothing else meanwhile.)
+const GATHER_SHARE: u32 = 1;
+/// The longest a group waits for more batches.
+const GATHER_MAX: Duration = Duration::from_millis(2);
+/// How long to wait before a full disk is tried again.
+const STALL_RETRY: Duration = Duration::from_millis(250);
+/// How often a file that does not read as a journal is opened again before it is given up.
+const REOPEN_TRIES_MAX: u32 = 20;
+/// Bytes in the write-ahead log before it is folded into the data file: a page that is changed often is copied once
+/// for each log, and writers wait meanwhile.
+const LOG_BYTES_MAX: u64 = 64 << 20;
+/// Reading connections kept open.
+const READERS_MAX: usize = 4;
+
+/// The durable journal.
+pub struct SqliteJournal {
+    path: PathBuf,
+    shared: Arc<Shared>,
+    writer: Mutex<Option<JoinHandle<()>>>,
+    readers: Mutex<Vec<Connection>>,
+}
+
+struct Shared {
+    queue: Mutex<Queue>,
+    filled: Condvar,
+    #[cfg(test)]
+    faults: Mutex<std::collections::VecDeque<rusqlite::Error>>,
+}
+
+#[derive(Default)]
+struct Queue {
+    batches: Vec<Batch>,
+    /// How many batches the writer waits for; it is not woken for fewer.
+    wanted: usize,
+    closed: bool,
+    /// The disk is full or away: what is queued waits, new starts are refused.
+    stalled: Option<JournalError>,
+    failed: Option<JournalError>,
+}
+
+impl Shared {
+    /// What a test has the next write fail with.
+    fn injected(&self) -> Option<rusqlite::Error> {
+        #[cfg(test)]
+        return self.faults.lock().pop_front();
+        #[cfg(not(test))]
+        None
+    }
+}
+
+impl SqliteJournal {
+    /// Lets the next writes fail with these.
+    #[cfg(test)]
+    pub fn inject(&self, faults: impl IntoIterator<Item = rusqlite::ffi::ErrorCode>) {
+        let failure =
+            |code| rusqlite::Error::SqliteFailure(rusqlite::ffi::Error { code, extended_code: 0 }, None);
+        self.shared.faults.lock().extend(faults.into_iter().map(failure));
+    }
+
+    /// Opens or makes the file.
+    pub fn open(path: &Path) -> Result<Self, JournalError> {
+        let mut log = Log::check(path).map_err(|error| match error {
+            // Whoever may not read a file has no reason to give it up.
+            mayfly_wal::Error::Io { path, source } => cannot_open(&path, &source),
+            damaged => JournalError::FileDamaged { path: path.to_owned(), reason: damaged.to_string() },
+        })?;
+        let db = connect(path, &mut log).map_err(|error| not_opened(path, &error))?;
+        write::prepare(path, &db)?;
+        let shared = Arc::new(Shared {
+            queue: Mutex::new(Queue::default()),
+            filled: Condvar::new(),
+            #[cfg(test)]
+            faults: Mutex::default(),
+        });
+        let (for_writer, for_thread) = (shared.clone(), path.to_owned());
+        let writer = std::thread::Builder::new()
+            .name("workflow-journal".to_owned())
+            .spawn(move || write_groups(Writer { path: for_thread, db, log }, &for_writer))
+            .map_err(|error| JournalError::Database(error.to_string()))?;
+        Ok(Self {
+            path: path.to_owned(),
+            shared,
+            writer: Mutex::new(Some(writer)),
+            readers: Mutex::new(Vec::new()),
+        })
+    }
+
+    fn read<T>(
+        &self,
+        question: impl FnOnce(&Connection) -> Result<T, JournalError>,
+    ) -> Result<T, JournalError> {
+        let kept = self.readers.lock().pop();
+        let db = match kept {
+            Some(db) => db,
+            None => Connection::open_with_flags(
+                &self.path,
+                OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX,
+            )?,
+        };
+        let answer = question(&db);
+        let mut readers = self.readers.lock();
+        // One that failed may be broken: the next question opens another.
+        if answer.is_ok() && readers.len() < READERS_MAX {
+            readers.push(db);
+        }
+        answer
+    }
+}
+
+fn not_opened(path: &Path, error: &rusqlite::Error) -> JournalError {
+    if mayfly_wal::is_damage(error) {
+        return JournalError::FileDamaged { path: path.to_owned(), reason: error.to_string() };
+    }
+    cannot_open(path, error)
+}
+
+fn cannot_open(path: &Path, why: &dyn std::error::Error) -> JournalError {
+    JournalError::Database(format!("{} cannot be opened: {why}", path.display()))
+}
+
+/// A connection that writes.
+fn connect(path: &Path, log: &mut Log) -> rusqlite::Result<Connection> {
+    let db = Connection::open(path)?;
+    log.start(&db, LOG_BYTES_MAX)?;
+    // What a group touches is new rows: the ends of the tables.
+    db.pragma_update(None, "cache_size", -4_096)?;
+    Ok(db)
+}
+
+/// What the writing thread has.
+struct Writer {
+    path: PathBuf,
+    db: Connection,
+    log: Log,
+}
+
+impl Shared {
+    /// The next group, an empty one to try whether writing works again; `None` when the journal is closed and
+    /// nothing is left to write.
+    fn next_group(&self, gathering: &Gathering) -> Option<Vec<Batch>> {
+        let mut queue = self.queue.lock();
+        queue.wanted = 1;
+        while queue.batches.is_empty() && !queue.closed {
+            if queue.stalled.is_none() {
+                self.filled.wait(&mut queue);
+            } else if self.filled.wait_for(&mut queue, STALL_RETRY).timed_out() {
+                // Nothing waits to be written, and nobody may start before something could be.
+                return Some(Vec::new());
+            }
+        }
+        if queue.batches.is_empty() {
+            return None;
+        }
+        let deadline = Instant::now() + gathering.wait_max();
+        queue.wanted = gathering.expected();
+        while queue.batches.len() < queue.wanted && !queue.closed {
+            if self.filled.wait_until(&mut queue, deadline).timed_out() {
+                break;
+            }
+        }
+        let count = queue.batches.len().min(GROUP_BATCHES_MAX);
+        let group = queue.batches.drain(..count).collect();
+        Some(group)
+    }
+}
+
+fn write_groups(mut writer: Writer, shared: &Shared) {
+    let mut gathering = Gathering::new(GROUP_BATCHES_MAX, GATHER_SHARE, GATHER_MAX);
+    while let Some(group) = shared.next_group(&gathering) {
+        let (begin, mut group) = (Instant::now(), group);
+        let outcome = writer.commit_patiently(&mut group, shared);
+        gathering.committed(begin.elapsed());
+        gathering.done(group.len(), shared.queue.lock().batches.len());
+        match outcome {
+            Ok(()) => group.into_iter().for_each(|batch| (batch.done)(Ok(()))),
+            // One of them cannot be written, whoever tries: it must not take the others with it.
+            Err(error) if is_conflict(&error) => {
+                for batch in group {
+                    writer.write_alone(batch, shared);
+                }
+            }
+            Err(error) => fail(shared, error.into(), group),
+        }
+        if let Err(error) = writer.log.fold_if_due(&writer.db) {
+            // The log keeps what the data file could not take; the next group tries again.
+            tracing::warn!(%error, "the journal's log could not be folded into its data file");
+        }
+    }
+}
+
+/// The end of writing: everybody who waits is told, and so is who asks for the health.
+fn fail(shared: &Shared, error: JournalError, mut waiting: Vec<Batch>) {
+    tracing::error!(%error, "the workflow journal failed; it takes no more writes until it is opened again");
+    {
+        let mut queue = shared.queue.lock();
+        queue.failed = Some(error.clone());
+        queue.stalled = None;
+        waiting.append(&mut queue.batches);
+    }
+    for batch in waiting {
+        (batch.done)(Err(error.clone()));
+    }
+}
+
+impl Writer {
+    /// Commits a group, or tries whether it could if there is nothing in it; an error that may pass is waited
+    /// for, with a new connection where the old one may be what is broken. On a full disk the starts are taken
+    /// out of the group and refused: they have not begun, and who asked can be told.
+    fn commit_patiently(&mut self, group: &mut Vec<Batch>, shared: &Shared) -> rusqlite::Result<()> {
+        let mut tries = 0;
+        loop {
+            let outcome = match shared.injected() {
+                Some(error) => Err(error),
+                None if group.is_empty() => write::attempt(&self.db),
+                None => write::commit(&self.db, group),
+            };
+            // A commit to a file that was removed meanwhile is not durable.
+            let outcome = outcome.and_then(|()| self.log.committed(&self.db));
+            let error = match outcome {
+                Ok(()) => {
+                    shared.queue.lock().stalled = None;
+                    return Ok(());
+                }
+                Err(error) => error,
+            };
+            tries += 1;
+            let kind = Passing::of(&error);
+            let gives_up = match kind {
+                Passing::Never => true,
+                Passing::Perhaps => tries >= REOPEN_TRIES_MAX,
+                Passing::Yes => false,
+            };
+            if gives_up || shared.queue.lock().closed {
+                return Err(error);
+            }
+            tracing::error!(%error, "the workflow journal cannot be written; trying again");
+            let is_full = error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull);
+            let error = JournalError::from(error);
+            shared.queue.lock().stalled = Some(error.clone());
+            if is_full {
+                refuse_starts(group, shared, &error);
+            }
+            if group.is_empty() && is_full {
+                return Ok(());
+            }
+            std::thread::sleep(STALL_RETRY);
+            if kind == Passing::Perhaps {
+                match connect(&self.path, &mut self.log) {
+                    Ok(db) => self.db = db,
+                    Err(error) => tracing::error!(%error, "the workflow journal cannot be opened again"),
+                }
+            }
+        }
+    }
+
+    /// Writes one batch of a group in which one was refused.
+    fn write_alone(&mut self, batch: Batch, shared: &Shared) {
+        // One before it may have been the end.
+        let failed = shared.queue.lock().failed.clone();
+        if let Some(error) = failed {
+            (batch.done)(Err(error));
+            return;
+        }
+        let is_start = batch.starts();
+        let mut batches = vec![batch];
+        let outcome = self.commit_patiently(&mut batches, shared);
+        match outcome {
+            Ok(()) => batches.into_iter().for_each(|batch| (batch.done)(Ok(()))),
+            // Nothing comes after a start that was refused, so there is no gap.
+            Err(error) if is_conflict(&error) && is_start => {
+                let error = JournalError::from(error);
+                batches.into_iter().for_each(|batch| (batch.done)(Err(error.clone())));
+            }
+            Err(error) => fail(shared, error.into(), batches),
+        }
+    }
+}
+
+/// Does an error go away?
+///
+/// A sync that failed may pass, though the kernel forgets which pages it could not write: SQLite goes back to where
+/// the group began, and the next try writes the same frames anew at the same place. What lies before them was synced
+/// with its own group. (The store is stricter and stops: nothing waits there that a client could not send again.)
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Passing {
+    /// When somebody makes room or lets go.
+    Yes,
+    /// With a new connection, or when somebody puts the file right.
+    Perhaps,
+    /// The same write fails again.
+    Never,
+}
+
+impl Passing {
+    fn of(error: &rusqlite::Error) -> Self {
+        use rusqlite::ErrorCode::{
+            CannotOpen, DatabaseBusy, DatabaseCorrupt, DatabaseLocked, DiskFull, FileLockingProtocolFailed,
+            NotADatabase, OutOfMemory, PermissionDenied, ReadOnly, SystemIoFailure,
+        };
+        match error.sqlite_error_code() {
+            // Opened again it would be another, empty file.
+            Some(ReadOnly) if is_moved(error) => Self::Never,
+            Some(DatabaseBusy | DatabaseLocked | DiskFull | SystemIoFailure) => Self::Yes,
+            Some(
+                CannotOpen
+                | DatabaseCorrupt
+                | FileLockingProtocolFailed
+                | NotADatabase
+                | OutOfMemory
+                | PermissionDenied
+                | ReadOnly,
+            ) => Self::Perhaps,
+            _ => Self::Never,
+        }
+    }
+}
+
+/// Takes the starts out of a group, and what came behind one of them: it would be of an execution that is none.
+fn refuse_starts(group: &mut Vec<Batch>, shared: &Shared, error: &JournalError) {
+    let mut refused = HashSet::new();
+    for batch in group.extract_if(.., |batch| batch.may_be_refused()) {
+        refused.extend(batch.changes.iter().find_map(write::execution_of));
+        // Once it is told, nothing more comes.
+        (batch.done)(Err(error.clone()));
+    }
+    let mut behind = |batch: &mut Batch| {
+        let execution = batch.changes.iter().find_map(write::execution_of);
+        execution.is_some_and(|execution| refused.contains(&execution))
+    };
+    let mut orphans: Vec<Batch> = group.extract_if(.., &mut behind).collect();
+    orphans.extend(shared.queue.lock().batches.extract_if(.., &mut behind));
+    for orphan in orphans {
+        (orphan.done)(Err(error.clone()));
+    }
+}
+
+/// Whether the file was removed or replaced while it was open.
+fn is_moved(error: &rusqlite::Error) -> bool {
+    error.sqlite_error().is_some_and(|error| error.extended_code == rusqlite::ffi::SQLITE_READONLY_DBMOVED)
+}
+
+fn is_conflict(error: &rusqlite::Error) -> bool {
+    error.sqlite_error_code() == Some(rusqlite::ErrorCode::ConstraintViolation)
+}
+
+impl Journal for SqliteJournal {
+    fn write(&self, batch: Batch) -> Result<(), JournalError> {
+        let mut queue = self.shared.queue.lock();
+        if let Some(error) = &queue.failed {
+            return Err(error.clone());
+        }
+        if queue.closed {
+            return Err(JournalError::Closed);
+        }
+        // Nobody waits here: whoever writes holds an execution that the writing thread needs for its answers.
+        if (queue.stalled.is_some() || queue.batches.len() >= QUEUE_BATCHES_MAX) && batch.may_be_refused() {
+            return Err(queue.stalled.clone().unwrap_or(JournalError::Full));
+        }
+        queue.batches.push(batch);
+        if queue.batches.len() >= queue.wanted {
+            self.shared.filled.notify_one();
+        }
+        Ok(())
+    }
+
+    fn last_execution(&self) -> Result<u64, JournalError> {
+        self.read(read::last_execution)
+    }
+
+    fn execution(&self, id: u64) -> Result<Option<ExecutionRow>, JournalError> {
+        self.read(|db| read::execution(db, id))
+    }
+
+    fn execution_by_arn(&self, arn: &str) -> Result<Option<ExecutionRow>, JournalError> {
+        self.read(|db| read::execution_by_arn(db, arn))
+    }
+
+    fn records(&self, id: u64, after: u64) -> Result<Vec<RecordRow>, JournalError> {
+        self.read(|db| read::records(db, id, after))
+    }
+
+    fn checkpoint(&self, id: u64) -> Result<Option<(u64, Vec<u8>)>, JournalError> {
+        self.read(|db| read::checkpoint(db, id))
+    }
+
+    fn ended_before(&self, stop_ms: i64, limit: usize) -> Result<Vec<u64>, JournalError> {
+        self.read(|db| read::ended_before(db, stop_ms, limit))
+    }
+
+    fn health(&self) -> Result<(), Trouble> {
+        let queue = self.shared.queue.lock();
+        match (&queue.failed, &queue.stalled) {
+            (Some(error), _) => Err(Trouble::Failed(error.clone())),
+            (None, Some(error)) => Err(Trouble::Waiting(error.clone())),
+            (None, None) => Ok(()),
+        }
+    }
+
+    fn part(&self, digest: &ContentDigest) -> Result<Option<String>, JournalError> {
+        self.read(|db| read::part(db, digest))
+    }
+
+    fn machine(&self, digest: &ContentDigest) -> Result<Option<Vec<u8>>, JournalError> {
+        self.read(|db| read::machine(db, digest))
+    }
+
+    fn list(&self, query: &ListRows) -> Result<Vec<ExecutionRow>, JournalError> {
+        self.read(|db| read::list(db, query))
+    }
+
+    fn open_executions(&self) -> Result<Vec<u64>, JournalError> {
+        self.read(read::open_executions)
+    }
+
+    fn user_of(&self, artifact: &ContentDigest) -> Result<Option<String>, JournalError> {
+        self.read(|db| names::user_of(db, artifact))
+    }
+
+    fn map_run(&self, arn: &str) -> Result<Option<u64>, JournalError> {
+        self.read(|db| read::map_run(db, arn))
+    }
+
+    fn close(&self) {
+        self.shared.queue.lock().closed = true;
+        self.shared.filled.notify_all();
+        if let Some(writer) = self.writer.lock().take()
+            && writer.thread().id() != std::thread::current().id()
+            && writer.join().is_err()
+        {
+            tracing::error!("the workflow journal's thread panicked");
+        }
+    }
+}
+
+impl Drop for SqliteJournal {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

@@ -1,0 +1,189 @@
+//! Changes into SQLite.
+
+use mayfly_workflows_language::execution::{ContentDigest, Payload};
+use std::path::Path;
+
+use rusqlite::{Connection, OptionalExtension as _, params};
+
+use super::names;
+use super::read::signed;
+use super::{Batch, Change, ExecutionRow, JournalError};
+use mayfly_workflows_language::execution::ExecutionStatus;
+
+/// The form of the tables: `PRAGMA user_version`.
+const FORMAT: i64 = 2;
+
+/// Makes the tables of a new file; one of another form is refused as it is.
+pub(super) fn prepare(path: &Path, db: &Connection) -> Result<(), JournalError> {
+    let found: i64 = db.pragma_query_value(None, "user_version", |row| row.get(0))?;
+    let tables: i64 = db.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
+    if tables == 0 {
+        let schema = include_str!("schema.sql");
+        db.execute_batch(&format!("BEGIN IMMEDIATE; {schema} PRAGMA user_version = {FORMAT}; COMMIT;"))?;
+    } else if found != FORMAT {
+        return Err(JournalError::Format { path: path.to_owned(), found, known: FORMAT });
+    }
+    // Beside the format: what does not know these leaves them alone.
+    db.execute_batch("CREATE INDEX IF NOT EXISTS executions_by_definition ON executions (machine)")?;
+    names::prepare(db)
+}
+
+/// Writes batches in one transaction.
+pub(super) fn commit(db: &Connection, group: &[Batch]) -> rusqlite::Result<()> {
+    // As `Connection::transaction`, which parses its two statements anew each time.
+    db.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
+    let written = write_all(db, group).and_then(|()| db.prepare_cached("COMMIT")?.execute([]).map(drop));
+    if written.is_err() && !db.is_autocommit() {
+        db.execute_batch("ROLLBACK")?;
+    }
+    written
+}
+
+/// Writes what is there already, to see whether anything can be written.
+pub(super) fn attempt(db: &Connection) -> rusqlite::Result<()> {
+    db.pragma_update(None, "user_version", FORMAT)
+}
+
+fn write_all(db: &Connection, group: &[Batch]) -> rusqlite::Result<()> {
+    for batch in group {
+        let execution = batch.changes.iter().find_map(execution_of);
+        for change in &batch.changes {
+            apply(db, change, execution)?;
+        }
+    }
+    Ok(())
+}
+
+/// Whose batch it is: one batch is about one execution.
+pub(super) fn execution_of(change: &Change) -> Option<u64> {
+    match change {
+        Change::Start(row) => Some(row.id),
+        Change::Record { execution, .. } | Change::Outcome { execution, .. } => Some(*execution),
+        _ => None,
+    }
+}
+
+/// Forgets an execution, unless it was taken up again meanwhile; payloads that nobody else has go with it, and its
+/// state machine. SQLite uses the room again.
+fn remove(db: &Connection, execution: u64) -> rusqlite::Result<()> {
+    let id = signed(execution);
+    let ended = "SELECT machine FROM executions WHERE id = ?1 AND status <> 'RUNNING'";
+    let machine = db.prepare_cached(ended)?.query_row([id], |row| row.get::<_, Vec<u8>>(0)).optional()?;
+    let Some(machine) = machine else { return Ok(()) };
+    db.prepare_cached(
+        "DELETE FROM parts WHERE digest IN (SELECT digest FROM part_uses WHERE execution = ?1) AND NOT EXISTS \
+         (SELECT 1 FROM part_uses u WHERE u.digest = parts.digest AND u.execution <> ?1)",
+    )?
+    .execute([id])?;
+    for table in ["part_uses", "records", "checkpoints", "map_runs", "artifacts_of_executions"] {
+        db.prepare_cached(&format!("DELETE FROM {table} WHERE execution = ?1"))?.execute([id])?;
+    }
+    db.prepare_cached("DELETE FROM executions WHERE id = ?1")?.execute([id])?;
+    let unused =
+        "DELETE FROM machines WHERE digest = ?1 AND NOT EXISTS (SELECT 1 FROM executions WHERE machine = ?1)";
+    if db.prepare_cached(unused)?.execute([&machine])? > 0 {
+        db.prepare_cached("DELETE FROM artifacts_of_machines WHERE machine = ?1")?.execute([&machine])?;
+    }
+    Ok(())
+}
+
+fn column(payload: &Payload) -> (std::borrow::Cow<'_, str>, bool) {
+    match payload {
+        Payload::Here(text) => (std::borrow::Cow::Borrowed(text), false),
+        Payload::Part { part } => (std::borrow::Cow::Owned(hex::encode(part.0)), true),
+    }
+}
+
+fn apply(db: &Connection, change: &Change, execution: Option<u64>) -> rusqlite::Result<()> {
+    match change {
+        Change::Machine { digest, body } => {
+            db.prepare_cached("INSERT OR IGNORE INTO machines VALUES (?1, ?2)")?
+                .execute(params![&digest.0[..], &body[..]])?;
+            names::note_machine(db, digest, body)?;
+        }
+        Change::Part { digest, text } => {
+            db.prepare_cached("INSERT OR IGNORE INTO parts VALUES (?1, ?2)")?
+                .execute(params![&digest.0[..], &text[..]])?;
+            use_part(db, digest, execution)?;
+            if let Some(execution) = execution {
+                names::note(db, execution, text.as_bytes())?;
+            }
+        }
+        Change::Start(row) => {
+            insert_execution(db, row)?;
+            names::note_start(db, row)?;
+        }
+        Change::Record { execution, row } => {
+            db.prepare_cached("INSERT INTO records (execution, seq, at_ms, body) VALUES (?1, ?2, ?3, ?4)")?
+                .execute(params![signed(*execution), signed(row.seq), row.at_ms, row.body])?;
+            names::note(db, *execution, &row.body)?;
+        }
+        Change::Outcome { execution, row } => {
+            if row.status != ExecutionStatus::Running {
+                db.prepare_cached("DELETE FROM checkpoints WHERE execution = ?1")?
+                    .execute([signed(*execution)])?;
+            }
+            let output = row.output.as_ref().map(column);
+            db.prepare_cached(
+                "UPDATE executions SET status = ?2, stop_ms = ?3, output = ?4, output_part = ?5, error = ?6, \
+                 cause = ?7, redrive_count = ?8, redrive_ms = ?9 WHERE id = ?1",
+            )?
+            .execute(params![
+                signed(*execution),
+                row.status.as_str(),
+                row.stop_ms,
+                output.as_ref().map(|(text, _)| text.as_ref()),
+                output.as_ref().is_some_and(|(_, is_part)| *is_part),
+                row.error,
+                row.cause,
+                row.redrive_count,
+                row.redrive_ms,
+            ])?;
+        }
+        Change::Checkpoint { execution, seq, body } => {
+            db.prepare_cached("INSERT OR REPLACE INTO checkpoints VALUES (?1, ?2, ?3)")?.execute(params![
+                signed(*execution),
+                signed(*seq),
+                body
+            ])?;
+        }
+        Change::Remove { execution } => remove(db, *execution)?,
+        Change::MapRun { arn, execution } => {
+            db.prepare_cached("INSERT OR IGNORE INTO map_runs VALUES (?1, ?2)")?
+                .execute(params![arn, signed(*execution)])?;
+        }
+    }
+    Ok(())
+}
+
+fn insert_execution(db: &Connection, row: &ExecutionRow) -> rusqlite::Result<()> {
+    let birth = serde_json::to_string(&row.birth)
+        .map_err(|error| rusqlite::Error::ToSqlConversionFailure(error.into()))?;
+    let (input, input_part) = column(&row.input);
+    db.prepare_cached(
+        "INSERT INTO executions (id, arn, name, machine_arn, machine, version_arn, alias_arn, map_run_arn, birth, \
+         input, input_part, start_ms, status) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)",
+    )?
+    .execute(params![
+        signed(row.id),
+        row.arn,
+        row.name,
+        row.machine_arn,
+        &row.machine.0[..],
+        row.version_arn,
+        row.alias_arn,
+        row.map_run_arn,
+        birth,
+        input,
+        input_part,
+        row.start_ms,
+        row.outcome.status.as_str(),
+    ])?;
+    Ok(())
+}
+
+fn use_part(db: &Connection, digest: &ContentDigest, execution: Option<u64>) -> rusqlite::Result<()> {
+    db.prepare_cached("INSERT OR IGNORE INTO part_uses VALUES (?1, ?2)")?
+        .execute(params![signed(execution.unwrap_or(0)), &digest.0[..]])?;
+    Ok(())
+}

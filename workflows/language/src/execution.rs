@@ -1,0 +1,155 @@
+//! The words of an execution that the state machine, the journal and the API share: its status, and the texts it
+//! carries.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use sha2::{Digest as _, Sha256};
+
+/// Where an execution stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum ExecutionStatus {
+    /// Not ended.
+    Running,
+    /// Ended with an output.
+    Succeeded,
+    /// Ended with an error.
+    Failed,
+    /// Ended by its own `TimeoutSeconds`.
+    TimedOut,
+    /// Stopped from outside.
+    Aborted,
+    /// A map run's child that waits for its parent's redrive to reach it.
+    PendingRedrive,
+}
+
+impl ExecutionStatus {
+    /// The API's spelling.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            ExecutionStatus::Running => "RUNNING",
+            ExecutionStatus::Succeeded => "SUCCEEDED",
+            ExecutionStatus::Failed => "FAILED",
+            ExecutionStatus::TimedOut => "TIMED_OUT",
+            ExecutionStatus::Aborted => "ABORTED",
+            ExecutionStatus::PendingRedrive => "PENDING_REDRIVE",
+        }
+    }
+
+    /// The inverse of [`ExecutionStatus::as_str`].
+    pub fn parse(text: &str) -> Option<ExecutionStatus> {
+        [
+            ExecutionStatus::Running,
+            ExecutionStatus::Succeeded,
+            ExecutionStatus::Failed,
+            ExecutionStatus::TimedOut,
+            ExecutionStatus::Aborted,
+            ExecutionStatus::PendingRedrive,
+        ]
+        .into_iter()
+        .find(|status| status.as_str() == text)
+    }
+}
+
+/// SHA-256 of a content.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ContentDigest(pub [u8; 32]);
+
+impl ContentDigest {
+    /// Of these bytes.
+    pub fn of(bytes: &[u8]) -> Self {
+        ContentDigest(Sha256::digest(bytes).into())
+    }
+
+    /// Its first half as a UUID: as random as the content, and the same for the same one.
+    pub fn uuid(&self) -> uuid::Uuid {
+        let mut bytes = [0; 16];
+        bytes.copy_from_slice(&self.0[..16]);
+        uuid::Builder::from_random_bytes(bytes).into_uuid()
+    }
+}
+
+impl std::fmt::Debug for ContentDigest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&hex::encode(self.0))
+    }
+}
+
+impl Serialize for ContentDigest {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&hex::encode(self.0))
+    }
+}
+
+impl<'de> Deserialize<'de> for ContentDigest {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let mut bytes = [0; 32];
+        hex::decode_to_slice(&text, &mut bytes).map_err(de::Error::custom)?;
+        Ok(ContentDigest(bytes))
+    }
+}
+
+/// JSON text, here or elsewhere.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Payload {
+    /// The text itself.
+    Here(Arc<str>),
+    /// Stored by content.
+    Part {
+        /// Of the text.
+        part: ContentDigest,
+    },
+}
+
+impl Serialize for Payload {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Payload::Here(text) => serializer.serialize_str(text),
+            Payload::Part { part } => StoredPart { part: *part }.serialize(serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Payload {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Ok(match Stored::deserialize(deserializer)? {
+            Stored::Here(text) => Payload::Here(text.into()),
+            Stored::Part(StoredPart { part }) => Payload::Part { part },
+        })
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct StoredPart {
+    part: ContentDigest,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Stored {
+    Here(String),
+    Part(StoredPart),
+}
+
+impl From<&str> for Payload {
+    fn from(text: &str) -> Self {
+        Payload::Here(text.into())
+    }
+}
+
+impl From<Arc<str>> for Payload {
+    fn from(text: Arc<str>) -> Self {
+        Payload::Here(text)
+    }
+}
+
+impl Payload {
+    /// The text, when it is here. Payloads of live machines always are.
+    pub fn text(&self) -> Option<&Arc<str>> {
+        match self {
+            Payload::Here(text) => Some(text),
+            Payload::Part { .. } => None,
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! ItemBatcher: items in groups, a child's input each.
+
+use mayfly_workflows_language::value::Value;
+
+/// Items in groups of at most so many and of at most so many bytes: each group's input, and how many it holds.
+pub fn batched(
+    items: impl Iterator<Item = Value>,
+    batch_input: Option<&Value>,
+    count_max: u64,
+    bytes_max: u64,
+) -> Vec<(Value, u64)> {
+    let make = |items: Vec<Value>| {
+        let count = items.len() as u64;
+        let items = Value::from(items);
+        let input = match batch_input {
+            Some(batch_input) => Value::object([("BatchInput", batch_input.clone()), ("Items", items)]),
+            None => Value::object([("Items", items)]),
+        };
+        (input, count)
+    };
+    let frame_bytes = make(Vec::new()).0.text_len() as u64;
+    let (mut batches, mut batch, mut bytes) = (Vec::new(), Vec::new(), frame_bytes);
+    for item in items {
+        let more = item.text_len() as u64 + 1;
+        let full = batch.len() as u64 >= count_max || bytes + more > bytes_max;
+        if full && !batch.is_empty() {
+            batches.push(make(std::mem::take(&mut batch)));
+            bytes = frame_bytes;
+        }
+        bytes += more;
+        batch.push(item);
+    }
+    if !batch.is_empty() {
+        batches.push(make(batch));
+    }
+    batches
+}

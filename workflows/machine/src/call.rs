@@ -1,0 +1,159 @@
+//! What is to be done. The executor does it; it has no choices left.
+
+use std::sync::Arc;
+
+use mayfly_workflows_language::definition::{FlowId, Resource, StateId};
+use mayfly_workflows_language::value::Value;
+use serde::{Deserialize, Serialize};
+
+use mayfly_workflows_language::execution::ExecutionStatus;
+
+/// One thing to do, after its cause is journalled.
+#[derive(Debug, Clone)]
+pub enum Action {
+    /// Carry out an effect and report its outcome under its number.
+    Effect {
+        /// The machine's number for it.
+        n: u32,
+        /// What.
+        call: Call,
+    },
+    /// Nobody waits for this effect any more.
+    Forget {
+        /// The effect.
+        n: u32,
+    },
+    /// Wake the machine.
+    SetTimer {
+        /// The machine's number for it.
+        n: u32,
+        /// When.
+        at_ms: i64,
+    },
+    /// Do not.
+    ClearTimer {
+        /// The timer.
+        n: u32,
+    },
+    /// Start a child of a map run; starting it twice is starting it once.
+    StartChild(Box<ChildStart>),
+    /// Stop a child of a map run, or an execution whose task waited for its end.
+    StopChild {
+        /// The child's ARN.
+        arn: Arc<str>,
+    },
+    /// A map run began: make it findable by its ARN.
+    RegisterRun {
+        /// The map run's ARN.
+        arn: Arc<str>,
+    },
+    /// Apply [`super::Event::Continue`] when others had their turn.
+    Continue,
+    /// The execution ended.
+    End,
+}
+
+/// How an execution ended.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// Never running.
+    pub status: ExecutionStatus,
+    /// JSON text.
+    #[serde(with = "super::checkpoint::maybe_shared")]
+    pub output: Option<Arc<str>>,
+    /// The error's name.
+    #[serde(with = "super::checkpoint::maybe_shared")]
+    pub error: Option<Arc<str>>,
+    /// The error's cause.
+    #[serde(with = "super::checkpoint::maybe_shared")]
+    pub cause: Option<Arc<str>>,
+}
+
+/// A child execution of a map run.
+#[derive(Debug, Clone)]
+pub struct ChildStart {
+    /// The map run, as the machine numbers it.
+    pub run: u32,
+    /// Which child.
+    pub index: u32,
+    /// The child's ARN.
+    pub arn: Arc<str>,
+    /// The map run's ARN.
+    pub run_arn: Arc<str>,
+    /// `machine/label`, the name of the children's state machine.
+    pub machine_name: Arc<str>,
+    /// What it runs: a flow of the parent's definition.
+    pub flow: FlowId,
+    /// Does it take a journal?
+    pub express: bool,
+    /// Its input.
+    pub input: Value,
+    /// How many items are in it.
+    pub items: u64,
+    /// It may have ended before: then it is taken up again.
+    pub redrive: bool,
+}
+
+/// An effect.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum Call {
+    /// A Task state's work.
+    Task(Box<TaskCall>),
+    /// Read a distributed Map's items.
+    ReadItems {
+        /// The Map state: its `ItemReader` says how.
+        state: StateId,
+        /// The reader's arguments.
+        #[serde(with = "super::checkpoint::exact")]
+        arguments: Value,
+        /// `MaxItems`, when there is a limit.
+        max_items: Option<u64>,
+    },
+    /// Write a distributed Map's results.
+    WriteResults {
+        /// The Map state: its `ResultWriter` says how.
+        state: StateId,
+        /// The writer's arguments.
+        #[serde(with = "super::checkpoint::exact")]
+        arguments: Value,
+        /// The map run.
+        #[serde(with = "super::checkpoint::shared")]
+        run_arn: Arc<str>,
+        /// The children, as they ended.
+        #[serde(with = "super::checkpoint::results")]
+        results: Arc<Vec<ChildResult>>,
+    },
+}
+
+/// A Task state's work.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(try_from = "super::checkpoint::StoredCall", into = "super::checkpoint::StoredCall")]
+pub struct TaskCall {
+    /// Who does it.
+    pub resource: Resource,
+    /// The resource as it is written.
+    pub arn: Arc<str>,
+    /// What it is given.
+    pub arguments: Value,
+    /// Reports its end, where somebody else does that.
+    pub token: Arc<str>,
+    /// What the service answered when it took the task, once it has.
+    pub submitted: Option<Value>,
+}
+
+/// A child of a map run that ended, for the result files.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ChildResult {
+    /// The child's ARN.
+    #[serde(with = "super::checkpoint::shared")]
+    pub arn: Arc<str>,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// Its input.
+    #[serde(with = "super::checkpoint::shared")]
+    pub input: Arc<str>,
+    /// When it was started.
+    pub start_ms: i64,
+    /// When its end became known.
+    pub stop_ms: i64,
+}

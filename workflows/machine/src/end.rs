@@ -1,0 +1,175 @@
+//! How an execution ends, and what is taken back when a state is left early.
+
+use std::sync::Arc;
+
+use mayfly_workflows_language::definition::{Kind, Pattern, Resource};
+use mayfly_workflows_language::value::Value;
+
+use super::call::{Action, Call, Outcome};
+use super::failure::Failure;
+use super::state::Phase;
+use super::turn::{Turn, failure_details, iteration};
+use crate::history::Details;
+use mayfly_workflows_language::execution::ExecutionStatus;
+
+impl Turn<'_> {
+    /// Ends the execution with an output.
+    pub(super) fn end_succeeded(&mut self, cursor: u64, output: &Value) {
+        let text: Arc<str> = output.to_text().into();
+        let for_event = text.clone();
+        self.emit(cursor, "ExecutionSucceeded", || {
+            Some(Details::new("executionSucceededEventDetails").data("output", for_event))
+        });
+        self.end(Outcome {
+            status: ExecutionStatus::Succeeded,
+            output: Some(text),
+            error: None,
+            cause: None,
+        });
+    }
+
+    /// Ends the execution with an error.
+    pub(super) fn end_failed(&mut self, cursor: u64, failure: Failure) {
+        self.emit(cursor, "ExecutionFailed", || {
+            Some(failure_details("executionFailedEventDetails", &failure))
+        });
+        self.keep_wreck();
+        self.end(Outcome {
+            status: ExecutionStatus::Failed,
+            output: None,
+            error: failure.error,
+            cause: failure.cause,
+        });
+    }
+
+    pub(super) fn time_out(&mut self) {
+        self.keep_wreck();
+        // The event names the error, DescribeExecution does not; what led to it is nothing (measured on AWS:
+        // floci-io/floci#2782). An express execution has no other place to say it.
+        self.emit(0, "ExecutionTimedOut", || {
+            Some(Details::new("executionTimedOutEventDetails").text("error", "States.Timeout"))
+        });
+        let error = self.m.facts.express.then(|| "States.Timeout".into());
+        self.end(Outcome { status: ExecutionStatus::TimedOut, output: None, error, cause: None });
+    }
+
+    pub(super) fn abort(&mut self, failure: Failure) {
+        self.keep_wreck();
+        self.emit(0, "ExecutionAborted", || Some(failure_details("executionAbortedEventDetails", &failure)));
+        self.end(Outcome {
+            status: ExecutionStatus::Aborted,
+            output: None,
+            error: failure.error,
+            cause: failure.cause,
+        });
+    }
+
+    fn end(&mut self, outcome: Outcome) {
+        let threads: Vec<u32> = self.m.threads.keys().copied().collect();
+        for number in threads {
+            self.cancel_state(number);
+        }
+        let timers: Vec<u32> = self.m.timers.keys().copied().collect();
+        for n in timers {
+            self.clear_timer(n);
+        }
+        self.m.threads.clear();
+        self.m.ready.clear();
+        self.queue.clear();
+        self.m.outcome = Some(outcome);
+        self.out.actions.push(Action::End);
+    }
+
+    /// Takes back everything that a thread's state has under way, the threads
+    /// below it included.
+    pub(super) fn cancel_state(&mut self, number: u32) {
+        let Some(active) = self.active_mut(number) else { return };
+        match std::mem::replace(&mut active.phase, Phase::Entered) {
+            Phase::Entered => {}
+            Phase::Wait { timer } | Phase::Backoff { timer } => self.clear_timer(timer),
+            Phase::Task(task) => {
+                for timer in task.timeout.into_iter().chain(task.heartbeat.map(|(timer, _)| timer)) {
+                    self.clear_timer(timer);
+                }
+                if self.m.effects.remove(&task.effect).is_some() {
+                    self.out.actions.push(Action::Forget { n: task.effect });
+                }
+                self.stop_awaited(&task.call);
+            }
+            Phase::Parallel { .. } | Phase::Map(_) => {
+                self.tell_aborted_below(number);
+                self.cancel_below(number);
+            }
+            Phase::Run(run) => self.cancel_run(&run),
+        }
+    }
+
+    /// Stops the execution that a task (`states:startExecution.sync`) waits for: AWS calls StopExecution when the task
+    /// is aborted (developer guide, "Run a Job (.sync)"). That a task which timed out has its execution stopped too is
+    /// as with Mayfly's own `job:run`; the guide does not say.
+    pub(super) fn stop_awaited(&mut self, call: &Call) {
+        if let Call::Task(call) = call
+            && let Resource::StartExecution { pattern: Pattern::Sync, .. } = call.resource
+            && let Some(arn) = call.submitted.as_ref().and_then(|answer| answer.get("ExecutionArn"))
+            && let Some(arn) = arn.as_str()
+        {
+            self.out.actions.push(Action::StopChild { arn: arn.into() });
+        }
+    }
+
+    /// What runs beside a part that failed says that it was given up: its innermost states first. None of these events
+    /// leads to another. (That there are such events, and no more to say in them than an iteration's place, is in the
+    /// API reference; their order is in no recording.)
+    fn tell_aborted_below(&mut self, number: u32) {
+        if std::mem::take(&mut self.parts_to_tell) {
+            for number in self.threads_below(number) {
+                self.tell_aborted(number);
+            }
+        }
+    }
+
+    fn tell_aborted(&mut self, number: u32) {
+        let definition = self.m.definition.clone();
+        let Some(thread) = self.m.threads.get(&number) else { return };
+        let (cursor, place) = (thread.cursor, thread.parent);
+        let state = thread.active.as_ref().map(|active| definition.state(active.state));
+        for number in self.threads_below(number) {
+            self.tell_aborted(number);
+        }
+        let kind = match state.map(|state| &state.kind) {
+            Some(Kind::Task(_)) => Some("TaskStateAborted"),
+            Some(Kind::Wait(_)) => Some("WaitStateAborted"),
+            Some(Kind::Parallel(_)) => Some("ParallelStateAborted"),
+            Some(Kind::Map(_)) => Some("MapStateAborted"),
+            _ => None,
+        };
+        if let Some(kind) = kind {
+            self.emit(cursor, kind, || None);
+        }
+        let around = place.and_then(|place| Some((place.slot, self.active(place.thread)?.state)));
+        if let Some((slot, around)) = around
+            && let around = definition.state(around)
+            && matches!(around.kind, Kind::Map(_))
+        {
+            self.emit(cursor, "MapIterationAborted", || {
+                Some(iteration("mapIterationAbortedEventDetails", around, slot))
+            });
+        }
+    }
+
+    fn threads_below(&self, number: u32) -> Vec<u32> {
+        let threads = self.m.threads.iter();
+        threads
+            .filter(|(_, thread)| thread.parent.is_some_and(|place| place.thread == number))
+            .map(|(number, _)| *number)
+            .collect()
+    }
+
+    fn cancel_below(&mut self, number: u32) {
+        for number in self.threads_below(number) {
+            self.cancel_state(number);
+            self.m.threads.remove(&number);
+            self.queue.retain(|queued| *queued != number);
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! What comes from outside. Everything here is journalled before it counts.
+
+use serde::{Deserialize, Serialize};
+
+use mayfly_workflows_language::execution::ExecutionStatus;
+use mayfly_workflows_language::execution::Payload;
+
+/// One thing that happened to an execution.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "t")]
+pub enum Event {
+    /// It begins. Not written as a record: the execution's row says it.
+    #[serde(rename = "start")]
+    Start,
+    /// A timer is due.
+    #[serde(rename = "timer")]
+    Timer {
+        /// The machine's number for it.
+        n: u32,
+    },
+    /// An effect that had to be looked at first can be carried out (an
+    /// activity exists).
+    #[serde(rename = "accepted")]
+    Accepted {
+        /// The effect.
+        n: u32,
+    },
+    /// It cannot: a runtime error of the state.
+    #[serde(rename = "refused")]
+    Refused {
+        /// The effect.
+        n: u32,
+        /// AWS's sentence, without the state's name.
+        cause: String,
+    },
+    /// A worker took the task.
+    #[serde(rename = "began")]
+    Began {
+        /// The effect.
+        n: u32,
+        /// Who.
+        worker: Option<String>,
+    },
+    /// The service took the task; its end is reported later.
+    #[serde(rename = "submitted")]
+    Submitted {
+        /// The effect.
+        n: u32,
+        /// What the service answered.
+        output: Payload,
+    },
+    /// The effect has a result.
+    #[serde(rename = "ok")]
+    Succeeded {
+        /// The effect.
+        n: u32,
+        /// JSON text.
+        output: Payload,
+    },
+    /// A function answered a `lambda:invoke`. What the service puts around an answer follows from the execution's
+    /// seed and from when it came, and is not written.
+    #[serde(rename = "answer")]
+    Answered {
+        /// The effect.
+        n: u32,
+        /// What the function answered.
+        output: Payload,
+        /// The call's HTTP status.
+        status: u16,
+        /// The version that answered; none is `$LATEST`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        version: Option<String>,
+    },
+    /// The effect failed.
+    #[serde(rename = "failed")]
+    Failed {
+        /// The effect.
+        n: u32,
+        /// The error's name.
+        error: Option<String>,
+        /// The error's cause.
+        cause: Option<String>,
+    },
+    /// A child of a map run ended.
+    #[serde(rename = "child")]
+    Child {
+        /// The map run.
+        run: u32,
+        /// Which child.
+        index: u32,
+        /// How.
+        status: ExecutionStatus,
+        /// Its output.
+        output: Option<Payload>,
+        /// Its error's name.
+        error: Option<String>,
+        /// Its error's cause.
+        cause: Option<String>,
+    },
+    /// Map run settings were changed from outside.
+    #[serde(rename = "update_run")]
+    UpdateRun {
+        /// The map run.
+        run: u32,
+        /// New `maxConcurrency`.
+        max_concurrency: Option<u64>,
+        /// New `toleratedFailureCount`.
+        tolerated_failure_count: Option<u64>,
+        /// New `toleratedFailurePercentage`.
+        tolerated_failure_percentage: Option<f64>,
+    },
+    /// Goes on after having run for so many states that others had to have a turn.
+    #[serde(rename = "continue")]
+    Continue,
+    /// Somebody stops it.
+    #[serde(rename = "stop")]
+    Stop {
+        /// The error's name.
+        error: Option<String>,
+        /// The error's cause.
+        cause: Option<String>,
+    },
+    /// Somebody takes up again what failed.
+    #[serde(rename = "redrive")]
+    Redrive {
+        /// Names the request, so that it can be said again.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        token: Option<String>,
+    },
+}
+
+impl Event {
+    /// The payload inside, if there is one: what moves into a part of its own.
+    pub fn payload_mut(&mut self) -> Option<&mut Payload> {
+        match self {
+            Event::Submitted { output, .. }
+            | Event::Succeeded { output, .. }
+            | Event::Answered { output, .. } => Some(output),
+            Event::Child { output, .. } => output.as_mut(),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! What a state fails with.
+
+use std::sync::Arc;
+
+use mayfly_workflows_language::definition::{Kind, State};
+use mayfly_workflows_language::error::StateError;
+
+use super::data;
+use super::retry::{self, Decision};
+use super::state::{Phase, Wakes};
+use super::turn::Turn;
+
+/// An error on its way to retriers and catchers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Failure {
+    /// The error's name.
+    pub error: Option<Arc<str>>,
+    /// The error's cause.
+    pub cause: Option<Arc<str>>,
+    /// A heartbeat that stayed away: told as `States.Timeout`, and taken by its own name as well.
+    pub missed_heartbeat: bool,
+}
+
+impl Failure {
+    /// A named error with a cause.
+    pub(crate) fn new(error: &str, cause: impl Into<Arc<str>>) -> Self {
+        Self::of(Some(error.into()), Some(cause.into()))
+    }
+
+    /// An error as somebody told it, who may have left out either.
+    pub(crate) fn of(error: Option<Arc<str>>, cause: Option<Arc<str>>) -> Self {
+        Self { error, cause, missed_heartbeat: false }
+    }
+
+    /// Is it the one that ends an execution wherever it happens, unless somebody names it?
+    pub(super) fn is_runtime(&self) -> bool {
+        self.error.as_deref() == Some(mayfly_workflows_language::error::names::RUNTIME)
+    }
+
+    /// A named error without a cause.
+    pub(crate) fn named(error: &str) -> Self {
+        Self::of(Some(error.into()), None)
+    }
+
+    /// Does a list of `ErrorEquals` take it?
+    pub(super) fn is_taken_by(&self, error_equals: &[Arc<str>]) -> bool {
+        let by = |error| retry::takes(error_equals, error);
+        by(self.error.as_deref()) || (self.missed_heartbeat && by(Some(retry::HEARTBEAT_TIMEOUT)))
+    }
+}
+
+/// AWS's sentence about an error of a state's data: which state, and the
+/// event in which it was entered.
+pub(super) fn in_state(name: &str, entered: u64, error: &StateError) -> Failure {
+    let cause = format!(
+        "An error occurred while executing the state '{name}' (entered at the event id #{entered}). {}",
+        error.cause
+    );
+    Failure::new(&error.error, cause)
+}
+
+impl Turn<'_> {
+    /// Lets the state's retriers look at a failure; `true` when one takes it.
+    pub(super) fn retried(&mut self, number: u32, state: &State, failure: &Failure) -> bool {
+        if state.retry.is_empty() {
+            return false;
+        }
+        let Some(active) = self.active(number) else { return false };
+        let takes = |error_equals: &[Arc<str>]| failure.is_taken_by(error_equals);
+        let decision = retry::decide(&state.retry, &active.attempts, takes, || self.ambient.next_double());
+        let Decision::Retry { retrier, wait_ms } = decision else { return false };
+        self.parts_failed = false;
+        let timer = self.set_timer(self.at_ms.saturating_add(wait_ms), Wakes::Backoff(number));
+        self.m.failed_in = None;
+        if let Some(active) = self.active_mut(number) {
+            active.attempts.resize(state.retry.len(), 0);
+            active.attempts[retrier] += 1;
+            active.retries += 1;
+            active.phase = Phase::Backoff { timer };
+        }
+        true
+    }
+
+    /// Lets the state's catchers look at a failure; `true` when one takes it.
+    pub(super) fn caught(&mut self, number: u32, state: &State, failure: &Failure) -> bool {
+        let mut catchers = state.catch.iter().enumerate();
+        let Some(catcher) = catchers.find(|(_, catcher)| failure.is_taken_by(&catcher.error_equals)) else {
+            self.state_failed(number, state);
+            return false;
+        };
+        self.m.failed_in = None;
+        self.state_failed(number, state);
+        let error_output =
+            data::error_output(failure.error.as_ref(), failure.cause.as_ref(), self.m.facts.edition);
+        match self.finish_caught(number, state, catcher, &error_output) {
+            Ok(left) => self.leave(number, state, left, &catcher.1.next),
+            Err(trouble) => {
+                let failure = match self.m.facts.edition {
+                    0 => self.sentence(number, state, trouble).0,
+                    _ => self.told_failure(number, state, trouble),
+                };
+                self.flow_failed(number, failure);
+            }
+        }
+        true
+    }
+
+    /// The event by which a Parallel or Map gives up, where AWS has one: not
+    /// when the state failed before it started anything.
+    fn state_failed(&mut self, number: u32, state: &State) {
+        let kind = match &state.kind {
+            Kind::Parallel(_) => "ParallelStateFailed",
+            Kind::Map(_) => "MapStateFailed",
+            _ => return,
+        };
+        if !std::mem::take(&mut self.parts_failed) {
+            return;
+        }
+        let cursor = self.cursor(number);
+        let failed = self.emit(cursor, kind, || None);
+        self.set_cursor(number, failed);
+    }
+}

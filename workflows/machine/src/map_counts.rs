@@ -1,0 +1,90 @@
+//! How a map run stands, in numbers.
+
+use super::state::MapRunState;
+use mayfly_workflows_language::execution::ExecutionStatus;
+
+impl MapRunState {
+    /// Items in children that ended so, and such children.
+    fn ended_as(&self, status: ExecutionStatus) -> (u64, u64) {
+        let so = self
+            .children
+            .iter()
+            .filter(|child| child.result.as_ref().is_some_and(|result| result.outcome.status == status));
+        so.fold((0, 0), |(items, children), child| (items + child.items, children + 1))
+    }
+
+    /// Did more items fail than are tolerated?
+    #[expect(clippy::cast_precision_loss, reason = "item counts fit a double")]
+    pub(super) fn exceeded(&self) -> bool {
+        let failed: u64 = [ExecutionStatus::Failed, ExecutionStatus::TimedOut, ExecutionStatus::Aborted]
+            .iter()
+            .map(|status| self.ended_as(*status).0)
+            .sum();
+        if failed == 0 {
+            return false;
+        }
+        let too_many = self.tolerated_count.is_some_and(|count| failed > count);
+        let too_large = self
+            .tolerated_percentage
+            .is_some_and(|part| failed as f64 * 100.0 / (self.items().max(1) as f64) > part);
+        too_many || too_large || (self.tolerated_count.is_none() && self.tolerated_percentage.is_none())
+    }
+
+    /// Items in all.
+    pub fn items(&self) -> u64 {
+        self.children.iter().map(|child| child.items).sum()
+    }
+
+    /// `itemCounts` and `executionCounts`.
+    pub fn counts(&self) -> (Counts, Counts) {
+        let (mut items, mut children) = (Counts::default(), Counts::default());
+        for (index, child) in self.children.iter().enumerate() {
+            for (counts, weight) in [(&mut items, child.items), (&mut children, 1)] {
+                counts.total += weight;
+                let place = match child.result.as_ref().map(|result| result.outcome.status) {
+                    Some(ExecutionStatus::Succeeded) => &mut counts.succeeded,
+                    Some(ExecutionStatus::Failed) => &mut counts.failed,
+                    Some(ExecutionStatus::TimedOut) => &mut counts.timed_out,
+                    Some(_) => &mut counts.aborted,
+                    // What was never started stays pending when the run ends (measured: floci-io/floci#2694).
+                    None if index >= self.next => &mut counts.pending,
+                    None if self.status == ExecutionStatus::Running => &mut counts.running,
+                    None => &mut counts.aborted,
+                };
+                *place += weight;
+            }
+        }
+        // Nothing is written while the run goes on; at its end what succeeded counts as written, by a ResultWriter or
+        // into the state's result.
+        if self.results_written || self.status == ExecutionStatus::Succeeded {
+            items.results_written = items.succeeded;
+            children.results_written = children.succeeded;
+        }
+        (items, children)
+    }
+}
+
+/// How many of a run's items or children stand how.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Not started.
+    pub pending: u64,
+    /// Under way.
+    pub running: u64,
+    /// Ended well.
+    pub succeeded: u64,
+    /// Failed.
+    pub failed: u64,
+    /// Ran out of time.
+    pub timed_out: u64,
+    /// Stopped.
+    pub aborted: u64,
+    /// All of them.
+    pub total: u64,
+    /// Written by the result writer.
+    pub results_written: u64,
+    /// Failed for good.
+    pub failures_not_redrivable: u64,
+    /// Waiting for a redrive to reach them.
+    pub pending_redrive: u64,
+}

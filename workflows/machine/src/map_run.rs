@@ -1,0 +1,492 @@
+//! Distributed Map: a map run whose children are executions of their own.
+
+use std::sync::Arc;
+
+use mayfly_workflows_language::dataflow::Scope;
+use mayfly_workflows_language::definition::{Batcher, DataFlow, ExecutionType, Kind, Map, State};
+use mayfly_workflows_language::error::StateError;
+use mayfly_workflows_language::value::Value;
+
+use super::batches::batched;
+use super::call::{Action, Call, ChildResult, ChildStart, Outcome};
+use super::data;
+use super::failure::Failure;
+use super::quantity;
+use super::state::{Child, Item, MapRunState, Phase, RunPhase};
+use super::trouble::Trouble;
+use super::turn::{ROOT, Turn, failure_details};
+use crate::history::Details;
+use mayfly_workflows_language::execution::ExecutionStatus;
+
+impl Turn<'_> {
+    pub(super) fn run_distributed(
+        &mut self,
+        number: u32,
+        state: &State,
+        map: &Map,
+        execution_type: ExecutionType,
+    ) -> Result<(), Trouble> {
+        let effective = self.effective_input(number, state)?;
+        let items = match &map.item_reader {
+            Some(_) => None,
+            None => Some(self.map_items(number, state, map, &effective)?),
+        };
+        let max_concurrency = self.max_concurrency(number, state, map, &effective)?;
+        let cursor = self.cursor(number);
+        let length = items.as_ref().map_or(0, |items| items.len() as u64);
+        let started = self.map_state_started(cursor, length);
+        self.set_cursor(number, started);
+        let mut run = self.new_run(state, map, execution_type, max_concurrency);
+        if let Some(quantity) = &map.tolerated_failure_count {
+            run.tolerated_count =
+                Some(self.count(number, state, &effective, quantity, "ToleratedFailureCount")?);
+        }
+        if let Some(quantity) = &map.tolerated_failure_percentage {
+            let ask = |scope: &Scope<'_>| quantity::percentage(scope, quantity);
+            run.tolerated_percentage = Some(self.evaluate(number, state, &effective, ask)?);
+        }
+        let arn = run.arn.clone();
+        let run_started = self.emit(started, "MapRunStarted", || {
+            Some(Details::new("mapRunStartedEventDetails").text("mapRunArn", arn.clone()))
+        });
+        self.set_cursor(number, run_started);
+        let run_number = self.number();
+        self.m.runs.insert(run_number, run);
+        self.out.actions.push(Action::RegisterRun { arn });
+        if let Some(active) = self.active_mut(number) {
+            active.phase =
+                Phase::Run(Box::new(RunPhase { run: run_number, input: effective.clone(), effect: None }));
+        }
+        match items {
+            Some(items) => self.begin_children(number, state, map, run_number, &items),
+            None => self.read_items(number, state, map, &effective),
+        }
+    }
+
+    fn new_run(
+        &mut self,
+        state: &State,
+        map: &Map,
+        execution_type: ExecutionType,
+        max_concurrency: u64,
+    ) -> MapRunState {
+        let facts = self.m.facts.clone();
+        let label: Arc<str> = match &map.label {
+            Some(label) => label.clone(),
+            None => self.ambient.next_uuid().to_string().into(),
+        };
+        let name: Arc<str> = format!("{}/{label}", facts.machine_name).into();
+        let id = self.ambient.next_uuid();
+        let arn =
+            format!("arn:{}:states:{}:{}:mapRun:{name}:{id}", facts.partition, facts.region, facts.account);
+        MapRunState {
+            arn: arn.into(),
+            state: state.id,
+            status: ExecutionStatus::Running,
+            start_ms: self.at_ms,
+            stop_ms: None,
+            max_concurrency,
+            tolerated_count: None,
+            tolerated_percentage: None,
+            redrive_count: 0,
+            redrive_ms: None,
+            children: Vec::new(),
+            next: 0,
+            running: 0,
+            name,
+            flow: map.processor,
+            express: execution_type == ExecutionType::Express,
+            results_written: false,
+        }
+    }
+
+    fn read_items(
+        &mut self,
+        number: u32,
+        state: &State,
+        map: &Map,
+        effective: &Value,
+    ) -> Result<(), Trouble> {
+        let Some(reader) = &map.item_reader else { return Ok(()) };
+        let field = "ItemReader";
+        let arguments = data::template(self, number, state, effective, reader.arguments.as_ref(), field)?;
+        let max_items =
+            reader.max_items.as_ref().map(|max| self.count(number, state, effective, max, "MaxItems"));
+        let max_items = match max_items.transpose() {
+            // A path that gives no such number is the run's failure, as a file that cannot be read is.
+            Err(error) if self.m.facts.edition > 2 && matches!(state.data, DataFlow::JsonPath { .. }) => {
+                self.run_failed(number, Failure::new(&error.error, error.cause));
+                return Ok(());
+            }
+            max_items => max_items?,
+        };
+        self.run_effect(number, Call::ReadItems { state: state.id, arguments, max_items });
+        Ok(())
+    }
+
+    fn run_effect(&mut self, number: u32, call: Call) {
+        let effect = self.number();
+        self.m.effects.insert(effect, number);
+        if let Some(Phase::Run(run)) = self.active_mut(number).map(|active| &mut active.phase) {
+            run.effect = Some((effect, call.clone()));
+        }
+        self.out.actions.push(Action::Effect { n: effect, call });
+    }
+
+    /// Makes the children's inputs and starts the first of them.
+    fn begin_children(
+        &mut self,
+        number: u32,
+        state: &State,
+        map: &Map,
+        run: u32,
+        items: &[Value],
+    ) -> Result<(), Trouble> {
+        let Some(Phase::Run(phase)) = self.active(number).map(|active| &active.phase) else { return Ok(()) };
+        let input = phase.input.clone();
+        let mut inputs = Vec::with_capacity(items.len());
+        for (index, value) in items.iter().enumerate() {
+            let selected = match &map.item_selector {
+                Some(selector) => {
+                    let item = Item { index: index as u64, value: value.clone() };
+                    data::select_item(self, number, state, &input, &item, selector)?
+                }
+                None => value.clone(),
+            };
+            inputs.push((selected, 1));
+        }
+        if let Some(batcher) = &map.item_batcher {
+            inputs = self.batches(number, state, &input, batcher, inputs)?;
+        }
+        let facts = self.m.facts.clone();
+        let Some(name) = self.m.runs.get(&run).map(|run| run.name.clone()) else { return Ok(()) };
+        let mut children = Vec::with_capacity(inputs.len());
+        for (input, items) in inputs {
+            let id = self.ambient.next_uuid();
+            let what =
+                if self.m.runs.get(&run).is_some_and(|run| run.express) { "express" } else { "execution" };
+            let arn = format!(
+                "arn:{}:states:{}:{}:{what}:{name}:{id}",
+                facts.partition, facts.region, facts.account
+            );
+            children.push(Child { arn: arn.into(), input, items, start_ms: self.at_ms, result: None });
+        }
+        if let Some(run) = self.m.runs.get_mut(&run) {
+            run.children = children;
+        }
+        self.start_children(number, run);
+        Ok(())
+    }
+
+    /// `ItemBatcher`: groups by count and by size, whichever is met first.
+    fn batches(
+        &mut self,
+        number: u32,
+        state: &State,
+        input: &Value,
+        batcher: &Batcher,
+        items: Vec<(Value, u64)>,
+    ) -> Result<Vec<(Value, u64)>, Trouble> {
+        let limit = |quantity, field| match quantity {
+            Some(quantity) => match self.count(number, state, input, quantity, field) {
+                Ok(0) => Err(StateError::runtime(format!("{field} must be greater than 0."))),
+                other => other,
+            },
+            None => Ok(u64::MAX),
+        };
+        let count_max = limit(batcher.max_items_per_batch.as_ref(), "MaxItemsPerBatch")?;
+        let bytes_max = limit(batcher.max_input_bytes_per_batch.as_ref(), "MaxInputBytesPerBatch")?;
+        let batch_input = match &batcher.batch_input {
+            Some(template) => Some(data::template(self, number, state, input, Some(template), "BatchInput")?),
+            None => None,
+        };
+        let items = items.into_iter().map(|(item, _)| item);
+        Ok(batched(items, batch_input.as_ref(), count_max, bytes_max))
+    }
+
+    /// Starts as many children as may run; goes on when all have ended.
+    fn start_children(&mut self, number: u32, run_number: u32) {
+        let at_ms = self.at_ms;
+        let limit_all = self.m.facts.limits.map_run_children_max;
+        let Some(run) = self.m.runs.get_mut(&run_number) else { return };
+        let limit = if run.max_concurrency == 0 { limit_all } else { run.max_concurrency.min(limit_all) };
+        while run.running < limit && run.next < run.children.len() {
+            let index = run.next;
+            run.next += 1;
+            if run.children[index].result.is_some() {
+                continue;
+            }
+            run.running += 1;
+            run.children[index].start_ms = at_ms;
+            self.out.actions.push(run.start_of(run_number, index));
+        }
+        if run.running == 0 && run.next == run.children.len() {
+            self.children_ended(number, run_number);
+        }
+    }
+
+    pub(super) fn child_ended(&mut self, run_number: u32, index: u32, outcome: Outcome) {
+        let at_ms = self.at_ms;
+        let Some(run) = self.m.runs.get_mut(&run_number) else { return };
+        if run.status != ExecutionStatus::Running {
+            return;
+        }
+        let Some(child) = run.children.get_mut(index as usize) else { return };
+        if child.result.is_some() {
+            return;
+        }
+        child.result = Some(ChildResult {
+            arn: child.arn.clone(),
+            input: child.input.to_text().into(),
+            start_ms: child.start_ms,
+            stop_ms: at_ms,
+            outcome,
+        });
+        run.running -= 1;
+        let exceeded = run.exceeded();
+        let Some(number) = self.thread_of_run(run_number) else { return };
+        if exceeded {
+            let failure = Failure::new(
+                "States.ExceedToleratedFailureThreshold",
+                "The specified tolerated failure threshold was exceeded",
+            );
+            self.run_failed(number, failure);
+        } else {
+            self.start_children(number, run_number);
+        }
+    }
+
+    fn thread_of_run(&self, run: u32) -> Option<u32> {
+        self.m.threads.iter().find_map(|(number, thread)| match &thread.active.as_ref()?.phase {
+            Phase::Run(phase) if phase.run == run => Some(*number),
+            _ => None,
+        })
+    }
+
+    fn children_ended(&mut self, number: u32, run_number: u32) {
+        let definition = self.m.definition.clone();
+        let Some(active) = self.active(number) else { return };
+        let state = definition.state(active.state);
+        let Kind::Map(map) = &state.kind else { return };
+        let Phase::Run(phase) = &active.phase else { return };
+        let input = phase.input.clone();
+        let Some(run) = self.m.runs.get(&run_number) else { return };
+        let (run_arn, results) = (run.arn.clone(), run.results());
+        match &map.result_writer {
+            Some(writer) => {
+                let field = "ResultWriter";
+                match data::template(self, number, state, &input, writer.arguments.as_ref(), field) {
+                    Ok(arguments) => {
+                        let call = Call::WriteResults { state: state.id, arguments, run_arn, results };
+                        self.run_effect(number, call);
+                    }
+                    Err(error) => self.trouble(number, state, Trouble::Data(error)),
+                }
+            }
+            None => {
+                let outputs = results.iter().filter_map(|result| result.outcome.output.as_deref());
+                let output = outputs.map(|text| Value::parse(text).unwrap_or_default()).collect();
+                self.run_succeeded(number, state, run_number, output);
+            }
+        }
+    }
+
+    fn run_succeeded(&mut self, number: u32, state: &State, run_number: u32, output: Value) {
+        let cursor = self.cursor(number);
+        let succeeded = self.emit(cursor, "MapRunSucceeded", || None);
+        if let Some(run) = self.m.runs.get_mut(&run_number) {
+            run.status = ExecutionStatus::Succeeded;
+            run.stop_ms = Some(self.at_ms);
+        }
+        let Some(active) = self.active_mut(number) else { return };
+        let is_first = number == ROOT && active.entered == 2;
+        active.phase = Phase::Entered;
+        self.emit(succeeded, "MapStateSucceeded", || None);
+        // As recorded: the exit of a Map that the execution begins with follows
+        // the end of its run, the exit of a later one follows its run's start.
+        if is_first {
+            self.set_cursor(number, succeeded);
+        }
+        self.leave_with_result(number, state, output);
+    }
+
+    fn run_failed(&mut self, number: u32, failure: Failure) {
+        let definition = self.m.definition.clone();
+        let Some(active) = self.active(number) else { return };
+        let state = definition.state(active.state);
+        let Phase::Run(phase) = &active.phase else { return };
+        let run_number = phase.run;
+        self.keep_wreck();
+        let cursor = self.cursor(number);
+        let event =
+            self.emit(cursor, "MapRunFailed", || Some(failure_details("mapRunFailedEventDetails", &failure)));
+        self.set_cursor(number, event);
+        self.stop_run(run_number, ExecutionStatus::Failed);
+        self.parts_failed = true;
+        self.trouble(number, state, Trouble::Failed(failure));
+    }
+
+    fn stop_run(&mut self, run_number: u32, status: ExecutionStatus) {
+        let at_ms = self.at_ms;
+        let Some(run) = self.m.runs.get_mut(&run_number) else { return };
+        if run.status != ExecutionStatus::Running {
+            return;
+        }
+        run.status = status;
+        run.stop_ms = Some(at_ms);
+        run.running = 0;
+        for child in &run.children[..run.next] {
+            if child.result.is_none() {
+                self.out.actions.push(Action::StopChild { arn: child.arn.clone() });
+            }
+        }
+    }
+
+    /// Takes back what a run has under way: its Map state is not waited for.
+    pub(super) fn cancel_run(&mut self, phase: &RunPhase) {
+        if let Some((effect, _)) = &phase.effect
+            && self.m.effects.remove(effect).is_some()
+        {
+            self.out.actions.push(Action::Forget { n: *effect });
+        }
+        self.stop_run(phase.run, ExecutionStatus::Aborted);
+    }
+
+    /// Items were read, or results written.
+    pub(super) fn run_effect_succeeded(&mut self, number: u32, state: &State, text: &Arc<str>) {
+        let Kind::Map(map) = &state.kind else { return };
+        let Some(Phase::Run(phase)) = self.active_mut(number).map(|active| &mut active.phase) else { return };
+        let run = phase.run;
+        let Some((effect, call)) = phase.effect.take() else { return };
+        self.m.effects.remove(&effect);
+        let value = Value::parse(text).unwrap_or_default();
+        match call {
+            Call::ReadItems { .. } => {
+                let items = value.as_array().unwrap_or_default().to_vec();
+                if let Err(trouble) = self.begin_children(number, state, map, run, &items) {
+                    self.trouble(number, state, trouble);
+                }
+            }
+            Call::WriteResults { .. } => {
+                if let Some(run) = self.m.runs.get_mut(&run) {
+                    run.results_written = true;
+                }
+                self.run_succeeded(number, state, run, value);
+            }
+            Call::Task(_) => {}
+        }
+    }
+
+    /// Items could not be read, or results not written.
+    pub(super) fn run_effect_failed(&mut self, number: u32, failure: Failure) {
+        let Some(Phase::Run(phase)) = self.active_mut(number).map(|active| &mut active.phase) else { return };
+        if let Some((effect, _)) = phase.effect.take() {
+            self.m.effects.remove(&effect);
+        }
+        self.run_failed(number, failure);
+    }
+
+    /// Settings of a run changed from outside.
+    pub(super) fn update_run(
+        &mut self,
+        run_number: u32,
+        max_concurrency: Option<u64>,
+        count: Option<u64>,
+        percentage: Option<f64>,
+    ) {
+        let Some(run) = self.m.runs.get_mut(&run_number) else { return };
+        run.max_concurrency = max_concurrency.unwrap_or(run.max_concurrency);
+        run.tolerated_count = count.or(run.tolerated_count);
+        run.tolerated_percentage = percentage.or(run.tolerated_percentage);
+        let Some(number) = self.thread_of_run(run_number) else { return };
+        let reading = matches!(
+            self.active(number).map(|active| &active.phase),
+            Some(Phase::Run(phase)) if phase.effect.is_some()
+        );
+        if !reading {
+            self.start_children(number, run_number);
+        }
+    }
+
+    /// Takes a failed run up again: children that did not succeed run anew.
+    pub(super) fn redrive_run(&mut self, number: u32) {
+        let at_ms = self.at_ms;
+        let Some(Phase::Run(phase)) = self.active_mut(number).map(|active| &mut active.phase) else { return };
+        let run_number = phase.run;
+        let Some(run) = self.m.runs.get_mut(&run_number) else { return };
+        if run.children.is_empty() {
+            if let Some(active) = self.active_mut(number) {
+                active.phase = Phase::Entered;
+            }
+            self.queue.push_back(number);
+            return;
+        }
+        run.status = ExecutionStatus::Running;
+        run.stop_ms = None;
+        run.redrive_count += 1;
+        run.redrive_ms = Some(at_ms);
+        run.next = 0;
+        run.running = 0;
+        for child in &mut run.children {
+            if child.result.as_ref().is_some_and(|result| result.outcome.status != ExecutionStatus::Succeeded)
+            {
+                child.result = None;
+            }
+        }
+        let (arn, count) = (run.arn.clone(), run.redrive_count);
+        let cursor = self.cursor(number);
+        let redriven = self.emit(cursor, "MapRunRedriven", || {
+            Some(
+                Details::new("mapRunRedrivenEventDetails")
+                    .text("mapRunArn", arn)
+                    .number("redriveCount", count.into()),
+            )
+        });
+        self.set_cursor(number, redriven);
+        self.start_children(number, run_number);
+    }
+}
+
+impl MapRunState {
+    fn start_of(&self, run: u32, index: usize) -> Action {
+        let child = &self.children[index];
+        Action::StartChild(Box::new(ChildStart {
+            run,
+            index: u32::try_from(index).unwrap_or(u32::MAX),
+            arn: child.arn.clone(),
+            run_arn: self.arn.clone(),
+            machine_name: self.name.clone(),
+            flow: self.flow,
+            express: self.express,
+            input: child.input.clone(),
+            items: child.items,
+            redrive: self.redrive_count > 0,
+        }))
+    }
+
+    /// Does the run go on, and this child's end with it?
+    pub fn waits_for(&self, index: u32) -> bool {
+        let child = self.children.get(index as usize);
+        self.status == ExecutionStatus::Running && child.is_some_and(|child| child.result.is_none())
+    }
+
+    /// Have all children before this one ended?
+    pub fn comes_first(&self, index: u32) -> bool {
+        let before = self.children.get(..index as usize).unwrap_or_default();
+        // Its neighbours mostly run as well: from there it is not far to one that has not ended.
+        before.iter().rev().all(|child| child.result.is_some())
+    }
+
+    /// Children that were started and have not ended.
+    pub(super) fn children_under_way(&self, run: u32) -> Vec<Action> {
+        let started = self.children[..self.next].iter().enumerate();
+        started
+            .filter(|(_, child)| child.result.is_none())
+            .map(|(index, _)| self.start_of(run, index))
+            .collect()
+    }
+
+    fn results(&self) -> Arc<Vec<ChildResult>> {
+        Arc::new(self.children.iter().filter_map(|child| child.result.clone()).collect())
+    }
+}

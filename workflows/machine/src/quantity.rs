@@ -1,0 +1,317 @@
+//! Numbers, times and items of a state that are written down or found in its
+//! data, with AWS's sentences about those that are no good. TestState asks here too.
+//!
+//! What JSONata gives of a wrong type or out of range is
+//! `States.QueryEvaluationError`, as the guide has it; what stands at a path is
+//! `States.Runtime`.
+
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use mayfly_workflows_language::choice::timestamp;
+use mayfly_workflows_language::dataflow::Scope;
+use mayfly_workflows_language::definition::{
+    self, DataFlow, Items, Map as MapState, MapMode, Quantity, State, Task, TimestampField,
+};
+use mayfly_workflows_language::error::{StateError, names};
+use mayfly_workflows_language::jsonata::Expression;
+use mayfly_workflows_language::path::Path;
+use mayfly_workflows_language::value::Value;
+
+use super::state::TaskSeconds;
+
+/// What an expression gives may be negative.
+const SECONDS_MAX: i64 = definition::SECONDS_MAX.cast_signed();
+
+/// The whole number that a JSONata expression gave, which may write it as `3.0`.
+///
+/// This sentence and the one about the range are those that gabrielmoreira/tiny-asl-machine, which is checked
+/// against AWS, has for `TimeoutSeconds`.
+fn whole(expression: &Expression, field: &str, value: &Value) -> Result<i64, StateError> {
+    if let Some(whole) = value.as_i64() {
+        return Ok(whole);
+    }
+    let double = value.as_f64().ok_or_else(|| expression.unexpected_type(field, "number", value))?;
+    #[expect(clippy::cast_possible_truncation, reason = "checked to be whole and in range")]
+    let whole = (double.fract() == 0.0 && double.abs() < 9e15).then_some(double as i64);
+    whole.ok_or_else(|| {
+        let cause = format!("The {field} field cannot be parsed as an integer: {}", value.to_text());
+        StateError::query(field, cause)
+    })
+}
+
+/// What a JSONata expression gives for a field in seconds.
+fn evaluated_seconds(
+    scope: &Scope<'_>,
+    expression: &Expression,
+    field: &'static str,
+    bounds: &RangeInclusive<i64>,
+) -> Result<u64, StateError> {
+    let seconds = whole(expression, field, &expression.evaluate(scope, field)?)?;
+    // No edition took more than the most.
+    let in_range =
+        u64::try_from(seconds).ok().filter(|_| bounds.contains(&seconds) && seconds <= SECONDS_MAX);
+    in_range.ok_or_else(|| {
+        let min = bounds.start();
+        let cause = format!("{field} must be between {min} and {SECONDS_MAX} but was: {seconds}");
+        StateError::query(field, cause)
+    })
+}
+
+/// A number of seconds that stands at a path, at most AWS's most; that sentence is ours.
+fn found_seconds(field: &str, seconds: i64, most: i64, found: &str) -> Result<u64, StateError> {
+    u64::try_from(seconds).ok().filter(|_| seconds <= most).ok_or_else(|| {
+        StateError::runtime(format!(
+            "The {field}Path parameter references a value greater than {most}: {found}"
+        ))
+    })
+}
+
+/// The value of a `…Path` field. A path that leads nowhere is told as that of `InputPath` is, not as a template's
+/// (LocalStack has it so for `TimeoutSecondsPath` and `HeartbeatSecondsPath`).
+fn at(scope: &Scope<'_>, path: &Path) -> Result<Value, StateError> {
+    path.evaluate(scope).map_err(|error| StateError::runtime(error.to_string()))
+}
+
+/// The value of a Wait's path, which AWS has a sentence of its own for where it leads nowhere (LocalStack's for
+/// `SecondsPath`, and that of other emulators for `TimestampPath`, are the same).
+fn waited_at(scope: &Scope<'_>, path: &Path, field: &str) -> Result<Value, StateError> {
+    path.evaluate(scope).map_err(|_| {
+        let source = path.source();
+        StateError::runtime(format!("The {field} parameter does not reference an input value: {source}"))
+    })
+}
+
+/// A value in a sentence: strings without their quotes.
+fn plain(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_text(), str::to_owned)
+}
+
+/// `Seconds`, `SecondsPath` of a Wait.
+pub fn wait_seconds(scope: &Scope<'_>, seconds: &Quantity<u64>, edition: u32) -> Result<u64, StateError> {
+    let most = if edition == 0 { i64::MAX } else { SECONDS_MAX };
+    match seconds {
+        Quantity::Value(seconds) => Ok(*seconds),
+        Quantity::Path(path) => {
+            let value = waited_at(scope, path, "SecondsPath")?;
+            let found = format!("{} == {}", path.source(), plain(&value));
+            match value.as_i64() {
+                Some(seconds) if seconds < 0 => Err(StateError::runtime(format!(
+                    "The SecondsPath parameter references a negative value: {found}"
+                ))),
+                Some(seconds) => found_seconds("Seconds", seconds, most, &found),
+                None => Err(StateError::runtime(format!(
+                    "The SecondsPath parameter cannot be parsed as a long value: {found}"
+                ))),
+            }
+        }
+        Quantity::Expression(expression) => {
+            evaluated_seconds(scope, expression, "Seconds", &(0..=SECONDS_MAX))
+        }
+    }
+}
+
+/// `Timestamp`, `TimestampPath` of a Wait.
+pub fn wait_timestamp(scope: &Scope<'_>, field: &TimestampField) -> Result<Timestamp, StateError> {
+    let refused = |field: &str, source: &str, value: &Value| {
+        StateError::runtime(format!(
+            "The {field} parameter does not reference a valid ISO-8601 extended offset date-time format string: \
+             {source} == {}",
+            plain(value)
+        ))
+    };
+    match field {
+        TimestampField::Value(at, _) => Ok(*at),
+        TimestampField::Path(path) => {
+            let value = waited_at(scope, path, "TimestampPath")?;
+            let found = value.as_str().and_then(timestamp::parse);
+            found.ok_or_else(|| refused("TimestampPath", path.source(), &value))
+        }
+        TimestampField::Expression(expression) => {
+            let value = expression.evaluate(scope, "Timestamp")?;
+            let text =
+                value.as_str().ok_or_else(|| expression.unexpected_type("Timestamp", "string", &value))?;
+            // LocalStack has this sentence, with this error, for JSONata too.
+            timestamp::parse(text).ok_or_else(|| refused("Timestamp", expression.source(), &value))
+        }
+    }
+}
+
+/// `TimeoutSeconds` and `HeartbeatSeconds`, which is the smaller of them: AWS says so of the written ones, and what
+/// only comes out when the task runs is held to the same.
+///
+/// Before edition 1 only the sign of what came out was looked at.
+pub(super) fn task_limits(scope: &Scope<'_>, task: &Task, edition: u32) -> Result<TaskSeconds, StateError> {
+    let bounds = if edition == 0 { 0..=i64::MAX } else { 1..=SECONDS_MAX };
+    let timeout = task_seconds(scope, task.timeout.as_ref(), "TimeoutSeconds", &bounds)?;
+    let heartbeat = task_seconds(scope, task.heartbeat.as_ref(), "HeartbeatSeconds", &bounds)?;
+    if let (Some(timeout), Some(heartbeat)) = (timeout, heartbeat)
+        && heartbeat >= timeout
+        && edition > 0
+    {
+        let cause = format!(
+            "The field 'HeartbeatSeconds' should be smaller than the field 'TimeoutSeconds': {heartbeat} and \
+             {timeout}"
+        );
+        let evaluated = matches!(task.heartbeat, Some(Quantity::Expression(_)))
+            || matches!(task.timeout, Some(Quantity::Expression(_)));
+        return Err(match evaluated {
+            true => StateError::query("HeartbeatSeconds", cause),
+            false => StateError::runtime(cause),
+        });
+    }
+    Ok(TaskSeconds { timeout, heartbeat })
+}
+
+/// `TimeoutSeconds` or `HeartbeatSeconds` and their paths.
+fn task_seconds(
+    scope: &Scope<'_>,
+    seconds: Option<&Quantity<u64>>,
+    field: &'static str,
+    bounds: &RangeInclusive<i64>,
+) -> Result<Option<u64>, StateError> {
+    match seconds {
+        None => Ok(None),
+        Some(Quantity::Value(seconds)) => Ok(Some(*seconds)),
+        Some(Quantity::Path(path)) => {
+            let value = at(scope, path)?;
+            let found = format!("{} == {}", path.source(), plain(&value));
+            match value.as_i64() {
+                Some(seconds) if seconds > 0 => {
+                    found_seconds(field, seconds, *bounds.end(), &found).map(Some)
+                }
+                Some(_) => Err(StateError::runtime(format!(
+                    "The {field}Path parameter references a value that is not positive: {found}"
+                ))),
+                None => Err(StateError::runtime(format!(
+                    "The {field}Path parameter cannot be parsed as a long value: {found}"
+                ))),
+            }
+        }
+        Some(Quantity::Expression(expression)) => {
+            evaluated_seconds(scope, expression, field, bounds).map(Some)
+        }
+    }
+}
+
+/// `Credentials`.
+pub fn credentials(scope: &Scope<'_>, task: &Task) -> Result<Option<Value>, StateError> {
+    let template = task.credentials.as_ref();
+    template.map(|template| template.evaluate(scope, "Credentials")).transpose()
+}
+
+/// What a Map that reads no file takes its items from, before it is known to be a list.
+pub fn map_source(scope: &Scope<'_>, map: &MapState) -> Result<Value, StateError> {
+    match &map.items {
+        Items::Whole => Ok(scope.input.clone()),
+        Items::Path(path) => at(scope, path),
+        Items::Template(template) => template.evaluate(scope, "Items"),
+    }
+}
+
+/// The items in what [`map_source`] gave. An object has one item per member in a Distributed Map; in Inline mode "the Map
+/// state accepts only a JSON array" (the guide's page on that mode; someone's run on AWS says it of JSONata too).
+///
+/// Before edition 2 it was JSONata's `Items` that might be an object, whichever the mode.
+pub fn items_in(
+    state: &State,
+    map: &MapState,
+    source: Value,
+    edition: u32,
+) -> Result<Arc<Vec<Value>>, StateError> {
+    let takes_objects = match edition {
+        0 | 1 => matches!(map.items, Items::Template(_)),
+        _ => matches!(map.mode, MapMode::Distributed(_)),
+    };
+    match (source, &map.items) {
+        (Value::Array(items), _) => Ok(items),
+        (Value::Object(members), _) if takes_objects => {
+            let pairs = members.iter().map(|(key, value)| {
+                Value::object([("Key", Value::String(key.clone())), ("Value", value.clone())])
+            });
+            Ok(Arc::new(pairs.collect()))
+        }
+        (other, Items::Template(items)) => Err(match items.expression() {
+            Some(expression) => expression.unexpected_type("Items", "array", &other),
+            None => StateError::query("Items", "The Items field must be an array."),
+        }),
+        // LocalStack's sentence; how a type is named is as in the one above.
+        (other, Items::Whole) if edition > 1 && matches!(state.data, DataFlow::Jsonata { .. }) => {
+            let cause = format!("Map state input must be an array but was: {}", other.type_name());
+            Err(StateError::query("", cause))
+        }
+        (_, items) => {
+            let path = if let Items::Path(path) = items { path.source() } else { "$" };
+            Err(StateError::runtime(format!("Reference path \"{path}\" must point to array.")))
+        }
+    }
+}
+
+/// A count of a Map: literal, `…Path` or JSONata.
+pub fn count(scope: &Scope<'_>, quantity: &Quantity<u64>, field: &str) -> Result<u64, StateError> {
+    match quantity {
+        Quantity::Value(count) => Ok(*count),
+        Quantity::Path(path) => {
+            let value = at(scope, path)?;
+            // A number's text will do, as in Java (floci-io/floci#3731).
+            let count = value.as_i64().or_else(|| value.as_str().and_then(|text| text.parse().ok()));
+            let Some(count) = count else {
+                return Err(StateError::runtime(format!(
+                    "The {field}Path field refers to value \"{}\" which is not a valid integer: {}",
+                    plain(&value),
+                    path.source()
+                )));
+            };
+            u64::try_from(count).map_err(|_| {
+                let (error, cause) = negative(field, count);
+                StateError::new(error, cause)
+            })
+        }
+        Quantity::Expression(expression) => {
+            let count = whole(expression, field, &expression.evaluate(scope, field)?)?;
+            u64::try_from(count).map_err(|_| StateError::query(field, negative(field, count).1))
+        }
+    }
+}
+
+/// AWS's error and sentence for a count below zero at a path; that for `MaxConcurrency` is LocalStack's.
+fn negative(field: &str, count: i64) -> (&'static str, String) {
+    match field {
+        "MaxConcurrency" => {
+            let cause = format!("Expected non-negative integer for MaxConcurrency, got '{count}' instead.");
+            (names::RUNTIME, cause)
+        }
+        // Measured: floci-io/floci#3732.
+        "MaxItems" => (names::ITEM_READER_FAILED, "field MaxItems must be positive".into()),
+        _ => (names::RUNTIME, format!("{field} cannot be negative.")),
+    }
+}
+
+/// `ToleratedFailurePercentage` and its path.
+pub fn percentage(scope: &Scope<'_>, quantity: &Quantity<f64>) -> Result<f64, StateError> {
+    const FIELD: &str = "ToleratedFailurePercentage";
+    const OUT_OF_RANGE: &str = "ToleratedFailurePercentage must be between 0 and 100.";
+    let in_range = |share: &f64| (0.0..=100.0).contains(share);
+    match quantity {
+        Quantity::Value(percentage) => Ok(*percentage),
+        Quantity::Path(path) => {
+            let value = at(scope, path)?;
+            // A number's text will do here too.
+            let share = value.as_f64().or_else(|| value.as_str()?.parse().ok());
+            let share = share.ok_or_else(|| {
+                StateError::runtime(format!(
+                    "The {FIELD}Path field refers to value \"{}\" which is not a valid float: {}",
+                    plain(&value),
+                    path.source()
+                ))
+            })?;
+            Some(share).filter(in_range).ok_or_else(|| StateError::runtime(OUT_OF_RANGE))
+        }
+        Quantity::Expression(expression) => {
+            let value = expression.evaluate(scope, FIELD)?;
+            let share = value.as_f64().ok_or_else(|| expression.unexpected_type(FIELD, "number", &value))?;
+            Some(share).filter(in_range).ok_or_else(|| StateError::query(FIELD, OUT_OF_RANGE))
+        }
+    }
+}

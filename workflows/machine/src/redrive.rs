@@ -1,0 +1,81 @@
+//! Redrive: an execution that failed is taken up where it stood.
+
+use super::state::{Machine, Phase, Wakes, Wreck};
+use super::turn::{Turn, milliseconds};
+use crate::history::Details;
+
+/// Requests that can be said again, as AWS has it: the last ten, for a quarter of an hour.
+const TOKENS_KEPT: usize = 10;
+const TOKEN_VALID_MS: i64 = 15 * 60 * 1000;
+
+impl Turn<'_> {
+    /// Keeps what stands, in case this failure ends the execution.
+    pub(super) fn keep_wreck(&mut self) {
+        if self.m.failed_in.is_none() && !self.m.facts.express {
+            self.m.failed_in = Some(Wreck { threads: self.m.threads.clone() });
+        }
+    }
+
+    /// Takes up the failed, timed out or stopped execution: states that had
+    /// not succeeded run again with the input they had; what had succeeded
+    /// stays. Retriers begin anew.
+    pub(super) fn redrive(&mut self, token: Option<String>) {
+        let Some(wreck) = self.m.failed_in.take() else { return };
+        if let Some(token) = token {
+            if self.m.redrive_tokens.len() >= TOKENS_KEPT {
+                self.m.redrive_tokens.pop_front();
+            }
+            self.m.redrive_tokens.push_back((token, self.at_ms));
+        }
+        self.m.outcome = None;
+        self.m.redrive_count += 1;
+        self.m.redrive_ms = Some(self.at_ms);
+        let count = self.m.redrive_count;
+        let previous = self.m.next_event - 1;
+        let redriven = self.emit(previous, "ExecutionRedriven", || {
+            Some(Details::new("executionRedrivenEventDetails").number("redriveCount", count.into()))
+        });
+        if let Some(seconds) = self.m.definition.timeout_seconds
+            && self.m.facts.map_run_arn.is_none()
+        {
+            self.set_timer(self.at_ms.saturating_add(milliseconds(seconds)), Wakes::Execution);
+        }
+        self.m.threads = wreck.threads;
+        let numbers: Vec<u32> = self.m.threads.keys().copied().collect();
+        for number in numbers {
+            let below = self
+                .m
+                .threads
+                .values()
+                .any(|thread| thread.parent.is_some_and(|place| place.thread == number));
+            let Some(thread) = self.m.threads.get_mut(&number) else { continue };
+            thread.cursor = redriven;
+            if let Some(active) = &mut thread.active {
+                active.attempts.clear();
+                active.retries = 0;
+                match active.phase {
+                    Phase::Parallel { .. } | Phase::Map(_) if below => continue,
+                    Phase::Run(_) => {
+                        self.redrive_run(number);
+                        continue;
+                    }
+                    _ => active.phase = Phase::Entered,
+                }
+            }
+            self.queue.push_back(number);
+        }
+    }
+}
+
+impl Machine {
+    /// Is there something a redrive could take up?
+    pub fn can_redrive(&self) -> bool {
+        self.outcome.is_some() && self.failed_in.is_some()
+    }
+
+    /// When this request redrove it, if it did and was not too long before `now_ms`.
+    pub fn redriven_by(&self, token: &str, now_ms: i64) -> Option<i64> {
+        let named = self.redrive_tokens.iter().rev().find(|(named, _)| named == token);
+        named.map(|(_, at_ms)| *at_ms).filter(|at_ms| now_ms - at_ms <= TOKEN_VALID_MS)
+    }
+}

@@ -1,0 +1,131 @@
+//! Which retrier takes an error, and for how long it waits. Pure.
+
+use mayfly_workflows_language::definition::{Jitter, Retrier};
+
+/// What happens to an error that retriers look at.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Decision {
+    /// Try again after the wait.
+    Retry {
+        /// Which retrier.
+        retrier: usize,
+        /// How long.
+        wait_ms: i64,
+    },
+    /// None of them takes it, or the one that does has used up its attempts.
+    GiveUp,
+}
+
+/// What a retrier or a catcher may call a missed heartbeat.
+pub(super) const HEARTBEAT_TIMEOUT: &str = "States.HeartbeatTimeout";
+
+/// Does a list of `ErrorEquals` take an error?
+///
+/// `States.ALL` takes everything but the two that AWS lets nobody take by it;
+/// `States.TaskFailed` takes everything but timeouts.
+pub fn takes(error_equals: &[std::sync::Arc<str>], error: Option<&str>) -> bool {
+    let error = error.unwrap_or_default();
+    error_equals.iter().any(|name| match &**name {
+        name if name == error => true,
+        "States.ALL" => !matches!(error, "States.Runtime" | "States.DataLimitExceeded"),
+        "States.TaskFailed" => !matches!(
+            error,
+            "States.Timeout" | HEARTBEAT_TIMEOUT | "States.Runtime" | "States.DataLimitExceeded"
+        ),
+        "States.Timeout" => error == HEARTBEAT_TIMEOUT,
+        _ => false,
+    })
+}
+
+/// Looks at the retriers in order. `attempts` counts how often each was used
+/// in this visit of the state; `takes` says whether a list of `ErrorEquals` takes the error; `roll` (0 to 1) is for `JitterStrategy: FULL`.
+pub(crate) fn decide(
+    retriers: &[Retrier],
+    attempts: &[u32],
+    takes: impl Fn(&[std::sync::Arc<str>]) -> bool,
+    roll: impl FnOnce() -> f64,
+) -> Decision {
+    let Some(index) = retriers.iter().position(|retrier| takes(&retrier.error_equals)) else {
+        return Decision::GiveUp;
+    };
+    let retrier = &retriers[index];
+    let used = attempts.get(index).copied().unwrap_or(0);
+    if u64::from(used) >= retrier.max_attempts {
+        return Decision::GiveUp;
+    }
+    let seconds = interval_seconds(retrier, used);
+    let seconds = match retrier.jitter {
+        Jitter::None => seconds,
+        Jitter::Full => seconds * roll(),
+    };
+    #[expect(clippy::cast_possible_truncation, reason = "clamped to a century")]
+    let wait_ms = (seconds * 1000.0).round().clamp(0.0, 3.2e12) as i64;
+    Decision::Retry { retrier: index, wait_ms }
+}
+
+/// The wait before attempt number `used + 1`, jitter left out.
+#[expect(clippy::cast_precision_loss, reason = "seconds are small")]
+pub fn interval_seconds(retrier: &Retrier, used: u32) -> f64 {
+    let grown =
+        retrier.interval_seconds as f64 * retrier.backoff_rate.powi(i32::try_from(used).unwrap_or(i32::MAX));
+    match retrier.max_delay_seconds {
+        Some(max) => grown.min(max as f64),
+        None => grown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn retrier(names: &[&str]) -> Retrier {
+        Retrier {
+            error_equals: names.iter().map(|name| (*name).into()).collect(),
+            interval_seconds: 2,
+            max_attempts: 3,
+            backoff_rate: 2.0,
+            max_delay_seconds: None,
+            jitter: Jitter::None,
+            comment: None,
+        }
+    }
+
+    #[test]
+    fn waits_grow_up_to_the_delay() {
+        let mut one = retrier(&["A"]);
+        let wait = |one: &Retrier, used| decide(std::slice::from_ref(one), &[used], |_| true, || 0.5);
+        assert_eq!(wait(&one, 0), Decision::Retry { retrier: 0, wait_ms: 2_000 });
+        assert_eq!(wait(&one, 2), Decision::Retry { retrier: 0, wait_ms: 8_000 });
+        assert_eq!(wait(&one, 3), Decision::GiveUp);
+        one.max_delay_seconds = Some(5);
+        assert_eq!(wait(&one, 2), Decision::Retry { retrier: 0, wait_ms: 5_000 });
+        one.jitter = Jitter::Full;
+        assert_eq!(wait(&one, 2), Decision::Retry { retrier: 0, wait_ms: 2_500 });
+    }
+
+    #[test]
+    fn the_first_that_takes_the_error_decides_alone() {
+        let retriers = [retrier(&["A"]), retrier(&["States.ALL"])];
+        let decide = |retriers: &[Retrier], attempts: &[u32], error| {
+            decide(retriers, attempts, |error_equals| takes(error_equals, error), || 0.0)
+        };
+        assert_eq!(decide(&retriers, &[3, 0], Some("A")), Decision::GiveUp);
+        assert_eq!(decide(&retriers, &[3, 0], Some("B")), Decision::Retry { retrier: 1, wait_ms: 2_000 });
+        assert_eq!(decide(&retriers[..1], &[], Some("B")), Decision::GiveUp);
+    }
+
+    #[test]
+    fn wild_cards_have_their_limits() {
+        let takes = |name: &str, error: &str| super::takes(&[name.into()], Some(error));
+        assert!(takes("States.ALL", "Anything"));
+        assert!(takes("States.ALL", "States.Timeout"));
+        assert!(!takes("States.ALL", "States.Runtime"));
+        assert!(!takes("States.ALL", "States.DataLimitExceeded"));
+        assert!(takes("States.Runtime", "States.Runtime"));
+        assert!(takes("States.DataLimitExceeded", "States.DataLimitExceeded"));
+        assert!(takes("States.TaskFailed", "Anything"));
+        assert!(!takes("States.TaskFailed", "States.Timeout"));
+        assert!(takes("States.Timeout", "States.HeartbeatTimeout"));
+        assert!(!takes("State.ALL", "Anything"));
+    }
+}

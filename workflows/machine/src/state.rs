@@ -1,0 +1,468 @@
+//! The state of one execution.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use mayfly_workflows_language::dataflow::{Variables, Verdict};
+use mayfly_workflows_language::definition::{FlowId, Resource, StateId, StateMachine};
+use mayfly_workflows_language::value::Value;
+use serde::{Deserialize, Serialize};
+
+use super::call::{Action, Call, ChildResult, Outcome};
+use crate::history::HistoryEvent;
+use mayfly_workflows_language::execution::ExecutionStatus;
+
+/// What an execution is born with; never changes.
+#[derive(Debug)]
+pub struct Facts {
+    /// The journal's number.
+    pub execution: u64,
+    /// Its ARN.
+    pub arn: Arc<str>,
+    /// Its name.
+    pub name: Arc<str>,
+    /// The role it runs as.
+    pub role_arn: Arc<str>,
+    /// Its state machine's ARN, unqualified.
+    pub machine_arn: Arc<str>,
+    /// Its state machine's name.
+    pub machine_name: Arc<str>,
+    /// Without a journal?
+    pub express: bool,
+    /// The version it was started as, if it was.
+    pub version_arn: Option<Arc<str>>,
+    /// The alias it was started through, if it was.
+    pub alias_arn: Option<Arc<str>>,
+    /// The input as it was written.
+    pub input_text: Arc<str>,
+    /// The same, parsed.
+    pub input: Value,
+    /// When it started.
+    pub start_ms: i64,
+    /// Seeds everything random.
+    pub seed: [u8; 16],
+    /// `aws`.
+    pub partition: Arc<str>,
+    /// `us-east-1`.
+    pub region: Arc<str>,
+    /// Twelve digits.
+    pub account: Arc<str>,
+    /// What it runs: the machine itself, or a Map's processor.
+    pub flow: FlowId,
+    /// The map run it is a child of.
+    pub map_run_arn: Option<Arc<str>>,
+    /// The edition of the rules it runs by, at most [`EDITION`].
+    pub edition: u32,
+    /// Its bounds.
+    pub limits: Limits,
+}
+
+/// The edition of the rules that new executions run by. A rule that would change how the records of a running
+/// execution are read belongs to a new edition, and holds from there on.
+///
+/// 1: parameters of integrations and the limits of tasks are checked before a task is scheduled; a catcher's expression
+/// that fails has its event.
+/// 2: an error output has an error and a cause, be they empty; an Inline Map takes lists alone, a Distributed one objects
+/// in JSONPath too; a JSONata Map whose input is no list fails as an expression does.
+/// 3: a missed heartbeat is told as `States.Timeout`; an activity's heartbeats count from when a worker took it; a
+/// `MaxItemsPath` that gives no number of items fails the map run.
+pub const EDITION: u32 = 3;
+
+/// Bounds of one execution.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Bytes of an input, an output or a result as JSON text: AWS's 256 KiB.
+    pub payload_bytes_max: usize,
+    /// AWS ends an execution at 25,000 events; here only when asked to.
+    pub history_events_max: Option<u64>,
+    /// States run through before others have a turn.
+    pub fused_states_max: u32,
+    /// Iterations of an inline Map at the same time when it names no limit:
+    /// AWS's 40.
+    pub inline_iterations_max: u64,
+    /// Children of a map run at the same time: AWS's 10,000.
+    pub map_run_children_max: u64,
+    /// Seconds that an express execution may take: AWS's five minutes.
+    pub express_seconds_max: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            payload_bytes_max: 256 * 1024,
+            history_events_max: None,
+            fused_states_max: 1_000,
+            inline_iterations_max: 40,
+            map_run_children_max: 10_000,
+            express_seconds_max: 300,
+        }
+    }
+}
+
+/// One execution.
+#[derive(Debug, Serialize)]
+pub struct Machine {
+    #[serde(skip)]
+    pub(super) facts: Arc<Facts>,
+    #[serde(skip)]
+    pub(super) definition: Arc<StateMachine>,
+    pub(super) outcome: Option<Outcome>,
+    pub(super) next_event: u64,
+    pub(super) next_number: u32,
+    pub(super) threads: BTreeMap<u32, Thread>,
+    pub(super) timers: BTreeMap<u32, Timer>,
+    /// Effects under way and the thread that waits for each.
+    pub(super) effects: BTreeMap<u32, u32>,
+    pub(super) runs: BTreeMap<u32, MapRunState>,
+    pub(super) ready: VecDeque<u32>,
+    pub(super) redrive_count: u32,
+    pub(super) redrive_ms: Option<i64>,
+    /// The last redrives that were named, and when they were, oldest first.
+    #[serde(skip_serializing_if = "VecDeque::is_empty")]
+    pub(super) redrive_tokens: VecDeque<(String, i64)>,
+    /// What a redrive takes up again.
+    pub(super) failed_in: Option<Wreck>,
+}
+
+/// What stood when an execution failed: a redrive begins there.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Wreck {
+    pub(super) threads: BTreeMap<u32, Thread>,
+}
+
+/// A flow that runs.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Thread {
+    pub(super) parent: Option<Place>,
+    /// The event that its next event follows.
+    pub(super) cursor: u64,
+    #[serde(with = "super::checkpoint::variables")]
+    pub(super) variables: Variables,
+    /// The innermost iteration it is part of.
+    pub(super) item: Option<Item>,
+    pub(super) active: Option<Active>,
+    /// The state to enter, with its input.
+    #[serde(with = "super::checkpoint::next")]
+    pub(super) next: Option<(StateId, Value)>,
+}
+
+/// Where a thread's result goes.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(super) struct Place {
+    pub(super) thread: u32,
+    pub(super) slot: u32,
+}
+
+/// `$$.Map.Item`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Item {
+    /// From 0.
+    pub index: u64,
+    /// The item itself.
+    #[serde(with = "super::checkpoint::exact")]
+    pub value: Value,
+}
+
+/// The state a thread is in.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Active {
+    pub(super) state: StateId,
+    /// The number of its StateEntered event.
+    pub(super) entered: u64,
+    pub(super) entered_ms: i64,
+    #[serde(with = "super::checkpoint::exact")]
+    pub(super) input: Value,
+    /// Uses of each retrier in this visit.
+    pub(super) attempts: Vec<u32>,
+    pub(super) retries: u32,
+    pub(super) phase: Phase,
+}
+
+/// What a state waits for.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) enum Phase {
+    /// Nothing: it is being run.
+    Entered,
+    /// A Wait state's timer.
+    Wait { timer: u32 },
+    /// A retrier's timer.
+    Backoff { timer: u32 },
+    /// A Task's effect.
+    Task(Box<TaskPhase>),
+    /// Its branches.
+    Parallel {
+        #[serde(with = "super::checkpoint::options")]
+        outputs: Vec<Option<Value>>,
+    },
+    /// Its iterations.
+    Map(Box<MapPhase>),
+    /// Its children, or the reading of its items or the writing of its results.
+    Run(Box<RunPhase>),
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct TaskPhase {
+    pub(super) effect: u32,
+    pub(super) call: Call,
+    pub(super) timeout: Option<u32>,
+    pub(super) heartbeat: Option<(u32, u64)>,
+    pub(super) seconds: TaskSeconds,
+    /// It can be carried out: always, but for activities.
+    pub(super) accepted: bool,
+    /// Somebody else has it now: it is not handed out again.
+    pub(super) taken: bool,
+}
+
+impl TaskPhase {
+    /// Nothing of ours is under way: a worker or the holder of a token has it,
+    /// or it waits in an activity's line.
+    fn waits_outside(&self) -> bool {
+        let is_activity =
+            matches!(&self.call, Call::Task(task) if matches!(task.resource, Resource::Activity(_)));
+        self.taken || (is_activity && self.accepted)
+    }
+}
+
+/// The two limits of a task, as they came out.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+pub(super) struct TaskSeconds {
+    pub(super) timeout: Option<u64>,
+    pub(super) heartbeat: Option<u64>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct MapPhase {
+    #[serde(with = "super::checkpoint::all")]
+    pub(super) items: Arc<Vec<Value>>,
+    /// What the item selector sees as `$`.
+    #[serde(with = "super::checkpoint::exact")]
+    pub(super) input: Value,
+    pub(super) next: usize,
+    pub(super) running: u64,
+    pub(super) concurrency: u64,
+    #[serde(with = "super::checkpoint::options")]
+    pub(super) outputs: Vec<Option<Value>>,
+    /// The newest MapIterationSucceeded.
+    pub(super) cursor: u64,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct RunPhase {
+    pub(super) run: u32,
+    #[serde(with = "super::checkpoint::exact")]
+    pub(super) input: Value,
+    /// The effect of reading or writing.
+    pub(super) effect: Option<(u32, Call)>,
+}
+
+/// One map run: of a distributed Map.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct MapRunState {
+    /// Its ARN.
+    #[serde(with = "super::checkpoint::shared")]
+    pub arn: Arc<str>,
+    /// The Map state.
+    pub state: StateId,
+    /// Where it stands.
+    pub status: ExecutionStatus,
+    /// When it started.
+    pub start_ms: i64,
+    /// When it ended.
+    pub stop_ms: Option<i64>,
+    /// Children at the same time; 0 is no limit.
+    pub max_concurrency: u64,
+    /// Items that may fail, if a number was given.
+    pub tolerated_count: Option<u64>,
+    /// Part of the items that may fail, 0 to 100, if one was given.
+    pub tolerated_percentage: Option<f64>,
+    /// How often it was redriven.
+    pub redrive_count: u32,
+    /// When it was last redriven.
+    pub redrive_ms: Option<i64>,
+    pub(super) children: Vec<Child>,
+    pub(super) next: usize,
+    pub(super) running: u64,
+    #[serde(with = "super::checkpoint::shared")]
+    pub(super) name: Arc<str>,
+    pub(super) flow: FlowId,
+    pub(super) express: bool,
+    pub(super) results_written: bool,
+}
+
+/// A child of a map run.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Child {
+    #[serde(with = "super::checkpoint::shared")]
+    pub(super) arn: Arc<str>,
+    #[serde(with = "super::checkpoint::exact")]
+    pub(super) input: Value,
+    pub(super) items: u64,
+    pub(super) start_ms: i64,
+    pub(super) result: Option<ChildResult>,
+}
+
+/// What a timer wakes.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(super) struct Timer {
+    pub(super) at_ms: i64,
+    pub(super) wakes: Wakes,
+}
+
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(super) enum Wakes {
+    Wait(u32),
+    Backoff(u32),
+    TaskTimeout(u32),
+    Heartbeat(u32),
+    Execution,
+}
+
+/// What came out of one [`Machine::apply`].
+#[derive(Debug, Default)]
+pub struct Output {
+    /// To be done, in order.
+    pub actions: Vec<Action>,
+    /// The history's events, when asked for.
+    pub history: Option<Vec<HistoryEvent>>,
+    /// States entered.
+    pub transitions: u64,
+    /// Evaluations that the wall clock ended.
+    pub verdicts: Vec<Verdict>,
+    /// Given by who applies an event again: those that it ended the first time.
+    pub again: Option<Vec<Verdict>>,
+}
+
+impl Machine {
+    /// A machine that waits for [`super::Event::Start`].
+    pub fn new(facts: Arc<Facts>, definition: Arc<StateMachine>) -> Self {
+        Self {
+            facts,
+            definition,
+            outcome: None,
+            next_event: 1,
+            next_number: 1,
+            threads: BTreeMap::new(),
+            timers: BTreeMap::new(),
+            effects: BTreeMap::new(),
+            runs: BTreeMap::new(),
+            ready: VecDeque::new(),
+            redrive_count: 0,
+            redrive_ms: None,
+            redrive_tokens: VecDeque::new(),
+            failed_in: None,
+        }
+    }
+
+    /// What it was born with.
+    pub fn facts(&self) -> &Arc<Facts> {
+        &self.facts
+    }
+
+    /// What it runs.
+    pub fn definition(&self) -> &Arc<StateMachine> {
+        &self.definition
+    }
+
+    /// How it ended, once it has.
+    pub fn outcome(&self) -> Option<&Outcome> {
+        self.outcome.as_ref()
+    }
+
+    /// How often it was redriven, and when last.
+    pub fn redrives(&self) -> (u32, Option<i64>) {
+        (self.redrive_count, self.redrive_ms)
+    }
+
+    /// Its map runs, oldest first.
+    pub fn map_runs(&self) -> impl Iterator<Item = (u32, &MapRunState)> {
+        self.runs.iter().map(|(number, run)| (*number, run))
+    }
+
+    /// Does somebody still wait for this effect?
+    pub fn waits_for(&self, effect: u32) -> bool {
+        self.effects.contains_key(&effect)
+    }
+
+    /// The state that waits for this effect, and how often it was retried in this visit.
+    pub fn state_of(&self, effect: u32) -> Option<(StateId, u32)> {
+        let active = self.threads.get(self.effects.get(&effect)?)?.active.as_ref()?;
+        Some((active.state, active.retries))
+    }
+
+    /// The heartbeat timer of an effect and its length in seconds.
+    pub fn heartbeat(&self, effect: u32) -> Option<(u32, u64)> {
+        let thread = self.threads.get(self.effects.get(&effect)?)?;
+        match &thread.active.as_ref()?.phase {
+            Phase::Task(task) => task.heartbeat,
+            _ => None,
+        }
+    }
+
+    /// Does it wait for nothing but timers, tokens and workers? Then it can
+    /// leave memory: the journal has all that is needed to go on.
+    pub fn only_waits(&self) -> bool {
+        let waits = |thread: &Thread| match thread.active.as_ref().map(|active| &active.phase) {
+            Some(Phase::Wait { .. } | Phase::Backoff { .. } | Phase::Parallel { .. } | Phase::Map(_)) => true,
+            Some(Phase::Task(task)) => task.waits_outside(),
+            Some(Phase::Entered | Phase::Run(_)) | None => false,
+        };
+        self.outcome.is_none() && self.ready.is_empty() && self.threads.values().all(waits)
+    }
+
+    /// When the next of its timers is due.
+    pub fn next_timer_ms(&self) -> Option<i64> {
+        self.timers.values().map(|timer| timer.at_ms).min()
+    }
+
+    /// Does somebody still wait for this timer?
+    pub fn has_timer(&self, n: u32) -> bool {
+        self.timers.contains_key(&n)
+    }
+
+    /// Everything under way, to be done again after a crash: effects that
+    /// nobody has taken, timers, children. Heartbeats are not journalled, so a
+    /// worker has its whole time again.
+    pub fn resume(&self, now_ms: i64) -> Vec<Action> {
+        let mut actions = Vec::new();
+        for (n, timer) in &self.timers {
+            let whole = match timer.wakes {
+                Wakes::Heartbeat(thread) => self.heartbeat_seconds(thread),
+                _ => None,
+            };
+            let at_ms = whole.map_or(timer.at_ms, |seconds| {
+                timer.at_ms.max(now_ms.saturating_add(super::turn::milliseconds(seconds)))
+            });
+            actions.push(Action::SetTimer { n: *n, at_ms });
+        }
+        for thread in self.threads.values() {
+            match thread.active.as_ref().map(|active| &active.phase) {
+                Some(Phase::Task(task)) if !task.taken => {
+                    actions.push(Action::Effect { n: task.effect, call: task.call.clone() });
+                }
+                Some(Phase::Run(run)) => {
+                    if let Some((n, call)) = &run.effect {
+                        actions.push(Action::Effect { n: *n, call: call.clone() });
+                    }
+                }
+                _ => {}
+            }
+        }
+        for (number, run) in &self.runs {
+            if run.status == ExecutionStatus::Running {
+                actions.push(Action::RegisterRun { arn: run.arn.clone() });
+                actions.extend(run.children_under_way(*number));
+            }
+        }
+        if !self.ready.is_empty() {
+            actions.push(Action::Continue);
+        }
+        actions
+    }
+
+    fn heartbeat_seconds(&self, thread: u32) -> Option<u64> {
+        match &self.threads.get(&thread)?.active.as_ref()?.phase {
+            Phase::Task(task) => task.seconds.heartbeat,
+            _ => None,
+        }
+    }
+}

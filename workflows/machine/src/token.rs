@@ -1,0 +1,70 @@
+//! Task tokens: which execution, which effect, and a proof that we gave it out.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use sha2::{Digest as _, Sha256};
+
+/// A task token, taken apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Token {
+    /// The execution's number.
+    pub execution: u64,
+    /// The effect.
+    pub effect: u32,
+    proof: [u8; 24],
+}
+
+const VERSION: u8 = 1;
+
+impl Token {
+    /// The token of an effect. `seed` is the execution's secret.
+    pub fn new(execution: u64, effect: u32, seed: &[u8; 16]) -> Self {
+        let mut hash = Sha256::new();
+        hash.update(b"mayfly task token");
+        hash.update(seed);
+        hash.update(execution.to_be_bytes());
+        hash.update(effect.to_be_bytes());
+        let digest: [u8; 32] = hash.finalize().into();
+        let mut proof = [0; 24];
+        proof.copy_from_slice(&digest[..24]);
+        Self { execution, effect, proof }
+    }
+
+    /// Reads a token; `None` when it cannot be one of ours.
+    pub fn parse(text: &str) -> Option<Self> {
+        let bytes = STANDARD.decode(text).ok()?;
+        let bytes: [u8; 37] = bytes.try_into().ok()?;
+        let (version, rest) = bytes.split_first()?;
+        let (execution, rest) = rest.split_first_chunk::<8>()?;
+        let (effect, proof) = rest.split_first_chunk::<4>()?;
+        (*version == VERSION).then_some(Self {
+            execution: u64::from_be_bytes(*execution),
+            effect: u32::from_be_bytes(*effect),
+            proof: proof.try_into().ok()?,
+        })
+    }
+
+    /// The text that is given out.
+    pub fn to_text(self) -> String {
+        let mut bytes = vec![VERSION];
+        bytes.extend(self.execution.to_be_bytes());
+        bytes.extend(self.effect.to_be_bytes());
+        bytes.extend(self.proof);
+        STANDARD.encode(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_reads_back_and_a_forged_one_does_not_match() {
+        let token = Token::new(7, 3, &[1; 16]);
+        assert_eq!(Token::parse(&token.to_text()), Some(token));
+        assert_ne!(Token::parse(&Token::new(7, 3, &[2; 16]).to_text()), Some(token));
+        assert_eq!(Token::parse("Invalid token"), None);
+        assert_eq!(Token::parse(""), None);
+        assert_eq!(Token::parse(&STANDARD.encode([9; 37])), None);
+    }
+}

@@ -1,0 +1,428 @@
+//! One event applied: the machine runs until everything waits.
+
+use std::collections::VecDeque;
+
+use mayfly_workflows_language::dataflow::{Ambient, Variables};
+use mayfly_workflows_language::definition::{Kind, State, StateId, Transition};
+use mayfly_workflows_language::value::{Map, Value};
+
+use super::call::{Action, Outcome};
+use super::event::Event;
+use super::failure::Failure;
+use super::state::{Active, Machine, Output, Phase, Thread, Timer, Wakes};
+use super::trouble::Trouble;
+use crate::history::{Details, Field, HistoryEvent};
+
+/// The root thread's number.
+pub(super) const ROOT: u32 = 0;
+
+/// One application of an event to a machine.
+pub(super) struct Turn<'a> {
+    pub(super) m: &'a mut Machine,
+    pub(super) at_ms: i64,
+    pub(super) ambient: Ambient,
+    pub(super) out: &'a mut Output,
+    pub(super) queue: VecDeque<u32>,
+    /// A Parallel or Map is failing because of one of its parts.
+    pub(super) parts_failed: bool,
+    /// What ran beside the part that failed has not said yet that it was given up.
+    pub(super) parts_to_tell: bool,
+}
+
+impl Machine {
+    /// Applies one event that came at `at_ms`. `seq` is its place in the
+    /// journal and part of the seed of everything random.
+    pub fn apply(&mut self, at_ms: i64, seq: u64, event: Event, out: &mut Output) {
+        if self.outcome.is_some() && !matches!(event, Event::Redrive { .. }) {
+            return;
+        }
+        let seed = seed_of(&self.facts.seed, seq);
+        let ambient = match out.again.take() {
+            Some(verdicts) => Ambient::again(at_ms, seed, verdicts),
+            None => Ambient::new(at_ms, seed),
+        };
+        let mut turn = Turn {
+            m: self,
+            at_ms,
+            ambient,
+            out,
+            queue: VecDeque::new(),
+            parts_failed: false,
+            parts_to_tell: false,
+        };
+        turn.take(event);
+        turn.run();
+        let Turn { ambient, out, .. } = turn;
+        out.verdicts = ambient.into_verdicts();
+    }
+}
+
+fn seed_of(seed: &[u8; 16], seq: u64) -> u64 {
+    let (left, right) = seed.split_at(8);
+    let number = |bytes: &[u8]| bytes.iter().fold(0u64, |sum, byte| (sum << 8) | u64::from(*byte));
+    number(left) ^ number(right).rotate_left(17) ^ seq.wrapping_mul(0x9E37_79B9_7F4A_7C15)
+}
+
+impl Turn<'_> {
+    fn take(&mut self, event: Event) {
+        match event {
+            Event::Start => self.start(),
+            Event::Timer { n } => self.timer(n),
+            Event::Accepted { n } => self.task_accepted(n),
+            Event::Refused { n, cause } => self.task_refused(n, cause),
+            Event::Began { n, worker } => self.task_began(n, worker.as_deref()),
+            Event::Submitted { n, output } => self.task_submitted(n, &output),
+            Event::Succeeded { n, output } => self.effect_succeeded(n, &output),
+            Event::Answered { n, output, status, version } => {
+                self.function_answered(n, &output, status, version.as_deref());
+            }
+            Event::Failed { n, error, cause } => {
+                let failure = Failure::of(error.map(Into::into), cause.map(Into::into));
+                self.effect_failed(n, failure);
+            }
+            Event::Child { run, index, status, output, error, cause } => {
+                let outcome = Outcome {
+                    status,
+                    output: output.as_ref().and_then(|output| output.text().cloned()),
+                    error: error.map(Into::into),
+                    cause: cause.map(Into::into),
+                };
+                self.child_ended(run, index, outcome);
+            }
+            Event::UpdateRun {
+                run,
+                max_concurrency,
+                tolerated_failure_count,
+                tolerated_failure_percentage,
+            } => {
+                self.update_run(run, max_concurrency, tolerated_failure_count, tolerated_failure_percentage);
+            }
+            Event::Continue => self.queue.append(&mut self.m.ready),
+            Event::Stop { error, cause } => {
+                self.abort(Failure::of(error.map(Into::into), cause.map(Into::into)));
+            }
+            Event::Redrive { token } => self.redrive(token),
+        }
+    }
+
+    fn start(&mut self) {
+        let facts = self.m.facts.clone();
+        let definition = self.m.definition.clone();
+        self.emit(0, "ExecutionStarted", || {
+            Some(
+                Details::new("executionStartedEventDetails")
+                    .data("input", facts.input_text.clone())
+                    .text("roleArn", facts.role_arn.clone())
+                    .maybe("stateMachineAliasArn", facts.alias_arn.as_deref())
+                    .maybe("stateMachineVersionArn", facts.version_arn.as_deref()),
+            )
+        });
+        // A map run's child has the definition of its parent, and not its time.
+        let own = definition.timeout_seconds.filter(|_| facts.map_run_arn.is_none());
+        let express = facts.express.then_some(facts.limits.express_seconds_max);
+        if let Some(seconds) = own.into_iter().chain(express).min() {
+            self.set_timer(self.at_ms.saturating_add(milliseconds(seconds)), Wakes::Execution);
+        }
+        let flow = definition.flow(facts.flow);
+        self.m.threads.insert(
+            ROOT,
+            Thread {
+                parent: None,
+                cursor: 0,
+                variables: Variables::default(),
+                item: None,
+                active: None,
+                next: Some((flow.start_at, facts.input.clone())),
+            },
+        );
+        self.queue.push_back(ROOT);
+    }
+
+    fn timer(&mut self, n: u32) {
+        let Some(timer) = self.m.timers.remove(&n) else { return };
+        match timer.wakes {
+            Wakes::Wait(thread) => self.wait_over(thread),
+            Wakes::Backoff(thread) => {
+                if let Some(active) = self.active_mut(thread) {
+                    active.phase = Phase::Entered;
+                    self.queue.push_back(thread);
+                }
+            }
+            Wakes::TaskTimeout(thread) => self.task_timed_out(thread, Failure::named("States.Timeout")),
+            Wakes::Heartbeat(thread) => self.task_timed_out(thread, self.missed_heartbeat()),
+            Wakes::Execution => self.time_out(),
+        }
+    }
+
+    fn run(&mut self) {
+        let mut entered = 0;
+        while let Some(thread) = self.queue.pop_front() {
+            if self.m.outcome.is_some() {
+                break;
+            }
+            entered += 1;
+            if entered > self.m.facts.limits.fused_states_max {
+                self.queue.push_front(thread);
+                self.m.ready = std::mem::take(&mut self.queue);
+                self.out.actions.push(Action::Continue);
+                break;
+            }
+            self.step(thread);
+            self.end_at_event_limit();
+        }
+    }
+
+    fn end_at_event_limit(&mut self) {
+        if let Some(max) = self.m.facts.limits.history_events_max
+            && self.m.next_event > max
+            && self.m.outcome.is_none()
+        {
+            let failure = Failure::new(
+                "States.Runtime",
+                format!("The execution reached the maximum number of history events ({max})."),
+            );
+            let cursor = self.m.threads.get(&ROOT).map_or(0, |root| root.cursor);
+            self.end_failed(cursor, failure);
+        }
+    }
+
+    /// Runs a thread's present state, entering it first when it has just come to it.
+    fn step(&mut self, number: u32) {
+        let definition = self.m.definition.clone();
+        let Some(thread) = self.m.threads.get_mut(&number) else { return };
+        if let Some((id, input)) = thread.next.take() {
+            let state = definition.state(id);
+            self.enter(number, state, input);
+        }
+        let Some(active) = self.active(number) else { return };
+        if !matches!(active.phase, Phase::Entered) {
+            return;
+        }
+        let state = definition.state(active.state);
+        let outcome = match &state.kind {
+            Kind::Pass(pass) => self.run_pass(number, state, pass),
+            Kind::Succeed => self.run_succeed(number, state),
+            Kind::Choice(choice) => self.run_choice(number, state, choice),
+            Kind::Fail(fail) => self.run_fail(number, state, fail),
+            Kind::Wait(wait) => self.run_wait(number, state, wait),
+            Kind::Task(task) => self.run_task(number, state, task),
+            Kind::Parallel(parallel) => self.run_parallel(number, state, parallel),
+            Kind::Map(map) => self.run_map(number, state, map),
+        };
+        if let Err(trouble) = outcome {
+            self.trouble(number, state, trouble);
+        }
+    }
+
+    fn enter(&mut self, number: u32, state: &State, input: Value) {
+        self.out.transitions += 1;
+        let cursor = self.m.threads.get(&number).map_or(0, |thread| thread.cursor);
+        let first = number == ROOT && self.m.next_event == 2;
+        let facts = self.m.facts.clone();
+        let entered = self.emit(cursor, entered_kind(&state.kind), || {
+            let text = if first && keeps_input_text(&state.kind) {
+                facts.input_text.clone()
+            } else {
+                input.to_text().into()
+            };
+            Some(
+                Details::new("stateEnteredEventDetails").data("input", text).text("name", state.name.clone()),
+            )
+        });
+        let entered_ms = self.at_ms;
+        if let Some(thread) = self.m.threads.get_mut(&number) {
+            thread.cursor = entered;
+            thread.active = Some(Active {
+                state: state.id,
+                entered,
+                entered_ms,
+                input,
+                attempts: Vec::new(),
+                retries: 0,
+                phase: Phase::Entered,
+            });
+        }
+    }
+
+    /// Leaves the thread's state with an output.
+    pub(super) fn leave(&mut self, number: u32, state: &State, left: Left, next: &Transition) {
+        if let Err(trouble) = self.check_size(state, &left.output) {
+            self.trouble(number, state, trouble);
+            return;
+        }
+        let cursor = self.cursor(number);
+        let Left { output, assigned } = left;
+        let exited = self.emit(cursor, exited_kind(&state.kind), || {
+            let mut details = Details::new("stateExitedEventDetails");
+            if !assigned.is_empty() {
+                details = details.field("assignedVariables", Field::Variables(assigned.clone()));
+            }
+            Some(details.text("name", state.name.clone()).data("output", output.to_text()))
+        });
+        let Some(thread) = self.m.threads.get_mut(&number) else { return };
+        thread.cursor = exited;
+        thread.active = None;
+        if !assigned.is_empty() {
+            thread.variables = thread.variables.assign(&assigned);
+        }
+        match next {
+            Transition::Next(id) => {
+                thread.next = Some((*id, output));
+                self.queue.push_back(number);
+            }
+            Transition::End | Transition::Outside(_) => self.flow_ended(number, output),
+        }
+    }
+
+    fn flow_ended(&mut self, number: u32, output: Value) {
+        let Some(thread) = self.m.threads.remove(&number) else { return };
+        let Some(parent) = thread.parent else {
+            self.end_succeeded(thread.cursor, &output);
+            return;
+        };
+        match self.active(parent.thread).map(|active| &active.phase) {
+            Some(Phase::Parallel { .. }) => self.branch_ended(parent, thread.cursor, output),
+            Some(Phase::Map(_)) => self.iteration_ended(parent, thread.cursor, output),
+            _ => {}
+        }
+    }
+
+    pub(super) fn set_timer(&mut self, at_ms: i64, wakes: Wakes) -> u32 {
+        let n = self.number();
+        self.m.timers.insert(n, Timer { at_ms, wakes });
+        self.out.actions.push(Action::SetTimer { n, at_ms });
+        n
+    }
+
+    pub(super) fn clear_timer(&mut self, n: u32) {
+        if self.m.timers.remove(&n).is_some() {
+            self.out.actions.push(Action::ClearTimer { n });
+        }
+    }
+
+    /// A fresh number for a thread, an effect, a timer or a map run.
+    pub(super) fn number(&mut self) -> u32 {
+        let n = self.m.next_number;
+        self.m.next_number += 1;
+        n
+    }
+
+    /// Counts an event, and writes it down when somebody reads along.
+    pub(super) fn emit(
+        &mut self,
+        previous: u64,
+        kind: &str,
+        details: impl FnOnce() -> Option<Details>,
+    ) -> u64 {
+        let id = self.m.next_event;
+        self.m.next_event += 1;
+        if let Some(history) = &mut self.out.history {
+            history.push(HistoryEvent {
+                id,
+                previous,
+                at_ms: self.at_ms,
+                kind: kind.to_owned(),
+                details: details(),
+            });
+        }
+        id
+    }
+
+    pub(super) fn active(&self, number: u32) -> Option<&Active> {
+        self.m.threads.get(&number)?.active.as_ref()
+    }
+
+    pub(super) fn active_mut(&mut self, number: u32) -> Option<&mut Active> {
+        self.m.threads.get_mut(&number)?.active.as_mut()
+    }
+
+    pub(super) fn cursor(&self, number: u32) -> u64 {
+        self.m.threads.get(&number).map_or(0, |thread| thread.cursor)
+    }
+
+    pub(super) fn set_cursor(&mut self, number: u32, cursor: u64) {
+        if let Some(thread) = self.m.threads.get_mut(&number) {
+            thread.cursor = cursor;
+        }
+    }
+
+    /// AWS's bound on what goes from state to state.
+    pub(super) fn check_size(&self, state: &State, value: &Value) -> Result<(), Trouble> {
+        if value.text_len() <= self.m.facts.limits.payload_bytes_max {
+            return Ok(());
+        }
+        let who = match &state.kind {
+            // A service is named by what it is, a function or an activity by its ARN.
+            Kind::Task(task) => {
+                task.resource.event_names().map_or_else(|| task.arn.clone(), |(kind, _)| kind.into())
+            }
+            _ => state.name.clone(),
+        };
+        Err(Trouble::Failed(Failure::new(
+            "States.DataLimitExceeded",
+            format!(
+                "The state/task '{who}' returned a result with a size exceeding the maximum number of bytes service limit."
+            ),
+        )))
+    }
+
+    pub(super) fn start_thread(&mut self, at: StateId, input: Value, thread: Thread) -> u32 {
+        let number = self.number();
+        self.m.threads.insert(number, Thread { next: Some((at, input)), ..thread });
+        self.queue.push_back(number);
+        number
+    }
+}
+
+/// A state's output and the variables it assigned.
+pub(super) struct Left {
+    pub(super) output: Value,
+    pub(super) assigned: Map,
+}
+
+/// Seconds as milliseconds, bounded far past any limit.
+pub(super) fn milliseconds(seconds: u64) -> i64 {
+    i64::try_from(seconds).unwrap_or(i64::MAX / 2000).min(i64::MAX / 2000) * 1000
+}
+
+/// `error` and `cause`, as far as they are there.
+pub(super) fn failure_details(member: &'static str, failure: &Failure) -> Details {
+    Details::new(member).maybe("cause", failure.cause.as_deref()).maybe("error", failure.error.as_deref())
+}
+
+/// `index` and `name` of an iteration.
+pub(super) fn iteration(member: &'static str, state: &State, index: u32) -> Details {
+    Details::new(member).number("index", index.into()).text("name", state.name.clone())
+}
+
+/// AWS shows a Map that selects its items the execution's input as it was
+/// written, and every other first state the same text without its blanks.
+fn keeps_input_text(kind: &Kind) -> bool {
+    matches!(kind, Kind::Map(map) if map.item_selector.is_some())
+}
+
+fn entered_kind(kind: &Kind) -> &'static str {
+    match kind {
+        Kind::Task(_) => "TaskStateEntered",
+        Kind::Pass(_) => "PassStateEntered",
+        Kind::Choice(_) => "ChoiceStateEntered",
+        Kind::Wait(_) => "WaitStateEntered",
+        Kind::Succeed => "SucceedStateEntered",
+        Kind::Fail(_) => "FailStateEntered",
+        Kind::Parallel(_) => "ParallelStateEntered",
+        Kind::Map(_) => "MapStateEntered",
+    }
+}
+
+fn exited_kind(kind: &Kind) -> &'static str {
+    match kind {
+        Kind::Task(_) => "TaskStateExited",
+        Kind::Pass(_) => "PassStateExited",
+        Kind::Choice(_) => "ChoiceStateExited",
+        Kind::Wait(_) => "WaitStateExited",
+        Kind::Succeed => "SucceedStateExited",
+        Kind::Fail(_) => "FailStateExited",
+        Kind::Parallel(_) => "ParallelStateExited",
+        Kind::Map(_) => "MapStateExited",
+    }
+}
