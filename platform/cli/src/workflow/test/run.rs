@@ -151,7 +151,7 @@ async fn outcome(engine: &Engine, arn: &str, script: &Script) -> anyhow::Result<
     Ok(ran)
 }
 
-/// Is a state entered here?
+/// Whether the event enters a state.
 pub(super) fn is_entry(event: &HistoryEvent) -> bool {
     event.kind.ends_with("StateEntered")
 }
