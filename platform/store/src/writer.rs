@@ -181,7 +181,7 @@ impl Writer {
                 tracing::warn!(%error, writes = events.len(), "writes refused");
                 Err(WriteError::Failed(error.to_string().into()))
             }
-            // After a sync that failed nobody knows what of the file is on the disk, and the kernel may call
+            // After a failed sync it is unknown what of the file is on the disk, and the kernel may call
             // the next one a success although it is not: nothing may be written upon that.
             Err(CommitError::Broken(problem) | CommitError::NotWritten(problem)) => {
                 tracing::error!(problem, "the data file takes no more writes until the next start");

@@ -165,7 +165,7 @@ pub(super) fn text(event: &HistoryEvent, name: &str) -> Option<String> {
     })
 }
 
-/// Nobody is asked: the mocks answer before.
+/// Never called: the mocks answer first.
 struct Nobody;
 
 impl Functions for Nobody {

@@ -68,7 +68,7 @@ impl Recent {
         }
     }
 
-    /// Something was missed and is in nobody's memory: everyone lists again.
+    /// Events were missed: every watcher lists again.
     fn forget(&mut self, revision: u64) {
         self.changes.clear();
         self.forgotten = revision;

@@ -108,7 +108,7 @@ impl Jobs {
         let job = match self.create(&mine.key, &arguments, &call.idempotency_key, awaited).await {
             Ok(job) => job,
             Err(error) => {
-                // There is none, or it is somebody else's.
+                // There is none, or it belongs to another task.
                 mine.keep();
                 return Err(error);
             }
@@ -120,7 +120,7 @@ impl Jobs {
             return Ok(begun);
         }
         if let Some(submitted) = &call.submitted {
-            // Nobody listens any more only when the task is over; then this future is dropped as well.
+            // The receiver is dropped only when the task is over; then this future is dropped as well.
             let _ = submitted.send(begun).await;
         }
         let ended = self.wait(&mine.key, &job).await;

@@ -29,7 +29,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(60);
 /// Jobs that are looked at at the same time.
 const PARALLEL: usize = 8;
 
-/// Jobs that may be nobody's any more.
+/// Jobs that may have no task any more.
 pub(super) struct OrphanedJobs {
     client: Client,
     jobs: Informer<Job>,
