@@ -149,7 +149,8 @@ async fn container_logs(
         return (StatusCode::NOT_FOUND, format!("pod {name:?} is not on this node")).into_response();
     };
     let statuses = pod.status.iter().flat_map(|status| {
-        status.container_statuses.iter().flatten().chain(status.init_container_statuses.iter().flatten())
+        let listed = status.container_statuses.iter().chain(&status.init_container_statuses);
+        listed.chain(&status.ephemeral_container_statuses).flatten()
     });
     let status = statuses.into_iter().find(|status| status.name == container);
     let attempt = status.map_or(0, |status| u32::try_from(status.restart_count).unwrap_or(0));

@@ -22,6 +22,7 @@ use crate::{
     job::JobFiles,
     node::NodeObject,
     pod::worker::Worker,
+    probe::ProbeTasks,
     streams::PodStreams,
     usage::Meters,
     volumes::Volumes,
@@ -117,14 +118,17 @@ impl Kubelet {
             runtimes.into_iter().map(|runtime| (runtime.class().to_owned(), runtime)).collect();
         let classes: Vec<_> = runtimes.keys().cloned().collect();
         let pods = informers.of::<Pod>();
+        let events = EventRecorder::start(
+            client.clone(),
+            "kubelet",
+            Some(config.node_name.clone()),
+            stop_events.clone(),
+        );
+        let queue = WorkQueue::default();
         let worker = Arc::new(Worker {
             node: config.node_name.clone(),
-            events: EventRecorder::start(
-                client.clone(),
-                "kubelet",
-                Some(config.node_name.clone()),
-                stop_events.clone(),
-            ),
+            probes: ProbeTasks::new(events.clone(), queue.clone()),
+            events,
             pods: pods.clone(),
             sources: EnvObjects::create(informers),
             runtimes,
@@ -139,7 +143,7 @@ impl Kubelet {
         let node = NodeObject::new(client, informers.of(), &config, &classes);
         let functions = FunctionLogs::create(config.logs.clone(), informers.of());
         let logs = Logs { node: config.node_name.clone(), pods, layout: config.logs.clone(), functions };
-        let (queue, meters) = (WorkQueue::default(), Arc::new(meters));
+        let meters = Arc::new(meters);
         Self { config, node, worker, queue, logs, meters, streams, images, stop_events }
     }
 

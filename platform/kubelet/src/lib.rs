@@ -1,7 +1,7 @@
 //! One node, made to match the pods that are bound to it.
 //!
 //! **Belongs here:** the node's own object and lease ([`node`]); one worker for each pod ([`pod`]), which
-//! plans purely ([`pod::plan`]) and acts through a [`mayfly_runtime::Runtime`]; pod addresses; the HTTP API
+//! plans purely ([`pod::plan`]) and acts through a [`mayfly_runtime::Runtime`]; probes of containers ([`probe`]); pod addresses; the HTTP API
 //! by which the API server reads logs ([`http`], [`function_logs`]), reaches into containers (`streams`) and images (`images`) and what is used ([`usage`]); what jobs read and
 //! leave ([`job`]).
 //!
@@ -20,6 +20,7 @@ mod job;
 mod kubelet;
 mod node;
 mod pod;
+mod probe;
 pub mod process;
 mod streams;
 mod usage;

@@ -16,9 +16,11 @@
 pub(crate) mod container;
 mod ending;
 pub(crate) mod fields;
+mod hooks;
 pub(crate) mod local;
 mod options;
 pub(crate) mod plan;
 mod starting;
 pub(crate) mod status;
+mod stopping;
 pub(crate) mod worker;

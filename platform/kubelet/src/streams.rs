@@ -88,7 +88,11 @@ impl PodStreams {
 fn container_id(pod: &Pod, container: &str) -> ContainerId {
     let status = pod.status.as_ref();
     let statuses = status.into_iter().flat_map(|status| {
-        let lists = [&status.container_statuses, &status.init_container_statuses];
+        let lists = [
+            &status.container_statuses,
+            &status.init_container_statuses,
+            &status.ephemeral_container_statuses,
+        ];
         lists.into_iter().flatten().flatten()
     });
     let attempt =

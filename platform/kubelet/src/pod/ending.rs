@@ -1,6 +1,6 @@
 //! Ending a pod: what runs of it, what it left, and its object.
 
-use std::{collections::HashSet, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use kube::{
     Api,
@@ -18,60 +18,12 @@ use tokio::{task::spawn_blocking, time::Instant};
 
 use super::{
     local::{LocalPod, Now},
-    plan::{grace, is_over, needs_collecting},
+    plan::{is_over, needs_collecting},
     worker::{Worker, is_gone},
 };
 use crate::job;
 
 impl Worker {
-    /// Waits until the pod is given fewer than `seconds` to end; gives what is left of them, and how many they were.
-    /// (When they end is a time of the wall clock, which two deletions may have read before and after a step.)
-    async fn hurried(&self, pod: &Pod, seconds: Option<i64>) -> (Duration, Option<i64>) {
-        let key = ObjectKey::of(pod);
-        let mut deletions = self.deletions.subscribe();
-        loop {
-            let known = self.pods.get(&key).filter(|known| known.metadata.uid == pod.metadata.uid);
-            let Some(known) = known else { return (Duration::ZERO, None) };
-            let now = known.metadata.deletion_grace_period_seconds;
-            if now < seconds {
-                return (grace(&known, Timestamp::now()), now);
-            }
-            // The sender lives in `self`.
-            let _ = deletions.changed().await;
-        }
-    }
-
-    /// Ends what runs, within the grace or less if somebody hurries.
-    async fn stop_gracefully(&self, pod: &Pod, local: &LocalPod, runtime: &dyn Runtime, grace: Duration) {
-        let mut grace = grace;
-        let mut seconds = pod.metadata.deletion_grace_period_seconds;
-        loop {
-            tokio::select! {
-                biased;
-                () = self.stop_all(local, runtime, grace) => return,
-                hurried = self.hurried(pod, seconds) => {
-                    (grace, seconds) = hurried;
-                    if grace.is_zero() {
-                        return self.stop_all(local, runtime, Duration::ZERO).await;
-                    }
-                }
-            }
-        }
-    }
-
-    /// Stops every container that runs.
-    pub(super) async fn stop_all(&self, local: &LocalPod, runtime: &dyn Runtime, grace: Duration) {
-        let running = runtime.containers(&local.uid).into_iter();
-        let running = running
-            .filter(|(_, state)| matches!(state, mayfly_runtime::ContainerState::Running { .. }))
-            .map(|(id, _)| async move {
-                if let Err(error) = runtime.stop_container(&id, grace).await {
-                    tracing::warn!(container = %id, %error, "could not stop a container");
-                }
-            });
-        futures::future::join_all(running).await;
-    }
-
     pub(super) async fn remove_sandbox(&self, local: &mut LocalPod, runtime: &dyn Runtime) {
         if let Err(error) = runtime.remove_sandbox(&local.uid).await {
             tracing::warn!(uid = %local.uid, %error, "could not remove a sandbox");
@@ -85,17 +37,14 @@ impl Worker {
         key: &ObjectKey,
         pod: &Pod,
         local: &LocalPod,
-        runtime: &dyn Runtime,
+        runtime: &Arc<dyn Runtime>,
         grace: Duration,
     ) -> kube::Result<Outcome> {
-        let runs = local.containers.values().any(|container| matches!(container.now, Now::Running { .. }));
-        if runs {
-            self.events.normal(pod, "Killing", "Stopping the pod's containers");
-        }
+        self.probes.forget(&local.uid);
         self.stop_gracefully(pod, local, runtime, grace).await;
         let mut local = local.clone();
         local.observe(&runtime.containers(&local.uid));
-        self.remove_sandbox(&mut local, runtime).await;
+        self.remove_sandbox(&mut local, &**runtime).await;
         if needs_collecting(pod, &local) && local.collect_not_before.is_none_or(|at| at <= Instant::now()) {
             self.collect(key, pod, &mut local).await?;
         }
@@ -180,6 +129,7 @@ impl Worker {
                 tracing::warn!(pod = %key, uid = %old.uid, %error, "could not remove what ran of a deleted pod");
             }
         }
+        self.probes.forget(&old.uid);
         self.addresses.lock().release(&old.uid);
         self.local.lock().remove(key);
         if let Some(jobs) = &self.jobs {

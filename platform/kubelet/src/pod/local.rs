@@ -11,6 +11,8 @@ use mayfly_informer::Backoff;
 use mayfly_runtime::{ContainerId, ContainerState, PodUid};
 use tokio::time::Instant;
 
+use crate::probe::ProbeKind;
+
 /// A container that ran at least this long starts again without a pause.
 const STABLE_AFTER: Duration = Duration::from_secs(600);
 /// Pauses between restarts: none, then these, doubling (upstream's values).
@@ -67,6 +69,14 @@ pub(crate) enum Now {
     Exited(Exit),
 }
 
+/// What the probes of a container's current attempt found; `None`: nothing yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ProbeVerdicts {
+    pub(crate) startup: Option<bool>,
+    pub(crate) liveness: Option<bool>,
+    pub(crate) readiness: Option<bool>,
+}
+
 /// One container of the pod.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct LocalContainer {
@@ -75,6 +85,9 @@ pub(crate) struct LocalContainer {
     pub(crate) last: Option<Exit>,
     /// The number of the current attempt, which is also the restart count.
     pub(crate) attempt: u32,
+    pub(crate) probes: ProbeVerdicts,
+    /// The current attempt is ended because of a probe.
+    pub(crate) killed_by_probe: bool,
     /// Ends (or failed starts) in a row, for the pause.
     failures: u32,
     /// Not before this time.
@@ -103,7 +116,8 @@ pub(crate) struct LocalPod {
 impl Default for LocalContainer {
     fn default() -> Self {
         let now = Now::Waiting { reason: "ContainerCreating".into(), message: String::new() };
-        Self { now, last: None, attempt: 0, failures: 0, not_before: None }
+        let probes = ProbeVerdicts::default();
+        Self { now, last: None, attempt: 0, probes, killed_by_probe: false, failures: 0, not_before: None }
     }
 }
 
@@ -115,6 +129,7 @@ impl LocalPod {
         let status = pod.status.clone().unwrap_or_default();
         let address = status.pod_ip.as_deref().and_then(|text| text.parse().ok());
         let statuses = status.init_container_statuses.into_iter().chain(status.container_statuses);
+        let statuses = statuses.chain(status.ephemeral_container_statuses);
         let mut containers = BTreeMap::new();
         for status in statuses.flatten() {
             let known = known_to_host.iter().any(|(id, _)| id.name == status.name);
@@ -179,6 +194,22 @@ impl LocalPod {
         any
     }
 
+    /// Takes in what the probes of the containers found.
+    pub(crate) fn observe_probes(&mut self, verdicts: Vec<(String, u32, ProbeKind, bool)>) {
+        for (name, attempt, kind, verdict) in verdicts {
+            let Some(container) = self.containers.get_mut(&name) else { continue };
+            if container.attempt != attempt || !matches!(container.now, Now::Running { .. }) {
+                continue;
+            }
+            let known = match kind {
+                ProbeKind::Startup => &mut container.probes.startup,
+                ProbeKind::Liveness => &mut container.probes.liveness,
+                ProbeKind::Readiness => &mut container.probes.readiness,
+            };
+            *known = Some(verdict);
+        }
+    }
+
     /// Takes in what the host says.
     pub(crate) fn observe(&mut self, observed: &[(ContainerId, ContainerState)]) {
         for (id, state) in observed {
@@ -211,6 +242,9 @@ impl LocalContainer {
         } else if let Some(running) = status.state.as_ref().and_then(|state| state.running.as_ref()) {
             let started = running.started_at.as_ref().map_or(Timestamp::UNIX_EPOCH, |time| time.0);
             container.now = Now::Running { started };
+            // What its probes found holds until they find something else.
+            container.probes.startup = status.started.filter(|started| *started);
+            container.probes.readiness = Some(status.ready);
             if !known_to_host {
                 container.now = Now::Exited(Exit {
                     started,
@@ -267,6 +301,8 @@ impl LocalContainer {
         self.not_before = Some(now.steady + pause.saturating_sub(rested));
         self.last = Some(exit);
         self.attempt += 1;
+        self.probes = ProbeVerdicts::default();
+        self.killed_by_probe = false;
         let span = mayfly_api::duration::Span(pause);
         self.now = Now::Waiting {
             reason: "CrashLoopBackOff".into(),

@@ -111,7 +111,7 @@ pub(crate) fn process(
         oom_score_adj: oom_score(qos, memory, memory_bytes),
         termination_message_path: path.unwrap_or("/dev/termination-log").to_owned(),
         termination_message_from_log: policy == Some("FallbackToLogsOnError"),
-        stop_signal: None,
+        stop_signal: container.lifecycle.as_ref().and_then(|lifecycle| lifecycle.stop_signal.clone()),
     }
 }
 

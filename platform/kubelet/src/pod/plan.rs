@@ -8,8 +8,11 @@ use mayfly_api::k8s::{
 };
 use tokio::time::Instant;
 
-use super::local::{LocalPod, Moment, Now};
+use super::local::{Exit, LocalContainer, LocalPod, Moment, Now};
 use crate::job;
+
+/// Upstream's grace period of a pod that names none.
+const GRACE_DEFAULT: Duration = Duration::from_secs(30);
 
 /// The next step.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,8 +22,12 @@ pub(crate) enum Step {
     Start(Box<Container>),
     /// An ended container starts again after a pause.
     Restart(String),
-    /// End what runs and remove the sandbox; the pod's phase is final.
-    Finish,
+    /// A container failed its liveness or startup probe: end it, so that it starts again.
+    Kill(Box<ProbeFailure>),
+    /// End what runs within the grace and remove the sandbox; the pod's phase is final.
+    Finish {
+        grace: Duration,
+    },
     /// All has ended: take in what the job left.
     Collect,
     /// The pod is over for a reason of its own.
@@ -36,6 +43,14 @@ pub(crate) enum Step {
     Wait(Option<Duration>),
 }
 
+/// A container that is ended because of a probe.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ProbeFailure {
+    pub(crate) container: Container,
+    pub(crate) message: String,
+    pub(crate) grace: Duration,
+}
+
 /// When containers start again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RestartPolicy {
@@ -45,8 +60,9 @@ enum RestartPolicy {
 }
 
 impl RestartPolicy {
-    fn of(spec: &PodSpec) -> Self {
-        match spec.restart_policy.as_deref() {
+    /// A container's own policy, else the pod's.
+    fn of(spec: &PodSpec, container: &Container) -> Self {
+        match container.restart_policy.as_deref().or(spec.restart_policy.as_deref()) {
             Some("Never") => Self::Never,
             Some("OnFailure") => Self::OnFailure,
             _ => Self::Always,
@@ -62,8 +78,8 @@ impl RestartPolicy {
     }
 }
 
-/// How a container stands to its pod's end.
-pub(crate) enum Standing {
+/// Whether an application container is over for good, and how.
+pub(crate) enum Completion {
     /// Runs, waits or will start again.
     Alive,
     Succeeded,
@@ -71,19 +87,61 @@ pub(crate) enum Standing {
 }
 
 /// Whether an application container is over for good.
-pub(crate) fn standing(spec: &PodSpec, local: &LocalPod, name: &str) -> Standing {
-    match local.container(name).now {
-        Now::Exited(exit) if RestartPolicy::of(spec).restarts(exit.exit_code) => Standing::Alive,
-        Now::Exited(exit) if exit.exit_code == 0 => Standing::Succeeded,
-        Now::Exited(_) => Standing::Failed,
-        Now::Running { .. } | Now::Waiting { .. } => Standing::Alive,
+pub(crate) fn completion(spec: &PodSpec, local: &LocalPod, container: &Container) -> Completion {
+    let known = local.container(&container.name);
+    match &known.now {
+        Now::Exited(exit) if starts_again(spec, container, &known, exit) => Completion::Alive,
+        Now::Exited(exit) if exit.exit_code == 0 => Completion::Succeeded,
+        Now::Exited(_) => Completion::Failed,
+        Now::Running { .. } | Now::Waiting { .. } => Completion::Alive,
     }
+}
+
+/// Whether a container that ended starts again. One that a probe ended does so whatever its exit code.
+fn starts_again(spec: &PodSpec, container: &Container, known: &LocalContainer, exit: &Exit) -> bool {
+    let policy = RestartPolicy::of(spec, container);
+    policy.restarts(exit.exit_code) || (known.killed_by_probe && policy != RestartPolicy::Never)
+}
+
+/// Whether an init container is a sidecar: it starts in the order of the init containers, and runs as long as the pod.
+pub(crate) fn is_sidecar(container: &Container) -> bool {
+    container.restart_policy.as_deref() == Some("Always")
+}
+
+/// The sidecars of a pod, in the order of their start.
+pub(crate) fn sidecars(spec: &PodSpec) -> impl DoubleEndedIterator<Item = &Container> {
+    spec.init_containers.iter().flatten().filter(|container| is_sidecar(container))
+}
+
+/// The containers that may have probes.
+pub(crate) fn probed_containers(spec: &PodSpec) -> impl Iterator<Item = &Container> {
+    sidecars(spec).chain(&spec.containers)
+}
+
+/// Whether a container runs and its startup probe, if it has one, has succeeded.
+pub(crate) fn is_started(container: &Container, known: &LocalContainer) -> bool {
+    let is_running = matches!(known.now, Now::Running { .. });
+    is_running && (container.startup_probe.is_none() || known.probes.startup == Some(true))
+}
+
+/// Whether a container has started and its readiness probe, if it has one, succeeds.
+pub(crate) fn is_ready(container: &Container, known: &LocalContainer) -> bool {
+    let is_ready = container.readiness_probe.is_none() || known.probes.readiness == Some(true);
+    is_started(container, known) && is_ready
+}
+
+/// Whether the application containers were started once: from then on init containers hold nothing up.
+pub(crate) fn has_initialised(spec: &PodSpec, local: &LocalPod) -> bool {
+    spec.containers.iter().any(|container| {
+        let known = local.container(&container.name);
+        known.attempt > 0 || known.last.is_some() || !matches!(known.now, Now::Waiting { .. })
+    })
 }
 
 /// Whether an init container failed for good, which ends the pod.
 pub(crate) fn init_failed(spec: &PodSpec, local: &LocalPod) -> bool {
-    let never = RestartPolicy::of(spec) == RestartPolicy::Never;
     spec.init_containers.iter().flatten().any(|container| {
+        let never = RestartPolicy::of(spec, container) == RestartPolicy::Never;
         matches!(local.container(&container.name).now, Now::Exited(exit) if exit.exit_code != 0 && never)
     })
 }
@@ -96,10 +154,10 @@ pub(crate) fn plan(pod: &Pod, local: &LocalPod, now: Moment) -> Step {
     }
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     if matches!(phase, Some("Succeeded" | "Failed")) {
-        return if local.sandbox { Step::Finish } else { Step::Wait(None) };
+        return if local.sandbox { finish(spec, local) } else { Step::Wait(None) };
     }
     if local.ended.is_some() {
-        return over(pod, local, now);
+        return over(pod, spec, local, now);
     }
     let left = active_for(pod, now.wall);
     if left.is_some_and(|left| left.is_zero()) {
@@ -107,13 +165,16 @@ pub(crate) fn plan(pod: &Pod, local: &LocalPod, now: Moment) -> Step {
         return Step::End { reason: "DeadlineExceeded", message };
     }
     if init_failed(spec, local) || is_over(spec, local) {
-        return over(pod, local, now);
+        return over(pod, spec, local, now);
     }
     if !local.sandbox {
         return match rest(local.sandbox_not_before, now) {
             Some(rest) => Step::Wait(Some(rest).into_iter().chain(left).min()),
             None => Step::CreateSandbox,
         };
+    }
+    if let Some(failure) = probe_failure(spec, local) {
+        return Step::Kill(Box::new(failure));
     }
     match next_container(spec, local, now) {
         Step::Wait(rest) => Step::Wait(rest.into_iter().chain(left).min()),
@@ -122,9 +183,9 @@ pub(crate) fn plan(pod: &Pod, local: &LocalPod, now: Moment) -> Step {
 }
 
 /// The rest of a pod that is over: its outputs are taken in before its phase is told.
-fn over(pod: &Pod, local: &LocalPod, now: Moment) -> Step {
+fn over(pod: &Pod, spec: &PodSpec, local: &LocalPod, now: Moment) -> Step {
     if local.sandbox {
-        Step::Finish
+        finish(spec, local)
     } else if needs_collecting(pod, local) {
         match rest(local.collect_not_before, now) {
             Some(rest) => Step::Wait(Some(rest)),
@@ -142,34 +203,129 @@ pub(crate) fn needs_collecting(pod: &Pod, local: &LocalPod) -> bool {
 
 /// Whether no application container runs, nor will again.
 pub(crate) fn is_over(spec: &PodSpec, local: &LocalPod) -> bool {
-    spec.containers.iter().all(|container| !matches!(standing(spec, local, &container.name), Standing::Alive))
+    spec.containers.iter().all(|container| !matches!(completion(spec, local, container), Completion::Alive))
 }
 
-/// Init containers one after the other, then all others at once.
+/// A pod that came to its own end leaves its sidecars their grace; one that is ended for a reason is ended at once.
+fn finish(spec: &PodSpec, local: &LocalPod) -> Step {
+    let grace = if local.ended.is_some() { Duration::ZERO } else { grace_of(spec) };
+    Step::Finish { grace }
+}
+
+/// The grace period that a pod's containers have where nobody says another.
+pub(super) fn grace_of(spec: &PodSpec) -> Duration {
+    seconds(spec.termination_grace_period_seconds).unwrap_or(GRACE_DEFAULT)
+}
+
+fn seconds(value: Option<i64>) -> Option<Duration> {
+    value.and_then(|value| u64::try_from(value).ok()).map(Duration::from_secs)
+}
+
+/// A running container whose liveness or startup probe failed.
+fn probe_failure(spec: &PodSpec, local: &LocalPod) -> Option<ProbeFailure> {
+    probed_containers(spec).find_map(|container| {
+        let known = local.container(&container.name);
+        if !matches!(known.now, Now::Running { .. }) {
+            return None;
+        }
+        let (probe, word) = match (known.probes.liveness, known.probes.startup) {
+            (Some(false), _) => (&container.liveness_probe, "liveness"),
+            (_, Some(false)) => (&container.startup_probe, "startup"),
+            _ => return None,
+        };
+        let own = seconds(probe.as_ref()?.termination_grace_period_seconds);
+        let restarts = RestartPolicy::of(spec, container) != RestartPolicy::Never;
+        let then = if restarts { ", will be restarted" } else { "" };
+        Some(ProbeFailure {
+            message: format!("Container {} failed {word} probe{then}", container.name),
+            grace: own.unwrap_or_else(|| grace_of(spec)),
+            container: container.clone(),
+        })
+    })
+}
+
+/// The next container to start: ephemeral ones at any time; init containers one after the other, where a sidecar holds
+/// the next one up only until it has started; then all others at once.
 fn next_container(spec: &PodSpec, local: &LocalPod, now: Moment) -> Step {
-    for container in spec.init_containers.iter().flatten() {
-        match local.container(&container.name).now {
-            Now::Exited(exit) if exit.exit_code == 0 => {}
-            Now::Exited(_) => return Step::Restart(container.name.clone()),
-            Now::Running { .. } => return Step::Wait(None),
-            Now::Waiting { .. } => return start_or_wait(container, local, now),
+    let mut shortest: Option<Duration> = None;
+    for container in ephemeral_containers(spec) {
+        // These never start again.
+        if matches!(local.container(&container.name).now, Now::Waiting { .. })
+            && let Some(start) = unless_wait(start_or_wait(&container, local, now), &mut shortest)
+        {
+            return start;
         }
     }
-    let policy = RestartPolicy::of(spec);
-    let mut shortest: Option<Duration> = None;
+    let initialised = has_initialised(spec, local);
+    for container in spec.init_containers.iter().flatten() {
+        let known = local.container(&container.name);
+        let is_done = match is_sidecar(container) {
+            true => is_started(container, &known),
+            false => initialised || matches!(&known.now, Now::Exited(exit) if exit.exit_code == 0),
+        };
+        let step = match known.now {
+            _ if is_done => Step::Wait(None),
+            Now::Exited(_) => return Step::Restart(container.name.clone()),
+            Now::Running { .. } => Step::Wait(None),
+            Now::Waiting { .. } => start_or_wait(container, local, now),
+        };
+        if let Some(start) = unless_wait(step, &mut shortest) {
+            return start;
+        }
+        if !is_done && !initialised {
+            return Step::Wait(shortest);
+        }
+    }
     for container in &spec.containers {
-        match local.container(&container.name).now {
-            Now::Exited(exit) if policy.restarts(exit.exit_code) => {
+        let known = local.container(&container.name);
+        let step = match &known.now {
+            Now::Exited(exit) if starts_again(spec, container, &known, exit) => {
                 return Step::Restart(container.name.clone());
             }
-            Now::Exited(_) | Now::Running { .. } => {}
-            Now::Waiting { .. } => match start_or_wait(container, local, now) {
-                Step::Wait(rest) => shortest = shortest.into_iter().chain(rest).min(),
-                start => return start,
-            },
+            Now::Exited(_) | Now::Running { .. } => Step::Wait(None),
+            Now::Waiting { .. } => start_or_wait(container, local, now),
+        };
+        if let Some(start) = unless_wait(step, &mut shortest) {
+            return start;
         }
     }
     Step::Wait(shortest)
+}
+
+/// The step, unless it is a pause, which counts for the shortest one.
+fn unless_wait(step: Step, shortest: &mut Option<Duration>) -> Option<Step> {
+    match step {
+        Step::Wait(rest) => {
+            *shortest = (*shortest).into_iter().chain(rest).min();
+            None
+        }
+        step => Some(step),
+    }
+}
+
+/// The ephemeral containers, as ordinary ones: they have the same fields but for the container they look into.
+pub(crate) fn ephemeral_containers(spec: &PodSpec) -> impl Iterator<Item = Container> {
+    spec.ephemeral_containers.iter().flatten().map(|ephemeral| {
+        let one = ephemeral.clone();
+        Container {
+            args: one.args,
+            command: one.command,
+            env: one.env,
+            env_from: one.env_from,
+            image: one.image,
+            image_pull_policy: one.image_pull_policy,
+            name: one.name,
+            security_context: one.security_context,
+            stdin: one.stdin,
+            stdin_once: one.stdin_once,
+            termination_message_path: one.termination_message_path,
+            termination_message_policy: one.termination_message_policy,
+            tty: one.tty,
+            volume_mounts: one.volume_mounts,
+            working_dir: one.working_dir,
+            ..Container::default()
+        }
+    })
 }
 
 fn start_or_wait(container: &Container, local: &LocalPod, now: Moment) -> Step {
@@ -262,3 +418,6 @@ mod tests {
         }
     }
 }
+
+#[cfg(test)]
+mod lifecycle_tests;

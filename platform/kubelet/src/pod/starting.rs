@@ -1,6 +1,6 @@
 //! Making a pod run: its containers, one at a time.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use mayfly_api::{
     ObjectKey,
@@ -10,12 +10,14 @@ use mayfly_api::{
     },
 };
 use mayfly_informer::reconcile::Outcome;
-use mayfly_runtime::{ContainerId, ContainerSpec, PodUid, Runtime, RuntimeError};
+use mayfly_runtime::{ContainerId, ContainerSpec, ContainerState, PodUid, Runtime, RuntimeError};
 use tokio::time::Instant;
 
 use super::{
     container,
+    hooks::{Hook, HookMoment},
     local::{LocalPod, Now, REASON_ENVIRONMENT, REASON_PULL},
+    plan,
     worker::Worker,
 };
 use crate::{
@@ -35,7 +37,7 @@ impl Worker {
         spec: &Container,
         pod: &Pod,
         local: &mut LocalPod,
-        runtime: &dyn Runtime,
+        runtime: &Arc<dyn Runtime>,
     ) {
         let attempt = local.container(&spec.name).attempt;
         self.forget_old_log(&local.uid, &spec.name, attempt).await;
@@ -59,8 +61,10 @@ impl Worker {
             {
                 None => return,
                 Some(Ok(())) => {
-                    local.containers.entry(spec.name.clone()).or_default().started(Timestamp::now());
                     self.events.normal(pod, "Started", format!("Started container {}", spec.name));
+                    let id = ContainerId { pod: local.uid.clone(), name: spec.name.clone(), attempt };
+                    Box::pin(self.post_start(spec, pod, local, runtime, id)).await;
+                    local.containers.entry(spec.name.clone()).or_default().started(Timestamp::now());
                     return;
                 }
                 Some(Err(RuntimeError::ImageMissing(why))) => {
@@ -76,6 +80,45 @@ impl Worker {
         self.events.warning(pod, "Failed", format!("Error: {message}"));
         let container = local.containers.entry(spec.name.clone()).or_default();
         container.start_failed(reason, message, Instant::now());
+    }
+
+    /// Runs a container's postStart hook. A container whose hook fails is ended, and starts again as its restart policy
+    /// says.
+    async fn post_start(
+        &self,
+        spec: &Container,
+        pod: &Pod,
+        local: &LocalPod,
+        runtime: &Arc<dyn Runtime>,
+        id: ContainerId,
+    ) {
+        let hook = Hook::of(HookMoment::PostStart, spec, id.clone(), local, runtime);
+        let Some(hook) = hook else { return };
+        let mut changes = runtime.changes();
+        let ended = async {
+            let is_running = || {
+                let known = runtime.containers(&id.pod);
+                known
+                    .iter()
+                    .any(|(known, state)| *known == id && matches!(state, ContainerState::Running { .. }))
+            };
+            while is_running() && changes.changed().await.is_ok() {}
+        };
+        let hooked = async {
+            tokio::select! {
+                biased;
+                done = hook.run() => done,
+                () = ended => Err("the container ended before it".into()),
+            }
+        };
+        let done = Box::pin(self.unless_deleted(pod, self.slowly(pod, local, hooked))).await;
+        let Some(Err(why)) = done else { return };
+        self.events.warning(pod, "FailedPostStartHook", format!("PostStartHook failed: {why}"));
+        self.events.normal(pod, "Killing", "FailedPostStartHook");
+        let grace = pod.spec.as_ref().map(plan::grace_of).unwrap_or_default();
+        if let Some(Err(error)) = self.unless_deleted(pod, runtime.stop_container(&id, grace)).await {
+            tracing::warn!(container = %id, %error, "could not end a container whose postStart hook failed");
+        }
     }
 
     /// Of each container the logs of this attempt and of the one before are kept, as upstream keeps one dead container.

@@ -11,7 +11,10 @@ use mayfly_api::k8s::{
 
 use super::{
     local::{Exit, LocalContainer, LocalPod, Now, REASON_LOST},
-    plan::{Standing, init_failed, needs_collecting, standing},
+    plan::{
+        self, Completion, completion, ephemeral_containers, has_initialised, init_failed, is_sidecar,
+        needs_collecting, probed_containers,
+    },
 };
 
 /// The node's own address, without root.
@@ -30,13 +33,16 @@ pub(crate) fn status(pod: &Pod, local: &LocalPod, now: Timestamp) -> PodStatus {
         phase = "Running";
     }
     let inits = spec.init_containers.as_deref().unwrap_or_default();
-    let initialised = inits.iter().all(
-        |container| matches!(&local.container(&container.name).now, Now::Exited(exit) if exit.exit_code == 0),
-    );
-    let unready: Vec<&str> = spec
-        .containers
-        .iter()
-        .filter(|container| !matches!(local.container(&container.name).now, Now::Running { .. }))
+    let is_done = |container: &Container| {
+        let known = local.container(&container.name);
+        match is_sidecar(container) {
+            true => plan::is_started(container, &known),
+            false => matches!(&known.now, Now::Exited(exit) if exit.exit_code == 0),
+        }
+    };
+    let initialised = has_initialised(spec, local) || inits.iter().all(is_done);
+    let unready: Vec<&str> = probed_containers(spec)
+        .filter(|container| !plan::is_ready(container, &local.container(&container.name)))
         .map(|container| container.name.as_str())
         .collect();
     let lost = local
@@ -48,14 +54,18 @@ pub(crate) fn status(pod: &Pod, local: &LocalPod, now: Timestamp) -> PodStatus {
         Some((reason, message)) => (Some((*reason).to_owned()), Some(message.clone())),
         None => (old.reason.clone(), old.message.clone()),
     };
+    let facts = Facts { phase, initialised, unready: &unready, lost, gates: missing_gates(spec, &old) };
+    let ephemeral: Vec<Container> = ephemeral_containers(spec).collect();
     PodStatus {
         phase: Some(phase.into()),
-        conditions: Some(conditions(&old, &Facts { phase, initialised, unready: &unready, lost }, now)),
+        conditions: Some(conditions(&old, &facts, now)),
         container_statuses: Some(statuses(&spec.containers, local, "ContainerCreating", initialised)),
         init_container_statuses: spec
             .init_containers
             .as_ref()
             .map(|containers| statuses(containers, local, "PodInitializing", true)),
+        ephemeral_container_statuses: (!ephemeral.is_empty())
+            .then(|| statuses(&ephemeral, local, "ContainerCreating", true)),
         host_ip: Some(HOST_ADDRESS.into()),
         host_ips: Some(vec![HostIP { ip: HOST_ADDRESS.into() }]),
         pod_ips: address.clone().map(|ip| vec![PodIP { ip }]),
@@ -77,12 +87,12 @@ fn phase(spec: &PodSpec, local: &LocalPod, old: &PodStatus) -> &'static str {
     if local.ended.is_some() || init_failed(spec, local) {
         return "Failed";
     }
-    let standings: Vec<_> =
-        spec.containers.iter().map(|container| standing(spec, local, &container.name)).collect();
-    if standings.iter().all(|standing| matches!(standing, Standing::Succeeded)) {
+    let completions: Vec<_> =
+        spec.containers.iter().map(|container| completion(spec, local, container)).collect();
+    if completions.iter().all(|completion| matches!(completion, Completion::Succeeded)) {
         return "Succeeded";
     }
-    if standings.iter().all(|standing| !matches!(standing, Standing::Alive)) {
+    if completions.iter().all(|completion| !matches!(completion, Completion::Alive)) {
         return "Failed";
     }
     // Upstream: running once every container was started at least once.
@@ -99,6 +109,24 @@ struct Facts<'a> {
     unready: &'a [&'a str],
     /// Some container was lost with the node's agent.
     lost: bool,
+    /// Why the pod is not ready although its containers are.
+    gates: Vec<String>,
+}
+
+/// The readiness gates of a pod whose conditions are not true, in upstream's words.
+fn missing_gates(spec: &PodSpec, status: &PodStatus) -> Vec<String> {
+    let known = status.conditions.as_deref().unwrap_or_default();
+    let gates = spec.readiness_gates.iter().flatten().map(|gate| gate.condition_type.as_str());
+    gates
+        .filter_map(|gate| match known.iter().find(|condition| condition.type_ == gate) {
+            None => Some(format!("corresponding condition of pod readiness gate {gate:?} does not exist.")),
+            Some(condition) if condition.status != "True" => {
+                let status = &condition.status;
+                Some(format!("the status of pod readiness gate {gate:?} is not \"True\", but {status}"))
+            }
+            Some(_) => None,
+        })
+        .collect()
 }
 
 /// It is not the program's fault: what a Job's `podFailurePolicy` looks at.
@@ -124,6 +152,10 @@ fn conditions(old: &PodStatus, facts: &Facts<'_>, now: Timestamp) -> Vec<PodCond
         (false, false) => (Some("ContainersNotReady".into()), Some(unready())),
     };
     let initialised = facts.initialised || completed;
+    let (gated, whether) = match facts.gates.is_empty() || !ready {
+        true => (ready, why(ready)),
+        false => (false, (Some("ReadinessGatesNotReady".into()), Some(facts.gates.join(", ")))),
+    };
     let wanted = [
         ("PodReadyToStartContainers", facts.phase == "Running", (None, None)),
         (
@@ -131,7 +163,7 @@ fn conditions(old: &PodStatus, facts: &Facts<'_>, now: Timestamp) -> Vec<PodCond
             initialised,
             if initialised { (None, None) } else { (Some("ContainersNotInitialized".into()), None) },
         ),
-        ("Ready", ready, why(ready)),
+        ("Ready", gated, whether),
         ("ContainersReady", ready, why(ready)),
         ("PodScheduled", true, (None, None)),
     ];
@@ -184,15 +216,14 @@ fn statuses(
 }
 
 fn container_status(container: &Container, uid: &str, known: &LocalContainer) -> ContainerStatus {
-    let running = matches!(known.now, Now::Running { .. });
     let started = !matches!(known.now, Now::Waiting { .. });
     ContainerStatus {
         name: container.name.clone(),
         image: container.image.clone().unwrap_or_default(),
         image_id: if started { container.image.clone().unwrap_or_default() } else { String::new() },
         container_id: started.then(|| format!("mayfly://{uid}_{}_{}", container.name, known.attempt)),
-        ready: running,
-        started: Some(running),
+        ready: plan::is_ready(container, known),
+        started: Some(plan::is_started(container, known)),
         restart_count: i32::try_from(known.attempt).unwrap_or(i32::MAX),
         state: Some(match &known.now {
             Now::Waiting { reason, message } => ContainerState {

@@ -22,7 +22,7 @@ use super::{
     plan::{Step, plan},
     status,
 };
-use crate::{addresses::Addresses, job::JobFiles, volumes::Volumes};
+use crate::{addresses::Addresses, job::JobFiles, probe::ProbeTasks, volumes::Volumes};
 
 /// Steps for one pod in a row; a pod that needs more comes back at once.
 const STEPS_MAX: usize = 64;
@@ -42,6 +42,7 @@ pub(crate) struct Worker {
     pub(crate) addresses: Mutex<Addresses>,
     /// Changes when a pod of this node is deleted, or its deletion is hurried.
     pub(crate) deletions: watch::Sender<u64>,
+    pub(crate) probes: ProbeTasks,
 }
 
 impl Worker {
@@ -54,6 +55,8 @@ impl Worker {
         let mut local = self.local_of(&key, &pod, &*runtime);
         for _ in 0..STEPS_MAX {
             local.observe(&runtime.containers(&local.uid));
+            local.observe_probes(self.probes.verdicts(&local.uid));
+            self.probes.sync(&pod, &local, &runtime);
             let now = Moment::now();
             match plan(&pod, &local, now) {
                 Step::Wait(rest) => {
@@ -63,10 +66,10 @@ impl Worker {
                     return Ok(rest.map_or(Outcome::Done, |rest| Outcome::RequeueAfter(left(rest))));
                 }
                 Step::Terminate { grace } => {
-                    return self.terminate(&key, &pod, &local, &*runtime, grace).await;
+                    return self.terminate(&key, &pod, &local, &runtime, grace).await;
                 }
                 Step::Collect => self.collect(&key, &pod, &mut local).await?,
-                step => self.act(step, &pod, &mut local, &*runtime).await,
+                step => self.act(step, &pod, &mut local, &runtime).await,
             }
             self.keep(&key, &local);
             // The step may have taken long: what it says now counts.
@@ -110,7 +113,7 @@ impl Worker {
         local
     }
 
-    async fn act(&self, step: Step, pod: &Pod, local: &mut LocalPod, runtime: &dyn Runtime) {
+    async fn act(&self, step: Step, pod: &Pod, local: &mut LocalPod, runtime: &Arc<dyn Runtime>) {
         match step {
             Step::CreateSandbox => {
                 let reserved = local.address.filter(|_| !runtime.assigns_addresses());
@@ -142,10 +145,15 @@ impl Worker {
                 self.events.warning(pod, reason, message.clone());
                 local.ended = Some((reason, message));
             }
-            Step::Finish => {
-                self.stop_all(local, runtime, Duration::ZERO).await;
-                local.observe(&runtime.containers(&local.uid));
-                self.remove_sandbox(local, runtime).await;
+            Step::Kill(failure) => self.kill(&failure, pod, local, runtime).await,
+            Step::Finish { grace } => {
+                self.probes.forget(&local.uid);
+                // A deletion has a grace period of its own.
+                let stopped = self.unless_deleted(pod, self.stop_all(pod, local, runtime, grace)).await;
+                if stopped.is_some() {
+                    local.observe(&runtime.containers(&local.uid));
+                    self.remove_sandbox(local, &**runtime).await;
+                }
             }
             Step::Collect | Step::Terminate { .. } | Step::Wait(_) => {}
         }
@@ -159,7 +167,13 @@ impl Worker {
         let key = ObjectKey::of(pod);
         let api: Api<Pod> = Api::namespaced(self.client.clone(), &key.namespace);
         // The uid makes the API refuse the status of a pod that was replaced.
-        let patch = json!({"metadata": {"uid": local.uid.0}, "status": wanted});
+        let mut patch = json!({"metadata": {"uid": local.uid.0}, "status": wanted});
+        let has_gates = pod.spec.as_ref().is_some_and(|spec| spec.readiness_gates.is_some());
+        if has_gates {
+            // Others write conditions of this pod: a write of theirs must not be undone by an older copy. The newer
+            // copy comes through the informer, and is looked at then.
+            patch["metadata"]["resourceVersion"] = json!(pod.metadata.resource_version);
+        }
         match api.patch_status(&key.name, &PatchParams::default(), &Patch::Merge(patch)).await {
             Err(error) if is_gone(&error) => Ok(()),
             result => result.map(|_| ()),
