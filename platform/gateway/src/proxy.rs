@@ -88,7 +88,7 @@ impl Proxy {
         Ok(response)
     }
 
-    /// The function for a call from inside the process, if it exists.
+    /// Is there a function for a call from inside the process?
     pub(crate) fn find(&self, key: &str) -> Result<(), Refusal> {
         self.table.find(&Place::Path { key }).map(|_| ())
     }

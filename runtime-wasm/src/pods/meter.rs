@@ -18,7 +18,7 @@ use crate::{cpu::thread_time, guest::Program};
 #[derive(Clone)]
 pub(super) struct Meter {
     program: Arc<Program>,
-    /// Nanoseconds, if metered.
+    /// Nanoseconds, where somebody counts them.
     cpu: Option<Arc<AtomicU64>>,
 }
 

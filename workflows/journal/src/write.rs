@@ -7,8 +7,8 @@ use rusqlite::{Connection, OptionalExtension as _, params};
 
 use super::names;
 use super::read::signed;
-use super::{Batch, ExecutionRow, JournalChange, JournalError};
-use mayfly_workflows_language::execution::RunStatus;
+use super::{Batch, Change, ExecutionRow, JournalError};
+use mayfly_workflows_language::execution::ExecutionStatus;
 
 /// The form of the tables: `PRAGMA user_version`.
 const FORMAT: i64 = 2;
@@ -55,17 +55,15 @@ fn write_all(db: &Connection, group: &[Batch]) -> rusqlite::Result<()> {
 }
 
 /// Whose batch it is: one batch is about one execution.
-pub(super) fn execution_of(change: &JournalChange) -> Option<u64> {
+pub(super) fn execution_of(change: &Change) -> Option<u64> {
     match change {
-        JournalChange::Start(row) => Some(row.id),
-        JournalChange::Record { execution, .. } | JournalChange::Outcome { execution, .. } => {
-            Some(*execution)
-        }
+        Change::Start(row) => Some(row.id),
+        Change::Record { execution, .. } | Change::Outcome { execution, .. } => Some(*execution),
         _ => None,
     }
 }
 
-/// Deletes an execution, unless it was redriven meanwhile; payloads without another reference go with it, and its
+/// Forgets an execution, unless it was taken up again meanwhile; payloads that nobody else has go with it, and its
 /// state machine. SQLite uses the room again.
 fn remove(db: &Connection, execution: u64) -> rusqlite::Result<()> {
     let id = signed(execution);
@@ -96,14 +94,14 @@ fn column(payload: &Payload) -> (std::borrow::Cow<'_, str>, bool) {
     }
 }
 
-fn apply(db: &Connection, change: &JournalChange, execution: Option<u64>) -> rusqlite::Result<()> {
+fn apply(db: &Connection, change: &Change, execution: Option<u64>) -> rusqlite::Result<()> {
     match change {
-        JournalChange::Machine { digest, body } => {
+        Change::Machine { digest, body } => {
             db.prepare_cached("INSERT OR IGNORE INTO machines VALUES (?1, ?2)")?
                 .execute(params![&digest.0[..], &body[..]])?;
             names::note_machine(db, digest, body)?;
         }
-        JournalChange::Part { digest, text } => {
+        Change::Part { digest, text } => {
             db.prepare_cached("INSERT OR IGNORE INTO parts VALUES (?1, ?2)")?
                 .execute(params![&digest.0[..], &text[..]])?;
             use_part(db, digest, execution)?;
@@ -111,17 +109,17 @@ fn apply(db: &Connection, change: &JournalChange, execution: Option<u64>) -> rus
                 names::note(db, execution, text.as_bytes())?;
             }
         }
-        JournalChange::Start(row) => {
+        Change::Start(row) => {
             insert_execution(db, row)?;
             names::note_start(db, row)?;
         }
-        JournalChange::Record { execution, row } => {
+        Change::Record { execution, row } => {
             db.prepare_cached("INSERT INTO records (execution, seq, at_ms, body) VALUES (?1, ?2, ?3, ?4)")?
                 .execute(params![signed(*execution), signed(row.seq), row.at_ms, row.body])?;
             names::note(db, *execution, &row.body)?;
         }
-        JournalChange::Outcome { execution, row } => {
-            if row.status != RunStatus::Running {
+        Change::Outcome { execution, row } => {
+            if row.status != ExecutionStatus::Running {
                 db.prepare_cached("DELETE FROM checkpoints WHERE execution = ?1")?
                     .execute([signed(*execution)])?;
             }
@@ -142,15 +140,15 @@ fn apply(db: &Connection, change: &JournalChange, execution: Option<u64>) -> rus
                 row.redrive_ms,
             ])?;
         }
-        JournalChange::Checkpoint { execution, seq, body } => {
+        Change::Checkpoint { execution, seq, body } => {
             db.prepare_cached("INSERT OR REPLACE INTO checkpoints VALUES (?1, ?2, ?3)")?.execute(params![
                 signed(*execution),
                 signed(*seq),
                 body
             ])?;
         }
-        JournalChange::Remove { execution } => remove(db, *execution)?,
-        JournalChange::MapRun { arn, execution } => {
+        Change::Remove { execution } => remove(db, *execution)?,
+        Change::MapRun { arn, execution } => {
             db.prepare_cached("INSERT OR IGNORE INTO map_runs VALUES (?1, ?2)")?
                 .execute(params![arn, signed(*execution)])?;
         }

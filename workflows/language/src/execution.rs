@@ -8,7 +8,7 @@ use sha2::{Digest as _, Sha256};
 
 /// Where an execution stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum RunStatus {
+pub enum ExecutionStatus {
     /// Not ended.
     Running,
     /// Ended with an output.
@@ -23,28 +23,28 @@ pub enum RunStatus {
     PendingRedrive,
 }
 
-impl RunStatus {
+impl ExecutionStatus {
     /// The API's spelling.
     pub fn as_str(self) -> &'static str {
         match self {
-            RunStatus::Running => "RUNNING",
-            RunStatus::Succeeded => "SUCCEEDED",
-            RunStatus::Failed => "FAILED",
-            RunStatus::TimedOut => "TIMED_OUT",
-            RunStatus::Aborted => "ABORTED",
-            RunStatus::PendingRedrive => "PENDING_REDRIVE",
+            ExecutionStatus::Running => "RUNNING",
+            ExecutionStatus::Succeeded => "SUCCEEDED",
+            ExecutionStatus::Failed => "FAILED",
+            ExecutionStatus::TimedOut => "TIMED_OUT",
+            ExecutionStatus::Aborted => "ABORTED",
+            ExecutionStatus::PendingRedrive => "PENDING_REDRIVE",
         }
     }
 
-    /// The inverse of [`RunStatus::as_str`].
-    pub fn parse(text: &str) -> Option<RunStatus> {
+    /// The inverse of [`ExecutionStatus::as_str`].
+    pub fn parse(text: &str) -> Option<ExecutionStatus> {
         [
-            RunStatus::Running,
-            RunStatus::Succeeded,
-            RunStatus::Failed,
-            RunStatus::TimedOut,
-            RunStatus::Aborted,
-            RunStatus::PendingRedrive,
+            ExecutionStatus::Running,
+            ExecutionStatus::Succeeded,
+            ExecutionStatus::Failed,
+            ExecutionStatus::TimedOut,
+            ExecutionStatus::Aborted,
+            ExecutionStatus::PendingRedrive,
         ]
         .into_iter()
         .find(|status| status.as_str() == text)

@@ -8,7 +8,7 @@ mod common;
 use mayfly_workflows_language::choice;
 use mayfly_workflows_language::dataflow::{self, Ambient, Context, Scope, Variables};
 use mayfly_workflows_language::definition::{
-    Condition, DataFlow, State, StateKind, StateMachine, StateMachineType, Text, Transition,
+    Condition, DataFlow, Kind, MachineType, State, StateMachine, Text, Transition,
 };
 use mayfly_workflows_language::error::StateError;
 use mayfly_workflows_language::parse;
@@ -25,12 +25,10 @@ enum End {
 const EXECUTIONS_AT_LEAST: usize = 60;
 
 fn is_pure(machine: &StateMachine) -> bool {
-    machine.states().iter().all(|state| {
-        matches!(
-            state.kind,
-            StateKind::Pass(_) | StateKind::Choice(_) | StateKind::Succeed | StateKind::Fail(_)
-        )
-    })
+    machine
+        .states()
+        .iter()
+        .all(|state| matches!(state.kind, Kind::Pass(_) | Kind::Choice(_) | Kind::Succeed | Kind::Fail(_)))
 }
 
 /// Walks the machine over its input.
@@ -64,8 +62,8 @@ fn walk(machine: &StateMachine, input: Value) -> End {
             }
         };
         let (output, assigned, transition) = match left {
-            StateExit::Goes(output, assigned, transition) => (output, assigned, transition),
-            StateExit::Fails(error, cause) => return End::Failure { error, cause },
+            Left::Goes(output, assigned, transition) => (output, assigned, transition),
+            Left::Fails(error, cause) => return End::Failure { error, cause },
         };
         variables = variables.assign(&assigned);
         data = output;
@@ -77,14 +75,14 @@ fn walk(machine: &StateMachine, input: Value) -> End {
     End::Output(data)
 }
 
-enum StateExit {
+enum Left {
     Goes(Value, mayfly_workflows_language::value::Map, Transition),
     Fails(String, String),
 }
 
-fn leave(state: &State, scope: &Scope<'_>) -> Result<StateExit, StateError> {
+fn leave(state: &State, scope: &Scope<'_>) -> Result<Left, StateError> {
     let transition = match &state.kind {
-        StateKind::Choice(choice) => {
+        Kind::Choice(choice) => {
             let mut chosen = None;
             for rule in &choice.rules {
                 let matches = match &rule.condition {
@@ -101,7 +99,7 @@ fn leave(state: &State, scope: &Scope<'_>) -> Result<StateExit, StateError> {
             }
             chosen.or_else(|| choice.default.clone()).unwrap_or(Transition::End)
         }
-        StateKind::Fail(fail) => {
+        Kind::Fail(fail) => {
             let text = |text: &Option<Text>, field: &str| -> Result<String, StateError> {
                 match text {
                     None => Ok(String::new()),
@@ -114,7 +112,7 @@ fn leave(state: &State, scope: &Scope<'_>) -> Result<StateExit, StateError> {
                     }
                 }
             };
-            return Ok(StateExit::Fails(text(&fail.error, "ErrorPath")?, text(&fail.cause, "CausePath")?));
+            return Ok(Left::Fails(text(&fail.error, "ErrorPath")?, text(&fail.cause, "CausePath")?));
         }
         _ => state.next.clone(),
     };
@@ -123,7 +121,7 @@ fn leave(state: &State, scope: &Scope<'_>) -> Result<StateExit, StateError> {
             let input = dataflow::effective_input(input_path, scope)?;
             let result = dataflow::parameters(parameters.as_ref(), &scope.with_input(&input), "Parameters")?;
             let result = match &state.kind {
-                StateKind::Pass(pass) => pass.result.clone().unwrap_or(result),
+                Kind::Pass(pass) => pass.result.clone().unwrap_or(result),
                 _ => result,
             };
             let assigned = dataflow::assign(state.assign.as_ref(), &scope.with_input(&result), "Assign")?;
@@ -135,7 +133,7 @@ fn leave(state: &State, scope: &Scope<'_>) -> Result<StateExit, StateError> {
             (dataflow::output(output.as_ref(), scope, scope.input, "Output")?, assigned)
         }
     };
-    Ok(StateExit::Goes(output, assigned, transition))
+    Ok(Left::Goes(output, assigned, transition))
 }
 
 /// How AWS said it ended; texts of JSON scalars and arrays are left as texts in the recordings.
@@ -198,7 +196,7 @@ fn executions_without_tasks() {
         let creations = of("CreateStateMachine");
         let [creation] = creations.as_slice() else { continue };
         let Some(definition) = creation.get("definition").and_then(Value::as_str) else { continue };
-        let Ok(machine) = parse::compile(definition, StateMachineType::Standard) else { continue };
+        let Ok(machine) = parse::compile(definition, MachineType::Standard) else { continue };
         if !is_pure(&machine) {
             continue;
         }

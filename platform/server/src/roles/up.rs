@@ -464,7 +464,7 @@ async fn announce(
 
 fn say(text: &str) {
     use std::io::Write as _;
-    // Ignore a closed stdout.
+    // Whoever does not listen is no reason to stop.
     let _ = writeln!(std::io::stdout(), "{text}");
 }
 

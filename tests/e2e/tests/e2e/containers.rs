@@ -17,7 +17,7 @@ use crate::kubectl::Kubectl;
 const PROGRAMS: [&str; 6] = ["containerd", "runc", "iptables", "ip", "busybox", "kubectl"];
 
 /// Why there can be no containers here.
-fn missing() -> Option<String> {
+pub(crate) fn missing() -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         return Some("not root".into());
     }
@@ -34,23 +34,25 @@ fn missing() -> Option<String> {
 
 macro_rules! containers_or_skip {
     () => {
-        if let Some(reason) = missing() {
+        if let Some(reason) = $crate::containers::missing() {
             skipped(test_name!(), &reason);
             return Ok(());
         }
     };
 }
 
+pub(crate) use containers_or_skip;
+
 /// A server with containers, the image `busybox:local` in it, and what the host had before.
-struct ContainerNode {
-    kubectl: Kubectl,
-    folder: NodeFolder,
+pub(crate) struct ContainerNode {
+    pub(crate) kubectl: Kubectl,
+    pub(crate) folder: NodeFolder,
     before: HostState,
 }
 
 /// A node's folder. When dropped, also after a failed test, it ends the processes that name it and unmounts what is
 /// mounted below it.
-struct NodeFolder(tempfile::TempDir);
+pub(crate) struct NodeFolder(tempfile::TempDir);
 
 impl NodeFolder {
     fn new() -> Result<Self> {
@@ -58,7 +60,7 @@ impl NodeFolder {
         Ok(Self(tempfile::Builder::new().prefix("mf").tempdir_in("/tmp")?))
     }
 
-    fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.0.path()
     }
 }
@@ -75,7 +77,7 @@ impl Drop for NodeFolder {
 }
 
 impl ContainerNode {
-    async fn start() -> Result<Self> {
+    pub(crate) async fn start() -> Result<Self> {
         let folder = NodeFolder::new()?;
         let before = HostState::look(folder.path());
         let up = start(folder.path()).await?;
@@ -85,14 +87,14 @@ impl ContainerNode {
     }
 
     /// Runs `sleep 1d` in a pod and waits until it is ready.
-    async fn run(&self, name: &str) -> Result<()> {
+    pub(crate) async fn run(&self, name: &str) -> Result<()> {
         self.kubectl
             .ok(&["run", name, "--image=busybox:local", "--", "sh", "-c", "echo started; exec sleep 1d"])
             .await?;
         self.ready(name).await
     }
 
-    async fn ready(&self, name: &str) -> Result<()> {
+    pub(crate) async fn ready(&self, name: &str) -> Result<()> {
         let pod = format!("pod/{name}");
         let waited = self.kubectl.run(&["wait", "--for=condition=Ready", &pod, "--timeout=60s"]).await?;
         if waited.code == Some(0) {
@@ -102,7 +104,7 @@ impl ContainerNode {
         anyhow::bail!("{name} is not ready: {described}\n{}", self.kubectl.up.log())
     }
 
-    async fn exec(&self, name: &str, script: &str) -> Result<String> {
+    pub(crate) async fn exec(&self, name: &str, script: &str) -> Result<String> {
         self.kubectl.ok(&["exec", name, "--", "sh", "-c", script]).await
     }
 
@@ -115,7 +117,7 @@ impl ContainerNode {
     }
 
     /// Stops the server, after the pods are gone, and compares the host with what it was.
-    async fn leaves_nothing(self) -> Result<()> {
+    pub(crate) async fn leaves_nothing(self) -> Result<()> {
         let Self { kubectl, folder, before } = self;
         // A pod that is deleted by force is gone from the API before the node has removed it.
         let [pods, volumes] = ["pods", "volumes"].map(|name| folder.path().join("d/containers").join(name));

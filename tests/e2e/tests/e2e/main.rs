@@ -8,6 +8,7 @@ mod bad_manifests;
 mod buckets;
 mod clients;
 mod containers;
+mod containers_lifecycle;
 mod edges;
 mod endpoints;
 mod environment;

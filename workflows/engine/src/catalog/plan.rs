@@ -1,19 +1,18 @@
 //! What may be created, changed and deleted: decisions only, from what there is to what changes.
 
-use mayfly_workflows_language::definition::StateMachineType;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::Value;
 
 use super::record::{
-    Activity, Alias, CatalogChange, CatalogState, Machine, Publication, Record, Revision, Route, Version,
+    Activity, Alias, Book, Change, Kind, Machine, Publication, Record, Revision, Route, Version,
 };
 use super::store::CatalogError;
 
 /// Why the catalog does not do it.
 #[derive(Debug, thiserror::Error)]
-pub enum CatalogRejection {
+pub enum Refusal {
     /// No such machine.
     #[error("no state machine {0}")]
     MachineMissing(String),
@@ -64,7 +63,7 @@ pub struct NewMachine {
     /// Its name.
     pub name: String,
     /// STANDARD or EXPRESS.
-    pub kind: StateMachineType,
+    pub kind: Kind,
     /// What it does.
     pub revision: Revision,
     /// Publishes it as version 1.
@@ -159,13 +158,13 @@ pub struct NewActivity {
 /// A machine, and the version that was published with it.
 pub type Created = (Arc<Machine>, Option<Arc<Version>>);
 
-type Planned<T> = Result<(Vec<CatalogChange>, T), CatalogRejection>;
+type Planned<T> = Result<(Vec<Change>, T), Refusal>;
 
-impl CatalogState {
+impl Book {
     /// The machine, unless it is missing or being deleted.
-    pub fn live(&self, arn: &str) -> Result<&Arc<Machine>, CatalogRejection> {
-        let machine = self.machine(arn).ok_or_else(|| CatalogRejection::MachineMissing(arn.to_owned()))?;
-        if machine.deleting { Err(CatalogRejection::MachineDeleting(arn.to_owned())) } else { Ok(machine) }
+    pub fn live(&self, arn: &str) -> Result<&Arc<Machine>, Refusal> {
+        let machine = self.machine(arn).ok_or_else(|| Refusal::MachineMissing(arn.to_owned()))?;
+        if machine.deleting { Err(Refusal::MachineDeleting(arn.to_owned())) } else { Ok(machine) }
     }
 
     /// CreateStateMachine. The same request again answers with what the first one made; role and tags do
@@ -173,7 +172,7 @@ impl CatalogState {
     pub fn plan_create(&self, new: NewMachine) -> Planned<Created> {
         if let Some(machine) = self.machine(&new.arn) {
             if machine.deleting {
-                return Err(CatalogRejection::MachineDeleting(new.arn));
+                return Err(Refusal::MachineDeleting(new.arn));
             }
             let mut comparable = new.revision.clone();
             comparable.role_arn.clone_from(&machine.revision.role_arn);
@@ -184,11 +183,11 @@ impl CatalogState {
                 let version = new.publish.and_then(|_| self.version(&new.arn, 1).cloned());
                 Ok((Vec::new(), (Arc::clone(machine), version)))
             } else {
-                Err(CatalogRejection::MachineExists(new.arn))
+                Err(Refusal::MachineExists(new.arn))
             };
         }
         if new.tags.len() > TAGS_MAX {
-            return Err(CatalogRejection::TooManyTags(new.arn));
+            return Err(Refusal::TooManyTags(new.arn));
         }
         let mut machine = Machine {
             arn: new.arn,
@@ -211,10 +210,7 @@ impl CatalogState {
         let mut machine = Machine::clone(self.live(&update.arn)?);
         let current = SeenRevision::of(&machine);
         if let Some(expected) = update.expects.filter(|expected| *expected != current) {
-            return Err(CatalogRejection::StaleRevision {
-                asked: expected.revision,
-                current: current.revision,
-            });
+            return Err(Refusal::StaleRevision { asked: expected.revision, current: current.revision });
         }
         let mut revision = Revision {
             id: Some(update.revision_id),
@@ -247,18 +243,13 @@ impl CatalogState {
         let current = machine.revision.id.as_deref().unwrap_or("INITIAL");
         match revision_id {
             Some(asked) if asked != current => {
-                Err(CatalogRejection::StaleRevision { asked: asked.to_owned(), current: current.to_owned() })
+                Err(Refusal::StaleRevision { asked: asked.to_owned(), current: current.to_owned() })
             }
             _ => Ok(self.publish(machine, description, now)),
         }
     }
 
-    fn publish(
-        &self,
-        mut machine: Machine,
-        description: Option<String>,
-        now: i64,
-    ) -> (Vec<CatalogChange>, Created) {
+    fn publish(&self, mut machine: Machine, description: Option<String>, now: i64) -> (Vec<Change>, Created) {
         let published = self.versions(&machine.arn).next_back();
         match published.filter(|version| version.revision.id == machine.revision.id) {
             Some(version) => (Vec::new(), (Arc::new(machine), Some(Arc::clone(version)))),
@@ -278,17 +269,17 @@ impl CatalogState {
         }
         if still_running {
             let machine = Machine { deleting: true, ..Machine::clone(seen) };
-            return Ok((vec![CatalogChange::Put(Record::Machine(Box::new(machine)))], true));
+            return Ok((vec![Change::Put(Record::Machine(Box::new(machine)))], true));
         }
         let versions = self.versions(arn).map(|version| version.arn.clone());
         let aliases = self.aliases(arn).map(|alias| alias.arn.clone());
-        let gone = versions.chain(aliases).map(CatalogChange::Delete);
-        Ok((gone.chain([CatalogChange::Put(Record::Deleted(arn.clone()))]).collect(), true))
+        let gone = versions.chain(aliases).map(Change::Delete);
+        Ok((gone.chain([Change::Put(Record::Deleted(arn.clone()))]).collect(), true))
     }
 
-    /// The reconciler of Workflow objects has seen that this machine was deleted.
+    /// Whoever mirrors state machines has seen that this one was deleted.
     pub fn plan_forget_deleted(&self, arn: &str) -> Planned<()> {
-        let known = self.is_deleted(arn).then(|| CatalogChange::Delete(arn.to_owned()));
+        let known = self.is_deleted(arn).then(|| Change::Delete(arn.to_owned()));
         Ok((known.into_iter().collect(), ()))
     }
 
@@ -298,9 +289,9 @@ impl CatalogState {
         let routed = |alias: &&Arc<Alias>| alias.routes.iter().any(|route| route.version_arn == version.arn);
         let names: Vec<String> = self.aliases(machine_arn).filter(routed).map(|a| a.name.clone()).collect();
         if names.is_empty() {
-            Ok((vec![CatalogChange::Delete(version.arn.clone())], ()))
+            Ok((vec![Change::Delete(version.arn.clone())], ()))
         } else {
-            Err(CatalogRejection::VersionReferenced(names))
+            Err(Refusal::VersionReferenced(names))
         }
     }
 
@@ -312,7 +303,7 @@ impl CatalogState {
             return if alias.routes == new.routes && alias.description == new.description {
                 Ok((Vec::new(), Arc::clone(alias)))
             } else {
-                Err(CatalogRejection::AliasExists(alias.arn.clone()))
+                Err(Refusal::AliasExists(alias.arn.clone()))
             };
         }
         let newest = self.aliases(&new.machine_arn).map(|alias| alias.order).max();
@@ -326,12 +317,12 @@ impl CatalogState {
             updated: new.now,
             order: newest.map_or(0, |order| order + 1),
         };
-        Ok((vec![CatalogChange::Put(Record::Alias(alias.clone()))], Arc::new(alias)))
+        Ok((vec![Change::Put(Record::Alias(alias.clone()))], Arc::new(alias)))
     }
 
     /// UpdateStateMachineAlias.
     pub fn plan_update_alias(&self, update: UpdateAlias) -> Planned<i64> {
-        let missing = || CatalogRejection::ResourceMissing(format!("{}:{}", update.machine_arn, update.name));
+        let missing = || Refusal::ResourceMissing(format!("{}:{}", update.machine_arn, update.name));
         let mut alias = Alias::clone(self.alias(&update.machine_arn, &update.name).ok_or_else(missing)?);
         if let Some(routes) = update.routes {
             self.check_routes(&routes)?;
@@ -339,22 +330,22 @@ impl CatalogState {
         }
         alias.description = update.description.or(alias.description);
         alias.updated = update.now;
-        Ok((vec![CatalogChange::Put(Record::Alias(alias))], update.now))
+        Ok((vec![Change::Put(Record::Alias(alias))], update.now))
     }
 
     /// DeleteStateMachineAlias; an alias that is not there is gone.
     pub fn plan_delete_alias(&self, machine_arn: &str, name: &str) -> Planned<()> {
         let alias = self.alias(machine_arn, name);
-        Ok((alias.map(|alias| CatalogChange::Delete(alias.arn.clone())).into_iter().collect(), ()))
+        Ok((alias.map(|alias| Change::Delete(alias.arn.clone())).into_iter().collect(), ()))
     }
 
-    fn check_routes(&self, routes: &[Route]) -> Result<(), CatalogRejection> {
+    fn check_routes(&self, routes: &[Route]) -> Result<(), Refusal> {
         let there = |route: &Route| {
             let (machine, number) = route.version_arn.rsplit_once(':')?;
             self.version(machine, number.parse().ok()?)
         };
         match routes.iter().find(|route| there(route).is_none()) {
-            Some(route) => Err(CatalogRejection::ResourceMissing(route.version_arn.clone())),
+            Some(route) => Err(Refusal::ResourceMissing(route.version_arn.clone())),
             None => Ok(()),
         }
     }
@@ -365,27 +356,27 @@ impl CatalogState {
             return if activity.encryption == new.encryption {
                 Ok((Vec::new(), Arc::clone(activity)))
             } else {
-                Err(CatalogRejection::ActivityExists(new.arn))
+                Err(Refusal::ActivityExists(new.arn))
             };
         }
         if new.tags.len() > TAGS_MAX {
-            return Err(CatalogRejection::TooManyTags(new.arn));
+            return Err(Refusal::TooManyTags(new.arn));
         }
         let NewActivity { arn, name, encryption, tags, now } = new;
         let activity = Activity { arn, name, created: now, encryption, tags };
-        Ok((vec![CatalogChange::Put(Record::Activity(activity.clone()))], Arc::new(activity)))
+        Ok((vec![Change::Put(Record::Activity(activity.clone()))], Arc::new(activity)))
     }
 
     /// DeleteActivity; an activity that is not there is gone.
     pub fn plan_delete_activity(&self, arn: &str) -> Planned<()> {
-        Ok((self.activity(arn).map(|_| CatalogChange::Delete(arn.to_owned())).into_iter().collect(), ()))
+        Ok((self.activity(arn).map(|_| Change::Delete(arn.to_owned())).into_iter().collect(), ()))
     }
 
     /// The tags of a machine or an activity.
-    pub fn tags(&self, arn: &str) -> Result<&BTreeMap<String, String>, CatalogRejection> {
+    pub fn tags(&self, arn: &str) -> Result<&BTreeMap<String, String>, Refusal> {
         let machine = self.machine(arn).map(|machine| &machine.tags);
         let tags = machine.or_else(|| self.activity(arn).map(|activity| &activity.tags));
-        tags.ok_or_else(|| CatalogRejection::TaggedMissing(arn.to_owned()))
+        tags.ok_or_else(|| Refusal::TaggedMissing(arn.to_owned()))
     }
 
     /// TagResource and UntagResource: `change` says what becomes of the tags.
@@ -393,16 +384,16 @@ impl CatalogState {
         let mut tags = self.tags(arn)?.clone();
         change(&mut tags);
         if tags.len() > TAGS_MAX {
-            return Err(CatalogRejection::TooManyTags(arn.to_owned()));
+            return Err(Refusal::TooManyTags(arn.to_owned()));
         }
         let record = match self.machine(arn) {
             Some(machine) => Record::Machine(Box::new(Machine { tags, ..Machine::clone(machine) })),
             None => match self.activity(arn) {
                 Some(activity) => Record::Activity(Activity { tags, ..Activity::clone(activity) }),
-                None => return Err(CatalogRejection::TaggedMissing(arn.to_owned())),
+                None => return Err(Refusal::TaggedMissing(arn.to_owned())),
             },
         };
-        Ok((vec![CatalogChange::Put(record)], ()))
+        Ok((vec![Change::Put(record)], ()))
     }
 }
 
@@ -422,8 +413,8 @@ impl Machine {
     }
 }
 
-fn changed(machine: Machine, version: Option<Version>) -> (Vec<CatalogChange>, Created) {
-    let mut changes = vec![CatalogChange::Put(Record::Machine(Box::new(machine.clone())))];
-    changes.extend(version.clone().map(|version| CatalogChange::Put(Record::Version(Box::new(version)))));
+fn changed(machine: Machine, version: Option<Version>) -> (Vec<Change>, Created) {
+    let mut changes = vec![Change::Put(Record::Machine(Box::new(machine.clone())))];
+    changes.extend(version.clone().map(|version| Change::Put(Record::Version(Box::new(version)))));
     (changes, (Arc::new(machine), version.map(Arc::new)))
 }

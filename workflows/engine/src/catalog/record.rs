@@ -1,6 +1,5 @@
 //! What the catalog keeps.
 
-use mayfly_workflows_language::definition::StateMachineType;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
 
@@ -8,6 +7,26 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::engine;
+
+/// STANDARD or EXPRESS, as stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum Kind {
+    /// Durable, with a history.
+    Standard,
+    /// Short, at most once or at least once, no history kept.
+    Express,
+}
+
+impl Kind {
+    /// The word of the API.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Kind::Standard => "STANDARD",
+            Kind::Express => "EXPRESS",
+        }
+    }
+}
 
 /// What one revision of a state machine says. Dates are milliseconds since the epoch.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -86,7 +105,7 @@ pub struct Machine {
     /// Unique in its account and region.
     pub name: String,
     /// Never changes.
-    pub kind: StateMachineType,
+    pub kind: Kind,
     /// When it was created.
     pub created: i64,
     /// What it does now.
@@ -199,7 +218,7 @@ pub enum Record {
     Alias(Alias),
     /// An activity.
     Activity(Activity),
-    /// The state machine with this ARN was deleted. Kept until the reconciler of Workflow objects has seen it: a machine
+    /// The state machine with this ARN was deleted. Kept until whoever mirrors state machines has seen it: a machine
     /// that is neither here nor said to be deleted was lost, with the file or with an older copy of it.
     Deleted(String),
 }
@@ -219,7 +238,7 @@ impl Record {
 
 /// A step from one state of the catalog to the next.
 #[derive(Clone, Debug)]
-pub enum CatalogChange {
+pub enum Change {
     /// New, or in the place of the record with the same ARN.
     Put(Record),
     /// Gone.
@@ -228,7 +247,7 @@ pub enum CatalogChange {
 
 /// The catalog in memory.
 #[derive(Default, Debug)]
-pub struct CatalogState {
+pub struct Book {
     machines: BTreeMap<String, Arc<Machine>>,
     versions: BTreeMap<String, BTreeMap<u64, Arc<Version>>>,
     aliases: BTreeMap<String, BTreeMap<String, Arc<Alias>>>,
@@ -236,7 +255,7 @@ pub struct CatalogState {
     deleted: BTreeSet<String>,
 }
 
-impl CatalogState {
+impl Book {
     /// The machine with this unqualified ARN.
     pub fn machine(&self, arn: &str) -> Option<&Arc<Machine>> {
         self.machines.get(arn)
@@ -247,7 +266,7 @@ impl CatalogState {
         within(&self.machines, prefix)
     }
 
-    /// Whether the machine with this unqualified ARN was deleted and its deletion is still recorded.
+    /// Was the machine with this unqualified ARN deleted, and is it still remembered?
     pub fn is_deleted(&self, arn: &str) -> bool {
         self.deleted.contains(arn)
     }
@@ -288,28 +307,28 @@ impl CatalogState {
     }
 
     /// Takes a step.
-    pub(crate) fn apply(&mut self, change: CatalogChange) {
+    pub(crate) fn apply(&mut self, change: Change) {
         match change {
-            CatalogChange::Put(Record::Machine(machine)) => {
+            Change::Put(Record::Machine(machine)) => {
                 self.deleted.remove(&machine.arn);
                 self.machines.insert(machine.arn.clone(), Arc::from(machine));
             }
-            CatalogChange::Put(Record::Version(version)) => {
+            Change::Put(Record::Version(version)) => {
                 let versions = self.versions.entry(version.machine_arn.clone()).or_default();
                 versions.insert(version.number, Arc::from(version));
             }
-            CatalogChange::Put(Record::Alias(alias)) => {
+            Change::Put(Record::Alias(alias)) => {
                 let aliases = self.aliases.entry(alias.machine_arn.clone()).or_default();
                 aliases.insert(alias.name.clone(), Arc::new(alias));
             }
-            CatalogChange::Put(Record::Activity(activity)) => {
+            Change::Put(Record::Activity(activity)) => {
                 self.activities.insert(activity.arn.clone(), Arc::new(activity));
             }
-            CatalogChange::Put(Record::Deleted(arn)) => {
+            Change::Put(Record::Deleted(arn)) => {
                 self.machines.remove(&arn);
                 self.deleted.insert(arn);
             }
-            CatalogChange::Delete(arn) => self.delete(&arn),
+            Change::Delete(arn) => self.delete(&arn),
         }
     }
 

@@ -1,14 +1,13 @@
 //! What begins and ends, told as it becomes durable: for those who show executions to others.
 
-use mayfly_workflows_language::definition::StateMachineType;
 use std::sync::Arc;
 
 use tokio::sync::broadcast;
 
 use super::Engine;
 use super::inner::Inner;
-use super::live::ResidentExecution;
-use super::types::Description;
+use super::live::Running;
+use super::types::{Description, Kind};
 use mayfly_workflows_journal::ExecutionRow;
 
 /// Changes that a listener may be behind before it loses the oldest.
@@ -16,7 +15,7 @@ const BEHIND_MAX: usize = 4_096;
 
 /// What happened to an execution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ExecutionChange {
+pub enum Change {
     /// It began.
     Started,
     /// It ended, or was taken up again.
@@ -26,15 +25,15 @@ pub enum ExecutionChange {
 /// A change, and the execution after it: without input, output and cause, since many changes may wait for a
 /// listener.
 #[derive(Debug, Clone)]
-pub struct ExecutionChanged {
+pub struct Changed {
     /// What happened.
-    pub change: ExecutionChange,
+    pub change: Change,
     /// The execution now.
     pub execution: Arc<Description>,
 }
 
 /// Tells listeners; costs nothing while there is none.
-pub(super) struct Changes(broadcast::Sender<ExecutionChanged>);
+pub(super) struct Changes(broadcast::Sender<Changed>);
 
 impl Default for Changes {
     fn default() -> Self {
@@ -45,25 +44,20 @@ impl Default for Changes {
 impl Engine {
     /// Every start and end of a STANDARD execution from now on, but for the children of map runs. A listener that
     /// falls behind is told so and has to list.
-    pub fn changes(&self) -> broadcast::Receiver<ExecutionChanged> {
+    pub fn changes(&self) -> broadcast::Receiver<Changed> {
         self.inner.changes.0.subscribe()
     }
 }
 
 impl Inner {
     /// Tells a durable change of an execution.
-    pub(super) fn tell_changed(
-        &self,
-        change: ExecutionChange,
-        running: &ResidentExecution,
-        row: &ExecutionRow,
-    ) {
+    pub(super) fn tell_changed(&self, change: Change, running: &Running, row: &ExecutionRow) {
         if running.express || row.map_run_arn.is_some() || self.changes.0.receiver_count() == 0 {
             return;
         }
-        let whole = self.describe_row(row, StateMachineType::Standard);
+        let whole = self.describe_row(row, Kind::Standard);
         let execution = Arc::new(Description { input: "".into(), output: None, cause: None, ..whole });
-        // Ignore a closed receiver.
-        let _ = self.changes.0.send(ExecutionChanged { change, execution });
+        // Whoever listened may have gone.
+        let _ = self.changes.0.send(Changed { change, execution });
     }
 }

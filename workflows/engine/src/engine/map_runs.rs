@@ -1,7 +1,6 @@
 //! Map runs: children started, stopped and told about; runs described.
 
-use mayfly_workflows_language::definition::StateMachineType;
-use mayfly_workflows_language::execution::RunStatus;
+use mayfly_workflows_language::execution::ExecutionStatus;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,9 +8,9 @@ use jiff::Timestamp;
 
 use super::Engine;
 use super::error::{ExecutionError, RedriveError, StartError};
-use super::inner::{ApplyError, Inner, timestamp};
-use super::live::{Cell, ResidentExecution};
-use super::types::StateMachine;
+use super::inner::{Inner, Refused, timestamp};
+use super::live::{Cell, Running};
+use super::types::{Kind, StateMachine};
 use mayfly_workflows_journal::{Birth, ChildOf, JournalError, WaitedBy};
 use mayfly_workflows_machine::{ChildStart, EDITION, Event, Machine, MapRunState};
 
@@ -20,7 +19,7 @@ const START_RETRY_MIN: Duration = Duration::from_millis(250);
 const START_RETRY_MAX: Duration = Duration::from_secs(4);
 
 /// How many of a run's items or children stand how.
-pub use mayfly_workflows_machine::MapRunCounts;
+pub use mayfly_workflows_machine::Counts as MapRunCounts;
 
 /// What `DescribeMapRun` answers from.
 #[derive(Debug, Clone)]
@@ -32,7 +31,7 @@ pub struct MapRunDescription {
     /// That execution's state machine.
     pub state_machine_arn: String,
     /// Where it stands.
-    pub status: RunStatus,
+    pub status: ExecutionStatus,
     /// When it started.
     pub start_date: Timestamp,
     /// When it ended.
@@ -67,7 +66,7 @@ pub struct MapRunUpdate {
 impl Inner {
     /// Starts a child. A refusal that passes is waited out, as a full disk is: the child has not begun, so it has not
     /// failed. What does not pass counts as its failure.
-    pub(super) fn start_child(self: &Arc<Self>, parent: &Arc<ResidentExecution>, child: Box<ChildStart>) {
+    pub(super) fn start_child(self: &Arc<Self>, parent: &Arc<Running>, child: Box<ChildStart>) {
         let (inner, parent, busy) = (self.clone(), parent.clone(), self.busy());
         self.runtime.spawn(async move {
             let mut busy = busy;
@@ -76,7 +75,7 @@ impl Inner {
                 match inner.start_child_now(&parent, &child).await {
                     Ok(()) => {
                         if !goes_on(&parent, child.run) {
-                            // A stop of the parent may have listed the children before this one existed.
+                            // Whoever stopped it may have looked before it was there.
                             inner.stop_child(child.arn.clone());
                         }
                         return;
@@ -107,7 +106,7 @@ impl Inner {
 
     async fn start_child_now(
         self: &Arc<Self>,
-        parent: &Arc<ResidentExecution>,
+        parent: &Arc<Running>,
         child: &ChildStart,
     ) -> Result<(), NotStarted> {
         // After a crash the child may be there: running (it will tell by
@@ -118,8 +117,8 @@ impl Inner {
         let wanted = child.arn.clone();
         if let Some(row) = self.read(move |journal| journal.execution_by_arn(&wanted)).await? {
             match row.outcome.status {
-                RunStatus::Running => {}
-                RunStatus::Succeeded => self.tell(parent, child, &self.whole_row(row)?),
+                ExecutionStatus::Running => {}
+                ExecutionStatus::Succeeded => self.tell(parent, child, &self.whole_row(row)?),
                 _ if child.redrive => {
                     self.redrive_row(row, None).await?;
                 }
@@ -166,7 +165,7 @@ impl Inner {
 
     fn tell(
         self: &Arc<Self>,
-        parent: &Arc<ResidentExecution>,
+        parent: &Arc<Running>,
         child: &ChildStart,
         row: &mayfly_workflows_journal::ExecutionRow,
     ) {
@@ -200,7 +199,7 @@ impl Inner {
                 error: outcome.error,
                 cause: outcome.cause,
             };
-            if let Err(ApplyError::Journal(error)) = inner.deliver(&running, event, |_| ()) {
+            if let Err(Refused::Journal(error)) = inner.deliver(&running, event, |_| ()) {
                 tracing::error!(parent = %running.arn, %error, "a child's end could not be written down");
             }
         });
@@ -225,14 +224,14 @@ impl Inner {
 
     /// Stops an execution whose waiting task or map run was given up before the process ended, and which it was too
     /// late to stop then.
-    pub(super) fn stop_if_left(self: &Arc<Self>, running: &Arc<ResidentExecution>) {
+    pub(super) fn stop_if_left(self: &Arc<Self>, running: &Arc<Running>) {
         let needed_by = {
             let row = &running.cell.lock().row;
             let redriven = row.outcome.redrive_count > 0;
             match (&row.birth.parent, row.birth.waited_by) {
-                (Some(parent), _) => Dependency::ByRun(parent.clone()),
-                // A child that was redriven since is kept running.
-                (None, Some(waiter)) if !redriven => Dependency::ByTask(waiter),
+                (Some(parent), _) => Needed::ByRun(parent.clone()),
+                // What was redriven since goes on: somebody wanted that.
+                (None, Some(waiter)) if !redriven => Needed::ByTask(waiter),
                 _ => return,
             }
         };
@@ -249,20 +248,20 @@ impl Inner {
         });
     }
 
-    async fn is_awaited(&self, needed_by: Dependency) -> Result<bool, JournalError> {
+    async fn is_awaited(&self, needed_by: Needed) -> Result<bool, JournalError> {
         let execution = match &needed_by {
-            Dependency::ByTask(waiter) => waiter.execution,
-            Dependency::ByRun(child) => child.execution,
+            Needed::ByTask(waiter) => waiter.execution,
+            Needed::ByRun(child) => child.execution,
         };
         if let Some(parent) = self.live.by_id(execution) {
             return Ok(match needed_by {
-                Dependency::ByTask(waiter) => parent.cell.lock().machine.waits_for(waiter.effect),
-                Dependency::ByRun(child) => run_waits(&parent, child.run, child.index),
+                Needed::ByTask(waiter) => parent.cell.lock().machine.waits_for(waiter.effect),
+                Needed::ByRun(child) => run_waits(&parent, child.run, child.index),
             });
         }
         // One that runs and is not in memory could not be read; it may be read another time.
         let row = self.read(move |journal| journal.execution(execution)).await?;
-        Ok(row.is_some_and(|row| row.outcome.status == RunStatus::Running))
+        Ok(row.is_some_and(|row| row.outcome.status == ExecutionStatus::Running))
     }
 
     fn run_description(&self, machine: &Machine, run: &MapRunState) -> MapRunDescription {
@@ -307,10 +306,10 @@ impl Inner {
     }
 }
 
-impl ResidentExecution {
+impl Running {
     /// What a child runs: the same for all children of a Map, so that its digest is computed once.
     fn child_machine(&self, child: &ChildStart) -> Arc<StateMachine> {
-        let kind = if child.express { StateMachineType::Express } else { StateMachineType::Standard };
+        let kind = if child.express { Kind::Express } else { Kind::Standard };
         let mut made = self.child_machines.lock();
         let there = made.iter().find(|machine| machine.flow == Some(child.flow) && machine.kind == kind);
         if let Some(machine) = there {
@@ -326,34 +325,34 @@ impl ResidentExecution {
     }
 }
 
-/// Whether the run waits for children.
-fn goes_on(parent: &ResidentExecution, number: u32) -> bool {
+/// Does the run wait for children?
+fn goes_on(parent: &Running, number: u32) -> bool {
     let cell = parent.cell.lock();
     let run = cell.machine.map_runs().find(|(known, _)| *known == number);
-    cell.machine.outcome().is_none() && run.is_some_and(|(_, run)| run.status == RunStatus::Running)
+    cell.machine.outcome().is_none() && run.is_some_and(|(_, run)| run.status == ExecutionStatus::Running)
 }
 
-/// Whether the run waits for this child.
-fn wants(parent: &ResidentExecution, child: &ChildStart) -> bool {
+/// Does it wait for this one?
+fn wants(parent: &Running, child: &ChildStart) -> bool {
     run_waits(parent, child.run, child.index)
 }
 
-/// Whether this run of the execution waits for this child's end.
-fn run_waits(parent: &ResidentExecution, run: u32, child: u32) -> bool {
+/// Does this run of the execution wait for this child's end?
+fn run_waits(parent: &Running, run: u32, child: u32) -> bool {
     let cell = parent.cell.lock();
     let found = cell.machine.map_runs().find(|(number, _)| *number == run);
     cell.machine.outcome().is_none() && found.is_some_and(|(_, run)| run.waits_for(child))
 }
 
 /// Who an execution was started for.
-enum Dependency {
+enum Needed {
     ByTask(WaitedBy),
     ByRun(ChildOf),
 }
 
 /// Is it the first of its run's children that has not ended? That one is let in however many executions are open:
 /// else their parents could take all places, and wait for ever for a child that gets none.
-fn comes_first(parent: &ResidentExecution, child: &ChildStart) -> bool {
+fn comes_first(parent: &Running, child: &ChildStart) -> bool {
     let cell = parent.cell.lock();
     let run = cell.machine.map_runs().find(|(number, _)| *number == child.run);
     run.is_some_and(|(_, run)| run.comes_first(child.index))
@@ -397,7 +396,7 @@ impl From<RedriveError> for NotStarted {
         match error {
             RedriveError::Execution(ExecutionError::Closed) => Self::Closed,
             RedriveError::Execution(ExecutionError::Journal(error)) => error.into(),
-            // Another task reads it, or has it in memory.
+            // Somebody else looks at it, or has it in memory.
             RedriveError::AlreadyRunning => Self::Later(error.to_string()),
             RedriveError::Execution(_) | RedriveError::NotRedrivable(_) => Self::Never(error.to_string()),
         }
@@ -408,7 +407,7 @@ fn lost(child: &ChildStart, reason: &str) -> Event {
     Event::Child {
         run: child.run,
         index: child.index,
-        status: RunStatus::Failed,
+        status: ExecutionStatus::Failed,
         output: None,
         error: Some("States.TaskFailed".to_owned()),
         cause: Some(reason.to_owned()),
@@ -416,7 +415,7 @@ fn lost(child: &ChildStart, reason: &str) -> Event {
 }
 
 impl Engine {
-    /// Whether a map run has this ARN.
+    /// Is there a map run of this ARN?
     pub async fn has_map_run(&self, arn: &str) -> Result<bool, ExecutionError> {
         let arn = arn.to_owned();
         Ok(self.inner.read(move |journal| journal.map_run(&arn)).await?.is_some())

@@ -44,7 +44,7 @@ impl Inner {
     /// An alarm is due.
     pub(super) fn ring(self: &Arc<Self>, timer: u32) {
         if let Some(waiting) = self.alarms.lock().waiting.remove(&timer) {
-            // The waiting state may have timed out meanwhile.
+            // Whoever waited may have timed out meanwhile.
             let _ = waiting.send(self.busy());
         }
     }

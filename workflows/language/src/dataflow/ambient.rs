@@ -49,7 +49,7 @@ impl Ambient {
         self.begun.replace(self.begun.get() + 1)
     }
 
-    /// The recorded result of an earlier evaluation of the same expression.
+    /// Was this evaluated before?
     pub(crate) fn is_again(&self) -> bool {
         self.again
     }

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 
-use super::StateMachineType;
 use super::{FlowId, QueryLanguage, Resource, StateId};
 use crate::choice;
 use crate::jsonata::Expression;
@@ -31,7 +30,7 @@ pub struct State {
     pub catch: Vec<Catcher>,
     /// Where to go afterwards. Succeed and Fail end; a Choice decides itself.
     pub next: Transition,
-    pub kind: StateKind,
+    pub kind: Kind,
 }
 
 /// Where a state, a rule or a catcher leads.
@@ -93,7 +92,7 @@ pub enum ResultPath {
 
 /// What a state does.
 #[derive(Debug, Clone)]
-pub enum StateKind {
+pub enum Kind {
     Task(Task),
     Pass(Pass),
     Choice(Choice),
@@ -104,18 +103,18 @@ pub enum StateKind {
     Map(Box<Map>),
 }
 
-impl StateKind {
+impl Kind {
     /// The value of `Type`.
     pub fn name(&self) -> &'static str {
         match self {
-            StateKind::Task(_) => "Task",
-            StateKind::Pass(_) => "Pass",
-            StateKind::Choice(_) => "Choice",
-            StateKind::Wait(_) => "Wait",
-            StateKind::Succeed => "Succeed",
-            StateKind::Fail(_) => "Fail",
-            StateKind::Parallel(_) => "Parallel",
-            StateKind::Map(_) => "Map",
+            Kind::Task(_) => "Task",
+            Kind::Pass(_) => "Pass",
+            Kind::Choice(_) => "Choice",
+            Kind::Wait(_) => "Wait",
+            Kind::Succeed => "Succeed",
+            Kind::Fail(_) => "Fail",
+            Kind::Parallel(_) => "Parallel",
+            Kind::Map(_) => "Map",
         }
     }
 }
@@ -237,7 +236,13 @@ pub struct Map {
 pub enum MapMode {
     Inline,
     /// Each item, or batch of items, is an execution of its own.
-    Distributed(StateMachineType),
+    Distributed(ExecutionType),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExecutionType {
+    Standard,
+    Express,
 }
 
 /// Where a Map's items come from when no reader is named.

@@ -41,9 +41,9 @@ pub(super) struct Operation {
 #[serde(deny_unknown_fields)]
 pub(super) struct Shape {
     #[serde(rename = "type", default)]
-    pub(super) kind: ShapeType,
+    pub(super) kind: Kind,
     #[serde(rename = "in")]
-    pub(super) place: Option<MemberLocation>,
+    pub(super) place: Option<Place>,
     /// On the wire, where that is not the member's name.
     name: Option<String>,
     #[serde(default)]
@@ -58,7 +58,7 @@ pub(super) struct Shape {
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum ShapeType {
+pub(super) enum Kind {
     #[default]
     String,
     Blob,
@@ -73,7 +73,7 @@ pub(super) enum ShapeType {
 /// Where a member is, when not among the elements of the body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum MemberLocation {
+pub(super) enum Place {
     Attribute,
     Header,
     /// All headers that begin with the name.
@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn the_models_can_be_read() {
         assert_eq!(S3["GetObject"].method, "GET");
-        assert_eq!(S3["GetObject"].output["Body"].place, Some(MemberLocation::Payload));
+        assert_eq!(S3["GetObject"].output["Body"].place, Some(Place::Payload));
         assert_eq!(SNS["Publish"].wrapper.as_deref(), Some("PublishResult"));
     }
 

@@ -1,14 +1,13 @@
 //! How many executions began and ended, for metrics.
 
-use mayfly_workflows_language::definition::StateMachineType;
-use mayfly_workflows_language::execution::RunStatus;
+use mayfly_workflows_language::execution::ExecutionStatus;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::Engine;
+use super::{Engine, Kind};
 
-/// MapRunCounts since the engine was opened, by type; children of map runs are executions too.
+/// Counts since the engine was opened, by type; children of map runs are executions too.
 #[derive(Debug, Default)]
-pub(crate) struct ExecutionCounters([OfKind; 2]);
+pub(crate) struct Tally([OfKind; 2]);
 
 #[derive(Debug, Default)]
 struct OfKind {
@@ -17,34 +16,38 @@ struct OfKind {
 }
 
 /// How an execution ends.
-const ENDS: [RunStatus; 4] =
-    [RunStatus::Succeeded, RunStatus::Failed, RunStatus::TimedOut, RunStatus::Aborted];
+const ENDS: [ExecutionStatus; 4] = [
+    ExecutionStatus::Succeeded,
+    ExecutionStatus::Failed,
+    ExecutionStatus::TimedOut,
+    ExecutionStatus::Aborted,
+];
 
 /// Executions of one type since the engine was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Executions {
     /// `STANDARD` or `EXPRESS`.
-    pub kind: StateMachineType,
+    pub kind: Kind,
     /// That began; those that were taken up again when the engine was opened are not among them.
     pub started: u64,
     /// That ended, by how; one that is redriven may end again.
-    pub ended: [(RunStatus, u64); ENDS.len()],
+    pub ended: [(ExecutionStatus, u64); ENDS.len()],
 }
 
-impl ExecutionCounters {
-    fn of(&self, kind: StateMachineType) -> &OfKind {
+impl Tally {
+    fn of(&self, kind: Kind) -> &OfKind {
         match kind {
-            StateMachineType::Standard => &self.0[0],
-            StateMachineType::Express => &self.0[1],
+            Kind::Standard => &self.0[0],
+            Kind::Express => &self.0[1],
         }
     }
 
-    pub(super) fn started(&self, kind: StateMachineType) {
+    pub(super) fn started(&self, kind: Kind) {
         self.of(kind).started.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Notes an outcome, be it none yet (a redrive).
-    pub(super) fn ended(&self, kind: StateMachineType, status: RunStatus) {
+    pub(super) fn ended(&self, kind: Kind, status: ExecutionStatus) {
         if let Some(end) = ENDS.iter().position(|end| *end == status) {
             self.of(kind).ended[end].fetch_add(1, Ordering::Relaxed);
         }
@@ -52,14 +55,14 @@ impl ExecutionCounters {
 }
 
 impl Engine {
-    /// How many executions are open: running, in memory or evicted.
+    /// How many executions are open: running, in memory or asleep.
     pub fn open_executions(&self) -> usize {
         self.inner.open.load(Ordering::Relaxed)
     }
 
     /// How many executions began and ended.
     pub fn executions_so_far(&self) -> [Executions; 2] {
-        [StateMachineType::Standard, StateMachineType::Express].map(|kind| {
+        [Kind::Standard, Kind::Express].map(|kind| {
             let of = self.inner.tally.of(kind);
             let ended = std::array::from_fn(|end| (ENDS[end], of.ended[end].load(Ordering::Relaxed)));
             Executions { kind, started: of.started.load(Ordering::Relaxed), ended }
