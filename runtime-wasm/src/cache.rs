@@ -1,5 +1,5 @@
 //! Components in memory: compiled once, kept on the disk by digest and engine, mapped when a call or a pod
-//! needs them, gone when nobody holds them.
+//! needs them, dropped with the last reference.
 //!
 //! ```text
 //! absent ──(first holder)──▶ loading ──▶ loaded ──(last holder)──▶ absent
@@ -126,7 +126,7 @@ enum FileError {
 }
 
 impl Entry {
-    /// Waits until nobody has waited for the component for a while.
+    /// Waits until the component had no waiters for a while.
     async fn abandoned(&self) {
         loop {
             let mut deserted = std::pin::pin!(self.deserted.notified());
@@ -282,7 +282,7 @@ impl Cache {
             Ok(loaded) => return Ok(loaded),
             Err(FileError::Io(error)) if error.kind() == io::ErrorKind::InvalidData => {
                 tracing::warn!(%digest, %error, "compiling again: the compiled file is damaged");
-                // Compiling may have to wait for its turn: whoever asks meanwhile needs not be told again.
+                // Compiling may wait for its turn: callers that come meanwhile are not logged again.
                 if let Err(error) = self.artifacts.forget_derived(digest, engine).await {
                     tracing::warn!(%digest, %error, "the damaged file cannot be removed");
                 }
@@ -352,7 +352,7 @@ impl Cache {
         })
     }
 
-    /// Where this engine has to compile, those before it may have left what nobody maps any more. Once is enough.
+    /// Removes compiled files of earlier engine versions that no process maps any more. Runs once.
     async fn forget_other_engines(&self, engine: &EngineHash) {
         if self.swept.swap(true, Ordering::Relaxed) {
             return;

@@ -8,7 +8,7 @@
 //! The guest runs inside the caller's future, without a task of its own, until its answer is there and it
 //! waits for something; one that computes for long continues in the pool (`crate::cpu`). Most guests have ended when
 //! their answer is there, and the whole answer is one piece. Only a guest that still has something to do gets a task,
-//! so that its deadline holds even when nobody reads its body.
+//! so that its deadline holds even when the client does not read its body.
 
 use std::{
     collections::VecDeque,

@@ -126,7 +126,7 @@ async fn on_threads(
         let result = machine_code(&engine, &wasm)
             .map(|machine_code| Compiled { machine_code, took: started.elapsed() })
             .map_err(|error| CompileError::Invalid(format!("{error:#}")));
-        // Nobody waits any more if this fails.
+        // Fails only when the receiver is gone.
         done.send(result).ok();
     });
     compiled.await.map_err(|_| CompileError::Lost("the compiler panicked".into()))?

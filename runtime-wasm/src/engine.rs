@@ -151,7 +151,7 @@ impl Engines {
     }
 }
 
-/// How many instances a machine with so much memory has slots for, where nobody says.
+/// The default number of instance slots for a machine with this much memory.
 fn instances_fitting(memory_bytes: u64) -> u32 {
     let fitting = memory_bytes / config::INSTANCE_BYTES_EXPECTED;
     // More than a number of instances can say is more than the most there are.

@@ -65,7 +65,7 @@ fn demangled(name: &str) -> String {
     format!("{:#}", rustc_demangle::demangle(name))
 }
 
-/// Functions that every panic passes through and that tell nobody anything.
+/// Functions on every panic's stack that carry no information.
 fn is_plumbing(name: &str) -> bool {
     ["rust_panic", "__rust_", "std::panicking", "core::panicking", "abort", "std::sys", "__rustc"]
         .iter()

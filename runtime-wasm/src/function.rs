@@ -117,7 +117,7 @@ impl Function {
         self.component.load().is_some()
     }
 
-    /// Whether nobody else (a pod, a call in flight) holds the component.
+    /// Whether no other holder (a pod, a call in flight) has the component.
     pub(crate) fn holds_alone(&self) -> bool {
         self.component.load().as_ref().is_some_and(|entry| Arc::strong_count(entry) == 1)
     }
@@ -416,8 +416,8 @@ impl Function {
         if !idle.put(instance) {
             self.host.metrics.recycled.inc();
         }
-        // Unloaded meanwhile: nobody would clear it any more. And whoever waits for a slot has looked for idle
-        // instances before this one was among them. (Looked at afterwards: one of the two sees the other.)
+        // If the function was unloaded meanwhile, no later call clears its idle instances. And a call that waits for a
+        // slot looked for idle instances before this one was put back. (Checked after `put`: one of the two sees the other.)
         if !self.is_loaded() || self.share.slots().is_waited_for() {
             idle.clear();
         }

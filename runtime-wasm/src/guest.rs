@@ -48,7 +48,7 @@ pub(crate) struct Program {
     budget: Arc<MemoryBudget>,
     /// Bytes of memory that its instances use together.
     memory_bytes: AtomicU64,
-    /// Its pod is over, and with it whatever its guests still do.
+    /// Its pod has ended; its guests are ended with it.
     over: watch::Sender<bool>,
     /// A job's folders and its stdin.
     files: Option<ContainerFiles>,
@@ -71,7 +71,7 @@ impl Program {
         Self { args, env, memory_bytes_max, log, egress, lane, budget, memory_bytes, over, files, config }
     }
 
-    /// With folders and an input: what a job has, and nobody else.
+    /// With folders and an input, which jobs only have.
     pub(crate) fn with_files(self, files: Option<ContainerFiles>) -> Self {
         Self { files, ..self }
     }

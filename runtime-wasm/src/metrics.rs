@@ -162,7 +162,7 @@ impl HostMetrics {
         Arc::new(metrics)
     }
 
-    /// The counters of a function, which all its revisions share; they are there as long as anybody holds this.
+    /// The counters of a function, shared by all its revisions, kept as long as this value is held.
     pub(crate) fn function(self: &Arc<Self>, namespace: &str, function: &str) -> Arc<FunctionCalls> {
         let mut functions = self.functions.lock();
         let name = (namespace.to_owned(), function.to_owned());

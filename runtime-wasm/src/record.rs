@@ -5,8 +5,8 @@
 //! body                                                ├─ is read, where it streams ─┤
 //! instance                     ├─ is made, answers, works on ─┤ its memory is known
 //! ```
-//! Each of the three holds the call's record, and whoever lets go last writes it. Where nobody wants to see the lines
-//! there are no records: nothing is allocated for them, and no clock is read.
+//! Each of the three holds the call's record, and the last one to drop it writes the line. Where the log filter
+//! excludes the lines there are no records: nothing is allocated for them, and no clock is read.
 
 use std::{sync::Arc, time::Duration};
 
@@ -56,7 +56,7 @@ pub(crate) struct CallRecord {
 }
 
 impl Recording {
-    /// Begins a call's record, if somebody wants to see it.
+    /// Begins a call's record, if call records are logged.
     pub(crate) fn begin(revision: &ObjectKey, request: &Request<Body>, started: Instant) -> Self {
         if !tracing::enabled!(target: TARGET, tracing::Level::DEBUG) {
             return Self(None);
@@ -141,7 +141,7 @@ impl CallRecord {
         }
     }
 
-    /// How the call ended. A guest that answered may fail afterwards, or be ended because nobody reads its answer any
+    /// How the call ended. A guest that answered may fail afterwards, or be ended because the client does not read its answer any
     /// more: then this is how.
     fn outcome(&self) -> Outcome {
         match &self.error {

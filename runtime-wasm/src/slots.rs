@@ -2,8 +2,8 @@
 //!
 //! A slot is taken without a lock while there are enough. No function can take all of them: it may hold as many as are
 //! still free, and its namespace twice as many. So one function gets half of all slots at most, the next one half of
-//! what is left, and there is always something left for one more. A few slots belong to everybody who finds them free
-//! ([`FLOOR`]), however many are held.
+//! what is left, and there is always something left for one more. A few slots may be taken beyond the share while they
+//! are free ([`FLOOR`]).
 //!
 //! Where a slot has to be waited for, the next one goes to the waiting function that holds the fewest.
 
@@ -18,7 +18,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
 
-/// InstanceSlots that a function, or a namespace, may hold if they are free, whatever its share is.
+/// Instance slots that a function or a namespace may hold beyond its share while they are free.
 const FLOOR: usize = 8;
 /// How many times the share of a function its namespace has.
 const NAMESPACE_FACTOR: usize = 2;

@@ -127,7 +127,7 @@ where
                 () = self.cut.cancelled() => return,
                 () = state.replaced.cancelled() => return self.metrics.closed("replaced"),
                 ended = connection.as_mut() => {
-                    // If the socket was taken over, it is in use from now on; else nobody looks at its state again.
+                    // A socket that was upgraded counts as in use from now on; otherwise its state is not read again.
                     state.upgrade();
                     if state.is_flooded() {
                         self.metrics.closed("protocol-flood");

@@ -11,7 +11,7 @@ use crate::{
     wellknown::{LABEL_RUNTIME_PREFIX, RUNTIME_OCI},
 };
 
-/// What is true of a node until somebody changes the node itself.
+/// What is true of a node until the Node object changes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodeFacts {
     pub name: String,
@@ -47,7 +47,7 @@ impl Constraints {
     }
 }
 
-/// Why a node cannot take a pod whatever runs on it. The words are upstream's where upstream has the rule.
+/// Why a node cannot take a pod, independent of other pods. The words are upstream's where upstream has the rule.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Misfit {
     Unschedulable,

@@ -121,7 +121,7 @@ impl Inner {
         let mut content = body.into_data_stream();
         let upload = async {
             let alone = lock.lock().await;
-            // Nobody closes it.
+            // Never closed.
             let turn = self.uploads.turns.acquire().await.ok();
             let content = steady(&mut content, self.config.upload_stall_timeout);
             (self.artifacts.upload(Some(digest), limit, content).await, alone, turn)

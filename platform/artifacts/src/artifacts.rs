@@ -75,7 +75,7 @@ impl Artifacts {
         blocking(move || artifacts.list_now()).await
     }
 
-    /// Lets a content's age start anew, as an upload of it would: somebody is about to name it, or did until now. Says
+    /// Sets a content's age to zero, as an upload of it does: a reference is about to be made, or was just removed. Says
     /// whether it is there.
     pub async fn renew(&self, digest: &Digest) -> io::Result<bool> {
         let (artifacts, path) = (self.clone(), self.content(digest));

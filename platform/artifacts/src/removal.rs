@@ -1,10 +1,10 @@
-//! Removing a content in two steps, so that whoever begins to name it meanwhile can still be heard.
+//! Removal of a content in two steps, so that a reference that is made meanwhile keeps it.
 //!
-//! Who asks "does anybody name it?" and then removes it, removes what was named in between. So it is set aside first:
-//! from then on nobody finds it, and uploads it anew rather than naming it; a second look sees who named it before. Who
-//! was told that it is there, and names it after the second look only, is heard where `seen` says when the wish to
-//! remove it arose: being told renews it ([`Artifacts::renew`]). Where a person removes it whatever its age, that one
-//! finds it missing.
+//! Checking for references and then deleting would lose a reference made in between. So a content is quarantined first:
+//! lookups do not find it any more, so a client uploads it again instead of naming it; a second check finds references
+//! that were made before. A client that was told that the content exists, and names it only after the second check, is
+//! covered by `seen`, the time of the decision to remove: the answer "it exists" renews the content's age
+//! ([`Artifacts::renew`]). A removal by an operator ignores the age: such a client then gets "not found".
 
 use std::{
     fs, io,
@@ -24,7 +24,7 @@ const ASIDE_PREFIX: &str = ".aside-";
 
 /// What became of a wish to remove a content.
 pub enum Removal {
-    /// Nobody finds it any more.
+    /// Lookups do not find it any more.
     SetAside(SetAside),
     /// It was not there.
     Missing,
@@ -32,8 +32,8 @@ pub enum Removal {
     Newer,
 }
 
-/// A content that nobody finds, and that is not removed yet. Dropped, it is put back: as young as an upload, since
-/// somebody may need it. Dropping blocks for a moment.
+/// A content that lookups do not find, and that is not removed yet. Dropped, it is put back: as young as an upload, since
+/// a reference to it may exist. Dropping blocks for a moment.
 #[must_use = "dropped, the content is put back"]
 pub struct SetAside {
     artifacts: Artifacts,
@@ -79,8 +79,7 @@ impl Drop for SetAside {
 }
 
 impl Artifacts {
-    /// Takes a content out of everybody's sight, unless it was uploaded after `seen`: whoever did that is about to
-    /// name it.
+    /// Hides a content from lookups, unless it was uploaded after `seen`: its uploader is about to name it.
     pub async fn set_aside(&self, digest: &Digest, seen: Timestamp) -> io::Result<Removal> {
         let (artifacts, digest) = (self.clone(), *digest);
         blocking(move || {

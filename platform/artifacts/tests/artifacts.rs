@@ -288,7 +288,7 @@ async fn an_upload_is_kept_whatever_becomes_of_what_was_set_aside() {
     assert_eq!(files(directory.path()).len(), 1);
 }
 
-/// The process ended before it was known whether anybody names it.
+/// The process ended before it was known whether a reference exists.
 #[tokio::test]
 async fn a_content_that_was_set_aside_is_there_after_the_next_start() {
     let (directory, artifacts) = area();

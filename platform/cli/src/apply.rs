@@ -88,7 +88,7 @@ fn print_objects(format: OutputFormat, mut objects: Vec<Value>) -> anyhow::Resul
     Ok(())
 }
 
-/// Whether the answer is about the object, not about the one who asks or the server.
+/// Whether the answer is about the object, not about the caller or the server.
 fn is_refusal(error: &anyhow::Error) -> bool {
     match error.downcast_ref() {
         Some(kube::Error::Api(status)) => !matches!(status.code, 401 | 429 | 500..),

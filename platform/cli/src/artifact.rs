@@ -202,7 +202,7 @@ async fn save(server: &Server, digest: &Digest, path: &Path) -> anyhow::Result<(
         return upload::download(server, digest, &mut file).await;
     }
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // It is nobody's secret: as open as the user makes other files.
+    // Not secret: the mode follows the user's umask.
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o666);
     let mut file = tempfile::Builder::new().permissions(open).tempfile_in(folder).map_err(refused)?;
     upload::download(server, digest, &mut file).await?;

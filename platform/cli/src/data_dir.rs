@@ -10,7 +10,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-/// What everybody may do with a file, in its mode.
+/// The mode bits of group and others.
 const OTHERS: u32 = 0o007;
 
 /// A data directory, and who said so.

@@ -184,7 +184,7 @@ enum Look {
     Gone,
     /// Still there, or nothing was said that tells it from another one.
     There,
-    /// Nobody knows: the server cannot be asked, or has no time. It says nothing about the object.
+    /// Unknown: the server cannot be reached or is overloaded.
     Unknown,
     /// Asking again will not help.
     Refused,

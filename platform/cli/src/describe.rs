@@ -226,7 +226,7 @@ impl Lines {
         }
     }
 
-    /// Labels and annotations: their keys are nobody's field names.
+    /// Labels and annotations: their keys are not field names.
     fn map(&mut self, depth: usize, key: &str, map: &Value) {
         let mut pairs = map.as_object().into_iter().flatten().peekable();
         if pairs.peek().is_none() {

@@ -19,7 +19,7 @@ impl HttpClient {
         Self(http_client::new())
     }
 
-    /// Sends a request; an error says that nobody answers, and names the innermost reason.
+    /// Sends a request; an error says that the server cannot be reached, with the innermost cause.
     pub(crate) async fn send(&self, request: Request<Full<Bytes>>) -> anyhow::Result<Response<Incoming>> {
         let uri = request.uri().clone();
         self.0.request(request).await.map_err(|error| {

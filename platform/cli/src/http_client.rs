@@ -1,4 +1,4 @@
-//! A client for HTTP and HTTPS, for everyone in the binary who asks others than the API server.
+//! A client for HTTP and HTTPS, for requests of the binary to other servers than the API server.
 
 use std::error::Error;
 

@@ -32,7 +32,7 @@ pub(crate) fn line(text: impl fmt::Display) -> io::Result<()> {
     out(format!("{text}\n"))
 }
 
-/// Writes a line to stderr. When nobody listens there, there is nobody to tell.
+/// Writes a line to stderr; a closed stderr is ignored.
 pub(crate) fn note(text: impl fmt::Display) {
     let _ = writeln!(io::stderr().lock(), "{text}");
 }

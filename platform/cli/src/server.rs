@@ -16,7 +16,7 @@ use crate::data_dir::Endpoints;
 /// The field manager of every write of the commands.
 pub(crate) const FIELD_MANAGER: &str = "mayfly";
 
-/// A server that was found; perhaps nobody listens there.
+/// A server's addresses as found on disk; it may not be running.
 pub(crate) struct Server {
     client: kube::Client,
     config: kube::Config,

@@ -63,7 +63,7 @@ pub(crate) async fn run(args: TopArgs, session: &Session) -> anyhow::Result<()> 
     }
 }
 
-/// The gateway's names for what is counted per revision, after whatever prefix the server's registry has.
+/// The gateway's metric names per revision, without the prefix of the server's registry.
 mod name {
     pub(super) const REQUESTS: &str = "requests_total";
     pub(super) const DURATION: &str = "request_duration_seconds_bucket";

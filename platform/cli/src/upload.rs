@@ -117,7 +117,7 @@ async fn call(
     let request = request.body(StreamBody::new(stream::iter(chunks).boxed()))?;
     let answer = server.streaming()?.oneshot(request).await;
     bar.finish_and_clear();
-    // As an error of the API's client, so that the places looked at are told when nobody answers.
+    // As an error of the API's client, so that a connection failure names the addresses that were tried.
     Ok(answer.map_err(kube::Error::Service)?)
 }
 

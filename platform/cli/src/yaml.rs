@@ -21,7 +21,7 @@ pub(crate) fn read<T: DeserializeOwned>(text: &str) -> Result<T, String> {
 pub(crate) fn problem(error: &Error) -> String {
     let text = error.render_with_options(RenderOptions::new(&Plain));
     let text = text.strip_prefix("error: ").unwrap_or(&text);
-    // The file is named by whoever read it, under its own name.
+    // The caller that read the file names it in the error.
     let lines: Vec<_> = text.lines().filter(|line| !line.trim_start().starts_with("--> <input>")).collect();
     lines.join("\n").trim_end().to_owned()
 }

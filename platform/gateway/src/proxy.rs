@@ -88,7 +88,7 @@ impl Proxy {
         Ok(response)
     }
 
-    /// Is there a function for a call from inside the process?
+    /// The function for a call from inside the process, if it exists.
     pub(crate) fn find(&self, key: &str) -> Result<(), Refusal> {
         self.table.find(&Place::Path { key }).map(|_| ())
     }

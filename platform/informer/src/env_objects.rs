@@ -1,7 +1,7 @@
 //! The ConfigMaps and Secrets that environments are made from.
 //!
 //! A cluster may hold many that no environment names (certificates, notes of package managers, locks that
-//! change all day). So they are followed from the moment on in which somebody names the first: until then
+//! change all day). So they are followed from the first environment that names one: until then
 //! none is copied, and a write of one costs nothing here.
 
 use std::sync::{Arc, OnceLock, Weak};
@@ -59,8 +59,8 @@ impl EnvObjects {
         Self { informers: informers.clone(), followed: Arc::default(), listeners: Arc::default() }
     }
 
-    /// Follows both kinds from now on, and returns when all there are are known. To be called by whoever is
-    /// about to make an environment that names one. Must be called inside the runtime of those who listen.
+    /// Follows both kinds from now on, and returns when the first lists are complete. Called before an environment
+    /// is made that names one, from the runtime on which the informers shall run.
     pub async fn follow(&self) {
         let followed = self.followed.get_or_init(|| {
             let followed = Followed { config_maps: self.informers.of(), secrets: self.informers.of() };

@@ -82,7 +82,7 @@ impl EventRecorder {
         self.say(about.object_ref(&()), Severity::Normal, reason, message.into());
     }
 
-    /// Something went wrong, and somebody may want to do something about it.
+    /// An abnormal event, which an operator may want to act on.
     pub fn warning<K: Resource<DynamicType = ()>>(
         &self,
         about: &K,

@@ -129,7 +129,7 @@ impl<K> Informer<K> {
         self.len() == 0
     }
 
-    /// Whether the first list is complete. It stays so afterwards, whatever happens to the API.
+    /// Whether the first list is complete. Stays true afterwards, also while the API is unreachable.
     pub fn is_synced(&self) -> bool {
         *self.shared.synced.borrow()
     }

@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Whatever happens, an index says what a full scan would say.
+        /// An index always gives the result of a full scan.
         #[test]
         fn index_agrees_with_a_scan(steps in prop::collection::vec((0..8u8, 0..4u8, any::<bool>()), 0..60)) {
             let mut objects = Objects::<u8>::default();

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{Informer, WatchConfig};
 
-/// One [`Informer`] for each kind that somebody in this process asked for. Cheap to clone.
+/// One [`Informer`] for each kind in use in this process. Cheap to clone.
 #[derive(Clone)]
 pub struct Informers {
     client: Client,

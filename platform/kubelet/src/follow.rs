@@ -106,7 +106,7 @@ impl Followed {
         Ok(())
     }
 
-    /// Is the pod gone or done, or has this run of the container ended?
+    /// Whether the pod is deleted or finished, or this run of the container has ended.
     fn has_ended(&self) -> bool {
         let metadata = &self.pod.metadata;
         let key = ObjectKey::new(

@@ -243,7 +243,7 @@ pub trait Runtime: Send + Sync + 'static {
     /// Asks the container to end, and ends it after `grace`. Returns when it has ended.
     async fn stop_container(&self, id: &ContainerId, grace: Duration) -> Result<(), RuntimeError>;
 
-    /// Ends whatever still runs in the sandbox and removes it.
+    /// Ends what still runs in the sandbox and removes it.
     async fn remove_sandbox(&self, uid: &PodUid) -> Result<(), RuntimeError>;
 
     /// The containers this host knows of a pod, ended ones included, by id.

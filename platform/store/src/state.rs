@@ -170,7 +170,7 @@ impl State {
 
     fn resource(&mut self, name: &Arc<str>) -> &mut Resource {
         if !self.resources.contains_key(name) {
-            // Whatever happened to it before this process is not known; since then, nothing did.
+            // Its changes before this process are not known; since the start there are none.
             let history = History::new(self.opened);
             self.resources.insert(
                 Arc::clone(name),

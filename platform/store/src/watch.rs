@@ -7,7 +7,7 @@ use crate::{
     store::Shared,
 };
 
-/// A cursor into the shared history. It costs nothing while nobody asks for the next event.
+/// A cursor into the shared history. It costs nothing between calls.
 pub struct Watch {
     shared: Arc<Shared>,
     range: Range,

@@ -11,7 +11,7 @@ use crate::object::{Entry, Key, Revision};
 pub enum Write {
     /// Refused with [`WriteError::AlreadyExists`] when the key is taken.
     Create { key: Key, value: Bytes },
-    /// `expected`: only when the object's `modified` is still this; `None`: whatever it is.
+    /// `expected`: write only when the object's `modified` is still this; `None`: unconditionally.
     Update { key: Key, value: Bytes, expected: Option<Revision> },
     /// `expected` as for an update.
     Delete { key: Key, expected: Option<Revision> },

@@ -8,7 +8,7 @@
 //!
 //! While a group is on its way to the disk the next one gathers in the queue, so the cost of an
 //! fsync is shared. Left at that, callers who write in a loop split into two halves that take turns;
-//! [`Gathering`] brings them into one group.
+//! [`GroupCommitPolicy`] brings them into one group.
 
 use std::{
     ops::Range,
@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mayfly_wal::Gathering;
+use mayfly_wal::GroupCommitPolicy;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use crate::{
@@ -53,14 +53,14 @@ struct Writer {
     shared: Arc<Shared>,
     database: Database,
     queue: mpsc::Receiver<Command>,
-    gathering: Gathering,
+    gathering: GroupCommitPolicy,
 }
 
 /// Requests whose writes are in a plan, and where.
 type Accepted = Vec<(Range<usize>, oneshot::Sender<Result<Vec<Written>, WriteError>>, OwnedSemaphorePermit)>;
 
 pub(crate) fn start(shared: Arc<Shared>, database: Database, queue: mpsc::Receiver<Command>) {
-    let gathering = Gathering::new(BATCH_REQUESTS_MAX, GATHER_SHARE, GATHER_MAX);
+    let gathering = GroupCommitPolicy::new(BATCH_REQUESTS_MAX, GATHER_SHARE, GATHER_MAX);
     let writer = Writer { shared, database, queue, gathering };
     let thread = std::thread::Builder::new().name("store-writer".into());
     let body = || {
@@ -181,7 +181,7 @@ impl Writer {
                 tracing::warn!(%error, writes = events.len(), "writes refused");
                 Err(WriteError::Failed(error.to_string().into()))
             }
-            // After a sync that failed nobody knows what of the file is on the disk, and the kernel may call
+            // After a failed sync it is unknown what of the file is on the disk, and the kernel may call
             // the next one a success although it is not: nothing may be written upon that.
             Err(CommitError::Broken(problem) | CommitError::NotWritten(problem)) => {
                 tracing::error!(problem, "the data file takes no more writes until the next start");

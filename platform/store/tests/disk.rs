@@ -131,7 +131,7 @@ async fn reads_are_answered_when_the_file_is_gone() {
     let directory = tempfile::tempdir().unwrap();
     let store = written(directory.path()).await;
     let mut watch = store.watch(Range::resource("pods"), Revision(2)).unwrap();
-    // Closed before, so that nobody writes into the void.
+    // Closed first, so that no write goes to the removed file.
     store.close().await;
     directory.close().unwrap();
     check_reads(&store, &mut watch);

@@ -1,4 +1,4 @@
-//! The data file: kept across restarts, shared with nobody, never touched when something is wrong.
+//! The data file: kept across restarts, opened by one process only, left as it is when it is damaged.
 
 use std::{fs, os::unix::fs::FileExt as _, path::Path};
 

@@ -181,7 +181,7 @@ fn nothing_acknowledged_is_lost() {
             if found == *state {
                 continue;
             }
-            // One step may have been on its way. Somebody has seen it now: it stays, like what was acknowledged.
+            // One step may have been in flight. This read has seen it: it stays, like an acknowledged one.
             state.apply(*next);
             assert_eq!(found, *state, "round {round}: client {client}, after step {next}");
             *next += 1;

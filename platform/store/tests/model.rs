@@ -38,7 +38,7 @@ enum Step {
 struct Change {
     key: usize,
     kind: u8,
-    /// 0: whatever it is; 1: the current revision; 2: another one.
+    /// 0: no condition; 1: the current revision; 2: another one.
     expected: u8,
 }
 

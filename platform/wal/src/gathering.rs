@@ -8,7 +8,7 @@ use std::time::Duration;
 /// and those who queued up meanwhile are there already: together, that is how many to expect. A lone writer never
 /// waits. The waiting itself is left to the writer, who knows how its queue is looked at.
 #[derive(Debug)]
-pub struct Gathering {
+pub struct GroupCommitPolicy {
     group_max: usize,
     share: u32,
     wait_max: Duration,
@@ -18,7 +18,7 @@ pub struct Gathering {
     commit: Duration,
 }
 
-impl Gathering {
+impl GroupCommitPolicy {
     /// For groups of at most `group_max` writes, which wait for one `share`-th of the last commit's time, and never
     /// longer than `wait_max`. `share` is not 0.
     #[must_use]
@@ -56,7 +56,7 @@ mod tests {
     #[test]
     fn a_group_waits_for_as_many_as_were_there() {
         let millis = Duration::from_millis;
-        let mut gathering = Gathering::new(8, 4, millis(1));
+        let mut gathering = GroupCommitPolicy::new(8, 4, millis(1));
         assert_eq!((gathering.expected(), gathering.wait_max()), (0, Duration::ZERO));
         gathering.committed(millis(2));
         gathering.done(3, 2);

@@ -26,7 +26,7 @@ mod gathering;
 mod log;
 mod mark;
 
-pub use gathering::Gathering;
+pub use gathering::GroupCommitPolicy;
 pub use log::Log;
 pub use mark::Error;
 

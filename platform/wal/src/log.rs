@@ -78,7 +78,7 @@ impl Log {
         self.mark.as_ref().map_or(Ok(()), Mark::check_in_place).map_err(|error| sqlite_error(&error))
     }
 
-    /// Folds the log into the data file when it has grown to its limit, for a moment in which nobody waits for a
+    /// Folds the log into the data file when it has grown to its limit, at a moment without waiting
     /// commit; says whether. What the data file could not take stays in the log, and the next call tries again.
     ///
     /// # Errors
@@ -146,7 +146,7 @@ mod tests {
         drop(connection);
     }
 
-    /// SQLite itself goes on writing to a file that nobody can open any more.
+    /// SQLite itself goes on writing to a file that was removed.
     #[test]
     fn a_commit_to_a_removed_database_is_an_error() {
         let folder = tempfile::tempdir().unwrap();

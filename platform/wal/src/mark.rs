@@ -48,11 +48,11 @@ pub(crate) struct Mark {
     wal: PathBuf,
     path: PathBuf,
     files: Option<Files>,
-    /// Whether somebody was told that the mark could not be written.
+    /// Whether the failure to write the mark was logged.
     told: bool,
 }
 
-/// Names a file as long as it is open anywhere, whatever its path: device and inode.
+/// Identifies an open file independently of its path: device and inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct FileIdentity(u64, u64);
 

@@ -41,7 +41,7 @@ struct Streaming {
     recording: Recording,
 }
 
-/// Cancels the guest when nobody wants its answer any more.
+/// Cancels the guest when its answer is dropped.
 pub(super) struct GuestTask {
     task: AbortHandle,
     reply: Reply,

@@ -92,7 +92,7 @@ impl CheckedConnector {
         // More requests at once than connections take turns, as in a browser; a pooled one that comes free first is
         // taken instead.
         let turn = tokio::time::timeout_at(until, self.connections.acquire_owned()).await;
-        // Nobody closes it.
+        // Never closed.
         let permit = turn.ok().and_then(Result::ok).ok_or(ConnectError::Limit)?;
         let port = uri.port_u16().unwrap_or(if scheme == "https" { 443 } else { 80 });
         let resolving = tokio::time::timeout_at(until, self.lookups.resolve(host, port)).await;

@@ -1,8 +1,8 @@
-//! Asking for the addresses of names.
+//! Name resolution for guests.
 //!
-//! The system's resolver blocks a thread, for as long as a name's servers do not answer, whatever the one who asked
-//! waits for. The threads are everybody's: so few names are asked for at a time, by one program and by all, and who
-//! asks for one more waits in the time that it has for its connection.
+//! The system's resolver blocks a thread until the name's servers answer or time out. All programs share the threads,
+//! so concurrent lookups are bounded per program and in all; a further lookup waits, within the connect timeout of its
+//! caller.
 
 use std::{
     io,
@@ -55,7 +55,7 @@ impl Lookups {
         let places = (place(&self.places).await?, place(&self.host.places).await?);
         let (host, ask) = (host.to_owned(), self.host.ask);
         let asking = tokio::task::spawn_blocking(move || {
-            // Held until the thread is free again, which may be long after nobody waits for it.
+            // Held until the thread is free again, which may be long after the caller gave up.
             let _places = places;
             ask(&host, port)
         });

@@ -1,5 +1,5 @@
-//! `wasi:random@0.2` in pieces: wasmtime-wasi makes all the bytes of a call at once, and nobody else runs on the thread
-//! meanwhile.
+//! `wasi:random@0.2` in pieces: wasmtime-wasi makes all the bytes of a call at once, which blocks the thread for other
+//! guests.
 //!
 //! In 0.3 a call may give fewer bytes than it is asked for, so its limit alone does ([`PIECE_BYTES`]).
 

@@ -1,4 +1,4 @@
-//! The body of a 0.2 guest's response, between the guest that writes it and whoever reads it.
+//! The body of a 0.2 guest's response, between the guest that writes it and the reader.
 //!
 //! It takes the place of wasmtime-wasi-http's own, which is two channels (one for the bytes, one for the end), needs
 //! five futures on the heap for a small write, and is bounded in pieces, not in bytes.
@@ -137,7 +137,7 @@ fn announced(headers: &HeaderMap) -> Result<Option<u64>, ()> {
     value.to_str().ok().and_then(|text| text.parse().ok()).map(Some).ok_or(())
 }
 
-/// `Err`: somebody has the stream already.
+/// `Err`: the stream was taken already.
 fn write(
     table: &mut ResourceTable,
     body: &Resource<HostOutgoingBody>,

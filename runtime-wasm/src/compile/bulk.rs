@@ -288,7 +288,7 @@ impl Helper {
         let memory = |index: u32| indices.memories.get(index as usize).copied();
         let index_type = |index| match memory(index) {
             Some(memory) if memory.memory64 => ValType::I64,
-            // One that does not exist is refused by whoever compiles the module.
+            // A memory that does not exist is refused when the module is compiled.
             _ => ValType::I32,
         };
         let (parameters, touched) = match op {

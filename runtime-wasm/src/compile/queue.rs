@@ -105,7 +105,7 @@ mod tests {
     const MIB: usize = 1 << 20;
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// Begins whatever is next.
+    /// Begins the next compilation.
     fn begin(queue: &mut CompileQueue, now: Instant) -> Option<u64> {
         let numbers: Vec<u64> = queue.waiting.iter().map(|waiting| waiting.number).collect();
         numbers.into_iter().find(|number| queue.try_begin(*number, now).is_ok())

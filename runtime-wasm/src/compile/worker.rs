@@ -109,7 +109,7 @@ impl Worker {
         if status.code() == Some(EXIT_LOST.into()) {
             return CompileError::Lost(message);
         }
-        // Somebody ended it: the kernel or another guardian of the memory, the service manager, a person.
+        // Killed from outside: the kernel's or another out-of-memory killer, the service manager, an operator.
         if let Some(signal) = status.signal()
             && ENDED_BY.iter().any(|ending| ending.as_raw() == signal)
         {
@@ -159,7 +159,7 @@ pub fn run_worker<S: AsRef<OsStr>>(args: &[S]) -> ExitCode {
 }
 
 fn complain(why: &str) {
-    // Whoever would read it may be gone.
+    // The reader may be gone.
     writeln!(io::stderr(), "{why}").ok();
 }
 
@@ -167,7 +167,7 @@ fn complain(why: &str) {
 enum Failure {
     /// It cannot be.
     Component(wasmtime::Error),
-    /// There were no threads, no memory, nobody to write to.
+    /// No threads, no memory, or a closed pipe.
     Machine(wasmtime::Error),
 }
 

@@ -89,7 +89,7 @@ impl Scheduled {
     }
 }
 
-/// A guest in the pool. Whoever waits for its answer is woken after a poll, not within: then the answer has all that
+/// A guest in the pool. The caller is woken after a poll, not within: then the answer has all that
 /// the guest could write until it had to wait, as when the guest runs in its caller's future.
 struct PooledGuest {
     guest: Running,

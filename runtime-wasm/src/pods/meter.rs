@@ -18,7 +18,7 @@ use crate::{cpu::thread_time, guest::Program};
 #[derive(Clone)]
 pub(super) struct Meter {
     program: Arc<Program>,
-    /// Nanoseconds, where somebody counts them.
+    /// Nanoseconds, if metered.
     cpu: Option<Arc<AtomicU64>>,
 }
 

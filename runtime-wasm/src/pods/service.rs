@@ -113,7 +113,7 @@ async fn serve(
     loop {
         let accepted = tokio::select! {
             biased;
-            // An error means that nobody can ask any more, because the pod is gone.
+            // An error means that the pod and the sender of requests are gone.
             _ = stopping.wait_for(Option::is_some) => break,
             Some(_) = open.join_next(), if !open.is_empty() => continue,
             accepted = accept(&listener, &connections) => accepted,

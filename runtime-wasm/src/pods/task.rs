@@ -79,7 +79,7 @@ impl RunningTask {
         let task = tokio::spawn(async move {
             let killed = async {
                 let until = stopping.wait_for(Option::is_some).await.map(|until| *until);
-                // An error means that nobody can stop it any more.
+                // An error means that the sender is gone: the pod cannot be stopped any more.
                 let Ok(until) = until else { return std::future::pending().await };
                 tokio::time::sleep_until(until.unwrap_or_else(Instant::now)).await;
             };

@@ -157,7 +157,7 @@ impl Slots {
             }
         };
         if dropped_from < end && self.discard(slot, dropped_from - start, end - dropped_from).is_err() {
-            // The kernel refuses only what was locked into memory; then it is overwritten, whatever it costs.
+            // The kernel refuses only locked memory; then the range is overwritten with zeros.
             self.zero(slot, dropped_from - start, end - dropped_from);
         }
     }
@@ -199,7 +199,7 @@ impl Slots {
         };
         if from < to {
             let at = self.start(slot).wrapping_add(from).cast();
-            // SAFETY: the range lies within the slot, and nobody else has a right to it.
+            // SAFETY: the range lies within the slot, which is not shared.
             unsafe { mprotect(at, to - from, flags) }?;
             slot.accessible = accessible;
         }
@@ -304,7 +304,7 @@ mod tests {
         unsafe { std::slice::from_raw_parts_mut(memory.as_ptr(), memory.bytes) }
     }
 
-    /// Whatever was touched, and however it lies, the next memory is zero.
+    /// The next memory is zero, independent of what was written and of its alignment.
     #[test]
     fn a_memory_starts_with_zeros() {
         for wipe in [Wipe::Auto, Wipe::Plain] {

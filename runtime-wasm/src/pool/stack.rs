@@ -36,7 +36,7 @@ struct Mapping {
     bytes: usize,
 }
 
-// SAFETY: the mapping belongs to whoever holds this.
+// SAFETY: the holder of this value owns the mapping.
 unsafe impl Send for Mapping {}
 // SAFETY: nothing is done through a shared reference but computing addresses.
 unsafe impl Sync for Mapping {}
@@ -61,7 +61,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: made in `new` with this size, and nobody else holds it. An error leaves it as it is.
+        // SAFETY: made in `new` with this size, and not shared. An error leaves it as it is.
         unsafe { munmap(self.base.as_ptr(), self.bytes + PAGE_BYTES) }.ok();
     }
 }

@@ -306,7 +306,7 @@ async fn components_that_cannot_run_are_told_so() {
     }
 }
 
-/// Each instance has room for its memories, whatever others have.
+/// Each instance has room for its memories, independent of other instances.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_component_has_no_more_memories_than_its_place() {
     let fixture = Fixture::with(mayfly_runtime_wasm::Config { instances_max: Some(8), ..small() });

@@ -202,7 +202,7 @@ async fn the_deadline_covers_the_body() {
     let answer = call_within(&function, asked, Duration::from_millis(300)).await.unwrap();
     let mut body = answer.response.into_body();
     assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "chunk 1\n");
-    // Nobody reads on, and still the guest ends.
+    // The guest ends although the client stopped reading.
     eventually("the guest is gone", || fixture.instances() == 0.0).await;
     let failed = body.collect().await.unwrap_err().to_string();
     assert_eq!(failed, "the function did not answer within its timeout of 300ms");

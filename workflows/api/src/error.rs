@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use mayfly_workflows_engine::catalog::{CatalogError, Refusal};
+use mayfly_workflows_engine::catalog::{CatalogError, CatalogRejection};
 
 /// Prefix of the errors that the service itself throws.
 const SERVICE: &str = "com.amazonaws.swf.service.v2.model#";
@@ -43,7 +43,7 @@ impl ApiError {
     }
 
     /// What cannot be done now, because a disk takes no writes, say; SDKs try it again by themselves. AWS's common
-    /// error of that name, which tells what is wrong here: whoever reads it is often the one who can help.
+    /// error of that name, with the cause: its reader is often the operator.
     pub fn unavailable(cause: &dyn std::fmt::Display) -> ApiError {
         tracing::warn!(%cause, "a workflow call cannot be served now");
         ApiError {
@@ -150,42 +150,42 @@ impl ApiError {
     }
 }
 
-impl From<Refusal> for ApiError {
-    fn from(refusal: Refusal) -> ApiError {
+impl From<CatalogRejection> for ApiError {
+    fn from(refusal: CatalogRejection) -> ApiError {
         match refusal {
-            Refusal::MachineMissing(arn) => ApiError::machine_missing(&arn),
-            Refusal::MachineDeleting(arn) => ApiError::machine_deleting(&arn),
-            Refusal::MachineExists(arn) => {
+            CatalogRejection::MachineMissing(arn) => ApiError::machine_missing(&arn),
+            CatalogRejection::MachineDeleting(arn) => ApiError::machine_deleting(&arn),
+            CatalogRejection::MachineExists(arn) => {
                 ApiError::new("StateMachineAlreadyExists", format!("State Machine Already Exists: '{arn}'"))
             }
-            Refusal::ActivityExists(arn) => {
+            CatalogRejection::ActivityExists(arn) => {
                 ApiError::new("ActivityAlreadyExists", format!("Activity Already Exists: '{arn}'"))
             }
-            Refusal::ResourceMissing(_) => ApiError::resource_missing(),
-            Refusal::TaggedMissing(arn) => {
+            CatalogRejection::ResourceMissing(_) => ApiError::resource_missing(),
+            CatalogRejection::TaggedMissing(arn) => {
                 ApiError::new("ResourceNotFound", format!("Resource not found: '{arn}'"))
             }
-            Refusal::StaleRevision { asked, current } => ApiError::conflict(format!(
+            CatalogRejection::StaleRevision { asked, current } => ApiError::conflict(format!(
                 "Failed to publish the State Machine version for revision {asked}. The current State Machine \
                  revision is {current}."
             )),
-            Refusal::AliasExists(_) => ApiError::conflict(
+            CatalogRejection::AliasExists(_) => ApiError::conflict(
                 "Failed to create alias because an alias with the same name and a different routing \
                  configuration already exists.",
             ),
-            Refusal::VersionReferenced(aliases) => ApiError::conflict(format!(
+            CatalogRejection::VersionReferenced(aliases) => ApiError::conflict(format!(
                 "Version to be deleted must not be referenced by an alias. Current list of aliases \
                  referencing this version: [{}]",
                 aliases.join(", ")
             )),
-            Refusal::TooManyTags(arn) => {
+            CatalogRejection::TooManyTags(arn) => {
                 ApiError::new("TooManyTags", "You've exceeded the number of tags allowed for a resource.")
                     .with("resourceName", arn)
             }
-            Refusal::Store(error @ (CatalogError::Database(_) | CatalogError::Interrupted)) => {
+            CatalogRejection::Store(error @ (CatalogError::Database(_) | CatalogError::Interrupted)) => {
                 ApiError::unavailable(&error)
             }
-            Refusal::Store(error) => ApiError::internal(&error),
+            CatalogRejection::Store(error) => ApiError::internal(&error),
         }
     }
 }

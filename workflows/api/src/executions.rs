@@ -1,5 +1,6 @@
 //! Starting, stopping and redriving executions, and everything that describes them.
 
+use mayfly_workflows_language::definition::StateMachineType;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -10,8 +11,8 @@ use super::arn::{Arn, Qualifier, check_name};
 use super::params::{Fields, date, flag, optional, text};
 use super::{Answer, Api, ApiError, model, paging, state_machines};
 use mayfly_workflows_engine::engine::{
-    Description, ExecutionError, ExecutionStatus, HistoryQuery, Kind, ListQuery, Of, RedriveError,
-    RedriveStatus, StartError, StartRequest,
+    Description, ExecutionError, HistoryQuery, ListQuery, Of, RedriveError, RedriveStatus, RunStatus,
+    StartError, StartRequest,
 };
 use mayfly_workflows_journal::{JournalError, WaitedBy};
 
@@ -38,14 +39,14 @@ impl Api {
 
     async fn start(&self, params: &Value, waited_by: Option<WaitedBy>) -> Answer {
         // What is waited for has to be there to be asked for its end: an EXPRESS execution is not.
-        let wanted = waited_by.map(|_| Kind::Standard);
+        let wanted = waited_by.map(|_| StateMachineType::Standard);
         let request = self.start_request(params, wanted).await?;
         let started = self.engine.start_for(request, waited_by).await.map_err(start_refused)?;
         Ok(json!({"executionArn": started.execution_arn, "startDate": date_of(started.start_date)}))
     }
 
     pub(super) async fn start_sync_execution(&self, params: &Value) -> Answer {
-        let request = self.start_request(params, Some(Kind::Express)).await?;
+        let request = self.start_request(params, Some(StateMachineType::Express)).await?;
         let ended = self.engine.start_sync(request).await.map_err(start_refused)?;
         let whole = optional(params, "includedData") != Some("METADATA_ONLY");
         let lasted =
@@ -54,7 +55,11 @@ impl Api {
     }
 
     /// What a start asks for: checked input, the machine as it is now.
-    async fn start_request(&self, params: &Value, wanted: Option<Kind>) -> Result<StartRequest, ApiError> {
+    async fn start_request(
+        &self,
+        params: &Value,
+        wanted: Option<StateMachineType>,
+    ) -> Result<StartRequest, ApiError> {
         let arn = Arn::of(text(params, "stateMachineArn"), &["stateMachine"])?;
         arn.not_of_map()?;
         let name = optional(params, "name").map(str::to_owned);
@@ -204,7 +209,7 @@ impl Api {
         let list = format!("ListExecutions {of:?}");
         let query = ListQuery {
             of,
-            status: optional(params, "statusFilter").and_then(ExecutionStatus::parse),
+            status: optional(params, "statusFilter").and_then(RunStatus::parse),
             redriven: optional(params, "redriveFilter").map(|filter| filter == "REDRIVEN"),
             limit: paging::page_size(params),
             from: paging::position(&list, params)?,
@@ -222,7 +227,7 @@ impl Api {
                 let missing = || ApiError::machine_missing(text);
                 let book = self.catalog.read();
                 let machine = book.machine(&arn.unqualified()).ok_or_else(missing)?;
-                if machine.kind == mayfly_workflows_engine::catalog::Kind::Express {
+                if machine.kind == StateMachineType::Express {
                     return Err(ApiError::type_not_supported());
                 }
                 Ok(match arn.qualifier() {

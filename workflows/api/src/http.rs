@@ -1,7 +1,7 @@
 //! The protocol: awsJson1_0 over HTTP, on any host name (so `sync-` prefixes work), any signature accepted.
 //!
 //! One header is Mayfly's own: `x-mayfly-wait: 30` makes DescribeExecution wait for the execution's end, for as
-//! many seconds at most, so that nobody has to ask in a loop. StartExecution of a standard machine takes it too,
+//! many seconds at most, so that clients need not poll. StartExecution of a standard machine takes it too,
 //! and then answers what DescribeExecution would.
 
 use std::time::Duration;

@@ -35,7 +35,9 @@ use std::sync::Arc;
 use futures::future::BoxFuture;
 use serde_json::Value;
 
-use mayfly_workflows_engine::catalog::{Book, Catalog, CatalogError, Change, Refusal};
+use mayfly_workflows_engine::catalog::{
+    Catalog, CatalogChange, CatalogError, CatalogRejection, CatalogState,
+};
 use mayfly_workflows_engine::engine::{Activities, Engine, OperationError, Operations, Randomness};
 use mayfly_workflows_engine::timers::Clock;
 use mayfly_workflows_journal::WaitedBy;
@@ -130,12 +132,12 @@ impl Api {
     /// A change of the catalog. It waits for the disk, so it has a thread for blocking work.
     async fn change<T: Send + 'static>(
         &self,
-        plan: impl FnOnce(&Book) -> Result<(Vec<Change>, T), Refusal> + Send + 'static,
-    ) -> Result<T, Refusal> {
+        plan: impl FnOnce(&CatalogState) -> Result<(Vec<CatalogChange>, T), CatalogRejection> + Send + 'static,
+    ) -> Result<T, CatalogRejection> {
         let catalog = Arc::clone(&self.catalog);
         match tokio::task::spawn_blocking(move || catalog.change(plan)).await {
             Ok(outcome) => outcome,
-            Err(_) => Err(Refusal::Store(CatalogError::Interrupted)),
+            Err(_) => Err(CatalogRejection::Store(CatalogError::Interrupted)),
         }
     }
 }

@@ -22,7 +22,7 @@ static OPERATIONS: LazyLock<BTreeMap<String, Shape>> = LazyLock::new(|| {
 #[derive(Deserialize)]
 struct Shape {
     #[serde(rename = "type")]
-    kind: Kind,
+    kind: MemberType,
     min: Option<i64>,
     max: Option<i64>,
     pattern: Option<String>,
@@ -39,7 +39,7 @@ struct Shape {
 
 #[derive(Clone, Copy, Deserialize, PartialEq)]
 #[serde(rename_all = "lowercase")]
-enum Kind {
+enum MemberType {
     Structure,
     List,
     String,
@@ -80,7 +80,7 @@ impl Shape {
         };
         match (self.kind, value) {
             (_, Value::Null) => Ok(()),
-            (Kind::Structure, Value::Object(fields)) => {
+            (MemberType::Structure, Value::Object(fields)) => {
                 for (name, shape) in &self.members {
                     if let Some(field) = fields.get(name) {
                         shape.check_type(field)?;
@@ -88,25 +88,29 @@ impl Shape {
                 }
                 Ok(())
             }
-            (Kind::List, Value::Array(items)) => match &self.member {
+            (MemberType::List, Value::Array(items)) => match &self.member {
                 Some(member) => items.iter().try_for_each(|item| member.check_type(item)),
                 None => Ok(()),
             },
-            (Kind::String, Value::String(_)) | (Kind::Boolean, Value::Bool(_)) => Ok(()),
-            (Kind::Integer | Kind::Long, Value::Number(number)) if number.is_i64() || number.is_u64() => {
+            (MemberType::String, Value::String(_)) | (MemberType::Boolean, Value::Bool(_)) => Ok(()),
+            (MemberType::Integer | MemberType::Long, Value::Number(number))
+                if number.is_i64() || number.is_u64() =>
+            {
                 Ok(())
             }
-            (Kind::Integer | Kind::Long, Value::Number(number)) if number.as_f64().is_some() => Ok(()),
-            (Kind::Float, Value::Number(_)) => Ok(()),
+            (MemberType::Integer | MemberType::Long, Value::Number(number)) if number.as_f64().is_some() => {
+                Ok(())
+            }
+            (MemberType::Float, Value::Number(_)) => Ok(()),
             // Measured on AWS's framework: floci-io/floci#2686.
-            (Kind::List, _) => Err(ApiError::serialization(Some("Expected list or null".into()))),
-            (Kind::Structure, Value::Array(_)) => Err(wrong("a structure")),
-            (Kind::Structure, _) => Err(ApiError::serialization(Some("Expected null".into()))),
-            (Kind::String, _) => Err(wrong("a String")),
-            (Kind::Boolean, _) => Err(wrong("Boolean")),
-            (Kind::Integer, _) => Err(wrong("an Integer")),
-            (Kind::Long, _) => Err(wrong("a Long")),
-            (Kind::Float, _) => Err(wrong("a Float")),
+            (MemberType::List, _) => Err(ApiError::serialization(Some("Expected list or null".into()))),
+            (MemberType::Structure, Value::Array(_)) => Err(wrong("a structure")),
+            (MemberType::Structure, _) => Err(ApiError::serialization(Some("Expected null".into()))),
+            (MemberType::String, _) => Err(wrong("a String")),
+            (MemberType::Boolean, _) => Err(wrong("Boolean")),
+            (MemberType::Integer, _) => Err(wrong("an Integer")),
+            (MemberType::Long, _) => Err(wrong("a Long")),
+            (MemberType::Float, _) => Err(wrong("a Float")),
         }
     }
 

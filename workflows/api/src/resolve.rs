@@ -1,5 +1,6 @@
 //! From a revision or an ARN to what the engine runs.
 
+use mayfly_workflows_language::definition::StateMachineType;
 use std::sync::Arc;
 
 use mayfly_workflows_language::{definition, parse};
@@ -7,19 +8,12 @@ use serde_json::json;
 
 use super::arn::{Arn, Qualifier};
 use super::{Api, ApiError};
-use mayfly_workflows_engine::catalog::{Kind, Machine, Revision};
+use mayfly_workflows_engine::catalog::{Machine, Revision};
 use mayfly_workflows_engine::engine;
 
 /// Compiles a definition, or refuses it as CreateStateMachine does.
-pub(super) fn compile(text: &str, kind: Kind) -> Result<definition::StateMachine, ApiError> {
-    parse::compile(text, machine_type(kind)).map_err(refused)
-}
-
-fn machine_type(kind: Kind) -> definition::MachineType {
-    match kind {
-        Kind::Standard => definition::MachineType::Standard,
-        Kind::Express => definition::MachineType::Express,
-    }
+pub(super) fn compile(text: &str, kind: StateMachineType) -> Result<definition::StateMachine, ApiError> {
+    parse::compile(text, kind).map_err(refused)
 }
 
 fn refused(rejection: parse::Rejection) -> ApiError {
@@ -38,14 +32,9 @@ pub(super) fn runnable(
         arn: machine.arn.clone(),
         name: machine.name.clone(),
         role_arn: revision.role_arn.clone(),
-        kind: match machine.kind {
-            Kind::Standard => engine::Kind::Standard,
-            Kind::Express => engine::Kind::Express,
-        },
+        kind: machine.kind,
         definition_text: Arc::clone(&revision.definition),
-        definition: Arc::new(
-            parse::compile_accepted(&revision.definition, machine_type(machine.kind)).map_err(refused)?,
-        ),
+        definition: Arc::new(parse::compile_accepted(&revision.definition, machine.kind).map_err(refused)?),
         details: json!({
             "revisionId": revision.id,
             "updateDate": revision.updated,

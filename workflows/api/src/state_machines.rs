@@ -1,5 +1,6 @@
 //! CreateStateMachine, UpdateStateMachine, DescribeStateMachine, DeleteStateMachine, ListStateMachines.
 
+use mayfly_workflows_language::definition::StateMachineType;
 use std::sync::Arc;
 
 use mayfly_workflows_language::definition::variable_references;
@@ -9,9 +10,9 @@ use super::arn::{Arn, Qualifier, Scope, check_name};
 use super::params::{Fields, date, flag, optional, text};
 use super::{Answer, Api, ApiError, paging, resolve, tags};
 use mayfly_workflows_engine::catalog::{
-    Kind, Machine, NewMachine, Publication, Revision, SeenRevision, UpdateMachine,
+    Machine, NewMachine, Publication, Revision, SeenRevision, UpdateMachine,
 };
-use mayfly_workflows_engine::engine::{ExecutionStatus, ListQuery, Of};
+use mayfly_workflows_engine::engine::{ListQuery, Of, RunStatus};
 
 impl Api {
     pub(super) async fn create_state_machine(&self, params: &Value, scope: &Scope) -> Answer {
@@ -19,8 +20,8 @@ impl Api {
         check_name(&name)?;
         let publish = publication(params)?;
         let kind = match optional(params, "type") {
-            Some("EXPRESS") => Kind::Express,
-            _ => Kind::Standard,
+            Some("EXPRESS") => StateMachineType::Express,
+            _ => StateMachineType::Standard,
         };
         let revision = Revision::new(
             text(params, "definition"),
@@ -173,7 +174,7 @@ impl Api {
         let deleting = self.catalog.read().machine(arn).filter(|machine| machine.deleting).cloned();
         let Some(deleting) = deleting else { return Ok(()) };
         if !self.has_running(arn).await? {
-            // Somebody else may have finished it, and the name may be another machine's by now.
+            // Another request may have finished it, and the name may be another machine's by now.
             self.change(move |book| book.plan_delete(&deleting, false)).await?;
         }
         Ok(())
@@ -182,7 +183,7 @@ impl Api {
     async fn has_running(&self, arn: &str) -> Result<bool, ApiError> {
         let query = ListQuery {
             of: Of::StateMachine(arn.to_owned()),
-            status: Some(ExecutionStatus::Running),
+            status: Some(RunStatus::Running),
             redriven: None,
             limit: 1,
             from: None,

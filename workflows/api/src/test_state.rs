@@ -7,14 +7,14 @@ use super::executions::check_input;
 use super::params::optional;
 use super::state_machines::role;
 use super::{Answer, Api, ApiError};
-use mayfly_workflows_engine::test_state::{Refusal, Request, Surroundings, answer};
+use mayfly_workflows_engine::test_state::{Request, TestOptions, TestRejection, answer};
 
 impl Api {
     pub(super) async fn test_state(&self, params: &Value, scope: &Scope) -> Answer {
         optional(params, "roleArn").map(role).transpose()?;
         let request = Request::read(params).map_err(|refusal| refused(refusal, params))?;
         let [a, b, c, d, e, f, g, h, ..] = self.randomness.bytes();
-        let around = Surroundings {
+        let around = TestOptions {
             engine: &self.engine,
             now_ms: self.now(),
             seed: u64::from_be_bytes([a, b, c, d, e, f, g, h]),
@@ -25,14 +25,14 @@ impl Api {
     }
 }
 
-fn refused(refusal: Refusal, params: &Value) -> ApiError {
+fn refused(refusal: TestRejection, params: &Value) -> ApiError {
     match refusal {
-        Refusal::Validation(message) => ApiError::validation(message),
-        Refusal::Definition(message) => ApiError::new("InvalidDefinition", message),
-        Refusal::Input(_) => {
+        TestRejection::Validation(message) => ApiError::validation(message),
+        TestRejection::Definition(message) => ApiError::new("InvalidDefinition", message),
+        TestRejection::Input(_) => {
             let refused = check_input(optional(params, "input").unwrap_or_default()).err();
             refused.unwrap_or_else(|| ApiError::new("InvalidExecutionInput", "Invalid input"))
         }
-        Refusal::Internal(cause) => ApiError::internal(&cause),
+        TestRejection::Internal(cause) => ApiError::internal(&cause),
     }
 }

@@ -1,6 +1,6 @@
 //! ValidateStateMachineDefinition.
 
-use mayfly_workflows_language::definition::MachineType;
+use mayfly_workflows_language::definition::StateMachineType;
 use mayfly_workflows_language::validate::{Diagnostic, Severity, check};
 use serde_json::{Value, json};
 
@@ -12,8 +12,8 @@ const DIAGNOSTICS_MAX: usize = 100;
 
 pub(super) fn validate_definition(params: &Value, is_reached: impl Fn(&str) -> bool) -> Answer {
     let machine_type = match optional(params, "type") {
-        Some("EXPRESS") => MachineType::Express,
-        _ => MachineType::Standard,
+        Some("EXPRESS") => StateMachineType::Express,
+        _ => StateMachineType::Standard,
     };
     let found = check(text(params, "definition"), machine_type, is_reached);
     let failed = found.iter().any(|diagnostic| diagnostic.severity == Severity::Error);

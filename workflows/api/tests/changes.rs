@@ -1,11 +1,11 @@
-//! Starts and ends as they are told, everybody's executions in one list, and a catalog that wakes who looks at it.
+//! The engine's changes of executions, the list of all executions, and the catalog's change notifications.
 
 mod stand_ins;
 
 use std::sync::Arc;
 
 use mayfly_workflows_api::Scope;
-use mayfly_workflows_engine::engine::{Change, ExecutionStatus, ListQuery, Of};
+use mayfly_workflows_engine::engine::{ExecutionChange, ListQuery, Of, RunStatus};
 use mayfly_workflows_engine::timers::SystemClock;
 use serde_json::json;
 
@@ -28,11 +28,14 @@ async fn starts_and_ends_are_told() {
         let start = json!({"stateMachineArn": made["stateMachineArn"], "input": "{\"large\":1}"});
         api.call("StartExecution", &start, &Scope::default()).await.expect("started");
     }
-    for status in [ExecutionStatus::Succeeded, ExecutionStatus::Failed] {
+    for status in [RunStatus::Succeeded, RunStatus::Failed] {
         let started = changes.recv().await.expect("a start");
-        assert_eq!((started.change, started.execution.status), (Change::Started, ExecutionStatus::Running));
+        assert_eq!(
+            (started.change, started.execution.status),
+            (ExecutionChange::Started, RunStatus::Running)
+        );
         let ended = changes.recv().await.expect("an end");
-        assert_eq!((ended.change, ended.execution.status), (Change::Moved, status));
+        assert_eq!((ended.change, ended.execution.status), (ExecutionChange::Moved, status));
         assert_eq!(ended.execution.execution_arn, started.execution.execution_arn);
         assert_eq!(
             (&*ended.execution.input, &ended.execution.output),
@@ -48,7 +51,7 @@ async fn starts_and_ends_are_told() {
         second.items[0].state_machine_arn.ends_with(":good") && second.next.is_none(),
         "express ones are not kept"
     );
-    let failed = engine.list(query(Some(ExecutionStatus::Failed), None)).await.expect("a list");
+    let failed = engine.list(query(Some(RunStatus::Failed), None)).await.expect("a list");
     assert_eq!((failed.items.len(), failed.next), (1, None));
     engine.shutdown().await;
 }

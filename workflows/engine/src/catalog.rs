@@ -2,7 +2,7 @@
 //!
 //! [`record`] says what is kept, [`plan`] decides (plain functions from what there is to what changes),
 //! [`store`] keeps it in a SQLite file. [`Catalog`] puts them together: a change is on disk before anyone
-//! can see it, and whatever was acknowledged is there again after a crash.
+//! can see it, and what was acknowledged is there again after a crash.
 //!
 //! Not here: executions (the journal has them), wording and shapes of the API.
 
@@ -11,10 +11,10 @@ mod record;
 mod store;
 
 pub use plan::{
-    Created, NewActivity, NewAlias, NewMachine, Refusal, SeenRevision, UpdateAlias, UpdateMachine,
+    CatalogRejection, Created, NewActivity, NewAlias, NewMachine, SeenRevision, UpdateAlias, UpdateMachine,
 };
 pub use record::{
-    Activity, Alias, Book, Change, Kind, Machine, Publication, Record, Revision, Route, Version,
+    Activity, Alias, CatalogChange, CatalogState, Machine, Publication, Record, Revision, Route, Version,
 };
 pub use store::CatalogError;
 
@@ -27,7 +27,7 @@ use store::Store;
 
 /// The catalog of one installation. Reads come from memory; a change waits for the disk.
 pub struct Catalog {
-    book: RwLock<Book>,
+    book: RwLock<CatalogState>,
     store: Mutex<Store>,
     changed: watch::Sender<()>,
     /// Why the last write failed; none since one went well.
@@ -37,15 +37,15 @@ pub struct Catalog {
 /// The catalog cannot be written. Changes are refused until it can; what there is is read from memory.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the catalog of state machines cannot be written and is tried again: {0}")]
-pub struct Trouble(String);
+pub struct CatalogFault(String);
 
 impl Catalog {
     /// Opens the catalog in `path`, or one that lives in memory only.
     pub fn open(path: Option<&Path>) -> Result<Catalog, CatalogError> {
         let store = Store::open(path)?;
-        let mut book = Book::default();
+        let mut book = CatalogState::default();
         for record in store.load()? {
-            book.apply(Change::Put(record));
+            book.apply(CatalogChange::Put(record));
         }
         Ok(Catalog {
             book: RwLock::new(book),
@@ -56,18 +56,18 @@ impl Catalog {
     }
 
     /// Can changes be written? After one that could not be, this tries to write, so it may wait for the disk: a
-    /// catalog is rarely changed, and nobody should have to change something to find out that there is room again.
-    pub fn health(&self) -> Result<(), Trouble> {
+    /// catalog is rarely changed, and recovery should not depend on the next change.
+    pub fn health(&self) -> Result<(), CatalogFault> {
         let Some(known) = self.trouble.lock().clone() else {
             // A file that was removed is noticed although nothing is written.
             let Some(store) = self.store.try_lock() else { return Ok(()) };
-            return self.note(store.in_place()).map_err(|error| Trouble(error.to_string()));
+            return self.note(store.in_place()).map_err(|error| CatalogFault(error.to_string()));
         };
-        // Somebody writes at this moment: what comes of that is known soon.
-        let Some(store) = self.store.try_lock() else { return Err(Trouble(known)) };
+        // Another write is in progress: its result is known soon.
+        let Some(store) = self.store.try_lock() else { return Err(CatalogFault(known)) };
         match self.note(store.probe()) {
             Ok(()) => Ok(()),
-            Err(error) => Err(Trouble(error.to_string())),
+            Err(error) => Err(CatalogFault(error.to_string())),
         }
     }
 
@@ -89,13 +89,13 @@ impl Catalog {
         written
     }
 
-    /// Wakes whoever wants to look again after a change.
+    /// Wakes the subscribers after a change.
     pub fn changes(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
     }
 
     /// What there is now.
-    pub fn read(&self) -> RwLockReadGuard<'_, Book> {
+    pub fn read(&self) -> RwLockReadGuard<'_, CatalogState> {
         self.book.read()
     }
 
@@ -103,7 +103,7 @@ impl Catalog {
     /// plan's answer comes back once its change is on disk.
     pub fn change<T, E: From<CatalogError>>(
         &self,
-        plan: impl FnOnce(&Book) -> Result<(Vec<Change>, T), E>,
+        plan: impl FnOnce(&CatalogState) -> Result<(Vec<CatalogChange>, T), E>,
     ) -> Result<T, E> {
         let mut store = self.store.lock();
         let (changes, answer) = plan(&self.book.read())?;
@@ -151,7 +151,7 @@ mod tests {
         let trouble = catalog.health().expect_err("it was found out").to_string();
         assert!(refused.contains("readonly") && trouble.contains("readonly"), "{refused}, {trouble}");
         assert_eq!(catalog.health().expect_err("still so").to_string(), trouble);
-        // Nobody has to change anything to find out that it works again.
+        // Recovery does not depend on the next change.
         refuses(false);
         assert_eq!(catalog.health(), Ok(()));
         create(&catalog, "two").expect("written");

@@ -9,6 +9,7 @@ mod ask;
 mod callbacks;
 mod changes;
 mod config;
+mod counters;
 mod deps;
 mod effects;
 mod error;
@@ -21,10 +22,9 @@ mod mocked;
 mod objects;
 mod open;
 mod redrive;
+mod residency;
 mod retention;
-mod sleep;
 mod start;
-mod tally;
 mod types;
 mod wait;
 
@@ -34,9 +34,10 @@ mod tests;
 use std::sync::Arc;
 
 pub use crate::executor::endpoint::{Credentials, EndpointError, Endpoints};
-pub use changes::{Change, Changed};
+pub use changes::{ExecutionChange, ExecutionChanged};
 pub use config::{ACCOUNT_DEFAULT, REGION_DEFAULT};
 pub use config::{Config, Limits};
+pub use counters::Executions;
 pub use deps::{
     Activities, Deps, FunctionCall, FunctionError, FunctionOutput, Functions, HttpTasks, IntegrationCall,
     Integrations, InvokeError, MockAnswer, MockCall, Mocks, OperationError, Operations, Origin, OsRandomness,
@@ -45,12 +46,11 @@ pub use deps::{
 pub(crate) use effects::{Guards, Reporter};
 pub use error::{ExecutionError, OpenError, RedriveError, StartError, TokenError};
 pub use map_runs::{MapRunCounts, MapRunDescription, MapRunUpdate};
-pub use mayfly_workflows_language::execution::ExecutionStatus;
+pub use mayfly_workflows_language::{definition::StateMachineType, execution::RunStatus};
 pub use mayfly_workflows_machine::Limits as ExecutionLimits;
 pub use objects::{ObjectBody, ObjectCall, ObjectEntry, ObjectError, ObjectPage, Objects};
-pub use tally::Executions;
 pub use types::{
-    ActivityTask, Description, HistoryQuery, Kind, ListQuery, Of, Page, RedriveStatus, StartRequest, Started,
+    ActivityTask, Description, HistoryQuery, ListQuery, Of, Page, RedriveStatus, StartRequest, Started,
     StateMachine,
 };
 

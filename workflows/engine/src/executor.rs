@@ -1,7 +1,7 @@
 //! Actions carried out. The machine has decided; here nothing is chosen.
 //!
 //! [`fair`] says whose effect is next and keeps their number bounded;
-//! [`tasks`] calls functions, other workflows, HTTP endpoints and whatever the
+//! [`tasks`] calls functions, other workflows, HTTP endpoints and the services that the
 //! server adds, [`endpoint`] speaks to AWS's services elsewhere, [`mocked`]
 //! asks a script instead; [`files`] reads a Map's items and writes its results.
 

@@ -17,14 +17,14 @@ mod run;
 mod schema;
 mod waits;
 
-pub use request::{Refusal, Request};
+pub use request::{Request, TestRejection};
 
 use serde_json::{Map, Value, json};
 
 use crate::engine::Engine;
 
 /// What is known of the world where the test runs.
-pub struct Surroundings<'a> {
+pub struct TestOptions<'a> {
     pub engine: &'a Engine,
     /// Milliseconds since the epoch.
     pub now_ms: i64,
@@ -37,7 +37,7 @@ pub struct Surroundings<'a> {
 }
 
 /// Runs the test; the answer has the shape of the API.
-pub async fn answer(request: &Request, around: &Surroundings<'_>) -> Result<Value, Refusal> {
+pub async fn answer(request: &Request, around: &TestOptions<'_>) -> Result<Value, TestRejection> {
     let outcome = run::run(request, around).await?;
     let mut fields = Map::new();
     let mut set = |name: &str, value: Option<Value>| {

@@ -1,9 +1,10 @@
 //! The catalog: what was acknowledged is there again, and what may not be is refused.
 
 use mayfly_workflows_engine::catalog::{
-    Book, Catalog, Kind, NewActivity, NewAlias, NewMachine, Publication, Refusal, Revision, Route,
+    Catalog, CatalogRejection, CatalogState, NewActivity, NewAlias, NewMachine, Publication, Revision, Route,
     UpdateMachine,
 };
+use mayfly_workflows_language::definition::StateMachineType;
 use serde_json::json;
 
 const ARN: &str = "arn:aws:states:us-east-1:000000000000:stateMachine:m";
@@ -16,7 +17,7 @@ fn new(definition: &str, publish: bool) -> NewMachine {
     NewMachine {
         arn: ARN.into(),
         name: "m".into(),
-        kind: Kind::Standard,
+        kind: StateMachineType::Standard,
         revision: revision(definition),
         publish: publish.then(Publication::default),
         tags: [("k".to_owned(), "v".to_owned())].into(),
@@ -52,11 +53,12 @@ fn alias(weights: &[(u64, u64)]) -> NewAlias {
 
 fn delete(catalog: &Catalog, still_running: bool) {
     let seen = catalog.read().machine(ARN).cloned().expect("there");
-    let deleted = catalog.change(|book: &Book| book.plan_delete(&seen, still_running)).expect("deletes");
+    let deleted =
+        catalog.change(|book: &CatalogState| book.plan_delete(&seen, still_running)).expect("deletes");
     assert!(deleted, "as it was seen");
 }
 
-fn shape(book: &Book) -> String {
+fn shape(book: &CatalogState) -> String {
     let machine = book.machine(ARN).map(|machine| {
         (
             machine.revision.definition.to_string(),
@@ -108,9 +110,11 @@ fn creating_is_idempotent_and_names_are_unique() {
     same.revision.role_arn = "arn:aws:iam::0:role/other".into();
     let (machine, _) = catalog.change(|book| book.plan_create(same)).expect("the role does not count");
     assert_eq!(machine.revision.role_arn, "arn:aws:iam::0:role/r");
-    for other in [new("b", false), new("a", true), NewMachine { kind: Kind::Express, ..new("a", false) }] {
+    for other in
+        [new("b", false), new("a", true), NewMachine { kind: StateMachineType::Express, ..new("a", false) }]
+    {
         let refused = catalog.change(|book| book.plan_create(other)).expect_err("exists");
-        assert!(matches!(refused, Refusal::MachineExists(_)), "{refused}");
+        assert!(matches!(refused, CatalogRejection::MachineExists(_)), "{refused}");
     }
 }
 
@@ -129,7 +133,7 @@ fn creating_is_idempotent_after_reopening() {
         let (_, version) = create(&publish).expect("the same again");
         assert_eq!(version.is_some(), publish.is_some());
         let other = Some(Publication { description: Some("other".into()) });
-        assert!(matches!(create(&other), Err(Refusal::MachineExists(_))));
+        assert!(matches!(create(&other), Err(CatalogRejection::MachineExists(_))));
     }
 }
 
@@ -153,7 +157,7 @@ fn versions_are_revisions_and_numbers_are_not_given_twice() {
     let (machine, _) = catalog.change(|book| book.plan_update(update("a", "r1", false))).expect("updates");
     assert_eq!(machine.revision.id, None, "nothing changed, so nothing is new");
     catalog.change(|book| book.plan_update(update("b", "r2", false))).expect("updates");
-    assert!(matches!(publish(Some("INITIAL")), Err(Refusal::StaleRevision { .. })));
+    assert!(matches!(publish(Some("INITIAL")), Err(CatalogRejection::StaleRevision { .. })));
     assert_eq!(publish(Some("r2")).expect("published"), 2);
     catalog.change(|book| book.plan_delete_version(ARN, 2)).expect("deletes");
     catalog.change(|book| book.plan_delete_version(ARN, 2)).expect("is gone");
@@ -164,14 +168,14 @@ fn versions_are_revisions_and_numbers_are_not_given_twice() {
 fn aliases_route_to_versions_that_are_there() {
     let catalog = Catalog::open(None).expect("opens");
     catalog.change(|book| book.plan_create(new("a", true))).expect("creates");
-    let create = |new| catalog.change(|book: &Book| book.plan_create_alias(new));
-    assert!(matches!(create(alias(&[(2, 100)])), Err(Refusal::ResourceMissing(_))));
+    let create = |new| catalog.change(|book: &CatalogState| book.plan_create_alias(new));
+    assert!(matches!(create(alias(&[(2, 100)])), Err(CatalogRejection::ResourceMissing(_))));
     create(alias(&[(1, 100)])).expect("creates");
     create(alias(&[(1, 100)])).expect("the same again");
     catalog.change(|book| book.plan_update(update("b", "r1", true))).expect("updates");
-    assert!(matches!(create(alias(&[(2, 100)])), Err(Refusal::AliasExists(_))));
+    assert!(matches!(create(alias(&[(2, 100)])), Err(CatalogRejection::AliasExists(_))));
     let refused = catalog.change(|book| book.plan_delete_version(ARN, 1)).expect_err("referenced");
-    assert!(matches!(refused, Refusal::VersionReferenced(names) if names == ["live"]));
+    assert!(matches!(refused, CatalogRejection::VersionReferenced(names) if names == ["live"]));
 }
 
 #[test]
@@ -181,7 +185,7 @@ fn a_machine_with_running_executions_goes_later() {
     delete(&catalog, true);
     assert!(catalog.read().machine(ARN).is_some_and(|machine| machine.deleting));
     let refused = catalog.change(|book| book.plan_create(new("a", false))).expect_err("not yet");
-    assert!(matches!(refused, Refusal::MachineDeleting(_)));
+    assert!(matches!(refused, CatalogRejection::MachineDeleting(_)));
     delete(&catalog, false);
     assert!(catalog.read().machine(ARN).is_none());
 }
@@ -196,7 +200,8 @@ fn who_finishes_a_deletion_late_leaves_the_next_machine_alone() {
     delete(&catalog, false);
     catalog.change(|book| book.plan_create(new("b", true))).expect("creates");
     let before = shape(&catalog.read());
-    let deleted = catalog.change(|book: &Book| book.plan_delete(&seen, false)).expect("nothing to do");
+    let deleted =
+        catalog.change(|book: &CatalogState| book.plan_delete(&seen, false)).expect("nothing to do");
     assert!(!deleted && shape(&catalog.read()) == before);
 }
 
@@ -205,10 +210,10 @@ fn a_resource_has_fifty_tags_at_most() {
     let catalog = Catalog::open(None).expect("opens");
     catalog.change(|book| book.plan_create(new("a", false))).expect("creates");
     let add = |count: usize| {
-        catalog.change(|book: &Book| {
+        catalog.change(|book: &CatalogState| {
             book.plan_tags(ARN, |tags| tags.extend((0..count).map(|n| (format!("t{n}"), String::new()))))
         })
     };
     add(49).expect("fifty with the first");
-    assert!(matches!(add(50), Err(Refusal::TooManyTags(_))));
+    assert!(matches!(add(50), Err(CatalogRejection::TooManyTags(_))));
 }

@@ -28,7 +28,9 @@ mod write;
 pub use memory::MemoryJournal;
 pub use names::artifacts_in;
 pub use payload::{PART_BYTES_MIN, loaded, stored};
-pub use row::{Birth, Change, ChildOf, ExecutionRow, ListRows, OutcomeRow, Owner, RecordRow, WaitedBy};
+pub use row::{
+    Birth, ChildOf, ExecutionOwner, ExecutionRow, JournalChange, ListRows, OutcomeRow, RecordRow, WaitedBy,
+};
 pub use sqlite::SqliteJournal;
 
 /// Batches that may wait for the disk before starts are refused. Everything else is taken: it is what the open
@@ -85,10 +87,10 @@ pub enum JournalError {
 
 /// Why nothing is written.
 #[derive(Debug, Clone, thiserror::Error)]
-pub enum Trouble {
+pub enum WriteFault {
     /// It is tried again until it works; starts are refused meanwhile.
     #[error("the workflow journal cannot be written and tries again: {0}")]
-    Waiting(JournalError),
+    Retrying(JournalError),
     /// It takes no more writes. Only a new start of the process helps: what was
     /// acknowledged is there, and executions go on from it.
     #[error("the workflow journal failed and takes no more writes; start Mayfly again: {0}")]
@@ -108,21 +110,23 @@ pub type Done = Box<dyn FnOnce(Result<(), JournalError>) + Send>;
 /// Changes that become durable together.
 pub struct Batch {
     /// In order.
-    pub changes: Vec<Change>,
-    /// Told how it went.
+    pub changes: Vec<JournalChange>,
+    /// Acknowledgements how it went.
     pub done: Done,
 }
 
 impl Batch {
-    /// Does an execution begin with it?
+    /// Whether the batch starts an execution.
     fn starts(&self) -> bool {
-        self.changes.iter().any(|change| matches!(change, Change::Start(_)))
+        self.changes.iter().any(|change| matches!(change, JournalChange::Start(_)))
     }
 
-    /// Is it a start that somebody from outside asked for? Nothing comes after it if it is refused. A map run's
-    /// child has a parent that counts on it, and waits.
+    /// Whether the batch starts an execution for a client, which can be refused. A map run's child cannot: its parent
+    /// counts on it, and waits.
     fn may_be_refused(&self) -> bool {
-        self.changes.iter().any(|change| matches!(change, Change::Start(row) if row.birth.parent.is_none()))
+        self.changes
+            .iter()
+            .any(|change| matches!(change, JournalChange::Start(row) if row.birth.parent.is_none()))
     }
 }
 
@@ -165,7 +169,7 @@ pub trait Journal: Send + Sync {
     fn ended_before(&self, stop_ms: i64, limit: usize) -> Result<Vec<u64>, JournalError>;
 
     /// What keeps the journal from taking writes, if anything does.
-    fn health(&self) -> Result<(), Trouble> {
+    fn health(&self) -> Result<(), WriteFault> {
         Ok(())
     }
 

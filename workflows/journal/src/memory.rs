@@ -9,20 +9,21 @@ use parking_lot::{Condvar, Mutex};
 use super::names::artifacts_in;
 use super::write::execution_of;
 use super::{
-    Batch, Change, Done, ExecutionRow, Journal, JournalError, ListRows, Owner, QUEUE_BATCHES_MAX, RecordRow,
+    Batch, Done, ExecutionOwner, ExecutionRow, Journal, JournalChange, JournalError, ListRows,
+    QUEUE_BATCHES_MAX, RecordRow,
 };
-use mayfly_workflows_language::execution::ExecutionStatus;
+use mayfly_workflows_language::execution::RunStatus;
 
 /// In memory: for testing workflows offline, and for the engine's own tests.
 pub struct MemoryJournal {
     tables: Mutex<Tables>,
     /// Tells those who wait, on a thread of its own as every journal does.
-    told: Arc<Told>,
+    told: Arc<Acknowledgements>,
 }
 
 /// Acknowledgements that wait to be given, in the order of the writes.
 #[derive(Default)]
-struct Told {
+struct Acknowledgements {
     queue: Mutex<Queue>,
     filled: Condvar,
 }
@@ -36,7 +37,7 @@ struct Queue {
 
 impl Default for MemoryJournal {
     fn default() -> Self {
-        let told: Arc<Told> = Arc::default();
+        let told: Arc<Acknowledgements> = Arc::default();
         let for_thread = told.clone();
         std::thread::spawn(move || {
             loop {
@@ -77,36 +78,36 @@ struct Tables {
 }
 
 impl Tables {
-    fn apply(&mut self, change: Change, execution: Option<u64>) -> Result<(), JournalError> {
+    fn apply(&mut self, change: JournalChange, execution: Option<u64>) -> Result<(), JournalError> {
         match change {
-            Change::Machine { digest, body } => {
+            JournalChange::Machine { digest, body } => {
                 self.machines.entry(digest).or_insert(body);
             }
-            Change::Part { digest, text } => {
+            JournalChange::Part { digest, text } => {
                 self.parts.entry(digest).or_insert(text);
                 self.part_uses.extend(execution.map(|execution| (execution, digest)));
             }
-            Change::Start(row) => {
+            JournalChange::Start(row) => {
                 if self.by_arn.contains_key(&row.arn) {
                     return Err(JournalError::Database(format!("{} is there already", row.arn)));
                 }
                 self.by_arn.insert(row.arn.clone(), row.id);
                 self.executions.insert(row.id, *row);
             }
-            Change::Record { execution, row } => self.records.entry(execution).or_default().push(row),
-            Change::Outcome { execution, row } => {
-                if row.status != ExecutionStatus::Running {
+            JournalChange::Record { execution, row } => self.records.entry(execution).or_default().push(row),
+            JournalChange::Outcome { execution, row } => {
+                if row.status != RunStatus::Running {
                     self.checkpoints.remove(&execution);
                 }
                 if let Some(there) = self.executions.get_mut(&execution) {
                     there.outcome = *row;
                 }
             }
-            Change::Checkpoint { execution, seq, body } => {
+            JournalChange::Checkpoint { execution, seq, body } => {
                 self.checkpoints.insert(execution, (seq, body));
             }
-            Change::Remove { execution } => {
-                let running = |row: &ExecutionRow| row.outcome.status == ExecutionStatus::Running;
+            JournalChange::Remove { execution } => {
+                let running = |row: &ExecutionRow| row.outcome.status == RunStatus::Running;
                 if self.executions.get(&execution).is_some_and(running) {
                     return Ok(());
                 }
@@ -120,7 +121,7 @@ impl Tables {
                 self.part_uses.retain(|(of, _)| *of != execution);
                 self.map_runs.retain(|_, of| *of != execution);
             }
-            Change::MapRun { arn, execution } => {
+            JournalChange::MapRun { arn, execution } => {
                 self.map_runs.insert(arn, execution);
             }
         }
@@ -129,7 +130,7 @@ impl Tables {
 }
 
 impl Tables {
-    /// Does anything of an execution name the artifact?
+    /// Whether anything of an execution names the artifact.
     fn names(&self, row: &ExecutionRow, artifact: &ContentDigest) -> bool {
         let names = |text: &[u8]| artifacts_in(text).any(|found| found == *artifact);
         let records = self.records.get(&row.id).map(Vec::as_slice).unwrap_or_default();
@@ -142,13 +143,13 @@ impl Tables {
     }
 }
 
-fn belongs(row: &ExecutionRow, owner: &Owner) -> bool {
+fn belongs(row: &ExecutionRow, owner: &ExecutionOwner) -> bool {
     match owner {
-        Owner::Everyone => row.map_run_arn.is_none(),
-        Owner::Machine(arn) => row.machine_arn == *arn && row.map_run_arn.is_none(),
-        Owner::Version(arn) => row.version_arn.as_ref() == Some(arn),
-        Owner::Alias(arn) => row.alias_arn.as_ref() == Some(arn),
-        Owner::MapRun(arn) => row.map_run_arn.as_ref() == Some(arn),
+        ExecutionOwner::Everyone => row.map_run_arn.is_none(),
+        ExecutionOwner::Machine(arn) => row.machine_arn == *arn && row.map_run_arn.is_none(),
+        ExecutionOwner::Version(arn) => row.version_arn.as_ref() == Some(arn),
+        ExecutionOwner::Alias(arn) => row.alias_arn.as_ref() == Some(arn),
+        ExecutionOwner::MapRun(arn) => row.map_run_arn.as_ref() == Some(arn),
     }
 }
 
@@ -215,7 +216,7 @@ impl Journal for MemoryJournal {
 
     fn open_executions(&self) -> Result<Vec<u64>, JournalError> {
         let tables = self.tables.lock();
-        let open = tables.executions.values().filter(|row| row.outcome.status == ExecutionStatus::Running);
+        let open = tables.executions.values().filter(|row| row.outcome.status == RunStatus::Running);
         Ok(open.map(|row| row.id).collect())
     }
 
@@ -225,16 +226,15 @@ impl Journal for MemoryJournal {
             let parent = row.map_run_arn.as_ref().and_then(|arn| tables.map_runs.get(arn));
             let parent = parent.and_then(|id| tables.executions.get(id));
             row.outcome.stop_ms.is_some_and(|at_ms| at_ms < stop_ms)
-                && row.outcome.status != ExecutionStatus::Running
-                && parent.is_none_or(|parent| parent.outcome.status != ExecutionStatus::Running)
+                && row.outcome.status != RunStatus::Running
+                && parent.is_none_or(|parent| parent.outcome.status != RunStatus::Running)
         };
         Ok(tables.executions.values().filter(has_ended).take(limit).map(|row| row.id).collect())
     }
 
     fn user_of(&self, artifact: &ContentDigest) -> Result<Option<String>, JournalError> {
         let tables = self.tables.lock();
-        let mut open =
-            tables.executions.values().filter(|row| row.outcome.status == ExecutionStatus::Running);
+        let mut open = tables.executions.values().filter(|row| row.outcome.status == RunStatus::Running);
         let user = open.find(|row| tables.names(row, artifact));
         Ok(user.map(|row| row.arn.clone()))
     }

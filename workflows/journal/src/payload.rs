@@ -2,18 +2,18 @@
 
 use mayfly_workflows_language::execution::{ContentDigest, Payload};
 
-use super::{Change, Journal, JournalError};
+use super::{Journal, JournalChange, JournalError};
 
 /// Texts of at least this many bytes are stored by content: below it, the
 /// digest and its row would cost more than they save.
 pub const PART_BYTES_MIN: usize = 1024;
 
 /// The form of a payload to write: a large text moves into `changes` as a part.
-pub fn stored(payload: &Payload, changes: &mut Vec<Change>) -> Payload {
+pub fn stored(payload: &Payload, changes: &mut Vec<JournalChange>) -> Payload {
     match payload {
         Payload::Here(text) if text.len() >= PART_BYTES_MIN => {
             let digest = ContentDigest::of(text.as_bytes());
-            changes.push(Change::Part { digest, text: text.clone() });
+            changes.push(JournalChange::Part { digest, text: text.clone() });
             Payload::Part { part: digest }
         }
         other => other.clone(),

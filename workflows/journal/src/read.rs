@@ -3,8 +3,8 @@
 use mayfly_workflows_language::execution::{ContentDigest, Payload};
 use rusqlite::{Connection, OptionalExtension as _, Row, params_from_iter, types::Value as Sql};
 
-use super::{Birth, ExecutionRow, JournalError, ListRows, OutcomeRow, Owner, RecordRow};
-use mayfly_workflows_language::execution::ExecutionStatus;
+use super::{Birth, ExecutionOwner, ExecutionRow, JournalError, ListRows, OutcomeRow, RecordRow};
+use mayfly_workflows_language::execution::RunStatus;
 
 const COLUMNS: &str = "id, arn, name, machine_arn, machine, version_arn, alias_arn, map_run_arn, birth, input, \
      input_part, start_ms, status, stop_ms, output, output_part, error, cause, redrive_count, redrive_ms";
@@ -46,7 +46,7 @@ fn execution_row(row: &Row<'_>) -> rusqlite::Result<ExecutionRow> {
         input: payload(row.get(9)?, row.get(10)?)?,
         start_ms: row.get(11)?,
         outcome: OutcomeRow {
-            status: ExecutionStatus::parse(&status).ok_or_else(|| damaged("unknown status"))?,
+            status: RunStatus::parse(&status).ok_or_else(|| damaged("unknown status"))?,
             stop_ms: row.get(13)?,
             output: output.map(|text| payload(text, output_part)).transpose()?,
             error: row.get(16)?,
@@ -120,11 +120,11 @@ pub(super) fn list(db: &Connection, query: &ListRows) -> Result<Vec<ExecutionRow
     let mut sql = format!("SELECT {COLUMNS} FROM executions WHERE ");
     let mut values: Vec<Sql> = Vec::new();
     let (condition, arn) = match &query.owner {
-        Owner::Everyone => ("map_run_arn IS NULL", None),
-        Owner::Machine(arn) => ("machine_arn = ? AND map_run_arn IS NULL", Some(arn)),
-        Owner::Version(arn) => ("version_arn = ?", Some(arn)),
-        Owner::Alias(arn) => ("alias_arn = ?", Some(arn)),
-        Owner::MapRun(arn) => ("map_run_arn = ?", Some(arn)),
+        ExecutionOwner::Everyone => ("map_run_arn IS NULL", None),
+        ExecutionOwner::Machine(arn) => ("machine_arn = ? AND map_run_arn IS NULL", Some(arn)),
+        ExecutionOwner::Version(arn) => ("version_arn = ?", Some(arn)),
+        ExecutionOwner::Alias(arn) => ("alias_arn = ?", Some(arn)),
+        ExecutionOwner::MapRun(arn) => ("map_run_arn = ?", Some(arn)),
     };
     sql.push_str(condition);
     values.extend(arn.map(|arn| arn.clone().into()));

@@ -3,7 +3,7 @@
 use mayfly_workflows_language::dataflow::Verdict;
 use serde::{Deserialize, Serialize};
 
-use mayfly_workflows_language::execution::ExecutionStatus;
+use mayfly_workflows_language::execution::RunStatus;
 use mayfly_workflows_language::execution::{ContentDigest, Payload};
 
 /// One execution, as it is listed and described.
@@ -85,7 +85,7 @@ pub struct ChildOf {
 #[derive(Debug, Clone, PartialEq)]
 pub struct OutcomeRow {
     /// Where it stands.
-    pub status: ExecutionStatus,
+    pub status: RunStatus,
     /// When it ended.
     pub stop_ms: Option<i64>,
     /// Its output.
@@ -104,7 +104,7 @@ impl OutcomeRow {
     /// Just started.
     pub fn running() -> Self {
         Self {
-            status: ExecutionStatus::Running,
+            status: RunStatus::Running,
             stop_ms: None,
             output: None,
             error: None,
@@ -128,8 +128,8 @@ pub struct RecordRow {
 
 /// Whose executions are listed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Owner {
-    /// Everybody's, but for the children of map runs.
+pub enum ExecutionOwner {
+    /// All executions except the children of map runs.
     Everyone,
     /// A state machine's.
     Machine(String),
@@ -145,9 +145,9 @@ pub enum Owner {
 #[derive(Debug, Clone)]
 pub struct ListRows {
     /// Whose.
-    pub owner: Owner,
+    pub owner: ExecutionOwner,
     /// Only with this status.
-    pub status: Option<ExecutionStatus>,
+    pub status: Option<RunStatus>,
     /// Only redriven, or never redriven.
     pub redriven: Option<bool>,
     /// Only with a smaller number.
@@ -158,7 +158,7 @@ pub struct ListRows {
 
 /// One change.
 #[derive(Debug, Clone)]
-pub enum Change {
+pub enum JournalChange {
     /// A state machine, once per content.
     Machine {
         /// Of the body.

@@ -8,14 +8,14 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use mayfly_wal::{Gathering, Log};
+use mayfly_wal::{GroupCommitPolicy, Log};
 use parking_lot::{Condvar, Mutex};
 use rusqlite::{Connection, OpenFlags};
 
 use super::names;
 use super::read;
 use super::write;
-use super::{Batch, ExecutionRow, Journal, JournalError, ListRows, QUEUE_BATCHES_MAX, RecordRow, Trouble};
+use super::{Batch, ExecutionRow, Journal, JournalError, ListRows, QUEUE_BATCHES_MAX, RecordRow, WriteFault};
 
 /// Batches in one transaction: bounds how long the first of them waits.
 const GROUP_BATCHES_MAX: usize = 4_096;
@@ -38,12 +38,12 @@ const READERS_MAX: usize = 4;
 /// The durable journal.
 pub struct SqliteJournal {
     path: PathBuf,
-    shared: Arc<Shared>,
+    shared: Arc<WriterState>,
     writer: Mutex<Option<JoinHandle<()>>>,
     readers: Mutex<Vec<Connection>>,
 }
 
-struct Shared {
+struct WriterState {
     queue: Mutex<Queue>,
     filled: Condvar,
     #[cfg(test)]
@@ -61,7 +61,7 @@ struct Queue {
     failed: Option<JournalError>,
 }
 
-impl Shared {
+impl WriterState {
     /// What a test has the next write fail with.
     fn injected(&self) -> Option<rusqlite::Error> {
         #[cfg(test)]
@@ -83,13 +83,13 @@ impl SqliteJournal {
     /// Opens or makes the file.
     pub fn open(path: &Path) -> Result<Self, JournalError> {
         let mut log = Log::check(path).map_err(|error| match error {
-            // Whoever may not read a file has no reason to give it up.
+            // A file without read permission may be whole: it is not reported as damaged.
             mayfly_wal::Error::Io { path, source } => cannot_open(&path, &source),
             damaged => JournalError::FileDamaged { path: path.to_owned(), reason: damaged.to_string() },
         })?;
         let db = connect(path, &mut log).map_err(|error| not_opened(path, &error))?;
         write::prepare(path, &db)?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(WriterState {
             queue: Mutex::new(Queue::default()),
             filled: Condvar::new(),
             #[cfg(test)]
@@ -157,17 +157,17 @@ struct Writer {
     log: Log,
 }
 
-impl Shared {
+impl WriterState {
     /// The next group, an empty one to try whether writing works again; `None` when the journal is closed and
     /// nothing is left to write.
-    fn next_group(&self, gathering: &Gathering) -> Option<Vec<Batch>> {
+    fn next_group(&self, gathering: &GroupCommitPolicy) -> Option<Vec<Batch>> {
         let mut queue = self.queue.lock();
         queue.wanted = 1;
         while queue.batches.is_empty() && !queue.closed {
             if queue.stalled.is_none() {
                 self.filled.wait(&mut queue);
             } else if self.filled.wait_for(&mut queue, STALL_RETRY).timed_out() {
-                // Nothing waits to be written, and nobody may start before something could be.
+                // The queue is empty, and starts are refused until a write succeeds: probe the database.
                 return Some(Vec::new());
             }
         }
@@ -187,8 +187,8 @@ impl Shared {
     }
 }
 
-fn write_groups(mut writer: Writer, shared: &Shared) {
-    let mut gathering = Gathering::new(GROUP_BATCHES_MAX, GATHER_SHARE, GATHER_MAX);
+fn write_groups(mut writer: Writer, shared: &WriterState) {
+    let mut gathering = GroupCommitPolicy::new(GROUP_BATCHES_MAX, GATHER_SHARE, GATHER_MAX);
     while let Some(group) = shared.next_group(&gathering) {
         let (begin, mut group) = (Instant::now(), group);
         let outcome = writer.commit_patiently(&mut group, shared);
@@ -196,7 +196,7 @@ fn write_groups(mut writer: Writer, shared: &Shared) {
         gathering.done(group.len(), shared.queue.lock().batches.len());
         match outcome {
             Ok(()) => group.into_iter().for_each(|batch| (batch.done)(Ok(()))),
-            // One of them cannot be written, whoever tries: it must not take the others with it.
+            // One batch cannot be written: it must not fail the others of its group.
             Err(error) if is_conflict(&error) => {
                 for batch in group {
                     writer.write_alone(batch, shared);
@@ -211,8 +211,8 @@ fn write_groups(mut writer: Writer, shared: &Shared) {
     }
 }
 
-/// The end of writing: everybody who waits is told, and so is who asks for the health.
-fn fail(shared: &Shared, error: JournalError, mut waiting: Vec<Batch>) {
+/// Ends writing: all waiting batches and later calls of `health` get the error.
+fn fail(shared: &WriterState, error: JournalError, mut waiting: Vec<Batch>) {
     tracing::error!(%error, "the workflow journal failed; it takes no more writes until it is opened again");
     {
         let mut queue = shared.queue.lock();
@@ -229,7 +229,7 @@ impl Writer {
     /// Commits a group, or tries whether it could if there is nothing in it; an error that may pass is waited
     /// for, with a new connection where the old one may be what is broken. On a full disk the starts are taken
     /// out of the group and refused: they have not begun, and who asked can be told.
-    fn commit_patiently(&mut self, group: &mut Vec<Batch>, shared: &Shared) -> rusqlite::Result<()> {
+    fn commit_patiently(&mut self, group: &mut Vec<Batch>, shared: &WriterState) -> rusqlite::Result<()> {
         let mut tries = 0;
         loop {
             let outcome = match shared.injected() {
@@ -247,11 +247,11 @@ impl Writer {
                 Err(error) => error,
             };
             tries += 1;
-            let kind = Passing::of(&error);
+            let kind = Recovery::of(&error);
             let gives_up = match kind {
-                Passing::Never => true,
-                Passing::Perhaps => tries >= REOPEN_TRIES_MAX,
-                Passing::Yes => false,
+                Recovery::Permanent => true,
+                Recovery::Reopen => tries >= REOPEN_TRIES_MAX,
+                Recovery::Transient => false,
             };
             if gives_up || shared.queue.lock().closed {
                 return Err(error);
@@ -267,7 +267,7 @@ impl Writer {
                 return Ok(());
             }
             std::thread::sleep(STALL_RETRY);
-            if kind == Passing::Perhaps {
+            if kind == Recovery::Reopen {
                 match connect(&self.path, &mut self.log) {
                     Ok(db) => self.db = db,
                     Err(error) => tracing::error!(%error, "the workflow journal cannot be opened again"),
@@ -277,7 +277,7 @@ impl Writer {
     }
 
     /// Writes one batch of a group in which one was refused.
-    fn write_alone(&mut self, batch: Batch, shared: &Shared) {
+    fn write_alone(&mut self, batch: Batch, shared: &WriterState) {
         // One before it may have been the end.
         let failed = shared.queue.lock().failed.clone();
         if let Some(error) = failed {
@@ -299,22 +299,22 @@ impl Writer {
     }
 }
 
-/// Does an error go away?
+/// Whether an error can pass.
 ///
 /// A sync that failed may pass, though the kernel forgets which pages it could not write: SQLite goes back to where
 /// the group began, and the next try writes the same frames anew at the same place. What lies before them was synced
 /// with its own group. (The store is stricter and stops: nothing waits there that a client could not send again.)
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Passing {
-    /// When somebody makes room or lets go.
-    Yes,
-    /// With a new connection, or when somebody puts the file right.
-    Perhaps,
+enum Recovery {
+    /// Passes when disk space or a lock is freed.
+    Transient,
+    /// May pass with a new connection, or after the file is repaired.
+    Reopen,
     /// The same write fails again.
-    Never,
+    Permanent,
 }
 
-impl Passing {
+impl Recovery {
     fn of(error: &rusqlite::Error) -> Self {
         use rusqlite::ErrorCode::{
             CannotOpen, DatabaseBusy, DatabaseCorrupt, DatabaseLocked, DiskFull, FileLockingProtocolFailed,
@@ -322,8 +322,8 @@ impl Passing {
         };
         match error.sqlite_error_code() {
             // Opened again it would be another, empty file.
-            Some(ReadOnly) if is_moved(error) => Self::Never,
-            Some(DatabaseBusy | DatabaseLocked | DiskFull | SystemIoFailure) => Self::Yes,
+            Some(ReadOnly) if is_moved(error) => Self::Permanent,
+            Some(DatabaseBusy | DatabaseLocked | DiskFull | SystemIoFailure) => Self::Transient,
             Some(
                 CannotOpen
                 | DatabaseCorrupt
@@ -332,14 +332,14 @@ impl Passing {
                 | OutOfMemory
                 | PermissionDenied
                 | ReadOnly,
-            ) => Self::Perhaps,
-            _ => Self::Never,
+            ) => Self::Reopen,
+            _ => Self::Permanent,
         }
     }
 }
 
 /// Takes the starts out of a group, and what came behind one of them: it would be of an execution that is none.
-fn refuse_starts(group: &mut Vec<Batch>, shared: &Shared, error: &JournalError) {
+fn refuse_starts(group: &mut Vec<Batch>, shared: &WriterState, error: &JournalError) {
     let mut refused = HashSet::new();
     for batch in group.extract_if(.., |batch| batch.may_be_refused()) {
         refused.extend(batch.changes.iter().find_map(write::execution_of));
@@ -375,7 +375,7 @@ impl Journal for SqliteJournal {
         if queue.closed {
             return Err(JournalError::Closed);
         }
-        // Nobody waits here: whoever writes holds an execution that the writing thread needs for its answers.
+        // Does not block: the caller holds an execution's lock that the writing thread needs for its callbacks.
         if (queue.stalled.is_some() || queue.batches.len() >= QUEUE_BATCHES_MAX) && batch.may_be_refused() {
             return Err(queue.stalled.clone().unwrap_or(JournalError::Full));
         }
@@ -410,11 +410,11 @@ impl Journal for SqliteJournal {
         self.read(|db| read::ended_before(db, stop_ms, limit))
     }
 
-    fn health(&self) -> Result<(), Trouble> {
+    fn health(&self) -> Result<(), WriteFault> {
         let queue = self.shared.queue.lock();
         match (&queue.failed, &queue.stalled) {
-            (Some(error), _) => Err(Trouble::Failed(error.clone())),
-            (None, Some(error)) => Err(Trouble::Waiting(error.clone())),
+            (Some(error), _) => Err(WriteFault::Failed(error.clone())),
+            (None, Some(error)) => Err(WriteFault::Retrying(error.clone())),
             (None, None) => Ok(()),
         }
     }

@@ -5,7 +5,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use super::*;
-use mayfly_workflows_language::execution::ExecutionStatus;
+use mayfly_workflows_language::execution::RunStatus;
 
 mod faults;
 
@@ -29,7 +29,7 @@ fn row(id: u64, machine: &str) -> ExecutionRow {
     }
 }
 
-fn write(journal: &dyn Journal, changes: Vec<Change>) -> Result<(), JournalError> {
+fn write(journal: &dyn Journal, changes: Vec<JournalChange>) -> Result<(), JournalError> {
     let (sender, receiver) = mpsc::channel();
     let done: Done = Box::new(move |outcome| sender.send(outcome).expect("the test waits"));
     journal.write(Batch { changes, done })?;
@@ -40,29 +40,29 @@ fn conformance(journal: &dyn Journal) {
     assert_eq!(journal.last_execution().expect("read"), 0);
     for id in 1..=5 {
         let machine = if id == 3 { "other" } else { "one" };
-        write(journal, vec![Change::Start(Box::new(row(id, machine)))]).expect("written");
+        write(journal, vec![JournalChange::Start(Box::new(row(id, machine)))]).expect("written");
     }
     let large = "x".repeat(PART_BYTES_MIN);
     let mut changes = Vec::new();
     let output = stored(&Payload::from(large.as_str()), &mut changes);
     assert_eq!(changes.len(), 1, "a large payload is a part");
     let ended = OutcomeRow {
-        status: ExecutionStatus::Succeeded,
+        status: RunStatus::Succeeded,
         stop_ms: Some(9),
         output: Some(output.clone()),
         redrive_count: 2,
         redrive_ms: Some(8),
         ..OutcomeRow::running()
     };
-    changes.push(Change::Outcome { execution: 2, row: Box::new(ended.clone()) });
+    changes.push(JournalChange::Outcome { execution: 2, row: Box::new(ended.clone()) });
     for seq in 1..=3 {
         let body = format!("record {seq}").into_bytes();
-        changes.push(Change::Record { execution: 2, row: RecordRow { seq, at_ms: 5, body } });
+        changes.push(JournalChange::Record { execution: 2, row: RecordRow { seq, at_ms: 5, body } });
     }
-    changes.push(Change::MapRun { arn: "arn:mapRun:x".to_owned(), execution: 2 });
+    changes.push(JournalChange::MapRun { arn: "arn:mapRun:x".to_owned(), execution: 2 });
     let machine = ContentDigest::of(b"machine");
-    changes.push(Change::Machine { digest: machine, body: b"machine"[..].into() });
-    changes.push(Change::Machine { digest: machine, body: b"machine"[..].into() });
+    changes.push(JournalChange::Machine { digest: machine, body: b"machine"[..].into() });
+    changes.push(JournalChange::Machine { digest: machine, body: b"machine"[..].into() });
     write(journal, changes).expect("written");
 
     assert_eq!(journal.last_execution().expect("read"), 5);
@@ -84,7 +84,7 @@ fn conformance(journal: &dyn Journal) {
     artifacts(journal);
     removals(journal, &output);
 
-    let twice = write(journal, vec![Change::Start(Box::new(row(1, "one")))]);
+    let twice = write(journal, vec![JournalChange::Start(Box::new(row(1, "one")))]);
     assert!(twice.is_err(), "an ARN is given once");
     journal.close();
     assert!(write(journal, Vec::new()).is_err(), "a closed journal takes nothing");
@@ -99,32 +99,34 @@ fn artifact(name: &str) -> (String, ContentDigest) {
 /// What an open execution names is in use: by its input, a record, a large payload, its definition.
 fn artifacts(journal: &dyn Journal) {
     let user = |name: &str| journal.user_of(&artifact(name).1).expect("read");
-    let outcome = |execution, status, stop_ms| Change::Outcome {
+    let outcome = |execution, status, stop_ms| JournalChange::Outcome {
         execution,
         row: Box::new(OutcomeRow { status, stop_ms, ..OutcomeRow::running() }),
     };
     assert_eq!(user("input"), None);
     let started = ExecutionRow { input: Payload::from(artifact("input").0.as_str()), ..row(7, "names") };
-    let definition =
-        Change::Machine { digest: started.machine, body: artifact("definition").0.into_bytes().into() };
-    write(journal, vec![definition, Change::Start(Box::new(started))]).expect("written");
+    let definition = JournalChange::Machine {
+        digest: started.machine,
+        body: artifact("definition").0.into_bytes().into(),
+    };
+    write(journal, vec![definition, JournalChange::Start(Box::new(started))]).expect("written");
     let mut changes = Vec::new();
     let large = format!("{}{}", "x".repeat(PART_BYTES_MIN), artifact("large").0);
     stored(&Payload::from(large.as_str()), &mut changes);
     let body = artifact("record").0.replace('"', "\\\"").into_bytes();
-    changes.push(Change::Record { execution: 7, row: RecordRow { seq: 1, at_ms: 1, body } });
+    changes.push(JournalChange::Record { execution: 7, row: RecordRow { seq: 1, at_ms: 1, body } });
     write(journal, changes).expect("written");
     let named = ["input", "record", "large", "definition"];
     for name in named {
         assert_eq!(user(name).as_deref(), Some("arn:execution:names:7"), "{name}");
     }
     assert_eq!(user("another"), None);
-    write(journal, vec![outcome(7, ExecutionStatus::Failed, Some(60))]).expect("written");
+    write(journal, vec![outcome(7, RunStatus::Failed, Some(60))]).expect("written");
     assert_eq!(named.map(user), [const { None }; 4], "it has ended");
-    write(journal, vec![outcome(7, ExecutionStatus::Running, None)]).expect("written");
+    write(journal, vec![outcome(7, RunStatus::Running, None)]).expect("written");
     assert!(named.map(user).iter().all(Option::is_some), "it was taken up again");
-    write(journal, vec![outcome(7, ExecutionStatus::Failed, Some(60))]).expect("written");
-    write(journal, vec![Change::Remove { execution: 7 }]).expect("written");
+    write(journal, vec![outcome(7, RunStatus::Failed, Some(60))]).expect("written");
+    write(journal, vec![JournalChange::Remove { execution: 7 }]).expect("written");
     assert_eq!(named.map(user), [const { None }; 4], "it is forgotten");
 }
 
@@ -138,12 +140,14 @@ fn a_journal_without_notes_of_artifacts_is_looked_through() {
     let journal = SqliteJournal::open(&path).expect("opens");
     let started = ExecutionRow { input: Payload::from(artifact("input").0.as_str()), ..row(1, "names") };
     let body = artifact("definition").0.into_bytes().into();
-    let mut changes =
-        vec![Change::Machine { digest: started.machine, body }, Change::Start(Box::new(started))];
+    let mut changes = vec![
+        JournalChange::Machine { digest: started.machine, body },
+        JournalChange::Start(Box::new(started)),
+    ];
     let large = format!("{}{}", "x".repeat(PART_BYTES_MIN), artifact("large").0);
     stored(&Payload::from(large.as_str()), &mut changes);
     let body = artifact("record").0.into_bytes();
-    changes.push(Change::Record { execution: 1, row: RecordRow { seq: 1, at_ms: 1, body } });
+    changes.push(JournalChange::Record { execution: 1, row: RecordRow { seq: 1, at_ms: 1, body } });
     write(&journal, changes).expect("written");
     journal.close();
     drop(journal);
@@ -160,13 +164,13 @@ fn a_journal_without_notes_of_artifacts_is_looked_through() {
 
 fn checkpoints(journal: &dyn Journal) {
     let checkpoint =
-        |seq, text: &str| Change::Checkpoint { execution: 4, seq, body: text.as_bytes().to_vec() };
+        |seq, text: &str| JournalChange::Checkpoint { execution: 4, seq, body: text.as_bytes().to_vec() };
     write(journal, vec![checkpoint(3, "three")]).expect("written");
     write(journal, vec![checkpoint(6, "six")]).expect("written");
     assert_eq!(journal.checkpoint(4).expect("read"), Some((6, b"six".to_vec())), "the newest is kept");
     assert_eq!(journal.checkpoint(5).expect("read"), None);
-    let ended = OutcomeRow { status: ExecutionStatus::Failed, stop_ms: Some(50), ..OutcomeRow::running() };
-    write(journal, vec![Change::Outcome { execution: 4, row: Box::new(ended) }]).expect("written");
+    let ended = OutcomeRow { status: RunStatus::Failed, stop_ms: Some(50), ..OutcomeRow::running() };
+    write(journal, vec![JournalChange::Outcome { execution: 4, row: Box::new(ended) }]).expect("written");
     assert_eq!(journal.checkpoint(4).expect("read"), None, "an ended execution needs none");
 }
 
@@ -179,16 +183,19 @@ fn removals(journal: &dyn Journal, output: &Payload) {
     let mut changes = Vec::new();
     let shared = stored(&Payload::from("x".repeat(PART_BYTES_MIN).as_str()), &mut changes);
     assert_eq!(&shared, output);
-    changes.push(Change::Record { execution: 1, row: RecordRow { seq: 1, at_ms: 1, body: b"{}".to_vec() } });
+    changes.push(JournalChange::Record {
+        execution: 1,
+        row: RecordRow { seq: 1, at_ms: 1, body: b"{}".to_vec() },
+    });
     write(journal, changes).expect("written");
-    let ended = OutcomeRow { status: ExecutionStatus::Succeeded, stop_ms: Some(7), ..OutcomeRow::running() };
+    let ended = OutcomeRow { status: RunStatus::Succeeded, stop_ms: Some(7), ..OutcomeRow::running() };
     let child = ExecutionRow { map_run_arn: Some("arn:mapRun:open".to_owned()), ..row(6, "child") };
-    let run = Change::MapRun { arn: "arn:mapRun:open".to_owned(), execution: 3 };
-    write(journal, vec![run, Change::Start(Box::new(child))]).expect("written");
-    write(journal, vec![Change::Outcome { execution: 6, row: Box::new(ended) }]).expect("written");
+    let run = JournalChange::MapRun { arn: "arn:mapRun:open".to_owned(), execution: 3 };
+    write(journal, vec![run, JournalChange::Start(Box::new(child))]).expect("written");
+    write(journal, vec![JournalChange::Outcome { execution: 6, row: Box::new(ended) }]).expect("written");
     assert_eq!(journal.ended_before(51, 10).expect("read"), [2, 4], "a child waits for its parent");
 
-    write(journal, vec![Change::Remove { execution: 2 }]).expect("written");
+    write(journal, vec![JournalChange::Remove { execution: 2 }]).expect("written");
     assert_eq!(journal.execution(2).expect("read"), None);
     assert_eq!(journal.execution_by_arn("arn:execution:one:2").expect("read"), None);
     assert!(journal.records(2, 0).expect("read").is_empty());
@@ -201,13 +208,16 @@ fn lists(journal: &dyn Journal) {
         let rows = journal.list(&ListRows { owner, status, redriven, before, limit }).expect("read");
         rows.into_iter().map(|row| row.id).collect::<Vec<_>>()
     };
-    let one = || Owner::Machine("arn:stateMachine:one".to_owned());
+    let one = || ExecutionOwner::Machine("arn:stateMachine:one".to_owned());
     assert_eq!(ask(one(), None, None, None, 10), [5, 4, 2, 1]);
     assert_eq!(ask(one(), None, None, Some(4), 1), [2]);
-    assert_eq!(ask(one(), Some(ExecutionStatus::Running), None, None, 10), [5, 4, 1]);
+    assert_eq!(ask(one(), Some(RunStatus::Running), None, None, 10), [5, 4, 1]);
     assert_eq!(ask(one(), None, Some(true), None, 10), [2]);
     assert_eq!(ask(one(), None, Some(false), None, 10), [5, 4, 1]);
-    assert_eq!(ask(Owner::Version("arn:stateMachine:one:1".to_owned()), None, None, None, 10), [4, 2]);
+    assert_eq!(
+        ask(ExecutionOwner::Version("arn:stateMachine:one:1".to_owned()), None, None, None, 10),
+        [4, 2]
+    );
 }
 
 #[test]
@@ -226,7 +236,7 @@ fn what_was_acknowledged_is_there_after_opening_again() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("journal.db");
     let first = SqliteJournal::open(&path).expect("opens");
-    write(&first, vec![Change::Start(Box::new(row(1, "one")))]).expect("written");
+    write(&first, vec![JournalChange::Start(Box::new(row(1, "one")))]).expect("written");
     // Never closed: the second opens the file beside it, as after a kill.
     let second = SqliteJournal::open(&path).expect("opens");
     assert_eq!(second.open_executions().expect("read"), [1]);
@@ -253,7 +263,7 @@ fn batches_that_meet_share_a_commit() {
         let sender = sender.clone();
         let done: Done = Box::new(move |outcome| sender.send(outcome.map(|()| id)).expect("the test waits"));
         journal
-            .write(Batch { changes: vec![Change::Start(Box::new(row(id, "one")))], done })
+            .write(Batch { changes: vec![JournalChange::Start(Box::new(row(id, "one")))], done })
             .expect("queued");
     }
     let ids: Vec<u64> = receiver.iter().take(2_000).map(|outcome| outcome.expect("written")).collect();
@@ -271,13 +281,13 @@ fn a_payload_goes_with_the_last_that_has_it() {
         let input = stored(&Payload::from("x".repeat(PART_BYTES_MIN).as_str()), &mut changes);
         let Payload::Part { part } = input else { panic!("it is large") };
         digests.push(part);
-        let outcome = OutcomeRow { status: ExecutionStatus::Failed, ..OutcomeRow::running() };
-        changes.push(Change::Start(Box::new(ExecutionRow { input, outcome, ..row(id, "one") })));
+        let outcome = OutcomeRow { status: RunStatus::Failed, ..OutcomeRow::running() };
+        changes.push(JournalChange::Start(Box::new(ExecutionRow { input, outcome, ..row(id, "one") })));
         write(&journal, changes).expect("written");
     }
-    write(&journal, vec![Change::Remove { execution: 1 }]).expect("written");
+    write(&journal, vec![JournalChange::Remove { execution: 1 }]).expect("written");
     assert!(journal.part(&digests[0]).expect("read").is_some());
-    write(&journal, vec![Change::Remove { execution: 2 }]).expect("written");
+    write(&journal, vec![JournalChange::Remove { execution: 2 }]).expect("written");
     assert!(journal.part(&digests[0]).expect("read").is_none());
 }
 
@@ -299,7 +309,7 @@ fn nobody_waits(journal: Arc<dyn Journal>) {
         for _ in 0..=QUEUE_BATCHES_MAX {
             writing.write(empty(Box::new(|_| ()))).expect("taken");
         }
-        let start = vec![Change::Start(Box::new(row(1, "one")))];
+        let start = vec![JournalChange::Start(Box::new(row(1, "one")))];
         let refused = writing.write(Batch { changes: start, done: Box::new(|_| ()) });
         sender.send(refused.is_err()).expect("the test waits");
         writing
@@ -310,7 +320,10 @@ fn nobody_waits(journal: Arc<dyn Journal>) {
     assert_eq!(receiver.recv_timeout(patience), Ok(true), "a start is refused, and nothing waits");
     drop(held);
     assert_eq!(receiver.recv_timeout(patience), Ok(true), "all are told");
-    assert!(write(&*journal, vec![Change::Start(Box::new(row(1, "one")))]).is_ok(), "starts are taken again");
+    assert!(
+        write(&*journal, vec![JournalChange::Start(Box::new(row(1, "one")))]).is_ok(),
+        "starts are taken again"
+    );
 }
 
 #[test]
@@ -322,12 +335,12 @@ fn who_writes_never_waits_for_who_is_told() {
 
 /// One that was taken up again after it was found to be old stays.
 fn what_runs_is_kept(journal: &dyn Journal) {
-    write(journal, vec![Change::Start(Box::new(row(1, "one")))]).expect("written");
-    write(journal, vec![Change::Remove { execution: 1 }]).expect("written");
+    write(journal, vec![JournalChange::Start(Box::new(row(1, "one")))]).expect("written");
+    write(journal, vec![JournalChange::Remove { execution: 1 }]).expect("written");
     assert!(journal.execution(1).expect("read").is_some());
-    let ended = OutcomeRow { status: ExecutionStatus::Failed, stop_ms: Some(9), ..OutcomeRow::running() };
-    let outcome = Change::Outcome { execution: 1, row: Box::new(ended) };
-    write(journal, vec![outcome, Change::Remove { execution: 1 }]).expect("written");
+    let ended = OutcomeRow { status: RunStatus::Failed, stop_ms: Some(9), ..OutcomeRow::running() };
+    let outcome = JournalChange::Outcome { execution: 1, row: Box::new(ended) };
+    write(journal, vec![outcome, JournalChange::Remove { execution: 1 }]).expect("written");
     assert!(journal.execution(1).expect("read").is_none());
 }
 

@@ -7,8 +7,8 @@ use rusqlite::{Connection, OptionalExtension as _, params};
 
 use super::names;
 use super::read::signed;
-use super::{Batch, Change, ExecutionRow, JournalError};
-use mayfly_workflows_language::execution::ExecutionStatus;
+use super::{Batch, ExecutionRow, JournalChange, JournalError};
+use mayfly_workflows_language::execution::RunStatus;
 
 /// The form of the tables: `PRAGMA user_version`.
 const FORMAT: i64 = 2;
@@ -55,15 +55,17 @@ fn write_all(db: &Connection, group: &[Batch]) -> rusqlite::Result<()> {
 }
 
 /// Whose batch it is: one batch is about one execution.
-pub(super) fn execution_of(change: &Change) -> Option<u64> {
+pub(super) fn execution_of(change: &JournalChange) -> Option<u64> {
     match change {
-        Change::Start(row) => Some(row.id),
-        Change::Record { execution, .. } | Change::Outcome { execution, .. } => Some(*execution),
+        JournalChange::Start(row) => Some(row.id),
+        JournalChange::Record { execution, .. } | JournalChange::Outcome { execution, .. } => {
+            Some(*execution)
+        }
         _ => None,
     }
 }
 
-/// Forgets an execution, unless it was taken up again meanwhile; payloads that nobody else has go with it, and its
+/// Deletes an execution, unless it was redriven meanwhile; payloads without another reference go with it, and its
 /// state machine. SQLite uses the room again.
 fn remove(db: &Connection, execution: u64) -> rusqlite::Result<()> {
     let id = signed(execution);
@@ -94,14 +96,14 @@ fn column(payload: &Payload) -> (std::borrow::Cow<'_, str>, bool) {
     }
 }
 
-fn apply(db: &Connection, change: &Change, execution: Option<u64>) -> rusqlite::Result<()> {
+fn apply(db: &Connection, change: &JournalChange, execution: Option<u64>) -> rusqlite::Result<()> {
     match change {
-        Change::Machine { digest, body } => {
+        JournalChange::Machine { digest, body } => {
             db.prepare_cached("INSERT OR IGNORE INTO machines VALUES (?1, ?2)")?
                 .execute(params![&digest.0[..], &body[..]])?;
             names::note_machine(db, digest, body)?;
         }
-        Change::Part { digest, text } => {
+        JournalChange::Part { digest, text } => {
             db.prepare_cached("INSERT OR IGNORE INTO parts VALUES (?1, ?2)")?
                 .execute(params![&digest.0[..], &text[..]])?;
             use_part(db, digest, execution)?;
@@ -109,17 +111,17 @@ fn apply(db: &Connection, change: &Change, execution: Option<u64>) -> rusqlite::
                 names::note(db, execution, text.as_bytes())?;
             }
         }
-        Change::Start(row) => {
+        JournalChange::Start(row) => {
             insert_execution(db, row)?;
             names::note_start(db, row)?;
         }
-        Change::Record { execution, row } => {
+        JournalChange::Record { execution, row } => {
             db.prepare_cached("INSERT INTO records (execution, seq, at_ms, body) VALUES (?1, ?2, ?3, ?4)")?
                 .execute(params![signed(*execution), signed(row.seq), row.at_ms, row.body])?;
             names::note(db, *execution, &row.body)?;
         }
-        Change::Outcome { execution, row } => {
-            if row.status != ExecutionStatus::Running {
+        JournalChange::Outcome { execution, row } => {
+            if row.status != RunStatus::Running {
                 db.prepare_cached("DELETE FROM checkpoints WHERE execution = ?1")?
                     .execute([signed(*execution)])?;
             }
@@ -140,15 +142,15 @@ fn apply(db: &Connection, change: &Change, execution: Option<u64>) -> rusqlite::
                 row.redrive_ms,
             ])?;
         }
-        Change::Checkpoint { execution, seq, body } => {
+        JournalChange::Checkpoint { execution, seq, body } => {
             db.prepare_cached("INSERT OR REPLACE INTO checkpoints VALUES (?1, ?2, ?3)")?.execute(params![
                 signed(*execution),
                 signed(*seq),
                 body
             ])?;
         }
-        Change::Remove { execution } => remove(db, *execution)?,
-        Change::MapRun { arn, execution } => {
+        JournalChange::Remove { execution } => remove(db, *execution)?,
+        JournalChange::MapRun { arn, execution } => {
             db.prepare_cached("INSERT OR IGNORE INTO map_runs VALUES (?1, ?2)")?
                 .execute(params![arn, signed(*execution)])?;
         }

@@ -35,14 +35,14 @@ pub struct Test {
 
 #[derive(Clone, Debug)]
 enum Operator {
-    Compare { kind: Kind, accepts: Accepts, with: Operand },
+    Compare { kind: ComparisonType, accepts: Accepts, with: Operand },
     Matches(Pattern),
     Is { what: Is, wanted: bool },
 }
 
 /// What is compared; values of another kind do not match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum ComparisonType {
     String,
     Numeric,
     Boolean,
@@ -176,7 +176,7 @@ impl Accepts {
     }
 }
 
-impl Kind {
+impl ComparisonType {
     /// How the two relate; nothing when either is not of this kind.
     fn compare(self, left: &Value, right: &Value) -> Option<Ordering> {
         match self {

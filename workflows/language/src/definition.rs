@@ -22,21 +22,33 @@ pub use parameters::{Shape, unsupported};
 pub use references::variable_references;
 pub use resource::{FunctionArn, IntegrationKind, Pattern, Resource, ResourceError};
 pub use state::{
-    Batcher, Catcher, Choice, Condition, DataFlow, ExecutionType, Fail, ItemReader, Items, Jitter, Kind, Map,
-    MapMode, Parallel, Pass, PathField, Quantity, ResultPath, ResultWriter, Retrier, Rule, State, Task, Text,
+    Batcher, Catcher, Choice, Condition, DataFlow, Fail, ItemReader, Items, Jitter, Map, MapMode, Parallel,
+    Pass, PathField, Quantity, ResultPath, ResultWriter, Retrier, Rule, State, StateKind, Task, Text,
     TimestampField, Transition, Wait,
 };
 
 /// The most that fields in seconds take, as AWS documents it.
 pub const SECONDS_MAX: u64 = 99_999_999;
 
-/// Whether a machine keeps its history (`STANDARD`) or not (`EXPRESS`).
+/// STANDARD or EXPRESS: the type of a state machine, and of the executions of a distributed Map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum MachineType {
-    #[serde(rename = "STANDARD")]
+pub enum StateMachineType {
+    /// Every step is journalled; executions survive a crash and have a history.
+    #[serde(rename = "STANDARD", alias = "Standard")]
     Standard,
-    #[serde(rename = "EXPRESS")]
+    /// Executions run in memory, five minutes at most, and leave their result only.
+    #[serde(rename = "EXPRESS", alias = "Express")]
     Express,
+}
+
+impl StateMachineType {
+    /// The word of the API.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            StateMachineType::Standard => "STANDARD",
+            StateMachineType::Express => "EXPRESS",
+        }
+    }
 }
 
 /// The language a state's expressions are written in.
@@ -74,7 +86,7 @@ pub struct StateMachine {
     pub query_language: QueryLanguage,
     /// How long an execution may take, in seconds.
     pub timeout_seconds: Option<u64>,
-    pub machine_type: MachineType,
+    pub machine_type: StateMachineType,
     flows: Vec<Flow>,
     states: Vec<State>,
     by_name: HashMap<Arc<str>, StateId>,
@@ -100,7 +112,7 @@ impl StateMachine {
     /// `flows` and `states` lie at their ids; the first flow is the machine's own.
     pub(crate) fn new(
         head: Head,
-        machine_type: MachineType,
+        machine_type: StateMachineType,
         flows: Vec<Flow>,
         states: Vec<State>,
     ) -> StateMachine {

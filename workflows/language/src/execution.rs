@@ -8,7 +8,7 @@ use sha2::{Digest as _, Sha256};
 
 /// Where an execution stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum ExecutionStatus {
+pub enum RunStatus {
     /// Not ended.
     Running,
     /// Ended with an output.
@@ -23,28 +23,28 @@ pub enum ExecutionStatus {
     PendingRedrive,
 }
 
-impl ExecutionStatus {
+impl RunStatus {
     /// The API's spelling.
     pub fn as_str(self) -> &'static str {
         match self {
-            ExecutionStatus::Running => "RUNNING",
-            ExecutionStatus::Succeeded => "SUCCEEDED",
-            ExecutionStatus::Failed => "FAILED",
-            ExecutionStatus::TimedOut => "TIMED_OUT",
-            ExecutionStatus::Aborted => "ABORTED",
-            ExecutionStatus::PendingRedrive => "PENDING_REDRIVE",
+            RunStatus::Running => "RUNNING",
+            RunStatus::Succeeded => "SUCCEEDED",
+            RunStatus::Failed => "FAILED",
+            RunStatus::TimedOut => "TIMED_OUT",
+            RunStatus::Aborted => "ABORTED",
+            RunStatus::PendingRedrive => "PENDING_REDRIVE",
         }
     }
 
-    /// The inverse of [`ExecutionStatus::as_str`].
-    pub fn parse(text: &str) -> Option<ExecutionStatus> {
+    /// The inverse of [`RunStatus::as_str`].
+    pub fn parse(text: &str) -> Option<RunStatus> {
         [
-            ExecutionStatus::Running,
-            ExecutionStatus::Succeeded,
-            ExecutionStatus::Failed,
-            ExecutionStatus::TimedOut,
-            ExecutionStatus::Aborted,
-            ExecutionStatus::PendingRedrive,
+            RunStatus::Running,
+            RunStatus::Succeeded,
+            RunStatus::Failed,
+            RunStatus::TimedOut,
+            RunStatus::Aborted,
+            RunStatus::PendingRedrive,
         ]
         .into_iter()
         .find(|status| status.as_str() == text)

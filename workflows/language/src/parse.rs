@@ -23,7 +23,7 @@ mod templates;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::definition::{MachineType, QueryLanguage, StateMachine};
+use crate::definition::{QueryLanguage, StateMachine, StateMachineType};
 use crate::validate::{Code, Diagnostic, Report, Severity, graph, lint, scopes};
 use crate::value::{JsonErrorKind, Value};
 
@@ -77,19 +77,19 @@ impl fmt::Display for Rejection {
 impl std::error::Error for Rejection {}
 
 /// Compiles a definition, or says everything that is wrong with it.
-pub fn compile(text: &str, machine_type: MachineType) -> Result<StateMachine, Rejection> {
+pub fn compile(text: &str, machine_type: StateMachineType) -> Result<StateMachine, Rejection> {
     let (machine, report) = read(text, machine_type);
     finish(machine, report, text)
 }
 
 /// The same for a definition that was accepted once: what only later versions refuse is not looked for.
-pub fn compile_accepted(text: &str, machine_type: MachineType) -> Result<StateMachine, Rejection> {
+pub fn compile_accepted(text: &str, machine_type: StateMachineType) -> Result<StateMachine, Rejection> {
     let (machine, report) = read_as(text, machine_type, true);
     finish(machine, report, text)
 }
 
 /// The same for a definition that is a value already, as a `Workflow` object holds it.
-pub fn compile_value(definition: &Value, machine_type: MachineType) -> Result<StateMachine, Rejection> {
+pub fn compile_value(definition: &Value, machine_type: StateMachineType) -> Result<StateMachine, Rejection> {
     compile(&definition.to_text(), machine_type)
 }
 
@@ -100,7 +100,7 @@ pub fn compile_state(text: &str, name: &str) -> Result<StateMachine, Rejection> 
     let mut report = Report::default();
     let machine = match document(text, &mut report) {
         Some(state) => {
-            let mut compiler = Compiler::new(MachineType::Standard, QueryLanguage::JsonPath, report);
+            let mut compiler = Compiler::new(StateMachineType::Standard, QueryLanguage::JsonPath, report);
             compiler.lone_state(&state, name);
             let (machine, flows, rest) = compiler.finish();
             report = rest;
@@ -127,11 +127,11 @@ fn finish(machine: Option<StateMachine>, report: Report, text: &str) -> Result<S
 
 /// Reads a definition as far as it can be read. The machine is whole only when the
 /// report has no errors.
-pub(crate) fn read(text: &str, machine_type: MachineType) -> (Option<StateMachine>, Report) {
+pub(crate) fn read(text: &str, machine_type: StateMachineType) -> (Option<StateMachine>, Report) {
     read_as(text, machine_type, false)
 }
 
-fn read_as(text: &str, machine_type: MachineType, accepted: bool) -> (Option<StateMachine>, Report) {
+fn read_as(text: &str, machine_type: StateMachineType, accepted: bool) -> (Option<StateMachine>, Report) {
     let mut report = Report::default();
     let Some(root) = document(text, &mut report) else {
         return (None, report);

@@ -32,7 +32,7 @@ pub const PATH_CHARS_MAX: usize = 8192;
 pub struct Path {
     source: Arc<str>,
     root: Root,
-    steps: Arc<[Step]>,
+    steps: Arc<[PathSegment]>,
     definite: bool,
 }
 
@@ -48,7 +48,7 @@ pub enum Root {
 }
 
 #[derive(Clone, Debug)]
-pub(crate) enum Step {
+pub(crate) enum PathSegment {
     Property(Arc<str>),
     /// `['a','b']`
     Properties(Vec<Arc<str>>),
@@ -61,7 +61,7 @@ pub(crate) enum Step {
     },
     Filter(Filter),
     /// `..` and the step that is tried at every container.
-    Descend(Box<Step>),
+    Descend(Box<PathSegment>),
     /// `.length()` and the like.
     Function(Function),
 }
@@ -170,7 +170,7 @@ impl fmt::Display for Path {
     }
 }
 
-impl fmt::Display for Step {
+impl fmt::Display for PathSegment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Property(name) => write!(f, "['{name}']"),

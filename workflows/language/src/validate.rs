@@ -14,7 +14,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::definition::MachineType;
+use crate::definition::StateMachineType;
 use crate::error::{Fault, Problem};
 use crate::parse;
 
@@ -186,7 +186,11 @@ impl Report {
 ///
 /// `is_reached` says of an integration's resource, as it is written, whether its service is pointed at an endpoint
 /// where the definition is to run: such a task is not doubtful.
-pub fn check(text: &str, machine_type: MachineType, is_reached: impl Fn(&str) -> bool) -> Vec<Diagnostic> {
+pub fn check(
+    text: &str,
+    machine_type: StateMachineType,
+    is_reached: impl Fn(&str) -> bool,
+) -> Vec<Diagnostic> {
     let (_, report) = parse::read(text, machine_type);
     let mut diagnostics = report.into_diagnostics();
     diagnostics.retain(|diagnostic| !diagnostic.integration.as_deref().is_some_and(&is_reached));

@@ -168,7 +168,7 @@ impl Value {
     }
 }
 
-/// Objects are equal whatever the order of their keys; numbers by value, so `1` equals `1.0`.
+/// Objects are equal regardless of the order of their keys; numbers by value, so `1` equals `1.0`.
 impl PartialEq for Value {
     fn eq(&self, other: &Self) -> bool {
         self.same(other)

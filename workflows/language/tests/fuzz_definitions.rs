@@ -1,9 +1,9 @@
-//! The parser under bad input: whatever the text, it answers, soon, without a panic,
+//! The parser under bad input: for any text it answers soon, without a panic,
 //! and `compile` and `check` say the same.
 
 use std::time::{Duration, Instant};
 
-use mayfly_workflows_language::definition::{MachineType, variable_references};
+use mayfly_workflows_language::definition::{StateMachineType, variable_references};
 use mayfly_workflows_language::parse::{DEFINITION_BYTES_MAX, compile, compile_state};
 use mayfly_workflows_language::validate::{Severity, check};
 use mayfly_workflows_language::value::{Map, Value};
@@ -14,7 +14,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 fn answer(text: &str) {
     let begun = Instant::now();
-    for machine_type in [MachineType::Standard, MachineType::Express] {
+    for machine_type in [StateMachineType::Standard, StateMachineType::Express] {
         let diagnostics = check(text, machine_type, |_| false);
         let sound = diagnostics.iter().all(|found| found.severity == Severity::Warning);
         match compile(text, machine_type) {
@@ -212,7 +212,7 @@ proptest! {
 #[test]
 fn the_definitions_to_be_broken_are_sound() {
     for text in SOUND {
-        let compiled = compile(text, MachineType::Standard);
+        let compiled = compile(text, StateMachineType::Standard);
         assert!(compiled.is_ok(), "{}", compiled.expect_err("refused"));
     }
 }

@@ -8,7 +8,7 @@ mod common;
 use mayfly_workflows_language::choice;
 use mayfly_workflows_language::dataflow::{self, Ambient, Context, Scope, Variables};
 use mayfly_workflows_language::definition::{
-    Condition, DataFlow, Kind, MachineType, State, StateMachine, Text, Transition,
+    Condition, DataFlow, State, StateKind, StateMachine, StateMachineType, Text, Transition,
 };
 use mayfly_workflows_language::error::StateError;
 use mayfly_workflows_language::parse;
@@ -25,10 +25,12 @@ enum End {
 const EXECUTIONS_AT_LEAST: usize = 60;
 
 fn is_pure(machine: &StateMachine) -> bool {
-    machine
-        .states()
-        .iter()
-        .all(|state| matches!(state.kind, Kind::Pass(_) | Kind::Choice(_) | Kind::Succeed | Kind::Fail(_)))
+    machine.states().iter().all(|state| {
+        matches!(
+            state.kind,
+            StateKind::Pass(_) | StateKind::Choice(_) | StateKind::Succeed | StateKind::Fail(_)
+        )
+    })
 }
 
 /// Walks the machine over its input.
@@ -62,8 +64,8 @@ fn walk(machine: &StateMachine, input: Value) -> End {
             }
         };
         let (output, assigned, transition) = match left {
-            Left::Goes(output, assigned, transition) => (output, assigned, transition),
-            Left::Fails(error, cause) => return End::Failure { error, cause },
+            StateExit::Goes(output, assigned, transition) => (output, assigned, transition),
+            StateExit::Fails(error, cause) => return End::Failure { error, cause },
         };
         variables = variables.assign(&assigned);
         data = output;
@@ -75,14 +77,14 @@ fn walk(machine: &StateMachine, input: Value) -> End {
     End::Output(data)
 }
 
-enum Left {
+enum StateExit {
     Goes(Value, mayfly_workflows_language::value::Map, Transition),
     Fails(String, String),
 }
 
-fn leave(state: &State, scope: &Scope<'_>) -> Result<Left, StateError> {
+fn leave(state: &State, scope: &Scope<'_>) -> Result<StateExit, StateError> {
     let transition = match &state.kind {
-        Kind::Choice(choice) => {
+        StateKind::Choice(choice) => {
             let mut chosen = None;
             for rule in &choice.rules {
                 let matches = match &rule.condition {
@@ -99,7 +101,7 @@ fn leave(state: &State, scope: &Scope<'_>) -> Result<Left, StateError> {
             }
             chosen.or_else(|| choice.default.clone()).unwrap_or(Transition::End)
         }
-        Kind::Fail(fail) => {
+        StateKind::Fail(fail) => {
             let text = |text: &Option<Text>, field: &str| -> Result<String, StateError> {
                 match text {
                     None => Ok(String::new()),
@@ -112,7 +114,7 @@ fn leave(state: &State, scope: &Scope<'_>) -> Result<Left, StateError> {
                     }
                 }
             };
-            return Ok(Left::Fails(text(&fail.error, "ErrorPath")?, text(&fail.cause, "CausePath")?));
+            return Ok(StateExit::Fails(text(&fail.error, "ErrorPath")?, text(&fail.cause, "CausePath")?));
         }
         _ => state.next.clone(),
     };
@@ -121,7 +123,7 @@ fn leave(state: &State, scope: &Scope<'_>) -> Result<Left, StateError> {
             let input = dataflow::effective_input(input_path, scope)?;
             let result = dataflow::parameters(parameters.as_ref(), &scope.with_input(&input), "Parameters")?;
             let result = match &state.kind {
-                Kind::Pass(pass) => pass.result.clone().unwrap_or(result),
+                StateKind::Pass(pass) => pass.result.clone().unwrap_or(result),
                 _ => result,
             };
             let assigned = dataflow::assign(state.assign.as_ref(), &scope.with_input(&result), "Assign")?;
@@ -133,7 +135,7 @@ fn leave(state: &State, scope: &Scope<'_>) -> Result<Left, StateError> {
             (dataflow::output(output.as_ref(), scope, scope.input, "Output")?, assigned)
         }
     };
-    Ok(Left::Goes(output, assigned, transition))
+    Ok(StateExit::Goes(output, assigned, transition))
 }
 
 /// How AWS said it ended; texts of JSON scalars and arrays are left as texts in the recordings.
@@ -196,7 +198,7 @@ fn executions_without_tasks() {
         let creations = of("CreateStateMachine");
         let [creation] = creations.as_slice() else { continue };
         let Some(definition) = creation.get("definition").and_then(Value::as_str) else { continue };
-        let Ok(machine) = parse::compile(definition, MachineType::Standard) else { continue };
+        let Ok(machine) = parse::compile(definition, StateMachineType::Standard) else { continue };
         if !is_pure(&machine) {
             continue;
         }

@@ -6,7 +6,7 @@ mod common;
 
 use std::path::{Path, PathBuf};
 
-use mayfly_workflows_language::definition::{MachineType, variable_references};
+use mayfly_workflows_language::definition::{StateMachineType, variable_references};
 use mayfly_workflows_language::parse::{Rejection, compile, compile_state};
 use mayfly_workflows_language::validate::check;
 use mayfly_workflows_language::value::Value;
@@ -45,10 +45,10 @@ fn refusals(value: &Value, found: &mut Vec<String>) {
     }
 }
 
-fn machine_type(params: &Value) -> MachineType {
+fn machine_type(params: &Value) -> StateMachineType {
     match params.get("type").and_then(Value::as_str) {
-        Some("EXPRESS") => MachineType::Express,
-        _ => MachineType::Standard,
+        Some("EXPRESS") => StateMachineType::Express,
+        _ => StateMachineType::Standard,
     }
 }
 
@@ -72,7 +72,7 @@ fn what_aws_accepted_is_accepted_and_what_it_refused_is_refused_in_its_words() {
             let outcome: Result<(), Rejection> = match operation {
                 "CreateStateMachine" | "UpdateStateMachine" => compile(text, machine_type(params)).map(drop),
                 "TestState" if params.get("stateName").is_some() => {
-                    compile(text, MachineType::Standard).map(drop)
+                    compile(text, StateMachineType::Standard).map(drop)
                 }
                 "TestState" => compile_state(text, "TestState").map(drop),
                 _ => continue,
@@ -122,7 +122,7 @@ fn variable_references_are_aws_s() {
     let mut agree = 0;
     for (name, case) in cases() {
         described(case.get("expected").expect("what AWS answered"), &mut |description, definition| {
-            let Ok(machine) = compile(&definition.to_text(), MachineType::Standard) else { return };
+            let Ok(machine) = compile(&definition.to_text(), StateMachineType::Standard) else { return };
             let got = Value::object(
                 variable_references(&machine)
                     .into_iter()

@@ -5,7 +5,7 @@ mod common;
 
 use std::path::PathBuf;
 
-use mayfly_workflows_language::definition::MachineType;
+use mayfly_workflows_language::definition::StateMachineType;
 use mayfly_workflows_language::parse::compile;
 
 use common::testdata;
@@ -26,7 +26,7 @@ fn valid_definitions_are_accepted_and_invalid_ones_refused() {
     for file in files.iter().filter(|file| file.extension().is_some_and(|ending| ending == "json")) {
         let name = file.file_name().unwrap_or_default().to_string_lossy();
         let text = std::fs::read_to_string(file).expect("a readable file");
-        let compiled = compile(&text, MachineType::Standard);
+        let compiled = compile(&text, StateMachineType::Standard);
         let (count, right) = match name.starts_with("valid-") || VALID_ON_AWS.contains(&&*name) {
             true => (&mut valid, compiled.is_ok()),
             false => (&mut invalid, compiled.is_err()),

@@ -6,7 +6,7 @@ use mayfly_workflows_language::definition::{FlowId, Resource, StateId};
 use mayfly_workflows_language::value::Value;
 use serde::{Deserialize, Serialize};
 
-use mayfly_workflows_language::execution::ExecutionStatus;
+use mayfly_workflows_language::execution::RunStatus;
 
 /// One thing to do, after its cause is journalled.
 #[derive(Debug, Clone)]
@@ -18,7 +18,7 @@ pub enum Action {
         /// What.
         call: Call,
     },
-    /// Nobody waits for this effect any more.
+    /// No state waits for this effect any more.
     Forget {
         /// The effect.
         n: u32,
@@ -55,9 +55,9 @@ pub enum Action {
 
 /// How an execution ended.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Outcome {
+pub struct ExecutionOutcome {
     /// Never running.
-    pub status: ExecutionStatus,
+    pub status: RunStatus,
     /// JSON text.
     #[serde(with = "super::checkpoint::maybe_shared")]
     pub output: Option<Arc<str>>,
@@ -84,7 +84,7 @@ pub struct ChildStart {
     pub machine_name: Arc<str>,
     /// What it runs: a flow of the parent's definition.
     pub flow: FlowId,
-    /// Does it take a journal?
+    /// Express executions are not journalled.
     pub express: bool,
     /// Its input.
     pub input: Value,
@@ -135,7 +135,7 @@ pub struct TaskCall {
     pub arn: Arc<str>,
     /// What it is given.
     pub arguments: Value,
-    /// Reports its end, where somebody else does that.
+    /// The party that reports the task's end, if it is not the called service.
     pub token: Arc<str>,
     /// What the service answered when it took the task, once it has.
     pub submitted: Option<Value>,
@@ -148,7 +148,7 @@ pub struct ChildResult {
     #[serde(with = "super::checkpoint::shared")]
     pub arn: Arc<str>,
     /// How it ended.
-    pub outcome: Outcome,
+    pub outcome: ExecutionOutcome,
     /// Its input.
     #[serde(with = "super::checkpoint::shared")]
     pub input: Arc<str>,

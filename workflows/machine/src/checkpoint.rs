@@ -10,8 +10,8 @@ use mayfly_workflows_language::definition::{Resource, StateMachine};
 use mayfly_workflows_language::value::Value;
 use serde::{Deserialize, Serialize};
 
-use super::call::{Outcome, TaskCall};
-use super::state::{Facts, Machine, MapRunState, Thread, Timer, Wreck};
+use super::call::{ExecutionOutcome, TaskCall};
+use super::state::{Facts, FailureSnapshot, Machine, MapRunState, Thread, Timer};
 
 /// Raised when the form changes: a checkpoint of another form is not read, and
 /// the execution is computed from its records.
@@ -32,7 +32,7 @@ struct Read {
 /// [`Machine`] without what its execution's row says already.
 #[derive(Deserialize)]
 struct State {
-    outcome: Option<Outcome>,
+    outcome: Option<ExecutionOutcome>,
     next_event: u64,
     next_number: u32,
     threads: BTreeMap<u32, Thread>,
@@ -44,7 +44,8 @@ struct State {
     redrive_ms: Option<i64>,
     #[serde(default)]
     redrive_tokens: VecDeque<(String, i64)>,
-    failed_in: Option<Wreck>,
+    #[serde(rename = "failed_in")]
+    failed_snapshot: Option<FailureSnapshot>,
 }
 
 impl Machine {
@@ -77,7 +78,7 @@ impl Machine {
             redrive_count: state.redrive_count,
             redrive_ms: state.redrive_ms,
             redrive_tokens: state.redrive_tokens,
-            failed_in: state.failed_in,
+            failed_snapshot: state.failed_snapshot,
         })
     }
 }

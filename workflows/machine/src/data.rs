@@ -5,17 +5,17 @@ use std::sync::Arc;
 use mayfly_workflows_language::choice;
 use mayfly_workflows_language::dataflow::{self, Context, Scope};
 use mayfly_workflows_language::definition::{
-    Catcher, Condition, DataFlow, Kind, Map as MapState, Quantity, Rule, State, Text,
+    Catcher, Condition, DataFlow, Map as MapState, Quantity, Rule, State, StateKind, Text,
 };
 use mayfly_workflows_language::error::StateError;
 use mayfly_workflows_language::template::Template;
 use mayfly_workflows_language::value::Value;
 
 use super::context::{StateContext, context_object};
+use super::error_source::ErrorSource;
 use super::quantity;
 use super::state::Item;
-use super::trouble::Trouble;
-use super::turn::{Left, Turn};
+use super::turn::{StateOutput, Turn};
 
 impl Turn<'_> {
     /// Evaluates something in the surroundings of a thread's state.
@@ -47,8 +47,11 @@ impl Turn<'_> {
             let around = StateContext {
                 name: &state.name,
                 entered_ms,
-                retries: matches!(state.kind, Kind::Task(_) | Kind::Parallel(_) | Kind::Map(_))
-                    .then_some(retries),
+                retries: matches!(
+                    state.kind,
+                    StateKind::Task(_) | StateKind::Parallel(_) | StateKind::Map(_)
+                )
+                .then_some(retries),
                 item: item.or(thread.item.as_ref()),
                 token,
             };
@@ -118,7 +121,12 @@ impl Turn<'_> {
     }
 
     /// From the state's result to its output and what it assigns.
-    pub(super) fn finish(&self, number: u32, state: &State, result: Value) -> Result<Left, Trouble> {
+    pub(super) fn finish(
+        &self,
+        number: u32,
+        state: &State,
+        result: Value,
+    ) -> Result<StateOutput, ErrorSource> {
         let raw = self.raw_input(number);
         match &state.data {
             DataFlow::JsonPath { result_selector, result_path, output_path, .. } => {
@@ -132,17 +140,18 @@ impl Turn<'_> {
                 let output = self.evaluate(number, state, &placed, |scope| {
                     dataflow::effective_output(output_path, scope)
                 })?;
-                Ok(Left { output, assigned })
+                Ok(StateOutput { output, assigned })
             }
             DataFlow::Jsonata { output, .. } => {
                 // Pass, Wait, Choice and Succeed have no result: only the input can be read.
-                let has_result = matches!(state.kind, Kind::Task(_) | Kind::Parallel(_) | Kind::Map(_));
+                let has_result =
+                    matches!(state.kind, StateKind::Task(_) | StateKind::Parallel(_) | StateKind::Map(_));
                 self.evaluate(number, state, &raw, |scope| {
                     let with_result = scope.with_result(&result);
                     let scope = if has_result { &with_result } else { scope };
                     let assigned = dataflow::assign(state.assign.as_ref(), scope, "Assign")?;
                     let output = dataflow::output(output.as_ref(), scope, &result, "Output")?;
-                    Ok(Left { output, assigned })
+                    Ok(StateOutput { output, assigned })
                 })
             }
         }
@@ -155,12 +164,12 @@ impl Turn<'_> {
         number: u32,
         state: &State,
         effective: Value,
-    ) -> Result<Left, Trouble> {
+    ) -> Result<StateOutput, ErrorSource> {
         let assigned = self.evaluate(number, state, &effective, |scope| {
             dataflow::assign(state.assign.as_ref(), scope, "Assign")
         })?;
         let output = self.output_path(number, state, effective)?;
-        Ok(Left { output, assigned })
+        Ok(StateOutput { output, assigned })
     }
 
     fn output_path(&self, number: u32, state: &State, value: Value) -> Result<Value, StateError> {
@@ -172,7 +181,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Does a rule of a Choice match?
+    /// Whether a rule of a Choice matches.
     pub(super) fn matches(
         &self,
         number: u32,
@@ -197,7 +206,7 @@ impl Turn<'_> {
         state: &State,
         effective: Value,
         rule: Option<(usize, &Rule)>,
-    ) -> Result<Left, Trouble> {
+    ) -> Result<StateOutput, ErrorSource> {
         let assign = match rule {
             Some((_, rule)) => rule.assign.as_ref(),
             None => state.assign.as_ref(),
@@ -216,7 +225,7 @@ impl Turn<'_> {
                 })?
             }
         };
-        Ok(Left { output, assigned })
+        Ok(StateOutput { output, assigned })
     }
 
     /// What a catcher makes of an error.
@@ -226,7 +235,7 @@ impl Turn<'_> {
         state: &State,
         (index, catcher): (usize, &Catcher),
         error_output: &Value,
-    ) -> Result<Left, Trouble> {
+    ) -> Result<StateOutput, ErrorSource> {
         let raw = self.raw_input(number);
         match &state.data {
             DataFlow::JsonPath { .. } => {
@@ -234,14 +243,14 @@ impl Turn<'_> {
                     dataflow::assign(catcher.assign.as_ref(), scope, "Assign")
                 })?;
                 let output = dataflow::place_result(&catcher.result_path, &raw, error_output.clone())?;
-                Ok(Left { output, assigned })
+                Ok(StateOutput { output, assigned })
             }
             DataFlow::Jsonata { .. } => self.evaluate(number, state, &raw, |scope| {
                 let scope = scope.with_error_output(error_output);
                 let at = |field: &str| format!("Catch[{index}]/{field}");
                 let assigned = dataflow::assign(catcher.assign.as_ref(), &scope, &at("Assign"))?;
                 let output = dataflow::output(catcher.output.as_ref(), &scope, error_output, &at("Output"))?;
-                Ok(Left { output, assigned })
+                Ok(StateOutput { output, assigned })
             }),
         }
     }

@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use mayfly_workflows_language::definition::{Kind, Pattern, Resource};
+use mayfly_workflows_language::definition::{Pattern, Resource, StateKind};
 use mayfly_workflows_language::value::Value;
 
-use super::call::{Action, Call, Outcome};
+use super::call::{Action, Call, ExecutionOutcome};
 use super::failure::Failure;
 use super::state::Phase;
 use super::turn::{Turn, failure_details, iteration};
 use crate::history::Details;
-use mayfly_workflows_language::execution::ExecutionStatus;
+use mayfly_workflows_language::execution::RunStatus;
 
 impl Turn<'_> {
     /// Ends the execution with an output.
@@ -20,8 +20,8 @@ impl Turn<'_> {
         self.emit(cursor, "ExecutionSucceeded", || {
             Some(Details::new("executionSucceededEventDetails").data("output", for_event))
         });
-        self.end(Outcome {
-            status: ExecutionStatus::Succeeded,
+        self.end(ExecutionOutcome {
+            status: RunStatus::Succeeded,
             output: Some(text),
             error: None,
             cause: None,
@@ -33,9 +33,9 @@ impl Turn<'_> {
         self.emit(cursor, "ExecutionFailed", || {
             Some(failure_details("executionFailedEventDetails", &failure))
         });
-        self.keep_wreck();
-        self.end(Outcome {
-            status: ExecutionStatus::Failed,
+        self.snapshot_failure();
+        self.end(ExecutionOutcome {
+            status: RunStatus::Failed,
             output: None,
             error: failure.error,
             cause: failure.cause,
@@ -43,28 +43,28 @@ impl Turn<'_> {
     }
 
     pub(super) fn time_out(&mut self) {
-        self.keep_wreck();
+        self.snapshot_failure();
         // The event names the error, DescribeExecution does not; what led to it is nothing (measured on AWS:
         // floci-io/floci#2782). An express execution has no other place to say it.
         self.emit(0, "ExecutionTimedOut", || {
             Some(Details::new("executionTimedOutEventDetails").text("error", "States.Timeout"))
         });
         let error = self.m.facts.express.then(|| "States.Timeout".into());
-        self.end(Outcome { status: ExecutionStatus::TimedOut, output: None, error, cause: None });
+        self.end(ExecutionOutcome { status: RunStatus::TimedOut, output: None, error, cause: None });
     }
 
     pub(super) fn abort(&mut self, failure: Failure) {
-        self.keep_wreck();
+        self.snapshot_failure();
         self.emit(0, "ExecutionAborted", || Some(failure_details("executionAbortedEventDetails", &failure)));
-        self.end(Outcome {
-            status: ExecutionStatus::Aborted,
+        self.end(ExecutionOutcome {
+            status: RunStatus::Aborted,
             output: None,
             error: failure.error,
             cause: failure.cause,
         });
     }
 
-    fn end(&mut self, outcome: Outcome) {
+    fn end(&mut self, outcome: ExecutionOutcome) {
         let threads: Vec<u32> = self.m.threads.keys().copied().collect();
         for number in threads {
             self.cancel_state(number);
@@ -137,10 +137,10 @@ impl Turn<'_> {
             self.tell_aborted(number);
         }
         let kind = match state.map(|state| &state.kind) {
-            Some(Kind::Task(_)) => Some("TaskStateAborted"),
-            Some(Kind::Wait(_)) => Some("WaitStateAborted"),
-            Some(Kind::Parallel(_)) => Some("ParallelStateAborted"),
-            Some(Kind::Map(_)) => Some("MapStateAborted"),
+            Some(StateKind::Task(_)) => Some("TaskStateAborted"),
+            Some(StateKind::Wait(_)) => Some("WaitStateAborted"),
+            Some(StateKind::Parallel(_)) => Some("ParallelStateAborted"),
+            Some(StateKind::Map(_)) => Some("MapStateAborted"),
             _ => None,
         };
         if let Some(kind) = kind {
@@ -149,7 +149,7 @@ impl Turn<'_> {
         let around = place.and_then(|place| Some((place.slot, self.active(place.thread)?.state)));
         if let Some((slot, around)) = around
             && let around = definition.state(around)
-            && matches!(around.kind, Kind::Map(_))
+            && matches!(around.kind, StateKind::Map(_))
         {
             self.emit(cursor, "MapIterationAborted", || {
                 Some(iteration("mapIterationAbortedEventDetails", around, slot))

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use mayfly_workflows_language::execution::ExecutionStatus;
 use mayfly_workflows_language::execution::Payload;
+use mayfly_workflows_language::execution::RunStatus;
 
 /// One thing that happened to an execution.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -89,7 +89,7 @@ pub enum Event {
         /// Which child.
         index: u32,
         /// How.
-        status: ExecutionStatus,
+        status: RunStatus,
         /// Its output.
         output: Option<Payload>,
         /// Its error's name.
@@ -112,7 +112,7 @@ pub enum Event {
     /// Goes on after having run for so many states that others had to have a turn.
     #[serde(rename = "continue")]
     Continue,
-    /// Somebody stops it.
+    /// A request to stop the execution.
     #[serde(rename = "stop")]
     Stop {
         /// The error's name.
@@ -120,7 +120,7 @@ pub enum Event {
         /// The error's cause.
         cause: Option<String>,
     },
-    /// Somebody takes up again what failed.
+    /// A request to redrive what failed.
     #[serde(rename = "redrive")]
     Redrive {
         /// Names the request, so that it can be said again.

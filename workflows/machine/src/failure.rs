@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use mayfly_workflows_language::definition::{Kind, State};
+use mayfly_workflows_language::definition::{State, StateKind};
 use mayfly_workflows_language::error::StateError;
 
 use super::data;
@@ -27,12 +27,12 @@ impl Failure {
         Self::of(Some(error.into()), Some(cause.into()))
     }
 
-    /// An error as somebody told it, who may have left out either.
+    /// An error as a client reported it: name and cause are optional.
     pub(crate) fn of(error: Option<Arc<str>>, cause: Option<Arc<str>>) -> Self {
         Self { error, cause, missed_heartbeat: false }
     }
 
-    /// Is it the one that ends an execution wherever it happens, unless somebody names it?
+    /// Whether the error ends the execution in any state, unless a catcher names it (`States.Runtime`).
     pub(super) fn is_runtime(&self) -> bool {
         self.error.as_deref() == Some(mayfly_workflows_language::error::names::RUNTIME)
     }
@@ -42,7 +42,7 @@ impl Failure {
         Self::of(Some(error.into()), None)
     }
 
-    /// Does a list of `ErrorEquals` take it?
+    /// Whether a list of `ErrorEquals` matches the error.
     pub(super) fn is_taken_by(&self, error_equals: &[Arc<str>]) -> bool {
         let by = |error| retry::takes(error_equals, error);
         by(self.error.as_deref()) || (self.missed_heartbeat && by(Some(retry::HEARTBEAT_TIMEOUT)))
@@ -71,7 +71,7 @@ impl Turn<'_> {
         let Decision::Retry { retrier, wait_ms } = decision else { return false };
         self.parts_failed = false;
         let timer = self.set_timer(self.at_ms.saturating_add(wait_ms), Wakes::Backoff(number));
-        self.m.failed_in = None;
+        self.m.failed_snapshot = None;
         if let Some(active) = self.active_mut(number) {
             active.attempts.resize(state.retry.len(), 0);
             active.attempts[retrier] += 1;
@@ -88,16 +88,16 @@ impl Turn<'_> {
             self.state_failed(number, state);
             return false;
         };
-        self.m.failed_in = None;
+        self.m.failed_snapshot = None;
         self.state_failed(number, state);
         let error_output =
             data::error_output(failure.error.as_ref(), failure.cause.as_ref(), self.m.facts.edition);
         match self.finish_caught(number, state, catcher, &error_output) {
             Ok(left) => self.leave(number, state, left, &catcher.1.next),
-            Err(trouble) => {
+            Err(source) => {
                 let failure = match self.m.facts.edition {
-                    0 => self.sentence(number, state, trouble).0,
-                    _ => self.told_failure(number, state, trouble),
+                    0 => self.sentence(number, state, source).0,
+                    _ => self.told_failure(number, state, source),
                 };
                 self.flow_failed(number, failure);
             }
@@ -109,8 +109,8 @@ impl Turn<'_> {
     /// when the state failed before it started anything.
     fn state_failed(&mut self, number: u32, state: &State) {
         let kind = match &state.kind {
-            Kind::Parallel(_) => "ParallelStateFailed",
-            Kind::Map(_) => "MapStateFailed",
+            StateKind::Parallel(_) => "ParallelStateFailed",
+            StateKind::Map(_) => "MapStateFailed",
             _ => return,
         };
         if !std::mem::take(&mut self.parts_failed) {

@@ -2,17 +2,17 @@
 
 use std::sync::Arc;
 
-use mayfly_workflows_language::definition::{Kind, Map, MapMode, State};
+use mayfly_workflows_language::definition::{Map, MapMode, State, StateKind};
 use mayfly_workflows_language::value::Value;
 
 use super::data;
-use super::state::{Item, MapPhase, Phase, Place, Thread};
-use super::trouble::Trouble;
+use super::error_source::ErrorSource;
+use super::state::{Item, MapPhase, ParentSlot, Phase, Thread};
 use super::turn::{Turn, iteration};
 use crate::history::Details;
 
 impl Turn<'_> {
-    pub(super) fn run_map(&mut self, number: u32, state: &State, map: &Map) -> Result<(), Trouble> {
+    pub(super) fn run_map(&mut self, number: u32, state: &State, map: &Map) -> Result<(), ErrorSource> {
         if let MapMode::Distributed(execution_type) = map.mode {
             return self.run_distributed(number, state, map, execution_type);
         }
@@ -49,7 +49,7 @@ impl Turn<'_> {
         state: &State,
         map: &Map,
         cursor: u64,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), ErrorSource> {
         loop {
             let limit = self.m.facts.limits.inline_iterations_max;
             let Some(active) = self.active_mut(number) else { return Ok(()) };
@@ -77,7 +77,7 @@ impl Turn<'_> {
         cursor: u64,
         item: Item,
         input: &Value,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), ErrorSource> {
         let slot = u32::try_from(item.index).unwrap_or(u32::MAX);
         let selected = match &map.item_selector {
             Some(selector) => data::select_item(self, number, state, input, &item, selector)?,
@@ -90,7 +90,7 @@ impl Turn<'_> {
             self.m.threads.get(&number).map(|thread| thread.variables.inner()).unwrap_or_default();
         let start_at = self.m.definition.flow(map.processor).start_at;
         let thread = Thread {
-            parent: Some(Place { thread: number, slot }),
+            parent: Some(ParentSlot { thread: number, slot }),
             cursor: started,
             variables,
             item: Some(item),
@@ -101,12 +101,12 @@ impl Turn<'_> {
         Ok(())
     }
 
-    pub(super) fn iteration_ended(&mut self, place: Place, cursor: u64, output: Value) {
+    pub(super) fn iteration_ended(&mut self, place: ParentSlot, cursor: u64, output: Value) {
         let definition = self.m.definition.clone();
         let number = place.thread;
         let Some(active) = self.active(number) else { return };
         let state = definition.state(active.state);
-        let Kind::Map(map) = &state.kind else { return };
+        let StateKind::Map(map) = &state.kind else { return };
         let succeeded = self.emit(cursor, "MapIterationSucceeded", || {
             Some(iteration("mapIterationSucceededEventDetails", state, place.slot))
         });
@@ -116,8 +116,8 @@ impl Turn<'_> {
         phase.running -= 1;
         phase.cursor = succeeded;
         // The next iteration follows the state that freed its place.
-        if let Err(trouble) = self.start_iterations(number, state, map, cursor) {
-            self.trouble(number, state, trouble);
+        if let Err(source) = self.start_iterations(number, state, map, cursor) {
+            self.source(number, state, source);
         }
     }
 

@@ -1,11 +1,11 @@
 //! How a map run stands, in numbers.
 
 use super::state::MapRunState;
-use mayfly_workflows_language::execution::ExecutionStatus;
+use mayfly_workflows_language::execution::RunStatus;
 
 impl MapRunState {
     /// Items in children that ended so, and such children.
-    fn ended_as(&self, status: ExecutionStatus) -> (u64, u64) {
+    fn ended_as(&self, status: RunStatus) -> (u64, u64) {
         let so = self
             .children
             .iter()
@@ -13,10 +13,10 @@ impl MapRunState {
         so.fold((0, 0), |(items, children), child| (items + child.items, children + 1))
     }
 
-    /// Did more items fail than are tolerated?
+    /// Whether more items failed than are tolerated.
     #[expect(clippy::cast_precision_loss, reason = "item counts fit a double")]
     pub(super) fn exceeded(&self) -> bool {
-        let failed: u64 = [ExecutionStatus::Failed, ExecutionStatus::TimedOut, ExecutionStatus::Aborted]
+        let failed: u64 = [RunStatus::Failed, RunStatus::TimedOut, RunStatus::Aborted]
             .iter()
             .map(|status| self.ended_as(*status).0)
             .sum();
@@ -36,19 +36,19 @@ impl MapRunState {
     }
 
     /// `itemCounts` and `executionCounts`.
-    pub fn counts(&self) -> (Counts, Counts) {
-        let (mut items, mut children) = (Counts::default(), Counts::default());
+    pub fn counts(&self) -> (MapRunCounts, MapRunCounts) {
+        let (mut items, mut children) = (MapRunCounts::default(), MapRunCounts::default());
         for (index, child) in self.children.iter().enumerate() {
             for (counts, weight) in [(&mut items, child.items), (&mut children, 1)] {
                 counts.total += weight;
                 let place = match child.result.as_ref().map(|result| result.outcome.status) {
-                    Some(ExecutionStatus::Succeeded) => &mut counts.succeeded,
-                    Some(ExecutionStatus::Failed) => &mut counts.failed,
-                    Some(ExecutionStatus::TimedOut) => &mut counts.timed_out,
+                    Some(RunStatus::Succeeded) => &mut counts.succeeded,
+                    Some(RunStatus::Failed) => &mut counts.failed,
+                    Some(RunStatus::TimedOut) => &mut counts.timed_out,
                     Some(_) => &mut counts.aborted,
                     // What was never started stays pending when the run ends (measured: floci-io/floci#2694).
                     None if index >= self.next => &mut counts.pending,
-                    None if self.status == ExecutionStatus::Running => &mut counts.running,
+                    None if self.status == RunStatus::Running => &mut counts.running,
                     None => &mut counts.aborted,
                 };
                 *place += weight;
@@ -56,7 +56,7 @@ impl MapRunState {
         }
         // Nothing is written while the run goes on; at its end what succeeded counts as written, by a ResultWriter or
         // into the state's result.
-        if self.results_written || self.status == ExecutionStatus::Succeeded {
+        if self.results_written || self.status == RunStatus::Succeeded {
             items.results_written = items.succeeded;
             children.results_written = children.succeeded;
         }
@@ -66,7 +66,7 @@ impl MapRunState {
 
 /// How many of a run's items or children stand how.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct MapRunCounts {
     /// Not started.
     pub pending: u64,
     /// Under way.

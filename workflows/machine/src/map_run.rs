@@ -3,20 +3,20 @@
 use std::sync::Arc;
 
 use mayfly_workflows_language::dataflow::Scope;
-use mayfly_workflows_language::definition::{Batcher, DataFlow, ExecutionType, Kind, Map, State};
+use mayfly_workflows_language::definition::{Batcher, DataFlow, Map, State, StateKind, StateMachineType};
 use mayfly_workflows_language::error::StateError;
 use mayfly_workflows_language::value::Value;
 
 use super::batches::batched;
-use super::call::{Action, Call, ChildResult, ChildStart, Outcome};
+use super::call::{Action, Call, ChildResult, ChildStart, ExecutionOutcome};
 use super::data;
+use super::error_source::ErrorSource;
 use super::failure::Failure;
 use super::quantity;
 use super::state::{Child, Item, MapRunState, Phase, RunPhase};
-use super::trouble::Trouble;
 use super::turn::{ROOT, Turn, failure_details};
 use crate::history::Details;
-use mayfly_workflows_language::execution::ExecutionStatus;
+use mayfly_workflows_language::execution::RunStatus;
 
 impl Turn<'_> {
     pub(super) fn run_distributed(
@@ -24,8 +24,8 @@ impl Turn<'_> {
         number: u32,
         state: &State,
         map: &Map,
-        execution_type: ExecutionType,
-    ) -> Result<(), Trouble> {
+        execution_type: StateMachineType,
+    ) -> Result<(), ErrorSource> {
         let effective = self.effective_input(number, state)?;
         let items = match &map.item_reader {
             Some(_) => None,
@@ -67,7 +67,7 @@ impl Turn<'_> {
         &mut self,
         state: &State,
         map: &Map,
-        execution_type: ExecutionType,
+        execution_type: StateMachineType,
         max_concurrency: u64,
     ) -> MapRunState {
         let facts = self.m.facts.clone();
@@ -82,7 +82,7 @@ impl Turn<'_> {
         MapRunState {
             arn: arn.into(),
             state: state.id,
-            status: ExecutionStatus::Running,
+            status: RunStatus::Running,
             start_ms: self.at_ms,
             stop_ms: None,
             max_concurrency,
@@ -95,7 +95,7 @@ impl Turn<'_> {
             running: 0,
             name,
             flow: map.processor,
-            express: execution_type == ExecutionType::Express,
+            express: execution_type == StateMachineType::Express,
             results_written: false,
         }
     }
@@ -106,7 +106,7 @@ impl Turn<'_> {
         state: &State,
         map: &Map,
         effective: &Value,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), ErrorSource> {
         let Some(reader) = &map.item_reader else { return Ok(()) };
         let field = "ItemReader";
         let arguments = data::template(self, number, state, effective, reader.arguments.as_ref(), field)?;
@@ -141,7 +141,7 @@ impl Turn<'_> {
         map: &Map,
         run: u32,
         items: &[Value],
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), ErrorSource> {
         let Some(Phase::Run(phase)) = self.active(number).map(|active| &active.phase) else { return Ok(()) };
         let input = phase.input.clone();
         let mut inputs = Vec::with_capacity(items.len());
@@ -186,7 +186,7 @@ impl Turn<'_> {
         input: &Value,
         batcher: &Batcher,
         items: Vec<(Value, u64)>,
-    ) -> Result<Vec<(Value, u64)>, Trouble> {
+    ) -> Result<Vec<(Value, u64)>, ErrorSource> {
         let limit = |quantity, field| match quantity {
             Some(quantity) => match self.count(number, state, input, quantity, field) {
                 Ok(0) => Err(StateError::runtime(format!("{field} must be greater than 0."))),
@@ -225,10 +225,10 @@ impl Turn<'_> {
         }
     }
 
-    pub(super) fn child_ended(&mut self, run_number: u32, index: u32, outcome: Outcome) {
+    pub(super) fn child_ended(&mut self, run_number: u32, index: u32, outcome: ExecutionOutcome) {
         let at_ms = self.at_ms;
         let Some(run) = self.m.runs.get_mut(&run_number) else { return };
-        if run.status != ExecutionStatus::Running {
+        if run.status != RunStatus::Running {
             return;
         }
         let Some(child) = run.children.get_mut(index as usize) else { return };
@@ -267,7 +267,7 @@ impl Turn<'_> {
         let definition = self.m.definition.clone();
         let Some(active) = self.active(number) else { return };
         let state = definition.state(active.state);
-        let Kind::Map(map) = &state.kind else { return };
+        let StateKind::Map(map) = &state.kind else { return };
         let Phase::Run(phase) = &active.phase else { return };
         let input = phase.input.clone();
         let Some(run) = self.m.runs.get(&run_number) else { return };
@@ -280,7 +280,7 @@ impl Turn<'_> {
                         let call = Call::WriteResults { state: state.id, arguments, run_arn, results };
                         self.run_effect(number, call);
                     }
-                    Err(error) => self.trouble(number, state, Trouble::Data(error)),
+                    Err(error) => self.source(number, state, ErrorSource::Data(error)),
                 }
             }
             None => {
@@ -295,7 +295,7 @@ impl Turn<'_> {
         let cursor = self.cursor(number);
         let succeeded = self.emit(cursor, "MapRunSucceeded", || None);
         if let Some(run) = self.m.runs.get_mut(&run_number) {
-            run.status = ExecutionStatus::Succeeded;
+            run.status = RunStatus::Succeeded;
             run.stop_ms = Some(self.at_ms);
         }
         let Some(active) = self.active_mut(number) else { return };
@@ -316,20 +316,20 @@ impl Turn<'_> {
         let state = definition.state(active.state);
         let Phase::Run(phase) = &active.phase else { return };
         let run_number = phase.run;
-        self.keep_wreck();
+        self.snapshot_failure();
         let cursor = self.cursor(number);
         let event =
             self.emit(cursor, "MapRunFailed", || Some(failure_details("mapRunFailedEventDetails", &failure)));
         self.set_cursor(number, event);
-        self.stop_run(run_number, ExecutionStatus::Failed);
+        self.stop_run(run_number, RunStatus::Failed);
         self.parts_failed = true;
-        self.trouble(number, state, Trouble::Failed(failure));
+        self.source(number, state, ErrorSource::Failed(failure));
     }
 
-    fn stop_run(&mut self, run_number: u32, status: ExecutionStatus) {
+    fn stop_run(&mut self, run_number: u32, status: RunStatus) {
         let at_ms = self.at_ms;
         let Some(run) = self.m.runs.get_mut(&run_number) else { return };
-        if run.status != ExecutionStatus::Running {
+        if run.status != RunStatus::Running {
             return;
         }
         run.status = status;
@@ -349,12 +349,12 @@ impl Turn<'_> {
         {
             self.out.actions.push(Action::Forget { n: *effect });
         }
-        self.stop_run(phase.run, ExecutionStatus::Aborted);
+        self.stop_run(phase.run, RunStatus::Aborted);
     }
 
     /// Items were read, or results written.
     pub(super) fn run_effect_succeeded(&mut self, number: u32, state: &State, text: &Arc<str>) {
-        let Kind::Map(map) = &state.kind else { return };
+        let StateKind::Map(map) = &state.kind else { return };
         let Some(Phase::Run(phase)) = self.active_mut(number).map(|active| &mut active.phase) else { return };
         let run = phase.run;
         let Some((effect, call)) = phase.effect.take() else { return };
@@ -363,8 +363,8 @@ impl Turn<'_> {
         match call {
             Call::ReadItems { .. } => {
                 let items = value.as_array().unwrap_or_default().to_vec();
-                if let Err(trouble) = self.begin_children(number, state, map, run, &items) {
-                    self.trouble(number, state, trouble);
+                if let Err(source) = self.begin_children(number, state, map, run, &items) {
+                    self.source(number, state, source);
                 }
             }
             Call::WriteResults { .. } => {
@@ -421,15 +421,14 @@ impl Turn<'_> {
             self.queue.push_back(number);
             return;
         }
-        run.status = ExecutionStatus::Running;
+        run.status = RunStatus::Running;
         run.stop_ms = None;
         run.redrive_count += 1;
         run.redrive_ms = Some(at_ms);
         run.next = 0;
         run.running = 0;
         for child in &mut run.children {
-            if child.result.as_ref().is_some_and(|result| result.outcome.status != ExecutionStatus::Succeeded)
-            {
+            if child.result.as_ref().is_some_and(|result| result.outcome.status != RunStatus::Succeeded) {
                 child.result = None;
             }
         }
@@ -464,13 +463,13 @@ impl MapRunState {
         }))
     }
 
-    /// Does the run go on, and this child's end with it?
+    /// Whether the run is open and still counts this child's end.
     pub fn waits_for(&self, index: u32) -> bool {
         let child = self.children.get(index as usize);
-        self.status == ExecutionStatus::Running && child.is_some_and(|child| child.result.is_none())
+        self.status == RunStatus::Running && child.is_some_and(|child| child.result.is_none())
     }
 
-    /// Have all children before this one ended?
+    /// Whether all children before this one have ended.
     pub fn comes_first(&self, index: u32) -> bool {
         let before = self.children.get(..index as usize).unwrap_or_default();
         // Its neighbours mostly run as well: from there it is not far to one that has not ended.

@@ -3,8 +3,8 @@
 use mayfly_workflows_language::definition::{Parallel, State};
 use mayfly_workflows_language::value::Value;
 
-use super::state::{Phase, Place, Thread};
-use super::trouble::Trouble;
+use super::error_source::ErrorSource;
+use super::state::{ParentSlot, Phase, Thread};
 use super::turn::Turn;
 
 impl Turn<'_> {
@@ -13,7 +13,7 @@ impl Turn<'_> {
         number: u32,
         state: &State,
         parallel: &Parallel,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), ErrorSource> {
         let effective = self.effective_input(number, state)?;
         let cursor = self.cursor(number);
         let started = self.emit(cursor, "ParallelStateStarted", || None);
@@ -28,7 +28,7 @@ impl Turn<'_> {
         let definition = self.m.definition.clone();
         for (slot, flow) in (0u32..).zip(&parallel.branches) {
             let branch = Thread {
-                parent: Some(Place { thread: number, slot }),
+                parent: Some(ParentSlot { thread: number, slot }),
                 cursor: started,
                 variables: variables.inner(),
                 item: item.clone(),
@@ -41,7 +41,7 @@ impl Turn<'_> {
         Ok(())
     }
 
-    pub(super) fn branch_ended(&mut self, place: Place, cursor: u64, output: Value) {
+    pub(super) fn branch_ended(&mut self, place: ParentSlot, cursor: u64, output: Value) {
         let definition = self.m.definition.clone();
         let number = place.thread;
         let Some(active) = self.active_mut(number) else { return };
@@ -63,7 +63,7 @@ impl Turn<'_> {
     pub(super) fn leave_with_result(&mut self, number: u32, state: &State, result: Value) {
         match self.check_size(state, &result) {
             Ok(()) => self.leave_with_checked(number, state, result),
-            Err(trouble) => self.trouble(number, state, trouble),
+            Err(source) => self.source(number, state, source),
         }
     }
 
@@ -71,7 +71,7 @@ impl Turn<'_> {
     pub(super) fn leave_with_checked(&mut self, number: u32, state: &State, result: Value) {
         match self.finish(number, state, result) {
             Ok(left) => self.leave(number, state, left, &state.next),
-            Err(trouble) => self.trouble(number, state, trouble),
+            Err(source) => self.source(number, state, source),
         }
     }
 }

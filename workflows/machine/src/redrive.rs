@@ -1,6 +1,6 @@
 //! Redrive: an execution that failed is taken up where it stood.
 
-use super::state::{Machine, Phase, Wakes, Wreck};
+use super::state::{FailureSnapshot, Machine, Phase, Wakes};
 use super::turn::{Turn, milliseconds};
 use crate::history::Details;
 
@@ -10,9 +10,9 @@ const TOKEN_VALID_MS: i64 = 15 * 60 * 1000;
 
 impl Turn<'_> {
     /// Keeps what stands, in case this failure ends the execution.
-    pub(super) fn keep_wreck(&mut self) {
-        if self.m.failed_in.is_none() && !self.m.facts.express {
-            self.m.failed_in = Some(Wreck { threads: self.m.threads.clone() });
+    pub(super) fn snapshot_failure(&mut self) {
+        if self.m.failed_snapshot.is_none() && !self.m.facts.express {
+            self.m.failed_snapshot = Some(FailureSnapshot { threads: self.m.threads.clone() });
         }
     }
 
@@ -20,7 +20,7 @@ impl Turn<'_> {
     /// not succeeded run again with the input they had; what had succeeded
     /// stays. Retriers begin anew.
     pub(super) fn redrive(&mut self, token: Option<String>) {
-        let Some(wreck) = self.m.failed_in.take() else { return };
+        let Some(snapshot) = self.m.failed_snapshot.take() else { return };
         if let Some(token) = token {
             if self.m.redrive_tokens.len() >= TOKENS_KEPT {
                 self.m.redrive_tokens.pop_front();
@@ -40,7 +40,7 @@ impl Turn<'_> {
         {
             self.set_timer(self.at_ms.saturating_add(milliseconds(seconds)), Wakes::Execution);
         }
-        self.m.threads = wreck.threads;
+        self.m.threads = snapshot.threads;
         let numbers: Vec<u32> = self.m.threads.keys().copied().collect();
         for number in numbers {
             let below = self
@@ -68,9 +68,9 @@ impl Turn<'_> {
 }
 
 impl Machine {
-    /// Is there something a redrive could take up?
+    /// Whether a redrive has a failed state to start from.
     pub fn can_redrive(&self) -> bool {
-        self.outcome.is_some() && self.failed_in.is_some()
+        self.outcome.is_some() && self.failed_snapshot.is_some()
     }
 
     /// When this request redrove it, if it did and was not too long before `now_ms`.

@@ -19,9 +19,9 @@ pub(crate) enum Decision {
 /// What a retrier or a catcher may call a missed heartbeat.
 pub(super) const HEARTBEAT_TIMEOUT: &str = "States.HeartbeatTimeout";
 
-/// Does a list of `ErrorEquals` take an error?
+/// Whether a list of `ErrorEquals` matches an error.
 ///
-/// `States.ALL` takes everything but the two that AWS lets nobody take by it;
+/// `States.ALL` matches every error except the two that AWS excludes from it;
 /// `States.TaskFailed` takes everything but timeouts.
 pub fn takes(error_equals: &[std::sync::Arc<str>], error: Option<&str>) -> bool {
     let error = error.unwrap_or_default();

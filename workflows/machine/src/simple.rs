@@ -1,4 +1,4 @@
-//! States that need nobody else: Pass, Succeed, Choice, Fail, Wait.
+//! States without effects: Pass, Succeed, Choice, Fail, Wait.
 
 use jiff::Timestamp;
 use mayfly_workflows_language::dataflow::Scope;
@@ -6,17 +6,17 @@ use mayfly_workflows_language::definition::{Choice, Fail, Pass, QueryLanguage, S
 use mayfly_workflows_language::error::StateError;
 use mayfly_workflows_language::value::Value;
 
+use super::error_source::ErrorSource;
 use super::failure::Failure;
 use super::quantity;
 use super::state::{Phase, Wakes};
-use super::trouble::Trouble;
 use super::turn::{Turn, milliseconds};
 
 /// AWS lets an execution live for a year.
 const WAIT_SECONDS_MAX: u64 = 31_536_000;
 
 impl Turn<'_> {
-    pub(super) fn run_pass(&mut self, number: u32, state: &State, pass: &Pass) -> Result<(), Trouble> {
+    pub(super) fn run_pass(&mut self, number: u32, state: &State, pass: &Pass) -> Result<(), ErrorSource> {
         let effective = self.effective_input(number, state)?;
         let result = match &pass.result {
             Some(result) => result.clone(),
@@ -27,14 +27,19 @@ impl Turn<'_> {
         Ok(())
     }
 
-    pub(super) fn run_succeed(&mut self, number: u32, state: &State) -> Result<(), Trouble> {
+    pub(super) fn run_succeed(&mut self, number: u32, state: &State) -> Result<(), ErrorSource> {
         let effective = self.effective_input(number, state)?;
         let left = self.finish_unchanged(number, state, effective)?;
         self.leave(number, state, left, &mayfly_workflows_language::definition::Transition::End);
         Ok(())
     }
 
-    pub(super) fn run_choice(&mut self, number: u32, state: &State, choice: &Choice) -> Result<(), Trouble> {
+    pub(super) fn run_choice(
+        &mut self,
+        number: u32,
+        state: &State,
+        choice: &Choice,
+    ) -> Result<(), ErrorSource> {
         let effective = self.effective_input(number, state)?;
         for (index, rule) in choice.rules.iter().enumerate() {
             if self.matches(number, state, &effective, (index, rule))? {
@@ -45,7 +50,7 @@ impl Turn<'_> {
         }
         let Some(default) = &choice.default else {
             // AWS's own name for it, not `States.NoChoiceMatched` (measured: floci-io/floci#3167).
-            return Err(Trouble::Data(StateError::runtime(
+            return Err(ErrorSource::Data(StateError::runtime(
                 "Failed to transition out of the state. The state does not point to a next state.",
             )));
         };
@@ -54,13 +59,13 @@ impl Turn<'_> {
         Ok(())
     }
 
-    pub(super) fn run_fail(&mut self, number: u32, state: &State, fail: &Fail) -> Result<(), Trouble> {
+    pub(super) fn run_fail(&mut self, number: u32, state: &State, fail: &Fail) -> Result<(), ErrorSource> {
         let error = fail.error.as_ref().map(|text| self.text(number, state, text, "Error")).transpose()?;
         let cause = fail.cause.as_ref().map(|text| self.text(number, state, text, "Cause")).transpose()?;
-        Err(Trouble::Failed(Failure::of(error, cause)))
+        Err(ErrorSource::Failed(Failure::of(error, cause)))
     }
 
-    pub(super) fn run_wait(&mut self, number: u32, state: &State, wait: &Wait) -> Result<(), Trouble> {
+    pub(super) fn run_wait(&mut self, number: u32, state: &State, wait: &Wait) -> Result<(), ErrorSource> {
         let effective = self.effective_input(number, state)?;
         let edition = self.m.facts.edition;
         let until_ms = match wait {
@@ -92,13 +97,13 @@ impl Turn<'_> {
         let Some(active) = self.active_mut(number) else { return };
         active.phase = Phase::Entered;
         let state = definition.state(active.state);
-        let outcome = self.effective_input(number, state).map_err(Trouble::from).and_then(|effective| {
+        let outcome = self.effective_input(number, state).map_err(ErrorSource::from).and_then(|effective| {
             let left = self.finish_unchanged(number, state, effective)?;
             self.leave(number, state, left, &state.next);
             Ok(())
         });
-        if let Err(trouble) = outcome {
-            self.trouble(number, state, trouble);
+        if let Err(source) = outcome {
+            self.source(number, state, source);
         }
     }
 
@@ -108,7 +113,7 @@ impl Turn<'_> {
         number: u32,
         state: &State,
         effective: Value,
-    ) -> Result<super::turn::Left, Trouble> {
+    ) -> Result<super::turn::StateOutput, ErrorSource> {
         match state.query_language {
             QueryLanguage::JsonPath => self.finish_without_result(number, state, effective),
             QueryLanguage::Jsonata => self.finish(number, state, effective),

@@ -8,9 +8,9 @@ use mayfly_workflows_language::definition::{FlowId, Resource, StateId, StateMach
 use mayfly_workflows_language::value::Value;
 use serde::{Deserialize, Serialize};
 
-use super::call::{Action, Call, ChildResult, Outcome};
+use super::call::{Action, Call, ChildResult, ExecutionOutcome};
 use crate::history::HistoryEvent;
-use mayfly_workflows_language::execution::ExecutionStatus;
+use mayfly_workflows_language::execution::RunStatus;
 
 /// What an execution is born with; never changes.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub struct Facts {
     pub machine_arn: Arc<str>,
     /// Its state machine's name.
     pub machine_name: Arc<str>,
-    /// Without a journal?
+    /// Express executions are not journalled.
     pub express: bool,
     /// The version it was started as, if it was.
     pub version_arn: Option<Arc<str>>,
@@ -106,7 +106,7 @@ pub struct Machine {
     pub(super) facts: Arc<Facts>,
     #[serde(skip)]
     pub(super) definition: Arc<StateMachine>,
-    pub(super) outcome: Option<Outcome>,
+    pub(super) outcome: Option<ExecutionOutcome>,
     pub(super) next_event: u64,
     pub(super) next_number: u32,
     pub(super) threads: BTreeMap<u32, Thread>,
@@ -121,19 +121,19 @@ pub struct Machine {
     #[serde(skip_serializing_if = "VecDeque::is_empty")]
     pub(super) redrive_tokens: VecDeque<(String, i64)>,
     /// What a redrive takes up again.
-    pub(super) failed_in: Option<Wreck>,
+    pub(super) failed_snapshot: Option<FailureSnapshot>,
 }
 
 /// What stood when an execution failed: a redrive begins there.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Wreck {
+pub(super) struct FailureSnapshot {
     pub(super) threads: BTreeMap<u32, Thread>,
 }
 
 /// A flow that runs.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Thread {
-    pub(super) parent: Option<Place>,
+    pub(super) parent: Option<ParentSlot>,
     /// The event that its next event follows.
     pub(super) cursor: u64,
     #[serde(with = "super::checkpoint::variables")]
@@ -148,7 +148,7 @@ pub(super) struct Thread {
 
 /// Where a thread's result goes.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(super) struct Place {
+pub(super) struct ParentSlot {
     pub(super) thread: u32,
     pub(super) slot: u32,
 }
@@ -209,7 +209,7 @@ pub(super) struct TaskPhase {
     pub(super) seconds: TaskSeconds,
     /// It can be carried out: always, but for activities.
     pub(super) accepted: bool,
-    /// Somebody else has it now: it is not handed out again.
+    /// Taken by a worker: it is not handed out again.
     pub(super) taken: bool,
 }
 
@@ -264,7 +264,7 @@ pub struct MapRunState {
     /// The Map state.
     pub state: StateId,
     /// Where it stands.
-    pub status: ExecutionStatus,
+    pub status: RunStatus,
     /// When it started.
     pub start_ms: i64,
     /// When it ended.
@@ -349,7 +349,7 @@ impl Machine {
             redrive_count: 0,
             redrive_ms: None,
             redrive_tokens: VecDeque::new(),
-            failed_in: None,
+            failed_snapshot: None,
         }
     }
 
@@ -364,7 +364,7 @@ impl Machine {
     }
 
     /// How it ended, once it has.
-    pub fn outcome(&self) -> Option<&Outcome> {
+    pub fn outcome(&self) -> Option<&ExecutionOutcome> {
         self.outcome.as_ref()
     }
 
@@ -378,7 +378,7 @@ impl Machine {
         self.runs.iter().map(|(number, run)| (*number, run))
     }
 
-    /// Does somebody still wait for this effect?
+    /// Whether a state still waits for this effect.
     pub fn waits_for(&self, effect: u32) -> bool {
         self.effects.contains_key(&effect)
     }
@@ -414,13 +414,13 @@ impl Machine {
         self.timers.values().map(|timer| timer.at_ms).min()
     }
 
-    /// Does somebody still wait for this timer?
+    /// Whether a state still waits for this timer.
     pub fn has_timer(&self, n: u32) -> bool {
         self.timers.contains_key(&n)
     }
 
     /// Everything under way, to be done again after a crash: effects that
-    /// nobody has taken, timers, children. Heartbeats are not journalled, so a
+    /// no worker has taken, timers, children. Heartbeats are not journalled, so a
     /// worker has its whole time again.
     pub fn resume(&self, now_ms: i64) -> Vec<Action> {
         let mut actions = Vec::new();
@@ -448,7 +448,7 @@ impl Machine {
             }
         }
         for (number, run) in &self.runs {
-            if run.status == ExecutionStatus::Running {
+            if run.status == RunStatus::Running {
                 actions.push(Action::RegisterRun { arn: run.arn.clone() });
                 actions.extend(run.children_under_way(*number));
             }

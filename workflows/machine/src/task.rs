@@ -2,24 +2,26 @@
 
 use std::sync::Arc;
 
-use mayfly_workflows_language::definition::{Kind, Pattern, QueryLanguage, Resource, State, StateId, Task};
+use mayfly_workflows_language::definition::{
+    Pattern, QueryLanguage, Resource, State, StateId, StateKind, Task,
+};
 use mayfly_workflows_language::error::StateError;
 use mayfly_workflows_language::value::Value;
 
 use super::call::{Action, Call, TaskCall};
 use super::envelope;
+use super::error_source::ErrorSource;
 use super::failure::Failure;
 use super::quantity;
 use super::retry::HEARTBEAT_TIMEOUT;
 use super::state::{Phase, TaskPhase, TaskSeconds, Wakes};
 use super::token::Token;
-use super::trouble::Trouble;
 use super::turn::{Turn, failure_details, milliseconds};
 use crate::history::{Details, Field};
 use mayfly_workflows_language::execution::Payload;
 
 impl Turn<'_> {
-    pub(super) fn run_task(&mut self, number: u32, state: &State, task: &Task) -> Result<(), Trouble> {
+    pub(super) fn run_task(&mut self, number: u32, state: &State, task: &Task) -> Result<(), ErrorSource> {
         let effect = self.number();
         let token: Arc<str> = Token::new(self.m.facts.execution, effect, &self.m.facts.seed).to_text().into();
         let effective = self.effective_input(number, state)?;
@@ -145,7 +147,7 @@ impl Turn<'_> {
     pub(super) fn task_accepted(&mut self, effect: u32) {
         let definition = self.m.definition.clone();
         let Some((number, state)) = self.task_of(effect) else { return };
-        let Kind::Task(task) = &definition.state(state).kind else { return };
+        let StateKind::Task(task) = &definition.state(state).kind else { return };
         let Some(Phase::Task(phase)) = self.active_mut(number).map(|active| &mut active.phase) else {
             return;
         };
@@ -167,7 +169,7 @@ impl Turn<'_> {
         let Some((number, state)) = self.task_of(effect) else { return };
         let Some(Phase::Task(phase)) = self.active(number).map(|active| &active.phase) else { return };
         if !phase.accepted {
-            self.trouble(number, definition.state(state), Trouble::Data(StateError::runtime(cause)));
+            self.source(number, definition.state(state), ErrorSource::Data(StateError::runtime(cause)));
         }
     }
 
@@ -198,7 +200,7 @@ impl Turn<'_> {
     pub(super) fn task_submitted(&mut self, effect: u32, output: &Payload) {
         let definition = self.m.definition.clone();
         let Some((number, state)) = self.task_of(effect) else { return };
-        let Kind::Task(task) = &definition.state(state).kind else { return };
+        let StateKind::Task(task) = &definition.state(state).kind else { return };
         let Some(text) = output.text() else { return };
         let cursor = self.cursor(number);
         let submitted = self.emit(cursor, "TaskSubmitted", || {
@@ -220,7 +222,7 @@ impl Turn<'_> {
         let Some((number, state)) = self.task_of(effect) else { return };
         let state = definition.state(state);
         let Some(text) = output.text() else { return };
-        let Kind::Task(task) = &state.kind else {
+        let StateKind::Task(task) = &state.kind else {
             self.run_effect_succeeded(number, state, text);
             return;
         };
@@ -244,7 +246,7 @@ impl Turn<'_> {
         let definition = self.m.definition.clone();
         let Some((number, state)) = self.task_of(effect) else { return };
         let state = definition.state(state);
-        let (Some(text), Kind::Task(task)) = (answer.text(), &state.kind) else { return };
+        let (Some(text), StateKind::Task(task)) = (answer.text(), &state.kind) else { return };
         let request_id = envelope::request_id(&self.m.facts.seed, effect);
         let version = version.unwrap_or(envelope::LATEST);
         let result = envelope::of_function(text, status, version, self.at_ms, request_id);
@@ -261,7 +263,7 @@ impl Turn<'_> {
         value: Value,
         text: impl FnOnce() -> Arc<str>,
     ) {
-        if let Err(Trouble::Failed(failure)) = self.check_size(state, &value) {
+        if let Err(ErrorSource::Failed(failure)) = self.check_size(state, &value) {
             self.effect_failed(effect, failure);
             return;
         }
@@ -286,7 +288,7 @@ impl Turn<'_> {
         let definition = self.m.definition.clone();
         let Some((number, state)) = self.task_of(effect) else { return };
         let state = definition.state(state);
-        let Kind::Task(task) = &state.kind else {
+        let StateKind::Task(task) = &state.kind else {
             self.run_effect_failed(number, failure);
             return;
         };
@@ -304,7 +306,7 @@ impl Turn<'_> {
         };
         self.set_cursor(number, event);
         self.end_task(number, effect);
-        self.trouble(number, state, Trouble::Failed(failure));
+        self.source(number, state, ErrorSource::Failed(failure));
     }
 
     pub(super) fn task_timed_out(&mut self, number: u32, failure: Failure) {
@@ -313,7 +315,7 @@ impl Turn<'_> {
         let Phase::Task(phase) = &active.phase else { return };
         let (effect, call) = (phase.effect, phase.call.clone());
         let state = definition.state(active.state);
-        let Kind::Task(task) = &state.kind else { return };
+        let StateKind::Task(task) = &state.kind else { return };
         let cursor = self.cursor(number);
         let event = match &task.resource {
             Resource::Function(_) => self.emit(cursor, "LambdaFunctionTimedOut", || {
@@ -330,7 +332,7 @@ impl Turn<'_> {
         self.out.actions.push(Action::Forget { n: effect });
         self.stop_awaited(&call);
         self.end_task(number, effect);
-        self.trouble(number, state, Trouble::Failed(failure));
+        self.source(number, state, ErrorSource::Failed(failure));
     }
 
     /// Takes back the timers and the effect of a task that has its outcome.

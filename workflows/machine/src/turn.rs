@@ -3,14 +3,14 @@
 use std::collections::VecDeque;
 
 use mayfly_workflows_language::dataflow::{Ambient, Variables};
-use mayfly_workflows_language::definition::{Kind, State, StateId, Transition};
+use mayfly_workflows_language::definition::{State, StateId, StateKind, Transition};
 use mayfly_workflows_language::value::{Map, Value};
 
-use super::call::{Action, Outcome};
+use super::call::{Action, ExecutionOutcome};
+use super::error_source::ErrorSource;
 use super::event::Event;
 use super::failure::Failure;
 use super::state::{Active, Machine, Output, Phase, Thread, Timer, Wakes};
-use super::trouble::Trouble;
 use crate::history::{Details, Field, HistoryEvent};
 
 /// The root thread's number.
@@ -81,7 +81,7 @@ impl Turn<'_> {
                 self.effect_failed(n, failure);
             }
             Event::Child { run, index, status, output, error, cause } => {
-                let outcome = Outcome {
+                let outcome = ExecutionOutcome {
                     status,
                     output: output.as_ref().and_then(|output| output.text().cloned()),
                     error: error.map(Into::into),
@@ -200,17 +200,17 @@ impl Turn<'_> {
         }
         let state = definition.state(active.state);
         let outcome = match &state.kind {
-            Kind::Pass(pass) => self.run_pass(number, state, pass),
-            Kind::Succeed => self.run_succeed(number, state),
-            Kind::Choice(choice) => self.run_choice(number, state, choice),
-            Kind::Fail(fail) => self.run_fail(number, state, fail),
-            Kind::Wait(wait) => self.run_wait(number, state, wait),
-            Kind::Task(task) => self.run_task(number, state, task),
-            Kind::Parallel(parallel) => self.run_parallel(number, state, parallel),
-            Kind::Map(map) => self.run_map(number, state, map),
+            StateKind::Pass(pass) => self.run_pass(number, state, pass),
+            StateKind::Succeed => self.run_succeed(number, state),
+            StateKind::Choice(choice) => self.run_choice(number, state, choice),
+            StateKind::Fail(fail) => self.run_fail(number, state, fail),
+            StateKind::Wait(wait) => self.run_wait(number, state, wait),
+            StateKind::Task(task) => self.run_task(number, state, task),
+            StateKind::Parallel(parallel) => self.run_parallel(number, state, parallel),
+            StateKind::Map(map) => self.run_map(number, state, map),
         };
-        if let Err(trouble) = outcome {
-            self.trouble(number, state, trouble);
+        if let Err(source) = outcome {
+            self.source(number, state, source);
         }
     }
 
@@ -245,13 +245,13 @@ impl Turn<'_> {
     }
 
     /// Leaves the thread's state with an output.
-    pub(super) fn leave(&mut self, number: u32, state: &State, left: Left, next: &Transition) {
-        if let Err(trouble) = self.check_size(state, &left.output) {
-            self.trouble(number, state, trouble);
+    pub(super) fn leave(&mut self, number: u32, state: &State, left: StateOutput, next: &Transition) {
+        if let Err(source) = self.check_size(state, &left.output) {
+            self.source(number, state, source);
             return;
         }
         let cursor = self.cursor(number);
-        let Left { output, assigned } = left;
+        let StateOutput { output, assigned } = left;
         let exited = self.emit(cursor, exited_kind(&state.kind), || {
             let mut details = Details::new("stateExitedEventDetails");
             if !assigned.is_empty() {
@@ -307,7 +307,7 @@ impl Turn<'_> {
         n
     }
 
-    /// Counts an event, and writes it down when somebody reads along.
+    /// Numbers an event, and records it when a recorder is attached.
     pub(super) fn emit(
         &mut self,
         previous: u64,
@@ -347,18 +347,18 @@ impl Turn<'_> {
     }
 
     /// AWS's bound on what goes from state to state.
-    pub(super) fn check_size(&self, state: &State, value: &Value) -> Result<(), Trouble> {
+    pub(super) fn check_size(&self, state: &State, value: &Value) -> Result<(), ErrorSource> {
         if value.text_len() <= self.m.facts.limits.payload_bytes_max {
             return Ok(());
         }
         let who = match &state.kind {
             // A service is named by what it is, a function or an activity by its ARN.
-            Kind::Task(task) => {
+            StateKind::Task(task) => {
                 task.resource.event_names().map_or_else(|| task.arn.clone(), |(kind, _)| kind.into())
             }
             _ => state.name.clone(),
         };
-        Err(Trouble::Failed(Failure::new(
+        Err(ErrorSource::Failed(Failure::new(
             "States.DataLimitExceeded",
             format!(
                 "The state/task '{who}' returned a result with a size exceeding the maximum number of bytes service limit."
@@ -375,7 +375,7 @@ impl Turn<'_> {
 }
 
 /// A state's output and the variables it assigned.
-pub(super) struct Left {
+pub(super) struct StateOutput {
     pub(super) output: Value,
     pub(super) assigned: Map,
 }
@@ -397,32 +397,32 @@ pub(super) fn iteration(member: &'static str, state: &State, index: u32) -> Deta
 
 /// AWS shows a Map that selects its items the execution's input as it was
 /// written, and every other first state the same text without its blanks.
-fn keeps_input_text(kind: &Kind) -> bool {
-    matches!(kind, Kind::Map(map) if map.item_selector.is_some())
+fn keeps_input_text(kind: &StateKind) -> bool {
+    matches!(kind, StateKind::Map(map) if map.item_selector.is_some())
 }
 
-fn entered_kind(kind: &Kind) -> &'static str {
+fn entered_kind(kind: &StateKind) -> &'static str {
     match kind {
-        Kind::Task(_) => "TaskStateEntered",
-        Kind::Pass(_) => "PassStateEntered",
-        Kind::Choice(_) => "ChoiceStateEntered",
-        Kind::Wait(_) => "WaitStateEntered",
-        Kind::Succeed => "SucceedStateEntered",
-        Kind::Fail(_) => "FailStateEntered",
-        Kind::Parallel(_) => "ParallelStateEntered",
-        Kind::Map(_) => "MapStateEntered",
+        StateKind::Task(_) => "TaskStateEntered",
+        StateKind::Pass(_) => "PassStateEntered",
+        StateKind::Choice(_) => "ChoiceStateEntered",
+        StateKind::Wait(_) => "WaitStateEntered",
+        StateKind::Succeed => "SucceedStateEntered",
+        StateKind::Fail(_) => "FailStateEntered",
+        StateKind::Parallel(_) => "ParallelStateEntered",
+        StateKind::Map(_) => "MapStateEntered",
     }
 }
 
-fn exited_kind(kind: &Kind) -> &'static str {
+fn exited_kind(kind: &StateKind) -> &'static str {
     match kind {
-        Kind::Task(_) => "TaskStateExited",
-        Kind::Pass(_) => "PassStateExited",
-        Kind::Choice(_) => "ChoiceStateExited",
-        Kind::Wait(_) => "WaitStateExited",
-        Kind::Succeed => "SucceedStateExited",
-        Kind::Fail(_) => "FailStateExited",
-        Kind::Parallel(_) => "ParallelStateExited",
-        Kind::Map(_) => "MapStateExited",
+        StateKind::Task(_) => "TaskStateExited",
+        StateKind::Pass(_) => "PassStateExited",
+        StateKind::Choice(_) => "ChoiceStateExited",
+        StateKind::Wait(_) => "WaitStateExited",
+        StateKind::Succeed => "SucceedStateExited",
+        StateKind::Fail(_) => "FailStateExited",
+        StateKind::Parallel(_) => "ParallelStateExited",
+        StateKind::Map(_) => "MapStateExited",
     }
 }

@@ -23,11 +23,11 @@ use crate::{
 pub const REGION: &str = "us-east-1";
 /// Its account: the one that the API gives to keys that name none.
 pub const ACCOUNT: &str = "000000000000";
-/// The role of state machines that nobody gave one: nobody asks for it here, but the API wants one.
+/// The role of state machines without one: it is not used here, but the API requires a value.
 pub const ROLE: &str = "arn:aws:iam::000000000000:role/mayfly";
 /// What the ARNs of state machines that are made from objects begin with.
 pub const STATE_MACHINE_PREFIX: &str = "arn:aws:states:us-east-1:000000000000:stateMachine:";
-/// What the ARNs of executions begin with, whatever the region and account of their state machine are.
+/// The prefix of execution ARNs, independent of the region and account of their state machine.
 pub const EXECUTION_PREFIX: &str = "arn:aws:states:us-east-1:000000000000:execution:";
 /// Longest name of a state machine (API reference, CreateStateMachine).
 pub const STATE_MACHINE_CHARACTERS_MAX: usize = 80;

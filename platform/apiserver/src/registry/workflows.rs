@@ -8,7 +8,7 @@ use mayfly_api::{
     workflow::{self, WorkflowType, definition},
 };
 use mayfly_workflows_language::{
-    definition::MachineType,
+    definition::StateMachineType,
     validate::{Diagnostic, Severity, check},
 };
 use serde_json::{Value, json};
@@ -140,8 +140,8 @@ fn definition_warnings(workflow: &Workflow) -> Vec<String> {
 
 fn diagnostics(workflow: &Workflow, severity: Severity) -> impl Iterator<Item = Diagnostic> + use<> {
     let kind = match workflow.spec.kind {
-        WorkflowType::Standard => MachineType::Standard,
-        WorkflowType::Express => MachineType::Express,
+        WorkflowType::Standard => StateMachineType::Standard,
+        WorkflowType::Express => StateMachineType::Express,
     };
     // Which endpoints the server calls is not known here.
     let found = check(&definition::text(&workflow.spec.definition), kind, |_| false);

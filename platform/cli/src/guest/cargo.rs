@@ -14,7 +14,7 @@ use super::toolchain::Compiler;
 /// Gets each line cargo and the compiler say, errors included: show them to the person.
 pub(crate) type Progress<'a> = &'a mut dyn FnMut(&str);
 
-/// Settings of whoever started us that would change what is built for a guest.
+/// Environment variables of the caller that would change what is built for a guest.
 const NOT_FOR_GUESTS: [&str; 7] = [
     "RUSTFLAGS",
     "CARGO_ENCODED_RUSTFLAGS",

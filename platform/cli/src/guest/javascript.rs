@@ -16,7 +16,7 @@ use super::script::Script;
 const COMPONENTIZE_JS: &str = "0.23.0";
 const ESBUILD: &str = "0.28.2";
 
-/// Packages that come with the SDK, whatever `package.json` says of them.
+/// Packages that come with the SDK; entries for them in `package.json` are ignored.
 const SDK_PACKAGE: &str = "mayfly";
 
 pub(super) fn build(script: &Script, out: &Path, progress: Progress<'_>) -> Result<String> {

@@ -12,7 +12,7 @@ use std::process::Command;
 /// The oldest compiler the SDK builds with: major and minor of Rust.
 const RUST_MIN: (u32, u32) = (1, 87);
 
-/// Where Debian and its relatives put a compiler, whatever rustup put before it in PATH.
+/// Where Debian and its derivatives install a compiler; rustup's may come first in PATH.
 const SYSTEM_BIN: &str = "/usr/bin";
 /// Where wasi-libc lies, by distribution and age.
 const WASI_LIBC: [&str; 3] =

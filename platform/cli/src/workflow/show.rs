@@ -173,7 +173,7 @@ pub(super) async fn list(args: ListArgs, client: &Client, session: &Session) -> 
 }
 
 /// Those of the namespace. All there are in `default`: most state machines that come from AWS's tools are there under
-/// whatever names they have.
+/// independent of their names.
 async fn workflows(client: &Client, limit: usize) -> anyhow::Result<(Vec<Value>, bool)> {
     let prefix = match client.namespace() {
         NAMESPACE_DEFAULT => String::new(),

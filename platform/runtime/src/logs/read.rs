@@ -34,7 +34,7 @@ pub async fn read(path: PathBuf, options: LogOptions) -> io::Result<LogStream> {
 
 /// Logs that are read as one: what is there in the order of time, then, if they are followed, what comes.
 ///
-/// However large they are, and whatever is asked for, no more of them is in memory than a buffer and a line of each.
+/// Reading holds a buffer and one line of each file in memory, regardless of their sizes and of the request.
 pub struct LogReader {
     options: LogOptions,
     past: Vec<Past>,

@@ -20,7 +20,7 @@ use super::{FILE_BYTES_MAX, LINE_BYTES_MAX, rotated};
 
 /// Lines waiting for the disk, over all files. A full queue drops lines, and says how many.
 const QUEUE_LINES_MAX: usize = 8192;
-/// Lines of one program among these: whoever writes faster than the disk takes it loses its own lines, and nobody else's.
+/// Queued lines of one program: a program that writes faster than the disk loses its own lines only.
 const PROGRAM_LINES_MAX: usize = QUEUE_LINES_MAX / 4;
 /// After the first line that comes, others are gathered for this long before they are written together. A wake-up, a
 /// look at the file and a write for each line cost several times what the line does.
@@ -208,7 +208,7 @@ impl Writing {
                 }
                 Err(RecvTimeoutError::Disconnected) => return,
             };
-            // The queue holds what comes meanwhile. A flush is somebody waiting.
+            // The queue holds what comes meanwhile. A flush has a waiting caller.
             if matches!(first, Message::Line { .. }) {
                 std::thread::sleep(GATHER);
             }
@@ -324,7 +324,7 @@ mod tests {
     use super::*;
     use crate::logs::{LogLayout, RevisionLog};
 
-    /// A function that is made again under its name has the same file: its lines must not go where nobody looks.
+    /// A function that is made again under its name has the same file: its lines must not go to a removed file.
     #[test]
     fn a_log_that_was_removed_begins_anew() {
         let folder = tempfile::tempdir().unwrap();
@@ -348,7 +348,7 @@ mod tests {
         layout.remove_revision(&log).unwrap();
     }
 
-    /// The disk is a pipe that nobody reads from: the thread waits until somebody does.
+    /// The disk is a pipe without a reader: the thread blocks until one opens it.
     #[test]
     fn who_writes_too_fast_loses_its_own_lines_only() {
         let folder = tempfile::tempdir().unwrap();

@@ -7,7 +7,7 @@ use hyper_util::service::TowerToHyperService;
 use mayfly_accept::AcceptPort;
 use mayfly_store::Store;
 use mayfly_workflows_engine::{catalog::Catalog, engine::Engine};
-use mayfly_workflows_journal::Trouble;
+use mayfly_workflows_journal::WriteFault;
 use prometheus_client::registry::Registry;
 use tokio::{net::TcpListener, sync::watch};
 use tokio_util::sync::CancellationToken;
@@ -56,10 +56,10 @@ impl Admin {
 async fn healthy(State(admin): State<Admin>) -> (StatusCode, String) {
     match (admin.store_failure(), admin.workflows.health()) {
         (Some(failure), _) => (StatusCode::SERVICE_UNAVAILABLE, failure),
-        (None, Err(trouble @ Trouble::Failed(_))) => {
+        (None, Err(trouble @ WriteFault::Failed(_))) => {
             (StatusCode::SERVICE_UNAVAILABLE, format!("{trouble}\n"))
         }
-        (None, Ok(()) | Err(Trouble::Waiting(_))) => (StatusCode::OK, "ok\n".into()),
+        (None, Ok(()) | Err(WriteFault::Retrying(_))) => (StatusCode::OK, "ok\n".into()),
     }
 }
 

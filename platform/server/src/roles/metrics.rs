@@ -5,7 +5,7 @@ use std::fmt;
 use jiff::Timestamp;
 use mayfly_kubelet::process;
 use mayfly_store::Store;
-use mayfly_workflows_engine::engine::{Engine, Kind};
+use mayfly_workflows_engine::engine::Engine;
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric as _, NoLabelSet},
@@ -84,14 +84,10 @@ impl Counts {
 
     fn executions(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let so_far = self.workflows.executions_so_far();
-        let kind = |kind| match kind {
-            Kind::Standard => "STANDARD",
-            Kind::Express => "EXPRESS",
-        };
         let (name, help) = ("mayfly_workflows_executions_started", "Executions that began, by type.");
         let mut started = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
         for executions in &so_far {
-            let labels = [("type", kind(executions.kind))];
+            let labels = [("type", executions.kind.as_str())];
             ConstCounter::new(executions.started).encode(started.encode_family(&labels)?)?;
         }
         let (name, help) =
@@ -99,7 +95,7 @@ impl Counts {
         let mut ended = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
         for executions in &so_far {
             for (status, count) in executions.ended {
-                let labels = [("type", kind(executions.kind)), ("status", status.as_str())];
+                let labels = [("type", executions.kind.as_str()), ("status", status.as_str())];
                 ConstCounter::new(count).encode(ended.encode_family(&labels)?)?;
             }
         }

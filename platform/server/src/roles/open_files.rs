@@ -5,7 +5,7 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// No more than this, in files: the kernel's own bound where nobody changed it (`fs.nr_open`).
+/// Upper bound in files: the kernel's default (`fs.nr_open`).
 const FILES_MAX: u64 = 1 << 20;
 /// Files that are kept for everything but connections from outside: database, logs, components, what functions
 /// call. At least these, and of a higher limit this share.

@@ -4,11 +4,11 @@
 //! |---|---|---|
 //! | `request` | functions | as the process |
 //! | `serve` | what answers other clients: the API over TLS, workflows and their API | as the process |
-//! | `control` | who reacts to objects | 5 more |
+//! | `control` | reconcilers, informers, the scheduler | 5 more |
 //!
-//! A client that waits is not made to wait for a change that nobody waits for: thousands of objects move when
-//! thousands of functions wake, and a server that is nicer than its own clients is interrupted by each of them,
-//! at every answer it gives.
+//! Answers to clients come before background work: thousands of objects change when thousands of functions wake. The
+//! serving threads keep the niceness of the process, because a server with a higher niceness than its clients on the
+//! same machine is preempted by them at every answer.
 
 use tokio::runtime::{Builder, Handle, Runtime};
 

@@ -22,7 +22,7 @@ impl Signals {
         }
     }
 
-    /// Whoever asks twice does not want to wait. Nothing acknowledged is lost by it.
+    /// A second signal ends the drain at once. Nothing acknowledged is lost by it.
     pub(super) fn exit_on_the_next(mut self) {
         tokio::spawn(async move {
             self.received().await;

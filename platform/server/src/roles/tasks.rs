@@ -46,7 +46,7 @@ impl Tasks {
         self.set.spawn_on(task, &self.runtime);
     }
 
-    /// Resolves when a task ends although nobody told it to: with its name and why.
+    /// Resolves with a task's name and error when the task ends before shutdown.
     pub(crate) async fn failed(&mut self) -> anyhow::Error {
         match self.set.join_next().await {
             None => std::future::pending().await,

@@ -464,7 +464,7 @@ async fn announce(
 
 fn say(text: &str) {
     use std::io::Write as _;
-    // Whoever does not listen is no reason to stop.
+    // Ignore a closed stdout.
     let _ = writeln!(std::io::stdout(), "{text}");
 }
 

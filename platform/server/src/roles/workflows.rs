@@ -51,7 +51,7 @@ use self::{
 /// is the machine's to tell.
 const ANSWER_BYTES_MAX: usize = 8 << 20;
 /// How long requests under way may take at a stop. A worker's question for work stays open for a minute, and
-/// nobody waits for that.
+/// no caller waits for that.
 pub(crate) const DRAIN: Duration = Duration::from_secs(2);
 
 /// What an operator says of workflows.

@@ -326,7 +326,7 @@ async fn dev_shows_what_is_wrong_and_waits_for_the_next_save() {
     assert_eq!(fake.lines(), Vec::<String>::new());
 }
 
-/// Whoever sees that the command waits for stdin, and did not mean that.
+/// A user who did not intend to write to stdin sees that the command waits for it.
 #[tokio::test]
 async fn an_interrupt_ends_a_command_that_reads_stdin() {
     let fake = Fake::start(|_| None).await;

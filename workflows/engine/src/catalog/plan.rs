@@ -1,18 +1,19 @@
 //! What may be created, changed and deleted: decisions only, from what there is to what changes.
 
+use mayfly_workflows_language::definition::StateMachineType;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::Value;
 
 use super::record::{
-    Activity, Alias, Book, Change, Kind, Machine, Publication, Record, Revision, Route, Version,
+    Activity, Alias, CatalogChange, CatalogState, Machine, Publication, Record, Revision, Route, Version,
 };
 use super::store::CatalogError;
 
 /// Why the catalog does not do it.
 #[derive(Debug, thiserror::Error)]
-pub enum Refusal {
+pub enum CatalogRejection {
     /// No such machine.
     #[error("no state machine {0}")]
     MachineMissing(String),
@@ -63,7 +64,7 @@ pub struct NewMachine {
     /// Its name.
     pub name: String,
     /// STANDARD or EXPRESS.
-    pub kind: Kind,
+    pub kind: StateMachineType,
     /// What it does.
     pub revision: Revision,
     /// Publishes it as version 1.
@@ -158,13 +159,13 @@ pub struct NewActivity {
 /// A machine, and the version that was published with it.
 pub type Created = (Arc<Machine>, Option<Arc<Version>>);
 
-type Planned<T> = Result<(Vec<Change>, T), Refusal>;
+type Planned<T> = Result<(Vec<CatalogChange>, T), CatalogRejection>;
 
-impl Book {
+impl CatalogState {
     /// The machine, unless it is missing or being deleted.
-    pub fn live(&self, arn: &str) -> Result<&Arc<Machine>, Refusal> {
-        let machine = self.machine(arn).ok_or_else(|| Refusal::MachineMissing(arn.to_owned()))?;
-        if machine.deleting { Err(Refusal::MachineDeleting(arn.to_owned())) } else { Ok(machine) }
+    pub fn live(&self, arn: &str) -> Result<&Arc<Machine>, CatalogRejection> {
+        let machine = self.machine(arn).ok_or_else(|| CatalogRejection::MachineMissing(arn.to_owned()))?;
+        if machine.deleting { Err(CatalogRejection::MachineDeleting(arn.to_owned())) } else { Ok(machine) }
     }
 
     /// CreateStateMachine. The same request again answers with what the first one made; role and tags do
@@ -172,7 +173,7 @@ impl Book {
     pub fn plan_create(&self, new: NewMachine) -> Planned<Created> {
         if let Some(machine) = self.machine(&new.arn) {
             if machine.deleting {
-                return Err(Refusal::MachineDeleting(new.arn));
+                return Err(CatalogRejection::MachineDeleting(new.arn));
             }
             let mut comparable = new.revision.clone();
             comparable.role_arn.clone_from(&machine.revision.role_arn);
@@ -183,11 +184,11 @@ impl Book {
                 let version = new.publish.and_then(|_| self.version(&new.arn, 1).cloned());
                 Ok((Vec::new(), (Arc::clone(machine), version)))
             } else {
-                Err(Refusal::MachineExists(new.arn))
+                Err(CatalogRejection::MachineExists(new.arn))
             };
         }
         if new.tags.len() > TAGS_MAX {
-            return Err(Refusal::TooManyTags(new.arn));
+            return Err(CatalogRejection::TooManyTags(new.arn));
         }
         let mut machine = Machine {
             arn: new.arn,
@@ -210,7 +211,10 @@ impl Book {
         let mut machine = Machine::clone(self.live(&update.arn)?);
         let current = SeenRevision::of(&machine);
         if let Some(expected) = update.expects.filter(|expected| *expected != current) {
-            return Err(Refusal::StaleRevision { asked: expected.revision, current: current.revision });
+            return Err(CatalogRejection::StaleRevision {
+                asked: expected.revision,
+                current: current.revision,
+            });
         }
         let mut revision = Revision {
             id: Some(update.revision_id),
@@ -243,13 +247,18 @@ impl Book {
         let current = machine.revision.id.as_deref().unwrap_or("INITIAL");
         match revision_id {
             Some(asked) if asked != current => {
-                Err(Refusal::StaleRevision { asked: asked.to_owned(), current: current.to_owned() })
+                Err(CatalogRejection::StaleRevision { asked: asked.to_owned(), current: current.to_owned() })
             }
             _ => Ok(self.publish(machine, description, now)),
         }
     }
 
-    fn publish(&self, mut machine: Machine, description: Option<String>, now: i64) -> (Vec<Change>, Created) {
+    fn publish(
+        &self,
+        mut machine: Machine,
+        description: Option<String>,
+        now: i64,
+    ) -> (Vec<CatalogChange>, Created) {
         let published = self.versions(&machine.arn).next_back();
         match published.filter(|version| version.revision.id == machine.revision.id) {
             Some(version) => (Vec::new(), (Arc::new(machine), Some(Arc::clone(version)))),
@@ -269,17 +278,17 @@ impl Book {
         }
         if still_running {
             let machine = Machine { deleting: true, ..Machine::clone(seen) };
-            return Ok((vec![Change::Put(Record::Machine(Box::new(machine)))], true));
+            return Ok((vec![CatalogChange::Put(Record::Machine(Box::new(machine)))], true));
         }
         let versions = self.versions(arn).map(|version| version.arn.clone());
         let aliases = self.aliases(arn).map(|alias| alias.arn.clone());
-        let gone = versions.chain(aliases).map(Change::Delete);
-        Ok((gone.chain([Change::Put(Record::Deleted(arn.clone()))]).collect(), true))
+        let gone = versions.chain(aliases).map(CatalogChange::Delete);
+        Ok((gone.chain([CatalogChange::Put(Record::Deleted(arn.clone()))]).collect(), true))
     }
 
-    /// Whoever mirrors state machines has seen that this one was deleted.
+    /// The reconciler of Workflow objects has seen that this machine was deleted.
     pub fn plan_forget_deleted(&self, arn: &str) -> Planned<()> {
-        let known = self.is_deleted(arn).then(|| Change::Delete(arn.to_owned()));
+        let known = self.is_deleted(arn).then(|| CatalogChange::Delete(arn.to_owned()));
         Ok((known.into_iter().collect(), ()))
     }
 
@@ -289,9 +298,9 @@ impl Book {
         let routed = |alias: &&Arc<Alias>| alias.routes.iter().any(|route| route.version_arn == version.arn);
         let names: Vec<String> = self.aliases(machine_arn).filter(routed).map(|a| a.name.clone()).collect();
         if names.is_empty() {
-            Ok((vec![Change::Delete(version.arn.clone())], ()))
+            Ok((vec![CatalogChange::Delete(version.arn.clone())], ()))
         } else {
-            Err(Refusal::VersionReferenced(names))
+            Err(CatalogRejection::VersionReferenced(names))
         }
     }
 
@@ -303,7 +312,7 @@ impl Book {
             return if alias.routes == new.routes && alias.description == new.description {
                 Ok((Vec::new(), Arc::clone(alias)))
             } else {
-                Err(Refusal::AliasExists(alias.arn.clone()))
+                Err(CatalogRejection::AliasExists(alias.arn.clone()))
             };
         }
         let newest = self.aliases(&new.machine_arn).map(|alias| alias.order).max();
@@ -317,12 +326,12 @@ impl Book {
             updated: new.now,
             order: newest.map_or(0, |order| order + 1),
         };
-        Ok((vec![Change::Put(Record::Alias(alias.clone()))], Arc::new(alias)))
+        Ok((vec![CatalogChange::Put(Record::Alias(alias.clone()))], Arc::new(alias)))
     }
 
     /// UpdateStateMachineAlias.
     pub fn plan_update_alias(&self, update: UpdateAlias) -> Planned<i64> {
-        let missing = || Refusal::ResourceMissing(format!("{}:{}", update.machine_arn, update.name));
+        let missing = || CatalogRejection::ResourceMissing(format!("{}:{}", update.machine_arn, update.name));
         let mut alias = Alias::clone(self.alias(&update.machine_arn, &update.name).ok_or_else(missing)?);
         if let Some(routes) = update.routes {
             self.check_routes(&routes)?;
@@ -330,22 +339,22 @@ impl Book {
         }
         alias.description = update.description.or(alias.description);
         alias.updated = update.now;
-        Ok((vec![Change::Put(Record::Alias(alias))], update.now))
+        Ok((vec![CatalogChange::Put(Record::Alias(alias))], update.now))
     }
 
     /// DeleteStateMachineAlias; an alias that is not there is gone.
     pub fn plan_delete_alias(&self, machine_arn: &str, name: &str) -> Planned<()> {
         let alias = self.alias(machine_arn, name);
-        Ok((alias.map(|alias| Change::Delete(alias.arn.clone())).into_iter().collect(), ()))
+        Ok((alias.map(|alias| CatalogChange::Delete(alias.arn.clone())).into_iter().collect(), ()))
     }
 
-    fn check_routes(&self, routes: &[Route]) -> Result<(), Refusal> {
+    fn check_routes(&self, routes: &[Route]) -> Result<(), CatalogRejection> {
         let there = |route: &Route| {
             let (machine, number) = route.version_arn.rsplit_once(':')?;
             self.version(machine, number.parse().ok()?)
         };
         match routes.iter().find(|route| there(route).is_none()) {
-            Some(route) => Err(Refusal::ResourceMissing(route.version_arn.clone())),
+            Some(route) => Err(CatalogRejection::ResourceMissing(route.version_arn.clone())),
             None => Ok(()),
         }
     }
@@ -356,27 +365,27 @@ impl Book {
             return if activity.encryption == new.encryption {
                 Ok((Vec::new(), Arc::clone(activity)))
             } else {
-                Err(Refusal::ActivityExists(new.arn))
+                Err(CatalogRejection::ActivityExists(new.arn))
             };
         }
         if new.tags.len() > TAGS_MAX {
-            return Err(Refusal::TooManyTags(new.arn));
+            return Err(CatalogRejection::TooManyTags(new.arn));
         }
         let NewActivity { arn, name, encryption, tags, now } = new;
         let activity = Activity { arn, name, created: now, encryption, tags };
-        Ok((vec![Change::Put(Record::Activity(activity.clone()))], Arc::new(activity)))
+        Ok((vec![CatalogChange::Put(Record::Activity(activity.clone()))], Arc::new(activity)))
     }
 
     /// DeleteActivity; an activity that is not there is gone.
     pub fn plan_delete_activity(&self, arn: &str) -> Planned<()> {
-        Ok((self.activity(arn).map(|_| Change::Delete(arn.to_owned())).into_iter().collect(), ()))
+        Ok((self.activity(arn).map(|_| CatalogChange::Delete(arn.to_owned())).into_iter().collect(), ()))
     }
 
     /// The tags of a machine or an activity.
-    pub fn tags(&self, arn: &str) -> Result<&BTreeMap<String, String>, Refusal> {
+    pub fn tags(&self, arn: &str) -> Result<&BTreeMap<String, String>, CatalogRejection> {
         let machine = self.machine(arn).map(|machine| &machine.tags);
         let tags = machine.or_else(|| self.activity(arn).map(|activity| &activity.tags));
-        tags.ok_or_else(|| Refusal::TaggedMissing(arn.to_owned()))
+        tags.ok_or_else(|| CatalogRejection::TaggedMissing(arn.to_owned()))
     }
 
     /// TagResource and UntagResource: `change` says what becomes of the tags.
@@ -384,16 +393,16 @@ impl Book {
         let mut tags = self.tags(arn)?.clone();
         change(&mut tags);
         if tags.len() > TAGS_MAX {
-            return Err(Refusal::TooManyTags(arn.to_owned()));
+            return Err(CatalogRejection::TooManyTags(arn.to_owned()));
         }
         let record = match self.machine(arn) {
             Some(machine) => Record::Machine(Box::new(Machine { tags, ..Machine::clone(machine) })),
             None => match self.activity(arn) {
                 Some(activity) => Record::Activity(Activity { tags, ..Activity::clone(activity) }),
-                None => return Err(Refusal::TaggedMissing(arn.to_owned())),
+                None => return Err(CatalogRejection::TaggedMissing(arn.to_owned())),
             },
         };
-        Ok((vec![Change::Put(record)], ()))
+        Ok((vec![CatalogChange::Put(record)], ()))
     }
 }
 
@@ -413,8 +422,8 @@ impl Machine {
     }
 }
 
-fn changed(machine: Machine, version: Option<Version>) -> (Vec<Change>, Created) {
-    let mut changes = vec![Change::Put(Record::Machine(Box::new(machine.clone())))];
-    changes.extend(version.clone().map(|version| Change::Put(Record::Version(Box::new(version)))));
+fn changed(machine: Machine, version: Option<Version>) -> (Vec<CatalogChange>, Created) {
+    let mut changes = vec![CatalogChange::Put(Record::Machine(Box::new(machine.clone())))];
+    changes.extend(version.clone().map(|version| CatalogChange::Put(Record::Version(Box::new(version)))));
     (changes, (Arc::new(machine), version.map(Arc::new)))
 }

@@ -1,5 +1,6 @@
 //! What the catalog keeps.
 
+use mayfly_workflows_language::definition::StateMachineType;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
 
@@ -7,26 +8,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::engine;
-
-/// STANDARD or EXPRESS, as stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "UPPERCASE")]
-pub enum Kind {
-    /// Durable, with a history.
-    Standard,
-    /// Short, at most once or at least once, no history kept.
-    Express,
-}
-
-impl Kind {
-    /// The word of the API.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Kind::Standard => "STANDARD",
-            Kind::Express => "EXPRESS",
-        }
-    }
-}
 
 /// What one revision of a state machine says. Dates are milliseconds since the epoch.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -105,7 +86,7 @@ pub struct Machine {
     /// Unique in its account and region.
     pub name: String,
     /// Never changes.
-    pub kind: Kind,
+    pub kind: StateMachineType,
     /// When it was created.
     pub created: i64,
     /// What it does now.
@@ -218,7 +199,7 @@ pub enum Record {
     Alias(Alias),
     /// An activity.
     Activity(Activity),
-    /// The state machine with this ARN was deleted. Kept until whoever mirrors state machines has seen it: a machine
+    /// The state machine with this ARN was deleted. Kept until the reconciler of Workflow objects has seen it: a machine
     /// that is neither here nor said to be deleted was lost, with the file or with an older copy of it.
     Deleted(String),
 }
@@ -238,7 +219,7 @@ impl Record {
 
 /// A step from one state of the catalog to the next.
 #[derive(Clone, Debug)]
-pub enum Change {
+pub enum CatalogChange {
     /// New, or in the place of the record with the same ARN.
     Put(Record),
     /// Gone.
@@ -247,7 +228,7 @@ pub enum Change {
 
 /// The catalog in memory.
 #[derive(Default, Debug)]
-pub struct Book {
+pub struct CatalogState {
     machines: BTreeMap<String, Arc<Machine>>,
     versions: BTreeMap<String, BTreeMap<u64, Arc<Version>>>,
     aliases: BTreeMap<String, BTreeMap<String, Arc<Alias>>>,
@@ -255,7 +236,7 @@ pub struct Book {
     deleted: BTreeSet<String>,
 }
 
-impl Book {
+impl CatalogState {
     /// The machine with this unqualified ARN.
     pub fn machine(&self, arn: &str) -> Option<&Arc<Machine>> {
         self.machines.get(arn)
@@ -266,7 +247,7 @@ impl Book {
         within(&self.machines, prefix)
     }
 
-    /// Was the machine with this unqualified ARN deleted, and is it still remembered?
+    /// Whether the machine with this unqualified ARN was deleted and its deletion is still recorded.
     pub fn is_deleted(&self, arn: &str) -> bool {
         self.deleted.contains(arn)
     }
@@ -307,28 +288,28 @@ impl Book {
     }
 
     /// Takes a step.
-    pub(crate) fn apply(&mut self, change: Change) {
+    pub(crate) fn apply(&mut self, change: CatalogChange) {
         match change {
-            Change::Put(Record::Machine(machine)) => {
+            CatalogChange::Put(Record::Machine(machine)) => {
                 self.deleted.remove(&machine.arn);
                 self.machines.insert(machine.arn.clone(), Arc::from(machine));
             }
-            Change::Put(Record::Version(version)) => {
+            CatalogChange::Put(Record::Version(version)) => {
                 let versions = self.versions.entry(version.machine_arn.clone()).or_default();
                 versions.insert(version.number, Arc::from(version));
             }
-            Change::Put(Record::Alias(alias)) => {
+            CatalogChange::Put(Record::Alias(alias)) => {
                 let aliases = self.aliases.entry(alias.machine_arn.clone()).or_default();
                 aliases.insert(alias.name.clone(), Arc::new(alias));
             }
-            Change::Put(Record::Activity(activity)) => {
+            CatalogChange::Put(Record::Activity(activity)) => {
                 self.activities.insert(activity.arn.clone(), Arc::new(activity));
             }
-            Change::Put(Record::Deleted(arn)) => {
+            CatalogChange::Put(Record::Deleted(arn)) => {
                 self.machines.remove(&arn);
                 self.deleted.insert(arn);
             }
-            Change::Delete(arn) => self.delete(&arn),
+            CatalogChange::Delete(arn) => self.delete(&arn),
         }
     }
 

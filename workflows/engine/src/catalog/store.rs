@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use mayfly_wal::Log;
 use rusqlite::{Connection, params};
 
-use super::record::{Change, Record};
+use super::record::{CatalogChange, Record};
 
 /// Bytes in the write-ahead log before it is folded into the data file.
 const LOG_BYTES_MAX: u64 = 4 << 20;
@@ -106,7 +106,7 @@ impl Store {
         Ok(self.log.check_in_place()?)
     }
 
-    /// Writes something that changes nothing: can it be written again?
+    /// Writes without a change, to learn whether the database can be written again.
     pub(super) fn probe(&self) -> Result<(), CatalogError> {
         self.in_place()?;
         let version: i64 = self.connection.query_row("PRAGMA user_version", [], |row| row.get(0))?;
@@ -120,15 +120,15 @@ impl Store {
     }
 
     /// All or nothing, on disk when it returns.
-    pub(super) fn write(&mut self, changes: &[Change]) -> Result<(), CatalogError> {
+    pub(super) fn write(&mut self, changes: &[CatalogChange]) -> Result<(), CatalogError> {
         let transaction = self.connection.transaction()?;
         for change in changes {
             match change {
-                Change::Put(record) => transaction.execute(
+                CatalogChange::Put(record) => transaction.execute(
                     "INSERT OR REPLACE INTO catalog (arn, record) VALUES (?1, ?2)",
                     params![record.arn(), serde_json::to_string(record)?],
                 )?,
-                Change::Delete(arn) => {
+                CatalogChange::Delete(arn) => {
                     transaction.execute("DELETE FROM catalog WHERE arn = ?1", params![arn])?
                 }
             };

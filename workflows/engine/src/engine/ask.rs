@@ -1,11 +1,12 @@
 //! Questions about executions.
 
+use mayfly_workflows_language::definition::StateMachineType;
 use std::sync::Arc;
 
 use super::Engine;
 use super::error::ExecutionError;
-use super::types::{Description, Kind, ListQuery, Of, Page, StateMachine};
-use mayfly_workflows_journal::{ListRows, Owner, artifacts_in};
+use super::types::{Description, ListQuery, Of, Page, StateMachine};
+use mayfly_workflows_journal::{ExecutionOwner, ListRows, artifacts_in};
 
 impl Engine {
     /// Describes an execution; `None` when there is none with this ARN.
@@ -17,7 +18,7 @@ impl Engine {
         self.inner.describe_stored(arn).await
     }
 
-    /// The ARN of an execution that has not ended, running or asleep, and that names this artifact: in its
+    /// The ARN of an execution that has not ended, running or evicted, and that names this artifact: in its
     /// definition, its input, or in anything that came to it from outside. `artifact` is `sha256:` and 64 digits.
     pub async fn user_of(&self, artifact: &str) -> Result<Option<String>, ExecutionError> {
         let Some(artifact) = artifacts_in(artifact.as_bytes()).next() else { return Ok(None) };
@@ -53,11 +54,11 @@ impl Engine {
         let before =
             query.from.as_deref().map(str::parse).transpose().map_err(|_| ExecutionError::InvalidPage)?;
         let owner = match query.of {
-            Of::Everyone => Owner::Everyone,
-            Of::StateMachine(arn) => Owner::Machine(arn),
-            Of::Version(arn) => Owner::Version(arn),
-            Of::Alias(arn) => Owner::Alias(arn),
-            Of::MapRun(arn) => Owner::MapRun(arn),
+            Of::Everyone => ExecutionOwner::Everyone,
+            Of::StateMachine(arn) => ExecutionOwner::Machine(arn),
+            Of::Version(arn) => ExecutionOwner::Version(arn),
+            Of::Alias(arn) => ExecutionOwner::Alias(arn),
+            Of::MapRun(arn) => ExecutionOwner::MapRun(arn),
         };
         let rows = ListRows {
             owner,
@@ -70,7 +71,7 @@ impl Engine {
         let more = rows.len() > query.limit;
         rows.truncate(query.limit);
         let next = rows.last().filter(|_| more).map(|row| row.id.to_string());
-        let items = rows.iter().map(|row| self.inner.describe_row(row, Kind::Standard)).collect();
+        let items = rows.iter().map(|row| self.inner.describe_row(row, StateMachineType::Standard)).collect();
         Ok(Page { items, next })
     }
 }

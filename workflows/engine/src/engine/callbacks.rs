@@ -7,8 +7,8 @@ use mayfly_workflows_language::value::Value;
 
 use super::Engine;
 use super::error::{ExecutionError, TokenError};
-use super::inner::{Inner, Refused};
-use super::live::Running;
+use super::inner::{ApplyError, Inner};
+use super::live::ResidentExecution;
 use super::types::ActivityTask;
 use crate::executor::activities::{Handed, Work};
 use crate::timers::TimerKey;
@@ -29,11 +29,11 @@ impl Inner {
     }
 
     /// The execution a token belongs to, and its effect.
-    async fn token(self: &Arc<Self>, text: &str) -> Result<(Arc<Running>, u32), TokenError> {
+    async fn token(self: &Arc<Self>, text: &str) -> Result<(Arc<ResidentExecution>, u32), TokenError> {
         let token = Token::parse(text).ok_or(TokenError::Invalid)?;
         let genuine = |seed: &[u8; 16]| Token::new(token.execution, token.effect, seed) == token;
         let unavailable = |error: ExecutionError| TokenError::Unavailable(error.to_string());
-        if let Some(running) = self.awake(token.execution).await.map_err(unavailable)? {
+        if let Some(running) = self.ensure_resident(token.execution).await.map_err(unavailable)? {
             let seed = running.cell.lock().row.birth.seed;
             return if genuine(&seed) { Ok((running, token.effect)) } else { Err(TokenError::Invalid) };
         }
@@ -46,7 +46,7 @@ impl Inner {
 
     async fn report(
         self: &Arc<Self>,
-        running: &Arc<Running>,
+        running: &Arc<ResidentExecution>,
         n: u32,
         event: Event,
     ) -> Result<(), TokenError> {
@@ -56,7 +56,7 @@ impl Inner {
     /// Applies what was reported; its promise tells when it is durable.
     async fn apply(
         self: &Arc<Self>,
-        running: &Arc<Running>,
+        running: &Arc<ResidentExecution>,
         n: u32,
         event: Event,
     ) -> Result<Promise, TokenError> {
@@ -66,20 +66,20 @@ impl Inner {
             event,
             |cell| cell.machine.waits_for(n),
             move |outcome| {
-                // Whoever reported may have gone.
+                // Ignore a caller that stopped waiting.
                 let _ = sender.send(outcome);
             },
         );
         match told {
             Ok(()) => Ok(Promise(receiver)),
-            Err(Refused::Ended) => Err(TokenError::TimedOut),
-            // It fell asleep between being found and being told: once more.
-            Err(Refused::Asleep(event)) => match self.awake(running.id).await {
+            Err(ApplyError::Ended) => Err(TokenError::TimedOut),
+            // It fell evicted between being found and being told: once more.
+            Err(ApplyError::Asleep(event)) => match self.ensure_resident(running.id).await {
                 Ok(Some(running)) => Box::pin(self.apply(&running, n, event)).await,
                 Ok(None) => Err(TokenError::TimedOut),
                 Err(error) => Err(TokenError::Unavailable(error.to_string())),
             },
-            Err(Refused::Journal(error)) => Err(TokenError::Unavailable(error.to_string())),
+            Err(ApplyError::Journal(error)) => Err(TokenError::Unavailable(error.to_string())),
         }
     }
 }
@@ -148,7 +148,7 @@ impl Engine {
             };
             match self.begin_work(handed, worker.clone()).await {
                 Ok(Some(task)) => return Some(task),
-                // Nobody waits for it any more.
+                // No state waits for it any more.
                 Ok(None) => {}
                 Err(error) => {
                     tracing::error!(activity = activity_arn, %error, "an activity's work could not be given out");
@@ -172,7 +172,7 @@ impl Engine {
         let Some((execution, n)) = handed.work().map(|work| (work.execution, work.effect)) else {
             return Ok(None);
         };
-        let running = self.inner.awake(execution).await;
+        let running = self.inner.ensure_resident(execution).await;
         let running = running.map_err(|error| TokenError::Unavailable(error.to_string()))?;
         let told = match running {
             Some(running) => self.inner.apply(&running, n, Event::Began { n, worker }).await,

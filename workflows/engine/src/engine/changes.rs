@@ -1,13 +1,14 @@
 //! What begins and ends, told as it becomes durable: for those who show executions to others.
 
+use mayfly_workflows_language::definition::StateMachineType;
 use std::sync::Arc;
 
 use tokio::sync::broadcast;
 
 use super::Engine;
 use super::inner::Inner;
-use super::live::Running;
-use super::types::{Description, Kind};
+use super::live::ResidentExecution;
+use super::types::Description;
 use mayfly_workflows_journal::ExecutionRow;
 
 /// Changes that a listener may be behind before it loses the oldest.
@@ -15,7 +16,7 @@ const BEHIND_MAX: usize = 4_096;
 
 /// What happened to an execution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Change {
+pub enum ExecutionChange {
     /// It began.
     Started,
     /// It ended, or was taken up again.
@@ -25,15 +26,15 @@ pub enum Change {
 /// A change, and the execution after it: without input, output and cause, since many changes may wait for a
 /// listener.
 #[derive(Debug, Clone)]
-pub struct Changed {
+pub struct ExecutionChanged {
     /// What happened.
-    pub change: Change,
+    pub change: ExecutionChange,
     /// The execution now.
     pub execution: Arc<Description>,
 }
 
 /// Tells listeners; costs nothing while there is none.
-pub(super) struct Changes(broadcast::Sender<Changed>);
+pub(super) struct Changes(broadcast::Sender<ExecutionChanged>);
 
 impl Default for Changes {
     fn default() -> Self {
@@ -44,20 +45,25 @@ impl Default for Changes {
 impl Engine {
     /// Every start and end of a STANDARD execution from now on, but for the children of map runs. A listener that
     /// falls behind is told so and has to list.
-    pub fn changes(&self) -> broadcast::Receiver<Changed> {
+    pub fn changes(&self) -> broadcast::Receiver<ExecutionChanged> {
         self.inner.changes.0.subscribe()
     }
 }
 
 impl Inner {
     /// Tells a durable change of an execution.
-    pub(super) fn tell_changed(&self, change: Change, running: &Running, row: &ExecutionRow) {
+    pub(super) fn tell_changed(
+        &self,
+        change: ExecutionChange,
+        running: &ResidentExecution,
+        row: &ExecutionRow,
+    ) {
         if running.express || row.map_run_arn.is_some() || self.changes.0.receiver_count() == 0 {
             return;
         }
-        let whole = self.describe_row(row, Kind::Standard);
+        let whole = self.describe_row(row, StateMachineType::Standard);
         let execution = Arc::new(Description { input: "".into(), output: None, cause: None, ..whole });
-        // Whoever listened may have gone.
-        let _ = self.changes.0.send(Changed { change, execution });
+        // Ignore a closed receiver.
+        let _ = self.changes.0.send(ExecutionChanged { change, execution });
     }
 }

@@ -6,9 +6,9 @@ use std::time::Duration;
 use crate::executor::endpoint::Endpoints;
 use mayfly_workflows_machine as machine;
 
-/// The region of whoever names none.
+/// The region of a configuration that names none.
 pub const REGION_DEFAULT: &str = "us-east-1";
-/// The account of whoever names none.
+/// The account of a configuration that names none.
 pub const ACCOUNT_DEFAULT: &str = "000000000000";
 
 /// An engine's settings.

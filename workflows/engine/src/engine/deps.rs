@@ -17,7 +17,7 @@ pub struct FunctionCall {
     pub function: String,
     /// JSON text.
     pub payload: String,
-    /// Fire and forget (`InvocationType: Event`)?
+    /// Fire and forget (`InvocationType: Event`).
     pub detached: bool,
     /// The same for every try to carry out the same call: across a crash the
     /// function may be called again with a key it has seen.
@@ -105,7 +105,7 @@ pub trait HttpTasks: Send + Sync {
 /// A body that comes bit by bit; a connection that breaks is text.
 pub type Streamed = BoxStream<'static, Result<Bytes, String>>;
 
-/// Our own Step Functions API, as a task calls it (`states:startExecution`,
+/// Our own AppliedEvent Functions API, as a task calls it (`states:startExecution`,
 /// `aws-sdk:sfn:…`). The API implements it over the same engine.
 pub trait Operations: Send + Sync {
     /// Carries out one operation; times are seconds, as on the wire.
@@ -134,7 +134,7 @@ pub struct OperationError {
 
 /// Services the server adds (`job:run`) or points at another endpoint.
 pub trait Integrations: Send + Sync {
-    /// Does it carry out this resource (`arn:aws:states:::job:run.sync`)?
+    /// Whether the integration carries out this resource (`arn:aws:states:::job:run.sync`).
     fn supports(&self, resource: &str) -> bool;
     /// Carries it out, to its end when the resource says `.sync`.
     fn call(&self, call: IntegrationCall) -> BoxFuture<'_, Result<serde_json::Value, FunctionError>>;
@@ -192,7 +192,7 @@ pub struct MockAnswer {
 
 /// Knows the activities.
 pub trait Activities: Send + Sync {
-    /// Is there one with this ARN?
+    /// Whether an activity has this ARN.
     fn exists(&self, arn: &str) -> bool;
 }
 
@@ -207,7 +207,7 @@ pub struct Deps {
     pub objects: Arc<dyn Objects>,
     /// Tells the time.
     pub clock: Arc<dyn crate::timers::Clock>,
-    /// Rolls the dice.
+    /// Random numbers; injected for tests.
     pub randomness: Arc<dyn Randomness>,
 }
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 use futures::FutureExt as _;
 use mayfly_workflows_language::error::names;
 
-use super::inner::{Busy, Inner, Job, Refused};
-use super::live::{Cell, Running};
+use super::inner::{ApplyError, Busy, Inner, PendingEffect};
+use super::live::{Cell, ResidentExecution};
 use crate::executor::{files, tasks};
 use mayfly_workflows_journal::WaitedBy;
 use mayfly_workflows_language::execution::Payload;
@@ -24,13 +24,13 @@ const RETRY_MAX: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub(crate) struct Reporter {
     pub(crate) inner: Arc<Inner>,
-    pub(super) running: Arc<Running>,
+    pub(super) running: Arc<ResidentExecution>,
     pub(crate) n: u32,
 }
 
 impl Reporter {
-    /// Reports an event and waits until it is durable; says whether it is. It is not when nobody waits for this
-    /// effect any more, nor when it could not be written down, which the log tells.
+    /// Reports an event and waits until it is durable. Returns false when no state waits for this effect any more, or
+    /// when the journal refused the event, which is logged.
     pub(crate) async fn report(&self, event: Event) -> bool {
         let (sender, receiver) = tokio::sync::oneshot::channel();
         let n = self.n;
@@ -46,28 +46,28 @@ impl Reporter {
         match told {
             Ok(()) => matches!(receiver.await, Ok(Ok(()))),
             // An execution with an effect under way does not sleep.
-            Err(Refused::Ended | Refused::Asleep(_)) => false,
-            Err(Refused::Journal(error)) => {
+            Err(ApplyError::Ended | ApplyError::Asleep(_)) => false,
+            Err(ApplyError::Journal(error)) => {
                 tracing::error!(execution = %self.running.arn, %error, "an effect's outcome could not be written down");
                 false
             }
         }
     }
 
-    /// Reports how the effect ended. When that is durable, or nobody waits for it any more, the effect is over and
+    /// Reports how the effect ended. When that is durable, or no state waits for it any more, the effect is over and
     /// its place free; nothing waits for that.
     fn conclude(self, event: Event, guards: Guards) {
         let (n, running) = (self.n, self.running.clone());
         let over = Over { running: self.running, n, _guards: guards };
         let waits = |cell: &Cell| cell.machine.waits_for(n);
-        if let Err(Refused::Journal(error)) =
+        if let Err(ApplyError::Journal(error)) =
             self.inner.deliver_if(&running, event, waits, move |_| drop(over))
         {
             tracing::error!(execution = %running.arn, %error, "an effect's outcome could not be written down");
         }
     }
 
-    /// Does anybody still wait for this effect? Its execution may have ended, or the state that wanted it, while
+    /// Whether a state still waits for this effect. Its execution or the state may have ended while
     /// it stood in line.
     fn is_wanted(&self) -> bool {
         if self.inner.closing.load(Ordering::Acquire) || self.is_interrupted() {
@@ -82,7 +82,7 @@ impl Reporter {
         self.inner.stopping.load(Ordering::Acquire) && !self.running.express
     }
 
-    /// Runs a part of the effect to its end, also when nobody waits for the effect any more.
+    /// Runs a part of the effect to its end, also when no state waits for the effect any more.
     pub(crate) fn to_the_end<T: Send + 'static>(
         &self,
         part: impl Future<Output = T> + Send + 'static,
@@ -139,7 +139,7 @@ impl Reporter {
 
 /// Takes an effect off its execution's list, then frees its place.
 struct Over {
-    running: Arc<Running>,
+    running: Arc<ResidentExecution>,
     n: u32,
     _guards: Guards,
 }
@@ -151,12 +151,12 @@ impl Drop for Over {
 }
 
 /// Frees an effect's place, however the effect ends.
-struct Place {
+struct EffectSlot {
     inner: Arc<Inner>,
     execution: u64,
 }
 
-impl Drop for Place {
+impl Drop for EffectSlot {
     fn drop(&mut self) {
         self.inner.fair.lock().ended(self.execution);
         self.inner.start_effects();
@@ -164,11 +164,11 @@ impl Drop for Place {
 }
 
 impl Inner {
-    pub(super) fn queue_effect(self: &Arc<Self>, running: &Arc<Running>, n: u32, call: Call) {
-        self.queue(Job { running: running.clone(), n, call, attempt: 0 });
+    pub(super) fn queue_effect(self: &Arc<Self>, running: &Arc<ResidentExecution>, n: u32, call: Call) {
+        self.queue(PendingEffect { running: running.clone(), n, call, attempt: 0 });
     }
 
-    fn queue(self: &Arc<Self>, job: Job) {
+    fn queue(self: &Arc<Self>, job: PendingEffect) {
         self.fair.lock().push(job.running.id, job);
         self.start_effects();
     }
@@ -178,9 +178,9 @@ impl Inner {
         loop {
             let next = self.fair.lock().next();
             let Some((execution, job)) = next else { return };
-            let place = Place { inner: self.clone(), execution };
+            let place = EffectSlot { inner: self.clone(), execution };
             let busy = self.busy();
-            let Job { running, n, call, attempt } = job;
+            let PendingEffect { running, n, call, attempt } = job;
             let reporter = Reporter { inner: self.clone(), running: running.clone(), n };
             // It takes itself off the list when it ends, which may be at once.
             let mut effects = running.effects.lock();
@@ -192,7 +192,7 @@ impl Inner {
     }
 }
 
-async fn carry_out(reporter: Reporter, call: Call, attempt: u32, place: Place, busy: Busy) {
+async fn carry_out(reporter: Reporter, call: Call, attempt: u32, place: EffectSlot, busy: Busy) {
     let mut guards = Guards { place: Some(place), busy: Some(busy) };
     if !reporter.is_wanted() {
         drop(Over { n: reporter.n, running: reporter.running, _guards: guards });
@@ -200,7 +200,7 @@ async fn carry_out(reporter: Reporter, call: Call, attempt: u32, place: Place, b
     }
     let work = std::panic::AssertUnwindSafe(event_of(&reporter, &call, &mut guards));
     let ending = work.catch_unwind().await.unwrap_or_else(|panic| {
-        // A defect of ours. Whoever waits for the effect must be told, or it would wait for ever.
+        // A defect of ours. The waiting state must get an outcome, or it would wait for ever.
         let reason = panic.downcast_ref::<String>().map(String::as_str);
         let reason = reason.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it gave no reason");
         tracing::error!(execution = %reporter.running.arn, reason, "an effect ended in a panic");
@@ -225,7 +225,7 @@ async fn carry_out(reporter: Reporter, call: Call, attempt: u32, place: Place, b
             tokio::time::sleep(retry_wait(attempt)).await;
             let Reporter { inner, running, n } = reporter;
             // Its entry in the list of effects stays: the next try replaces it.
-            inner.queue(Job { running, n, call, attempt: attempt.saturating_add(1) });
+            inner.queue(PendingEffect { running, n, call, attempt: attempt.saturating_add(1) });
         }
     }
 }
@@ -280,7 +280,7 @@ async fn event_of(reporter: &Reporter, call: &Call, guards: &mut Guards) -> Endi
 
 /// An effect's place, and its mark of being under way.
 pub(crate) struct Guards {
-    place: Option<Place>,
+    place: Option<EffectSlot>,
     busy: Option<Busy>,
 }
 

@@ -54,7 +54,7 @@ pub enum RedriveError {
     /// It cannot be redriven, and why (AWS's words).
     #[error("{0}")]
     NotRedrivable(String),
-    /// It runs, or somebody takes it up or looks at it at this moment (AWS's words).
+    /// It runs, or another request redrives or reads it at this moment (AWS's words).
     #[error("Execution is RUNNING and cannot be redriven")]
     AlreadyRunning,
     /// Anything else.

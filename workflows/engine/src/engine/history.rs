@@ -1,6 +1,6 @@
 //! Histories, computed from the journal.
 
-use mayfly_workflows_language::execution::ExecutionStatus;
+use mayfly_workflows_language::execution::RunStatus;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ const KEPT_MAX: usize = 4;
 /// How long one is kept after it was last asked for.
 const KEPT_FOR: Duration = Duration::from_secs(10);
 
-/// Histories of ended executions that somebody reads page by page: they do not change, and computing one for each
+/// Histories of ended executions that clients read page by page: they do not change, and computing one for each
 /// page would take the square of its length.
 #[derive(Default)]
 pub(super) struct Histories {
@@ -48,7 +48,7 @@ impl Histories {
         self.kept.push_back(Kept { execution, redrive_count, events, used: Instant::now() });
     }
 
-    /// Forgets those that nobody has asked for lately.
+    /// Drops the histories that were not read lately.
     pub(super) fn forget_unused(&mut self) {
         self.kept.retain(|kept| kept.used.elapsed() < KEPT_FOR);
     }
@@ -90,7 +90,7 @@ impl Engine {
             .read(move |journal| {
                 let Some(row) = journal.execution_by_arn(&wanted)? else { return Ok(None) };
                 let (execution, redrive_count) = (row.id, row.outcome.redrive_count);
-                let ended = row.outcome.status != ExecutionStatus::Running;
+                let ended = row.outcome.status != RunStatus::Running;
                 let kept = ended.then(|| inner.histories.lock().get(execution, redrive_count)).flatten();
                 if kept.is_some() {
                     return Ok(kept);

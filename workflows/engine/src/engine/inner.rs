@@ -1,6 +1,7 @@
 //! The engine's inside: an event is applied, journalled, and its actions done.
 
-use mayfly_workflows_language::execution::ExecutionStatus;
+use mayfly_workflows_language::definition::StateMachineType;
+use mayfly_workflows_language::execution::RunStatus;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -10,19 +11,19 @@ use parking_lot::Mutex;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::Notify;
 
-use super::changes::{Change as ExecutionChange, Changes};
+use super::changes::{Changes, ExecutionChange};
 use super::config::Config;
+use super::counters::ExecutionCounters;
 use super::deps::{Activities, Deps, Integrations, Mocks, Operations};
 use super::history::Histories;
-use super::live::{Cell, Live, Running};
+use super::live::{Cell, Live, ResidentExecution};
 use super::mocked::Alarms;
-use super::tally::Tally;
-use super::types::{Description, Kind, RedriveStatus, StateMachine};
-use crate::executor::activities::Lines;
-use crate::executor::fair::Fair;
+use super::types::{Description, RedriveStatus, StateMachine};
+use crate::executor::activities::ActivityQueues;
+use crate::executor::fair::FairQueue;
 use crate::timers::{TimerKey, Wheel};
 use mayfly_workflows_journal::{
-    Batch, Change, Done, ExecutionRow, Journal, JournalError, OutcomeRow, RecordRow,
+    Batch, Done, ExecutionRow, Journal, JournalChange, JournalError, OutcomeRow, RecordRow,
 };
 use mayfly_workflows_language::execution::{ContentDigest, Payload};
 use mayfly_workflows_machine::{Action, Call, Event, Machine, Output};
@@ -37,24 +38,24 @@ pub(crate) struct Inner {
     pub(super) journal: Arc<dyn Journal>,
     pub(super) live: Live,
     pub(super) open: AtomicUsize,
-    pub(super) tally: Tally,
+    pub(super) tally: ExecutionCounters,
     pub(super) next_execution: AtomicU64,
     pub(super) machines: Mutex<HashMap<ContentDigest, Arc<StateMachine>>>,
     /// Digests of state machines at hand, by the address of the shared value.
     pub(super) digests: Mutex<HashMap<usize, (Weak<StateMachine>, ContentDigest)>>,
     /// State machines that are in the journal.
     pub(super) written: Mutex<HashSet<ContentDigest>>,
-    /// Held for reading from the look whether a state machine is in the journal until the start that relies on it is
-    /// on its way there; for writing while those that nobody has any more are on their way out.
-    pub(super) machines_stay: parking_lot::RwLock<()>,
-    /// Held for reading while an execution is taken up again, for writing while old ones are forgotten.
-    pub(super) taken_up: tokio::sync::RwLock<()>,
+    /// Read-held from checking that a definition is stored until the start that refers to it is enqueued; write-held
+    /// while unreferenced definitions are deleted.
+    pub(super) definition_gc_lock: parking_lot::RwLock<()>,
+    /// Read-held while an execution is redriven, write-held while old executions are deleted.
+    pub(super) retention_lock: tokio::sync::RwLock<()>,
     pub(super) histories: Mutex<Histories>,
     pub(super) wheel: Mutex<Wheel>,
     /// A timer was filed before the next one the timer task waits for.
     pub(super) wheel_changed: Notify,
-    pub(super) lines: Arc<Lines>,
-    pub(super) fair: Mutex<Fair<Job>>,
+    pub(super) lines: Arc<ActivityQueues>,
+    pub(super) fair: Mutex<FairQueue<PendingEffect>>,
     pub(super) operations: OnceLock<Arc<dyn Operations>>,
     pub(super) activities: OnceLock<Arc<dyn Activities>>,
     pub(super) integrations: OnceLock<Arc<dyn Integrations>>,
@@ -72,8 +73,8 @@ pub(crate) struct Inner {
 }
 
 /// An effect that waits for its place.
-pub(super) struct Job {
-    pub(super) running: Arc<Running>,
+pub(super) struct PendingEffect {
+    pub(super) running: Arc<ResidentExecution>,
     pub(super) n: u32,
     pub(super) call: Call,
     /// How often it was tried and could not be begun.
@@ -81,19 +82,19 @@ pub(super) struct Job {
 }
 
 /// What an event made of an execution.
-pub(super) struct Step {
+pub(super) struct AppliedEvent {
     pub(super) at_ms: i64,
     /// The event took up again what had ended.
     pub(super) redrives: bool,
     /// To be written down.
-    pub(super) changes: Vec<Change>,
+    pub(super) changes: Vec<JournalChange>,
     /// To be done as soon as that is durable.
     pub(super) actions: Vec<Action>,
 }
 
 /// Why an event was not applied.
 #[derive(Debug)]
-pub(crate) enum Refused {
+pub(crate) enum ApplyError {
     /// The execution has ended, or the effect has.
     Ended,
     /// The execution was sent to sleep: [`Inner::awake`] has it again.
@@ -102,7 +103,7 @@ pub(crate) enum Refused {
     Journal(JournalError),
 }
 
-/// Counts as something under way until dropped.
+/// MapRunCounts as something under way until dropped.
 pub(crate) struct Busy(Arc<Inner>);
 
 impl Drop for Busy {
@@ -124,35 +125,35 @@ impl Inner {
     /// Applies an event to an execution; `then` is called when it is durable.
     pub(super) fn deliver(
         self: &Arc<Self>,
-        running: &Arc<Running>,
+        running: &Arc<ResidentExecution>,
         event: Event,
         then: impl FnOnce(Result<(), JournalError>) + Send + 'static,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), ApplyError> {
         self.deliver_if(running, event, |_| true, then)
     }
 
     /// The same, if the execution is still as it should be.
     pub(super) fn deliver_if(
         self: &Arc<Self>,
-        running: &Arc<Running>,
+        running: &Arc<ResidentExecution>,
         mut event: Event,
         holds: impl FnOnce(&Cell) -> bool,
         then: impl FnOnce(Result<(), JournalError>) + Send + 'static,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), ApplyError> {
         let mut cell = running.cell.lock();
         let redrives = matches!(event, Event::Redrive { .. });
-        if cell.asleep {
-            return Err(Refused::Asleep(event));
+        if cell.evicted {
+            return Err(ApplyError::Asleep(event));
         }
         if (cell.machine.outcome().is_some() && !redrives) || !holds(&cell) {
-            return Err(Refused::Ended);
+            return Err(ApplyError::Ended);
         }
         let at_ms = self.now_ms();
         let seq = cell.seq + 1;
         let mut out = Output::default();
         let machine = &mut cell.machine;
         let for_machine = event.clone();
-        if running.heavy {
+        if running.may_block {
             self.blocking(|| machine.apply(at_ms, seq, for_machine, &mut out));
         } else {
             machine.apply(at_ms, seq, for_machine, &mut out);
@@ -165,16 +166,17 @@ impl Inner {
                 *payload = mayfly_workflows_journal::stored(payload, &mut changes);
             }
             let body = super::load::record_of(&event, &out.verdicts)
-                .map_err(|error| Refused::Journal(JournalError::Database(error.to_string())))?;
-            changes.push(Change::Record { execution: running.id, row: RecordRow { seq, at_ms, body } });
+                .map_err(|error| ApplyError::Journal(JournalError::Database(error.to_string())))?;
+            changes
+                .push(JournalChange::Record { execution: running.id, row: RecordRow { seq, at_ms, body } });
             changes.extend(self.checkpoint(running.id, &mut cell));
         }
-        let step = Step { at_ms, redrives, changes, actions: out.actions };
+        let step = AppliedEvent { at_ms, redrives, changes, actions: out.actions };
         self.settle(running, &mut cell, step, then)
     }
 
     /// The state, when enough has happened since it was last written down.
-    fn checkpoint(&self, execution: u64, cell: &mut Cell) -> Option<Change> {
+    fn checkpoint(&self, execution: u64, cell: &mut Cell) -> Option<JournalChange> {
         let every = self.config.limits.checkpoint_records.max(1);
         if cell.checkpoint_at == 0 {
             cell.checkpoint_at = (cell.seq / every + 1) * every;
@@ -187,7 +189,7 @@ impl Inner {
                 // A large state is written less often: it adds a few bytes to each record, not more.
                 let rests = every.saturating_mul(1 + body.len() as u64 / CHECKPOINT_BYTES);
                 cell.checkpoint_at = cell.seq + rests;
-                Some(Change::Checkpoint { execution, seq: cell.seq, body })
+                Some(JournalChange::Checkpoint { execution, seq: cell.seq, body })
             }
             Err(error) => {
                 cell.checkpoint_at = cell.seq + every;
@@ -200,17 +202,17 @@ impl Inner {
     /// Writes down what follows from an event, then has its actions done.
     pub(super) fn settle(
         self: &Arc<Self>,
-        running: &Arc<Running>,
+        running: &Arc<ResidentExecution>,
         cell: &mut Cell,
-        step: Step,
+        step: AppliedEvent,
         then: impl FnOnce(Result<(), JournalError>) + Send + 'static,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), ApplyError> {
         let outcome = outcome_after(&cell.machine, &step);
-        let Step { mut changes, actions, .. } = step;
+        let AppliedEvent { mut changes, actions, .. } = step;
         if running.express {
             // Nothing of it is kept.
             if let Some(row) = outcome {
-                self.tally.ended(Kind::Express, row.status);
+                self.tally.ended(StateMachineType::Express, row.status);
                 cell.row.outcome = row;
             }
             self.perform(running, cell, actions);
@@ -220,12 +222,14 @@ impl Inner {
         if let Some(row) = outcome.clone() {
             let output =
                 row.output.as_ref().map(|output| mayfly_workflows_journal::stored(output, &mut changes));
-            changes
-                .push(Change::Outcome { execution: running.id, row: Box::new(OutcomeRow { output, ..row }) });
+            changes.push(JournalChange::Outcome {
+                execution: running.id,
+                row: Box::new(OutcomeRow { output, ..row }),
+            });
         }
         for action in &actions {
             if let Action::RegisterRun { arn } = action {
-                changes.push(Change::MapRun { arn: arn.to_string(), execution: running.id });
+                changes.push(JournalChange::MapRun { arn: arn.to_string(), execution: running.id });
             }
         }
         let (busy, seq) = (self.busy(), cell.seq);
@@ -235,19 +239,19 @@ impl Inner {
             if written.is_ok() {
                 inner.durable(&of, &mut cell, seq, outcome, actions);
             } else if cell.durable.is_none() {
-                inner.never_begun(&of, &mut cell);
+                inner.abort_start(&of, &mut cell);
             }
             drop(cell);
             then(written);
             drop(busy);
         });
-        self.journal.write(Batch { changes, done }).map_err(Refused::Journal)
+        self.journal.write(Batch { changes, done }).map_err(ApplyError::Journal)
     }
 
     /// Tells and does what follows from a step, now that it is durable.
     fn durable(
         self: &Arc<Self>,
-        running: &Arc<Running>,
+        running: &Arc<ResidentExecution>,
         cell: &mut Cell,
         seq: u64,
         outcome: Option<OutcomeRow>,
@@ -256,12 +260,12 @@ impl Inner {
         let begins = cell.durable.is_none();
         cell.durable = Some(seq);
         cell.begun.clear();
-        // What is not durable is not told.
+        // Acknowledge only after the write is durable.
         if begins {
             self.tell_changed(ExecutionChange::Started, running, &cell.row);
         }
         if let Some(row) = outcome {
-            self.tally.ended(Kind::Standard, row.status);
+            self.tally.ended(StateMachineType::Standard, row.status);
             cell.row.outcome = row;
             self.tell_changed(ExecutionChange::Moved, running, &cell.row);
         }
@@ -277,13 +281,13 @@ impl Inner {
     }
 
     /// Does again what was under way.
-    pub(super) fn resume_one(self: &Arc<Self>, running: &Arc<Running>, actions: Vec<Action>) {
+    pub(super) fn resume_one(self: &Arc<Self>, running: &Arc<ResidentExecution>, actions: Vec<Action>) {
         let mut cell = running.cell.lock();
         self.perform(running, &mut cell, actions);
     }
 
     /// Does what the machine decided. Never blocks.
-    fn perform(self: &Arc<Self>, running: &Arc<Running>, cell: &mut Cell, actions: Vec<Action>) {
+    fn perform(self: &Arc<Self>, running: &Arc<ResidentExecution>, cell: &mut Cell, actions: Vec<Action>) {
         for action in actions {
             match action {
                 Action::Effect { n, call } => self.queue_effect(running, n, call),
@@ -324,7 +328,7 @@ impl Inner {
         }
     }
 
-    fn ended(self: &Arc<Self>, running: &Arc<Running>, cell: &mut Cell) {
+    fn ended(self: &Arc<Self>, running: &Arc<ResidentExecution>, cell: &mut Cell) {
         for (_, effect) in running.effects.lock().drain() {
             effect.abort();
         }
@@ -332,14 +336,14 @@ impl Inner {
         self.live.release(running);
         let description = self.describe_row(&cell.row, running.state_machine.kind);
         for waiter in cell.waiters.drain(..) {
-            // Whoever waited may have gone.
+            // Ignore a caller that stopped waiting.
             let _ = waiter.send(description.clone());
         }
         self.tell_parent(cell);
     }
 
     /// A description from a row whose payloads are loaded.
-    pub(super) fn describe_row(&self, row: &ExecutionRow, kind: super::types::Kind) -> Description {
+    pub(super) fn describe_row(&self, row: &ExecutionRow, kind: StateMachineType) -> Description {
         let outcome = &row.outcome;
         Description {
             execution_arn: row.arn.clone(),
@@ -364,18 +368,18 @@ impl Inner {
         }
     }
 
-    fn redrive_status(&self, row: &ExecutionRow, kind: super::types::Kind) -> RedriveStatus {
+    fn redrive_status(&self, row: &ExecutionRow, kind: StateMachineType) -> RedriveStatus {
         let not = |reason: &str| RedriveStatus::NotRedrivable(reason.to_owned());
-        if kind == super::types::Kind::Express {
+        if kind == StateMachineType::Express {
             return not("Execution is EXPRESS and cannot be redriven");
         }
         match row.outcome.status {
-            ExecutionStatus::Running => return not("Execution is RUNNING and cannot be redriven"),
-            ExecutionStatus::Succeeded => return not("Execution is SUCCEEDED and cannot be redriven"),
-            ExecutionStatus::PendingRedrive => {
+            RunStatus::Running => return not("Execution is RUNNING and cannot be redriven"),
+            RunStatus::Succeeded => return not("Execution is SUCCEEDED and cannot be redriven"),
+            RunStatus::PendingRedrive => {
                 return not("Execution is PENDING_REDRIVE and cannot be redriven");
             }
-            ExecutionStatus::Failed | ExecutionStatus::TimedOut | ExecutionStatus::Aborted => {}
+            RunStatus::Failed | RunStatus::TimedOut | RunStatus::Aborted => {}
         }
         let stopped_ms = row.outcome.stop_ms.unwrap_or(row.start_ms);
         let window_ms = i64::try_from(self.config.limits.redrive_window.as_millis()).unwrap_or(i64::MAX);
@@ -390,7 +394,7 @@ impl Inner {
 }
 
 /// How an execution stands after a step, if the step changed that.
-fn outcome_after(machine: &Machine, step: &Step) -> Option<OutcomeRow> {
+fn outcome_after(machine: &Machine, step: &AppliedEvent) -> Option<OutcomeRow> {
     let (redrive_count, redrive_ms) = machine.redrives();
     match machine.outcome() {
         Some(outcome) => Some(OutcomeRow {

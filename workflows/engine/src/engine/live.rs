@@ -1,5 +1,6 @@
 //! Executions that are in memory.
 
+use mayfly_workflows_language::definition::StateMachineType;
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -9,17 +10,17 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
-use super::types::{Description, Kind, StateMachine};
+use super::types::{Description, StateMachine};
 use mayfly_workflows_journal::ExecutionRow;
 use mayfly_workflows_machine::Machine;
 
 /// An execution in memory.
-pub(super) struct Running {
+pub(super) struct ResidentExecution {
     pub(super) id: u64,
     pub(super) arn: Arc<str>,
     pub(super) express: bool,
     /// Its expressions may take long: they run where blocking is allowed.
-    pub(super) heavy: bool,
+    pub(super) may_block: bool,
     pub(super) state_machine: Arc<StateMachine>,
     pub(super) cell: Mutex<Cell>,
     /// What the children of its map runs run, made once for each Map. Locked alone.
@@ -41,8 +42,8 @@ pub(super) struct Cell {
     pub(super) checkpoint_at: u64,
     /// When something last happened to it.
     pub(super) touched_ms: i64,
-    /// It is not in memory any more: whoever still holds it must look again.
-    pub(super) asleep: bool,
+    /// Evicted from memory: a task that still holds it must look it up again.
+    pub(super) evicted: bool,
     /// Who waits until its start is durable, or has failed: told by being dropped.
     pub(super) begun: Vec<oneshot::Sender<Infallible>>,
     /// Who waits for its end.
@@ -53,35 +54,35 @@ const SHARDS: usize = 64;
 
 /// The executions in memory, by number and by ARN.
 pub(super) struct Live {
-    by_id: Vec<Mutex<HashMap<u64, Arc<Running>>>>,
+    by_id: Vec<Mutex<HashMap<u64, Arc<ResidentExecution>>>>,
     by_arn: Vec<Mutex<HashMap<Arc<str>, Slot>>>,
 }
 
 /// An ARN's place.
 pub(super) enum Slot {
-    /// Being started or read: nobody else may. Who waits until that is over is told by being dropped.
+    /// Being started or read by one task. Waiters are woken when the sender is dropped.
     Taken(Vec<oneshot::Sender<Infallible>>),
     /// There.
-    There(Arc<Running>),
+    There(Arc<ResidentExecution>),
 }
 
-/// A place that was taken: given back when it is dropped unfilled, also by somebody who stopped waiting.
-pub(super) struct Place<'a> {
+/// A reserved ARN, released when the reservation is dropped unfilled, also by a caller that stopped waiting.
+pub(super) struct NameReservation<'a> {
     live: &'a Live,
     arn: Arc<str>,
     filled: bool,
 }
 
-impl Place<'_> {
+impl NameReservation<'_> {
     /// Here it is.
-    pub(super) fn fill(mut self, running: &Arc<Running>) {
+    pub(super) fn fill(mut self, running: &Arc<ResidentExecution>) {
         self.filled = true;
         self.live.ids(running.id).lock().insert(running.id, running.clone());
         self.live.arns(&self.arn).lock().insert(self.arn.clone(), Slot::There(running.clone()));
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for NameReservation<'_> {
     fn drop(&mut self) {
         if !self.filled {
             self.live.arns(&self.arn).lock().remove(&self.arn);
@@ -89,13 +90,13 @@ impl Drop for Place<'_> {
     }
 }
 
-/// Has it expressions that may take long?
+/// Whether any state uses JSONata, whose expressions may take long.
 pub(super) fn may_take_long(definition: &definition::StateMachine) -> bool {
     let is_jsonata = |state: &State| state.query_language == QueryLanguage::Jsonata;
     definition.states().iter().any(is_jsonata)
 }
 
-impl Running {
+impl ResidentExecution {
     /// An execution that comes into memory.
     pub(super) fn new(
         state_machine: Arc<StateMachine>,
@@ -106,18 +107,18 @@ impl Running {
         Arc::new(Self {
             id: row.id,
             arn: row.arn.as_str().into(),
-            express: state_machine.kind == Kind::Express,
-            heavy: may_take_long(&state_machine.definition),
+            express: state_machine.kind == StateMachineType::Express,
+            may_block: may_take_long(&state_machine.definition),
             state_machine,
             cell: Mutex::new(Cell {
                 touched_ms: row.start_ms,
                 machine,
                 row,
                 seq,
-                // Whoever knows the interval sets it after the first event.
+                // The caller that knows the interval sets it after the first event.
                 checkpoint_at: 0,
                 durable: Some(seq),
-                asleep: false,
+                evicted: false,
                 begun: Vec::new(),
                 waiters: Vec::new(),
             }),
@@ -135,7 +136,7 @@ impl Live {
         }
     }
 
-    fn ids(&self, id: u64) -> &Mutex<HashMap<u64, Arc<Running>>> {
+    fn ids(&self, id: u64) -> &Mutex<HashMap<u64, Arc<ResidentExecution>>> {
         &self.by_id[usize::try_from(id % SHARDS as u64).unwrap_or(0)]
     }
 
@@ -145,19 +146,19 @@ impl Live {
         &self.by_arn[sum % SHARDS]
     }
 
-    pub(super) fn by_id(&self, id: u64) -> Option<Arc<Running>> {
+    pub(super) fn by_id(&self, id: u64) -> Option<Arc<ResidentExecution>> {
         self.ids(id).lock().get(&id).cloned()
     }
 
-    pub(super) fn by_arn(&self, arn: &str) -> Option<Arc<Running>> {
+    pub(super) fn by_arn(&self, arn: &str) -> Option<Arc<ResidentExecution>> {
         match self.arns(arn).lock().get(arn) {
             Some(Slot::There(running)) => Some(running.clone()),
             _ => None,
         }
     }
 
-    /// Takes an ARN's place, if nobody has it.
-    pub(super) fn take(&self, arn: &Arc<str>) -> Option<Place<'_>> {
+    /// Reserves an ARN, if it is free.
+    pub(super) fn take(&self, arn: &Arc<str>) -> Option<NameReservation<'_>> {
         let mut slots = self.arns(arn).lock();
         if slots.contains_key(arn) {
             return None;
@@ -165,8 +166,8 @@ impl Live {
         Some(self.place(&mut slots, arn))
     }
 
-    /// The same, but waits while somebody starts or reads an execution there; `None` when one has the place.
-    pub(super) async fn take_settled(&self, arn: &Arc<str>) -> Option<Place<'_>> {
+    /// The same, but waits while another task starts or reads an execution with it; `None` when one is there.
+    pub(super) async fn take_settled(&self, arn: &Arc<str>) -> Option<NameReservation<'_>> {
         loop {
             let settled = {
                 let mut slots = self.arns(arn).lock();
@@ -185,13 +186,13 @@ impl Live {
         }
     }
 
-    fn place(&self, slots: &mut HashMap<Arc<str>, Slot>, arn: &Arc<str>) -> Place<'_> {
+    fn place(&self, slots: &mut HashMap<Arc<str>, Slot>, arn: &Arc<str>) -> NameReservation<'_> {
         slots.insert(arn.clone(), Slot::Taken(Vec::new()));
-        Place { live: self, arn: arn.clone(), filled: false }
+        NameReservation { live: self, arn: arn.clone(), filled: false }
     }
 
     /// Lets an execution leave memory. Its ARN comes last: who takes that place brings the same number again.
-    pub(super) fn release(&self, running: &Arc<Running>) {
+    pub(super) fn release(&self, running: &Arc<ResidentExecution>) {
         let mut ids = self.ids(running.id).lock();
         if ids.get(&running.id).is_some_and(|there| Arc::ptr_eq(there, running)) {
             ids.remove(&running.id);
@@ -209,7 +210,7 @@ impl Live {
         self.by_id.iter().map(|shard| shard.lock().len()).sum()
     }
 
-    pub(super) fn all(&self) -> Vec<Arc<Running>> {
+    pub(super) fn all(&self) -> Vec<Arc<ResidentExecution>> {
         self.by_id.iter().flat_map(|shard| shard.lock().values().cloned().collect::<Vec<_>>()).collect()
     }
 }

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use mayfly_workflows_language::dataflow::Verdict;
-use mayfly_workflows_language::definition::{FlowId, MachineType};
+use mayfly_workflows_language::definition::{FlowId, StateMachineType};
 use mayfly_workflows_language::parse;
 use mayfly_workflows_language::value::Value;
 use serde::{Deserialize, Serialize};
 
 use super::inner::Inner;
-use super::types::{Kind, StateMachine};
+use super::types::StateMachine;
 use mayfly_workflows_journal::{ExecutionRow, JournalError};
 use mayfly_workflows_language::execution::ContentDigest;
 use mayfly_workflows_machine::history::HistoryEvent;
@@ -21,7 +21,7 @@ struct Stored {
     arn: String,
     name: String,
     role_arn: String,
-    kind: Kind,
+    kind: StateMachineType,
     definition: String,
     details: serde_json::Value,
     /// The flow that a map run's children run.
@@ -84,11 +84,7 @@ impl Inner {
         }
         let body = self.journal.machine(&digest)?.ok_or_else(|| damaged("machines", "a row is missing"))?;
         let stored: Stored = serde_json::from_slice(&body).map_err(|error| damaged("machines", error))?;
-        let machine_type = match stored.kind {
-            Kind::Standard => MachineType::Standard,
-            Kind::Express => MachineType::Express,
-        };
-        let definition = parse::compile_accepted(&stored.definition, machine_type)
+        let definition = parse::compile_accepted(&stored.definition, stored.kind)
             .map_err(|rejection| damaged("machines", rejection.message()))?;
         let machine = Arc::new(StateMachine {
             arn: stored.arn,
@@ -159,7 +155,7 @@ impl Inner {
             role_arn: state_machine.role_arn.as_str().into(),
             machine_arn: state_machine.arn.as_str().into(),
             machine_name: state_machine.name.as_str().into(),
-            express: state_machine.kind == Kind::Express,
+            express: state_machine.kind == StateMachineType::Express,
             version_arn: row.version_arn.as_deref().map(Into::into),
             alias_arn: row.alias_arn.as_deref().map(Into::into),
             input_text: text,

@@ -1,6 +1,7 @@
 //! Map runs: children started, stopped and told about; runs described.
 
-use mayfly_workflows_language::execution::ExecutionStatus;
+use mayfly_workflows_language::definition::StateMachineType;
+use mayfly_workflows_language::execution::RunStatus;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,9 +9,9 @@ use jiff::Timestamp;
 
 use super::Engine;
 use super::error::{ExecutionError, RedriveError, StartError};
-use super::inner::{Inner, Refused, timestamp};
-use super::live::{Cell, Running};
-use super::types::{Kind, StateMachine};
+use super::inner::{ApplyError, Inner, timestamp};
+use super::live::{Cell, ResidentExecution};
+use super::types::StateMachine;
 use mayfly_workflows_journal::{Birth, ChildOf, JournalError, WaitedBy};
 use mayfly_workflows_machine::{ChildStart, EDITION, Event, Machine, MapRunState};
 
@@ -19,7 +20,7 @@ const START_RETRY_MIN: Duration = Duration::from_millis(250);
 const START_RETRY_MAX: Duration = Duration::from_secs(4);
 
 /// How many of a run's items or children stand how.
-pub use mayfly_workflows_machine::Counts as MapRunCounts;
+pub use mayfly_workflows_machine::MapRunCounts;
 
 /// What `DescribeMapRun` answers from.
 #[derive(Debug, Clone)]
@@ -31,7 +32,7 @@ pub struct MapRunDescription {
     /// That execution's state machine.
     pub state_machine_arn: String,
     /// Where it stands.
-    pub status: ExecutionStatus,
+    pub status: RunStatus,
     /// When it started.
     pub start_date: Timestamp,
     /// When it ended.
@@ -66,7 +67,7 @@ pub struct MapRunUpdate {
 impl Inner {
     /// Starts a child. A refusal that passes is waited out, as a full disk is: the child has not begun, so it has not
     /// failed. What does not pass counts as its failure.
-    pub(super) fn start_child(self: &Arc<Self>, parent: &Arc<Running>, child: Box<ChildStart>) {
+    pub(super) fn start_child(self: &Arc<Self>, parent: &Arc<ResidentExecution>, child: Box<ChildStart>) {
         let (inner, parent, busy) = (self.clone(), parent.clone(), self.busy());
         self.runtime.spawn(async move {
             let mut busy = busy;
@@ -75,7 +76,7 @@ impl Inner {
                 match inner.start_child_now(&parent, &child).await {
                     Ok(()) => {
                         if !goes_on(&parent, child.run) {
-                            // Whoever stopped it may have looked before it was there.
+                            // A stop of the parent may have listed the children before this one existed.
                             inner.stop_child(child.arn.clone());
                         }
                         return;
@@ -106,7 +107,7 @@ impl Inner {
 
     async fn start_child_now(
         self: &Arc<Self>,
-        parent: &Arc<Running>,
+        parent: &Arc<ResidentExecution>,
         child: &ChildStart,
     ) -> Result<(), NotStarted> {
         // After a crash the child may be there: running (it will tell by
@@ -117,8 +118,8 @@ impl Inner {
         let wanted = child.arn.clone();
         if let Some(row) = self.read(move |journal| journal.execution_by_arn(&wanted)).await? {
             match row.outcome.status {
-                ExecutionStatus::Running => {}
-                ExecutionStatus::Succeeded => self.tell(parent, child, &self.whole_row(row)?),
+                RunStatus::Running => {}
+                RunStatus::Succeeded => self.tell(parent, child, &self.whole_row(row)?),
                 _ if child.redrive => {
                     self.redrive_row(row, None).await?;
                 }
@@ -165,7 +166,7 @@ impl Inner {
 
     fn tell(
         self: &Arc<Self>,
-        parent: &Arc<Running>,
+        parent: &Arc<ResidentExecution>,
         child: &ChildStart,
         row: &mayfly_workflows_journal::ExecutionRow,
     ) {
@@ -199,7 +200,7 @@ impl Inner {
                 error: outcome.error,
                 cause: outcome.cause,
             };
-            if let Err(Refused::Journal(error)) = inner.deliver(&running, event, |_| ()) {
+            if let Err(ApplyError::Journal(error)) = inner.deliver(&running, event, |_| ()) {
                 tracing::error!(parent = %running.arn, %error, "a child's end could not be written down");
             }
         });
@@ -224,14 +225,14 @@ impl Inner {
 
     /// Stops an execution whose waiting task or map run was given up before the process ended, and which it was too
     /// late to stop then.
-    pub(super) fn stop_if_left(self: &Arc<Self>, running: &Arc<Running>) {
+    pub(super) fn stop_if_left(self: &Arc<Self>, running: &Arc<ResidentExecution>) {
         let needed_by = {
             let row = &running.cell.lock().row;
             let redriven = row.outcome.redrive_count > 0;
             match (&row.birth.parent, row.birth.waited_by) {
-                (Some(parent), _) => Needed::ByRun(parent.clone()),
-                // What was redriven since goes on: somebody wanted that.
-                (None, Some(waiter)) if !redriven => Needed::ByTask(waiter),
+                (Some(parent), _) => Dependency::ByRun(parent.clone()),
+                // A child that was redriven since is kept running.
+                (None, Some(waiter)) if !redriven => Dependency::ByTask(waiter),
                 _ => return,
             }
         };
@@ -248,20 +249,20 @@ impl Inner {
         });
     }
 
-    async fn is_awaited(&self, needed_by: Needed) -> Result<bool, JournalError> {
+    async fn is_awaited(&self, needed_by: Dependency) -> Result<bool, JournalError> {
         let execution = match &needed_by {
-            Needed::ByTask(waiter) => waiter.execution,
-            Needed::ByRun(child) => child.execution,
+            Dependency::ByTask(waiter) => waiter.execution,
+            Dependency::ByRun(child) => child.execution,
         };
         if let Some(parent) = self.live.by_id(execution) {
             return Ok(match needed_by {
-                Needed::ByTask(waiter) => parent.cell.lock().machine.waits_for(waiter.effect),
-                Needed::ByRun(child) => run_waits(&parent, child.run, child.index),
+                Dependency::ByTask(waiter) => parent.cell.lock().machine.waits_for(waiter.effect),
+                Dependency::ByRun(child) => run_waits(&parent, child.run, child.index),
             });
         }
         // One that runs and is not in memory could not be read; it may be read another time.
         let row = self.read(move |journal| journal.execution(execution)).await?;
-        Ok(row.is_some_and(|row| row.outcome.status == ExecutionStatus::Running))
+        Ok(row.is_some_and(|row| row.outcome.status == RunStatus::Running))
     }
 
     fn run_description(&self, machine: &Machine, run: &MapRunState) -> MapRunDescription {
@@ -306,10 +307,10 @@ impl Inner {
     }
 }
 
-impl Running {
+impl ResidentExecution {
     /// What a child runs: the same for all children of a Map, so that its digest is computed once.
     fn child_machine(&self, child: &ChildStart) -> Arc<StateMachine> {
-        let kind = if child.express { Kind::Express } else { Kind::Standard };
+        let kind = if child.express { StateMachineType::Express } else { StateMachineType::Standard };
         let mut made = self.child_machines.lock();
         let there = made.iter().find(|machine| machine.flow == Some(child.flow) && machine.kind == kind);
         if let Some(machine) = there {
@@ -325,34 +326,34 @@ impl Running {
     }
 }
 
-/// Does the run wait for children?
-fn goes_on(parent: &Running, number: u32) -> bool {
+/// Whether the run waits for children.
+fn goes_on(parent: &ResidentExecution, number: u32) -> bool {
     let cell = parent.cell.lock();
     let run = cell.machine.map_runs().find(|(known, _)| *known == number);
-    cell.machine.outcome().is_none() && run.is_some_and(|(_, run)| run.status == ExecutionStatus::Running)
+    cell.machine.outcome().is_none() && run.is_some_and(|(_, run)| run.status == RunStatus::Running)
 }
 
-/// Does it wait for this one?
-fn wants(parent: &Running, child: &ChildStart) -> bool {
+/// Whether the run waits for this child.
+fn wants(parent: &ResidentExecution, child: &ChildStart) -> bool {
     run_waits(parent, child.run, child.index)
 }
 
-/// Does this run of the execution wait for this child's end?
-fn run_waits(parent: &Running, run: u32, child: u32) -> bool {
+/// Whether this run of the execution waits for this child's end.
+fn run_waits(parent: &ResidentExecution, run: u32, child: u32) -> bool {
     let cell = parent.cell.lock();
     let found = cell.machine.map_runs().find(|(number, _)| *number == run);
     cell.machine.outcome().is_none() && found.is_some_and(|(_, run)| run.waits_for(child))
 }
 
 /// Who an execution was started for.
-enum Needed {
+enum Dependency {
     ByTask(WaitedBy),
     ByRun(ChildOf),
 }
 
 /// Is it the first of its run's children that has not ended? That one is let in however many executions are open:
 /// else their parents could take all places, and wait for ever for a child that gets none.
-fn comes_first(parent: &Running, child: &ChildStart) -> bool {
+fn comes_first(parent: &ResidentExecution, child: &ChildStart) -> bool {
     let cell = parent.cell.lock();
     let run = cell.machine.map_runs().find(|(number, _)| *number == child.run);
     run.is_some_and(|(_, run)| run.comes_first(child.index))
@@ -396,7 +397,7 @@ impl From<RedriveError> for NotStarted {
         match error {
             RedriveError::Execution(ExecutionError::Closed) => Self::Closed,
             RedriveError::Execution(ExecutionError::Journal(error)) => error.into(),
-            // Somebody else looks at it, or has it in memory.
+            // Another task reads it, or has it in memory.
             RedriveError::AlreadyRunning => Self::Later(error.to_string()),
             RedriveError::Execution(_) | RedriveError::NotRedrivable(_) => Self::Never(error.to_string()),
         }
@@ -407,7 +408,7 @@ fn lost(child: &ChildStart, reason: &str) -> Event {
     Event::Child {
         run: child.run,
         index: child.index,
-        status: ExecutionStatus::Failed,
+        status: RunStatus::Failed,
         output: None,
         error: Some("States.TaskFailed".to_owned()),
         cause: Some(reason.to_owned()),
@@ -415,7 +416,7 @@ fn lost(child: &ChildStart, reason: &str) -> Event {
 }
 
 impl Engine {
-    /// Is there a map run of this ARN?
+    /// Whether a map run has this ARN.
     pub async fn has_map_run(&self, arn: &str) -> Result<bool, ExecutionError> {
         let arn = arn.to_owned();
         Ok(self.inner.read(move |journal| journal.map_run(&arn)).await?.is_some())

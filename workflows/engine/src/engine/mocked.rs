@@ -44,7 +44,7 @@ impl Inner {
     /// An alarm is due.
     pub(super) fn ring(self: &Arc<Self>, timer: u32) {
         if let Some(waiting) = self.alarms.lock().waiting.remove(&timer) {
-            // Whoever waited may have timed out meanwhile.
+            // The waiting state may have timed out meanwhile.
             let _ = waiting.send(self.busy());
         }
     }

@@ -122,7 +122,7 @@ pub struct ObjectEntry {
     pub last_modified: Timestamp,
     /// Bytes.
     pub size: u64,
-    /// `STANDARD`, where nobody says otherwise.
+    /// `STANDARD` by default.
     pub storage_class: String,
 }
 

@@ -1,6 +1,6 @@
 //! An engine opened: what was running goes on. And closed.
 
-use mayfly_workflows_language::execution::ExecutionStatus;
+use mayfly_workflows_language::execution::RunStatus;
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -13,13 +13,13 @@ use super::Engine;
 use super::config::Config;
 use super::deps::{Activities, Deps, Integrations, Mocks, OperationError, Operations};
 use super::error::OpenError;
-use super::inner::{Inner, Refused};
-use super::live::{Live, Running};
+use super::inner::{ApplyError, Inner};
+use super::live::{Live, ResidentExecution};
 use super::mocked::NO_EXECUTION;
 use super::objects::Divided;
 
 use crate::executor::endpoint::S3;
-use crate::executor::fair::Fair;
+use crate::executor::fair::FairQueue;
 use crate::timers::{TimerKey, Wheel};
 use mayfly_workflows_journal::{ExecutionRow, Journal, JournalError, MemoryJournal, SqliteJournal, WaitedBy};
 use mayfly_workflows_machine::Event;
@@ -68,18 +68,18 @@ impl Engine {
             journal,
             live: Live::new(),
             open: AtomicUsize::new(0),
-            tally: super::tally::Tally::default(),
+            tally: super::counters::ExecutionCounters::default(),
             next_execution: AtomicU64::new(last + 1),
             machines: Mutex::default(),
             digests: Mutex::default(),
             written: Mutex::default(),
-            machines_stay: parking_lot::RwLock::default(),
-            taken_up: tokio::sync::RwLock::default(),
+            definition_gc_lock: parking_lot::RwLock::default(),
+            retention_lock: tokio::sync::RwLock::default(),
             histories: Mutex::default(),
             wheel: Mutex::new(Wheel::new(now_ms)),
             wheel_changed: Notify::new(),
             lines: Arc::default(),
-            fair: Mutex::new(Fair::new(limits.effects, limits.effects_per_execution)),
+            fair: Mutex::new(FairQueue::new(limits.effects, limits.effects_per_execution)),
             operations: OnceLock::new(),
             activities: OnceLock::new(),
             integrations: OnceLock::new(),
@@ -93,7 +93,7 @@ impl Engine {
         });
         let timers = Arc::downgrade(&inner);
         inner.runtime.spawn(run_timers(timers.clone()));
-        inner.runtime.spawn(super::sleep::send_to_sleep(timers.clone()));
+        inner.runtime.spawn(super::residency::evict_idle(timers.clone()));
         inner.runtime.spawn(super::retention::forget_old(timers));
         Ok(Engine { inner })
     }
@@ -119,7 +119,7 @@ impl Engine {
         Ok(count)
     }
 
-    /// Names the API through which tasks call Step Functions itself.
+    /// Names the API through which tasks call AppliedEvent Functions itself.
     pub fn bind_operations(&self, operations: Arc<dyn Operations>) {
         if self.inner.operations.set(operations).is_err() {
             tracing::warn!("the workflow engine's operations were bound twice; the first stay");
@@ -153,7 +153,7 @@ impl Engine {
     }
 
     /// Nothing is under way and no timer waits: what has not ended by now only
-    /// goes on when somebody outside does something.
+    /// goes on only after an event from outside.
     pub fn is_idle(&self) -> bool {
         self.inner.busy.load(Ordering::Acquire) == 0 && self.inner.wheel.lock().is_empty()
     }
@@ -181,7 +181,7 @@ impl Engine {
     }
 
     /// Can executions go on? The reason when they cannot: the journal is what everything waits for.
-    pub fn health(&self) -> Result<(), mayfly_workflows_journal::Trouble> {
+    pub fn health(&self) -> Result<(), mayfly_workflows_journal::WriteFault> {
         self.inner.journal.health()
     }
 
@@ -192,7 +192,10 @@ impl Engine {
 }
 
 impl Inner {
-    fn load_open(self: &Arc<Self>, journal: &dyn Journal) -> Result<Vec<Arc<Running>>, JournalError> {
+    fn load_open(
+        self: &Arc<Self>,
+        journal: &dyn Journal,
+    ) -> Result<Vec<Arc<ResidentExecution>>, JournalError> {
         let mut loaded = Vec::new();
         for id in journal.open_executions()? {
             match self.load_one(journal, id) {
@@ -205,33 +208,33 @@ impl Inner {
         Ok(loaded)
     }
 
-    /// Reads an execution into memory; `None` when somebody else does, or when it has ended.
+    /// Reads an execution into memory; `None` when another task reads it already, or when it has ended.
     pub(super) fn load_one(
         self: &Arc<Self>,
         journal: &dyn Journal,
         id: u64,
-    ) -> Result<Option<Arc<Running>>, JournalError> {
+    ) -> Result<Option<Arc<ResidentExecution>>, JournalError> {
         let Some(arn) = journal.execution(id)?.map(|row| Arc::<str>::from(row.arn)) else { return Ok(None) };
         let Some(place) = self.live.take(&arn) else { return Ok(None) };
-        // Its place comes first, its state second: whoever had the place before may have ended it since.
-        let row = journal.execution(id)?.filter(|row| row.outcome.status == ExecutionStatus::Running);
+        // Reserve the ARN first, read the row second: the previous holder of the reservation may have ended it since.
+        let row = journal.execution(id)?.filter(|row| row.outcome.status == RunStatus::Running);
         let Some(row) = row else { return Ok(None) };
         let running = self.recomputed(row)?;
-        // Somebody needs it: it does not go to sleep again before that one has come to it.
+        // A caller needs it: it is not evicted before that caller has used it.
         running.cell.lock().touched_ms = self.now_ms();
         place.fill(&running);
         Ok(Some(running))
     }
 
     /// An execution as its row and its records have it, not in memory yet.
-    pub(super) fn recomputed(&self, row: ExecutionRow) -> Result<Arc<Running>, JournalError> {
+    pub(super) fn recomputed(&self, row: ExecutionRow) -> Result<Arc<ResidentExecution>, JournalError> {
         let row = self.whole_row(row)?;
         let state_machine = self.machine_of(row.machine)?;
         let (machine, seq, _) = self.replay(&row, &state_machine, false)?;
-        Ok(Running::new(state_machine, machine, row, seq))
+        Ok(ResidentExecution::new(state_machine, machine, row, seq))
     }
 
-    /// The Step Functions API, or why there is none.
+    /// The AppliedEvent Functions API, or why there is none.
     fn operations(&self) -> Result<&Arc<dyn Operations>, OperationError> {
         self.operations.get().ok_or_else(|| OperationError {
             code: "ServiceUnavailable".to_owned(),
@@ -269,7 +272,7 @@ impl Inner {
             self.fire_asleep(key);
             return;
         };
-        // A timer that was cleared in the same moment wakes nobody.
+        // A timer that was cancelled at the same moment does nothing.
         let fired = self.deliver_if(
             &running,
             Event::Timer { n: key.timer },
@@ -277,9 +280,9 @@ impl Inner {
             |_| (),
         );
         match fired {
-            Ok(()) | Err(Refused::Ended) => {}
-            Err(Refused::Asleep(_)) => self.fire_asleep(key),
-            Err(Refused::Journal(error)) => {
+            Ok(()) | Err(ApplyError::Ended) => {}
+            Err(ApplyError::Asleep(_)) => self.fire_asleep(key),
+            Err(ApplyError::Journal(error)) => {
                 tracing::error!(execution = %running.arn, %error, "a timer could not be written down");
             }
         }
@@ -290,7 +293,7 @@ impl Inner {
         let (inner, busy) = (self.clone(), self.busy());
         self.runtime.spawn(async move {
             let _busy = busy;
-            match inner.awake(key.execution).await {
+            match inner.ensure_resident(key.execution).await {
                 Ok(Some(_)) => inner.fire(key),
                 // It has ended.
                 Ok(None) => {}

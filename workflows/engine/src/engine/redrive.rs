@@ -1,6 +1,6 @@
 //! Ended executions taken up again.
 
-use mayfly_workflows_language::execution::ExecutionStatus;
+use mayfly_workflows_language::execution::RunStatus;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -18,16 +18,14 @@ impl Inner {
         row: ExecutionRow,
         token: Option<String>,
     ) -> Result<i64, RedriveError> {
-        let _redriven = self.taken_up.read().await;
+        let _redriven = self.retention_lock.read().await;
         let arn: Arc<str> = row.arn.as_str().into();
         let Some(place) = self.live.take(&arn) else { return Err(RedriveError::AlreadyRunning) };
         let inner = self.clone();
         let loaded = self
             .read(move |journal| match journal.execution(row.id)? {
-                // Somebody else may have taken it up, and it may have ended again.
-                Some(row) if row.outcome.status != ExecutionStatus::Running => {
-                    Ok(Some(inner.recomputed(row)?))
-                }
+                // Another redrive may have run it, and it may have ended again.
+                Some(row) if row.outcome.status != RunStatus::Running => Ok(Some(inner.recomputed(row)?)),
                 _ => Ok(None),
             })
             .await
@@ -77,7 +75,7 @@ impl Engine {
             return Ok(timestamp(before));
         }
         match self.redrive_once(arn, Some(token)).await {
-            // By the same request, said twice at the same time?
+            // The same request may have come twice at the same time.
             Err(refused @ (RedriveError::AlreadyRunning | RedriveError::NotRedrivable(_))) => {
                 let before = self.inner.redriven_by(arn, token).await?;
                 before.map(timestamp).ok_or(refused)

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::Engine;
 use super::inner::Inner;
-use mayfly_workflows_journal::{Batch, Change, JournalError};
+use mayfly_workflows_journal::{Batch, JournalChange, JournalError};
 
 /// How often old executions are looked for.
 const ROUND: Duration = Duration::from_secs(600);
@@ -22,7 +22,7 @@ impl Inner {
         let mut forgotten = 0;
         loop {
             // One that is being taken up again does not run yet by its row.
-            let _settled = self.taken_up.write().await;
+            let _settled = self.retention_lock.write().await;
             let old = self.read(move |journal| journal.ended_before(before_ms, BATCH_MAX)).await?;
             if old.is_empty() {
                 return Ok(forgotten);
@@ -30,15 +30,15 @@ impl Inner {
             forgotten += old.len();
             let (sender, receiver) = tokio::sync::oneshot::channel();
             let batch = Batch {
-                changes: old.into_iter().map(|execution| Change::Remove { execution }).collect(),
+                changes: old.into_iter().map(|execution| JournalChange::Remove { execution }).collect(),
                 done: Box::new(move |outcome| {
                     // The engine may have gone meanwhile.
                     let _ = sender.send(outcome);
                 }),
             };
             {
-                let _out = self.machines_stay.write();
-                // Whoever starts one of these after this writes it anew.
+                let _out = self.definition_gc_lock.write();
+                // A start after this writes the definition again.
                 self.written.lock().clear();
                 self.journal.write(batch)?;
             }

@@ -1,6 +1,7 @@
 //! Executions begun, and ended from outside.
 
-use mayfly_workflows_language::execution::ExecutionStatus;
+use mayfly_workflows_language::definition::StateMachineType;
+use mayfly_workflows_language::execution::RunStatus;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -8,11 +9,13 @@ use tokio::sync::oneshot;
 
 use super::Engine;
 use super::error::{ExecutionError, StartError};
-use super::inner::{Inner, Refused, Step, timestamp};
-use super::live::{Cell, Place, Running, may_take_long};
+use super::inner::{AppliedEvent, ApplyError, Inner, timestamp};
+use super::live::{Cell, NameReservation, ResidentExecution, may_take_long};
 use super::load;
-use super::types::{Description, Kind, StartRequest, Started, StateMachine};
-use mayfly_workflows_journal::{Birth, Change, ExecutionRow, Journal, JournalError, OutcomeRow, WaitedBy};
+use super::types::{Description, StartRequest, Started, StateMachine};
+use mayfly_workflows_journal::{
+    Birth, ExecutionRow, Journal, JournalChange, JournalError, OutcomeRow, WaitedBy,
+};
 use mayfly_workflows_language::execution::Payload;
 use mayfly_workflows_machine::{EDITION, Event, Output};
 
@@ -28,26 +31,26 @@ pub(super) struct NewExecution {
     pub(super) version_arn: Option<String>,
     pub(super) alias_arn: Option<String>,
     pub(super) map_run_arn: Option<String>,
-    /// Its name was chosen by somebody: one that ended may have had it.
+    /// The caller chose the name: an ended execution may have had it.
     pub(super) named: bool,
     /// It begins however many executions are open.
     pub(super) at_any_load: bool,
 }
 
-/// Room for one more open execution: given back when it is dropped untaken.
-struct Room {
+/// AdmissionPermit for one more open execution: given back when it is dropped untaken.
+struct AdmissionPermit {
     inner: Arc<Inner>,
     taken: bool,
 }
 
-impl Room {
+impl AdmissionPermit {
     /// It is filled; the end of the execution gives it back.
     fn take(mut self) {
         self.taken = true;
     }
 }
 
-impl Drop for Room {
+impl Drop for AdmissionPermit {
     fn drop(&mut self) {
         if !self.taken {
             self.inner.open.fetch_sub(1, Ordering::AcqRel);
@@ -69,12 +72,15 @@ impl Inner {
     }
 
     /// Begins an execution whose ARN's place is free, and returns when that is durable.
-    pub(super) async fn begin(self: &Arc<Self>, new: NewExecution) -> Result<Arc<Running>, StartError> {
+    pub(super) async fn begin(
+        self: &Arc<Self>,
+        new: NewExecution,
+    ) -> Result<Arc<ResidentExecution>, StartError> {
         if self.closing.load(Ordering::Acquire) {
             return Err(StartError::Closed);
         }
         let room = self.room(new.at_any_load)?;
-        // Somebody may ask the journal about it at this moment.
+        // Another task may be reading the journal for it.
         let Some(place) = self.live.take_settled(&new.arn).await else {
             return Err(StartError::AlreadyExists { arn: new.arn.to_string() });
         };
@@ -89,9 +95,9 @@ impl Inner {
         }
     }
 
-    /// Has the journal an execution with this one's ARN?
+    /// Whether the journal has an execution with the same ARN.
     async fn had(&self, new: &NewExecution) -> Result<bool, JournalError> {
-        if !new.named || new.state_machine.kind == Kind::Express {
+        if !new.named || new.state_machine.kind == StateMachineType::Express {
             return Ok(false);
         }
         let arn = new.arn.clone();
@@ -114,29 +120,29 @@ impl Inner {
         let _ = begun.await;
     }
 
-    /// Counts one more open execution, if there may be.
-    fn room(self: &Arc<Self>, at_any_load: bool) -> Result<Room, StartError> {
+    /// MapRunCounts one more open execution, if there may be.
+    fn room(self: &Arc<Self>, at_any_load: bool) -> Result<AdmissionPermit, StartError> {
         let limit = if at_any_load { usize::MAX } else { self.config.limits.open_executions };
         let counted = self
             .open
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |open| (open < limit).then_some(open + 1));
         match counted {
-            Ok(_) => Ok(Room { inner: self.clone(), taken: false }),
+            Ok(_) => Ok(AdmissionPermit { inner: self.clone(), taken: false }),
             Err(_) => Err(StartError::TooMany { limit }),
         }
     }
 
     fn begin_in(
         self: &Arc<Self>,
-        place: Place<'_>,
-        room: Room,
+        place: NameReservation<'_>,
+        room: AdmissionPermit,
         new: NewExecution,
-    ) -> Result<(Arc<Running>, oneshot::Receiver<Result<(), JournalError>>), StartError> {
+    ) -> Result<(Arc<ResidentExecution>, oneshot::Receiver<Result<(), JournalError>>), StartError> {
         let id = self.next_execution.fetch_add(1, Ordering::AcqRel);
         let at_ms = self.now_ms();
         let digest = self.digest_of(&new.state_machine);
         let kind = new.state_machine.kind;
-        let express = kind == Kind::Express;
+        let express = kind == StateMachineType::Express;
         let mut row = ExecutionRow {
             id,
             arn: new.arn.to_string(),
@@ -160,16 +166,16 @@ impl Inner {
             machine.apply(at_ms, 0, Event::Start, &mut out);
         }
         let mut changes = Vec::new();
-        let machines_stay = self.machines_stay.read();
+        let definition_gc_lock = self.definition_gc_lock.read();
         if !express {
             if !self.written.lock().contains(&digest) {
                 let (_, body) = load::stored(&new.state_machine);
-                changes.push(Change::Machine { digest, body });
+                changes.push(JournalChange::Machine { digest, body });
             }
             let input = mayfly_workflows_journal::stored(&row.input, &mut changes);
-            changes.push(Change::Start(Box::new(ExecutionRow { input, ..row.clone() })));
+            changes.push(JournalChange::Start(Box::new(ExecutionRow { input, ..row.clone() })));
         }
-        let running = Running::new(new.state_machine, machine, row, 0);
+        let running = ResidentExecution::new(new.state_machine, machine, row, 0);
         // Not before its start is durable may it leave memory.
         running.cell.lock().durable = None;
         place.fill(&running);
@@ -177,7 +183,7 @@ impl Inner {
         let (sender, receiver) = oneshot::channel();
         let mut cell = running.cell.lock();
         let inner = self.clone();
-        let step = Step { at_ms, redrives: false, changes, actions: out.actions };
+        let step = AppliedEvent { at_ms, redrives: false, changes, actions: out.actions };
         let settled = self.settle(&running, &mut cell, step, move |outcome| {
             if outcome.is_ok() {
                 inner.tally.started(kind);
@@ -185,26 +191,26 @@ impl Inner {
                     inner.written.lock().insert(digest);
                 }
             }
-            // Whoever started it may have gone.
+            // Ignore a caller that stopped waiting.
             let _ = sender.send(outcome);
         });
-        drop(machines_stay);
+        drop(definition_gc_lock);
         drop(cell);
         match settled {
             Ok(()) => Ok((running, receiver)),
-            Err(Refused::Journal(error)) => {
-                self.never_begun(&running, &mut running.cell.lock());
+            Err(ApplyError::Journal(error)) => {
+                self.abort_start(&running, &mut running.cell.lock());
                 Err(error.into())
             }
-            Err(Refused::Ended | Refused::Asleep(_)) => Err(StartError::Closed),
+            Err(ApplyError::Ended | ApplyError::Asleep(_)) => Err(StartError::Closed),
         }
     }
 
-    /// Takes an execution away whose start the journal refused: whoever still holds it writes nothing of it, and
-    /// its name is free again, whether somebody waits for the start or not.
-    pub(super) fn never_begun(&self, running: &Arc<Running>, cell: &mut Cell) {
+    /// Removes an execution whose start the journal refused: a task that still holds it writes nothing of it, and
+    /// its name is free again, whether a caller waits for the start or not.
+    pub(super) fn abort_start(&self, running: &Arc<ResidentExecution>, cell: &mut Cell) {
         // What came to it before it was durable is refused as well.
-        if std::mem::replace(&mut cell.asleep, true) {
+        if std::mem::replace(&mut cell.evicted, true) {
             return;
         }
         cell.begun.clear();
@@ -216,12 +222,12 @@ impl Inner {
     /// Delivers an event and waits until it is durable.
     pub(super) async fn deliver_durably(
         self: &Arc<Self>,
-        running: &Arc<Running>,
+        running: &Arc<ResidentExecution>,
         event: Event,
     ) -> Result<(), ExecutionError> {
         let (sender, receiver) = oneshot::channel();
         let told = self.deliver(running, event, move |outcome| {
-            // Whoever asked may have gone.
+            // Ignore a caller that stopped waiting.
             let _ = sender.send(outcome);
         });
         match told {
@@ -229,16 +235,16 @@ impl Inner {
                 Ok(outcome) => Ok(outcome?),
                 Err(_) => Err(ExecutionError::Closed),
             },
-            Err(Refused::Ended) => Ok(()),
-            // It fell asleep between being found and being told: once more.
-            Err(Refused::Asleep(event)) => {
+            Err(ApplyError::Ended) => Ok(()),
+            // It fell evicted between being found and being told: once more.
+            Err(ApplyError::Asleep(event)) => {
                 let id = running.id;
-                match self.awake(id).await? {
+                match self.ensure_resident(id).await? {
                     Some(running) => Box::pin(self.deliver_durably(&running, event)).await,
                     None => Ok(()),
                 }
             }
-            Err(Refused::Journal(error)) => Err(error.into()),
+            Err(ApplyError::Journal(error)) => Err(error.into()),
         }
     }
 }
@@ -289,7 +295,7 @@ impl Engine {
         let running = self.inner.begin(new).await?;
         let receiver = {
             let mut cell = running.cell.lock();
-            if cell.row.outcome.status != ExecutionStatus::Running {
+            if cell.row.outcome.status != RunStatus::Running {
                 return Ok(self.inner.describe_row(&cell.row, kind));
             }
             let (sender, receiver) = oneshot::channel();
@@ -314,11 +320,11 @@ impl Engine {
         let name = name.unwrap_or_else(random);
         let machine = &state_machine.name;
         let arn = match state_machine.kind {
-            Kind::Standard => format!(
+            StateMachineType::Standard => format!(
                 "arn:{}:states:{}:{}:execution:{machine}:{name}",
                 config.partition, config.region, config.account
             ),
-            Kind::Express => format!(
+            StateMachineType::Express => format!(
                 "arn:{}:states:{}:{}:express:{machine}:{name}:{}",
                 config.partition,
                 config.region,
@@ -380,7 +386,7 @@ impl Drop for StopWhenDropped {
 }
 
 fn same_start(there: &Description, input: &str) -> Result<Started, StartError> {
-    if there.status == ExecutionStatus::Running && *there.input == *input {
+    if there.status == RunStatus::Running && *there.input == *input {
         return Ok(Started { execution_arn: there.execution_arn.clone(), start_date: there.start_date });
     }
     Err(StartError::AlreadyExists { arn: there.execution_arn.clone() })

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use futures::future::BoxFuture;
-use mayfly_workflows_language::definition::MachineType;
+use mayfly_workflows_language::definition::StateMachineType;
 use mayfly_workflows_language::parse;
 use parking_lot::Mutex;
 use serde_json::json;
@@ -20,9 +20,9 @@ mod awaited;
 mod checkpoints;
 mod durability;
 mod effects;
+mod eviction;
 mod items;
 mod load;
-mod sleepers;
 mod states;
 mod watched;
 
@@ -213,7 +213,7 @@ impl World {
 
     /// Runs a definition to its end; its outcome and its history as lines.
     pub(super) async fn run(&self, definition: serde_json::Value, input: &str) -> (Description, Vec<String>) {
-        let arn = self.start(&machine(definition, Kind::Standard), input).await;
+        let arn = self.start(&machine(definition, StateMachineType::Standard), input).await;
         let ended = self.engine.wait(&arn).await.expect("read").expect("there");
         (ended, self.lines(&arn).await)
     }
@@ -235,13 +235,9 @@ pub(super) fn request(machine: &Arc<StateMachine>, input: &str) -> StartRequest 
     }
 }
 
-pub(super) fn machine(definition: serde_json::Value, kind: Kind) -> Arc<StateMachine> {
+pub(super) fn machine(definition: serde_json::Value, kind: StateMachineType) -> Arc<StateMachine> {
     let text = definition.to_string();
-    let machine_type = match kind {
-        Kind::Standard => MachineType::Standard,
-        Kind::Express => MachineType::Express,
-    };
-    let compiled = match parse::compile(&text, machine_type) {
+    let compiled = match parse::compile(&text, kind) {
         Ok(compiled) => compiled,
         Err(rejection) => panic!("{}", rejection.message()),
     };

@@ -3,18 +3,8 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use mayfly_workflows_language::definition;
-use mayfly_workflows_language::execution::ExecutionStatus;
-use serde::{Deserialize, Serialize};
-
-/// How an execution is kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Kind {
-    /// Every step is journalled; survives a crash; has a history.
-    Standard,
-    /// Runs in memory, five minutes at most, and leaves only its result.
-    Express,
-}
+use mayfly_workflows_language::definition::{self, StateMachineType};
+use mayfly_workflows_language::execution::RunStatus;
 
 /// The state machine an execution runs, as it was when it started.
 ///
@@ -29,7 +19,7 @@ pub struct StateMachine {
     /// The role in whose name it runs.
     pub role_arn: String,
     /// Standard or express.
-    pub kind: Kind,
+    pub kind: StateMachineType,
     /// The definition as it was uploaded.
     pub definition_text: Arc<str>,
     /// The same, compiled.
@@ -68,7 +58,7 @@ pub struct Started {
     pub start_date: Timestamp,
 }
 
-/// May an execution be redriven?
+/// Whether an execution may be redriven.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RedriveStatus {
     /// Yes.
@@ -89,9 +79,9 @@ pub struct Description {
     /// The execution's name.
     pub name: String,
     /// Standard or express.
-    pub kind: Kind,
+    pub kind: StateMachineType,
     /// Where it stands.
-    pub status: ExecutionStatus,
+    pub status: RunStatus,
     /// When it started.
     pub start_date: Timestamp,
     /// When it ended.
@@ -118,7 +108,7 @@ pub struct Description {
     pub redrive_count: u32,
     /// When it was last redriven.
     pub redrive_date: Option<Timestamp>,
-    /// May it be redriven now?
+    /// Whether the execution may be redriven now.
     pub redrive_status: RedriveStatus,
 }
 
@@ -134,9 +124,9 @@ pub struct Page<T> {
 /// Whose executions are listed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Of {
-    /// Everybody's, but for the children of map runs.
+    /// All executions except the children of map runs.
     Everyone,
-    /// A state machine's, whatever version or alias they were started by.
+    /// A state machine's, started by any version or alias.
     StateMachine(String),
     /// A version's.
     Version(String),
@@ -152,7 +142,7 @@ pub struct ListQuery {
     /// Whose.
     pub of: Of,
     /// Only those that stand so.
-    pub status: Option<ExecutionStatus>,
+    pub status: Option<RunStatus>,
     /// Only those that were (`true`) or never were (`false`) redriven.
     pub redriven: Option<bool>,
     /// How many on a page.

@@ -1,6 +1,7 @@
 //! Executions waited for: until their end, or until they can be read.
 
-use mayfly_workflows_language::execution::ExecutionStatus;
+use mayfly_workflows_language::definition::StateMachineType;
+use mayfly_workflows_language::execution::RunStatus;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use tokio::sync::oneshot;
 
 use super::error::ExecutionError;
 use super::inner::Inner;
-use super::types::{Description, Kind};
+use super::types::Description;
 use mayfly_workflows_journal::JournalError;
 
 /// How soon an execution that could not be read is read again by who waits for its end.
@@ -38,11 +39,11 @@ impl Inner {
             if let Some(running) = self.awake_by_arn(arn).await? {
                 let ends = {
                     let mut cell = running.cell.lock();
-                    if cell.asleep {
-                        // It fell asleep between being found and being asked: once more.
+                    if cell.evicted {
+                        // It fell evicted between being found and being asked: once more.
                         continue;
                     }
-                    (cell.row.outcome.status == ExecutionStatus::Running).then(|| {
+                    (cell.row.outcome.status == RunStatus::Running).then(|| {
                         let (sender, receiver) = oneshot::channel();
                         cell.waiters.push(sender);
                         receiver
@@ -53,7 +54,7 @@ impl Inner {
                 }
             }
             let Some(stored) = self.describe_stored(arn).await? else { return Ok(None) };
-            if stored.status != ExecutionStatus::Running {
+            if stored.status != RunStatus::Running {
                 return Ok(Some(stored));
             }
             // It had ended and was taken up again meanwhile.
@@ -70,7 +71,7 @@ impl Inner {
             .read(move |journal| {
                 let Some(row) = journal.execution_by_arn(&wanted)? else { return Ok(None) };
                 let row = inner.whole_row(row)?;
-                Ok(Some(inner.describe_row(&row, Kind::Standard)))
+                Ok(Some(inner.describe_row(&row, StateMachineType::Standard)))
             })
             .await?)
     }

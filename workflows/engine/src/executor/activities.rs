@@ -18,10 +18,10 @@ pub(crate) struct Work {
 
 /// The lines of all activities.
 #[derive(Debug, Default)]
-pub(crate) struct Lines(Mutex<HashMap<Arc<str>, Line>>);
+pub(crate) struct ActivityQueues(Mutex<HashMap<Arc<str>, ActivityQueue>>);
 
 #[derive(Debug, Default)]
-struct Line {
+struct ActivityQueue {
     work: VecDeque<Work>,
     workers: VecDeque<oneshot::Sender<Handed>>,
 }
@@ -38,7 +38,7 @@ enum End {
 #[derive(Debug)]
 pub(crate) struct Handed {
     work: Option<Work>,
-    lines: Arc<Lines>,
+    lines: Arc<ActivityQueues>,
 }
 
 impl Handed {
@@ -47,7 +47,7 @@ impl Handed {
         self.work.as_ref()
     }
 
-    /// The worker has it, or nobody wants it done any more.
+    /// The worker has it, or the state that wanted it has ended.
     pub(crate) fn take(mut self) -> Option<Work> {
         self.work.take()
     }
@@ -61,7 +61,7 @@ impl Drop for Handed {
     }
 }
 
-impl Lines {
+impl ActivityQueues {
     /// Hands work to the worker that has waited longest, or lets it wait.
     pub(crate) fn offer(self: &Arc<Self>, work: Work) {
         self.join(work, End::Back);
@@ -98,7 +98,7 @@ impl Lines {
         Err(receiver)
     }
 
-    /// Takes back work that nobody waits for any more.
+    /// Removes work that no state waits for any more.
     pub(crate) fn withdraw(&self, execution: u64, effect: u32) {
         let mut lines = self.0.lock();
         for line in lines.values_mut() {
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn work_goes_to_who_waited_longest_and_in_its_order() {
-        let lines = Arc::new(Lines::default());
+        let lines = Arc::new(ActivityQueues::default());
         let mut first = lines.ask("a").expect_err("no work yet");
         let mut second = lines.ask("a").expect_err("no work yet");
         lines.offer(work(1));
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn a_worker_that_hangs_up_leaves_its_work_to_the_next() {
-        let lines = Arc::new(Lines::default());
+        let lines = Arc::new(ActivityQueues::default());
         let gone = lines.ask("a").expect_err("no work yet");
         lines.offer(work(1));
         lines.offer(work(2));

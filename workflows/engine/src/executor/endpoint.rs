@@ -3,7 +3,7 @@
 //!
 //! [`services`] is the table of what can be spoken to, [`wire`] makes a task's
 //! arguments a request and an answer a result, [`failing`] gives errors the names
-//! that Step Functions gives them, [`sign`] signs, [`lambda`] calls functions that
+//! that AppliedEvent Functions gives them, [`sign`] signs, [`lambda`] calls functions that
 //! live elsewhere, [`s3`] is buckets. Services that speak XML are driven by a
 //! [`model`] of their operations: [`rest_xml`] and [`query`] over [`xml`]. Not here:
 //! which service is where (the configuration), `.sync`, which on AWS waits for
@@ -41,7 +41,7 @@ use services::Service;
 /// How long a service may take to answer: AWS's own limit for a call.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
-/// Where services are, and who asks.
+/// Endpoints of services, and the credentials that sign requests.
 #[derive(Debug, Clone, Default)]
 pub struct Endpoints {
     urls: HashMap<&'static str, Uri>,
@@ -115,7 +115,7 @@ impl Endpoints {
         self.region = Some(region);
     }
 
-    /// Is any service pointed anywhere?
+    /// Whether any service has an endpoint.
     pub fn is_empty(&self) -> bool {
         self.urls.is_empty()
     }

@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 
 /// Effects of many executions, waiting for one of a few places.
 #[derive(Debug)]
-pub(crate) struct Fair<T> {
+pub(crate) struct FairQueue<T> {
     places_max: usize,
     each_max: usize,
     running: usize,
@@ -20,7 +20,7 @@ struct Share<T> {
     in_turns: bool,
 }
 
-impl<T> Fair<T> {
+impl<T> FairQueue<T> {
     /// At most `places_max` in all and `each_max` of one execution.
     pub(crate) fn new(places_max: usize, each_max: usize) -> Self {
         Self { places_max, each_max, running: 0, executions: HashMap::new(), turns: VecDeque::new() }
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn executions_take_turns() {
-        let mut fair = Fair::new(10, 10);
+        let mut fair = FairQueue::new(10, 10);
         for effect in 0..4 {
             fair.push(1, effect);
         }
@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn both_bounds_hold() {
-        let mut fair = Fair::new(3, 2);
+        let mut fair = FairQueue::new(3, 2);
         for effect in 0..5 {
             fair.push(1, effect);
         }

@@ -1,6 +1,6 @@
 //! The work of Task states.
 
-use mayfly_workflows_language::execution::ExecutionStatus;
+use mayfly_workflows_language::execution::RunStatus;
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
@@ -183,7 +183,7 @@ async fn invoke(reporter: &Reporter, task: &TaskCall) -> Result<FunctionOutput, 
     call_function(reporter, call).await
 }
 
-/// Is the call for nobody to wait for? What is no type of invocation Lambda's request framework refuses in these words;
+/// Whether the call is fire and forget. Lambda's request framework refuses an unknown invocation type in these words;
 /// a dry run, which only asks about permissions, has nothing to ask here.
 fn detached(invocation_type: Option<&str>, request_id: impl Fn() -> String) -> Result<bool, FunctionError> {
     let reason = match invocation_type {
@@ -305,7 +305,7 @@ async fn start_and_wait(
     }
 }
 
-/// Starts the execution that a task waits for, and has that written down; its ARN, while somebody waits.
+/// Starts the execution that a task waits for, and journals that; returns its ARN while a state waits for it.
 async fn begin_awaited(reporter: Reporter, arguments: Value) -> Result<Option<String>, FunctionError> {
     let (answer, arn) = start_execution(&reporter, &arguments, true).await?;
     let output = Payload::Here(answer.to_text().into());
@@ -348,7 +348,7 @@ fn ended_execution(ended: &Description, parsed_output: bool) -> Finished {
         members.push(("StopDate", Value::from(stopped.as_millisecond())));
     }
     let told = Value::object(members);
-    if ended.status == ExecutionStatus::Succeeded {
+    if ended.status == RunStatus::Succeeded {
         return Finished::Result(told);
     }
     Finished::Failed(FunctionError::new("States.TaskFailed", told.to_text()))

@@ -3,26 +3,29 @@
 use mayfly_workflows_language::value::{Map, Value};
 
 /// The objects that a given context may have, each with its fields and whether a field is a string.
-const ALLOWED: [(&str, &[(&str, Form)]); 4] = [
+const ALLOWED: [(&str, &[(&str, FieldType)]); 4] = [
     (
         "Execution",
         &[
-            ("Id", Form::Text),
-            ("Input", Form::Any),
-            ("Name", Form::Text),
-            ("RoleArn", Form::Text),
-            ("StartTime", Form::Text),
-            ("RedriveCount", Form::Integer),
-            ("RedriveTime", Form::Text),
+            ("Id", FieldType::Text),
+            ("Input", FieldType::Any),
+            ("Name", FieldType::Text),
+            ("RoleArn", FieldType::Text),
+            ("StartTime", FieldType::Text),
+            ("RedriveCount", FieldType::Integer),
+            ("RedriveTime", FieldType::Text),
         ],
     ),
-    ("State", &[("EnteredTime", Form::Text), ("Name", Form::Text), ("RetryCount", Form::Integer)]),
-    ("StateMachine", &[("Id", Form::Text), ("Name", Form::Text)]),
-    ("Task", &[("Token", Form::Text)]),
+    (
+        "State",
+        &[("EnteredTime", FieldType::Text), ("Name", FieldType::Text), ("RetryCount", FieldType::Integer)],
+    ),
+    ("StateMachine", &[("Id", FieldType::Text), ("Name", FieldType::Text)]),
+    ("Task", &[("Token", FieldType::Text)]),
 ];
 
 #[derive(Clone, Copy, PartialEq)]
-enum Form {
+enum FieldType {
     Text,
     Integer,
     Any,
@@ -46,9 +49,11 @@ pub(super) fn parse_context(text: &str) -> Result<Value, String> {
                 return refused(format!("Field '{field}' is not allowed"));
             };
             match (form, value) {
-                (Form::Text, Value::String(_)) | (Form::Integer, Value::Number(_)) | (Form::Any, _) => {}
-                (Form::Text, _) => return refused(format!("{name}.{field} must be a string")),
-                (Form::Integer, _) => return refused(format!("{name}.{field} must be a integer")),
+                (FieldType::Text, Value::String(_))
+                | (FieldType::Integer, Value::Number(_))
+                | (FieldType::Any, _) => {}
+                (FieldType::Text, _) => return refused(format!("{name}.{field} must be a string")),
+                (FieldType::Integer, _) => return refused(format!("{name}.{field} must be a integer")),
             }
         }
     }
@@ -56,7 +61,7 @@ pub(super) fn parse_context(text: &str) -> Result<Value, String> {
 }
 
 /// What a state sees when the caller gave no context.
-pub(super) struct MadeUp<'a> {
+pub(super) struct TestContext<'a> {
     pub execution_arn: String,
     pub execution_name: String,
     pub machine_arn: String,
@@ -71,7 +76,7 @@ pub(super) struct MadeUp<'a> {
     pub token: Option<String>,
 }
 
-impl MadeUp<'_> {
+impl TestContext<'_> {
     pub(super) fn context(&self) -> Value {
         let text = |text: &str| Value::from(text);
         let mut state = vec![("Name", text(self.state)), ("EnteredTime", text(&self.now))];

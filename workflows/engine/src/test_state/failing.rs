@@ -9,7 +9,7 @@ use serde_json::json;
 use super::Status;
 use super::inspection::Inspection;
 use super::request::Request;
-use super::run::{Outcome, Stage};
+use super::run::{StageEvaluator, TestOutcome};
 use mayfly_workflows_machine::{interval_seconds, takes};
 
 /// An error's name and cause; a mock may leave out either.
@@ -36,12 +36,12 @@ impl Failure {
 pub(super) fn settle(
     request: &Request,
     state: &State,
-    stage: &Stage<'_>,
+    stage: &StageEvaluator<'_>,
     mut inspection: Inspection,
     failure: Failure,
-) -> Outcome {
+) -> TestOutcome {
     let name = failure.error.as_deref();
-    let ended = |status, inspection, output, next| Outcome {
+    let ended = |status, inspection, output, next| TestOutcome {
         status,
         output,
         next,
@@ -74,7 +74,7 @@ pub(super) fn settle(
         }
         Err(error) => {
             let failure = Failure::from(error);
-            Outcome {
+            TestOutcome {
                 status: Status::Failed,
                 output: None,
                 next: None,
@@ -90,7 +90,7 @@ pub(super) fn settle(
 fn caught(
     request: &Request,
     state: &State,
-    stage: &Stage<'_>,
+    stage: &StageEvaluator<'_>,
     (index, catcher): (usize, &Catcher),
     failure: &Failure,
 ) -> Result<(Value, Option<Value>), StateError> {

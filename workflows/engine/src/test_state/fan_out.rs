@@ -10,13 +10,13 @@ use serde_json::json;
 
 use super::failing::Failure;
 use super::request::Mock;
-use super::run::{Left, Passage, Stage};
+use super::run::{StageEvaluator, TestOutput, TestRun};
 use crate::executor::files;
 use mayfly_workflows_machine::{EDITION, batched, quantity};
 
-impl Passage<'_> {
+impl TestRun<'_> {
     /// A Parallel state shows its result's stages only.
-    pub(super) fn parallel(&mut self) -> Result<Left, Failure> {
+    pub(super) fn parallel(&mut self) -> Result<TestOutput, Failure> {
         let input = self.effective_input(false)?;
         self.arguments(&input, false)?;
         match &self.request.mock {
@@ -26,7 +26,7 @@ impl Passage<'_> {
         }
     }
 
-    pub(super) fn map(&mut self, map: &Map) -> Result<Left, Failure> {
+    pub(super) fn map(&mut self, map: &Map) -> Result<TestOutput, Failure> {
         let input = self.effective_input(true)?;
         self.items(map, &input)?;
         let scope = self.stage.scope(&input);
@@ -125,7 +125,7 @@ impl Passage<'_> {
             let item = Value::object([("Index", Value::from(index)), ("Value", item.clone())]);
             Arc::make_mut(fields).insert(Arc::<str>::from("Map"), Value::object([("Item", item)]));
         }
-        let stage = Stage { context: &context, ..*self.stage };
+        let stage = StageEvaluator { context: &context, ..*self.stage };
         selector.evaluate(&stage.scope(input), "ItemSelector")
     }
 

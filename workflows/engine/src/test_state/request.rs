@@ -1,7 +1,7 @@
 //! Reading a TestState request and refusing what cannot be tested.
 
 use mayfly_workflows_language::definition::{
-    Kind, MachineType, Pattern, Resource, State, StateId, StateMachine,
+    Pattern, Resource, State, StateId, StateKind, StateMachine, StateMachineType,
 };
 use mayfly_workflows_language::parse;
 use mayfly_workflows_language::value::Value;
@@ -14,7 +14,7 @@ const NAMELESS: &str = "TestState";
 
 /// Why a test is not run.
 #[derive(Debug, PartialEq)]
-pub enum Refusal {
+pub enum TestRejection {
     /// A rule of the API, in AWS's words.
     Validation(String),
     /// The definition is none.
@@ -25,8 +25,8 @@ pub enum Refusal {
     Internal(String),
 }
 
-fn validation<T>(message: impl Into<String>) -> Result<T, Refusal> {
-    Err(Refusal::Validation(message.into()))
+fn validation<T>(message: impl Into<String>) -> Result<T, TestRejection> {
+    Err(TestRejection::Validation(message.into()))
 }
 
 /// How much is shown.
@@ -86,7 +86,7 @@ impl Request {
     }
 
     /// Reads parameters that the service model has checked.
-    pub fn read(params: &Params) -> Result<Request, Refusal> {
+    pub fn read(params: &Params) -> Result<Request, TestRejection> {
         let text = |name: &str| params.get(name).and_then(Params::as_str);
         let mock_params = params.get("mock").filter(|mock| !mock.is_null());
         let has = |name: &str| mock_params.is_some_and(|mock| mock.get(name).is_some_and(|v| !v.is_null()));
@@ -106,7 +106,7 @@ impl Request {
         let (has_role, has_context) = (text("roleArn").is_some(), text("context").is_some());
         check_kind(machine.state(state), mocked, has_role, has_context, &configuration)?;
         let context = match text("context") {
-            Some(context) => Some(context::parse_context(context).map_err(Refusal::Validation)?),
+            Some(context) => Some(context::parse_context(context).map_err(TestRejection::Validation)?),
             None => None,
         };
         let variables = match text("variables") {
@@ -116,8 +116,8 @@ impl Request {
                 _ => return validation("Variables must be a valid JSON object"),
             },
         };
-        let input =
-            Value::parse(text("input").unwrap_or("{}")).map_err(|error| Refusal::Input(error.to_string()))?;
+        let input = Value::parse(text("input").unwrap_or("{}"))
+            .map_err(|error| TestRejection::Input(error.to_string()))?;
         let mock = match mock_params.filter(|_| mocked) {
             Some(mock) => Some(read_mock(mock, machine.state(state))?),
             None => None,
@@ -145,14 +145,14 @@ impl Request {
 }
 
 /// A state named in a machine, or one that stands alone.
-fn find_state(definition: &str, name: Option<&str>) -> Result<(StateMachine, StateId, Value), Refusal> {
-    let refused = |rejection: parse::Rejection| Refusal::Definition(rejection.message());
+fn find_state(definition: &str, name: Option<&str>) -> Result<(StateMachine, StateId, Value), TestRejection> {
+    let refused = |rejection: parse::Rejection| TestRejection::Definition(rejection.message());
     let compiled = match name {
-        Some(_) => parse::compile(definition, MachineType::Standard),
+        Some(_) => parse::compile(definition, StateMachineType::Standard),
         None => parse::compile_state(definition, NAMELESS),
     };
     let machine = compiled.map_err(refused)?;
-    let written = Value::parse(definition).map_err(|error| Refusal::Definition(error.to_string()))?;
+    let written = Value::parse(definition).map_err(|error| TestRejection::Definition(error.to_string()))?;
     let Some(name) = name else {
         let state = machine.flow(machine.root()).start_at;
         return Ok((machine, state, written));
@@ -176,7 +176,7 @@ fn written_state(flow: &Value, name: &str) -> Option<Value> {
     })
 }
 
-fn configuration(params: &Params) -> Result<Configuration, Refusal> {
+fn configuration(params: &Params) -> Result<Configuration, TestRejection> {
     let Some(given) = params.get("stateConfiguration").filter(|given| !given.is_null()) else {
         return Ok(Configuration::default());
     };
@@ -202,7 +202,7 @@ fn check_kind(
     has_role: bool,
     has_context: bool,
     given: &Configuration,
-) -> Result<(), Refusal> {
+) -> Result<(), TestRejection> {
     let needs_mock = [
         ("RetrierRetryCount", given.retries.is_some()),
         ("ErrorCausedByState", given.caused_by.is_some()),
@@ -214,18 +214,18 @@ fn check_kind(
         return validation(format!("TestState does not support {field} when a mock is not specified."));
     }
     match &state.kind {
-        Kind::Map(_) | Kind::Parallel(_) if !mocked => Err(Refusal::Definition(
+        StateKind::Map(_) | StateKind::Parallel(_) if !mocked => Err(TestRejection::Definition(
             "TestState API does not support Map or Parallel states. Supported state types include: [Task, Wait, \
              Pass, Succeed, Fail, Choice]"
                 .into(),
         )),
-        Kind::Task(_) if !mocked && !has_role => validation("RoleArn must be specified when testing a Task state"),
-        Kind::Task(task) if !mocked && lasts(&task.resource) => Err(Refusal::Definition(
+        StateKind::Task(_) if !mocked && !has_role => validation("RoleArn must be specified when testing a Task state"),
+        StateKind::Task(task) if !mocked && lasts(&task.resource) => Err(TestRejection::Definition(
             "TestState API does not support Activity tasks, .sync or .waitForTaskToken service integration \
              patterns when a mock is not specified."
                 .into(),
         )),
-        Kind::Task(_) | Kind::Map(_) | Kind::Parallel(_) => Ok(()),
+        StateKind::Task(_) | StateKind::Map(_) | StateKind::Parallel(_) => Ok(()),
         kind if mocked => {
             validation(format!("State type '{}' is not supported when a mock is specified", kind.name()))
         }
@@ -233,12 +233,12 @@ fn check_kind(
     }
 }
 
-/// Whether a task's end comes from somebody else than the one who is called.
+/// Whether a task's end is reported by another party than the called service.
 pub(super) fn lasts(resource: &Resource) -> bool {
     matches!(resource, Resource::Activity(_)) || resource.pattern() != Pattern::RequestResponse
 }
 
-fn read_mock(mock: &Params, state: &State) -> Result<Mock, Refusal> {
+fn read_mock(mock: &Params, state: &State) -> Result<Mock, TestRejection> {
     if let Some(error) = mock.get("errorOutput").filter(|error| !error.is_null()) {
         let text = |name: &str| error.get(name).and_then(Params::as_str).map(str::to_owned);
         return Ok(Mock::Error { error: text("error"), cause: text("cause") });
@@ -251,13 +251,15 @@ fn read_mock(mock: &Params, state: &State) -> Result<Mock, Refusal> {
         _ => schema::Mode::Strict,
     };
     match &state.kind {
-        Kind::Task(task) => schema::check(&task.resource, &result, mode).map_err(Refusal::Validation)?,
+        StateKind::Task(task) => {
+            schema::check(&task.resource, &result, mode).map_err(TestRejection::Validation)?
+        }
         // A map that writes its results elsewhere answers with where they are.
-        Kind::Map(map) if map.result_writer.is_some() && result.as_object().is_none() => {
+        StateKind::Map(map) if map.result_writer.is_some() && result.as_object().is_none() => {
             return validation("Mocked result must be a JSON object.");
         }
-        Kind::Map(map) if map.result_writer.is_some() => {}
-        Kind::Map(_) | Kind::Parallel(_) if result.as_array().is_none() => {
+        StateKind::Map(map) if map.result_writer.is_some() => {}
+        StateKind::Map(_) | StateKind::Parallel(_) if result.as_array().is_none() => {
             return validation("Mocked result must be an array.");
         }
         _ => {}
@@ -265,9 +267,9 @@ fn read_mock(mock: &Params, state: &State) -> Result<Mock, Refusal> {
     Ok(Mock::Result(result))
 }
 
-fn check_iterations(state: &State, given: &Configuration, mock: Option<&Mock>) -> Result<(), Refusal> {
+fn check_iterations(state: &State, given: &Configuration, mock: Option<&Mock>) -> Result<(), TestRejection> {
     let Some(failed) = given.failed_iterations else { return Ok(()) };
-    if !matches!(state.kind, Kind::Map(_)) {
+    if !matches!(state.kind, StateKind::Map(_)) {
         return validation("MapIterationFailureCount can only be specified for Map states");
     }
     match mock {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use mayfly_workflows_language::choice;
 use mayfly_workflows_language::dataflow::{self, Ambient, Context, Scope, Variables};
 use mayfly_workflows_language::definition::{
-    Choice, Condition, DataFlow, Fail, Kind, MachineType, Pass, Resource, Rule, State, Task, Text,
+    Choice, Condition, DataFlow, Fail, Pass, Resource, Rule, State, StateKind, StateMachineType, Task, Text,
     Transition, Wait,
 };
 use mayfly_workflows_language::error::StateError;
@@ -16,13 +16,13 @@ use serde_json::json;
 
 use super::failing::{Failure, settle};
 use super::inspection::Inspection;
-use super::request::{self, Mock, Refusal, Request};
-use super::{Status, Surroundings, context, http_trace, waits};
+use super::request::{self, Mock, Request, TestRejection};
+use super::{Status, TestOptions, context, http_trace, waits};
 use crate::engine::{self, StartRequest};
 use mayfly_workflows_machine::time_text;
 
 /// How a test ended.
-pub(super) struct Outcome {
+pub(super) struct TestOutcome {
     pub(super) status: Status,
     pub(super) output: Option<Value>,
     pub(super) error: Option<String>,
@@ -32,36 +32,36 @@ pub(super) struct Outcome {
 }
 
 /// What the test stands on, owned: it outlives the wait for a task's work.
-struct Ground {
+struct TestEnv {
     context: Value,
     variables: Variables,
     ambient: Ambient,
 }
 
-impl Ground {
-    fn stage(&self) -> Stage<'_> {
-        Stage { context: &self.context, variables: &self.variables, ambient: &self.ambient }
+impl TestEnv {
+    fn stage(&self) -> StageEvaluator<'_> {
+        StageEvaluator { context: &self.context, variables: &self.variables, ambient: &self.ambient }
     }
 
     fn walk<T>(
         &self,
         request: &Request,
         inspection: &mut Inspection,
-        walk: impl FnOnce(&mut Passage<'_>) -> T,
+        walk: impl FnOnce(&mut TestRun<'_>) -> T,
     ) -> T {
         let stage = self.stage();
-        walk(&mut Passage { request, state: request.state(), stage: &stage, inspection })
+        walk(&mut TestRun { request, state: request.state(), stage: &stage, inspection })
     }
 }
 
 /// What every evaluation of the test sees.
-pub(super) struct Stage<'a> {
+pub(super) struct StageEvaluator<'a> {
     pub(super) context: &'a Value,
     pub(super) variables: &'a Variables,
     pub(super) ambient: &'a Ambient,
 }
 
-impl Stage<'_> {
+impl StageEvaluator<'_> {
     pub(super) fn scope<'b>(&'b self, input: &'b Value) -> Scope<'b> {
         Scope {
             input,
@@ -75,35 +75,37 @@ impl Stage<'_> {
 }
 
 /// What a state leaves behind when nothing failed.
-pub(super) struct Left {
+pub(super) struct TestOutput {
     pub(super) output: Value,
     pub(super) next: Option<String>,
 }
 
-pub(super) async fn run(request: &Request, around: &Surroundings<'_>) -> Result<Outcome, Refusal> {
+pub(super) async fn run(request: &Request, around: &TestOptions<'_>) -> Result<TestOutcome, TestRejection> {
     let state = request.state();
     let variables = match &request.variables {
         Value::Object(own) => Variables::of(mayfly_workflows_language::value::Map::clone(own)),
         _ => Variables::new(),
     };
     let ambient = Ambient::new(around.now_ms, around.seed);
-    let ground = Ground { context: made_context(request, around), variables, ambient };
+    let ground = TestEnv { context: made_context(request, around), variables, ambient };
     let mut inspection = Inspection::default();
     inspection.stage("input", &request.input);
     let left = match &state.kind {
-        Kind::Task(task) => match ground.walk(request, &mut inspection, |passage| passage.begin_task()) {
-            Err(error) => Err(Failure::from(error)),
-            Ok(arguments) => match work(request, task, &arguments, around, &mut inspection).await? {
-                Err(failure) => Err(failure),
-                Ok(result) => ground
-                    .walk(request, &mut inspection, |passage| passage.end_task(&result))
-                    .map_err(Failure::from),
-            },
-        },
+        StateKind::Task(task) => {
+            match ground.walk(request, &mut inspection, |passage| passage.begin_task()) {
+                Err(error) => Err(Failure::from(error)),
+                Ok(arguments) => match work(request, task, &arguments, around, &mut inspection).await? {
+                    Err(failure) => Err(failure),
+                    Ok(result) => ground
+                        .walk(request, &mut inspection, |passage| passage.end_task(&result))
+                        .map_err(Failure::from),
+                },
+            }
+        }
         _ => ground.walk(request, &mut inspection, |passage| passage.alone()),
     };
     Ok(match left {
-        Ok(left) => Outcome {
+        Ok(left) => TestOutcome {
             status: Status::Succeeded,
             output: Some(left.output),
             error: None,
@@ -124,11 +126,11 @@ pub(super) fn target(request: &Request, transition: &Transition) -> Option<Strin
     }
 }
 
-fn made_context(request: &Request, around: &Surroundings<'_>) -> Value {
+fn made_context(request: &Request, around: &TestOptions<'_>) -> Value {
     if let Some(context) = &request.context {
         return context.clone();
     }
-    context::MadeUp {
+    context::TestContext {
         execution_arn: format!(
             "{}:express:TestStateMachine:{}:{}",
             around.arn_prefix, around.uuid, around.uuid
@@ -139,9 +141,12 @@ fn made_context(request: &Request, around: &Surroundings<'_>) -> Value {
         input: &request.input,
         state: &request.state().name,
         now: time_text(around.now_ms),
-        retried: matches!(request.state().kind, Kind::Task(_) | Kind::Parallel(_) | Kind::Map(_)),
+        retried: matches!(
+            request.state().kind,
+            StateKind::Task(_) | StateKind::Parallel(_) | StateKind::Map(_)
+        ),
         token: match &request.state().kind {
-            Kind::Task(task) if request::lasts(&task.resource) => Some(around.uuid.clone()),
+            StateKind::Task(task) if request::lasts(&task.resource) => Some(around.uuid.clone()),
             _ => None,
         },
     }
@@ -154,9 +159,9 @@ async fn work(
     request: &Request,
     task: &Task,
     arguments: &Value,
-    around: &Surroundings<'_>,
+    around: &TestOptions<'_>,
     inspection: &mut Inspection,
-) -> Result<Result<Value, Failure>, Refusal> {
+) -> Result<Result<Value, Failure>, TestRejection> {
     match &request.mock {
         Some(Mock::Result(result)) => return Ok(Ok(result.clone())),
         Some(Mock::Error { error, cause }) => {
@@ -176,13 +181,13 @@ async fn work(
     }
     let alone = json!({"StartAt": name, "States": {name: work}});
     let text: Arc<str> = alone.to_string().into();
-    let definition = parse::compile(&text, MachineType::Express)
-        .map_err(|rejection| Refusal::Definition(rejection.message()))?;
+    let definition = parse::compile(&text, StateMachineType::Express)
+        .map_err(|rejection| TestRejection::Definition(rejection.message()))?;
     let machine = engine::StateMachine {
         arn: format!("{}:stateMachine:TestStateMachine", around.arn_prefix),
         name: "TestStateMachine".into(),
         role_arn: request.role_arn.clone().unwrap_or_default(),
-        kind: engine::Kind::Express,
+        kind: StateMachineType::Express,
         definition_text: text,
         definition: Arc::new(definition),
         details: serde_json::Value::Null,
@@ -197,15 +202,15 @@ async fn work(
         alias_arn: None,
     };
     let ended =
-        around.engine.start_sync(start).await.map_err(|error| Refusal::Internal(error.to_string()))?;
+        around.engine.start_sync(start).await.map_err(|error| TestRejection::Internal(error.to_string()))?;
     Ok(match &ended.output {
-        Some(output) => Ok(Value::parse(output).map_err(|error| Refusal::Internal(error.to_string()))?),
+        Some(output) => Ok(Value::parse(output).map_err(|error| TestRejection::Internal(error.to_string()))?),
         None => Err(Failure { error: ended.error, cause: ended.cause }),
     })
 }
 
 /// An integration's parameters, each taken from the input: its definition has to name the required ones.
-/// A function's own ARN takes whatever the input is.
+/// A function's own ARN takes any input.
 fn taken_over(task: &Task, arguments: &Value) -> Option<serde_json::Value> {
     if matches!(task.resource, Resource::Function(_)) {
         return None;
@@ -214,25 +219,25 @@ fn taken_over(task: &Task, arguments: &Value) -> Option<serde_json::Value> {
     Some(serde_json::Value::Object(arguments.as_object()?.iter().map(one).collect()))
 }
 
-pub(super) struct Passage<'a> {
+pub(super) struct TestRun<'a> {
     pub(super) request: &'a Request,
     pub(super) state: &'a State,
-    pub(super) stage: &'a Stage<'a>,
+    pub(super) stage: &'a StageEvaluator<'a>,
     pub(super) inspection: &'a mut Inspection,
 }
 
-impl Passage<'_> {
-    /// Every state that needs nobody else, or only its mock.
-    fn alone(&mut self) -> Result<Left, Failure> {
+impl TestRun<'_> {
+    /// States without effects, or with a mocked result.
+    fn alone(&mut self) -> Result<TestOutput, Failure> {
         let state = self.state;
         match &state.kind {
-            Kind::Parallel(_) => self.parallel(),
-            Kind::Map(map) => self.map(map),
-            Kind::Pass(kind) => Ok(self.pass(kind)?),
-            Kind::Choice(kind) => Ok(self.choice(kind)?),
-            Kind::Fail(kind) => Err(self.fail(kind).unwrap_or_else(Failure::from)),
-            Kind::Wait(wait) => Ok(self.wait(wait)?),
-            Kind::Succeed | Kind::Task(_) => Ok(self.unchanged()?),
+            StateKind::Parallel(_) => self.parallel(),
+            StateKind::Map(map) => self.map(map),
+            StateKind::Pass(kind) => Ok(self.pass(kind)?),
+            StateKind::Choice(kind) => Ok(self.choice(kind)?),
+            StateKind::Fail(kind) => Err(self.fail(kind).unwrap_or_else(Failure::from)),
+            StateKind::Wait(wait) => Ok(self.wait(wait)?),
+            StateKind::Succeed | StateKind::Task(_) => Ok(self.unchanged()?),
         }
     }
 
@@ -273,12 +278,12 @@ impl Passage<'_> {
         self.arguments(&input, true)
     }
 
-    fn end_task(&mut self, result: &Value) -> Result<Left, StateError> {
+    fn end_task(&mut self, result: &Value) -> Result<TestOutput, StateError> {
         self.inspection.stage("result", result);
         self.finish(result)
     }
 
-    fn pass(&mut self, pass: &Pass) -> Result<Left, StateError> {
+    fn pass(&mut self, pass: &Pass) -> Result<TestOutput, StateError> {
         // With a Result, input and parameters do not matter and are not shown.
         let show = pass.result.is_none();
         let input = self.effective_input(show)?;
@@ -291,19 +296,19 @@ impl Passage<'_> {
         self.finish(&value)
     }
 
-    fn unchanged(&mut self) -> Result<Left, StateError> {
+    fn unchanged(&mut self) -> Result<TestOutput, StateError> {
         let input = self.effective_input(true)?;
         self.finish_unchanged(&input)
     }
 
     /// A wait is not waited for, but what it would wait for has to be a time.
-    fn wait(&mut self, wait: &Wait) -> Result<Left, StateError> {
+    fn wait(&mut self, wait: &Wait) -> Result<TestOutput, StateError> {
         let input = self.effective_input(true)?;
         waits::check(wait, &self.stage.scope(&input))?;
         self.finish_unchanged(&input)
     }
 
-    fn choice(&mut self, choice: &Choice) -> Result<Left, StateError> {
+    fn choice(&mut self, choice: &Choice) -> Result<TestOutput, StateError> {
         let input = self.effective_input(true)?;
         for (index, rule) in choice.rules.iter().enumerate() {
             let scope = self.stage.scope(&input);
@@ -331,7 +336,7 @@ impl Passage<'_> {
         input: &Value,
         rule: Option<(usize, &Rule)>,
         next: &Transition,
-    ) -> Result<Left, StateError> {
+    ) -> Result<TestOutput, StateError> {
         let next = target(self.request, next);
         let at = |field: &str| choice::field_of(rule.map(|(index, _)| index), field);
         let left = match (&self.state.data, rule) {
@@ -347,7 +352,7 @@ impl Passage<'_> {
             None => self.state.assign.as_ref(),
         };
         self.assign(assign, &self.stage.scope(input), &at("Assign"))?;
-        Ok(Left { output: left, next })
+        Ok(TestOutput { output: left, next })
     }
 
     fn fail(&mut self, fail: &Fail) -> Result<Failure, StateError> {
@@ -366,7 +371,7 @@ impl Passage<'_> {
     }
 
     /// From a result to the output.
-    pub(super) fn finish(&mut self, result: &Value) -> Result<Left, StateError> {
+    pub(super) fn finish(&mut self, result: &Value) -> Result<TestOutput, StateError> {
         let input = &self.request.input;
         let scope = self.stage.scope(input);
         let (output, scope_input) = match &self.state.data {
@@ -387,11 +392,11 @@ impl Passage<'_> {
             &self.stage.scope(&scope_input).with_result(result),
             "Assign",
         )?;
-        Ok(Left { output, next: target(self.request, &self.state.next) })
+        Ok(TestOutput { output, next: target(self.request, &self.state.next) })
     }
 
     /// The output of states without a result.
-    fn finish_unchanged(&mut self, input: &Value) -> Result<Left, StateError> {
+    fn finish_unchanged(&mut self, input: &Value) -> Result<TestOutput, StateError> {
         let output = match &self.state.data {
             DataFlow::JsonPath { output_path, .. } => {
                 dataflow::effective_output(output_path, &self.stage.scope(input))?
@@ -400,10 +405,10 @@ impl Passage<'_> {
                 dataflow::output(output.as_ref(), &self.stage.scope(input), input, "Output")?
             }
         };
-        if !matches!(self.state.kind, Kind::Choice(_)) {
+        if !matches!(self.state.kind, StateKind::Choice(_)) {
             self.assign(self.state.assign.as_ref(), &self.stage.scope(input), "Assign")?;
         }
-        Ok(Left { output, next: target(self.request, &self.state.next) })
+        Ok(TestOutput { output, next: target(self.request, &self.state.next) })
     }
 
     fn assign(

@@ -68,7 +68,7 @@ pub(super) fn check(resource: &Resource, result: &Value, mode: Mode) -> Result<(
         Resource::LambdaInvoke(_) => ("lambda", "invoke", true),
         Resource::StartExecution { pattern: Pattern::RequestResponse, .. } => ("sfn", "startExecution", true),
         Resource::StartExecution { pattern: Pattern::Sync, .. } => ("sfn", "describeExecution", true),
-        // What comes back through a token is whatever the one who answers sends.
+        // A result that comes back through a token has any shape.
         Resource::Integration { pattern: Pattern::RequestResponse, service, action, kind, .. } => {
             (&**service, &**action, *kind == IntegrationKind::Optimised)
         }

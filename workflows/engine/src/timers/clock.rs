@@ -15,7 +15,7 @@ pub trait Clock: Send + Sync {
     /// the engine asks it only when nothing else is going on.
     fn sleep_until(&self, at_ms: i64) -> BoxFuture<'_, ()>;
 
-    /// Does this clock only move when told to?
+    /// Whether this clock moves only by request (a virtual clock).
     fn is_virtual(&self) -> bool {
         false
     }
@@ -48,7 +48,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that stands still until somebody moves it, or until the engine has
+/// A clock that stands still until a test moves it, or until the engine has
 /// nothing to do but wait: then it jumps to the next timer.
 #[derive(Debug)]
 pub struct VirtualClock {

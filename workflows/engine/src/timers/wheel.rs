@@ -269,7 +269,7 @@ mod tests {
     }
 
     proptest! {
-        /// Beside a sorted list, whatever is filed, cancelled and passed.
+        /// Compared with a sorted list under any sequence of inserts, cancellations and expiries.
         #[test]
         fn agrees_with_a_sorted_list(
             start in 0i64..1_800_000_000_000,

@@ -7,19 +7,22 @@ fn a_full_disk_refuses_starts_and_loses_nothing() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("journal.db");
     let journal = SqliteJournal::open(&path).expect("opens");
-    write(&journal, vec![Change::Start(Box::new(row(1, "one")))]).expect("written");
+    write(&journal, vec![JournalChange::Start(Box::new(row(1, "one")))]).expect("written");
     // Another writer holds the file, as lasting as a disk that is full.
     let other = rusqlite::Connection::open(&path).expect("opens");
     other.execute_batch("BEGIN IMMEDIATE").expect("held");
     let (sender, receiver) = mpsc::channel();
     let body = b"{}".to_vec();
-    let record = Change::Record { execution: 1, row: RecordRow { seq: 1, at_ms: 0, body } };
+    let record = JournalChange::Record { execution: 1, row: RecordRow { seq: 1, at_ms: 0, body } };
     let done: Done = Box::new(move |outcome| sender.send(outcome).expect("the test waits"));
     journal.write(Batch { changes: vec![record], done }).expect("queued");
     // The first tries wait for SQLite's own time; then starts are refused.
     let refused = std::iter::repeat_with(|| {
         std::thread::sleep(std::time::Duration::from_millis(50));
-        journal.write(Batch { changes: vec![Change::Start(Box::new(row(2, "one")))], done: Box::new(|_| ()) })
+        journal.write(Batch {
+            changes: vec![JournalChange::Start(Box::new(row(2, "one")))],
+            done: Box::new(|_| ()),
+        })
     })
     .take(400)
     .any(|outcome| outcome.is_err());
@@ -41,11 +44,11 @@ fn a_broken_connection_is_opened_again_and_nothing_is_lost() {
     journal.inject([SystemIoFailure, NotADatabase, CannotOpen, ReadOnly, SystemIoFailure]);
     let (sender, receiver) = mpsc::channel();
     let done: Done = Box::new(move |outcome| sender.send(outcome).expect("the test waits"));
-    let start = Change::Start(Box::new(row(1, "one")));
+    let start = JournalChange::Start(Box::new(row(1, "one")));
     journal.write(Batch { changes: vec![start], done }).expect("queued");
     let troubled = std::iter::repeat_with(|| {
         std::thread::sleep(std::time::Duration::from_millis(5));
-        matches!(journal.health(), Err(Trouble::Waiting(_)))
+        matches!(journal.health(), Err(WriteFault::Retrying(_)))
     });
     assert!(troubled.take(1_000).any(|troubled| troubled), "who asks is told");
     assert!(receiver.recv_timeout(LONG).expect("done is called").is_ok());
@@ -58,10 +61,10 @@ fn a_full_disk_refuses_starts_and_lets_all_else_wait() {
     use rusqlite::ffi::ErrorCode::DiskFull;
     let folder = tempfile::tempdir().expect("a folder");
     let journal = SqliteJournal::open(&folder.path().join("journal.db")).expect("opens");
-    write(&journal, vec![Change::Start(Box::new(row(1, "one")))]).expect("written");
+    write(&journal, vec![JournalChange::Start(Box::new(row(1, "one")))]).expect("written");
     // The start alone: it is refused, and the journal finds out by itself that there is room again.
     journal.inject([DiskFull]);
-    let refused = write(&journal, vec![Change::Start(Box::new(row(2, "two")))]);
+    let refused = write(&journal, vec![JournalChange::Start(Box::new(row(2, "two")))]);
     assert!(refused.is_err(), "whoever asked is told at once");
     let until_healthy = || {
         let healthy = std::iter::repeat_with(|| {
@@ -77,8 +80,10 @@ fn a_full_disk_refuses_starts_and_lets_all_else_wait() {
     let mut child = row(3, "three");
     child.birth.parent = Some(ChildOf { execution: 1, run: 0, index: 0, items: 1 });
     let (sender, receiver) = mpsc::channel();
-    for changes in [vec![Change::Record { execution: 1, row: record }], vec![Change::Start(Box::new(child))]]
-    {
+    for changes in [
+        vec![JournalChange::Record { execution: 1, row: record }],
+        vec![JournalChange::Start(Box::new(child))],
+    ] {
         let sender = sender.clone();
         let done: Done = Box::new(move |outcome| sender.send(outcome).expect("the test waits"));
         journal.write(Batch { changes, done }).expect("queued");
@@ -87,12 +92,12 @@ fn a_full_disk_refuses_starts_and_lets_all_else_wait() {
         assert!(receiver.recv_timeout(LONG).expect("done is called").is_ok());
     }
     until_healthy();
-    write(&journal, vec![Change::Start(Box::new(row(4, "four")))]).expect("written");
+    write(&journal, vec![JournalChange::Start(Box::new(row(4, "four")))]).expect("written");
     assert_eq!(journal.open_executions().expect("read"), [1, 3, 4]);
     assert_eq!(journal.records(1, 0).expect("read").len(), 1);
 }
 
-/// Somebody may have stopped it before its start was acknowledged: that is written of nobody.
+/// A stop may come before the start is acknowledged: after a refused start nothing of the execution is written.
 #[test]
 fn what_comes_behind_a_refused_start_is_refused_with_it() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -103,7 +108,7 @@ fn what_comes_behind_a_refused_start_is_refused_with_it() {
     };
     let record = |execution| {
         let row = RecordRow { seq: 1, at_ms: 0, body: b"{}".to_vec() };
-        vec![Change::Record { execution, row }]
+        vec![JournalChange::Record { execution, row }]
     };
     let (sender, receiver) = mpsc::channel();
     let (behind, told) = (journal.clone(), sender.clone());
@@ -116,7 +121,9 @@ fn what_comes_behind_a_refused_start_is_refused_with_it() {
         }
         sender.send((0, outcome.is_ok())).expect("the test waits");
     });
-    journal.write(Batch { changes: vec![Change::Start(Box::new(row(2, "two")))], done }).expect("queued");
+    journal
+        .write(Batch { changes: vec![JournalChange::Start(Box::new(row(2, "two")))], done })
+        .expect("queued");
     let mut told: Vec<_> = receiver.iter().take(3).collect();
     told.sort_unstable();
     assert_eq!(told, [(0, false), (2, false), (7, true)]);
@@ -129,14 +136,14 @@ fn an_error_that_does_not_pass_is_told_to_everybody() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("journal.db");
     let journal = SqliteJournal::open(&path).expect("opens");
-    write(&journal, vec![Change::Start(Box::new(row(1, "one")))]).expect("written");
+    write(&journal, vec![JournalChange::Start(Box::new(row(1, "one")))]).expect("written");
     journal.inject([rusqlite::ffi::ErrorCode::TooBig]);
     let record = |seq| {
         let row = RecordRow { seq, at_ms: 0, body: b"{}".to_vec() };
-        vec![Change::Record { execution: 1, row }]
+        vec![JournalChange::Record { execution: 1, row }]
     };
     assert!(write(&journal, record(1)).is_err());
-    assert!(matches!(journal.health(), Err(Trouble::Failed(_))));
+    assert!(matches!(journal.health(), Err(WriteFault::Failed(_))));
     assert!(write(&journal, record(2)).is_err(), "nothing is acknowledged behind the gap");
     journal.close();
     let again = SqliteJournal::open(&path).expect("opens");
@@ -150,7 +157,7 @@ fn damage_within_the_log_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let journal = SqliteJournal::open(&folder.path().join("journal.db")).expect("opens");
     for id in 1..=5 {
-        write(&journal, vec![Change::Start(Box::new(row(id, &id.to_string())))]).expect("written");
+        write(&journal, vec![JournalChange::Start(Box::new(row(id, &id.to_string())))]).expect("written");
     }
     // As a kill leaves it, the log not folded in.
     let killed = || {
@@ -172,7 +179,7 @@ fn damage_within_the_log_is_refused() {
     let Err(error) = SqliteJournal::open(&damaged.path().join("journal.db")) else { panic!("opened") };
     assert!(error.to_string().contains("journal.db is damaged (its write-ahead log had"), "{error}");
     assert!(before == std::fs::read(&log).expect("the log"), "left as it is");
-    // What cannot be read may be whole: nobody is told to move it away.
+    // A file that cannot be read may be whole: the message does not ask to move it away.
     let unreadable = killed();
     let mark = unreadable.path().join("journal.db-mark");
     std::fs::remove_file(&mark).expect("removed");
@@ -190,8 +197,11 @@ fn damage_within_the_log_is_refused() {
 fn a_start_that_is_refused_fails_alone() {
     let folder = tempfile::tempdir().expect("a folder");
     let journal = SqliteJournal::open(&folder.path().join("journal.db")).expect("opens");
-    write(&journal, vec![Change::Start(Box::new(row(1, "one")))]).expect("written");
-    assert!(write(&journal, vec![Change::Start(Box::new(row(1, "one")))]).is_err(), "an ARN is given once");
+    write(&journal, vec![JournalChange::Start(Box::new(row(1, "one")))]).expect("written");
+    assert!(
+        write(&journal, vec![JournalChange::Start(Box::new(row(1, "one")))]).is_err(),
+        "an ARN is given once"
+    );
     assert!(journal.health().is_ok());
-    write(&journal, vec![Change::Start(Box::new(row(2, "one")))]).expect("others go on");
+    write(&journal, vec![JournalChange::Start(Box::new(row(2, "one")))]).expect("others go on");
 }

@@ -1,6 +1,6 @@
 //! From a rule's JSON to its compiled form.
 
-use super::{Accepts, Is, Kind, Operand, Operator, Pattern, Rule, Test, timestamp};
+use super::{Accepts, ComparisonType, Is, Operand, Operator, Pattern, Rule, Test, timestamp};
 use crate::error::Problem;
 use crate::path::Path;
 use crate::value::{Map, Value};
@@ -19,11 +19,11 @@ const COMPARISONS: [(&str, Accepts); 5] = [
     ("GreaterThanEquals", Accepts::GreaterOrEqual),
 ];
 
-const KINDS: [(&str, Kind); 4] = [
-    ("String", Kind::String),
-    ("Numeric", Kind::Numeric),
-    ("Boolean", Kind::Boolean),
-    ("Timestamp", Kind::Timestamp),
+const KINDS: [(&str, ComparisonType); 4] = [
+    ("String", ComparisonType::String),
+    ("Numeric", ComparisonType::Numeric),
+    ("Boolean", ComparisonType::Boolean),
+    ("Timestamp", ComparisonType::Timestamp),
 ];
 
 const TESTS: [(&str, Is); 6] = [
@@ -144,12 +144,12 @@ fn test(name: &str, argument: &Value, problems: &mut Vec<Problem>) -> Option<Ope
 }
 
 /// Takes `NumericLessThanEqualsPath` apart.
-fn comparison(name: &str) -> Option<(Kind, Accepts, bool)> {
+fn comparison(name: &str) -> Option<(ComparisonType, Accepts, bool)> {
     let (kind_name, kind) = KINDS.iter().find(|(prefix, _)| name.starts_with(prefix))?;
     let rest = &name[kind_name.len()..];
     let (rest, is_path) = rest.strip_suffix("Path").map_or((rest, false), |rest| (rest, true));
     let (_, accepts) = COMPARISONS.iter().find(|(known, _)| *known == rest)?;
-    (*kind != Kind::Boolean || *accepts == Accepts::Equal).then_some((*kind, *accepts, is_path))
+    (*kind != ComparisonType::Boolean || *accepts == Accepts::Equal).then_some((*kind, *accepts, is_path))
 }
 
 fn boolean(value: &Value, problems: &mut Vec<Problem>) -> Option<bool> {
@@ -160,12 +160,12 @@ fn boolean(value: &Value, problems: &mut Vec<Problem>) -> Option<bool> {
     flag
 }
 
-fn constant(kind: Kind, value: &Value, problems: &mut Vec<Problem>) -> Option<Value> {
+fn constant(kind: ComparisonType, value: &Value, problems: &mut Vec<Problem>) -> Option<Value> {
     let (fits, wanted) = match kind {
-        Kind::String => (value.is_string(), "a string"),
-        Kind::Numeric => (value.is_number(), "a number"),
-        Kind::Boolean => (value.as_bool().is_some(), "a boolean"),
-        Kind::Timestamp => (
+        ComparisonType::String => (value.is_string(), "a string"),
+        ComparisonType::Numeric => (value.is_number(), "a number"),
+        ComparisonType::Boolean => (value.as_bool().is_some(), "a boolean"),
+        ComparisonType::Timestamp => (
             value.as_str().is_some_and(|text| timestamp::parse(text).is_some()),
             "a valid ISO-8601 timestamp",
         ),

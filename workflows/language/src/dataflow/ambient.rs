@@ -49,7 +49,7 @@ impl Ambient {
         self.begun.replace(self.begun.get() + 1)
     }
 
-    /// Was this evaluated before?
+    /// The recorded result of an earlier evaluation of the same expression.
     pub(crate) fn is_again(&self) -> bool {
         self.again
     }

@@ -40,7 +40,7 @@ impl Resource {
 }
 
 impl Shape {
-    /// Is there a parameter of this name?
+    /// Whether a parameter has this name.
     pub fn has(&self, name: &str) -> bool {
         self.texts.contains(&name) || self.values.contains(&name)
     }

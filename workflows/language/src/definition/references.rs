@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::{
-    Batcher, Catcher, Condition, DataFlow, Fail, ItemReader, Items, Kind, Map, PathField, Quantity,
-    ResultWriter, Rule, State, StateMachine, Text, TimestampField, Wait,
+    Batcher, Catcher, Condition, DataFlow, Fail, ItemReader, Items, Map, PathField, Quantity, ResultWriter,
+    Rule, State, StateKind, StateMachine, Text, TimestampField, Wait,
 };
 use crate::jsonata::Expression;
 use crate::path::Path;
@@ -82,15 +82,15 @@ impl Mentions {
         self.kind(&state.kind);
     }
 
-    fn kind(&mut self, kind: &Kind) {
+    fn kind(&mut self, kind: &StateKind) {
         match kind {
-            Kind::Pass(_) | Kind::Succeed | Kind::Parallel(_) => {}
-            Kind::Task(task) => {
+            StateKind::Pass(_) | StateKind::Succeed | StateKind::Parallel(_) => {}
+            StateKind::Task(task) => {
                 self.quantity(task.timeout.as_ref());
                 self.quantity(task.heartbeat.as_ref());
                 self.template(task.credentials.as_ref());
             }
-            Kind::Choice(choice) => {
+            StateKind::Choice(choice) => {
                 for Rule { condition, assign, output, .. } in &choice.rules {
                     match condition {
                         Condition::JsonPath(rule) => {
@@ -103,13 +103,13 @@ impl Mentions {
                     self.template(output.as_ref());
                 }
             }
-            Kind::Wait(Wait::Seconds(seconds)) => self.quantity(Some(seconds)),
-            Kind::Wait(Wait::Timestamp(TimestampField::Path(path))) => self.path(path),
-            Kind::Wait(Wait::Timestamp(TimestampField::Expression(expression))) => {
+            StateKind::Wait(Wait::Seconds(seconds)) => self.quantity(Some(seconds)),
+            StateKind::Wait(Wait::Timestamp(TimestampField::Path(path))) => self.path(path),
+            StateKind::Wait(Wait::Timestamp(TimestampField::Expression(expression))) => {
                 self.expression(expression)
             }
-            Kind::Wait(Wait::Timestamp(TimestampField::Value(..))) => {}
-            Kind::Fail(Fail { error, cause }) => {
+            StateKind::Wait(Wait::Timestamp(TimestampField::Value(..))) => {}
+            StateKind::Fail(Fail { error, cause }) => {
                 for text in [error, cause].into_iter().flatten() {
                     match text {
                         Text::Literal(_) => {}
@@ -118,7 +118,7 @@ impl Mentions {
                     }
                 }
             }
-            Kind::Map(map) => self.map(map),
+            StateKind::Map(map) => self.map(map),
         }
     }
 
@@ -152,11 +152,11 @@ impl Mentions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::definition::MachineType;
+    use crate::definition::StateMachineType;
     use crate::parse::compile;
 
     fn references(text: &str) -> Vec<(String, Vec<String>)> {
-        let machine = compile(text, MachineType::Standard).expect("a sound definition");
+        let machine = compile(text, StateMachineType::Standard).expect("a sound definition");
         let owned = |names: Vec<Arc<str>>| names.iter().map(ToString::to_string).collect();
         variable_references(&machine)
             .into_iter()

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 
+use super::StateMachineType;
 use super::{FlowId, QueryLanguage, Resource, StateId};
 use crate::choice;
 use crate::jsonata::Expression;
@@ -30,7 +31,7 @@ pub struct State {
     pub catch: Vec<Catcher>,
     /// Where to go afterwards. Succeed and Fail end; a Choice decides itself.
     pub next: Transition,
-    pub kind: Kind,
+    pub kind: StateKind,
 }
 
 /// Where a state, a rule or a catcher leads.
@@ -92,7 +93,7 @@ pub enum ResultPath {
 
 /// What a state does.
 #[derive(Debug, Clone)]
-pub enum Kind {
+pub enum StateKind {
     Task(Task),
     Pass(Pass),
     Choice(Choice),
@@ -103,18 +104,18 @@ pub enum Kind {
     Map(Box<Map>),
 }
 
-impl Kind {
+impl StateKind {
     /// The value of `Type`.
     pub fn name(&self) -> &'static str {
         match self {
-            Kind::Task(_) => "Task",
-            Kind::Pass(_) => "Pass",
-            Kind::Choice(_) => "Choice",
-            Kind::Wait(_) => "Wait",
-            Kind::Succeed => "Succeed",
-            Kind::Fail(_) => "Fail",
-            Kind::Parallel(_) => "Parallel",
-            Kind::Map(_) => "Map",
+            StateKind::Task(_) => "Task",
+            StateKind::Pass(_) => "Pass",
+            StateKind::Choice(_) => "Choice",
+            StateKind::Wait(_) => "Wait",
+            StateKind::Succeed => "Succeed",
+            StateKind::Fail(_) => "Fail",
+            StateKind::Parallel(_) => "Parallel",
+            StateKind::Map(_) => "Map",
         }
     }
 }
@@ -236,13 +237,7 @@ pub struct Map {
 pub enum MapMode {
     Inline,
     /// Each item, or batch of items, is an execution of its own.
-    Distributed(ExecutionType),
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ExecutionType {
-    Standard,
-    Express,
+    Distributed(StateMachineType),
 }
 
 /// Where a Map's items come from when no reader is named.

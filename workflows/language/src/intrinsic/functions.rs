@@ -57,7 +57,7 @@ const FUNCTIONS: [(&str, Function, usize, usize); 18] = [
     ("States.UUID", Function::Uuid, 0, 0),
 ];
 
-type Outcome = Result<Value, Failure>;
+type IntrinsicResult = Result<Value, Failure>;
 
 impl Function {
     pub(super) fn named(name: &str) -> Option<Self> {
@@ -89,7 +89,7 @@ impl Function {
     }
 
     /// The value for arguments of the right number.
-    pub(super) fn apply(self, arguments: &[Value], ambient: &Ambient) -> Outcome {
+    pub(super) fn apply(self, arguments: &[Value], ambient: &Ambient) -> IntrinsicResult {
         let argument = |at: usize| arguments.get(at).unwrap_or(&Value::Null);
         match self {
             Self::Format => Err(Failure::new("States.Format takes its template unevaluated")),
@@ -146,7 +146,7 @@ fn rounded(value: &Value, position: usize) -> Result<i64, Failure> {
 }
 
 /// A blank text is JSON's null, as Jackson reads it.
-fn string_to_json(value: &Value) -> Outcome {
+fn string_to_json(value: &Value) -> IntrinsicResult {
     let source = text(value, 1)?;
     if source.trim().is_empty() {
         return Ok(Value::Null);
@@ -154,14 +154,14 @@ fn string_to_json(value: &Value) -> Outcome {
     Value::parse(source).map_err(|_| Failure::new(format!("Invalid JSON: '{source}'")))
 }
 
-fn partition(list: &Value, size: &Value) -> Outcome {
+fn partition(list: &Value, size: &Value) -> IntrinsicResult {
     let list = array(list, 1)?;
     let size = usize::try_from(rounded(size, 2)?).ok().filter(|size| *size > 0);
     let size = size.ok_or_else(|| Failure::new("The chunk size must be a positive number"))?;
     Ok(list.chunks(size).map(|chunk| Value::from(chunk.to_vec())).collect())
 }
 
-fn range(first: &Value, last: &Value, step: &Value) -> Outcome {
+fn range(first: &Value, last: &Value, step: &Value) -> IntrinsicResult {
     let (first, last, step) = (rounded(first, 1)?, rounded(last, 2)?, rounded(step, 3)?);
     if step == 0 {
         return Err(Failure::new("The increment of States.ArrayRange cannot be 0"));
@@ -178,7 +178,7 @@ fn range(first: &Value, last: &Value, step: &Value) -> Outcome {
     Ok((0..=steps).filter_map(|at| i64::try_from(first + at * step).ok()).map(Value::from).collect())
 }
 
-fn item(list: &Value, index: &Value) -> Outcome {
+fn item(list: &Value, index: &Value) -> IntrinsicResult {
     let list = array(list, 1)?;
     let index = rounded(index, 2)?;
     usize::try_from(index).ok().and_then(|at| list.get(at).cloned()).ok_or_else(|| {
@@ -186,7 +186,7 @@ fn item(list: &Value, index: &Value) -> Outcome {
     })
 }
 
-fn unique(list: &Value) -> Outcome {
+fn unique(list: &Value) -> IntrinsicResult {
     let mut kept: Vec<Value> = Vec::new();
     let mut scalars = std::collections::HashSet::new();
     for item in array(list, 1)? {
@@ -211,17 +211,17 @@ fn same(left: &Value, right: &Value) -> bool {
     }
 }
 
-fn encode(value: &Value) -> Outcome {
+fn encode(value: &Value) -> IntrinsicResult {
     Ok(Value::from(STANDARD.encode(short_text(value)?)))
 }
 
-fn decode(value: &Value) -> Outcome {
+fn decode(value: &Value) -> IntrinsicResult {
     let bytes =
         STANDARD.decode(short_text(value)?).map_err(|_| Failure::new("The input is no valid Base64"))?;
     Ok(Value::from(String::from_utf8_lossy(&bytes).into_owned()))
 }
 
-fn digest(data: &Value, algorithm: &Value) -> Outcome {
+fn digest(data: &Value, algorithm: &Value) -> IntrinsicResult {
     let data = match data {
         Value::String(text) => text.to_string(),
         other => other.to_text(),
@@ -235,7 +235,7 @@ fn digest(data: &Value, algorithm: &Value) -> Outcome {
         .ok_or_else(|| Failure::new(format!("Unsupported hash algorithm: {algorithm}")))
 }
 
-fn merge(first: &Value, second: &Value, deep: &Value) -> Outcome {
+fn merge(first: &Value, second: &Value, deep: &Value) -> IntrinsicResult {
     match deep {
         Value::Bool(false) => {}
         Value::Bool(true) => return Err(Failure::new("The deep merging mode is not supported")),
@@ -253,7 +253,7 @@ fn merge(first: &Value, second: &Value, deep: &Value) -> Outcome {
     Ok(Value::from(hash_order::sorted(entries, |(key, _)| key).into_iter().collect::<Map>()))
 }
 
-fn random(arguments: &[Value], ambient: &Ambient) -> Outcome {
+fn random(arguments: &[Value], ambient: &Ambient) -> IntrinsicResult {
     let (first, last) = (rounded(&arguments[0], 1)?, rounded(&arguments[1], 2)?);
     if first >= last {
         return Err(Failure::new("The start of the range must be less than its end"));
@@ -304,7 +304,7 @@ impl JavaRandom {
     }
 }
 
-fn add(first: &Value, second: &Value) -> Outcome {
+fn add(first: &Value, second: &Value) -> IntrinsicResult {
     let (first, second) = (rounded(first, 1)?, rounded(second, 2)?);
     first
         .checked_add(second)
@@ -313,7 +313,7 @@ fn add(first: &Value, second: &Value) -> Outcome {
 }
 
 /// Any of the delimiter's characters splits; empty parts are left out.
-fn split(value: &Value, delimiters: &Value) -> Outcome {
+fn split(value: &Value, delimiters: &Value) -> IntrinsicResult {
     let (value, delimiters) = (text(value, 1)?, text(delimiters, 2)?);
     Ok(value
         .split(|letter| delimiters.contains(letter))

@@ -14,7 +14,7 @@ pub(crate) struct Uses {
     pub(crate) members: BTreeSet<String>,
     /// Names of functions called or mentioned that the expression does not define.
     pub(crate) functions: BTreeSet<String>,
-    /// Names of functions called, whoever defines them.
+    /// Names of functions called, built in or user-defined.
     pub(crate) called: BTreeSet<String>,
     /// The comparison operators in it, for the wording of errors.
     pub(crate) comparisons: BTreeSet<&'static str>,

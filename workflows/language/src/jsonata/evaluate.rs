@@ -9,16 +9,16 @@ use jsonata_core::evaluator::{Context, Evaluator, EvaluatorOptions};
 use jsonata_core::value::JValue;
 
 use super::limits::{GRACE_MILLIS, LIGHT_MILLIS, MILLIS_MAX, SEQUENCE_MAX, STACK_DEPTH_MAX};
-use super::pool::{self, Gone};
+use super::pool::{self, EvalError};
 use super::{Program, analysis, convert, functions, guard, wording};
 use crate::dataflow::{Ambient, Scope};
 use crate::value::Value;
 
 /// The value, nothing when it is undefined, or the error's text.
-pub(super) type Outcome = Result<Option<Value>, String>;
+pub(super) type EvalResult = Result<Option<Value>, String>;
 
 /// Evaluates.
-pub(super) fn run(program: &Arc<Program>, scope: &Scope<'_>) -> Outcome {
+pub(super) fn run(program: &Arc<Program>, scope: &Scope<'_>) -> EvalResult {
     if let Some(value) = program.fast.as_ref().and_then(|fast| fast.evaluate(scope)) {
         return Ok(value);
     }
@@ -41,7 +41,7 @@ pub(super) fn run(program: &Arc<Program>, scope: &Scope<'_>) -> Outcome {
 }
 
 /// Evaluates where it belongs, for so many milliseconds at most.
-fn bounded(program: &Arc<Program>, data: Data, millis_max: Option<u64>) -> Outcome {
+fn bounded(program: &Arc<Program>, data: Data, millis_max: Option<u64>) -> EvalResult {
     if program.is_light {
         let light_max = millis_max.map(|_| LIGHT_MILLIS);
         let evaluate = || data.evaluate(program, &JValue::Undefined, bounds(light_max));
@@ -56,8 +56,8 @@ fn bounded(program: &Arc<Program>, data: Data, millis_max: Option<u64>) -> Outco
     let evaluate = move || data.evaluate(&program, &JValue::Undefined, bounds(millis_max));
     match pool::run(millis_max.map(|millis| Duration::from_millis(millis + GRACE_MILLIS)), evaluate) {
         Ok(outcome) => outcome,
-        Err(Gone::Late) => Err(format!("{LATE} {MILLIS_MAX} milliseconds.")),
-        Err(Gone::Broken) => Err(BROKEN.to_owned()),
+        Err(EvalError::TimedOut) => Err(format!("{LATE} {MILLIS_MAX} milliseconds.")),
+        Err(EvalError::Panicked) => Err(BROKEN.to_owned()),
     }
 }
 
@@ -112,7 +112,7 @@ impl Data {
     }
 
     /// `root` is what `$` and names at the top stand for: nothing, in a workflow.
-    pub(super) fn evaluate(&self, program: &Program, root: &JValue, bounds: EvaluatorOptions) -> Outcome {
+    pub(super) fn evaluate(&self, program: &Program, root: &JValue, bounds: EvaluatorOptions) -> EvalResult {
         let mut context = Context::new();
         for (name, value) in &self.variables {
             context.bind(name.clone(), convert::to_jsonata(value));

@@ -136,7 +136,7 @@ fn measure(value: &JValue, rest: &mut usize) -> bool {
     }
 }
 
-/// Counts what a function has produced: its own text or list, not what is in it.
+/// PoolStats what a function has produced: its own text or list, not what is in it.
 fn result(arguments: &[JValue], budget: &Budget) -> HostFnResult {
     let value = arguments.first().unwrap_or(&JValue::Undefined);
     budget.take(match value {

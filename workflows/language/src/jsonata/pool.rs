@@ -23,13 +23,13 @@ const THREADS_CHECK: Duration = Duration::from_secs(1);
 
 struct Pool {
     work: SyncSender<Work>,
-    /// Shared by the threads: whoever is free takes the next.
+    /// Shared by the threads: a free one takes the next.
     queue: Arc<Mutex<Receiver<Work>>>,
-    counts: Arc<Counts>,
+    counts: Arc<PoolStats>,
 }
 
 #[derive(Default)]
-struct Counts {
+struct PoolStats {
     threads: AtomicUsize,
     /// Threads whose caller gave up and which have not come back.
     lost: AtomicUsize,
@@ -37,15 +37,15 @@ struct Counts {
 
 /// Why there is no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Gone {
+pub(super) enum EvalError {
     /// It took too long.
-    Late,
+    TimedOut,
     /// The evaluation panicked.
-    Broken,
+    Panicked,
 }
 
 /// What a thread tells of its work.
-enum Told<T> {
+enum WorkerReply<T> {
     Begun,
     Ended(T),
 }
@@ -86,21 +86,21 @@ impl Pool {
         &self,
         limit: Option<Duration>,
         evaluate: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, Gone> {
+    ) -> Result<T, EvalError> {
         let (tells, told) = sync_channel(2);
         let work = Box::new(move || {
             // The caller waits for this, and may have given up by the end.
-            let _ = tells.send(Told::Begun);
+            let _ = tells.send(WorkerReply::Begun);
             if let Ok(value) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(evaluate)) {
-                let _ = tells.send(Told::Ended(value));
+                let _ = tells.send(WorkerReply::Ended(value));
             }
         });
-        self.work.send(work).map_err(|_| Gone::Broken)?;
+        self.work.send(work).map_err(|_| EvalError::Panicked)?;
         loop {
             match told.recv_timeout(THREADS_CHECK) {
-                Ok(Told::Begun) => break,
-                Ok(Told::Ended(value)) => return Ok(value),
-                Err(RecvTimeoutError::Disconnected) => return Err(Gone::Broken),
+                Ok(WorkerReply::Begun) => break,
+                Ok(WorkerReply::Ended(value)) => return Ok(value),
+                Err(RecvTimeoutError::Disconnected) => return Err(EvalError::Panicked),
                 Err(RecvTimeoutError::Timeout) => {
                     if self.counts.threads.load(Ordering::Acquire) < THREADS {
                         self.spawn();
@@ -113,21 +113,21 @@ impl Pool {
             None => told.recv().map_err(|_| RecvTimeoutError::Disconnected),
         };
         match ended {
-            Ok(Told::Ended(value)) => Ok(value),
-            Ok(Told::Begun) | Err(RecvTimeoutError::Disconnected) => Err(Gone::Broken),
+            Ok(WorkerReply::Ended(value)) => Ok(value),
+            Ok(WorkerReply::Begun) | Err(RecvTimeoutError::Disconnected) => Err(EvalError::Panicked),
             Err(RecvTimeoutError::Timeout) => {
                 let replace = |lost: usize| (lost < LOST_THREADS_MAX).then_some(lost + 1);
                 let lost = &self.counts.lost;
                 if lost.fetch_update(Ordering::AcqRel, Ordering::Acquire, replace).is_ok() {
                     self.spawn();
                 }
-                Err(Gone::Late)
+                Err(EvalError::TimedOut)
             }
         }
     }
 }
 
-/// Counts down, unless at zero.
+/// PoolStats down, unless at zero.
 fn take_one(counter: &AtomicUsize) -> bool {
     counter.fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| count.checked_sub(1)).is_ok()
 }
@@ -136,7 +136,7 @@ fn take_one(counter: &AtomicUsize) -> bool {
 pub(super) fn run<T: Send + 'static>(
     limit: Option<Duration>,
     evaluate: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, Gone> {
+) -> Result<T, EvalError> {
     POOL.run(limit, evaluate)
 }
 
@@ -150,13 +150,13 @@ mod tests {
     fn answers_panics_and_giving_up() {
         let pool = Pool::start();
         assert_eq!(pool.run(Some(LONG), || 7), Ok(7));
-        assert_eq!(pool.run(Some(LONG), || -> u8 { panic!("on purpose") }), Err(Gone::Broken));
+        assert_eq!(pool.run(Some(LONG), || -> u8 { panic!("on purpose") }), Err(EvalError::Panicked));
         let (holds, held) = (Arc::new(Mutex::new(())), Duration::from_millis(20));
         let guard = holds.lock().expect("whole");
         for _ in 0..THREADS + 1 {
             let holds = Arc::clone(&holds);
             let late = move || drop(holds.lock());
-            assert_eq!(pool.run(Some(held), late), Err(Gone::Late));
+            assert_eq!(pool.run(Some(held), late), Err(EvalError::TimedOut));
         }
         // Others have taken the place of those that are lost.
         assert_eq!(pool.run(Some(LONG), || 8), Ok(8));
@@ -194,7 +194,7 @@ mod tests {
         (0..THREADS).for_each(|_| begun.recv_timeout(LONG).expect("they begin"));
         let limit = Duration::from_secs(1);
         let waits = run(Some(limit), Box::new(|| 2));
-        // No thread is free to take it: whoever looks at the queue finds it there, and puts it back.
+        // No thread is free to take it: the next look at the queue finds it, and puts it back.
         let queued = pool.queue.lock().expect("whole").recv_timeout(LONG).expect("it stands in line");
         pool.work.send(queued).expect("there is room");
         assert_eq!(

@@ -4,7 +4,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::definition::{
-    Flow, FlowId, Head, MachineType, QueryLanguage, SECONDS_MAX, State, StateId, StateMachine, Transition,
+    Flow, FlowId, Head, QueryLanguage, SECONDS_MAX, State, StateId, StateMachine, StateMachineType,
+    Transition,
 };
 use crate::validate::{Code, Report};
 use crate::value::Value;
@@ -16,7 +17,7 @@ use super::{FLOW_DEPTH_MAX, STATE_NAME_CHARS_MAX};
 pub(crate) struct Compiler {
     pub(super) report: Report,
     pub(super) machine_language: QueryLanguage,
-    machine_type: MachineType,
+    machine_type: StateMachineType,
     head: Option<Head>,
     flows: Vec<FlowDraft>,
     /// At their ids; `None` until (and unless) they are sound.
@@ -62,7 +63,7 @@ pub(crate) struct Target {
 }
 
 /// What a flow is part of.
-pub(super) struct Place {
+pub(super) struct FlowContext {
     pub(super) at: String,
     pub(super) parent: Option<StateId>,
     /// Fields the flow may have besides those of every flow.
@@ -77,7 +78,7 @@ pub(super) struct Here {
 }
 
 impl Compiler {
-    pub(crate) fn new(machine_type: MachineType, language: QueryLanguage, report: Report) -> Compiler {
+    pub(crate) fn new(machine_type: StateMachineType, language: QueryLanguage, report: Report) -> Compiler {
         Compiler {
             report,
             machine_language: language,
@@ -87,7 +88,7 @@ impl Compiler {
             states: Vec::new(),
             names: HashSet::new(),
             labels: HashSet::new(),
-            express: machine_type == MachineType::Express,
+            express: machine_type == StateMachineType::Express,
             distributed: false,
             depth: 0,
             lone: false,
@@ -99,7 +100,7 @@ impl Compiler {
     pub(crate) fn machine(&mut self, root: &Value) {
         self.head(root);
         let more = &["Version", "TimeoutSeconds", "QueryLanguage"];
-        self.flow(root, Place { at: String::new(), parent: None, more });
+        self.flow(root, FlowContext { at: String::new(), parent: None, more });
     }
 
     fn head(&mut self, root: &Value) {
@@ -146,7 +147,7 @@ impl Compiler {
     }
 
     /// `StartAt` and `States`, of a machine, a branch or a processor.
-    pub(super) fn flow(&mut self, value: &Value, place: Place) -> Option<FlowId> {
+    pub(super) fn flow(&mut self, value: &Value, place: FlowContext) -> Option<FlowId> {
         let fields = Fields::of(value, &place.at, self.machine_language, &mut self.report)?;
         if self.depth == FLOW_DEPTH_MAX {
             self.report.error(Code::TooDeeplyNested, &place.at, "The states are too deeply nested");

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::definition::{
-    Batcher, ExecutionType, FlowId, ItemReader, Items, Map, MapMode, Quantity, Resource, ResultWriter,
+    Batcher, FlowId, ItemReader, Items, Map, MapMode, Quantity, Resource, ResultWriter, StateMachineType,
 };
 use crate::path::Path;
 use crate::validate::Code;
@@ -11,7 +11,7 @@ use crate::value::Value;
 
 use super::allowed;
 use super::fields::{Fields, neither};
-use super::flow::{Compiler, Here, Place};
+use super::flow::{Compiler, FlowContext, Here};
 
 /// What an `ItemReader` can read with.
 const READERS: &[&str] = &[":states:::s3:getObject", ":states:::s3:listObjectsV2"];
@@ -66,7 +66,7 @@ impl Compiler {
         let Some(config) = fields.get(name).and_then(|processor| processor.get("ProcessorConfig")) else {
             // Nothing said: what only a distributed Map can do makes it one.
             return match DISTRIBUTED_ONLY.iter().any(|field| fields.has(field)) {
-                true => MapMode::Distributed(ExecutionType::Standard),
+                true => MapMode::Distributed(StateMachineType::Standard),
                 false => MapMode::Inline,
             };
         };
@@ -77,11 +77,11 @@ impl Compiler {
         let mode = config.word("Mode", &["INLINE", "DISTRIBUTED"], &mut self.report);
         let execution = config.word("ExecutionType", &["STANDARD", "EXPRESS"], &mut self.report);
         match (mode, execution) {
-            (Some("DISTRIBUTED"), Some("EXPRESS")) => MapMode::Distributed(ExecutionType::Express),
-            (Some("DISTRIBUTED"), Some(_)) => MapMode::Distributed(ExecutionType::Standard),
+            (Some("DISTRIBUTED"), Some("EXPRESS")) => MapMode::Distributed(StateMachineType::Express),
+            (Some("DISTRIBUTED"), Some(_)) => MapMode::Distributed(StateMachineType::Standard),
             (Some("DISTRIBUTED"), None) => {
                 config.required("ExecutionType", &mut self.report);
-                MapMode::Distributed(ExecutionType::Standard)
+                MapMode::Distributed(StateMachineType::Standard)
             }
             (_, Some(_)) => {
                 self.report.schema(&config.at, "Field 'ExecutionType' is not supported");
@@ -99,9 +99,9 @@ impl Compiler {
             self.report.schema(&format!("{at}/ProcessorConfig/Mode"), message);
         }
         let outside = (self.express, self.distributed);
-        self.express |= mode == MapMode::Distributed(ExecutionType::Express);
+        self.express |= mode == MapMode::Distributed(StateMachineType::Express);
         self.distributed |= mode != MapMode::Inline;
-        let place = Place { at, parent: Some(here.state), more: &["ProcessorConfig"] };
+        let place = FlowContext { at, parent: Some(here.state), more: &["ProcessorConfig"] };
         let flow = self.flow(fields.get(name)?, place);
         (self.express, self.distributed) = outside;
         flow

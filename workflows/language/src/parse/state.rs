@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use crate::definition::{
-    DataFlow, Fail, Kind, Parallel, Pass, PathField, QueryLanguage, ResultPath, SECONDS_MAX, State, Text,
-    TimestampField, Transition, Wait,
+    DataFlow, Fail, Parallel, Pass, PathField, QueryLanguage, ResultPath, SECONDS_MAX, State, StateKind,
+    Text, TimestampField, Transition, Wait,
 };
 use crate::path::Path;
 use crate::value::Value;
 
 use super::allowed;
 use super::fields::{EMPTY, Fields, list};
-use super::flow::{Compiler, Here, Place};
+use super::flow::{Compiler, FlowContext, Here};
 
 impl Compiler {
     /// One state. None when it has no sound type; other problems are only reported.
@@ -43,14 +43,14 @@ impl Compiler {
             false => (Vec::new(), Vec::new()),
         };
         let kind = match kind {
-            "Task" => Kind::Task(self.task(&fields)?),
-            "Pass" => Kind::Pass(Pass { result: fields.get("Result").cloned() }),
-            "Choice" => Kind::Choice(self.choice(&fields, here)?),
-            "Wait" => Kind::Wait(self.wait(&fields)?),
-            "Fail" => Kind::Fail(self.fail(&fields)),
-            "Parallel" => Kind::Parallel(self.parallel(&fields, here)?),
-            "Map" => Kind::Map(Box::new(self.map(&fields, here)?)),
-            _ => Kind::Succeed,
+            "Task" => StateKind::Task(self.task(&fields)?),
+            "Pass" => StateKind::Pass(Pass { result: fields.get("Result").cloned() }),
+            "Choice" => StateKind::Choice(self.choice(&fields, here)?),
+            "Wait" => StateKind::Wait(self.wait(&fields)?),
+            "Fail" => StateKind::Fail(self.fail(&fields)),
+            "Parallel" => StateKind::Parallel(self.parallel(&fields, here)?),
+            "Map" => StateKind::Map(Box::new(self.map(&fields, here)?)),
+            _ => StateKind::Succeed,
         };
         let (id, flow) = (here.state, here.flow);
         Some(State {
@@ -148,7 +148,7 @@ impl Compiler {
         let mut flows = Vec::new();
         for (position, branch) in branches.iter().enumerate() {
             let at = format!("{}[{position}]", fields.place("Branches"));
-            flows.extend(self.flow(branch, Place { at, parent: Some(here.state), more: &[] }));
+            flows.extend(self.flow(branch, FlowContext { at, parent: Some(here.state), more: &[] }));
         }
         (flows.len() == branches.len()).then_some(Parallel { branches: flows })
     }

@@ -1,11 +1,11 @@
 //! Rules as data: a state (or a machine) and what is said about it.
 
 use super::*;
-use crate::definition::{DataFlow, Kind, PathField, ResultPath, Transition};
+use crate::definition::{DataFlow, PathField, ResultPath, StateKind, Transition};
 
 mod states;
 
-fn errors_of(text: &str, machine_type: MachineType) -> Vec<String> {
+fn errors_of(text: &str, machine_type: StateMachineType) -> Vec<String> {
     match compile(text, machine_type) {
         Ok(_) => Vec::new(),
         Err(rejection) => rejection.diagnostics.iter().map(ToString::to_string).collect(),
@@ -19,23 +19,23 @@ fn around(state: &str) -> String {
 
 #[track_caller]
 fn state(state: &str, expect: &[&str]) {
-    assert_eq!(errors_of(&around(state), MachineType::Standard), expect, "{state}");
+    assert_eq!(errors_of(&around(state), StateMachineType::Standard), expect, "{state}");
 }
 
 /// The same in JSONata.
 #[track_caller]
 fn jsonata(state: &str, expect: &[&str]) {
     let text = format!(r#"{{"QueryLanguage":"JSONata","StartAt":"X","States":{{"X":{state}}}}}"#);
-    assert_eq!(errors_of(&text, MachineType::Standard), expect, "{state}");
+    assert_eq!(errors_of(&text, StateMachineType::Standard), expect, "{state}");
 }
 
 #[track_caller]
 fn machine(text: &str, expect: &[&str]) {
-    assert_eq!(errors_of(text, MachineType::Standard), expect, "{text}");
+    assert_eq!(errors_of(text, StateMachineType::Standard), expect, "{text}");
 }
 
 fn compiled(text: &str) -> StateMachine {
-    compile(text, MachineType::Standard).expect("a sound definition")
+    compile(text, StateMachineType::Standard).expect("a sound definition")
 }
 
 #[test]
@@ -44,7 +44,7 @@ fn text_that_is_no_definition() {
     for text in ["", " ", "null", "[]", "1", "\"x\""] {
         machine(text, &not_an_object);
     }
-    let broken = &errors_of("{\n  \"StartAt\" 1}", MachineType::Standard)[0];
+    let broken = &errors_of("{\n  \"StartAt\" 1}", StateMachineType::Standard)[0];
     assert!(
         broken.starts_with("INVALID_JSON_DESCRIPTION: Unexpected character ('1' (code 49)): "),
         "{broken}"
@@ -233,7 +233,7 @@ fn names() {
     let long = "n".repeat(81);
     let error = &errors_of(
         &format!(r#"{{"StartAt":"{long}","States":{{"{long}":{{"Type":"Succeed"}}}}}}"#),
-        MachineType::Standard,
+        StateMachineType::Standard,
     )[0];
     assert!(error.starts_with("INVALID_STATE_NAME: State name 'nnn"), "{error}");
 }
@@ -247,7 +247,7 @@ fn paths_and_templates() {
     for wrong in ["$.a[*]", "$$.Execution", "$variable", "$..a"] {
         let found = errors_of(
             &around(&format!(r#"{{"Type":"Pass","ResultPath":"{wrong}","End":true}}"#)),
-            MachineType::Standard,
+            StateMachineType::Standard,
         );
         assert!(
             found.len() == 1 && found[0].contains("Value is not a Reference Path: "),
@@ -271,7 +271,7 @@ fn paths_and_templates() {
     assert!(matches!(input_path, PathField::Path(path) if path.source() == "$.a"));
     assert!(matches!((output_path, result_path), (PathField::Nothing, ResultPath::Discard)));
     assert!(parameters.is_none());
-    let Kind::Pass(pass) = &state.kind else { panic!("Pass") };
+    let StateKind::Pass(pass) = &state.kind else { panic!("Pass") };
     assert_eq!(pass.result.as_ref().map(Value::to_text).as_deref(), Some("[1]"));
 }
 
@@ -284,7 +284,7 @@ fn variables_have_names() {
             "INVALID_VARIABLE_NAME: Invalid variable name '{wrong}': the variable name contains invalid characters. \
              at /States/X/Assign"
         );
-        assert_eq!(errors_of(&text, MachineType::Standard), [expect]);
+        assert_eq!(errors_of(&text, StateMachineType::Standard), [expect]);
     }
     state(
         r#"{"Type":"Pass","Assign":{"states":1},"End":true}"#,
@@ -323,9 +323,9 @@ fn flows_nest_up_to_the_limit() {
         }
         text
     };
-    assert!(compile(&nested(FLOW_DEPTH_MAX), MachineType::Standard).is_ok());
+    assert!(compile(&nested(FLOW_DEPTH_MAX), StateMachineType::Standard).is_ok());
     for depth in [FLOW_DEPTH_MAX + 1, 90, 500] {
-        let rejection = compile(&nested(depth), MachineType::Standard).expect_err("too deep");
+        let rejection = compile(&nested(depth), StateMachineType::Standard).expect_err("too deep");
         assert!(
             rejection
                 .diagnostics
@@ -340,7 +340,7 @@ fn flows_nest_up_to_the_limit() {
 fn all_problems_at_once() {
     let rejection = compile(
         r#"{"StartAt":"A","States":{"A":{"Type":"Task","Next":"B"},"B":{"Type":"Wait","Seconds":"x","End":true}}}"#,
-        MachineType::Standard,
+        StateMachineType::Standard,
     )
     .expect_err("two problems");
     assert_eq!(
@@ -353,7 +353,7 @@ fn all_problems_at_once() {
 #[test]
 fn doubts() {
     let doubts = |text: &str| -> Vec<String> {
-        crate::validate::check(text, MachineType::Standard, |resource| resource.contains(":::sqs:"))
+        crate::validate::check(text, StateMachineType::Standard, |resource| resource.contains(":::sqs:"))
             .iter()
             .map(|found| {
                 assert_eq!(found.severity, Severity::Warning, "{found}");

@@ -1,6 +1,6 @@
 //! Walking a compiled path over a value, with Jayway's messages where it leads nowhere.
 
-use super::{Path, PathError, Step};
+use super::{Path, PathError, PathSegment};
 use crate::value::{Map, Number, Value};
 
 /// What `path` points at below `root`.
@@ -17,7 +17,7 @@ pub(super) fn value(path: &Path, root: &Value) -> Result<Value, PathError> {
 pub(super) fn is_present(path: &Path, root: &Value) -> bool {
     let last = path.steps.len().saturating_sub(1);
     match (path.definite, path.steps.last()) {
-        (true, Some(Step::Index(index))) => {
+        (true, Some(PathSegment::Index(index))) => {
             let above = Path { steps: path.steps[..last].into(), ..path.clone() };
             let items = value(&above, root).ok();
             items.is_some_and(|items| {
@@ -32,14 +32,14 @@ fn definite(path: &Path, root: &Value) -> Result<Value, PathError> {
     let mut value = root;
     for (at, step) in path.steps.iter().enumerate() {
         let next = match step {
-            Step::Property(name) => property(path, at, value, name)?,
-            Step::Index(index) => match item(path, value, *index)? {
+            PathSegment::Property(name) => property(path, at, value, name)?,
+            PathSegment::Index(index) => match item(path, value, *index)? {
                 Some(found) => found,
                 None if at + 1 == path.steps.len() => return Ok(Value::Null),
                 None => return after_nothing(path, at + 1),
             },
-            Step::Properties(names) => return Ok(merged(value, names)),
-            Step::Function(function) => {
+            PathSegment::Properties(names) => return Ok(merged(value, names)),
+            PathSegment::Function(function) => {
                 return function.apply(value).ok_or_else(|| no_results(path, path.steps.len()));
             }
             _ => return function_of_many(path, root),
@@ -51,7 +51,7 @@ fn definite(path: &Path, root: &Value) -> Result<Value, PathError> {
 
 /// A function at the end of an indefinite path takes the array of what was found.
 fn function_of_many(path: &Path, root: &Value) -> Result<Value, PathError> {
-    let Some((Step::Function(function), steps)) = path.steps.split_last() else {
+    let Some((PathSegment::Function(function), steps)) = path.steps.split_last() else {
         return Err(no_results(path, path.steps.len()));
     };
     let mut found = Vec::new();
@@ -89,11 +89,11 @@ fn item<'v>(path: &Path, value: &'v Value, index: i64) -> Result<Option<&'v Valu
 /// What Jayway makes of the steps that follow an item that is not there.
 fn after_nothing(path: &Path, at: usize) -> Result<Value, PathError> {
     match &path.steps[at] {
-        Step::Property(name) => Err(path.error(format!(
+        PathSegment::Property(name) => Err(path.error(format!(
             "Expected to find an object with property ['{name}'] in path {} but found 'null'. This is not a json object according to the JsonProvider: 'com.jayway.jsonpath.spi.json.JacksonJsonNodeJsonProvider'.",
             prefix(path, at),
         ))),
-        Step::Index(_) => Err(path.error(format!("The path {} is null", prefix(path, at)))),
+        PathSegment::Index(_) => Err(path.error(format!("The path {} is null", prefix(path, at)))),
         _ => Err(no_results(path, path.steps.len())),
     }
 }
@@ -128,15 +128,15 @@ fn merged(value: &Value, names: &[std::sync::Arc<str>]) -> Value {
 }
 
 /// Everything an indefinite path reaches; what is missing is left out.
-pub(super) fn collect(steps: &[Step], value: &Value, root: &Value, found: &mut Vec<Value>) {
+pub(super) fn collect(steps: &[PathSegment], value: &Value, root: &Value, found: &mut Vec<Value>) {
     let Some((step, rest)) = steps.split_first() else {
         found.push(value.clone());
         return;
     };
     match step {
-        Step::Descend(inner) => descend(inner, rest, value, root, found),
-        Step::Function(function) => found.extend(function.apply(value)),
-        Step::Properties(names) if rest.is_empty() => {
+        PathSegment::Descend(inner) => descend(inner, rest, value, root, found),
+        PathSegment::Function(function) => found.extend(function.apply(value)),
+        PathSegment::Properties(names) if rest.is_empty() => {
             if value.is_object() {
                 found.push(merged(value, names));
             }
@@ -146,7 +146,7 @@ pub(super) fn collect(steps: &[Step], value: &Value, root: &Value, found: &mut V
 }
 
 /// The step at `value` and at every container below, parents first.
-fn descend(step: &Step, rest: &[Step], value: &Value, root: &Value, found: &mut Vec<Value>) {
+fn descend(step: &PathSegment, rest: &[PathSegment], value: &Value, root: &Value, found: &mut Vec<Value>) {
     // A filter looks at the containers themselves through their parent, so that none is found twice.
     each(step, value, root, &mut |next| collect(rest, next, root, found));
     match value {
@@ -157,25 +157,27 @@ fn descend(step: &Step, rest: &[Step], value: &Value, root: &Value, found: &mut 
 }
 
 /// Calls `go` with each value that one step leads to.
-fn each(step: &Step, value: &Value, root: &Value, go: &mut dyn FnMut(&Value)) {
+fn each(step: &PathSegment, value: &Value, root: &Value, go: &mut dyn FnMut(&Value)) {
     match (step, value) {
-        (Step::Property(name), Value::Object(map)) => map.get(name).into_iter().for_each(go),
-        (Step::Properties(names), Value::Object(map)) => {
+        (PathSegment::Property(name), Value::Object(map)) => map.get(name).into_iter().for_each(go),
+        (PathSegment::Properties(names), Value::Object(map)) => {
             names.iter().filter_map(|name| map.get(name)).for_each(go);
         }
-        (Step::Wildcard, Value::Object(map)) => map.values().for_each(go),
-        (Step::Wildcard, Value::Array(items)) => items.iter().for_each(go),
-        (Step::Index(index), Value::Array(items)) => {
+        (PathSegment::Wildcard, Value::Object(map)) => map.values().for_each(go),
+        (PathSegment::Wildcard, Value::Array(items)) => items.iter().for_each(go),
+        (PathSegment::Index(index), Value::Array(items)) => {
             position(items.len(), *index).into_iter().for_each(|at| go(&items[at]));
         }
-        (Step::Indexes(indexes), Value::Array(items)) => {
+        (PathSegment::Indexes(indexes), Value::Array(items)) => {
             indexes.iter().filter_map(|index| position(items.len(), *index)).for_each(|at| go(&items[at]));
         }
-        (Step::Slice { from, to }, Value::Array(items)) => slice(items, *from, *to).iter().for_each(go),
-        (Step::Filter(filter), Value::Array(items)) => {
+        (PathSegment::Slice { from, to }, Value::Array(items)) => {
+            slice(items, *from, *to).iter().for_each(go)
+        }
+        (PathSegment::Filter(filter), Value::Array(items)) => {
             items.iter().filter(|item| filter.accepts(item, root)).for_each(go);
         }
-        (Step::Filter(filter), Value::Object(_)) if filter.accepts(value, root) => go(value),
+        (PathSegment::Filter(filter), Value::Object(_)) if filter.accepts(value, root) => go(value),
         _ => {}
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{PATH_CHARS_MAX, Path, Root, Step, filter, function::Function};
+use super::{PATH_CHARS_MAX, Path, PathSegment, Root, filter, function::Function};
 use crate::error::Problem;
 
 /// Reads a path from its text.
@@ -35,19 +35,19 @@ pub(crate) fn prefix(cursor: &mut Cursor<'_>, source: &str) -> Result<Path, Prob
     };
     let steps = steps(cursor)?;
     let definite = steps.iter().enumerate().all(|(at, step)| match step {
-        Step::Property(_) | Step::Index(_) | Step::Function(_) => true,
-        Step::Properties(_) => at + 1 == steps.len(),
+        PathSegment::Property(_) | PathSegment::Index(_) | PathSegment::Function(_) => true,
+        PathSegment::Properties(_) => at + 1 == steps.len(),
         _ => false,
-    }) || matches!(steps.last(), Some(Step::Function(_)));
+    }) || matches!(steps.last(), Some(PathSegment::Function(_)));
     Ok(Path { source: cursor.text[from..cursor.at].into(), root, steps: steps.into(), definite })
 }
 
-fn steps(cursor: &mut Cursor<'_>) -> Result<Vec<Step>, Problem> {
+fn steps(cursor: &mut Cursor<'_>) -> Result<Vec<PathSegment>, Problem> {
     let mut steps = Vec::new();
     loop {
         if cursor.eat_text("..") {
             let step = if cursor.eat('[') { bracket(cursor)? } else { dotted(cursor)? };
-            steps.push(Step::Descend(Box::new(step)));
+            steps.push(PathSegment::Descend(Box::new(step)));
         } else if cursor.eat('.') {
             // Jayway takes `.[` for `[`.
             let step = if cursor.eat('[') { bracket(cursor)? } else { dotted(cursor)? };
@@ -68,16 +68,16 @@ fn ends_name(letter: char) -> bool {
     )
 }
 
-fn dotted(cursor: &mut Cursor<'_>) -> Result<Step, Problem> {
+fn dotted(cursor: &mut Cursor<'_>) -> Result<PathSegment, Problem> {
     if cursor.eat('*') {
-        return Ok(Step::Wildcard);
+        return Ok(PathSegment::Wildcard);
     }
     let name = cursor.take_while(|letter| !ends_name(letter));
     if name.is_empty() {
         return Err(cursor.problem("Path must not end with a '.' or '..'"));
     }
     if cursor.peek() != Some('(') {
-        return Ok(Step::Property(name.into()));
+        return Ok(PathSegment::Property(name.into()));
     }
     let Some(function) = Function::named(name) else {
         return Err(cursor.problem(&format!("Function of name: {name} cannot be created")));
@@ -87,20 +87,20 @@ fn dotted(cursor: &mut Cursor<'_>) -> Result<Step, Problem> {
     if !cursor.eat(')') {
         return Err(cursor.problem(&format!("Function {name} takes no arguments")));
     }
-    Ok(Step::Function(function))
+    Ok(PathSegment::Function(function))
 }
 
 /// What stands between `[` and `]`; the `[` is read.
-fn bracket(cursor: &mut Cursor<'_>) -> Result<Step, Problem> {
+fn bracket(cursor: &mut Cursor<'_>) -> Result<PathSegment, Problem> {
     cursor.skip_space();
     let step = match cursor.peek() {
         Some('*') => {
             cursor.eat('*');
-            Step::Wildcard
+            PathSegment::Wildcard
         }
         Some('?') => {
             cursor.eat('?');
-            Step::Filter(filter::parse(cursor)?)
+            PathSegment::Filter(filter::parse(cursor)?)
         }
         Some('(') => script(cursor)?,
         Some('\'' | '"') => names(cursor)?,
@@ -114,8 +114,8 @@ fn bracket(cursor: &mut Cursor<'_>) -> Result<Step, Problem> {
     Ok(step)
 }
 
-/// `(@.length-1)`, the one script that everybody writes: an index from the end.
-fn script(cursor: &mut Cursor<'_>) -> Result<Step, Problem> {
+/// `(@.length-1)`, the one script in common use: an index from the end.
+fn script(cursor: &mut Cursor<'_>) -> Result<PathSegment, Problem> {
     let text = cursor.take_while(|letter| letter != ']');
     let inner: String = text.chars().filter(|letter| !letter.is_whitespace()).collect();
     let back = inner
@@ -124,12 +124,12 @@ fn script(cursor: &mut Cursor<'_>) -> Result<Step, Problem> {
         .and_then(|rest| rest.strip_suffix(')'))
         .and_then(|digits| digits.parse::<i64>().ok());
     match back {
-        Some(back) if back > 0 => Ok(Step::Index(-back)),
+        Some(back) if back > 0 => Ok(PathSegment::Index(-back)),
         _ => Err(cursor.problem("Expected (@.length-n)")),
     }
 }
 
-fn names(cursor: &mut Cursor<'_>) -> Result<Step, Problem> {
+fn names(cursor: &mut Cursor<'_>) -> Result<PathSegment, Problem> {
     let mut names: Vec<Arc<str>> = Vec::new();
     loop {
         cursor.skip_space();
@@ -139,10 +139,10 @@ fn names(cursor: &mut Cursor<'_>) -> Result<Step, Problem> {
             break;
         }
     }
-    Ok(if names.len() == 1 { Step::Property(names.remove(0)) } else { Step::Properties(names) })
+    Ok(if names.len() == 1 { PathSegment::Property(names.remove(0)) } else { PathSegment::Properties(names) })
 }
 
-fn positions(cursor: &mut Cursor<'_>) -> Result<Step, Problem> {
+fn positions(cursor: &mut Cursor<'_>) -> Result<PathSegment, Problem> {
     let first = cursor.integer()?;
     cursor.skip_space();
     if cursor.eat(':') {
@@ -152,7 +152,7 @@ fn positions(cursor: &mut Cursor<'_>) -> Result<Step, Problem> {
         if cursor.eat(':') {
             cursor.integer()?;
         }
-        return Ok(Step::Slice { from: first, to });
+        return Ok(PathSegment::Slice { from: first, to });
     }
     let mut indexes = vec![first.ok_or_else(|| cursor.problem("Expected an index"))?];
     loop {
@@ -163,7 +163,7 @@ fn positions(cursor: &mut Cursor<'_>) -> Result<Step, Problem> {
         cursor.skip_space();
         indexes.push(cursor.integer()?.ok_or_else(|| cursor.problem("Expected an index"))?);
     }
-    Ok(if indexes.len() == 1 { Step::Index(indexes[0]) } else { Step::Indexes(indexes) })
+    Ok(if indexes.len() == 1 { PathSegment::Index(indexes[0]) } else { PathSegment::Indexes(indexes) })
 }
 
 /// A place in a text.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Path, PathError, Root, Step};
+use super::{Path, PathError, PathSegment, Root};
 use crate::dataflow::Scope;
 use crate::error::{Problem, StateError, names};
 use crate::value::{Map, Value};
@@ -18,8 +18,8 @@ impl ReferencePath {
     pub fn parse(text: &str) -> Result<Self, Problem> {
         let path = Path::parse(text)?;
         let simple = path.steps.iter().all(|step| match step {
-            Step::Property(_) => true,
-            Step::Index(index) => *index >= 0,
+            PathSegment::Property(_) => true,
+            PathSegment::Index(index) => *index >= 0,
             _ => false,
         });
         if simple { Ok(Self { path }) } else { Err(Problem::here("Value is not a Reference Path")) }
@@ -65,22 +65,22 @@ impl ReferencePath {
     }
 }
 
-fn place(target: &Value, steps: &[Step], value: Value) -> Option<Value> {
+fn place(target: &Value, steps: &[PathSegment], value: Value) -> Option<Value> {
     let Some((step, rest)) = steps.split_first() else { return Some(value) };
     match (step, target) {
-        (Step::Property(name), Value::Object(map)) => {
+        (PathSegment::Property(name), Value::Object(map)) => {
             let inner = place(map.get(name).unwrap_or(&Value::Null), rest, value)?;
             let mut map = Map::clone(map);
             map.insert(Arc::clone(name), inner);
             Some(Value::from(map))
         }
         // A null makes room for an object, as a missing name does.
-        (Step::Property(name), Value::Null) => {
+        (PathSegment::Property(name), Value::Null) => {
             let mut map = Map::new();
             map.insert(Arc::clone(name), place(&Value::Null, rest, value)?);
             Some(Value::from(map))
         }
-        (Step::Index(index), Value::Array(items)) => {
+        (PathSegment::Index(index), Value::Array(items)) => {
             let at = usize::try_from(*index).ok().filter(|at| *at < items.len())?;
             let mut items = Vec::clone(items);
             items[at] = place(&items[at], rest, value)?;

@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::{Code, Report};
-use crate::definition::{Flow, Kind, QueryLanguage, Resource, State, StateId, StateMachine, Transition};
+use crate::definition::{Flow, QueryLanguage, Resource, State, StateId, StateKind, StateMachine, Transition};
 use crate::parse::FlowDraft;
 use crate::value::Value;
 
@@ -25,9 +25,9 @@ fn place(draft: &FlowDraft, state: &State) -> String {
     format!("{}/States/{}", draft.at, state.name)
 }
 
-fn kind(kind: &Kind, at: &str, report: &mut Report) {
+fn kind(kind: &StateKind, at: &str, report: &mut Report) {
     match kind {
-        Kind::Task(task) if !task.resource.is_supported() => {
+        StateKind::Task(task) if !task.resource.is_supported() => {
             let message = match &task.resource {
                 Resource::Integration { service, .. } => format!(
                     "{} is carried out where its service is pointed at an endpoint \
@@ -38,7 +38,7 @@ fn kind(kind: &Kind, at: &str, report: &mut Report) {
             };
             report.integration(&format!("{at}/Resource"), &task.arn, message);
         }
-        Kind::Choice(choice) if choice.default.is_none() => {
+        StateKind::Choice(choice) if choice.default.is_none() => {
             let message = "There is no 'Default': the state fails with States.Runtime when no choice matches";
             report.warning(Code::MissingDefault, at, message);
         }
@@ -193,8 +193,8 @@ fn loops(machine: &StateMachine, flow: &Flow, draft: &FlowDraft, report: &mut Re
 
 fn is_end(state: &State) -> bool {
     match &state.kind {
-        Kind::Choice(_) => false,
-        Kind::Succeed | Kind::Fail(_) => true,
+        StateKind::Choice(_) => false,
+        StateKind::Succeed | StateKind::Fail(_) => true,
         _ => state.next == Transition::End,
     }
 }
@@ -202,7 +202,7 @@ fn is_end(state: &State) -> bool {
 fn targets(state: &State) -> Vec<StateId> {
     let mut all: Vec<&Transition> = vec![&state.next];
     all.extend(state.catch.iter().map(|catcher| &catcher.next));
-    if let Kind::Choice(choice) = &state.kind {
+    if let StateKind::Choice(choice) = &state.kind {
         all.extend(choice.rules.iter().map(|rule| &rule.next));
         all.extend(&choice.default);
     }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use mayfly_workflows_language::definition::{Catcher, Kind, State};
+use mayfly_workflows_language::definition::{Catcher, State, StateKind};
 use mayfly_workflows_machine::history::HistoryEvent;
 use serde_json::{Value, json};
 
@@ -58,7 +58,7 @@ impl Coverage {
         let (mut states, mut choices, mut catchers) = (Part::default(), Part::default(), Part::default());
         for state in subject.states() {
             states.add(state.name.to_string());
-            if let Kind::Choice(choice) = &state.kind {
+            if let StateKind::Choice(choice) = &state.kind {
                 let rules = choice.rules.iter().map(|rule| &rule.next);
                 for next in rules.chain(&choice.default) {
                     choices.add(branch(state, subject.target(next).unwrap_or("End")));
@@ -91,7 +91,7 @@ impl Coverage {
 
     /// A state was left for another.
     fn passed(&mut self, subject: &Subject, left: &State, before: Option<&HistoryEvent>, next: &str) {
-        if matches!(left.kind, Kind::Choice(_)) {
+        if matches!(left.kind, StateKind::Choice(_)) {
             self.choices.reached.insert(branch(left, next));
         }
         let failed = before.is_some_and(|event| {

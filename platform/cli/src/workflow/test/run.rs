@@ -151,7 +151,7 @@ async fn outcome(engine: &Engine, arn: &str, script: &Script) -> anyhow::Result<
     Ok(ran)
 }
 
-/// Is a state entered here?
+/// Whether the event enters a state.
 pub(super) fn is_entry(event: &HistoryEvent) -> bool {
     event.kind.ends_with("StateEntered")
 }
@@ -165,7 +165,7 @@ pub(super) fn text(event: &HistoryEvent, name: &str) -> Option<String> {
     })
 }
 
-/// Nobody is asked: the mocks answer before.
+/// Never called: the mocks answer first.
 struct Nobody;
 
 impl Functions for Nobody {

@@ -6,8 +6,8 @@ use mayfly_api::{
     wellknown::NAMESPACE_DEFAULT,
     workflow::names::{ROLE, STATE_MACHINE_PREFIX},
 };
-use mayfly_workflows_engine::engine::{Kind, StateMachine};
-use mayfly_workflows_language::definition::{self, MachineType, State, Transition};
+use mayfly_workflows_engine::engine::StateMachine;
+use mayfly_workflows_language::definition::{self, State, StateMachineType, Transition};
 use mayfly_workflows_language::parse;
 use serde_json::Value;
 
@@ -33,8 +33,8 @@ impl Subject {
         let source = text::source(path);
         let text = text::read(path)?;
         let machine_type = match kind {
-            Some(MachineKind::Express) => MachineType::Express,
-            _ => MachineType::Standard,
+            Some(MachineKind::Express) => StateMachineType::Express,
+            _ => StateMachineType::Standard,
         };
         let mut compiled = parse::compile(&text, machine_type).map_err(|rejection| {
             let found = rejection.diagnostics.iter();
@@ -61,7 +61,7 @@ impl Subject {
             role_arn: ROLE.to_owned(),
             // Express ones too, but for their end after five minutes: a test looks at the history, which express
             // executions do not keep.
-            kind: Kind::Standard,
+            kind: StateMachineType::Standard,
             definition_text: text.into(),
             definition: Arc::new(compiled),
             details: Value::Null,
@@ -92,7 +92,7 @@ impl Subject {
 
     fn tasks(&self) -> impl Iterator<Item = (&str, &definition::Task)> {
         self.states().iter().filter_map(|state| match &state.kind {
-            definition::Kind::Task(task) => Some((&*state.name, task)),
+            definition::StateKind::Task(task) => Some((&*state.name, task)),
             _ => None,
         })
     }

@@ -15,7 +15,7 @@ use jiff::Timestamp;
 use mayfly_api::{Digest, ObjectKey, wellknown::LABEL_WORKFLOW, workflow::names};
 use mayfly_apiserver::{KindView, ViewChange, ViewError, ViewEvent, ViewPage, ViewQuery};
 use mayfly_workflows_engine::engine::{
-    Change, Changed, Description, Engine, ExecutionStatus, HistoryQuery, ListQuery, Of, Page,
+    Description, Engine, ExecutionChange, ExecutionChanged, HistoryQuery, ListQuery, Of, Page, RunStatus,
 };
 use parking_lot::RwLock;
 use serde_json::{Value, json};
@@ -53,13 +53,13 @@ pub(crate) struct Executions {
 
 /// The newest changes, oldest first.
 struct Recent {
-    changes: VecDeque<(u64, Changed)>,
+    changes: VecDeque<(u64, ExecutionChanged)>,
     /// Changes up to this revision are forgotten.
     forgotten: u64,
 }
 
 impl Recent {
-    fn remember(&mut self, revision: u64, changed: Changed) {
+    fn remember(&mut self, revision: u64, changed: ExecutionChanged) {
         self.changes.push_back((revision, changed));
         if self.changes.len() > REMEMBERED_MAX
             && let Some((oldest, _)) = self.changes.pop_front()
@@ -68,7 +68,7 @@ impl Recent {
         }
     }
 
-    /// Something was missed and is in nobody's memory: everyone lists again.
+    /// Events were missed: every watcher lists again.
     fn forget(&mut self, revision: u64) {
         self.changes.clear();
         self.forgotten = revision;
@@ -85,7 +85,7 @@ impl Executions {
 
     /// Remembers what the engine tells, until `stop`. `changes` begin before the engine goes on with anything: what
     /// ended in between would be missed by who has listed already.
-    pub(crate) async fn follow(self, mut changes: Receiver<Changed>, stop: CancellationToken) {
+    pub(crate) async fn follow(self, mut changes: Receiver<ExecutionChanged>, stop: CancellationToken) {
         loop {
             let mut told = tokio::select! {
                 told = changes.recv() => told,
@@ -118,10 +118,10 @@ impl Executions {
     }
 
     /// An execution as an object; `status` in the place of its own.
-    fn object(&self, found: &Description, whole: bool, status: Option<ExecutionStatus>) -> Value {
+    fn object(&self, found: &Description, whole: bool, status: Option<RunStatus>) -> Value {
         let (workflow, _) = self.directory.place(&found.state_machine_arn);
         let shown = status.unwrap_or(found.status);
-        let running = shown == ExecutionStatus::Running;
+        let running = shown == RunStatus::Running;
         let changed =
             found.stop_date.filter(|_| !running).max(found.redrive_date).unwrap_or(found.start_date);
         let time = |at: Timestamp| format!("{at:.3}");
@@ -193,7 +193,7 @@ impl Executions {
     async fn page(
         &self,
         of: Of,
-        status: Option<ExecutionStatus>,
+        status: Option<RunStatus>,
         limit: usize,
         from: Option<String>,
     ) -> Result<Page<Description>, ViewError> {
@@ -243,7 +243,7 @@ impl KindView for Executions {
             };
             let status = match asked("status.phase") {
                 None => None,
-                Some(phase) => match ExecutionStatus::parse(phase) {
+                Some(phase) => match RunStatus::parse(phase) {
                     Some(status) => Some(status),
                     // There is no such status, and so no such execution.
                     None => return Ok(ViewPage { revision, ..ViewPage::default() }),
@@ -331,12 +331,17 @@ impl Executions {
         Ok(events)
     }
 
-    async fn event(&self, revision: u64, changed: Changed, whole: bool) -> Result<ViewEvent, ViewError> {
-        let Changed { change, execution } = changed;
+    async fn event(
+        &self,
+        revision: u64,
+        changed: ExecutionChanged,
+        whole: bool,
+    ) -> Result<ViewEvent, ViewError> {
+        let ExecutionChanged { change, execution } = changed;
         let mut shown = Description::clone(&execution);
         if whole && let Some(now) = self.engine.describe(&shown.execution_arn).await.map_err(failed)? {
             shown.input = now.input;
-            if shown.status != ExecutionStatus::Running {
+            if shown.status != RunStatus::Running {
                 (shown.output, shown.cause) = (now.output, now.cause);
             }
         }
@@ -345,12 +350,12 @@ impl Executions {
             object
         };
         let change = match change {
-            Change::Started => ViewChange::Created,
+            ExecutionChange::Started => ViewChange::Created,
             // Taken up again: it had failed; otherwise it was running.
-            Change::Moved => {
+            ExecutionChange::Moved => {
                 let before = match shown.status {
-                    ExecutionStatus::Running => ExecutionStatus::Failed,
-                    _ => ExecutionStatus::Running,
+                    RunStatus::Running => RunStatus::Failed,
+                    _ => RunStatus::Running,
                 };
                 ViewChange::Modified { previous: with_revision(self.object(&shown, whole, Some(before))) }
             }

@@ -52,7 +52,7 @@ impl FunctionArns {
         Self(format!("arn:{partition}:lambda:{region}:{account}:function:"))
     }
 
-    /// The ARN of a function that was named somehow: Lambda names functions by it, whatever it was asked for.
+    /// The ARN of a function given by name, partial ARN or ARN: Lambda answers with the ARN in each case.
     fn of(&self, function: &str) -> String {
         if function.starts_with("arn:") {
             return function.to_owned();

@@ -10,7 +10,7 @@
 
 mod answer;
 mod arguments;
-mod left;
+mod orphans;
 #[cfg(test)]
 mod tests;
 
@@ -42,7 +42,7 @@ use tokio_util::sync::CancellationToken;
 use self::{
     answer::Ended,
     arguments::{Arguments, Program, is_of},
-    left::Left,
+    orphans::OrphanedJobs,
 };
 
 /// The resource, and the one that waits.
@@ -65,7 +65,7 @@ type Waiters = Arc<Mutex<HashMap<ObjectKey, Weak<Notify>>>>;
 pub(super) struct Jobs {
     deps: JobsDeps,
     waiters: Waiters,
-    left: Arc<Left>,
+    left: Arc<OrphanedJobs>,
     stopping: Arc<AtomicBool>,
 }
 
@@ -73,7 +73,7 @@ impl Jobs {
     /// Must be called inside a tokio runtime.
     pub(super) fn new(deps: JobsDeps) -> Self {
         let waiters = Waiters::default();
-        let left = Arc::new(Left::new(deps.client.clone(), deps.jobs.clone()));
+        let left = Arc::new(OrphanedJobs::new(deps.client.clone(), deps.jobs.clone()));
         let (wakes, looks) = (waiters.clone(), left.clone());
         deps.jobs.handle(move |change| {
             looks.changed(change.latest());
@@ -104,11 +104,11 @@ impl Jobs {
             Arguments::parse(&call.arguments).map_err(|why| failed("Job.InvalidArguments", why))?;
         let key = ObjectKey::new(&arguments.namespace, arguments::job_name(&call.idempotency_key));
         let awaited = call.resource == RUN_SYNC;
-        let mut mine = Mine::new(self, key, &call.idempotency_key);
+        let mut mine = JobGuard::new(self, key, &call.idempotency_key);
         let job = match self.create(&mine.key, &arguments, &call.idempotency_key, awaited).await {
             Ok(job) => job,
             Err(error) => {
-                // There is none, or it is somebody else's.
+                // There is none, or it belongs to another task.
                 mine.keep();
                 return Err(error);
             }
@@ -120,7 +120,7 @@ impl Jobs {
             return Ok(begun);
         }
         if let Some(submitted) = &call.submitted {
-            // Nobody listens any more only when the task is over; then this future is dropped as well.
+            // The receiver is dropped only when the task is over; then this future is dropped as well.
             let _ = submitted.send(begun).await;
         }
         let ended = self.wait(&mine.key, &job).await;
@@ -271,15 +271,15 @@ impl Drop for Forget<'_> {
 }
 
 /// A Job whose task is under way: dropped, the Job is left, unless it is to be kept.
-struct Mine {
+struct JobGuard {
     key: ObjectKey,
     task: String,
-    left: Arc<Left>,
+    left: Arc<OrphanedJobs>,
     stopping: Arc<AtomicBool>,
     kept: bool,
 }
 
-impl Mine {
+impl JobGuard {
     fn new(jobs: &Jobs, key: ObjectKey, task: &str) -> Self {
         jobs.left.taken(&key);
         let (left, stopping) = (jobs.left.clone(), jobs.stopping.clone());
@@ -291,7 +291,7 @@ impl Mine {
     }
 }
 
-impl Drop for Mine {
+impl Drop for JobGuard {
     fn drop(&mut self) {
         if !self.kept && !self.stopping.load(Ordering::SeqCst) {
             self.left.dropped(&self.key, &self.task);

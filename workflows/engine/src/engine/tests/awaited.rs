@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::watched::Watched;
 use super::*;
-use mayfly_workflows_journal::{Change, WaitedBy};
+use mayfly_workflows_journal::{JournalChange, WaitedBy};
 
 const CHILD: &str = "arn:aws:states:us-east-1:000000000000:stateMachine:child";
 
@@ -40,7 +40,7 @@ impl Operations for ChildStarts {
         Box::pin(async move {
             let definition =
                 json!({"StartAt": "N", "States": {"N": with(task("never"), json!({"End": true}))}});
-            let child = super::request(&machine(definition, Kind::Standard), "{}");
+            let child = super::request(&machine(definition, StateMachineType::Standard), "{}");
             let started = self.engine.start_for(child, Some(waited_by)).await.expect("starts");
             self.started.lock().push(started.execution_arn.clone());
             Ok(json!({"executionArn": started.execution_arn, "startDate": started.start_date.as_second()}))
@@ -68,7 +68,7 @@ async fn children(starts: &ChildStarts, world: &World, parent: &str, count: usiz
     starts.started.lock().clone()
 }
 
-async fn ends_as(world: &World, arn: &str, status: ExecutionStatus) {
+async fn ends_as(world: &World, arn: &str, status: RunStatus) {
     let ended = tokio::time::timeout(LONG, world.engine.wait(arn)).await.expect("it ends");
     assert_eq!(ended.expect("read").expect("there").status, status, "{arn}");
 }
@@ -78,10 +78,10 @@ async fn what_was_waited_for_is_stopped_with_who_waited() {
     let world = World::new().await;
     let starts = ChildStarts::bind(&world);
     let alone = json!({"StartAt": "W", "States": {"W": with(waits(), json!({"End": true}))}});
-    let parent = world.start(&machine(alone, Kind::Standard), "{}").await;
+    let parent = world.start(&machine(alone, StateMachineType::Standard), "{}").await;
     let children = children(&starts, &world, &parent, 1).await;
     world.engine.stop(&parent, None, None).await.expect("stops");
-    ends_as(&world, &children[0], ExecutionStatus::Aborted).await;
+    ends_as(&world, &children[0], RunStatus::Aborted).await;
 }
 
 #[tokio::test]
@@ -90,13 +90,13 @@ async fn what_was_waited_for_too_long_is_stopped() {
     let starts = ChildStarts::bind(&world);
     let short = with(waits(), json!({"TimeoutSeconds": 5, "End": true}));
     let definition = json!({"StartAt": "W", "States": {"W": short}});
-    let parent = world.start(&machine(definition, Kind::Standard), "{}").await;
+    let parent = world.start(&machine(definition, StateMachineType::Standard), "{}").await;
     let children = children(&starts, &world, &parent, 1).await;
     // The child's function is under way for ever: the clock does not jump by itself.
     let now_ms = world.engine.inner.now_ms();
     world.engine.inner.deps.clock.sleep_until(now_ms + 6_000).await;
-    ends_as(&world, &parent, ExecutionStatus::Failed).await;
-    ends_as(&world, &children[0], ExecutionStatus::Aborted).await;
+    ends_as(&world, &parent, RunStatus::Failed).await;
+    ends_as(&world, &children[0], RunStatus::Aborted).await;
 }
 
 #[tokio::test]
@@ -122,13 +122,13 @@ async fn what_was_waited_for_beside_a_failure_is_stopped() {
         let starts = ChildStarts::bind(&world);
         let definition = json!({"StartAt": "P", "States": {"P": with(state, catches.clone()),
             "Rest": {"Type": "Pass", "End": true}}});
-        let parent = world.start(&machine(definition, Kind::Standard), input).await;
+        let parent = world.start(&machine(definition, StateMachineType::Standard), input).await;
         let children = children(&starts, &world, &parent, 2).await;
         let token = world.functions.calls.lock().iter().find(|(name, _)| name == "echo").cloned();
         let token = token.expect("was called").1.trim_matches('"').to_owned();
         world.engine.send_task_failure(&token, Some("E".to_owned()), None).await.expect("fails");
-        ends_as(&world, &parent, ExecutionStatus::Succeeded).await;
-        ends_as(&world, &children[0], ExecutionStatus::Aborted).await;
+        ends_as(&world, &parent, RunStatus::Succeeded).await;
+        ends_as(&world, &children[0], RunStatus::Aborted).await;
     }
 }
 
@@ -146,7 +146,7 @@ async fn dying_world(
             std::mem::forget(batch.done);
             return None;
         }
-        let ends = batch.changes.iter().any(|change| matches!(change, Change::Outcome { .. }));
+        let ends = batch.changes.iter().any(|change| matches!(change, JournalChange::Outcome { .. }));
         ended.store(ends && is_dying.load(Ordering::Acquire), Ordering::Release);
         Some(batch)
     });
@@ -160,7 +160,7 @@ async fn what_was_waited_for_is_stopped_after_a_crash_between() {
     let first = dying_world(&journal, &dying, &dead).await;
     let starts = ChildStarts::bind(&first);
     let alone = json!({"StartAt": "W", "States": {"W": with(waits(), json!({"End": true}))}});
-    let parent = first.start(&machine(alone, Kind::Standard), "{}").await;
+    let parent = first.start(&machine(alone, StateMachineType::Standard), "{}").await;
     let children = children(&starts, &first, &parent, 1).await;
     dying.store(true, Ordering::Release);
     first.engine.stop(&parent, None, None).await.expect("stops");
@@ -169,8 +169,8 @@ async fn what_was_waited_for_is_stopped_after_a_crash_between() {
 
     let second = World::on(journal, Arc::default()).await;
     assert_eq!(second.engine.resume().await.expect("resumes"), 1, "the child was still running");
-    ends_as(&second, &children[0], ExecutionStatus::Aborted).await;
-    ends_as(&second, &parent, ExecutionStatus::Aborted).await;
+    ends_as(&second, &children[0], RunStatus::Aborted).await;
+    ends_as(&second, &parent, RunStatus::Aborted).await;
 }
 
 #[tokio::test]
@@ -181,7 +181,7 @@ async fn a_map_runs_children_are_stopped_after_a_crash_between() {
     let map = json!({"StartAt": "M", "States": {"M": {"Type": "Map", "End": true,
         "ItemProcessor": {"ProcessorConfig": {"Mode": "DISTRIBUTED", "ExecutionType": "STANDARD"},
             "StartAt": "N", "States": {"N": with(task("never"), json!({"End": true}))}}}}});
-    let parent = first.start(&machine(map, Kind::Standard), "[1, 2]").await;
+    let parent = first.start(&machine(map, StateMachineType::Standard), "[1, 2]").await;
     let mut children: Vec<String> = Vec::new();
     until("both children have begun", || {
         let found = journal.open_executions().expect("read");
@@ -198,6 +198,6 @@ async fn a_map_runs_children_are_stopped_after_a_crash_between() {
     let second = World::on(journal, Arc::default()).await;
     assert_eq!(second.engine.resume().await.expect("resumes"), 2, "both children were still running");
     for child in children {
-        ends_as(&second, &child, ExecutionStatus::Aborted).await;
+        ends_as(&second, &child, RunStatus::Aborted).await;
     }
 }

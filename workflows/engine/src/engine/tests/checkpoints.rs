@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::watched::Watched;
 use super::*;
-use mayfly_workflows_journal::{Batch, Change, SqliteJournal};
+use mayfly_workflows_journal::{Batch, JournalChange, SqliteJournal};
 
 /// Calls a function until it has counted up, and then one that never answers.
 fn counting(rounds: u64) -> serde_json::Value {
@@ -20,7 +20,7 @@ fn counting(rounds: u64) -> serde_json::Value {
 
 /// Runs until everything but the last call is done.
 async fn counted(world: &World, rounds: u64) -> String {
-    let arn = world.start(&machine(counting(rounds), Kind::Standard), "{}").await;
+    let arn = world.start(&machine(counting(rounds), StateMachineType::Standard), "{}").await;
     let stops = || world.functions.calls.lock().last().is_some_and(|(name, _)| name == "never");
     until("the last function is called", stops).await;
     arn
@@ -77,7 +77,7 @@ async fn a_damaged_checkpoint_is_left_aside() {
     let world = World::checkpointing(journal.clone(), Arc::default(), 7).await;
     let arn = counted(&world, 20).await;
     let row = journal.execution_by_arn(&arn).expect("read").expect("there");
-    let damaged = Change::Checkpoint { execution: row.id, seq: 14, body: b"{\"form\":1".to_vec() };
+    let damaged = JournalChange::Checkpoint { execution: row.id, seq: 14, body: b"{\"form\":1".to_vec() };
     journal.write(Batch { changes: vec![damaged], done: Box::new(|_| ()) }).expect("written");
     let state_machine = world.engine.inner.machine_of(row.machine).expect("there");
     let (_, last, _) = world.engine.inner.replay(&row, &state_machine, false).expect("replays");
@@ -93,7 +93,7 @@ async fn old_executions_are_forgotten_and_their_names_free() {
     let large = format!("\"{}\"", "x".repeat(5_000));
     let passing = machine(
         json!({"StartAt": "A", "States": {"A": with(task("echo"), json!({"End": true}))}}),
-        Kind::Standard,
+        StateMachineType::Standard,
     );
     let old = world.start(&passing, &large).await;
     world.engine.wait(&old).await.expect("read").expect("there");
@@ -101,7 +101,7 @@ async fn old_executions_are_forgotten_and_their_names_free() {
     // Ninety days pass, with an execution that still runs and one that ends only now.
     let waiting = machine(
         json!({"StartAt": "W", "States": {"W": {"Type": "Wait", "Seconds": 7_776_060, "End": true}}}),
-        Kind::Standard,
+        StateMachineType::Standard,
     );
     let awake = world.engine.inner.busy();
     let late = world.start(&waiting, "{}").await;
@@ -130,7 +130,7 @@ async fn what_is_being_taken_up_again_is_not_forgotten() {
     let world = World::limited(journal.clone(), Arc::default(), limits).await;
     let never = machine(
         json!({"StartAt": "A", "States": {"A": with(task("never"), json!({"End": true}))}}),
-        Kind::Standard,
+        StateMachineType::Standard,
     );
     let arn = world.start(&never, "{}").await;
     world.engine.stop(&arn, None, None).await.expect("stops");
@@ -147,14 +147,14 @@ async fn what_is_being_taken_up_again_is_not_forgotten() {
     until("its records are read", || read.try_recv().is_ok()).await;
     let engine = world.engine.clone();
     let forgets = tokio::spawn(async move { engine.forget_old().await });
-    // Who waits to write lets nobody in to read.
-    let waits = || world.engine.inner.taken_up.try_read().is_err();
+    // A waiting writer blocks new readers.
+    let waits = || world.engine.inner.retention_lock.try_read().is_err();
     until("forgetting waits for what is taken up", waits).await;
     may_go_on.send(()).expect("it waits");
     redriven.await.expect("runs").expect("goes on");
     assert_eq!(forgets.await.expect("runs").expect("written"), 0);
     assert_eq!(
         journal.execution_by_arn(&arn).expect("read").expect("it is kept").outcome.status,
-        ExecutionStatus::Running
+        RunStatus::Running
     );
 }

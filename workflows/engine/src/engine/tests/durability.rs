@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::watched::Watched;
 use super::*;
-use mayfly_workflows_journal::{Change, JournalError, MemoryJournal};
+use mayfly_workflows_journal::{JournalChange, JournalError, MemoryJournal};
 
 /// Takes `left` batches with records and then nothing any more, as a process
 /// that was killed: what was taken is there, nothing after it.
@@ -15,7 +15,7 @@ fn killed(journal: Arc<dyn Journal>, left: u64, dead: Arc<tokio::sync::Notify>) 
         let mut left = left.lock();
         if *left == 0 {
             dead.notify_one();
-            // Never acknowledged: nobody hears of it again.
+            // Never acknowledged: the start has no answer.
             std::mem::forget(batch.done);
             return None;
         }
@@ -96,7 +96,7 @@ async fn killed_at_every_record_of_a_file_with_checkpoints() {
 
 async fn killed_at_every_record(checkpoint_records: u64, journal: impl Fn(u64) -> Arc<dyn Journal>) {
     let whole = World::new().await;
-    let machine = machine(long_way(), Kind::Standard);
+    let machine = machine(long_way(), StateMachineType::Standard);
     let arn = whole.start(&machine, "1").await;
     let expected = whole.engine.wait(&arn).await.expect("read").expect("there");
     assert_eq!(expected.output.as_deref(), Some("[16,16]"), "{:?}", expected.cause);
@@ -136,12 +136,13 @@ async fn a_batch_that_is_refused_is_not_acknowledged() {
     let world = World::on(journal.clone(), Arc::default()).await;
     journal.close();
     let definition = json!({"StartAt": "A", "States": {"A": {"Type": "Pass", "End": true}}});
-    let refused = world.engine.start_execution(request(&machine(definition, Kind::Standard), "{}")).await;
+    let refused =
+        world.engine.start_execution(request(&machine(definition, StateMachineType::Standard), "{}")).await;
     assert!(matches!(refused, Err(StartError::Journal(_))));
     assert_eq!(world.engine.load().0, 0, "nothing stays behind");
 }
 
-/// Whoever asked for it may have gone by then: its name and its place among the open ones are free again.
+/// The caller may have stopped waiting: the name and the place among open executions are free again.
 #[tokio::test]
 async fn a_start_that_is_refused_leaves_nothing_behind() {
     let (held, refuse) = (Arc::new(Mutex::new(None)), Arc::new(AtomicBool::new(true)));
@@ -155,8 +156,10 @@ async fn a_start_that_is_refused_leaves_nothing_behind() {
     });
     let limits = Limits { open_executions: 1, ..Limits::default() };
     let world = World::limited(Arc::new(watched), Arc::default(), limits).await;
-    let passes =
-        machine(json!({"StartAt": "P", "States": {"P": {"Type": "Pass", "End": true}}}), Kind::Standard);
+    let passes = machine(
+        json!({"StartAt": "P", "States": {"P": {"Type": "Pass", "End": true}}}),
+        StateMachineType::Standard,
+    );
     let named = || StartRequest { name: Some("n".to_owned()), ..request(&passes, "{}") };
     {
         let mut start = std::pin::pin!(world.engine.start_execution(named()));
@@ -174,7 +177,7 @@ async fn a_start_that_is_refused_leaves_nothing_behind() {
         .expect("there is room, and the name is free")
         .execution_arn;
     let ended = world.engine.wait(&arn).await.expect("read").expect("there");
-    assert_eq!(ended.status, ExecutionStatus::Succeeded);
+    assert_eq!(ended.status, RunStatus::Succeeded);
 }
 
 #[tokio::test]
@@ -183,7 +186,7 @@ async fn payloads_are_stored_once() {
     let seen = parts.clone();
     let journal = Watched::new(Arc::new(MemoryJournal::default()), move |batch| {
         let digests = batch.changes.iter().filter_map(|change| match change {
-            Change::Part { digest, .. } => Some(*digest),
+            JournalChange::Part { digest, .. } => Some(*digest),
             _ => None,
         });
         seen.lock().extend(digests);
@@ -211,7 +214,7 @@ async fn the_same_start_again_is_not_acknowledged_before_the_first() {
     });
     let world = World::on(Arc::new(journal), Arc::default()).await;
     let waits = json!({"StartAt": "W", "States": {"W": {"Type": "Wait", "Seconds": 60, "End": true}}});
-    let machine = machine(waits, Kind::Standard);
+    let machine = machine(waits, StateMachineType::Standard);
     let start = |name: &str| {
         let (engine, name) = (world.engine.clone(), Some(name.to_owned()));
         let request = StartRequest { name, ..request(&machine, "{}") };
@@ -256,9 +259,9 @@ async fn what_the_clock_ended_is_not_evaluated_again() {
     };
     // One in its first step, one when a function has answered.
     let ends = ["Arguments", "Output"].map(|field| async {
-        let arn = world.start(&machine(definition(field), Kind::Standard), "{}").await;
+        let arn = world.start(&machine(definition(field), StateMachineType::Standard), "{}").await;
         let ended = world.engine.wait(&arn).await.expect("read").expect("there");
-        assert_eq!((ended.status, ended.output.as_deref()), (ExecutionStatus::Succeeded, Some("42")));
+        assert_eq!((ended.status, ended.output.as_deref()), (RunStatus::Succeeded, Some("42")));
         arn
     });
     for arn in futures::future::join_all(ends).await {

@@ -1,4 +1,4 @@
-//! Effects that stand in line, and what becomes of them when nobody waits for them any more.
+//! Queued effects, and what happens to them when no state waits for them any more.
 
 use super::*;
 
@@ -10,7 +10,7 @@ async fn one_in_line() -> (World, String) {
         |name: &str| json!({"StartAt": name, "States": {name: with(task(name), json!({"End": true}))}});
     let definition = json!({"StartAt": "Both", "States": {
         "Both": {"Type": "Parallel", "End": true, "Branches": [branch("never"), branch("echo")]}}});
-    let arn = world.start(&machine(definition, Kind::Standard), "{}").await;
+    let arn = world.start(&machine(definition, StateMachineType::Standard), "{}").await;
     until("the first is called", || !world.functions.calls.lock().is_empty()).await;
     (world, arn)
 }
@@ -54,11 +54,7 @@ async fn a_defect_in_an_effect_fails_its_task_and_nothing_else() {
     let definition = json!({"StartAt": "P", "States": {"P": caught, "Rest": {"Type": "Pass", "End": true}}});
     let run = world.run(definition, "{}");
     let (ended, _) = tokio::time::timeout(LONG, run).await.expect("it ends");
-    assert_eq!(
-        ended.status,
-        ExecutionStatus::Failed,
-        "it is States.Runtime, which States.ALL does not catch"
-    );
+    assert_eq!(ended.status, RunStatus::Failed, "it is States.Runtime, which States.ALL does not catch");
     let cause = ended.cause.expect("a cause");
     assert!(cause.contains("a defect of the server: as the test wants it"), "{cause}");
     let (ended, _) = world
@@ -73,11 +69,7 @@ async fn a_function_that_cannot_be_called_yet_is_called_later() {
     let world = World::limited(Arc::new(MemoryJournal::default()), Arc::default(), limits).await;
     let definition = json!({"StartAt": "T", "States": {"T": with(task("late"), json!({"End": true}))}});
     let (ended, lines) = world.run(definition, "{}").await;
-    assert_eq!(
-        (ended.status, ended.output.as_deref()),
-        (ExecutionStatus::Succeeded, Some("null")),
-        "{lines:?}"
-    );
+    assert_eq!((ended.status, ended.output.as_deref()), (RunStatus::Succeeded, Some("null")), "{lines:?}");
     let calls: Vec<u32> = world.functions.keys.lock().values().copied().collect();
     assert_eq!(calls, [4], "each try has the same key");
     let scheduled = lines.iter().filter(|line| line.ends_with("LambdaFunctionScheduled")).count();
@@ -90,7 +82,7 @@ async fn a_failure_during_a_stop_is_no_outcome() {
     let first = World::on(journal.clone(), Arc::default()).await;
     let definition =
         json!({"StartAt": "T", "States": {"T": with(task("interrupted"), json!({"End": true}))}});
-    let arn = first.start(&machine(definition, Kind::Standard), "{}").await;
+    let arn = first.start(&machine(definition, StateMachineType::Standard), "{}").await;
     until("the function was called", || !first.functions.calls.lock().is_empty()).await;
     first.engine.begin_shutdown();
     first.functions.interrupt.notify_one();
@@ -98,5 +90,5 @@ async fn a_failure_during_a_stop_is_no_outcome() {
     let second = World::on(journal, first.functions.clone()).await;
     second.engine.resume().await.expect("resumes");
     let ended = second.engine.wait(&arn).await.expect("read").expect("there");
-    assert_eq!((ended.status, ended.error), (ExecutionStatus::Succeeded, None));
+    assert_eq!((ended.status, ended.error), (RunStatus::Succeeded, None));
 }

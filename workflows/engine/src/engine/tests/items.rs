@@ -1,4 +1,4 @@
-//! A distributed Map's items from whatever a reader names.
+//! A distributed Map's items from each kind of reader.
 
 use std::io::Write as _;
 

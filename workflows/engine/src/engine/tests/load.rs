@@ -10,13 +10,13 @@ async fn express_executions() {
         states.insert(format!("S{n}"), json!({"Type": "Pass", "Next": format!("S{}", n + 1)}));
     }
     states.insert("S10".to_owned(), json!({"Type": "Succeed"}));
-    let state_machine = machine(json!({"StartAt": "S0", "States": states}), Kind::Express);
+    let state_machine = machine(json!({"StartAt": "S0", "States": states}), StateMachineType::Express);
     let clients = (0..16).map(|_| {
         let (engine, state_machine) = (world.engine.clone(), state_machine.clone());
         tokio::spawn(async move {
             for _ in 0..200 {
                 let ended = engine.start_sync(request(&state_machine, "{\"k\":1}")).await.expect("runs");
-                assert_eq!(ended.status, ExecutionStatus::Succeeded);
+                assert_eq!(ended.status, RunStatus::Succeeded);
             }
         })
     });
@@ -33,7 +33,7 @@ async fn durable_executions() {
     let engine = Engine::open(config, deps).await.expect("opens");
     let state_machine = machine(
         json!({"StartAt": "A", "States": {"A": with(task("echo"), json!({"End": true}))}}),
-        Kind::Standard,
+        StateMachineType::Standard,
     );
     let clients = (0..64).map(|_| {
         let (engine, state_machine) = (engine.clone(), state_machine.clone());
@@ -41,7 +41,7 @@ async fn durable_executions() {
             for _ in 0..40 {
                 let started = engine.start_execution(request(&state_machine, "{}")).await.expect("starts");
                 let ended = engine.wait(&started.execution_arn).await.expect("read").expect("there");
-                assert_eq!(ended.status, ExecutionStatus::Succeeded);
+                assert_eq!(ended.status, RunStatus::Succeeded);
             }
         })
     });
@@ -55,7 +55,7 @@ async fn sleepers_cost_no_task() {
     let world = World::new().await;
     let state_machine = machine(
         json!({"StartAt": "A", "States": {"A": {"Type": "Wait", "Seconds": 60, "End": true}}}),
-        Kind::Standard,
+        StateMachineType::Standard,
     );
     // Something under way keeps the virtual clock from jumping.
     let awake = world.engine.inner.busy();
@@ -69,10 +69,7 @@ async fn sleepers_cost_no_task() {
     let tasks = tokio::runtime::Handle::current().metrics().num_alive_tasks();
     assert!(tasks <= tasks_before + 4, "{tasks} tasks");
     drop(awake);
-    assert_eq!(
-        world.engine.wait(&last).await.expect("read").expect("there").status,
-        ExecutionStatus::Succeeded
-    );
+    assert_eq!(world.engine.wait(&last).await.expect("read").expect("there").status, RunStatus::Succeeded);
 }
 
 fn each_of(items: serde_json::Value) -> serde_json::Value {
@@ -89,10 +86,10 @@ async fn children_wait_for_a_place_and_do_not_fail_for_want_of_one() {
     let (ended, _) = world.run(each_of(json!([1, 2, 3, 4])), "{}").await;
     assert_eq!((ended.output.as_deref(), ended.cause), (Some("[1,2,3,4]"), None));
     assert_eq!(world.engine.inner.open.load(std::sync::atomic::Ordering::Acquire), 0);
-    // Whoever asks from outside is told.
+    // A caller from outside gets the error.
     let holder = machine(
         json!({"StartAt": "A", "States": {"A": {"Type": "Wait", "Seconds": 9, "End": true}}}),
-        Kind::Standard,
+        StateMachineType::Standard,
     );
     let _still = world.engine.inner.busy();
     world.start(&holder, "{}").await;
@@ -114,7 +111,7 @@ async fn a_child_refused_by_a_shutdown_begins_after_it() {
     });
     let first = World::on(Arc::new(watched), Arc::default()).await;
     assert!(engine.set(first.engine.clone()).is_ok());
-    let arn = first.start(&machine(each_of(json!([1, 2])), Kind::Standard), "{}").await;
+    let arn = first.start(&machine(each_of(json!([1, 2])), StateMachineType::Standard), "{}").await;
     first.settled().await;
     let second = World::on(journal, Arc::default()).await;
     second.engine.resume().await.expect("resumes");

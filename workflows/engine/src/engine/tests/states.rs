@@ -7,7 +7,7 @@ async fn a_function_is_called() {
     let world = World::new().await;
     let definition = json!({"StartAt": "A", "States": {"A": with(task("double"), json!({"End": true}))}});
     let (ended, lines) = world.run(definition, "21").await;
-    assert_eq!(ended.status, ExecutionStatus::Succeeded);
+    assert_eq!(ended.status, RunStatus::Succeeded);
     assert_eq!(ended.output.as_deref(), Some("42"));
     assert_eq!(
         lines,
@@ -30,7 +30,7 @@ async fn an_answer_is_told_alike_whenever_it_is_told() {
     let invoke = json!({"Type": "Task", "Resource": "arn:aws:states:::lambda:invoke", "End": true,
         "Parameters": {"FunctionName": "echo", "Payload.$": "$"}});
     let definition = json!({"StartAt": "A", "States": {"A": invoke}});
-    let arn = world.start(&machine(definition, Kind::Standard), r#"{"b":1,"a":"ä"}"#).await;
+    let arn = world.start(&machine(definition, StateMachineType::Standard), r#"{"b":1,"a":"ä"}"#).await;
     let output = world.engine.wait(&arn).await.expect("read").expect("there").output.expect("succeeded");
     let told: serde_json::Value = serde_json::from_str(&output).expect("JSON");
     assert_eq!(told["Payload"], json!({"b": 1, "a": "ä"}));
@@ -57,7 +57,7 @@ async fn waiting_takes_no_time() {
     let definition = json!({"StartAt": "A", "States": {
         "A": {"Type": "Wait", "Seconds": 86_400, "Next": "B"}, "B": {"Type": "Succeed"}}});
     let (ended, lines) = world.run(definition, "{}").await;
-    assert_eq!(ended.status, ExecutionStatus::Succeeded);
+    assert_eq!(ended.status, RunStatus::Succeeded);
     let waited = ended.stop_date.expect("ended").as_second() - ended.start_date.as_second();
     assert_eq!(waited, 86_400);
     assert_eq!(lines[2], "3 2 WaitStateExited");
@@ -90,10 +90,10 @@ async fn a_task_runs_out_of_time() {
     let definition = json!({"StartAt": "A", "States": {
         "A": with(task("never"), json!({"TimeoutSeconds": 5, "End": true,}))}});
     // A function that is being called keeps a virtual clock from jumping: it is moved by hand.
-    let arn = world.start(&machine(definition, Kind::Standard), "{}").await;
+    let arn = world.start(&machine(definition, StateMachineType::Standard), "{}").await;
     world.engine.inner.deps.clock.sleep_until(1_700_000_000_000 + 5_000).await;
     let ended = world.engine.wait(&arn).await.expect("read").expect("there");
-    assert_eq!((ended.status, ended.error.as_deref()), (ExecutionStatus::Failed, Some("States.Timeout")));
+    assert_eq!((ended.status, ended.error.as_deref()), (RunStatus::Failed, Some("States.Timeout")));
     assert_eq!(world.lines(&arn).await[4], "5 4 LambdaFunctionTimedOut");
 }
 
@@ -140,7 +140,9 @@ fn distributed(more: serde_json::Value) -> serde_json::Value {
 #[tokio::test]
 async fn a_distributed_map_runs_children() {
     let world = World::new().await;
-    let arn = world.start(&machine(distributed(json!({"Label": "L"})), Kind::Standard), "[1,2,3]").await;
+    let arn = world
+        .start(&machine(distributed(json!({"Label": "L"})), StateMachineType::Standard), "[1,2,3]")
+        .await;
     let ended = world.engine.wait(&arn).await.expect("read").expect("there");
     assert_eq!(ended.output.as_deref(), Some("[1,2,3]"));
     let lines = world.lines(&arn).await;
@@ -172,7 +174,7 @@ async fn items_come_from_files_in_batches_and_results_go_to_files() {
         "ItemBatcher": {"MaxItemsPerBatch": 2},
         "ResultWriter": {"Resource": "arn:aws:states:::s3:putObject", "Parameters": {"Bucket": "o", "Prefix": "p"}}}));
     let (ended, _) = world.run(definition, "{}").await;
-    assert_eq!((ended.status, ended.cause.as_deref()), (ExecutionStatus::Succeeded, None));
+    assert_eq!((ended.status, ended.cause.as_deref()), (RunStatus::Succeeded, None));
     let files = world.files.0.lock();
     let written = files.iter().find(|(name, _)| name.ends_with("SUCCEEDED_0.json")).expect("written").1;
     let written: serde_json::Value = serde_json::from_slice(written).expect("JSON");
@@ -233,7 +235,7 @@ async fn a_worker_takes_an_activity() {
     let world = World::new().await;
     let arn = "arn:aws:states:us-east-1:000000000000:activity:a";
     let definition = json!({"StartAt": "A", "States": {"A": {"Type": "Task", "Resource": arn, "End": true}}});
-    let execution = world.start(&machine(definition, Kind::Standard), "{\"k\":1}").await;
+    let execution = world.start(&machine(definition, StateMachineType::Standard), "{\"k\":1}").await;
     let work = world.engine.get_activity_task(arn, Some("w".to_owned())).await.expect("work");
     assert_eq!(work.input, "{\"k\":1}");
     assert_eq!(world.engine.send_task_success("Invalid", "1").await, Err(TokenError::Invalid));
@@ -277,7 +279,7 @@ async fn a_heartbeat_that_stays_away_ends_a_task() {
     );
 }
 
-/// Heartbeats are a worker's: while nobody has taken the work, only its timeout runs.
+/// Heartbeats are due from a worker: before a worker takes the task, only its timeout runs.
 #[tokio::test]
 async fn an_activity_owes_heartbeats_once_it_is_taken() {
     let world = World::new().await;
@@ -290,7 +292,7 @@ async fn an_activity_owes_heartbeats_once_it_is_taken() {
     assert_eq!(lines[2..4], ["3 2 ActivityScheduled", "4 3 ActivityTimedOut"]);
     assert!(world.engine.inner.now_ms() >= begun_ms + 60_000);
 
-    let arn = world.start(&machine(definition, Kind::Standard), "{}").await;
+    let arn = world.start(&machine(definition, StateMachineType::Standard), "{}").await;
     world.engine.get_activity_task(activity, None).await.expect("work");
     let taken_ms = world.engine.inner.now_ms();
     let ended = world.engine.wait(&arn).await.expect("read").expect("there");
@@ -303,19 +305,25 @@ async fn executions_are_counted_by_type_and_end() {
     let world = World::new().await;
     let ends = json!({"StartAt": "A", "States": {"A": {"Type": "Pass", "End": true}}});
     let fails = json!({"StartAt": "A", "States": {"A": {"Type": "Fail"}}});
-    for (definition, kind) in
-        [(&ends, Kind::Standard), (&fails, Kind::Standard), (&fails, Kind::Express), (&fails, Kind::Express)]
-    {
+    for (definition, kind) in [
+        (&ends, StateMachineType::Standard),
+        (&fails, StateMachineType::Standard),
+        (&fails, StateMachineType::Express),
+        (&fails, StateMachineType::Express),
+    ] {
         let arn = world.start(&machine(definition.clone(), kind), "{}").await;
-        if kind == Kind::Standard {
+        if kind == StateMachineType::Standard {
             world.engine.wait(&arn).await.expect("read").expect("there");
         }
     }
     let told = world.engine.executions_so_far().map(|of| {
         let ended = |wanted| of.ended.iter().find(|(status, _)| *status == wanted).map(|(_, count)| *count);
-        (of.kind, of.started, ended(ExecutionStatus::Succeeded), ended(ExecutionStatus::Failed))
+        (of.kind, of.started, ended(RunStatus::Succeeded), ended(RunStatus::Failed))
     });
-    assert_eq!(told, [(Kind::Standard, 2, Some(1), Some(1)), (Kind::Express, 2, Some(0), Some(2))]);
+    assert_eq!(
+        told,
+        [(StateMachineType::Standard, 2, Some(1), Some(1)), (StateMachineType::Express, 2, Some(0), Some(2))]
+    );
     assert_eq!(world.engine.open_executions(), 0);
 }
 
@@ -344,12 +352,12 @@ async fn an_execution_is_stopped_and_redriven() {
     let world = World::new().await;
     let definition = json!({"StartAt": "A", "States": {
         "A": {"Type": "Pass", "Next": "B"}, "B": with(task("fail"), json!({"End": true}))}});
-    let arn = world.start(&machine(definition, Kind::Standard), "{}").await;
+    let arn = world.start(&machine(definition, StateMachineType::Standard), "{}").await;
     let ended = world.engine.wait(&arn).await.expect("read").expect("there");
     assert_eq!(ended.redrive_status, RedriveStatus::Redrivable);
     world.engine.redrive(&arn, None).await.expect("redriven");
     let ended = world.engine.wait(&arn).await.expect("read").expect("there");
-    assert_eq!((ended.status, ended.redrive_count), (ExecutionStatus::Failed, 1));
+    assert_eq!((ended.status, ended.redrive_count), (RunStatus::Failed, 1));
     assert_eq!(world.functions.calls.lock().len(), 2, "only what failed ran again");
     let lines = world.lines(&arn).await;
     assert_eq!(lines.iter().filter(|line| line.ends_with("PassStateEntered")).count(), 1);
@@ -360,13 +368,13 @@ async fn an_execution_is_stopped_and_redriven() {
 async fn the_same_redrive_twice_is_one_redrive() {
     let world = World::new().await;
     let definition = json!({"StartAt": "A", "States": {"A": with(task("fail"), json!({"End": true}))}});
-    let arn = world.start(&machine(definition, Kind::Standard), "{}").await;
+    let arn = world.start(&machine(definition, StateMachineType::Standard), "{}").await;
     let mut dates = Vec::new();
     for (token, redrives) in [("one", 1), ("one", 1), ("two", 2), ("one", 2)] {
         world.engine.wait(&arn).await.expect("read").expect("there");
         dates.push(world.engine.redrive(&arn, Some(token)).await.expect("redriven"));
         let ended = world.engine.wait(&arn).await.expect("read").expect("there");
-        assert_eq!((ended.status, ended.redrive_count), (ExecutionStatus::Failed, redrives), "{token}");
+        assert_eq!((ended.status, ended.redrive_count), (RunStatus::Failed, redrives), "{token}");
     }
     assert_eq!((dates[0], dates[0]), (dates[1], dates[3]));
     // Without a name each is one of its own.
@@ -381,7 +389,7 @@ async fn the_same_start_twice_is_one_start() {
     let activity = "arn:aws:states:us-east-1:000000000000:activity:a";
     let machine = machine(
         json!({"StartAt": "A", "States": {"A": {"Type": "Task", "Resource": activity, "End": true}}}),
-        Kind::Standard,
+        StateMachineType::Standard,
     );
     let named = |input: &str| StartRequest { name: Some("n".to_owned()), ..request(&machine, input) };
     let first = world.engine.start_execution(named("{}")).await.expect("starts");
@@ -398,8 +406,11 @@ async fn the_same_start_twice_is_one_start() {
 async fn express_runs_to_its_end() {
     let world = World::new().await;
     let definition = json!({"StartAt": "A", "States": {"A": with(task("double"), json!({"End": true}))}});
-    let ended =
-        world.engine.start_sync(request(&machine(definition, Kind::Express), "4")).await.expect("runs");
+    let ended = world
+        .engine
+        .start_sync(request(&machine(definition, StateMachineType::Express), "4"))
+        .await
+        .expect("runs");
     assert_eq!(ended.output.as_deref(), Some("8"));
     assert!(ended.execution_arn.contains(":express:m:"));
 }
@@ -409,17 +420,17 @@ async fn express_executions_take_five_minutes_at_most() {
     let world = World::new().await;
     let waits = |seconds: u32| json!({"StartAt": "W", "States": {"W": {"Type": "Wait", "Seconds": seconds, "End": true}}});
     for (definition, status, seconds) in [
-        (waits(299), ExecutionStatus::Succeeded, 299),
-        (waits(86_400), ExecutionStatus::TimedOut, 300),
-        (with(waits(86_400), json!({"TimeoutSeconds": 10})), ExecutionStatus::TimedOut, 10),
+        (waits(299), RunStatus::Succeeded, 299),
+        (waits(86_400), RunStatus::TimedOut, 300),
+        (with(waits(86_400), json!({"TimeoutSeconds": 10})), RunStatus::TimedOut, 10),
     ] {
-        let of = machine(definition, Kind::Express);
+        let of = machine(definition, StateMachineType::Express);
         let ended = world.engine.start_sync(request(&of, "{}")).await.expect("runs");
         let took = ended.stop_date.expect("it ended").duration_since(ended.start_date);
         assert_eq!((ended.status, took.as_secs()), (status, seconds));
-        let error = (status == ExecutionStatus::TimedOut).then_some("States.Timeout");
+        let error = (status == RunStatus::TimedOut).then_some("States.Timeout");
         assert_eq!(ended.error.as_deref(), error);
-        // Nobody waits for this one.
+        // No state waits for this one.
         let begun_ms = world.engine.inner.now_ms();
         let arn = world.start(&of, "{}").await;
         let ended = tokio::time::timeout(std::time::Duration::from_secs(20), world.engine.wait(&arn)).await;
@@ -436,15 +447,12 @@ async fn an_endless_loop_leaves_turns_to_others() {
         "A": {"Type": "Pass", "Next": "B"},
         "B": {"Type": "Choice", "Choices": [{"Variable": "$.stop", "IsPresent": true, "Next": "C"}], "Default": "A"},
         "C": {"Type": "Succeed"}}});
-    let endless = world.start(&machine(definition, Kind::Standard), "{}").await;
+    let endless = world.start(&machine(definition, StateMachineType::Standard), "{}").await;
     let other = json!({"StartAt": "A", "States": {"A": with(task("double"), json!({"End": true}))}});
     let (ended, _) = world.run(other, "1").await;
-    assert_eq!(ended.status, ExecutionStatus::Succeeded);
+    assert_eq!(ended.status, RunStatus::Succeeded);
     world.engine.stop(&endless, None, None).await.expect("stops");
-    assert_eq!(
-        world.engine.wait(&endless).await.expect("read").expect("there").status,
-        ExecutionStatus::Aborted
-    );
+    assert_eq!(world.engine.wait(&endless).await.expect("read").expect("there").status, RunStatus::Aborted);
 }
 
 #[tokio::test]
@@ -455,7 +463,7 @@ async fn an_integration_that_is_not_there_can_be_caught() {
             "Catch": [{"ErrorEquals": ["Mayfly.IntegrationNotSupported"], "Next": "B"}], "End": true},
         "B": {"Type": "Pass", "End": true}}});
     let (ended, _) = world.run(definition, "{}").await;
-    assert_eq!(ended.status, ExecutionStatus::Succeeded);
+    assert_eq!(ended.status, RunStatus::Succeeded);
     assert!(ended.output.is_some_and(|output| output.contains("arn:aws:states:::sqs:sendMessage")));
 }
 

@@ -1,4 +1,4 @@
-//! Errors of services under the names that Step Functions gives them.
+//! Errors of services under the names that AppliedEvent Functions gives them.
 
 use bytes::Bytes;
 use http::Response;
@@ -114,7 +114,7 @@ pub(super) fn of_s3(operation: &Operation, response: &Response<Bytes>) -> Object
     }
 }
 
-/// Is this body an error, whatever the status says?
+/// Whether the body is an error although the status is 2xx.
 pub(super) fn is_error(body: &[u8]) -> bool {
     let text = std::str::from_utf8(body).unwrap_or_default().trim_start();
     let inside = match text.strip_prefix("<?xml") {

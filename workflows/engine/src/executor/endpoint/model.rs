@@ -41,9 +41,9 @@ pub(super) struct Operation {
 #[serde(deny_unknown_fields)]
 pub(super) struct Shape {
     #[serde(rename = "type", default)]
-    pub(super) kind: Kind,
+    pub(super) kind: ShapeType,
     #[serde(rename = "in")]
-    pub(super) place: Option<Place>,
+    pub(super) place: Option<MemberLocation>,
     /// On the wire, where that is not the member's name.
     name: Option<String>,
     #[serde(default)]
@@ -58,7 +58,7 @@ pub(super) struct Shape {
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Kind {
+pub(super) enum ShapeType {
     #[default]
     String,
     Blob,
@@ -73,7 +73,7 @@ pub(super) enum Kind {
 /// Where a member is, when not among the elements of the body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Place {
+pub(super) enum MemberLocation {
     Attribute,
     Header,
     /// All headers that begin with the name.
@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn the_models_can_be_read() {
         assert_eq!(S3["GetObject"].method, "GET");
-        assert_eq!(S3["GetObject"].output["Body"].place, Some(Place::Payload));
+        assert_eq!(S3["GetObject"].output["Body"].place, Some(MemberLocation::Payload));
         assert_eq!(SNS["Publish"].wrapper.as_deref(), Some("PublishResult"));
     }
 

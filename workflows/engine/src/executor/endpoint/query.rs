@@ -5,7 +5,7 @@ use http::{Method, Request, Uri, header};
 use mayfly_workflows_language::value::{Map, Value};
 
 use super::escaped;
-use super::model::{Kind, Members, Operation, Shape, argument};
+use super::model::{Members, Operation, Shape, ShapeType, argument};
 use super::xml::{self, plain};
 
 /// The request of one operation.
@@ -37,15 +37,15 @@ fn members(pairs: &mut Vec<String>, prefix: &str, shapes: &Members, given: &Map)
 
 fn add(pairs: &mut Vec<String>, name: String, given: &Value, shape: &Shape) {
     match (given, shape.kind, &shape.item, &shape.key, &shape.value) {
-        (Value::Object(given), Kind::Structure, ..) => {
+        (Value::Object(given), ShapeType::Structure, ..) => {
             members(pairs, &format!("{name}."), &shape.members, given);
         }
-        (Value::Array(items), Kind::List, Some(item), ..) => {
+        (Value::Array(items), ShapeType::List, Some(item), ..) => {
             for (at, value) in (1..).zip(items.iter()) {
                 add(pairs, format!("{name}.{}.{at}", item.wire_name("member")), value, item);
             }
         }
-        (Value::Object(given), Kind::Map, _, Some(key), Some(of)) => {
+        (Value::Object(given), ShapeType::Map, _, Some(key), Some(of)) => {
             for (at, (key_given, value)) in (1..).zip(given.iter()) {
                 let entry = format!("{name}.entry.{at}");
                 pairs.push(format!("{entry}.{}={}", key.wire_name("key"), escaped(key_given)));

@@ -10,11 +10,11 @@ use mayfly_workflows_language::value::{Map, Value};
 use md5::{Digest as _, Md5};
 
 use super::escaped;
-use super::model::{Format, Kind, Operation, Place, Shape, argument, sdk_spelling};
+use super::model::{Format, MemberLocation, Operation, Shape, ShapeType, argument, sdk_spelling};
 use super::xml::{self, plain};
 
 const NAMESPACE: &str = "http://s3.amazonaws.com/doc/2006-03-01/";
-/// What the SDK says of a body that nobody described.
+/// The SDK's message for an error body without a description.
 pub(super) const BODY_KIND: &str = "application/octet-stream";
 
 /// The request of one operation.
@@ -26,22 +26,22 @@ pub(super) fn request(url: &Uri, operation: &Operation, arguments: &Map) -> Resu
         let Some(value) = argument(arguments, name) else { continue };
         match shape.place {
             // The client knows how long a body is.
-            Some(Place::Header) if shape.wire_name(name).eq_ignore_ascii_case("content-length") => {}
-            Some(Place::Header) => {
+            Some(MemberLocation::Header) if shape.wire_name(name).eq_ignore_ascii_case("content-length") => {}
+            Some(MemberLocation::Header) => {
                 request = request.header(shape.wire_name(name), worded(value, shape, Format::Rfc822))
             }
-            Some(Place::Headers) => {
+            Some(MemberLocation::Headers) => {
                 for (key, value) in value.as_object().into_iter().flat_map(Map::iter) {
                     request = request.header(format!("{}{key}", shape.wire_name("")), plain(value));
                 }
             }
-            Some(Place::Payload) if shape.kind == Kind::Structure => {
+            Some(MemberLocation::Payload) if shape.kind == ShapeType::Structure => {
                 let mut text = format!("<{name} xmlns=\"{NAMESPACE}\">", name = shape.wire_name(name));
                 xml::write_inside(&mut text, value, shape);
                 text.push_str(&format!("</{}>", shape.wire_name(name)));
                 body = Some((text, "application/xml"));
             }
-            Some(Place::Payload) => body = Some((plain(value), BODY_KIND)),
+            Some(MemberLocation::Payload) => body = Some((plain(value), BODY_KIND)),
             _ => {}
         }
     }
@@ -78,7 +78,9 @@ fn uri(url: &Uri, operation: &Operation, arguments: &Map) -> Result<String, Stri
     };
     let mut query: Vec<String> =
         flags.split('&').filter(|flag| !flag.is_empty()).map(str::to_owned).collect();
-    for (name, shape) in operation.input.iter().filter(|(_, shape)| shape.place == Some(Place::QueryString)) {
+    for (name, shape) in
+        operation.input.iter().filter(|(_, shape)| shape.place == Some(MemberLocation::QueryString))
+    {
         if let Some(value) = argument(arguments, name) {
             let value = worded(value, shape, Format::Iso8601);
             query.push(format!("{}={}", escaped(shape.wire_name(name)), escaped(&value)));
@@ -101,7 +103,7 @@ fn in_host(url: &Uri, bucket: &str) -> bool {
 fn worded(value: &Value, shape: &Shape, usual: Format) -> String {
     match value {
         Value::Array(items) => items.iter().map(plain).collect::<Vec<_>>().join(","),
-        value if shape.kind == Kind::Timestamp && shape.format.unwrap_or(usual) == Format::Rfc822 => {
+        value if shape.kind == ShapeType::Timestamp && shape.format.unwrap_or(usual) == Format::Rfc822 => {
             let text = plain(value);
             match text.parse::<Timestamp>() {
                 Ok(at) => at.to_zoned(TimeZone::UTC).strftime("%a, %d %b %Y %H:%M:%S GMT").to_string(),
@@ -114,7 +116,8 @@ fn worded(value: &Value, shape: &Shape, usual: Format) -> String {
 
 /// An answer as a task's result.
 pub(super) fn answer(operation: &Operation, headers: &HeaderMap, body: &Bytes) -> Result<Value, String> {
-    let is_blob = |shape: &Shape| shape.place == Some(Place::Payload) && shape.kind == Kind::Blob;
+    let is_blob =
+        |shape: &Shape| shape.place == Some(MemberLocation::Payload) && shape.kind == ShapeType::Blob;
     let mut members = Vec::new();
     let text = std::str::from_utf8(body).map_err(|_| "the object is not UTF-8 text".to_owned())?;
     if let Some((name, _)) = operation.output.iter().find(|(_, shape)| is_blob(shape)) {
@@ -123,13 +126,13 @@ pub(super) fn answer(operation: &Operation, headers: &HeaderMap, body: &Bytes) -
         let document =
             roxmltree::Document::parse(text).map_err(|error| format!("the answer is no XML: {error}"))?;
         let root = document.root_element();
-        match operation.output.iter().find(|(_, shape)| shape.place == Some(Place::Payload)) {
+        match operation.output.iter().find(|(_, shape)| shape.place == Some(MemberLocation::Payload)) {
             Some((name, shape)) => members.push((sdk_spelling(name).into(), xml::value(root, shape))),
             None => members.extend(xml::members(root, &operation.output)),
         }
         // Where a bucket is: the root is the answer's one member.
         let alone = operation.output.get_key_value(root.tag_name().name());
-        if let Some((name, shape)) = alone.filter(|(_, shape)| shape.kind == Kind::String) {
+        if let Some((name, shape)) = alone.filter(|(_, shape)| shape.kind == ShapeType::String) {
             members.push((sdk_spelling(name).into(), xml::value(root, shape)));
         }
     }
@@ -145,16 +148,17 @@ pub(super) fn answer(operation: &Operation, headers: &HeaderMap, body: &Bytes) -
 fn in_headers(headers: &HeaderMap, name: &str, shape: &Shape) -> Option<Value> {
     let text = |value: &http::HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
     match shape.place {
-        Some(Place::Header) => {
+        Some(MemberLocation::Header) => {
             let found = text(headers.get(shape.wire_name(name))?);
-            let at =
-                (shape.kind == Kind::Timestamp).then(|| jiff::fmt::rfc2822::parse(&found).ok()).flatten();
+            let at = (shape.kind == ShapeType::Timestamp)
+                .then(|| jiff::fmt::rfc2822::parse(&found).ok())
+                .flatten();
             Some(at.map_or_else(
                 || xml::scalar(&found, shape.kind),
                 |at| Value::from(at.timestamp().to_string()),
             ))
         }
-        Some(Place::Headers) => {
+        Some(MemberLocation::Headers) => {
             let prefix = shape.wire_name(name);
             let entry = |(name, value): (&http::HeaderName, &http::HeaderValue)| {
                 Some((name.as_str().strip_prefix(prefix)?.into(), Value::from(text(value))))

@@ -1,6 +1,6 @@
 //! The services that can be spoken to at another endpoint. Sources: their public
 //! service models (protocol, target prefix, JSON version, signing name) and the
-//! names that Step Functions gives to their errors.
+//! names that AppliedEvent Functions gives to their errors.
 
 use std::sync::LazyLock;
 

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use mayfly_workflows_language::value::{Map, Value};
 use roxmltree::Node;
 
-use super::model::{Kind, Members, Place, Shape, argument, sdk_spelling};
+use super::model::{MemberLocation, Members, Shape, ShapeType, argument, sdk_spelling};
 
 /// The values of elements among a parent's children, and whether they stand there.
 pub(super) fn members(parent: Node<'_, '_>, shapes: &Members) -> Vec<(Arc<str>, Value)> {
-    let in_body = |shape: &Shape| matches!(shape.place, None | Some(Place::Attribute));
+    let in_body = |shape: &Shape| matches!(shape.place, None | Some(MemberLocation::Attribute));
     let found = shapes.iter().filter(|(_, shape)| in_body(shape)).filter_map(|(name, shape)| {
         let value = member(parent, shape.wire_name(name), shape)?;
         Some((sdk_spelling(name).into(), value))
@@ -20,11 +20,11 @@ pub(super) fn members(parent: Node<'_, '_>, shapes: &Members) -> Vec<(Arc<str>, 
 fn member(parent: Node<'_, '_>, name: &str, shape: &Shape) -> Option<Value> {
     let of_name = |node: &Node<'_, '_>, name: &str| node.is_element() && node.tag_name().name() == name;
     match (shape.kind, &shape.item) {
-        _ if shape.place == Some(Place::Attribute) => {
+        _ if shape.place == Some(MemberLocation::Attribute) => {
             let local = name.rsplit(':').next().unwrap_or(name);
             parent.attributes().find(|attribute| attribute.name() == local).map(|it| Value::from(it.value()))
         }
-        (Kind::List, Some(item)) if shape.flattened => {
+        (ShapeType::List, Some(item)) if shape.flattened => {
             let items: Vec<_> = parent.children().filter(|node| of_name(node, name)).collect();
             (!items.is_empty()).then(|| items.into_iter().map(|node| value(node, item)).collect())
         }
@@ -36,13 +36,13 @@ fn member(parent: Node<'_, '_>, name: &str, shape: &Shape) -> Option<Value> {
 pub(super) fn value(node: Node<'_, '_>, shape: &Shape) -> Value {
     let elements = || node.children().filter(Node::is_element);
     match (shape.kind, &shape.item, &shape.key, &shape.value) {
-        (Kind::Structure, ..) => {
+        (ShapeType::Structure, ..) => {
             let mut found = members(node, &shape.members);
             found.sort_by(|(a, _), (b, _)| a.cmp(b));
             Value::object(found)
         }
-        (Kind::List, Some(item), ..) => elements().map(|node| value(node, item)).collect(),
-        (Kind::Map, _, Some(key), Some(of)) => {
+        (ShapeType::List, Some(item), ..) => elements().map(|node| value(node, item)).collect(),
+        (ShapeType::Map, _, Some(key), Some(of)) => {
             let entry = |entry: Node<'_, '_>| {
                 let name = member(entry, key.wire_name("key"), key)?;
                 Some((name.as_str()?.into(), member(entry, of.wire_name("value"), of)?))
@@ -58,11 +58,13 @@ fn text(node: Node<'_, '_>) -> String {
 }
 
 /// A plain value from its text; times are ISO 8601 without idle digits, as the SDK for Java prints them.
-pub(super) fn scalar(text: &str, kind: Kind) -> Value {
+pub(super) fn scalar(text: &str, kind: ShapeType) -> Value {
     let told = match kind {
-        Kind::Integer => text.trim().parse::<i64>().ok().map(Value::from),
-        Kind::Boolean => text.trim().parse::<bool>().ok().map(Value::from),
-        Kind::Timestamp => text.trim().parse::<jiff::Timestamp>().ok().map(|at| Value::from(at.to_string())),
+        ShapeType::Integer => text.trim().parse::<i64>().ok().map(Value::from),
+        ShapeType::Boolean => text.trim().parse::<bool>().ok().map(Value::from),
+        ShapeType::Timestamp => {
+            text.trim().parse::<jiff::Timestamp>().ok().map(|at| Value::from(at.to_string()))
+        }
         _ => None,
     };
     told.unwrap_or_else(|| Value::from(text))
@@ -78,7 +80,7 @@ pub(super) fn write(out: &mut String, name: &str, given: &Value, shape: &Shape) 
 /// Writes what is between an element's tags.
 pub(super) fn write_inside(out: &mut String, given: &Value, shape: &Shape) {
     match (given, shape.kind, &shape.item) {
-        (Value::Object(given), Kind::Structure, _) => {
+        (Value::Object(given), ShapeType::Structure, _) => {
             for (name, shape) in shape.members.iter().filter(|(_, shape)| shape.place.is_none()) {
                 let Some(value) = argument(given, name) else { continue };
                 match (value, &shape.item) {
@@ -89,7 +91,7 @@ pub(super) fn write_inside(out: &mut String, given: &Value, shape: &Shape) {
                 }
             }
         }
-        (Value::Array(items), Kind::List, Some(item)) => {
+        (Value::Array(items), ShapeType::List, Some(item)) => {
             items.iter().for_each(|value| write(out, item.wire_name("member"), value, item));
         }
         (given, ..) => out.push_str(&escaped(&plain(given))),
@@ -99,7 +101,7 @@ pub(super) fn write_inside(out: &mut String, given: &Value, shape: &Shape) {
 /// Attributes have names with the prefix of a namespace that is declared beside them.
 fn attributes(given: &Value, shape: &Shape) -> String {
     let Some(given) = given.as_object() else { return String::new() };
-    let there = shape.members.iter().filter(|(_, shape)| shape.place == Some(Place::Attribute));
+    let there = shape.members.iter().filter(|(_, shape)| shape.place == Some(MemberLocation::Attribute));
     let told = there.filter_map(|(name, shape)| {
         let value = escaped(&plain(argument(given, name)?));
         let name = shape.wire_name(name);

@@ -1,7 +1,7 @@
 //! What an `ItemReader` names, read: an object, a listing, or what a manifest names in turn.
 
 use futures::StreamExt as _;
-use mayfly_workflows_language::definition::{ItemReader, Kind, StateId};
+use mayfly_workflows_language::definition::{ItemReader, StateId, StateKind};
 use mayfly_workflows_language::value::Value;
 
 use super::records::{Format, Records, Unpacked};
@@ -15,7 +15,7 @@ pub(crate) async fn read_items(
     max_items: Option<u64>,
 ) -> Result<Value, String> {
     let definition = reporter.state_machine().definition.clone();
-    let Kind::Map(map) = &definition.state(state).kind else { return Ok(Value::from(Vec::new())) };
+    let StateKind::Map(map) = &definition.state(state).kind else { return Ok(Value::from(Vec::new())) };
     let Some(reader) = &map.item_reader else { return Ok(Value::from(Vec::new())) };
     let mut reading = Reading {
         objects: &*reporter.inner.deps.objects,

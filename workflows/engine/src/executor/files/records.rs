@@ -24,7 +24,7 @@ pub(super) enum Format {
     /// One value that is one item.
     Value,
     /// A value in every line.
-    Lines,
+    ActivityQueues,
     /// Rows; the first is the headers where none are given.
     Csv { delimiter: u8, headers: Option<Vec<Arc<str>>> },
 }
@@ -34,7 +34,7 @@ impl Format {
     pub(super) fn of(reader: &ItemReader) -> Result<Self, String> {
         match reader.input_type.as_deref().unwrap_or("JSON") {
             "JSON" => Ok(Self::Json { pointer: reader.items_pointer.clone() }),
-            "JSONL" => Ok(Self::Lines),
+            "JSONL" => Ok(Self::ActivityQueues),
             "CSV" => Ok(Self::Csv {
                 delimiter: match reader.csv_delimiter.as_deref().unwrap_or("COMMA") {
                     "PIPE" => b'|',
@@ -143,7 +143,7 @@ impl<'a> Records<'a> {
     pub(super) fn push(&mut self, bytes: &[u8], items: &mut Vec<Value>) -> Result<(), String> {
         match self.format {
             Format::Json { .. } | Format::Value => self.held.extend_from_slice(bytes),
-            Format::Lines => {
+            Format::ActivityQueues => {
                 for part in bytes.split_inclusive(|byte| *byte == b'\n') {
                     self.held.extend_from_slice(part);
                     if part.ends_with(b"\n") {
@@ -177,7 +177,7 @@ impl<'a> Records<'a> {
                 let held = self.text()?;
                 items.push(self.parsed(&held, "JSON")?);
             }
-            Format::Lines => self.line_ends(items)?,
+            Format::ActivityQueues => self.line_ends(items)?,
             Format::Csv { headers, .. } => {
                 let has_given = headers.is_some();
                 if let Quote::Inside(line) = self.quote {
@@ -336,7 +336,7 @@ mod tests {
             (csv_of(b"a,b\n1,2\n\"3,4\n5,6\n"), "begins in line 3"),
             (csv_of(b"a\n\xff\n"), "not UTF-8 text in line 2"),
             (csv_of(&cut), "cannot be unpacked"),
-            (read_of(&Format::Lines, b"{\"a\":1}\n{\"a\"\n"), "as JSONL failed"),
+            (read_of(&Format::ActivityQueues, b"{\"a\":1}\n{\"a\"\n"), "as JSONL failed"),
             (read_of(&json, b"[1,"), "as JSON failed"),
             (read_of(&json, b"7"), "non-iterable"),
             (read_of(&json, b""), "as JSON failed"),
@@ -348,7 +348,7 @@ mod tests {
     #[test]
     fn values_are_items() {
         let text = |items: Vec<Value>| Value::from(items).to_text();
-        let lines = read(&Format::Lines, b"{\"a\":1}\n\n  \r\n[2]").expect("lines");
+        let lines = read(&Format::ActivityQueues, b"{\"a\":1}\n\n  \r\n[2]").expect("lines");
         assert_eq!(text(lines), r#"[{"a":1},[2]]"#);
         let members = read(&Format::Json { pointer: None }, b"{\"k\":1}").expect("members");
         assert_eq!(text(members), r#"[{"Key":"k","Value":1}]"#);

@@ -1,9 +1,9 @@
 //! A distributed Map's results into files.
 
-use mayfly_workflows_language::execution::ExecutionStatus;
+use mayfly_workflows_language::execution::RunStatus;
 use std::sync::Arc;
 
-use mayfly_workflows_language::definition::{Kind, StateId};
+use mayfly_workflows_language::definition::{StateId, StateKind};
 use mayfly_workflows_language::value::Value;
 
 use crate::engine::{ObjectError, Reporter};
@@ -22,7 +22,7 @@ pub(crate) async fn write_results(
     results: &Arc<Vec<ChildResult>>,
 ) -> Result<Value, String> {
     let definition = reporter.state_machine().definition.clone();
-    let Kind::Map(map) = &definition.state(state).kind else { return Ok(Value::Null) };
+    let StateKind::Map(map) = &definition.state(state).kind else { return Ok(Value::Null) };
     let lines = map.result_writer.as_ref().and_then(|writer| writer.output_type.as_deref()) == Some("JSONL");
     let bare = map
         .result_writer
@@ -39,11 +39,9 @@ pub(crate) async fn write_results(
         if prefix.is_empty() { run.to_owned() } else { format!("{}/{run}", prefix.trim_end_matches('/')) };
     let objects = &reporter.inner.deps.objects;
     let mut files = Vec::new();
-    for (name, status) in [
-        ("FAILED", ExecutionStatus::Failed),
-        ("PENDING", ExecutionStatus::Running),
-        ("SUCCEEDED", ExecutionStatus::Succeeded),
-    ] {
+    for (name, status) in
+        [("FAILED", RunStatus::Failed), ("PENDING", RunStatus::Running), ("SUCCEEDED", RunStatus::Succeeded)]
+    {
         let of = results.iter().filter(|result| group(result.outcome.status) == status);
         let mut written = Vec::new();
         for (n, body) in bodies(of.filter_map(|result| shaped(result, bare)), lines, FILE_BYTES).enumerate() {
@@ -87,13 +85,11 @@ fn bodies(
     })
 }
 
-fn group(status: ExecutionStatus) -> ExecutionStatus {
+fn group(status: RunStatus) -> RunStatus {
     match status {
-        ExecutionStatus::Succeeded => ExecutionStatus::Succeeded,
-        ExecutionStatus::Running | ExecutionStatus::PendingRedrive => ExecutionStatus::Running,
-        ExecutionStatus::Failed | ExecutionStatus::TimedOut | ExecutionStatus::Aborted => {
-            ExecutionStatus::Failed
-        }
+        RunStatus::Succeeded => RunStatus::Succeeded,
+        RunStatus::Running | RunStatus::PendingRedrive => RunStatus::Running,
+        RunStatus::Failed | RunStatus::TimedOut | RunStatus::Aborted => RunStatus::Failed,
     }
 }
 

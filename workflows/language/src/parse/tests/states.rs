@@ -1,7 +1,9 @@
 //! Rules of single states.
 
 use super::*;
-use crate::definition::{ExecutionType, Jitter, Kind, MapMode, Quantity, Resource, TimestampField, Wait};
+use crate::definition::{
+    Jitter, MapMode, Quantity, Resource, StateKind, StateMachineType, TimestampField, Wait,
+};
 
 #[test]
 fn waits() {
@@ -18,8 +20,10 @@ fn waits() {
         (r#""Timestamp":"tomorrow""#, false),
         (r#""TimestampPath":"$.t""#, true),
     ] {
-        let found =
-            errors_of(&around(&format!(r#"{{"Type":"Wait",{body},"End":true}}"#)), MachineType::Standard);
+        let found = errors_of(
+            &around(&format!(r#"{{"Type":"Wait",{body},"End":true}}"#)),
+            StateMachineType::Standard,
+        );
         assert_eq!(found.is_empty(), right, "{body}: {found:?}");
     }
     state(
@@ -31,7 +35,8 @@ fn waits() {
     );
     jsonata(r#"{"Type":"Wait","Seconds":"{% 1 + 1 %}","End":true}"#, &[]);
     let machine = compiled(&around(r#"{"Type":"Wait","Timestamp":"1970-01-01T00:00:01Z","End":true}"#));
-    let Kind::Wait(Wait::Timestamp(TimestampField::Value(instant, text))) = &machine.states()[0].kind else {
+    let StateKind::Wait(Wait::Timestamp(TimestampField::Value(instant, text))) = &machine.states()[0].kind
+    else {
         panic!("a timestamp");
     };
     assert_eq!((instant.as_second(), &**text), (1, "1970-01-01T00:00:01Z"));
@@ -51,18 +56,18 @@ fn tasks() {
         (r#""Credentials":{"RoleArn.$":"$.role"}"#, true),
         (r#""Credentials":{"Role":"r"}"#, false),
     ] {
-        let found = errors_of(&task(&format!("{arn},{body}")), MachineType::Standard);
+        let found = errors_of(&task(&format!("{arn},{body}")), StateMachineType::Standard);
         assert_eq!(found.is_empty(), right, "{body}: {found:?}");
     }
     assert_eq!(
-        errors_of(&task(r#""Resource":"arn:aws:states:::sns:unpublish""#), MachineType::Standard),
+        errors_of(&task(r#""Resource":"arn:aws:states:::sns:unpublish""#), StateMachineType::Standard),
         [
             "SCHEMA_VALIDATION_FAILED: The resource provided arn:aws:states:::sns:unpublish is not recognized. The value \
           is not a valid resource ARN, or the resource is not available in this region. at /States/X/Resource"
         ]
     );
     let machine = compiled(&task(&format!("{arn},\"TimeoutSeconds\":7")));
-    let Kind::Task(task) = &machine.states()[0].kind else { panic!("Task") };
+    let StateKind::Task(task) = &machine.states()[0].kind else { panic!("Task") };
     assert!(
         matches!(&task.resource, Resource::Function(function) if function.qualifier.as_deref() == Some("live"))
     );
@@ -128,7 +133,7 @@ fn express_machines_do_not_wait_for_others() {
             "SCHEMA_VALIDATION_FAILED: Express state machine does not support {what} at /States/X/Resource"
         )]
     };
-    let express = |resource: &str| errors_of(&task(resource), MachineType::Express);
+    let express = |resource: &str| errors_of(&task(resource), StateMachineType::Express);
     let integration = |pattern: &str| not(&format!("'.{pattern}' service integration "));
     assert_eq!(express("arn:aws:states:::sns:publish"), Vec::<String>::new());
     assert_eq!(express("arn:aws:states:::sns:publish.waitForTaskToken"), integration("waitForTaskToken"));
@@ -139,8 +144,8 @@ fn express_machines_do_not_wait_for_others() {
         "Resource":"arn:aws:states:::sns:publish.waitForTaskToken"}}"#;
     let config = r#""ProcessorConfig":{"Mode":"DISTRIBUTED","ExecutionType":"EXPRESS"}"#;
     let map = around(&format!(r#"{{"Type":"Map","End":true,"ItemProcessor":{{{config},{child}}}}}"#));
-    assert_eq!(errors_of(&map, MachineType::Standard).len(), 1);
-    assert_eq!(errors_of(&map.replace("\"EXPRESS\"", "\"STANDARD\""), MachineType::Standard).len(), 0);
+    assert_eq!(errors_of(&map, StateMachineType::Standard).len(), 1);
+    assert_eq!(errors_of(&map.replace("\"EXPRESS\"", "\"STANDARD\""), StateMachineType::Standard).len(), 0);
 }
 
 #[test]
@@ -165,7 +170,7 @@ fn retriers_and_catchers() {
         (r#""Catch":[{"ErrorEquals":["A"]}]"#, false),
         (r#""Catch":[{"ErrorEquals":["A"],"Next":"X","ResultPath":null,"Assign":{"e.$":"$.Error"}}]"#, true),
     ] {
-        let found = errors_of(&task(body), MachineType::Standard);
+        let found = errors_of(&task(body), StateMachineType::Standard);
         assert_eq!(found.is_empty(), right, "{body}: {found:?}");
     }
     let machine = compiled(&task(r#""Retry":[{"ErrorEquals":["A"]}]"#));
@@ -201,12 +206,12 @@ fn maps() {
         ),
         (distributed.replace(r#","ExecutionType":"STANDARD""#, ""), false),
     ] {
-        let found = errors_of(&map(&body), MachineType::Standard);
+        let found = errors_of(&map(&body), StateMachineType::Standard);
         assert_eq!(found.is_empty(), right, "{body}: {found:?}");
     }
     let machine = compiled(&map(distributed));
-    let Kind::Map(made) = &machine.state_named("X").expect("the state").kind else { panic!("Map") };
-    assert!(matches!(made.mode, MapMode::Distributed(ExecutionType::Standard)));
+    let StateKind::Map(made) = &machine.state_named("X").expect("the state").kind else { panic!("Map") };
+    assert!(matches!(made.mode, MapMode::Distributed(StateMachineType::Standard)));
     assert!(matches!(made.max_concurrency, Quantity::Value(0)));
     let inside = machine.flow(made.processor);
     assert_eq!(inside.parent, machine.state_named("X").map(|state| state.id));
@@ -230,13 +235,13 @@ fn labels_are_refused_with_the_service_s_own_exception() {
         ("a\\\\b", r#"["Label contains invalid character: '\\\\'"]"#),
     ] {
         let text = text(label);
-        let rejection = compile(&text, MachineType::Standard).expect_err("a bad label");
+        let rejection = compile(&text, StateMachineType::Standard).expect_err("a bad label");
         let expect = format!("Error=ValueError Args={shown} in definition '{text}'.");
         assert_eq!(rejection.message(), expect.replace("Args=[[", "Args=["));
     }
-    assert!(compile(&text("fine_label-1"), MachineType::Standard).is_ok());
+    assert!(compile(&text("fine_label-1"), StateMachineType::Standard).is_ok());
     let long = text(&"l".repeat(41));
-    let rejection = compile(&long, MachineType::Standard).expect_err("a long label");
+    let rejection = compile(&long, StateMachineType::Standard).expect_err("a long label");
     let expect =
         format!("Error=ValueError Args=['Label cannot exceed 40 characters'] in definition '{long}'.");
     assert_eq!(rejection.message(), expect);
@@ -311,7 +316,7 @@ fn expressions_have_codes_of_their_own() {
     ] {
         let found = errors_of(
             &around(&format!(r#"{{"Type":"Pass","QueryLanguage":"JSONata","End":true,{body}}}"#)),
-            MachineType::Standard,
+            StateMachineType::Standard,
         );
         let expect: Vec<String> =
             expect.iter().map(|expect| format!("{unsupported}: {expect} at /States/X/Output")).collect();
@@ -327,7 +332,7 @@ fn expressions_have_codes_of_their_own() {
     );
     let found = errors_of(
         &around(r#"{"Type":"Pass","QueryLanguage":"JSONata","Output":"{% 1 + %}","End":true}"#),
-        MachineType::Standard,
+        StateMachineType::Standard,
     );
     assert!(
         found.len() == 1
@@ -380,14 +385,14 @@ fn integrations_take_their_own_parameters() {
             r#""Parameters":{"Foo":1}"#,
             vec![missing("StateMachineArn"), refused("Foo", "Parameters")],
         ),
-        // Nobody has said what the others take.
+        // AWS does not document what the others take.
         ("sns:publish", r#""Parameters":{"Foo":1}"#, vec![]),
     ];
     for (resource, given, expected) in cases {
         let text = task(resource, given);
-        assert_eq!(errors_of(&text, MachineType::Standard), expected, "{text}");
+        assert_eq!(errors_of(&text, StateMachineType::Standard), expected, "{text}");
         // What an earlier version accepted runs on.
-        let accepted = crate::parse::compile_accepted(&text, MachineType::Standard);
+        let accepted = crate::parse::compile_accepted(&text, StateMachineType::Standard);
         let missing = expected.iter().any(|error| error.contains("required"));
         assert_eq!(accepted.is_ok(), !missing, "{text}");
     }

@@ -10,7 +10,7 @@ use super::{ARTIFACTS, Buckets, blocking, failed, files, not_artifacts};
 
 /// The longest page of a listing: S3's.
 const PAGE_KEYS_MAX: u64 = 1000;
-/// What S3 says of content that nobody described.
+/// S3's content type for objects without one.
 const CONTENT_TYPE: &str = "binary/octet-stream";
 /// Arguments that change nothing here: a folder has one owner, one class of storage, and keeps content alone.
 const IDLE: &[&str] = &[

@@ -1,5 +1,6 @@
 //! Looks at an object and its state machine, asks [`plan`](super::plan), does the step, and looks again.
 
+use mayfly_workflows_engine::engine::StateMachineType;
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
@@ -18,7 +19,7 @@ use mayfly_informer::{
     reconcile::{self, Outcome, WorkQueue},
 };
 use mayfly_workflows_api::{Api, ApiError, Scope};
-use mayfly_workflows_engine::catalog::{CatalogError, Kind, Machine, SeenRevision};
+use mayfly_workflows_engine::catalog::{CatalogError, Machine, SeenRevision};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
@@ -477,10 +478,10 @@ fn facts_of(machine: &Machine) -> MachineFacts {
     }
 }
 
-fn kind_of(kind: Kind) -> WorkflowType {
+fn kind_of(kind: StateMachineType) -> WorkflowType {
     match kind {
-        Kind::Standard => WorkflowType::Standard,
-        Kind::Express => WorkflowType::Express,
+        StateMachineType::Standard => WorkflowType::Standard,
+        StateMachineType::Express => WorkflowType::Express,
     }
 }
 

@@ -79,7 +79,7 @@ impl MachineFacts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Machine<'a> {
     There(&'a MachineFacts),
-    /// Somebody deleted it.
+    /// The object was deleted.
     Deleted,
     /// Nothing is known of it: there never was one, or the catalog was lost.
     Absent,

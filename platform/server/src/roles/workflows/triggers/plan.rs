@@ -84,7 +84,7 @@ pub(super) fn plan(rule: &Rule, decided: Timestamp, active: bool, now: Timestamp
     if let Some(deadline) = rule.deadline
         && now.duration_since(due) > deadline
     {
-        // Whatever is older than the deadline, jitter left aside, is too late with it.
+        // A time older than the deadline, without jitter, is too late.
         let before = now.checked_sub(deadline + rule.delay_max()).unwrap_or(Timestamp::MIN);
         let through = rule.times.before(before).map_or(first, |last| last.max(first));
         return Step::Skip { through, why: Why::TooLate };

@@ -14,7 +14,7 @@ use mayfly_api::{
 };
 use mayfly_informer::Informer;
 use mayfly_workflows_api::Api;
-use mayfly_workflows_engine::engine::{Engine, ExecutionStatus};
+use mayfly_workflows_engine::engine::{Engine, RunStatus};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -322,7 +322,7 @@ async fn forget_ended(engine: &Engine, status: &mut TriggerStatus) {
     let mut still = Vec::new();
     for arn in status.active.drain(..) {
         match engine.describe(&arn).await {
-            Ok(Some(found)) if found.status != ExecutionStatus::Running => {}
+            Ok(Some(found)) if found.status != RunStatus::Running => {}
             Ok(None) => {}
             // What cannot be looked at may still run.
             Ok(Some(_)) | Err(_) => still.push(arn),

@@ -4,57 +4,62 @@ use mayfly_workflows_language::definition::State;
 use mayfly_workflows_language::error::StateError;
 
 use super::failure::{self, Failure};
-use super::state::{Phase, Place};
+use super::state::{ParentSlot, Phase};
 use super::turn::{Turn, iteration};
 use crate::history::Details;
 
 /// An error on its way, or a state's own mistake that still needs its sentence.
-pub(super) enum Trouble {
+pub(super) enum ErrorSource {
     /// Retriers and catchers see it as it is.
     Failed(Failure),
     /// An error of the state's data.
     Data(StateError),
 }
 
-impl From<StateError> for Trouble {
+impl From<StateError> for ErrorSource {
     fn from(error: StateError) -> Self {
-        Trouble::Data(error)
+        ErrorSource::Data(error)
     }
 }
 
-impl From<Failure> for Trouble {
+impl From<Failure> for ErrorSource {
     fn from(failure: Failure) -> Self {
-        Trouble::Failed(failure)
+        ErrorSource::Failed(failure)
     }
 }
 
 impl Turn<'_> {
     /// A state failed: its data, its task, its branches.
-    pub(super) fn trouble(&mut self, number: u32, state: &State, trouble: Trouble) {
+    pub(super) fn source(&mut self, number: u32, state: &State, source: ErrorSource) {
         if self.active(number).is_none() {
             return;
         }
-        let failure = self.told_failure(number, state, trouble);
+        let failure = self.told_failure(number, state, source);
         self.cancel_state(number);
         if !self.retried(number, state, &failure) && !self.caught(number, state, &failure) {
             self.flow_failed(number, failure);
         }
     }
 
-    /// A state's trouble with its sentence, told by an event where it is an expression's.
-    pub(super) fn told_failure(&mut self, number: u32, state: &State, trouble: Trouble) -> Failure {
-        let (failure, location) = self.sentence(number, state, trouble);
+    /// A state's source with its sentence, told by an event where it is an expression's.
+    pub(super) fn told_failure(&mut self, number: u32, state: &State, source: ErrorSource) -> Failure {
+        let (failure, location) = self.sentence(number, state, source);
         if let Some(location) = location {
             self.evaluation_failed(number, state, &failure, &location);
         }
         failure
     }
 
-    /// A state's trouble with its sentence, and the expression's place if it is one's.
-    pub(super) fn sentence(&self, number: u32, state: &State, trouble: Trouble) -> (Failure, Option<String>) {
-        match trouble {
-            Trouble::Failed(failure) => (failure, None),
-            Trouble::Data(error) => {
+    /// A state's source with its sentence, and the expression's place if it is one's.
+    pub(super) fn sentence(
+        &self,
+        number: u32,
+        state: &State,
+        source: ErrorSource,
+    ) -> (Failure, Option<String>) {
+        match source {
+            ErrorSource::Failed(failure) => (failure, None),
+            ErrorSource::Data(error) => {
                 let entered = self.active(number).map_or(0, |active| active.entered);
                 (failure::in_state(&state.name, entered, &error), error.location)
             }
@@ -84,7 +89,7 @@ impl Turn<'_> {
             Some(_) if failure.is_runtime() && !self.is_awaited_around(number, &failure) => {
                 self.end_failed(cursor, failure);
             }
-            Some(Place { thread, slot }) => self.part_failed(thread, slot, number, cursor, failure),
+            Some(ParentSlot { thread, slot }) => self.part_failed(thread, slot, number, cursor, failure),
         }
     }
 
@@ -117,11 +122,11 @@ impl Turn<'_> {
                 Some(iteration("mapIterationFailedEventDetails", state, slot))
             });
         }
-        self.keep_wreck();
+        self.snapshot_failure();
         self.m.threads.remove(&number);
         self.set_cursor(parent, cursor);
         self.parts_failed = true;
         self.parts_to_tell = true;
-        self.trouble(parent, state, Trouble::Failed(failure));
+        self.source(parent, state, ErrorSource::Failed(failure));
     }
 }

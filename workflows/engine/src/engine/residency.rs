@@ -4,13 +4,13 @@
 //! for a worker, in the activity's line. A timer, a token or a question about
 //! it reads it back: its records are computed again.
 
-use mayfly_workflows_language::execution::ExecutionStatus;
+use mayfly_workflows_language::execution::RunStatus;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::error::ExecutionError;
 use super::inner::Inner;
-use super::live::Running;
+use super::live::ResidentExecution;
 
 /// How often sleepers are looked for.
 const ROUND: Duration = Duration::from_secs(2);
@@ -18,17 +18,20 @@ const ROUND: Duration = Duration::from_secs(2);
 impl Inner {
     /// An execution that has not ended, in memory; read back if it slept.
     /// `None` when it has ended or never was.
-    pub(super) async fn awake(self: &Arc<Self>, id: u64) -> Result<Option<Arc<Running>>, ExecutionError> {
+    pub(super) async fn ensure_resident(
+        self: &Arc<Self>,
+        id: u64,
+    ) -> Result<Option<Arc<ResidentExecution>>, ExecutionError> {
         loop {
             if let Some(running) = self.live.by_id(id)
-                && !running.cell.lock().asleep
+                && !running.cell.lock().evicted
             {
                 return Ok(Some(running));
             }
             let inner = self.clone();
             let loaded = self
                 .read(move |journal| match journal.execution(id)? {
-                    Some(row) if row.outcome.status == ExecutionStatus::Running => {
+                    Some(row) if row.outcome.status == RunStatus::Running => {
                         Ok(Some(inner.load_one(journal, id)?))
                     }
                     _ => Ok(None),
@@ -36,7 +39,7 @@ impl Inner {
                 .await?;
             match loaded {
                 Some(Some(running)) => return Ok(Some(running)),
-                // Somebody else reads it at this moment, or it is leaving memory.
+                // Another task is reading it, or it is being evicted.
                 Some(None) => tokio::task::yield_now().await,
                 // Ended meanwhile, or not durable yet: then it is in memory.
                 None => return Ok(self.live.by_id(id)),
@@ -48,15 +51,15 @@ impl Inner {
     pub(super) async fn awake_by_arn(
         self: &Arc<Self>,
         arn: &str,
-    ) -> Result<Option<Arc<Running>>, ExecutionError> {
+    ) -> Result<Option<Arc<ResidentExecution>>, ExecutionError> {
         if let Some(running) = self.live.by_arn(arn)
-            && !running.cell.lock().asleep
+            && !running.cell.lock().evicted
         {
             return Ok(Some(running));
         }
         let wanted = arn.to_owned();
         match self.read(move |journal| journal.execution_by_arn(&wanted)).await? {
-            Some(row) if row.outcome.status == ExecutionStatus::Running => self.awake(row.id).await,
+            Some(row) if row.outcome.status == RunStatus::Running => self.ensure_resident(row.id).await,
             _ => Ok(None),
         }
     }
@@ -66,14 +69,14 @@ impl Inner {
     pub(super) fn sleep_round(&self) -> usize {
         let now_ms = self.now_ms();
         let idle_ms = i64::try_from(self.config.limits.idle_in_memory.as_millis()).unwrap_or(i64::MAX);
-        let mut asleep = 0;
+        let mut evicted = 0;
         for running in self.live.all() {
             if running.express {
                 continue;
             }
             // One that is busy at this moment does not only wait.
             let Some(mut cell) = running.cell.try_lock() else { continue };
-            // Who stopped waiting for the end keeps nobody awake.
+            // A waiter that was dropped does not keep the execution in memory.
             cell.waiters.retain(|waiter| !waiter.is_closed());
             let rests = now_ms - cell.touched_ms >= idle_ms
                 && cell.durable == Some(cell.seq)
@@ -82,24 +85,24 @@ impl Inner {
                 && cell.machine.only_waits()
                 && cell.machine.next_timer_ms().is_none_or(|at_ms| at_ms - now_ms >= idle_ms);
             if rests {
-                cell.asleep = true;
+                cell.evicted = true;
                 self.live.release(&running);
-                asleep += 1;
+                evicted += 1;
             }
         }
-        asleep
+        evicted
     }
 }
 
 /// Sends executions to sleep until the engine is gone.
-pub(super) async fn send_to_sleep(engine: Weak<Inner>) {
+pub(super) async fn evict_idle(engine: Weak<Inner>) {
     loop {
         tokio::time::sleep(ROUND).await;
         let Some(inner) = engine.upgrade() else { return };
         inner.histories.lock().forget_unused();
-        let asleep = inner.sleep_round();
-        if asleep > 0 {
-            tracing::debug!(asleep, "executions left memory");
+        let evicted = inner.sleep_round();
+        if evicted > 0 {
+            tracing::debug!(evicted, "executions left memory");
         }
     }
 }

@@ -1,13 +1,14 @@
 //! How many executions began and ended, for metrics.
 
-use mayfly_workflows_language::execution::ExecutionStatus;
+use mayfly_workflows_language::definition::StateMachineType;
+use mayfly_workflows_language::execution::RunStatus;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{Engine, Kind};
+use super::Engine;
 
-/// Counts since the engine was opened, by type; children of map runs are executions too.
+/// MapRunCounts since the engine was opened, by type; children of map runs are executions too.
 #[derive(Debug, Default)]
-pub(crate) struct Tally([OfKind; 2]);
+pub(crate) struct ExecutionCounters([OfKind; 2]);
 
 #[derive(Debug, Default)]
 struct OfKind {
@@ -16,38 +17,34 @@ struct OfKind {
 }
 
 /// How an execution ends.
-const ENDS: [ExecutionStatus; 4] = [
-    ExecutionStatus::Succeeded,
-    ExecutionStatus::Failed,
-    ExecutionStatus::TimedOut,
-    ExecutionStatus::Aborted,
-];
+const ENDS: [RunStatus; 4] =
+    [RunStatus::Succeeded, RunStatus::Failed, RunStatus::TimedOut, RunStatus::Aborted];
 
 /// Executions of one type since the engine was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Executions {
     /// `STANDARD` or `EXPRESS`.
-    pub kind: Kind,
+    pub kind: StateMachineType,
     /// That began; those that were taken up again when the engine was opened are not among them.
     pub started: u64,
     /// That ended, by how; one that is redriven may end again.
-    pub ended: [(ExecutionStatus, u64); ENDS.len()],
+    pub ended: [(RunStatus, u64); ENDS.len()],
 }
 
-impl Tally {
-    fn of(&self, kind: Kind) -> &OfKind {
+impl ExecutionCounters {
+    fn of(&self, kind: StateMachineType) -> &OfKind {
         match kind {
-            Kind::Standard => &self.0[0],
-            Kind::Express => &self.0[1],
+            StateMachineType::Standard => &self.0[0],
+            StateMachineType::Express => &self.0[1],
         }
     }
 
-    pub(super) fn started(&self, kind: Kind) {
+    pub(super) fn started(&self, kind: StateMachineType) {
         self.of(kind).started.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Notes an outcome, be it none yet (a redrive).
-    pub(super) fn ended(&self, kind: Kind, status: ExecutionStatus) {
+    pub(super) fn ended(&self, kind: StateMachineType, status: RunStatus) {
         if let Some(end) = ENDS.iter().position(|end| *end == status) {
             self.of(kind).ended[end].fetch_add(1, Ordering::Relaxed);
         }
@@ -55,14 +52,14 @@ impl Tally {
 }
 
 impl Engine {
-    /// How many executions are open: running, in memory or asleep.
+    /// How many executions are open: running, in memory or evicted.
     pub fn open_executions(&self) -> usize {
         self.inner.open.load(Ordering::Relaxed)
     }
 
     /// How many executions began and ended.
     pub fn executions_so_far(&self) -> [Executions; 2] {
-        [Kind::Standard, Kind::Express].map(|kind| {
+        [StateMachineType::Standard, StateMachineType::Express].map(|kind| {
             let of = self.inner.tally.of(kind);
             let ended = std::array::from_fn(|end| (ENDS[end], of.ended[end].load(Ordering::Relaxed)));
             Executions { kind, started: of.started.load(Ordering::Relaxed), ended }

@@ -1,6 +1,6 @@
 //! Ends Jobs whose tasks are over.
 //!
-//! A task that is dropped says so ([`Left::dropped`]). That does not outlive the process, and what a task's
+//! A task that is dropped says so ([`OrphanedJobs::dropped`]). That does not outlive the process, and what a task's
 //! execution does next may be durable before its Job is gone; so each Job that a task waits for names its execution,
 //! and goes when that has ended. Level-triggered: an API that fails, or a crash, only delays it.
 
@@ -15,7 +15,7 @@ use mayfly_informer::{
     Informer,
     reconcile::{self, Outcome, WorkQueue},
 };
-use mayfly_workflows_engine::engine::{Engine, ExecutionStatus};
+use mayfly_workflows_engine::engine::{Engine, RunStatus};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
@@ -29,8 +29,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(60);
 /// Jobs that are looked at at the same time.
 const PARALLEL: usize = 8;
 
-/// Jobs that may be nobody's any more.
-pub(super) struct Left {
+/// Jobs that may have no task any more.
+pub(super) struct OrphanedJobs {
     client: Client,
     jobs: Informer<Job>,
     queue: WorkQueue<ObjectKey>,
@@ -38,7 +38,7 @@ pub(super) struct Left {
     dropped: Mutex<HashMap<ObjectKey, String>>,
 }
 
-impl Left {
+impl OrphanedJobs {
     pub(super) fn new(client: Client, jobs: Informer<Job>) -> Self {
         Self { client, jobs, queue: WorkQueue::default(), dropped: Mutex::default() }
     }
@@ -85,8 +85,7 @@ impl Left {
         if task.is_none() {
             let Some(execution) = awaiting_execution(&job) else { return Ok(Outcome::Done) };
             let execution = engine.describe(execution).await?;
-            let goes_on =
-                |status| matches!(status, ExecutionStatus::Running | ExecutionStatus::PendingRedrive);
+            let goes_on = |status| matches!(status, RunStatus::Running | RunStatus::PendingRedrive);
             if execution.is_some_and(|execution| goes_on(execution.status)) {
                 return Ok(Outcome::RequeueAfter(LOOK_EVERY));
             }

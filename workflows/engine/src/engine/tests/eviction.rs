@@ -10,9 +10,9 @@ use super::*;
 use crate::engine::inner::Busy;
 
 /// An execution that sleeps, and what keeps the virtual clock from jumping to its timer.
-async fn asleep(world: &World, definition: serde_json::Value) -> (String, Busy) {
+async fn evicted(world: &World, definition: serde_json::Value) -> (String, Busy) {
     let awake = world.engine.inner.busy();
-    let arn = world.start(&machine(definition, Kind::Standard), "{\"k\":1}").await;
+    let arn = world.start(&machine(definition, StateMachineType::Standard), "{\"k\":1}").await;
     let running = world.engine.inner.live.by_arn(&arn).expect("in memory");
     // Effects that were under way end by themselves, and are written down.
     let rests = || {
@@ -41,11 +41,8 @@ fn token() -> serde_json::Value {
 #[tokio::test]
 async fn a_timer_wakes() {
     let world = World::new().await;
-    let (arn, awake) = asleep(&world, waits(3_600)).await;
-    assert_eq!(
-        world.engine.describe(&arn).await.expect("read").expect("there").status,
-        ExecutionStatus::Running
-    );
+    let (arn, awake) = evicted(&world, waits(3_600)).await;
+    assert_eq!(world.engine.describe(&arn).await.expect("read").expect("there").status, RunStatus::Running);
     drop(awake);
     let ended = world.engine.wait(&arn).await.expect("read").expect("there");
     assert_eq!(ended.output.as_deref(), Some("{\"k\":1}"));
@@ -56,7 +53,7 @@ async fn a_timer_wakes() {
 async fn who_waits_is_not_told_that_what_cannot_be_read_is_not_there() {
     let watched = Arc::new(Watched::new(Arc::new(MemoryJournal::default()), Some));
     let world = World::on(watched.clone(), Arc::default()).await;
-    let (arn, awake) = asleep(&world, waits(3_600)).await;
+    let (arn, awake) = evicted(&world, waits(3_600)).await;
     watched.refused_reads.store(1, Ordering::Release);
     let engine = world.engine.clone();
     let ends = tokio::spawn(async move { engine.wait(&arn).await });
@@ -64,7 +61,7 @@ async fn who_waits_is_not_told_that_what_cannot_be_read_is_not_there() {
     drop(awake);
     let ended = tokio::time::timeout(LONG, ends).await.expect("it ends");
     let ended = ended.expect("runs").expect("read").expect("there");
-    assert_eq!((ended.status, ended.output.as_deref()), (ExecutionStatus::Succeeded, Some("{\"k\":1}")));
+    assert_eq!((ended.status, ended.output.as_deref()), (RunStatus::Succeeded, Some("{\"k\":1}")));
     assert!(
         world
             .engine
@@ -79,7 +76,7 @@ async fn who_waits_is_not_told_that_what_cannot_be_read_is_not_there() {
 async fn who_stopped_waiting_keeps_nobody_awake() {
     let world = World::new().await;
     let _awake = world.engine.inner.busy();
-    let arn = world.start(&machine(waits(3_600), Kind::Standard), "{}").await;
+    let arn = world.start(&machine(waits(3_600), StateMachineType::Standard), "{}").await;
     {
         let mut waits = std::pin::pin!(world.engine.wait(&arn));
         assert!(futures::poll!(&mut waits).is_pending(), "it waits for an hour");
@@ -94,7 +91,7 @@ async fn who_stopped_waiting_keeps_nobody_awake() {
 #[tokio::test]
 async fn a_token_wakes() {
     let world = World::new().await;
-    let (arn, _awake) = asleep(&world, token()).await;
+    let (arn, _awake) = evicted(&world, token()).await;
     let token: String = serde_json::from_str(&world.functions.calls.lock()[0].1).expect("a token");
     world.engine.send_task_heartbeat(&token).await.expect("alive");
     world.engine.send_task_success(&token, "7").await.expect("taken");
@@ -109,7 +106,7 @@ async fn a_worker_wakes() {
     let activity = "arn:aws:states:us-east-1:000000000000:activity:a";
     let definition =
         json!({"StartAt": "A", "States": {"A": {"Type": "Task", "Resource": activity, "End": true}}});
-    let (arn, _awake) = asleep(&world, definition).await;
+    let (arn, _awake) = evicted(&world, definition).await;
     let work = world.engine.get_activity_task(activity, None).await.expect("work");
     world.engine.send_task_failure(&work.token, Some("E".to_owned()), None).await.expect("taken");
     assert_eq!(world.engine.wait(&arn).await.expect("read").expect("there").error.as_deref(), Some("E"));
@@ -118,12 +115,9 @@ async fn a_worker_wakes() {
 #[tokio::test]
 async fn a_stop_wakes() {
     let world = World::new().await;
-    let (arn, _awake) = asleep(&world, waits(3_600)).await;
+    let (arn, _awake) = evicted(&world, waits(3_600)).await;
     world.engine.stop(&arn, None, None).await.expect("stops");
-    assert_eq!(
-        world.engine.describe(&arn).await.expect("read").expect("there").status,
-        ExecutionStatus::Aborted
-    );
+    assert_eq!(world.engine.describe(&arn).await.expect("read").expect("there").status, RunStatus::Aborted);
     assert_eq!(world.engine.load(), (0, 0), "its timer is gone too");
 }
 
@@ -131,35 +125,33 @@ async fn a_stop_wakes() {
 async fn who_reads_it_too_late_does_not_bring_it_back() {
     let journal = Arc::new(Watched::new(Arc::new(MemoryJournal::default()), Some));
     let world = World::on(journal.clone(), Arc::default()).await;
-    let (arn, _awake) = asleep(&world, waits(3_600)).await;
+    let (arn, _awake) = evicted(&world, waits(3_600)).await;
     let (has_read, read) = mpsc::channel();
     let (has_stopped, stopped) = mpsc::channel();
     *journal.read.lock() = Some(Box::new(move || {
         has_read.send(()).expect("somebody waits");
-        // Nobody can stop it while it is being read: then this goes on by itself.
+        // It cannot be stopped while it is being read: the loop goes on by itself.
         let _ = stopped.recv_timeout(Duration::from_millis(100));
     }));
     let inner = world.engine.inner.clone();
     let id = journal.execution_by_arn(&arn).expect("read").expect("there").id;
-    let wakes = tokio::spawn(async move { inner.awake(id).await.map(|running| running.is_some()) });
+    let wakes = tokio::spawn(async move { inner.ensure_resident(id).await.map(|running| running.is_some()) });
     tokio::task::spawn_blocking(move || read.recv_timeout(LONG)).await.expect("runs").expect("read");
     world.engine.stop(&arn, None, None).await.expect("stops");
-    // Whoever reads may be done already.
+    // The reader may be done already.
     let _ = has_stopped.send(());
     wakes.await.expect("runs").expect("read");
-    assert_eq!(
-        world.engine.describe(&arn).await.expect("read").expect("there").status,
-        ExecutionStatus::Aborted
-    );
+    assert_eq!(world.engine.describe(&arn).await.expect("read").expect("there").status, RunStatus::Aborted);
     assert_eq!(world.engine.load(), (0, 0), "nothing of it is in memory");
 }
 
 #[tokio::test]
 async fn a_start_with_a_sleepers_name_finds_it() {
     let world = World::new().await;
-    let (arn, _awake) = asleep(&world, waits(3_600)).await;
+    let (arn, _awake) = evicted(&world, waits(3_600)).await;
     let name = arn.rsplit(':').next().map(str::to_owned);
-    let again = StartRequest { name, ..request(&machine(waits(3_600), Kind::Standard), "{\"k\":1}") };
+    let again =
+        StartRequest { name, ..request(&machine(waits(3_600), StateMachineType::Standard), "{\"k\":1}") };
     assert_eq!(world.engine.start_execution(again).await.expect("the same").execution_arn, arn);
 }
 
@@ -167,7 +159,7 @@ async fn a_start_with_a_sleepers_name_finds_it() {
 async fn who_waits_for_one_that_falls_asleep_again_waits_for_its_end() {
     let journal = Arc::new(Watched::new(Arc::new(MemoryJournal::default()), Some));
     let world = World::on(journal.clone(), Arc::default()).await;
-    let (arn, awake) = asleep(&world, waits(3_600)).await;
+    let (arn, awake) = evicted(&world, waits(3_600)).await;
     let (has_read, read) = mpsc::channel();
     let (may_go_on, goes_on) = mpsc::channel();
     *journal.read.lock() = Some(Box::new(move || {
@@ -177,7 +169,7 @@ async fn who_waits_for_one_that_falls_asleep_again_waits_for_its_end() {
     let (engine, wanted) = (world.engine.clone(), arn.clone());
     let ends = tokio::spawn(async move { engine.wait(&wanted).await });
     until("its records are read", || read.try_recv().is_ok()).await;
-    // From here on this task lets no other run: it is in memory again, and whoever waits has not come to it.
+    // From here on this task does not yield: the execution is in memory again, and the waiter has not used it yet.
     may_go_on.send(()).expect("it waits");
     let begun = std::time::Instant::now();
     while world.engine.inner.live.by_arn(&arn).is_none() {
@@ -190,14 +182,14 @@ async fn who_waits_for_one_that_falls_asleep_again_waits_for_its_end() {
     assert_eq!(world.engine.inner.sleep_round(), 1);
     drop(awake);
     let ended = ends.await.expect("runs").expect("read").expect("there");
-    assert_eq!(ended.status, ExecutionStatus::Succeeded);
+    assert_eq!(ended.status, RunStatus::Succeeded);
 }
 
 #[tokio::test]
 async fn who_lets_go_late_lets_go_of_his_own() {
     let world = World::new().await;
     let _awake = world.engine.inner.busy();
-    let arn = world.start(&machine(waits(3_600), Kind::Standard), "{}").await;
+    let arn = world.start(&machine(waits(3_600), StateMachineType::Standard), "{}").await;
     let before = world.engine.inner.live.by_arn(&arn).expect("in memory");
     world.engine.stop(&arn, None, None).await.expect("stops");
     world.engine.redrive(&arn, None).await.expect("goes on");
@@ -213,7 +205,7 @@ async fn work_comes_back_when_it_could_not_be_given_out() {
     let activity = "arn:aws:states:us-east-1:000000000000:activity:a";
     let definition =
         json!({"StartAt": "A", "States": {"A": {"Type": "Task", "Resource": activity, "End": true}}});
-    let (arn, _awake) = asleep(&world, definition).await;
+    let (arn, _awake) = evicted(&world, definition).await;
     // The sleeper cannot be read at first, and one worker leaves while it is being read.
     journal.refused_reads.store(1, Ordering::Relaxed);
     let (has_read, read) = mpsc::channel();
@@ -238,12 +230,10 @@ async fn work_comes_back_when_it_could_not_be_given_out() {
 async fn a_timer_whose_sleeper_cannot_be_read_comes_again() {
     let journal = Arc::new(Watched::new(Arc::new(MemoryJournal::default()), Some));
     let world = World::on(journal.clone(), Arc::default()).await;
-    let (arn, awake) = asleep(&world, waits(3_600)).await;
+    let (arn, awake) = evicted(&world, waits(3_600)).await;
     journal.refused_reads.store(2, Ordering::Relaxed);
     drop(awake);
-    let ended = || {
-        journal.execution_by_arn(&arn).expect("read").expect("there").outcome.status
-            != ExecutionStatus::Running
-    };
+    let ended =
+        || journal.execution_by_arn(&arn).expect("read").expect("there").outcome.status != RunStatus::Running;
     until("it is woken by its timer alone", ended).await;
 }
