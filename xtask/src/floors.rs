@@ -41,10 +41,11 @@ const FLOORS: &[(&str, u8)] = &[
     ("workflows/engine", 2),
     ("workflows/api", 3),
     ("platform/cli", 3),
-    ("platform/server", 4),
-    ("tests/e2e", 5),
-    ("tests/sim", 5),
-    ("xtask", 5),
+    ("workflows/controller", 4),
+    ("platform/server", 5),
+    ("tests/e2e", 6),
+    ("tests/sim", 6),
+    ("xtask", 6),
 ];
 
 /// Names (with everything that starts with them and a dash) and the rooms that may know them.

@@ -25,6 +25,12 @@ pub(crate) fn inspect(path: &Path) -> Result<serde_json::Value, String> {
     Ok(json!({"worlds": worlds, "imports": report.imports, "exports": report.exports}))
 }
 
+/// Whether a component answers HTTP requests; an error says why the bytes are no component that runs here.
+pub(crate) fn answers_http(content: &[u8]) -> Result<bool, String> {
+    let report = mayfly_runtime_wasm::inspect(content).map_err(|refused| refused.to_string())?;
+    Ok(report.http().is_some())
+}
+
 /// Compiles the component of every revision as soon as the revision is there, so that no request has to
 /// wait for it; also after an update of Mayfly, when what was compiled before cannot be used any more.
 /// What came of it is written into the revision's status, and a function is ready from then on.

@@ -360,7 +360,12 @@ async fn create_workflows(
     artifacts: &Artifacts,
     handles: &Handles,
 ) -> anyhow::Result<Workflows> {
-    let jobs = JobsDeps { client: client.clone(), jobs: informers.of(), artifacts: artifacts.clone() };
+    let jobs = JobsDeps {
+        client: client.clone(),
+        jobs: informers.of(),
+        artifacts: artifacts.clone(),
+        answers_http: components::answers_http,
+    };
     let cluster = Cluster { client, workflows: informers.of(), namespaces: informers.of() };
     let settings =
         Settings { endpoints: config.task_endpoints.clone(), retention: config.workflow_retention };

@@ -1,21 +1,12 @@
-//! Workflows in this process: the engine on its journal, and the Step Functions API in front of it.
+//! Workflows in this process: the engine on its journal, the Step Functions API in front of it, and the controller that
+//! makes objects of workflows and executions.
 //!
-//! Beside it: workflows and executions as objects ([`objects`], [`executions`]), and what starts executions by
-//! itself ([`triggers`], [`events`]). [`listen`] is what their address answers.
-//!
-//! The engine asks for four things from outside, and they are handed to it here: functions (the gateway, in
-//! process, under the same rules as a request from a socket), HTTP for `http:invoke`, files for the items and
-//! results of distributed maps, time; and it is told who carries out `job:run` ([`jobs`]).
+//! The engine needs four things from outside, which are handed to it here: functions ([`functions`]: the gateway, in
+//! process, under the same rules as a request from a socket), HTTP for `http:invoke` ([`web`]), files for the items and
+//! results of distributed maps, time. [`listen`] has the routes of the port.
 
-mod buckets;
-mod events;
-mod executions;
 mod functions;
-mod jobs;
 mod listen;
-mod objects;
-mod services;
-mod triggers;
 mod web;
 
 use std::{os::unix::fs::DirBuilderExt as _, path::PathBuf, sync::Arc, time::Duration};
@@ -27,6 +18,16 @@ use mayfly_api::{Workflow, k8s::api::core::v1::Namespace, workflow::names};
 use mayfly_gateway::GatewayHandle;
 use mayfly_informer::Informer;
 use mayfly_workflows_api::Api;
+pub(crate) use mayfly_workflows_controller::jobs::JobsDeps;
+use mayfly_workflows_controller::{
+    buckets::Buckets,
+    events,
+    executions::Executions,
+    jobs::Jobs,
+    objects::{Directory, Objects},
+    services::Services,
+    triggers::{EventRules, Triggers},
+};
 use mayfly_workflows_engine::{
     catalog::Catalog,
     engine::{Config, Deps, Endpoints, Engine, Limits, OsRandomness},
@@ -35,15 +36,8 @@ use mayfly_workflows_engine::{
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use self::jobs::JobsDeps;
 use self::{
-    buckets::Buckets,
-    executions::Executions,
     functions::{FunctionArns, GatewayFunctions},
-    jobs::Jobs,
-    objects::{Directory, Objects},
-    services::Services,
-    triggers::{EventRules, Triggers},
     web::Web,
 };
 
@@ -180,9 +174,4 @@ impl Workflows {
         engine.shutdown().await;
         Ok(())
     }
-}
-
-/// `2026-11-21T10:00:00Z`: whole seconds, as metadata and events have them.
-fn seconds_text(at: jiff::Timestamp) -> String {
-    at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }

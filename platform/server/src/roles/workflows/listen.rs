@@ -15,7 +15,7 @@ use mayfly_workflows_api::{Api, router};
 use serde_json::{Value, json};
 use tower::ServiceExt as _;
 
-use super::{events, triggers::EventRules};
+use mayfly_workflows_controller::{events, triggers::EventRules};
 
 /// Largest request with events: AWS's limit of all entries together is 256 KiB; JSON's escapes come on top.
 const BODY_BYTES_MAX: usize = 1 << 20;

@@ -15,7 +15,7 @@ use mayfly_informer::{
     Informer,
     reconcile::{self, Outcome, WorkQueue},
 };
-use mayfly_workflows_engine::engine::{Engine, RunStatus};
+use mayfly_workflows_engine::engine::{Engine, ExecutionError, RunStatus};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
@@ -36,6 +36,15 @@ pub(super) struct OrphanedJobs {
     queue: WorkQueue<ObjectKey>,
     /// The task of each Job that was waited for in this process, and is not any more.
     dropped: Mutex<HashMap<ObjectKey, String>>,
+}
+
+/// A look at a Job that failed; it is repeated with back-off.
+#[derive(Debug, thiserror::Error)]
+enum LookError {
+    #[error(transparent)]
+    Api(#[from] kube::Error),
+    #[error(transparent)]
+    Execution(#[from] ExecutionError),
 }
 
 impl OrphanedJobs {
@@ -69,7 +78,7 @@ impl OrphanedJobs {
         reconcile::run("jobs of tasks", self.queue.clone(), PARALLEL, stop, look).await;
     }
 
-    async fn look(&self, key: &ObjectKey, engine: &Engine) -> anyhow::Result<Outcome> {
+    async fn look(&self, key: &ObjectKey, engine: &Engine) -> Result<Outcome, LookError> {
         let task = self.dropped.lock().get(key).cloned();
         let api: Api<Job> = Api::namespaced(self.client.clone(), &key.namespace);
         let job = match &task {

@@ -27,7 +27,12 @@ impl Cluster {
         let client = api.client(User::in_process("test"));
         let stop = CancellationToken::new();
         let informers = Informers::create(client.clone(), stop.clone());
-        let jobs = Jobs::new(JobsDeps { client: client.clone(), jobs: informers.of(), artifacts });
+        let jobs = Jobs::new(JobsDeps {
+            client: client.clone(),
+            jobs: informers.of(),
+            artifacts,
+            answers_http: |_| Ok(false),
+        });
         Self { jobs, client, stop, _api: api, _folder: folder }
     }
 }

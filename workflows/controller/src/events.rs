@@ -31,7 +31,7 @@ const RESOURCE: &str = "arn:aws:states:::events:putEvents";
 ///
 /// # Errors
 /// The request as a whole is none.
-pub(super) async fn put(events: &EventRules, request: &Value) -> Result<Value, String> {
+pub async fn put(events: &EventRules, request: &Value) -> Result<Value, String> {
     let entries = request["Entries"].as_array().map_or(&[][..], Vec::as_slice);
     if entries.is_empty() || entries.len() > ENTRIES_MAX {
         return Err(format!(
@@ -113,7 +113,7 @@ fn event(id: &str, source: &str, kind: &str, time: Timestamp, resources: Vec<Val
 ///
 /// # Errors
 /// One of them is none.
-pub(super) fn of_clouds(headers: &HeaderMap, body: &[u8]) -> Result<Vec<(Value, String)>, String> {
+pub fn of_clouds(headers: &HeaderMap, body: &[u8]) -> Result<Vec<(Value, String)>, String> {
     let identified = |cloud: &Value| {
         let identity = format!("{}\n{}", cloud["source"], cloud["id"]);
         from_cloud(cloud, Timestamp::now()).map(|event| (event, identity))
@@ -198,7 +198,7 @@ fn from_cloud(cloud: &Value, now: Timestamp) -> Result<Value, String> {
 }
 
 /// The task `arn:aws:states:::events:putEvents`.
-pub(super) struct PutEvents(pub(super) EventRules);
+pub struct PutEvents(pub EventRules);
 
 impl Integrations for PutEvents {
     fn supports(&self, resource: &str) -> bool {

@@ -21,7 +21,7 @@ const ID_BYTES_MAX: usize = 36;
 
 /// The event triggers of all workflows. Cheap to clone.
 #[derive(Clone)]
-pub(in crate::roles::workflows) struct EventRules {
+pub struct EventRules {
     api: Api,
     rules: Arc<RwLock<Rules>>,
     notes: mpsc::Sender<Fired>,
@@ -68,7 +68,7 @@ struct Rule {
 
 /// An event started something, or could not.
 #[derive(Debug)]
-pub(in crate::roles::workflows) struct Fired {
+pub struct Fired {
     pub(super) workflow: ObjectKey,
     pub(super) trigger: String,
     pub(super) execution: String,
@@ -92,11 +92,7 @@ impl EventRules {
     ///
     /// # Errors
     /// Something that may go well the next time did not: send the event again.
-    pub(in crate::roles::workflows) async fn publish(
-        &self,
-        event: &Value,
-        identity: &str,
-    ) -> Result<(), String> {
+    pub async fn publish(&self, event: &Value, identity: &str) -> Result<(), String> {
         let rules = self.rules.read().clone();
         let rules = rules.0.values().flat_map(|known| known.rules.iter());
         let mut failure = None;

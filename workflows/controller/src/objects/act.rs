@@ -37,7 +37,7 @@ const RETRY_REFUSED: Duration = Duration::from_secs(5);
 const READY: &str = "Ready";
 
 /// Keeps Workflow objects and state machines alike.
-pub(crate) struct Objects {
+pub struct Objects {
     reconciler: Arc<Reconciler>,
     /// ARNs of state machines.
     queue: WorkQueue<String>,
@@ -73,7 +73,7 @@ struct Seen {
 }
 
 impl Objects {
-    pub(in crate::roles::workflows) fn new(api: Api, client: Client, directory: Directory) -> Self {
+    pub fn new(api: Api, client: Client, directory: Directory) -> Self {
         let queue = WorkQueue::default();
         let changed = queue.clone();
         let written = Arc::new(DefinitionChanges::default());
@@ -92,7 +92,7 @@ impl Objects {
     }
 
     /// Runs until `stop`.
-    pub(crate) async fn run(self, stop: CancellationToken) {
+    pub async fn run(self, stop: CancellationToken) {
         let follow = follow(self.reconciler.api.clone(), self.queue.clone(), stop.clone());
         tokio::select! {
             () = self.reconciler.directory.synced() => {}
@@ -492,7 +492,7 @@ fn definition_of(machine: &Machine) -> Value {
 }
 
 /// Region and account of an ARN.
-pub(in crate::roles::workflows) fn scope(arn: &str) -> Scope {
+pub fn scope(arn: &str) -> Scope {
     let mut fields = arn.split(':').skip(3);
     let mut next = || fields.next().unwrap_or_default().to_owned();
     Scope { region: next(), account: next() }

@@ -23,7 +23,7 @@ mod act;
 mod changes;
 mod plan;
 
-pub(super) use act::{Objects, scope};
+pub use act::{Objects, scope};
 
 use mayfly_api::{ObjectKey, k8s::api::core::v1::Namespace};
 use mayfly_api::{
@@ -33,37 +33,37 @@ use mayfly_api::{
 use mayfly_informer::{Index, Informer};
 
 /// The state in which object and state machine last agreed.
-pub(super) const AGREED: &str = "mayfly.dev/agreed-state-machine";
+pub const AGREED: &str = "mayfly.dev/agreed-state-machine";
 
 /// Holds a Workflow until its state machine is gone.
-pub(super) const FINALIZER: &str = "mayfly.dev/state-machine";
+pub const FINALIZER: &str = "mayfly.dev/state-machine";
 
 /// An index by the ARN of the state machine.
 const BY_STATE_MACHINE: &str = "state-machine";
 
 /// Which object stands for a state machine.
 #[derive(Clone)]
-pub(super) struct Directory {
+pub struct Directory {
     workflows: Informer<Workflow>,
     by_state_machine: Index<Workflow>,
     namespaces: Informer<Namespace>,
 }
 
 impl Directory {
-    pub(super) fn new(workflows: Informer<Workflow>, namespaces: Informer<Namespace>) -> Self {
+    pub fn new(workflows: Informer<Workflow>, namespaces: Informer<Namespace>) -> Self {
         let by_state_machine = workflows.index(BY_STATE_MACHINE, |object| vec![state_machine_arn(object)]);
         Self { workflows, by_state_machine, namespaces }
     }
 
     /// The objects that claim a state machine, the rightful one first: the oldest.
-    pub(super) fn objects(&self, arn: &str) -> Vec<std::sync::Arc<Workflow>> {
+    pub fn objects(&self, arn: &str) -> Vec<std::sync::Arc<Workflow>> {
         let mut objects = self.by_state_machine.get(arn);
         objects.sort_by_key(|object| object.metadata.creation_timestamp.as_ref().map(|time| time.0));
         objects
     }
 
     /// Where a state machine's object is, or would be; and what it has to name.
-    pub(super) fn place(&self, arn: &str) -> (ObjectKey, Option<String>) {
+    pub fn place(&self, arn: &str) -> (ObjectKey, Option<String>) {
         if let Some(object) = self.objects(arn).first() {
             return (ObjectKey::of(&**object), object.spec.state_machine.clone());
         }
@@ -77,19 +77,19 @@ impl Directory {
     }
 
     /// The state machine's ARN of a workflow, whether it has an object or had one.
-    pub(super) fn arn(&self, key: &ObjectKey) -> String {
+    pub fn arn(&self, key: &ObjectKey) -> String {
         match self.workflows.get(key) {
             Some(object) => state_machine_arn(&object),
             None => format!("{}{}", names::STATE_MACHINE_PREFIX, names::state_machine_name(key)),
         }
     }
 
-    pub(super) async fn synced(&self) {
+    pub async fn synced(&self) {
         self.workflows.synced().await;
         self.namespaces.synced().await;
     }
 
-    pub(super) fn workflows(&self) -> &Informer<Workflow> {
+    pub fn workflows(&self) -> &Informer<Workflow> {
         &self.workflows
     }
 }

@@ -32,7 +32,6 @@ use mayfly_api::{
 };
 use mayfly_artifacts::Artifacts;
 use mayfly_informer::Informer;
-use mayfly_runtime_wasm::inspect;
 use mayfly_workflows_engine::engine::{Engine, FunctionError, IntegrationCall, Integrations};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -52,17 +51,19 @@ const RUN_SYNC: &str = "arn:aws:states:::job:run.sync";
 const INLINE_BYTES_MAX: usize = 32 << 10;
 
 /// What jobs as tasks need.
-pub(crate) struct JobsDeps {
-    pub(crate) client: Client,
-    pub(crate) jobs: Informer<Job>,
-    pub(crate) artifacts: Artifacts,
+pub struct JobsDeps {
+    pub client: Client,
+    pub jobs: Informer<Job>,
+    pub artifacts: Artifacts,
+    /// Whether a component answers HTTP requests, which no job does. Errors: why the bytes are no component. May block.
+    pub answers_http: fn(&[u8]) -> Result<bool, String>,
 }
 
 /// Tasks that wait for a Job, by its key.
 type Waiters = Arc<Mutex<HashMap<ObjectKey, Weak<Notify>>>>;
 
 /// Runs Jobs for tasks.
-pub(super) struct Jobs {
+pub struct Jobs {
     deps: JobsDeps,
     waiters: Waiters,
     left: Arc<OrphanedJobs>,
@@ -71,7 +72,7 @@ pub(super) struct Jobs {
 
 impl Jobs {
     /// Must be called inside a tokio runtime.
-    pub(super) fn new(deps: JobsDeps) -> Self {
+    pub fn new(deps: JobsDeps) -> Self {
         let waiters = Waiters::default();
         let left = Arc::new(OrphanedJobs::new(deps.client.clone(), deps.jobs.clone()));
         let (wakes, looks) = (waiters.clone(), left.clone());
@@ -86,12 +87,12 @@ impl Jobs {
     }
 
     /// Deletes Jobs that no task waits for any more, until `stop`.
-    pub(super) async fn run_left(&self, engine: Engine, stop: CancellationToken) {
+    pub async fn run_left(&self, engine: Engine, stop: CancellationToken) {
         self.left.clone().run(engine, stop).await;
     }
 
     /// From now on a task that is dropped leaves its Job alone.
-    pub(super) fn stop(&self) {
+    pub fn stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
     }
 
@@ -187,16 +188,16 @@ impl Jobs {
         let Some(path) = self.deps.artifacts.path(digest) else {
             return Err(failed("Job.ComponentNotFound", missing("the component", digest)));
         };
+        let answers_http = self.deps.answers_http;
         let look = move || {
             let content = std::fs::read(path).map_err(|error| error.to_string())?;
-            inspect(&content).map_err(|refused| refused.to_string())
+            answers_http(&content)
         };
         let looked =
             tokio::task::spawn_blocking(look).await.map_err(|error| failed("Job.Unavailable", error))?;
-        let report = looked.map_err(|why| failed("Job.InvalidComponent", why))?;
-        match report.http().is_none() {
-            true => Ok(()),
-            false => Err(failed(
+        match looked.map_err(|why| failed("Job.InvalidComponent", why))? {
+            false => Ok(()),
+            true => Err(failed(
                 "Job.InvalidComponent",
                 format!(
                     "the component {digest} answers requests: it is a function, and no job; deploy it and call it \

@@ -7,7 +7,7 @@ use mayfly_workflows_engine::engine::{FunctionError, IntegrationCall, Integratio
 use serde_json::Value;
 
 /// Several services as one: the first that supports a resource has it.
-pub(super) struct Services(pub(super) Vec<Arc<dyn Integrations>>);
+pub struct Services(pub Vec<Arc<dyn Integrations>>);
 
 impl Integrations for Services {
     fn supports(&self, resource: &str) -> bool {

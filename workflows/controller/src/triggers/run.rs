@@ -33,7 +33,7 @@ const SLEEP_MAX: Duration = Duration::from_secs(60);
 const STEPS_MAX: usize = 100;
 
 /// Runs the triggers of all workflows.
-pub(crate) struct Triggers {
+pub struct Triggers {
     api: Api,
     engine: Engine,
     client: Client,
@@ -64,18 +64,18 @@ struct Running {
 }
 
 impl Triggers {
-    pub(crate) fn new(api: Api, engine: Engine, client: Client, workflows: Informer<Workflow>) -> Self {
+    pub fn new(api: Api, engine: Engine, client: Client, workflows: Informer<Workflow>) -> Self {
         let (events, noted) = EventRules::new(api.clone());
         Self { api, engine, client, workflows, events, noted, known: HashMap::new() }
     }
 
     /// Where events are to be told.
-    pub(in crate::roles::workflows) fn events(&self) -> EventRules {
+    pub fn events(&self) -> EventRules {
         self.events.clone()
     }
 
     /// Runs until `stop`.
-    pub(crate) async fn run(mut self, stop: CancellationToken) {
+    pub async fn run(mut self, stop: CancellationToken) {
         tokio::select! {
             () = self.workflows.synced() => {}
             () = stop.cancelled() => return,

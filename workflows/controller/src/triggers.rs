@@ -12,8 +12,8 @@ mod plan;
 mod rules;
 mod run;
 
-pub(super) use rules::{EventRules, Fired};
-pub(super) use run::Triggers;
+pub use rules::{EventRules, Fired};
+pub use run::Triggers;
 
 use mayfly_workflows_api::Api;
 use serde_json::{Value, json};

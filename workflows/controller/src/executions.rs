@@ -43,7 +43,7 @@ const HISTORY_MAX: usize = 100;
 
 /// The view. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct Executions {
+pub struct Executions {
     engine: Engine,
     directory: Directory,
     recent: Arc<RwLock<Recent>>,
@@ -76,7 +76,7 @@ impl Recent {
 }
 
 impl Executions {
-    pub(in crate::roles::workflows) fn new(engine: Engine, directory: Directory) -> Self {
+    pub fn new(engine: Engine, directory: Directory) -> Self {
         let now = microseconds(Timestamp::now());
         let recent = Recent { changes: VecDeque::new(), forgotten: now };
         let revision = Arc::new(watch::Sender::new(now));
@@ -85,7 +85,7 @@ impl Executions {
 
     /// Remembers what the engine tells, until `stop`. `changes` begin before the engine goes on with anything: what
     /// ended in between would be missed by who has listed already.
-    pub(crate) async fn follow(self, mut changes: Receiver<ExecutionChanged>, stop: CancellationToken) {
+    pub async fn follow(self, mut changes: Receiver<ExecutionChanged>, stop: CancellationToken) {
         loop {
             let mut told = tokio::select! {
                 told = changes.recv() => told,

@@ -23,7 +23,7 @@ use tokio_util::io::ReaderStream;
 
 /// Buckets as folders, their objects as files.
 #[derive(Clone)]
-pub(super) struct Buckets {
+pub struct Buckets {
     folder: PathBuf,
     artifacts: Artifacts,
 }
@@ -36,7 +36,7 @@ const UNFINISHED: &str = ".unfinished";
 const READ_BYTES: usize = 64 << 10;
 
 impl Buckets {
-    pub(super) fn new(folder: PathBuf, artifacts: Artifacts) -> Self {
+    pub fn new(folder: PathBuf, artifacts: Artifacts) -> Self {
         Self { folder, artifacts }
     }
 

@@ -1,0 +1,20 @@
+//! Workflows among the objects of the cluster.
+//!
+//! **Belongs here:** the reconciler that keeps Workflow objects and the catalog of state machines alike ([`objects`]),
+//! executions as read-only objects ([`executions`]), triggers and events that start executions ([`triggers`],
+//! [`events`]), the Jobs that tasks run ([`jobs`]), the buckets of distributed maps and S3 tasks ([`buckets`]).
+//! **Does not belong here:** how an execution runs (`mayfly-workflows-engine`), the Step Functions API
+//! (`mayfly-workflows-api`), listeners and the calls of functions (`server` hands them in).
+
+pub mod buckets;
+pub mod events;
+pub mod executions;
+pub mod jobs;
+pub mod objects;
+pub mod services;
+pub mod triggers;
+
+/// `2026-11-21T10:00:00Z`: whole seconds, as metadata and events have them.
+pub(crate) fn seconds_text(at: jiff::Timestamp) -> String {
+    at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
