@@ -1,0 +1,58 @@
+//! The contract between the host and the libraries that run in a container with shared GPUs.
+//!
+//! [`limits`] is the memory-mapped file of one container: its devices, their limits, and what each process of the
+//! container uses. The host creates it ([`LimitsFile::create`]) and mounts it at [`CONTAINER_LIMITS_PATH`]; the shim
+//! (`gpu/shim`) opens it and accounts in it. [`accounting`] has the rules for memory, [`quota`] those for GPU time,
+//! [`elastic`] the host's part of elastic quotas. [`sim`] is the shared state of the simulated GPUs of
+//! `gpu/fake-cuda` and `gpu/fake-nvml`.
+//!
+//! Not here: symbols of CUDA or NVML, anything that knows Kubernetes. The file is no security boundary: a container
+//! may write to it, so the host compares it with the driver's own figures.
+#![expect(unsafe_code, reason = "a shared mapping is raw memory; every use has its argument")]
+
+pub mod accounting;
+pub mod elastic;
+pub mod limits;
+pub mod process;
+pub mod quota;
+pub mod sim;
+
+pub use elastic::ElasticBalancer;
+pub use limits::{DeviceLimit, DeviceUsage, LimitsError, LimitsFile};
+
+/// Environment variable with the path of the limits file; the shim does nothing without it.
+pub const LIMITS_ENV: &str = "MAYFLY_GPU_LIMITS";
+/// Environment variable of the dynamic linker; the value in a container is [`CONTAINER_SHIM_PATH`].
+pub const PRELOAD_ENV: &str = "LD_PRELOAD";
+/// Environment variable of the dynamic linker; [`CONTAINER_DRIVER_DIR`] goes in front in containers on fake GPUs.
+pub const LIBRARY_PATH_ENV: &str = "LD_LIBRARY_PATH";
+
+/// The limits file in a container. Mounted read-write: the shim accounts in it.
+pub const CONTAINER_LIMITS_PATH: &str = "/run/mayfly/gpu/limits";
+/// The shim in a container. Mounted read-only.
+pub const CONTAINER_SHIM_PATH: &str = "/run/mayfly/gpu/libmayfly_gpu_shim.so";
+/// Folder of the driver libraries in a container on fake GPUs, with [`CUDA_SONAME`] and [`NVML_SONAME`].
+pub const CONTAINER_DRIVER_DIR: &str = "/run/mayfly/gpu/driver";
+/// The state of the simulated GPUs in a container on fake GPUs. Mounted read-write.
+pub const CONTAINER_SIM_PATH: &str = "/run/mayfly/gpu/sim";
+
+/// File name of the limiting library, beside the `mayfly` executable.
+pub const SHIM_FILE: &str = "libmayfly_gpu_shim.so";
+/// File name of the simulated CUDA driver, beside the `mayfly` executable; mounted as [`CUDA_SONAME`].
+pub const FAKE_CUDA_FILE: &str = "libmayfly_gpu_fake_cuda.so";
+/// File name of the simulated NVML, beside the `mayfly` executable; mounted as [`NVML_SONAME`].
+pub const FAKE_NVML_FILE: &str = "libmayfly_gpu_fake_nvml.so";
+/// Name under which programs load the CUDA driver.
+pub const CUDA_SONAME: &str = "libcuda.so.1";
+/// Name under which programs load NVML.
+pub const NVML_SONAME: &str = "libnvidia-ml.so.1";
+
+/// The environment of a container with limited GPUs: the limits file and the preloaded shim.
+pub fn container_env() -> [(&'static str, &'static str); 2] {
+    [(LIMITS_ENV, CONTAINER_LIMITS_PATH), (PRELOAD_ENV, CONTAINER_SHIM_PATH)]
+}
+
+/// The environment a container on fake GPUs has in addition to [`container_env`].
+pub fn container_sim_env() -> [(&'static str, &'static str); 2] {
+    [(sim::STATE_ENV, CONTAINER_SIM_PATH), (LIBRARY_PATH_ENV, CONTAINER_DRIVER_DIR)]
+}

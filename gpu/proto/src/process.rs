@@ -1,0 +1,73 @@
+//! Identity of a process, such that a reused pid is not taken for the process that had it before.
+
+use std::{fs, os::unix::fs::MetadataExt};
+
+/// A process as the processes of the same pid namespace see it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProcessIdentity {
+    pub pid: u32,
+    /// Start time in clock ticks since boot (field 22 of `/proc/<pid>/stat`), or 0 without `/proc`.
+    pub start: u64,
+    /// Inode of the pid namespace; liveness is only decided within one namespace.
+    pub namespace: u64,
+}
+
+impl ProcessIdentity {
+    pub fn current() -> Self {
+        let pid = std::process::id();
+        Self { pid, start: start_time(pid).unwrap_or(0), namespace: namespace() }
+    }
+
+    /// Whether the process is known to be gone. A process of another namespace is never known to be gone.
+    pub fn is_gone(&self, own_namespace: u64) -> bool {
+        if self.namespace != own_namespace || self.pid == 0 {
+            return false;
+        }
+        let Ok(pid) = libc::pid_t::try_from(self.pid) else { return false };
+        // SAFETY: signal 0 delivers nothing; only the error is read.
+        let missing = unsafe { libc::kill(pid, 0) } != 0
+            && std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
+        missing || (self.start != 0 && start_time(self.pid).is_some_and(|start| start != self.start))
+    }
+}
+
+/// A zombie holds no GPU memory any more, so it has no start time of its own.
+fn start_time(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The command name is in parentheses and may have spaces and parentheses itself.
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    let zombie = matches!(fields.next()?, "Z" | "X");
+    if zombie { Some(u64::MAX) } else { fields.nth(18)?.parse().ok() }
+}
+
+pub fn namespace() -> u64 {
+    fs::metadata("/proc/self/ns/pid").map_or(0, |metadata| metadata.ino())
+}
+
+/// Monotonic nanoseconds, the same in all processes of the host.
+pub fn monotonic_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is valid for writes; CLOCK_MONOTONIC always exists.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_gone_after_its_end_and_before_it_is_waited_for() {
+        let own = ProcessIdentity::current();
+        assert!(own.start > 0 && !own.is_gone(own.namespace));
+        let reused = ProcessIdentity { start: own.start - 1, ..own };
+        assert!(reused.is_gone(own.namespace), "the pid belongs to a later process");
+        assert!(!reused.is_gone(own.namespace + 1), "another namespace is not judged");
+
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let pid = child.id();
+        let identity = ProcessIdentity { pid, start: start_time(pid).unwrap(), namespace: own.namespace };
+        child.wait().unwrap();
+        assert!(identity.is_gone(own.namespace) || identity.start == u64::MAX);
+    }
+}
