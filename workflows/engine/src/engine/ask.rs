@@ -12,7 +12,7 @@ impl Engine {
     /// Describes an execution; `None` when there is none with this ARN.
     pub async fn describe(&self, arn: &str) -> Result<Option<Description>, ExecutionError> {
         if let Some(running) = self.inner.live.by_arn(arn) {
-            let cell = running.cell.lock();
+            let cell = running.lock();
             return Ok(Some(self.inner.describe_row(&cell.row, running.state_machine.kind)));
         }
         self.inner.describe_stored(arn).await

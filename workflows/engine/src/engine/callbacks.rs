@@ -34,7 +34,7 @@ impl Inner {
         let genuine = |seed: &[u8; 16]| Token::new(token.execution, token.effect, seed) == token;
         let unavailable = |error: ExecutionError| TokenError::Unavailable(error.to_string());
         if let Some(running) = self.ensure_resident(token.execution).await.map_err(unavailable)? {
-            let seed = running.cell.lock().row.birth.seed;
+            let seed = running.lock().row.birth.seed;
             return if genuine(&seed) { Ok((running, token.effect)) } else { Err(TokenError::Invalid) };
         }
         let row = self.read(move |journal| journal.execution(token.execution)).await;
@@ -120,7 +120,7 @@ impl Engine {
     /// A sign of life: the task's heartbeat timer starts anew. Nothing is journalled.
     pub async fn send_task_heartbeat(&self, token: &str) -> Result<(), TokenError> {
         let (running, n) = self.inner.token(token).await?;
-        let cell = running.cell.lock();
+        let cell = running.lock();
         if !cell.machine.waits_for(n) {
             return Err(TokenError::TimedOut);
         }

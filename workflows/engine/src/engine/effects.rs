@@ -73,7 +73,7 @@ impl Reporter {
         if self.inner.closing.load(Ordering::Acquire) || self.is_interrupted() {
             return false;
         }
-        let cell = self.running.cell.lock();
+        let cell = self.running.lock();
         cell.machine.outcome().is_none() && cell.machine.waits_for(self.n)
     }
 
@@ -126,7 +126,7 @@ impl Reporter {
 
     /// The state it is of, and how often that was retried in this visit.
     pub(crate) fn state(&self) -> Option<(String, u32)> {
-        let cell = self.running.cell.lock();
+        let cell = self.running.lock();
         let (state, retries) = cell.machine.state_of(self.n)?;
         Some((cell.machine.definition().state(state).name.to_string(), retries))
     }

@@ -62,6 +62,8 @@ pub(crate) struct Inner {
     pub(super) mocks: OnceLock<Arc<dyn Mocks>>,
     /// Who waits for a moment that is no execution's timer.
     pub(super) alarms: Mutex<Alarms>,
+    /// Timers of executions with JSONata that are being delivered: each may block a thread.
+    pub(super) evaluations: tokio::sync::Semaphore,
     pub(super) changes: Changes,
     pub(super) runtime: Handle,
     pub(super) closing: AtomicBool,
@@ -140,7 +142,7 @@ impl Inner {
         holds: impl FnOnce(&Cell) -> bool,
         then: impl FnOnce(Result<(), JournalError>) + Send + 'static,
     ) -> Result<(), ApplyError> {
-        let mut cell = running.cell.lock();
+        let mut cell = running.lock();
         let redrives = matches!(event, Event::Redrive { .. });
         if cell.evicted {
             return Err(ApplyError::Asleep(event));
@@ -235,15 +237,17 @@ impl Inner {
         let (busy, seq) = (self.busy(), cell.seq);
         let (inner, of) = (self.clone(), running.clone());
         let done: Done = Box::new(move |written| {
-            let mut cell = of.cell.lock();
-            if written.is_ok() {
-                inner.durable(&of, &mut cell, seq, outcome, actions);
-            } else if cell.durable.is_none() {
-                inner.abort_start(&of, &mut cell);
-            }
-            drop(cell);
-            then(written);
-            drop(busy);
+            let (execution, runtime) = (of.clone(), inner.runtime.clone());
+            execution.acknowledge(&runtime, move |mut cell| {
+                if written.is_ok() {
+                    inner.durable(&of, &mut cell, seq, outcome, actions);
+                } else if cell.durable.is_none() {
+                    inner.abort_start(&of, &mut cell);
+                }
+                drop(cell);
+                then(written);
+                drop(busy);
+            });
         });
         self.journal.write(Batch { changes, done }).map_err(ApplyError::Journal)
     }
@@ -282,7 +286,7 @@ impl Inner {
 
     /// Does again what was under way.
     pub(super) fn resume_one(self: &Arc<Self>, running: &Arc<ResidentExecution>, actions: Vec<Action>) {
-        let mut cell = running.cell.lock();
+        let mut cell = running.lock();
         self.perform(running, &mut cell, actions);
     }
 

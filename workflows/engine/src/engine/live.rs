@@ -1,12 +1,13 @@
 //! Executions that are in memory.
 
 use mayfly_workflows_language::definition::StateMachineType;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::convert::Infallible;
 use std::sync::Arc;
 
 use mayfly_workflows_language::definition::{self, QueryLanguage, State};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
+use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
@@ -23,11 +24,16 @@ pub(super) struct ResidentExecution {
     pub(super) may_block: bool,
     pub(super) state_machine: Arc<StateMachine>,
     pub(super) cell: Mutex<Cell>,
+    /// Acknowledgements of the journal that came while the state was locked, in the journal's order.
+    acknowledgements: Mutex<VecDeque<Acknowledge>>,
     /// What the children of its map runs run, made once for each Map. Locked alone.
     pub(super) child_machines: Mutex<Vec<Arc<StateMachine>>>,
     /// Effects being carried out. Locked after the cell, never before.
     pub(super) effects: Mutex<HashMap<u32, AbortHandle>>,
 }
+
+/// What follows from a durable event, or from its loss.
+type Acknowledge = Box<dyn for<'a> FnOnce(MutexGuard<'a, Cell>) + Send>;
 
 /// What changes of it.
 pub(super) struct Cell {
@@ -122,9 +128,53 @@ impl ResidentExecution {
                 begun: Vec::new(),
                 waiters: Vec::new(),
             }),
+            acknowledgements: Mutex::default(),
             child_machines: Mutex::default(),
             effects: Mutex::default(),
         })
+    }
+
+    /// Locks the state. While another task evaluates an expression of this execution, the other tasks of this thread
+    /// move to other threads.
+    pub(super) fn lock(&self) -> MutexGuard<'_, Cell> {
+        if let Some(cell) = self.cell.try_lock() {
+            return cell;
+        }
+        let multi_thread = |handle: Handle| handle.runtime_flavor() == RuntimeFlavor::MultiThread;
+        if self.may_block && Handle::try_current().is_ok_and(multi_thread) {
+            return tokio::task::block_in_place(|| self.cell.lock());
+        }
+        self.cell.lock()
+    }
+
+    /// Runs `acknowledge` with the locked state, after those that came before. Never blocks: while an expression is
+    /// evaluated under the lock, `acknowledge` is left to a thread that may wait for it, so that the journal's thread
+    /// goes on with other executions.
+    pub(super) fn acknowledge(
+        self: &Arc<Self>,
+        runtime: &Handle,
+        acknowledge: impl for<'a> FnOnce(MutexGuard<'a, Cell>) + Send + 'static,
+    ) {
+        let mut waiting = self.acknowledgements.lock();
+        if waiting.is_empty()
+            && let Some(cell) = self.cell.try_lock()
+        {
+            drop(waiting);
+            return acknowledge(cell);
+        }
+        waiting.push_back(Box::new(acknowledge));
+        if waiting.len() == 1 {
+            let execution = self.clone();
+            runtime.spawn_blocking(move || execution.run_acknowledgements());
+        }
+    }
+
+    fn run_acknowledgements(&self) {
+        loop {
+            let cell = self.cell.lock();
+            let Some(next) = self.acknowledgements.lock().pop_front() else { return };
+            next(cell);
+        }
     }
 }
 

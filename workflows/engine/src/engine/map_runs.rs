@@ -227,7 +227,7 @@ impl Inner {
     /// late to stop then.
     pub(super) fn stop_if_left(self: &Arc<Self>, running: &Arc<ResidentExecution>) {
         let needed_by = {
-            let row = &running.cell.lock().row;
+            let row = &running.lock().row;
             let redriven = row.outcome.redrive_count > 0;
             match (&row.birth.parent, row.birth.waited_by) {
                 (Some(parent), _) => Dependency::ByRun(parent.clone()),
@@ -256,7 +256,7 @@ impl Inner {
         };
         if let Some(parent) = self.live.by_id(execution) {
             return Ok(match needed_by {
-                Dependency::ByTask(waiter) => parent.cell.lock().machine.waits_for(waiter.effect),
+                Dependency::ByTask(waiter) => parent.lock().machine.waits_for(waiter.effect),
                 Dependency::ByRun(child) => run_waits(&parent, child.run, child.index),
             });
         }
@@ -291,7 +291,7 @@ impl Inner {
         look: impl FnOnce(&Machine) -> T + Send + 'static,
     ) -> Result<Option<T>, ExecutionError> {
         if let Some(running) = self.live.by_id(id) {
-            return Ok(Some(look(&running.cell.lock().machine)));
+            return Ok(Some(look(&running.lock().machine)));
         }
         let inner = self.clone();
         let found = self
@@ -328,7 +328,7 @@ impl ResidentExecution {
 
 /// Whether the run waits for children.
 fn goes_on(parent: &ResidentExecution, number: u32) -> bool {
-    let cell = parent.cell.lock();
+    let cell = parent.lock();
     let run = cell.machine.map_runs().find(|(known, _)| *known == number);
     cell.machine.outcome().is_none() && run.is_some_and(|(_, run)| run.status == RunStatus::Running)
 }
@@ -340,7 +340,7 @@ fn wants(parent: &ResidentExecution, child: &ChildStart) -> bool {
 
 /// Whether this run of the execution waits for this child's end.
 fn run_waits(parent: &ResidentExecution, run: u32, child: u32) -> bool {
-    let cell = parent.cell.lock();
+    let cell = parent.lock();
     let found = cell.machine.map_runs().find(|(number, _)| *number == run);
     cell.machine.outcome().is_none() && found.is_some_and(|(_, run)| run.waits_for(child))
 }
@@ -354,7 +354,7 @@ enum Dependency {
 /// Is it the first of its run's children that has not ended? That one is let in however many executions are open:
 /// else their parents could take all places, and wait for ever for a child that gets none.
 fn comes_first(parent: &ResidentExecution, child: &ChildStart) -> bool {
-    let cell = parent.cell.lock();
+    let cell = parent.lock();
     let run = cell.machine.map_runs().find(|(number, _)| *number == child.run);
     run.is_some_and(|(_, run)| run.comes_first(child.index))
 }
@@ -470,7 +470,7 @@ impl Engine {
         // A run whose execution has ended keeps its settings.
         let Some(running) = self.inner.live.by_id(id) else { return Ok(()) };
         let run = {
-            let cell = running.cell.lock();
+            let cell = running.lock();
             let found = cell.machine.map_runs().find(|(_, run)| *run.arn == *arn).map(|(number, _)| number);
             found.ok_or_else(missing)?
         };

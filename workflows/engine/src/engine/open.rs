@@ -28,6 +28,8 @@ use mayfly_workflows_machine::Event;
 const JOURNAL_FILE: &str = "workflows.db";
 /// When a sleeper that could not be read is woken again.
 const WAKE_RETRY_MS: i64 = 2_000;
+/// Timers delivered at the same time whose executions evaluate JSONata: twice the evaluator's threads.
+const EVALUATIONS_MAX: usize = 8;
 /// How long a virtual clock lets things settle before it jumps.
 const SETTLE: Duration = Duration::from_millis(1);
 
@@ -85,6 +87,7 @@ impl Engine {
             integrations: OnceLock::new(),
             mocks: OnceLock::new(),
             alarms: Mutex::default(),
+            evaluations: tokio::sync::Semaphore::new(EVALUATIONS_MAX),
             changes: super::changes::Changes::default(),
             runtime: tokio::runtime::Handle::current(),
             closing: AtomicBool::new(false),
@@ -108,7 +111,7 @@ impl Engine {
         self.inner.open.fetch_add(count, Ordering::AcqRel);
         for running in &loaded {
             let actions = {
-                let cell = running.cell.lock();
+                let cell = running.lock();
                 cell.machine.resume(self.inner.now_ms())
             };
             self.inner.resume_one(running, actions);
@@ -221,7 +224,7 @@ impl Inner {
         let Some(row) = row else { return Ok(None) };
         let running = self.recomputed(row)?;
         // A caller needs it: it is not evicted before that caller has used it.
-        running.cell.lock().touched_ms = self.now_ms();
+        running.lock().touched_ms = self.now_ms();
         place.fill(&running);
         Ok(Some(running))
     }
@@ -263,25 +266,40 @@ impl Inner {
         self.integrations.get().filter(|integrations| integrations.supports(resource)).cloned()
     }
 
+    /// Delivers a timer. Never blocks: the timer of an execution whose expressions may take long is delivered by a
+    /// task of its own.
     fn fire(self: &Arc<Self>, key: TimerKey) {
         if key.execution == NO_EXECUTION {
             self.ring(key.timer);
             return;
         }
         let Some(running) = self.live.by_id(key.execution) else {
-            self.fire_asleep(key);
+            self.fire_evicted(key);
             return;
         };
+        if !running.may_block {
+            return self.deliver_timer(&running, key);
+        }
+        let (inner, busy) = (self.clone(), self.busy());
+        self.runtime.spawn(async move {
+            let _busy = busy;
+            // Closed never: an error would mean that the engine is gone.
+            let Ok(_permit) = inner.evaluations.acquire().await else { return };
+            inner.deliver_timer(&running, key);
+        });
+    }
+
+    fn deliver_timer(self: &Arc<Self>, running: &Arc<ResidentExecution>, key: TimerKey) {
         // A timer that was cancelled at the same moment does nothing.
         let fired = self.deliver_if(
-            &running,
+            running,
             Event::Timer { n: key.timer },
             |cell| cell.machine.has_timer(key.timer),
             |_| (),
         );
         match fired {
             Ok(()) | Err(ApplyError::Ended) => {}
-            Err(ApplyError::Asleep(_)) => self.fire_asleep(key),
+            Err(ApplyError::Asleep(_)) => self.fire_evicted(key),
             Err(ApplyError::Journal(error)) => {
                 tracing::error!(execution = %running.arn, %error, "a timer could not be written down");
             }
@@ -289,7 +307,7 @@ impl Inner {
     }
 
     /// A timer of an execution that has to be read first.
-    fn fire_asleep(self: &Arc<Self>, key: TimerKey) {
+    fn fire_evicted(self: &Arc<Self>, key: TimerKey) {
         let (inner, busy) = (self.clone(), self.busy());
         self.runtime.spawn(async move {
             let _busy = busy;

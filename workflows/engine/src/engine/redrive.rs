@@ -31,13 +31,13 @@ impl Inner {
             .await
             .map_err(ExecutionError::from)?;
         let Some(running) = loaded else { return Err(RedriveError::AlreadyRunning) };
-        if !running.cell.lock().machine.can_redrive() {
+        if !running.lock().machine.can_redrive() {
             return Err(RedriveError::NotRedrivable("Execution has nothing to be redriven".to_owned()));
         }
         place.fill(&running);
         self.open.fetch_add(1, Ordering::AcqRel);
         self.deliver_durably(&running, Event::Redrive { token }).await?;
-        let redriven = running.cell.lock().machine.redrives().1;
+        let redriven = running.lock().machine.redrives().1;
         Ok(redriven.unwrap_or_else(|| self.now_ms()))
     }
 
@@ -61,7 +61,7 @@ impl Inner {
                 .ok_or_else(|| ExecutionError::NotFound(arn.to_owned()))?
             }
         };
-        let redriven = running.cell.lock().machine.redriven_by(token, self.now_ms());
+        let redriven = running.lock().machine.redriven_by(token, self.now_ms());
         Ok(redriven.filter(|at_ms| *at_ms <= last_ms))
     }
 }

@@ -24,7 +24,7 @@ impl Inner {
     ) -> Result<Option<Arc<ResidentExecution>>, ExecutionError> {
         loop {
             if let Some(running) = self.live.by_id(id)
-                && !running.cell.lock().evicted
+                && !running.lock().evicted
             {
                 return Ok(Some(running));
             }
@@ -53,7 +53,7 @@ impl Inner {
         arn: &str,
     ) -> Result<Option<Arc<ResidentExecution>>, ExecutionError> {
         if let Some(running) = self.live.by_arn(arn)
-            && !running.cell.lock().evicted
+            && !running.lock().evicted
         {
             return Ok(Some(running));
         }

@@ -108,7 +108,7 @@ impl Inner {
     async fn wait_begun(&self, arn: &str) {
         let begun = {
             let Some(running) = self.live.by_arn(arn) else { return };
-            let mut cell = running.cell.lock();
+            let mut cell = running.lock();
             if running.express || cell.durable.is_some() {
                 return;
             }
@@ -177,11 +177,11 @@ impl Inner {
         }
         let running = ResidentExecution::new(new.state_machine, machine, row, 0);
         // Not before its start is durable may it leave memory.
-        running.cell.lock().durable = None;
+        running.lock().durable = None;
         place.fill(&running);
         room.take();
         let (sender, receiver) = oneshot::channel();
-        let mut cell = running.cell.lock();
+        let mut cell = running.lock();
         let inner = self.clone();
         let step = AppliedEvent { at_ms, redrives: false, changes, actions: out.actions };
         let settled = self.settle(&running, &mut cell, step, move |outcome| {
@@ -199,7 +199,7 @@ impl Inner {
         match settled {
             Ok(()) => Ok((running, receiver)),
             Err(ApplyError::Journal(error)) => {
-                self.abort_start(&running, &mut running.cell.lock());
+                self.abort_start(&running, &mut running.lock());
                 Err(error.into())
             }
             Err(ApplyError::Ended | ApplyError::Asleep(_)) => Err(StartError::Closed),
@@ -270,7 +270,7 @@ impl Engine {
         let (arn, input) = (new.arn.clone(), new.input.clone());
         match self.inner.begin(new).await {
             Ok(running) => {
-                let start_date = timestamp(running.cell.lock().row.start_ms);
+                let start_date = timestamp(running.lock().row.start_ms);
                 Ok(Started { execution_arn: arn.to_string(), start_date })
             }
             // The first start of this name may be this one said again.
@@ -294,7 +294,7 @@ impl Engine {
         let arn = new.arn.clone();
         let running = self.inner.begin(new).await?;
         let receiver = {
-            let mut cell = running.cell.lock();
+            let mut cell = running.lock();
             if cell.row.outcome.status != RunStatus::Running {
                 return Ok(self.inner.describe_row(&cell.row, kind));
             }
@@ -363,7 +363,7 @@ impl Engine {
     ) -> Result<jiff::Timestamp, ExecutionError> {
         if let Some(running) = self.inner.awake_by_arn(arn).await? {
             self.inner.deliver_durably(&running, Event::Stop { error, cause }).await?;
-            let stopped = running.cell.lock().row.outcome.stop_ms;
+            let stopped = running.lock().row.outcome.stop_ms;
             return Ok(timestamp(stopped.unwrap_or_else(|| self.inner.now_ms())));
         }
         let there = self.describe(arn).await?.ok_or_else(|| ExecutionError::NotFound(arn.to_owned()))?;

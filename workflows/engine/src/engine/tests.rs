@@ -20,6 +20,7 @@ mod awaited;
 mod checkpoints;
 mod durability;
 mod effects;
+mod evaluation;
 mod eviction;
 mod items;
 mod load;

@@ -38,7 +38,7 @@ impl Inner {
         loop {
             if let Some(running) = self.awake_by_arn(arn).await? {
                 let ends = {
-                    let mut cell = running.cell.lock();
+                    let mut cell = running.lock();
                     if cell.evicted {
                         // It fell evicted between being found and being asked: once more.
                         continue;

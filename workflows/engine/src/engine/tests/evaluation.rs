@@ -1,0 +1,62 @@
+//! Expressions that take seconds: other executions go on meanwhile.
+
+use std::time::Instant;
+
+use super::*;
+use crate::timers::SystemClock;
+use mayfly_workflows_journal::SqliteJournal;
+
+/// Longer than any answer may take that waits for no expression; far shorter than the time limit of an expression.
+const PROMPT: Duration = Duration::from_millis(1500);
+
+/// Runs until the evaluator's time limit.
+const ENDLESS: &str = "{% ($f := function($n) { $n < 0 ? 0 : $f($n + 1 - 1) }; $f(1)) %}";
+
+/// Waits a second, then evaluates for ever. State names end in `name`.
+fn endless(name: &str) -> serde_json::Value {
+    let (wait, spin) = (format!("Wait{name}"), format!("Spin{name}"));
+    json!({"StartAt": wait, "States": {
+        wait.as_str(): {"Type": "Wait", "Seconds": 1, "Next": spin},
+        spin.as_str(): {"Type": "Pass", "Output": ENDLESS, "End": true}}})
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn endless_expressions_do_not_delay_other_executions() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let journal: Arc<dyn Journal> =
+        Arc::new(SqliteJournal::open(&folder.path().join("journal.db")).expect("a journal"));
+    let deps = Deps { clock: Arc::new(SystemClock), ..deps(Arc::default(), Arc::default()) };
+    let engine = Engine::with_journal(Config::default(), deps, journal).await.expect("opens");
+    let alone = with(endless(""), json!({"QueryLanguage": "JSONata"}));
+    let alone = machine(alone, StateMachineType::Standard);
+    // Two branches each: the second event of an execution comes while the first one's expression runs.
+    let both = json!({"QueryLanguage": "JSONata", "StartAt": "P", "States": {"P": {"Type": "Parallel", "End": true,
+        "Branches": [endless("A"), endless("B")]}}});
+    let both = machine(both, StateMachineType::Standard);
+    let mut runaways = Vec::new();
+    for machine in [&alone, &both].into_iter().cycle().take(6) {
+        runaways.push(engine.start_execution(request(machine, "{}")).await.expect("starts").execution_arn);
+    }
+    let wait = json!({"StartAt": "W", "States": {"W": {"Type": "Wait", "Seconds": 2, "End": true}}});
+    let wait = machine(wait, StateMachineType::Standard);
+    let began = Instant::now();
+    let waiting = engine.start_execution(request(&wait, "{}")).await.expect("starts").execution_arn;
+    let ended = engine.wait(&waiting).await.expect("read").expect("there");
+    assert_eq!(ended.status, RunStatus::Succeeded);
+    let late = began.elapsed().saturating_sub(Duration::from_secs(2));
+    assert!(late < PROMPT, "a timer was {late:?} late");
+
+    // Starts and descriptions are answered too, those of the executions in question included, when they may.
+    let began = Instant::now();
+    let pass = json!({"StartAt": "S", "States": {"S": {"Type": "Succeed"}}});
+    let pass = machine(pass, StateMachineType::Standard);
+    let started = engine.start_execution(request(&pass, "{}")).await.expect("starts").execution_arn;
+    engine.wait(&started).await.expect("read").expect("there");
+    assert!(began.elapsed() < PROMPT, "a start took {:?}", began.elapsed());
+    for arn in &runaways {
+        let ended = engine.wait(arn).await.expect("read").expect("there");
+        assert_eq!(ended.status, RunStatus::Failed);
+        assert_eq!(ended.error.as_deref(), Some("States.QueryEvaluationError"));
+    }
+    engine.shutdown().await;
+}
