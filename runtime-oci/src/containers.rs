@@ -18,7 +18,7 @@ use containerd_client::{
     tonic::Code,
     types::Mount,
 };
-use mayfly_runtime::{ContainerId, ContainerSpec, ContainerState, PullPolicy, RuntimeError};
+use mayfly_runtime::{ContainerId, ContainerSpec, ContainerState, RuntimeError};
 use prost_types::Any;
 use tokio::{io::AsyncWriteExt as _, time::Instant};
 
@@ -84,20 +84,11 @@ impl OciHost {
         spec: &ContainerSpec,
     ) -> Result<Arc<RunnableImage>, RuntimeError> {
         let name = full_name(&spec.image)?;
-        if let (Some(image), false) =
-            (self.images.find(client, &name).await?, spec.process.pull == PullPolicy::Always)
-        {
-            return Ok(image);
-        }
-        if spec.process.pull == PullPolicy::Never {
-            return Err(RuntimeError::ImageMissing(format!(
-                "image {name} is not present with pull policy of Never: import it with mayfly image import"
-            )));
-        }
-        Err(RuntimeError::ImageMissing(format!(
-            "image {name} cannot be pulled: this build pulls from no registry; import it with mayfly image import, \
-             under a tag other than latest or with imagePullPolicy: IfNotPresent"
-        )))
+        // The kubelet pulls before it starts a container.
+        self.images
+            .find(client, &name)
+            .await?
+            .ok_or_else(|| RuntimeError::ImageMissing(format!("image {name} is not on this node")))
     }
 
     /// The container's own layer over the image.

@@ -9,9 +9,10 @@ use std::{
 };
 
 use async_trait::async_trait;
+use mayfly_distribution::RegistryClient;
 use mayfly_runtime::{
     ContainerId, ContainerSpec, ContainerState, ContainerStreams, ImageRecord, ImageStore, LoopbackNetwork,
-    PodNetwork, PodUid, Runtime, RuntimeError, SandboxSpec, SandboxStatus, Usage,
+    PodNetwork, PodUid, PullSecret, Runtime, RuntimeError, SandboxSpec, SandboxStatus, Usage,
 };
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -23,7 +24,7 @@ use crate::{
     client::Containerd,
     containers::Tracked,
     daemon,
-    images::{UnpackedImages, check_archive, full_name},
+    images::{UnpackedImages, check_archive, full_name, parse_name},
     layout::Layout,
     network::BridgeNetwork,
     sandbox::Sandbox,
@@ -40,7 +41,7 @@ pub enum PodNetworkMode {
 }
 
 /// What the runtime is given.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Config {
     /// The folder of everything it keeps.
     pub root: PathBuf,
@@ -52,6 +53,8 @@ pub struct Config {
     pub network: PodNetworkMode,
     /// The address of pods in the host's network.
     pub host_address: IpAddr,
+    /// Where images are pulled from.
+    pub registries: RegistryClient,
 }
 
 /// The containerd host.
@@ -223,11 +226,21 @@ impl ImageStore for OciRuntime {
         self.inner.images.import(&client, archive.to_owned()).await
     }
 
-    async fn pull(&self, reference: &str) -> Result<ImageRecord, RuntimeError> {
-        Err(RuntimeError::ImageMissing(format!(
-            "image {} is not on this node, and this build pulls from no registry: import it with mayfly image import",
-            full_name(reference)?
-        )))
+    async fn pull(&self, reference: &str, secrets: &[PullSecret]) -> Result<ImageRecord, RuntimeError> {
+        let reference = parse_name(reference)?;
+        let client = self.inner.client().await?;
+        self.inner.images.pull(&client, &self.inner.config.registries, &reference, secrets).await
+    }
+
+    async fn find(&self, reference: &str) -> Result<Option<ImageRecord>, RuntimeError> {
+        let name = full_name(reference)?;
+        let client = self.inner.client().await?;
+        self.inner.images.record(&client, &name).await
+    }
+
+    fn is_started(&self) -> bool {
+        // Held for moments, or while containerd starts.
+        self.inner.client.try_lock().is_ok_and(|client| client.is_some())
     }
 
     async fn list(&self) -> Result<Vec<ImageRecord>, RuntimeError> {

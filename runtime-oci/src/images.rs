@@ -5,6 +5,7 @@
 
 mod content;
 mod import;
+mod pull;
 mod unpack;
 
 use std::{
@@ -14,11 +15,12 @@ use std::{
 };
 
 use containerd_client::{
-    services::v1::{DeleteImageRequest, GetImageRequest, ListImagesRequest},
+    services::v1::{DeleteImageRequest, GetImageRequest, Image, ListImagesRequest},
     types::Descriptor,
 };
+use mayfly_distribution::{Reference, parse_reference};
 use mayfly_runtime::{ImageRecord, RuntimeError};
-use oci_spec::{distribution::Reference, image::ImageConfiguration};
+use oci_spec::image::ImageConfiguration;
 use parking_lot::Mutex;
 use tokio::task::spawn_blocking;
 
@@ -48,14 +50,17 @@ pub(crate) struct RunnableImage {
 #[derive(Default)]
 pub(crate) struct UnpackedImages {
     resolved: Mutex<HashMap<String, Arc<RunnableImage>>>,
+    pulls: pull::Pulls,
 }
 
 /// The full form of an image's name: `busybox` is `docker.io/library/busybox:latest`.
 pub(crate) fn full_name(text: &str) -> Result<String, RuntimeError> {
-    let reference: Reference = text
-        .parse()
-        .map_err(|error| RuntimeError::ImageName(format!("couldn't parse image name {text:?}: {error}")))?;
-    Ok(reference.whole())
+    Ok(parse_name(text)?.whole())
+}
+
+/// An image's name, completed.
+pub(crate) fn parse_name(text: &str) -> Result<Reference, RuntimeError> {
+    parse_reference(text).map_err(|error| RuntimeError::ImageName(error.to_string()))
 }
 
 impl UnpackedImages {
@@ -142,27 +147,24 @@ impl UnpackedImages {
         let listed = client.images().list(request(ListImagesRequest::default())).await;
         let mut records = Vec::new();
         for image in listed.map_err(failed("list images"))?.into_inner().images {
-            let Some(target) = image.target else { continue };
-            // One whose content is being removed counts as empty.
-            let bytes = match manifest(client, &target).await {
-                Ok(manifest) => {
-                    let layers: u64 = manifest.layers().iter().map(|layer| layer.size()).sum();
-                    layers + manifest.config().size()
-                }
-                Err(_) => 0,
-            };
-            let updated = image
-                .updated_at
-                .and_then(|at| jiff::Timestamp::new(at.seconds, at.nanos).ok().map(|at| at.to_string()));
-            records.push(ImageRecord {
-                reference: image.name,
-                digest: target.digest,
-                bytes,
-                updated: updated.unwrap_or_default(),
-            });
+            records.extend(record(client, image).await);
         }
         records.sort_by(|one, other| one.reference.cmp(&other.reference));
         Ok(records)
+    }
+
+    /// One image, where this node has it.
+    pub(crate) async fn record(
+        &self,
+        client: &Containerd,
+        name: &str,
+    ) -> Result<Option<ImageRecord>, RuntimeError> {
+        let found = client.images().get(request(GetImageRequest { name: name.into() })).await;
+        let found = or_absent(found).map_err(failed("look up an image"))?;
+        match found.and_then(|found| found.into_inner().image) {
+            Some(image) => Ok(record(client, image).await),
+            None => Ok(None),
+        }
     }
 
     pub(crate) async fn remove(&self, client: &Containerd, name: &str) -> Result<(), RuntimeError> {
@@ -174,6 +176,28 @@ impl UnpackedImages {
             None => Err(RuntimeError::ImageMissing(format!("there is no image {name}"))),
         }
     }
+}
+
+/// What containerd knows of an image; `None` for one without content.
+async fn record(client: &Containerd, image: Image) -> Option<ImageRecord> {
+    let target = image.target?;
+    // One whose content is being removed counts as empty.
+    let bytes = match manifest(client, &target).await {
+        Ok(manifest) => {
+            let layers: u64 = manifest.layers().iter().map(|layer| layer.size()).sum();
+            layers + manifest.config().size()
+        }
+        Err(_) => 0,
+    };
+    let updated = image
+        .updated_at
+        .and_then(|at| jiff::Timestamp::new(at.seconds, at.nanos).ok().map(|at| at.to_string()));
+    Some(ImageRecord {
+        reference: image.name,
+        digest: target.digest,
+        bytes,
+        updated: updated.unwrap_or_default(),
+    })
 }
 
 /// The machine's architecture as images name it.

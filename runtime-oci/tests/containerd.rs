@@ -1,5 +1,8 @@
 //! The runtime on real containerd, runc and CNI plugins. Needs root; without them each test is skipped by name.
 
+#[path = "containerd/pulls.rs"]
+mod pulls;
+
 use std::{
     path::{Path, PathBuf},
     process::Command,
@@ -7,6 +10,7 @@ use std::{
 };
 
 use mayfly_api::ObjectKey;
+use mayfly_distribution::{RegistryClient, RegistryConfig};
 use mayfly_runtime::{
     ContainerId, ContainerSpec, ContainerState, PodUid, ProcessOptions, Runtime as _, RuntimeError,
     SandboxHost, SandboxSpec, StreamOptions,
@@ -52,6 +56,7 @@ async fn fixture(test: &str) -> Option<ContainerdFixture> {
         log_shim,
         network: PodNetworkMode::Bridge,
         host_address: "127.0.0.1".parse().unwrap(),
+        registries: RegistryClient::new(RegistryConfig::default()),
     };
     let runtime = OciRuntime::create(config.clone()).await.unwrap();
     let archive = archive(folder.path());

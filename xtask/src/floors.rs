@@ -26,6 +26,7 @@ const FLOORS: &[(&str, u8)] = &[
     ("gpu/proto", 0),
     ("platform/store", 1),
     ("platform/artifacts", 1),
+    ("platform/distribution", 1),
     ("platform/runtime", 1),
     ("platform/accept", 1),
     ("platform/informer", 1),

@@ -51,11 +51,15 @@ enum ImageCommand {
         files: Vec<PathBuf>,
     },
     /// Fetch an image from its registry
-    #[command(after_help = "Example:\n  mayfly image pull registry.example.com/app:1")]
+    #[command(after_help = "Example:\n  mayfly image pull registry.example.com/app:1
+  mayfly image pull registry.example.com/app:1 --auth-file ~/.docker/config.json")]
     Pull {
         /// Registry, repository, and tag or digest
         #[arg(value_name = "IMAGE")]
         image: String,
+        /// Logins of registries, as docker login keeps them in ~/.docker/config.json
+        #[arg(long, value_name = "FILE")]
+        auth_file: Option<PathBuf>,
     },
     /// Remove images from a node. Containers that run keep what they use
     #[command(visible_alias = "rm", after_help = "Example:\n  mayfly image remove app:1")]
@@ -75,7 +79,9 @@ pub(crate) async fn run(args: ImageArgs, session: &Session) -> anyhow::Result<()
             let list = server.get(&base).await?;
             let items = list["items"].as_array().cloned().unwrap_or_default();
             if items.is_empty() && session.globals().output.is_none() {
-                output::note("no images; mayfly image import takes them from an archive");
+                output::note(
+                    "no images; pods pull what they name, mayfly image pull and mayfly image import bring others",
+                );
                 return Ok(());
             }
             output::result(session.format(), &list, || rows(&items, Timestamp::now()))
@@ -87,9 +93,10 @@ pub(crate) async fn run(args: ImageArgs, session: &Session) -> anyhow::Result<()
             }
             Ok(())
         }
-        ImageCommand::Pull { image } => {
+        ImageCommand::Pull { image, auth_file } => {
+            let logins = auth_file.as_deref().map(logins).transpose()?.unwrap_or(Value::Null);
             let path = with_query(&format!("{base}/pull"), &[("reference", Some(&image))]);
-            let answer = server.send(Method::POST, &path, "application/json", &Value::Null).await?;
+            let answer = server.send(Method::POST, &path, "application/json", &logins).await?;
             told(&answer.body, "pulled")
         }
         ImageCommand::Remove { images } => {
@@ -100,6 +107,22 @@ pub(crate) async fn run(args: ImageArgs, session: &Session) -> anyhow::Result<()
             }
             Ok(())
         }
+    }
+}
+
+/// The part of a Docker configuration that has logins.
+fn logins(file: &std::path::Path) -> anyhow::Result<Value> {
+    let unusable = |why: String| {
+        Failure::error(
+            format!("cannot use {}: {why}", file.display()),
+            "name a file that docker login wrote; logins that a credential helper keeps are not in it",
+        )
+    };
+    let text = std::fs::read(file).map_err(|error| unusable(error.to_string()))?;
+    let config: Value = serde_json::from_slice(&text).map_err(|error| unusable(error.to_string()))?;
+    match config["auths"].as_object().is_some_and(|auths| !auths.is_empty()) {
+        true => Ok(serde_json::json!({"auths": config["auths"]})),
+        false => Err(unusable("it has no logins".into())),
     }
 }
 

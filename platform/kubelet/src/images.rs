@@ -1,18 +1,18 @@
 //! The node's images over HTTP: `GET /images`, `POST /images/import` (the body is an archive), `POST
-//! /images/pull?reference=…`, `DELETE /images?reference=…`.
+//! /images/pull?reference=…` (the body: nothing, or a Docker `config.json` with logins), `DELETE /images?reference=…`.
 
 use std::{path::PathBuf, sync::Arc};
 
 use axum::{
     Json, Router,
-    body::Body,
+    body::{Body, Bytes},
     extract::{Query, State},
     http::StatusCode,
     response::{IntoResponse as _, Response},
     routing::{get, post},
 };
 use futures::StreamExt as _;
-use mayfly_runtime::{ImageStore, Runtime, RuntimeError};
+use mayfly_runtime::{ImageStore, PullSecret, Runtime, RuntimeError};
 use serde::Deserialize;
 use serde_json::json;
 use tokio::io::AsyncWriteExt as _;
@@ -95,8 +95,11 @@ async fn import(State(images): State<NodeImages>, body: Body) -> Result<Response
 async fn pull(
     State(images): State<NodeImages>,
     Query(query): Query<ImageQuery>,
+    body: Bytes,
 ) -> Result<Response, HttpRefusal> {
-    let pulled = images.store()?.pull(&query.reference).await.map_err(refusal)?;
+    let secrets: Vec<PullSecret> =
+        (body.starts_with(b"{")).then(|| PullSecret(body.to_vec())).into_iter().collect();
+    let pulled = images.store()?.pull(&query.reference, &secrets).await.map_err(refusal)?;
     Ok(Json(json!({"items": [pulled]})).into_response())
 }
 

@@ -18,6 +18,7 @@ use crate::{
     addresses::Addresses,
     function_logs::FunctionLogs,
     http::{self, Logs},
+    image_collection::{ImageCollection, ImageCollector},
     images::NodeImages,
     job::JobFiles,
     node::NodeObject,
@@ -58,6 +59,8 @@ pub struct Config {
     pub upload_folder: PathBuf,
     /// Where volumes of pods lie; without it this node runs no pod that has any.
     pub volumes: Option<PathBuf>,
+    /// When unused images are removed.
+    pub image_collection: ImageCollection,
 }
 
 impl Config {
@@ -85,6 +88,7 @@ impl Config {
             jobs: None,
             upload_folder: std::env::temp_dir(),
             volumes: None,
+            image_collection: ImageCollection::default(),
         }
     }
 }
@@ -99,6 +103,7 @@ pub struct Kubelet {
     meters: Arc<Meters>,
     streams: PodStreams,
     images: NodeImages,
+    image_collector: ImageCollector,
     stop_events: CancellationToken,
 }
 
@@ -113,6 +118,13 @@ impl Kubelet {
         let stop_events = CancellationToken::new();
         let meters = Meters::new(config.node_name.clone(), informers.of(), runtimes.clone());
         let images = NodeImages::new(runtimes.clone(), config.upload_folder.clone());
+        let image_collector = ImageCollector::new(
+            config.node_name.clone(),
+            config.image_collection.clone(),
+            config.upload_folder.clone(),
+            runtimes.clone(),
+            informers.of(),
+        );
         let streams = PodStreams::new(config.node_name.clone(), informers.of(), runtimes.clone());
         let runtimes: HashMap<_, _> =
             runtimes.into_iter().map(|runtime| (runtime.class().to_owned(), runtime)).collect();
@@ -140,11 +152,11 @@ impl Kubelet {
             client: client.clone(),
             deletions: watch::Sender::new(0),
         });
-        let node = NodeObject::new(client, informers.of(), &config, &classes);
+        let node = NodeObject::new(client, informers.of(), &config, &classes, image_collector.shown());
         let functions = FunctionLogs::create(config.logs.clone(), informers.of());
         let logs = Logs { node: config.node_name.clone(), pods, layout: config.logs.clone(), functions };
         let meters = Arc::new(meters);
-        Self { config, node, worker, queue, logs, meters, streams, images, stop_events }
+        Self { config, node, worker, queue, logs, meters, streams, images, image_collector, stop_events }
     }
 
     /// The HTTP API by which the API server reads logs, and what is used.
@@ -202,8 +214,9 @@ impl Kubelet {
                 join_all(changes),
             );
         };
-        let (functions, meters) = (&self.logs.functions, &self.meters);
-        tokio::join!(pods, self.node.run(stop.clone()), meters.run(&stop), functions.run(&stop));
+        let (functions, meters, images) = (&self.logs.functions, &self.meters, &self.image_collector);
+        let images = images.run(&stop);
+        tokio::join!(pods, self.node.run(stop.clone()), meters.run(&stop), functions.run(&stop), images);
     }
 }
 

@@ -15,6 +15,7 @@ mod addresses;
 mod follow;
 mod function_logs;
 mod http;
+mod image_collection;
 mod images;
 mod job;
 mod kubelet;
@@ -26,5 +27,6 @@ mod streams;
 mod usage;
 mod volumes;
 
+pub use image_collection::ImageCollection;
 pub use job::JobFiles;
 pub use kubelet::{Config, Kubelet};

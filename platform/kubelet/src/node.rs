@@ -11,7 +11,7 @@ use mayfly_api::{
     k8s::{
         api::{
             coordination::v1::{Lease, LeaseSpec},
-            core::v1::{Node, NodeAddress, NodeCondition, NodeStatus, NodeSystemInfo},
+            core::v1::{ContainerImage, Node, NodeAddress, NodeCondition, NodeStatus, NodeSystemInfo},
         },
         apimachinery::pkg::{
             api::resource::Quantity,
@@ -22,6 +22,7 @@ use mayfly_api::{
     wellknown,
 };
 use mayfly_informer::Informer;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::{Config, pod::status::HOST_ADDRESS};
@@ -44,10 +45,17 @@ pub(crate) struct NodeObject {
     name: String,
     labels: BTreeMap<String, String>,
     status: NodeStatus,
+    images: watch::Receiver<Vec<ContainerImage>>,
 }
 
 impl NodeObject {
-    pub(crate) fn new(client: Client, nodes: Informer<Node>, config: &Config, classes: &[String]) -> Self {
+    pub(crate) fn new(
+        client: Client,
+        nodes: Informer<Node>,
+        config: &Config,
+        classes: &[String],
+        images: watch::Receiver<Vec<ContainerImage>>,
+    ) -> Self {
         let mut labels: BTreeMap<String, String> = [
             (wellknown::LABEL_HOSTNAME.into(), config.node_name.clone()),
             (wellknown::LABEL_OS.into(), "linux".into()),
@@ -58,20 +66,22 @@ impl NodeObject {
             let class = if class.is_empty() { wellknown::RUNTIME_OCI } else { class };
             labels.insert(format!("{}{class}", wellknown::LABEL_RUNTIME_PREFIX), "true".into());
         }
-        Self { client, nodes, name: config.node_name.clone(), labels, status: status(config) }
+        Self { client, nodes, name: config.node_name.clone(), labels, status: status(config), images }
     }
 
     /// Writes the node, then keeps it alive until `stop`. A failure is tried again: the API may be away.
-    pub(crate) async fn run(self, stop: CancellationToken) {
+    pub(crate) async fn run(mut self, stop: CancellationToken) {
         let mut written: Option<tokio::time::Instant> = None;
         let mut uid = None;
         let mut changes = self.nodes.subscribe();
         loop {
             let mut pause = LEASE_RENEW_EVERY;
-            let due = written.is_none_or(|at| at.elapsed() >= STATUS_EVERY);
+            let new_images = self.images.has_changed().unwrap_or(false);
+            let due = new_images || written.is_none_or(|at| at.elapsed() >= STATUS_EVERY);
             if due || (written.is_some_and(|at| at.elapsed() >= CORRECT_EVERY) && self.is_disputed()) {
                 match self.register().await {
                     Ok(node) => {
+                        self.images.mark_unchanged();
                         uid = node.metadata.uid;
                         written = Some(tokio::time::Instant::now());
                     }
@@ -131,7 +141,12 @@ impl NodeObject {
             api.patch(&self.name, &params(), &patch).await?;
         }
         let old = node.status.unwrap_or_default();
-        let status = NodeStatus { conditions: Some(self.conditions(&old)), ..self.status.clone() };
+        let images = self.images.borrow().clone();
+        let status = NodeStatus {
+            conditions: Some(self.conditions(&old)),
+            images: Some(images),
+            ..self.status.clone()
+        };
         let patch = Patch::Merge(serde_json::json!({"status": status}));
         api.patch_status(&self.name, &params(), &patch).await
     }

@@ -20,6 +20,7 @@ mod hooks;
 pub(crate) mod local;
 mod options;
 pub(crate) mod plan;
+mod pulling;
 mod starting;
 pub(crate) mod status;
 mod stopping;

@@ -2,7 +2,7 @@
 //!
 //! [`Runtime`]: crate::Runtime
 
-use std::path::Path;
+use std::{fmt, path::Path};
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
@@ -32,14 +32,37 @@ pub struct ImageRecord {
     pub updated: String,
 }
 
+/// Logins of registries: the text of a Docker `config.json`, as secrets of type `kubernetes.io/dockerconfigjson`
+/// have it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct PullSecret(pub Vec<u8>);
+
+impl fmt::Debug for PullSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PullSecret({} bytes)", self.0.len())
+    }
+}
+
 /// The images of a runtime.
 #[async_trait]
 pub trait ImageStore: Send + Sync {
     /// Takes in an OCI or Docker archive (tar). Returns the images that were in it.
     async fn import(&self, archive: &Path) -> Result<Vec<ImageRecord>, RuntimeError>;
 
-    /// Fetches an image from its registry, in the node's platform.
-    async fn pull(&self, reference: &str) -> Result<ImageRecord, RuntimeError>;
+    /// Fetches an image from its registry, in the node's platform. What is here of it is not fetched again.
+    ///
+    /// # Errors
+    /// [`RuntimeError::ImageMissing`] with what the registry says; [`RuntimeError::ImageName`].
+    async fn pull(&self, reference: &str, secrets: &[PullSecret]) -> Result<ImageRecord, RuntimeError>;
+
+    /// The image, where this node has it.
+    ///
+    /// # Errors
+    /// [`RuntimeError::ImageName`] for a text that is no name.
+    async fn find(&self, reference: &str) -> Result<Option<ImageRecord>, RuntimeError>;
+
+    /// Whether a look at the images starts nothing: a node that ran no container yet has none.
+    fn is_started(&self) -> bool;
 
     async fn list(&self) -> Result<Vec<ImageRecord>, RuntimeError>;
 

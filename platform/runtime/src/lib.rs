@@ -21,7 +21,7 @@ pub mod streams;
 pub mod wire;
 
 pub use function::{Answer, Body, BodyError, CallError, FunctionHost, HostedFunction, HostedSpec, Timings};
-pub use images::{ImageRecord, ImageStore, PullPolicy};
+pub use images::{ImageRecord, ImageStore, PullPolicy, PullSecret};
 pub use network::{LoopbackNetwork, NetworkAttachment, NetworkError, PodNetwork};
 pub use pod::{
     ContainerFiles, ContainerId, ContainerSpec, ContainerState, Mount, PodUid, PortMapping, ProcessOptions,

@@ -17,7 +17,10 @@ use mayfly_runtime_oci::availability::ContainersMode;
 use mayfly_workflows_engine::engine::{Credentials, Endpoints};
 use serde::Deserialize;
 
-use crate::aws_credentials::{self, Found};
+use crate::{
+    aws_credentials::{self, Found},
+    image_config::{ImageArgs, ImageFile, ImageSettings},
+};
 
 /// Default addresses: all loopback.
 const API_LISTEN: &str = "127.0.0.1:6443";
@@ -85,6 +88,8 @@ pub(crate) struct UpArgs {
     /// [default: auto]
     #[arg(long, env = "MAYFLY_CONTAINERS", value_name = "MODE")]
     containers: Option<String>,
+    #[command(flatten)]
+    images: ImageArgs,
     /// Instances of functions that exist at the same time [default: one for 8Mi of this machine's memory, at most 2000]
     #[arg(long, env = "MAYFLY_INSTANCES", value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     instances: Option<u32>,
@@ -136,6 +141,7 @@ struct ConfigFile {
     function_memory: Option<String>,
     network: Option<NetworkMode>,
     containers: Option<String>,
+    images: ImageFile,
     instances: Option<u32>,
     function_instances: Option<u32>,
     log: Option<String>,
@@ -162,6 +168,7 @@ pub(crate) struct UpConfig {
     pub(crate) function_memory_bytes: Option<u64>,
     pub(crate) network: NetworkMode,
     pub(crate) containers: ContainersMode,
+    pub(crate) images: ImageSettings,
     /// `None`: by the machine's memory.
     pub(crate) instances_max: Option<u32>,
     /// `None`: as many as are free for others.
@@ -241,6 +248,7 @@ impl UpArgs {
                 .map(|text| text.parse().map_err(|why: String| anyhow::anyhow!("--containers: {why}")))
                 .transpose()?
                 .unwrap_or_default(),
+            images: self.images.resolve(file.images)?,
             instances_max: self.instances.or(file.instances),
             function_instances_max: self.function_instances.or(file.function_instances),
             log: self.log.or(file.log).unwrap_or_else(|| LOG_DEFAULT.into()),
@@ -282,12 +290,20 @@ fn parse_address(text: &str) -> anyhow::Result<SocketAddr> {
 }
 
 fn retention(text: &str) -> anyhow::Result<Duration> {
-    let unclear = || format!("--workflow-retention {text}: expected a span of time, such as 90d or 36h");
+    let length = time_span("workflow-retention", text)?;
+    anyhow::ensure!(
+        !length.is_zero(),
+        "--workflow-retention {text}: expected a span of time, such as 90d or 36h"
+    );
+    Ok(length)
+}
+
+/// A flag's length of time; days have 24 hours.
+pub(crate) fn time_span(flag: &str, text: &str) -> anyhow::Result<Duration> {
+    let unclear = || format!("--{flag} {text}: expected a span of time, such as 90d or 36h");
     let span: Span = text.parse().with_context(unclear)?;
     let length = span.to_duration(SpanRelativeTo::days_are_24_hours()).with_context(unclear)?;
-    let length = Duration::try_from(length).with_context(unclear)?;
-    anyhow::ensure!(!length.is_zero(), "{}", unclear());
-    Ok(length)
+    Duration::try_from(length).with_context(unclear)
 }
 
 /// The file's endpoints, and those of the flags in their place; signed by the key that is given, else by the one

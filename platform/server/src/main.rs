@@ -10,6 +10,7 @@ use std::process::ExitCode;
 mod aws_credentials;
 mod command_line;
 mod config;
+mod image_config;
 mod logging;
 mod roles;
 

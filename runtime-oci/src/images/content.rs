@@ -11,6 +11,7 @@ use containerd_client::{
     types::Descriptor,
 };
 use futures::StreamExt as _;
+use mayfly_distribution::is_index;
 use mayfly_runtime::RuntimeError;
 use oci_spec::image::{ImageIndex, ImageManifest};
 use prost_types::FieldMask;
@@ -188,24 +189,25 @@ pub(super) async fn manifest(
         return parse(&text, "manifest", &target.digest);
     }
     let index: ImageIndex = parse(&text, "index", &target.digest)?;
+    let digest = variant(&index)?;
+    let text = read(client, &digest).await?;
+    parse(&text, "manifest", &digest)
+}
+
+/// The digest of the manifest for this machine's platform.
+pub(super) fn variant(index: &ImageIndex) -> Result<String, RuntimeError> {
     let platform = architecture();
     let fits = |descriptor: &&oci_spec::image::Descriptor| {
         descriptor.platform().as_ref().is_none_or(|known| {
             known.os().to_string() == "linux" && known.architecture().to_string() == platform
         })
     };
-    let chosen = index
-        .manifests()
-        .iter()
-        .find(fits)
-        .ok_or_else(|| RuntimeError::Invalid(format!("the image has no variant for linux/{platform}")))?;
-    let digest = chosen.digest().to_string();
-    let text = read(client, &digest).await?;
-    parse(&text, "manifest", &digest)
-}
-
-pub(super) fn is_index(media_type: &str) -> bool {
-    media_type.contains("image.index") || media_type.contains("manifest.list")
+    let chosen = index.manifests().iter().find(fits).ok_or_else(|| {
+        RuntimeError::Invalid(format!(
+            "no match for platform in manifest: the image has none for linux/{platform}"
+        ))
+    })?;
+    Ok(chosen.digest().to_string())
 }
 
 pub(super) fn parse<T: serde::de::DeserializeOwned>(

@@ -3,11 +3,12 @@
 use std::{collections::HashMap, io::Read as _, sync::Arc};
 
 use containerd_client::types::Descriptor;
+use mayfly_distribution::is_index;
 use mayfly_runtime::RuntimeError;
 use oci_spec::image::{ImageIndex, ImageManifest};
 use tokio::task::spawn_blocking;
 
-use super::content::{DOCUMENT_BYTES_MAX, Lease, is_index, parse, write};
+use super::content::{DOCUMENT_BYTES_MAX, Lease, parse, write};
 use crate::{
     archive::{Archive, ArchivedImage, Blob},
     client::Containerd,

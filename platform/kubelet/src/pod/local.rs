@@ -23,6 +23,9 @@ const START: Backoff = Backoff { first: Duration::from_secs(1), most: Duration::
 /// Pauses for an image or component that is not there: it is uploaded at any moment, and to look for it is cheap.
 const PULL: Backoff = Backoff { first: START.first, most: Duration::from_secs(5) };
 
+/// Pauses for an image that its registry does not give (upstream's values).
+const PULL_REMOTE: Backoff = Backoff { first: Duration::from_secs(10), most: Duration::from_secs(300) };
+
 /// The waiting reasons of a container whose image is not there: at the first try, and after it.
 pub(crate) const REASON_PULL: &str = "ErrImagePull";
 const REASON_PULL_AGAIN: &str = "ImagePullBackOff";
@@ -317,7 +320,7 @@ impl LocalContainer {
     }
 
     /// Its image is not there: the same attempt again, after a pause. Whether it was not there the last time either.
-    pub(crate) fn pull_failed(&mut self, image: &str, why: &str, now: Instant) -> bool {
+    pub(crate) fn pull_failed(&mut self, image: &str, why: &str, is_remote: bool, now: Instant) -> bool {
         let again = match &self.now {
             Now::Waiting { reason, .. } => reason == REASON_PULL || reason == REASON_PULL_AGAIN,
             Now::Running { .. } | Now::Exited(_) => false,
@@ -326,7 +329,7 @@ impl LocalContainer {
             true => (REASON_PULL_AGAIN, format!("Back-off pulling image {image:?}: {REASON_PULL}: {why}")),
             false => (REASON_PULL, why.to_owned()),
         };
-        self.wait(reason, message, PULL, now);
+        self.wait(reason, message, if is_remote { PULL_REMOTE } else { PULL }, now);
         again
     }
 

@@ -116,7 +116,7 @@ pub(crate) fn process(
 }
 
 /// Upstream's default: an image that is named `latest`, or by no tag, may change.
-fn pull_policy(container: &Container) -> PullPolicy {
+pub(crate) fn pull_policy(container: &Container) -> PullPolicy {
     match container.image_pull_policy.as_deref() {
         Some("Always") => PullPolicy::Always,
         Some("Never") => PullPolicy::Never,

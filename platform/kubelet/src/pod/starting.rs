@@ -39,6 +39,9 @@ impl Worker {
         local: &mut LocalPod,
         runtime: &Arc<dyn Runtime>,
     ) {
+        if !self.ensure_image(spec, pod, local, &**runtime).await {
+            return;
+        }
         let attempt = local.container(&spec.name).attempt;
         self.forget_old_log(&local.uid, &spec.name, attempt).await;
         if container::names_sources(spec) || volumes::names_sources(pod) {
@@ -68,7 +71,7 @@ impl Worker {
                     return;
                 }
                 Some(Err(RuntimeError::ImageMissing(why))) => {
-                    self.image_missing(spec, pod, local, &why);
+                    self.pull_failed(spec, pod, local, &why, false);
                     return;
                 }
                 Some(Err(error)) => {
@@ -135,16 +138,6 @@ impl Worker {
         let _ = tokio::task::spawn_blocking(remove).await;
     }
 
-    /// In upstream's words: the first try is an error, and what follows is a pause after it.
-    fn image_missing(&self, spec: &Container, pod: &Pod, local: &mut LocalPod, why: &str) {
-        let image = spec.image.as_deref().unwrap_or_default();
-        let container = local.containers.entry(spec.name.clone()).or_default();
-        self.events.warning(pod, "Failed", format!("Failed to pull image {image:?}: {why}"));
-        if container.pull_failed(image, why, Instant::now()) {
-            self.events.normal(pod, "BackOff", format!("Back-off pulling image {image:?}"));
-        }
-    }
-
     /// A container gets its volumes.
     async fn with_volumes(
         &self,
@@ -195,7 +188,7 @@ impl Worker {
     }
 
     /// Tells the pod's readers that its containers are being created, when that takes long enough to wonder.
-    async fn slowly<T>(&self, pod: &Pod, local: &LocalPod, work: impl Future<Output = T>) -> T {
+    pub(super) async fn slowly<T>(&self, pod: &Pod, local: &LocalPod, work: impl Future<Output = T>) -> T {
         let mut work = std::pin::pin!(work);
         tokio::select! {
             biased;

@@ -4,6 +4,7 @@ use std::{net::Ipv4Addr, sync::Arc};
 
 use anyhow::{Context as _, anyhow};
 use mayfly_cli::data_dir::DataDir;
+use mayfly_distribution::RegistryClient;
 use mayfly_runtime_oci::{
     Config, OciRuntime,
     availability::{self, Availability},
@@ -13,7 +14,11 @@ use mayfly_runtime_oci::{
 use crate::config::UpConfig;
 
 /// The host of containers, where this machine can run them; says what was chosen and why.
-pub(super) async fn create(config: &UpConfig, data_dir: &DataDir) -> anyhow::Result<Option<Arc<OciRuntime>>> {
+pub(super) async fn create(
+    config: &UpConfig,
+    data_dir: &DataDir,
+    registries: RegistryClient,
+) -> anyhow::Result<Option<Arc<OciRuntime>>> {
     let choice = availability::choose(config.containers).map_err(|reason| {
         anyhow!("--containers on: {reason}; install what is missing, or start with --containers auto or off")
     })?;
@@ -34,6 +39,7 @@ pub(super) async fn create(config: &UpConfig, data_dir: &DataDir) -> anyhow::Res
         log_shim: std::env::current_exe().context("cannot find this program's file")?,
         network: PodNetworkMode::Bridge,
         host_address: Ipv4Addr::LOCALHOST.into(),
+        registries,
     };
     let runtime =
         OciRuntime::create(config).await.context("cannot take over the containers of an earlier run")?;

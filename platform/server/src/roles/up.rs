@@ -13,6 +13,7 @@ use mayfly_apiserver::{ApiServer, Identity, User};
 use mayfly_artifacts::Artifacts;
 use mayfly_cli::data_dir::{DataDir, Endpoints};
 use mayfly_controllers::{Controllers, Routes};
+use mayfly_distribution::RegistryClient;
 use mayfly_gateway::{Gateway, GatewayHandle};
 use mayfly_informer::{EnvObjects, Informer, Informers};
 use mayfly_kubelet::{JobFiles, Kubelet};
@@ -107,6 +108,7 @@ impl Up {
     ) -> anyhow::Result<Self> {
         let mut metrics = Registry::default();
         let Files { store, artifacts, identity } = Files::open(&config, &data_dir)?;
+        let registries = RegistryClient::new(config.images.registries()?);
         let listeners = Listeners::bind(&config, handles).await?;
         let logs = LogLayout::new(data_dir.logs());
         let host = create_host(&config, &artifacts, &logs, &mut metrics)?;
@@ -160,7 +162,7 @@ impl Up {
         let node = format!("system:node:{}", config.node_name);
         let jobs = JobFiles::new(artifacts, data_dir.jobs());
         let (node_client, compile_client) = (client(&node), client(&node));
-        let containers = containers::create(&config, &data_dir).await?;
+        let containers = containers::create(&config, &data_dir, registries).await?;
         let runtimes = std::iter::once(host.clone() as Arc<dyn Runtime>)
             .chain(containers.clone().map(|containers| containers as Arc<dyn Runtime>))
             .collect();
@@ -404,6 +406,7 @@ fn create_kubelet(
     let mut kubelet = mayfly_kubelet::Config::of_this_machine(&config.node_name, logs, KUBERNETES_VERSION);
     kubelet.jobs = Some(jobs);
     kubelet.upload_folder = data_dir.containers().join("uploads");
+    kubelet.image_collection = config.images.collection.clone();
     kubelet.volumes = Some(data_dir.containers().join("volumes"));
     Kubelet::create(kubelet, client, informers, runtimes)
 }

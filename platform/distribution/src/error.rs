@@ -1,0 +1,64 @@
+//! Why a pull failed.
+
+/// Why a registry did not give what was asked of it. The words are those of containerd's pulls where it has them.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PullError {
+    /// The registry has no such repository, tag or digest.
+    #[error("{0}: not found")]
+    NotFound(String),
+    /// The registry wants other credentials, or any.
+    #[error("pull access denied, repository does not exist or may require authorization: {host}: {message}")]
+    Denied {
+        /// The registry's address.
+        host: String,
+        /// What it says.
+        message: String,
+    },
+    /// No connection, or none that goes on.
+    #[error("failed to do request to {host}: {cause}")]
+    Unreachable {
+        /// The registry's address.
+        host: String,
+        /// The innermost cause.
+        cause: String,
+    },
+    /// The registry answered with another failure.
+    #[error("unexpected status from {host}: {status}: {message}")]
+    Status {
+        /// The registry's address.
+        host: String,
+        /// The HTTP status.
+        status: u16,
+        /// What it says.
+        message: String,
+    },
+    /// The content is not the one that was asked for.
+    #[error("the registry sent content with digest {actual} for {expected}: it is refused")]
+    DigestMismatch {
+        /// What was asked for.
+        expected: String,
+        /// What came.
+        actual: String,
+    },
+    /// The registry sent more than there may be.
+    #[error("{what} is larger than {bytes_max} bytes: it is refused")]
+    TooLarge {
+        /// The content.
+        what: String,
+        /// The most there may be.
+        bytes_max: u64,
+    },
+    /// The answer is none that the protocol knows.
+    #[error("the registry's answer cannot be understood: {0}")]
+    Malformed(String),
+    /// Settings of this registry cannot be used.
+    #[error("{0}")]
+    Config(String),
+}
+
+impl PullError {
+    /// Whether other credentials may help.
+    pub(crate) fn is_denied(&self) -> bool {
+        matches!(self, Self::Denied { .. })
+    }
+}

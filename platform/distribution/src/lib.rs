@@ -1,0 +1,32 @@
+//! The client of OCI registries (distribution-spec 1.1): names of images, credentials, mirrors, manifests and blobs.
+//!
+//! **Belongs here:** what a pull asks of a registry, whoever stores the result: containerd's content store on a node,
+//! the artifact store for functions whose source is an artifact. The settings of `--registry-config` and
+//! `--insecure-registry`, and the matching of pull secrets.
+//!
+//! **Does not belong here:** where content is kept, pull policies and back-off, the registry that Mayfly serves itself.
+//!
+//! Nothing that a registry answers is believed: a document is bounded and its digest is computed; a blob's digest is
+//! computed by the store that takes it in. Start reading at [`RegistryClient`].
+
+#![warn(missing_docs)]
+
+mod challenge;
+mod client;
+mod config;
+mod credentials;
+mod document;
+mod error;
+mod reference;
+mod transport;
+
+pub use client::{BlobBody, RegistryClient, RemoteImage};
+pub use config::{BuiltinRegistry, RegistryConfig, RegistryConfigError};
+pub use credentials::{Keychain, RegistryLogin};
+pub use document::{Document, is_index};
+pub use error::PullError;
+pub use oci_spec::distribution::Reference;
+pub use reference::{InvalidReference, parse_reference};
+
+/// The name by which pods and functions pull from the registry that Mayfly serves, whatever port it has.
+pub const BUILTIN_REGISTRY: &str = "registry.mayfly.internal";

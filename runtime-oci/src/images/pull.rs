@@ -1,0 +1,420 @@
+//! Images from registries, into the content store.
+//!
+//! ```text
+//! resolve (a document: bounded, its digest computed) ─▶ the variant of this platform ─▶ config and layers, those that
+//! are missing, some at a time ─▶ documents, with the labels that keep what they name ─▶ image record ─▶ unpack
+//! ```
+//! A layer that breaks off continues where it stopped, also in a later pull: containerd keeps what came under a name
+//! made from the digest. containerd computes the digest of what it keeps; content that has another one is dropped.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use containerd_client::{
+    services::v1::{
+        AbortRequest, GetImageRequest, InfoRequest, StatusRequest, WriteAction, WriteContentRequest,
+    },
+    tonic::{Code, Status},
+    types::Descriptor,
+};
+use futures::{Stream, StreamExt as _, TryStreamExt as _, stream};
+use mayfly_distribution::{Document, Keychain, PullError, Reference, RegistryClient, RemoteImage, is_index};
+use mayfly_runtime::{ImageRecord, PullSecret, RuntimeError};
+use oci_spec::image::{ImageIndex, ImageManifest};
+use parking_lot::Mutex;
+use tokio::sync::{Semaphore, mpsc};
+use tokio_stream::wrappers::ReceiverStream;
+
+use super::{
+    UnpackedImages,
+    content::{Lease, label, parse, set_image, variant},
+};
+use crate::client::{Containerd, failed, leased, or_absent, request};
+
+/// Images that are pulled at the same time; more wait. (Upstream pulls one, or all: 10 is what its users configure.)
+const PULLS_MAX: usize = 10;
+/// Layers of one image that are fetched at the same time (containerd's number).
+const LAYERS_MAX: usize = 3;
+/// How often a layer that breaks off is continued, and the pause before it, times the number of the try.
+const CONTINUATIONS_MAX: u32 = 5;
+const CONTINUE_AFTER: Duration = Duration::from_millis(500);
+/// Pieces of a layer that wait for containerd; a piece is some ten KiB.
+const PIECES_AHEAD: usize = 16;
+/// Largest piece of one message, in bytes; containerd takes 16 MiB at most.
+const PIECE_BYTES_MAX: usize = 4 << 20;
+/// Layers of one image: overlayfs mounts 500 at most, and containerd's snapshots need some of the room.
+const LAYERS_OF_IMAGE_MAX: usize = 256;
+
+/// Keeps pulls of the same thing apart, and their number bounded.
+pub(super) struct Pulls {
+    turns: Semaphore,
+    locks: Mutex<HashMap<String, Weak<tokio::sync::Mutex<()>>>>,
+}
+
+impl Default for Pulls {
+    fn default() -> Self {
+        Self { turns: Semaphore::new(PULLS_MAX), locks: Mutex::default() }
+    }
+}
+
+impl Pulls {
+    /// The lock of an image's name, or of a blob's digest.
+    fn lock(&self, name: &str) -> Arc<tokio::sync::Mutex<()>> {
+        let mut locks = self.locks.lock();
+        locks.retain(|_, lock| lock.strong_count() > 0);
+        if let Some(lock) = locks.get(name).and_then(Weak::upgrade) {
+            return lock;
+        }
+        let lock = Arc::default();
+        locks.insert(name.to_owned(), Arc::downgrade(&lock));
+        lock
+    }
+}
+
+/// A blob that an image needs.
+#[derive(Clone, Debug)]
+struct Needed {
+    digest: String,
+    bytes: u64,
+}
+
+impl UnpackedImages {
+    /// Fetches what is missing of an image, and unpacks it.
+    pub(crate) async fn pull(
+        &self,
+        client: &Containerd,
+        registries: &RegistryClient,
+        reference: &Reference,
+        secrets: &[PullSecret],
+    ) -> Result<ImageRecord, RuntimeError> {
+        let name = reference.whole();
+        let lock = self.pulls.lock(&name);
+        let _alone = lock.lock().await;
+        // Nobody closes it.
+        let _turn = self.pulls.turns.acquire().await.ok();
+        let failed_to = |why: &dyn std::fmt::Display| {
+            RuntimeError::ImageMissing(format!("failed to pull and unpack image {name:?}: {why}"))
+        };
+        let keychain = keychain(secrets);
+        let remote = registries
+            .open(reference, &keychain)
+            .await
+            .map_err(|error| failed_to(&format!("failed to resolve reference {name:?}: {error}")))?;
+        let target = Descriptor {
+            media_type: remote.target.media_type.clone(),
+            digest: remote.target.digest.clone(),
+            size: i64::try_from(remote.target.bytes.len()).unwrap_or(i64::MAX),
+            ..Descriptor::default()
+        };
+        let lease = Lease::create(client).await?;
+        if !is_current(client, &name, &target).await? {
+            self.fetch(client, &remote, &lease).await.map_err(|error| failed_to(&error))?;
+            set_image(client, &name, target).await?;
+        }
+        let unpacked = self.find(client, &name).await.map_err(|error| failed_to(&error))?;
+        lease.end().await;
+        let record = self.record(client, &name).await?.filter(|_| unpacked.is_some());
+        record.ok_or_else(|| failed_to(&"it was removed meanwhile"))
+    }
+
+    async fn fetch(
+        &self,
+        client: &Containerd,
+        remote: &RemoteImage,
+        lease: &Lease,
+    ) -> Result<(), RuntimeError> {
+        let mut documents = vec![remote.target.clone()];
+        if is_index(&remote.target.media_type) {
+            let index: ImageIndex = parse(&remote.target.bytes, "index", &remote.target.digest)?;
+            let chosen = remote.manifest(&variant(&index)?).await.map_err(missing)?;
+            documents.push(chosen);
+        }
+        let last = &documents[documents.len() - 1];
+        let manifest: ImageManifest = parse(&last.bytes, "manifest", &last.digest)?;
+        if manifest.layers().len() > LAYERS_OF_IMAGE_MAX {
+            let count = manifest.layers().len();
+            return Err(RuntimeError::Invalid(format!(
+                "the image has {count} layers, more than the {LAYERS_OF_IMAGE_MAX} that can be mounted"
+            )));
+        }
+        let needed = std::iter::once(manifest.config())
+            .chain(manifest.layers())
+            .map(|part| Needed { digest: part.digest().to_string(), bytes: part.size() });
+        stream::iter(needed.map(Ok))
+            .try_for_each_concurrent(LAYERS_MAX, |blob| self.fetch_blob(client, remote, blob, lease))
+            .await?;
+        for document in documents.iter().rev() {
+            keep_document(client, document, labels(document)?, lease).await?;
+        }
+        Ok(())
+    }
+
+    async fn fetch_blob(
+        &self,
+        client: &Containerd,
+        remote: &RemoteImage,
+        blob: Needed,
+        lease: &Lease,
+    ) -> Result<(), RuntimeError> {
+        let lock = self.pulls.lock(&blob.digest);
+        let _alone = lock.lock().await;
+        let info =
+            client.content().info(leased(InfoRequest { digest: blob.digest.clone() }, &lease.id)).await;
+        if or_absent(info).map_err(failed("look up content"))?.is_some() {
+            // The lease keeps it until the manifest does.
+            return keep(client, &blob.digest, lease).await;
+        }
+        let name = format!("mayfly-pull-{}", blob.digest);
+        for attempt in 0.. {
+            let offset = written(client, &name).await?;
+            let ended = match remote.blob(&blob.digest, offset).await {
+                Ok(body) => {
+                    let skip = offset - body.offset.min(offset);
+                    let content = skipping(body.stream, skip);
+                    let part = Part { name: &name, blob: &blob, offset, labels: HashMap::new() };
+                    write(client, part, content, lease).await
+                }
+                Err(error) => Err(WriteError::Source(error)),
+            };
+            match ended {
+                Ok(()) => return Ok(()),
+                Err(WriteError::Source(error @ PullError::Unreachable { .. }))
+                    if attempt < CONTINUATIONS_MAX =>
+                {
+                    tracing::debug!(digest = blob.digest, %error, "a layer broke off and is continued");
+                    tokio::time::sleep(CONTINUE_AFTER * (attempt + 1)).await;
+                }
+                Err(WriteError::Source(error @ PullError::Unreachable { .. })) => return Err(missing(error)),
+                Err(error) => {
+                    // What came is not what was asked for: the next pull begins anew.
+                    let abort = AbortRequest { r#ref: name };
+                    let _ = client.content().abort(request(abort)).await;
+                    return Err(match error {
+                        WriteError::Source(error) => missing(error),
+                        WriteError::Store(status) => not_kept(&status),
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn missing(error: PullError) -> RuntimeError {
+    RuntimeError::ImageMissing(error.to_string())
+}
+
+/// containerd says what the digest of the content is and what it should be.
+fn not_kept(status: &Status) -> RuntimeError {
+    RuntimeError::ImageMissing(format!("failed to keep content: {}", status.message()))
+}
+
+/// A secret that cannot be read is as none: upstream goes on without it, too.
+fn keychain(secrets: &[PullSecret]) -> Keychain {
+    let mut keychain = Keychain::default();
+    for secret in secrets {
+        if let Err(error) = keychain.add_docker_config(&secret.0) {
+            tracing::warn!(%error, "a pull secret cannot be used");
+        }
+    }
+    keychain
+}
+
+/// Whether the name already leads to this content, and all of it is here.
+async fn is_current(client: &Containerd, name: &str, target: &Descriptor) -> Result<bool, RuntimeError> {
+    let found = client.images().get(request(GetImageRequest { name: name.into() })).await;
+    let known = or_absent(found).map_err(failed("look up an image"))?;
+    let known = known.and_then(|known| known.into_inner().image).and_then(|image| image.target);
+    if known.is_none_or(|known| known.digest != target.digest) {
+        return Ok(false);
+    }
+    let Ok(manifest) = super::manifest(client, target).await else { return Ok(false) };
+    for part in std::iter::once(manifest.config()).chain(manifest.layers()) {
+        let info = client.content().info(request(InfoRequest { digest: part.digest().to_string() })).await;
+        if or_absent(info).map_err(failed("look up content"))?.is_none() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// What a document keeps from the garbage collector.
+fn labels(document: &Document) -> Result<HashMap<String, String>, RuntimeError> {
+    let mut labels = HashMap::new();
+    if is_index(&document.media_type) {
+        let index: ImageIndex = parse(&document.bytes, "index", &document.digest)?;
+        labels.insert("containerd.io/gc.ref.content.m.0".into(), variant(&index)?);
+    } else {
+        let manifest: ImageManifest = parse(&document.bytes, "manifest", &document.digest)?;
+        labels.insert("containerd.io/gc.ref.content.config".into(), manifest.config().digest().to_string());
+        for (at, layer) in manifest.layers().iter().enumerate() {
+            labels.insert(format!("containerd.io/gc.ref.content.l.{at}"), layer.digest().to_string());
+        }
+    }
+    Ok(labels)
+}
+
+async fn keep_document(
+    client: &Containerd,
+    document: &Document,
+    labels: HashMap<String, String>,
+    lease: &Lease,
+) -> Result<(), RuntimeError> {
+    let blob = Needed { digest: document.digest.clone(), bytes: document.bytes.len() as u64 };
+    let name = format!("{}-{}", lease.id, document.digest);
+    let content = stream::once(std::future::ready(Ok(document.bytes.clone())));
+    let part = Part { name: &name, blob: &blob, offset: 0, labels: labels.clone() };
+    match write(client, part, content, lease).await {
+        Ok(()) => {}
+        Err(WriteError::Source(error)) => return Err(missing(error)),
+        Err(WriteError::Store(status)) => return Err(not_kept(&status)),
+    }
+    for (name, value) in labels {
+        label(client, &document.digest, &name, &value).await?;
+    }
+    Ok(())
+}
+
+/// Lets the lease keep content that is here already.
+async fn keep(client: &Containerd, digest: &str, lease: &Lease) -> Result<(), RuntimeError> {
+    use containerd_client::services::v1::{AddResourceRequest, Resource};
+    let resource = Resource { id: digest.into(), r#type: "content".into() };
+    let message = AddResourceRequest { id: lease.id.clone(), resource: Some(resource) };
+    client.leases().add_resource(request(message)).await.map(|_| ()).map_err(failed("keep content"))
+}
+
+/// How much of a blob came in an earlier try.
+async fn written(client: &Containerd, name: &str) -> Result<u64, RuntimeError> {
+    let status = client.content().status(request(StatusRequest { r#ref: name.into() })).await;
+    let status = or_absent(status).map_err(failed("look up content"))?;
+    let offset = status.and_then(|status| status.into_inner().status).map_or(0, |status| status.offset);
+    Ok(u64::try_from(offset).unwrap_or(0))
+}
+
+/// Leaves out the first bytes: of an answer that begins earlier than it was asked to.
+fn skipping(
+    content: impl Stream<Item = Result<Bytes, PullError>> + Send,
+    mut skip: u64,
+) -> impl Stream<Item = Result<Bytes, PullError>> + Send {
+    content.map(move |chunk| {
+        chunk.map(|mut chunk| {
+            let left_out = usize::try_from(skip).unwrap_or(usize::MAX).min(chunk.len());
+            skip -= left_out as u64;
+            chunk.split_off(left_out)
+        })
+    })
+}
+
+/// What is written, and where it continues.
+struct Part<'a> {
+    name: &'a str,
+    blob: &'a Needed,
+    offset: u64,
+    labels: HashMap<String, String>,
+}
+
+enum WriteError {
+    /// The content's source failed.
+    Source(PullError),
+    /// containerd refused it.
+    Store(Status),
+}
+
+/// Writes content to its end; containerd checks its length and its digest.
+async fn write(
+    client: &Containerd,
+    part: Part<'_>,
+    content: impl Stream<Item = Result<Bytes, PullError>> + Send,
+    lease: &Lease,
+) -> Result<(), WriteError> {
+    let (sender, messages) = mpsc::channel(PIECES_AHEAD);
+    let total = part.blob.bytes;
+    let message = WriteContentRequest {
+        action: WriteAction::Write as i32,
+        r#ref: part.name.to_owned(),
+        total: i64::try_from(total).unwrap_or(i64::MAX),
+        expected: part.blob.digest.clone(),
+        ..WriteContentRequest::default()
+    };
+    // It owns the sender: with its end the messages end.
+    let feed = async move {
+        let mut content = std::pin::pin!(content);
+        let mut offset = part.offset;
+        while let Some(chunk) = content.next().await {
+            let mut chunk = chunk.map_err(WriteError::Source)?;
+            if offset + chunk.len() as u64 > total {
+                let what = part.blob.digest.clone();
+                return Err(WriteError::Source(PullError::TooLarge { what, bytes_max: total }));
+            }
+            while !chunk.is_empty() {
+                let piece = chunk.split_to(chunk.len().min(PIECE_BYTES_MAX));
+                let length = piece.len() as u64;
+                let at = i64::try_from(offset).unwrap_or(i64::MAX);
+                let message = WriteContentRequest { offset: at, data: piece.to_vec(), ..message.clone() };
+                // A closed stream: containerd says why.
+                if sender.send(message).await.is_err() {
+                    return Ok(());
+                }
+                offset += length;
+            }
+        }
+        if offset < total {
+            let cause = format!("the answer ended after {offset} of {total} bytes");
+            return Err(WriteError::Source(PullError::Unreachable { host: "the registry".into(), cause }));
+        }
+        let commit = WriteContentRequest {
+            action: WriteAction::Commit as i32,
+            offset: i64::try_from(offset).unwrap_or(i64::MAX),
+            labels: part.labels,
+            ..message.clone()
+        };
+        let _ = sender.send(commit).await;
+        Ok(())
+    };
+    let written = async {
+        let answer = client.content().write(leased(ReceiverStream::new(messages), &lease.id)).await?;
+        answer.into_inner().try_for_each(|_| std::future::ready(Ok(()))).await
+    };
+    let (fed, written) = tokio::join!(feed, written);
+    fed?;
+    match written {
+        Err(status) if status.code() == Code::AlreadyExists => Ok(()),
+        result => result.map_err(WriteError::Store),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_answer_that_begins_too_early_is_cut() {
+        let chunks = ["abc", "de", "f"].map(|text| Ok(Bytes::from_static(text.as_bytes())));
+        let cut = async |skip| {
+            let content: Vec<Bytes> =
+                skipping(stream::iter(chunks.clone()), skip).try_collect().await.unwrap();
+            String::from_utf8(content.concat()).unwrap()
+        };
+        assert_eq!(cut(0).await, "abcdef");
+        assert_eq!(cut(4).await, "ef");
+        assert_eq!(cut(6).await, "");
+    }
+
+    #[test]
+    fn one_pull_of_a_name_at_a_time() {
+        let pulls = Pulls::default();
+        let first = pulls.lock("a");
+        let guard = first.try_lock().unwrap();
+        assert!(pulls.lock("a").try_lock().is_err());
+        assert!(pulls.lock("b").try_lock().is_ok());
+        drop(guard);
+        assert!(pulls.lock("a").try_lock().is_ok());
+        drop(first);
+        pulls.lock("c");
+        assert_eq!(pulls.locks.lock().len(), 1, "locks that nobody holds are forgotten");
+    }
+}
