@@ -25,6 +25,7 @@ mod pod_wasm;
 pub(crate) mod print;
 mod rules;
 mod services;
+mod stateful_set;
 mod storage;
 mod usage;
 mod volumes;
@@ -361,6 +362,7 @@ static REGISTRY: LazyLock<Registry> = LazyLock::new(|| {
         limits::kinds(),
         apps::kinds(),
         workloads::kinds(),
+        stateful_set::kinds(),
         batch::kinds(),
         cron_job::kinds(),
         autoscaling::kinds(),
