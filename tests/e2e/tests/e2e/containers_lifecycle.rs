@@ -176,7 +176,8 @@ async fn hooks_run_after_the_start_and_before_the_end() -> Result<()> {
     node.create(&pod("broken", "exec sleep 1d", json!({"lifecycle": lifecycle}), json!({}))).await?;
     // A preStop hook that takes longer than the grace period does not hold the end up.
     let lifecycle = json!({"preStop": {"sleep": {"seconds": 3600}}});
-    node.create(&pod("slow", "exec sleep 1d", json!({"lifecycle": lifecycle}), json!({}))).await?;
+    let grace = json!({"terminationGracePeriodSeconds": 5});
+    node.create(&pod("slow", "exec sleep 1d", json!({"lifecycle": lifecycle}), grace)).await?;
     node.ready("hooks").await?;
     node.ready("slow").await?;
     let text = std::fs::read_to_string(host.join("log"))?;
