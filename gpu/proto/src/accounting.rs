@@ -20,15 +20,17 @@ const LOCK_HELD_NS_MAX: u64 = 1_000_000_000;
 pub struct OverLimit;
 
 impl Region {
-    /// The record of this process, made on first use. `None`: the table is full.
+    /// The record of this process, empty: called once by each program that a process executes, as the memory of the
+    /// program before is gone. `None`: the table is full.
     pub fn claim(&self, identity: &ProcessIdentity) -> Option<usize> {
         self.locked(identity, || {
             let is_own = |record: &ProcessRecord| record.identity() == *identity;
-            if let Some(index) = self.processes.iter().position(is_own) {
-                return Some(index);
+            let own = self.processes.iter().position(is_own);
+            if own.is_none() {
+                self.reap(identity.namespace);
             }
-            self.reap(identity.namespace);
-            let index = self.processes.iter().position(|record| record.pid.load(Acquire) == 0)?;
+            let free = || self.processes.iter().position(|record| record.pid.load(Acquire) == 0);
+            let index = own.or_else(free)?;
             let record = &self.processes[index];
             for memory in &record.memory {
                 memory.store(0, Relaxed);

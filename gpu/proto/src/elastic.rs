@@ -8,7 +8,7 @@ use crate::LimitsFile;
 
 /// What one container did on a device in the last period, in percent of the period.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Demand {
+pub struct QuotaDemand {
     pub core_percent: u32,
     pub elastic_percent: u32,
     pub used_percent: u32,
@@ -18,8 +18,9 @@ pub struct Demand {
 
 /// The share of each container for the next period: never below its own; what the others do not use is divided
 /// among those that were delayed, in proportion to their own shares and up to their ceilings.
-pub fn grants(demands: &[Demand]) -> Vec<u32> {
-    let could_use_more = |demand: &Demand| demand.throttled && demand.elastic_percent > demand.core_percent;
+pub fn grants(demands: &[QuotaDemand]) -> Vec<u32> {
+    let could_use_more =
+        |demand: &QuotaDemand| demand.throttled && demand.elastic_percent > demand.core_percent;
     let kept: u32 = demands
         .iter()
         .map(|demand| {
@@ -32,7 +33,7 @@ pub fn grants(demands: &[Demand]) -> Vec<u32> {
         .sum();
     let spare = 100_u32.saturating_sub(kept);
     let weights: u32 = demands.iter().filter(|demand| could_use_more(demand)).map(|d| d.core_percent).sum();
-    let grant = |demand: &Demand| {
+    let grant = |demand: &QuotaDemand| {
         if !could_use_more(demand) || weights == 0 {
             return demand.core_percent;
         }
@@ -48,7 +49,7 @@ pub struct ElasticBalancer {
 
 /// What was measured of one container at the end of the last period.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Sample {
+pub struct UsageSample {
     gpu_ns: u64,
     throttled: u64,
     at: u64,
@@ -60,21 +61,21 @@ impl ElasticBalancer {
     }
 
     /// `containers` are the files of all containers on the device, each with its sample of the last call
-    /// (`Sample::default()` for a new one).
-    pub fn step(&self, containers: &mut [(&LimitsFile, &mut Sample)], now: u64) {
+    /// (`UsageSample::default()` for a new one).
+    pub fn step(&self, containers: &mut [(&LimitsFile, &mut UsageSample)], now: u64) {
         let mut found = Vec::with_capacity(containers.len());
         let mut demands = Vec::with_capacity(containers.len());
         for (file, sample) in containers.iter_mut() {
             let Some(index) = file.region().find(&self.uuid) else { continue };
             let device = &file.region().devices()[index];
-            let next = Sample {
+            let next = UsageSample {
                 gpu_ns: device.gpu_ns.load(Relaxed),
                 throttled: device.throttled.load(Relaxed),
                 at: now,
             };
             let period = now.saturating_sub(sample.at).max(1);
             let used = next.gpu_ns.saturating_sub(sample.gpu_ns).saturating_mul(100) / period;
-            demands.push(Demand {
+            demands.push(QuotaDemand {
                 core_percent: device.core_percent.load(Relaxed),
                 elastic_percent: device.elastic_percent.load(Relaxed),
                 used_percent: u32::try_from(used.min(100)).unwrap_or(100),
@@ -93,13 +94,13 @@ impl ElasticBalancer {
 mod tests {
     use super::*;
 
-    fn demand(core_percent: u32, elastic_percent: u32, used_percent: u32, throttled: bool) -> Demand {
-        Demand { core_percent, elastic_percent, used_percent, throttled }
+    fn demand(core_percent: u32, elastic_percent: u32, used_percent: u32, throttled: bool) -> QuotaDemand {
+        QuotaDemand { core_percent, elastic_percent, used_percent, throttled }
     }
 
     #[test]
     fn idle_time_goes_to_those_that_wait_in_proportion() {
-        let cases: &[(&[Demand], &[u32])] = &[
+        let cases: &[(&[QuotaDemand], &[u32])] = &[
             (&[demand(30, 100, 30, true), demand(70, 100, 0, false)], &[100, 70]),
             (&[demand(30, 100, 30, true), demand(70, 100, 70, true)], &[30, 70]),
             (&[demand(30, 50, 30, true), demand(70, 0, 20, false)], &[50, 70]),

@@ -10,7 +10,7 @@ use crate::limits::DeviceRecord;
 
 /// Time whose share an idle container saves up: short, so that a container that was idle does not exceed its share
 /// by more than 5 % over two seconds.
-const BURST_WINDOW_NS: u64 = 100_000_000;
+const BURST_WINDOW_NS: u64 = 50_000_000;
 /// A wait is cut into pieces of this length, so that a raised limit is noticed.
 pub const WAIT_NS_MAX: u64 = 5_000_000;
 
@@ -120,7 +120,7 @@ mod tests {
     fn idle_time_is_saved_up_to_the_burst_only() {
         check(50, 0, |device| {
             assert_eq!(device.delay(10_000_000_000), None);
-            assert_eq!(device.tokens.load(Relaxed), 50_000_000);
+            assert_eq!(device.tokens.load(Relaxed), 25_000_000);
             device.spend(60_000_000);
             assert_eq!(device.delay(10_000_000_000), Some(WAIT_NS_MAX));
             device.spend(-60_000_000);

@@ -1,0 +1,86 @@
+//! A CUDA driver library over simulated GPUs: devices, contexts, all ways to allocate, streams, events, graphs.
+//!
+//! Loaded as `libcuda.so.1`, by programs of tests and in containers of a node with fake GPUs. All processes that load
+//! it share one state file (`mayfly_gpu_proto::sim`, named by [`STATE_ENV`]). Kernels compute nothing: a kernel takes
+//! the GPU time that its name ends with (`work_500us`, `work_2ms`, `work_80ns`), and 10 µs without. Device memory is
+//! backed by lazily allocated host memory, so copies work.
+//!
+//! Start at [`state`]; [`memory`] allocates, [`stream`] executes, [`driver`] has devices, contexts and
+//! `cuGetProcAddress`. Not here: limits (`gpu/shim`).
+#![expect(
+    unsafe_code,
+    reason = "a C interface is made of raw pointers; see the safety section of each module"
+)]
+#![expect(
+    clippy::missing_safety_doc,
+    reason = "the contract is that of the CUDA driver's function of this name"
+)]
+
+pub mod driver;
+pub mod memory;
+pub mod pool;
+pub mod state;
+pub mod stream;
+pub mod vmm;
+
+pub use mayfly_gpu_proto::sim::STATE_ENV;
+
+/// `CUresult`.
+pub type CudaResult = i32;
+pub const SUCCESS: CudaResult = 0;
+pub const INVALID_VALUE: CudaResult = 1;
+pub const OUT_OF_MEMORY: CudaResult = 2;
+pub const NOT_INITIALIZED: CudaResult = 3;
+pub const NO_DEVICE: CudaResult = 100;
+pub const INVALID_DEVICE: CudaResult = 101;
+pub const INVALID_CONTEXT: CudaResult = 201;
+pub const INVALID_HANDLE: CudaResult = 400;
+pub const NOT_FOUND: CudaResult = 500;
+pub const NOT_READY: CudaResult = 600;
+pub const UNKNOWN: CudaResult = 999;
+
+/// The value of a result, or the code as the function's answer.
+#[macro_export]
+macro_rules! check {
+    ($result:expr) => {
+        match $result {
+            Ok(value) => value,
+            Err(code) => return code,
+        }
+    };
+}
+
+/// Writes to an out-parameter, or answers `CUDA_ERROR_INVALID_VALUE` where it is NULL.
+#[macro_export]
+macro_rules! out {
+    ($pointer:expr, $value:expr) => {{
+        let pointer = $pointer;
+        if pointer.is_null() {
+            return $crate::INVALID_VALUE;
+        }
+        let value = $value;
+        // SAFETY: not NULL, and the caller of the C interface gives a valid out-parameter.
+        unsafe { pointer.write(value) }
+    }};
+}
+
+/// Defines exported functions of the driver; each asks for injected faults first.
+#[macro_export]
+macro_rules! driver_functions {
+    ($($(#[$meta:meta])* fn $name:ident($($arg:ident: $type:ty),* $(,)?) $body:block)*) => {
+        $(
+            $(#[$meta])*
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $name($($arg: $type),*) -> $crate::CudaResult {
+                static CALLS: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+                if let Some(code) = $crate::state::fault(stringify!($name), &CALLS) {
+                    return code;
+                }
+                $body
+            }
+        )*
+        /// The functions of this module by name.
+        pub(crate) const FUNCTIONS: &[(&str, $crate::state::FunctionAddress)] =
+            &[$((stringify!($name), $crate::state::FunctionAddress($name as *const ()))),*];
+    };
+}

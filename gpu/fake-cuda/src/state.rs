@@ -1,0 +1,152 @@
+//! The state of the process: the shared file, current contexts, allocations, injected faults.
+//!
+//! Safety: out-parameters and handles come from C. Handles are numbers looked up in tables, never dereferenced.
+
+use std::{
+    cell::RefCell,
+    collections::HashMap,
+    path::Path,
+    sync::{
+        Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use mayfly_gpu_proto::{
+    process::ProcessIdentity,
+    sim::{FAULTS_ENV, STATE_ENV, SimFile},
+};
+
+use crate::{
+    CudaResult, INVALID_CONTEXT, INVALID_DEVICE, NO_DEVICE, NOT_INITIALIZED, OUT_OF_MEMORY, UNKNOWN,
+};
+
+/// The address of a function.
+#[derive(Clone, Copy)]
+pub struct FunctionAddress(pub *const ());
+
+// SAFETY: the address of a function is only read.
+unsafe impl Sync for FunctionAddress {}
+
+pub struct CudaState {
+    pub sim: SimFile,
+    pub identity: ProcessIdentity,
+    pub slot: usize,
+    pub tables: Mutex<CudaTables>,
+}
+
+#[derive(Default)]
+pub struct CudaTables {
+    /// Device of each context by handle.
+    pub contexts: HashMap<u64, usize>,
+    /// Device and bytes of each allocation by address or handle.
+    pub allocations: HashMap<u64, (usize, u64)>,
+    pub streams: HashMap<u64, crate::stream::SimStream>,
+    pub events: HashMap<u64, Option<u64>>,
+    /// GPU time of functions, and of graphs that were captured, in ns.
+    pub durations: HashMap<u64, u64>,
+    pub pools: HashMap<u64, crate::pool::SimPool>,
+    pub physical: HashMap<u64, crate::vmm::Physical>,
+}
+
+static STATE: OnceLock<Result<CudaState, CudaResult>> = OnceLock::new();
+static HANDLES: AtomicU64 = AtomicU64::new(0x10_0000);
+
+thread_local! {
+    static CURRENT: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Opens the state file; `cuInit`.
+pub fn init() -> Result<&'static CudaState, CudaResult> {
+    let opened = STATE.get_or_init(|| {
+        let path = std::env::var_os(STATE_ENV).ok_or(NO_DEVICE)?;
+        let sim = SimFile::open(Path::new(&path)).map_err(|_| NO_DEVICE)?;
+        let identity = ProcessIdentity::current();
+        let slot = sim.claim(&identity).ok_or(OUT_OF_MEMORY)?;
+        Ok(CudaState { sim, identity, slot, tables: Mutex::default() })
+    });
+    opened.as_ref().map_err(|code| *code)
+}
+
+/// The state after `cuInit`. As with the real driver, a child of a fork cannot use what its parent initialised.
+pub fn state() -> Result<&'static CudaState, CudaResult> {
+    let state = STATE.get().ok_or(NOT_INITIALIZED)?.as_ref().map_err(|code| *code)?;
+    if state.identity.pid == std::process::id() { Ok(state) } else { Err(NOT_INITIALIZED) }
+}
+
+pub fn new_handle() -> u64 {
+    HANDLES.fetch_add(0x10, Relaxed)
+}
+
+impl CudaState {
+    pub fn tables(&self) -> MutexGuard<'_, CudaTables> {
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A device by its ordinal.
+    pub fn ordinal(&self, device: i32) -> Result<usize, CudaResult> {
+        let index = usize::try_from(device).map_err(|_| INVALID_DEVICE)?;
+        if index >= self.sim.device_count() {
+            return Err(INVALID_DEVICE);
+        }
+        if self.sim.device(index).lost.load(Relaxed) != 0 { Err(UNKNOWN) } else { Ok(index) }
+    }
+
+    pub fn current(&self) -> Result<usize, CudaResult> {
+        let context = current_context().ok_or(INVALID_CONTEXT)?;
+        let device = self.tables().contexts.get(&context).copied().ok_or(INVALID_CONTEXT)?;
+        self.ordinal(i32::try_from(device).map_err(|_| INVALID_DEVICE)?)
+    }
+
+    pub fn charge(&self, device: usize, bytes: u64) -> Result<(), CudaResult> {
+        let ledger = self.sim.ledger();
+        if ledger.charge(&self.identity, self.slot, device, bytes).is_ok() {
+            return Ok(());
+        }
+        self.sim.reap(Some(self.slot));
+        ledger.charge(&self.identity, self.slot, device, bytes).map_err(|_| OUT_OF_MEMORY)
+    }
+
+    pub fn release(&self, device: usize, bytes: u64) {
+        self.sim.ledger().release(self.slot, device, bytes);
+    }
+}
+
+pub fn current_context() -> Option<u64> {
+    CURRENT.with_borrow(|stack| stack.last().copied()).filter(|context| *context != 0)
+}
+
+pub fn set_current(context: u64) {
+    CURRENT.with_borrow_mut(|stack| {
+        stack.pop();
+        stack.push(context);
+    });
+}
+
+pub fn push_current(context: u64) {
+    CURRENT.with_borrow_mut(|stack| stack.push(context));
+}
+
+pub fn pop_current() -> Option<u64> {
+    CURRENT.with_borrow_mut(Vec::pop)
+}
+
+/// The code that this call fails with, from the environment.
+pub fn fault(name: &str, calls: &AtomicU64) -> Option<CudaResult> {
+    static FAULTS: OnceLock<Vec<(String, CudaResult, u64)>> = OnceLock::new();
+    let faults = FAULTS.get_or_init(|| parse_faults(&std::env::var(FAULTS_ENV).unwrap_or_default()));
+    if faults.is_empty() {
+        return None;
+    }
+    let call = calls.fetch_add(1, Relaxed) + 1;
+    faults.iter().find(|(function, _, from)| function == name && call >= *from).map(|(_, code, _)| *code)
+}
+
+fn parse_faults(text: &str) -> Vec<(String, CudaResult, u64)> {
+    let parse = |item: &str| {
+        let (name, rest) = item.split_once('=')?;
+        let (code, from) = rest.split_once(':').unwrap_or((rest, "1"));
+        Some((name.to_owned(), code.parse().ok()?, from.parse().ok()?))
+    };
+    text.split(',').filter_map(parse).collect()
+}

@@ -1,0 +1,334 @@
+//! Launches: delayed while the container is in debt of GPU time.
+//!
+//! The cost of a launch is measured with a pair of events around it, on the first launches of a function and then on
+//! one of [`SAMPLE_EVERY`]; the others cost the average so far. The estimate is spent at the launch, the difference
+//! when the events completed, which later launches look at without waiting. Launches into a stream that is captured
+//! run nothing: the graph's launch is what costs.
+//!
+//! Safety: arguments go to the driver's function of the same name as they came. Events are the shim's own.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    ffi::{c_int, c_uint, c_void},
+    sync::{MutexGuard, PoisonError, atomic::Ordering::Relaxed},
+    thread,
+    time::Duration,
+};
+
+use mayfly_gpu_proto::process::monotonic_ns;
+
+use crate::{
+    DriverCode, SUCCESS,
+    account::{Account, ProcessLimits, limits},
+    hooks, view,
+};
+
+/// Launches of a function that are all measured, for a first average.
+const MEASURED_FIRST: u64 = 16;
+/// After those one launch in this many is measured: a pair of events costs about as much as a launch.
+const SAMPLE_EVERY: u64 = 8;
+/// Measurements under way in a process; with more the launch is not measured.
+const PENDING_MAX: usize = 64;
+/// Functions with an average; a program with more starts anew.
+const FUNCTIONS_MAX: usize = 4096;
+/// A function that was never measured waits this long at most for the measurement of its first launches.
+const FIRST_WAIT_NS_MAX: u64 = 1_000_000_000;
+
+#[derive(Default)]
+pub(crate) struct Launches {
+    functions: HashMap<LaunchKey, Average>,
+    pending: VecDeque<Pending>,
+    /// Event pairs to use again, with their context.
+    spare: Vec<(u64, u64, u64)>,
+}
+
+/// What launches of the same cost have in common.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct LaunchKey {
+    handle: u64,
+    blocks: u64,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Average {
+    launches: u64,
+    measured: u64,
+    ns: i64,
+}
+
+struct Pending {
+    function: LaunchKey,
+    context: u64,
+    begin: u64,
+    end: u64,
+    estimate: i64,
+    device: usize,
+}
+
+fn lock(account: &Account) -> MutexGuard<'_, Launches> {
+    account.launches.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Launches {
+    /// Takes the measurements that completed into account.
+    fn settle(&mut self, account: &Account) {
+        let pending = std::mem::take(&mut self.pending);
+        for measurement in pending {
+            let mut ms = 0_f32;
+            // SAFETY: events of ours; those of a destroyed context are refused by the driver.
+            match unsafe { real::cuEventElapsedTime(&raw mut ms, measurement.begin, measurement.end) } {
+                // CUDA_ERROR_NOT_READY.
+                600 => self.pending.push_back(measurement),
+                SUCCESS => {
+                    let ns = i64::try_from(Duration::from_secs_f32((ms / 1000.0).max(0.0)).as_nanos())
+                        .unwrap_or(0);
+                    account.record(measurement.device).spend(ns - measurement.estimate);
+                    if let Some(average) = self.functions.get_mut(&measurement.function) {
+                        average.add(ns);
+                    }
+                    self.spare.push((measurement.context, measurement.begin, measurement.end));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Counts a launch; gives its estimate and whether it is to be measured.
+    fn plan(&mut self, function: LaunchKey) -> (i64, bool) {
+        if self.functions.len() >= FUNCTIONS_MAX && !self.functions.contains_key(&function) {
+            self.functions.clear();
+        }
+        let average = self.functions.entry(function).or_default();
+        average.launches += 1;
+        let measure = average.launches <= MEASURED_FIRST || average.launches.is_multiple_of(SAMPLE_EVERY);
+        (average.ns, measure && self.pending.len() < PENDING_MAX)
+    }
+
+    /// Whether the function's cost is unknown while its first launches run.
+    fn unknown(&self, function: LaunchKey) -> bool {
+        self.functions.get(&function).is_some_and(|average| average.measured == 0)
+            && self.pending.iter().any(|pending| pending.function == function)
+    }
+
+    fn events(&mut self, context: u64) -> Option<(u64, u64)> {
+        if let Some(index) = self.spare.iter().position(|spare| spare.0 == context) {
+            let (_, begin, end) = self.spare.swap_remove(index);
+            return Some((begin, end));
+        }
+        let (mut begin, mut end) = (0, 0);
+        // SAFETY: out-parameters of ours.
+        let made = unsafe {
+            real::cuEventCreate(&raw mut begin, 0) == SUCCESS
+                && real::cuEventCreate(&raw mut end, 0) == SUCCESS
+        };
+        made.then_some((begin, end))
+    }
+}
+
+impl Average {
+    /// An average that follows changes within a few measurements.
+    fn add(&mut self, ns: i64) {
+        self.ns = if self.measured == 0 { ns } else { (self.ns * 3 + ns) / 4 };
+        self.measured += 1;
+    }
+}
+
+fn capturing(stream: u64) -> bool {
+    let mut status: c_int = 0;
+    // SAFETY: an out-parameter of ours. The default stream cannot be asked while another one is captured: an error.
+    let code = unsafe { real::cuStreamIsCapturing(stream, &raw mut status) };
+    code != SUCCESS || status != 0
+}
+
+/// Waits until the container has GPU time, and until the cost of a new function is known.
+fn wait(account: &Account, device: usize, function: LaunchKey) {
+    let record = account.record(device);
+    let mut throttled = false;
+    while let Some(ns) = record.delay(monotonic_ns()) {
+        if !throttled {
+            throttled = true;
+            record.throttled.fetch_add(1, Relaxed);
+        }
+        thread::sleep(Duration::from_nanos(ns));
+        lock(account).settle(account);
+    }
+    let until = monotonic_ns() + FIRST_WAIT_NS_MAX;
+    loop {
+        let mut launches = lock(account);
+        launches.settle(account);
+        if !launches.unknown(function) || monotonic_ns() > until {
+            return;
+        }
+        drop(launches);
+        thread::sleep(Duration::from_micros(20));
+    }
+}
+
+/// A launch under the quota of the current device. `per_thread`: stream 0 is the thread's default one.
+fn throttled(
+    function: LaunchKey,
+    stream: u64,
+    per_thread: bool,
+    call: impl FnOnce() -> DriverCode,
+) -> DriverCode {
+    let ProcessLimits::Account(account) = limits() else { return call() };
+    let device = view::current_ordinal().and_then(|ordinal| account.device(ordinal));
+    let Some(device) = device.filter(|device| account.record(*device).share().is_some()) else {
+        return call();
+    };
+    // CU_STREAM_PER_THREAD.
+    let stream = if per_thread && stream == 0 { 2 } else { stream };
+    if capturing(stream) {
+        return call();
+    }
+    account.record(device).launches.fetch_add(1, Relaxed);
+    wait(account, device, function);
+    let mut context = 0;
+    // SAFETY: an out-parameter of ours.
+    unsafe { real::cuCtxGetCurrent(&raw mut context) };
+    let mut launches = lock(account);
+    let (estimate, measure) = launches.plan(function);
+    let events = if measure { launches.events(context) } else { None };
+    drop(launches);
+    if let Some((begin, _)) = events {
+        // SAFETY: an event of ours in the caller's stream.
+        unsafe { real::cuEventRecord(begin, stream) };
+    }
+    let code = call();
+    if code == SUCCESS {
+        account.record(device).spend(estimate);
+    }
+    if let Some((begin, end)) = events {
+        // SAFETY: an event of ours in the caller's stream.
+        let recorded = unsafe { real::cuEventRecord(end, stream) } == SUCCESS && code == SUCCESS;
+        let mut launches = lock(account);
+        if recorded {
+            launches.pending.push_back(Pending { function, context, begin, end, estimate, device });
+        } else {
+            launches.spare.push((context, begin, end));
+        }
+    }
+    code
+}
+
+fn blocks(x: c_uint, y: c_uint, z: c_uint) -> u64 {
+    u64::from(x).wrapping_mul(u64::from(y)).wrapping_mul(u64::from(z))
+}
+
+/// The beginning of `CUlaunchConfig`.
+#[repr(C)]
+pub struct LaunchConfig {
+    grid: [c_uint; 3],
+    block: [c_uint; 3],
+    shared: c_uint,
+    stream: u64,
+}
+
+fn configured(
+    config: *const LaunchConfig,
+    handle: u64,
+    per_thread: bool,
+    call: impl FnOnce() -> DriverCode,
+) -> DriverCode {
+    // SAFETY: the caller's structure, or NULL, which the driver refuses.
+    let Some(known) = (unsafe { config.as_ref() }) else { return call() };
+    let [x, y, z] = known.grid;
+    throttled(LaunchKey { handle, blocks: blocks(x, y, z) }, known.stream, per_thread, call)
+}
+
+hooks! {
+    fn cuEventCreate(event: *mut u64, flags: c_uint) {
+        // SAFETY: see the module.
+        unsafe { real::cuEventCreate(event, flags) }
+    }
+    fn cuEventRecord(event: u64, stream: u64) {
+        // SAFETY: see the module.
+        unsafe { real::cuEventRecord(event, stream) }
+    }
+    fn cuEventElapsedTime(milliseconds: *mut f32, begin: u64, end: u64) {
+        // SAFETY: see the module.
+        unsafe { real::cuEventElapsedTime(milliseconds, begin, end) }
+    }
+    fn cuStreamIsCapturing(stream: u64, status: *mut c_int) {
+        // SAFETY: see the module.
+        unsafe { real::cuStreamIsCapturing(stream, status) }
+    }
+    fn cuCtxGetCurrent(context: *mut u64) {
+        // SAFETY: see the module.
+        unsafe { real::cuCtxGetCurrent(context) }
+    }
+    fn cuLaunchKernel(
+        f: u64, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint,
+        stream: u64, parameters: *mut *mut c_void, extra: *mut *mut c_void,
+    ) {
+        throttled(LaunchKey { handle: f, blocks: blocks(gx, gy, gz) }, stream, false, || {
+            // SAFETY: see the module.
+            unsafe { real::cuLaunchKernel(f, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra) }
+        })
+    }
+    fn cuLaunchKernel_ptsz(
+        f: u64, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint,
+        stream: u64, parameters: *mut *mut c_void, extra: *mut *mut c_void,
+    ) {
+        throttled(LaunchKey { handle: f, blocks: blocks(gx, gy, gz) }, stream, true, || {
+            // SAFETY: see the module.
+            unsafe { real::cuLaunchKernel_ptsz(f, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra) }
+        })
+    }
+    fn cuLaunchCooperativeKernel(
+        f: u64, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint,
+        stream: u64, parameters: *mut *mut c_void,
+    ) {
+        throttled(LaunchKey { handle: f, blocks: blocks(gx, gy, gz) }, stream, false, || {
+            // SAFETY: see the module.
+            unsafe { real::cuLaunchCooperativeKernel(f, gx, gy, gz, bx, by, bz, shared, stream, parameters) }
+        })
+    }
+    fn cuLaunchCooperativeKernel_ptsz(
+        f: u64, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint,
+        stream: u64, parameters: *mut *mut c_void,
+    ) {
+        throttled(LaunchKey { handle: f, blocks: blocks(gx, gy, gz) }, stream, true, || {
+            // SAFETY: see the module.
+            unsafe { real::cuLaunchCooperativeKernel_ptsz(f, gx, gy, gz, bx, by, bz, shared, stream, parameters) }
+        })
+    }
+    fn cuLaunchKernelEx(config: *const LaunchConfig, f: u64, parameters: *mut *mut c_void, extra: *mut *mut c_void) {
+        // SAFETY: see the module.
+        configured(config, f, false, || unsafe { real::cuLaunchKernelEx(config, f, parameters, extra) })
+    }
+    fn cuLaunchKernelEx_ptsz(
+        config: *const LaunchConfig, f: u64, parameters: *mut *mut c_void, extra: *mut *mut c_void,
+    ) {
+        // SAFETY: see the module.
+        configured(config, f, true, || unsafe { real::cuLaunchKernelEx_ptsz(config, f, parameters, extra) })
+    }
+    fn cuGraphLaunch(graph: u64, stream: u64) {
+        // SAFETY: see the module.
+        throttled(LaunchKey { handle: graph, blocks: 0 }, stream, false, || unsafe {
+            real::cuGraphLaunch(graph, stream)
+        })
+    }
+    fn cuGraphLaunch_ptsz(graph: u64, stream: u64) {
+        // SAFETY: see the module.
+        throttled(LaunchKey { handle: graph, blocks: 0 }, stream, true, || unsafe {
+            real::cuGraphLaunch_ptsz(graph, stream)
+        })
+    }
+    fn cuLaunch(f: u64) {
+        // SAFETY: see the module.
+        throttled(LaunchKey { handle: f, blocks: 0 }, 0, false, || unsafe { real::cuLaunch(f) })
+    }
+    fn cuLaunchGrid(f: u64, width: c_int, height: c_int) {
+        let blocks = u64::from(width.unsigned_abs()) * u64::from(height.unsigned_abs());
+        // SAFETY: see the module.
+        throttled(LaunchKey { handle: f, blocks }, 0, false, || unsafe { real::cuLaunchGrid(f, width, height) })
+    }
+    fn cuLaunchGridAsync(f: u64, width: c_int, height: c_int, stream: u64) {
+        let blocks = u64::from(width.unsigned_abs()) * u64::from(height.unsigned_abs());
+        // SAFETY: see the module.
+        throttled(LaunchKey { handle: f, blocks }, stream, false, || unsafe {
+            real::cuLaunchGridAsync(f, width, height, stream)
+        })
+    }
+}

@@ -1,0 +1,88 @@
+//! Holds the programs of a container to its limits of GPU memory and GPU time.
+//!
+//! Preloaded into every program of a container that shares GPUs. It stands in front of the functions of libcuda and
+//! libnvidia-ml that allocate, launch, or tell the size of memory; everything else goes to the driver untouched. A
+//! program meets it however it looks functions up: linked (the exported names), `dlsym`, or `cuGetProcAddress`
+//! ([`lookup`]). [`account`] books memory in the limits file (`mayfly_gpu_proto`), [`memory`], [`pool`] and [`vmm`]
+//! are the ways to allocate, [`launch`] delays launches by measured GPU time, [`view`] answers sizes.
+//!
+//! Without a limits file (`MAYFLY_GPU_LIMITS`) every call passes through. A named but unreadable file refuses
+//! allocations: a container must not lose its limits by a mistake. No security boundary: a program can make system
+//! calls of its own; the host compares the books with the driver's figures.
+//!
+//! Not here: the file's layout and rules (`gpu/proto`), anything of the host.
+#![expect(unsafe_code, reason = "an interposed C interface is made of raw pointers; see the modules")]
+#![expect(non_snake_case, reason = "the names are those of the driver")]
+#![expect(clippy::missing_safety_doc, reason = "the contract is that of the driver's function of the name")]
+
+mod account;
+pub mod launch;
+pub mod lookup;
+pub mod memory;
+pub mod pool;
+pub mod view;
+pub mod vmm;
+
+/// `CUresult` and `nvmlReturn_t`.
+type DriverCode = i32;
+const SUCCESS: DriverCode = 0;
+const OUT_OF_MEMORY: DriverCode = 2;
+/// `CUDA_ERROR_NOT_FOUND`: the driver has no such function.
+const NOT_FOUND: DriverCode = 500;
+
+/// A function of the driver that the shim stands in front of.
+pub(crate) struct DriverHook {
+    /// With a terminating zero.
+    name: &'static std::ffi::CStr,
+    own: *const (),
+    /// The driver's function, once it was looked up.
+    real: std::sync::atomic::AtomicPtr<()>,
+}
+
+// SAFETY: `own` is the address of a function, which is only read.
+unsafe impl Sync for DriverHook {}
+
+/// Defines exported functions, `real::NAME` to call the driver's, and the table `HOOKS`.
+macro_rules! hooks {
+    ($($(#[$meta:meta])* fn $name:ident($($arg:ident: $type:ty),* $(,)?) $body:block)*) => {
+        $(
+            $(#[$meta])*
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $name($($arg: $type),*) -> $crate::DriverCode $body
+        )*
+
+        /// The driver's functions.
+        mod real {
+            use super::*;
+            $(
+                pub(super) unsafe fn $name($($arg: $type),*) -> $crate::DriverCode {
+                    let Some(address) = $crate::lookup::real(&super::slots::$name) else {
+                        return $crate::NOT_FOUND;
+                    };
+                    // SAFETY: the driver's function of this name has this signature.
+                    let function: unsafe extern "C" fn($($type),*) -> $crate::DriverCode =
+                        unsafe { std::mem::transmute(address.as_ptr()) };
+                    // SAFETY: the arguments are the caller's, for the same function.
+                    unsafe { function($($arg),*) }
+                }
+            )*
+        }
+
+        #[expect(non_upper_case_globals, reason = "named after the functions")]
+        mod slots {
+            $(
+                pub(super) static $name: $crate::DriverHook = $crate::DriverHook {
+                    name: match std::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                        Ok(name) => name,
+                        Err(_) => c"",
+                    },
+                    own: super::$name as *const (),
+                    real: std::sync::atomic::AtomicPtr::new(std::ptr::null_mut()),
+                };
+            )*
+        }
+
+        pub(crate) static HOOKS: &[&$crate::DriverHook] = &[$(&slots::$name),*];
+    };
+}
+pub(crate) use hooks;

@@ -1,0 +1,133 @@
+//! Virtual memory management: physical memory counts on the device that its properties name, until its last handle
+//! and its last mapping are gone.
+//!
+//! A handle imported from another process is booked when it is mapped, which is when its size is known: physical
+//! memory can outlive its exporter.
+//!
+//! Safety: arguments go to the driver's function of the same name as they came. Out-parameters are read only after
+//! it succeeded.
+
+use std::ffi::{c_int, c_uint, c_void};
+
+use crate::{
+    DriverCode, OUT_OF_MEMORY, SUCCESS,
+    account::{Account, Booking, BookingKey, ProcessLimits, allocate, limits},
+    hooks, view,
+};
+
+/// Changes the references of a handle; books it out at the last.
+fn unreference(account: &Account, handle: u64) {
+    let mut bookings = account.bookings();
+    let Some(booking) = bookings.get_mut(&BookingKey::Physical(handle)) else { return };
+    booking.references -= 1;
+    if booking.references == 0 {
+        let booking = *booking;
+        bookings.remove(&BookingKey::Physical(handle));
+        account.release(booking.device, booking.bytes);
+    }
+}
+
+fn reference(account: &Account, handle: u64) {
+    if let Some(booking) = account.bookings().get_mut(&BookingKey::Physical(handle)) {
+        booking.references += 1;
+    }
+}
+
+/// The handle that is mapped at an address; the caller gives the extra reference back.
+fn mapped_at(address: u64) -> Option<u64> {
+    let mut handle = 0;
+    // SAFETY: an out-parameter of ours and an address that the driver checks.
+    let code = unsafe { real::cuMemRetainAllocationHandle(&raw mut handle, address as *const c_void) };
+    if code != SUCCESS {
+        return None;
+    }
+    // SAFETY: the reference that the call above took.
+    unsafe { real::cuMemRelease(handle) };
+    Some(handle)
+}
+
+/// Books imported memory of which the size was not known; gives whether it fits.
+fn book_imported(account: &Account, handle: u64, bytes: u64) -> bool {
+    let mut bookings = account.bookings();
+    let Some(booking) = bookings.get_mut(&BookingKey::Physical(handle)) else { return true };
+    if booking.bytes == 0 {
+        if !account.charge(booking.device, bytes) {
+            return false;
+        }
+        booking.bytes = bytes;
+    }
+    true
+}
+
+hooks! {
+    /// The properties begin `{type, requestedHandleTypes, location {type, id}}`.
+    fn cuMemCreate(handle: *mut u64, bytes: usize, properties: *const [c_int; 4], flags: u64) {
+        // SAFETY: see the module.
+        let call = || unsafe { real::cuMemCreate(handle, bytes, properties, flags) };
+        // SAFETY: the caller's structure, or NULL, which the driver refuses.
+        match unsafe { properties.as_ref() } {
+            // CU_MEM_LOCATION_TYPE_DEVICE; host memory is not limited.
+            Some([_, _, 1, ordinal]) => allocate(Some(*ordinal), bytes as u64, call, || {
+                // SAFETY: the driver succeeded and wrote the handle.
+                unsafe { handle.as_ref() }.map(|handle| (BookingKey::Physical(*handle), bytes as u64))
+            }),
+            _ => call(),
+        }
+    }
+    fn cuMemRelease(handle: u64) {
+        // SAFETY: see the module.
+        let code = unsafe { real::cuMemRelease(handle) };
+        if code == SUCCESS && let ProcessLimits::Account(account) = limits() {
+            unreference(account, handle);
+        }
+        code
+    }
+    fn cuMemRetainAllocationHandle(handle: *mut u64, address: *const c_void) {
+        // SAFETY: see the module.
+        let code = unsafe { real::cuMemRetainAllocationHandle(handle, address) };
+        if code == SUCCESS && let ProcessLimits::Account(account) = limits() {
+            // SAFETY: the driver wrote the handle.
+            reference(account, unsafe { *handle });
+        }
+        code
+    }
+    fn cuMemImportFromShareableHandle(handle: *mut u64, shared: *mut c_void, kind: c_uint) {
+        // SAFETY: see the module.
+        let code = unsafe { real::cuMemImportFromShareableHandle(handle, shared, kind) };
+        if code == SUCCESS
+            && let ProcessLimits::Account(account) = limits()
+            && let Some(device) = view::current_ordinal().and_then(|ordinal| account.device(ordinal))
+        {
+            // SAFETY: the driver wrote the handle.
+            let key = BookingKey::Physical(unsafe { *handle });
+            let mut bookings = account.bookings();
+            let booking = bookings.entry(key).or_insert(Booking { device, bytes: 0, references: 0 });
+            booking.references += 1;
+        }
+        code
+    }
+    fn cuMemMap(address: u64, bytes: usize, offset: usize, handle: u64, flags: u64) {
+        if let ProcessLimits::Account(account) = limits() && !book_imported(account, handle, bytes as u64) {
+            return OUT_OF_MEMORY;
+        }
+        // SAFETY: see the module.
+        let code = unsafe { real::cuMemMap(address, bytes, offset, handle, flags) };
+        if code == SUCCESS && let ProcessLimits::Account(account) = limits() {
+            reference(account, handle);
+        }
+        code
+    }
+    fn cuMemUnmap(address: u64, bytes: usize) {
+        let ProcessLimits::Account(account) = limits() else {
+            // SAFETY: see the module.
+            return unsafe { real::cuMemUnmap(address, bytes) };
+        };
+        let handle = mapped_at(address);
+        // SAFETY: see the module.
+        let code: DriverCode = unsafe { real::cuMemUnmap(address, bytes) };
+        if code == SUCCESS && let Some(handle) = handle {
+            unreference(account, handle);
+        }
+        code
+    }
+}

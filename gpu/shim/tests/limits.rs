@@ -1,0 +1,266 @@
+//! C programs under the shim and the simulated driver: every way to allocate and to look functions up, forks, crashes,
+//! changed limits, and shares of GPU time.
+
+use std::{
+    io::{BufRead, BufReader, Write},
+    path::{Path, PathBuf},
+    process::{Child, ChildStdout, Command, Stdio},
+};
+
+use mayfly_gpu_proto::{
+    CUDA_SONAME, DeviceLimit, FAKE_CUDA_FILE, FAKE_NVML_FILE, LIMITS_ENV, LimitsFile, NVML_SONAME, SHIM_FILE,
+    sim::{STATE_ENV, SimFile, parse_gpus},
+};
+
+const MIB: u64 = 1 << 20;
+/// How programs find the driver's functions.
+const LOADINGS: [&str; 3] = ["linked", "dlsym", "address"];
+
+/// A container on two fake GPUs of which the first is limited.
+struct LimitedContainer {
+    folder: tempfile::TempDir,
+    limits: LimitsFile,
+    sim: SimFile,
+}
+
+impl LimitedContainer {
+    /// `None` without a C compiler.
+    fn new(test: &str, memory_bytes: u64, core_percent: u32) -> Option<Self> {
+        if Command::new("gcc").arg("--version").output().is_err() {
+            println!("SKIPPED {test}: no gcc");
+            return None;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let gpus = parse_gpus("2xH100").unwrap();
+        let sim = SimFile::create(&folder.path().join("sim"), &gpus).unwrap();
+        let limit =
+            DeviceLimit { uuid: gpus[0].uuid.clone(), memory_bytes, core_percent, elastic_percent: 0 };
+        let limits = LimitsFile::create(&folder.path().join("limits"), &[limit]).unwrap();
+        for (file, name) in
+            [(FAKE_CUDA_FILE, CUDA_SONAME), (FAKE_NVML_FILE, NVML_SONAME), (SHIM_FILE, SHIM_FILE)]
+        {
+            std::os::unix::fs::symlink(library(file), folder.path().join(name)).unwrap();
+        }
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/probe.c");
+        for (output, arguments) in
+            [("probe", &[][..]), ("probe-linked", &["-DLINKED", "-l:libcuda.so.1"][..])]
+        {
+            let mut gcc = Command::new("gcc");
+            gcc.arg("-w").arg("-o").arg(folder.path().join(output)).arg(&source).args(arguments);
+            gcc.arg(format!("-L{}", folder.path().display())).args(["-ldl", "-lpthread"]);
+            assert!(gcc.status().unwrap().success(), "gcc cannot compile {output}");
+        }
+        Some(Self { folder, limits, sim })
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let linked = arguments[0] == "linked";
+        let mut command =
+            Command::new(self.folder.path().join(if linked { "probe-linked" } else { "probe" }));
+        command.args(arguments).env("LD_LIBRARY_PATH", self.folder.path());
+        command.env("LD_PRELOAD", self.folder.path().join(SHIM_FILE));
+        command
+            .env(LIMITS_ENV, self.folder.path().join("limits"))
+            .env(STATE_ENV, self.folder.path().join("sim"));
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> String {
+        let output = self.command(arguments).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+        assert!(output.status.success(), "{arguments:?}: {} {text}", output.status);
+        text
+    }
+
+    fn spawn(&self, arguments: &[&str]) -> RunningProgram {
+        let mut command = self.command(arguments);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        RunningProgram { child, output }
+    }
+}
+
+/// A program that is ended with the test.
+struct RunningProgram {
+    child: Child,
+    output: BufReader<ChildStdout>,
+}
+
+impl RunningProgram {
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        line.trim().to_owned()
+    }
+
+    fn ask(&mut self) -> String {
+        self.child.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+        self.line()
+    }
+}
+
+impl Drop for RunningProgram {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A library that cargo built for this test: beside the test's executable, or one folder up.
+fn library(file: &str) -> PathBuf {
+    let executable = std::env::current_exe().unwrap();
+    let folders = executable.ancestors().skip(1).take(2);
+    let found = folders.map(|folder| folder.join(file)).find(|path| path.exists());
+    found.unwrap_or_else(|| panic!("cargo did not build {file}"))
+}
+
+#[test]
+fn every_way_to_allocate_is_limited_exactly() {
+    let Some(container) = LimitedContainer::new("every_way_to_allocate", 64 * MIB, 0) else { return };
+    let kinds =
+        ["alloc", "managed", "pitch", "async", "create", "array", "array3d", "line", "mipmapped", "pool"];
+    for kind in kinds {
+        for loading in LOADINGS {
+            let half = (32 * MIB).to_string();
+            let seen = container.run(&[loading, "halves", kind, &half]);
+            assert_eq!(seen, "0 0 2 0 0 2 1 0 2", "{kind} by {loading}");
+        }
+    }
+}
+
+#[test]
+fn one_byte_more_than_the_limit_is_refused_and_null_is_the_drivers_business() {
+    let Some(container) = LimitedContainer::new("one_byte_more", MIB, 0) else { return };
+    assert_eq!(container.spawn(&["dlsym", "take", "alloc", &(MIB + 1).to_string()]).line(), "2");
+    assert_eq!(container.spawn(&["dlsym", "take", "alloc", &MIB.to_string()]).line(), "0");
+    assert_eq!(container.run(&["dlsym", "null"]), "0 1 1");
+}
+
+#[test]
+fn sizes_are_those_of_the_limit() {
+    let Some(container) = LimitedContainer::new("sizes", 64 * MIB, 0) else { return };
+    let whole = container.sim.describe(1).memory_bytes;
+    for loading in LOADINGS {
+        let seen = container.run(&[loading, "info"]);
+        assert_eq!(seen, format!("{0} {0} {0} {whole}", 64 * MIB), "{loading}");
+    }
+    let seen = container.run(&["dlsym", "nvml", "x", &(16 * MIB).to_string()]);
+    assert_eq!(seen, format!("{} {} {}", 64 * MIB, 48 * MIB, 16 * MIB));
+}
+
+#[test]
+fn processes_of_a_container_share_its_limit_and_a_crash_returns_its_part() {
+    let Some(container) = LimitedContainer::new("processes_share", 64 * MIB, 0) else { return };
+    let bytes = (40 * MIB).to_string();
+    let mut first = container.spawn(&["dlsym", "take", "alloc", &bytes]);
+    assert_eq!(first.line(), "0");
+    assert_eq!(container.limits.usage()[0].memory_bytes, 40 * MIB);
+    let mut second = container.spawn(&["address", "again", "alloc", &bytes]);
+    assert_eq!(second.ask(), "2");
+    first.child.kill().unwrap();
+    first.child.wait().unwrap();
+    assert_eq!(second.ask(), "0");
+    drop(second);
+    let crashed = container.command(&["dlsym", "crash", "create", &(40 * MIB).to_string()]).output().unwrap();
+    assert_eq!((crashed.status.code(), crashed.stdout.as_slice()), (None, b"0\n".as_slice()));
+    assert_eq!(container.run(&["linked", "halves", "alloc", &(32 * MIB).to_string()]), "0 0 2 0 0 2 1 0 2");
+}
+
+#[test]
+fn a_limit_changes_in_place() {
+    let Some(container) = LimitedContainer::new("a_limit_changes", 64 * MIB, 0) else { return };
+    let mut program = container.spawn(&["dlsym", "again", "alloc", &(40 * MIB).to_string()]);
+    assert_eq!((program.ask(), program.ask()), ("0".into(), "2".into()));
+    let limit = container.limits.usage().remove(0).limit;
+    container.limits.set_limit(&DeviceLimit { memory_bytes: 80 * MIB, ..limit.clone() }).unwrap();
+    assert_eq!((program.ask(), program.ask()), ("0".into(), "2".into()));
+    container.limits.set_limit(&DeviceLimit { memory_bytes: 0, ..limit }).unwrap();
+    assert_eq!(program.ask(), "0");
+}
+
+#[test]
+fn forks_execs_and_threads_are_counted() {
+    let Some(container) = LimitedContainer::new("forks", 64 * MIB, 0) else { return };
+    let most = (40 * MIB).to_string();
+    for loading in LOADINGS {
+        assert_eq!(container.run(&[loading, "fork", "x", &most]), "0 2 0", "{loading}");
+    }
+    let mut program = container.spawn(&["dlsym", "exec", "x", &most]);
+    assert_eq!(program.line(), "0", "the memory of the program before the exec is gone");
+    drop(program);
+    assert_eq!(container.run(&["dlsym", "threads", "x", &(20 * MIB).to_string()]), "1 0");
+}
+
+#[test]
+fn physical_memory_counts_while_it_is_mapped_and_pools_are_trimmed() {
+    let Some(container) = LimitedContainer::new("physical_memory", 64 * MIB, 0) else { return };
+    let most = (40 * MIB).to_string();
+    assert_eq!(container.run(&["address", "mapped", "x", &most]), "0 2 0");
+    assert_eq!(container.run(&["dlsym", "keep", "x", &most]), "0 0 2", "a pool's free memory counts");
+}
+
+#[test]
+fn a_broken_limits_file_refuses_and_none_allows() {
+    let Some(container) = LimitedContainer::new("a_broken_file", 64 * MIB, 0) else { return };
+    let arguments = ["dlsym", "take", "alloc", "1048576"];
+    let mut broken = container.command(&arguments);
+    let output = broken.env(LIMITS_ENV, "/nowhere").stdin(Stdio::null()).output().unwrap();
+    assert_eq!(output.stdout, b"2\n");
+    let mut none = container.command(&["dlsym", "take", "alloc", "100000000"]);
+    let output = none.env_remove(LIMITS_ENV).stdin(Stdio::null()).output().unwrap();
+    assert_eq!(output.stdout, b"0\n");
+}
+
+/// Share of GPU time in percent that a container got, over the time that its program says it ran.
+fn share(container: &LimitedContainer, text: &str) -> f64 {
+    let ns: f64 = text.split_whitespace().nth(1).unwrap().parse().unwrap();
+    #[expect(clippy::cast_precision_loss, reason = "a share is compared to within percent")]
+    let used = container.sim.device(0).busy_ns.load(std::sync::atomic::Ordering::Relaxed) as f64;
+    used * 100.0 / ns
+}
+
+/// A program may get less when the test's machine gives it no processor, but never more.
+#[track_caller]
+fn assert_share(got: f64, percent: u32) {
+    let percent = f64::from(percent);
+    println!("{got:.2} % of {percent} %");
+    assert!(got < percent * 1.05, "{got} % is more than {percent} %");
+    assert!(got > percent * 0.75, "{got} % is much less than {percent} %");
+}
+
+#[test]
+fn one_program_gets_its_share() {
+    for (percent, kernel, batch) in
+        [(10, "work_1ms", "1"), (25, "work_200us", "0"), (50, "work_3ms", "0"), (90, "work_500us", "10")]
+    {
+        let Some(container) = LimitedContainer::new("one_program", 0, percent) else { return };
+        let text = container.run(&["address", "spin", kernel, "2000", batch]);
+        assert_share(share(&container, &text), percent);
+    }
+}
+
+#[test]
+fn a_graph_costs_what_it_runs() {
+    let Some(container) = LimitedContainer::new("a_graph", 0, 25) else { return };
+    let text = container.run(&["dlsym", "graph", "work_500us", "2000"]);
+    assert_share(share(&container, &text), 25);
+}
+
+#[test]
+fn two_containers_share_a_gpu_by_their_quotas() {
+    let Some(small) = LimitedContainer::new("two_containers", 0, 30) else { return };
+    let Some(large) = LimitedContainer::new("two_containers", 0, 70) else { return };
+    let spin = |container: &LimitedContainer| {
+        let mut command = container.command(&["address", "spin", "work_1ms", "2000", "1"]);
+        // Both run on the GPUs of the first.
+        command.env(STATE_ENV, small.folder.path().join("sim"));
+        command.stdout(Stdio::piped()).spawn().unwrap()
+    };
+    let (first, second) = (spin(&small), spin(&large));
+    for (program, percent) in [(first, 30), (second, 70)] {
+        let output = program.wait_with_output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let numbers: Vec<f64> = text.split_whitespace().map(|number| number.parse().unwrap()).collect();
+        assert_share(numbers[0] * 1e6 * 100.0 / numbers[1], percent);
+    }
+}
