@@ -1,6 +1,7 @@
 //! The proxy without root: a listener per frontend, connections copied to an endpoint.
 //!
-//! A frontend without endpoints has no listener, so the kernel refuses its clients as it refuses a closed port.
+//! A frontend without endpoints has no listener, so the kernel refuses its clients as it refuses a closed port. A
+//! client outside the source ranges gets its connection closed before a byte is read; its datagrams are dropped.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -10,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use ipnet::IpNet;
 use parking_lot::Mutex;
 use rand::RngExt as _;
 use tokio::{
@@ -163,6 +165,15 @@ impl UserspaceProxy {
     }
 }
 
+/// Whether the source ranges of a backend contain a client. A range that is no CIDR contains nobody, so that a
+/// mistake in it does not open a Service.
+fn admits(backend: &Backend, client: IpAddr) -> bool {
+    // A socket of both families shows IPv4 clients as mapped IPv6 addresses.
+    let client = client.to_canonical();
+    let contains = |range: &String| range.parse::<IpNet>().is_ok_and(|range| range.contains(&client));
+    backend.source_ranges.is_empty() || backend.source_ranges.iter().any(contains)
+}
+
 /// Chooses endpoints, and remembers the choice for clients with affinity.
 #[derive(Default)]
 struct Chooser(Mutex<HashMap<IpAddr, (SocketAddr, Instant)>>);
@@ -220,6 +231,10 @@ impl TcpFrontend {
                     }
                 };
                 let (backend, chooser) = (self.backend.borrow().clone(), self.chooser.clone());
+                if !admits(&backend, address.ip()) {
+                    tracing::debug!(service = %backend.service, %address, "client outside the source ranges");
+                    continue;
+                }
                 tasks.spawn(async move {
                     let _permit = permit;
                     if let Some(server) = connect(&backend, &chooser, address.ip()).await {
@@ -296,6 +311,9 @@ impl UdpFrontend {
         stop: &CancellationToken,
     ) -> Option<Arc<UdpSocket>> {
         let backend = self.backend.borrow().clone();
+        if !admits(&backend, client.ip()) {
+            return None;
+        }
         let known = self.clients.lock().get(&client).cloned();
         if let Some((server, endpoint)) = known
             && backend.endpoints.contains(&endpoint)
@@ -336,5 +354,36 @@ async fn answers(server: &UdpSocket, front: &UdpSocket, client: SocketAddr) {
         // A refusal of the endpoint: the client tries again, as with any lost datagram.
         let Ok(bytes) = received else { return };
         let _ = front.send_to(&datagram[..bytes], client).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::ServicePortName;
+
+    #[test]
+    fn source_ranges_admit_the_clients_they_contain() {
+        let service =
+            ServicePortName { namespace: String::new(), service: String::new(), port: String::new() };
+        for (ranges, client, expected) in [
+            (&[][..], "192.0.2.1", true),
+            (&["192.0.2.0/24"], "192.0.2.1", true),
+            (&["192.0.2.0/24"], "192.0.3.1", false),
+            (&["192.0.2.0/24"], "::ffff:192.0.2.1", true),
+            (&["192.0.2.0/24"], "2001:db8::1", false),
+            (&["192.0.2.0/24", "2001:db8::/32"], "2001:db8::1", true),
+            (&["0.0.0.0/0"], "203.0.113.9", true),
+            (&["not a range"], "192.0.2.1", false),
+        ] {
+            let backend = Backend {
+                service: service.clone(),
+                endpoints: Vec::new(),
+                affinity: None,
+                masquerade: false,
+                source_ranges: ranges.iter().map(|range| (*range).to_owned()).collect(),
+            };
+            assert_eq!(admits(&backend, client.parse().unwrap()), expected, "{client} in {ranges:?}");
+        }
     }
 }
