@@ -17,7 +17,7 @@ use crate::{
     challenge::{self, Challenge},
     config::{EndpointSpec, RegistryConfig},
     credentials::{Keychain, RegistryLogin},
-    document::{ACCEPTED, DOCUMENT_BYTES_MAX, Document},
+    document::{ACCEPTED, DOCUMENT_BYTES_MAX, RemoteDocument},
     error::PullError,
     transport::{self, HttpClient, STALL_TIMEOUT, collect, innermost, send},
 };
@@ -44,7 +44,7 @@ pub struct RemoteImage {
     endpoint: Arc<Endpoint>,
     repository: String,
     /// What the reference names: a manifest or an index.
-    pub target: Document,
+    pub target: RemoteDocument,
 }
 
 /// The rest of a blob.
@@ -146,7 +146,7 @@ impl RemoteImage {
     ///
     /// # Errors
     /// The registry does not give it, or gives another.
-    pub async fn manifest(&self, digest: &str) -> Result<Document, PullError> {
+    pub async fn manifest(&self, digest: &str) -> Result<RemoteDocument, PullError> {
         self.endpoint.document(&self.repository, digest, Some(digest), digest).await
     }
 
@@ -199,7 +199,7 @@ impl Endpoint {
         name: &str,
         digest: Option<&str>,
         what: &str,
-    ) -> Result<Document, PullError> {
+    ) -> Result<RemoteDocument, PullError> {
         let mut headers = HeaderMap::new();
         headers.insert(
             header::ACCEPT,
@@ -213,7 +213,7 @@ impl Endpoint {
         }
         let media_type = answer.headers().get(header::CONTENT_TYPE).cloned();
         let bytes = collect(answer.into_body(), &self.spec.host, what, DOCUMENT_BYTES_MAX).await?;
-        Document::read(bytes, media_type.as_ref().and_then(|value| value.to_str().ok()), digest)
+        RemoteDocument::read(bytes, media_type.as_ref().and_then(|value| value.to_str().ok()), digest)
     }
 
     /// A request, once more where the registry wants to know who asks.

@@ -19,7 +19,7 @@ pub(crate) const ACCEPTED: [&str; 4] = [
 
 /// A manifest or an index whose digest was computed from its bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Document {
+pub struct RemoteDocument {
     /// What it is.
     pub media_type: String,
     /// `sha256:…`.
@@ -28,7 +28,7 @@ pub struct Document {
     pub bytes: Bytes,
 }
 
-impl Document {
+impl RemoteDocument {
     /// Reads an answer; `expected` is the digest by which it was asked for.
     ///
     /// # Errors
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn a_document_is_known_by_its_own_word_the_header_or_its_shape() {
-        let read = |text: &str, header| Document::read(Bytes::from(text.to_owned()), header, None);
+        let read = |text: &str, header| RemoteDocument::read(Bytes::from(text.to_owned()), header, None);
         let typed = |text, header| read(text, header).unwrap().media_type;
         assert_eq!(typed(r#"{"manifests":[]}"#, None), ACCEPTED[0]);
         assert_eq!(typed(r#"{"config":{}}"#, Some("text/plain")), ACCEPTED[2]);
@@ -87,9 +87,12 @@ mod tests {
     #[test]
     fn a_document_with_another_digest_is_refused() {
         let bytes = Bytes::from_static(b"{\"config\":{}}");
-        let honest = Document::read(bytes.clone(), None, None).unwrap();
-        assert_eq!(Document::read(bytes.clone(), None, Some(&honest.digest)), Ok(honest));
+        let honest = RemoteDocument::read(bytes.clone(), None, None).unwrap();
+        assert_eq!(RemoteDocument::read(bytes.clone(), None, Some(&honest.digest)), Ok(honest));
         let other = format!("sha256:{}", "0".repeat(64));
-        assert!(matches!(Document::read(bytes, None, Some(&other)), Err(PullError::DigestMismatch { .. })));
+        assert!(matches!(
+            RemoteDocument::read(bytes, None, Some(&other)),
+            Err(PullError::DigestMismatch { .. })
+        ));
     }
 }

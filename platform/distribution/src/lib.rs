@@ -23,7 +23,7 @@ mod transport;
 pub use client::{BlobBody, RegistryClient, RemoteImage};
 pub use config::{BuiltinRegistry, RegistryConfig, RegistryConfigError};
 pub use credentials::{Keychain, RegistryLogin};
-pub use document::{Document, is_index};
+pub use document::{RemoteDocument, is_index};
 pub use error::PullError;
 pub use oci_spec::distribution::Reference;
 pub use reference::{InvalidReference, parse_reference};

@@ -19,7 +19,7 @@ use serde::Deserialize;
 
 use crate::{
     aws_credentials::{self, Found},
-    image_config::{ImageArgs, ImageFile, ImageSettings},
+    image_config::{ImageFile, ImageOptions, ImageSettings},
 };
 
 /// Default addresses: all loopback.
@@ -89,7 +89,7 @@ pub(crate) struct UpArgs {
     #[arg(long, env = "MAYFLY_CONTAINERS", value_name = "MODE")]
     containers: Option<String>,
     #[command(flatten)]
-    images: ImageArgs,
+    images: ImageOptions,
     /// Instances of functions that exist at the same time [default: one for 8Mi of this machine's memory, at most 2000]
     #[arg(long, env = "MAYFLY_INSTANCES", value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     instances: Option<u32>,

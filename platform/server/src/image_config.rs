@@ -12,7 +12,7 @@ use crate::config::time_span;
 
 /// Flags of `mayfly up` for images.
 #[derive(Args, Clone, Debug, Default)]
-pub(crate) struct ImageArgs {
+pub(crate) struct ImageOptions {
     /// Mirrors, logins and certificates of registries: a file in the form of k3s's registries.yaml
     #[arg(long, env = "MAYFLY_REGISTRY_CONFIG", value_name = "FILE")]
     registry_config: Option<PathBuf>,
@@ -49,7 +49,7 @@ pub(crate) struct ImageSettings {
     pub(crate) collection: ImageCollection,
 }
 
-impl ImageArgs {
+impl ImageOptions {
     pub(crate) fn resolve(self, file: ImageFile) -> anyhow::Result<ImageSettings> {
         let defaults = ImageCollection::default();
         let collection = ImageCollection {
@@ -112,10 +112,10 @@ mod tests {
 
     #[test]
     fn thresholds_are_in_order_and_flags_are_stronger() {
-        let args = |high, low| ImageArgs {
+        let args = |high, low| ImageOptions {
             image_gc_high_threshold: high,
             image_gc_low_threshold: low,
-            ..ImageArgs::default()
+            ..ImageOptions::default()
         };
         let file = ImageFile {
             gc_high_threshold: Some(60),
@@ -133,12 +133,13 @@ mod tests {
     #[test]
     fn registries_are_named_by_host() {
         let settings = |host: &str| {
-            let args = ImageArgs { insecure_registry: vec![host.into()], ..ImageArgs::default() };
+            let args = ImageOptions { insecure_registry: vec![host.into()], ..ImageOptions::default() };
             args.resolve(ImageFile::default()).unwrap().registries()
         };
         assert!(settings("r.example.com:5000").is_ok());
         assert!(settings("http://r.example.com").unwrap_err().to_string().contains("name a host"));
-        let file = ImageArgs { registry_config: Some("/nowhere/r.yaml".into()), ..ImageArgs::default() };
+        let file =
+            ImageOptions { registry_config: Some("/nowhere/r.yaml".into()), ..ImageOptions::default() };
         let error = file.resolve(ImageFile::default()).unwrap().registries().unwrap_err();
         assert!(format!("{error:#}").contains("--registry-config: /nowhere/r.yaml"), "{error:#}");
     }

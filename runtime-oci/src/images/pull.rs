@@ -22,7 +22,9 @@ use containerd_client::{
     types::Descriptor,
 };
 use futures::{Stream, StreamExt as _, TryStreamExt as _, stream};
-use mayfly_distribution::{Document, Keychain, PullError, Reference, RegistryClient, RemoteImage, is_index};
+use mayfly_distribution::{
+    Keychain, PullError, Reference, RegistryClient, RemoteDocument, RemoteImage, is_index,
+};
 use mayfly_runtime::{ImageRecord, PullSecret, RuntimeError};
 use oci_spec::image::{ImageIndex, ImageManifest};
 use parking_lot::Mutex;
@@ -243,7 +245,7 @@ async fn is_current(client: &Containerd, name: &str, target: &Descriptor) -> Res
 }
 
 /// What a document keeps from the garbage collector.
-fn labels(document: &Document) -> Result<HashMap<String, String>, RuntimeError> {
+fn labels(document: &RemoteDocument) -> Result<HashMap<String, String>, RuntimeError> {
     let mut labels = HashMap::new();
     if is_index(&document.media_type) {
         let index: ImageIndex = parse(&document.bytes, "index", &document.digest)?;
@@ -260,7 +262,7 @@ fn labels(document: &Document) -> Result<HashMap<String, String>, RuntimeError> 
 
 async fn keep_document(
     client: &Containerd,
-    document: &Document,
+    document: &RemoteDocument,
     labels: HashMap<String, String>,
     lease: &Lease,
 ) -> Result<(), RuntimeError> {
