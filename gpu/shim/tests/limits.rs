@@ -1,5 +1,8 @@
 //! C programs under the shim and the simulated driver: every way to allocate and to look functions up, forks, crashes,
 //! changed limits, and shares of GPU time.
+//!
+//! Cargo builds the simulated drivers for these tests as the dev-dependencies `mayfly_gpu_fake_cuda` and
+//! `mayfly_gpu_fake_nvml`.
 
 use std::{
     io::{BufRead, BufReader, Write},
