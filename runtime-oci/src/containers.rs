@@ -12,13 +12,13 @@ use std::{collections::HashMap, path::Path, sync::Arc, time::Duration};
 
 use containerd_client::{
     services::v1::{
-        CloseIoRequest, Container, CreateContainerRequest, CreateTaskRequest, StartRequest, container,
-        snapshots::PrepareSnapshotRequest,
+        CloseIoRequest, Container, CreateContainerRequest, CreateTaskRequest, GetRequest, StartRequest,
+        container, snapshots::PrepareSnapshotRequest,
     },
     tonic::Code,
     types::Mount,
 };
-use mayfly_runtime::{ContainerId, ContainerSpec, ContainerState, RuntimeError};
+use mayfly_runtime::{ContainerId, ContainerSpec, ContainerState, RuntimeError, SeccompProfile};
 use prost_types::Any;
 use tokio::{io::AsyncWriteExt as _, time::Instant};
 
@@ -136,6 +136,8 @@ impl OciHost {
             message_file: folder.join("message"),
             cgroup: cgroup::path(&spec.id),
             user,
+            seccomp_profile: self.seccomp_profile(spec).await?,
+            target_pid: self.target_pid(client, spec).await?,
         };
         let oci = spec::build(spec, &image.config, &around).map_err(RuntimeError::Invalid)?;
         let record = ContainerRecord {
@@ -158,6 +160,39 @@ impl OciHost {
         let start = StartRequest { container_id: task_id(&spec.id), exec_id: String::new() };
         client.tasks().start(request(start)).await.map_err(start_failed)?;
         Ok(record)
+    }
+
+    /// The profile of the node that a container names. A name stays below the folder of profiles.
+    async fn seccomp_profile(&self, spec: &ContainerSpec) -> Result<Option<String>, RuntimeError> {
+        let SeccompProfile::Localhost(name) = &spec.process.security.seccomp else { return Ok(None) };
+        let inside = |part| matches!(part, std::path::Component::Normal(_));
+        if name.is_empty() || !Path::new(name).components().all(inside) {
+            return Err(RuntimeError::Invalid(format!("{name:?} is no name of a seccomp profile")));
+        }
+        let path = self.layout.seccomp().join(name);
+        let text = tokio::fs::read_to_string(&path).await;
+        text.map(Some).map_err(|error| {
+            RuntimeError::Invalid(format!("cannot read the seccomp profile {}: {error}", path.display()))
+        })
+    }
+
+    /// The process of the container that a debugger looks into.
+    async fn target_pid(
+        &self,
+        client: &Containerd,
+        spec: &ContainerSpec,
+    ) -> Result<Option<u32>, RuntimeError> {
+        let Some(name) = &spec.process.target_container else { return Ok(None) };
+        let of_pod = self.of_pod(&spec.id.pod);
+        let target = of_pod
+            .iter()
+            .find(|(id, state)| id.name == *name && matches!(state, ContainerState::Running { .. }));
+        let (target, _) = target.ok_or_else(|| {
+            RuntimeError::Invalid(format!("unable to find target container {name:?}: it does not run"))
+        })?;
+        let message = GetRequest { container_id: task_id(target), exec_id: String::new() };
+        let answer = client.tasks().get(request(message)).await.map_err(failed("look up a container"))?;
+        Ok(answer.into_inner().process.map(|process| process.pid))
     }
 
     /// The image's `passwd` and `group`, where a name must be looked up in them.

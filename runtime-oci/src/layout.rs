@@ -3,6 +3,7 @@
 //! ```text
 //! ROOT/containerd/            containerd's own: config.toml, root, state, log
 //! ROOT/containerd.sock
+//! ROOT/seccomp/               system call filters that pods name (`Localhost`)
 //! ROOT/network/               subnet, address leases
 //! ROOT/pods/UID/sandbox.json  what a restarted process must know of a sandbox
 //! ROOT/pods/UID/ns/{net,ipc,uts}
@@ -33,6 +34,10 @@ impl Layout {
 
     pub(crate) fn socket(&self) -> PathBuf {
         self.root.join("containerd.sock")
+    }
+
+    pub(crate) fn seccomp(&self) -> PathBuf {
+        self.root.join("seccomp")
     }
 
     pub(crate) fn network(&self) -> PathBuf {

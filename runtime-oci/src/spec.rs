@@ -4,11 +4,12 @@
 
 mod capabilities;
 mod resources;
+mod seccomp;
 mod user;
 
 use std::path::{Path, PathBuf};
 
-use mayfly_runtime::{ContainerSpec, SandboxHost};
+use mayfly_runtime::{ContainerSpec, SandboxHost, SeccompProfile};
 use oci_spec::{image::ImageConfiguration, runtime::Spec};
 use serde_json::{Value, json};
 
@@ -43,6 +44,10 @@ pub(crate) struct ContainerPlace<'a> {
     pub(crate) message_file: PathBuf,
     pub(crate) cgroup: String,
     pub(crate) user: ProcessUser,
+    /// The text of the profile of the node that the container names.
+    pub(crate) seccomp_profile: Option<String>,
+    /// The process whose PID namespace the container joins, by its number on the host.
+    pub(crate) target_pid: Option<u32>,
 }
 
 /// Builds the specification.
@@ -64,7 +69,7 @@ pub(crate) fn build(
         "root": {"path": "rootfs", "readonly": security.read_only_root},
         "hostname": "",
         "mounts": mounts(container, around),
-        "linux": linux(container, around),
+        "linux": linux(container, around)?,
     });
     serde_json::from_value(value).map_err(|error| error.to_string())
 }
@@ -181,7 +186,7 @@ fn mounts(container: &ContainerSpec, around: &ContainerPlace<'_>) -> Vec<Value> 
     mounts
 }
 
-fn linux(container: &ContainerSpec, around: &ContainerPlace<'_>) -> Value {
+fn linux(container: &ContainerSpec, around: &ContainerPlace<'_>) -> Result<Value, String> {
     let security = &container.process.security;
     let mut namespaces = vec![json!({"type": "mount"})];
     let mut join = |kind: &str, file: &str| {
@@ -195,13 +200,15 @@ fn linux(container: &ContainerSpec, around: &ContainerPlace<'_>) -> Value {
     if !around.host.host_ipc {
         join("ipc", "ipc");
     }
-    if !around.host.host_pid {
-        namespaces.push(json!({"type": "pid"}));
+    match around.target_pid {
+        Some(pid) => namespaces.push(json!({"type": "pid", "path": format!("/proc/{pid}/ns/pid")})),
+        None if !around.host.host_pid => namespaces.push(json!({"type": "pid"})),
+        None => {}
     }
     let unmasked = security.privileged || security.unmasked_proc;
     let masked: &[&str] = if unmasked { &[] } else { &MASKED_PATHS };
     let read_only: &[&str] = if unmasked { &[] } else { &READ_ONLY_PATHS };
-    json!({
+    let mut linux = json!({
         "namespaces": namespaces,
         "cgroupsPath": around.cgroup,
         "maskedPaths": masked,
@@ -209,7 +216,27 @@ fn linux(container: &ContainerSpec, around: &ContainerPlace<'_>) -> Value {
         "sysctl": around.host.sysctls,
         "resources": resources(container),
         "devices": [],
-    })
+    });
+    if let Some(filter) = filter(container, around)? {
+        linux["seccomp"] = filter;
+    }
+    Ok(linux)
+}
+
+/// The system call filter. A privileged container has none.
+fn filter(container: &ContainerSpec, around: &ContainerPlace<'_>) -> Result<Option<Value>, String> {
+    let security = &container.process.security;
+    match &security.seccomp {
+        _ if security.privileged => Ok(None),
+        SeccompProfile::Unconfined => Ok(None),
+        SeccompProfile::RuntimeDefault => Ok(Some(seccomp::default_profile(&capabilities(security)))),
+        SeccompProfile::Localhost(name) => {
+            let text = around.seccomp_profile.as_deref();
+            let text = text.ok_or_else(|| format!("the node has no seccomp profile {name:?}"))?;
+            let profile = serde_json::from_str(text);
+            profile.map(Some).map_err(|error| format!("the seccomp profile {name:?} is damaged: {error}"))
+        }
+    }
 }
 
 #[cfg(test)]
@@ -250,6 +277,8 @@ mod tests {
             message_file: "/pod/message".into(),
             cgroup: "/mayfly/uid/c".into(),
             user: ProcessUser::default(),
+            seccomp_profile: None,
+            target_pid: None,
         }
     }
 
@@ -323,5 +352,37 @@ mod tests {
         spec.process.security.run_as_non_root = true;
         let host = SandboxHost::default();
         assert!(build(&spec, &image(), &around(&host)).unwrap_err().contains("runAsNonRoot"));
+    }
+
+    #[test]
+    fn a_debugger_joins_the_processes_of_its_target() {
+        let host = SandboxHost::default();
+        let around = ContainerPlace { target_pid: Some(7), ..around(&host) };
+        let spec = serde_json::to_value(build(&container(), &image(), &around).unwrap()).unwrap();
+        let namespaces = spec["linux"]["namespaces"].as_array().unwrap();
+        let pid = namespaces.iter().find(|namespace| namespace["type"] == "pid").unwrap();
+        assert_eq!(pid["path"], "/proc/7/ns/pid");
+    }
+
+    #[test]
+    fn the_system_call_filter_is_the_one_that_the_container_names() {
+        let host = SandboxHost::default();
+        let filter = |profile: SeccompProfile, privileged: bool, text: Option<&str>| {
+            let mut container = container();
+            container.process.security.seccomp = profile;
+            container.process.security.privileged = privileged;
+            let around = ContainerPlace { seccomp_profile: text.map(str::to_owned), ..around(&host) };
+            let spec = build(&container, &image(), &around)?;
+            Ok::<_, String>(serde_json::to_value(spec).unwrap()["linux"]["seccomp"].clone())
+        };
+        assert!(filter(SeccompProfile::Unconfined, false, None).unwrap().is_null());
+        assert!(filter(SeccompProfile::RuntimeDefault, true, None).unwrap().is_null());
+        let default = filter(SeccompProfile::RuntimeDefault, false, None).unwrap();
+        assert_eq!(default["defaultAction"], "SCMP_ACT_ALLOW");
+        let own = SeccompProfile::Localhost("p".into());
+        let text = r#"{"defaultAction": "SCMP_ACT_LOG"}"#;
+        assert_eq!(filter(own.clone(), false, Some(text)).unwrap()["defaultAction"], "SCMP_ACT_LOG");
+        assert!(filter(own.clone(), false, Some("{")).unwrap_err().contains("damaged"));
+        assert!(filter(own, false, None).unwrap_err().contains("no seccomp profile"));
     }
 }

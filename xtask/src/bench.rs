@@ -7,6 +7,7 @@ mod functions;
 mod load;
 mod neighbours;
 mod peer;
+mod pods;
 mod restate;
 mod start;
 mod turns;
@@ -31,6 +32,8 @@ Builds what is shipped and measures it. Mayfly and the peer take turns, round by
                                 functions; memory with 10,000 idle ones; 20,000 requests at once
   cargo xtask bench neighbours  a function alone and beside spinning, filling, allocating, logging, sleeping and
                                 outbound-calling neighbours: 1 request, one per core, four per core
+  cargo xtask bench pods        pods of an image: bound to running, one at a time and 50 at once, and exec, beside
+                                ctr on the same containerd; needs root, containerd, kubectl and busybox
   cargo xtask bench start       process start to ready, and idle memory
   cargo xtask bench writes      durable writes: the store alone, through the API, beside etcd
   cargo xtask bench workflows   1, 3 and 9 durable steps beside Restate at 1, 16, 64 and 256 clients; bytes and
@@ -107,15 +110,16 @@ impl Options {
 
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let Some((name, rest)) = arguments.split_first() else {
-        bail!("say what: functions, neighbours, start, writes or workflows")
+        bail!("say what: functions, neighbours, pods, start, writes or workflows")
     };
     let (bench, parts): (fn(&Workspace, &Options) -> Result<Value>, &[&str]) = match name.as_str() {
         "functions" => (functions::run, functions::PARTS),
         "neighbours" => (neighbours::run, neighbours::PARTS),
+        "pods" => (pods::run, &[]),
         "start" => (start::run, &[]),
         "writes" => (writes::run, &[]),
         "workflows" => (workflows::run, workflows::PARTS),
-        _ => bail!("there is no benchmark {name:?}: functions, neighbours, start, writes or workflows"),
+        _ => bail!("there is no benchmark {name:?}: functions, neighbours, pods, start, writes or workflows"),
     };
     let options = Options::parse(rest, parts)?;
     let workspace = Workspace::locate()?;

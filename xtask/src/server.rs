@@ -110,6 +110,16 @@ impl Server {
         })
     }
 
+    /// Everything of this server.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// What it has of containers.
+    pub(crate) fn containers(&self) -> PathBuf {
+        self.data.join("containers")
+    }
+
     /// The kubeconfig of this server.
     pub(crate) fn kubeconfig(&self) -> PathBuf {
         self.data.join("kubeconfig")

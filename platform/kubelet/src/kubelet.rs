@@ -23,10 +23,12 @@ use crate::{
     job::JobFiles,
     node::NodeObject,
     pod::worker::Worker,
+    pressure::{self, PressureSignal},
     probe::ProbeTasks,
+    static_pods::StaticPods,
     streams::PodStreams,
     usage::Meters,
-    volumes::Volumes,
+    volumes::{Volumes, tokens::ServiceAccountTokens},
 };
 
 /// Pause between looks at what the runtimes say.
@@ -61,6 +63,8 @@ pub struct Config {
     pub volumes: Option<PathBuf>,
     /// When unused images are removed.
     pub image_collection: ImageCollection,
+    /// The folder of the manifests of static pods; without it there are none.
+    pub static_pods: Option<PathBuf>,
 }
 
 impl Config {
@@ -89,6 +93,7 @@ impl Config {
             upload_folder: std::env::temp_dir(),
             volumes: None,
             image_collection: ImageCollection::default(),
+            static_pods: None,
         }
     }
 }
@@ -104,6 +109,8 @@ pub struct Kubelet {
     streams: PodStreams,
     images: NodeImages,
     image_collector: ImageCollector,
+    shortages: watch::Sender<[bool; 3]>,
+    static_pods: Option<StaticPods>,
     stop_events: CancellationToken,
 }
 
@@ -139,6 +146,7 @@ impl Kubelet {
         let queue = WorkQueue::default();
         let worker = Arc::new(Worker {
             node: config.node_name.clone(),
+            tokens: ServiceAccountTokens::new(client.clone()),
             probes: ProbeTasks::new(events.clone(), queue.clone()),
             events,
             pods: pods.clone(),
@@ -152,11 +160,38 @@ impl Kubelet {
             client: client.clone(),
             deletions: watch::Sender::new(0),
         });
-        let node = NodeObject::new(client, informers.of(), &config, &classes, image_collector.shown());
+        let shortages = watch::Sender::new([false; 3]);
+        let static_pods = config.static_pods.clone().map(|folder| StaticPods {
+            folder,
+            node: config.node_name.clone(),
+            client: client.clone(),
+            pods: pods.clone(),
+        });
+        let node = NodeObject::new(
+            client,
+            informers.of(),
+            &config,
+            &classes,
+            image_collector.shown(),
+            shortages.subscribe(),
+        );
         let functions = FunctionLogs::create(config.logs.clone(), informers.of());
         let logs = Logs { node: config.node_name.clone(), pods, layout: config.logs.clone(), functions };
         let meters = Arc::new(meters);
-        Self { config, node, worker, queue, logs, meters, streams, images, image_collector, stop_events }
+        Self {
+            config,
+            node,
+            worker,
+            queue,
+            logs,
+            meters,
+            streams,
+            images,
+            image_collector,
+            shortages,
+            static_pods,
+            stop_events,
+        }
     }
 
     /// The HTTP API by which the API server reads logs, and what is used.
@@ -211,12 +246,18 @@ impl Kubelet {
                 sweep(&worker, &stop),
                 watch_outputs(&worker, &queue, &stop),
                 refresh_volumes(&worker, &stop),
+                watch_pressure(&worker, &queue, &self.shortages, &stop),
                 join_all(changes),
             );
         };
+        let static_pods = async {
+            if let Some(static_pods) = &self.static_pods {
+                static_pods.run(&stop).await;
+            }
+        };
         let (functions, meters, images) = (&self.logs.functions, &self.meters, &self.image_collector);
-        let images = images.run(&stop);
-        tokio::join!(pods, self.node.run(stop.clone()), meters.run(&stop), functions.run(&stop), images);
+        let (node, images) = (self.node.run(stop.clone()), images.run(&stop));
+        tokio::join!(pods, static_pods, node, meters.run(&stop), functions.run(&stop), images);
     }
 }
 
@@ -290,6 +331,36 @@ async fn watch_outputs(worker: &Worker, queue: &WorkQueue<ObjectKey>, stop: &Can
                 pod.ended.get_or_insert(("Evicted", message));
                 queue.add(key.clone());
             }
+        }
+    }
+}
+
+/// Measures the node, shows what it is short of, and ends a pod at a time while memory is short.
+async fn watch_pressure(
+    worker: &Worker,
+    queue: &WorkQueue<ObjectKey>,
+    shortages: &watch::Sender<[bool; 3]>,
+    stop: &CancellationToken,
+) {
+    let folder = worker.logs.root().to_owned();
+    let mut states = [pressure::SignalState::default(); 3];
+    loop {
+        let folder = folder.clone();
+        let measured = tokio::task::spawn_blocking(move || pressure::measure(&folder)).await;
+        // It fails only when the runtime ends.
+        let Ok(headroom) = measured else { return };
+        let now = tokio::time::Instant::now();
+        let mut short = [false; 3];
+        for ((short, state), signal) in short.iter_mut().zip(&mut states).zip(PressureSignal::ALL) {
+            *short = state.update(headroom.is_short(signal), now);
+        }
+        shortages.send_if_modified(|known| std::mem::replace(known, short) != short);
+        if headroom.is_short(PressureSignal::Memory) {
+            worker.evict_for_memory(queue, headroom.memory_bytes);
+        }
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = sleep(pressure::MEASURE_EVERY) => {}
         }
     }
 }

@@ -25,7 +25,7 @@ use mayfly_informer::Informer;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::{Config, pod::status::HOST_ADDRESS};
+use crate::{Config, pod::status::HOST_ADDRESS, pressure::PressureSignal};
 
 /// How often the lease is renewed, and how long it lasts (upstream's values).
 const LEASE_RENEW_EVERY: Duration = Duration::from_secs(10);
@@ -46,6 +46,8 @@ pub(crate) struct NodeObject {
     labels: BTreeMap<String, String>,
     status: NodeStatus,
     images: watch::Receiver<Vec<ContainerImage>>,
+    /// Whether there is a shortage of each of [`PressureSignal::ALL`].
+    shortages: watch::Receiver<[bool; 3]>,
 }
 
 impl NodeObject {
@@ -55,6 +57,7 @@ impl NodeObject {
         config: &Config,
         classes: &[String],
         images: watch::Receiver<Vec<ContainerImage>>,
+        shortages: watch::Receiver<[bool; 3]>,
     ) -> Self {
         let mut labels: BTreeMap<String, String> = [
             (wellknown::LABEL_HOSTNAME.into(), config.node_name.clone()),
@@ -66,22 +69,33 @@ impl NodeObject {
             let class = if class.is_empty() { wellknown::RUNTIME_OCI } else { class };
             labels.insert(format!("{}{class}", wellknown::LABEL_RUNTIME_PREFIX), "true".into());
         }
-        Self { client, nodes, name: config.node_name.clone(), labels, status: status(config), images }
+        Self {
+            client,
+            nodes,
+            name: config.node_name.clone(),
+            labels,
+            status: status(config),
+            images,
+            shortages,
+        }
     }
 
     /// Writes the node, then keeps it alive until `stop`. A failure is tried again: the API may be away.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         let mut written: Option<tokio::time::Instant> = None;
         let mut uid = None;
+        // Written until a write succeeds.
+        let mut shortage_is_news = false;
         let mut changes = self.nodes.subscribe();
         loop {
             let mut pause = LEASE_RENEW_EVERY;
-            let new_images = self.images.has_changed().unwrap_or(false);
-            let due = new_images || written.is_none_or(|at| at.elapsed() >= STATUS_EVERY);
+            let is_news = shortage_is_news || self.images.has_changed().unwrap_or(false);
+            let due = is_news || written.is_none_or(|at| at.elapsed() >= STATUS_EVERY);
             if due || (written.is_some_and(|at| at.elapsed() >= CORRECT_EVERY) && self.is_disputed()) {
                 match self.register().await {
                     Ok(node) => {
                         self.images.mark_unchanged();
+                        shortage_is_news = false;
                         uid = node.metadata.uid;
                         written = Some(tokio::time::Instant::now());
                     }
@@ -101,6 +115,10 @@ impl NodeObject {
                     () = stop.cancelled() => return,
                     () = tokio::time::sleep_until(next) => break,
                     _ = changes.next() => {}
+                    Ok(()) = self.shortages.changed() => {
+                        shortage_is_news = true;
+                        break;
+                    }
                 }
                 // Somebody deleted the node, or took it for silent (this machine slept, say).
                 if self.is_disputed() && written.is_some_and(|at| at.elapsed() >= CORRECT_EVERY) {
@@ -153,33 +171,29 @@ impl NodeObject {
 
     fn conditions(&self, old: &NodeStatus) -> Vec<NodeCondition> {
         let now = Time(Timestamp::now());
-        [
-            (
-                "MemoryPressure",
-                "False",
-                "KubeletHasSufficientMemory",
-                "kubelet has sufficient memory available",
-            ),
-            ("DiskPressure", "False", "KubeletHasNoDiskPressure", "kubelet has no disk pressure"),
-            ("PIDPressure", "False", "KubeletHasSufficientPID", "kubelet has sufficient PID available"),
-            ("Ready", "True", "KubeletReady", "kubelet is posting ready status"),
-        ]
-        .into_iter()
-        .map(|(kind, status, reason, message)| {
-            let before =
-                old.conditions.iter().flatten().find(|known| known.type_ == kind && known.status == status);
-            NodeCondition {
-                type_: kind.into(),
-                status: status.into(),
-                reason: Some(reason.into()),
-                message: Some(message.into()),
-                last_heartbeat_time: Some(now.clone()),
-                last_transition_time: before
-                    .and_then(|known| known.last_transition_time.clone())
-                    .or(Some(now.clone())),
-            }
-        })
-        .collect()
+        let short = *self.shortages.borrow();
+        let measured = PressureSignal::ALL.into_iter().zip(short).map(|(signal, is_short)| {
+            let (reason, message) = signal.words(is_short);
+            (signal.condition(), if is_short { "True" } else { "False" }, reason, message)
+        });
+        let ready = ("Ready", "True", "KubeletReady", "kubelet is posting ready status");
+        measured
+            .chain([ready])
+            .map(|(kind, status, reason, message)| {
+                let mut known = old.conditions.iter().flatten();
+                let before = known.find(|known| known.type_ == kind && known.status == status);
+                NodeCondition {
+                    type_: kind.into(),
+                    status: status.into(),
+                    reason: Some(reason.into()),
+                    message: Some(message.into()),
+                    last_heartbeat_time: Some(now.clone()),
+                    last_transition_time: before
+                        .and_then(|known| known.last_transition_time.clone())
+                        .or(Some(now.clone())),
+                }
+            })
+            .collect()
     }
 
     async fn renew(&self, uid: Option<&str>) -> kube::Result<()> {

@@ -9,6 +9,7 @@
 
 mod content;
 mod files;
+pub(crate) mod tokens;
 
 use std::{
     fs, io,
@@ -37,6 +38,7 @@ pub(crate) struct VolumeSources<'a, S> {
     pub(crate) objects: &'a S,
     pub(crate) node: &'a str,
     pub(crate) address: Option<std::net::IpAddr>,
+    pub(crate) tokens: &'a tokens::PodTokens,
 }
 
 impl Volumes {

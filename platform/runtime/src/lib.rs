@@ -25,6 +25,6 @@ pub use images::{ImageRecord, ImageStore, PullPolicy, PullSecret};
 pub use network::{LoopbackNetwork, NetworkAttachment, NetworkError, PodNetwork};
 pub use pod::{
     ContainerFiles, ContainerId, ContainerSpec, ContainerState, Mount, PodUid, PortMapping, ProcessOptions,
-    Runtime, RuntimeError, SandboxHost, SandboxSpec, SandboxStatus, SecurityOptions, Usage,
+    Runtime, RuntimeError, SandboxHost, SandboxSpec, SandboxStatus, SeccompProfile, SecurityOptions, Usage,
 };
 pub use streams::{ContainerStreams, ProcessSession, StreamOptions, TerminalSize};

@@ -36,6 +36,11 @@ impl LogLayout {
         Self { root: root.into() }
     }
 
+    /// The folder of all logs.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
     /// The file of one revision of a function.
     pub fn revision(&self, namespace: &str, function: &str, revision: &str) -> PathBuf {
         self.function(namespace, function).join(format!("{revision}.log"))

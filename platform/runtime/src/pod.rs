@@ -129,6 +129,8 @@ pub struct ProcessOptions {
     pub termination_message_from_log: bool,
     /// The signal that asks the process to end; `None`: the image's, else SIGTERM.
     pub stop_signal: Option<String>,
+    /// The container of the same pod whose processes this one sees, as a debugger does.
+    pub target_container: Option<String>,
 }
 
 /// Who a process is and what it may do.
@@ -146,10 +148,20 @@ pub struct SecurityOptions {
     /// Capabilities beside the default set, without `CAP_`; `ALL` for every one.
     pub capabilities_add: Vec<String>,
     pub capabilities_drop: Vec<String>,
-    /// No system call filter.
-    pub seccomp_unconfined: bool,
+    pub seccomp: SeccompProfile,
     /// The kernel's own view of `/proc`, nothing masked.
     pub unmasked_proc: bool,
+}
+
+/// The system call filter of a process.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum SeccompProfile {
+    #[default]
+    Unconfined,
+    /// The runtime's own.
+    RuntimeDefault,
+    /// A file below the node's folder of profiles.
+    Localhost(String),
 }
 
 /// The node's files that a job's container is given (`mayfly_api::job_io`).

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use crate::object::Object;
 
 /// Fields of a pod's spec without an effect.
-const POD_FIELDS: [&str; 14] = [
+const POD_FIELDS: [&str; 13] = [
     "volumes",
     "hostNetwork",
     "hostPID",
@@ -20,23 +20,18 @@ const POD_FIELDS: [&str; 14] = [
     "securityContext",
     "shareProcessNamespace",
     "imagePullSecrets",
-    "readinessGates",
     "resourceClaims",
 ];
 /// Fields of a container without an effect.
-const CONTAINER_FIELDS: [&str; 12] = [
-    "volumeMounts",
-    "volumeDevices",
-    "workingDir",
-    "lifecycle",
-    "livenessProbe",
-    "readinessProbe",
-    "startupProbe",
-    "securityContext",
-    "stdin",
-    "stdinOnce",
-    "tty",
-    "restartPolicy",
+const CONTAINER_FIELDS: [&str; 7] =
+    ["volumeMounts", "volumeDevices", "workingDir", "securityContext", "stdin", "stdinOnce", "tty"];
+/// Where a container may name commands, which the wasm host does not run.
+const COMMANDS: [&[&str]; 5] = [
+    &["livenessProbe", "exec"],
+    &["readinessProbe", "exec"],
+    &["startupProbe", "exec"],
+    &["lifecycle", "postStart", "exec"],
+    &["lifecycle", "preStop", "exec"],
 ];
 /// Limits without an effect; memory has one.
 const LIMITS: [&str; 2] = ["cpu", "ephemeral-storage"];
@@ -65,6 +60,14 @@ fn warnings(object: &Object, at: &[&str], path: &str) -> Vec<String> {
             let Some(container) = container.as_object() else { continue };
             let path = format!("{path}.{list}[{index}]");
             idle.extend(named(container, &CONTAINER_FIELDS, &path));
+            for command in COMMANDS {
+                let at = |value, field: &&str| Value::get(value, *field);
+                let value =
+                    command[1..].iter().try_fold(container.get(command[0]).unwrap_or(&Value::Null), at);
+                if says(value) {
+                    idle.push(format!("{path}.{}", command.join(".")));
+                }
+            }
             let limits = container.get("resources").and_then(|resources| resources.get("limits"));
             if let Some(limits) = limits.and_then(Value::as_object) {
                 idle.extend(named(limits, &LIMITS, &format!("{path}.resources.limits")));
@@ -150,7 +153,7 @@ mod tests {
             &[
                 "no effect in a pod of runtimeClassName wasm: spec.volumes, spec.hostNetwork, \
                  spec.initContainers[0].tty, spec.containers[0].volumeMounts, spec.containers[0].workingDir, \
-                 spec.containers[0].livenessProbe, spec.containers[1].resources.limits.cpu",
+                 spec.containers[0].livenessProbe.exec, spec.containers[1].resources.limits.cpu",
                 "spec.containers[0].command: names no program in a pod of runtimeClassName wasm: its component \
                  runs, and sees this before its args",
             ],

@@ -1,6 +1,10 @@
 //! Ending a pod: what runs of it, what it left, and its object.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use kube::{
     Api,
@@ -11,7 +15,7 @@ use mayfly_api::{
     job_io::ANNOTATION_OUTPUTS,
     k8s::{api::core::v1::Pod, jiff::Timestamp},
 };
-use mayfly_informer::reconcile::Outcome;
+use mayfly_informer::reconcile::{Outcome, WorkQueue};
 use mayfly_runtime::{PodUid, Runtime};
 use serde_json::json;
 use tokio::{task::spawn_blocking, time::Instant};
@@ -21,7 +25,10 @@ use super::{
     plan::{is_over, needs_collecting},
     worker::{Worker, is_gone},
 };
-use crate::job;
+use crate::{
+    job,
+    pressure::{self, EvictionCandidate},
+};
 
 impl Worker {
     pub(super) async fn remove_sandbox(&self, local: &mut LocalPod, runtime: &dyn Runtime) {
@@ -117,6 +124,27 @@ impl Worker {
         Ok(())
     }
 
+    /// Ends one pod because the node's memory is short.
+    pub(crate) fn evict_for_memory(&self, queue: &WorkQueue<ObjectKey>, available_bytes: u64) {
+        let mut used: HashMap<PodUid, u64> = HashMap::new();
+        for (id, usage) in self.runtimes.values().flat_map(|runtime| runtime.usage()) {
+            *used.entry(id.pod).or_default() += usage.memory_bytes;
+        }
+        let mut local = self.local.lock();
+        let running = local.iter().filter(|(_, known)| known.sandbox && known.ended.is_none());
+        let candidates: Vec<EvictionCandidate> = running
+            .filter_map(|(key, known)| EvictionCandidate::of(&*self.pods.get(key)?, *used.get(&known.uid)?))
+            .collect();
+        let Some(victim) = pressure::victim(&candidates) else { return };
+        let Some((key, known)) = local.iter_mut().find(|(_, known)| known.uid == victim.uid) else { return };
+        let message = pressure::evicted(available_bytes);
+        if let Some(pod) = self.pods.get(key) {
+            self.events.warning(&*pod, "Evicted", message.clone());
+        }
+        known.ended = Some(("Evicted", message));
+        queue.add(key.clone());
+    }
+
     /// The object is gone, or another one has its name: what still runs of the old one is ended at once.
     pub(super) async fn forget_replaced(&self, key: &ObjectKey, pod: Option<&Pod>) {
         let uid = pod.and_then(|pod| pod.metadata.uid.as_deref());
@@ -130,6 +158,7 @@ impl Worker {
             }
         }
         self.probes.forget(&old.uid);
+        self.tokens.forget(&old.uid);
         self.addresses.lock().release(&old.uid);
         self.local.lock().remove(key);
         if let Some(jobs) = &self.jobs {

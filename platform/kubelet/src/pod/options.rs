@@ -4,7 +4,9 @@ use mayfly_api::{
     k8s::api::core::v1::{Container, Pod, PodSpec},
     quantity,
 };
-use mayfly_runtime::{Mount, PortMapping, ProcessOptions, PullPolicy, SandboxHost, SecurityOptions};
+use mayfly_runtime::{
+    Mount, PortMapping, ProcessOptions, PullPolicy, SandboxHost, SeccompProfile, SecurityOptions,
+};
 
 /// Longest host name, in bytes (`HOST_NAME_MAX` of Linux, less its end).
 const HOSTNAME_BYTES_MAX: usize = 63;
@@ -112,6 +114,7 @@ pub(crate) fn process(
         termination_message_path: path.unwrap_or("/dev/termination-log").to_owned(),
         termination_message_from_log: policy == Some("FallbackToLogsOnError"),
         stop_signal: container.lifecycle.as_ref().and_then(|lifecycle| lifecycle.stop_signal.clone()),
+        target_container: target_container(pod, &container.name),
     }
 }
 
@@ -148,7 +151,7 @@ fn security(pod: &Pod, container: &Container) -> SecurityOptions {
     let of_pod = pod.spec.as_ref().and_then(|spec| spec.security_context.clone()).unwrap_or_default();
     let own = container.security_context.clone().unwrap_or_default();
     let capabilities = own.capabilities.unwrap_or_default();
-    let seccomp = own.seccomp_profile.or(of_pod.seccomp_profile).map(|profile| profile.type_);
+    let seccomp = own.seccomp_profile.or(of_pod.seccomp_profile);
     let mut groups = of_pod.supplemental_groups.unwrap_or_default();
     groups.extend(of_pod.fs_group);
     SecurityOptions {
@@ -161,9 +164,24 @@ fn security(pod: &Pod, container: &Container) -> SecurityOptions {
         no_new_privileges: own.allow_privilege_escalation == Some(false),
         capabilities_add: capabilities.add.unwrap_or_default(),
         capabilities_drop: capabilities.drop.unwrap_or_default(),
-        seccomp_unconfined: seccomp.as_deref().is_none_or(|kind| kind == "Unconfined"),
+        seccomp: seccomp.map(seccomp_profile).unwrap_or_default(),
         unmasked_proc: own.proc_mount.as_deref() == Some("Unmasked"),
     }
+}
+
+fn seccomp_profile(profile: mayfly_api::k8s::api::core::v1::SeccompProfile) -> SeccompProfile {
+    match profile.type_.as_str() {
+        "RuntimeDefault" => SeccompProfile::RuntimeDefault,
+        "Localhost" => SeccompProfile::Localhost(profile.localhost_profile.unwrap_or_default()),
+        _ => SeccompProfile::Unconfined,
+    }
+}
+
+/// The container that an ephemeral one looks into.
+fn target_container(pod: &Pod, name: &str) -> Option<String> {
+    let ephemeral = pod.spec.as_ref()?.ephemeral_containers.as_ref()?;
+    let own = ephemeral.iter().find(|container| container.name == name)?;
+    own.target_container_name.clone().filter(|target| !target.is_empty())
 }
 
 #[cfg(test)]
@@ -209,6 +227,23 @@ mod tests {
         assert_eq!(security.supplemental_groups, [4, 3]);
         assert!(security.no_new_privileges && security.read_only_root && !security.privileged);
         assert_eq!(security.capabilities_drop, ["ALL"]);
+    }
+
+    #[test]
+    fn the_system_call_filter_is_the_containers_else_the_pods() {
+        let pod = pod(json!({
+            "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [{"name": "a"},
+                {"name": "b", "securityContext": {"seccompProfile": {"type": "Localhost", "localhostProfile": "p.json"}}},
+                {"name": "c", "securityContext": {"seccompProfile": {"type": "Unconfined"}}}]}));
+        let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+        let profiles: Vec<_> = containers.map(|container| security(&pod, container).seccomp).collect();
+        let expected = [
+            SeccompProfile::RuntimeDefault,
+            SeccompProfile::Localhost("p.json".into()),
+            SeccompProfile::Unconfined,
+        ];
+        assert_eq!(profiles, expected);
     }
 
     #[test]

@@ -152,8 +152,10 @@ impl Worker {
         let volumes = self.volumes.clone().ok_or("this node keeps no volumes")?;
         let (pod, spec, address) = (pod.clone(), spec.clone(), local.address);
         let (objects, node) = (self.sources.clone(), self.node.clone());
+        let tokens = self.tokens.of_pod(&pod).await?;
         let made = tokio::task::spawn_blocking(move || {
-            volumes.mounts(&pod, &spec, &VolumeSources { objects: &objects, node: &node, address })
+            let sources = VolumeSources { objects: &objects, node: &node, address, tokens: &tokens };
+            volumes.mounts(&pod, &spec, &sources)
         });
         container.process.mounts = made.await.map_err(|error| error.to_string())??;
         Ok(container)
@@ -165,8 +167,17 @@ impl Worker {
         self.sources.follow().await;
         let address = self.local.lock().get(&ObjectKey::of(&**pod)).and_then(|local| local.address);
         let (pod, objects, node) = (pod.clone(), self.sources.clone(), self.node.clone());
-        let refresh =
-            move || volumes.refresh(&pod, &VolumeSources { objects: &objects, node: &node, address });
+        let tokens = match self.tokens.of_pod(&pod).await {
+            Ok(tokens) => tokens,
+            Err(why) => {
+                tracing::warn!(pod = %ObjectKey::of(&*pod), why, "the tokens of a running pod stay as they are");
+                return;
+            }
+        };
+        let refresh = move || {
+            let sources = VolumeSources { objects: &objects, node: &node, address, tokens: &tokens };
+            volumes.refresh(&pod, &sources);
+        };
         // It fails only when the runtime ends.
         let _ = tokio::task::spawn_blocking(refresh).await;
     }

@@ -22,7 +22,12 @@ use super::{
     plan::{Step, plan},
     status,
 };
-use crate::{addresses::Addresses, job::JobFiles, probe::ProbeTasks, volumes::Volumes};
+use crate::{
+    addresses::Addresses,
+    job::JobFiles,
+    probe::ProbeTasks,
+    volumes::{Volumes, tokens::ServiceAccountTokens},
+};
 
 /// Steps for one pod in a row; a pod that needs more comes back at once.
 const STEPS_MAX: usize = 64;
@@ -43,6 +48,7 @@ pub(crate) struct Worker {
     /// Changes when a pod of this node is deleted, or its deletion is hurried.
     pub(crate) deletions: watch::Sender<u64>,
     pub(crate) probes: ProbeTasks,
+    pub(crate) tokens: ServiceAccountTokens,
 }
 
 impl Worker {

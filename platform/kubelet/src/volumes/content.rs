@@ -9,6 +9,7 @@ use mayfly_api::{
 use super::{
     VolumeSources,
     files::{VolumeFile, VolumeFiles},
+    tokens::TokenUse,
 };
 use crate::pod::fields;
 
@@ -102,10 +103,13 @@ fn projection(
         FileSource::Secret { name: &secret.name, items: secret.items.as_deref(), optional, mode }
     } else if let Some(downward) = &source.downward_api {
         FileSource::Downward { items: downward.items.as_deref().unwrap_or_default(), mode }
+    } else if let Some(token) = &source.service_account_token {
+        let text =
+            sources.tokens.get(&TokenUse::of(token)).ok_or("there is no token of the service account")?;
+        let file = VolumeFile { content: text.clone().into_bytes(), mode: permissions(mode) };
+        return Ok([(token.path.clone(), file)].into());
     } else {
-        return Err(
-            "this node projects configMap, secret and downwardAPI only, no serviceAccountToken".into()
-        );
+        return Err("this node projects no clusterTrustBundle".into());
     };
     one.files(pod, sources)
 }
@@ -204,7 +208,10 @@ mod tests {
             "metadata": {"name": "p", "namespace": "ns", "labels": {"x": "y"}},
             "spec": {"containers": [{"name": "c", "resources": {"limits": {"memory": "64Mi"}}}]}}))
         .unwrap();
-        let sources = VolumeSources { objects: &StubObjects, node: "n", address: None };
+        let token: mayfly_api::k8s::api::core::v1::ServiceAccountTokenProjection =
+            serde_json::from_value(json!({"path": "token", "audience": "vault"})).unwrap();
+        let tokens = [(TokenUse::of(&token), "secret".to_owned())].into();
+        let sources = VolumeSources { objects: &StubObjects, node: "n", address: None, tokens: &tokens };
         let files = FileSource::of(&volume).unwrap().files(&pod, &sources)?;
         let text = |file: VolumeFile| (String::from_utf8(file.content).unwrap(), file.mode);
         Ok(files.into_iter().map(|(path, file)| (path, text(file))).map(|(p, (c, m))| (p, c, m)).collect())
@@ -228,6 +235,16 @@ mod tests {
         assert_eq!(files(named(true)).unwrap(), []);
         let key = json!({"name": "v", "configMap": {"name": "map", "items": [{"key": "z", "path": "z"}]}});
         assert!(files(key).unwrap_err().contains("\"z\""));
+    }
+
+    #[test]
+    fn a_token_is_projected_for_its_audience() {
+        let volume = |audience: &str| {
+            let source = json!({"serviceAccountToken": {"path": "t", "audience": audience}});
+            json!({"name": "v", "projected": {"sources": [source]}})
+        };
+        assert_eq!(files(volume("vault")).unwrap(), [("t".into(), "secret".into(), 0o644)]);
+        assert!(files(volume("other")).unwrap_err().contains("no token"));
     }
 
     #[test]

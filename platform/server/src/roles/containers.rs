@@ -45,3 +45,8 @@ pub(super) async fn create(
         OciRuntime::create(config).await.context("cannot take over the containers of an earlier run")?;
     Ok(Some(Arc::new(runtime)))
 }
+
+/// Whether this node will run containers.
+pub(super) fn is_enabled(config: &UpConfig) -> bool {
+    matches!(availability::choose(config.containers), Ok(Availability::Enabled(_)))
+}

@@ -407,6 +407,7 @@ fn create_kubelet(
     kubelet.jobs = Some(jobs);
     kubelet.upload_folder = data_dir.containers().join("uploads");
     kubelet.image_collection = config.images.collection.clone();
+    kubelet.static_pods = Some(data_dir.containers().join("static-pods"));
     kubelet.volumes = Some(data_dir.containers().join("volumes"));
     Kubelet::create(kubelet, client, informers, runtimes)
 }
@@ -429,6 +430,8 @@ async fn create_api(
             LOOPBACK_SERVICE_NETWORK.parse().context("the loopback service network")?;
     }
     api_config.service_account_key = Some(identity.service_account_key().to_vec());
+    // Pods of images get their account's token. Where containers cannot run, their start says so.
+    api_config.service_account_token_volumes = containers::is_enabled(config);
     let deps = mayfly_apiserver::Deps {
         store: store.clone(),
         artifacts: artifacts.clone(),

@@ -286,10 +286,76 @@ async fn gates_and_debuggers() -> Result<()> {
     node.until_field("b", state, |started| !started.is_empty()).await?;
     wait::until("the debugger sees the processes of its target", || async {
         let log = node.kubectl.ok(&["logs", "b", "-c", "debugger"]).await?;
-        Ok((log.starts_with("looking\n") && log.contains("1 root") && log.contains("sleep 1d")).then_some(()))
+        // The first process is the target's.
+        let first = log.lines().find(|line| line.trim_start().starts_with("1 ")).unwrap_or_default();
+        Ok(first.ends_with("sleep 1d").then_some(()))
     })
     .await?;
     ensure!(node.kubectl.ok(&["exec", "b", "-c", "debugger", "--", "echo", "inside"]).await? == "inside\n");
     node.never_restarted("b").await?;
+    node.delete_all().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn filters_tokens_and_conditions_of_the_node() -> Result<()> {
+    containers_or_skip!();
+    let node = ContainerNode::start().await?;
+    let profile = |profile: Value| json!({"securityContext": {"seccompProfile": profile}});
+    let folder = node.folder.path().join("d/containers/seccomp");
+    std::fs::create_dir_all(&folder)?;
+    let own = json!({"defaultAction": "SCMP_ACT_ALLOW",
+        "syscalls": [{"names": ["mkdir", "mkdirat"], "action": "SCMP_ACT_ERRNO", "errnoRet": 1}]});
+    std::fs::write(folder.join("no-mkdir.json"), own.to_string())?;
+    // should support seccomp unconfined, default and localhost profiles on the container
+    for (name, seccomp) in [
+        ("unconfined", json!({"type": "Unconfined"})),
+        ("default", json!({"type": "RuntimeDefault"})),
+        ("localhost", json!({"type": "Localhost", "localhostProfile": "no-mkdir.json"})),
+        ("missing", json!({"type": "Localhost", "localhostProfile": "none.json"})),
+    ] {
+        node.create(&pod(name, "exec sleep 1d", profile(seccomp), json!({}))).await?;
+    }
+    for (name, mode) in [("unconfined", "0"), ("default", "2"), ("localhost", "2")] {
+        node.ready(name).await?;
+        let said = node.exec(name, "busybox grep Seccomp: /proc/1/status").await?;
+        ensure!(said.trim().ends_with(mode), "{name}: {said}");
+    }
+    let denied = node.exec("localhost", "mkdir /x 2>&1 || true").await?;
+    ensure!(denied.contains("not permitted"), "{denied}");
+    ensure!(node.exec("default", "mkdir /x && echo made").await? == "made\n");
+    node.until_event("missing", "cannot read the seccomp profile").await?;
+    // should mount an API token into pods
+    let token = "/var/run/secrets/kubernetes.io/serviceaccount";
+    let said =
+        node.exec("unconfined", &format!("cat {token}/namespace; echo; wc -c < {token}/token")).await?;
+    let (namespace, size) = said.split_once('\n').context("two lines")?;
+    ensure!(namespace == "default" && size.trim().parse::<usize>()? > 100, "{said}");
+    let issued = node.exec("unconfined", &format!("cat {token}/token")).await?;
+    let review =
+        json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": issued}});
+    let file = node.kubectl.file("review", &review)?;
+    let reviewed =
+        node.kubectl.ok(&["create", "-f", &file, "-o", "jsonpath={.status.user.username}"]).await?;
+    ensure!(reviewed == "system:serviceaccount:default:default", "{reviewed:?}");
+    // should be created as a static pod when its file is there, and go with it
+    let manifest = pod("fixed", "exec sleep 1d", json!({}), json!({}));
+    let folder = node.folder.path().join("d/containers/static-pods");
+    std::fs::create_dir_all(&folder)?;
+    std::fs::write(folder.join("fixed.yaml"), manifest.to_string())?;
+    let mirror = wait::until("the static pod is there", || async {
+        let names = node.kubectl.ok(&["get", "pods", "-o", "jsonpath={.items[*].metadata.name}"]).await?;
+        Ok(names.split(' ').find(|name| name.starts_with("fixed-")).map(str::to_owned))
+    })
+    .await?;
+    node.ready(&mirror).await?;
+    std::fs::remove_file(folder.join("fixed.yaml"))?;
+    node.kubectl.ok(&["wait", "--for=delete", &format!("pod/{mirror}"), "--timeout=60s"]).await?;
+    // What the node is short of is measured.
+    let path = "jsonpath={range .items[0].status.conditions[*]}{.type}={.reason} {end}";
+    let conditions = node.kubectl.ok(&["get", "nodes", "-o", path]).await?;
+    ensure!(
+        conditions.contains("MemoryPressure=KubeletHas") && conditions.contains("Ready=KubeletReady"),
+        "{conditions}"
+    );
     node.delete_all().await
 }

@@ -1,0 +1,256 @@
+//! What the node is short of: memory, disk, process numbers. It is measured, shown as conditions of the node, and a
+//! shortage of memory ends pods (upstream's `pkg/kubelet/eviction`).
+//!
+//! [`SignalState`] and [`victim`] are pure; [`measure`] reads the kernel.
+
+use std::{fs, path::Path, time::Duration};
+
+use mayfly_api::{k8s::api::core::v1::Pod, quantity};
+use mayfly_runtime::PodUid;
+use tokio::time::Instant;
+
+/// How often the node is measured (upstream: 10 s).
+pub(crate) const MEASURE_EVERY: Duration = Duration::from_secs(10);
+/// How long a shortage must be over before its condition is (upstream's transition period).
+const TRANSITION: Duration = Duration::from_secs(300);
+/// Memory that must be available, in bytes (upstream's `memory.available<100Mi`).
+const MEMORY_BYTES_MIN: u64 = 100 << 20;
+/// Share of the disk that must be free (upstream's `nodefs.available<10%`), but no more than this many bytes: a tenth
+/// of a large disk is no shortage.
+const DISK_PERCENT_MIN: u64 = 10;
+const DISK_BYTES_MIN: u64 = 1 << 30;
+/// Share of the disk's inodes that must be free (upstream's `nodefs.inodesFree<5%`).
+const INODES_PERCENT_MIN: u64 = 5;
+/// Share of the process numbers that must be free.
+const PIDS_PERCENT_MIN: u64 = 5;
+
+/// What may be short.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PressureSignal {
+    Memory,
+    Disk,
+    Pids,
+}
+
+impl PressureSignal {
+    pub(crate) const ALL: [Self; 3] = [Self::Memory, Self::Disk, Self::Pids];
+
+    pub(crate) fn condition(self) -> &'static str {
+        match self {
+            Self::Memory => "MemoryPressure",
+            Self::Disk => "DiskPressure",
+            Self::Pids => "PIDPressure",
+        }
+    }
+
+    /// The reason and message of the condition, in upstream's words.
+    pub(crate) fn words(self, is_short: bool) -> (&'static str, &'static str) {
+        match (self, is_short) {
+            (Self::Memory, true) => {
+                ("KubeletHasInsufficientMemory", "kubelet has insufficient memory available")
+            }
+            (Self::Memory, false) => {
+                ("KubeletHasSufficientMemory", "kubelet has sufficient memory available")
+            }
+            (Self::Disk, true) => ("KubeletHasDiskPressure", "kubelet has disk pressure"),
+            (Self::Disk, false) => ("KubeletHasNoDiskPressure", "kubelet has no disk pressure"),
+            (Self::Pids, true) => ("KubeletHasInsufficientPID", "kubelet has insufficient PID available"),
+            (Self::Pids, false) => ("KubeletHasSufficientPID", "kubelet has sufficient PID available"),
+        }
+    }
+}
+
+/// What a node has left. What could not be read counts as plenty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NodeHeadroom {
+    pub(crate) memory_bytes: u64,
+    disk_bytes: u64,
+    disk_bytes_total: u64,
+    inodes: u64,
+    inodes_total: u64,
+    pids: u64,
+    pids_total: u64,
+}
+
+impl NodeHeadroom {
+    pub(crate) fn is_short(&self, signal: PressureSignal) -> bool {
+        let below = |left: u64, total: u64, percent: u64| left < total / 100 * percent;
+        match signal {
+            PressureSignal::Memory => self.memory_bytes < MEMORY_BYTES_MIN,
+            PressureSignal::Disk => {
+                let threshold = (self.disk_bytes_total / 100 * DISK_PERCENT_MIN).min(DISK_BYTES_MIN);
+                self.disk_bytes < threshold || below(self.inodes, self.inodes_total, INODES_PERCENT_MIN)
+            }
+            PressureSignal::Pids => below(self.pids, self.pids_total, PIDS_PERCENT_MIN),
+        }
+    }
+}
+
+/// Reads what the node has left; the disk is the one of `folder`. Blocks.
+pub(crate) fn measure(folder: &Path) -> NodeHeadroom {
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let disk = existing(folder).and_then(|folder| rustix::fs::statvfs(folder).ok());
+    let disk = disk.as_ref();
+    let (processes, pids_total) = processes().unwrap_or((0, 0));
+    NodeHeadroom {
+        memory_bytes: memory_available(&meminfo).unwrap_or(u64::MAX),
+        disk_bytes: disk.map_or(u64::MAX, |disk| disk.f_bavail.saturating_mul(disk.f_frsize)),
+        disk_bytes_total: disk.map_or(0, |disk| disk.f_blocks.saturating_mul(disk.f_frsize)),
+        inodes: disk.map_or(u64::MAX, |disk| disk.f_favail),
+        inodes_total: disk.map_or(0, |disk| disk.f_files),
+        pids: pids_total.saturating_sub(processes),
+        pids_total,
+    }
+}
+
+/// The folder, or the nearest one above it that is there.
+fn existing(folder: &Path) -> Option<&Path> {
+    folder.ancestors().find(|folder| folder.exists())
+}
+
+fn memory_available(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().trim_end_matches("kB").trim().parse().ok()?;
+    Some(kib.saturating_mul(1024))
+}
+
+/// The threads of the machine, and how many there may be.
+fn processes() -> Option<(u64, u64)> {
+    let load = fs::read_to_string("/proc/loadavg").ok()?;
+    let total = load.split_whitespace().nth(3)?.split_once('/')?.1.parse().ok()?;
+    let most = fs::read_to_string("/proc/sys/kernel/pid_max").ok()?.trim().parse().ok()?;
+    Some((total, most))
+}
+
+/// Whether there is a shortage: at once when it begins, and for a while after it has ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SignalState {
+    last_short: Option<Instant>,
+}
+
+impl SignalState {
+    /// Takes in a measurement; gives whether the condition holds.
+    pub(crate) fn update(&mut self, is_short: bool, now: Instant) -> bool {
+        if is_short {
+            self.last_short = Some(now);
+        }
+        self.last_short = self.last_short.filter(|last| now.duration_since(*last) < TRANSITION);
+        self.last_short.is_some()
+    }
+}
+
+/// A running pod, for the choice of the one that is ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct EvictionCandidate {
+    pub(crate) uid: PodUid,
+    priority: i32,
+    used_bytes: u64,
+    requested_bytes: u64,
+}
+
+impl EvictionCandidate {
+    pub(crate) fn of(pod: &Pod, used_bytes: u64) -> Option<Self> {
+        let spec = pod.spec.as_ref()?;
+        let requested = spec.containers.iter().filter_map(|container| {
+            let request = container.resources.as_ref()?.requests.as_ref()?.get("memory")?;
+            quantity::whole(request).ok()
+        });
+        Some(Self {
+            uid: PodUid(pod.metadata.uid.clone()?),
+            priority: spec.priority.unwrap_or(0),
+            used_bytes,
+            requested_bytes: requested.sum(),
+        })
+    }
+}
+
+/// The pod to end for memory: first those that use more than they requested, among these the least important, among
+/// these the one that exceeds its request most (upstream's order). One that uses nothing frees nothing.
+pub(crate) fn victim(candidates: &[EvictionCandidate]) -> Option<&EvictionCandidate> {
+    let excess = |one: &EvictionCandidate| i128::from(one.used_bytes) - i128::from(one.requested_bytes);
+    candidates
+        .iter()
+        .filter(|one| one.used_bytes > 0)
+        .max_by_key(|one| (excess(one) > 0, std::cmp::Reverse(one.priority), excess(one)))
+}
+
+/// Upstream's message of a pod that was ended for memory.
+pub(crate) fn evicted(available_bytes: u64) -> String {
+    format!(
+        "The node was low on resource: memory. Threshold quantity: {}Mi, available: {}Ki.",
+        MEMORY_BYTES_MIN >> 20,
+        available_bytes >> 10
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLENTY: NodeHeadroom = NodeHeadroom {
+        memory_bytes: 1 << 30,
+        disk_bytes: 50 << 30,
+        disk_bytes_total: 100 << 30,
+        inodes: 50,
+        inodes_total: 100,
+        pids: 30_000,
+        pids_total: 32_768,
+    };
+
+    #[test]
+    fn a_shortage_is_below_its_threshold() {
+        let short = |headroom: NodeHeadroom| {
+            let short = PressureSignal::ALL.into_iter().filter(|signal| headroom.is_short(*signal));
+            short.map(PressureSignal::condition).collect::<Vec<_>>()
+        };
+        assert!(short(PLENTY).is_empty());
+        assert_eq!(short(NodeHeadroom { memory_bytes: 99 << 20, ..PLENTY }), ["MemoryPressure"]);
+        assert_eq!(short(NodeHeadroom { disk_bytes: 900 << 20, ..PLENTY }), ["DiskPressure"]);
+        assert!(short(NodeHeadroom { disk_bytes: 2 << 30, ..PLENTY }).is_empty(), "2 % of it, but enough");
+        let small = NodeHeadroom { disk_bytes_total: 1 << 30, disk_bytes: 200 << 20, ..PLENTY };
+        assert!(short(small).is_empty(), "a fifth of a small disk");
+        assert_eq!(short(NodeHeadroom { inodes: 4, ..PLENTY }), ["DiskPressure"]);
+        assert_eq!(short(NodeHeadroom { pids: 100, ..PLENTY }), ["PIDPressure"]);
+        let unknown = NodeHeadroom { disk_bytes_total: 0, inodes_total: 0, pids: 0, pids_total: 0, ..PLENTY };
+        assert!(short(unknown).is_empty(), "what is not known is not short");
+    }
+
+    #[test]
+    fn this_machine_is_measured() {
+        let headroom = measure(Path::new("/no/such/folder"));
+        assert!(headroom.memory_bytes > 0 && headroom.memory_bytes < u64::MAX);
+        assert!(headroom.disk_bytes_total > 0 && headroom.pids_total > 0, "{headroom:?}");
+        assert_eq!(memory_available("MemTotal: 9 kB\nMemAvailable:   4 kB\n"), Some(4096));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_condition_outlives_its_shortage_for_a_while() {
+        let (mut state, now) = (SignalState::default(), Instant::now());
+        let after = |seconds| now + Duration::from_secs(seconds);
+        assert!(!state.update(false, now));
+        assert!(state.update(true, after(10)));
+        assert!(state.update(false, after(300)));
+        assert!(!state.update(false, after(310)));
+        assert!(!state.update(false, after(311)));
+    }
+
+    #[test]
+    fn the_least_important_pod_above_its_request_is_ended() {
+        let candidate = |name: &str, priority, used_bytes, requested_bytes| EvictionCandidate {
+            uid: PodUid(name.into()),
+            priority,
+            used_bytes,
+            requested_bytes,
+        };
+        let chosen = |candidates: &[EvictionCandidate]| victim(candidates).map(|one| one.uid.0.clone());
+        let within = candidate("within", 0, 100, 200);
+        let above = candidate("above", 10, 100, 50);
+        let far_above = candidate("far above", 10, 500, 50);
+        let important = candidate("important", 1000, 900, 50);
+        assert_eq!(chosen(&[]), None);
+        assert_eq!(chosen(&[candidate("idle", 0, 0, 0)]), None);
+        assert_eq!(chosen(&[within.clone()]).as_deref(), Some("within"));
+        assert_eq!(chosen(&[within.clone(), above.clone()]).as_deref(), Some("above"));
+        assert_eq!(chosen(&[within, above, important, far_above]).as_deref(), Some("far above"));
+    }
+}

@@ -1,0 +1,193 @@
+//! Pods of an image: from being bound to running, one at a time and fifty at once, beside `ctr run` of the same image
+//! on the same containerd; the round trip of an exec. Needs root, containerd, kubectl, ctr and a static busybox.
+
+use std::{
+    collections::HashMap,
+    fs,
+    io::{BufRead as _, BufReader},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::mpsc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+
+use super::Options;
+use crate::{
+    cleanup::Scope,
+    command,
+    server::Server,
+    table::{Table, median, ms, percentile},
+    workspace::Workspace,
+};
+
+/// Pods that are made at once.
+const AT_ONCE: usize = 50;
+/// How long a round may take.
+const ROUND_TIMEOUT: Duration = Duration::from_secs(120);
+const IMAGE: &str = "docker.io/library/busybox:bench";
+
+pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {
+    let rounds = if options.quick { 10 } else { 50 };
+    let scope = Scope::new()?;
+    let server = Server::start(&scope, &options.mayfly(workspace), &["--containers", "on"])?;
+    let archive = archive(&scope.temporary_folder("image")?)?;
+    server.cli(&["image", "import", &archive.to_string_lossy()])?;
+    let mut watch = PodWatch::start(&server)?;
+    let kubectl = |arguments: &[&str]| kubectl(&server, arguments);
+    // The first pod starts what is started once: containerd, the bridge.
+    watch.round(&server, &["warm".to_owned()])?;
+    let mut alone = Vec::new();
+    let (mut ctr_run, mut exec, mut ctr_exec) = (Vec::new(), Vec::new(), Vec::new());
+    let socket = server.containers().join("containerd.sock");
+    let ctr = |arguments: &[&str]| {
+        let mut ctr = Command::new("ctr");
+        command::output(ctr.arg("--address").arg(&socket).args(["--namespace", "mayfly"]).args(arguments))
+    };
+    for at in 0..rounds {
+        alone.extend(watch.round(&server, &[format!("alone-{at}")])?);
+        let id = format!("bench-{at}");
+        ctr_run.push(timed(|| ctr(&["run", "--detach", IMAGE, &id, "/bin/sleep", "1d"]))?);
+        exec.push(timed(|| kubectl(&["exec", "warm", "--", "/bin/true"]))?);
+        ctr_exec.push(timed(|| ctr(&["task", "exec", "--exec-id", "x", &id, "/bin/true"]))?);
+        ctr(&["task", "rm", "--force", &id])?;
+        ctr(&["container", "rm", &id])?;
+    }
+    let names: Vec<String> = (0..AT_ONCE).map(|at| format!("together-{at}")).collect();
+    let begun = Instant::now();
+    let mut together = watch.round(&server, &names)?;
+    let all_ms = begun.elapsed().as_secs_f64() * 1e3;
+    kubectl(&["delete", "pods", "--all", "--grace-period=1", "--wait=true"])?;
+    drop(watch);
+    server.stop(&scope);
+    let mut table = Table::new(&["pods of an image", "p50", "p99"]);
+    for (name, values) in [
+        ("bound to running, one at a time, with network", &mut alone),
+        ("ctr run, without network", &mut ctr_run),
+        ("bound to running, 50 at once", &mut together),
+        ("kubectl exec true, whole command", &mut exec),
+        ("ctr task exec true, whole command", &mut ctr_exec),
+    ] {
+        table.row(&[name.into(), ms(median(values)), ms(percentile(values, 99.0))]);
+    }
+    println!("\n{}", table.text());
+    println!("  50 pods from kubectl create to the last one running: {}", ms(all_ms));
+    Ok(json!({"rounds": rounds, "aloneMs": alone, "ctrRunMs": ctr_run, "togetherMs": together,
+        "togetherAllMs": all_ms, "execMs": exec, "ctrExecMs": ctr_exec}))
+}
+
+fn timed<T>(work: impl FnOnce() -> Result<T>) -> Result<f64> {
+    let begun = Instant::now();
+    work()?;
+    Ok(begun.elapsed().as_secs_f64() * 1e3)
+}
+
+fn kubectl(server: &Server, arguments: &[&str]) -> Result<String> {
+    command::output(Command::new("kubectl").arg("--kubeconfig").arg(server.kubeconfig()).args(arguments))
+}
+
+/// A `kubectl get --watch`, whose lines are stamped when they come.
+struct PodWatch {
+    kubectl: Child,
+    lines: mpsc::Receiver<(Instant, String)>,
+}
+
+impl PodWatch {
+    fn start(server: &Server) -> Result<Self> {
+        let path = "jsonpath={.metadata.name} {.spec.nodeName} {.status.phase}{\"\\n\"}";
+        let mut kubectl = Command::new("kubectl")
+            .arg("--kubeconfig")
+            .arg(server.kubeconfig())
+            .args(["get", "pods", "--watch", "-o", path])
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("cannot start kubectl")?;
+        let output = BufReader::new(kubectl.stdout.take().context("kubectl has no output")?);
+        // Bounded by the pods of one round, each of which changes a few times.
+        let (sender, lines) = mpsc::sync_channel(64 * AT_ONCE);
+        std::thread::spawn(move || {
+            for line in output.lines().map_while(Result::ok) {
+                if sender.send((Instant::now(), line)).is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(Self { kubectl, lines })
+    }
+
+    /// Makes pods in one request each and waits until all run; gives the times from bound to running, in
+    /// milliseconds.
+    fn round(&mut self, server: &Server, names: &[String]) -> Result<Vec<f64>> {
+        let pods: Vec<Value> = names.iter().map(|name| pod(name)).collect();
+        let list = json!({"apiVersion": "v1", "kind": "List", "items": pods});
+        let file = server.folder().join("pods.json");
+        fs::write(&file, list.to_string()).context("cannot write a manifest")?;
+        kubectl(server, &["create", "-f", &file.to_string_lossy()])?;
+        let mut bound: HashMap<String, Instant> = HashMap::new();
+        let mut took = HashMap::new();
+        let deadline = Instant::now() + ROUND_TIMEOUT;
+        while took.len() < names.len() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let Ok((at, line)) = self.lines.recv_timeout(left) else {
+                bail!(
+                    "{} of {} pods run after {ROUND_TIMEOUT:?}: {}",
+                    took.len(),
+                    names.len(),
+                    server.log_tail()
+                )
+            };
+            let fields: Vec<&str> = line.split(' ').collect();
+            let [name, node, phase] = fields[..] else { continue };
+            if node.is_empty() || !names.iter().any(|known| known == name) {
+                continue;
+            }
+            let since = *bound.entry(name.to_owned()).or_insert(at);
+            if phase == "Running" {
+                took.entry(name.to_owned()).or_insert(at.duration_since(since).as_secs_f64() * 1e3);
+            }
+        }
+        Ok(took.into_values().collect())
+    }
+}
+
+impl Drop for PodWatch {
+    fn drop(&mut self) {
+        // It may have ended with the server.
+        let _ = self.kubectl.kill();
+        let _ = self.kubectl.wait();
+    }
+}
+
+fn pod(name: &str) -> Value {
+    let container = json!({"name": "c", "image": IMAGE, "imagePullPolicy": "IfNotPresent",
+        "command": ["/bin/sleep", "1d"]});
+    json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
+        "spec": {"terminationGracePeriodSeconds": 1, "containers": [container]}})
+}
+
+/// An image of the host's static busybox, as `docker save` writes one.
+fn archive(folder: &Path) -> Result<PathBuf> {
+    let bin = folder.join("rootfs/bin");
+    fs::create_dir_all(&bin)?;
+    fs::copy("/bin/busybox", bin.join("busybox")).context("no static busybox at /bin/busybox")?;
+    for applet in ["sleep", "true"] {
+        std::os::unix::fs::symlink("busybox", bin.join(applet))?;
+    }
+    let run = |program: &str, arguments: &[&str]| {
+        command::output(Command::new(program).args(arguments).current_dir(folder))
+    };
+    run("tar", &["-C", "rootfs", "-cf", "layer.tar", "."])?;
+    let sum = run("sha256sum", &["layer.tar"])?;
+    let hex = sum.split(' ').next().unwrap_or_default();
+    ensure!(hex.len() == 64, "sha256sum printed {sum:?}");
+    let architecture = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
+    let config = json!({"architecture": architecture, "os": "linux", "config": {"Env": ["PATH=/bin"]},
+        "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{hex}")]}});
+    fs::write(folder.join("config.json"), config.to_string())?;
+    let manifest = json!([{"Config": "config.json", "RepoTags": [IMAGE], "Layers": ["layer.tar"]}]);
+    fs::write(folder.join("manifest.json"), manifest.to_string())?;
+    run("tar", &["-cf", "image.tar", "manifest.json", "config.json", "layer.tar"])?;
+    Ok(folder.join("image.tar"))
+}
