@@ -38,6 +38,7 @@ const FLOORS: &[(&str, u8)] = &[
     ("platform/kubelet", 2),
     ("platform/network", 2),
     ("platform/gateway", 2),
+    ("platform/registry", 2),
     ("runtime-wasm", 2),
     ("runtime-oci", 2),
     ("gpu/shim", 2),

@@ -168,6 +168,11 @@ impl DataDir {
         self.root.join("jobs")
     }
 
+    /// Images and artifacts of the registry that the server serves.
+    pub fn registry(&self) -> PathBuf {
+        self.root.join("registry")
+    }
+
     /// Containers: what containerd keeps, sandboxes, volumes.
     pub fn containers(&self) -> PathBuf {
         self.root.join("containers")

@@ -11,6 +11,7 @@
 //! `scaling.min` while the revision gets traffic.
 
 mod act;
+mod oci;
 mod plan;
 mod presence;
 mod status;
@@ -22,6 +23,7 @@ pub(crate) use act::Controller;
 use std::{fmt, sync::Arc};
 
 use mayfly_api::{Function, ObjectKey};
+use mayfly_distribution::RegistryClient;
 use tokio::sync::watch;
 
 /// What the function controller is told.
@@ -35,6 +37,8 @@ pub struct Config {
     pub workers_max: usize,
     /// Asked before a function is called Ready; without it, being able to answer is enough.
     pub routes: Option<Routes>,
+    /// Where components of `spec.source.oci` are fetched from; without it there are none.
+    pub registries: Option<RegistryClient>,
 }
 
 /// What the gateway of this process says of its routes.
@@ -57,7 +61,13 @@ impl fmt::Debug for Routes {
 
 impl Default for Config {
     fn default() -> Self {
-        Self { gateway_url: "http://127.0.0.1:8080".into(), history_max: 10, workers_max: 16, routes: None }
+        Self {
+            gateway_url: "http://127.0.0.1:8080".into(),
+            history_max: 10,
+            workers_max: 16,
+            routes: None,
+            registries: None,
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Asking registries: which endpoint has an image, as whom, and its content.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, fmt, sync::Arc};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
@@ -36,6 +36,12 @@ const CLIENTS_MAX: usize = 64;
 pub struct RegistryClient {
     config: Arc<RegistryConfig>,
     clients: Arc<Mutex<HashMap<String, HttpClient>>>,
+}
+
+impl fmt::Debug for RegistryClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RegistryClient").finish_non_exhaustive()
+    }
 }
 
 /// An image at the endpoint that has it.

@@ -5,6 +5,8 @@ mod admin;
 mod banner;
 mod components;
 mod containers;
+mod data_files;
+mod image_registry;
 mod listeners;
 mod metrics;
 mod nodes;

@@ -23,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Config, Routes, function_key,
+    oci::OciSources,
     plan::{self, LostHost, Readiness, RevisionState, Snapshot, Step},
     presence::{Presence, PresenceError},
     status,
@@ -31,6 +32,8 @@ use crate::metadata::{BY_CONTROLLER, by_controller, is_gone, only, uid, whole};
 
 /// How soon to look again for a component that is not uploaded yet, and for the collector's work.
 const COMPONENT_RECHECK: Duration = Duration::from_secs(2);
+/// How soon to ask a registry again that did not give a component.
+const SOURCE_RECHECK: Duration = Duration::from_secs(10);
 const COLLECTOR_RECHECK: Duration = Duration::from_millis(100);
 /// How long a function that can answer waits for its route before that is told, and how soon to look again.
 const ROUTE_WAIT: Duration = Duration::from_millis(200);
@@ -67,6 +70,7 @@ struct Reconciler {
     pods: Informer<Pod>,
     pods_by_revision: Index<Pod>,
     presence: Presence,
+    oci: OciSources,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -96,6 +100,7 @@ impl Controller {
             pods_by_revision: pods.index(BY_REVISION, pod_revision),
             pods,
             presence: Presence::new(client.clone()),
+            oci: OciSources::new(client.clone(), config.registries.clone()),
         };
         Self { config, queue: WorkQueue::default(), reconciler: Arc::new(reconciler), client }
     }
@@ -206,6 +211,9 @@ impl Reconciler {
         if awaits_collector {
             return Ok(Outcome::RequeueAfter(COLLECTOR_RECHECK));
         }
+        if matches!(snapshot.fetched, Some(Err(_))) {
+            return Ok(Outcome::RequeueAfter(SOURCE_RECHECK));
+        }
         let missing = |state: &RevisionState| matches!(state.readiness, Readiness::ComponentMissing { .. });
         Ok(if snapshot.revisions.values().any(missing) {
             Outcome::RequeueAfter(COMPONENT_RECHECK)
@@ -224,7 +232,8 @@ impl Reconciler {
         let same_name = self.revisions_by_function.get(&key.to_string());
         let orphans = same_name.into_iter().filter(|other| plan::is_orphan_of(other, &key.name)).collect();
         let lost_hosts = self.lost_hosts(key, &function);
-        let mut snapshot = Snapshot { function, revisions, orphans, name_taken: false, lost_hosts };
+        let mut snapshot =
+            Snapshot { function, revisions, orphans, name_taken: false, lost_hosts, fetched: None };
         // A number that was given out, and whose revision is not seen: just made, or deleted since?
         let taken = snapshot.number_taken();
         if snapshot.needs_revision() && taken > snapshot.newest_number() {
@@ -233,6 +242,11 @@ impl Reconciler {
                 let state = self.revision_state(Arc::new(revision)).await?;
                 snapshot.revisions.insert(taken, state);
             }
+        }
+        if snapshot.needs_revision()
+            && let Some(reference) = snapshot.function.spec.source.oci.clone()
+        {
+            snapshot.fetched = Some(self.oci.fetch(&reference, &self.presence).await);
         }
         let next = ObjectKey::new(&key.namespace, revision_name(&key.name, snapshot.next_number()));
         snapshot.name_taken =

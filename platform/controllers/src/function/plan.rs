@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use kube::Resource as _;
 use mayfly_api::{
-    ComponentState, ComponentStatus, Function, Revision, RevisionSpec,
+    ComponentState, ComponentStatus, Digest, Function, Revision, RevisionSpec,
     env::EnvError,
     function::TrafficTarget,
     k8s::{
@@ -31,6 +31,8 @@ pub(super) struct Snapshot {
     pub(super) name_taken: bool,
     /// Hosts that the function's tags ask for and do not get.
     pub(super) lost_hosts: Vec<LostHost>,
+    /// The component of a source in a registry, where a new revision needs it; or why it is not there.
+    pub(super) fetched: Option<Result<Digest, String>>,
 }
 
 /// A host that a tag of the function asks for, and who has it.
@@ -163,11 +165,30 @@ impl Snapshot {
 
     /// The revision that the function's spec asks for.
     fn wanted(&self) -> RevisionSpec {
-        RevisionSpec::from_function(self.name(), &self.function.spec)
+        let mut spec = RevisionSpec::from_function(self.name(), &self.function.spec);
+        if spec.source.oci.is_some() {
+            // A revision never changes: it is what the reference named when it was made.
+            spec.source.component = self.fetched.as_ref().and_then(|fetched| fetched.clone().ok());
+        }
+        spec
+    }
+
+    /// Whether a revision could be made now: one of a registry's artifact only when that is here.
+    fn has_source(&self) -> bool {
+        self.function.spec.source.oci.is_none() || matches!(self.fetched, Some(Ok(_)))
     }
 
     pub(super) fn needs_revision(&self) -> bool {
-        self.latest().is_none_or(|state| state.revision.spec != self.wanted())
+        self.latest().is_none_or(|state| {
+            let (mut has, mut wanted) = (state.revision.spec.clone(), self.wanted());
+            if wanted.source.oci.is_some() && has.source.component.is_some() {
+                // A tag that was moved makes no revision; another reference does.
+                (has.source.component, wanted.source.component) = (None, None);
+            } else if wanted.source.oci.is_some() {
+                return true;
+            }
+            has != wanted
+        })
     }
 }
 
@@ -199,10 +220,12 @@ pub(super) fn plan(snapshot: &Snapshot, history_max: usize) -> Vec<Step> {
         if snapshot.name_taken {
             return vec![Step::AwaitCollector];
         }
-        let number = snapshot.next_number();
-        steps.push(Step::TakeNumber(number));
-        steps.push(Step::CreateRevision(Box::new(new_revision(snapshot, number))));
-        // Its ReplicaSet follows when the revision has been seen.
+        if snapshot.has_source() {
+            let number = snapshot.next_number();
+            steps.push(Step::TakeNumber(number));
+            steps.push(Step::CreateRevision(Box::new(new_revision(snapshot, number))));
+            // Its ReplicaSet follows when the revision has been seen.
+        }
     }
     for state in snapshot.revisions.values() {
         steps.extend(replica_set_step(snapshot, state));

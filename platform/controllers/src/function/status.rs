@@ -119,6 +119,9 @@ fn tag_hosts(snapshot: &Snapshot, old: &[Condition], now: Timestamp) -> Option<C
 /// The first thing that keeps some target of the traffic from answering.
 fn trouble(snapshot: &Snapshot) -> Option<Trouble> {
     if snapshot.needs_revision() {
+        if let Some(Err(message)) = &snapshot.fetched {
+            return Some(Trouble { reason: "SourceUnavailable", message: message.clone() });
+        }
         let message = "the revision of this spec is being made".into();
         return Some(Trouble { reason: "RevisionPending", message });
     }

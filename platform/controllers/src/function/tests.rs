@@ -55,6 +55,7 @@ fn snapshot(function: Function, revisions: &[(u32, &str, Readiness)]) -> Snapsho
         orphans: Vec::new(),
         name_taken: false,
         lost_hosts: Vec::new(),
+        fetched: None,
     }
 }
 

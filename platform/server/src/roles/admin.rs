@@ -1,10 +1,11 @@
-//! The admin address: health, readiness, metrics.
+//! The admin address: health, readiness, metrics, and the registry of images.
 
 use std::sync::Arc;
 
 use axum::{Router, extract::State, http::StatusCode, http::header, response::IntoResponse, routing::get};
 use hyper_util::service::TowerToHyperService;
 use mayfly_accept::AcceptPort;
+use mayfly_registry::RegistryServer;
 use mayfly_store::Store;
 use mayfly_workflows_engine::{catalog::Catalog, engine::Engine};
 use mayfly_workflows_journal::WriteFault;
@@ -23,6 +24,8 @@ pub(crate) struct Admin {
     pub(crate) workflows: Engine,
     /// What workflows there are is written in a file of its own.
     pub(crate) catalog: Arc<Catalog>,
+    /// Images and artifacts, below `/v2/`.
+    pub(crate) registry: RegistryServer,
 }
 
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -30,7 +33,9 @@ const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=
 impl Admin {
     /// Serves until `stop`.
     pub(crate) async fn serve(self, port: AcceptPort, listener: TcpListener, stop: CancellationToken) {
-        port.serve(listener, None, TowerToHyperService::new(self.router()), stop).await;
+        let registry = self.registry.clone();
+        let service = TowerToHyperService::new(self.router());
+        tokio::join!(port.serve(listener, None, service, stop.clone()), registry.run(stop));
     }
 
     fn store_failure(&self) -> Option<String> {
@@ -42,13 +47,20 @@ impl Admin {
     }
 
     fn router(self) -> Router {
+        let registry = self.registry.router();
         Router::new()
-            .route("/", get(|| async { "mayfly: /healthz  /livez  /readyz  /metrics\n" }))
+            .route(
+                "/",
+                get(|| async {
+                    "mayfly: /healthz  /livez  /readyz  /metrics  /v2/ (a registry of images)\n"
+                }),
+            )
             .route("/healthz", get(healthy))
             .route("/livez", get(|| async { "ok\n" }))
             .route("/readyz", get(ready))
             .route("/metrics", get(metrics))
             .with_state(self)
+            .merge(registry)
     }
 }
 

@@ -5,7 +5,7 @@
 //! none meets a gateway that is closed; then the gateway drains, so that functions are answered to the end; the
 //! API goes last but the store.
 
-use std::{path::Path, process::ExitCode, sync::Arc, time::Duration};
+use std::{process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use mayfly_api::Revision;
@@ -18,6 +18,7 @@ use mayfly_gateway::{Gateway, GatewayHandle};
 use mayfly_informer::{EnvObjects, Informer, Informers};
 use mayfly_kubelet::{JobFiles, Kubelet};
 use mayfly_network::{ProxyMode, ServiceProxy};
+use mayfly_registry::RegistryServer;
 use mayfly_runtime::{
     Runtime,
     logs::{LogLayout, LogWriter},
@@ -33,6 +34,8 @@ use tokio_util::sync::CancellationToken;
 use super::{
     admin::Admin,
     banner, components, containers,
+    data_files::{remove_stale, write_private},
+    image_registry,
     listeners::{Listeners, Ports, gateway_refused},
     metrics::Counts,
     nodes::LocalNodes,
@@ -96,6 +99,7 @@ struct Up {
     revisions: Informer<Revision>,
     compile_client: kube::Client,
     metrics: Registry,
+    registry: RegistryServer,
     endpoints: Endpoints,
 }
 
@@ -108,8 +112,13 @@ impl Up {
     ) -> anyhow::Result<Self> {
         let mut metrics = Registry::default();
         let Files { store, artifacts, identity } = Files::open(&config, &data_dir)?;
-        let registries = RegistryClient::new(config.images.registries()?);
         let listeners = Listeners::bind(&config, handles).await?;
+        let (registry, registries) = image_registry::create(
+            &config.images,
+            &data_dir,
+            listeners.admin.local_addr()?,
+            identity.token(),
+        )?;
         let logs = LogLayout::new(data_dir.logs());
         let host = create_host(&config, &artifacts, &logs, &mut metrics)?;
         let nodes = LocalNodes::default();
@@ -157,6 +166,7 @@ impl Up {
             client("system:mayfly:controllers"),
             &informers,
             gateway.handle(),
+            registries.clone(),
         );
         let scheduler = Scheduler::create(Default::default(), client("system:kube-scheduler"), &informers);
         let node = format!("system:node:{}", config.node_name);
@@ -190,6 +200,7 @@ impl Up {
             revisions: informers.of(),
             compile_client,
             metrics,
+            registry,
             endpoints,
         })
     }
@@ -212,6 +223,7 @@ impl Up {
             store: store.clone(),
             workflows: self.workflows.engine(),
             catalog: self.workflows.catalog(),
+            registry: self.registry,
         };
         let (port, listener) = (self.ports.admin(), self.listeners.admin);
         outside.run("admin", admin.serve(port, listener, outside.token()));
@@ -382,9 +394,11 @@ fn create_controllers(
     client: kube::Client,
     informers: &Informers,
     gateway: GatewayHandle,
+    registries: RegistryClient,
 ) -> Controllers {
     let mut config = mayfly_controllers::Config::default();
     config.function.gateway_url = endpoints.http.clone();
+    config.function.registries = Some(registries);
     config.namespace_defaults.root_ca_pem = Some(identity.ca_pem().to_owned());
     // A function is Ready once requests go to the revision that makes it so.
     config.function.routes = Some(Routes {
@@ -477,23 +491,4 @@ fn say(text: &str) {
     use std::io::Write as _;
     // Ignore a closed stdout.
     let _ = writeln!(std::io::stdout(), "{text}");
-}
-
-fn remove_stale(path: &Path) -> anyhow::Result<()> {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("cannot remove {}", path.display()))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Writes a file that only its owner can read; a reader sees the old or the new one.
-fn write_private(path: &Path, text: &str) -> std::io::Result<()> {
-    let folder = path.parent().unwrap_or(Path::new("."));
-    // A temporary file is made with mode 0600.
-    let mut file = tempfile::NamedTempFile::new_in(folder)?;
-    std::io::Write::write_all(&mut file, text.as_bytes())?;
-    file.persist(path)?;
-    Ok(())
 }

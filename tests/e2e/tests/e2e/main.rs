@@ -14,6 +14,7 @@ mod endpoints;
 mod environment;
 mod faults;
 mod first_day;
+mod image_registry;
 mod jobs;
 mod kubectl;
 mod kubectl_habits;
