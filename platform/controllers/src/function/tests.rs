@@ -271,3 +271,31 @@ fn a_tag_s_host_belongs_to_a_function_of_that_name_first() {
         assert_eq!(status::function(&given, &Config::default(), now).conditions[1].reason, reason);
     }
 }
+
+#[test]
+fn a_source_in_a_registry_is_resolved_when_a_revision_is_made() {
+    let component = mayfly_api::Digest::of(b"component");
+    let pulled = function(json!({"source": {"oci": "r.example.com/a:1"}}));
+    let with = |revisions, fetched| Snapshot { fetched, ..snapshot(pulled.clone(), revisions) };
+
+    let away = with(&[], Some(Err("not found".into())));
+    assert_eq!(told(&plan::plan(&away, 10)), [""; 0]);
+    let ready = &status::function(&away, &Config::default(), Timestamp::UNIX_EPOCH).conditions[0];
+    assert_eq!((&*ready.reason, &*ready.message), ("SourceUnavailable", "not found"));
+
+    let there = with(&[], Some(Ok(component)));
+    let steps = plan::plan(&there, 10);
+    assert_eq!(told(&steps), ["take 1", "create hello-00001"]);
+    let Step::CreateRevision(revision) = &steps[1] else { panic!("no revision") };
+    assert_eq!(revision.spec.source.component, Some(component));
+    assert_eq!(revision.spec.source.oci.as_deref(), Some("r.example.com/a:1"));
+
+    // The tag may lead elsewhere since: the revision stays until the reference changes.
+    let mut kept = with(&[], None);
+    kept.revisions = snapshot(pulled.clone(), &[(1, "", Readiness::Ready)]).revisions;
+    let made = Arc::new((**revision).clone());
+    kept.revisions.get_mut(&1).unwrap().revision = made;
+    assert!(!kept.needs_revision());
+    kept.function = Arc::new(function(json!({"source": {"oci": "r.example.com/a:2"}})));
+    assert!(kept.needs_revision());
+}
