@@ -3,6 +3,7 @@
 //! Defaults are those of the field (containerd's, Docker's): the capability set, the masked paths, the devices.
 
 mod capabilities;
+mod devices;
 mod resources;
 mod seccomp;
 mod user;
@@ -215,7 +216,7 @@ fn linux(container: &ContainerSpec, around: &ContainerPlace<'_>) -> Result<Value
         "readonlyPaths": read_only,
         "sysctl": around.host.sysctls,
         "resources": resources(container),
-        "devices": [],
+        "devices": devices::nodes(&container.process.devices),
     });
     if let Some(filter) = filter(container, around)? {
         linux["seccomp"] = filter;

@@ -10,7 +10,7 @@ use mayfly_informer::{
     Change, EnvObjects, EventRecorder, Informers,
     reconcile::{self, Outcome, WorkQueue},
 };
-use mayfly_runtime::{Runtime, logs::LogLayout};
+use mayfly_runtime::{NodeDevices, Runtime, logs::LogLayout};
 use tokio::{sync::watch, time::sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -65,6 +65,8 @@ pub struct Config {
     pub image_collection: ImageCollection,
     /// The folder of the manifests of static pods; without it there are none.
     pub static_pods: Option<PathBuf>,
+    /// Devices that plugins offer; without it pods that ask for any wait.
+    pub devices: Option<Arc<dyn NodeDevices>>,
 }
 
 impl Config {
@@ -94,6 +96,7 @@ impl Config {
             volumes: None,
             image_collection: ImageCollection::default(),
             static_pods: None,
+            devices: None,
         }
     }
 }
@@ -155,6 +158,7 @@ impl Kubelet {
             logs: config.logs.clone(),
             jobs: config.jobs.clone(),
             volumes: config.volumes.clone().map(Volumes::new),
+            devices: config.devices.clone(),
             local: Default::default(),
             addresses: Addresses::default().into(),
             client: client.clone(),

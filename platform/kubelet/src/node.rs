@@ -1,6 +1,6 @@
 //! The node's own object: registered at start, kept alive by its lease.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use kube::{
     Api, Client,
@@ -22,6 +22,7 @@ use mayfly_api::{
     wellknown,
 };
 use mayfly_informer::Informer;
+use mayfly_runtime::NodeDevices;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -48,6 +49,7 @@ pub(crate) struct NodeObject {
     images: watch::Receiver<Vec<ContainerImage>>,
     /// Whether there is a shortage of each of [`PressureSignal::ALL`].
     shortages: watch::Receiver<[bool; 3]>,
+    devices: Option<Arc<dyn NodeDevices>>,
 }
 
 impl NodeObject {
@@ -77,6 +79,7 @@ impl NodeObject {
             status: status(config),
             images,
             shortages,
+            devices: config.devices.clone(),
         }
     }
 
@@ -87,15 +90,18 @@ impl NodeObject {
         // Written until a write succeeds.
         let mut shortage_is_news = false;
         let mut changes = self.nodes.subscribe();
+        let mut device_changes = self.devices.as_ref().map(|devices| devices.changes());
+        let mut has_new_devices = false;
         loop {
             let mut pause = LEASE_RENEW_EVERY;
-            let is_news = shortage_is_news || self.images.has_changed().unwrap_or(false);
+            let is_news = shortage_is_news || has_new_devices || self.images.has_changed().unwrap_or(false);
             let due = is_news || written.is_none_or(|at| at.elapsed() >= STATUS_EVERY);
             if due || (written.is_some_and(|at| at.elapsed() >= CORRECT_EVERY) && self.is_disputed()) {
                 match self.register().await {
                     Ok(node) => {
                         self.images.mark_unchanged();
                         shortage_is_news = false;
+                        has_new_devices = false;
                         uid = node.metadata.uid;
                         written = Some(tokio::time::Instant::now());
                     }
@@ -117,6 +123,10 @@ impl NodeObject {
                     _ = changes.next() => {}
                     Ok(()) = self.shortages.changed() => {
                         shortage_is_news = true;
+                        break;
+                    }
+                    () = changed(&mut device_changes) => {
+                        has_new_devices = true;
                         break;
                     }
                 }
@@ -160,13 +170,24 @@ impl NodeObject {
         }
         let old = node.status.unwrap_or_default();
         let images = self.images.borrow().clone();
-        let status = NodeStatus {
-            conditions: Some(self.conditions(&old)),
-            images: Some(images),
-            ..self.status.clone()
-        };
+        let status =
+            NodeStatus { conditions: Some(self.conditions(&old)), images: Some(images), ..self.status() };
         let patch = Patch::Merge(serde_json::json!({"status": status}));
         api.patch_status(&self.name, &params(), &patch).await
+    }
+
+    /// The node's status with the devices of this moment.
+    fn status(&self) -> NodeStatus {
+        let mut status = self.status.clone();
+        if let Some(devices) = &self.devices {
+            let counts = devices.counts();
+            let quantities = |counts: BTreeMap<String, u64>| {
+                counts.into_iter().map(|(name, count)| (name, Quantity(count.to_string())))
+            };
+            status.capacity.get_or_insert_default().extend(quantities(counts.capacity));
+            status.allocatable.get_or_insert_default().extend(quantities(counts.allocatable));
+        }
+        status
     }
 
     fn conditions(&self, old: &NodeStatus) -> Vec<NodeCondition> {
@@ -226,6 +247,16 @@ impl NodeObject {
         };
         api.create(&Default::default(), &lease).await.map(|_| ())
     }
+}
+
+/// Waits for a change of the devices; for ever where there are none.
+async fn changed(changes: &mut Option<watch::Receiver<u64>>) {
+    if let Some(changes) = changes
+        && changes.changed().await.is_ok()
+    {
+        return;
+    }
+    std::future::pending().await
 }
 
 fn params() -> PatchParams {

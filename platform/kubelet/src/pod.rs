@@ -14,6 +14,7 @@
 //! ```
 
 pub(crate) mod container;
+mod devices;
 mod ending;
 pub(crate) mod fields;
 mod hooks;

@@ -11,6 +11,7 @@
 //! Start reading at [`function`] for the request path and at [`pod`] for the node.
 
 pub mod component;
+pub mod devices;
 pub mod function;
 pub mod images;
 pub mod logs;
@@ -20,6 +21,10 @@ pub mod simulated;
 pub mod streams;
 pub mod wire;
 
+pub use devices::{
+    ContainerDevices, ContainerRole, DeviceAllocation, DeviceClaim, DeviceCounts, DeviceError, DeviceNode,
+    NodeDevices, PodDeviceClaims,
+};
 pub use function::{Answer, Body, BodyError, CallError, FunctionHost, HostedFunction, HostedSpec, Timings};
 pub use images::{ImageRecord, ImageStore, PullPolicy, PullSecret};
 pub use network::{LoopbackNetwork, NetworkAttachment, NetworkError, PodNetwork};

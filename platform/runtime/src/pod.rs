@@ -11,6 +11,7 @@ use mayfly_api::ObjectKey;
 use tokio::sync::watch;
 
 use crate::{
+    devices::DeviceNode,
     images::{ImageStore, PullPolicy},
     streams::ContainerStreams,
 };
@@ -114,6 +115,8 @@ pub struct ProcessOptions {
     pub working_dir: Option<String>,
     /// Volumes, sorted so that a mount comes before those below it.
     pub mounts: Vec<Mount>,
+    /// Device files beside the default ones.
+    pub devices: Vec<DeviceNode>,
     pub stdin: bool,
     /// Standard input ends with the first client that was attached to it.
     pub stdin_once: bool,

@@ -13,6 +13,7 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use jiff::{Span, SpanRelativeTo};
 use mayfly_api::{names, validation::MEMORY_BYTES_MIN};
+use mayfly_gpu_proto::sim::{self, FakeGpu};
 use mayfly_runtime_oci::availability::ContainersMode;
 use mayfly_workflows_engine::engine::{Credentials, Endpoints};
 use serde::Deserialize;
@@ -96,6 +97,13 @@ pub(crate) struct UpArgs {
     /// Instances of one function [default: as many as it leaves free for others, so half of all]
     #[arg(long, env = "MAYFLY_FUNCTION_INSTANCES", value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     function_instances: Option<u32>,
+    /// Simulates GPUs, such as 4xH200: containers get a CUDA driver and NVML that behave like those of such GPUs
+    #[arg(long, env = "MAYFLY_FAKE_GPUS", value_name = "COUNTxMODEL")]
+    fake_gpus: Option<String>,
+    /// Where device plugins register; those made for Kubernetes look in /var/lib/kubelet/device-plugins
+    /// [default: device-plugins in the data directory]
+    #[arg(long, env = "MAYFLY_DEVICE_PLUGINS_DIR", value_name = "DIR")]
+    device_plugins_dir: Option<PathBuf>,
     /// What to log, as in `info,mayfly_gateway=debug` [default: warn for everyone, info for Mayfly]
     #[arg(long, env = "MAYFLY_LOG", value_name = "FILTER")]
     log: Option<String>,
@@ -144,6 +152,8 @@ struct ConfigFile {
     images: ImageFile,
     instances: Option<u32>,
     function_instances: Option<u32>,
+    fake_gpus: Option<String>,
+    device_plugins_dir: Option<PathBuf>,
     log: Option<String>,
     log_format: Option<LogFormat>,
 }
@@ -173,6 +183,9 @@ pub(crate) struct UpConfig {
     pub(crate) instances_max: Option<u32>,
     /// `None`: as many as are free for others.
     pub(crate) function_instances_max: Option<u32>,
+    /// Simulated GPUs; none where it is empty.
+    pub(crate) fake_gpus: Vec<FakeGpu>,
+    pub(crate) device_plugins_dir: Option<PathBuf>,
     pub(crate) log: String,
     pub(crate) log_format: LogFormat,
 }
@@ -251,6 +264,13 @@ impl UpArgs {
             images: self.images.resolve(file.images)?,
             instances_max: self.instances.or(file.instances),
             function_instances_max: self.function_instances.or(file.function_instances),
+            fake_gpus: self
+                .fake_gpus
+                .or(file.fake_gpus)
+                .map(|spec| sim::parse_gpus(&spec).context("--fake-gpus"))
+                .transpose()?
+                .unwrap_or_default(),
+            device_plugins_dir: self.device_plugins_dir.or(file.device_plugins_dir),
             log: self.log.or(file.log).unwrap_or_else(|| LOG_DEFAULT.into()),
             log_format: self.log_format.or(file.log_format).unwrap_or(format_default),
         })

@@ -6,6 +6,7 @@ mod banner;
 mod components;
 mod containers;
 mod data_files;
+mod devices;
 mod image_registry;
 mod listeners;
 mod metrics;

@@ -1,7 +1,9 @@
 //! Limits of processor time and memory, and the devices a container may open: pure.
 
-use mayfly_runtime::ContainerSpec;
+use mayfly_runtime::{ContainerSpec, DeviceNode};
 use serde_json::{Value, json};
+
+use super::devices;
 
 /// The period over which processor time is limited, in microseconds (the kernel's default).
 const CPU_PERIOD_MICROS: u64 = 100_000;
@@ -15,7 +17,7 @@ pub(super) fn resources(container: &ContainerSpec) -> Value {
     }
     let devices = match container.process.security.privileged {
         true => json!([{"allow": true, "access": "rwm"}]),
-        false => allowed_devices(),
+        false => allowed_devices(&container.process.devices),
     };
     let mut resources = json!({"devices": devices, "cpu": cpu});
     if let Some(bytes) = container.memory_bytes_max {
@@ -30,7 +32,7 @@ fn shares(millis: u64) -> u64 {
 }
 
 /// `null`, `zero`, `full`, `tty`, `random`, `urandom`, terminals; making device files, not using them.
-fn allowed_devices() -> Value {
+fn allowed_devices(own: &[DeviceNode]) -> Value {
     let mut rules = vec![
         json!({"allow": false, "access": "rwm"}),
         json!({"allow": true, "type": "c", "access": "m"}),
@@ -40,5 +42,6 @@ fn allowed_devices() -> Value {
     for (major, minor) in [(1, 3), (1, 5), (1, 7), (1, 8), (1, 9), (5, 0), (5, 2)] {
         rules.push(json!({"allow": true, "type": "c", "major": major, "minor": minor, "access": "rwm"}));
     }
+    rules.extend(own.iter().map(devices::rule));
     json!(rules)
 }

@@ -36,6 +36,9 @@ impl Worker {
             tracing::warn!(uid = %local.uid, %error, "could not remove a sandbox");
         }
         local.sandbox = false;
+        if let Some(devices) = &self.devices {
+            devices.release(&local.uid);
+        }
     }
 
     /// Ends a pod that is deleted, and then its object, unless somebody still wants to know how it ended.
@@ -159,6 +162,9 @@ impl Worker {
         }
         self.probes.forget(&old.uid);
         self.tokens.forget(&old.uid);
+        if let Some(devices) = &self.devices {
+            devices.release(&old.uid);
+        }
         self.addresses.lock().release(&old.uid);
         self.local.lock().remove(key);
         if let Some(jobs) = &self.jobs {
@@ -202,6 +208,9 @@ impl Worker {
         };
         if let Some(jobs) = &self.jobs {
             jobs.sweep(known).await;
+        }
+        if let Some(devices) = &self.devices {
+            devices.retain(&known());
         }
         for runtime in self.runtimes.values() {
             let sandboxes = runtime.sandboxes();

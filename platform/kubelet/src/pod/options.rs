@@ -105,6 +105,7 @@ pub(crate) fn process(
         pull: pull_policy(container),
         working_dir: container.working_dir.clone(),
         mounts,
+        devices: Vec::new(),
         stdin: container.stdin.unwrap_or(false),
         stdin_once: container.stdin_once.unwrap_or(false),
         tty: container.tty.unwrap_or(false),

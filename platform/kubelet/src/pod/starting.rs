@@ -10,11 +10,13 @@ use mayfly_api::{
     },
 };
 use mayfly_informer::reconcile::Outcome;
-use mayfly_runtime::{ContainerId, ContainerSpec, ContainerState, PodUid, Runtime, RuntimeError};
+use mayfly_runtime::{
+    ContainerId, ContainerSpec, ContainerState, DeviceError, PodUid, Runtime, RuntimeError,
+};
 use tokio::time::Instant;
 
 use super::{
-    container,
+    container, devices,
     hooks::{Hook, HookMoment},
     local::{LocalPod, Now, REASON_ENVIRONMENT, REASON_PULL},
     plan,
@@ -27,6 +29,8 @@ use crate::{
 
 /// A start that takes longer than this is told before it has ended.
 const SLOW_START: Duration = Duration::from_millis(100);
+/// What `kubectl get pods` shows while the plugin of a device is away.
+const REASON_DEVICES: &str = "WaitingForDevices";
 /// How long to wait for a runtime class that this node does not have.
 const NO_RUNTIME_RETRY: Duration = Duration::from_secs(300);
 
@@ -56,8 +60,21 @@ impl Worker {
             },
             Err(error) => Err(error.to_string()),
         };
+        let resolved = match resolved {
+            Ok(resolved) => match self.with_devices(pod, resolved).await {
+                Ok(resolved) => Ok(resolved),
+                Err(DeviceError::NotReady(why)) => Err((REASON_DEVICES, why)),
+                Err(DeviceError::Refused(why)) => {
+                    let message = format!("Allocate failed due to {why}, which is unexpected");
+                    self.events.warning(pod, "UnexpectedAdmissionError", message.clone());
+                    local.ended.get_or_insert(("UnexpectedAdmissionError", message));
+                    return;
+                }
+            },
+            Err(message) => Err((REASON_ENVIRONMENT, message)),
+        };
         let (reason, message) = match resolved {
-            Err(message) => (REASON_ENVIRONMENT, message),
+            Err(waiting) => waiting,
             Ok(resolved) => match self
                 .unless_deleted(pod, self.slowly(pod, local, runtime.start_container(resolved)))
                 .await
@@ -180,6 +197,21 @@ impl Worker {
         };
         // It fails only when the runtime ends.
         let _ = tokio::task::spawn_blocking(refresh).await;
+    }
+
+    /// A container gets its devices, which are allocated for the whole pod at once.
+    async fn with_devices(
+        &self,
+        pod: &Pod,
+        mut container: ContainerSpec,
+    ) -> Result<ContainerSpec, DeviceError> {
+        let Some(claims) = devices::claims(pod) else { return Ok(container) };
+        let devices = self.devices.as_ref();
+        let devices =
+            devices.ok_or_else(|| DeviceError::NotReady("this node has no device manager".into()))?;
+        let given = devices.prepare(&claims, &container.id.name).await?;
+        devices::apply(given, &mut container);
+        Ok(container)
     }
 
     /// A job's container gets its files.

@@ -11,7 +11,7 @@ use mayfly_api::{
     k8s::{api::core::v1::Pod, jiff::Timestamp},
 };
 use mayfly_informer::{EnvObjects, EventRecorder, Informer, reconcile::Outcome};
-use mayfly_runtime::{PodUid, Runtime, logs::LogLayout};
+use mayfly_runtime::{NodeDevices, PodUid, Runtime, logs::LogLayout};
 use parking_lot::Mutex;
 use serde_json::json;
 use tokio::{sync::watch, time::Instant};
@@ -42,6 +42,7 @@ pub(crate) struct Worker {
     pub(crate) logs: LogLayout,
     pub(crate) jobs: Option<JobFiles>,
     pub(crate) volumes: Option<Volumes>,
+    pub(crate) devices: Option<Arc<dyn NodeDevices>>,
     pub(crate) events: EventRecorder,
     pub(crate) local: Mutex<HashMap<ObjectKey, LocalPod>>,
     pub(crate) addresses: Mutex<Addresses>,

@@ -35,6 +35,7 @@ use super::{
     admin::Admin,
     banner, components, containers,
     data_files::{remove_stale, write_private},
+    devices::Devices,
     image_registry,
     listeners::{Listeners, Ports, gateway_refused},
     metrics::Counts,
@@ -94,6 +95,7 @@ struct Up {
     scheduler: Scheduler,
     kubelet: Kubelet,
     services: ServiceProxy,
+    devices: Option<Devices>,
     containers: Option<Arc<OciRuntime>>,
     host: Arc<WasmHost>,
     revisions: Informer<Revision>,
@@ -176,7 +178,10 @@ impl Up {
         let runtimes = std::iter::once(host.clone() as Arc<dyn Runtime>)
             .chain(containers.clone().map(|containers| containers as Arc<dyn Runtime>))
             .collect();
-        let kubelet = create_kubelet(&config, &data_dir, node_client, &informers, runtimes, logs, jobs);
+        let devices = Devices::create(&config, &data_dir)?;
+        let mut kubelet_config = kubelet_config(&config, &data_dir, logs, jobs);
+        kubelet_config.devices = devices.as_ref().map(Devices::of_node);
+        let kubelet = Kubelet::create(kubelet_config, node_client, &informers, runtimes);
         nodes.attach(&config.node_name, kubelet.router());
         let services = ServiceProxy::create(proxy_mode(&config), &config.node_name, &informers);
         stop_informers.disarm();
@@ -195,6 +200,7 @@ impl Up {
             scheduler,
             kubelet,
             services,
+            devices,
             containers,
             host,
             revisions: informers.of(),
@@ -239,6 +245,10 @@ impl Up {
 
         let (stop, services) = (inside.token(), self.services);
         inside.run("services", services.run(stop));
+        if let Some(devices) = self.devices {
+            let stop = inside.token();
+            inside.run("devices", devices.run(stop));
+        }
 
         let (stop, host, revisions) = (inside.token(), self.host.clone(), self.revisions);
         let client = self.compile_client;
@@ -408,22 +418,19 @@ fn create_controllers(
     Controllers::create(config, client, informers)
 }
 
-fn create_kubelet(
+fn kubelet_config(
     config: &UpConfig,
     data_dir: &DataDir,
-    client: kube::Client,
-    informers: &Informers,
-    runtimes: Vec<Arc<dyn Runtime>>,
     logs: LogLayout,
     jobs: JobFiles,
-) -> Kubelet {
+) -> mayfly_kubelet::Config {
     let mut kubelet = mayfly_kubelet::Config::of_this_machine(&config.node_name, logs, KUBERNETES_VERSION);
     kubelet.jobs = Some(jobs);
     kubelet.upload_folder = data_dir.containers().join("uploads");
     kubelet.image_collection = config.images.collection.clone();
     kubelet.static_pods = Some(data_dir.containers().join("static-pods"));
     kubelet.volumes = Some(data_dir.containers().join("volumes"));
-    Kubelet::create(kubelet, client, informers, runtimes)
+    kubelet
 }
 
 async fn create_api(

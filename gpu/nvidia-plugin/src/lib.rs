@@ -1,0 +1,27 @@
+//! The device plugin for NVIDIA GPUs: whole GPUs, and shares of them.
+//!
+//! **Belongs here:** the resources `nvidia.com/gpu` (a whole GPU), `mayfly.dev/vcuda-core` (a hundredth of a GPU's time)
+//! and `mayfly.dev/vcuda-memory` (256 MiB of its memory); which GPU a container gets ([`placement`], pure); the limits
+//! file and the libraries that a container gets ([`grant`]). It registers over its sockets as any plugin does
+//! ([`plugin`]), and knows what is in use by what the device manager says, so that it has no state to lose.
+//!
+//! **Does not belong here:** how limits are kept (the shim's), the device plugin API of the kubelet's side.
+//!
+//! A GPU is either whole or shared: while a container has shares of it, the GPU is not offered whole, and the other
+//! way round. The node's allocatable devices follow.
+
+pub mod grant;
+pub mod placement;
+pub mod plugin;
+
+pub use grant::Libraries;
+pub use placement::Gpu;
+pub use plugin::{NvidiaPlugin, PluginConfig};
+
+pub const RESOURCE_GPU: &str = "nvidia.com/gpu";
+pub const RESOURCE_CORE: &str = "mayfly.dev/vcuda-core";
+pub const RESOURCE_MEMORY: &str = "mayfly.dev/vcuda-memory";
+/// The whole time of a GPU.
+pub const CORES_PER_GPU: u32 = 100;
+/// One unit of `vcuda-memory` (as in gpu-manager).
+pub const MEMORY_UNIT_BYTES: u64 = 256 << 20;

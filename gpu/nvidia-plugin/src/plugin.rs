@@ -1,0 +1,344 @@
+//! The plugin: three resources over three sockets, one view of the GPUs.
+
+use std::{collections::BTreeSet, fs, io, path::PathBuf, pin::Pin, sync::Arc, time::Duration};
+
+use futures::{Stream, StreamExt as _};
+use mayfly_devices::{
+    API_VERSION, HEALTHY, KUBELET_SOCKET, UNHEALTHY,
+    identity::DeviceOwner,
+    proto::{
+        AllocateRequest, AllocateResponse, ContainerPreferredAllocationResponse, Device, DevicePluginOptions,
+        Empty, ListAndWatchResponse, NumaNode, PreStartContainerRequest, PreStartContainerResponse,
+        PreferredAllocationRequest, PreferredAllocationResponse, RegisterRequest, TopologyInfo,
+        device_plugin_server::{DevicePlugin, DevicePluginServer},
+    },
+    serve,
+};
+use mayfly_gpu_proto::DeviceLimit;
+use mayfly_runtime::DeviceAllocation;
+use tokio::{net::UnixListener, sync::watch};
+use tokio_stream::wrappers::WatchStream;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status};
+
+use crate::{
+    CORES_PER_GPU, Gpu, Libraries, MEMORY_UNIT_BYTES, RESOURCE_CORE, RESOURCE_GPU, RESOURCE_MEMORY, grant,
+    placement::{self, PlacementError, Share},
+};
+
+/// Pause before another try to register.
+const REGISTER_AGAIN: Duration = Duration::from_secs(1);
+/// The share up to which idle GPU time may be used, in hundredths of a GPU; gpu-manager's name is an alias.
+const ELASTIC_ANNOTATIONS: [&str; 2] = ["mayfly.dev/vcuda-core-limit", "tencent.com/vcuda-core-limit"];
+
+/// What the plugin is made of.
+#[derive(Clone, Debug)]
+pub struct PluginConfig {
+    pub gpus: Vec<Gpu>,
+    pub libraries: Libraries,
+    /// Where the limits of containers lie: a folder for each pod, a folder in it for each container.
+    pub limits: PathBuf,
+    /// The folder of the kubelet's socket.
+    pub sockets: PathBuf,
+}
+
+/// What containers have, as the device manager says.
+type Allocations = watch::Receiver<Arc<Vec<DeviceAllocation>>>;
+
+/// The plugin, bound to its sockets and not yet registered.
+pub struct NvidiaPlugin {
+    shared: Arc<Shared>,
+    sockets: Vec<(Kind, UnixListener)>,
+}
+
+struct Shared {
+    config: PluginConfig,
+    allocations: Allocations,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Whole,
+    Core,
+    Memory,
+}
+
+impl Kind {
+    const ALL: [Self; 3] = [Self::Whole, Self::Core, Self::Memory];
+
+    fn resource(self) -> &'static str {
+        match self {
+            Self::Whole => RESOURCE_GPU,
+            Self::Core => RESOURCE_CORE,
+            Self::Memory => RESOURCE_MEMORY,
+        }
+    }
+
+    fn socket(self) -> &'static str {
+        match self {
+            Self::Whole => "mayfly-nvidia-gpu.sock",
+            Self::Core => "mayfly-vcuda-core.sock",
+            Self::Memory => "mayfly-vcuda-memory.sock",
+        }
+    }
+}
+
+impl NvidiaPlugin {
+    /// Binds the sockets. Must be called inside a tokio runtime.
+    ///
+    /// # Errors
+    /// A socket cannot be bound.
+    pub fn create(config: PluginConfig, allocations: Allocations) -> io::Result<Self> {
+        let bind = |kind: Kind| Ok((kind, serve::bind(&config.sockets.join(kind.socket()))?));
+        let sockets = Kind::ALL.into_iter().map(bind).collect::<io::Result<_>>()?;
+        Ok(Self { shared: Arc::new(Shared { config, allocations }), sockets })
+    }
+
+    /// Serves, registers, and removes the limits of pods that are gone, until `stop`.
+    pub async fn run(self, stop: CancellationToken) {
+        let Self { shared, sockets } = self;
+        let served = sockets.into_iter().map(|(kind, listener)| {
+            let service = DevicePluginServer::new(GpuResource { kind, shared: shared.clone() });
+            let (shared, stop) = (shared.clone(), stop.clone());
+            async move {
+                let register = shared.register(kind, &stop);
+                tokio::join!(serve::serve(listener, service, stop.clone()), register);
+            }
+        });
+        tokio::join!(futures::future::join_all(served), shared.sweep(&stop));
+    }
+}
+
+impl Shared {
+    async fn register(&self, kind: Kind, stop: &CancellationToken) {
+        let socket = self.config.sockets.join(KUBELET_SOCKET);
+        loop {
+            let request = RegisterRequest {
+                version: API_VERSION.into(),
+                endpoint: kind.socket().into(),
+                resource_name: kind.resource().into(),
+                options: None,
+            };
+            match mayfly_devices::serve::register(&socket, request).await {
+                Ok(()) => return,
+                Err(error) => {
+                    tracing::warn!(resource = kind.resource(), error, "could not register; will try again");
+                }
+            }
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(REGISTER_AGAIN) => {}
+            }
+        }
+    }
+
+    async fn sweep(&self, stop: &CancellationToken) {
+        let mut allocations = self.allocations.clone();
+        loop {
+            self.remove_limits();
+            tokio::select! {
+                () = stop.cancelled() => return,
+                changed = allocations.changed() => if changed.is_err() { return },
+            }
+        }
+    }
+
+    /// Removes the limits of pods without devices. The folders are listed first: one that is made meanwhile belongs to
+    /// a pod whose allocation is known already.
+    fn remove_limits(&self) {
+        let Ok(folders) = fs::read_dir(&self.config.limits) else { return };
+        let folders: Vec<_> = folders.flatten().collect();
+        let known: BTreeSet<String> =
+            self.allocations.borrow().iter().map(|allocation| allocation.pod.0.clone()).collect();
+        for folder in folders.iter().filter(|folder| !known.contains(&*folder.file_name().to_string_lossy()))
+        {
+            if let Err(error) = fs::remove_dir_all(folder.path()) {
+                tracing::warn!(path = %folder.path().display(), %error, "could not remove the GPU limits of a pod");
+            }
+        }
+    }
+
+    /// All devices of one resource. What is in use another way is not healthy, so that the scheduler does not count it.
+    fn devices(&self, kind: Kind, allocations: &[DeviceAllocation]) -> Vec<Device> {
+        let loads = placement::loads(allocations, None);
+        let mut devices = Vec::new();
+        for gpu in &self.config.gpus {
+            let load = loads.get(&gpu.uuid).copied().unwrap_or_default();
+            let is_shared = load.cores + load.memory_units > 0;
+            let ids: Vec<String> = match kind {
+                Kind::Whole => vec![gpu.uuid.clone()],
+                Kind::Core => (0..CORES_PER_GPU).map(|at| placement::core_id(&gpu.uuid, at)).collect(),
+                Kind::Memory => {
+                    (0..gpu.memory_units()).map(|at| placement::memory_id(&gpu.uuid, at)).collect()
+                }
+            };
+            let is_other = if kind == Kind::Whole { is_shared } else { load.whole };
+            let health = if gpu.healthy && !is_other { HEALTHY } else { UNHEALTHY };
+            let nodes = gpu.numa_node.into_iter().map(|id| NumaNode { id }).collect();
+            let topology = gpu.numa_node.map(|_| TopologyInfo { nodes });
+            devices.extend(ids.into_iter().map(|id| Device {
+                id,
+                health: health.into(),
+                topology: topology.clone(),
+            }));
+        }
+        devices
+    }
+
+    /// The GPUs that a container's shares come from: those it has, else the best ones.
+    fn gpus_of(&self, owner: &DeviceOwner) -> Result<Vec<String>, PlacementError> {
+        let allocations = self.allocations.borrow().clone();
+        let has: BTreeSet<String> = allocations
+            .iter()
+            .filter(|one| one.pod == owner.uid && one.container == owner.container)
+            .filter(|one| one.resource == RESOURCE_CORE)
+            .flat_map(|one| &one.devices)
+            .map(|id| placement::gpu_of(id).to_owned())
+            .collect();
+        if !has.is_empty() {
+            return Ok(has.into_iter().collect());
+        }
+        let loads = placement::loads(&allocations, Some((&owner.uid.0, &owner.container)));
+        placement::place(&self.config.gpus, &loads, share(owner))
+    }
+
+    /// What a container with these shares gets. Both resources answer the same.
+    fn grant(
+        &self,
+        owner: &DeviceOwner,
+        gpus: &[String],
+    ) -> Result<mayfly_devices::proto::ContainerAllocateResponse, Status> {
+        let Share { cores, memory_units } = share(owner);
+        let count = u32::try_from(gpus.len()).unwrap_or(1).max(1);
+        let elastic = ELASTIC_ANNOTATIONS.iter().find_map(|name| owner.annotations.get(*name)?.parse().ok());
+        let limits: Vec<DeviceLimit> = gpus
+            .iter()
+            .map(|uuid| DeviceLimit {
+                uuid: uuid.clone(),
+                memory_bytes: u64::from(memory_units / count) * MEMORY_UNIT_BYTES,
+                core_percent: (cores / count).min(CORES_PER_GPU),
+                elastic_percent: elastic.unwrap_or(0),
+            })
+            .collect();
+        let folder = self.config.limits.join(&owner.uid.0).join(&owner.container);
+        let refused = |error: grant::GrantError| Status::failed_precondition(error.to_string());
+        let limits = grant::write_limits(&folder, &limits).map_err(refused)?;
+        grant::response(&self.config.libraries, gpus, Some(&limits)).map_err(refused)
+    }
+}
+
+fn share(owner: &DeviceOwner) -> Share {
+    let of = |name: &str| owner.resources.get(name).copied().unwrap_or(0);
+    Share { cores: of(RESOURCE_CORE), memory_units: of(RESOURCE_MEMORY) }
+}
+
+/// One resource of the plugin.
+struct GpuResource {
+    kind: Kind,
+    shared: Arc<Shared>,
+}
+
+#[tonic::async_trait]
+impl DevicePlugin for GpuResource {
+    async fn get_device_plugin_options(
+        &self,
+        _request: Request<Empty>,
+    ) -> Result<Response<DevicePluginOptions>, Status> {
+        let options =
+            DevicePluginOptions { pre_start_required: false, get_preferred_allocation_available: true };
+        Ok(Response::new(options))
+    }
+
+    type ListAndWatchStream = Pin<Box<dyn Stream<Item = Result<ListAndWatchResponse, Status>> + Send>>;
+
+    async fn list_and_watch(
+        &self,
+        _request: Request<Empty>,
+    ) -> Result<Response<Self::ListAndWatchStream>, Status> {
+        let (kind, shared) = (self.kind, self.shared.clone());
+        let lists = WatchStream::new(shared.allocations.clone())
+            .map(move |allocations| Ok(ListAndWatchResponse { devices: shared.devices(kind, &allocations) }));
+        Ok(Response::new(Box::pin(lists)))
+    }
+
+    async fn get_preferred_allocation(
+        &self,
+        request: Request<PreferredAllocationRequest>,
+    ) -> Result<Response<PreferredAllocationResponse>, Status> {
+        let owner = DeviceOwner::read(request.metadata());
+        let mut container_responses = Vec::new();
+        for asked in request.into_inner().container_requests {
+            let count = usize::try_from(asked.allocation_size).unwrap_or(0);
+            let available: BTreeSet<String> = asked.available_device_i_ds.into_iter().collect();
+            let must_include = asked.must_include_device_i_ds.into_iter().collect();
+            let device_i_ds = match (self.kind, &owner) {
+                (Kind::Whole, _) => {
+                    placement::whole(&self.shared.config.gpus, &available, &must_include, count)
+                }
+                (Kind::Core | Kind::Memory, None) => return Err(no_owner()),
+                (Kind::Core | Kind::Memory, Some(owner)) => {
+                    let gpus = self.shared.gpus_of(owner);
+                    let gpus = gpus.map_err(|error| Status::failed_precondition(error.to_string()))?;
+                    spread(&available, &gpus, count)
+                }
+            };
+            container_responses.push(ContainerPreferredAllocationResponse { device_i_ds });
+        }
+        Ok(Response::new(PreferredAllocationResponse { container_responses }))
+    }
+
+    async fn allocate(
+        &self,
+        request: Request<AllocateRequest>,
+    ) -> Result<Response<AllocateResponse>, Status> {
+        let owner = DeviceOwner::read(request.metadata());
+        let mut container_responses = Vec::new();
+        for asked in request.into_inner().container_requests {
+            let gpus: BTreeSet<String> =
+                asked.devices_ids.iter().map(|id| placement::gpu_of(id).to_owned()).collect();
+            let gpus: Vec<String> = gpus.into_iter().collect();
+            let response = match (self.kind, &owner) {
+                (Kind::Whole, _) => grant::response(&self.shared.config.libraries, &gpus, None)
+                    .map_err(|error| Status::failed_precondition(error.to_string()))?,
+                (Kind::Core | Kind::Memory, None) => return Err(no_owner()),
+                (Kind::Core | Kind::Memory, Some(owner)) => {
+                    let placed = self.shared.gpus_of(owner);
+                    let placed = placed.map_err(|error| Status::failed_precondition(error.to_string()))?;
+                    if placed != gpus {
+                        let message = format!(
+                            "shares of {} were chosen, not of {}",
+                            placed.join(", "),
+                            gpus.join(", ")
+                        );
+                        return Err(Status::failed_precondition(message));
+                    }
+                    self.shared.grant(owner, &gpus)?
+                }
+            };
+            container_responses.push(response);
+        }
+        Ok(Response::new(AllocateResponse { container_responses }))
+    }
+
+    async fn pre_start_container(
+        &self,
+        _request: Request<PreStartContainerRequest>,
+    ) -> Result<Response<PreStartContainerResponse>, Status> {
+        Ok(Response::new(PreStartContainerResponse {}))
+    }
+}
+
+fn no_owner() -> Status {
+    Status::failed_precondition("shares of a GPU need a kubelet that names the pod it allocates for")
+}
+
+/// As many devices of each GPU.
+fn spread(available: &BTreeSet<String>, gpus: &[String], count: usize) -> Vec<String> {
+    let each = count.div_ceil(gpus.len().max(1));
+    let of = |gpu: &String| {
+        let ids: Vec<String> =
+            available.iter().filter(|id| placement::gpu_of(id) == gpu).take(each).cloned().collect();
+        ids
+    };
+    gpus.iter().flat_map(of).take(count).collect()
+}

@@ -1,0 +1,38 @@
+//! The device manager of a node: it knows the devices that plugins offer, and gives them to containers.
+//!
+//! **Belongs here:** the device plugin API v1beta1 as the kubelet speaks it ([`manager`]: registration, `ListAndWatch`,
+//! preferred allocation, `Allocate`, `PreStartContainer`); who has which device ([`state`], a plain struct without
+//! locks or clocks); the checkpoint in the kubelet's form ([`checkpoint`]); files of the Container Device Interface
+//! ([`cdi`]); serving one gRPC service on a unix socket ([`serve`]), for plugins of this process.
+//!
+//! **Does not belong here:** any kind of device, pods as objects, the OCI specification.
+//!
+//! Beyond upstream: a pod waits for a plugin that is away instead of failing; each connection of a plugin has a
+//! generation, so that the late end of an old connection changes nothing of the new one; a plugin is told the pod it
+//! allocates for ([`identity`]).
+//!
+//! Start reading at [`state`].
+
+pub mod cdi;
+pub mod checkpoint;
+pub mod identity;
+pub mod manager;
+mod response;
+pub mod serve;
+pub mod state;
+
+/// Messages and services of the device plugin API.
+pub mod proto {
+    #![expect(clippy::pedantic, reason = "generated")]
+    tonic::include_proto!("v1beta1");
+}
+
+pub use manager::{DeviceConfig, DeviceManager};
+
+/// The version of the API, as plugins name it.
+pub const API_VERSION: &str = "v1beta1";
+/// The manager's socket in the folder of the plugins' sockets.
+pub const KUBELET_SOCKET: &str = "kubelet.sock";
+/// A device that may be given away.
+pub const HEALTHY: &str = "Healthy";
+pub const UNHEALTHY: &str = "Unhealthy";

@@ -1,0 +1,528 @@
+//! The device manager: serves registration, follows plugins, allocates.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    fmt, fs, io,
+    os::unix::fs::FileTypeExt as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use futures::stream::{FuturesUnordered, StreamExt as _};
+use mayfly_runtime::{
+    ContainerDevices, ContainerRole, DeviceAllocation, DeviceClaim, DeviceCounts, DeviceError, NodeDevices,
+    PodDeviceClaims, PodUid,
+};
+use parking_lot::Mutex;
+use prost::Message as _;
+use tokio::{
+    net::UnixListener,
+    sync::{mpsc, watch},
+    time::Instant,
+};
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status, transport::Channel};
+
+use crate::{
+    API_VERSION, HEALTHY, KUBELET_SOCKET,
+    cdi::CdiSpecs,
+    checkpoint,
+    identity::DeviceOwner,
+    proto::{
+        AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse,
+        ContainerPreferredAllocationRequest, Empty, ListAndWatchResponse, PreStartContainerRequest,
+        PreferredAllocationRequest, RegisterRequest,
+        device_plugin_client::DevicePluginClient,
+        registration_server::{Registration, RegistrationServer},
+    },
+    response, serve,
+    state::{Choice, DeviceBook, DeviceState, EndpointOptions, EntryKey, Generation, STOP_GRACE},
+};
+
+/// How long a plugin may take to accept a connection and to tell its options (upstream: 10 s).
+const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long one call of a plugin may take (upstream's limit of `PreStartContainer`).
+const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+/// Registrations that wait to be followed.
+const REGISTRATIONS_MAX: usize = 64;
+/// A list of 10,000 devices with topology has about 1 MiB.
+const MESSAGE_BYTES_MAX: usize = 16 << 20;
+
+type Client = DevicePluginClient<Channel>;
+
+/// Where the manager finds plugins and device descriptions.
+#[derive(Clone, Debug)]
+pub struct DeviceConfig {
+    /// The folder of the plugins' sockets and the checkpoint.
+    pub folder: PathBuf,
+    /// Folders of CDI files; a later one is stronger.
+    pub cdi_folders: Vec<PathBuf>,
+}
+
+impl DeviceConfig {
+    /// Where plugins look for the kubelet, if not told otherwise.
+    pub const FOLDER_UPSTREAM: &str = "/var/lib/kubelet/device-plugins";
+
+    pub fn new(folder: impl Into<PathBuf>) -> Self {
+        let cdi_folders = vec!["/etc/cdi".into(), "/var/run/cdi".into()];
+        Self { folder: folder.into(), cdi_folders }
+    }
+}
+
+/// A plugin that registered, to be followed.
+struct Connected {
+    resource: String,
+    generation: Generation,
+    client: Client,
+}
+
+/// The devices of this node.
+pub struct DeviceManager {
+    config: DeviceConfig,
+    started: Instant,
+    book: Mutex<DeviceBook>,
+    clients: Mutex<HashMap<Generation, Client>>,
+    /// One pod is allocated at a time: a plugin's answer about one must not depend on half of another.
+    admission: tokio::sync::Mutex<()>,
+    changes: watch::Sender<u64>,
+    allocations: watch::Sender<Arc<Vec<DeviceAllocation>>>,
+    registered: mpsc::Sender<Connected>,
+    to_follow: Mutex<Option<(UnixListener, mpsc::Receiver<Connected>)>>,
+}
+
+impl fmt::Debug for DeviceManager {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceManager").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+impl DeviceManager {
+    /// Reads the checkpoint and listens for plugins. Must be called inside a tokio runtime.
+    ///
+    /// # Errors
+    /// The folder cannot be made, or its socket not bound.
+    pub fn create(config: DeviceConfig) -> io::Result<Arc<Self>> {
+        fs::create_dir_all(&config.folder)?;
+        let book = restore(&config.folder);
+        remove_sockets(&config.folder)?;
+        let listener = serve::bind(&config.folder.join(KUBELET_SOCKET))?;
+        let (registered, to_follow) = mpsc::channel(REGISTRATIONS_MAX);
+        let allocations = watch::Sender::new(Arc::new(book.allocations()));
+        Ok(Arc::new(Self {
+            config,
+            started: Instant::now(),
+            book: Mutex::new(book),
+            clients: Mutex::default(),
+            admission: tokio::sync::Mutex::default(),
+            changes: watch::Sender::new(0),
+            allocations,
+            registered,
+            to_follow: Mutex::new(Some((listener, to_follow))),
+        }))
+    }
+
+    /// What containers have, for a plugin that places by it.
+    pub fn allocations(&self) -> watch::Receiver<Arc<Vec<DeviceAllocation>>> {
+        self.allocations.subscribe()
+    }
+
+    /// The folder of the plugins' sockets.
+    pub fn folder(&self) -> &Path {
+        &self.config.folder
+    }
+
+    /// Serves registration and follows plugins until `stop`. Runs once.
+    pub async fn run(self: Arc<Self>, stop: CancellationToken) {
+        let Some((listener, mut to_follow)) = self.to_follow.lock().take() else { return };
+        let service =
+            RegistrationServer::new(Registrar(self.clone())).max_decoding_message_size(MESSAGE_BYTES_MAX);
+        let follow = async {
+            let mut followed = FuturesUnordered::new();
+            let mut expire = tokio::time::interval(STOP_GRACE / 10);
+            loop {
+                tokio::select! {
+                    () = stop.cancelled() => return,
+                    Some(connected) = to_follow.recv() => followed.push(self.follow(connected)),
+                    Some(()) = followed.next() => {}
+                    _ = expire.tick() => {
+                        if self.book.lock().expire(self.started.elapsed()) {
+                            self.changed();
+                        }
+                    }
+                }
+            }
+        };
+        tokio::join!(serve::serve(listener, service, stop.clone()), follow);
+    }
+
+    /// Takes over the lists of a plugin until its stream ends.
+    async fn follow(&self, connected: Connected) {
+        let Connected { resource, generation, mut client } = connected;
+        let ended = match client.list_and_watch(Empty {}).await {
+            Err(status) => status.message().to_owned(),
+            Ok(stream) => {
+                let mut stream = stream.into_inner();
+                loop {
+                    match stream.message().await {
+                        Ok(Some(list)) => self.listed(&resource, generation, list),
+                        Ok(None) => break "it ended the stream".to_owned(),
+                        Err(status) => break status.message().to_owned(),
+                    }
+                }
+            }
+        };
+        self.clients.lock().remove(&generation);
+        let is_news = self.book.lock().disconnect(&resource, generation, self.started.elapsed());
+        if is_news {
+            tracing::warn!(resource, reason = ended, "a device plugin is gone");
+            self.changed();
+        }
+    }
+
+    fn listed(&self, resource: &str, generation: Generation, list: ListAndWatchResponse) {
+        let device = |device: crate::proto::Device| {
+            let nodes = device.topology.map(|topology| topology.nodes).unwrap_or_default();
+            let numa = nodes.into_iter().map(|node| node.id).collect();
+            (device.id, DeviceState { healthy: device.health == HEALTHY, numa })
+        };
+        let devices = list.devices.into_iter().map(device).collect();
+        if self.book.lock().update(resource, generation, devices) {
+            self.changed();
+        }
+    }
+
+    /// The devices, or who has them, changed: writes the checkpoint and tells.
+    fn changed(&self) {
+        let (text, allocations) = {
+            let book = self.book.lock();
+            (checkpoint::encode(&book), book.allocations())
+        };
+        if let Err(error) = checkpoint::write(&self.config.folder, &text) {
+            tracing::error!(%error, "cannot write the checkpoint of devices; after a restart they may be given twice");
+        }
+        self.publish(allocations);
+        self.changes.send_modify(|count| *count += 1);
+    }
+
+    fn publish(&self, allocations: Vec<DeviceAllocation>) {
+        self.allocations.send_if_modified(|known| {
+            let is_news = **known != allocations;
+            if is_news {
+                *known = Arc::new(allocations);
+            }
+            is_news
+        });
+    }
+
+    /// Allocates all devices of a pod, or none.
+    async fn admit(&self, pod: &PodDeviceClaims) -> Result<(), DeviceError> {
+        let mut reserved = Vec::new();
+        let mut reusable: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        for claim in &pod.claims {
+            for (resource, count) in &claim.resources {
+                let key = (pod.uid.clone(), claim.container.clone(), resource.clone());
+                let asks = usize::try_from(*count).unwrap_or(usize::MAX);
+                let reuse = reusable.entry(resource.clone()).or_default();
+                match self.allocate(pod, claim, &key, asks, reuse, &mut reserved).await {
+                    Ok(ids) if claim.role == ContainerRole::Init => reuse.extend(ids),
+                    Ok(ids) => reuse.retain(|id| !ids.contains(id)),
+                    Err(error) => {
+                        {
+                            let mut book = self.book.lock();
+                            reserved.iter().for_each(|key| book.cancel(key));
+                        }
+                        self.changed();
+                        return Err(error);
+                    }
+                }
+            }
+        }
+        if !reserved.is_empty() {
+            self.changed();
+        }
+        Ok(())
+    }
+
+    async fn allocate(
+        &self,
+        pod: &PodDeviceClaims,
+        claim: &DeviceClaim,
+        key: &EntryKey,
+        asks: usize,
+        reusable: &BTreeSet<String>,
+        reserved: &mut Vec<EntryKey>,
+    ) -> Result<BTreeSet<String>, DeviceError> {
+        let chosen = self.book.lock().choose(key, asks, reusable);
+        let (available, must_include) = match chosen {
+            Ok(Choice::Kept(ids)) => return Ok(ids),
+            Ok(Choice::From { available, must_include, .. }) => (available, must_include),
+            Err(error) if error.is_passing() => return Err(DeviceError::NotReady(error.to_string())),
+            Err(error) => return Err(DeviceError::Refused(error.to_string())),
+        };
+        let (mut client, options) = self.client(&key.2)?;
+        let owner = owner(pod, claim);
+        let preferred = if options.preferred_allocation && asks < available.len() {
+            preferred(&mut client, &owner, &available, &must_include, asks).await?
+        } else {
+            Vec::new()
+        };
+        let ids = DeviceBook::pick(&available, &must_include, asks, &preferred);
+        let allocations = {
+            let mut book = self.book.lock();
+            book.reserve(key.clone(), &ids);
+            book.allocations()
+        };
+        self.publish(allocations);
+        reserved.push(key.clone());
+        let devices_ids = ids.iter().cloned().collect();
+        let request = AllocateRequest { container_requests: vec![ContainerAllocateRequest { devices_ids }] };
+        let answer = call(&owner, request, |request| client.allocate(request)).await?;
+        let response = answer.container_responses.into_iter().next().unwrap_or_default();
+        // An empty answer is told from a missing one by its presence in the checkpoint.
+        let mut encoded = response.encode_to_vec();
+        if encoded.is_empty() {
+            encoded = response::EMPTY.to_vec();
+        }
+        self.book.lock().complete(key, encoded);
+        Ok(ids)
+    }
+
+    fn client(&self, resource: &str) -> Result<(Client, EndpointOptions), DeviceError> {
+        let endpoint = self.book.lock().endpoint(resource);
+        let away = || DeviceError::NotReady(format!("the device plugin of {resource} is away"));
+        let (generation, options) = endpoint.ok_or_else(away)?;
+        let client = self.clients.lock().get(&generation).cloned().ok_or_else(away)?;
+        Ok((client, options))
+    }
+
+    /// What the devices of one container change of it.
+    async fn options(
+        &self,
+        pod: &PodDeviceClaims,
+        claim: &DeviceClaim,
+    ) -> Result<ContainerDevices, DeviceError> {
+        let mut merged = ContainerDevices::default();
+        let mut cdi = Vec::new();
+        for resource in claim.resources.keys() {
+            let key = (pod.uid.clone(), claim.container.clone(), resource.clone());
+            let entry = self.book.lock().entry(&key).cloned();
+            let Some(entry) = entry else { continue };
+            self.pre_start(pod, claim, resource, entry.ids()).await?;
+            let response = ContainerAllocateResponse::decode(entry.response.as_slice());
+            let response = response.map_err(|error| {
+                DeviceError::Refused(format!("the kept answer of the plugin of {resource}: {error}"))
+            })?;
+            cdi.extend(response.cdi_devices.iter().map(|device| device.name.clone()));
+            response::merge(&mut merged, response, resource).map_err(DeviceError::Refused)?;
+        }
+        if !cdi.is_empty() {
+            let folders = self.config.cdi_folders.clone();
+            let specs = tokio::task::spawn_blocking(move || CdiSpecs::load(&folders)).await;
+            let specs = specs.map_err(|error| DeviceError::Refused(error.to_string()))?;
+            let edits = specs.edits(&cdi).map_err(|error| DeviceError::Refused(error.to_string()))?;
+            edits.apply(&mut merged).map_err(|error| DeviceError::Refused(error.to_string()))?;
+        }
+        Ok(merged)
+    }
+
+    async fn pre_start(
+        &self,
+        pod: &PodDeviceClaims,
+        claim: &DeviceClaim,
+        resource: &str,
+        ids: BTreeSet<String>,
+    ) -> Result<(), DeviceError> {
+        // A container that goes on with what it has needs no plugin, unless the plugin wants to be asked.
+        let Ok((mut client, options)) = self.client(resource) else { return Ok(()) };
+        if !options.pre_start_required || ids.is_empty() {
+            return Ok(());
+        }
+        let request = PreStartContainerRequest { devices_ids: ids.into_iter().collect() };
+        call(&owner(pod, claim), request, |request| client.pre_start_container(request)).await.map(|_| ())
+    }
+}
+
+#[async_trait]
+impl NodeDevices for DeviceManager {
+    fn counts(&self) -> DeviceCounts {
+        self.book.lock().counts()
+    }
+
+    fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    async fn prepare(&self, pod: &PodDeviceClaims, container: &str) -> Result<ContainerDevices, DeviceError> {
+        let _turn = self.admission.lock().await;
+        self.admit(pod).await?;
+        match pod.claims.iter().find(|claim| claim.container == container) {
+            Some(claim) => self.options(pod, claim).await,
+            None => Ok(ContainerDevices::default()),
+        }
+    }
+
+    fn release(&self, pod: &PodUid) {
+        let released = self.book.lock().release(pod);
+        if released {
+            self.changed();
+        }
+    }
+
+    fn retain(&self, pods: &HashSet<String>) {
+        let released = self.book.lock().retain(pods);
+        if released {
+            self.changed();
+        }
+    }
+}
+
+fn owner(pod: &PodDeviceClaims, claim: &DeviceClaim) -> DeviceOwner {
+    DeviceOwner {
+        uid: pod.uid.clone(),
+        pod: pod.pod.clone(),
+        container: claim.container.clone(),
+        resources: claim.resources.clone(),
+        annotations: pod.annotations.clone(),
+    }
+}
+
+async fn preferred(
+    client: &mut Client,
+    owner: &DeviceOwner,
+    available: &BTreeSet<String>,
+    must_include: &BTreeSet<String>,
+    asks: usize,
+) -> Result<Vec<String>, DeviceError> {
+    let request = ContainerPreferredAllocationRequest {
+        available_device_i_ds: available.iter().cloned().collect(),
+        must_include_device_i_ds: must_include.iter().cloned().collect(),
+        allocation_size: i32::try_from(asks).unwrap_or(i32::MAX),
+    };
+    let request = PreferredAllocationRequest { container_requests: vec![request] };
+    let answer = call(owner, request, |request| client.get_preferred_allocation(request)).await?;
+    Ok(answer.container_responses.into_iter().next().map(|one| one.device_i_ds).unwrap_or_default())
+}
+
+/// One call of a plugin for a pod. A plugin that does not answer may be restarting.
+async fn call<M, R, F>(
+    owner: &DeviceOwner,
+    message: M,
+    send: impl FnOnce(Request<M>) -> F,
+) -> Result<R, DeviceError>
+where
+    F: Future<Output = Result<Response<R>, Status>>,
+{
+    let mut request = Request::new(message);
+    owner.write(request.metadata_mut());
+    match tokio::time::timeout(CALL_TIMEOUT, send(request)).await {
+        Ok(Ok(response)) => Ok(response.into_inner()),
+        Ok(Err(status)) if status.code() == tonic::Code::Unavailable => {
+            Err(DeviceError::NotReady(format!("the device plugin is away: {}", status.message())))
+        }
+        Ok(Err(status)) => {
+            Err(DeviceError::Refused(format!("the device plugin refused: {}", status.message())))
+        }
+        Err(_) => {
+            let message = format!("the device plugin did not answer within {} s", CALL_TIMEOUT.as_secs());
+            Err(DeviceError::NotReady(message))
+        }
+    }
+}
+
+/// Serves `v1beta1.Registration`.
+#[derive(Clone)]
+struct Registrar(Arc<DeviceManager>);
+
+#[async_trait]
+impl Registration for Registrar {
+    async fn register(&self, request: Request<RegisterRequest>) -> Result<Response<Empty>, Status> {
+        let RegisterRequest { version, endpoint, resource_name, .. } = request.into_inner();
+        if version != API_VERSION {
+            let message =
+                format!("version {version:?} is not supported; this kubelet supports {API_VERSION}");
+            return Err(Status::invalid_argument(message));
+        }
+        if !is_extended_resource(&resource_name) {
+            let message = format!("{resource_name:?} is no extended resource name such as vendor.com/device");
+            return Err(Status::invalid_argument(message));
+        }
+        if endpoint.is_empty() || endpoint.contains('/') || endpoint == KUBELET_SOCKET {
+            return Err(Status::invalid_argument(format!(
+                "{endpoint:?} is no file name of a plugin's socket"
+            )));
+        }
+        let manager = &self.0;
+        let (client, options) = connect(&manager.config.folder.join(&endpoint)).await.map_err(|error| {
+            Status::failed_precondition(format!("cannot reach the plugin at {endpoint}: {error}"))
+        })?;
+        let generation = manager.book.lock().connect(&resource_name, &endpoint, options);
+        manager.clients.lock().insert(generation, client.clone());
+        tracing::info!(resource = resource_name, socket = endpoint, "a device plugin registered");
+        let connected = Connected { resource: resource_name, generation, client };
+        let sent = manager.registered.send(connected).await;
+        sent.map_err(|_| Status::unavailable("this kubelet is stopping"))?;
+        Ok(Response::new(Empty {}))
+    }
+}
+
+/// Connects to a plugin and asks for its options, which count instead of those of its registration (as upstream).
+async fn connect(socket: &Path) -> Result<(Client, EndpointOptions), String> {
+    let dial = async {
+        let channel = serve::dial(socket).await?;
+        let mut client = DevicePluginClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
+        let options = client.get_device_plugin_options(Empty {}).await;
+        let options = options.map_err(|status| status.message().to_owned())?.into_inner();
+        let options = EndpointOptions {
+            pre_start_required: options.pre_start_required,
+            preferred_allocation: options.get_preferred_allocation_available,
+        };
+        Ok((client, options))
+    };
+    let timeout = tokio::time::timeout(DIAL_TIMEOUT, dial).await;
+    timeout.unwrap_or_else(|_| Err(format!("no answer within {} s", DIAL_TIMEOUT.as_secs())))
+}
+
+/// Upstream's rule: a domain of one's own, and a name.
+fn is_extended_resource(name: &str) -> bool {
+    let Some((domain, own)) = name.split_once('/') else { return false };
+    let is_reserved = domain == "kubernetes.io" || domain.ends_with(".kubernetes.io");
+    !is_reserved
+        && !domain.starts_with("requests.")
+        && mayfly_api::names::dns_subdomain(domain).is_ok()
+        && !own.is_empty()
+        && own.len() <= mayfly_api::names::LABEL_BYTES_MAX
+        && own.chars().all(|letter| letter.is_ascii_alphanumeric() || "-_.".contains(letter))
+}
+
+fn restore(folder: &Path) -> DeviceBook {
+    let path = folder.join(checkpoint::FILE_NAME);
+    let text = match fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(error) => {
+            if error.kind() != io::ErrorKind::NotFound {
+                tracing::warn!(path = %path.display(), %error, "cannot read the checkpoint of devices");
+            }
+            return DeviceBook::default();
+        }
+    };
+    match checkpoint::decode(&text) {
+        Ok((entries, resources)) => DeviceBook::restore(entries, &resources, Duration::ZERO),
+        Err(error) => {
+            tracing::warn!(path = %path.display(), error, "cannot understand the checkpoint of devices");
+            DeviceBook::default()
+        }
+    }
+}
+
+/// Removes the sockets of an earlier run: plugins that see the manager's come back register again.
+fn remove_sockets(folder: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        if entry.file_type()?.is_socket() {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}

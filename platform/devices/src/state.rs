@@ -1,0 +1,368 @@
+//! The devices of a node and the containers that have them. No locks, no clock, no calls.
+//!
+//! ```text
+//!            connect            first list             stream ends            grace period over
+//! (unknown) ─────────► connected ─────────► serving ─────────────────► stopped ─────────────► (removed)
+//!                          ▲                   │ another socket serves        │
+//!                          └───────────────────┴──────── connect ◄────────────┘
+//! ```
+//!
+//! A resource may be served by several sockets: the one that connected last counts, and another takes its place when it
+//! goes. Each connection has a generation; a message of an older connection of the same socket changes nothing.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashSet},
+    time::Duration,
+};
+
+use mayfly_runtime::{DeviceAllocation, DeviceCounts, PodUid};
+
+/// How long a resource without a plugin stays in the node's capacity (upstream's `endpointStopGracePeriod`).
+pub const STOP_GRACE: Duration = Duration::from_secs(300);
+
+/// A device as its plugin describes it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeviceState {
+    pub healthy: bool,
+    /// NUMA nodes it is near to.
+    pub numa: BTreeSet<i64>,
+}
+
+/// Counts the connections of plugins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Generation(pub u64);
+
+/// What a plugin offers beside its devices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EndpointOptions {
+    pub pre_start_required: bool,
+    pub preferred_allocation: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Endpoint {
+    socket: String,
+    generation: Generation,
+    options: EndpointOptions,
+    /// `None` before its first list.
+    devices: Option<BTreeMap<String, DeviceState>>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Resource {
+    /// By age; the last one counts.
+    endpoints: Vec<Endpoint>,
+    /// Of the endpoint that counts; all unhealthy when there is none.
+    devices: BTreeMap<String, DeviceState>,
+    /// When the last endpoint went, since the manager's start.
+    stopped: Option<Duration>,
+}
+
+/// What one container has of one resource.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Entry {
+    /// Ids by NUMA node; -1 for devices without topology.
+    pub devices: BTreeMap<i64, BTreeSet<String>>,
+    /// The plugin's encoded `ContainerAllocateResponse`; empty while the allocation is going on.
+    pub response: Vec<u8>,
+}
+
+impl Entry {
+    pub fn ids(&self) -> BTreeSet<String> {
+        self.devices.values().flatten().cloned().collect()
+    }
+}
+
+/// Pod, container, resource.
+pub type EntryKey = (PodUid, String, String);
+
+/// Which devices a container gets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// It has them already.
+    Kept(BTreeSet<String>),
+    /// Those that may be chosen, and those among them that must.
+    From { available: BTreeSet<String>, must_include: BTreeSet<String>, count: usize },
+}
+
+/// Why no device can be chosen, in upstream's words where it has some.
+#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
+pub enum ChoiceError {
+    #[error(
+        "changed request for resource {resource} of container {container}: it has {has} devices and asks for {asks}"
+    )]
+    Changed { resource: String, container: String, has: usize, asks: usize },
+    #[error("cannot allocate unregistered device {0}: its plugin has not registered")]
+    Unregistered(String),
+    #[error("no healthy devices present; cannot allocate unhealthy devices {0}")]
+    Unhealthy(String),
+    #[error("previously allocated devices are no longer healthy; cannot allocate unhealthy devices {0}")]
+    NoLongerHealthy(String),
+    #[error(
+        "requested number of devices unavailable for {resource}: requested {asks}, available {available}"
+    )]
+    Unavailable { resource: String, asks: usize, available: usize },
+}
+
+impl ChoiceError {
+    /// Whether it may pass when the plugin is back.
+    pub fn is_passing(&self) -> bool {
+        matches!(self, Self::Unregistered(_) | Self::Unhealthy(_))
+    }
+}
+
+/// The devices of a node.
+#[derive(Clone, Debug, Default)]
+pub struct DeviceBook {
+    resources: BTreeMap<String, Resource>,
+    removed: BTreeSet<String>,
+    entries: BTreeMap<EntryKey, Entry>,
+    generations: u64,
+}
+
+impl DeviceBook {
+    /// A plugin registered. One that is connected with the same socket is replaced: it restarted faster than the end
+    /// of its old connection was noticed.
+    pub fn connect(&mut self, resource: &str, socket: &str, options: EndpointOptions) -> Generation {
+        self.generations += 1;
+        let generation = Generation(self.generations);
+        let known = self.resources.entry(resource.to_owned()).or_default();
+        known.endpoints.retain(|endpoint| endpoint.socket != socket);
+        known.endpoints.push(Endpoint { socket: socket.to_owned(), generation, options, devices: None });
+        known.stopped = None;
+        self.removed.remove(resource);
+        generation
+    }
+
+    /// A plugin sent its whole list. Whether that changed anything.
+    pub fn update(
+        &mut self,
+        resource: &str,
+        generation: Generation,
+        devices: BTreeMap<String, DeviceState>,
+    ) -> bool {
+        let Some(known) = self.resources.get_mut(resource) else { return false };
+        let last = known.endpoints.last().map(|endpoint| endpoint.generation);
+        let endpoint = known.endpoints.iter_mut().find(|endpoint| endpoint.generation == generation);
+        let Some(endpoint) = endpoint else { return false };
+        endpoint.devices = Some(devices.clone());
+        let counts = last == Some(generation);
+        let changed = counts && known.devices != devices;
+        if counts {
+            known.devices = devices;
+        }
+        changed
+    }
+
+    /// A plugin's connection ended. Whether that changed anything.
+    pub fn disconnect(&mut self, resource: &str, generation: Generation, now: Duration) -> bool {
+        let Some(known) = self.resources.get_mut(resource) else { return false };
+        let before = known.endpoints.len();
+        known.endpoints.retain(|endpoint| endpoint.generation != generation);
+        if known.endpoints.len() == before {
+            return false;
+        }
+        match known.endpoints.last() {
+            Some(Endpoint { devices: Some(devices), .. }) => known.devices = devices.clone(),
+            Some(Endpoint { devices: None, .. }) | None => {
+                known.devices.values_mut().for_each(|device| device.healthy = false);
+            }
+        }
+        if known.endpoints.is_empty() {
+            known.stopped = Some(now);
+        }
+        true
+    }
+
+    /// Forgets resources whose plugin has been away too long. Whether there were any.
+    pub fn expire(&mut self, now: Duration) -> bool {
+        let expired = |resource: &Resource| {
+            resource.stopped.is_some_and(|stopped| now.saturating_sub(stopped) >= STOP_GRACE)
+        };
+        let gone: Vec<String> = self
+            .resources
+            .iter()
+            .filter(|(_, resource)| expired(resource))
+            .map(|(name, _)| name.clone())
+            .collect();
+        for name in &gone {
+            self.resources.remove(name);
+            self.removed.insert(name.clone());
+        }
+        !gone.is_empty()
+    }
+
+    pub fn counts(&self) -> DeviceCounts {
+        let mut counts = DeviceCounts::default();
+        for (name, resource) in &self.resources {
+            let healthy = resource.devices.values().filter(|device| device.healthy).count();
+            counts.capacity.insert(name.clone(), resource.devices.len() as u64);
+            counts.allocatable.insert(name.clone(), healthy as u64);
+        }
+        for name in &self.removed {
+            counts.capacity.insert(name.clone(), 0);
+            counts.allocatable.insert(name.clone(), 0);
+        }
+        counts
+    }
+
+    /// The socket, generation and options of the plugin that serves the resource.
+    pub fn endpoint(&self, resource: &str) -> Option<(Generation, EndpointOptions)> {
+        let endpoint = self.resources.get(resource)?.endpoints.last()?;
+        Some((endpoint.generation, endpoint.options))
+    }
+
+    /// The devices that a container may get. `reusable`: those of init containers of its pod that have ended.
+    ///
+    /// # Errors
+    /// There are too few.
+    pub fn choose(
+        &self,
+        key: &EntryKey,
+        asks: usize,
+        reusable: &BTreeSet<String>,
+    ) -> Result<Choice, ChoiceError> {
+        let (_, container, resource) = key;
+        let known = self.resources.get(resource);
+        let healthy: BTreeSet<&String> = known
+            .into_iter()
+            .flat_map(|known| &known.devices)
+            .filter(|(_, device)| device.healthy)
+            .map(|(id, _)| id)
+            .collect();
+        if let Some(entry) = self.entries.get(key) {
+            let has = entry.ids();
+            return match has.len() == asks {
+                true => Ok(Choice::Kept(has)),
+                false => Err(ChoiceError::Changed {
+                    resource: resource.clone(),
+                    container: container.clone(),
+                    has: has.len(),
+                    asks,
+                }),
+            };
+        }
+        if known.is_none_or(|known| known.endpoints.is_empty()) {
+            return Err(ChoiceError::Unregistered(resource.clone()));
+        }
+        if healthy.is_empty() {
+            return Err(ChoiceError::Unhealthy(resource.clone()));
+        }
+        if !reusable.iter().all(|id| healthy.contains(id)) {
+            return Err(ChoiceError::NoLongerHealthy(resource.clone()));
+        }
+        let used = self.used(resource);
+        let mut available: BTreeSet<String> =
+            healthy.into_iter().filter(|id| !used.contains(*id)).cloned().collect();
+        available.extend(reusable.iter().cloned());
+        if available.len() < asks {
+            let resource = resource.clone();
+            return Err(ChoiceError::Unavailable { resource, asks, available: available.len() });
+        }
+        let must_include = reusable.iter().take(asks).cloned().collect();
+        Ok(Choice::From { available, must_include, count: asks })
+    }
+
+    /// The plugin's preference where it is one, filled up in the order of the ids.
+    pub fn pick(
+        available: &BTreeSet<String>,
+        must_include: &BTreeSet<String>,
+        count: usize,
+        preferred: &[String],
+    ) -> BTreeSet<String> {
+        let mut picked: BTreeSet<String> = must_include.iter().take(count).cloned().collect();
+        let preferred = preferred.iter().filter(|id| available.contains(*id));
+        for id in preferred.chain(available) {
+            if picked.len() == count {
+                break;
+            }
+            picked.insert(id.clone());
+        }
+        picked
+    }
+
+    fn used(&self, resource: &str) -> HashSet<&String> {
+        let of = self.entries.iter().filter(|((_, _, name), _)| name == resource);
+        of.flat_map(|(_, entry)| entry.devices.values().flatten()).collect()
+    }
+
+    /// Notes that the container has the devices; the plugin's answer follows.
+    pub fn reserve(&mut self, key: EntryKey, ids: &BTreeSet<String>) {
+        let known = self.resources.get(&key.2);
+        let mut devices: BTreeMap<i64, BTreeSet<String>> = BTreeMap::new();
+        for id in ids {
+            let numa = known.and_then(|known| known.devices.get(id)).map(|device| &device.numa);
+            match numa.filter(|numa| !numa.is_empty()) {
+                None => {
+                    devices.entry(-1).or_default().insert(id.clone());
+                }
+                Some(nodes) => {
+                    for node in nodes {
+                        devices.entry(*node).or_default().insert(id.clone());
+                    }
+                }
+            }
+        }
+        self.entries.insert(key, Entry { devices, response: Vec::new() });
+    }
+
+    /// The plugin allocated the devices.
+    pub fn complete(&mut self, key: &EntryKey, response: Vec<u8>) {
+        if let Some(entry) = self.entries.get_mut(key) {
+            entry.response = response;
+        }
+    }
+
+    pub fn entry(&self, key: &EntryKey) -> Option<&Entry> {
+        self.entries.get(key)
+    }
+
+    /// Takes an allocation back that the plugin refused.
+    pub fn cancel(&mut self, key: &EntryKey) {
+        self.entries.remove(key);
+    }
+
+    /// Frees what a pod has. Whether it had any.
+    pub fn release(&mut self, pod: &PodUid) -> bool {
+        let before = self.entries.len();
+        self.entries.retain(|(uid, _, _), _| uid != pod);
+        self.entries.len() != before
+    }
+
+    /// Frees what all pods but these have. Whether there was any.
+    pub fn retain(&mut self, pods: &HashSet<String>) -> bool {
+        let before = self.entries.len();
+        self.entries.retain(|(uid, _, _), _| pods.contains(&uid.0));
+        self.entries.len() != before
+    }
+
+    pub fn allocations(&self) -> Vec<DeviceAllocation> {
+        let allocation = |((pod, container, resource), entry): (&EntryKey, &Entry)| DeviceAllocation {
+            pod: pod.clone(),
+            container: container.clone(),
+            resource: resource.clone(),
+            devices: entry.ids().into_iter().collect(),
+        };
+        self.entries.iter().map(allocation).collect()
+    }
+
+    /// What the checkpoint keeps: allocations that are complete, and the healthy devices of each resource.
+    pub fn snapshot(&self) -> (Vec<(&EntryKey, &Entry)>, BTreeMap<String, Vec<String>>) {
+        let entries = self.entries.iter().filter(|(_, entry)| !entry.response.is_empty()).collect();
+        let healthy = |resource: &Resource| {
+            let devices = resource.devices.iter().filter(|(_, device)| device.healthy);
+            devices.map(|(id, _)| id.clone()).collect()
+        };
+        (entries, self.resources.iter().map(|(name, resource)| (name.clone(), healthy(resource))).collect())
+    }
+
+    /// The state after a restart: what containers have is known, and each resource waits for its plugin.
+    pub fn restore(entries: BTreeMap<EntryKey, Entry>, resources: &[String], now: Duration) -> Self {
+        let stopped = |name: &String| (name.clone(), Resource { stopped: Some(now), ..Resource::default() });
+        Self { entries, resources: resources.iter().map(stopped).collect(), ..Self::default() }
+    }
+}
+
+#[cfg(test)]
+#[path = "state_tests.rs"]
+mod tests;

@@ -1,0 +1,113 @@
+//! Devices of a node that containers ask for by resource name, such as `nvidia.com/gpu`: what the kubelet asks of
+//! the device manager, and what a container gets.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    fmt,
+};
+
+use async_trait::async_trait;
+use mayfly_api::ObjectKey;
+use tokio::sync::watch;
+
+use crate::pod::{Mount, PodUid};
+
+/// A device file in a container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceNode {
+    /// Its path in the container.
+    pub path: String,
+    pub block: bool,
+    pub major: u32,
+    pub minor: u32,
+    /// What the container may do with it: letters of `rwm`.
+    pub access: String,
+    pub mode: Option<u32>,
+    pub uid: Option<u32>,
+    pub gid: Option<u32>,
+}
+
+/// What the devices of one container change of it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ContainerDevices {
+    pub env: BTreeMap<String, String>,
+    pub mounts: Vec<Mount>,
+    pub nodes: Vec<DeviceNode>,
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// When a container of a pod runs: it decides whether later containers take over its devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ContainerRole {
+    /// Ends before the next container starts.
+    Init,
+    /// An init container that goes on running.
+    Sidecar,
+    Main,
+}
+
+/// The devices that one container asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceClaim {
+    pub container: String,
+    pub role: ContainerRole,
+    /// Counts by resource name.
+    pub resources: BTreeMap<String, u32>,
+}
+
+/// The devices that a pod asks for, in the order in which its containers start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodDeviceClaims {
+    pub uid: PodUid,
+    pub pod: ObjectKey,
+    pub annotations: BTreeMap<String, String>,
+    pub claims: Vec<DeviceClaim>,
+}
+
+/// Devices that a container has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceAllocation {
+    pub pod: PodUid,
+    pub container: String,
+    pub resource: String,
+    pub devices: Vec<String>,
+}
+
+/// The devices of the node by resource name. A resource that is gone is listed with 0, so that the node's object
+/// follows.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeviceCounts {
+    pub capacity: BTreeMap<String, u64>,
+    /// The healthy ones.
+    pub allocatable: BTreeMap<String, u64>,
+}
+
+/// Why a container does not get its devices.
+#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
+pub enum DeviceError {
+    /// A plugin is away or has not registered yet: the pod waits for it.
+    #[error("{0}")]
+    NotReady(String),
+    /// The pod cannot run on this node.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// The devices of a node.
+#[async_trait]
+pub trait NodeDevices: fmt::Debug + Send + Sync + 'static {
+    fn counts(&self) -> DeviceCounts;
+
+    /// Changes whenever [`NodeDevices::counts`] may have.
+    fn changes(&self) -> watch::Receiver<u64>;
+
+    /// Allocates the devices of the pod where that has not happened, and tells what its container gets. May be
+    /// repeated: a pod keeps what it was given.
+    async fn prepare(&self, pod: &PodDeviceClaims, container: &str) -> Result<ContainerDevices, DeviceError>;
+
+    /// The pod's containers have ended for good.
+    fn release(&self, pod: &PodUid);
+
+    /// Releases the devices of all pods but these.
+    fn retain(&self, pods: &HashSet<String>);
+}

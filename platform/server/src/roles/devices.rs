@@ -1,0 +1,95 @@
+//! The devices of this node: the manager that plugins register with, and the plugin for simulated GPUs.
+
+use std::{path::Path, sync::Arc};
+
+use anyhow::Context as _;
+use mayfly_cli::data_dir::DataDir;
+use mayfly_devices::{DeviceConfig, DeviceManager};
+use mayfly_gpu_nvidia_plugin::{Gpu, Libraries, NvidiaPlugin, PluginConfig};
+use mayfly_gpu_proto::sim::{FakeGpu, SimFile};
+use mayfly_runtime::NodeDevices;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::UpConfig;
+
+pub(super) struct Devices {
+    manager: Arc<DeviceManager>,
+    plugin: Option<NvidiaPlugin>,
+}
+
+impl Devices {
+    /// `None` where the folder of plugins cannot be used and nobody asked for it: a data directory may have a path that
+    /// is too long for a socket.
+    pub(super) fn create(config: &UpConfig, data_dir: &DataDir) -> anyhow::Result<Option<Self>> {
+        let folder = config.device_plugins_dir.clone();
+        let folder = folder.unwrap_or_else(|| data_dir.path().join("device-plugins"));
+        let is_needed = config.device_plugins_dir.is_some() || !config.fake_gpus.is_empty();
+        let manager = match DeviceManager::create(DeviceConfig::new(&folder)) {
+            Ok(manager) => manager,
+            Err(error) if !is_needed => {
+                let folder = folder.display();
+                tracing::warn!(%folder, %error, "device plugins cannot register; choose another --device-plugins-dir");
+                return Ok(None);
+            }
+            Err(error) => {
+                return Err(error).with_context(|| {
+                    format!(
+                        "cannot listen for device plugins in {}; choose another --device-plugins-dir",
+                        folder.display()
+                    )
+                });
+            }
+        };
+        let plugin = if config.fake_gpus.is_empty() {
+            None
+        } else {
+            Some(fake_gpus(&config.fake_gpus, &data_dir.path().join("gpus"), &manager)?)
+        };
+        Ok(Some(Self { manager, plugin }))
+    }
+
+    pub(super) fn of_node(&self) -> Arc<dyn NodeDevices> {
+        self.manager.clone()
+    }
+
+    pub(super) async fn run(self, stop: CancellationToken) {
+        let plugin = async {
+            if let Some(plugin) = self.plugin {
+                plugin.run(stop.clone()).await;
+            }
+        };
+        tokio::join!(self.manager.run(stop.clone()), plugin);
+    }
+}
+
+/// The plugin on simulated GPUs. Their state outlives a restart: containers go on using it.
+fn fake_gpus(gpus: &[FakeGpu], folder: &Path, manager: &DeviceManager) -> anyhow::Result<NvidiaPlugin> {
+    let limits = folder.join("limits");
+    std::fs::create_dir_all(&limits).with_context(|| format!("cannot make {}", limits.display()))?;
+    let state = folder.join("sim");
+    let is_same = |file: &SimFile| {
+        file.device_count() == gpus.len()
+            && gpus.iter().enumerate().all(|(at, gpu)| file.describe(at) == *gpu)
+    };
+    if !SimFile::open(&state).is_ok_and(|file| is_same(&file)) {
+        SimFile::create(&state, gpus)?;
+    }
+    let program = std::env::current_exe().context("cannot find this program's file")?;
+    let gpu = |gpu: &FakeGpu| Gpu {
+        uuid: gpu.uuid.clone(),
+        name: gpu.name.to_owned(),
+        memory_bytes: gpu.memory_bytes,
+        numa_node: Some(gpu.numa_node.into()),
+        healthy: true,
+    };
+    let config = PluginConfig {
+        gpus: gpus.iter().map(gpu).collect(),
+        libraries: Libraries {
+            folder: program.parent().unwrap_or(Path::new("/")).to_owned(),
+            sim: Some(state),
+        },
+        limits,
+        sockets: manager.folder().to_owned(),
+    };
+    NvidiaPlugin::create(config, manager.allocations()).context("cannot bind the sockets of the GPU plugin")
+}
