@@ -230,14 +230,15 @@ impl Call {
         let request = self.write_request();
         match (subresource, self.parts.method.as_str()) {
             (Subresource::Scale, "GET") => {
-                let entry = self.server.get(self.target.kind, &self.target.namespace, name, &self.query)?;
+                let kind = self.target.kind;
+                let entry = self.server.get(kind, &self.target.namespace, name, &self.query)?;
                 let object = Object::from_entry(&entry).map_err(ApiError::internal)?;
-                Ok(json_value(StatusCode::OK, &subresources::scale_of(&object)))
+                Ok(json_value(StatusCode::OK, &subresources::scale_of(kind, &object)))
             }
             (Subresource::Scale, "PUT") => {
                 let scale = self.object_body(body).await?.value;
                 let outcome = self.server.change_scale(&request, name, |_| Ok(scale.clone())).await?;
-                scale_response(outcome)
+                scale_response(self.target.kind, outcome)
             }
             (Subresource::Scale, "PATCH") => {
                 let bytes = self.bytes(body).await?;
@@ -247,7 +248,7 @@ impl Call {
                     .server
                     .change_scale(&request, name, |scale| patch_scale(scale, &patch, json))
                     .await?;
-                scale_response(outcome)
+                scale_response(self.target.kind, outcome)
             }
             (Subresource::ScaleRejected, _) => {
                 self.server.get(self.target.kind, &self.target.namespace, name, &self.query)?;
@@ -462,12 +463,12 @@ fn success(code: StatusCode) -> Response {
     json_value(code, &status)
 }
 
-fn scale_response(outcome: Outcome) -> Result<Response, ApiError> {
+fn scale_response(kind: &Kind, outcome: Outcome) -> Result<Response, ApiError> {
     let object = match outcome.state {
         State::Stored(entry) => Object::from_entry(&entry).map_err(ApiError::internal)?,
         State::Dry(object) | State::Deleted(object) => object,
     };
-    Ok(json_value(StatusCode::OK, &subresources::scale_of(&object)))
+    Ok(json_value(StatusCode::OK, &subresources::scale_of(kind, &object)))
 }
 
 /// A scale has no lists: a strategic patch of it is a merge patch.

@@ -7,8 +7,9 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::{
+    custom::ServedKinds,
     negotiate,
-    registry::{Backing, Kind, registry},
+    registry::{Backing, Kind},
     render::{json_response, json_value},
     status::ApiError,
 };
@@ -37,13 +38,16 @@ pub(crate) fn version() -> Value {
 }
 
 /// Answers `/api`, `/apis` and what is below them down to a version; `None`: it is a resource's path.
-pub(crate) fn answer(path: &[String], headers: &HeaderMap) -> Option<Result<Response, ApiError>> {
+pub(crate) fn answer(
+    served: &ServedKinds,
+    path: &[String],
+    headers: &HeaderMap,
+) -> Option<Result<Response, ApiError>> {
     let path: Vec<&str> = path.iter().map(String::as_str).collect();
-    let registry = registry();
-    let known = |group: &str, version: &str| registry.in_group(group, version).next().is_some();
+    let known = |group: &str, version: &str| served.in_group(group, version).next().is_some();
     let value = match path.as_slice() {
         ["api"] => match negotiate::aggregated_discovery(headers) {
-            Some(form) => return Some(Ok(aggregated(form, true))),
+            Some(form) => return Some(Ok(aggregated(served, form, true))),
             None => json!({
                 "kind": "APIVersions",
                 "versions": ["v1"],
@@ -51,15 +55,15 @@ pub(crate) fn answer(path: &[String], headers: &HeaderMap) -> Option<Result<Resp
             }),
         },
         ["apis"] => match negotiate::aggregated_discovery(headers) {
-            Some(form) => return Some(Ok(aggregated(form, false))),
+            Some(form) => return Some(Ok(aggregated(served, form, false))),
             None => {
                 let groups: Vec<_> =
-                    named_groups().map(|(group, versions)| api_group(group, &versions)).collect();
+                    named_groups(served).map(|(group, versions)| api_group(group, &versions)).collect();
                 json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups})
             }
         },
-        ["api", version] if known("", version) => resource_list("", version),
-        ["apis", group] => match named_groups().find(|(name, _)| name == group) {
+        ["api", version] if known("", version) => resource_list(served, "", version),
+        ["apis", group] => match named_groups(served).find(|(name, _)| name == group) {
             Some((name, versions)) => {
                 let mut value = api_group(name, &versions);
                 value["kind"] = "APIGroup".into();
@@ -68,7 +72,7 @@ pub(crate) fn answer(path: &[String], headers: &HeaderMap) -> Option<Result<Resp
             }
             None => return Some(Err(ApiError::no_resource())),
         },
-        ["apis", group, version] if known(group, version) => resource_list(group, version),
+        ["apis", group, version] if known(group, version) => resource_list(served, group, version),
         ["api", _] | ["apis", _, _] => return Some(Err(ApiError::no_resource())),
         _ => return None,
     };
@@ -76,8 +80,8 @@ pub(crate) fn answer(path: &[String], headers: &HeaderMap) -> Option<Result<Resp
 }
 
 /// All groups but the core one.
-fn named_groups() -> impl Iterator<Item = (&'static str, Vec<&'static str>)> {
-    registry().groups().into_iter().filter(|(group, _)| !group.is_empty())
+fn named_groups(served: &ServedKinds) -> impl Iterator<Item = (&'static str, Vec<&'static str>)> {
+    served.groups().into_iter().filter(|(group, _)| !group.is_empty())
 }
 
 fn api_group(group: &str, versions: &[&str]) -> Value {
@@ -87,9 +91,9 @@ fn api_group(group: &str, versions: &[&str]) -> Value {
 }
 
 /// The legacy list of a version: resources and, as `name/sub`, their subresources.
-fn resource_list(group: &str, version: &str) -> Value {
+fn resource_list(served: &ServedKinds, group: &str, version: &str) -> Value {
     let mut resources = Vec::new();
-    for kind in registry().in_group(group, version) {
+    for kind in served.in_group(group, version) {
         let mut resource = json!({
             "name": kind.plural,
             "singularName": kind.singular,
@@ -152,8 +156,8 @@ fn subresources(kind: &Kind) -> impl Iterator<Item = Described> {
     others.chain(status)
 }
 
-fn aggregated(form: &'static str, core: bool) -> Response {
-    let groups = registry().groups();
+fn aggregated(served: &ServedKinds, form: &'static str, core: bool) -> Response {
+    let groups = served.groups();
     let groups = groups.iter().filter(|(group, _)| group.is_empty() == core);
     let items: Vec<_> = groups
         .map(|(group, versions)| {
@@ -161,7 +165,7 @@ fn aggregated(form: &'static str, core: bool) -> Response {
                 .iter()
                 .map(|version| {
                     let resources: Vec<_> =
-                        registry().in_group(group, version).map(aggregated_resource).collect();
+                        served.in_group(group, version).map(aggregated_resource).collect();
                     json!({"version": version, "freshness": "Current", "resources": resources})
                 })
                 .collect();

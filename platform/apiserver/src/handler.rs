@@ -13,6 +13,7 @@ use crate::{
     access::{self, User},
     artifacts::{DISCARD_TIME_MAX, discard},
     call::Call,
+    custom::ServedKinds,
     discovery,
     negotiate::{self, Encoding},
     openapi,
@@ -29,7 +30,9 @@ const URI_BYTES_MAX: usize = 16 << 10;
 
 pub(crate) async fn handle(server: Arc<Inner>, request: Request<Body>) -> Response {
     let path = segments(request.uri().path());
-    let target = path.as_deref().map_or_else(|| Err(ApiError::no_resource()), Target::parse);
+    let served = server.custom.served();
+    let target =
+        path.as_deref().map_or_else(|| Err(ApiError::no_resource()), |path| Target::parse(path, &served));
     let measure = server.metrics.start(request.method(), request.uri(), target.as_ref().ok());
     let encoding = negotiate::encoding(request.headers());
     let is_head = request.method() == Method::HEAD;
@@ -76,12 +79,12 @@ async fn route(
     };
     let is_get = parts.method == Method::GET;
     match path.first().map(String::as_str) {
-        None if is_get => return Ok(paths()),
+        None if is_get => return Ok(paths(&server.custom.served())),
         Some("metrics") if is_get && path.len() == 1 => return metrics(&server),
         Some("openapi") if is_get => {
             let query = parts.uri.query().unwrap_or("");
             let hash = url::form_urlencoded::parse(query.as_bytes()).find(|(key, _)| key == "hash");
-            return openapi::answer(&path, hash.as_ref().map(|(_, value)| &**value));
+            return openapi::answer(&server.custom.served(), &path, hash.as_ref().map(|(_, value)| &**value));
         }
         Some("artifacts") if path.len() <= 2 => {
             // Uploads have turns of their own: they last, and wait for each other.
@@ -93,7 +96,7 @@ async fn route(
             return server.artifact_request(&parts.method, digest, &parts.headers, body).await;
         }
         Some("api" | "apis") if is_get => {
-            if let Some(answer) = discovery::answer(&path, &parts.headers) {
+            if let Some(answer) = discovery::answer(&server.custom.served(), &path, &parts.headers) {
                 return answer;
             }
         }
@@ -207,11 +210,9 @@ fn metrics(server: &Inner) -> Result<Response, ApiError> {
 }
 
 /// `/`: where one can go from here.
-fn paths() -> Response {
+fn paths(served: &ServedKinds) -> Response {
     let mut paths = vec!["/api".to_owned(), "/api/v1".into(), "/apis".into(), "/artifacts".into()];
-    for (group, versions) in
-        crate::registry::registry().groups().into_iter().filter(|(group, _)| !group.is_empty())
-    {
+    for (group, versions) in served.groups().into_iter().filter(|(group, _)| !group.is_empty()) {
         paths.push(format!("/apis/{group}"));
         paths.extend(versions.iter().map(|version| format!("/apis/{group}/{version}")));
     }

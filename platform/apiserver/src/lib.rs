@@ -17,6 +17,7 @@ mod admission;
 mod artifacts;
 mod call;
 mod config;
+mod custom;
 mod decode;
 mod discovery;
 mod event_objects;

@@ -102,7 +102,8 @@ impl Inner {
 
     /// Deletes what is in a namespace, and notes what waits for somebody else.
     async fn delete_contents(&self, namespace: &str, left: &mut Left) -> Result<(), ApiError> {
-        let kinds = registry().kinds().filter(|kind| kind.namespaced && kind.backing == Backing::Stored);
+        let served = self.custom.served();
+        let kinds = served.kinds().filter(|kind| kind.namespaced && kind.backing == Backing::Stored);
         for kind in kinds {
             let range = Range::namespace(registry().store_resource(kind), namespace);
             let list = self.store.list(&range, &ListOptions::default()).map_err(ApiError::internal)?;
@@ -159,7 +160,7 @@ impl Inner {
         }
     }
 
-    async fn delete_if_there(&self, request: &WriteRequest, name: &str) -> Result<(), ApiError> {
+    pub(crate) async fn delete_if_there(&self, request: &WriteRequest, name: &str) -> Result<(), ApiError> {
         match self.delete(request, name, &DeleteOptions::default()).await {
             Err(error) if !error.has_reason("NotFound") => Err(error),
             _ => Ok(()),

@@ -12,7 +12,8 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::{
-    registry::{Backing, Kind, registry},
+    custom::ServedKinds,
+    registry::{Backing, Kind},
     render::{json_response, json_value},
     schema::definitions,
     status::ApiError,
@@ -21,10 +22,14 @@ use crate::{
 const LIST_META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ListMeta";
 
 /// Answers `/openapi/…`.
-pub(crate) fn answer(path: &[String], hash: Option<&str>) -> Result<Response, ApiError> {
+pub(crate) fn answer(
+    served: &ServedKinds,
+    path: &[String],
+    hash: Option<&str>,
+) -> Result<Response, ApiError> {
     let path: Vec<&str> = path.iter().map(String::as_str).collect();
     let (group, version) = match path.as_slice() {
-        ["openapi", "v3"] => return Ok(json_value(StatusCode::OK, &index())),
+        ["openapi", "v3"] => return Ok(json_value(StatusCode::OK, &index(served))),
         ["openapi", "v3", "api", version] => ("", *version),
         ["openapi", "v3", "apis", group, version] => (*group, *version),
         // kubectl comes here for kinds that version 3 does not have. An empty document tells it that this one does
@@ -32,10 +37,9 @@ pub(crate) fn answer(path: &[String], hash: Option<&str>) -> Result<Response, Ap
         ["openapi", "v2"] => return Ok(nothing_in_v2()),
         _ => return Err(ApiError::no_resource()),
     };
-    let text = document(group, version).ok_or_else(ApiError::no_resource)?;
+    let text = document(served, group, version).ok_or_else(ApiError::no_resource)?;
+    let fresh = hash.is_some_and(|hash| hash_of(&text) == hash);
     let mut response = json_response(StatusCode::OK, text);
-    let fresh =
-        hash.is_some_and(|hash| hashes().get(&address(group, version)).is_some_and(|known| known == hash));
     let cache = if fresh { "public, immutable, max-age=31536000" } else { "no-cache, private" };
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static(cache));
     Ok(response)
@@ -54,24 +58,34 @@ fn address(group: &str, version: &str) -> String {
     if group.is_empty() { format!("api/{version}") } else { format!("apis/{group}/{version}") }
 }
 
-/// The hash of each document; computed once.
-fn hashes() -> &'static BTreeMap<String, String> {
-    static HASHES: OnceLock<BTreeMap<String, String>> = OnceLock::new();
-    HASHES.get_or_init(|| {
-        let versions = registry().groups().into_iter();
+fn hash_of(document: &[u8]) -> String {
+    hex::encode(&Sha256::digest(document)[..16])
+}
+
+/// The hash of each document. Those of built-in kinds are computed once.
+fn hashes(served: &ServedKinds) -> BTreeMap<String, String> {
+    static BUILT_IN: OnceLock<BTreeMap<String, String>> = OnceLock::new();
+    let hashes_of = |served: &ServedKinds, wanted: &dyn Fn(&str, &str) -> bool| {
+        let versions = served.groups().into_iter();
         let versions =
             versions.flat_map(|(group, versions)| versions.into_iter().map(move |version| (group, version)));
         versions
+            .filter(|(group, version)| wanted(group, version))
             .filter_map(|(group, version)| {
-                let text = document(group, version)?;
-                Some((address(group, version), hex::encode(&Sha256::digest(text)[..16])))
+                Some((address(group, version), hash_of(&document(served, group, version)?)))
             })
-            .collect()
-    })
+            .collect::<BTreeMap<_, _>>()
+    };
+    let built_in = BUILT_IN.get_or_init(|| hashes_of(&ServedKinds::default(), &|_, _| true));
+    let has_custom =
+        |group: &str, version: &str| served.in_group(group, version).any(|kind| kind.definition.is_some());
+    let mut hashes = built_in.clone();
+    hashes.extend(hashes_of(served, &has_custom));
+    hashes
 }
 
-fn index() -> Value {
-    let paths: Map<String, Value> = hashes()
+fn index(served: &ServedKinds) -> Value {
+    let paths: Map<String, Value> = hashes(served)
         .iter()
         .map(|(address, hash)| {
             (address.clone(), json!({"serverRelativeURL": format!("/openapi/v3/{address}?hash={hash}")}))
@@ -81,8 +95,8 @@ fn index() -> Value {
 }
 
 /// The document of one group and version.
-fn document(group: &str, version: &str) -> Option<Vec<u8>> {
-    let kinds: Vec<&Kind> = registry().in_group(group, version).collect();
+fn document(served: &ServedKinds, group: &str, version: &str) -> Option<Vec<u8>> {
+    let kinds: Vec<&Kind> = served.in_group(group, version).collect();
     if kinds.is_empty() {
         return None;
     }

@@ -14,6 +14,7 @@ mod coordination;
 mod core;
 mod cron_job;
 mod defaulting;
+mod definitions;
 mod events;
 mod limits;
 mod mayfly;
@@ -32,7 +33,7 @@ mod volumes;
 mod workflows;
 mod workloads;
 
-pub(crate) use self::{apps::selector_text, core::NAMESPACE_FINALIZER};
+pub(crate) use self::{apps::selector_text, core::NAMESPACE_FINALIZER, rules::list_items as rules_items};
 
 use std::sync::{Arc, LazyLock};
 
@@ -45,7 +46,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::object::Object;
+use crate::{custom::CustomVersion, object::Object};
 
 /// One row.
 pub(crate) struct Kind {
@@ -97,6 +98,8 @@ pub(crate) struct Kind {
     pub(crate) allocates: bool,
     /// The kind is stored as another version of itself.
     pub(crate) conversion: Option<Conversion>,
+    /// The kind is a custom one: what its definition says.
+    pub(crate) definition: Option<&'static CustomVersion>,
     /// What to do about a required field that is missing, where its path alone does not say it.
     pub(crate) remedies: &'static [(&'static str, &'static str)],
     pub(crate) schema: fn(&mut SchemaGenerator) -> Schema,
@@ -204,7 +207,7 @@ impl Column {
 }
 
 /// The first column of every table.
-const NAME: Column = Column {
+pub(crate) const NAME: Column = Column {
     name: "Name",
     kind: "string",
     format: "name",
@@ -255,6 +258,7 @@ impl Kind {
             custom: false,
             allocates: false,
             conversion: None,
+            definition: None,
             remedies: &[],
             schema: |generator| generator.subschema_for::<K>(),
             check: decodes::<K>,
@@ -276,6 +280,48 @@ impl Kind {
             schema: |generator| generator.subschema_for::<K>(),
             check: decodes::<K>,
             ..Self::built_in::<k8s_openapi::api::core::v1::Pod>(singular)
+        }
+    }
+
+    /// The base of a custom kind's row: its schema is in its definition.
+    pub(crate) fn of_definition() -> Self {
+        Self {
+            unconditional_update: false,
+            generation: true,
+            custom: true,
+            check: |_| Ok(()),
+            ..Self::built_in::<k8s_openapi::api::core::v1::Pod>("")
+        }
+    }
+
+    /// Fills in what was left out.
+    pub(crate) fn fill_defaults(&self, object: &mut Object) {
+        match self.definition {
+            Some(definition) => definition.fill_defaults(object),
+            None => (self.defaults)(object),
+        }
+    }
+
+    /// One cell for each column.
+    pub(crate) fn table_cells(&self, object: &Object, now: Timestamp) -> Vec<Value> {
+        match self.definition {
+            Some(definition) => definition.cells(object, now),
+            None => (self.cells)(object, now),
+        }
+    }
+
+    /// Whether stored objects may be of another version than this.
+    pub(crate) fn converts(&self) -> bool {
+        self.conversion.is_some() || self.definition.is_some_and(CustomVersion::converts)
+    }
+
+    /// Makes a stored object one of this version.
+    pub(crate) fn to_this_version(&self, object: &mut Object) {
+        if let Some(conversion) = self.conversion {
+            (conversion.from_storage)(object);
+        }
+        if let Some(definition) = self.definition {
+            definition.to_this_version(object);
         }
     }
 
@@ -303,17 +349,21 @@ impl Kind {
     /// A stored object, in this version.
     pub(crate) fn decode(&self, entry: &Entry) -> Result<Object, serde_json::Error> {
         let mut object = Object::from_entry(entry)?;
-        if let Some(conversion) = self.conversion {
-            (conversion.from_storage)(&mut object);
-        }
+        self.to_this_version(&mut object);
         Ok(object)
     }
 
     /// The stored form of an object of this version.
     pub(crate) fn encode(&self, object: &Object) -> Bytes {
-        let Some(conversion) = self.conversion else { return object.encode() };
+        if !self.converts() {
+            return object.encode();
+        }
         let mut stored = object.clone();
-        (conversion.to_storage)(&mut stored);
+        match (self.conversion, self.definition) {
+            (Some(conversion), _) => (conversion.to_storage)(&mut stored),
+            (None, Some(definition)) => definition.to_storage(&mut stored),
+            (None, None) => {}
+        }
         stored.encode()
     }
 
@@ -375,6 +425,7 @@ static REGISTRY: LazyLock<Registry> = LazyLock::new(|| {
         mayfly::kinds(),
         workflows::kinds(),
         auth::kinds(),
+        definitions::kinds(),
         usage::kinds(),
     ];
     let kinds: Vec<_> =
@@ -402,9 +453,12 @@ impl Registry {
         self.kinds.iter().map(|row| &row.kind)
     }
 
-    /// The store's name of a kind, without an allocation.
+    /// The store's name of a kind; of a built-in one without an allocation.
     pub(crate) fn store_resource(&self, kind: &Kind) -> Arc<str> {
-        self.kinds[self.by_path[&(kind.group, kind.version, kind.plural)]].resource.clone()
+        match self.by_path.get(&(kind.group, kind.version, kind.plural)) {
+            Some(at) if kind.definition.is_none() => self.kinds[*at].resource.clone(),
+            _ => kind.resource().into(),
+        }
     }
 
     /// Groups in the order of their first row, each with its versions.
@@ -418,10 +472,6 @@ impl Registry {
             }
         }
         groups
-    }
-
-    pub(crate) fn in_group<'a>(&'a self, group: &'a str, version: &'a str) -> impl Iterator<Item = &'a Kind> {
-        self.kinds().filter(move |kind| kind.group == group && kind.version == version)
     }
 }
 

@@ -95,11 +95,9 @@ impl View {
         revision: Revision,
         with_columns: bool,
     ) -> Result<(), serde_json::Error> {
-        if let Some(conversion) = self.kind.conversion
-            && self.representation != Representation::Metadata
-        {
+        if self.kind.converts() && self.representation != Representation::Metadata {
             let mut object = Object::from_stored(stored, revision)?;
-            (conversion.from_storage)(&mut object);
+            self.kind.to_this_version(&mut object);
             self.append_decoded(out, object, with_columns);
             return Ok(());
         }
@@ -174,7 +172,7 @@ impl View {
     }
 
     fn row(&self, object: Object) -> Value {
-        let cells = (self.kind.cells)(&object, self.now);
+        let cells = self.kind.table_cells(&object, self.now);
         match self.include {
             IncludeObject::None => json!({"cells": cells}),
             IncludeObject::Metadata => json!({"cells": cells, "object": partial(&object)}),

@@ -5,10 +5,7 @@ use std::borrow::Cow;
 use http::{Method, Uri};
 use mayfly_api::validation::{FieldError, FieldErrorKind};
 
-use crate::{
-    registry::{Kind, registry},
-    status::ApiError,
-};
+use crate::{custom::ServedKinds, registry::Kind, status::ApiError};
 
 /// A resource's path, understood.
 #[derive(Clone, Debug)]
@@ -46,14 +43,14 @@ fn percent_decode(segment: &str) -> Option<Cow<'_, str>> {
 
 impl Target {
     /// Parses `/api/v1/…` and `/apis/<group>/<version>/…` (upstream: `apiserver/pkg/endpoints/request`).
-    pub(crate) fn parse(segments: &[String]) -> Result<Self, ApiError> {
+    pub(crate) fn parse(segments: &[String], served: &ServedKinds) -> Result<Self, ApiError> {
         let texts: Vec<&str> = segments.iter().map(String::as_str).collect();
         let (group, version, rest) = match texts.as_slice() {
             ["api", version, rest @ ..] => ("", *version, rest),
             ["apis", group, version, rest @ ..] => (*group, *version, rest),
             _ => return Err(ApiError::no_resource()),
         };
-        let find = |plural: &str| registry().find(group, version, plural).ok_or_else(ApiError::no_resource);
+        let find = |plural: &str| served.find(group, version, plural).ok_or_else(ApiError::no_resource);
         let (kind, namespace, rest) = match rest {
             // A namespace's own subresources look like resources inside of it.
             ["namespaces", name, sub @ ("status" | "finalize")] => {
@@ -242,7 +239,7 @@ mod tests {
     #[test]
     fn paths() {
         let parse = |path: &str| {
-            Target::parse(&segments(path).unwrap()).ok().map(|t| {
+            Target::parse(&segments(path).unwrap(), &ServedKinds::default()).ok().map(|t| {
                 (t.kind.plural, t.namespace, t.name.unwrap_or_default(), t.subresource.unwrap_or_default())
             })
         };

@@ -16,7 +16,7 @@ use hashbrown::HashMap;
 use parking_lot::{Mutex, RwLock};
 
 pub(crate) use compile::definitions;
-pub(crate) use normalise::{Findings, normalise};
+pub(crate) use normalise::{Findings, normalise, normalise_metadata};
 
 use crate::registry::Kind;
 
@@ -100,6 +100,9 @@ impl Schemas {
 
     /// The shape of a kind's objects, compiled at the first call.
     pub(crate) fn root(&self, kind: &Kind) -> NodeId {
+        if let Some(definition) = kind.definition {
+            return definition.root();
+        }
         let key = (kind.group, kind.version, kind.kind);
         if let Some(root) = self.roots.read().get(&key) {
             return *root;
@@ -111,6 +114,11 @@ impl Schemas {
         let root = compile::compile(kind, &mut definitions);
         self.roots.write().insert(key, root);
         root
+    }
+
+    /// The shape of a custom kind's objects, by its structural schema.
+    pub(crate) fn custom_root(&self, name: &str, schema: &serde_json::Value) -> NodeId {
+        compile::compile_custom(name, schema, &mut self.definitions.lock())
     }
 
     /// The field of a struct; `None` for unknown fields and for other nodes.

@@ -19,6 +19,7 @@ use crate::{
     access::{Authenticator, User},
     artifacts::Uploads,
     config::{Clock, Config, Deps, Inspector, NodeConnector},
+    custom::{self, CustomKinds},
     event_objects::EventObjects,
     handler, meta,
     metrics::Metrics,
@@ -74,6 +75,7 @@ pub(crate) struct Inner {
     /// Creations hold it shared, the marking of a namespace for deletion alone: what is marked is closed.
     pub(crate) namespaces: RwLock<()>,
     pub(crate) rbac: Rbac,
+    pub(crate) custom: CustomKinds,
     pub(crate) tokens: Tokens,
     /// Held while an object is written that counts against a quota.
     pub(crate) quota: Arc<tokio::sync::Mutex<()>>,
@@ -101,6 +103,7 @@ impl ApiServer {
             authenticator: Authenticator::new(&config.token),
             namespaces: RwLock::new(()),
             rbac: Rbac::default(),
+            custom: CustomKinds::default(),
             tokens,
             quota: Arc::default(),
             allocations: Default::default(),
@@ -121,6 +124,8 @@ impl ApiServer {
         });
         inner.make_namespaces().await?;
         inner.make_bootstrap_objects().await.map_err(StartError::Bootstrap)?;
+        inner.custom.reload(&inner.store);
+        tokio::spawn(custom::run(Arc::clone(&inner)));
         tokio::spawn(namespaces::run(Arc::clone(&inner)));
         tokio::spawn(rbac::run_aggregation(Arc::clone(&inner)));
         Ok(Self { inner, _stop: Arc::new(shutdown.drop_guard()) })

@@ -11,23 +11,49 @@ use crate::{
 };
 
 /// The `Scale` of an object.
-pub(crate) fn scale_of(object: &Object) -> Value {
+pub(crate) fn scale_of(kind: &Kind, object: &Object) -> Value {
     let meta = ["name", "namespace", "uid", "resourceVersion", "creationTimestamp"];
     let meta: serde_json::Map<String, Value> = meta
         .iter()
         .filter_map(|key| Some(((*key).to_owned(), object.at(&["metadata", key])?.clone())))
         .collect();
+    let (spec_path, status_path) = match kind.definition.and_then(|definition| definition.scale.as_ref()) {
+        Some(scale) => (segments(&scale.spec_replicas), segments(&scale.status_replicas)),
+        None => (vec!["spec", "replicas"], vec!["status", "replicas"]),
+    };
     let number = |path: &[&str]| object.at(path).and_then(Value::as_i64).unwrap_or(0);
+    let selector = match kind.definition.and_then(|definition| definition.scale.as_ref()) {
+        Some(scale) => {
+            let path = scale.selector.as_deref().map(segments);
+            path.map_or(String::new(), |path| object.str_at(&path).to_owned())
+        }
+        None => selector_text(object.at(&["spec", "selector"])),
+    };
     json!({
         "kind": "Scale",
         "apiVersion": "autoscaling/v1",
         "metadata": meta,
-        "spec": {"replicas": number(&["spec", "replicas"])},
+        "spec": {"replicas": number(&spec_path)},
         "status": {
-            "replicas": number(&["status", "replicas"]),
-            "selector": selector_text(object.at(&["spec", "selector"])),
+            "replicas": number(&status_path),
+            "selector": selector,
         },
     })
+}
+
+fn segments(path: &[String]) -> Vec<&str> {
+    path.iter().map(String::as_str).collect()
+}
+
+/// Sets the wanted replicas where the kind has them.
+fn set_replicas(kind: &Kind, object: &mut Object, replicas: i32) {
+    let path = match kind.definition.and_then(|definition| definition.scale.as_ref()) {
+        Some(scale) => segments(&scale.spec_replicas),
+        None => vec!["spec", "replicas"],
+    };
+    let Some((last, parents)) = path.split_last() else { return };
+    let map = parents.iter().fold(&mut object.0, |map, name| map_at(map, name));
+    map.insert((*last).to_owned(), replicas.into());
 }
 
 /// Why a Function has no scale. `scaling.min` is none: it is a floor, above which the traffic decides.
@@ -67,7 +93,7 @@ impl Inner {
         change: impl Fn(Value) -> Result<Value, ApiError> + Send + Sync,
     ) -> Result<Outcome, ApiError> {
         self.change(request, name, Part::Main, |current| {
-            let scale = change(scale_of(current))?;
+            let scale = change(scale_of(request.kind, current))?;
             let replicas = match &scale["spec"]["replicas"] {
                 Value::Null => 0,
                 value => value.as_i64().and_then(|number| i32::try_from(number).ok()).ok_or_else(|| {
@@ -88,7 +114,7 @@ impl Inner {
             {
                 object.meta_mut().insert("resourceVersion".into(), version.into());
             }
-            object.map_mut("spec").insert("replicas".into(), replicas.into());
+            set_replicas(request.kind, &mut object, replicas);
             Ok(Change::new(object))
         })
         .await

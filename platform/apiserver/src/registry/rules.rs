@@ -165,3 +165,8 @@ pub(super) fn not_more_than_all(value: &Value, path: &str, errors: &mut Vec<Fiel
         errors.push(FieldError::invalid(path, go_int_or_string(value), "must not be greater than 100%"));
     }
 }
+
+/// The items of a list; none of anything else.
+pub(crate) fn list_items(value: &Value) -> impl Iterator<Item = &Value> {
+    value.as_array().into_iter().flatten()
+}

@@ -40,12 +40,23 @@ static RULES: LazyLock<MergeKeys> = LazyLock::new(|| {
 pub(crate) fn definitions(kinds: &[&Kind]) -> (Map<String, Value>, Vec<String>) {
     let mut generator = SchemaSettings::openapi3().into_generator();
     generator.subschema_for::<k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta>();
-    let names: Vec<_> = kinds.iter().map(|kind| reference(&(kind.schema)(&mut generator))).collect();
+    let mut customs = Map::new();
+    let names: Vec<_> = kinds
+        .iter()
+        .map(|kind| match kind.definition {
+            Some(custom) => {
+                customs.insert(custom.definition.clone(), custom.schema.clone());
+                custom.definition.clone()
+            }
+            None => reference(&(kind.schema)(&mut generator)),
+        })
+        .collect();
     let mut definitions = take(&mut generator);
     definitions.values_mut().for_each(without_null);
     let ours = definitions.iter_mut().filter(|(name, _)| !name.starts_with(describe::UPSTREAM));
     ours.for_each(|(_, definition)| describe::unwrap_lines(definition));
     describe::once(&mut definitions, &names);
+    definitions.extend(customs);
     for name in &names {
         complete_root(&mut definitions, name);
     }
@@ -118,12 +129,33 @@ fn complete_root(definitions: &mut Map<String, Value>, name: &str) {
 /// Compiles the shape of a kind. `known`: the definitions compiled for other kinds.
 pub(super) fn compile(kind: &Kind, known: &mut hashbrown::HashMap<Box<str>, NodeId>) -> NodeId {
     let (definitions, names) = definitions(&[kind]);
-    Compiler { definitions: &definitions, known }.definition(&names[0])
+    Compiler { definitions: &definitions, known, custom: false }.definition(&names[0])
+}
+
+/// Compiles a structural schema. Its name is not remembered: a definition may change.
+pub(super) fn compile_custom(
+    name: &str,
+    schema: &Value,
+    known: &mut hashbrown::HashMap<Box<str>, NodeId>,
+) -> NodeId {
+    let (mut definitions, _) = definitions(&[]);
+    let mut schema = schema.clone();
+    if let Some(schema) = schema.as_object_mut() {
+        schema.entry("properties").or_insert_with(|| Value::Object(Map::new()));
+    }
+    definitions.insert(name.to_owned(), schema);
+    complete_root(&mut definitions, name);
+    // The metadata is shared with all kinds; the rest is read by the rules of structural schemas.
+    Compiler { definitions: &definitions, known, custom: false }.definition(OBJECT_META);
+    let shape = Compiler { definitions: &definitions, known, custom: true }.shape(&definitions[name], "");
+    node(Some(shape))
 }
 
 struct Compiler<'a> {
     definitions: &'a Map<String, Value>,
     known: &'a mut hashbrown::HashMap<Box<str>, NodeId>,
+    /// The schema is a structural one: types stand beside alternatives, and merge rules in the properties.
+    custom: bool,
 }
 
 /// A new node, set at once or later. Nodes without content are shared.
@@ -179,7 +211,9 @@ impl<'a> Compiler<'a> {
         if schema.get("x-kubernetes-int-or-string").is_some() {
             return Node::IntOrString;
         }
-        if let Some(alternatives) = schema.get("oneOf").or_else(|| schema.get("anyOf")) {
+        if let Some(alternatives) = schema.get("oneOf").or_else(|| schema.get("anyOf"))
+            && !self.custom
+        {
             return one_type(alternatives);
         }
         let kind = schema.get("type").and_then(Value::as_str);
@@ -205,7 +239,10 @@ impl<'a> Compiler<'a> {
         let rules = RULES.get(name);
         let mut fields = hashbrown::HashMap::new();
         for (field, property) in schema["properties"].as_object().into_iter().flatten() {
-            let merge = rules.and_then(|rules| rules.get(field)).map(merge_rule).unwrap_or_default();
+            let merge = match self.custom {
+                true => merge_rule(&rules_in(property)),
+                false => rules.and_then(|rules| rules.get(field)).map(merge_rule).unwrap_or_default(),
+            };
             fields.insert(field.as_str().into(), Field { node: self.schema(property), merge });
         }
         let required = schema.get("required").and_then(Value::as_array);
@@ -226,6 +263,14 @@ fn one_type(alternatives: &Value) -> Node {
         Some(Some("string")) if types.iter().all(|t| *t == types[0]) => Node::String,
         _ => Node::Any,
     }
+}
+
+/// The merge rules that stand in a property itself.
+fn rules_in(property: &Value) -> Map<String, Value> {
+    let entries = property.as_object().into_iter().flatten();
+    entries
+        .filter_map(|(name, value)| Some((name.strip_prefix("x-kubernetes-")?.to_owned(), value.clone())))
+        .collect()
 }
 
 fn merge_rule(rules: &Map<String, Value>) -> Merge {

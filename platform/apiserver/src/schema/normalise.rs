@@ -23,12 +23,26 @@ pub(crate) struct Findings {
 
 /// Removes unknown fields and nulls from an object of `kind`, and says what was found.
 pub(crate) fn normalise(kind: &Kind, object: &mut Map<String, Value>) -> Findings {
+    if let Some(definition) = kind.definition {
+        return definition.prune(kind, object);
+    }
     let schemas = schemas();
     let mut walk = Walk { schemas, kind: kind.kind, path: Vec::new(), findings: Findings::default() };
     let mut value = Value::Object(std::mem::take(object));
     walk.value(schemas.root(kind), &mut value);
     if let Value::Object(map) = value {
         *object = map;
+    }
+    walk.findings
+}
+
+/// The same for the metadata of a custom object, whose shape is `root`.
+pub(crate) fn normalise_metadata(kind: &Kind, root: NodeId, object: &mut Map<String, Value>) -> Findings {
+    let schemas = schemas();
+    let path = vec![Step::Field("metadata".into())];
+    let mut walk = Walk { schemas, kind: kind.kind, path, findings: Findings::default() };
+    if let (Some(field), Some(metadata)) = (schemas.field(root, "metadata"), object.get_mut("metadata")) {
+        walk.value(field.node, metadata);
     }
     walk.findings
 }

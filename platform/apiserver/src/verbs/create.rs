@@ -4,7 +4,7 @@ use mayfly_store::{Write, WriteError};
 
 use super::{Change, Outcome, Part, State, WriteRequest, key, write_error};
 use crate::{
-    managed, meta,
+    custom, managed, meta,
     object::Object,
     registry::Kind,
     schema::wire::canonicalise,
@@ -68,9 +68,13 @@ impl Inner {
         // Held until the write is done: see `Inner::namespaces`.
         let _open = self.namespaces.read().await;
         self.check_namespace(request, object.name())?;
-        (kind.defaults)(object);
+        kind.fill_defaults(object);
         let _admitted = self.admit(request, object, None).await?;
         (kind.on_admitted)(object);
+        let definitions = self.definitions_for(kind).await;
+        if definitions.is_some() {
+            custom::complete(object, true, &self.store, &meta::timestamp(request.now));
+        }
         let mut allocations = self.allocations_for(kind).await?;
         if let Some(allocations) = &allocations {
             self.allocate(kind, object, None, allocations)?;
@@ -91,6 +95,7 @@ impl Inner {
         match self.store.write(write).await {
             Ok(written) => {
                 self.rbac.wrote(kind);
+                self.definition_written(kind);
                 if let Some(allocations) = &mut allocations {
                     allocations.add(object);
                 }
@@ -98,6 +103,18 @@ impl Inner {
             }
             Err(WriteError::AlreadyExists) => Err(ApiError::already_exists(kind, object.name())),
             Err(error) => Err(write_error(kind, object.name(), error)),
+        }
+    }
+
+    /// Held while a definition of custom kinds is written; `None` for other kinds.
+    pub(super) async fn definitions_for(&self, kind: &Kind) -> Option<MutexGuard<'_, ()>> {
+        if custom::is_definition(kind) { Some(self.custom.writes.lock().await) } else { None }
+    }
+
+    /// Serves what the definitions say after a write of one.
+    pub(super) fn definition_written(&self, kind: &Kind) {
+        if custom::is_definition(kind) {
+            self.custom.reload(&self.store);
         }
     }
 
@@ -143,7 +160,8 @@ impl Inner {
 /// Metadata and the kind's own rules, all at once.
 pub(super) fn validate(kind: &Kind, new: &Object, old: Option<&Object>) -> Result<(), ApiError> {
     let mut errors = meta::validate(new, old, kind);
-    for error in (kind.validate)(new, old) {
+    let of_schema = kind.definition.map_or_else(Vec::new, |definition| definition.validate(new));
+    for error in (kind.validate)(new, old).into_iter().chain(of_schema) {
         if !errors.contains(&error)
             && !errors.iter().any(|known| known.path == error.path && error.path == "metadata.name")
         {

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::{Outcome, State, WriteRequest, create::validate, key, load, parse_revision, write_error};
 use crate::{
-    managed, meta,
+    custom, managed, meta,
     object::{Object, map_at},
     registry::Kind,
     schema::wire::canonicalise,
@@ -109,10 +109,14 @@ impl Inner {
                 _ => None,
             };
             if let Some(allocations) = &allocations {
-                (kind.defaults)(&mut new);
+                kind.fill_defaults(&mut new);
                 self.allocate(kind, &mut new, Some(&current), allocations)?;
             }
             prepare(kind, part, &mut new, &current)?;
+            let definitions = self.definitions_for(kind).await;
+            if definitions.is_some() && part == Part::Main {
+                custom::complete(&mut new, false, &self.store, &meta::timestamp(request.now));
+            }
             let _admitted = match part {
                 Part::Main => self.admit(request, &mut new, Some(&current)).await?,
                 _ => Default::default(),
@@ -146,6 +150,7 @@ impl Inner {
             match self.store.write(write).await {
                 Ok(written) => {
                     self.rbac.wrote(kind);
+                    self.definition_written(kind);
                     if let Some(allocations) = &mut allocations {
                         allocations.remove(&current);
                         allocations.add(&new);
@@ -176,6 +181,7 @@ impl Inner {
         let write = Write::Delete { key: key.clone(), expected: Some(entry.modified) };
         let written = self.store.write(write).await?;
         self.rbac.wrote(kind);
+        self.definition_written(kind);
         if let Some(allocations) = &mut allocations {
             allocations.remove(object);
         }
@@ -234,19 +240,26 @@ fn prepare(kind: &Kind, part: Part, new: &mut Object, old: &Object) -> Result<()
             if let Some(managed) = managed {
                 new.meta_mut().insert("managedFields".into(), managed);
             }
-            (kind.defaults)(new);
+            kind.fill_defaults(new);
         }
         Part::Binding | Part::Whole => {}
     }
     if part == Part::Main {
-        (kind.defaults)(new);
+        kind.fill_defaults(new);
     }
     canonicalise(kind, &mut new.0);
     if part == Part::Main {
         meta::count_generation(new, old, kind);
     }
     // Of a status only the metadata has rules; a bound pod was valid before.
-    if part == Part::Main { validate(kind, new, Some(old)) } else { Ok(()) }
+    match (part, kind.definition) {
+        (Part::Main, _) => validate(kind, new, Some(old)),
+        (_, Some(definition)) => {
+            let errors = definition.validate(new);
+            if errors.is_empty() { Ok(()) } else { Err(ApiError::invalid(kind, new.name(), &errors)) }
+        }
+        _ => Ok(()),
+    }
 }
 
 fn copy(new: &mut Object, old: &Object, field: &str) {

@@ -17,8 +17,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::Fixture;
 
-struct Cluster {
-    fixture: Fixture,
+pub(crate) struct Cluster {
+    pub(crate) fixture: Fixture,
     kubeconfig: PathBuf,
     stop: CancellationToken,
 }
@@ -31,7 +31,7 @@ impl Drop for Cluster {
 
 /// What a command said.
 #[derive(Debug)]
-struct Said {
+pub(crate) struct Said {
     ok: bool,
     out: String,
     err: String,
@@ -47,7 +47,7 @@ fn have_kubectl() -> bool {
 
 impl Cluster {
     /// A server on a port of its own; `None` without kubectl.
-    async fn start() -> Option<Self> {
+    pub(crate) async fn start() -> Option<Self> {
         if !have_kubectl() {
             return None;
         }
@@ -100,7 +100,7 @@ impl Cluster {
         command
     }
 
-    async fn run_with(&self, arguments: &str, input: &str) -> Said {
+    pub(crate) async fn run_with(&self, arguments: &str, input: &str) -> Said {
         let mut child = self.command(arguments).spawn().unwrap();
         let mut stdin = child.stdin.take().unwrap();
         stdin.write_all(input.as_bytes()).await.unwrap();
@@ -111,23 +111,23 @@ impl Cluster {
     }
 
     /// Runs and must succeed; returns its output.
-    async fn ok(&self, arguments: &str) -> String {
+    pub(crate) async fn ok(&self, arguments: &str) -> String {
         self.ok_with(arguments, "").await
     }
 
-    async fn ok_with(&self, arguments: &str, input: &str) -> String {
+    pub(crate) async fn ok_with(&self, arguments: &str, input: &str) -> String {
         let said = self.run_with(arguments, input).await;
         assert!(said.ok, "kubectl {arguments}: {said:?}");
         said.out
     }
 
-    async fn fails(&self, arguments: &str, input: &str) -> String {
+    pub(crate) async fn fails(&self, arguments: &str, input: &str) -> String {
         let said = self.run_with(arguments, input).await;
         assert!(!said.ok, "kubectl {arguments}: {said:?}");
         said.err
     }
 
-    async fn json(&self, arguments: &str) -> Value {
+    pub(crate) async fn json(&self, arguments: &str) -> Value {
         serde_json::from_str(&self.ok(&format!("{arguments} -o json")).await).unwrap()
     }
 }

@@ -3,6 +3,7 @@
 mod access;
 mod artifacts;
 mod client;
+mod custom_resources;
 mod kubectl;
 mod lifecycle;
 mod lists;

@@ -1,0 +1,134 @@
+//! Custom resources: the kinds that CustomResourceDefinitions define.
+//!
+//! A served version of an established definition becomes a row like those of [`crate::registry`], with a
+//! [`CustomVersion`] that says what code says of built-in kinds: schema, defaults, printed columns, scale. The rows are
+//! made again in the write of a definition, before it is answered, so discovery and OpenAPI know a kind at once.
+
+mod cleanup;
+mod columns;
+mod names;
+mod prune;
+mod rows;
+mod structural;
+mod validate;
+
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+use mayfly_store::{ListOptions, Range, Store};
+use parking_lot::{Mutex, RwLock};
+use serde_json::Value;
+
+pub(crate) use self::{cleanup::run, rows::CustomVersion, structural::definition_errors};
+use crate::{
+    object::Object,
+    registry::{Kind, registry},
+};
+
+/// The store's name of the definitions.
+pub(crate) const DEFINITIONS: &str = "customresourcedefinitions.apiextensions.k8s.io";
+/// Keeps a definition until its objects are gone (upstream's name).
+pub(crate) const CLEANUP_FINALIZER: &str = "customresourcecleanup.apiextensions.k8s.io";
+
+/// The custom kinds of one server.
+#[derive(Default)]
+pub(crate) struct CustomKinds {
+    current: RwLock<Arc<Vec<&'static Kind>>>,
+    /// Rows by the definition and version they were made from. Requests hold rows by reference, so a row lives as long
+    /// as the process; a definition that returns to an earlier form gets its earlier row.
+    made: Mutex<HashMap<String, &'static Kind>>,
+    /// Held while a definition is written, so that two definitions cannot take the same name.
+    pub(crate) writes: tokio::sync::Mutex<()>,
+}
+
+impl CustomKinds {
+    /// All kinds that are served at this moment, built-in and custom.
+    pub(crate) fn served(&self) -> ServedKinds {
+        ServedKinds { custom: self.current.read().clone() }
+    }
+
+    /// Makes the rows of the definitions in the store.
+    pub(crate) fn reload(&self, store: &Store) {
+        let mut kinds = Vec::new();
+        for definition in definitions(store) {
+            let uid = definition.uid();
+            for version in rows::served_versions(&definition) {
+                let spec = definition.at(&["spec"]).unwrap_or(&Value::Null);
+                let name = version["name"].as_str().unwrap_or("");
+                let content = format!("{uid}/{name}/{spec}");
+                let mut made = self.made.lock();
+                let row = made.entry(content).or_insert_with(|| rows::row(&definition, version));
+                kinds.push(*row);
+            }
+        }
+        *self.current.write() = Arc::new(kinds);
+    }
+}
+
+/// All definitions in the store.
+pub(crate) fn definitions(store: &Store) -> Vec<Object> {
+    let list = store.list(&Range::resource(DEFINITIONS), &ListOptions::default());
+    let entries = list.map(|list| list.entries).unwrap_or_default();
+    entries.iter().filter_map(|entry| Object::from_entry(entry).ok()).collect()
+}
+
+/// Whether a kind is that of the definitions.
+pub(crate) fn is_definition(kind: &Kind) -> bool {
+    (kind.group, kind.plural) == ("apiextensions.k8s.io", "customresourcedefinitions")
+}
+
+/// Sets what the server says of a definition: accepted names, conditions, stored versions; on a create, the finalizer.
+pub(crate) fn complete(object: &mut Object, created: bool, store: &Store, now: &Value) {
+    if created {
+        let finalizers = object.meta_mut().entry("finalizers").or_insert_with(|| Value::Array(Vec::new()));
+        if let Value::Array(list) = finalizers
+            && !list.iter().any(|name| name == CLEANUP_FINALIZER)
+        {
+            list.push(CLEANUP_FINALIZER.into());
+        }
+    }
+    let others: Vec<_> =
+        definitions(store).into_iter().filter(|other| other.name() != object.name()).collect();
+    names::set_status(object, &others, now);
+}
+
+/// A moment's view of all kinds.
+#[derive(Clone, Default)]
+pub(crate) struct ServedKinds {
+    custom: Arc<Vec<&'static Kind>>,
+}
+
+impl ServedKinds {
+    pub(crate) fn find(&self, group: &str, version: &str, plural: &str) -> Option<&'static Kind> {
+        let is_asked = |kind: &&Kind| (kind.group, kind.version, kind.plural) == (group, version, plural);
+        registry().find(group, version, plural).or_else(|| self.custom.iter().copied().find(is_asked))
+    }
+
+    pub(crate) fn kinds(&self) -> impl Iterator<Item = &'static Kind> {
+        registry().kinds().chain(self.custom.iter().copied())
+    }
+
+    pub(crate) fn in_group<'a>(
+        &'a self,
+        group: &'a str,
+        version: &'a str,
+    ) -> impl Iterator<Item = &'static Kind> + 'a {
+        self.kinds().filter(move |kind| kind.group == group && kind.version == version)
+    }
+
+    /// Groups in the order of their first row, each with its versions; those of custom groups by upstream's order.
+    pub(crate) fn groups(&self) -> Vec<(&'static str, Vec<&'static str>)> {
+        let mut groups = registry().groups();
+        for kind in &*self.custom {
+            match groups.iter_mut().find(|(group, _)| *group == kind.group) {
+                Some((_, versions)) if versions.contains(&kind.version) => {}
+                Some((_, versions)) => {
+                    versions.push(kind.version);
+                    versions.sort_by_key(|version| rows::priority(version));
+                }
+                None => groups.push((kind.group, vec![kind.version])),
+            }
+        }
+        groups
+    }
+}

@@ -1,0 +1,135 @@
+//! The end of a definition: its objects are deleted, then it goes. One level-triggered task, as for namespaces.
+
+use std::{sync::Arc, time::Duration};
+
+use futures::future::try_join_all;
+use mayfly_store::{ListOptions, Range, WatchClosed};
+use serde_json::Value;
+
+use super::{CLEANUP_FINALIZER, DEFINITIONS, definitions, is_definition};
+use crate::{
+    meta,
+    object::Object,
+    registry::{Kind, registry},
+    server::Inner,
+    status::ApiError,
+    verbs::{Change, Part},
+};
+
+/// How long until objects that wait for their finalizers are looked at again.
+const RETRY: Duration = Duration::from_millis(250);
+/// Objects deleted at the same time.
+const CONCURRENT_DELETES: usize = 16;
+
+/// Runs until the server stops.
+pub(crate) async fn run(server: Arc<Inner>) {
+    let stop = server.shutdown.clone();
+    loop {
+        let Ok(mut watch) = server.store.watch(Range::resource(DEFINITIONS), server.store.revision()) else {
+            continue;
+        };
+        // Changes after this point are seen by the watch.
+        let waiting = server.remove_terminating_definitions().await;
+        server.settle_names().await;
+        let pause = if waiting { RETRY } else { Duration::MAX };
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(pause) => {}
+            next = watch.next() => if matches!(next, Err(WatchClosed::Closed)) { return },
+        }
+    }
+}
+
+fn definition_kind() -> &'static Kind {
+    registry().kinds().find(|kind| is_definition(kind)).expect("the row is there")
+}
+
+impl Inner {
+    /// Looks at all definitions that are being deleted; says whether some have to wait.
+    async fn remove_terminating_definitions(&self) -> bool {
+        let mut waiting = false;
+        for definition in definitions(&self.store).into_iter().filter(Object::is_terminating) {
+            match self.remove_objects(&definition).await {
+                Ok(done) => waiting |= !done,
+                Err(error) => {
+                    let name = definition.name();
+                    tracing::warn!(%error, name, "the objects of a definition could not be deleted, will try again");
+                    waiting = true;
+                }
+            }
+        }
+        waiting
+    }
+
+    /// Deletes the objects of a definition, and its finalizer once none is left; says whether it is done.
+    async fn remove_objects(&self, definition: &Object) -> Result<bool, ApiError> {
+        if !definition.finalizers().contains(&CLEANUP_FINALIZER) {
+            return Ok(true);
+        }
+        let (group, plural) =
+            (definition.str_at(&["spec", "group"]), definition.str_at(&["spec", "names", "plural"]));
+        let range = Range::resource(format!("{plural}.{group}"));
+        let served = self.custom.served();
+        let kind = served
+            .kinds()
+            .find(|kind| kind.definition.is_some() && (kind.group, kind.plural) == (group, plural));
+        let entries = self.store.list(&range, &ListOptions::default()).map_err(ApiError::internal)?.entries;
+        if let Some(kind) = kind {
+            for chunk in entries.chunks(CONCURRENT_DELETES) {
+                try_join_all(chunk.iter().map(|entry| async {
+                    let request = self.own_request(kind, &entry.key.namespace);
+                    self.delete_if_there(&request, &entry.key.name).await
+                }))
+                .await?;
+            }
+            if !self
+                .store
+                .list(&range, &ListOptions::default())
+                .map_err(ApiError::internal)?
+                .entries
+                .is_empty()
+            {
+                return Ok(false);
+            }
+        } else if !entries.is_empty() {
+            return Ok(false);
+        }
+        let request = self.own_request(definition_kind(), "");
+        let without_finalizer = |current: &Object| {
+            let mut object = current.clone();
+            if let Some(Value::Array(list)) = object.meta_mut().get_mut("finalizers") {
+                list.retain(|finalizer| finalizer != CLEANUP_FINALIZER);
+            }
+            Ok(Change::new(object))
+        };
+        match self.change(&request, definition.name(), Part::Main, without_finalizer).await {
+            Err(error) if !error.has_reason("NotFound") => Err(error),
+            _ => Ok(true),
+        }
+    }
+
+    /// Accepts names that became free.
+    async fn settle_names(&self) {
+        let request = self.own_request(definition_kind(), "");
+        for definition in definitions(&self.store) {
+            let accepted =
+                definition.at(&["status", "conditions"]).and_then(Value::as_array).is_some_and(|list| {
+                    list.iter().any(|condition| {
+                        condition["type"] == "NamesAccepted" && condition["status"] == "True"
+                    })
+                });
+            if accepted {
+                continue;
+            }
+            let now = meta::timestamp(request.now);
+            let completed = |current: &Object| {
+                let mut object = current.clone();
+                super::complete(&mut object, false, &self.store, &now);
+                Ok(Change::new(object))
+            };
+            if let Err(error) = self.change(&request, definition.name(), Part::Status, completed).await {
+                tracing::debug!(%error, "the status of a definition could not be written");
+            }
+        }
+    }
+}
