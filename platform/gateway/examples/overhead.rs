@@ -145,6 +145,7 @@ fn gateway(
     let deps = Deps {
         functions: informers.of::<Function>(),
         revisions: informers.of(),
+        pods: informers.of(),
         env: EnvObjects::create(&informers),
         host: Arc::new(Instantly),
         client,

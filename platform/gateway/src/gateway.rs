@@ -3,7 +3,7 @@
 use std::{io, net::SocketAddr, sync::Arc};
 
 use http::{Request, Response};
-use mayfly_api::{Function, ObjectKey, Revision};
+use mayfly_api::{Function, ObjectKey, Revision, k8s::api::core::v1::Pod};
 use mayfly_informer::{EnvObjects, Informer};
 use mayfly_runtime::{Body, FunctionHost};
 use prometheus_client::registry::Registry;
@@ -27,6 +27,8 @@ use crate::{
 pub struct Deps {
     pub functions: Informer<Function>,
     pub revisions: Informer<Revision>,
+    /// Replicas of revisions that are container images.
+    pub pods: Informer<Pod>,
     /// For values of environment variables.
     pub env: EnvObjects,
     /// Runs the functions, in this process.
@@ -84,7 +86,7 @@ pub struct GatewayHandle {
 impl Gateway {
     /// Binds the port and subscribes to what routes are made from.
     pub fn create(config: Config, deps: Deps, registry: &mut Registry) -> Result<Self, CreateError> {
-        let Deps { functions, revisions, env, host, client, requests, stop } = deps;
+        let Deps { functions, revisions, pods, env, host, client, requests, stop } = deps;
         let refused = |source| CreateError::Listen { address: config.listen, source };
         let listener = {
             let _in_requests = requests.enter();
@@ -99,7 +101,7 @@ impl Gateway {
         let collector = GatewayCollector { targets: targets.clone(), counts: counts.clone() };
         registry.register_collector(Box::new(collector));
 
-        let objects = Objects { functions, revisions, env };
+        let objects = Objects { functions, revisions, pods, env };
         let applied = watch::Sender::new(0);
         let parts = Parts {
             host,

@@ -22,6 +22,7 @@ mod headers;
 mod listen;
 mod load;
 mod metrics;
+mod pods;
 mod proxy;
 mod routes;
 mod target;

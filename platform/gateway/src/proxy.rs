@@ -223,7 +223,12 @@ enum Turn {
 /// A request that its host works on.
 struct Run {
     permit: Permit,
-    call: BoxFuture<'static, Result<Answer, CallError>>,
+    call: UpstreamCall,
+}
+
+enum UpstreamCall {
+    Local(BoxFuture<'static, Result<Answer, CallError>>),
+    Pod(BoxFuture<'static, Result<Answer, Refusal>>),
 }
 
 impl Run {
@@ -234,7 +239,10 @@ impl Run {
         deadline: Instant,
     ) -> Result<Self, Refusal> {
         match &**target.upstream.load() {
-            Upstream::Local(function) => Ok(Self { permit, call: function.call(request, deadline) }),
+            Upstream::Local(function) => {
+                Ok(Self { permit, call: UpstreamCall::Local(function.call(request, deadline)) })
+            }
+            Upstream::Pod(pods) => Ok(Self { permit, call: UpstreamCall::Pod(pods.call(request, deadline)) }),
             Upstream::Unavailable(refusal) => {
                 permit.status = Some(refusal.code.status().as_u16());
                 Err(refusal.clone())
@@ -248,12 +256,10 @@ impl Run {
         arrived: Instant,
     ) -> Result<(Answer, Permit, Duration), Refusal> {
         let started = self.permit.started();
-        let called = self.call.await;
-        let lacks_component = matches!(called, Err(CallError::ComponentMissing(_)));
-        // Read on every request, written when it changes.
-        if lacks_component != target.lacks_component.load(Ordering::Relaxed) {
-            target.lacks_component.store(lacks_component, Ordering::Relaxed);
-        }
+        let called = match self.call {
+            UpstreamCall::Local(call) => local_answer(call.await, target),
+            UpstreamCall::Pod(call) => call.await,
+        };
         match called {
             Ok(answer) => {
                 let (queue, timings) = (started - arrived, &answer.timings);
@@ -270,16 +276,27 @@ impl Run {
                 }
                 Ok((answer, self.permit, queue))
             }
-            Err(error) => {
-                if let CallError::Internal(cause) = &error {
-                    tracing::error!(revision = %target.key, %cause, "the host could not run a request");
-                }
-                let refusal = Refusal::from(error);
+            Err(refusal) => {
                 self.permit.status = Some(refusal.code.status().as_u16());
                 Err(refusal)
             }
         }
     }
+}
+
+/// What the host in this process answered; notes whether it lacks the component.
+fn local_answer(called: Result<Answer, CallError>, target: &RevisionTarget) -> Result<Answer, Refusal> {
+    let lacks_component = matches!(called, Err(CallError::ComponentMissing(_)));
+    // Read on every request, written when it changes.
+    if lacks_component != target.lacks_component.load(Ordering::Relaxed) {
+        target.lacks_component.store(lacks_component, Ordering::Relaxed);
+    }
+    called.map_err(|error| {
+        if let CallError::Internal(cause) = &error {
+            tracing::error!(revision = %target.key, %cause, "the host could not run a request");
+        }
+        error.into()
+    })
 }
 
 /// Counts a request that did not get its turn.

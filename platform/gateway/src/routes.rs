@@ -12,6 +12,7 @@
 pub(crate) mod owner;
 pub(crate) mod place;
 mod plan;
+mod pods;
 mod route;
 mod sticky;
 mod table;

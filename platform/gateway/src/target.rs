@@ -19,6 +19,7 @@ use crate::{
     admission::{Arrival, Gate},
     load::COUNT_MAX,
     metrics::Traffic,
+    pods::PodUpstream,
     refusal::Refusal,
 };
 
@@ -53,6 +54,8 @@ pub(crate) struct RevisionTarget {
 pub(crate) enum Upstream {
     /// A call in this process.
     Local(Arc<dyn HostedFunction>),
+    /// HTTP to the pods of a container image.
+    Pod(Arc<PodUpstream>),
     /// Nowhere: it cannot answer, and this is why.
     Unavailable(Refusal),
 }
@@ -69,7 +72,7 @@ pub(crate) struct Seen {
 impl RevisionTarget {
     /// Whether the host has it, so that it can be called.
     pub(crate) fn is_hosted(&self) -> bool {
-        matches!(&**self.upstream.load(), Upstream::Local(_))
+        matches!(&**self.upstream.load(), Upstream::Local(_) | Upstream::Pod(_))
     }
 
     pub(crate) fn new(

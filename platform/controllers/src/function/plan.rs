@@ -10,7 +10,9 @@ use mayfly_api::{
     k8s::{
         api::{
             apps::v1::{ReplicaSet, ReplicaSetSpec},
-            core::v1::{Container, ContainerPort, Pod, PodSpec, PodTemplateSpec, ResourceRequirements},
+            core::v1::{
+                Container, ContainerPort, EnvVar, Pod, PodSpec, PodTemplateSpec, ResourceRequirements,
+            },
         },
         apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta},
     },
@@ -291,18 +293,27 @@ fn new_revision(snapshot: &Snapshot, number: u32) -> Revision {
     revision
 }
 
-/// The ReplicaSet of a revision whose source is a component; `None` for any other source.
+/// The ReplicaSet of a revision whose source is a component or an image; `None` for any other source.
 pub(super) fn new_replica_set(revision: &Revision, replicas: i32) -> Option<ReplicaSet> {
-    let component = revision.spec.source.component?;
+    let source = &revision.spec.source;
+    let (image, runtime_class) = match (source.component, &source.image) {
+        (Some(component), _) => {
+            let image = format!("{}{}", wellknown::COMPONENT_IMAGE_PREFIX, component.hex());
+            (image, Some(wellknown::RUNTIME_CLASS_WASM.to_owned()))
+        }
+        (None, Some(image)) => (image.clone(), None),
+        (None, None) => return None,
+    };
+    let port = source.port.unwrap_or(wellknown::FUNCTION_PORT);
     let name = revision.metadata.name.clone()?;
     let labels = labels(&revision.spec.function, &name);
     let spec = &revision.spec;
     let container = Container {
         name: wellknown::FUNCTION_CONTAINER.into(),
-        image: Some(format!("{}{}", wellknown::COMPONENT_IMAGE_PREFIX, component.hex())),
-        env: (!spec.env.is_empty()).then(|| spec.env.clone()),
+        image: Some(image),
+        env: environment(revision, &name, port),
         ports: Some(vec![ContainerPort {
-            container_port: wellknown::FUNCTION_PORT.into(),
+            container_port: port.into(),
             name: Some("http".into()),
             protocol: Some("TCP".into()),
             ..ContainerPort::default()
@@ -315,7 +326,7 @@ pub(super) fn new_replica_set(revision: &Revision, replicas: i32) -> Option<Repl
     };
     let pod = PodSpec {
         containers: vec![container],
-        runtime_class_name: Some(wellknown::RUNTIME_CLASS_WASM.into()),
+        runtime_class_name: runtime_class,
         automount_service_account_token: Some(false),
         termination_grace_period_seconds: Some(whole_seconds(spec.limits.timeout.0)),
         ..PodSpec::default()
@@ -339,6 +350,26 @@ pub(super) fn new_replica_set(revision: &Revision, replicas: i32) -> Option<Repl
     })
 }
 
+/// A replica's environment. A container is also told what Knative's container contract tells one: the port it must
+/// listen on, and which service and revision it belongs to. A variable of the spec with such a name wins.
+fn environment(revision: &Revision, name: &str, port: u16) -> Option<Vec<EnvVar>> {
+    let spec = &revision.spec;
+    let mut env = Vec::new();
+    if spec.source.image.is_some() {
+        let told =
+            [("PORT", port.to_string()), ("K_SERVICE", spec.function.clone()), ("K_REVISION", name.into())];
+        let is_set = |name: &str| spec.env.iter().any(|variable| variable.name == name);
+        let variable = |(name, value): (&str, String)| EnvVar {
+            name: name.into(),
+            value: Some(value),
+            value_from: None,
+        };
+        env.extend(told.into_iter().filter(|(name, _)| !is_set(name)).map(variable));
+    }
+    env.extend(spec.env.iter().cloned());
+    (!env.is_empty()).then_some(env)
+}
+
 /// A call that was admitted may finish: its timeout, rounded up.
 fn whole_seconds(timeout: Duration) -> i64 {
     let seconds = timeout.as_secs() + u64::from(timeout.subsec_nanos() > 0);
@@ -357,9 +388,15 @@ pub(super) fn readiness(
     pods: &[Arc<Pod>],
 ) -> Readiness {
     let source = &revision.spec.source;
+    if source.image.is_some() {
+        // Its pods pull and start it when a request comes; what hinders them is told to the request.
+        return environment.map_or_else(
+            |error| Readiness::EnvironmentMissing { message: error.to_string() },
+            |()| Readiness::Ready,
+        );
+    }
     let Some(component) = source.component else {
-        let source = if source.oci.is_some() { "oci" } else { "image" };
-        return Readiness::RuntimeMissing { source };
+        return Readiness::RuntimeMissing { source: "oci" };
     };
     if !present {
         return Readiness::ComponentMissing { digest: component.to_string() };

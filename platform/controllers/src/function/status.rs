@@ -33,8 +33,8 @@ impl Readiness {
             Self::RuntimeMissing { source } => (
                 "RuntimeMissing",
                 format!(
-                    "this node has no container or OCI runtime, which spec.source.{source} needs: build a \
-                     component and deploy it with `mayfly deploy`"
+                    "this server does not fetch components from registries, which spec.source.{source} needs: \
+                     upload the component with `mayfly deploy`, or use a container image (spec.source.image)"
                 ),
             ),
             Self::ComponentMissing { digest } => (

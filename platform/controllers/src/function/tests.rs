@@ -158,6 +158,8 @@ fn readiness_is_read_from_the_store_and_the_pods() {
     let job = looked_at(json!({"state": "Refused", "message": "a job"}));
     let image = function(json!({"source": {"image": "x"}}));
     let image = Revision::new("r", RevisionSpec::from_function("f", &image.spec));
+    let oci = function(json!({"source": {"oci": "x"}}));
+    let oci = Revision::new("r", RevisionSpec::from_function("f", &oci.spec));
     let invalid = Readiness::ComponentInvalid { message: "no such import".into() };
     for (revision, present, pods, expected) in [
         (&component, true, vec![], Readiness::Compiling { message: None }),
@@ -165,7 +167,8 @@ fn readiness_is_read_from_the_store_and_the_pods() {
         (&job, true, vec![], Readiness::ComponentInvalid { message: "a job".into() }),
         (&compiled, true, vec![refused.clone()], invalid),
         (&component, true, vec![refused, ready.clone()], Readiness::Ready),
-        (&image, true, vec![], Readiness::RuntimeMissing { source: "image" }),
+        (&image, false, vec![], Readiness::Ready),
+        (&oci, false, vec![], Readiness::RuntimeMissing { source: "oci" }),
     ] {
         assert_eq!(readiness(revision, present, Ok(()), &pods), expected);
     }
@@ -298,4 +301,20 @@ fn a_source_in_a_registry_is_resolved_when_a_revision_is_made() {
     assert!(!kept.needs_revision());
     kept.function = Arc::new(function(json!({"source": {"oci": "r.example.com/a:2"}})));
     assert!(kept.needs_revision());
+}
+
+#[test]
+fn the_pods_of_an_image_are_ordinary_containers() {
+    let source = json!({"image": "app:local", "port": 3000});
+    let spec = function(json!({"source": source, "env": [{"name": "K_SERVICE", "value": "own"}]})).spec;
+    let revision = Revision::new("f-00001", RevisionSpec::from_function("f", &spec));
+    let set = new_replica_set(&revision, 0).unwrap();
+    let pod = set.spec.unwrap().template.unwrap().spec.unwrap();
+    assert_eq!(pod.runtime_class_name, None);
+    let container = &pod.containers[0];
+    assert_eq!(container.image.as_deref(), Some("app:local"));
+    assert_eq!(container.ports.as_ref().unwrap()[0].container_port, 3000);
+    let env = container.env.iter().flatten();
+    let env: Vec<_> = env.map(|var| (var.name.as_str(), var.value.as_deref().unwrap())).collect();
+    assert_eq!(env, [("PORT", "3000"), ("K_REVISION", "f-00001"), ("K_SERVICE", "own")]);
 }

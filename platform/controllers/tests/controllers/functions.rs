@@ -171,9 +171,9 @@ async fn says_what_is_in_the_way_and_recovers() {
     let condition = ready_condition(&cluster.functions().get(&key("late")).unwrap()).unwrap();
     assert!(condition.message.contains("late-00009") && condition.message.contains("late-00001"));
 
-    cluster.function("image", json!({"source": {"image": "registry.example/x:1"}})).await;
-    until_reason(&cluster, "image", "RuntimeMissing").await;
-    stays("it has no ReplicaSet", || cluster.sets().get(&key("image-00001")).is_none()).await;
+    cluster.function("remote", json!({"source": {"oci": "registry.example/x:1"}})).await;
+    until_reason(&cluster, "remote", "RuntimeMissing").await;
+    stays("it has no ReplicaSet", || cluster.sets().get(&key("remote-00001")).is_none()).await;
 
     // Events are written from a queue of their own.
     let events: Api<Event> = cluster.api();

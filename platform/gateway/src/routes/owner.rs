@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
-use mayfly_api::{Function, ObjectKey, Revision, env};
+use mayfly_api::{Function, ObjectKey, Revision, env, k8s::api::core::v1::Pod};
 use mayfly_informer::{Changes, EnvObject, EnvObjects, Index, Informer};
 use mayfly_runtime::FunctionHost;
 use tokio::{sync::watch, time::Instant};
@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Route, Table,
     plan::{self, PlannedTarget, Unhosted},
+    pods::PodRoutes,
     route::End,
     table::{Batch, TagHost},
 };
@@ -27,6 +28,7 @@ use crate::{
 pub(crate) struct Objects {
     pub(crate) functions: Informer<Function>,
     pub(crate) revisions: Informer<Revision>,
+    pub(crate) pods: Informer<Pod>,
     pub(crate) env: EnvObjects,
 }
 
@@ -34,6 +36,7 @@ pub(crate) struct Objects {
 pub(crate) struct Owner {
     objects: Objects,
     of_function: Index<Revision>,
+    pods: PodRoutes,
     changes: Subscriptions,
     host: Arc<dyn FunctionHost>,
     table: Arc<Table>,
@@ -58,6 +61,7 @@ pub(crate) struct Owner {
 struct Subscriptions {
     functions: Changes,
     revisions: Changes,
+    pods: Changes,
     env: Changes<EnvObject>,
 }
 
@@ -83,14 +87,17 @@ impl Owner {
         let changes = Subscriptions {
             functions: objects.functions.subscribe(),
             revisions: objects.revisions.subscribe(),
+            pods: objects.pods.subscribe(),
             env: objects.env.subscribe(),
         };
         let of_function =
             objects.revisions.index("gateway/function", |revision| vec![function_of(revision).to_string()]);
+        let pods = PodRoutes::new(objects.pods.clone());
         let Parts { host, table, targets, demand, counts, queue_max, applied } = parts;
         Self {
             objects,
             of_function,
+            pods,
             changes,
             host,
             table,
@@ -142,6 +149,10 @@ impl Owner {
     fn update(&mut self, dirty: Dirty) {
         let started = Instant::now();
         let mut functions = dirty.functions;
+        self.pods.update(&dirty.pods);
+        if functions.is_empty() && dirty.revisions.is_empty() && dirty.sources.is_empty() {
+            return;
+        }
         for source in dirty.sources {
             for revision in self.users.get(&source).into_iter().flatten() {
                 functions.extend(self.known.get(revision).map(|known| known.function.clone()));
@@ -194,13 +205,14 @@ impl Owner {
         self.known.insert(key.clone(), Known { function, uid, sources });
     }
 
-    fn forget(&self, key: &ObjectKey, uid: &str) {
+    fn forget(&mut self, key: &ObjectKey, uid: &str) {
         if let Some(target) = self.targets.remove(uid) {
             target.deleted.store(true, Ordering::Release);
             target.routed.store(false, Ordering::SeqCst);
             self.demand.raise(&target);
             self.demand.wake();
         }
+        self.pods.forget(key, uid);
         self.host.forget(key);
     }
 
@@ -235,17 +247,29 @@ impl Owner {
         batch.functions.insert(name, Some(Arc::new(route)));
     }
 
-    fn end(&self, planned: PlannedTarget) -> End {
+    fn end(&mut self, planned: PlannedTarget) -> End {
         let PlannedTarget { revision, identity, percent, tag } = planned;
         End { to: revision.map(|revision| self.target(&revision)), identity, percent, tag }
     }
 
+    /// Where the revision's requests go, by the kind of its source.
+    fn hosted(&mut self, revision: &Revision) -> Result<Upstream, Unhosted> {
+        if revision.spec.source.image.is_none() {
+            let spec = plan::hosted_spec(revision, &self.objects.env)?;
+            return Ok(Upstream::Local(self.host.prepare(spec)));
+        }
+        match plan::image_refusal(revision) {
+            Some(refusal) => Err(refusal.into()),
+            None => Ok(Upstream::Pod(self.pods.upstream(revision))),
+        }
+    }
+
     /// The revision's one target, as the revision is now.
-    fn target(&self, revision: &Revision) -> Arc<RevisionTarget> {
+    fn target(&mut self, revision: &Revision) -> Arc<RevisionTarget> {
         let uid = revision.metadata.uid.clone().unwrap_or_default();
         let known = self.targets.get(&uid);
-        let upstream = match (plan::hosted_spec(revision, &self.objects.env), &known) {
-            (Ok(spec), _) => Arc::new(Upstream::Local(self.host.prepare(spec))),
+        let upstream = match (self.hosted(revision), &known) {
+            (Ok(upstream), _) => Arc::new(upstream),
             // It goes on with the values it was prepared with, as a pod does.
             (Err(Unhosted::Environment(_)), Some(known)) if known.is_hosted() => known.upstream.load_full(),
             (Err(Unhosted::Environment(refusal) | Unhosted::Revision(refusal)), _) => {
@@ -294,7 +318,7 @@ impl Owner {
     }
 
     /// Revisions that no route leads to but that have replicas: they are to go.
-    fn retire(&self, revisions: &[Arc<Revision>]) {
+    fn retire(&mut self, revisions: &[Arc<Revision>]) {
         for revision in revisions {
             let running = revision.status.as_ref().is_some_and(|status| status.ready_replicas > 0);
             let uid = revision.metadata.uid.as_deref().unwrap_or_default();
@@ -359,6 +383,7 @@ impl Owner {
 struct Dirty {
     functions: BTreeSet<ObjectKey>,
     revisions: BTreeSet<ObjectKey>,
+    pods: BTreeSet<ObjectKey>,
     sources: BTreeSet<EnvObject>,
 }
 
@@ -368,17 +393,24 @@ impl Subscriptions {
         tokio::select! {
             keys = self.functions.next() => dirty.functions = keys,
             keys = self.revisions.next() => dirty.revisions = keys,
+            keys = self.pods.next() => dirty.pods = keys,
             objects = self.env.next() => dirty.sources = objects,
         }
         let rest = self.take();
         dirty.functions.extend(rest.functions);
         dirty.revisions.extend(rest.revisions);
+        dirty.pods.extend(rest.pods);
         dirty.sources.extend(rest.sources);
         dirty
     }
 
     fn take(&mut self) -> Dirty {
-        Dirty { sources: self.env.take(), revisions: self.revisions.take(), functions: self.functions.take() }
+        Dirty {
+            sources: self.env.take(),
+            pods: self.pods.take(),
+            revisions: self.revisions.take(),
+            functions: self.functions.take(),
+        }
     }
 }
 

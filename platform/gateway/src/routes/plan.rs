@@ -149,7 +149,7 @@ pub(crate) fn hosted_spec(revision: &Revision, sources: &impl EnvSources) -> Res
         return Err(not_ready(&why).into());
     }
     let Some(component) = spec.source.component else {
-        return Err(not_ready("this server runs uploaded components only (spec.source.component)").into());
+        return Err(not_ready("this server runs uploaded components (spec.source.component) and container images (spec.source.image) only").into());
     };
     let invalid = |why: String| Refusal { code: Code::ComponentInvalid, ..not_ready(&why) };
     let egress: Result<Vec<EgressRule>, _> = spec.egress.iter().map(|rule| rule.parse()).collect();
@@ -179,6 +179,11 @@ pub(crate) fn lacks_component(revision: &Revision) -> bool {
     let mut conditions = revision.status.iter().flat_map(|status| &status.conditions);
     let ready = conditions.find(|condition| condition.type_ == "Ready");
     ready.is_some_and(|ready| ready.status == "False" && ready.reason == COMPONENT_MISSING)
+}
+
+/// Why a revision whose source is an image cannot run.
+pub(crate) fn image_refusal(revision: &Revision) -> Option<Refusal> {
+    unready(revision).map(|why| Refusal::revision_not_ready(&ObjectKey::of(revision).to_string(), &why))
 }
 
 /// Why a revision says of itself that it cannot answer. One that says nothing yet may.
@@ -301,7 +306,7 @@ mod tests {
     fn what_cannot_run_says_why() {
         let base = revision("hello-00001", 1, "f-1");
         for (change, expected) in [
-            (json!({"spec": {"source": {"image": "x:1"}}}), "uploaded components only"),
+            (json!({"spec": {"source": {"oci": "x:1"}}}), "(spec.source.image) only"),
             (
                 json!({"status": {"conditions": [{"type": "Ready", "status": "False", "reason": "Broken",
                     "message": "imports wasi:foo", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}}),

@@ -4,6 +4,7 @@ mod admission;
 mod autoscale;
 mod drain;
 mod limits;
+mod pods;
 mod serving;
 mod shutdown;
 mod streaming;

@@ -32,6 +32,7 @@ async fn a_port_in_use_is_named() {
     let deps = Deps {
         functions: informers.of(),
         revisions: informers.of(),
+        pods: informers.of(),
         env: EnvObjects::create(&informers),
         host: Arc::new(SimulatedFunctions::default()),
         client: api.client(),

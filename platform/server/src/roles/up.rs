@@ -138,6 +138,7 @@ impl Up {
             mayfly_gateway::Deps {
                 functions: informers.of(),
                 revisions: informers.of(),
+                pods: informers.of(),
                 env: EnvObjects::create(&informers),
                 host: host.clone(),
                 client: client("system:mayfly:gateway"),

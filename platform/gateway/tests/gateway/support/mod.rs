@@ -38,6 +38,7 @@ use tokio_util::sync::CancellationToken;
 
 pub type Answer = UnsyncBoxBody<Bytes, std::io::Error>;
 
+pub const PODS: &str = "/api/v1/pods";
 const FUNCTIONS: &str = "/apis/mayfly.dev/v1/functions";
 const REVISIONS: &str = "/apis/mayfly.dev/v1/revisions";
 const SECRETS: &str = "/api/v1/secrets";
@@ -207,7 +208,8 @@ impl FakeApi {
         }
         let mut state = self.state.lock().unwrap();
         let revision = state.revision;
-        let path = [FUNCTIONS, REVISIONS, SECRETS, CONFIG_MAPS].into_iter().find(|known| *known == path);
+        let path =
+            [PODS, FUNCTIONS, REVISIONS, SECRETS, CONFIG_MAPS].into_iter().find(|known| *known == path);
         let kind = state.kinds.entry(path.expect("a kind that gateways list")).or_default();
         let query = parts.uri.query().unwrap_or_default();
         if !query.contains("watch=true") {
@@ -289,6 +291,7 @@ impl World {
         let deps = Deps {
             functions: informers.of(),
             revisions: informers.of(),
+            pods: informers.of(),
             env: EnvObjects::create(&informers),
             host: host.unwrap_or_else(|| simulated.clone()),
             client: api.client(),

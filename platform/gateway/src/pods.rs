@@ -1,0 +1,443 @@
+//! The replicas of a revision that is a container image: which pods there are, which of them answer, which one
+//! takes the next request.
+//!
+//! A pod that gets an address is probed at once and every few milliseconds, so that a request that waits for it
+//! does not wait for the kubelet's probe period. Which pod takes a request is decided by [`PodEndpoints`], which has
+//! no locks and no clock; [`PodUpstream`] does the rest.
+
+use std::{
+    net::IpAddr,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use http::{Request, Uri, Version, uri::Authority};
+use http_body::{Frame, SizeHint};
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::TokioExecutor,
+};
+use mayfly_api::{ObjectKey, duration::Span, k8s::api::core::v1::Pod, validation::TIMEOUT_MAX, wellknown};
+use mayfly_runtime::{Answer, Body, BodyError, CallError, Timings};
+use parking_lot::Mutex;
+use tokio::{
+    net::TcpStream,
+    sync::Notify,
+    time::{Instant, Sleep},
+};
+
+use crate::refusal::{Code, Refusal};
+
+/// Between two probes of a pod that does not answer yet: far below what a container takes to start.
+const PROBE_PERIOD: Duration = Duration::from_millis(2);
+/// A probe of an address that swallows packets is given up.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Idle connections kept to each pod: as many as one replica handles at a time by default.
+const IDLE_CONNECTIONS_MAX: usize = 100;
+/// Idle connections are closed before a server's usual keep-alive timeout (5 s in Node) closes them under a request.
+const IDLE_CONNECTION_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// One pod that may take requests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PodAddress {
+    pub(crate) uid: String,
+    pub(crate) ip: IpAddr,
+}
+
+impl PodAddress {
+    /// The pod's address, if requests may go there: it runs, and is not being deleted.
+    pub(crate) fn of(pod: &Pod) -> Option<Self> {
+        let status = pod.status.as_ref()?;
+        let ended = matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"));
+        if ended || pod.metadata.deletion_timestamp.is_some() {
+            return None;
+        }
+        Some(Self { uid: pod.metadata.uid.clone()?, ip: status.pod_ip.as_deref()?.parse().ok()? })
+    }
+}
+
+/// The key of the revision whose replica a pod is: `namespace/revision`.
+pub(crate) fn revision_of(pod: &Pod) -> Option<ObjectKey> {
+    let revision = pod.metadata.labels.as_ref()?.get(wellknown::LABEL_REVISION)?;
+    Some(ObjectKey::new(pod.metadata.namespace.clone().unwrap_or_default(), revision))
+}
+
+/// Why a pod's container does not start, as the kubelet says.
+fn waiting_reason(pod: &Pod) -> Option<String> {
+    let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
+    statuses.iter().find_map(|status| {
+        let waiting = status.state.as_ref()?.waiting.as_ref()?;
+        let reason = waiting.reason.as_deref().filter(|reason| *reason != "ContainerCreating")?;
+        Some(format!("{reason}: {}", waiting.message.as_deref().unwrap_or_default()))
+    })
+}
+
+/// The pods of one revision and what each has to do.
+#[derive(Debug)]
+struct PodEndpoints {
+    pods: Vec<PodEndpoint>,
+    concurrency: u32,
+}
+
+#[derive(Debug)]
+struct PodEndpoint {
+    pod: PodAddress,
+    /// A connection to it was accepted.
+    answers: bool,
+    in_flight: u32,
+}
+
+impl PodEndpoints {
+    /// Takes the list of pods over; returns those that are new and have to be probed.
+    fn set(&mut self, pods: Vec<PodAddress>) -> Vec<PodAddress> {
+        self.pods.retain(|endpoint| pods.contains(&endpoint.pod));
+        let new: Vec<_> = pods.into_iter().filter(|pod| !self.has(pod)).collect();
+        let endpoint = |pod: &PodAddress| PodEndpoint { pod: pod.clone(), answers: false, in_flight: 0 };
+        self.pods.extend(new.iter().map(endpoint));
+        new
+    }
+
+    fn has(&self, pod: &PodAddress) -> bool {
+        self.pods.iter().any(|endpoint| endpoint.pod == *pod)
+    }
+
+    fn find(&mut self, pod: &PodAddress) -> Option<&mut PodEndpoint> {
+        self.pods.iter_mut().find(|endpoint| endpoint.pod == *pod)
+    }
+
+    /// The pod with the fewest requests, if it has room for one more; counts the request.
+    fn take(&mut self) -> Option<PodAddress> {
+        let concurrency = self.concurrency;
+        let free = self.pods.iter_mut().filter(|pod| pod.answers && pod.in_flight < concurrency);
+        let least = free.min_by_key(|pod| pod.in_flight)?;
+        least.in_flight += 1;
+        Some(least.pod.clone())
+    }
+
+    /// A request of this pod has ended.
+    fn give_back(&mut self, pod: &PodAddress) {
+        if let Some(endpoint) = self.find(pod) {
+            endpoint.in_flight = endpoint.in_flight.saturating_sub(1);
+        }
+    }
+}
+
+/// The way to the pods of one revision.
+pub(crate) struct PodUpstream {
+    revision: ObjectKey,
+    port: u16,
+    timeout: Duration,
+    client: Client<HttpConnector, Body>,
+    endpoints: Mutex<PodEndpoints>,
+    /// Why no pod starts, as far as one says.
+    trouble: Mutex<Option<String>>,
+    /// One waiter is woken for each place that gets free, all when a pod begins to answer.
+    room: Notify,
+    closed: AtomicBool,
+}
+
+impl PodUpstream {
+    pub(crate) fn new(revision: ObjectKey, spec: &mayfly_api::RevisionSpec) -> Arc<Self> {
+        let client = Client::builder(TokioExecutor::new())
+            .pool_max_idle_per_host(IDLE_CONNECTIONS_MAX)
+            .pool_idle_timeout(IDLE_CONNECTION_TIMEOUT)
+            .pool_timer(hyper_util::rt::TokioTimer::new())
+            .build({
+                let mut connector = HttpConnector::new();
+                connector.set_nodelay(true);
+                connector.set_connect_timeout(Some(PROBE_TIMEOUT));
+                connector
+            });
+        Arc::new(Self {
+            revision,
+            port: spec.source.port.unwrap_or(wellknown::FUNCTION_PORT),
+            timeout: spec.limits.timeout.0.min(TIMEOUT_MAX),
+            client,
+            endpoints: Mutex::new(PodEndpoints {
+                pods: Vec::new(),
+                concurrency: spec.limits.concurrency.max(1),
+            }),
+            trouble: Mutex::new(None),
+            room: Notify::new(),
+            closed: AtomicBool::new(false),
+        })
+    }
+
+    /// Takes over which pods there are.
+    pub(crate) fn update(self: &Arc<Self>, pods: &[Arc<Pod>]) {
+        let addresses = pods.iter().filter_map(|pod| PodAddress::of(pod)).collect();
+        *self.trouble.lock() = pods.iter().find_map(|pod| waiting_reason(pod));
+        let new = self.endpoints.lock().set(addresses);
+        for pod in new {
+            self.probe(pod);
+        }
+    }
+
+    /// The revision is gone: its probes end.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+    }
+
+    /// Tries the pod until it accepts a connection or is no longer in the list.
+    fn probe(self: &Arc<Self>, pod: PodAddress) {
+        let upstream = Arc::downgrade(self);
+        let address = (pod.ip, self.port);
+        let probing = async move {
+            loop {
+                let tried = tokio::time::timeout(PROBE_TIMEOUT, TcpStream::connect(address)).await;
+                let Some(upstream) = upstream.upgrade() else { return };
+                if upstream.closed.load(Ordering::Acquire) {
+                    return;
+                }
+                {
+                    let mut endpoints = upstream.endpoints.lock();
+                    let Some(endpoint) = endpoints.find(&pod) else { return };
+                    endpoint.answers = matches!(tried, Ok(Ok(_)));
+                    if endpoint.answers {
+                        upstream.room.notify_waiters();
+                        return;
+                    }
+                }
+                drop(upstream);
+                tokio::time::sleep(PROBE_PERIOD).await;
+            }
+        };
+        drop(tokio::spawn(probing));
+    }
+
+    /// Answers a request: waits for a pod with room, at most until the deadline.
+    pub(crate) fn call(
+        self: &Arc<Self>,
+        request: Request<Body>,
+        deadline: Instant,
+    ) -> BoxFuture<'static, Result<Answer, Refusal>> {
+        let upstream = self.clone();
+        Box::pin(async move {
+            let arrived = Instant::now();
+            let (cold, permit) = upstream.place(deadline).await?;
+            let started = Instant::now();
+            let request = upstream.addressed(request, &permit.pod)?;
+            let sent = tokio::time::timeout_at(deadline, upstream.client.request(request)).await;
+            let response = match sent {
+                Err(_) => return Err(CallError::TimedOut { limit: upstream.timeout }.into()),
+                Ok(Err(error)) => {
+                    if error.is_connect() {
+                        upstream.lost(&permit.pod);
+                    }
+                    return Err(upstream.no_answer(&error));
+                }
+                Ok(Ok(response)) => response,
+            };
+            let waited = started - arrived;
+            let (load, queue) = if cold { (waited, Duration::ZERO) } else { (Duration::ZERO, waited) };
+            let timings = Timings { cold, queue, load, instantiate: Duration::ZERO, run: started.elapsed() };
+            let limit = upstream.timeout;
+            let response = response.map(|inner| {
+                let sleep = Box::pin(tokio::time::sleep_until(deadline));
+                PodBody { inner, deadline: sleep, limit, _permit: permit }.boxed_unsync()
+            });
+            Ok(Answer { response, timings })
+        })
+    }
+
+    /// A place at a pod, and whether none answered when the request came.
+    async fn place(self: &Arc<Self>, deadline: Instant) -> Result<(bool, PodPermit), Refusal> {
+        let mut cold = false;
+        loop {
+            let room = self.room.notified();
+            tokio::pin!(room);
+            // Before the look, so that a place that gets free in between is not missed.
+            room.as_mut().enable();
+            {
+                let mut endpoints = self.endpoints.lock();
+                if let Some(pod) = endpoints.take() {
+                    return Ok((cold, PodPermit { upstream: self.clone(), pod }));
+                }
+                cold |= !endpoints.pods.iter().any(|pod| pod.answers);
+            }
+            if tokio::time::timeout_at(deadline, room).await.is_err() {
+                return Err(self.no_pod());
+            }
+        }
+    }
+
+    /// The request with the pod's address, in HTTP/1.1; the `host` header stays the client's.
+    fn addressed(&self, mut request: Request<Body>, pod: &PodAddress) -> Result<Request<Body>, Refusal> {
+        let authority = std::net::SocketAddr::new(pod.ip, self.port).to_string();
+        let broken = |error: http::Error| Refusal::from(CallError::Internal(error.to_string()));
+        let authority = Authority::try_from(authority).map_err(|error| broken(error.into()))?;
+        let path = request.uri().path_and_query().cloned();
+        let mut uri = Uri::builder().scheme("http").authority(authority);
+        uri = uri.path_and_query(path.as_ref().map_or("/", |path| path.as_str()));
+        *request.uri_mut() = uri.build().map_err(broken)?;
+        *request.version_mut() = Version::HTTP_11;
+        Ok(request)
+    }
+
+    /// Nothing listens there any more: no request goes there until it answers again.
+    fn lost(self: &Arc<Self>, pod: &PodAddress) {
+        let was_answering = {
+            let mut endpoints = self.endpoints.lock();
+            endpoints.find(pod).is_some_and(|endpoint| std::mem::replace(&mut endpoint.answers, false))
+        };
+        if was_answering {
+            self.probe(pod.clone());
+        }
+    }
+
+    fn no_pod(&self) -> Refusal {
+        let timeout = Span(self.timeout);
+        let why = self.trouble.lock().clone().map_or_else(String::new, |why| format!(" ({why})"));
+        let message = format!("no pod of revision {} was free within {timeout}{why}", self.revision);
+        let hint = "see `kubectl get pods` and `kubectl describe pod`; the server must have containers (mayfly \
+                    up --containers on), and the image must listen on spec.source.port";
+        Refusal::new(Code::QueueTimeout, message, hint)
+    }
+
+    fn no_answer(&self, error: &dyn std::error::Error) -> Refusal {
+        let cause = error.source().map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"));
+        let message = format!("a pod of revision {} gave no answer: {cause}", self.revision);
+        Refusal::new(Code::NoAnswer, message, "`mayfly logs` shows what it wrote; it may have been ended")
+    }
+}
+
+/// A request's place at a pod; its drop makes room for another.
+struct PodPermit {
+    upstream: Arc<PodUpstream>,
+    pod: PodAddress,
+}
+
+impl Drop for PodPermit {
+    fn drop(&mut self) {
+        self.upstream.endpoints.lock().give_back(&self.pod);
+        self.upstream.room.notify_one();
+    }
+}
+
+/// The body of a pod's answer. Ends with an error at the deadline; holds the request's place until then.
+struct PodBody {
+    inner: Incoming,
+    deadline: Pin<Box<Sleep>>,
+    limit: Duration,
+    _permit: PodPermit,
+}
+
+impl http_body::Body for PodBody {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        if let Poll::Ready(frame) = Pin::new(&mut self.inner).poll_frame(context) {
+            return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
+        }
+        let timed_out = CallError::TimedOut { limit: self.limit };
+        self.deadline.as_mut().poll(context).map(|()| Some(Err(timed_out.into())))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::Empty;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    fn pod(name: &str) -> PodAddress {
+        PodAddress { uid: name.into(), ip: [127, 0, 0, 1].into() }
+    }
+
+    #[test]
+    fn the_least_loaded_pod_that_answers_and_has_room_is_taken() {
+        let mut endpoints = PodEndpoints { pods: Vec::new(), concurrency: 2 };
+        assert_eq!(endpoints.set(vec![pod("a"), pod("b")]).len(), 2);
+        assert_eq!(endpoints.take(), None, "none answers yet");
+        endpoints.find(&pod("a")).unwrap().answers = true;
+        assert_eq!(endpoints.take(), Some(pod("a")));
+        endpoints.find(&pod("b")).unwrap().answers = true;
+        assert_eq!(endpoints.take(), Some(pod("b")), "it has less to do");
+        assert!(endpoints.take().is_some() && endpoints.take().is_some());
+        assert_eq!(endpoints.take(), None, "both are full");
+        endpoints.give_back(&pod("b"));
+        assert_eq!(endpoints.take(), Some(pod("b")));
+        assert_eq!(endpoints.set(vec![pod("b"), pod("c")]), [pod("c")], "the known one keeps its count");
+        assert_eq!(endpoints.take(), None);
+        endpoints.give_back(&pod("a"));
+        assert_eq!(endpoints.take(), None, "a pod that went gives no room");
+    }
+
+    fn upstream(port: u16, timeout: &str) -> Arc<PodUpstream> {
+        let spec = serde_json::json!({"function": "f", "source": {"image": "x", "port": port},
+            "limits": {"timeout": timeout, "concurrency": 1}});
+        PodUpstream::new(ObjectKey::new("ns", "f-00001"), &serde_json::from_value(spec).unwrap())
+    }
+
+    fn running(phase: &str) -> Arc<Pod> {
+        let pod = serde_json::json!({"metadata": {"name": "p", "uid": "u"},
+            "status": {"phase": phase, "podIP": "127.0.0.1"}});
+        Arc::new(serde_json::from_value(pod).unwrap())
+    }
+
+    fn request() -> Request<Body> {
+        let body = Empty::new().map_err(|never| match never {}).boxed_unsync();
+        Request::builder().uri("/a?b=c").header("host", "f.ns.fn.localhost").body(body).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_request_waits_for_the_pod_and_reaches_it() {
+        // The port is known, and nothing listens on it yet.
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let upstream = upstream(socket.local_addr().unwrap().port(), "30s");
+        let deadline = Instant::now() + Duration::from_secs(30);
+        let call = tokio::spawn(upstream.call(request(), deadline));
+        upstream.update(&[running("Running")]);
+        let listener = socket.listen(16).unwrap();
+        let server = tokio::spawn(async move {
+            loop {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let mut head = vec![0; 4096];
+                let count = stream.read(&mut head).await.unwrap();
+                // The probe connects and closes.
+                if count > 0 {
+                    stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi").await.unwrap();
+                    return String::from_utf8(head[..count].to_vec()).unwrap();
+                }
+            }
+        });
+        let answer = call.await.unwrap().unwrap();
+        assert!(answer.timings.cold);
+        let body = answer.response.into_body().collect().await.unwrap().to_bytes();
+        assert_eq!(&body[..], b"hi");
+        let head = server.await.unwrap();
+        assert!(head.starts_with("GET /a?b=c HTTP/1.1\r\n"), "{head}");
+        assert!(head.contains("f.ns.fn.localhost"), "{head}");
+    }
+
+    #[tokio::test]
+    async fn a_request_without_a_pod_ends_at_its_deadline() {
+        let upstream = upstream(1, "1ms");
+        upstream.update(&[running("Failed")]);
+        let refused = upstream.call(request(), Instant::now() + Duration::from_millis(1)).await;
+        assert_eq!(refused.err().map(|refusal| refusal.code), Some(Code::QueueTimeout));
+    }
+}
