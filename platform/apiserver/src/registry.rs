@@ -33,7 +33,12 @@ mod volumes;
 mod workflows;
 mod workloads;
 
-pub(crate) use self::{apps::selector_text, core::NAMESPACE_FINALIZER, rules::list_items as rules_items};
+pub(crate) use self::{
+    apps::selector_text,
+    columns::{AGE, Column, NAME},
+    core::NAMESPACE_FINALIZER,
+    rules::list_items as rules_items,
+};
 
 use std::sync::{Arc, LazyLock};
 
@@ -176,49 +181,6 @@ impl Subresource {
         }
     }
 }
-
-/// A column of a printed table.
-pub(crate) struct Column {
-    pub(crate) name: &'static str,
-    /// `string`, `integer` or `date`.
-    pub(crate) kind: &'static str,
-    pub(crate) format: &'static str,
-    pub(crate) description: &'static str,
-    /// 0 is always shown, 1 with `-o wide`.
-    pub(crate) priority: u8,
-}
-
-impl Column {
-    const fn text(name: &'static str, description: &'static str) -> Self {
-        Self { name, kind: "string", format: "", description, priority: 0 }
-    }
-    const fn integer(name: &'static str, description: &'static str) -> Self {
-        Self { name, kind: "integer", format: "", description, priority: 0 }
-    }
-    const fn boolean(name: &'static str, description: &'static str) -> Self {
-        Self { name, kind: "boolean", format: "", description, priority: 0 }
-    }
-    const fn date(name: &'static str, description: &'static str) -> Self {
-        Self { name, kind: "date", format: "", description, priority: 0 }
-    }
-    const fn wide(self) -> Self {
-        Self { priority: 1, ..self }
-    }
-}
-
-/// The first column of every table.
-pub(crate) const NAME: Column = Column {
-    name: "Name",
-    kind: "string",
-    format: "name",
-    description: "Name must be unique within a namespace. Is required when creating resources, although some \
-                  resources may allow a client to request the generation of an appropriate name automatically.",
-    priority: 0,
-};
-const AGE: Column = Column::text(
-    "Age",
-    "CreationTimestamp is a timestamp representing the server time when this object was created.",
-);
 
 impl Kind {
     /// A namespaced built-in kind with a status and no peculiarities.

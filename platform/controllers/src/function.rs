@@ -39,6 +39,8 @@ pub struct Config {
     pub routes: Option<Routes>,
     /// Where components of `spec.source.oci` are fetched from; without it there are none.
     pub registries: Option<RegistryClient>,
+    /// Whether nodes run containers, which functions with `spec.source.image` need.
+    pub containers: bool,
 }
 
 /// What the gateway of this process says of its routes.
@@ -67,6 +69,7 @@ impl Default for Config {
             workers_max: 16,
             routes: None,
             registries: None,
+            containers: true,
         }
     }
 }

@@ -21,9 +21,12 @@ mod response;
 pub mod serve;
 pub mod state;
 
+// The generated code names it.
+use tonic_prost as _;
+
 /// Messages and services of the device plugin API.
 pub mod proto {
-    #![expect(clippy::pedantic, reason = "generated")]
+    #![expect(clippy::allow_attributes_without_reason, reason = "generated")]
     tonic::include_proto!("v1beta1");
 }
 

@@ -1,5 +1,7 @@
 //! The device manager: serves registration, follows plugins, allocates.
 
+mod rpc;
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     fmt, fs, io,
@@ -25,6 +27,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, transport::Channel};
 
+use self::rpc::{call, connect, preferred};
 use crate::{
     API_VERSION, HEALTHY, KUBELET_SOCKET,
     cdi::CdiSpecs,
@@ -388,49 +391,6 @@ fn owner(pod: &PodDeviceClaims, claim: &DeviceClaim) -> DeviceOwner {
     }
 }
 
-async fn preferred(
-    client: &mut Client,
-    owner: &DeviceOwner,
-    available: &BTreeSet<String>,
-    must_include: &BTreeSet<String>,
-    asks: usize,
-) -> Result<Vec<String>, DeviceError> {
-    let request = ContainerPreferredAllocationRequest {
-        available_device_i_ds: available.iter().cloned().collect(),
-        must_include_device_i_ds: must_include.iter().cloned().collect(),
-        allocation_size: i32::try_from(asks).unwrap_or(i32::MAX),
-    };
-    let request = PreferredAllocationRequest { container_requests: vec![request] };
-    let answer = call(owner, request, |request| client.get_preferred_allocation(request)).await?;
-    Ok(answer.container_responses.into_iter().next().map(|one| one.device_i_ds).unwrap_or_default())
-}
-
-/// One call of a plugin for a pod. A plugin that does not answer may be restarting.
-async fn call<M, R, F>(
-    owner: &DeviceOwner,
-    message: M,
-    send: impl FnOnce(Request<M>) -> F,
-) -> Result<R, DeviceError>
-where
-    F: Future<Output = Result<Response<R>, Status>>,
-{
-    let mut request = Request::new(message);
-    owner.write(request.metadata_mut());
-    match tokio::time::timeout(CALL_TIMEOUT, send(request)).await {
-        Ok(Ok(response)) => Ok(response.into_inner()),
-        Ok(Err(status)) if status.code() == tonic::Code::Unavailable => {
-            Err(DeviceError::NotReady(format!("the device plugin is away: {}", status.message())))
-        }
-        Ok(Err(status)) => {
-            Err(DeviceError::Refused(format!("the device plugin refused: {}", status.message())))
-        }
-        Err(_) => {
-            let message = format!("the device plugin did not answer within {} s", CALL_TIMEOUT.as_secs());
-            Err(DeviceError::NotReady(message))
-        }
-    }
-}
-
 /// Serves `v1beta1.Registration`.
 #[derive(Clone)]
 struct Registrar(Arc<DeviceManager>);
@@ -465,23 +425,6 @@ impl Registration for Registrar {
         sent.map_err(|_| Status::unavailable("this kubelet is stopping"))?;
         Ok(Response::new(Empty {}))
     }
-}
-
-/// Connects to a plugin and asks for its options, which count instead of those of its registration (as upstream).
-async fn connect(socket: &Path) -> Result<(Client, EndpointOptions), String> {
-    let dial = async {
-        let channel = serve::dial(socket).await?;
-        let mut client = DevicePluginClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
-        let options = client.get_device_plugin_options(Empty {}).await;
-        let options = options.map_err(|status| status.message().to_owned())?.into_inner();
-        let options = EndpointOptions {
-            pre_start_required: options.pre_start_required,
-            preferred_allocation: options.get_preferred_allocation_available,
-        };
-        Ok((client, options))
-    };
-    let timeout = tokio::time::timeout(DIAL_TIMEOUT, dial).await;
-    timeout.unwrap_or_else(|_| Err(format!("no answer within {} s", DIAL_TIMEOUT.as_secs())))
 }
 
 /// Upstream's rule: a domain of one's own, and a name.

@@ -249,7 +249,7 @@ mod tests {
         let important = candidate("important", 1000, 900, 50);
         assert_eq!(chosen(&[]), None);
         assert_eq!(chosen(&[candidate("idle", 0, 0, 0)]), None);
-        assert_eq!(chosen(&[within.clone()]).as_deref(), Some("within"));
+        assert_eq!(chosen(std::slice::from_ref(&within)).as_deref(), Some("within"));
         assert_eq!(chosen(&[within.clone(), above.clone()]).as_deref(), Some("above"));
         assert_eq!(chosen(&[within, above, important, far_above]).as_deref(), Some("far above"));
     }

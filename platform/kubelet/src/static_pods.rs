@@ -227,7 +227,7 @@ mod tests {
         assert_eq!(plan(std::slice::from_ref(&pod), &[]), [StaticPodStep::Create(Box::new(pod.clone()))]);
         assert_eq!(plan(std::slice::from_ref(&pod), &[mirror(&pod)]), []);
         let delete = StaticPodStep::Delete { key: ObjectKey::of(&pod), uid: None };
-        assert_eq!(plan(&[], &[mirror(&pod)]), [delete.clone()]);
+        assert_eq!(plan(&[], &[mirror(&pod)]), std::slice::from_ref(&delete));
         // The new one is made when the old one is gone.
         assert_eq!(plan(std::slice::from_ref(&changed), &[mirror(&pod)]), [delete]);
         let mut going = pod.clone();

@@ -35,7 +35,7 @@ impl ManifestLinks {
         let digest = |part: &Value| part["digest"].as_str().and_then(|text| text.parse().ok());
         let list = |name: &str| manifest[name].as_array().into_iter().flatten();
         // Layers that lie elsewhere have addresses of their own, and are never pushed.
-        let here = |part: &&Value| !part["urls"].as_array().is_some_and(|urls| !urls.is_empty());
+        let here = |part: &&Value| part["urls"].as_array().is_none_or(|urls| urls.is_empty());
         let layers = list("layers").chain(list("blobs")).filter(here);
         Self {
             blobs: std::iter::once(&manifest["config"]).chain(layers).filter_map(digest).collect(),

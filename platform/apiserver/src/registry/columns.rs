@@ -1,7 +1,48 @@
 //! The columns of the built-in kinds that have no file of their own for them. Names, types and descriptions are
 //! those of kube-apiserver (`kubernetes/pkg/printers/internalversion`).
 
-use super::{AGE, Column, NAME};
+/// A column of a printed table.
+pub(crate) struct Column {
+    pub(crate) name: &'static str,
+    /// `string`, `integer` or `date`.
+    pub(crate) kind: &'static str,
+    pub(crate) format: &'static str,
+    pub(crate) description: &'static str,
+    /// 0 is always shown, 1 with `-o wide`.
+    pub(crate) priority: u8,
+}
+
+impl Column {
+    pub(super) const fn text(name: &'static str, description: &'static str) -> Self {
+        Self { name, kind: "string", format: "", description, priority: 0 }
+    }
+    pub(super) const fn integer(name: &'static str, description: &'static str) -> Self {
+        Self { name, kind: "integer", format: "", description, priority: 0 }
+    }
+    pub(super) const fn boolean(name: &'static str, description: &'static str) -> Self {
+        Self { name, kind: "boolean", format: "", description, priority: 0 }
+    }
+    pub(super) const fn date(name: &'static str, description: &'static str) -> Self {
+        Self { name, kind: "date", format: "", description, priority: 0 }
+    }
+    pub(super) const fn wide(self) -> Self {
+        Self { priority: 1, ..self }
+    }
+}
+
+/// The first column of every table.
+pub(crate) const NAME: Column = Column {
+    name: "Name",
+    kind: "string",
+    format: "name",
+    description: "Name must be unique within a namespace. Is required when creating resources, although some \
+                  resources may allow a client to request the generation of an appropriate name automatically.",
+    priority: 0,
+};
+pub(crate) const AGE: Column = Column::text(
+    "Age",
+    "CreationTimestamp is a timestamp representing the server time when this object was created.",
+);
 
 pub(super) const DEPLOYMENT: &[Column] = &[
     NAME,

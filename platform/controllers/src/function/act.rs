@@ -270,7 +270,7 @@ impl Reconciler {
         let key = ObjectKey::of(&*revision);
         let present = match revision.spec.source.component {
             Some(component) => self.presence.has(component).await?,
-            None => false,
+            None => self.config.containers,
         };
         let pods = self.pods_by_revision.get(&key.to_string());
         let replica_set = self.replica_sets.get(&key).filter(|set| {

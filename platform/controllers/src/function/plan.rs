@@ -379,8 +379,8 @@ fn whole_seconds(timeout: Duration) -> i64 {
 /// The kubelet's waiting reason that says the component itself cannot run, so that more pods will not help.
 const REASON_INVALID: &str = "CreateContainerError";
 
-/// Whether a revision can answer. `present` is whether the artifact store has its component, `environment` whether
-/// its environment can be made.
+/// Whether a revision can answer. `present` is whether the artifact store has its component or, for an image, whether
+/// nodes run containers; `environment` whether its environment can be made.
 pub(super) fn readiness(
     revision: &Revision,
     present: bool,
@@ -389,6 +389,9 @@ pub(super) fn readiness(
 ) -> Readiness {
     let source = &revision.spec.source;
     if source.image.is_some() {
+        if !present {
+            return Readiness::RuntimeMissing { source: "image" };
+        }
         // Its pods pull and start it when a request comes; what hinders them is told to the request.
         return environment.map_or_else(
             |error| Readiness::EnvironmentMissing { message: error.to_string() },

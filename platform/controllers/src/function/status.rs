@@ -30,6 +30,12 @@ impl Readiness {
     pub(super) fn trouble(&self) -> Option<Trouble> {
         let (reason, message) = match self {
             Self::Ready => return None,
+            Self::RuntimeMissing { source: "image" } => (
+                "RuntimeMissing",
+                "this server runs no containers, which spec.source.image needs: `mayfly up --containers on` says \
+                 what is missing"
+                    .to_owned(),
+            ),
             Self::RuntimeMissing { source } => (
                 "RuntimeMissing",
                 format!(

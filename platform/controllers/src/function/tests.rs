@@ -167,7 +167,8 @@ fn readiness_is_read_from_the_store_and_the_pods() {
         (&job, true, vec![], Readiness::ComponentInvalid { message: "a job".into() }),
         (&compiled, true, vec![refused.clone()], invalid),
         (&component, true, vec![refused, ready.clone()], Readiness::Ready),
-        (&image, false, vec![], Readiness::Ready),
+        (&image, true, vec![], Readiness::Ready),
+        (&image, false, vec![], Readiness::RuntimeMissing { source: "image" }),
         (&oci, false, vec![], Readiness::RuntimeMissing { source: "oci" }),
     ] {
         assert_eq!(readiness(revision, present, Ok(()), &pods), expected);

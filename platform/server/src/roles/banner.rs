@@ -2,7 +2,13 @@
 
 use std::path::Path;
 
+use anyhow::Context as _;
+use mayfly_apiserver::Identity;
 use mayfly_cli::data_dir::{DataDir, Endpoints};
+use mayfly_gateway::GatewayHandle;
+use tokio::sync::watch;
+
+use super::data_files::write_private;
 
 /// Each line can be copied into a shell as it is.
 pub(super) fn text(endpoints: &Endpoints, data_dir: &DataDir) -> String {
@@ -33,6 +39,43 @@ fn shell_word(path: &Path) -> String {
         true => text,
         false => format!("'{}'", text.replace('\'', r"'\''")),
     }
+}
+
+/// Waits until functions answer, then tells the world: files for programs, lines for people.
+pub(super) async fn announce(
+    data_dir: &DataDir,
+    identity: &Identity,
+    endpoints: &Endpoints,
+    gateway: &GatewayHandle,
+    ready: &watch::Sender<bool>,
+) -> anyhow::Result<()> {
+    gateway.ready().await;
+    let kubeconfig = data_dir.kubeconfig();
+    write_private(&kubeconfig, &identity.kubeconfig(&endpoints.api))
+        .with_context(|| format!("cannot write {}", kubeconfig.display()))?;
+    endpoints
+        .write(&data_dir.endpoints())
+        .with_context(|| format!("cannot write {}", data_dir.endpoints().display()))?;
+    // On a terminal the lines below say it.
+    if !std::io::IsTerminal::is_terminal(&std::io::stderr()) {
+        tracing::info!(
+            api = endpoints.api,
+            functions = endpoints.http,
+            workflows = endpoints.workflows,
+            admin = endpoints.admin,
+            data = %data_dir.path().display(),
+            "mayfly is up"
+        );
+    }
+    ready.send_replace(true);
+    say(&text(endpoints, data_dir));
+    Ok(())
+}
+
+fn say(text: &str) {
+    use std::io::Write as _;
+    // Ignore a closed stdout.
+    let _ = writeln!(std::io::stdout(), "{text}");
 }
 
 #[cfg(test)]

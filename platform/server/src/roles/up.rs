@@ -34,7 +34,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     admin::Admin,
     banner, components, containers,
-    data_files::{remove_stale, write_private},
+    data_files::remove_stale,
     devices::Devices,
     image_registry,
     listeners::{Listeners, Ports, gateway_refused},
@@ -170,6 +170,7 @@ impl Up {
             &informers,
             gateway.handle(),
             registries.clone(),
+            containers::is_enabled(&config),
         );
         let scheduler = Scheduler::create(Default::default(), client("system:kube-scheduler"), &informers);
         let node = format!("system:node:{}", config.node_name);
@@ -267,7 +268,7 @@ impl Up {
 
         let mut stopping = Signals::listen()?;
         let unannounced = async {
-            match announce(&data_dir, &identity, &endpoints, &gateway_handle, &ready).await {
+            match banner::announce(&data_dir, &identity, &endpoints, &gateway_handle, &ready).await {
                 Ok(()) => std::future::pending().await,
                 Err(error) => error,
             }
@@ -406,10 +407,12 @@ fn create_controllers(
     informers: &Informers,
     gateway: GatewayHandle,
     registries: RegistryClient,
+    containers: bool,
 ) -> Controllers {
     let mut config = mayfly_controllers::Config::default();
     config.function.gateway_url = endpoints.http.clone();
     config.function.registries = Some(registries);
+    config.function.containers = containers;
     config.namespace_defaults.root_ca_pem = Some(identity.ca_pem().to_owned());
     // A function is Ready once requests go to the revision that makes it so.
     config.function.routes = Some(Routes {
@@ -462,41 +465,4 @@ async fn create_api(
         inspector: Arc::new(components::inspect),
     };
     Ok(ApiServer::create(api_config, deps, metrics).await?)
-}
-
-/// Waits until functions answer, then tells the world: files for programs, lines for people.
-async fn announce(
-    data_dir: &DataDir,
-    identity: &Identity,
-    endpoints: &Endpoints,
-    gateway: &GatewayHandle,
-    ready: &watch::Sender<bool>,
-) -> anyhow::Result<()> {
-    gateway.ready().await;
-    let kubeconfig = data_dir.kubeconfig();
-    write_private(&kubeconfig, &identity.kubeconfig(&endpoints.api))
-        .with_context(|| format!("cannot write {}", kubeconfig.display()))?;
-    endpoints
-        .write(&data_dir.endpoints())
-        .with_context(|| format!("cannot write {}", data_dir.endpoints().display()))?;
-    // On a terminal the lines below say it.
-    if !std::io::IsTerminal::is_terminal(&std::io::stderr()) {
-        tracing::info!(
-            api = endpoints.api,
-            functions = endpoints.http,
-            workflows = endpoints.workflows,
-            admin = endpoints.admin,
-            data = %data_dir.path().display(),
-            "mayfly is up"
-        );
-    }
-    ready.send_replace(true);
-    say(&banner::text(endpoints, data_dir));
-    Ok(())
-}
-
-fn say(text: &str) {
-    use std::io::Write as _;
-    // Ignore a closed stdout.
-    let _ = writeln!(std::io::stdout(), "{text}");
 }

@@ -92,3 +92,36 @@ async fn a_failure_during_a_stop_is_no_outcome() {
     let ended = second.engine.wait(&arn).await.expect("read").expect("there");
     assert_eq!((ended.status, ended.error), (RunStatus::Succeeded, None));
 }
+
+/// A service of jobs that tells of each when it has begun.
+struct QuickJobs;
+
+impl Integrations for QuickJobs {
+    fn supports(&self, resource: &str) -> bool {
+        resource == "arn:aws:states:::job:run.sync"
+    }
+
+    fn call(&self, call: IntegrationCall) -> BoxFuture<'_, Result<serde_json::Value, FunctionError>> {
+        Box::pin(async move {
+            if let Some(submitted) = call.submitted {
+                submitted.send(json!({"jobName": "j"})).await.expect("the executor listens");
+            }
+            Ok(json!({"exitCode": 0}))
+        })
+    }
+}
+
+#[tokio::test]
+async fn a_job_that_has_begun_is_told() {
+    let world = World::new().await;
+    world.engine.bind_integrations(Arc::new(QuickJobs));
+    let definition = json!({"StartAt": "A", "States": {"A": {
+        "Type": "Task", "Resource": "arn:aws:states:::job:run.sync",
+        "Parameters": {"Component": "c"}, "End": true}}});
+    let (ended, lines) = world.run(definition, "{}").await;
+    assert_eq!(ended.output.as_deref(), Some(r#"{"exitCode":0}"#));
+    assert_eq!(
+        lines[2..6],
+        ["3 2 TaskScheduled", "4 3 TaskStarted", "5 4 TaskSubmitted", "6 5 TaskSucceeded"]
+    );
+}
