@@ -160,24 +160,23 @@ impl PodNetwork for BridgeNetwork {
             self.call("portmap", Verb::Del, pod, INTERFACE, &ports).await?;
         }
         self.call("bridge", Verb::Del, pod, INTERFACE, &bridge_config(&config, &self.folder)).await?;
-        Ok(())
+        remove_unused(&config.bridge).await
     }
+}
 
-    async fn clean_up(&self) -> Result<(), NetworkError> {
-        let file = self.folder.join("bridge.json");
-        if !file.exists() {
-            return Ok(());
-        }
-        let config = self.config()?;
-        let _turn = self.turn.lock().await;
-        let removed = Command::new("ip").args(["link", "delete", "dev", &config.bridge]).output().await;
-        let output = removed.map_err(|error| NetworkError(format!("cannot run ip: {error}")))?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        if !output.status.success() && !said.contains("Cannot find device") {
-            return Err(NetworkError(format!("cannot remove the bridge {}: {}", config.bridge, said.trim())));
-        }
-        Ok(())
+/// Removes a bridge that connects no pod any more; the next pod's attachment makes it again.
+async fn remove_unused(bridge: &str) -> Result<(), NetworkError> {
+    let ports = std::fs::read_dir(format!("/sys/class/net/{bridge}/brif"));
+    if ports.is_ok_and(|mut ports| ports.next().is_some()) {
+        return Ok(());
     }
+    let removed = Command::new("ip").args(["link", "delete", "dev", bridge]).output().await;
+    let output = removed.map_err(|error| NetworkError(format!("cannot run ip: {error}")))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() && !said.contains("Cannot find device") {
+        return Err(NetworkError(format!("cannot remove the bridge {bridge}: {}", said.trim())));
+    }
+    Ok(())
 }
 
 /// The ranges of the host's routes, from `/proc/net/route`.

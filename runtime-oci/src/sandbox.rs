@@ -141,14 +141,7 @@ impl OciHost {
             }
         })
         .await?;
-        let is_last = {
-            let mut sandboxes = self.sandboxes.lock();
-            sandboxes.remove(uid);
-            sandboxes.is_empty()
-        };
-        if is_last && let Err(error) = self.network.clean_up().await {
-            tracing::warn!(%error, "could not remove what the pod network has on the host");
-        }
+        self.sandboxes.lock().remove(uid);
         self.changed();
         Ok(())
     }

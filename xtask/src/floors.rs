@@ -308,7 +308,7 @@ mod tests {
         check(member("platform/api", &["mayfly-store"]), &["mayfly-api (floor 0) looks up"]);
         check(
             member("platform/gateway", &["dev:mayfly"]),
-            &["mayfly-gateway (floor 2) looks up at mayfly (floor 4)"],
+            &["mayfly-gateway (floor 2) looks up at mayfly (floor 5)"],
         );
     }
 
@@ -324,7 +324,7 @@ mod tests {
         check(member("platform/gateway", &["wasmtime-wasi-http"]), &["only runtime-wasm may"]);
         check(
             member("platform/gateway", &["rusqlite"]),
-            &["only platform/wal and platform/store and workflows/engine may"],
+            &["only platform/wal and platform/store and workflows/journal and workflows/engine may"],
         );
         check(member("platform/gateway", &["dev:etcd-client"]), &["names etcd-client"]);
         check(member("platform/gateway", &["containerd-client"]), &["only runtime-oci may"]);

@@ -33,11 +33,9 @@ pub trait PodNetwork: Send + Sync {
     /// Attaches a pod. Returns its addresses, the primary one first.
     async fn attach(&self, pod: &NetworkAttachment) -> Result<Vec<IpAddr>, NetworkError>;
 
-    /// Gives back what the pod had. The namespace may be gone already.
+    /// Gives back what the pod had, with the last pod also what the network has on the host. The namespace may be
+    /// gone already.
     async fn detach(&self, pod: &NetworkAttachment) -> Result<(), NetworkError>;
-
-    /// Removes what the network has on the host, when no pod is attached any more.
-    async fn clean_up(&self) -> Result<(), NetworkError>;
 }
 
 /// The network of a node without root: pods live in the host's network, each with a loopback address of its own.
@@ -55,10 +53,6 @@ impl PodNetwork for LoopbackNetwork {
     }
 
     async fn detach(&self, _: &NetworkAttachment) -> Result<(), NetworkError> {
-        Ok(())
-    }
-
-    async fn clean_up(&self) -> Result<(), NetworkError> {
         Ok(())
     }
 }

@@ -39,8 +39,8 @@ impl Readiness {
             Self::RuntimeMissing { source } => (
                 "RuntimeMissing",
                 format!(
-                    "this server does not fetch components from registries, which spec.source.{source} needs: \
-                     upload the component with `mayfly deploy`, or use a container image (spec.source.image)"
+                    "the revision was made before spec.source.{source} could be pulled and names no component: \
+                     change the function, and a new revision pulls it"
                 ),
             ),
             Self::ComponentMissing { digest } => (

@@ -172,13 +172,13 @@ async fn says_what_is_in_the_way_and_recovers() {
     assert!(condition.message.contains("late-00009") && condition.message.contains("late-00001"));
 
     cluster.function("remote", json!({"source": {"oci": "registry.example/x:1"}})).await;
-    until_reason(&cluster, "remote", "RuntimeMissing").await;
-    stays("it has no ReplicaSet", || cluster.sets().get(&key("remote-00001")).is_none()).await;
+    until_reason(&cluster, "remote", "SourceUnavailable").await;
+    stays("it has no revision", || cluster.revisions().get(&key("remote-00001")).is_none()).await;
 
     // Events are written from a queue of their own.
     let events: Api<Event> = cluster.api();
     let told = async {
-        let expected = ["RevisionCreated", "ComponentMissing", "Ready", "RuntimeMissing"];
+        let expected = ["RevisionCreated", "ComponentMissing", "Ready", "NotReady"];
         loop {
             let said = events.list(&Default::default()).await.unwrap();
             let said: Vec<_> = said.items.into_iter().filter_map(|event| event.reason).collect();

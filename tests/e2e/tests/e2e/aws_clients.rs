@@ -62,7 +62,7 @@ async fn script(python: &str, file: &str, up: &Up) -> Result<String> {
 async fn boto3_calls_every_operation_of_the_binary() -> Result<()> {
     let Some(python) = python_or_skip(test_name!()).await else { return Ok(()) };
     let up = Up::start().await?;
-    let told = script(&python, "../../workflows/engine/tests/boto3/calls.py", &up).await?;
+    let told = script(&python, "../../workflows/api/tests/boto3/calls.py", &up).await?;
     ensure!(told.trim() == "37 operations called", "{told}");
     Ok(())
 }
