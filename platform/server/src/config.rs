@@ -53,6 +53,9 @@ pub(crate) struct UpArgs {
     /// How long ended executions of workflows are kept, such as 90d or 36h [default: 90d]
     #[arg(long, env = "MAYFLY_WORKFLOW_RETENTION", value_name = "TIME")]
     workflow_retention: Option<String>,
+    /// Fail an execution whose history reaches this many events; AWS does so at 25000 [default: no limit]
+    #[arg(long, env = "MAYFLY_WORKFLOW_HISTORY_EVENTS", value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
+    workflow_history_events: Option<u64>,
     /// Sends the tasks of an AWS service to this URL, such as sqs=http://127.0.0.1:9324; may be given several
     /// times. lambda=URL is called for functions that are not deployed here; s3=URL replaces the local buckets
     #[arg(long, env = "MAYFLY_TASK_ENDPOINT", value_name = "SERVICE=URL", value_delimiter = ',')]
@@ -141,6 +144,7 @@ struct ConfigFile {
     admin_listen: Option<String>,
     node_name: Option<String>,
     workflow_retention: Option<String>,
+    workflow_history_events: Option<u64>,
     task_endpoint: BTreeMap<String, String>,
     task_access_key_id: Option<String>,
     task_secret_access_key: Option<String>,
@@ -170,6 +174,8 @@ pub(crate) struct UpConfig {
     pub(crate) node_name: String,
     /// How long ended executions are kept.
     pub(crate) workflow_retention: Duration,
+    /// The most events of one execution; `None`: no limit.
+    pub(crate) workflow_history_events: Option<u64>,
     pub(crate) task_endpoints: Endpoints,
     /// A proxy in front says who the clients are.
     pub(crate) trust_forwarded: bool,
@@ -227,6 +233,7 @@ impl UpArgs {
             )?,
             admin_listen: address(self.admin_listen, file.admin_listen, ADMIN_LISTEN, "admin-listen")?,
             node_name: node_name(self.node_name.or(file.node_name))?,
+            workflow_history_events: self.workflow_history_events.or(file.workflow_history_events),
             workflow_retention: retention(
                 &self
                     .workflow_retention

@@ -62,7 +62,7 @@ impl Api {
         Ok(json!({}))
     }
 
-    /// Newest first; a version's ARN lists the aliases that route to it.
+    /// In order of creation; a version's ARN lists the aliases that route to it.
     pub(super) fn list_aliases(&self, params: &Value) -> Answer {
         let arn = Arn::of(text(params, "stateMachineArn"), &["stateMachine"])?;
         let list = format!("ListStateMachineAliases {}", arn.text);
@@ -73,7 +73,7 @@ impl Api {
         if arn.qualifier().is_some() {
             all.retain(|alias| alias.routes.iter().any(|route| route.version_arn == arn.text));
         }
-        all.sort_by_key(|alias| std::cmp::Reverse(alias.order));
+        all.sort_by_key(|alias| alias.order);
         let size = paging::page_size(params);
         let (page, next) = paging::page(all, size, after.as_deref(), |alias| alias.name.clone());
         let items = page

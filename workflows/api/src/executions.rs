@@ -207,6 +207,7 @@ impl Api {
             return Err(ApiError::resource_missing());
         }
         let list = format!("ListExecutions {of:?}");
+        let by_version = matches!(of, Of::Version(_));
         let query = ListQuery {
             of,
             status: optional(params, "statusFilter").and_then(RunStatus::parse),
@@ -215,7 +216,7 @@ impl Api {
             from: paging::position(&list, params)?,
         };
         let page = self.engine.list(query).await.map_err(refused)?;
-        let items: Vec<Value> = page.items.iter().map(list_item).collect();
+        let items: Vec<Value> = page.items.iter().map(|found| list_item(found, by_version)).collect();
         let next = page.next.map(|position| paging::token(&list, &position));
         Ok(Fields::default().set("executions", items).maybe("nextToken", next).done())
     }
@@ -312,13 +313,14 @@ fn billing(lasted_ms: i64) -> Value {
     json!({"billedMemoryUsedInMB": 64, "billedDurationInMilliseconds": steps * 100})
 }
 
-fn list_item(found: &Description) -> Value {
+/// An entry of ListExecutions. AWS leaves `redriveCount` out of the list of a version's executions.
+fn list_item(found: &Description, by_version: bool) -> Value {
     outline_fields(found)
         .maybe("mapRunArn", found.map_run_arn.clone())
         .maybe("itemCount", found.item_count)
         .maybe("stateMachineVersionArn", found.version_arn.clone())
         .maybe("stateMachineAliasArn", found.alias_arn.clone())
-        .set("redriveCount", found.redrive_count)
+        .maybe("redriveCount", (!by_version).then_some(found.redrive_count))
         .maybe("redriveDate", found.redrive_date.map(date_of))
         .done()
 }

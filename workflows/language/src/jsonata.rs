@@ -102,6 +102,11 @@ impl Expression {
         if let Some(problem) = &program.uses.problem {
             return Err(Problem::here(problem.clone()).with(Fault::UnsupportedJsonata));
         }
+        // The guide on JSONata in Step Functions: `$eval` is not there; `$parse` reads JSON. The sentence is ours.
+        if program.uses.functions.contains("eval") {
+            let told = "The function '$eval' is not supported; '$parse' reads JSON.";
+            return Err(Problem::here(told).with(Fault::UnsupportedJsonata));
+        }
         Ok(Self { source: source.into(), program: Arc::new(program) })
     }
 

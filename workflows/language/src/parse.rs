@@ -152,20 +152,23 @@ fn read_as(text: &str, machine_type: StateMachineType, accepted: bool) -> (Optio
 
 /// The text as a JSON object.
 fn document(text: &str, report: &mut Report) -> Option<Value> {
-    let invalid = |report: &mut Report, code: Code, message: String| {
-        report.add(Severity::Error, code, message, None);
+    let invalid = |report: &mut Report, code: Code, message: String, location: Option<String>| {
+        report.add(Severity::Error, code, message, location);
         None
     };
     match Value::parse(text) {
         Ok(value) if !value.is_within_depth(JSON_DEPTH_MAX) => {
-            invalid(report, Code::TooDeeplyNested, "The definition is too deeply nested".to_string())
+            invalid(report, Code::TooDeeplyNested, "The definition is too deeply nested".to_string(), None)
         }
         Ok(value @ Value::Object(_)) => Some(value),
         Ok(_) => not_an_object(report),
         Err(error) if error.kind == JsonErrorKind::Incomplete && text.trim().is_empty() => {
             not_an_object(report)
         }
-        Err(error) => invalid(report, Code::InvalidJsonDescription, error.describe(text)),
+        Err(error) => {
+            let location = error.location(text);
+            invalid(report, Code::InvalidJsonDescription, error.message, Some(location))
+        }
     }
 }
 

@@ -94,7 +94,7 @@ pub struct Diagnostic {
     pub severity: Severity,
     pub code: Code,
     pub message: String,
-    /// `/States/<name>/<field>`, empty for the definition's own fields; none when no
+    /// `/States/<name>/<field>`; `/` for the definition itself; the place in the text for a JSON error; none when no
     /// place can be named.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub location: Option<String>,
@@ -128,6 +128,10 @@ impl Report {
         message: impl Into<String>,
         location: Option<String>,
     ) {
+        let location = location.map(|location| match location.is_empty() {
+            true => "/".to_owned(),
+            false => location,
+        });
         self.push(Diagnostic { severity, code, message: message.into(), location, integration: None });
     }
 

@@ -288,14 +288,17 @@ impl Turn<'_> {
 
     /// The items of a Map that reads no file.
     pub(super) fn map_items(
-        &self,
+        &mut self,
         number: u32,
         state: &State,
         map: &MapState,
         effective: &Value,
     ) -> Result<Arc<Vec<Value>>, StateError> {
         let source = self.evaluate(number, state, effective, |scope| quantity::map_source(scope, map))?;
-        quantity::items_in(state, map, source, self.m.facts.edition)
+        let items = quantity::items_in(state, map, source, self.m.facts.edition);
+        // AWS writes MapStateFailed for items that are no array, although the Map has started nothing.
+        self.parts_failed |= items.is_err();
+        items
     }
 
     /// `MaxConcurrency` and its path; 0 is no limit.

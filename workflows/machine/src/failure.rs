@@ -105,8 +105,8 @@ impl Turn<'_> {
         true
     }
 
-    /// The event by which a Parallel or Map gives up, where AWS has one: not
-    /// when the state failed before it started anything.
+    /// Writes the event by which a Parallel or Map fails, where AWS has one: when a branch or an iteration failed, or
+    /// when the items of the Map are no array.
     fn state_failed(&mut self, number: u32, state: &State) {
         let kind = match &state.kind {
             StateKind::Parallel(_) => "ParallelStateFailed",

@@ -132,8 +132,9 @@ pub fn wait_timestamp(scope: &Scope<'_>, field: &TimestampField) -> Result<Times
             let value = expression.evaluate(scope, "Timestamp")?;
             let text =
                 value.as_str().ok_or_else(|| expression.unexpected_type("Timestamp", "string", &value))?;
-            // LocalStack has this sentence, with this error, for JSONata too.
-            timestamp::parse(text).ok_or_else(|| refused("Timestamp", expression.source(), &value))
+            timestamp::parse(text).ok_or_else(|| {
+                StateError::query("Timestamp", refused("Timestamp", expression.source(), &value).cause)
+            })
         }
     }
 }

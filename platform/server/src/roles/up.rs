@@ -393,8 +393,11 @@ async fn create_workflows(
         answers_http: components::answers_http,
     };
     let cluster = Cluster { client, workflows: informers.of(), namespaces: informers.of() };
-    let settings =
-        Settings { endpoints: config.task_endpoints.clone(), retention: config.workflow_retention };
+    let settings = Settings {
+        endpoints: config.task_endpoints.clone(),
+        retention: config.workflow_retention,
+        history_events_max: config.workflow_history_events,
+    };
     let workflows = Workflows::create(data_dir.workflows(), gateway, settings, cluster, jobs);
     // The engine runs executions where it was made.
     handles.serving.spawn(workflows).await.context("workflows cannot be made")?

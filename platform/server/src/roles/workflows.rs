@@ -54,6 +54,8 @@ pub(crate) struct Settings {
     pub(crate) endpoints: Endpoints,
     /// How long ended executions are kept.
     pub(crate) retention: Duration,
+    /// The most events of one execution's history; `None`: no limit.
+    pub(crate) history_events_max: Option<u64>,
 }
 
 /// The workflow engine and its API, open and not yet serving.
@@ -90,8 +92,9 @@ impl Workflows {
             .create(&folder)
             .with_context(|| format!("cannot make {}", folder.display()))?;
         let (clock, randomness) = (Arc::new(SystemClock), Arc::new(OsRandomness));
-        let Settings { endpoints, retention } = settings;
-        let limits = Limits { retention, ..Limits::default() };
+        let Settings { endpoints, retention, history_events_max } = settings;
+        let mut limits = Limits { retention, ..Limits::default() };
+        limits.execution.history_events_max = history_events_max;
         let config = Config {
             data_dir: Some(folder.clone()),
             region: names::REGION.to_owned(),

@@ -196,3 +196,23 @@ async fn distributed_maps_read_files_and_their_children_count() -> Result<()> {
     );
     Ok(())
 }
+
+#[tokio::test]
+async fn a_loop_of_mocks_ends_and_names_its_states() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let task = "arn:aws:states:::lambda:invoke";
+    let definition = json!({"StartAt": "Begin", "States": {
+        "Begin": {"Type": "Pass", "Next": "Poll"},
+        "Poll": {"Type": "Task", "Resource": task, "Parameters": {"FunctionName": "f"}, "Next": "Ready"},
+        "Ready": {"Type": "Choice", "Default": "Poll",
+            "Choices": [{"Variable": "$.done", "IsPresent": true, "Next": "Done"}]},
+        "Done": {"Type": "Succeed"}}});
+    std::fs::write(folder.path().join("poll.json"), definition.to_string())?;
+    let Tested(code, out, err) =
+        test(folder.path(), &["--definition", "poll.json", "--mock", r#"Poll={"Payload":{}}"#]).await?;
+    ensure!(code == Some(1) && out.contains("it does not end: after 2500"), "{out}{err}");
+    let states = out.split("between ").nth(1).and_then(|rest| rest.split(';').next()).unwrap_or_default();
+    ensure!(states.contains("Poll") && states.contains("Ready") && !states.contains("Begin"), "{out}");
+    ensure!(out.len() < 4_000, "the path is cut: {} bytes", out.len());
+    Ok(())
+}

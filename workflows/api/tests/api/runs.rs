@@ -105,7 +105,7 @@ async fn failures_are_told_in_awss_words() {
         (wait(json!({"Seconds": "{% -1 %}"})), query, "Seconds must be between 0 and 99999999 but was: -1"),
         (
             wait(json!({"Timestamp": "{% '2016-13-05T21:29:29Z' %}"})),
-            runtime,
+            query,
             "The Timestamp parameter does not reference a valid ISO-8601 extended offset date-time format string: \
              '2016-13-05T21:29:29Z' == 2016-13-05T21:29:29Z",
         ),

@@ -101,7 +101,8 @@ async fn a_jsonata_map_whose_input_is_no_list_fails_as_an_expression_does() {
     let ended = run(&world, "m", &definition, json!({"a": 1})).await;
     let history = json!({"executionArn": ended["executionArn"], "reverseOrder": true});
     let history = world.call("GetExecutionHistory", history).await;
-    let failed = &history["events"][1];
+    assert_eq!(history["events"][1]["type"], "MapStateFailed");
+    let failed = &history["events"][2];
     let cause = "An error occurred while executing the state 'S' (entered at the event id #2). Map state input must be an \
                  array but was: object";
     let details = json!({"state": "S", "error": "States.QueryEvaluationError", "cause": cause});

@@ -31,8 +31,11 @@ enum FieldType {
     Any,
 }
 
-/// A caller's context object, or what is wrong with it: in AWS's words where they are recorded, else in LocalStack's.
-pub(super) fn parse_context(text: &str) -> Result<Value, String> {
+/// Reads a caller's context object. `waits`: the state is a Task that hands out a token.
+///
+/// # Errors
+/// The message of the ValidationException: AWS's where it is recorded, else LocalStack's.
+pub(super) fn parse_context(text: &str, waits: bool) -> Result<Value, String> {
     let refused = |what: String| Err(format!("Invalid Context object provided: {what}"));
     let Ok(context) = Value::parse(text) else { return refused("not a valid JSON".into()) };
     let Some(objects) = context.as_object() else { return refused("must be a JSON object".into()) };
@@ -56,6 +59,13 @@ pub(super) fn parse_context(text: &str) -> Result<Value, String> {
                 (FieldType::Integer, _) => return refused(format!("{name}.{field} must be a integer")),
             }
         }
+    }
+    if context.get("Task").is_some() && !waits {
+        return Err(
+            "Context object contains 'Task' when state is not a Task state with a '.sync' or '.waitForTaskToken' \
+             service integration pattern"
+                .into(),
+        );
     }
     Ok(context)
 }
@@ -114,7 +124,7 @@ mod tests {
 
     #[test]
     fn a_given_context_is_checked() {
-        let refused = |text: &str| parse_context(text).expect_err("refused");
+        let refused = |text: &str| parse_context(text, false).expect_err("refused");
         let begin = "Invalid Context object provided: ";
         assert_eq!(refused(r#"{"Execution": {"Id": 1}}"#), format!("{begin}Execution.Id must be a string"));
         assert_eq!(refused(r#"{"Pokedex": {}}"#), format!("{begin}Field 'Pokedex' is not allowed"));
@@ -128,7 +138,11 @@ mod tests {
             format!("{begin}State.RetryCount must be a integer")
         );
         assert!(
-            parse_context(r#"{"Execution": {"Id": "a", "Input": [1]}, "State": {"RetryCount": 0}}"#).is_ok()
+            parse_context(r#"{"Execution": {"Id": "a", "Input": [1]}, "State": {"RetryCount": 0}}"#, false)
+                .is_ok()
         );
+        let token = r#"{"Task": {"Token": "t"}}"#;
+        assert!(parse_context(token, false).is_err_and(|told| told.contains("'.waitForTaskToken'")));
+        assert!(parse_context(token, true).is_ok());
     }
 }

@@ -30,15 +30,12 @@ impl TestRun<'_> {
         let input = self.effective_input(true)?;
         self.items(map, &input)?;
         let scope = self.stage.scope(&input);
-        let written = |name: &str| self.request.written.get(name).is_some();
         let concurrency = quantity::count(&scope, &map.max_concurrency, "MaxConcurrency")?;
         let count = map.tolerated_failure_count.as_ref();
         let count = count.map(|count| quantity::count(&scope, count, "ToleratedFailureCount")).transpose()?;
         let percentage = map.tolerated_failure_percentage.as_ref();
         let percentage = percentage.map(|share| quantity::percentage(&scope, share)).transpose()?;
-        if written("MaxConcurrency") || written("MaxConcurrencyPath") {
-            self.inspection.fact("maxConcurrency", json!(concurrency));
-        }
+        self.inspection.fact("maxConcurrency", json!(concurrency));
         if let Some(count) = count {
             self.inspection.fact("toleratedFailureCount", json!(count));
         }

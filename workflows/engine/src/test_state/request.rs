@@ -106,7 +106,11 @@ impl Request {
         let (has_role, has_context) = (text("roleArn").is_some(), text("context").is_some());
         check_kind(machine.state(state), mocked, has_role, has_context, &configuration)?;
         let context = match text("context") {
-            Some(context) => Some(context::parse_context(context).map_err(TestRejection::Validation)?),
+            Some(context) => {
+                let waits =
+                    matches!(&machine.state(state).kind, StateKind::Task(task) if lasts(&task.resource));
+                Some(context::parse_context(context, waits).map_err(TestRejection::Validation)?)
+            }
             None => None,
         };
         let variables = match text("variables") {
@@ -261,6 +265,12 @@ fn read_mock(mock: &Params, state: &State) -> Result<Mock, TestRejection> {
         StateKind::Map(map) if map.result_writer.is_some() => {}
         StateKind::Map(_) | StateKind::Parallel(_) if result.as_array().is_none() => {
             return validation("Mocked result must be an array.");
+        }
+        // That AWS compares the sizes is known; the sentence is ours.
+        StateKind::Parallel(branches)
+            if result.as_array().map(<[Value]>::len) != Some(branches.branches.len()) =>
+        {
+            return validation("Mocked result must be an array with one element per branch.");
         }
         _ => {}
     }

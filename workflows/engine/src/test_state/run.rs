@@ -131,10 +131,7 @@ fn made_context(request: &Request, around: &TestOptions<'_>) -> Value {
         return context.clone();
     }
     context::TestContext {
-        execution_arn: format!(
-            "{}:express:TestStateMachine:{}:{}",
-            around.arn_prefix, around.uuid, around.uuid
-        ),
+        execution_arn: format!("{}:express:TestStateMachine:{}", around.arn_prefix, around.uuid),
         execution_name: around.uuid.clone(),
         machine_arn: format!("{}:stateMachine:TestStateMachine", around.arn_prefix),
         role_arn: request.role_arn.as_deref().unwrap_or_default(),
@@ -356,6 +353,7 @@ impl TestRun<'_> {
     }
 
     fn fail(&mut self, fail: &Fail) -> Result<Failure, StateError> {
+        self.effective_input(true)?;
         let text = |text: &Option<Text>, field: &str| match text {
             None => Ok(None),
             Some(Text::Literal(text)) => Ok(Some(text.to_string())),

@@ -159,7 +159,7 @@ fn operand(cursor: &mut Cursor<'_>, nesting: usize) -> Result<Operand, Problem> 
     match cursor.peek() {
         Some('@') => Ok(Operand::Item(Arc::new(path(cursor)?))),
         Some('$') => Ok(Operand::Root(Arc::new(path(cursor)?))),
-        Some('\'' | '"') => Ok(Operand::Literal(Value::from(cursor.quoted()?))),
+        Some('\'' | '"') => Ok(Operand::Literal(Value::from(cursor.unescaped()?))),
         Some('/') => pattern(cursor),
         Some('[') => list(cursor, nesting),
         _ => {

@@ -133,7 +133,7 @@ fn names(cursor: &mut Cursor<'_>) -> Result<PathSegment, Problem> {
     let mut names: Vec<Arc<str>> = Vec::new();
     loop {
         cursor.skip_space();
-        names.push(cursor.quoted()?.into());
+        names.push(cursor.unescaped()?.into());
         cursor.skip_space();
         if !cursor.eat(',') {
             break;
@@ -235,6 +235,35 @@ impl<'a> Cursor<'a> {
             "" => Ok(None),
             digits => digits.parse().map(Some).map_err(|_| self.problem("Expected an index")),
         }
+    }
+
+    /// A name or string of a path, in single or double quotes, with Jayway's escapes: `\n`, `\t`, `\r`, `\f`, `\b`,
+    /// `\uXXXX`; a backslash takes any other character as it is.
+    pub(crate) fn unescaped(&mut self) -> Result<String, Problem> {
+        let from = self.at + 1;
+        self.quoted()?;
+        let mut text = String::new();
+        let mut letters = self.text[from..self.at - 1].chars();
+        while let Some(letter) = letters.next() {
+            if letter != '\\' {
+                text.push(letter);
+                continue;
+            }
+            match letters.next() {
+                Some('n') => text.push('\n'),
+                Some('t') => text.push('\t'),
+                Some('r') => text.push('\r'),
+                Some('f') => text.push('\u{c}'),
+                Some('b') => text.push('\u{8}'),
+                Some('u') => {
+                    let digits: String = letters.by_ref().take(4).collect();
+                    let code = u32::from_str_radix(&digits, 16).ok().and_then(char::from_u32);
+                    text.push(code.ok_or_else(|| self.problem("Expected four hexadecimal digits"))?);
+                }
+                other => text.extend(other),
+            }
+        }
+        Ok(text)
     }
 
     /// A string in single or double quotes; a backslash takes the next character as it is.

@@ -37,7 +37,12 @@ pub enum JsonErrorKind {
 impl JsonError {
     /// Jackson's whole message about `source`: the sentence, the quoted beginning of the text, the place.
     pub fn describe(&self, source: &str) -> String {
-        format!("{}\n at {}", self.message, place(source, self.line, self.column))
+        format!("{}\n at {}", self.message, self.location(source))
+    }
+
+    /// The place in `source` as Jackson writes it: `[Source: (String)"…"; line: 1, column: 4]`.
+    pub fn location(&self, source: &str) -> String {
+        place(source, self.line, self.column)
     }
 }
 

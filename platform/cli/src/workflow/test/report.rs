@@ -156,7 +156,7 @@ impl CaseReport {
             let _ = writeln!(text, "        it failed with {error}: {}", cut(cause));
         }
         if !self.passed() {
-            let _ = writeln!(text, "        states: {}", ran.path.join(" → "));
+            let _ = writeln!(text, "        states: {}", shown_path(&ran.path));
         }
     }
 
@@ -168,7 +168,7 @@ impl CaseReport {
             let _ = writeln!(text, "{problem}");
         }
         let _ = writeln!(text, "{} after {} of the virtual clock", ran.status, seconds(ran.elapsed));
-        let _ = writeln!(text, "states: {}", ran.path.join(" → "));
+        let _ = writeln!(text, "states: {}", shown_path(&ran.path));
         for (state, retries) in &ran.retries {
             let _ = writeln!(text, "retries: {state} {retries}");
         }
@@ -188,6 +188,19 @@ impl Difference {
         let _ = writeln!(text, "        {}", self.what);
         let _ = writeln!(text, "          - expected {expected}\n          +      got {got}");
     }
+}
+
+/// States of a path that are shown at its beginning and at its end; those between are counted.
+const PATH_SHOWN: usize = 20;
+
+/// The states in the order of entry.
+fn shown_path(path: &[String]) -> String {
+    if path.len() <= 2 * PATH_SHOWN {
+        return path.join(" → ");
+    }
+    let (first, last) = (&path[..PATH_SHOWN], &path[path.len() - PATH_SHOWN..]);
+    let between = path.len() - 2 * PATH_SHOWN;
+    format!("{} → … {between} more … → {}", first.join(" → "), last.join(" → "))
 }
 
 /// Paths as paths, everything else as JSON.

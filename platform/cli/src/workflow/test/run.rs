@@ -30,7 +30,11 @@ const START: &str = "2026-01-01T00:00:00Z";
 const ROUND: Duration = Duration::from_millis(2);
 /// So many rounds of nothing: it will not end by itself.
 const IDLE_ROUNDS_MAX: u32 = 25;
-/// How long a case may take on the wall's clock: a definition may go in circles.
+/// The most events of a case's history, as on AWS: mocks may make a definition loop forever.
+const HISTORY_EVENTS_MAX: u64 = 25_000;
+/// The last states of a path among which those of an endless loop are looked for.
+const LOOP_STATES_MAX: usize = 200;
+/// How long a case may take on the wall's clock.
 const CASE_MAX: Duration = Duration::from_secs(60);
 /// Children of a map run whose history is read.
 const CHILDREN_MAX: usize = 10_000;
@@ -72,7 +76,7 @@ pub(super) async fn run(subject: &Subject, file: &TestFile, case: &Case) -> anyh
     let arn = engine.start_execution(request).await?.execution_arn;
     let problem = to_the_end(&engine, &arn, &script).await;
     let mut ran = outcome(&engine, &arn, &script).await?;
-    ran.problem = problem;
+    ran.problem = problem.or_else(|| endless_loop(&ran));
     engine.shutdown().await;
     Ok(ran)
 }
@@ -85,7 +89,8 @@ async fn engine(file: &TestFile, start: Timestamp, script: Arc<Script>) -> anyho
         clock: Arc::new(VirtualClock::at(start)),
         randomness: Arc::new(Repeatable::default()),
     };
-    let config = Config { region: REGION.to_owned(), account: ACCOUNT.to_owned(), ..Config::default() };
+    let mut config = Config { region: REGION.to_owned(), account: ACCOUNT.to_owned(), ..Config::default() };
+    config.limits.execution.history_events_max = Some(HISTORY_EVENTS_MAX);
     let engine = Engine::open(config, deps).await?;
     engine.bind_activities(Arc::new(Nobody));
     engine.bind_mocks(script);
@@ -111,9 +116,28 @@ async fn to_the_end(engine: &Engine, arn: &str, script: &Script) -> Option<Strin
             return Some("it does not end: a mock never answers, and its state has no TimeoutSeconds".into());
         }
         if tokio::time::Instant::now() >= deadline {
-            return Some(format!("it did not end within {} s: does it go in a circle?", CASE_MAX.as_secs()));
+            return Some(format!("it did not end within {} s", CASE_MAX.as_secs()));
         }
     }
+}
+
+/// Names the states of a loop that only the limit of events ended.
+fn endless_loop(ran: &Ran) -> Option<String> {
+    let events = ran.events.first().map_or(0, |events| events.len());
+    if ran.status != "FAILED" || (events as u64) < HISTORY_EVENTS_MAX {
+        return None;
+    }
+    let mut states: Vec<&str> = Vec::new();
+    for state in ran.path.iter().rev().take(LOOP_STATES_MAX).rev() {
+        if !states.contains(&&**state) {
+            states.push(state);
+        }
+    }
+    Some(format!(
+        "it does not end: after {events} events it still goes round between {}; give a mock another answer after \
+         some calls (times: N), or a state that ends the loop",
+        states.join(", ")
+    ))
 }
 
 async fn outcome(engine: &Engine, arn: &str, script: &Script) -> anyhow::Result<Ran> {
