@@ -152,11 +152,16 @@ impl Workflows {
         stop: CancellationToken,
     ) -> anyhow::Result<()> {
         let changes = self.engine.changes();
-        let resumed = self.engine.resume().await.context("cannot go on with executions")?;
-        if resumed > 0 {
-            tracing::info!(executions = resumed, "going on with executions");
+        let open = self.engine.begin_resume().await.context("cannot go on with executions")?;
+        if open > 0 {
+            tracing::info!(executions = open, "going on with executions");
         }
         let engine = self.engine;
+        let resuming = async {
+            if let Err(error) = engine.finish_resume().await {
+                tracing::error!(%error, "cannot go on with executions");
+            }
+        };
         let beside = async {
             tokio::join!(
                 self.executions.follow(changes, stop.clone()),
@@ -171,7 +176,7 @@ impl Workflows {
         };
         let routes = listen::routes(self.api, self.events);
         let serving = port.serve(listener, None, TowerToHyperService::new(routes), stop.clone());
-        Box::pin(async { tokio::join!(serving, beside, interrupted) }).await;
+        Box::pin(async { tokio::join!(serving, beside, interrupted, resuming) }).await;
         // A job goes on without the server; its task finds it again.
         self.jobs.stop();
         engine.shutdown().await;

@@ -2,7 +2,7 @@
 
 use mayfly_workflows_language::definition::StateMachineType;
 use mayfly_workflows_language::execution::RunStatus;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -69,6 +69,8 @@ pub(crate) struct Inner {
     pub(super) closing: AtomicBool,
     /// The process is being stopped: effects write no failure and are not begun any more.
     pub(super) stopping: AtomicBool,
+    /// Executions that were open at the start and have not been taken up again. In order of their starts.
+    pub(super) unresumed: Mutex<BTreeSet<u64>>,
     /// Things under way that will go on by themselves: what a virtual clock
     /// waits for before it jumps.
     pub(super) busy: AtomicUsize,

@@ -92,6 +92,7 @@ impl Engine {
             runtime: tokio::runtime::Handle::current(),
             closing: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
+            unresumed: Mutex::default(),
             busy: AtomicUsize::new(0),
         });
         let timers = Arc::downgrade(&inner);
@@ -101,25 +102,35 @@ impl Engine {
         Ok(Engine { inner })
     }
 
-    /// Lets go on what was running when the journal was last closed or lost.
-    /// Call it once, when operations, activities and integrations are bound.
-    /// Returns how many executions go on.
+    /// Takes up again what was running when the journal was last closed or lost, and returns when all of it is in
+    /// memory. Call it once, when operations, activities and integrations are bound. Returns how many executions go
+    /// on.
     pub async fn resume(&self) -> Result<usize, OpenError> {
-        let inner = self.inner.clone();
-        let loaded = self.inner.read(move |journal| inner.load_open(journal)).await?;
-        let count = loaded.len();
+        let open = self.begin_resume().await?;
+        Ok(open - self.finish_resume().await?)
+    }
+
+    /// The first part of [`Engine::resume`]: notes which executions are open. From then on requests may be served: an
+    /// execution that one of them needs is read before its turn. Returns how many are open.
+    pub async fn begin_resume(&self) -> Result<usize, OpenError> {
+        let ids = self.inner.read(|journal| journal.open_executions()).await?;
+        let count = ids.len();
         self.inner.open.fetch_add(count, Ordering::AcqRel);
-        for running in &loaded {
-            let actions = {
-                let cell = running.lock();
-                cell.machine.resume(self.inner.now_ms())
-            };
-            self.inner.resume_one(running, actions);
-        }
-        for running in &loaded {
-            self.inner.stop_if_left(running);
-        }
+        self.inner.unresumed.lock().extend(ids);
         Ok(count)
+    }
+
+    /// The second part: reads the executions that nothing needed meanwhile, in order of their starts. Returns how many
+    /// could not be read; they are logged, and keep no other from going on.
+    pub async fn finish_resume(&self) -> Result<usize, OpenError> {
+        let inner = self.inner.clone();
+        let unreadable = self.inner.read(move |journal| Ok(inner.load_open(journal))).await?;
+        self.inner.open.fetch_sub(unreadable, Ordering::AcqRel);
+        // Only now: a parent that is not in memory yet is taken for one that waits for its children.
+        for running in self.inner.live.all() {
+            self.inner.stop_if_left(&running);
+        }
+        Ok(unreadable)
     }
 
     /// Names the API through which tasks call AppliedEvent Functions itself.
@@ -158,7 +169,10 @@ impl Engine {
     /// Nothing is under way and no timer waits: what has not ended by now only
     /// goes on only after an event from outside.
     pub fn is_idle(&self) -> bool {
-        self.inner.busy.load(Ordering::Acquire) == 0 && self.inner.wheel.lock().is_empty()
+        let inner = &self.inner;
+        inner.busy.load(Ordering::Acquire) == 0
+            && inner.wheel.lock().is_empty()
+            && inner.unresumed.lock().is_empty()
     }
 
     /// Call it as soon as the process is asked to stop, before anything that tasks need is stopped. From then on
@@ -195,20 +209,22 @@ impl Engine {
 }
 
 impl Inner {
-    fn load_open(
-        self: &Arc<Self>,
-        journal: &dyn Journal,
-    ) -> Result<Vec<Arc<ResidentExecution>>, JournalError> {
-        let mut loaded = Vec::new();
-        for id in journal.open_executions()? {
-            match self.load_one(journal, id) {
-                Ok(Some(running)) => loaded.push(running),
-                Ok(None) => {}
-                // One that cannot be read must not keep the others from going on.
-                Err(error) => tracing::error!(execution = id, %error, "an execution cannot be resumed"),
+    /// Reads the executions that were open at the start into memory. Returns how many could not be read.
+    fn load_open(self: &Arc<Self>, journal: &dyn Journal) -> usize {
+        let mut unreadable = 0;
+        loop {
+            // Dropped before the execution is read: requests take others out meanwhile.
+            let Some(id) = self.unresumed.lock().first().copied() else { return unreadable };
+            if self.stopping.load(Ordering::Acquire) {
+                return unreadable;
             }
+            if let Err(error) = self.load_one(journal, id) {
+                tracing::error!(execution = id, %error, "an execution cannot be resumed");
+                unreadable += 1;
+            }
+            // Also when another task reads it: that one takes it up.
+            self.unresumed.lock().remove(&id);
         }
-        Ok(loaded)
     }
 
     /// Reads an execution into memory; `None` when another task reads it already, or when it has ended.
@@ -225,6 +241,11 @@ impl Inner {
         let running = self.recomputed(row)?;
         // A caller needs it: it is not evicted before that caller has used it.
         running.lock().touched_ms = self.now_ms();
+        // Before others see it: an event would begin effects that are begun here once more.
+        if self.unresumed.lock().remove(&id) {
+            let actions = running.lock().machine.resume(self.now_ms());
+            self.resume_one(&running, actions);
+        }
         place.fill(&running);
         Ok(Some(running))
     }

@@ -93,6 +93,31 @@ async fn a_failure_during_a_stop_is_no_outcome() {
     assert_eq!((ended.status, ended.error), (RunStatus::Succeeded, None));
 }
 
+#[tokio::test]
+async fn an_execution_that_is_needed_while_others_are_read_is_taken_up_once() {
+    let journal: Arc<dyn Journal> = Arc::new(MemoryJournal::default());
+    let first = World::on(journal.clone(), Arc::default()).await;
+    let calls = json!({"StartAt": "T", "States": {"T": with(task("interrupted"), json!({"End": true}))}});
+    let worker = "arn:aws:states:us-east-1:000000000000:activity:a";
+    let waits = json!({"StartAt": "W", "States": {"W": {"Type": "Task", "Resource": worker, "End": true}}});
+    let waiting = first.start(&machine(waits, StateMachineType::Standard), "{}").await;
+    let calling = first.start(&machine(calls, StateMachineType::Standard), "{}").await;
+    until("the function was called", || !first.functions.calls.lock().is_empty()).await;
+    first.engine.begin_shutdown();
+    first.functions.interrupt.notify_one();
+    first.settled().await;
+    let second = World::on(journal, first.functions.clone()).await;
+    assert_eq!(second.engine.begin_resume().await.expect("resumes"), 2);
+    let ended = second.engine.wait(&calling).await.expect("read").expect("there");
+    assert_eq!((ended.status, ended.error), (RunStatus::Succeeded, None));
+    assert_eq!(second.engine.load(), (0, 0), "the other is not read yet");
+    assert_eq!(second.engine.finish_resume().await.expect("resumes"), 0, "all can be read");
+    assert_eq!(first.functions.calls.lock().len(), 2, "once in each life");
+    assert_eq!(second.engine.load().0, 1, "the other is in memory");
+    let described = second.engine.describe(&waiting).await.expect("read").expect("there");
+    assert_eq!(described.status, RunStatus::Running);
+}
+
 /// A service of jobs that tells of each when it has begun.
 struct QuickJobs;
 
