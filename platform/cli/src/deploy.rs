@@ -20,7 +20,7 @@ use serde_json::Value;
 
 use super::{
     build, component,
-    deploy_patch::DeployPatch,
+    deploy_patch::{DeployPatch, DeploySource},
     failure::Failure,
     format,
     gateway::function_url,
@@ -36,11 +36,22 @@ use crate::guest::project::Project;
 #[command(after_help = "Example:
   mayfly deploy
   mayfly deploy handler.py
-  mayfly deploy target/hello.wasm --name hello --env GREETING=hi --idle-after 5m")]
+  mayfly deploy target/hello.wasm --name hello --env GREETING=hi --idle-after 5m
+  mayfly deploy --image app:1 --port 80 --name app
+  mayfly deploy --oci registry.example/team/hello:1")]
 pub(crate) struct DeployArgs {
     /// A project or a script (.py, .js, .ts), which is built first, or a component
     #[arg(default_value = ".", value_name = "DIR|SCRIPT[:HANDLER]|FILE.wasm")]
     source: PathBuf,
+    /// Deploy a container image with an HTTP server instead
+    #[arg(long, value_name = "REFERENCE", conflicts_with_all = ["source", "oci"])]
+    image: Option<String>,
+    /// The port that the image's server listens on [default: 8080]
+    #[arg(long, value_name = "PORT", requires = "image", value_parser = clap::value_parser!(u16).range(1..))]
+    port: Option<u16>,
+    /// Deploy a component that a registry holds instead: the server pulls it
+    #[arg(long, value_name = "REFERENCE", conflicts_with = "source")]
+    oci: Option<String>,
     #[command(flatten)]
     pub(super) settings: Settings,
     /// Do not wait until the function is ready
@@ -120,7 +131,9 @@ fn egress(text: &str) -> Result<String, String> {
 pub(crate) struct Deployed {
     pub(crate) name: String,
     pub(crate) namespace: String,
-    pub(crate) component: Digest,
+    /// Of a component that was uploaded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) component: Option<Digest>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) revision: Option<String>,
     pub(crate) url: String,
@@ -129,9 +142,17 @@ pub(crate) struct Deployed {
     traffic_is_pinned: bool,
 }
 
+/// What a deployment is made from.
+pub(crate) enum Origin {
+    /// A component's file, which is uploaded.
+    File(PathBuf),
+    /// A component or an image in a registry.
+    Registry(DeploySource),
+}
+
 /// What is to be deployed.
 pub(crate) struct Source {
-    pub(crate) component: PathBuf,
+    pub(crate) origin: Origin,
     /// The function's name, unless the settings give one.
     pub(crate) name: String,
     /// The Function that the project keeps, without a source.
@@ -143,7 +164,7 @@ pub(crate) struct Source {
 impl From<build::BuiltProject> for Source {
     fn from(built: build::BuiltProject) -> Self {
         Self {
-            component: built.component,
+            origin: Origin::File(built.component),
             name: built.name,
             manifest: Some(built.manifest),
             place: Some(built.place),
@@ -153,14 +174,23 @@ impl From<build::BuiltProject> for Source {
 
 pub(crate) async fn run(args: DeployArgs, session: &Session) -> anyhow::Result<()> {
     session.server().await?;
-    let source = if Project::is_named_by(&args.source) {
+    let registry = match (args.image, args.oci) {
+        (Some(reference), _) => {
+            Some((name_of_reference(&reference), DeploySource::Image { reference, port: args.port }))
+        }
+        (None, Some(reference)) => Some((name_of_reference(&reference), DeploySource::Oci(reference))),
+        (None, None) => None,
+    };
+    let source = if let Some((name, source)) = registry {
+        Source { origin: Origin::Registry(source), name, manifest: None, place: None }
+    } else if Project::is_named_by(&args.source) {
         // A missing server is told before a long build.
         answers(session, &Project::load(&args.source)?.manifest).await?;
         let directory = args.source.clone();
         tokio::task::spawn_blocking(move || build::project(&directory)).await??.into()
     } else {
         let name = name_of_file(&args.source);
-        Source { component: args.source, name, manifest: None, place: None }
+        Source { origin: Origin::File(args.source), name, manifest: None, place: None }
     };
     let patience = (!args.no_wait).then_some(args.wait_timeout.0);
     let deployed = deploy(session, &source, &args.settings, patience).await?;
@@ -188,7 +218,7 @@ fn summary(deployed: &Deployed) -> String {
 /// Compiling a component of this size takes seconds, which needs an explanation.
 const LARGE_BYTES: usize = 4 << 20;
 
-/// Deploys a component. With `patience`, waits that long until the function is ready.
+/// Deploys a function. With `patience`, waits that long until the function is ready.
 pub(crate) async fn deploy(
     session: &Session,
     source: &Source,
@@ -202,14 +232,21 @@ pub(crate) async fn deploy(
     }
     let server = session.server().await?;
     let namespace = namespace(session, source.manifest.as_ref()).await?;
-    let content = component::read(&source.component)?;
-    let digest = Digest::of(&content);
-    let bytes = content.len();
-    send(server, &digest, content).await?;
+    let mut uploaded = None;
+    let of = match &source.origin {
+        Origin::Registry(source) => source.clone(),
+        Origin::File(path) => {
+            let content = component::read(path)?;
+            let digest = Digest::of(&content);
+            uploaded = Some((digest, content.len()));
+            send(server, &digest, content).await?;
+            DeploySource::Component(digest)
+        }
+    };
     let patch =
-        DeployPatch { namespace: &namespace, name, digest, manifest: source.manifest.as_ref(), settings };
+        DeployPatch { namespace: &namespace, name, source: of, manifest: source.manifest.as_ref(), settings };
     let function = patch.apply(server).await.map_err(|error| placed(source, error))?;
-    if bytes >= LARGE_BYTES && patience.is_some() {
+    if uploaded.is_some_and(|(_, bytes)| bytes >= LARGE_BYTES) && patience.is_some() {
         output::note("the server compiles it, once for each new component");
     }
     let function = match patience {
@@ -226,7 +263,7 @@ pub(crate) async fn deploy(
     Ok(Deployed {
         name: name.to_owned(),
         namespace,
-        component: digest,
+        component: uploaded.map(|(digest, _)| digest),
         revision: status.latest_revision.filter(|_| patience.is_some()),
         url,
         ready: patience.is_some(),
@@ -282,6 +319,13 @@ fn name_of_file(path: &Path) -> String {
     stem.replace(['_', '.', ' '], "-")
 }
 
+/// `registry.example/team/my_app:1` → `my-app`.
+fn name_of_reference(reference: &str) -> String {
+    let last = reference.rsplit('/').next().unwrap_or(reference);
+    let name = last.split(['@', ':']).next().unwrap_or(last);
+    name.to_lowercase().replace(['_', '.'], "-")
+}
+
 #[cfg(test)]
 pub(super) mod tests {
     use clap::Parser as _;
@@ -319,5 +363,17 @@ pub(super) mod tests {
         {
             assert_eq!(name_of_file(Path::new(path)), expected);
         }
+    }
+
+    #[test]
+    fn a_reference_names_its_function() {
+        for (reference, expected) in
+            [("app:1", "app"), ("r.example:5000/team/My_App:v1.2", "my-app"), ("r.example/x@sha256:00", "x")]
+        {
+            assert_eq!(name_of_reference(reference), expected);
+        }
+        let parse = |line: &[&str]| Line::try_parse_from([&["deploy"], line].concat());
+        assert!(parse(&["--image", "app:1", "--port", "80"]).is_ok());
+        assert!(parse(&["--port", "80"]).is_err() && parse(&["x.wasm", "--image", "app:1"]).is_err());
     }
 }

@@ -17,11 +17,34 @@ use super::{
 /// On a Function: the manifest of its last deployment from a project, as JSON.
 const LAST_DEPLOYED: &str = "mayfly.dev/last-deployed";
 
-/// One deployment of a component as a Function.
+/// What the function's revisions are made of: one of the fields of `spec.source`.
+#[derive(Clone, Debug)]
+pub(crate) enum DeploySource {
+    /// A component in the artifact store.
+    Component(Digest),
+    /// A component in a registry, which the server pulls.
+    Oci(String),
+    /// A container image with an HTTP server, and the port of that server.
+    Image { reference: String, port: Option<u16> },
+}
+
+impl DeploySource {
+    /// `spec.source`.
+    fn field(&self) -> Value {
+        match self {
+            Self::Component(digest) => json!({"component": digest}),
+            Self::Oci(reference) => json!({"oci": reference}),
+            Self::Image { reference, port: None } => json!({"image": reference}),
+            Self::Image { reference, port: Some(port) } => json!({"image": reference, "port": port}),
+        }
+    }
+}
+
+/// One deployment of a Function.
 pub(crate) struct DeployPatch<'a> {
     pub(crate) namespace: &'a str,
     pub(crate) name: &'a str,
-    pub(crate) digest: Digest,
+    pub(crate) source: DeploySource,
     /// The Function that the project keeps, without a source.
     pub(crate) manifest: Option<&'a Value>,
     pub(crate) settings: &'a Settings,
@@ -85,8 +108,11 @@ impl DeployPatch<'_> {
             removed(&last, manifest, &mut patch);
         }
         overlay(&mut patch, &self.fields(&before["spec"]["env"]));
-        for other in ["oci", "image", "port"] {
-            if !before["spec"]["source"][other].is_null() {
+        for other in ["component", "oci", "image", "port"] {
+            let is_set = !patch["spec"]["source"][other].is_null();
+            // An image keeps its port until the command names another.
+            let keeps_port = other == "port" && matches!(self.source, DeploySource::Image { .. });
+            if !is_set && !keeps_port && !before["spec"]["source"][other].is_null() {
                 patch["spec"]["source"][other] = Value::Null;
             }
         }
@@ -115,7 +141,7 @@ impl DeployPatch<'_> {
                 env_before = &manifest["spec"]["env"];
             }
         }
-        overlay(&mut said, &json!({"spec": spec(&self.digest, self.settings, env_before)}));
+        overlay(&mut said, &json!({"spec": spec(&self.source, self.settings, env_before)}));
         said
     }
 }
@@ -150,7 +176,7 @@ fn overlay(base: &mut Value, top: &Value) {
 }
 
 /// The part of a function's spec that the component and the settings speak of.
-fn spec(digest: &Digest, settings: &Settings, env_before: &Value) -> Value {
+fn spec(source: &DeploySource, settings: &Settings, env_before: &Value) -> Value {
     let mut limits = Map::new();
     let mut scaling = Map::new();
     let mut spec = Map::new();
@@ -166,7 +192,7 @@ fn spec(digest: &Digest, settings: &Settings, env_before: &Value) -> Value {
     set(&mut scaling, "max", settings.max.map(Value::from));
     set(&mut scaling, "target", settings.target.map(Value::from));
     set(&mut scaling, "idleAfter", settings.idle_after.map(|span| span.to_string().into()));
-    spec.insert("source".into(), json!({"component": digest}));
+    spec.insert("source".into(), source.field());
     set(&mut spec, "limits", (!limits.is_empty()).then_some(Value::Object(limits)));
     set(&mut spec, "scaling", (!scaling.is_empty()).then_some(Value::Object(scaling)));
     set(&mut spec, "isolation", settings.isolation.map(|isolation| json!(isolation)));
@@ -193,7 +219,8 @@ mod tests {
     use super::{super::deploy::tests::settings, *};
 
     fn deploy_patch<'a>(settings: &'a Settings, manifest: Option<&'a Value>) -> DeployPatch<'a> {
-        DeployPatch { namespace: "ns", name: "f", digest: Digest::of(b"x"), manifest, settings }
+        let source = DeploySource::Component(Digest::of(b"x"));
+        DeployPatch { namespace: "ns", name: "f", source, manifest, settings }
     }
 
     fn source() -> Value {
@@ -244,6 +271,21 @@ mod tests {
             json!({"metadata": {"resourceVersion": "7"}, "spec": {"source": {
                 "component": Digest::of(b"x"), "image": null, "port": null}}})
         );
+    }
+
+    #[test]
+    fn an_image_takes_the_place_of_a_component() {
+        let settings = settings(&[]);
+        let image = |port| {
+            let source = DeploySource::Image { reference: "app:2".into(), port };
+            DeployPatch { source, ..deploy_patch(&settings, None) }
+        };
+        let before = json!({"metadata": {"resourceVersion": "7"}, "spec": {"source": source()}});
+        let patched = image(Some(80)).patch(&before)["spec"]["source"].clone();
+        assert_eq!(patched, json!({"image": "app:2", "port": 80, "component": null}));
+        let before = json!({"spec": {"source": {"image": "app:1", "port": 80}}});
+        let patched = image(None).patch(&before)["spec"]["source"].clone();
+        assert_eq!(patched, json!({"image": "app:2"}), "the port stays");
     }
 
     #[test]

@@ -69,6 +69,10 @@ async fn a_function_comes_from_the_registry() -> Result<()> {
         source["oci"] == reference.as_str() && source["component"] == digest_of(&component).as_str(),
         "{source}"
     );
+    let deployed = up.cli().ok(&["deploy", "--oci", &reference, "--name", "second"]).await?;
+    ensure!(deployed.contains("function second is ready"), "{deployed}");
+    let answer = up.http().get("/fn/default/second/").await?;
+    ensure!(answer.status == StatusCode::OK, "{}", answer.text());
     // A tag that moves makes no revision by itself.
     ensure!(
         up.cli().run(&["get", "revisions", "pulled-00002"]).await?.code != Some(0),
