@@ -1,6 +1,6 @@
 //! `mayfly apply`: server-side apply of manifests, with the field manager `mayfly`.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use clap::Args;
 use http::{Method, StatusCode};
@@ -34,6 +34,38 @@ pub(crate) struct ApplyArgs {
     dry_run: bool,
 }
 
+const DEFINITION: &str = "CustomResourceDefinition";
+/// The kinds that are applied before all others, in this order.
+const FIRST: [&str; 2] = ["Namespace", DEFINITION];
+/// How long to wait until the server serves the kind of a definition that was applied before.
+const KIND_WAIT: Duration = Duration::from_secs(10);
+/// How often to ask meanwhile.
+const KIND_POLL: Duration = Duration::from_millis(50);
+
+/// The kinds of the server, read again when a definition of this run has added some.
+struct Kinds<'a> {
+    discovery: &'a Discovery,
+    refreshed: Option<Discovery>,
+    /// Whether this run has applied a definition.
+    defines_kinds: bool,
+}
+
+impl Kinds<'_> {
+    /// The kind of a manifest.
+    async fn of(&mut self, document: &Document, server: &Server) -> anyhow::Result<&Kind> {
+        let (version, kind) = (&document.api_version, &document.kind);
+        let deadline = tokio::time::Instant::now() + KIND_WAIT;
+        while self.defines_kinds
+            && self.refreshed.as_ref().unwrap_or(self.discovery).of_manifest(version, kind).is_err()
+            && tokio::time::Instant::now() < deadline
+        {
+            self.refreshed = Some(Discovery::fetch(server).await?);
+            tokio::time::sleep(KIND_POLL).await;
+        }
+        self.refreshed.as_ref().unwrap_or(self.discovery).of_manifest(version, kind)
+    }
+}
+
 /// What became of one object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
@@ -43,14 +75,19 @@ enum Outcome {
 }
 
 pub(crate) async fn run(args: ApplyArgs, session: &Session) -> anyhow::Result<()> {
-    let documents = manifest::read(&args.file, args.recursive)?;
+    let mut documents = manifest::read(&args.file, args.recursive)?;
+    // What the others need comes first; the order is kept otherwise.
+    documents
+        .sort_by_key(|document| FIRST.iter().position(|kind| *kind == document.kind).unwrap_or(FIRST.len()));
     let (server, discovery) = (session.server().await?, session.discovery().await?);
+    let mut kinds = Kinds { discovery, refreshed: None, defines_kinds: false };
     let mut applied = Vec::new();
     let mut failures = Vec::new();
     let total = documents.len();
     for document in documents {
-        match apply(&document, &args, session, server, discovery).await {
+        match apply(&document, &args, session, server, &mut kinds).await {
             Ok((line, object)) => {
+                kinds.defines_kinds |= document.kind == DEFINITION;
                 if matches!(session.format(), OutputFormat::Table | OutputFormat::Wide | OutputFormat::Name) {
                     output::line(line)?;
                 }
@@ -112,9 +149,9 @@ async fn apply(
     args: &ApplyArgs,
     session: &Session,
     server: &Server,
-    discovery: &Discovery,
+    kinds: &mut Kinds<'_>,
 ) -> anyhow::Result<(String, Value)> {
-    let kind = discovery.of_manifest(&document.api_version, &document.kind)?;
+    let kind = kinds.of(document, server).await?;
     let namespace = namespace(document, kind, session).await?;
     let path = kind.object(&namespace, &document.name);
     let before = match server.get(&path).await {

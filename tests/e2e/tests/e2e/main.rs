@@ -9,6 +9,7 @@ mod buckets;
 mod clients;
 mod containers;
 mod containers_lifecycle;
+mod custom_resources;
 mod edges;
 mod endpoints;
 mod environment;
