@@ -28,7 +28,7 @@ driver_functions! {
     }
     fn cuDeviceGetCount(count: *mut c_int) {
         let state = check!(state());
-        out!(count, c_int::try_from(state.sim.device_count()).unwrap_or(0));
+        out!(count, c_int::try_from(state.device_count()).unwrap_or(0));
         SUCCESS
     }
     fn cuDeviceGet(device: *mut c_int, ordinal: c_int) {
@@ -75,14 +75,15 @@ driver_functions! {
     }
     fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) {
         let state = check!(state());
-        let gpu = state.sim.describe(check!(state.ordinal(device)));
+        let index = check!(state.ordinal(device));
+        let gpu = state.sim.describe(index);
         // Names of these numbers are in cuda.h: threads per block, warp size, SMs, PCI bus, capability, VMM, pools.
         let found = match attribute {
             1..=3 => 1024,
             4 => 64,
             10 => 32,
             16 => c_int::try_from(gpu.multiprocessors).unwrap_or(0),
-            33 => device + 1,
+            33 => c_int::try_from(index).unwrap_or(0) + 1,
             39 => 2048,
             75 => gpu.compute_capability.0,
             76 => gpu.compute_capability.1,
@@ -149,7 +150,7 @@ driver_functions! {
     }
     fn cuCtxGetDevice(device: *mut c_int) {
         let state = check!(state());
-        out!(device, c_int::try_from(check!(state.current())).unwrap_or(0));
+        out!(device, state.ordinal_of(check!(state.current())));
         SUCCESS
     }
     fn cuModuleLoadData(module: *mut u64, _image: *const c_void) {

@@ -14,7 +14,7 @@ use std::{
 
 use mayfly_gpu_proto::{
     process::ProcessIdentity,
-    sim::{FAULTS_ENV, STATE_ENV, SimFile},
+    sim::{FAULTS_ENV, STATE_ENV, SimFile, VISIBLE_DEVICES_ENV},
 };
 
 use crate::{
@@ -30,6 +30,8 @@ unsafe impl Sync for FunctionAddress {}
 
 pub struct CudaState {
     pub sim: SimFile,
+    /// The device of each ordinal, as `CUDA_VISIBLE_DEVICES` says.
+    visible: Vec<usize>,
     pub identity: ProcessIdentity,
     pub slot: usize,
     pub tables: Mutex<CudaTables>,
@@ -63,7 +65,8 @@ pub fn init() -> Result<&'static CudaState, CudaResult> {
         let sim = SimFile::open(Path::new(&path)).map_err(|_| NO_DEVICE)?;
         let identity = ProcessIdentity::current();
         let slot = sim.claim(&identity).ok_or(OUT_OF_MEMORY)?;
-        Ok(CudaState { sim, identity, slot, tables: Mutex::default() })
+        let visible = sim.visible(std::env::var(VISIBLE_DEVICES_ENV).ok().as_deref());
+        Ok(CudaState { sim, visible, identity, slot, tables: Mutex::default() })
     });
     opened.as_ref().map_err(|code| *code)
 }
@@ -83,19 +86,31 @@ impl CudaState {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    pub fn device_count(&self) -> usize {
+        self.visible.len()
+    }
+
     /// A device by its ordinal.
     pub fn ordinal(&self, device: i32) -> Result<usize, CudaResult> {
-        let index = usize::try_from(device).map_err(|_| INVALID_DEVICE)?;
-        if index >= self.sim.device_count() {
-            return Err(INVALID_DEVICE);
-        }
+        let ordinal = usize::try_from(device).map_err(|_| INVALID_DEVICE)?;
+        let index = self.visible.get(ordinal).copied().ok_or(INVALID_DEVICE)?;
+        self.working(index)
+    }
+
+    /// The ordinal of a device.
+    pub fn ordinal_of(&self, index: usize) -> i32 {
+        let ordinal = self.visible.iter().position(|known| *known == index);
+        ordinal.and_then(|ordinal| i32::try_from(ordinal).ok()).unwrap_or(0)
+    }
+
+    fn working(&self, index: usize) -> Result<usize, CudaResult> {
         if self.sim.device(index).lost.load(Relaxed) != 0 { Err(UNKNOWN) } else { Ok(index) }
     }
 
     pub fn current(&self) -> Result<usize, CudaResult> {
         let context = current_context().ok_or(INVALID_CONTEXT)?;
         let device = self.tables().contexts.get(&context).copied().ok_or(INVALID_CONTEXT)?;
-        self.ordinal(i32::try_from(device).map_err(|_| INVALID_DEVICE)?)
+        self.working(device)
     }
 
     pub fn charge(&self, device: usize, bytes: u64) -> Result<(), CudaResult> {

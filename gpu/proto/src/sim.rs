@@ -23,6 +23,8 @@ use crate::{
 
 /// Environment variable with the path of the state file.
 pub const STATE_ENV: &str = "MAYFLY_FAKE_GPU_STATE";
+/// The devices that CUDA shows, by index or UUID; the driver's own variable.
+pub const VISIBLE_DEVICES_ENV: &str = "CUDA_VISIBLE_DEVICES";
 /// Calls of fake CUDA that fail, for tests: `NAME=CODE[:FROM]` separated by commas, where FROM is the number of the
 /// first call that fails (1 if left out), such as `cuMemCreate=2,cuCtxSynchronize=719:3`.
 pub const FAULTS_ENV: &str = "MAYFLY_FAKE_GPU_FAULTS";
@@ -202,6 +204,22 @@ impl SimFile {
         &self.region().devices[index]
     }
 
+    /// The devices in the order of a list of indices and UUIDs (or their beginnings); all without a list. Like the
+    /// driver, it ignores what follows the first entry that names no device.
+    pub fn visible(&self, list: Option<&str>) -> Vec<usize> {
+        let all = 0..self.device_count();
+        let Some(list) = list else { return all.collect() };
+        let named = |entry: &str| {
+            let entry = entry.trim();
+            match entry.parse::<usize>() {
+                Ok(index) => Some(index).filter(|index| all.contains(index)),
+                Err(_) if entry.is_empty() => None,
+                Err(_) => all.clone().find(|index| self.describe(*index).uuid.starts_with(entry)),
+            }
+        };
+        list.split(',').map_while(named).collect()
+    }
+
     /// What the device is.
     pub fn describe(&self, index: usize) -> FakeGpu {
         let device = self.device(index);
@@ -347,5 +365,21 @@ mod tests {
         drop(other);
         own.reap(None);
         assert_eq!(own.ledger().used(0), 0);
+    }
+
+    #[test]
+    fn devices_are_shown_in_the_order_of_the_list() {
+        let folder = tempfile::tempdir().unwrap();
+        let gpus = parse_gpus("3xH100").unwrap();
+        let sim = SimFile::create(&folder.path().join("sim"), &gpus).unwrap();
+        let list = format!("{},0", gpus[2].uuid);
+        for (list, shown) in [
+            (None, vec![0, 1, 2]),
+            (Some(list.as_str()), vec![2, 0]),
+            (Some("1,7,0"), vec![1]),
+            (Some(""), vec![]),
+        ] {
+            assert_eq!(sim.visible(list), shown, "{list:?}");
+        }
     }
 }

@@ -107,6 +107,9 @@ pub(crate) struct UpArgs {
     /// [default: device-plugins in the data directory]
     #[arg(long, env = "MAYFLY_DEVICE_PLUGINS_DIR", value_name = "DIR")]
     device_plugins_dir: Option<PathBuf>,
+    /// Where the libraries lie that containers with GPUs get [default: beside this program]
+    #[arg(long, env = "MAYFLY_GPU_LIBRARIES_DIR", value_name = "DIR")]
+    gpu_libraries_dir: Option<PathBuf>,
     /// What to log, as in `info,mayfly_gateway=debug` [default: warn for everyone, info for Mayfly]
     #[arg(long, env = "MAYFLY_LOG", value_name = "FILTER")]
     log: Option<String>,
@@ -158,6 +161,7 @@ struct ConfigFile {
     function_instances: Option<u32>,
     fake_gpus: Option<String>,
     device_plugins_dir: Option<PathBuf>,
+    gpu_libraries_dir: Option<PathBuf>,
     log: Option<String>,
     log_format: Option<LogFormat>,
 }
@@ -192,6 +196,7 @@ pub(crate) struct UpConfig {
     /// Simulated GPUs; none where it is empty.
     pub(crate) fake_gpus: Vec<FakeGpu>,
     pub(crate) device_plugins_dir: Option<PathBuf>,
+    pub(crate) gpu_libraries_dir: Option<PathBuf>,
     pub(crate) log: String,
     pub(crate) log_format: LogFormat,
 }
@@ -278,6 +283,7 @@ impl UpArgs {
                 .transpose()?
                 .unwrap_or_default(),
             device_plugins_dir: self.device_plugins_dir.or(file.device_plugins_dir),
+            gpu_libraries_dir: self.gpu_libraries_dir.or(file.gpu_libraries_dir),
             log: self.log.or(file.log).unwrap_or_else(|| LOG_DEFAULT.into()),
             log_format: self.log_format.or(file.log_format).unwrap_or(format_default),
         })

@@ -43,7 +43,7 @@ impl Devices {
         let plugin = if config.fake_gpus.is_empty() {
             None
         } else {
-            Some(fake_gpus(&config.fake_gpus, &data_dir.path().join("gpus"), &manager)?)
+            Some(fake_gpus(config, &data_dir.path().join("gpus"), &manager)?)
         };
         Ok(Some(Self { manager, plugin }))
     }
@@ -63,7 +63,8 @@ impl Devices {
 }
 
 /// The plugin on simulated GPUs. Their state outlives a restart: containers go on using it.
-fn fake_gpus(gpus: &[FakeGpu], folder: &Path, manager: &DeviceManager) -> anyhow::Result<NvidiaPlugin> {
+fn fake_gpus(config: &UpConfig, folder: &Path, manager: &DeviceManager) -> anyhow::Result<NvidiaPlugin> {
+    let gpus = &config.fake_gpus[..];
     let limits = folder.join("limits");
     std::fs::create_dir_all(&limits).with_context(|| format!("cannot make {}", limits.display()))?;
     let state = folder.join("sim");
@@ -74,7 +75,13 @@ fn fake_gpus(gpus: &[FakeGpu], folder: &Path, manager: &DeviceManager) -> anyhow
     if !SimFile::open(&state).is_ok_and(|file| is_same(&file)) {
         SimFile::create(&state, gpus)?;
     }
-    let program = std::env::current_exe().context("cannot find this program's file")?;
+    let libraries = match &config.gpu_libraries_dir {
+        Some(folder) => folder.clone(),
+        None => {
+            let program = std::env::current_exe().context("cannot find this program's file")?;
+            program.parent().unwrap_or(Path::new("/")).to_owned()
+        }
+    };
     let gpu = |gpu: &FakeGpu| Gpu {
         uuid: gpu.uuid.clone(),
         name: gpu.name.to_owned(),
@@ -84,10 +91,7 @@ fn fake_gpus(gpus: &[FakeGpu], folder: &Path, manager: &DeviceManager) -> anyhow
     };
     let config = PluginConfig {
         gpus: gpus.iter().map(gpu).collect(),
-        libraries: Libraries {
-            folder: program.parent().unwrap_or(Path::new("/")).to_owned(),
-            sim: Some(state),
-        },
+        libraries: Libraries { folder: libraries, sim: Some(state) },
         limits,
         sockets: manager.folder().to_owned(),
     };

@@ -48,6 +48,7 @@ pub(crate) struct ContainerNode {
     pub(crate) kubectl: Kubectl,
     pub(crate) folder: NodeFolder,
     before: HostState,
+    arguments: Vec<String>,
 }
 
 /// A node's folder. When dropped, also after a failed test, it ends the processes that name it and unmounts what is
@@ -78,12 +79,18 @@ impl Drop for NodeFolder {
 
 impl ContainerNode {
     pub(crate) async fn start() -> Result<Self> {
+        Self::start_with(&[]).await
+    }
+
+    /// With more flags of `mayfly up`.
+    pub(crate) async fn start_with(arguments: &[&str]) -> Result<Self> {
         let folder = NodeFolder::new()?;
         let before = HostState::look(folder.path());
-        let up = start(folder.path()).await?;
+        let arguments: Vec<String> = arguments.iter().map(|one| (*one).to_owned()).collect();
+        let up = start(folder.path(), &arguments).await?;
         let archive = archive(folder.path())?;
         up.cli().ok(&["image", "import", &archive.to_string_lossy()]).await?;
-        Ok(Self { kubectl: Kubectl::of(up)?, folder, before })
+        Ok(Self { kubectl: Kubectl::of(up)?, folder, before, arguments })
     }
 
     /// Runs `sleep 1d` in a pod and waits until it is ready.
@@ -109,16 +116,16 @@ impl ContainerNode {
     }
 
     /// Kills the server and starts it again on the same data.
-    async fn restart(self) -> Result<Self> {
-        let Self { kubectl, folder, before } = self;
+    pub(crate) async fn restart(self) -> Result<Self> {
+        let Self { kubectl, folder, before, arguments } = self;
         kubectl.up.kill()?;
-        let up = start(folder.path()).await?;
-        Ok(Self { kubectl: Kubectl::of(up)?, folder, before })
+        let up = start(folder.path(), &arguments).await?;
+        Ok(Self { kubectl: Kubectl::of(up)?, folder, before, arguments })
     }
 
     /// Stops the server, after the pods are gone, and compares the host with what it was.
     pub(crate) async fn leaves_nothing(self) -> Result<()> {
-        let Self { kubectl, folder, before } = self;
+        let Self { kubectl, folder, before, .. } = self;
         // A pod that is deleted by force is gone from the API before the node has removed it.
         let [pods, volumes] = ["pods", "volumes"].map(|name| folder.path().join("d/containers").join(name));
         wait::until("the node has removed its pods", || async {
@@ -132,8 +139,9 @@ impl ContainerNode {
     }
 }
 
-async fn start(folder: &Path) -> Result<Up> {
-    Start::default().in_folder(&folder.join("d")).with(&["--containers", "on"]).ready().await
+async fn start(folder: &Path, arguments: &[String]) -> Result<Up> {
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    Start::default().in_folder(&folder.join("d")).with(&["--containers", "on"]).with(&arguments).ready().await
 }
 
 /// What a server could leave on its host.

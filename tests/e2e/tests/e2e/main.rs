@@ -15,6 +15,7 @@ mod endpoints;
 mod environment;
 mod faults;
 mod first_day;
+mod gpus;
 mod image_registry;
 mod jobs;
 mod kubectl;

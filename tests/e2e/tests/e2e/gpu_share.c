@@ -1,0 +1,38 @@
+/* A CUDA program without the toolkit: allocates pieces of 1 GiB until the driver refuses, and prints as JSON how many it
+ * got, the size of the memory that the driver tells, and the code of the refusal. */
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+typedef unsigned long long u64;
+
+static void *function(void *library, const char *name) {
+  void *found = dlsym(library, name);
+  if (!found) { fprintf(stderr, "no function %s\n", name); exit(3); }
+  return found;
+}
+
+static void must(int code, const char *what) {
+  if (code) { fprintf(stderr, "%s failed: %d\n", what, code); exit(4); }
+}
+
+int main(void) {
+  void *library = dlopen("libcuda.so.1", RTLD_NOW);
+  if (!library) { fprintf(stderr, "%s\n", dlerror()); return 2; }
+  int (*init)(unsigned) = function(library, "cuInit");
+  int (*device_count)(int *) = function(library, "cuDeviceGetCount");
+  int (*context)(u64 *, unsigned, int) = function(library, "cuCtxCreate_v2");
+  int (*allocate)(u64 *, size_t) = function(library, "cuMemAlloc_v2");
+  int (*memory)(size_t *, size_t *) = function(library, "cuMemGetInfo_v2");
+  u64 handle, address;
+  size_t free_bytes = 0, total_bytes = 0;
+  int devices = 0, pieces = 0, code;
+  must(init(0), "cuInit");
+  must(device_count(&devices), "cuDeviceGetCount");
+  must(context(&handle, 0, 0), "cuCtxCreate");
+  must(memory(&free_bytes, &total_bytes), "cuMemGetInfo");
+  while (!(code = allocate(&address, (size_t)1 << 30)) && pieces < 1000) pieces++;
+  printf("{\"devices\": %d, \"totalGiB\": %zu, \"allocatedGiB\": %d, \"refusal\": %d}\n", devices,
+         total_bytes >> 30, pieces, code);
+  return 0;
+}

@@ -1,0 +1,178 @@
+//! Simulated GPUs: what a node offers, shares that are enforced, jobs that build and run a source file. Needs root,
+//! containers and a C compiler.
+//!
+//! Cargo builds the libraries for these tests as the dev-dependencies `mayfly_gpu_shim`, `mayfly_gpu_fake_cuda` and
+//! `mayfly_gpu_fake_nvml`.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, ensure};
+use mayfly_e2e::{skipped, test_name, wait};
+use serde_json::{Value, json};
+
+use crate::containers::{ContainerNode, containers_or_skip};
+
+/// Folders of the host with the C library and the compiler; containers see them at the same paths.
+const HOST_FOLDERS: [&str; 3] = ["/usr", "/lib", "/lib64"];
+const LIBRARIES: [&str; 3] =
+    ["libmayfly_gpu_shim.so", "libmayfly_gpu_fake_cuda.so", "libmayfly_gpu_fake_nvml.so"];
+
+macro_rules! compiler_or_skip {
+    () => {
+        if !Path::new("/usr/bin/gcc").exists() {
+            skipped(test_name!(), "no gcc");
+            return Ok(());
+        }
+    };
+}
+
+/// A node with four simulated GPUs of 141 GB.
+async fn node() -> Result<ContainerNode> {
+    let libraries = libraries()?;
+    let libraries = libraries.to_string_lossy();
+    ContainerNode::start_with(&["--fake-gpus", "4xH200", "--gpu-libraries-dir", &libraries]).await
+}
+
+/// Where cargo put the libraries: beside this program, or one folder up.
+fn libraries() -> Result<PathBuf> {
+    let program = std::env::current_exe()?;
+    let mut folders = program.ancestors().skip(1).take(2);
+    let found = folders.find(|folder| LIBRARIES.iter().all(|name| folder.join(name).is_file()));
+    Ok(found.context("cargo did not build the GPU libraries")?.to_owned())
+}
+
+fn source() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/e2e/gpu_share.c")
+}
+
+/// A pod whose container has the host's compiler.
+fn pod_spec(command: &str, limits: &Value) -> Value {
+    let folders: Vec<_> = HOST_FOLDERS.into_iter().filter(|folder| Path::new(folder).is_dir()).collect();
+    let volume = |at: usize| format!("host{at}");
+    let volumes: Vec<_> = folders
+        .iter()
+        .enumerate()
+        .map(|(at, path)| json!({"name": volume(at), "hostPath": {"path": path}}))
+        .collect();
+    let mounts: Vec<_> = folders
+        .iter()
+        .enumerate()
+        .map(|(at, path)| json!({"name": volume(at), "mountPath": path, "readOnly": true}))
+        .collect();
+    json!({"restartPolicy": "Never", "volumes": volumes, "containers": [{"name": "c", "image": "busybox:local",
+        "env": [{"name": "PATH", "value": "/usr/bin:/bin"}], "command": ["/bin/sh", "-c", command],
+        "volumeMounts": mounts, "resources": {"limits": limits}}]})
+}
+
+fn half_a_gpu() -> Value {
+    json!({"mayfly.dev/vcuda-core": 50, "mayfly.dev/vcuda-memory": 32})
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn half_a_gpu_is_offered_allocated_and_enforced() -> Result<()> {
+    containers_or_skip!();
+    compiler_or_skip!();
+    let node = node().await?;
+    let described = wait::until("the node offers its GPUs", || async {
+        let described = node.kubectl.ok(&["describe", "node"]).await?;
+        let wanted =
+            [("nvidia.com/gpu:", "4"), ("mayfly.dev/vcuda-core:", "400"), ("mayfly.dev/vcuda-memory:", "")];
+        let has = |(name, count): &(&str, &str)| {
+            let lines = described.lines().filter(|line| line.trim_start().starts_with(name));
+            lines.filter(|line| line.trim_end().ends_with(count)).count() >= 2
+        };
+        Ok(wanted.iter().all(has).then_some(described))
+    })
+    .await?;
+    ensure!(described.contains("Allocated resources"), "{described}");
+    // Two halves are one GPU; the program is held to its 8 GiB, and then ends only when told.
+    let program = source();
+    let content = std::fs::read_to_string(&program)?;
+    node.kubectl
+        .ok(&["create", "configmap", "source", &format!("--from-file={}", program.display())])
+        .await?;
+    ensure!(content.contains("cuMemAlloc_v2"));
+    let command = "gcc -o /tmp/share /source/gpu_share.c -ldl && /tmp/share && exec sleep 1d";
+    for name in ["a", "b"] {
+        let mut spec = pod_spec(&format!("mkdir -p /tmp; {command}"), &half_a_gpu());
+        spec["volumes"]
+            .as_array_mut()
+            .context("volumes")?
+            .push(json!({"name": "source", "configMap": {"name": "source"}}));
+        let mounts = spec["containers"][0]["volumeMounts"].as_array_mut().context("mounts")?;
+        mounts.push(json!({"name": "source", "mountPath": "/source"}));
+        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec});
+        node.kubectl.ok(&["create", "-f", &node.kubectl.file(name, &pod)?]).await?;
+    }
+    let mut devices = Vec::new();
+    for name in ["a", "b"] {
+        let told = wait::until(&format!("{name} has run"), || async {
+            let log = node.kubectl.ok(&["logs", name]).await?;
+            Ok(serde_json::from_str::<Value>(log.trim()).ok())
+        })
+        .await;
+        let told = match told {
+            Ok(told) => told,
+            Err(error) => {
+                let described = node.kubectl.ok(&["describe", "pod", name]).await?;
+                let log = node.kubectl.run(&["logs", name]).await?;
+                return Err(error.context(format!("{described}\n{log:?}")));
+            }
+        };
+        ensure!(told == json!({"devices": 1, "totalGiB": 8, "allocatedGiB": 8, "refusal": 2}), "{told}");
+        devices.push(node.exec(name, "echo $NVIDIA_VISIBLE_DEVICES").await?);
+    }
+    ensure!(devices[0] == devices[1] && devices[0].starts_with("GPU-"), "{devices:?}");
+    // The shared GPU is no whole one any more, and comes back when its pods are gone.
+    whole_gpus(&node, 3).await?;
+    node.kubectl.ok(&["delete", "pod", "a", "b", "--grace-period=0", "--force"]).await?;
+    whole_gpus(&node, 4).await?;
+    node.leaves_nothing().await
+}
+
+async fn whole_gpus(node: &ContainerNode, count: usize) -> Result<()> {
+    wait::until(&format!("{count} whole GPUs are allocatable"), || async {
+        let path = r"jsonpath={.items[0].status.allocatable.nvidia\.com/gpu}";
+        let told = node.kubectl.ok(&["get", "node", "-o", path]).await?;
+        Ok((told == count.to_string()).then_some(()))
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gpu_job_builds_a_source_file_and_its_results_outlive_its_pod() -> Result<()> {
+    containers_or_skip!();
+    compiler_or_skip!();
+    let node = node().await?;
+    let pushed = node.kubectl.up.cli().ok(&["artifact", "push", &source().to_string_lossy()]).await?;
+    let digest =
+        pushed.split_whitespace().find(|word| word.starts_with("sha256:")).context(pushed.clone())?;
+    let inputs = json!({"artifacts": {"job.c": {"digest": digest}}}).to_string();
+    let command = "mkdir -p /tmp /mayfly/out/artifacts && gcc -o /tmp/job /mayfly/in/job.c -ldl && \
+                   /tmp/job > /mayfly/out/share && cp /tmp/job /mayfly/out/artifacts/program && echo done";
+    let job = json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "job"}, "spec": {"backoffLimit": 0,
+        "template": {"metadata": {"annotations": {"mayfly.dev/inputs": inputs}},
+            "spec": pod_spec(command, &half_a_gpu())}}});
+    node.kubectl.ok(&["create", "-f", &node.kubectl.file("job", &job)?]).await?;
+    let waited = node.kubectl.run(&["wait", "--for=condition=complete", "job/job", "--timeout=50s"]).await?;
+    if waited.code != Some(0) {
+        let described = node.kubectl.ok(&["describe", "pods,jobs"]).await?;
+        let log = node.kubectl.run(&["logs", "job/job"]).await?;
+        anyhow::bail!("{waited:?}\n{described}\n{log:?}");
+    }
+    node.kubectl.ok(&["delete", "pod", "-l", "job-name=job", "--timeout=50s"]).await?;
+    let told: Value = serde_json::from_str(&node.kubectl.ok(&["get", "job", "job", "-o", "json"]).await?)?;
+    let outcomes = told["metadata"]["annotations"]["mayfly.dev/outcomes"].as_str().context("no outcomes")?;
+    let outcomes: Value = serde_json::from_str(outcomes)?;
+    let document = outcomes[0]["outputs"]["document"].as_str().with_context(|| outcomes.to_string())?;
+    let outputs = node.kubectl.up.cli().ok(&["artifact", "get", document]).await?;
+    let outputs: Value = serde_json::from_str(&outputs)?;
+    let share = json!({"devices": 1, "totalGiB": 8, "allocatedGiB": 8, "refusal": 2});
+    ensure!(outputs["parameters"]["share"] == share && outputs["result"] == "done", "{outputs}");
+    let program = outputs["artifacts"]["program"]["digest"].as_str().with_context(|| outputs.to_string())?;
+    let file = node.folder.path().join("program");
+    node.kubectl.up.cli().ok(&["artifact", "get", program, "--out", &file.to_string_lossy()]).await?;
+    ensure!(std::fs::read(&file)?.starts_with(b"\x7fELF"));
+    node.kubectl.ok(&["delete", "job", "job", "--timeout=50s"]).await?;
+    node.leaves_nothing().await
+}
