@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use mayfly_runtime::{CallError, ContainerFiles, component::TABLE_ELEMENTS_MAX, logs::Stream};
+use mayfly_runtime::{CallError, ContainerFiles, Mount, component::TABLE_ELEMENTS_MAX, logs::Stream};
 use tokio::sync::watch;
 use wasmtime::ResourceLimiter;
 use wasmtime_wasi::{FsPerms, ResourceTable, WasiCtx, WasiCtxBuilder, WasiCtxView, WasiView, cli::InputFile};
@@ -50,6 +50,8 @@ pub(crate) struct Program {
     memory_bytes: AtomicU64,
     /// Its pod has ended; its guests are ended with it.
     over: watch::Sender<bool>,
+    /// The folders of its pod's volumes.
+    volumes: Vec<Mount>,
     /// A job's folders and its stdin.
     files: Option<ContainerFiles>,
     /// `wasi:config` reads the environment, too. Made when first asked for.
@@ -66,26 +68,41 @@ impl Program {
         lane: Arc<Lane>,
         budget: Arc<MemoryBudget>,
     ) -> Self {
-        let (memory_bytes, files, config) = (AtomicU64::new(0), None, OnceLock::new());
+        let (memory_bytes, config) = (AtomicU64::new(0), OnceLock::new());
+        let (volumes, files) = (Vec::new(), None);
         let over = watch::Sender::new(false);
-        Self { args, env, memory_bytes_max, log, egress, lane, budget, memory_bytes, over, files, config }
+        Self {
+            args,
+            env,
+            memory_bytes_max,
+            log,
+            egress,
+            lane,
+            budget,
+            memory_bytes,
+            over,
+            volumes,
+            files,
+            config,
+        }
     }
 
-    /// With folders and an input, which jobs only have.
-    pub(crate) fn with_files(self, files: Option<ContainerFiles>) -> Self {
-        Self { files, ..self }
+    /// With the folders of a pod's volumes, and the folders and the input of a job.
+    pub(crate) fn with_files(self, volumes: Vec<Mount>, files: Option<ContainerFiles>) -> Self {
+        Self { volumes, files, ..self }
     }
 
-    /// Opens a job's folders and its input. They lie there when the job is started; one that cannot be opened
-    /// all the same is told in the log, and the guest does without.
+    /// Opens the folders and the input. They exist when the program is started; one that cannot be opened is noted in
+    /// the log, and the guest does without.
     fn open_files(&self, builder: &mut WasiCtxBuilder) {
-        let Some(files) = &self.files else { return };
-        for mount in &files.mounts {
+        let of_job = self.files.iter().flat_map(|files| &files.mounts);
+        for mount in of_job.chain(&self.volumes) {
             let perms = if mount.read_only { FsPerms::ReadOnly } else { FsPerms::ReadWrite };
             if let Err(error) = builder.preopened_dir(&mount.host, &mount.guest, perms) {
                 self.log.note(&format!("cannot open {}: {error}", mount.guest));
             }
         }
+        let Some(files) = &self.files else { return };
         match std::fs::File::open(&files.stdin) {
             Ok(file) => drop(builder.stdin(InputFile::new(file))),
             Err(error) => self.log.note(&format!("cannot open the input: {error}")),

@@ -21,6 +21,7 @@ pub mod resources;
 pub mod revision;
 pub mod selector;
 pub mod validation;
+pub mod volume_claims;
 pub mod wellknown;
 pub mod workflow;
 

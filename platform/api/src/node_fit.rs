@@ -110,6 +110,11 @@ impl NodeFacts {
         }
     }
 
+    /// Whether one of the selector's terms matches; the node affinity of a volume is such a selector.
+    pub fn matches_selector(&self, selector: &NodeSelector) -> bool {
+        selector.node_selector_terms.iter().any(|term| self.matches_term(term))
+    }
+
     fn misfit(&self, wanted: &Constraints) -> Option<Misfit> {
         if self.unschedulable {
             let taint =
@@ -129,8 +134,7 @@ impl NodeFacts {
             return Some(Misfit::Taint { key, value });
         }
         let selected = wanted.node_selector.iter().all(|(key, value)| self.labels.get(key) == Some(value));
-        let terms = wanted.required.as_ref().map(|selector| &selector.node_selector_terms);
-        let matches = terms.is_none_or(|terms| terms.iter().any(|term| self.matches_term(term)));
+        let matches = wanted.required.as_ref().is_none_or(|selector| self.matches_selector(selector));
         (!selected || !matches).then_some(Misfit::Selector)
     }
 

@@ -178,6 +178,11 @@ impl DataDir {
         self.root.join("containers")
     }
 
+    /// The data of local PersistentVolumes.
+    pub fn volumes(&self) -> PathBuf {
+        self.root.join("volumes")
+    }
+
     /// Logs of functions and pods.
     pub fn logs(&self) -> PathBuf {
         self.root.join("logs")

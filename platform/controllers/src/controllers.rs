@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     artifacts, autoscaler, cron_job, daemon_set, deployment, disruption, endpoints, events, function,
-    garbage, job, namespace_defaults, node, pods, replica_set, stateful_set,
+    garbage, job, namespace_defaults, node, persistent_volume, pods, replica_set, stateful_set,
 };
 
 /// What each controller is told.
@@ -26,6 +26,7 @@ pub struct Config {
     pub job: job::Config,
     pub garbage: garbage::Config,
     pub node: node::Config,
+    pub persistent_volume: persistent_volume::Config,
     pub pods: pods::Config,
     pub artifacts: artifacts::Config,
     pub events: events::Config,
@@ -47,6 +48,7 @@ pub struct Controllers {
     job: job::Controller,
     garbage: garbage::Collector,
     node: node::Controller,
+    persistent_volume: persistent_volume::Controller,
     pods: pods::Collector,
     artifacts: artifacts::Collector,
     events: events::Collector,
@@ -78,6 +80,11 @@ impl Controllers {
             job: job::Controller::create(config.job, client.clone(), informers),
             garbage: garbage::Collector::create(config.garbage, client.clone()),
             node: node::Controller::create(config.node, client.clone(), informers),
+            persistent_volume: persistent_volume::Controller::create(
+                config.persistent_volume,
+                client.clone(),
+                informers,
+            ),
             pods: pods::Collector::create(config.pods, client.clone(), informers),
             artifacts: artifacts::Collector::create(config.artifacts, client.clone(), informers),
             events: events::Collector::create(config.events, client),
@@ -102,6 +109,7 @@ impl Controllers {
             self.job.run(stop.clone()),
             self.garbage.run(stop.clone()),
             self.node.run(stop.clone()),
+            self.persistent_volume.run(stop.clone()),
             self.pods.run(stop.clone()),
             self.artifacts.run(stop.clone()),
             self.events.run(stop),

@@ -28,7 +28,7 @@ use crate::{
     static_pods::StaticPods,
     streams::PodStreams,
     usage::Meters,
-    volumes::{Volumes, tokens::ServiceAccountTokens},
+    volumes::{Volumes, claims::PodClaims, tokens::ServiceAccountTokens},
 };
 
 /// Pause between looks at what the runtimes say.
@@ -158,6 +158,7 @@ impl Kubelet {
             logs: config.logs.clone(),
             jobs: config.jobs.clone(),
             volumes: config.volumes.clone().map(Volumes::new),
+            claims: PodClaims::new(informers),
             devices: config.devices.clone(),
             local: Default::default(),
             addresses: Addresses::default().into(),

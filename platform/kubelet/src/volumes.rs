@@ -3,12 +3,16 @@
 //! ```text
 //! DIR/<pod uid>/<volume>/            emptyDir (a tmpfs where its medium is memory)
 //! DIR/<pod uid>/<volume>/..data ──▶ ..<time>/   configMap, secret, downwardAPI, projected
+//! DIR/<pod uid>/<volume>/            an NFS export is mounted here
 //! ```
 //! Files of the second kind are links through `..data`, which is replaced by one rename: a reader sees the old or
 //! the new files, never a mixture.
 
+pub(crate) mod claims;
 mod content;
 mod files;
+mod ownership;
+mod persistent;
 pub(crate) mod tokens;
 
 use std::{
@@ -39,6 +43,8 @@ pub(crate) struct VolumeSources<'a, S> {
     pub(crate) node: &'a str,
     pub(crate) address: Option<std::net::IpAddr>,
     pub(crate) tokens: &'a tokens::PodTokens,
+    /// The volumes that the pod's claims are bound to.
+    pub(crate) claimed: &'a claims::ClaimedVolumes,
 }
 
 impl Volumes {
@@ -67,10 +73,13 @@ impl Volumes {
             let volume = volumes.iter().find(|volume| volume.name == wanted.name);
             let volume = volume.ok_or_else(|| format!("the pod has no volume {:?}", wanted.name))?;
             let path = self.make(&uid, pod, volume, sources)?;
+            let claimed = sources.claimed.get(&volume.name);
             mounts.push(Mount {
                 host: sub_path(&path, wanted)?,
                 guest: wanted.mount_path.clone(),
-                read_only: wanted.read_only.unwrap_or(false) || FileSource::of(volume).is_some(),
+                read_only: wanted.read_only.unwrap_or(false)
+                    || claimed.is_some_and(|claimed| claimed.read_only)
+                    || FileSource::of(volume).is_some(),
             });
         }
         mounts.sort_by_key(|mount| mount.guest.matches('/').count());
@@ -94,6 +103,14 @@ impl Volumes {
             let limit = empty.size_limit.as_ref().and_then(|limit| quantity::whole(limit).ok());
             empty_dir(&path, in_memory, limit, fs_group(pod)).map_err(failed)?;
             return Ok(path);
+        }
+        if let Some(claimed) = sources.claimed.get(&volume.name) {
+            return persistent::make(pod, claimed, &path)
+                .map_err(|why| format!("volume {:?}: {why}", volume.name));
+        }
+        if let Some(source) = &volume.nfs {
+            return persistent::nfs(source, &[], false, &path)
+                .map_err(|why| format!("volume {:?}: {why}", volume.name));
         }
         let Some(source) = FileSource::of(volume) else {
             return Err(format!("volume {:?} is of a type that this node does not have", volume.name));

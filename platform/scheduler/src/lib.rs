@@ -21,6 +21,8 @@ pub mod request;
 mod run;
 pub mod snapshot;
 mod state;
+mod storage;
+pub mod volumes;
 
 pub use rehearsal::Rehearsal;
 pub use run::{Config, Scheduler};

@@ -7,7 +7,7 @@
 
 use std::{collections::BTreeMap, fmt};
 
-use mayfly_api::resources::Amounts;
+use mayfly_api::{node_fit::NodeFacts, resources::Amounts};
 
 use crate::{
     cache::NodeId,
@@ -38,6 +38,8 @@ pub enum Decision {
 pub struct FitError {
     pub nodes: usize,
     pub reasons: BTreeMap<String, usize>,
+    /// What keeps the pod from every node, whatever the nodes are.
+    pub blocked: Option<String>,
 }
 
 /// Upstream's wording.
@@ -47,6 +49,9 @@ impl fmt::Display for FitError {
             return f.write_str("no nodes available to schedule pods");
         }
         write!(f, "0/{} nodes are available:", self.nodes)?;
+        if let Some(blocked) = &self.blocked {
+            return write!(f, " {blocked}.");
+        }
         let mut reasons: Vec<_> =
             self.reasons.iter().map(|(reason, count)| format!("{count} {reason}")).collect();
         reasons.sort();
@@ -73,6 +78,11 @@ impl Planner {
     pub fn plan(&mut self, snapshot: &mut Snapshot, request: &PodRequest) -> Decision {
         let verdicts = snapshot.verdicts(&request.constraints);
         let snapshot = &*snapshot;
+        if let Some(blocked) = request.volumes.blocked.clone() {
+            let nodes = snapshot.node_count;
+            let reasons = BTreeMap::new();
+            return Decision::Unschedulable(FitError { nodes, reasons, blocked: Some(blocked) });
+        }
         let scan = Scan::new(snapshot, &verdicts, request);
         let places = snapshot.facts.len();
         let start = if places == 0 { 0 } else { self.start % places };
@@ -128,7 +138,7 @@ impl<'a> Scan<'a> {
 
     /// The node's score, or `None` when it cannot take the pod.
     fn score(&self, id: NodeId) -> Option<f32> {
-        self.snapshot.facts[id].as_ref()?;
+        let facts = self.snapshot.facts[id].as_ref()?;
         let fixed = self.static_scores[self.verdicts.of_node[id] as usize]?;
         if self.snapshot.pods_free[id] == 0 {
             return None;
@@ -139,6 +149,9 @@ impl<'a> Scan<'a> {
             }
         }
         if !self.request.host_ports.is_empty() && self.ports_taken(id) {
+            return None;
+        }
+        if !self.request.volumes.is_empty() && self.request.volumes.misfit(facts).is_some() {
             return None;
         }
         let (cpu, memory) = (self.snapshot.cpu[id], self.snapshot.memory[id]);
@@ -155,10 +168,10 @@ impl<'a> Scan<'a> {
 
     /// Looks at every node again, slowly, and says what is in the way.
     fn explain(&self) -> FitError {
-        let mut error = FitError { nodes: self.snapshot.node_count, reasons: BTreeMap::new() };
+        let mut error = FitError { nodes: self.snapshot.node_count, ..FitError::default() };
         for (id, facts) in self.snapshot.facts.iter().enumerate() {
-            if facts.is_some() {
-                for reason in self.reasons(id) {
+            if let Some(facts) = facts {
+                for reason in self.reasons(id, facts) {
                     *error.reasons.entry(reason).or_default() += 1;
                 }
             }
@@ -166,12 +179,15 @@ impl<'a> Scan<'a> {
         error
     }
 
-    fn reasons(&self, id: NodeId) -> Vec<String> {
+    fn reasons(&self, id: NodeId, facts: &NodeFacts) -> Vec<String> {
         if let Some(misfit) = &self.verdicts.table[self.verdicts.of_node[id] as usize].misfit {
             return vec![misfit.to_string()];
         }
         if !self.request.host_ports.is_empty() && self.ports_taken(id) {
             return vec!["node(s) didn't have free ports for the requested pod ports".into()];
+        }
+        if let Some(why) = self.request.volumes.misfit(facts) {
+            return vec![why.into()];
         }
         let mut reasons = Vec::new();
         if self.snapshot.pods_free[id] == 0 {

@@ -10,6 +10,7 @@ use crate::{
     cache::{Cache, Effect},
     plan::Decision,
     state::State,
+    volumes::VolumeNeeds,
 };
 
 /// A scheduler that is told everything and binds nothing. Time comes in as an argument.
@@ -27,7 +28,7 @@ impl Rehearsal {
 
     /// A pod as the API would show it; `None` when it is gone.
     pub fn set_pod(&mut self, key: &ObjectKey, pod: Option<&Pod>, now: Instant) {
-        let effect = self.state.take_pod(key, pod);
+        let effect = self.state.take_pod(key, pod, VolumeNeeds::default());
         self.apply(effect, now);
     }
 

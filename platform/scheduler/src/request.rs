@@ -10,6 +10,8 @@ use mayfly_api::{
     wellknown::LABEL_REVISION,
 };
 
+use crate::volumes::VolumeNeeds;
+
 /// Pods for another scheduler are left to it.
 pub const SCHEDULER_NAME: &str = "default-scheduler";
 /// What a container counts as in scores when it asks for nothing (upstream: `GetNonzeroRequests`).
@@ -31,6 +33,8 @@ pub struct PodRequest {
     pub revision: Option<Arc<str>>,
     /// Where it may run at all; shared by all pods of a template.
     pub constraints: Arc<Constraints>,
+    /// What its claims demand; nothing until [`PodRequest::with_volumes`].
+    pub volumes: Arc<VolumeNeeds>,
 }
 
 /// A port of the node that a container wants for itself.
@@ -70,7 +74,13 @@ impl PodRequest {
             host_ports: host_ports(spec),
             revision: revision.map(|revision| format!("{namespace}/{revision}").into()),
             constraints: Arc::new(Constraints::of(spec)),
+            volumes: Arc::default(),
         }
+    }
+
+    #[must_use]
+    pub fn with_volumes(self, volumes: VolumeNeeds) -> Self {
+        Self { volumes: Arc::new(volumes), ..self }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
+    sync::Arc,
     time::Duration,
 };
 
@@ -12,10 +13,11 @@ use kube::{
 use mayfly_api::{
     ObjectKey,
     k8s::{
-        api::core::v1::{Binding, Node, ObjectReference, Pod, PodCondition},
+        api::core::v1::{Binding, Node, ObjectReference, PersistentVolumeClaim, Pod, PodCondition},
         apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time},
         jiff::Timestamp,
     },
+    volume_claims::{ANNOTATION_SELECTED_NODE, claims_of},
 };
 use mayfly_informer::{EventRecorder, Informer, Informers};
 use serde_json::{Value, json};
@@ -31,6 +33,8 @@ use crate::{
     queue::Popped,
     request::{PodRequest, wants_node},
     state::State,
+    storage::Storage,
+    volumes::VolumeNeeds,
 };
 
 /// What the scheduler is told.
@@ -58,6 +62,9 @@ pub struct Scheduler {
     client: Client,
     pods: Informer<Pod>,
     nodes: Informer<Node>,
+    storage: Storage,
+    /// Pods that wait for a node and have claims: looked at again when any claim, volume or class changes.
+    with_claims: BTreeSet<ObjectKey>,
     state: State,
 }
 
@@ -113,7 +120,10 @@ impl Bindings {
 impl Scheduler {
     /// Starts the informers it needs. Must be called inside a tokio runtime.
     pub fn create(config: Config, client: Client, informers: &Informers) -> Self {
-        Self { config, client, pods: informers.of(), nodes: informers.of(), state: State::default() }
+        let pods = informers.of::<Pod>();
+        let storage = Storage::create(informers, &pods);
+        let (nodes, state) = (informers.of(), State::default());
+        Self { config, client, pods, nodes, storage, with_claims: BTreeSet::new(), state }
     }
 
     /// Runs until `stop`, then waits for the bindings under way.
@@ -122,12 +132,14 @@ impl Scheduler {
         let synced = async {
             self.nodes.synced().await;
             self.pods.synced().await;
+            self.storage.synced().await;
         };
         tokio::select! {
             () = synced => {}
             () = stop.cancelled() => return,
         }
         let (mut node_changes, mut pod_changes) = (self.nodes.subscribe(), self.pods.subscribe());
+        let mut storage_changes = self.storage.subscribe();
         let (mut bindings, mut reports) = (Bindings::default(), JoinSet::new());
         // What is bound already counts before the first decision.
         self.take_nodes(node_changes.take());
@@ -148,6 +160,7 @@ impl Scheduler {
                 }
                 changed = node_changes.next() => self.take_nodes(changed),
                 changed = pod_changes.next() => self.take_pods(changed),
+                () = storage_changes.next() => self.take_pods(self.with_claims.clone()),
                 Some(_) = reports.join_next() => {}
                 () = sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() && has_room && !more => {}
                 () = std::future::ready(()), if more => tokio::task::yield_now().await,
@@ -176,7 +189,14 @@ impl Scheduler {
         let mut effect = Effect::None;
         for key in keys {
             let pod = self.pods.get(&key);
-            if self.state.take_pod(&key, pod.as_deref()) == Effect::MayFit {
+            let waits = pod.as_ref().filter(|pod| wants_node(pod) && !claims_of(pod).is_empty());
+            let needs = waits.map(|pod| VolumeNeeds::of(pod, &self.storage)).unwrap_or_default();
+            if waits.is_some() {
+                self.with_claims.insert(key.clone());
+            } else {
+                self.with_claims.remove(&key);
+            }
+            if self.state.take_pod(&key, pod.as_deref(), needs) == Effect::MayFit {
                 effect = Effect::MayFit;
             }
         }
@@ -194,6 +214,12 @@ impl Scheduler {
             let now = Instant::now();
             let Some(popped) = self.state.queue.pop(now) else { return };
             match self.state.decide(&popped.request) {
+                Decision::Place { node } if !popped.request.volumes.unbound.is_empty() => {
+                    if reports.len() < self.config.reports_max {
+                        reports.spawn(select_node(self.client.clone(), popped.request.volumes.clone(), node));
+                    }
+                    self.state.queue.unschedulable(popped, now);
+                }
                 Decision::Place { node } => {
                     let binding = bind(self.client.clone(), &popped.request, &node);
                     bindings.spawn(popped, node, binding);
@@ -279,6 +305,18 @@ fn bind(
         let params = PostParams::default();
         let answer = api.create_subresource::<_, Value>("binding", &key.name, &params, &binding);
         answer.await.map(|_| ())
+    }
+}
+
+/// Names the chosen node on the claims that wait for it. Their change, once they are bound, brings the pod back.
+async fn select_node(client: Client, volumes: Arc<VolumeNeeds>, node: String) {
+    for claim in volumes.unbound.iter().filter(|claim| claim.selected_node.is_none()) {
+        let api: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), &claim.key.namespace);
+        let annotations = json!({ANNOTATION_SELECTED_NODE: node});
+        let patch = Patch::Merge(json!({"metadata": {"annotations": annotations}}));
+        if let Err(error) = api.patch(&claim.key.name, &PatchParams::default(), &patch).await {
+            tracing::debug!(claim = %claim.key, %error, "could not name the node of a claim; the next try does");
+        }
     }
 }
 

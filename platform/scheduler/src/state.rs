@@ -8,6 +8,7 @@ use crate::{
     queue::Queue,
     request::{PodRequest, wants_node},
     snapshot::Snapshot,
+    volumes::VolumeNeeds,
 };
 
 #[derive(Default)]
@@ -19,21 +20,25 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// A pod as the API shows it.
-    pub(crate) fn take_pod(&mut self, key: &ObjectKey, pod: Option<&Pod>) -> Effect {
+    /// A pod as the API shows it, and what its claims demand.
+    pub(crate) fn take_pod(&mut self, key: &ObjectKey, pod: Option<&Pod>, volumes: VolumeNeeds) -> Effect {
         let effect = self.cache.set_pod(key, pod);
-        let waiting = pod.filter(|pod| wants_node(pod)).map(PodRequest::of);
+        let waiting = pod.filter(|pod| wants_node(pod));
+        let waiting = waiting.map(|pod| PodRequest::of(pod).with_volumes(volumes));
         // One that is assumed has its node already; its binding is on the way.
         let waiting = waiting.filter(|request| !self.cache.holds(key, &request.uid));
         self.queue.set(key, waiting);
         effect
     }
 
-    /// Decides, and books the pod where it shall go.
+    /// Decides, and books the pod where it shall go. One whose claims have to be bound first is not booked: it is
+    /// decided again when they are.
     pub(crate) fn decide(&mut self, request: &PodRequest) -> Decision {
         self.snapshot.update(&mut self.cache);
         let decision = self.planner.plan(&mut self.snapshot, request);
-        if let Decision::Place { node } = &decision {
+        if let Decision::Place { node } = &decision
+            && request.volumes.unbound.is_empty()
+        {
             self.cache.assume(request, node);
         }
         decision

@@ -76,7 +76,7 @@ fn program(pods: &Pods, sandbox: &SandboxSpec, spec: &ContainerSpec) -> Result<P
         shared.lane(&sandbox.pod.namespace, &sandbox.pod.name),
         shared.budget.clone(),
     )
-    .with_files(spec.files.clone()))
+    .with_files(spec.process.mounts.clone(), spec.files.clone()))
 }
 
 pub(super) fn egress(pods: &Pods, sandbox: &SandboxSpec) -> Result<Egress, RuntimeError> {

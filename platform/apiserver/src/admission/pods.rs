@@ -53,7 +53,7 @@ impl Inner {
         let mounts =
             |map: &Map<String, Value>| map.get("automountServiceAccountToken").and_then(Value::as_bool);
         let wanted = mounts(&*spec).or_else(|| mounts(&account.0)).unwrap_or(true);
-        // The wasm host mounts no volumes.
+        // A component gets no token: the API is not among its destinations.
         let has_volumes = spec.get("runtimeClassName").and_then(Value::as_str)
             != Some(mayfly_api::wellknown::RUNTIME_CLASS_WASM);
         if wanted && has_volumes && self.config.service_account_token_volumes {

@@ -7,8 +7,7 @@ use serde_json::{Map, Value};
 use crate::object::Object;
 
 /// Fields of a pod's spec without an effect.
-const POD_FIELDS: [&str; 13] = [
-    "volumes",
+const POD_FIELDS: [&str; 12] = [
     "hostNetwork",
     "hostPID",
     "hostIPC",
@@ -23,8 +22,8 @@ const POD_FIELDS: [&str; 13] = [
     "resourceClaims",
 ];
 /// Fields of a container without an effect.
-const CONTAINER_FIELDS: [&str; 7] =
-    ["volumeMounts", "volumeDevices", "workingDir", "securityContext", "stdin", "stdinOnce", "tty"];
+const CONTAINER_FIELDS: [&str; 6] =
+    ["volumeDevices", "workingDir", "securityContext", "stdin", "stdinOnce", "tty"];
 /// Where a container may name commands, which the wasm host does not run.
 const COMMANDS: [&[&str]; 5] = [
     &["livenessProbe", "exec"],
@@ -151,8 +150,8 @@ mod tests {
         check(
             spec,
             &[
-                "no effect in a pod of runtimeClassName wasm: spec.volumes, spec.hostNetwork, \
-                 spec.initContainers[0].tty, spec.containers[0].volumeMounts, spec.containers[0].workingDir, \
+                "no effect in a pod of runtimeClassName wasm: spec.hostNetwork, \
+                 spec.initContainers[0].tty, spec.containers[0].workingDir, \
                  spec.containers[0].livenessProbe.exec, spec.containers[1].resources.limits.cpu",
                 "spec.containers[0].command: names no program in a pod of runtimeClassName wasm: its component \
                  runs, and sees this before its args",

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     job,
-    volumes::{self, VolumeSources},
+    volumes::{self, VolumeSources, claims::ClaimedVolumes},
 };
 
 /// A start that takes longer than this is told before it has ended.
@@ -170,8 +170,10 @@ impl Worker {
         let (pod, spec, address) = (pod.clone(), spec.clone(), local.address);
         let (objects, node) = (self.sources.clone(), self.node.clone());
         let tokens = self.tokens.of_pod(&pod).await?;
+        let claimed = self.claims.of_pod(&pod).await?;
         let made = tokio::task::spawn_blocking(move || {
-            let sources = VolumeSources { objects: &objects, node: &node, address, tokens: &tokens };
+            let sources =
+                VolumeSources { objects: &objects, node: &node, address, tokens: &tokens, claimed: &claimed };
             volumes.mounts(&pod, &spec, &sources)
         });
         container.process.mounts = made.await.map_err(|error| error.to_string())??;
@@ -192,7 +194,10 @@ impl Worker {
             }
         };
         let refresh = move || {
-            let sources = VolumeSources { objects: &objects, node: &node, address, tokens: &tokens };
+            // A claim's files are its containers': nothing of them is refreshed.
+            let claimed = ClaimedVolumes::new();
+            let sources =
+                VolumeSources { objects: &objects, node: &node, address, tokens: &tokens, claimed: &claimed };
             volumes.refresh(&pod, &sources);
         };
         // It fails only when the runtime ends.

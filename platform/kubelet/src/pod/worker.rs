@@ -26,7 +26,7 @@ use crate::{
     addresses::Addresses,
     job::JobFiles,
     probe::ProbeTasks,
-    volumes::{Volumes, tokens::ServiceAccountTokens},
+    volumes::{Volumes, claims::PodClaims, tokens::ServiceAccountTokens},
 };
 
 /// Steps for one pod in a row; a pod that needs more comes back at once.
@@ -42,6 +42,7 @@ pub(crate) struct Worker {
     pub(crate) logs: LogLayout,
     pub(crate) jobs: Option<JobFiles>,
     pub(crate) volumes: Option<Volumes>,
+    pub(crate) claims: PodClaims,
     pub(crate) devices: Option<Arc<dyn NodeDevices>>,
     pub(crate) events: EventRecorder,
     pub(crate) local: Mutex<HashMap<ObjectKey, LocalPod>>,

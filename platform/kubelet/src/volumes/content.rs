@@ -211,7 +211,13 @@ mod tests {
         let token: mayfly_api::k8s::api::core::v1::ServiceAccountTokenProjection =
             serde_json::from_value(json!({"path": "token", "audience": "vault"})).unwrap();
         let tokens = [(TokenUse::of(&token), "secret".to_owned())].into();
-        let sources = VolumeSources { objects: &StubObjects, node: "n", address: None, tokens: &tokens };
+        let sources = VolumeSources {
+            objects: &StubObjects,
+            node: "n",
+            address: None,
+            tokens: &tokens,
+            claimed: &Default::default(),
+        };
         let files = FileSource::of(&volume).unwrap().files(&pod, &sources)?;
         let text = |file: VolumeFile| (String::from_utf8(file.content).unwrap(), file.mode);
         Ok(files.into_iter().map(|(path, file)| (path, text(file))).map(|(p, (c, m))| (p, c, m)).collect())

@@ -12,7 +12,7 @@ use mayfly_api::Revision;
 use mayfly_apiserver::{ApiServer, Identity, User};
 use mayfly_artifacts::Artifacts;
 use mayfly_cli::data_dir::{DataDir, Endpoints};
-use mayfly_controllers::{Controllers, Routes};
+use mayfly_controllers::{Controllers, LocalVolumes, Routes};
 use mayfly_distribution::RegistryClient;
 use mayfly_gateway::{Gateway, GatewayHandle};
 use mayfly_informer::{EnvObjects, Informer, Informers};
@@ -171,6 +171,7 @@ impl Up {
             gateway.handle(),
             registries.clone(),
             containers::is_enabled(&config),
+            local_volumes(&config, &data_dir)?,
         );
         let scheduler = Scheduler::create(Default::default(), client("system:kube-scheduler"), &informers);
         let node = format!("system:node:{}", config.node_name);
@@ -411,8 +412,10 @@ fn create_controllers(
     gateway: GatewayHandle,
     registries: RegistryClient,
     containers: bool,
+    local_volumes: LocalVolumes,
 ) -> Controllers {
     let mut config = mayfly_controllers::Config::default();
+    config.persistent_volume.local = Some(local_volumes);
     config.function.gateway_url = endpoints.http.clone();
     config.function.registries = Some(registries);
     config.function.containers = containers;
@@ -423,6 +426,12 @@ fn create_controllers(
         follow: Arc::new(move |function, latest| gateway.follows(function, latest)),
     });
     Controllers::create(config, client, informers)
+}
+
+/// Local PersistentVolumes lie on this node. Their objects name the path, so it is an absolute one.
+fn local_volumes(config: &UpConfig, data_dir: &DataDir) -> anyhow::Result<LocalVolumes> {
+    let folder = std::path::absolute(data_dir.volumes()).context("the path of the data directory")?;
+    Ok(LocalVolumes { node: config.node_name.clone(), folder })
 }
 
 fn kubelet_config(

@@ -31,6 +31,7 @@ mod stand_in_s3;
 mod starting;
 mod traffic;
 mod triggers;
+mod volumes;
 mod workflow_examples;
 mod workflow_objects;
 mod workflows;
