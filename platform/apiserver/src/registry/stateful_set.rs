@@ -17,6 +17,27 @@ pub(super) fn kinds() -> Vec<Kind> {
     vec![stateful_set(), controller_revision()]
 }
 
+/// The set with its claim templates among the volumes of its pods, where the controller puts them: containers mount
+/// them by name.
+fn with_claim_volumes(set: &Object) -> Object {
+    let mut set = Object(set.0.clone());
+    let templates = set.at(&["spec", "volumeClaimTemplates"]).and_then(Value::as_array).cloned();
+    let Some(pod) = set.0.get_mut("spec").and_then(|spec| spec.pointer_mut("/template/spec")) else {
+        return set;
+    };
+    let Some(pod) = pod.as_object_mut() else { return set };
+    let volumes = pod.entry("volumes").or_insert_with(|| json!([]));
+    for template in templates.iter().flatten() {
+        let name = &template["metadata"]["name"];
+        if let Some(volumes) = volumes.as_array_mut()
+            && !volumes.iter().any(|volume| volume["name"] == *name)
+        {
+            volumes.push(json!({"name": name, "persistentVolumeClaim": {"claimName": name}}));
+        }
+    }
+    set
+}
+
 fn stateful_set() -> Kind {
     Kind {
         short_names: &["sts"],
@@ -117,7 +138,7 @@ fn validate_stateful_set(new: &Object, old: Option<&Object>) -> Vec<FieldError> 
         rules::non_negative(&spec[field], &format!("spec.{field}"), &mut errors);
     }
     rules::non_negative(&spec["ordinals"]["start"], "spec.ordinals.start", &mut errors);
-    selector_and_template(new, "statefulset", &mut errors);
+    selector_and_template(&with_claim_volumes(new), "statefulset", &mut errors);
     if let Some(old) = old {
         let rest = |object: &Object| {
             let mut spec = object.at(&["spec"]).and_then(Value::as_object).cloned().unwrap_or_default();

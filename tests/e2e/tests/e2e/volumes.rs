@@ -1,7 +1,7 @@
 //! PersistentVolumes: claims of StatefulSets and pods, on local volumes of the node, by kubectl.
 
 use anyhow::{Result, ensure};
-use mayfly_e2e::wait;
+use mayfly_e2e::{skipped, test_name, wait};
 use serde_json::{Value, json};
 
 use crate::{
