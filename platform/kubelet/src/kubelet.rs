@@ -28,7 +28,7 @@ use crate::{
     static_pods::StaticPods,
     streams::PodStreams,
     usage::Meters,
-    volumes::{Volumes, claims::PodClaims, tokens::ServiceAccountTokens},
+    volumes::{Volumes, claims::PodClaims, flex::FlexDrivers, tokens::ServiceAccountTokens},
 };
 
 /// Pause between looks at what the runtimes say.
@@ -61,6 +61,8 @@ pub struct Config {
     pub upload_folder: PathBuf,
     /// Where volumes of pods lie; without it this node runs no pod that has any.
     pub volumes: Option<PathBuf>,
+    /// Where FlexVolume drivers are looked for.
+    pub volume_plugins: PathBuf,
     /// When unused images are removed.
     pub image_collection: ImageCollection,
     /// The folder of the manifests of static pods; without it there are none.
@@ -70,6 +72,8 @@ pub struct Config {
 }
 
 impl Config {
+    /// Where installers of FlexVolume drivers put them (upstream's default).
+    pub const VOLUME_PLUGINS_DEFAULT: &str = "/usr/libexec/kubernetes/kubelet-plugins/volume/exec";
     pub const PODS_MAX_DEFAULT: u32 = 10_000;
     /// As many as pods: one that is being stopped holds its worker for its grace period.
     pub const WORKERS_MAX_DEFAULT: usize = 10_000;
@@ -94,6 +98,7 @@ impl Config {
             jobs: None,
             upload_folder: std::env::temp_dir(),
             volumes: None,
+            volume_plugins: Self::VOLUME_PLUGINS_DEFAULT.into(),
             image_collection: ImageCollection::default(),
             static_pods: None,
             devices: None,
@@ -157,7 +162,10 @@ impl Kubelet {
             runtimes,
             logs: config.logs.clone(),
             jobs: config.jobs.clone(),
-            volumes: config.volumes.clone().map(Volumes::new),
+            volumes: config.volumes.clone().map(|folder| {
+                let drivers = FlexDrivers::new(config.volume_plugins.clone(), config.node_name.clone());
+                Volumes::new(folder, drivers)
+            }),
             claims: PodClaims::new(informers),
             devices: config.devices.clone(),
             local: Default::default(),

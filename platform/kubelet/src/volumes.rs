@@ -3,7 +3,7 @@
 //! ```text
 //! DIR/<pod uid>/<volume>/            emptyDir (a tmpfs where its medium is memory)
 //! DIR/<pod uid>/<volume>/..data ──▶ ..<time>/   configMap, secret, downwardAPI, projected
-//! DIR/<pod uid>/<volume>/            an NFS export is mounted here
+//! DIR/<pod uid>/<volume>/            an NFS export, or what a FlexVolume driver mounts
 //! ```
 //! Files of the second kind are links through `..data`, which is replaced by one rename: a reader sees the old or
 //! the new files, never a mixture.
@@ -11,6 +11,10 @@
 pub(crate) mod claims;
 mod content;
 mod files;
+pub(crate) mod flex;
+mod flex_call;
+#[cfg(test)]
+mod flex_tests;
 mod ownership;
 mod persistent;
 pub(crate) mod tokens;
@@ -19,22 +23,26 @@ use std::{
     fs, io,
     os::unix::fs::{PermissionsExt as _, chown},
     path::{Component, Path, PathBuf},
+    sync::Arc,
 };
 
 use mayfly_api::{
     env::EnvSources,
     k8s::api::core::v1::{Container, HostPathVolumeSource, Pod, Volume, VolumeMount},
     quantity,
+    volume_claims::claim_of,
 };
 use mayfly_runtime::{Mount, PodUid};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use content::FileSource;
+use flex::{FlexDrivers, FlexSource};
 
 /// The volumes of a node's pods.
 #[derive(Clone, Debug)]
 pub(crate) struct Volumes {
     folder: PathBuf,
+    drivers: Arc<FlexDrivers>,
 }
 
 /// What a volume's files may name beside the pod itself.
@@ -48,8 +56,8 @@ pub(crate) struct VolumeSources<'a, S> {
 }
 
 impl Volumes {
-    pub(crate) fn new(folder: PathBuf) -> Self {
-        Self { folder }
+    pub(crate) fn new(folder: PathBuf, drivers: FlexDrivers) -> Self {
+        Self { folder, drivers: Arc::new(drivers) }
     }
 
     fn pod(&self, uid: &PodUid) -> PathBuf {
@@ -104,6 +112,12 @@ impl Volumes {
             empty_dir(&path, in_memory, limit, fs_group(pod)).map_err(failed)?;
             return Ok(path);
         }
+        if let Some(source) = FlexSource::of(pod, volume, sources)? {
+            // Made in a thread that may block; the driver is a process of its own.
+            let mounted = self.drivers.mount(&self.folder, pod, &volume.name, &source);
+            let mounted = tokio::runtime::Handle::current().block_on(mounted);
+            return mounted.map_err(|error| format!("volume {:?}: {error}", volume.name));
+        }
         if let Some(claimed) = sources.claimed.get(&volume.name) {
             return persistent::make(pod, claimed, &path)
                 .map_err(|why| format!("volume {:?}: {why}", volume.name));
@@ -137,12 +151,14 @@ impl Volumes {
     }
 
     /// Removes a pod's volumes. What is mounted there is found in the kernel's own list, so that a crash between a
-    /// mount and its record leaks nothing. Blocks.
+    /// mount and its record leaks nothing; drivers are called by their journals. Blocks.
     pub(crate) fn remove(&self, uid: &PodUid) -> io::Result<()> {
         let folder = self.pod(uid);
         if !folder.exists() {
             return Ok(());
         }
+        let unmounted = self.drivers.unmount_all(&self.folder, &uid.0);
+        tokio::runtime::Handle::current().block_on(unmounted).map_err(io::Error::other)?;
         for path in mounts_below(&fs::read_to_string("/proc/self/mountinfo")?, &folder) {
             umount2(&path, MntFlags::MNT_DETACH)?;
         }
@@ -152,16 +168,16 @@ impl Volumes {
     /// The pods that have volumes. Blocks.
     pub(crate) fn pods(&self) -> Vec<PodUid> {
         let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
-        entries.filter_map(|entry| entry.file_name().into_string().ok()).map(PodUid).collect()
+        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+        names.filter(|name| name != flex::DEVICES).map(PodUid).collect()
     }
 }
 
-/// Whether a pod's containers mount what comes from ConfigMaps and Secrets.
+/// Whether a pod's volumes take anything from ConfigMaps and Secrets. A claim may be one of a driver with a Secret.
 pub(crate) fn names_sources(pod: &Pod) -> bool {
-    pod.spec
-        .iter()
-        .flat_map(|spec| spec.volumes.iter().flatten())
-        .any(|volume| FileSource::of(volume).is_some())
+    pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()).any(|volume| {
+        FileSource::of(volume).is_some() || volume.flex_volume.is_some() || claim_of(pod, volume).is_some()
+    })
 }
 
 fn fs_group(pod: &Pod) -> Option<u32> {

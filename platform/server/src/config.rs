@@ -110,6 +110,10 @@ pub(crate) struct UpArgs {
     /// Where the libraries lie that containers with GPUs get [default: beside this program]
     #[arg(long, env = "MAYFLY_GPU_LIBRARIES_DIR", value_name = "DIR")]
     gpu_libraries_dir: Option<PathBuf>,
+    /// Where FlexVolume drivers are, each as VENDOR~DRIVER/DRIVER
+    /// [default: /usr/libexec/kubernetes/kubelet-plugins/volume/exec]
+    #[arg(long, env = "MAYFLY_VOLUME_PLUGIN_DIR", value_name = "DIR")]
+    volume_plugin_dir: Option<PathBuf>,
     /// What to log, as in `info,mayfly_gateway=debug` [default: warn for everyone, info for Mayfly]
     #[arg(long, env = "MAYFLY_LOG", value_name = "FILTER")]
     log: Option<String>,
@@ -162,6 +166,7 @@ struct ConfigFile {
     fake_gpus: Option<String>,
     device_plugins_dir: Option<PathBuf>,
     gpu_libraries_dir: Option<PathBuf>,
+    volume_plugin_dir: Option<PathBuf>,
     log: Option<String>,
     log_format: Option<LogFormat>,
 }
@@ -197,6 +202,7 @@ pub(crate) struct UpConfig {
     pub(crate) fake_gpus: Vec<FakeGpu>,
     pub(crate) device_plugins_dir: Option<PathBuf>,
     pub(crate) gpu_libraries_dir: Option<PathBuf>,
+    pub(crate) volume_plugin_dir: Option<PathBuf>,
     pub(crate) log: String,
     pub(crate) log_format: LogFormat,
 }
@@ -284,6 +290,7 @@ impl UpArgs {
                 .unwrap_or_default(),
             device_plugins_dir: self.device_plugins_dir.or(file.device_plugins_dir),
             gpu_libraries_dir: self.gpu_libraries_dir.or(file.gpu_libraries_dir),
+            volume_plugin_dir: self.volume_plugin_dir.or(file.volume_plugin_dir),
             log: self.log.or(file.log).unwrap_or_else(|| LOG_DEFAULT.into()),
             log_format: self.log_format.or(file.log_format).unwrap_or(format_default),
         })

@@ -446,6 +446,9 @@ fn kubelet_config(
     kubelet.image_collection = config.images.collection.clone();
     kubelet.static_pods = Some(data_dir.containers().join("static-pods"));
     kubelet.volumes = Some(data_dir.containers().join("volumes"));
+    if let Some(folder) = &config.volume_plugin_dir {
+        kubelet.volume_plugins.clone_from(folder);
+    }
     kubelet
 }
 

@@ -1,0 +1,267 @@
+//! FlexVolume drivers that are shell scripts: real mounts, and every way to misbehave. Needs root.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use mayfly_api::k8s::api::core::v1::Pod;
+use serde_json::{Value, json};
+
+use super::{
+    flex::{FlexDrivers, FlexSource},
+    is_mount_point,
+};
+
+/// A driver in the manner of upstream's examples: a tmpfs for each device. Its calls are kept beside it.
+const DRIVER: &str = r#"#!/bin/sh
+folder=$(dirname "$0")
+echo "$@" >> "$folder/calls"
+echo "noise of $1" >&2
+success() { echo '{"status": "Success"}'; exit 0; }
+[ -e "$folder/fault-$1" ] && . "$folder/fault-$1"
+case $1 in
+init) echo "{\"status\": \"Success\", \"capabilities\": {\"attach\": $ATTACH}}" ;;
+attach) echo '{"status": "Success", "device": "/dev/one"}' ;;
+waitforattach) [ "$2" = /dev/one ] && echo '{"status": "Success", "device": "/dev/two"}' ;;
+mountdevice) [ "$3" = /dev/two ] && mount -t tmpfs flex "$2" && echo kept > "$2/data" && success ;;
+mount) $MOUNT ;;
+unmount | unmountdevice) umount "$2" && success ;;
+detach) success ;;
+*) echo '{"status": "Not supported"}'; exit 1 ;;
+esac
+"#;
+const MOUNT_TMPFS: &str = "mount -t tmpfs flex \"$2\" && echo \"$3\" > \"$2/options\" && success";
+const NOT_SUPPORTED: &str = "echo '{\"status\": \"Not supported\"}'; exit 1";
+
+struct Node {
+    folder: tempfile::TempDir,
+    drivers: FlexDrivers,
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let text = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        for path in super::mounts_below(&text, self.folder.path()) {
+            let _ = nix::mount::umount2(&path, nix::mount::MntFlags::MNT_DETACH);
+        }
+    }
+}
+
+impl Node {
+    /// `None` without root.
+    #[expect(clippy::print_stdout, reason = "the runner counts the lines of skipped tests")]
+    fn new(test: &str, attach: bool, mount: &str) -> Option<Self> {
+        if !rustix::process::geteuid().is_root() {
+            println!("SKIPPED {test}: not root");
+            return None;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let drivers = FlexDrivers::new(folder.path().join("plugins"), "node".into())
+            .with_timeout(Duration::from_secs(60));
+        let node = Self { folder, drivers };
+        node.install(attach, mount);
+        Some(node)
+    }
+
+    /// Puts the driver in place, as a DaemonSet does: under another name first.
+    fn install(&self, attach: bool, mount: &str) {
+        let folder = self.driver();
+        fs::create_dir_all(&folder).unwrap();
+        let script = DRIVER.replace("$ATTACH", &attach.to_string()).replace("$MOUNT", mount);
+        let new = folder.join(".disk");
+        fs::write(&new, script).unwrap();
+        fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).unwrap();
+        fs::rename(new, folder.join("disk")).unwrap();
+    }
+
+    fn driver(&self) -> PathBuf {
+        self.folder.path().join("plugins/vendor~disk")
+    }
+
+    fn root(&self) -> PathBuf {
+        self.folder.path().join("pods")
+    }
+
+    /// Lines of shell that the driver runs first in a call.
+    fn fault(&self, call: &str, script: &str) {
+        fs::write(self.driver().join(format!("fault-{call}")), script).unwrap();
+    }
+
+    fn heal(&self, call: &str) {
+        fs::remove_file(self.driver().join(format!("fault-{call}"))).unwrap();
+    }
+
+    /// The calls since the last look, without arguments.
+    fn calls(&self) -> String {
+        let file = self.driver().join("calls");
+        let text = fs::read_to_string(&file).unwrap_or_default();
+        let _ = fs::remove_file(file);
+        let calls: Vec<_> = text.lines().filter_map(|line| line.split(' ').next()).collect();
+        calls.join(" ")
+    }
+
+    async fn mount(&self, uid: &str, source: &FlexSource) -> Result<PathBuf, String> {
+        let mounted = self.drivers.mount(&self.root(), &pod(uid), "data", source).await;
+        mounted.map_err(|error| error.to_string())
+    }
+
+    async fn unmount(&self, uid: &str) -> Result<(), String> {
+        self.drivers.unmount_all(&self.root(), uid).await.map_err(|error| error.to_string())
+    }
+
+    /// Nothing is mounted, and no journal is left.
+    fn is_clean(&self, uid: &str) -> bool {
+        let text = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let journal = self.root().join(uid).join(".flex-data.json");
+        super::mounts_below(&text, self.folder.path()).is_empty() && !journal.exists()
+    }
+}
+
+fn pod(uid: &str) -> Pod {
+    let pod = json!({"metadata": {"name": "p", "namespace": "n", "uid": uid},
+        "spec": {"containers": [], "serviceAccountName": "robot", "securityContext": {"fsGroup": 7}}});
+    serde_json::from_value(pod).unwrap()
+}
+
+fn source(secret: Option<Value>) -> FlexSource {
+    FlexSource {
+        driver: "vendor/disk".into(),
+        name: "pv1".into(),
+        is_persistent: true,
+        fs_type: Some("ext4".into()),
+        read_only: false,
+        options: [("size".to_owned(), "1Gi".to_owned())].into(),
+        secret: secret.map(|secret| {
+            serde_json::from_value::<mayfly_api::k8s::api::core::v1::Secret>(secret).unwrap().into()
+        }),
+    }
+}
+
+fn content(path: &Path, name: &str) -> String {
+    fs::read_to_string(path.join(name)).unwrap()
+}
+
+#[tokio::test]
+async fn a_driver_without_attach_mounts_and_unmounts() {
+    let Some(node) = Node::new("a_driver_without_attach_mounts_and_unmounts", false, MOUNT_TMPFS) else {
+        return;
+    };
+    let secret = json!({"metadata": {"name": "s"}, "type": "vendor/disk", "data": {"key": "cHc="}});
+    let path = node.mount("u1", &source(Some(secret))).await.unwrap();
+    let options: Value = serde_json::from_str(&content(&path, "options")).unwrap();
+    let expected = json!({"kubernetes.io/fsType": "ext4", "kubernetes.io/readwrite": "rw",
+        "kubernetes.io/pvOrVolumeName": "pv1", "kubernetes.io/mounterArgs.FsGroup": "7",
+        "kubernetes.io/secret/key": "cHc=", "kubernetes.io/pod.name": "p", "kubernetes.io/pod.namespace": "n",
+        "kubernetes.io/pod.uid": "u1", "kubernetes.io/serviceAccount.name": "robot", "size": "1Gi"});
+    assert_eq!(options, expected);
+    // A volume that is mounted is not mounted again.
+    node.mount("u1", &source(None)).await.unwrap();
+    node.unmount("u1").await.unwrap();
+    assert_eq!(node.calls(), "init mount unmount");
+    assert!(node.is_clean("u1"));
+    let foreign = json!({"metadata": {"name": "s"}, "type": "Opaque"});
+    assert!(node.mount("u1", &source(Some(foreign))).await.unwrap_err().contains("type of secret \"s\""));
+}
+
+#[tokio::test]
+async fn a_driver_that_attaches_is_shared_by_the_pods_of_the_node() {
+    let Some(node) =
+        Node::new("a_driver_that_attaches_is_shared_by_the_pods_of_the_node", true, NOT_SUPPORTED)
+    else {
+        return;
+    };
+    let first = node.mount("u1", &source(None)).await.unwrap();
+    assert_eq!(node.calls(), "init attach waitforattach mountdevice mount");
+    let second = node.mount("u2", &source(None)).await.unwrap();
+    assert_eq!(node.calls(), "", "what is not supported is remembered");
+    fs::write(first.join("more"), "x").unwrap();
+    assert_eq!((content(&second, "data"), content(&second, "more")), ("kept\n".to_owned(), "x".to_owned()));
+    // Both see the same device, which goes with the second.
+    node.unmount("u1").await.unwrap();
+    assert!(!is_mount_point(&first) && is_mount_point(&second));
+    node.unmount("u2").await.unwrap();
+    assert_eq!(node.calls(), "unmount unmount unmountdevice detach");
+    assert!(node.is_clean("u2"));
+}
+
+#[tokio::test]
+async fn drivers_come_and_change_while_the_node_runs() {
+    let Some(node) = Node::new("drivers_come_and_change_while_the_node_runs", false, NOT_SUPPORTED) else {
+        return;
+    };
+    let mut other = source(None);
+    other.driver = "vendor/other".into();
+    assert!(node.mount("u1", &other).await.unwrap_err().contains("cannot be run"));
+    assert!(node.mount("u1", &source(None)).await.unwrap_err().contains("mount is not supported"));
+    // A new version supports it: it is asked again.
+    node.install(false, MOUNT_TMPFS);
+    node.mount("u1", &source(None)).await.unwrap();
+    // Without its driver the volume is unmounted by the node.
+    fs::remove_file(node.driver().join("disk")).unwrap();
+    node.unmount("u1").await.unwrap();
+    assert!(node.is_clean("u1"));
+    for bad in ["../disk", "a/b/c", ".hidden", ""] {
+        other.driver = bad.into();
+        assert!(node.mount("u1", &other).await.unwrap_err().contains("is not vendor/driver"), "{bad}");
+    }
+}
+
+#[tokio::test]
+async fn a_driver_that_misbehaves_leaves_nothing_and_is_tried_again() {
+    let Some(node) =
+        Node::new("a_driver_that_misbehaves_leaves_nothing_and_is_tried_again", false, MOUNT_TMPFS)
+    else {
+        return;
+    };
+    for (fault, expected) in [
+        ("echo broken; exit 0", "is not understood"),
+        (
+            "echo '{\"status\": \"Failure\", \"message\": \"no disk\"}'; exit 1",
+            "no disk (stderr: noise of mount)",
+        ),
+        ("echo '{\"status\": \"Success\"}'; exit 3", "did not end with code 0"),
+        ("success", "nothing is mounted"),
+        ("kill -9 $$", "ended with a signal"),
+        ("yes | head -c 300000; exit 1", "is not understood"),
+    ] {
+        node.fault("mount", fault);
+        let error = node.mount("u1", &source(None)).await.unwrap_err();
+        assert!(error.contains(expected), "{fault}: {error}");
+    }
+    node.heal("mount");
+    let path = node.mount("u1", &source(None)).await.unwrap();
+    // A failed unmount keeps the journal, so that the removal is tried again.
+    node.fault("unmount", "echo '{\"status\": \"Failure\", \"message\": \"busy\"}'; exit 1");
+    assert!(node.unmount("u1").await.unwrap_err().contains("busy"));
+    assert!(is_mount_point(&path) && !node.is_clean("u1"));
+    // A driver that says that it unmounted, and did not.
+    node.fault("unmount", "success");
+    node.unmount("u1").await.unwrap();
+    assert!(node.is_clean("u1"));
+}
+
+#[tokio::test]
+async fn a_driver_that_hangs_is_ended_with_what_it_started() {
+    let Some(mut node) = Node::new("a_driver_that_hangs_is_ended_with_what_it_started", false, MOUNT_TMPFS)
+    else {
+        return;
+    };
+    let started = Instant::now();
+    let drivers = FlexDrivers::new(node.folder.path().join("plugins"), "node".into());
+    node.drivers = drivers.with_timeout(Duration::from_secs(3));
+    node.fault("mount", "sleep 1000 & echo $! > \"$folder/pid\"; wait");
+    let error = node.mount("u1", &source(None)).await.unwrap_err();
+    assert!(error.contains("did not end within 3 s"), "{error}");
+    assert!(started.elapsed() < Duration::from_secs(30));
+    let pid = content(&node.driver(), "pid");
+    let stat = || fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
+    // Ended, or a zombie until its new parent reaps it; the signal may take a moment.
+    let is_ended = |stat: &str| stat.is_empty() || stat.contains(" Z ");
+    while !is_ended(&stat()) && started.elapsed() < Duration::from_secs(30) {
+        tokio::task::yield_now().await;
+    }
+    assert!(is_ended(&stat()), "{}", stat());
+}
