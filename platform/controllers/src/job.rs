@@ -23,6 +23,7 @@ mod indexes;
 mod plan;
 mod pods;
 mod policy;
+mod success;
 #[cfg(test)]
 mod tests;
 

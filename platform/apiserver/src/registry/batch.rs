@@ -157,9 +157,10 @@ fn validate(new: &Object, old: Option<&Object>) -> Vec<FieldError> {
     unsupported(&spec, &mut errors);
     modes(&spec, &mut errors);
     failure_policy(&spec, &mut errors);
+    success_policy(&spec, &mut errors);
     selector(new, &spec, &mut errors);
     template(new, &spec, &mut errors);
-    for field in ["selector", "completionMode", "podFailurePolicy"] {
+    for field in ["selector", "completionMode", "podFailurePolicy", "successPolicy"] {
         immutable(new, old, &["spec", field], &mut errors);
     }
     // Upstream lets a job that has not begun be changed while it is suspended: that is what queues do.
@@ -181,7 +182,6 @@ fn unsupported(spec: &JobSpec, errors: &mut Vec<FieldError>) {
     for (field, there) in [
         ("backoffLimitPerIndex", spec.backoff_limit_per_index.is_some()),
         ("maxFailedIndexes", spec.max_failed_indexes.is_some()),
-        ("successPolicy", spec.success_policy.is_some()),
     ] {
         if there {
             errors.push(FieldError::forbidden(format!("spec.{field}"), "Mayfly does not carry it out yet"));
@@ -217,6 +217,45 @@ fn modes(spec: &JobSpec, errors: &mut Vec<FieldError>) {
         if spec.pod_failure_policy.is_some() { &["Failed"] } else { &["Failed", "TerminatingOrFailed"] };
     if !allowed.contains(&policy) {
         errors.push(not_supported("spec.podReplacementPolicy", policy, allowed));
+    }
+}
+
+fn success_policy(spec: &JobSpec, errors: &mut Vec<FieldError>) {
+    let Some(policy) = &spec.success_policy else { return };
+    if spec.completion_mode.as_deref() != Some("Indexed") {
+        let detail = "requires indexed completion mode";
+        errors.push(FieldError::invalid("spec.successPolicy", "{}", detail));
+    }
+    if policy.rules.is_empty() {
+        let detail = "at least one rules must be specified when the successPolicy is specified";
+        errors.push(FieldError::required("spec.successPolicy.rules", detail));
+    }
+    for (at, rule) in policy.rules.iter().enumerate() {
+        let path = format!("spec.successPolicy.rules[{at}]");
+        if rule.succeeded_count.is_none() && rule.succeeded_indexes.is_none() {
+            let detail = "at least one of succeededCount or succeededIndexes must be specified";
+            errors.push(FieldError::required(path.clone(), detail));
+        }
+        let most = spec.completions.unwrap_or(i32::MAX);
+        if let Some(count) = rule.succeeded_count.filter(|count| !(1..=most).contains(count)) {
+            let detail = format!(
+                "must be greater than 0 and less than or equal to {most} (the number of completions)"
+            );
+            errors.push(FieldError::invalid(format!("{path}.succeededCount"), count, detail));
+        }
+        let indexes = rule.succeeded_indexes.as_deref().unwrap_or_default();
+        let is_range = |part: &str| {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            matches!((first.parse::<i32>(), last.parse::<i32>()), (Ok(a), Ok(b)) if 0 <= a && a <= b && b < most)
+        };
+        if !indexes.is_empty() && !indexes.split(',').all(is_range) {
+            let detail = "must be indexes of this Job and ranges of them, such as 0,3-5";
+            errors.push(FieldError::invalid(
+                format!("{path}.succeededIndexes"),
+                format!("{indexes:?}"),
+                detail,
+            ));
+        }
     }
 }
 
@@ -343,7 +382,8 @@ mod tests {
         for (change, path) in [
             (json!({"spec": {"completions": -1}}), "spec.completions"),
             (json!({"spec": {"backoffLimitPerIndex": 1}}), "spec.backoffLimitPerIndex"),
-            (json!({"spec": {"successPolicy": {"rules": []}}}), "spec.successPolicy"),
+            (json!({"spec": {"successPolicy": {"rules": []}}}), "spec.successPolicy.rules"),
+            (json!({"spec": {"successPolicy": {"rules": [{"succeededCount": 1}]}}}), "requires indexed"),
             (json!({"spec": {"parallelism": 1, "completionMode": "Indexed"}}), "spec.completions"),
             (json!({"spec": {"completionMode": "Other"}}), "spec.completionMode"),
             (

@@ -21,6 +21,7 @@ use super::{
     indexes,
     pods::{Standing, finished_at, index, restarts, standing},
     policy::{Verdict, verdict},
+    success,
 };
 use crate::pods::is_ready;
 
@@ -73,12 +74,18 @@ pub(super) fn plan(job: &Job, pods: &[Arc<Pod>], known: &[Outcome], config: &Con
     let (outcomes, stuck) = (std::mem::take(&mut counted.outcomes), stuck(&groups));
     let mut plan = Plan { outcomes, stuck, status: old, ..Plan::default() };
     start_or_suspend(spec, &mut plan, now);
-    if let Some((reason, message)) = failure(spec, &plan.status, &counted, &groups, now) {
+    let early = if counted.fail_job.is_none() { success::met(spec, &counted.completed) } else { None };
+    if conditions::holding(&plan.status, SUCCESS_CRITERIA_MET).is_some() {
+        end(&mut plan, &counted, &groups, COMPLETE, now);
+    } else if let Some((reason, message)) = failure(spec, &plan.status, &counted, &groups, now) {
         if conditions::holding(&plan.status, FAILURE_TARGET).is_none() {
             plan.said.push((true, reason, message.clone()));
         }
         conditions::set(&mut plan.status, FAILURE_TARGET, true, reason, &message, now);
         end(&mut plan, &counted, &groups, FAILED, now);
+    } else if let Some(message) = early {
+        conditions::set(&mut plan.status, SUCCESS_CRITERIA_MET, true, "SuccessPolicy", &message, now);
+        end(&mut plan, &counted, &groups, COMPLETE, now);
     } else if is_complete(spec, &counted, &groups) {
         let (reason, message) = ("CompletionsReached", "Reached expected number of succeeded pods");
         conditions::set(&mut plan.status, SUCCESS_CRITERIA_MET, true, reason, message, now);

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::{
     Config, FINALIZER,
-    conditions::{COMPLETE, FAILED, FAILURE_TARGET, SUSPENDED, holding},
+    conditions::{COMPLETE, FAILED, FAILURE_TARGET, SUCCESS_CRITERIA_MET, SUSPENDED, holding},
     plan::{Plan, Pods, plan},
 };
 
@@ -228,6 +228,25 @@ fn goes_when_its_time_is_over() {
     assert_eq!((plan.expired, plan.again), (false, Some(Duration::from_secs(10))));
     assert!(look(&job(spec, done("2025-12-31T23:59:30Z")), &[]).expired);
     assert!(!look(&job(json!({}), done("2020-01-01T00:00:00Z")), &[]).expired);
+}
+
+#[test]
+fn a_success_policy_ends_the_job_before_all_indexes_have_succeeded() {
+    let spec = json!({"completionMode": "Indexed", "completions": 3, "parallelism": 3,
+        "successPolicy": {"rules": [{"succeededIndexes": "0"}]}});
+    let mut met = job(spec, json!({"completedIndexes": "0", "succeeded": 1}));
+    let running = pod("p1", "Running", true);
+    let plan = look(&met, &[running]);
+    let reason = holding(&plan.status, SUCCESS_CRITERIA_MET).and_then(|condition| condition.reason.clone());
+    assert_eq!(reason.as_deref(), Some("SuccessPolicy"));
+    assert!(matches!(&plan.pods, Pods::Delete { pods, .. } if pods.len() == 1));
+    assert!(holding(&plan.status, COMPLETE).is_none(), "a pod still runs");
+    // A pod that was ended fails; the Job succeeds all the same.
+    met.status = Some(plan.status);
+    let plan = look(&met, &[pod("p1", "Failed", true)]);
+    met.status = Some(plan.status);
+    let plan = look(&met, &[pod("p1", "Failed", false)]);
+    assert!(holding(&plan.status, COMPLETE).is_some() && holding(&plan.status, FAILED).is_none());
 }
 
 proptest! {
