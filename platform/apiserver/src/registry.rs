@@ -22,6 +22,7 @@ mod networking;
 mod node;
 mod pod;
 mod pod_print;
+mod pod_resources;
 mod pod_wasm;
 pub(crate) mod print;
 mod rules;
@@ -37,6 +38,7 @@ pub(crate) use self::{
     apps::selector_text,
     columns::{AGE, Column, NAME},
     core::NAMESPACE_FINALIZER,
+    pod_resources::rename_aliases,
     rules::list_items as rules_items,
 };
 

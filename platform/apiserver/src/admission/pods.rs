@@ -4,6 +4,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     object::{Object, map_at},
+    registry::rename_aliases,
     server::Inner,
     status::ApiError,
     verbs::WriteRequest,
@@ -20,6 +21,7 @@ const TAINTS: [&str; 2] = ["node.kubernetes.io/not-ready", "node.kubernetes.io/u
 
 impl Inner {
     pub(super) fn admit_pod(&self, request: &WriteRequest, pod: &mut Object) -> Result<(), ApiError> {
+        rename_aliases(pod.map_mut("spec"));
         self.service_account(request, pod)?;
         self.priority(request, pod)?;
         self.runtime_class(request, pod)?;

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Pod;
 use mayfly_api::{names, validation::FieldError};
 use serde_json::{Map, Value, json};
 
-use super::{AGE, Column, Kind, NAME, Subresource, typed};
+use super::{AGE, Column, Kind, NAME, Subresource, pod_resources, typed};
 use crate::object::{Object, map_at};
 
 /// How long a pod may take to stop when it does not say, in seconds.
@@ -347,22 +347,7 @@ fn container_errors(container: &Value, path: &str, volumes: &HashSet<&str>, erro
             errors.push(FieldError::required(format!("{path}.volumeMounts[{at}].mountPath"), ""));
         }
     }
-    quantity_errors(container, path, errors);
-}
-
-fn quantity_errors(container: &Value, path: &str, errors: &mut Vec<FieldError>) {
-    for side in ["limits", "requests"] {
-        for (name, amount) in container["resources"][side].as_object().into_iter().flatten() {
-            let quantity =
-                k8s_openapi::apimachinery::pkg::api::resource::Quantity(amount.as_str().unwrap_or("").into());
-            if mayfly_api::quantity::millis(&quantity).is_err()
-                && mayfly_api::quantity::whole(&quantity).is_err()
-            {
-                let detail = "must be a quantity such as 500m, 2 or 64Mi";
-                errors.push(FieldError::invalid(format!("{path}.resources.{side}[{name}]"), amount, detail));
-            }
-        }
-    }
+    pod_resources::check(container, path, errors);
 }
 
 /// What stands still in a pod: all of its spec but images, deadline, added tolerations and removed gates.
