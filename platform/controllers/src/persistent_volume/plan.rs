@@ -160,7 +160,7 @@ fn ref_uid(reference: &ObjectReference) -> &str {
 
 fn ref_key(reference: &ObjectReference) -> ObjectKey {
     let text = |value: &Option<String>| value.clone().unwrap_or_default();
-    ObjectKey::new(&text(&reference.namespace), &text(&reference.name))
+    ObjectKey::new(text(&reference.namespace), text(&reference.name))
 }
 
 pub(super) fn volume_name(claim: &PersistentVolumeClaim) -> &str {

@@ -163,16 +163,15 @@ impl Up {
         api.attach_view("executions.mayfly.dev", Arc::new(workflows.executions()));
 
         let endpoints = listeners.endpoints(&gateway)?;
-        let controllers = create_controllers(
+        let mut controllers = controllers_config(
             &endpoints,
             &identity,
-            client("system:mayfly:controllers"),
-            &informers,
             gateway.handle(),
             registries.clone(),
             containers::is_enabled(&config),
-            local_volumes(&config, &data_dir)?,
         );
+        controllers.persistent_volume.local = Some(local_volumes(&config, &data_dir)?);
+        let controllers = Controllers::create(controllers, client("system:mayfly:controllers"), &informers);
         let scheduler = Scheduler::create(Default::default(), client("system:kube-scheduler"), &informers);
         let node = format!("system:node:{}", config.node_name);
         let jobs = JobFiles::new(artifacts, data_dir.jobs());
@@ -404,18 +403,14 @@ async fn create_workflows(
     handles.serving.spawn(workflows).await.context("workflows cannot be made")?
 }
 
-fn create_controllers(
+fn controllers_config(
     endpoints: &Endpoints,
     identity: &Identity,
-    client: kube::Client,
-    informers: &Informers,
     gateway: GatewayHandle,
     registries: RegistryClient,
     containers: bool,
-    local_volumes: LocalVolumes,
-) -> Controllers {
+) -> mayfly_controllers::Config {
     let mut config = mayfly_controllers::Config::default();
-    config.persistent_volume.local = Some(local_volumes);
     config.function.gateway_url = endpoints.http.clone();
     config.function.registries = Some(registries);
     config.function.containers = containers;
@@ -425,7 +420,7 @@ fn create_controllers(
         changes: gateway.changes(),
         follow: Arc::new(move |function, latest| gateway.follows(function, latest)),
     });
-    Controllers::create(config, client, informers)
+    config
 }
 
 /// Local PersistentVolumes lie on this node. Their objects name the path, so it is an absolute one.
