@@ -432,8 +432,7 @@ async fn fields_that_do_nothing_for_wasm_are_warned_about() {
     let image = format!("sha256:{}", "0".repeat(64));
     let mut job = json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "j"}, "spec": {"template": {
         "spec": {"runtimeClassName": "wasm", "restartPolicy": "Never",
-            "volumes": [{"name": "v", "emptyDir": {}}],
-            "containers": [{"name": "c", "image": image, "volumeMounts": [{"name": "v", "mountPath": "/v"}]}]}}}});
+            "hostNetwork": true, "containers": [{"name": "c", "image": image, "tty": true}]}}}});
     let warned = async |job: &Value| {
         let path = "/apis/batch/v1/namespaces/default/jobs?dryRun=All";
         let request = support::request("POST", path).header("content-type", "application/json");
@@ -444,7 +443,7 @@ async fn fields_that_do_nothing_for_wasm_are_warned_about() {
     };
     let told = warned(&job).await;
     assert_eq!(told.len(), 1, "{told:?}");
-    let fields = "spec.template.spec.volumes, spec.template.spec.containers[0].volumeMounts";
+    let fields = "spec.template.spec.hostNetwork, spec.template.spec.containers[0].tty";
     assert!(told[0].contains("no effect") && told[0].contains(fields), "{told:?}");
     job["spec"]["template"]["spec"]["runtimeClassName"] = json!("runc");
     assert_eq!(warned(&job).await, [""; 0], "another runtime may carry it out");
