@@ -382,8 +382,11 @@ mod tests {
         for (change, path) in [
             (json!({"spec": {"completions": -1}}), "spec.completions"),
             (json!({"spec": {"backoffLimitPerIndex": 1}}), "spec.backoffLimitPerIndex"),
-            (json!({"spec": {"successPolicy": {"rules": []}}}), "spec.successPolicy.rules"),
-            (json!({"spec": {"successPolicy": {"rules": [{"succeededCount": 1}]}}}), "requires indexed"),
+            (
+                json!({"spec": {"completionMode": "Indexed", "completions": 1, "successPolicy": {"rules": []}}}),
+                "spec.successPolicy.rules",
+            ),
+            (json!({"spec": {"successPolicy": {"rules": [{"succeededCount": 1}]}}}), "spec.successPolicy"),
             (json!({"spec": {"parallelism": 1, "completionMode": "Indexed"}}), "spec.completions"),
             (json!({"spec": {"completionMode": "Other"}}), "spec.completionMode"),
             (
