@@ -11,6 +11,7 @@
 
 mod act;
 mod local;
+mod new_volume;
 mod plan;
 mod protection;
 #[cfg(test)]

@@ -34,9 +34,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Config, LOCAL_CLASS, LocalVolumes, local,
+    new_volume::{new_volume, reference},
     plan::{
-        BOUND_BY_CONTROLLER, PROVISIONED_BY, STORAGE_PROVISIONER, Step, VolumeState, annotation, name_of,
-        plan, volume_phase,
+        BOUND_BY_CONTROLLER, STORAGE_PROVISIONER, Step, VolumeState, annotation, name_of, plan, volume_phase,
     },
     protection::{CLAIM_PROTECTION, VOLUME_PROTECTION},
 };
@@ -471,35 +471,4 @@ where
     let patch = Patch::Merge(json!({"metadata": metadata}));
     api.patch(meta.name.as_deref().unwrap_or_default(), &PatchParams::default(), &patch).await?;
     Ok(())
-}
-
-fn reference(claim: &PersistentVolumeClaim) -> Value {
-    json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": claim.namespace(),
-        "name": claim.name_any(), "uid": uid(claim), "resourceVersion": claim.metadata.resource_version})
-}
-
-/// A local volume for a claim.
-fn new_volume(
-    name: &str,
-    claim: &PersistentVolumeClaim,
-    class: &StorageClass,
-    local: &LocalVolumes,
-) -> Result<PersistentVolume, kube::Error> {
-    let spec = claim.spec.as_ref();
-    let requests = spec.and_then(|spec| spec.resources.as_ref()?.requests.as_ref());
-    let here =
-        json!([{"matchExpressions": [{"key": LABEL_HOSTNAME, "operator": "In", "values": [local.node]}]}]);
-    let volume = json!({
-        "metadata": {"name": name, "annotations": {PROVISIONED_BY: LOCAL_PROVISIONER}},
-        "spec": {
-            "capacity": {"storage": requests.and_then(|requests| requests.get("storage"))},
-            "accessModes": spec.and_then(|spec| spec.access_modes.as_ref()),
-            "persistentVolumeReclaimPolicy": class.reclaim_policy.as_deref().unwrap_or("Delete"),
-            "storageClassName": class.name_any(),
-            "volumeMode": "Filesystem",
-            "mountOptions": class.mount_options,
-            "claimRef": reference(claim),
-            "local": {"path": local::path(&local.folder, name)},
-            "nodeAffinity": {"required": {"nodeSelectorTerms": here}}}});
-    serde_json::from_value(volume).map_err(kube::Error::SerdeError)
 }
