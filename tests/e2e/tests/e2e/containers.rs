@@ -89,7 +89,12 @@ impl ContainerNode {
         let arguments: Vec<String> = arguments.iter().map(|one| (*one).to_owned()).collect();
         let up = start(folder.path(), &arguments).await?;
         let archive = archive(folder.path())?;
-        up.cli().ok(&["image", "import", &archive.to_string_lossy()]).await?;
+        // The server is ready a moment before its node is registered.
+        let path = archive.to_string_lossy();
+        wait::until("the node takes an image", || async {
+            up.cli().ok(&["image", "import", &path]).await.map(Some)
+        })
+        .await?;
         Ok(Self { kubectl: Kubectl::of(up)?, folder, before, arguments })
     }
 
