@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use axum::{body::Body, response::Response};
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Method, StatusCode, header, request::Parts};
+use http::{HeaderValue, Method, StatusCode, header, request::Parts};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
+use mayfly_api::validation::FieldError;
 use serde_json::{Value, json};
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -13,7 +14,7 @@ use crate::{
     access::User,
     decode::{Decoded, decode},
     logs, meta,
-    negotiate::{self, BodyForm, Representation},
+    negotiate::{self, BodyForm},
     object::Object,
     registry::{Backing, Kind, Subresource},
     render::{IncludeObject, View, json_response, json_value},
@@ -109,7 +110,7 @@ impl Call {
         let representation = negotiate::stream_representation(&self.parts.headers)?;
         let view = View { representation, ..self.view()? };
         let lines = self.server.watch(&self.target.namespace, &self.query, view, permit).await?;
-        Ok(watched(view, Body::from_stream(lines)))
+        Ok(watched(Body::from_stream(lines)))
     }
 
     /// A request about objects that are kept elsewhere.
@@ -317,8 +318,8 @@ impl Call {
             return self.answer_written(outcome);
         }
         if self.query.force {
-            let message = "PatchOptions.meta.k8s.io \"\" is invalid: force: Forbidden: may not be specified for non-apply patch";
-            return Err(ApiError::unprocessable(message));
+            let error = FieldError::forbidden("force", "may not be specified for non-apply patch");
+            return Err(ApiError::invalid_options("PatchOptions", &[error]));
         }
         let Some(form) = PatchForm::from_content_type(&content_type) else {
             return Err(ApiError::unsupported_media_type(&[
@@ -342,10 +343,13 @@ impl Call {
         let outcome = self.server.delete(&request, name, &options).await?;
         let State::Deleted(object) = &outcome.state else { return self.answer_written(outcome) };
         let kind = self.target.kind;
-        if kind.grace.is_some() {
+        if kind.grace.is_some() || verbs::returns_deleted(kind) {
             return self.answer_written(outcome);
         }
-        let details = json!({"name": name, "group": kind.group, "kind": kind.plural, "uid": object.uid()});
+        let mut details = json!({"name": name, "kind": kind.plural, "uid": object.uid()});
+        if !kind.group.is_empty() {
+            details["group"] = kind.group.into();
+        }
         let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details});
         Ok(json_value(StatusCode::OK, &status))
     }
@@ -375,7 +379,7 @@ impl Call {
             now: self.server.now(),
             dry_run: self.query.dry_run,
             validation: self.query.field_validation,
-            manager: manager(&self.query, &self.parts.headers, &self.user),
+            manager: Manager::of(&self.query, &self.parts.headers, &self.user),
             user: self.user.clone(),
         }
     }
@@ -446,15 +450,10 @@ impl Call {
     }
 }
 
-/// The answer of a watch.
-fn watched(view: View, lines: Body) -> Response {
+/// The answer of a watch: JSON, whatever the events show of the objects.
+fn watched(lines: Body) -> Response {
     let mut response = Response::new(lines);
-    let content_type = match view.representation {
-        Representation::Object => "application/json",
-        Representation::Table => "application/json;as=Table;v=v1;g=meta.k8s.io",
-        Representation::Metadata => "application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io",
-    };
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }
 
@@ -479,16 +478,4 @@ fn patch_scale(mut scale: Value, patch: &Value, json: bool) -> Result<Value, Api
         json_patch::merge(&mut scale, patch);
     }
     Ok(scale)
-}
-
-/// `fieldManager`, or what stands before the first slash of the user agent (upstream's rule).
-fn manager(query: &Query, headers: &HeaderMap, user: &User) -> Manager {
-    // The platform's own objects are tracked only once somebody else writes them.
-    let tracked = !user.is_in_process();
-    if let Some(name) = &query.field_manager {
-        return Manager { name: name.clone(), explicit: true, tracked: true };
-    }
-    let agent = headers.get(header::USER_AGENT).and_then(|value| value.to_str().ok()).unwrap_or("");
-    let name = agent.split('/').next().filter(|name| !name.is_empty()).unwrap_or("unknown");
-    Manager { name: name.chars().take(128).collect(), explicit: false, tracked }
 }

@@ -17,7 +17,7 @@ use typed::Shape;
 use crate::{
     object::{Object, map_at},
     registry::Kind,
-    schema::schemas,
+    schema::{schemas, wire::canonicalise_sent},
     status::ApiError,
     verbs::{Part, WriteRequest},
 };
@@ -147,6 +147,7 @@ fn entry(request: &WriteRequest, part: Part, operation: Operation) -> Entry {
         api_version: request.kind.api_version(),
         subresource: match part {
             Part::Status => "status".into(),
+            Part::Finalize => "finalize".into(),
             Part::EphemeralContainers => "ephemeralcontainers".into(),
             _ => String::new(),
         },
@@ -160,21 +161,41 @@ fn time(now: Timestamp) -> String {
 }
 
 fn shape(kind: &Kind) -> Shape<'static> {
-    Shape::root(schemas().root(kind))
+    Shape::root(schemas().root(kind), kind.custom)
 }
 
 /// The fields of a set that managers can own in this part of the object.
 fn ownable(kind: &Kind, part: Part, set: FieldSet) -> FieldSet {
     let set = match part {
+        Part::Status if kind.status_keeps_metadata() => {
+            let set = set.without(&["f:spec", "f:apiVersion", "f:kind"]);
+            if kind.plural == "deployments" { set.without_below("f:metadata", &["f:labels"]) } else { set }
+        }
         Part::Status => set.only(&["f:status"]),
+        // Upstream's strategy of these resets the spec, which never changes.
+        Part::Main if kind.plural == "certificatesigningrequests" => {
+            set.without(&["f:spec", "f:status", "f:apiVersion", "f:kind"])
+        }
         Part::Main if kind.status => set.without(&["f:status", "f:apiVersion", "f:kind"]),
         _ => set.without(&["f:apiVersion", "f:kind"]),
     };
     set.without_below("f:metadata", &OWN_METADATA)
 }
 
-/// Keeps `managedFields` true after a write that is no apply. `old` is `None` for a create.
-pub(crate) fn on_write(request: &WriteRequest, part: Part, new: &mut Object, old: Option<&Object>) {
+/// Keeps `managedFields` true in a write that is no apply. `old` is `None` for a create, and `new` the object as it was
+/// sent: what admission and the kind's own rules add to it later belongs to nobody, as upstream.
+pub(crate) fn track(request: &WriteRequest, part: Part, new: &mut Object, old: Option<&Object>) {
+    let mut sent = new.clone();
+    request.kind.fill_defaults(&mut sent);
+    on_write(request, part, &mut sent, old);
+    match sent.meta_mut().remove(MANAGED_FIELDS) {
+        Some(entries) => _ = new.meta_mut().insert(MANAGED_FIELDS.into(), entries),
+        None => _ = new.meta_mut().remove(MANAGED_FIELDS),
+    }
+}
+
+/// [`track`] for an object whose defaults are filled in.
+fn on_write(request: &WriteRequest, part: Part, new: &mut Object, old: Option<&Object>) {
     let reset = is_reset(new);
     let given = entries_of(new).filter(|_| part == Part::Main);
     let entries = given.or_else(|| old.and_then(entries_of).filter(|_| !reset));
@@ -202,11 +223,15 @@ struct Change {
 
 impl Change {
     fn between(kind: &Kind, part: Part, old: &Object, new: &Object) -> Self {
-        let (old, new) = (Value::Object(old.0.clone()), Value::Object(new.0.clone()));
-        let shape = shape(kind);
-        let (before, after) = (typed::fields_of(shape, &old), typed::fields_of(shape, &new));
-        let set = after.minus(&before).union(&typed::modified(shape, &old, &new));
-        Self { set: ownable(kind, part, set), removed: ownable(kind, part, before.minus(&after)) }
+        // Upstream compares what its Go types write: of a new object, that is their zero value.
+        let written = |object: &Object| {
+            let mut map = object.0.clone();
+            canonicalise_sent(kind, &mut map);
+            Value::Object(map)
+        };
+        let found = typed::compare(shape(kind), &written(old), &written(new));
+        let set = found.added.union(&found.modified);
+        Self { set: ownable(kind, part, set), removed: ownable(kind, part, found.removed) }
     }
 }
 

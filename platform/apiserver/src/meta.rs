@@ -160,9 +160,19 @@ pub(crate) fn count_generation(new: &mut Object, old: &Object, kind: &Kind) {
     if !kind.generation {
         return;
     }
-    let desired = |object: &Object| -> Map<String, Value> {
+    // Two of upstream's strategies count changes of metadata, too.
+    let counted = match (kind.group, kind.plural) {
+        ("apps", "deployments") => "annotations",
+        ("discovery.k8s.io", "endpointslices") => "labels",
+        _ => "",
+    };
+    let desired = |object: &Object| -> (Map<String, Value>, Map<String, Value>) {
         let kept = object.0.iter().filter(|(key, _)| !matches!(key.as_str(), "metadata" | "status"));
-        kept.map(|(key, value)| (key.clone(), value.clone())).collect()
+        let metadata = object.at(&["metadata", counted]).and_then(Value::as_object).cloned();
+        let mut metadata = metadata.unwrap_or_default();
+        // The Deployment controller's own mark, which it sets through the status upstream.
+        metadata.remove("deployment.kubernetes.io/revision");
+        (kept.map(|(key, value)| (key.clone(), value.clone())).collect(), metadata)
     };
     if desired(new) != desired(old) {
         let before = old.at(&["metadata", "generation"]).and_then(Value::as_i64).unwrap_or(0);
@@ -180,7 +190,7 @@ pub(crate) fn validate(new: &Object, old: Option<&Object>, kind: &Kind) -> Vec<F
         errors.push(FieldError::invalid("metadata.name", format!("{name:?}"), why));
     }
     map_errors(new, &["metadata"], &mut errors);
-    finalizer_errors(new, old, &mut errors);
+    finalizer_errors(kind, new, old, &mut errors);
     owner_errors(new, &mut errors);
     errors
 }
@@ -213,11 +223,18 @@ pub(crate) fn map_errors(object: &Object, path: &[&str], errors: &mut Vec<FieldE
     }
 }
 
-fn finalizer_errors(new: &Object, old: Option<&Object>, errors: &mut Vec<FieldError>) {
-    for finalizer in new.finalizers() {
+fn finalizer_errors(kind: &Kind, new: &Object, old: Option<&Object>, errors: &mut Vec<FieldError>) {
+    for (at, finalizer) in new.finalizers().into_iter().enumerate() {
         let known = matches!(finalizer, "orphan" | "foregroundDeletion" | "kubernetes");
         if let (false, Err(why)) = (known, qualified_name(finalizer)) {
             errors.push(FieldError::invalid("metadata.finalizers", format!("{finalizer:?}"), why));
+        } else if !known && !finalizer.contains('/') && !kind.custom && kind.group != "apiextensions.k8s.io" {
+            let why = "name is neither a standard finalizer name nor is it fully qualified";
+            errors.push(FieldError::invalid(
+                format!("metadata.finalizers[{at}]"),
+                format!("{finalizer:?}"),
+                why,
+            ));
         }
     }
     let Some(old) = old.filter(|old| old.is_terminating()) else { return };
@@ -225,7 +242,8 @@ fn finalizer_errors(new: &Object, old: Option<&Object>, errors: &mut Vec<FieldEr
     let added: Vec<_> = new.finalizers().into_iter().filter(|f| !before.contains(f)).collect();
     if !added.is_empty() {
         let detail = format!(
-            "no new finalizers can be added if the object is being deleted, found new finalizers {added:?}"
+            "no new finalizers can be added if the object is being deleted, found new finalizers []string{{{}}}",
+            added.iter().map(|finalizer| format!("{finalizer:?}")).collect::<Vec<_>>().join(", ")
         );
         errors.push(FieldError::forbidden("metadata.finalizers", detail));
     }
@@ -234,11 +252,13 @@ fn finalizer_errors(new: &Object, old: Option<&Object>, errors: &mut Vec<FieldEr
 fn owner_errors(new: &Object, errors: &mut Vec<FieldError>) {
     let owners = new.at(&["metadata", "ownerReferences"]).and_then(Value::as_array);
     let mut controllers = 0;
-    for (at, owner) in owners.into_iter().flatten().enumerate() {
+    for owner in owners.into_iter().flatten() {
         for field in ["apiVersion", "kind", "name", "uid"] {
             if owner[field].as_str().unwrap_or("").is_empty() {
-                let path = format!("metadata.ownerReferences[{at}].{field}");
-                errors.push(FieldError::invalid(path, "\"\"", "must not be empty"));
+                // Upstream's paths name no index here.
+                let path = format!("metadata.ownerReferences.{field}");
+                let what = if field == "apiVersion" { "version" } else { field };
+                errors.push(FieldError::invalid(path, "\"\"", format!("{what} must not be empty")));
             }
         }
         controllers += usize::from(owner["controller"] == true);

@@ -339,6 +339,15 @@ impl Kind {
         self.subresources.contains(&subresource)
     }
 
+    /// A write of the status changes labels and annotations, too, as most of upstream's built-in kinds allow.
+    pub(crate) fn status_keeps_metadata(&self) -> bool {
+        !self.custom
+            && !matches!(
+                (self.group, self.plural),
+                ("storage.k8s.io", "volumeattachments") | ("apiextensions.k8s.io", _)
+            )
+    }
+
     /// What a selectable field says; `None` when the field cannot be selected by.
     pub(crate) fn selectable_default(&self, field: &str) -> Option<&'static str> {
         if field == "metadata.name" || (field == "metadata.namespace" && self.namespaced) {

@@ -48,7 +48,7 @@ impl Target {
         let (group, version, rest) = match texts.as_slice() {
             ["api", version, rest @ ..] => ("", *version, rest),
             ["apis", group, version, rest @ ..] => (*group, *version, rest),
-            _ => return Err(ApiError::no_resource()),
+            _ => return Err(ApiError::no_path()),
         };
         let find = |plural: &str| served.find(group, version, plural).ok_or_else(ApiError::no_resource);
         let (kind, namespace, rest) = match rest {

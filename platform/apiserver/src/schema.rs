@@ -8,6 +8,7 @@
 mod compile;
 mod describe;
 mod normalise;
+mod quantity;
 pub(crate) mod wire;
 
 use std::sync::{LazyLock, OnceLock};
@@ -45,6 +46,8 @@ pub(crate) enum Node {
 #[derive(Debug, Default)]
 pub(crate) struct Struct {
     pub(crate) fields: HashMap<Box<str>, Field>,
+    /// Server-side apply: the struct has one owner on the whole, wherever it stands.
+    pub(crate) atomic: bool,
     pub(crate) required: Vec<Box<str>>,
 }
 

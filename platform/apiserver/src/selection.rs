@@ -40,14 +40,12 @@ impl Selection {
         let mut selection = Self { labels, fields: Vec::new(), name: None, namespace: None, from_storage };
         for (path, equal, value) in terms(query.field_selector.as_deref().unwrap_or(""))? {
             let Some(default) = kind.selectable_default(&path) else {
-                let message = format!(
-                    "Unable to find \"{}, Resource={}\" that match label selector \"{}\", field selector \"{}\": \
-                     field label not supported: {path}",
-                    kind.api_version(),
-                    kind.plural,
-                    query.label_selector.as_deref().unwrap_or(""),
-                    query.field_selector.as_deref().unwrap_or(""),
-                );
+                let message = match kind.selectable.is_empty() && !kind.custom {
+                    true => format!(
+                        "{path:?} is not a known field selector: only \"metadata.name\", \"metadata.namespace\""
+                    ),
+                    false => format!("field label not supported: {path}"),
+                };
                 return Err(ApiError::bad_request(message));
             };
             match (path.as_str(), equal) {

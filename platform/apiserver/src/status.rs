@@ -23,6 +23,9 @@ pub struct ApiError {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub details: Option<Box<Details>>,
     pub code: u16,
+    /// Answered as the text of Go's HTTP router instead of a `Status`.
+    #[serde(skip)]
+    is_plain: bool,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -76,6 +79,7 @@ impl ApiError {
             reason,
             details: None,
             code: code.as_u16(),
+            is_plain: false,
         }
     }
 
@@ -239,6 +243,13 @@ impl ApiError {
         error
     }
 
+    /// A path that is no part of the API: upstream answers in plain text.
+    pub(crate) fn no_path() -> Self {
+        let mut error = Self::no_resource();
+        error.is_plain = true;
+        error
+    }
+
     pub(crate) fn method_not_allowed() -> Self {
         let message = "the server does not allow this method on the requested resource";
         Self::new(StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed", message)
@@ -360,10 +371,14 @@ fn conflict_list(conflicts: &[(String, String)]) -> String {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let code = StatusCode::from_u16(self.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let mut response = Response::new(Bytes::from(self.to_json()).into());
+        let (body, content_type) = match self.is_plain {
+            true => (Bytes::from_static(b"404 page not found\n"), "text/plain; charset=utf-8"),
+            false => (Bytes::from(self.to_json()), "application/json"),
+        };
+        let mut response = Response::new(body.into());
         *response.status_mut() = code;
         let headers = response.headers_mut();
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
         if let Some(seconds) = self.details.as_ref().map(|d| d.retry_after_seconds).filter(|s| *s > 0) {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }

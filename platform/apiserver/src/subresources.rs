@@ -29,11 +29,16 @@ pub(crate) fn scale_of(kind: &Kind, object: &Object) -> Value {
         }
         None => selector_text(object.at(&["spec", "selector"])),
     };
+    // Upstream's Go type leaves out zero.
+    let spec = match number(&spec_path) {
+        0 => json!({}),
+        replicas => json!({"replicas": replicas}),
+    };
     json!({
         "kind": "Scale",
         "apiVersion": "autoscaling/v1",
         "metadata": meta,
-        "spec": {"replicas": number(&spec_path)},
+        "spec": spec,
         "status": {
             "replicas": number(&status_path),
             "selector": selector,

@@ -11,10 +11,11 @@ mod watch;
 
 use std::sync::Arc;
 
+use http::{HeaderMap, header};
 use jiff::Timestamp;
 use mayfly_store::{Entry, Key, Revision, Store, WriteError};
 
-pub(crate) use delete::DeleteOptions;
+pub(crate) use delete::{DeleteOptions, returns_deleted};
 pub(crate) use patch::{Patch, PatchForm, apply_json, parse_json};
 pub(crate) use update::{Change, Part};
 pub(crate) use watch::{Beginning, Ended, Source, Start};
@@ -23,8 +24,8 @@ use crate::{
     access::User,
     object::Object,
     registry::{Kind, registry},
-    request::FieldValidation,
-    schema::{Findings, normalise, wire::canonicalise},
+    request::{FieldValidation, Query},
+    schema::{Findings, normalise, wire::canonicalise_sent},
     status::ApiError,
 };
 
@@ -48,6 +49,26 @@ pub(crate) struct Manager {
     pub(crate) explicit: bool,
     /// Whether an object that is not tracked yet becomes tracked by this write.
     pub(crate) tracked: bool,
+}
+
+impl Manager {
+    /// `fieldManager`, or what stands before the first slash of the user agent (upstream's rule).
+    pub(crate) fn of(query: &Query, headers: &HeaderMap, user: &User) -> Self {
+        // The platform's own objects are tracked only once somebody else writes them.
+        let tracked = !user.is_in_process();
+        if let Some(name) = &query.field_manager {
+            return Self { name: name.clone(), explicit: true, tracked: true };
+        }
+        let agent = headers.get(header::USER_AGENT).and_then(|value| value.to_str().ok()).unwrap_or("");
+        let of_component = match user.name.as_str() {
+            // These are upstream's controllers, and its clients know their fields by this name.
+            "system:mayfly:controllers" => "kube-controller-manager",
+            name => name.strip_prefix("system:").unwrap_or("unknown"),
+        };
+        let unnamed = if user.is_in_process() { of_component } else { "unknown" };
+        let name = agent.split('/').next().filter(|name| !name.is_empty()).unwrap_or(unnamed);
+        Self { name: name.chars().take(128).collect(), explicit: false, tracked }
+    }
 }
 
 /// What came of a write.
@@ -130,7 +151,7 @@ pub(crate) fn validate_schema(
     }
     check(kind, object)?;
     // What Go cannot tell from an absent field is absent, so that it gets its default.
-    canonicalise(kind, &mut object.0);
+    canonicalise_sent(kind, &mut object.0);
     Ok(warnings)
 }
 

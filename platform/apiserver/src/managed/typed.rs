@@ -14,6 +14,9 @@ const DEFAULT_KEYS: [(&str, &str); 1] = [("protocol", "TCP")];
 pub(crate) struct Shape<'a> {
     node: Option<NodeId>,
     merge: Option<&'a Merge>,
+    /// Maps without a schema (`x-kubernetes-preserve-unknown-fields`) have fields with owners of their own. Those of
+    /// built-in kinds have one owner on the whole.
+    deduced: bool,
 }
 
 /// How the parts of a value are told apart.
@@ -28,25 +31,31 @@ enum Form<'a> {
 }
 
 impl Shape<'static> {
-    pub(crate) fn root(node: NodeId) -> Self {
-        Self { node: Some(node), merge: None }
+    pub(crate) fn root(node: NodeId, deduced: bool) -> Self {
+        Self { node: Some(node), merge: None, deduced }
     }
 
-    fn of(field: &'static Field) -> Self {
-        Self { node: Some(field.node), merge: Some(&field.merge) }
+    fn below(self, node: Option<NodeId>, merge: Option<&'static Merge>) -> Self {
+        Self { node, merge, deduced: self.deduced }
+    }
+
+    fn of(self, field: &'static Field) -> Self {
+        self.below(Some(field.node), Some(&field.merge))
     }
 
     fn form(self, value: &Value) -> Form<'static> {
         let Some(node) = self.node.map(|id| schemas().node(id)) else { return Form::Leaf };
         match (node, value) {
+            (Node::Struct(shape), Value::Object(_)) if shape.atomic => Form::Leaf,
             (Node::Struct(_) | Node::Map(_), Value::Object(_))
                 if self.merge.is_none_or(|merge| !merge.atomic_map) =>
             {
                 Form::Fields
             }
+            (Node::Any, Value::Object(_)) if self.deduced => Form::Fields,
             (Node::List(items), Value::Array(_)) => match self.merge.map(|merge| &merge.list) {
                 Some(ListType::Set) => Form::Set,
-                Some(ListType::Map(keys)) => Form::Keyed(keys, Self { node: Some(*items), merge: None }),
+                Some(ListType::Map(keys)) => Form::Keyed(keys, self.below(Some(*items), None)),
                 _ => Form::Leaf,
             },
             _ => Form::Leaf,
@@ -55,11 +64,12 @@ impl Shape<'static> {
 
     /// The shape of a field, and whether it is a named one of a struct.
     fn field(self, name: &str) -> (Self, bool) {
-        let unknown = (Self { node: None, merge: None }, false);
+        let unknown = (self.below(None, None), false);
         let Some(id) = self.node else { return unknown };
         match schemas().node(id) {
-            Node::Struct(_) => schemas().field(id, name).map_or(unknown, |field| (Self::of(field), true)),
-            Node::Map(values) => (Self { node: Some(*values), merge: None }, false),
+            Node::Struct(_) => schemas().field(id, name).map_or(unknown, |field| (self.of(field), true)),
+            Node::Map(values) => (self.below(Some(*values), None), false),
+            Node::Any if self.deduced => (self.below(self.node, None), false),
             _ => unknown,
         }
     }
@@ -126,37 +136,103 @@ fn collect(shape: Shape<'static>, value: &Value, path: &mut Vec<String>, set: &m
     }
 }
 
-/// Fields that both values have, with different contents.
-pub(crate) fn modified(shape: Shape<'static>, old: &Value, new: &Value) -> FieldSet {
-    let mut set = FieldSet::default();
-    differ(shape, old, new, &mut Vec::new(), &mut set);
-    set
+/// What differs between two values.
+#[derive(Debug, Default)]
+pub(crate) struct Comparison {
+    pub(crate) added: FieldSet,
+    pub(crate) removed: FieldSet,
+    pub(crate) modified: FieldSet,
 }
 
-fn differ(shape: Shape<'static>, old: &Value, new: &Value, path: &mut Vec<String>, set: &mut FieldSet) {
-    if old == new {
-        return;
+/// Compares two values field by field. A struct, map or list that only one of them has counts as a field of its own
+/// beside its contents (`"."` in `fieldsV1`); one that is empty or null in both is compared as a leaf.
+pub(crate) fn compare(shape: Shape<'static>, old: &Value, new: &Value) -> Comparison {
+    let mut comparison = Comparison::default();
+    comparison.walk(shape, Some(old), Some(new), &mut Vec::new());
+    comparison
+}
+
+impl Comparison {
+    fn walk(
+        &mut self,
+        shape: Shape<'static>,
+        old: Option<&Value>,
+        new: Option<&Value>,
+        path: &mut Vec<String>,
+    ) {
+        let filled = |value: Option<&Value>| value.is_some_and(|value| !is_empty(value));
+        let sample = if filled(new) { new } else { old };
+        let form = match sample {
+            Some(value) if filled(old) || filled(new) => shape.form(value),
+            _ => Form::Leaf,
+        };
+        match form {
+            Form::Leaf => return self.leaf(old, new, path),
+            Form::Fields => self.fields(shape, old, new, path),
+            Form::Set | Form::Keyed(..) => self.items(&form, old, new, path),
+        }
+        match (old, new) {
+            (None, _) => self.added.insert(path),
+            (_, None) => self.removed.insert(path),
+            _ => {}
+        }
     }
-    match (shape.form(new), old, new) {
-        (Form::Fields, Value::Object(old), Value::Object(new)) => {
-            for (name, new) in new {
-                let Some(old) = old.get(name) else { continue };
-                path.push(set::field(name));
-                differ(shape.field(name).0, old, new, path, set);
-                path.pop();
-            }
+
+    fn leaf(&mut self, old: Option<&Value>, new: Option<&Value>, path: &[String]) {
+        match (old, new) {
+            (None, _) => self.added.insert(path),
+            (_, None) => self.removed.insert(path),
+            (Some(old), Some(new)) if old != new => self.modified.insert(path),
+            _ => {}
         }
-        (Form::Keyed(keys, items), Value::Array(old), Value::Array(new)) => {
-            for new in new {
-                let step = keys_of(new, keys);
-                let Some(old) = old.iter().find(|old| keys_of(old, keys) == step) else { continue };
-                path.push(step);
-                differ(items, old, new, path, set);
-                path.pop();
-            }
+    }
+
+    fn fields(
+        &mut self,
+        shape: Shape<'static>,
+        old: Option<&Value>,
+        new: Option<&Value>,
+        path: &mut Vec<String>,
+    ) {
+        let map = |value: Option<&'_ Value>| value.and_then(Value::as_object).cloned().unwrap_or_default();
+        let (old, new) = (map(old), map(new));
+        let removed = old.keys().filter(|name| !new.contains_key(*name));
+        for name in new.keys().chain(removed) {
+            path.push(set::field(name));
+            self.walk(shape.field(name).0, old.get(name), new.get(name), path);
+            path.pop();
         }
-        (Form::Set, Value::Array(_), Value::Array(_)) => {}
-        _ => set.insert(path),
+    }
+
+    fn items(
+        &mut self,
+        form: &Form<'static>,
+        old: Option<&Value>,
+        new: Option<&Value>,
+        path: &mut Vec<String>,
+    ) {
+        let list = |value: Option<&'_ Value>| value.and_then(Value::as_array).cloned().unwrap_or_default();
+        let step = |item: &Value| match form {
+            Form::Keyed(keys, _) => keys_of(item, keys),
+            _ => set::value(item),
+        };
+        let items = match form {
+            Form::Keyed(_, items) => *items,
+            _ => Shape { node: None, merge: None, deduced: false },
+        };
+        let steps = |list: Vec<Value>| -> Vec<(String, Value)> {
+            list.into_iter().map(|item| (step(&item), item)).collect()
+        };
+        let (old, new) = (steps(list(old)), steps(list(new)));
+        let find = |list: &[(String, Value)], step: &str| {
+            list.iter().find(|(other, _)| other == step).map(|(_, item)| item.clone())
+        };
+        let removed = old.iter().filter(|(step, _)| find(&new, step).is_none());
+        for (step, _) in new.iter().chain(removed) {
+            path.push(step.clone());
+            self.walk(items, find(&old, step).as_ref(), find(&new, step).as_ref(), path);
+            path.pop();
+        }
     }
 }
 

@@ -58,6 +58,7 @@ fn role() -> Kind {
             errors
         },
         valid_name: path_segment_name,
+        create_on_update: true,
         ..Kind::built_in::<Role>("role")
     }
 }
@@ -86,6 +87,7 @@ fn cluster_role() -> Kind {
             errors
         },
         valid_name: path_segment_name,
+        create_on_update: true,
         ..Kind::built_in::<ClusterRole>("clusterrole")
     }
 }
@@ -249,6 +251,7 @@ fn role_binding() -> Kind {
         },
         validate: |new, old| validate_binding(new, old, &["Role", "ClusterRole"]),
         valid_name: path_segment_name,
+        create_on_update: true,
         ..Kind::built_in::<RoleBinding>("rolebinding")
     }
 }
@@ -263,6 +266,7 @@ fn cluster_role_binding() -> Kind {
         defaults: binding_defaults,
         validate: |new, old| validate_binding(new, old, &["ClusterRole"]),
         valid_name: path_segment_name,
+        create_on_update: true,
         ..Kind::built_in::<ClusterRoleBinding>("clusterrolebinding")
     }
 }

@@ -1,11 +1,11 @@
 //! ReplicaSets.
 
 use k8s_openapi::api::apps::v1::ReplicaSet;
-use mayfly_api::{selector::Selector, validation::FieldError};
-use serde_json::{Map, Value, json};
+use mayfly_api::validation::FieldError;
+use serde_json::{Value, json};
 
-use super::{AGE, Column, Kind, NAME, Subresource, pod, print, typed};
-use crate::{meta, object::Object};
+use super::{Kind, Subresource, columns, pod, print, rules};
+use crate::object::Object;
 
 pub(super) fn kinds() -> Vec<Kind> {
     vec![Kind {
@@ -13,22 +13,7 @@ pub(super) fn kinds() -> Vec<Kind> {
         categories: &["all"],
         subresources: &[Subresource::Scale],
         generation: true,
-        columns: const {
-            &[
-                NAME,
-                Column::integer("Desired", "Replicas is the number of desired pods."),
-                Column::integer("Current", "Replicas is the most recently observed number of pods."),
-                Column::integer("Ready", "The number of pods with a Ready Condition."),
-                AGE,
-                Column::text("Containers", "Names of each container in the template.").wide(),
-                Column::text("Images", "Images referenced by each container in the template.").wide(),
-                Column::text(
-                    "Selector",
-                    "Selector is a label query over pods that should match the replica count.",
-                )
-                .wide(),
-            ]
-        },
+        columns: columns::REPLICA_SET,
         cells: |object, now| {
             let texts = |field: &str| {
                 let containers = print::items(object, &["spec", "template", "spec", "containers"]);
@@ -45,7 +30,6 @@ pub(super) fn kinds() -> Vec<Kind> {
                 print::or_none(&selector_text(object.at(&["spec", "selector"]))),
             ]
         },
-        selectable: &[("status.replicas", "0")],
         defaults: |object| {
             let spec = object.map_mut("spec");
             spec.entry("replicas").or_insert(json!(1));
@@ -85,40 +69,11 @@ pub(crate) fn selector_text(selector: Option<&Value>) -> String {
 
 fn validate(new: &Object, old: Option<&Object>) -> Vec<FieldError> {
     let mut errors = Vec::new();
-    let Some(set) = typed::<ReplicaSet>(new) else { return errors };
-    let spec = set.spec.unwrap_or_default();
-    if let Some(replicas) = spec.replicas.filter(|replicas| *replicas < 0) {
-        errors.push(FieldError::invalid("spec.replicas", replicas, "must be greater than or equal to 0"));
-    }
+    let spec = rules::get(new, &["spec"]);
     super::workloads::immutable_selector(new, old, &mut errors);
-    let empty = spec.selector.match_labels.as_ref().is_none_or(|labels| labels.is_empty())
-        && spec.selector.match_expressions.as_ref().is_none_or(Vec::is_empty);
-    if empty {
-        let detail = "empty selector is invalid for deployment".replace("deployment", "replica set");
-        errors.push(FieldError::invalid("spec.selector", "{}", detail));
+    for field in ["replicas", "minReadySeconds"] {
+        rules::non_negative(&spec[field], &format!("spec.{field}"), &mut errors);
     }
-    match Selector::from_object(&spec.selector) {
-        Err(why) => errors.push(FieldError::invalid("spec.selector", "{}", why.to_string())),
-        Ok(selector) if !empty => {
-            let template = spec.template.as_ref().and_then(|template| template.metadata.as_ref());
-            let labels = template.and_then(|metadata| metadata.labels.clone()).unwrap_or_default();
-            if !selector.matches(&labels) {
-                let shown = serde_json::to_string(&labels).unwrap_or_default();
-                let detail = "`selector` does not match template `labels`";
-                errors.push(FieldError::invalid("spec.template.metadata.labels", shown, detail));
-            }
-        }
-        Ok(_) => {}
-    }
-    let none = Map::new();
-    let template = new.at(&["spec", "template", "spec"]).and_then(Value::as_object).unwrap_or(&none);
-    let policy = template.get("restartPolicy").and_then(Value::as_str).unwrap_or("Always");
-    if policy != "Always" {
-        let kind = mayfly_api::validation::FieldErrorKind::NotSupported { value: format!("{policy:?}") };
-        let path = "spec.template.spec.restartPolicy".into();
-        errors.push(FieldError { path, kind, detail: "supported values: \"Always\"".into() });
-    }
-    meta::map_errors(new, &["spec", "template", "metadata"], &mut errors);
-    pod::pod_spec_errors(template, "spec.template.spec", &mut errors);
+    super::workloads::selector_and_template(new, "deployment", &mut errors);
     errors
 }

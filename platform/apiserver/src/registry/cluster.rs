@@ -108,6 +108,8 @@ fn runtime_class() -> Kind {
             );
             errors
         },
+        create_on_update: true,
+        unconditional_update: false,
         ..Kind::built_in::<RuntimeClass>("runtimeclass")
     }
 }

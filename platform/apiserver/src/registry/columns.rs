@@ -35,13 +35,12 @@ pub(crate) const NAME: Column = Column {
     name: "Name",
     kind: "string",
     format: "name",
-    description: "Name must be unique within a namespace. Is required when creating resources, although some \
-                  resources may allow a client to request the generation of an appropriate name automatically.",
+    description: "Name must be unique within a namespace. Is required when creating resources, although some resources may allow a client to request the generation of an appropriate name automatically. Name is primarily intended for creation idempotence and configuration definition. Cannot be updated. More info: https://kubernetes.io/docs/concepts/overview/working-with-objects/names#names",
     priority: 0,
 };
 pub(crate) const AGE: Column = Column::text(
     "Age",
-    "CreationTimestamp is a timestamp representing the server time when this object was created.",
+    "CreationTimestamp is a timestamp representing the server time when this object was created. It is not guaranteed to be set in happens-before order across separate operations. Clients may not set this value. It is represented in RFC3339 form and is in UTC.\n\nPopulated by the system. Read-only. Null for lists. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#metadata",
 );
 
 pub(super) const DEPLOYMENT: &[Column] = &[
@@ -324,6 +323,51 @@ pub(super) const VOLUME_ATTACHMENT: &[Column] = &[
     Column::boolean(
         "Attached",
         "attached indicates the volume is successfully attached. This field must only be set by the entity completing the attach operation, i.e. the external-attacher.",
+    ),
+    AGE,
+];
+
+pub(super) const POD: &[Column] = &[
+    NAME,
+    Column::text("Ready", "The aggregate readiness state of this pod for accepting traffic."),
+    Column::text("Status", "The aggregate status of the containers in this pod."),
+    Column::text("Restarts", "The number of times the containers in this pod have been restarted and when the last container in this pod has restarted."),
+    AGE,
+    Column::text("IP", "podIP address allocated to the pod. Routable at least within the cluster. Empty if not yet allocated.").wide(),
+    Column::text("Node", "NodeName is a request to schedule this pod onto a specific node. If it is non-empty, the scheduler simply schedules this pod onto that node, assuming that it fits resource requirements.").wide(),
+    Column::text("Nominated Node", "nominatedNodeName is set only when this pod preempts other pods on the node, but it cannot be scheduled right away as preemption victims receive their graceful termination periods. This field does not guarantee that the pod will be scheduled on this node. Scheduler may decide to place the pod elsewhere if other nodes become available sooner. Scheduler may also decide to give the resources on this node to a higher priority pod that is created after preemption. As a result, this field may be different than PodSpec.nodeName when the pod is scheduled.").wide(),
+    Column::text("Readiness Gates", "If specified, all readiness gates will be evaluated for pod readiness. A pod is ready when all its containers are ready AND all conditions specified in the readiness gates have status equal to \"True\" More info: https://git.k8s.io/enhancements/keps/sig-network/580-pod-readiness-gates").wide(),
+];
+
+pub(super) const REPLICA_SET: &[Column] = &[
+    NAME,
+    Column::integer("Desired", "Replicas is the number of desired replicas. This is a pointer to distinguish between explicit zero and unspecified. Defaults to 1. More info: https://kubernetes.io/docs/concepts/workloads/controllers/replicationcontroller/#what-is-a-replicationcontroller"),
+    Column::integer("Current", "Replicas is the most recently observed number of replicas. More info: https://kubernetes.io/docs/concepts/workloads/controllers/replicationcontroller/#what-is-a-replicationcontroller"),
+    Column::integer("Ready", "The number of ready replicas for this replica set."),
+    AGE,
+    Column::text("Containers", "Names of each container in the template.").wide(),
+    Column::text("Images", "Images referenced by each container in the template.").wide(),
+    Column::text("Selector", "Selector is a label query over pods that should match the replica count. If the selector is empty, it is defaulted to the labels present on the pod template. Label keys and values that must match in order to be controlled by this replica set. More info: https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#label-selectors").wide(),
+];
+
+pub(super) const CONFIG_MAP: &[Column] = &[
+    NAME,
+    Column::text(
+        "Data",
+        "Data contains the configuration data. Each key must consist of alphanumeric characters, '-', '_' or '.'. Values with non-UTF-8 byte sequences must use the BinaryData field. The keys stored in Data must not overlap with the keys in the BinaryData field, this is enforced during validation process.",
+    ),
+    AGE,
+];
+
+pub(super) const SECRET: &[Column] = &[
+    NAME,
+    Column::text(
+        "Type",
+        "Used to facilitate programmatic handling of secret data. More info: https://kubernetes.io/docs/concepts/configuration/secret/#secret-types",
+    ),
+    Column::text(
+        "Data",
+        "Data contains the secret data. Each key must consist of alphanumeric characters, '-', '_' or '.'. The serialized form of the secret data is a base64 encoded string, representing the arbitrary (possibly non-string) data value here. Described in https://tools.ietf.org/html/rfc4648#section-4",
     ),
     AGE,
 ];

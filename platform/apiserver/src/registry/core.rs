@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Event, Namespace, Secret};
 use mayfly_api::{names, validation::FieldError, wellknown};
 use serde_json::{Map, Value, json};
 
-use super::{AGE, Column, Kind, NAME, Subresource, immutable, print, verb_sets};
+use super::{AGE, Column, Kind, NAME, Subresource, columns, immutable, print, verb_sets};
 use crate::object::Object;
 
 /// Largest sum of the values of a ConfigMap or a Secret, in bytes (upstream's `MaxSecretSize`).
@@ -53,7 +53,7 @@ fn config_map() -> Kind {
     Kind {
         short_names: &["cm"],
         status: false,
-        columns: const { &[NAME, Column::text("Data", "The number of entries"), AGE] },
+        columns: columns::CONFIG_MAP,
         cells: |object, now| {
             vec![object.name().into(), print::count(object, &["data", "binaryData"]), print::age(object, now)]
         },
@@ -65,14 +65,7 @@ fn config_map() -> Kind {
 fn secret() -> Kind {
     Kind {
         status: false,
-        columns: const {
-            &[
-                NAME,
-                Column::text("Type", "Used to facilitate programmatic handling of secret data."),
-                Column::text("Data", "The number of entries"),
-                AGE,
-            ]
-        },
+        columns: columns::SECRET,
         cells: |object, now| {
             let kind = object.str_at(&["type"]);
             vec![object.name().into(), kind.into(), print::count(object, &["data"]), print::age(object, now)]

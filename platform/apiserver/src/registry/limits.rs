@@ -44,6 +44,7 @@ fn limit_range() -> Kind {
             }
         },
         validate: validate_limits,
+        create_on_update: true,
         ..Kind::built_in::<LimitRange>("limitrange")
     }
 }
@@ -252,6 +253,7 @@ fn disruption_budget() -> Kind {
         },
         // As upstream, which forgot to check it.
         valid_name: |_| Ok(()),
+        unconditional_update: false,
         ..Kind::built_in::<PodDisruptionBudget>("poddisruptionbudget")
     }
 }

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Pod;
 use mayfly_api::{names, validation::FieldError};
 use serde_json::{Map, Value, json};
 
-use super::{AGE, Column, Kind, NAME, Subresource, pod_resources, typed};
+use super::{Kind, Subresource, columns, pod_resources, rules, typed};
 use crate::object::{Object, map_at};
 
 /// How long a pod may take to stop when it does not say, in seconds.
@@ -23,31 +23,7 @@ pub(super) fn kinds() -> Vec<Kind> {
             Subresource::Eviction,
             Subresource::EphemeralContainers,
         ],
-        columns: const {
-            &[
-                NAME,
-                Column::text("Ready", "The aggregate readiness state of this pod for accepting traffic."),
-                Column::text("Status", "The aggregate status of the containers in this pod."),
-                Column::text(
-                    "Restarts",
-                    "The number of times the containers in this pod have been restarted and when the last container \
-                     in this pod has restarted.",
-                ),
-                AGE,
-                Column::text("IP", "podIP address allocated to the pod. Empty if not yet allocated.").wide(),
-                Column::text("Node", "NodeName indicates in which node this pod is scheduled.").wide(),
-                Column::text(
-                    "Nominated Node",
-                    "nominatedNodeName is set only when this pod preempts other pods on the node.",
-                )
-                .wide(),
-                Column::text(
-                    "Readiness Gates",
-                    "If specified, all readiness gates will be evaluated for pod readiness.",
-                )
-                .wide(),
-            ]
-        },
+        columns: columns::POD,
         cells: super::pod_print::cells,
         selectable: &[
             ("spec.nodeName", ""),
@@ -236,7 +212,12 @@ fn validate(new: &Object, old: Option<&Object>) -> Vec<FieldError> {
     let empty = Map::new();
     let spec = new.0.get("spec").and_then(Value::as_object).unwrap_or(&empty);
     match old {
-        None => pod_spec_errors(spec, "spec", &mut errors),
+        None => {
+            pod_spec_errors(spec, "spec", &mut errors);
+            if spec.get("ephemeralContainers").is_some_and(|list| !list.is_null()) {
+                errors.push(FieldError::forbidden("spec.ephemeralContainers", "cannot be set on create"));
+            }
+        }
         Some(old) => update_errors(new, old, &mut errors),
     }
     if errors.is_empty() && typed::<Pod>(new).is_none() {
@@ -319,16 +300,28 @@ fn container_errors(container: &Value, path: &str, volumes: &HashSet<&str>, erro
     one_of(policy, &["Always", "IfNotPresent", "Never"], format!("{path}.imagePullPolicy"), errors);
     for (at, port) in items("ports").iter().enumerate() {
         let number = port["containerPort"].as_i64().unwrap_or(0);
-        if !(1..=65535).contains(&number) {
-            let path = format!("{path}.ports[{at}].containerPort");
+        let path_of_port = format!("{path}.ports[{at}].containerPort");
+        if number == 0 {
+            errors.push(FieldError::required(path_of_port, ""));
+        } else if !(1..=65535).contains(&number) {
+            let path = path_of_port;
             errors.push(FieldError::invalid(path, number, "must be between 1 and 65535, inclusive"));
         }
         let protocol = port["protocol"].as_str().unwrap_or("");
         one_of(protocol, &["SCTP", "TCP", "UDP"], format!("{path}.ports[{at}].protocol"), errors);
     }
     for (at, variable) in items("env").iter().enumerate() {
-        if variable["name"].as_str().unwrap_or("").is_empty() {
-            errors.push(FieldError::required(format!("{path}.env[{at}].name"), ""));
+        let path_of_name = format!("{path}.env[{at}].name");
+        match variable["name"].as_str().unwrap_or("") {
+            "" => errors.push(FieldError::required(path_of_name, "")),
+            name if !rules::is_variable_name(name) => {
+                errors.push(FieldError::invalid(
+                    path_of_name,
+                    format!("{name:?}"),
+                    rules::VARIABLE_NAME_FORM,
+                ));
+            }
+            _ => {}
         }
         let value = variable["value"].as_str().unwrap_or("");
         if !value.is_empty() && variable["valueFrom"].is_object() {

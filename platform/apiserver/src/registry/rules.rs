@@ -170,3 +170,14 @@ pub(super) fn not_more_than_all(value: &Value, path: &str, errors: &mut Vec<Fiel
 pub(crate) fn list_items(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().into_iter().flatten()
 }
+
+/// In upstream's words (`IsEnvVarName`).
+pub(super) const VARIABLE_NAME_FORM: &str = "a valid environment variable name must consist of alphabetic characters, digits, \
+                                  '_', '-', or '.', and must not start with a digit (e.g. 'my.env-name',  or \
+                                  'MY_ENV.NAME',  or 'MyEnvName1', regex used for validation is \
+                                  '[-._a-zA-Z][-._a-zA-Z0-9]*')";
+
+pub(super) fn is_variable_name(name: &str) -> bool {
+    name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_'))
+        && !name.starts_with(|first: char| first.is_ascii_digit())
+}

@@ -40,6 +40,7 @@ fn service() -> Kind {
         validate: validate_service,
         allocates: true,
         valid_name: names::dns_1035_label,
+        create_on_update: true,
         ..Kind::built_in::<Service>("service")
     }
 }
@@ -346,6 +347,7 @@ fn endpoints() -> Kind {
             }
             errors
         },
+        create_on_update: true,
         ..Kind::built_in::<Endpoints>("endpoints")
     }
 }

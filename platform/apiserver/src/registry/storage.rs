@@ -67,6 +67,9 @@ fn storage_class() -> Kind {
                 "reclaimPolicy",
                 &mut errors,
             );
+            if rules::members(rules::get(new, &["parameters"])).any(|(key, _)| key.is_empty()) {
+                errors.push(FieldError::invalid("parameters", "\"\"", "field can not be empty."));
+            }
             let modes = ["Immediate", "WaitForFirstConsumer"];
             rules::one_of(new.str_at(&["volumeBindingMode"]), &modes, "volumeBindingMode", &mut errors);
             errors
@@ -144,6 +147,7 @@ fn csi_driver() -> Kind {
             }
             errors
         },
+        unconditional_update: false,
         ..Kind::built_in::<CSIDriver>("csidriver")
     }
 }
@@ -180,6 +184,7 @@ fn csi_node() -> Kind {
             }
             errors
         },
+        unconditional_update: false,
         ..Kind::built_in::<CSINode>("csinode")
     }
 }
@@ -227,6 +232,7 @@ fn volume_attachment() -> Kind {
             immutable(new, old, &["spec"], &mut errors);
             errors
         },
+        unconditional_update: false,
         ..Kind::built_in::<VolumeAttachment>("volumeattachment")
     }
 }
@@ -267,6 +273,7 @@ fn csi_capacity() -> Kind {
             }
             errors
         },
+        unconditional_update: false,
         ..Kind::built_in::<CSIStorageCapacity>("csistoragecapacity")
     }
 }

@@ -274,6 +274,8 @@ fn daemon_set() -> Kind {
             ]
         },
         defaults: |object| {
+            // Upstream writes the annotation from a field of its internal type: zero before the first generation.
+            map_at(object.meta_mut(), "annotations").entry(TEMPLATE_GENERATION).or_insert(json!("0"));
             let spec = object.map_mut("spec");
             fill(spec, [("revisionHistoryLimit", json!(10))]);
             let strategy = map_at(spec, "updateStrategy");

@@ -22,6 +22,29 @@ const OWN_MERGE_KEYS: &str = r#"{
 "WorkflowSpec": {"triggers": {"list-type": "map", "list-map-keys": ["name"]}},
 "WorkflowStatus": {"conditions": {"list-type": "map", "list-map-keys": ["type"]}}
 }"#;
+/// Definitions that upstream's OpenAPI document marks with `x-kubernetes-map-type: atomic`.
+const ATOMIC_DEFINITIONS: [&str; 20] = [
+    "io.k8s.api.autoscaling.v1.CrossVersionObjectReference",
+    "io.k8s.api.core.v1.ConfigMapKeySelector",
+    "io.k8s.api.core.v1.EndpointAddress",
+    "io.k8s.api.core.v1.EndpointPort",
+    "io.k8s.api.core.v1.LocalObjectReference",
+    "io.k8s.api.core.v1.NodeSelector",
+    "io.k8s.api.core.v1.NodeSelectorTerm",
+    "io.k8s.api.core.v1.ObjectFieldSelector",
+    "io.k8s.api.core.v1.ObjectReference",
+    "io.k8s.api.core.v1.ResourceFieldSelector",
+    "io.k8s.api.core.v1.ScopeSelector",
+    "io.k8s.api.core.v1.SecretKeySelector",
+    "io.k8s.api.core.v1.SecretReference",
+    "io.k8s.api.core.v1.TopologySelectorTerm",
+    "io.k8s.api.core.v1.TypedLocalObjectReference",
+    "io.k8s.api.discovery.v1.EndpointPort",
+    "io.k8s.api.rbac.v1.RoleRef",
+    "io.k8s.api.rbac.v1.Subject",
+    "io.k8s.apimachinery.pkg.apis.meta.v1.LabelSelector",
+    "io.k8s.apimachinery.pkg.apis.meta.v1.OwnerReference",
+];
 pub(super) const PREFIX: &str = "#/components/schemas/";
 const OBJECT_META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
 const QUANTITY: &str = "io.k8s.apimachinery.pkg.api.resource.Quantity";
@@ -61,6 +84,11 @@ pub(crate) fn definitions(kinds: &[&Kind]) -> (Map<String, Value>, Vec<String>) 
         complete_root(&mut definitions, name);
     }
     for (name, definition) in &mut definitions {
+        if ATOMIC_DEFINITIONS.contains(&name.as_str())
+            && let Some(definition) = definition.as_object_mut()
+        {
+            definition.insert("x-kubernetes-map-type".into(), "atomic".into());
+        }
         let Some(fields) = RULES.get(name) else { continue };
         let Some(properties) = definition.get_mut("properties") else { continue };
         for (field, rules) in fields {
@@ -247,7 +275,7 @@ impl<'a> Compiler<'a> {
         }
         let required = schema.get("required").and_then(Value::as_array);
         let required = required.into_iter().flatten().filter_map(Value::as_str).map(Into::into).collect();
-        Node::Struct(Struct { fields, required })
+        Node::Struct(Struct { fields, required, atomic: ATOMIC_DEFINITIONS.contains(&name) })
     }
 }
 

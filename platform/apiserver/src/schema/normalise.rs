@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde_json::{Map, Number, Value};
 
-use super::{Node, NodeId, Schemas, schemas};
+use super::{Node, NodeId, Schemas, quantity, schemas};
 use crate::registry::Kind;
 
 /// Deepest nesting that is looked at; the decoder's own limit is lower.
@@ -118,9 +118,14 @@ impl Walk<'_> {
             (Node::Quantity, Value::String(text)) => {
                 if !is_quantity(text) && self.findings.wrong.is_none() {
                     self.findings.wrong = Some(QUANTITY_FORM.into());
+                } else if let Some(canonical) = quantity::canonical(text) {
+                    *text = canonical;
                 }
             }
-            (Node::Quantity, Value::Number(number)) => *value = Value::String(number.to_string()),
+            (Node::Quantity, Value::Number(number)) => {
+                let text = number.to_string();
+                *value = Value::String(quantity::canonical(&text).unwrap_or(text));
+            }
             (Node::Integer | Node::IntOrString, Value::Number(number)) => match integral(number) {
                 Some(number) => *value = Value::Number(number),
                 None => self.wrong(value, "int64"),
@@ -160,18 +165,20 @@ impl Walk<'_> {
 
     fn fields(&mut self, id: NodeId, map: &mut Map<String, Value>) {
         let Node::Struct(shape) = self.schemas.node(id) else { return };
+        // In the order of the document, as Go's decoder finds unknown fields.
         map.retain(|key, value| {
-            let known = shape.fields.contains_key(key.as_str());
-            if !known {
+            let Some(field) = shape.fields.get(key.as_str()) else {
                 self.findings.unknown.push(self.path(Some(key)));
+                return false;
+            };
+            if value.is_null() {
+                return false;
             }
-            known && !value.is_null()
-        });
-        for (key, value) in map.iter_mut() {
             self.path.push(Step::Field(key.clone()));
-            self.value(shape.fields[key.as_str()].node, value);
+            self.value(field.node, value);
             self.path.pop();
-        }
+            true
+        });
         for required in shape.required.iter().filter(|key| !map.contains_key(&***key)) {
             self.findings.missing.push(self.path(Some(required)));
         }
@@ -239,7 +246,7 @@ mod tests {
                 "spec": {"containers": [{"name": "a", "imagee": "x"}], "replics": 1, "nodeName": null}
             }),
         );
-        assert_eq!(findings.unknown, ["metadata.lables", "spec.replics", "spec.containers[0].imagee"]);
+        assert_eq!(findings.unknown, ["metadata.lables", "spec.containers[0].imagee", "spec.replics"]);
         assert_eq!(
             value,
             json!({"metadata": {"name": "x", "labels": {"anything": "goes"}}, "spec": {"containers": [{"name": "a"}]}})

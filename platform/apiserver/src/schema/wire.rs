@@ -146,73 +146,92 @@ pub(crate) fn canonicalise(kind: &Kind, object: &mut Map<String, Value>) {
         return;
     }
     if let Some(message) = message_of(kind.group, kind.version, kind.kind) {
-        canonicalise_message(message, object, 0);
+        GoWriter { keeps_empty: false }.message(message, object, 0);
     }
 }
 
-fn canonicalise_message(message: &GoStruct, map: &mut Map<String, Value>, depth: usize) {
-    if depth > DEPTH_MAX {
+/// The same for an object that was sent as JSON and not stored yet: an empty list or map of a field without
+/// `omitempty` is still told apart from none, which protobuf cannot.
+pub(crate) fn canonicalise_sent(kind: &Kind, object: &mut Map<String, Value>) {
+    if kind.custom {
         return;
     }
-    for field in &message.fields {
-        if field.presence == Presence::Inline {
-            if let Scalar::Struct(inner) = field.scalar
-                && let Some(inner) = self::message(inner)
-            {
-                canonicalise_message(inner, map, depth + 1);
-            }
-            continue;
+    if let Some(message) = message_of(kind.group, kind.version, kind.kind) {
+        GoWriter { keeps_empty: true }.message(message, object, 0);
+    }
+}
+
+struct GoWriter {
+    keeps_empty: bool,
+}
+
+impl GoWriter {
+    fn message(&self, message: &GoStruct, map: &mut Map<String, Value>, depth: usize) {
+        if depth > DEPTH_MAX {
+            return;
         }
-        let value = map.get_mut(field.name);
-        match value {
-            None => {
-                if let Some(mut zero) = field.when_absent() {
-                    field.descend(&mut zero, depth);
-                    map.insert(field.name.into(), zero);
+        for field in &message.fields {
+            if field.presence == Presence::Inline {
+                if let Scalar::Struct(inner) = field.scalar
+                    && let Some(inner) = self::message(inner)
+                {
+                    self.message(inner, map, depth + 1);
                 }
+                continue;
             }
-            Some(value) => {
-                field.descend(value, depth);
-                let (zero, absent) = (field.is_zero(value), field.when_absent());
-                match field.presence {
-                    Presence::NotZero if zero => _ = map.remove(field.name),
-                    Presence::Always if zero && field.multiplicity != Multiplicity::One => {
-                        *value = Value::Null
+            let value = map.get_mut(field.name);
+            match value {
+                None => {
+                    if let Some(mut zero) = field.when_absent() {
+                        self.descend(field, &mut zero, depth);
+                        map.insert(field.name.into(), zero);
                     }
-                    _ if value.is_null() => match absent {
-                        Some(mut zero) => {
-                            field.descend(&mut zero, depth);
-                            *value = zero;
+                }
+                Some(value) => {
+                    self.descend(field, value, depth);
+                    let (zero, absent) = (field.is_zero(value), field.when_absent());
+                    match field.presence {
+                        Presence::NotZero if zero => _ = map.remove(field.name),
+                        Presence::Always
+                            if zero && field.multiplicity != Multiplicity::One && !self.keeps_empty =>
+                        {
+                            *value = Value::Null
                         }
-                        None => _ = map.remove(field.name),
-                    },
-                    _ => {}
+                        _ if value.is_null() => match absent {
+                            Some(mut zero) => {
+                                self.descend(field, &mut zero, depth);
+                                *value = zero;
+                            }
+                            None => _ = map.remove(field.name),
+                        },
+                        _ => {}
+                    }
                 }
             }
         }
     }
-}
 
-impl WireField {
-    fn descend(&self, value: &mut Value, depth: usize) {
-        let Scalar::Struct(name) = self.scalar else { return };
-        let Some(message) = message(name) else { return };
-        match (self.multiplicity, value) {
-            (Multiplicity::One, Value::Object(map)) => canonicalise_message(message, map, depth + 1),
+    fn descend(&self, field: &WireField, value: &mut Value, depth: usize) {
+        let Scalar::Struct(name) = field.scalar else { return };
+        let Some(message) = self::message(name) else { return };
+        match (field.multiplicity, value) {
+            (Multiplicity::One, Value::Object(map)) => self.message(message, map, depth + 1),
             (Multiplicity::List, Value::Array(list)) => {
                 for item in list.iter_mut().filter_map(Value::as_object_mut) {
-                    canonicalise_message(message, item, depth + 1);
+                    self.message(message, item, depth + 1);
                 }
             }
             (Multiplicity::Map, Value::Object(map)) => {
                 for item in map.values_mut().filter_map(Value::as_object_mut) {
-                    canonicalise_message(message, item, depth + 1);
+                    self.message(message, item, depth + 1);
                 }
             }
             _ => {}
         }
     }
+}
 
+impl WireField {
     /// What stands there when nothing was given.
     fn when_absent(&self) -> Option<Value> {
         match (self.presence, self.multiplicity, self.scalar) {

@@ -1,5 +1,7 @@
 //! Server-side apply: a patch that says what its manager wants, and only that.
 
+use mayfly_api::validation::FieldError;
+
 use super::{Change, Outcome, Part, WriteRequest, key, set_type, validate_schema};
 use crate::{
     decode::Decoded, managed, meta, object::Object, schema::normalise, server::Inner, status::ApiError,
@@ -16,9 +18,8 @@ impl Inner {
     ) -> Result<Outcome, ApiError> {
         let kind = request.kind;
         if !request.manager.explicit {
-            let message = "PatchOptions.meta.k8s.io \"\" is invalid: fieldManager: Required value: is required for \
-                           apply patch";
-            return Err(ApiError::unprocessable(message));
+            let error = FieldError::required("fieldManager", "is required for apply patch");
+            return Err(ApiError::invalid_options("PatchOptions", &[error]));
         }
         let (applied, warnings) = self.applied_object(request, name, body)?;
         let exists = self.store.get(&key(kind, &request.namespace, name)).is_some();

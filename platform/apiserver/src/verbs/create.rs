@@ -38,6 +38,9 @@ impl Inner {
         if !matches!(object.resource_version(), "" | "0") {
             return Err(ApiError::version_on_create());
         }
+        if !applied {
+            managed::track(request, Part::Main, &mut object, None);
+        }
         meta::on_create(&mut object, kind, request.now);
         (kind.on_create)(&mut object);
         let base = object.meta_str("generateName").to_owned();
@@ -46,7 +49,7 @@ impl Inner {
             if generated && let Some(name) = meta::generate_name(&base) {
                 object.meta_mut().insert("name".into(), name.into());
             }
-            match self.create_named(request, &mut object, applied).await {
+            match self.create_named(request, &mut object).await {
                 Err(error) if generated && error.has_reason("AlreadyExists") => {}
                 Err(error) => return Err(error),
                 Ok(state) => {
@@ -58,12 +61,7 @@ impl Inner {
         Err(ApiError::generated_name_taken(kind, object.name()))
     }
 
-    async fn create_named(
-        &self,
-        request: &WriteRequest,
-        object: &mut Object,
-        applied: bool,
-    ) -> Result<State, ApiError> {
+    async fn create_named(&self, request: &WriteRequest, object: &mut Object) -> Result<State, ApiError> {
         let kind = request.kind;
         // Held until the write is done: see `Inner::namespaces`.
         let _open = self.namespaces.read().await;
@@ -80,9 +78,6 @@ impl Inner {
             self.allocate(kind, object, None, allocations)?;
         }
         canonicalise(kind, &mut object.0);
-        if !applied {
-            managed::on_write(request, Part::Main, object, None);
-        }
         validate(kind, object, None)?;
         let key = key(kind, &request.namespace, object.name());
         if request.dry_run {

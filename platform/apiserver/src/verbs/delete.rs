@@ -143,6 +143,11 @@ impl Inner {
                     Ok(revision) => {
                         let mut object = object;
                         object.set_resource_version(revision);
+                        if kind.grace.is_some() && !object.is_terminating() {
+                            let meta = object.meta_mut();
+                            meta.insert("deletionTimestamp".into(), meta::timestamp(request.now));
+                            meta.insert("deletionGracePeriodSeconds".into(), 0.into());
+                        }
                         return outcome(State::Deleted(object));
                     }
                     Err(WriteError::Conflict { .. }) => {}
@@ -216,6 +221,22 @@ fn plan(kind: &Kind, object: &Object, options: &DeleteOptions, now: jiff::Timest
         marked.map_mut("status").insert("phase".into(), "Terminating".into());
     }
     Step::Mark(marked)
+}
+
+/// Kinds of which a deletion answers the object instead of a `Status` (upstream's `ReturnDeletedObject`).
+pub(crate) fn returns_deleted(kind: &Kind) -> bool {
+    matches!(
+        (kind.group, kind.plural),
+        (
+            "",
+            "serviceaccounts"
+                | "services"
+                | "resourcequotas"
+                | "podtemplates"
+                | "persistentvolumes"
+                | "persistentvolumeclaims"
+        ) | ("storage.k8s.io", "storageclasses" | "csidrivers" | "csinodes" | "volumeattachments")
+    )
 }
 
 /// When an object's deletion began.

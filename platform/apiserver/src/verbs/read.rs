@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use mayfly_api::validation::FieldError;
 use mayfly_store::{Entry, Key, ListError, ListOptions, Revision};
 use serde::{Deserialize, Serialize};
 
@@ -70,6 +71,13 @@ impl Inner {
         namespace: &str,
         query: &Query,
     ) -> Result<(ListMeta, Vec<Arc<Entry>>), ApiError> {
+        if query.resource_version_match.is_some() && query.resource_version.is_none() {
+            let why = "resourceVersionMatch is forbidden unless resourceVersion is provided";
+            return Err(ApiError::invalid_options(
+                "ListOptions",
+                &[FieldError::forbidden("resourceVersionMatch", why)],
+            ));
+        }
         let mut selection = Selection::parse(kind, query)?;
         let range = selection.range(kind, namespace);
         let (mut at, mut after) = (self.list_revision(query)?, None);

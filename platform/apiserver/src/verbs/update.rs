@@ -66,11 +66,15 @@ impl Inner {
             object.meta_mut().remove("resourceVersion");
             return self.create(request, object, warnings).await;
         }
-        if expected.is_none() && !kind.unconditional_update && part == Part::Main {
+        if expected.is_none()
+            && !kind.unconditional_update
+            && part == Part::Main
+            && !request.user.is_in_process()
+        {
             let path = "metadata.resourceVersion";
             let error =
                 mayfly_api::validation::FieldError::invalid(path, "0x0", "must be specified for an update");
-            return Err(ApiError::invalid(kind, &name, &[error]));
+            return Err(ApiError::invalid_named(kind.group, kind.plural, &name, &[error]));
         }
         // One that names a version is tried once: whoever was faster has made it a conflict.
         let mut copies =
@@ -104,6 +108,9 @@ impl Inner {
             if expected.is_some_and(|expected| expected != entry.modified) {
                 return Err(ApiError::modified(kind, name));
             }
+            if !applied && part != Part::Whole {
+                managed::track(request, part, &mut new, Some(&current));
+            }
             let mut allocations = match part {
                 Part::Main => self.allocations_for(kind).await?,
                 _ => None,
@@ -121,15 +128,12 @@ impl Inner {
                 Part::Main => self.admit(request, &mut new, Some(&current)).await?,
                 _ => Default::default(),
             };
-            if !applied && part != Part::Whole {
-                managed::on_write(request, part, &mut new, Some(&current));
-            }
             if part == Part::Main {
                 warnings.extend((kind.warn)(&new));
             }
             let value = kind.encode(&new);
             let outcome = |state| Ok(Outcome { state, created: false, warnings });
-            if value == entry.value {
+            if value == entry.value || (!kind.converts() && same_content(&new, &current)) {
                 return outcome(State::Stored(entry));
             }
             if request.dry_run {
@@ -138,8 +142,9 @@ impl Inner {
             if is_finished(&new) {
                 drop(allocations);
                 return match self.remove(kind, &key, &entry, &current).await {
-                    Ok(revision) => {
-                        new.set_resource_version(revision);
+                    Ok(_) => {
+                        // As upstream, the version of the object as it was last stored.
+                        new.set_resource_version(entry.modified);
                         outcome(State::Deleted(new))
                     }
                     Err(WriteError::Conflict { .. }) => continue,
@@ -189,6 +194,22 @@ impl Inner {
     }
 }
 
+/// Whether two objects differ in nothing but their version and the order of their fields.
+fn same_content(new: &Object, current: &Object) -> bool {
+    let same = |left: &serde_json::Map<String, Value>,
+                right: &serde_json::Map<String, Value>,
+                skipped: &str| {
+        let count = |map: &serde_json::Map<String, Value>| map.keys().filter(|key| *key != skipped).count();
+        count(left) == count(right)
+            && left
+                .iter()
+                .filter(|(key, _)| *key != skipped)
+                .all(|(key, value)| right.get(key) == Some(value))
+    };
+    let (Some(left), Some(right)) = (new.meta(), current.meta()) else { return false };
+    same(&new.0, &current.0, "metadata") && same(left, right, "resourceVersion")
+}
+
 /// Waiting for nothing any more: marked for deletion, no finalizers, no grace.
 fn is_finished(object: &Object) -> bool {
     let grace = object.at(&["metadata", "deletionGracePeriodSeconds"]).and_then(Value::as_i64).unwrap_or(0);
@@ -212,7 +233,16 @@ fn prepare(kind: &Kind, part: Part, new: &mut Object, old: &Object) -> Result<()
         }
         Part::Status => {
             let (status, managed) = (new.0.get("status").cloned(), new.meta_mut().remove("managedFields"));
+            let metadata = new.0.get("metadata").cloned();
             *new = old.clone();
+            if kind.status_keeps_metadata()
+                && let Some(metadata) = metadata
+            {
+                new.0.insert("metadata".into(), metadata);
+                if kind.plural == "deployments" {
+                    restore(new, old, "labels");
+                }
+            }
             match status {
                 Some(status) => _ = new.0.insert("status".into(), status),
                 None => _ = new.0.remove("status"),
@@ -223,7 +253,11 @@ fn prepare(kind: &Kind, part: Part, new: &mut Object, old: &Object) -> Result<()
         }
         Part::Finalize => {
             let finalizers = new.at(&["spec", "finalizers"]).cloned();
+            let managed = new.meta_mut().remove("managedFields");
             *new = old.clone();
+            if let Some(managed) = managed {
+                new.meta_mut().insert("managedFields".into(), managed);
+            }
             let spec = map_at(&mut new.0, "spec");
             match finalizers {
                 Some(finalizers) => _ = spec.insert("finalizers".into(), finalizers),
@@ -258,7 +292,19 @@ fn prepare(kind: &Kind, part: Part, new: &mut Object, old: &Object) -> Result<()
             let errors = definition.validate(new);
             if errors.is_empty() { Ok(()) } else { Err(ApiError::invalid(kind, new.name(), &errors)) }
         }
+        (Part::Status, None) => {
+            let errors = meta::validate(new, Some(old), kind);
+            if errors.is_empty() { Ok(()) } else { Err(ApiError::invalid(kind, new.name(), &errors)) }
+        }
         _ => Ok(()),
+    }
+}
+
+/// Takes a field of the metadata from the old object.
+fn restore(new: &mut Object, old: &Object, field: &str) {
+    match old.meta().and_then(|meta| meta.get(field)).cloned() {
+        Some(value) => _ = new.meta_mut().insert(field.into(), value),
+        None => _ = new.meta_mut().remove(field),
     }
 }
 

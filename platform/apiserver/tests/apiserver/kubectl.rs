@@ -199,7 +199,7 @@ async fn strict_validation_names_the_field() {
     let error = cluster.fails("apply -f -", &manifest).await;
     assert!(
         error.contains(
-            "strict decoding error: unknown field \"spec.sorce\", unknown field \"spec.limits.momory\""
+            "strict decoding error: unknown field \"spec.limits.momory\", unknown field \"spec.sorce\""
         ),
         "{error}"
     );
