@@ -138,7 +138,7 @@ fn collect(shape: Shape<'static>, value: &Value, path: &mut Vec<String>, set: &m
 
 /// What differs between two values.
 #[derive(Debug, Default)]
-pub(crate) struct Comparison {
+pub(crate) struct FieldChanges {
     pub(crate) added: FieldSet,
     pub(crate) removed: FieldSet,
     pub(crate) modified: FieldSet,
@@ -146,13 +146,13 @@ pub(crate) struct Comparison {
 
 /// Compares two values field by field. A struct, map or list that only one of them has counts as a field of its own
 /// beside its contents (`"."` in `fieldsV1`); one that is empty or null in both is compared as a leaf.
-pub(crate) fn compare(shape: Shape<'static>, old: &Value, new: &Value) -> Comparison {
-    let mut comparison = Comparison::default();
-    comparison.walk(shape, Some(old), Some(new), &mut Vec::new());
-    comparison
+pub(crate) fn compare(shape: Shape<'static>, old: &Value, new: &Value) -> FieldChanges {
+    let mut changes = FieldChanges::default();
+    changes.walk(shape, Some(old), Some(new), &mut Vec::new());
+    changes
 }
 
-impl Comparison {
+impl FieldChanges {
     fn walk(
         &mut self,
         shape: Shape<'static>,
