@@ -19,13 +19,12 @@ use std::{
     time::Duration,
 };
 
+use ipnet::Ipv4Net;
 use sha2::{Digest as _, Sha256};
 use tokio::{io::AsyncWriteExt as _, process::Command};
 
 use crate::plan::{Backend, Frontend, RuleSet, TransportProtocol};
 
-/// Mayfly's own table, in each family.
-pub const TABLE: &str = "mayfly";
 /// The bit of a packet's mark that asks for its source address to be replaced.
 const MASQUERADE_MARK: &str = "0x4000";
 /// Clients whose affinity one endpoint remembers.
@@ -68,6 +67,11 @@ impl AddressFamily {
             Self::V4 => "ip",
             Self::V6 => "ip6",
         }
+    }
+
+    /// A table of this family, as commands name it.
+    fn table(self, name: &str) -> String {
+        format!("{} {name}", self.word())
     }
 
     fn address_type(self) -> &'static str {
@@ -124,12 +128,18 @@ struct Content {
 
 /// The content of all tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Tables(BTreeMap<AddressFamily, Content>);
+pub struct Tables {
+    /// The table's name, the same in each family.
+    name: String,
+    /// Pods whose connections to each other through Services are masqueraded.
+    bridged_pods: Option<Ipv4Net>,
+    families: BTreeMap<AddressFamily, Content>,
+}
 
 impl Tables {
-    /// The tables that carry out a rule set.
+    /// The tables called `name` that carry out a rule set.
     #[must_use]
-    pub fn of(rules: &RuleSet) -> Self {
+    pub fn of(name: &str, bridged_pods: Option<Ipv4Net>, rules: &RuleSet) -> Self {
         let mut tables: BTreeMap<_, _> =
             AddressFamily::ALL.into_iter().map(|family| (family, Content::default())).collect();
         for (frontend, backend) in &rules.frontends {
@@ -139,7 +149,7 @@ impl Tables {
                 }
             }
         }
-        Self(tables)
+        Self { name: name.to_owned(), bridged_pods, families: tables }
     }
 
     /// The transaction that leads from `before` to these tables; `None` before: whatever is there. Empty when nothing
@@ -147,12 +157,13 @@ impl Tables {
     #[must_use]
     pub fn transaction(&self, before: Option<&Self>) -> String {
         let mut script = String::new();
-        for (family, content) in &self.0 {
-            match before.and_then(|before| before.0.get(family)) {
-                Some(before) => content.change(*family, before, &mut script),
+        for (family, content) in &self.families {
+            let table = family.table(&self.name);
+            match before.and_then(|before| before.families.get(family)) {
+                Some(before) => content.change(*family, &table, before, &mut script),
                 None => {
-                    base(*family, &mut script);
-                    content.change(*family, &Content::default(), &mut script);
+                    base(*family, &self.name, self.bridged_pods, &mut script);
+                    content.change(*family, &table, &Content::default(), &mut script);
                 }
             }
         }
@@ -262,8 +273,7 @@ impl Content {
     }
 
     /// The commands that lead from `before` to this content.
-    fn change(&self, family: AddressFamily, before: &Self, script: &mut String) {
-        let table = format!("{} {TABLE}", family.word());
+    fn change(&self, family: AddressFamily, table: &str, before: &Self, script: &mut String) {
         let mut line = |text: String| {
             script.push_str(&text);
             script.push('\n');
@@ -318,7 +328,7 @@ fn digest(text: &str) -> String {
 }
 
 /// A new table with its fixed chains; one that is there is replaced within the same transaction.
-fn base(family: AddressFamily, script: &mut String) {
+fn base(family: AddressFamily, table: &str, bridged_pods: Option<Ipv4Net>, script: &mut String) {
     let (word, key) = (family.word(), family.address_type());
     let mut maps = String::new();
     for map in Map::ALL {
@@ -330,11 +340,28 @@ fn base(family: AddressFamily, script: &mut String) {
     // Node ports are those of the node's own addresses but loopback: answers to 127.0.0.1 could not leave the node.
     let node =
         format!("fib daddr type local {word} daddr != {} meta l4proto . th dport vmap", family.loopback());
+    // Pods reach endpoints at loopback addresses of the node (functions, the name server) through a Service only: a
+    // packet that comes from outside with such an address in it was not sent to a Service.
+    let guard = match family {
+        AddressFamily::V4 => {
+            "  chain loopback-guard { type filter hook prerouting priority -300; policy accept;
+    iif != \"lo\" ip daddr 127.0.0.0/8 drop
+  }
+"
+        }
+        AddressFamily::V6 => "",
+    };
+    let bridged = match (family, bridged_pods) {
+        (AddressFamily::V4, Some(pods)) => {
+            format!("    ct status dnat ip saddr {pods} ip daddr {pods} masquerade fully-random\n")
+        }
+        _ => String::new(),
+    };
     let _ = write!(
         script,
-        "add table {word} {TABLE}
-delete table {word} {TABLE}
-table {word} {TABLE} {{
+        "add table {word} {table}
+delete table {word} {table}
+table {word} {table} {{
 {maps}  chain refuse {{
     meta l4proto tcp reject with tcp reset
     reject
@@ -351,8 +378,8 @@ table {word} {TABLE} {{
   chain nat-output {{ type nat hook output priority -100; policy accept; jump services; }}
   chain nat-postrouting {{ type nat hook postrouting priority 100; policy accept;
     meta mark & {MASQUERADE_MARK} == {MASQUERADE_MARK} masquerade fully-random
-  }}
-  chain filter-input {{ type filter hook input priority 0; policy accept; ct state new jump without-endpoints; }}
+{bridged}  }}
+{guard}  chain filter-input {{ type filter hook input priority 0; policy accept; ct state new jump without-endpoints; }}
   chain filter-forward {{ type filter hook forward priority 0; policy accept; ct state new jump without-endpoints; }}
   chain filter-output {{ type filter hook output priority 0; policy accept; ct state new jump without-endpoints; }}
 }}
@@ -361,13 +388,30 @@ table {word} {TABLE} {{
 }
 
 /// Keeps the kernel's tables as a rule set wants them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct NftablesProxy {
+    table: String,
+    bridged_pods: Option<Ipv4Net>,
     /// The tables as they were last written; none before the first time and after a failure.
     written: Option<Tables>,
 }
 
 impl NftablesProxy {
+    /// A proxy that owns the tables with this name.
+    #[must_use]
+    pub fn new(table: impl Into<String>) -> Self {
+        Self { table: table.into(), bridged_pods: None, written: None }
+    }
+
+    /// For pods of this network that share a bridge whose packets the kernel does not filter (`br_netfilter` is not
+    /// loaded): a pod's answer to another one would pass by the rules that turn an endpoint's address back into the
+    /// Service's. Their connections through Services come from the node's address instead.
+    #[must_use]
+    pub fn masquerading_bridge(mut self, pods: Option<Ipv4Net>) -> Self {
+        self.bridged_pods = pods;
+        self
+    }
+
     /// Makes the kernel carry out `rules`, in one transaction of what changed. When nothing changed, checks that the
     /// tables are still there. After a failure the next call writes everything. Says whether the tables had been
     /// removed or changed by another program.
@@ -375,11 +419,11 @@ impl NftablesProxy {
     /// # Errors
     /// `nft` is not there, or refuses the rules; those of before are still in place.
     pub async fn apply(&mut self, rules: &RuleSet) -> Result<bool, NftError> {
-        let tables = Tables::of(rules);
+        let tables = Tables::of(&self.table, self.bridged_pods, rules);
         let script = tables.transaction(self.written.as_ref());
         let is_first = self.written.is_none();
         let tried = match script.is_empty() {
-            true => run_nft_with(&["list", "map", "ip", TABLE, Map::ServiceIps.name()], "").await,
+            true => run_nft_with(&["list", "map", "ip", &self.table, Map::ServiceIps.name()], "").await,
             false => run_nft(&script).await,
         };
         let result = match tried {
@@ -398,7 +442,7 @@ impl NftablesProxy {
         self.written = None;
         let mut script = String::new();
         for family in AddressFamily::ALL {
-            let table = format!("{} {TABLE}", family.word());
+            let table = family.table(&self.table);
             let _ = write!(script, "add table {table}\ndelete table {table}\n");
         }
         run_nft(&script).await

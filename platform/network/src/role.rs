@@ -1,13 +1,17 @@
 //! The service proxy of a node: follows Services and EndpointSlices and carries the plan out.
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 
-use mayfly_api::k8s::api::{core::v1::Service, discovery::v1::EndpointSlice};
+use ipnet::Ipv4Net;
+use mayfly_api::k8s::api::{
+    core::v1::{Pod, Service},
+    discovery::v1::EndpointSlice,
+};
 use mayfly_informer::{Changes, Informer, Informers};
 use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
-use crate::{nftables::NftablesProxy, plan, plan::RuleSet, userspace::UserspaceProxy};
+use crate::{demand::demand, nftables::NftablesProxy, plan, plan::RuleSet, userspace::UserspaceProxy};
 
 /// Changes within this time are carried out together: endpoints of a rollout change in bursts.
 const GATHER: Duration = Duration::from_millis(5);
@@ -15,12 +19,24 @@ const GATHER: Duration = Duration::from_millis(5);
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// How Services are served.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProxyMode {
-    /// In the kernel, with root.
-    Nftables,
+    /// In the kernel, with root, in tables with this name. `bridged_pods`: as for
+    /// [`NftablesProxy::masquerading_bridge`].
+    Nftables { table: String, activation: Activation, bridged_pods: Option<Ipv4Net> },
     /// By listeners of this process; node ports on this address.
     Userspace(IpAddr),
+}
+
+/// When the kernel's tables are written first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Activation {
+    AtStart,
+    /// When the node needs them ([`demand`](crate::demand)). The file exists while tables may be in the kernel: a server
+    /// that finds it was killed, and begins at once.
+    OnDemand {
+        marker: PathBuf,
+    },
 }
 
 /// The proxy, created and not yet running. A handle to its rules is [`ServiceProxy::rules`].
@@ -29,7 +45,9 @@ pub struct ServiceProxy {
     node: String,
     services: Informer<Service>,
     slices: Informer<EndpointSlice>,
+    pods: Informer<Pod>,
     rules: watch::Sender<Arc<RuleSet>>,
+    is_programmed: watch::Sender<bool>,
 }
 
 enum Proxy {
@@ -38,10 +56,23 @@ enum Proxy {
 }
 
 impl ServiceProxy {
+    /// `is_programmed` becomes true when the rules are carried out for the first time.
     #[must_use]
-    pub fn create(mode: ProxyMode, node: &str, informers: &Informers) -> Self {
-        let rules = watch::Sender::new(Arc::new(RuleSet::default()));
-        Self { mode, node: node.to_owned(), services: informers.of(), slices: informers.of(), rules }
+    pub fn create(
+        mode: ProxyMode,
+        node: &str,
+        informers: &Informers,
+        is_programmed: watch::Sender<bool>,
+    ) -> Self {
+        Self {
+            mode,
+            node: node.to_owned(),
+            services: informers.of(),
+            slices: informers.of(),
+            pods: informers.of(),
+            rules: watch::Sender::new(Arc::new(RuleSet::default())),
+            is_programmed,
+        }
     }
 
     /// The rules that were planned last.
@@ -52,14 +83,21 @@ impl ServiceProxy {
 
     /// Runs until `stop`; then listeners are closed, or the kernel's tables removed.
     pub async fn run(self, stop: CancellationToken) {
-        let mut proxy = match self.mode {
-            ProxyMode::Nftables => Proxy::Nftables(NftablesProxy::default()),
-            ProxyMode::Userspace(address) => Proxy::Userspace(UserspaceProxy::new(address)),
-        };
-        let synced = async { tokio::join!(self.services.synced(), self.slices.synced()) };
+        let synced = async { tokio::join!(self.services.synced(), self.slices.synced(), self.pods.synced()) };
         if stop.run_until_cancelled(synced).await.is_none() {
             return;
         }
+        let mut proxy = match &self.mode {
+            ProxyMode::Nftables { table, activation, bridged_pods } => {
+                if let Activation::OnDemand { marker } = activation
+                    && stop.run_until_cancelled(self.demanded(marker)).await.is_none()
+                {
+                    return;
+                }
+                Proxy::Nftables(NftablesProxy::new(table).masquerading_bridge(*bridged_pods))
+            }
+            ProxyMode::Userspace(address) => Proxy::Userspace(UserspaceProxy::new(*address)),
+        };
         let mut services = self.services.subscribe();
         let mut slices = self.slices.subscribe();
         let mut failing = false;
@@ -74,15 +112,48 @@ impl ServiceProxy {
                 _ => {}
             }
             failing = failure.is_some();
+            self.is_programmed.send_if_modified(|is| !failing && !std::mem::replace(is, true));
             self.rules.send_replace(rules);
             if stop.run_until_cancelled(changed(&mut services, &mut slices)).await.is_none() {
                 break;
             }
         }
-        if let Proxy::Nftables(proxy) = &mut proxy
-            && let Err(error) = proxy.remove().await
-        {
-            tracing::warn!(%error, "the service rules of the kernel could not be removed");
+        if let Proxy::Nftables(proxy) = &mut proxy {
+            match (proxy.remove().await, &self.mode) {
+                (Ok(()), ProxyMode::Nftables { activation: Activation::OnDemand { marker }, .. }) => {
+                    // Left behind, it makes the next start begin at once, which is harmless.
+                    let _ = std::fs::remove_file(marker);
+                }
+                (Ok(()), _) => {}
+                (Err(error), _) => {
+                    tracing::warn!(%error, "the service rules of the kernel could not be removed");
+                }
+            }
+        }
+    }
+
+    /// Waits until the node needs rules in the kernel, and sets the marker.
+    async fn demanded(&self, marker: &std::path::Path) {
+        let (mut services, mut pods) = (self.services.subscribe(), self.pods.subscribe());
+        let reason = loop {
+            if marker.exists() {
+                break "the rules of an earlier run may be there".to_owned();
+            }
+            let (all_pods, all_services) = (self.pods.list(), self.services.list());
+            let all_pods = all_pods.iter().map(|pod| &**pod);
+            if let Some(demand) = demand(all_pods, all_services.iter().map(|service| &**service), &self.node)
+            {
+                break demand.to_string();
+            }
+            tokio::select! {
+                _ = services.next() => {}
+                _ = pods.next() => {}
+            }
+        };
+        tracing::info!(reason, "Services are served by the kernel's packet filter from now on");
+        let written = marker.parent().map_or(Ok(()), std::fs::create_dir_all);
+        if let Err(error) = written.and_then(|()| std::fs::write(marker, "")) {
+            tracing::warn!(%error, marker = %marker.display(), "after a crash, service rules would stay in the kernel");
         }
     }
 

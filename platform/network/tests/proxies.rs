@@ -291,12 +291,13 @@ async fn nftables_scenario() {
         pods: [at("10.0.0.1:8080"), at("10.0.0.2:8080")],
         clients: "10.0.0.0/24",
     };
-    scenario(Proxy::Nftables(NftablesProxy::default()), addresses).await;
+    scenario(Proxy::Nftables(NftablesProxy::new("mayfly-test")), addresses).await;
 
     // Rules that another program removed come back, with the first change and without any.
     let (service, endpoint) = (at("10.96.0.7:80"), at("10.0.0.1:8080"));
     let wanted = rules([(Frontend::Address(TransportProtocol::Tcp, service), backend(&[endpoint], None))]);
-    let mut proxy = NftablesProxy::default();
+    let pods = "10.0.0.0/24".parse().unwrap();
+    let mut proxy = NftablesProxy::new("mayfly-test").masquerading_bridge(Some(pods));
     proxy.apply(&wanted).await.unwrap();
     for next in [
         wanted.clone(),

@@ -1,0 +1,229 @@
+//! Names outside of the cluster: queries are relayed to the host's name servers; answers are kept for a short time, in
+//! a bounded cache.
+
+use std::{
+    collections::HashMap,
+    io,
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    time::{Duration, SystemTime},
+};
+
+use parking_lot::Mutex;
+use simple_dns::{Packet, PacketFlag, RCODE};
+use tokio::{
+    net::{TcpStream, UdpSocket},
+    time::{Instant, timeout},
+};
+
+use super::server::{read_message, write_message};
+
+/// Answers that are kept.
+const CACHE_ENTRIES_MAX: usize = 4096;
+/// No answer is kept longer: CoreDNS's default for forwarded names.
+const CACHE_TTL_SECONDS_MAX: u32 = 30;
+/// How long one name server may take.
+const SERVER_TIMEOUT: Duration = Duration::from_secs(2);
+/// Name servers that are used, as by the C library.
+const SERVERS_MAX: usize = 3;
+/// How often all name servers are asked in turn.
+const ROUNDS: usize = 2;
+const DNS_PORT: u16 = 53;
+/// The largest UDP answer that is read.
+const DATAGRAM_BYTES_MAX: usize = 4096;
+
+/// How a query came, and is relayed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    Udp,
+    Tcp,
+}
+
+/// Asks the name servers of a file in the form of `/etc/resolv.conf`, which is read again when it changes.
+pub struct Forwarder {
+    file: PathBuf,
+    servers: Mutex<Option<(Option<SystemTime>, Vec<SocketAddr>)>>,
+    cache: Mutex<HashMap<CacheKey, CacheEntry>>,
+}
+
+/// A query without its identifier and in lower case, and how it came: UDP answers may be truncated.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct CacheKey(Vec<u8>, bool);
+
+struct CacheEntry {
+    answer: Vec<u8>,
+    received: Instant,
+    ttl_seconds: u32,
+}
+
+impl Forwarder {
+    #[must_use]
+    pub fn new(file: impl Into<PathBuf>) -> Self {
+        Self { file: file.into(), servers: Mutex::default(), cache: Mutex::default() }
+    }
+
+    /// The answer of the host's name servers to a query. `None`: none is known, or none answered.
+    pub async fn forward(&self, query: &[u8], transport: Transport) -> Option<Vec<u8>> {
+        let key = CacheKey::of(query, transport)?;
+        if let Some(known) = self.cached(&key, query) {
+            return Some(known);
+        }
+        let servers = self.servers();
+        let mut last = None;
+        for server in servers.iter().cycle().take(servers.len() * ROUNDS) {
+            let answer = match timeout(SERVER_TIMEOUT, ask(*server, query, transport)).await {
+                Ok(Ok(answer)) => answer,
+                Ok(Err(error)) => {
+                    tracing::debug!(%error, %server, "a name server of the host cannot be reached");
+                    continue;
+                }
+                Err(_) => {
+                    tracing::debug!(%server, "a name server of the host does not answer");
+                    continue;
+                }
+            };
+            match Packet::parse(&answer).map(|packet| packet.rcode()) {
+                // Another server may know better.
+                Ok(RCODE::ServerFailure | RCODE::Refused) => last = Some(answer),
+                _ => {
+                    self.keep(key, &answer);
+                    return Some(answer);
+                }
+            }
+        }
+        last
+    }
+
+    fn cached(&self, key: &CacheKey, query: &[u8]) -> Option<Vec<u8>> {
+        let cache = self.cache.lock();
+        let entry = cache.get(key)?;
+        let age = u32::try_from(entry.received.elapsed().as_secs()).ok()?;
+        if age >= entry.ttl_seconds {
+            return None;
+        }
+        let mut answer = Packet::parse(&entry.answer).ok()?;
+        let query = Packet::parse(query).ok()?;
+        answer.set_id(query.id());
+        // In the letters of this query.
+        answer.questions = query.questions;
+        let records = answer.answers.iter_mut().chain(&mut answer.name_servers);
+        for record in records.chain(&mut answer.additional_records) {
+            record.ttl = record.ttl.saturating_sub(age);
+        }
+        answer.build_bytes_vec_compressed().ok()
+    }
+
+    fn keep(&self, key: CacheKey, answer: &[u8]) {
+        let Some(ttl_seconds) = Packet::parse(answer).ok().and_then(|packet| ttl_seconds(&packet)) else {
+            return;
+        };
+        let mut cache = self.cache.lock();
+        if cache.len() >= CACHE_ENTRIES_MAX {
+            cache.retain(|_, entry| entry.received.elapsed().as_secs() < u64::from(entry.ttl_seconds));
+        }
+        if cache.len() >= CACHE_ENTRIES_MAX {
+            // Nothing expired: they are all at most half a minute old, and cheap to ask for again.
+            cache.clear();
+        }
+        cache.insert(key, CacheEntry { answer: answer.to_vec(), received: Instant::now(), ttl_seconds });
+    }
+
+    fn servers(&self) -> Vec<SocketAddr> {
+        let modified = std::fs::metadata(&self.file).and_then(|file| file.modified()).ok();
+        let mut servers = self.servers.lock();
+        match &*servers {
+            Some((known, servers)) if *known == modified => servers.clone(),
+            _ => {
+                let text = std::fs::read_to_string(&self.file).unwrap_or_default();
+                let read = name_servers(&text);
+                *servers = Some((modified, read.clone()));
+                read
+            }
+        }
+    }
+}
+
+impl CacheKey {
+    fn of(query: &[u8], transport: Transport) -> Option<Self> {
+        Some(Self(query.get(2..)?.to_ascii_lowercase(), transport == Transport::Tcp))
+    }
+}
+
+/// The `nameserver` lines of a `resolv.conf`.
+fn name_servers(text: &str) -> Vec<SocketAddr> {
+    let lines = text.lines().filter_map(|line| line.trim().strip_prefix("nameserver"));
+    // `fe80::1%eth0` has a scope that sockets take as a number only.
+    let addresses = lines.filter_map(|rest| rest.trim().split('%').next()?.parse::<IpAddr>().ok());
+    addresses.take(SERVERS_MAX).map(|address| SocketAddr::new(address, DNS_PORT)).collect()
+}
+
+/// For how long an answer may be kept; `None`: not at all.
+fn ttl_seconds(answer: &Packet<'_>) -> Option<u32> {
+    if answer.has_flags(PacketFlag::TRUNCATION)
+        || !matches!(answer.rcode(), RCODE::NoError | RCODE::NameError)
+    {
+        return None;
+    }
+    let records = answer.answers.iter().chain(&answer.name_servers);
+    // Without any record there is no authority that says for how long there is none.
+    let least = records.map(|record| record.ttl).min()?;
+    Some(least.min(CACHE_TTL_SECONDS_MAX)).filter(|ttl| *ttl > 0)
+}
+
+/// Relays a query under an identifier of its own, from a port of its own: both are hard to guess for others.
+async fn ask(server: SocketAddr, query: &[u8], transport: Transport) -> io::Result<Vec<u8>> {
+    let id: [u8; 2] = rand::random();
+    let mut relayed = query.to_vec();
+    relayed.get_mut(..2).ok_or(io::ErrorKind::InvalidInput)?.copy_from_slice(&id);
+    let mut answer = match transport {
+        Transport::Udp => {
+            let any: IpAddr = if server.is_ipv4() { [0; 4].into() } else { [0u16; 8].into() };
+            let socket = UdpSocket::bind(SocketAddr::new(any, 0)).await?;
+            socket.connect(server).await?;
+            socket.send(&relayed).await?;
+            let mut datagram = vec![0; DATAGRAM_BYTES_MAX];
+            loop {
+                let length = socket.recv(&mut datagram).await?;
+                if is_answer(&datagram[..length], &relayed) {
+                    break datagram[..length].to_vec();
+                }
+            }
+        }
+        Transport::Tcp => {
+            let mut stream = TcpStream::connect(server).await?;
+            write_message(&mut stream, &relayed).await?;
+            let answer = read_message(&mut stream).await?;
+            if !is_answer(&answer, &relayed) {
+                return Err(io::ErrorKind::InvalidData.into());
+            }
+            answer
+        }
+    };
+    answer[..2].copy_from_slice(&query[..2]);
+    Ok(answer)
+}
+
+/// Whether a message answers a query: the identifier, that it is an answer, and the question.
+fn is_answer(answer: &[u8], query: &[u8]) -> bool {
+    let question = |message: &[u8]| {
+        let end = 12 + message.get(12..)?.iter().position(|byte| *byte == 0)? + 5;
+        Some(message.get(12..end)?.to_ascii_lowercase())
+    };
+    answer.len() >= 12
+        && answer[..2] == query[..2]
+        && answer[2] & 0x80 != 0
+        && question(answer).is_some_and(|asked| Some(asked) == question(query))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn name_servers_of_a_resolv_conf() {
+        let text = "# x\nsearch a.b\nnameserver 127.0.0.53\n nameserver\tfe80::1%eth0\nnameserver x\noptions ndots:1\n\
+                    nameserver 1.1.1.1\nnameserver 8.8.8.8\n";
+        let found: Vec<_> = name_servers(text).iter().map(ToString::to_string).collect();
+        assert_eq!(found, ["127.0.0.53:53", "[fe80::1]:53", "1.1.1.1:53"]);
+    }
+}

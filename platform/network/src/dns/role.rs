@@ -1,0 +1,195 @@
+//! Follows Services and EndpointSlices into the zone, and publishes the name server.
+
+use std::{
+    collections::HashMap,
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+
+use kube::{
+    Api,
+    api::{DeleteParams, Patch, PatchParams},
+};
+use mayfly_api::{
+    ObjectKey,
+    k8s::api::{core::v1::Service, discovery::v1::EndpointSlice},
+};
+use mayfly_informer::{Index, Informer, Informers};
+use parking_lot::RwLock;
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    forward::Forwarder,
+    records::ServiceRecords,
+    server::{self, NameServer},
+    zone::{HostAddresses, Zone},
+};
+use crate::plan::SERVICE_NAME_LABEL;
+
+/// The Service by which pods reach the name server, in every Kubernetes cluster.
+const SERVICE_NAMESPACE: &str = "kube-system";
+const SERVICE: &str = "kube-dns";
+const FIELD_MANAGER: &str = "mayfly-dns";
+/// A pause before publishing is tried again.
+const RETRY_PAUSE: Duration = Duration::from_secs(2);
+/// The index of EndpointSlices by their Service.
+const BY_SERVICE: &str = "network/service";
+
+/// The zone of this cluster, as its objects are. Cheap to clone.
+#[derive(Clone)]
+pub struct ClusterNames {
+    zone: Arc<RwLock<Zone>>,
+    services: Informer<Service>,
+    slices: Informer<EndpointSlice>,
+    slices_by_service: Index<EndpointSlice>,
+}
+
+/// Where the name server is reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DnsConfig {
+    /// The cluster IP of the Service `kube-dns`, which pods' `resolv.conf` names.
+    pub cluster_ip: IpAddr,
+    /// The node's address on which the server listens, at any port; the Service's endpoint.
+    pub listen: IpAddr,
+    /// The file that names the host's own name servers.
+    pub resolv_conf: PathBuf,
+}
+
+/// The name server of pods.
+pub struct ClusterDns {
+    config: DnsConfig,
+    names: ClusterNames,
+    client: kube::Client,
+}
+
+impl ClusterNames {
+    /// An empty zone below `domain`; [`ClusterNames::follow`] fills it.
+    #[must_use]
+    pub fn create(domain: &str, informers: &Informers) -> Self {
+        let slices = informers.of();
+        let slices_by_service = slices.index(BY_SERVICE, |slice: &EndpointSlice| {
+            service_of(slice).map(|key| format!("{}/{}", key.namespace, key.name)).into_iter().collect()
+        });
+        let zone = Arc::new(RwLock::new(Zone::new(domain)));
+        Self { zone, services: informers.of(), slices, slices_by_service }
+    }
+
+    /// The addresses of a host, as [`Zone::resolve`].
+    #[must_use]
+    pub fn resolve(&self, host: &str) -> Option<HostAddresses> {
+        self.zone.read().resolve(host)
+    }
+
+    /// Keeps the zone as the objects are, until `stop`.
+    pub async fn follow(self, stop: CancellationToken) {
+        let (mut services, mut slices) = (self.services.subscribe(), self.slices.subscribe());
+        // A slice that is gone does not name its Service any more.
+        let mut service_of_slice: HashMap<ObjectKey, ObjectKey> = HashMap::new();
+        let following = async {
+            loop {
+                let changed = tokio::select! {
+                    keys = services.next() => keys,
+                    keys = slices.next() => {
+                        let of = |key: ObjectKey| {
+                            let now = self.slices.get(&key).and_then(|slice| service_of(&slice));
+                            let before = match &now {
+                                Some(now) => service_of_slice.insert(key, now.clone()),
+                                None => service_of_slice.remove(&key),
+                            };
+                            [before, now].into_iter().flatten()
+                        };
+                        keys.into_iter().flat_map(of).collect()
+                    }
+                };
+                for key in changed {
+                    self.update(&key);
+                }
+            }
+        };
+        let _: Option<()> = stop.run_until_cancelled(following).await;
+    }
+
+    fn update(&self, key: &ObjectKey) {
+        let records = self.services.get(key).and_then(|service| {
+            let slices = self.slices_by_service.get(&format!("{}/{}", key.namespace, key.name));
+            ServiceRecords::of(&service, slices.iter().map(|slice| &**slice))
+        });
+        self.zone.write().set(key, records);
+    }
+}
+
+fn service_of(slice: &EndpointSlice) -> Option<ObjectKey> {
+    let service = slice.metadata.labels.as_ref()?.get(SERVICE_NAME_LABEL)?;
+    Some(ObjectKey::new(slice.metadata.namespace.clone().unwrap_or_default(), service))
+}
+
+impl ClusterDns {
+    #[must_use]
+    pub fn create(config: DnsConfig, names: ClusterNames, client: kube::Client) -> Self {
+        Self { config, names, client }
+    }
+
+    /// Serves pods until `stop`. Retries what fails: pods without names still reach addresses.
+    pub async fn run(self, stop: CancellationToken) {
+        let listen = SocketAddr::new(self.config.listen, 0);
+        let sockets = loop {
+            match server::bind(listen).await {
+                Ok(sockets) => break sockets,
+                Err(error) => {
+                    tracing::warn!(%error, %listen, "the cluster's name server cannot listen; trying again")
+                }
+            }
+            if stop.run_until_cancelled(tokio::time::sleep(RETRY_PAUSE)).await.is_none() {
+                return;
+            }
+        };
+        let (udp, tcp) = sockets;
+        let ports = udp.local_addr().and_then(|udp| Ok((udp.port(), tcp.local_addr()?.port())));
+        let Ok(ports) = ports else {
+            tracing::error!("the sockets of the cluster's name server have no addresses");
+            return stop.cancelled().await;
+        };
+        let names = NameServer::new(self.names.zone.clone(), Forwarder::new(&self.config.resolv_conf));
+        let publishing = async {
+            while let Err(error) = self.publish(ports).await {
+                tracing::warn!(%error, "the Service kube-dns cannot be written; trying again");
+                tokio::time::sleep(RETRY_PAUSE).await;
+            }
+        };
+        tokio::join!(names.serve(udp, tcp, stop.clone()), stop.run_until_cancelled(publishing));
+    }
+
+    /// Writes the Service and its EndpointSlice.
+    async fn publish(&self, (udp, tcp): (u16, u16)) -> Result<(), kube::Error> {
+        let services: Api<Service> = Api::namespaced(self.client.clone(), SERVICE_NAMESPACE);
+        let slices: Api<EndpointSlice> = Api::namespaced(self.client.clone(), SERVICE_NAMESPACE);
+        let address = self.config.cluster_ip.to_string();
+        let known = services.get_opt(SERVICE).await?.and_then(|service| service.spec?.cluster_ip);
+        if known.is_some_and(|known| known != address) {
+            // A cluster IP does not change; the network of Services has.
+            services.delete(SERVICE, &DeleteParams::default()).await?;
+        }
+        let parameters = PatchParams::apply(FIELD_MANAGER).force();
+        let service = json!({
+            "apiVersion": "v1", "kind": "Service",
+            "metadata": {"name": SERVICE, "namespace": SERVICE_NAMESPACE, "labels": {
+                "k8s-app": SERVICE, "kubernetes.io/cluster-service": "true", "kubernetes.io/name": "CoreDNS"}},
+            "spec": {"clusterIP": address, "ports": [
+                {"name": "dns", "port": 53, "protocol": "UDP", "targetPort": udp},
+                {"name": "dns-tcp", "port": 53, "protocol": "TCP", "targetPort": tcp}]},
+        });
+        services.patch(SERVICE, &parameters, &Patch::Apply(&service)).await?;
+        let slice = json!({
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+            "metadata": {"name": SERVICE, "namespace": SERVICE_NAMESPACE,
+                "labels": {SERVICE_NAME_LABEL: SERVICE, "endpointslice.kubernetes.io/managed-by": FIELD_MANAGER}},
+            "ports": [{"name": "dns", "port": udp, "protocol": "UDP"}, {"name": "dns-tcp", "port": tcp, "protocol": "TCP"}],
+            "endpoints": [{"addresses": [self.config.listen.to_string()], "conditions": {"ready": true}}],
+        });
+        slices.patch(SERVICE, &parameters, &Patch::Apply(&slice)).await?;
+        Ok(())
+    }
+}

@@ -1,0 +1,233 @@
+//! The name server: UDP and TCP, the cluster's zone answered in place, other names forwarded.
+
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+
+use parking_lot::RwLock;
+use rand::seq::SliceRandom as _;
+use simple_dns::RCODE;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream, UdpSocket},
+    sync::Semaphore,
+    time::timeout,
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::{
+    forward::{Forwarder, Transport},
+    wire::{self, Malformed, Question, ZoneReply},
+    zone::{RecordData, RecordType, Zone, ZoneAnswer, ZoneRecord},
+};
+
+/// Queries for names outside of the cluster under way at the same time; more are answered with SERVFAIL at once.
+const FORWARDED_MAX: usize = 512;
+/// TCP connections at the same time; more wait in the kernel's queue.
+const CONNECTIONS_MAX: usize = 256;
+/// A TCP connection that asks nothing for so long is closed (CoreDNS's default).
+const CONNECTION_IDLE: Duration = Duration::from_secs(10);
+/// Aliases that are followed for one query.
+const ALIASES_MAX: usize = 8;
+/// A pause after a socket failed, so that a lack of file descriptors does not spin.
+const ERROR_PAUSE: Duration = Duration::from_millis(50);
+
+/// Answers queries.
+pub struct NameServer {
+    zone: Arc<RwLock<Zone>>,
+    forwarder: Forwarder,
+    forwarded: Semaphore,
+}
+
+/// An answer, or what must be forwarded for it.
+#[derive(Debug)]
+enum Prepared {
+    Done(Vec<u8>),
+    /// The query itself, or, behind aliases, a query for the last target.
+    Forward {
+        aliases: Vec<ZoneRecord>,
+        query: Vec<u8>,
+        question: Question,
+    },
+    /// The message gets no answer.
+    Nothing,
+}
+
+impl NameServer {
+    #[must_use]
+    pub fn new(zone: Arc<RwLock<Zone>>, forwarder: Forwarder) -> Self {
+        Self { zone, forwarder, forwarded: Semaphore::new(FORWARDED_MAX) }
+    }
+
+    /// Serves both sockets until `stop`.
+    pub async fn serve(self, udp: UdpSocket, tcp: TcpListener, stop: CancellationToken) {
+        let (server, tasks) = (Arc::new(self), TaskTracker::new());
+        // Forwarded queries that are under way end by their timeout.
+        tokio::join!(
+            stop.run_until_cancelled(server.clone().serve_udp(Arc::new(udp), &tasks)),
+            stop.run_until_cancelled(server.serve_tcp(tcp, &tasks, &stop)),
+        );
+    }
+
+    async fn serve_udp(self: Arc<Self>, socket: Arc<UdpSocket>, tasks: &TaskTracker) {
+        let mut datagram = vec![0; usize::from(u16::MAX)];
+        loop {
+            let (length, client) = match socket.recv_from(&mut datagram).await {
+                Ok(received) => received,
+                // An ICMP error of an earlier answer, for one.
+                Err(error) => {
+                    tracing::debug!(%error, "the name server's UDP socket failed");
+                    tokio::time::sleep(ERROR_PAUSE).await;
+                    continue;
+                }
+            };
+            let query = &datagram[..length];
+            match self.prepare(query, wire::datagram_limit(query)) {
+                Prepared::Nothing => {}
+                Prepared::Done(answer) => drop(socket.send_to(&answer, client).await),
+                forward if self.forwarded.available_permits() == 0 => {
+                    let _ = socket.send_to(&forward.failed(query), client).await;
+                }
+                forward => {
+                    let (server, socket, query) = (self.clone(), socket.clone(), query.to_vec());
+                    tasks.spawn(async move {
+                        let answer = server.finish(forward, &query, Transport::Udp).await;
+                        let _ = socket.send_to(&answer, client).await;
+                    });
+                }
+            }
+        }
+    }
+
+    async fn serve_tcp(
+        self: Arc<Self>,
+        listener: TcpListener,
+        tasks: &TaskTracker,
+        stop: &CancellationToken,
+    ) {
+        let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        loop {
+            let Ok(permit) = connections.clone().acquire_owned().await else { return };
+            let stream = match listener.accept().await {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    tracing::debug!(%error, "the name server cannot accept a connection");
+                    tokio::time::sleep(ERROR_PAUSE).await;
+                    continue;
+                }
+            };
+            let (server, stop) = (self.clone(), stop.clone());
+            tasks.spawn(async move {
+                let _permit = permit;
+                // A client that goes away is no error of the server.
+                let _ = stop.run_until_cancelled(server.serve_connection(stream)).await;
+            });
+        }
+    }
+
+    async fn serve_connection(&self, mut stream: TcpStream) -> io::Result<()> {
+        loop {
+            let query = timeout(CONNECTION_IDLE, read_message(&mut stream));
+            let query = query.await.map_err(|_| io::ErrorKind::TimedOut)??;
+            let prepared = self.prepare(&query, u16::MAX);
+            let answer = match prepared {
+                Prepared::Nothing => return Ok(()),
+                prepared => self.finish(prepared, &query, Transport::Tcp).await,
+            };
+            let writing = timeout(CONNECTION_IDLE, write_message(&mut stream, &answer));
+            writing.await.map_err(|_| io::ErrorKind::TimedOut)??;
+        }
+    }
+
+    /// Answers a query as far as the zone can, with at most `limit` bytes.
+    fn prepare(&self, query: &[u8], limit: u16) -> Prepared {
+        let question = match Question::of(query) {
+            Ok(question) => question,
+            Err(Malformed::Silent) => return Prepared::Nothing,
+            Err(Malformed::Answer(answer)) => return Prepared::Done(answer),
+        };
+        let zone = self.zone.read();
+        let (mut reply, mut name) = (ZoneReply::default(), question.name.clone());
+        for _ in 0..ALIASES_MAX {
+            match zone.answer(&name, question.record_type()) {
+                ZoneAnswer::Records { mut answers, additionals } => {
+                    // Clients take the first address: a different order each time shares their connections out.
+                    answers.shuffle(&mut rand::rng());
+                    reply.answers.extend(answers);
+                    reply.additionals = additionals;
+                }
+                ZoneAnswer::Alias(target) => {
+                    let data = RecordData::Cname(target.clone());
+                    reply.answers.push(ZoneRecord { name, data });
+                    if question.record_type() != RecordType::Cname {
+                        name = target;
+                        continue;
+                    }
+                }
+                ZoneAnswer::NoData => reply.negative = Some(false),
+                ZoneAnswer::NoName => reply.negative = Some(true),
+                ZoneAnswer::Outside if reply.answers.is_empty() => {
+                    return Prepared::Forward { aliases: Vec::new(), query: query.to_vec(), question };
+                }
+                ZoneAnswer::Outside => {
+                    let Some(onward) = wire::query_for(&name, &question, query) else { break };
+                    return Prepared::Forward { aliases: reply.answers, query: onward, question };
+                }
+            }
+            return Prepared::Done(reply.encode(query, &question, &zone, limit));
+        }
+        Prepared::Done(question.refuse(query, RCODE::ServerFailure))
+    }
+
+    /// Forwards what must be; as many queries at a time as [`FORWARDED_MAX`].
+    async fn finish(&self, prepared: Prepared, query: &[u8], transport: Transport) -> Vec<u8> {
+        let (aliases, onward) = match &prepared {
+            Prepared::Forward { aliases, query, .. } => (aliases, query),
+            Prepared::Done(answer) => return answer.clone(),
+            Prepared::Nothing => return Vec::new(),
+        };
+        let Ok(_permit) = self.forwarded.try_acquire() else { return prepared.failed(query) };
+        let Some(answer) = self.forwarder.forward(onward, transport).await else {
+            return prepared.failed(query);
+        };
+        if aliases.is_empty() {
+            return answer;
+        }
+        wire::with_alias(query, aliases, &answer, &self.zone.read()).unwrap_or_else(|| prepared.failed(query))
+    }
+}
+
+impl Prepared {
+    /// The answer when forwarding failed.
+    fn failed(&self, query: &[u8]) -> Vec<u8> {
+        match self {
+            Self::Forward { question, .. } => question.refuse(query, RCODE::ServerFailure),
+            Self::Done(answer) => answer.clone(),
+            Self::Nothing => Vec::new(),
+        }
+    }
+}
+
+/// A message with its length in front (RFC 1035, section 4.2.2).
+pub(super) async fn read_message(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
+    let mut message = vec![0; usize::from(stream.read_u16().await?)];
+    stream.read_exact(&mut message).await?;
+    Ok(message)
+}
+
+pub(super) async fn write_message(stream: &mut TcpStream, message: &[u8]) -> io::Result<()> {
+    let length = u16::try_from(message.len()).map_err(io::Error::other)?;
+    let mut framed = length.to_be_bytes().to_vec();
+    framed.extend(message);
+    stream.write_all(&framed).await
+}
+
+/// Sockets of both protocols on one address, at any free ports.
+///
+/// # Errors
+/// As [`UdpSocket::bind`].
+pub async fn bind(address: SocketAddr) -> io::Result<(UdpSocket, TcpListener)> {
+    Ok((UdpSocket::bind(address).await?, TcpListener::bind(address).await?))
+}
+
+#[cfg(test)]
+#[path = "server_tests.rs"]
+mod tests;
