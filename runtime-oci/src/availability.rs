@@ -112,7 +112,8 @@ fn has_plugins(folder: &Path) -> bool {
     CNI_PLUGINS.iter().all(|plugin| folder.join(plugin).is_file())
 }
 
-fn find_program(name: &str) -> Option<PathBuf> {
+/// Where a program of this name lies: on the PATH, or where programs for administrators are.
+pub fn find_program(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     // A service's PATH may lack the folders of the administrator's programs.
     let folders = env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));

@@ -51,6 +51,8 @@ pub struct Config {
     pub log_shim: PathBuf,
     /// The network of pods that do not ask for the host's.
     pub network: PodNetworkMode,
+    /// True once the node's rules for Services are written, which pods of the bridge wait for; `None`: nobody writes any.
+    pub service_rules: Option<watch::Receiver<bool>>,
     /// The address of pods in the host's network.
     pub host_address: IpAddr,
     /// Where images are pulled from.
@@ -82,7 +84,8 @@ impl OciRuntime {
         let layout = Layout::new(config.root.clone());
         let network: Box<dyn PodNetwork> = match config.network {
             PodNetworkMode::Bridge => {
-                Box::new(BridgeNetwork::new(config.programs.cni.clone(), layout.network()))
+                let (plugins, rules) = (config.programs.cni.clone(), config.service_rules.clone());
+                Box::new(BridgeNetwork::new(plugins, layout.network(), rules))
             }
             PodNetworkMode::Loopback => Box::new(LoopbackNetwork),
         };

@@ -9,6 +9,7 @@ use std::{
     net::{IpAddr, Ipv4Addr},
     path::PathBuf,
     process::Stdio,
+    time::Duration,
 };
 
 use async_trait::async_trait;
@@ -17,13 +18,19 @@ use mayfly_runtime::{NetworkAttachment, NetworkError, PodNetwork, PortMapping};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
-use tokio::{io::AsyncWriteExt as _, process::Command, sync::Mutex};
+use tokio::{
+    io::AsyncWriteExt as _,
+    process::Command,
+    sync::{Mutex, watch},
+};
 
 const CNI_VERSION: &str = "1.0.0";
 const INTERFACE: &str = "eth0";
 /// Pod ranges are taken from here: 256 of them.
 const RANGES: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(10, 212, 0, 0), 16);
 const RANGE_PREFIX: u8 = 24;
+/// How long a pod waits for the node's rules for Services before its start is tried again.
+const SERVICE_RULES_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The bridge of one data directory.
 pub(crate) struct BridgeNetwork {
@@ -32,6 +39,8 @@ pub(crate) struct BridgeNetwork {
     folder: PathBuf,
     /// The plugins change the same bridge and rules; one pod at a time.
     turn: Mutex<()>,
+    /// True once the node's rules for Services are written; `None`: nobody writes any.
+    service_rules: Option<watch::Receiver<bool>>,
 }
 
 /// What is kept of a bridge, so that a restart finds the same.
@@ -67,8 +76,22 @@ impl Verb {
 }
 
 impl BridgeNetwork {
-    pub(crate) fn new(plugins: PathBuf, folder: PathBuf) -> Self {
-        Self { plugins, folder, turn: Mutex::default() }
+    pub(crate) fn new(
+        plugins: PathBuf,
+        folder: PathBuf,
+        service_rules: Option<watch::Receiver<bool>>,
+    ) -> Self {
+        Self { plugins, folder, turn: Mutex::default(), service_rules }
+    }
+
+    /// Waits until the node's rules for Services are written: a pod that starts earlier would not resolve names.
+    async fn service_rules(&self) -> Result<(), NetworkError> {
+        let Some(rules) = &self.service_rules else { return Ok(()) };
+        let mut rules = rules.clone();
+        match tokio::time::timeout(SERVICE_RULES_TIMEOUT, rules.wait_for(|written| *written)).await {
+            Ok(Ok(_)) => Ok(()),
+            _ => Err(NetworkError("the node's rules for Services are not written; the log says why".into())),
+        }
     }
 
     /// The bridge's name and range; chosen at the first pod.
@@ -132,12 +155,16 @@ impl PodNetwork for BridgeNetwork {
 
     async fn attach(&self, pod: &NetworkAttachment) -> Result<Vec<IpAddr>, NetworkError> {
         let config = self.config()?;
+        self.service_rules().await?;
         let _turn = self.turn.lock().await;
         let bridge = bridge_config(&config, &self.folder);
         // A repeated attachment would find its address taken.
         let _ = self.call("bridge", Verb::Del, pod, INTERFACE, &bridge).await;
         self.call("loopback", Verb::Add, pod, "lo", &loopback_config()).await?;
         let result = self.call("bridge", Verb::Add, pod, INTERFACE, &bridge).await?;
+        if self.service_rules.is_some() {
+            route_services(&config.bridge)?;
+        }
         if !pod.host_ports.is_empty() {
             let ports = portmap_config(&pod.host_ports, Some(&result));
             self.call("portmap", Verb::Add, pod, INTERFACE, &ports).await?;
@@ -162,6 +189,13 @@ impl PodNetwork for BridgeNetwork {
         self.call("bridge", Verb::Del, pod, INTERFACE, &bridge_config(&config, &self.folder)).await?;
         remove_unused(&config.bridge).await
     }
+}
+
+/// Lets pods of a bridge reach endpoints at loopback addresses of the node (functions, the name server) by Services. The
+/// rules for Services drop what pods send to loopback addresses themselves.
+fn route_services(bridge: &str) -> Result<(), NetworkError> {
+    let file = format!("/proc/sys/net/ipv4/conf/{bridge}/route_localnet");
+    fs::write(&file, "1").map_err(|error| NetworkError(format!("cannot write {file}: {error}")))
 }
 
 /// Removes a bridge that connects no pod any more; the next pod's attachment makes it again.

@@ -55,6 +55,7 @@ async fn fixture(test: &str) -> Option<ContainerdFixture> {
         programs,
         log_shim,
         network: PodNetworkMode::Bridge,
+        service_rules: None,
         host_address: "127.0.0.1".parse().unwrap(),
         registries: RegistryClient::new(RegistryConfig::default()),
     };

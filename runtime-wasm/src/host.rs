@@ -11,7 +11,7 @@ use std::{
 use mayfly_api::{Digest, ObjectKey, egress::EgressRule};
 use mayfly_artifacts::Artifacts;
 use mayfly_runtime::{
-    CallError, FunctionHost, HostedFunction, HostedSpec,
+    CallError, ClusterHosts, FunctionHost, HostedFunction, HostedSpec,
     logs::{LogLayout, LogWriter},
 };
 use parking_lot::Mutex;
@@ -110,6 +110,11 @@ impl WasmHost {
     /// How far compiling a component has come, if it is being compiled.
     pub fn compile_progress(&self, digest: &Digest) -> Option<CompileProgress> {
         self.shared.cache.compile_progress(digest)
+    }
+
+    /// Makes the names of Services known to outbound requests. Once.
+    pub fn attach_names(&self, names: Arc<dyn ClusterHosts>) {
+        self.shared.lookups.attach(names);
     }
 
     /// From now on every call is refused. Calls in flight go on until their end or their deadline.

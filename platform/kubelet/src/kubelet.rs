@@ -22,7 +22,7 @@ use crate::{
     images::NodeImages,
     job::JobFiles,
     node::NodeObject,
-    pod::worker::Worker,
+    pod::{dns::ClusterDnsServer, worker::Worker},
     pressure::{self, PressureSignal},
     probe::ProbeTasks,
     static_pods::StaticPods,
@@ -69,6 +69,8 @@ pub struct Config {
     pub static_pods: Option<PathBuf>,
     /// Devices that plugins offer; without it pods that ask for any wait.
     pub devices: Option<Arc<dyn NodeDevices>>,
+    /// The name server of pods with the DNS policy `ClusterFirst`; without it they have the host's.
+    pub cluster_dns: Option<ClusterDnsServer>,
 }
 
 impl Config {
@@ -102,6 +104,7 @@ impl Config {
             image_collection: ImageCollection::default(),
             static_pods: None,
             devices: None,
+            cluster_dns: None,
         }
     }
 }
@@ -168,6 +171,7 @@ impl Kubelet {
             }),
             claims: PodClaims::new(informers),
             devices: config.devices.clone(),
+            cluster_dns: config.cluster_dns.clone(),
             local: Default::default(),
             addresses: Addresses::default().into(),
             client: client.clone(),

@@ -32,3 +32,4 @@ mod volumes;
 pub use image_collection::ImageCollection;
 pub use job::JobFiles;
 pub use kubelet::{Config, Kubelet};
+pub use pod::dns::ClusterDnsServer;

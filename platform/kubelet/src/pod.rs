@@ -15,6 +15,7 @@
 
 pub(crate) mod container;
 mod devices;
+pub(crate) mod dns;
 mod ending;
 pub(crate) mod fields;
 mod hooks;

@@ -27,7 +27,7 @@ pub use devices::{
 };
 pub use function::{Answer, Body, BodyError, CallError, FunctionHost, HostedFunction, HostedSpec, Timings};
 pub use images::{ImageRecord, ImageStore, PullPolicy, PullSecret};
-pub use network::{LoopbackNetwork, NetworkAttachment, NetworkError, PodNetwork};
+pub use network::{ClusterHost, ClusterHosts, LoopbackNetwork, NetworkAttachment, NetworkError, PodNetwork};
 pub use pod::{
     ContainerFiles, ContainerId, ContainerSpec, ContainerState, Mount, PodUid, PortMapping, ProcessOptions,
     Runtime, RuntimeError, SandboxHost, SandboxSpec, SandboxStatus, SeccompProfile, SecurityOptions, Usage,

@@ -38,6 +38,22 @@ pub trait PodNetwork: Send + Sync {
     async fn detach(&self, pod: &NetworkAttachment) -> Result<(), NetworkError>;
 }
 
+/// What the cluster says to a host's name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ClusterHost {
+    /// Not a name of the cluster: others know it, or nobody.
+    Unknown,
+    /// A name of the cluster; none: it has no address, or does not exist.
+    Addresses(Vec<IpAddr>),
+    /// Another name for a host outside of the cluster.
+    Alias(String),
+}
+
+/// The names of Services, for programs that do not ask a name server: guests.
+pub trait ClusterHosts: Send + Sync {
+    fn lookup(&self, host: &str) -> ClusterHost;
+}
+
 /// The network of a node without root: pods live in the host's network, each with a loopback address of its own.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LoopbackNetwork;

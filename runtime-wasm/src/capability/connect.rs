@@ -16,6 +16,7 @@ use hyper_util::{
     rt::TokioIo,
 };
 use mayfly_api::egress::{EgressRule, Verdict, is_public, judge};
+use mayfly_runtime::ClusterHost;
 use tokio::{
     net::TcpStream,
     sync::{OwnedSemaphorePermit, Semaphore},
@@ -91,17 +92,55 @@ impl CheckedConnector {
         let until = Instant::now() + self.timeout;
         // More requests at once than connections take turns, as in a browser; a pooled one that comes free first is
         // taken instead.
-        let turn = tokio::time::timeout_at(until, self.connections.acquire_owned()).await;
+        let turn = tokio::time::timeout_at(until, self.connections.clone().acquire_owned()).await;
         // Never closed.
         let permit = turn.ok().and_then(Result::ok).ok_or(ConnectError::Limit)?;
         let port = uri.port_u16().unwrap_or(if scheme == "https" { 443 } else { 80 });
-        let resolving = tokio::time::timeout_at(until, self.lookups.resolve(host, port)).await;
-        let addresses = allowed(verdict, resolving.map_err(|_| ConnectError::TimedOut)??)?;
+        let addresses = self.addresses(verdict, &uri, port, until).await?;
         let stream = to_any(&addresses, until).await?;
         // Only latency depends on it.
         stream.set_nodelay(true).ok();
         Ok(CountedStream { stream: TokioIo::new(stream), _permit: permit })
     }
+
+    /// The addresses of a destination that may be connected to. The name of a Service leads to the Service's addresses,
+    /// which are private, where a rule names it itself; a wildcard does not open the cluster.
+    async fn addresses(
+        &self,
+        verdict: Verdict,
+        uri: &Uri,
+        port: u16,
+        until: Instant,
+    ) -> Result<Vec<SocketAddr>, ConnectError> {
+        let host = uri.host().unwrap_or_default();
+        let of_cluster = match is_listed_itself(&self.rules, uri.scheme_str().unwrap_or_default(), host, port)
+        {
+            true => self.lookups.cluster(host),
+            false => ClusterHost::Unknown,
+        };
+        let alias = match of_cluster {
+            ClusterHost::Addresses(addresses) if addresses.is_empty() => {
+                return Err(ConnectError::Dns(io::Error::other(
+                    "the cluster has no such Service, or it has no address",
+                )));
+            }
+            ClusterHost::Addresses(addresses) => {
+                return Ok(addresses.into_iter().map(|address| SocketAddr::new(address, port)).collect());
+            }
+            ClusterHost::Alias(target) => Some(target),
+            ClusterHost::Unknown => None,
+        };
+        let host = alias.as_deref().unwrap_or(host);
+        let resolving = tokio::time::timeout_at(until, self.lookups.resolve(host, port)).await;
+        allowed(verdict, resolving.map_err(|_| ConnectError::TimedOut)??)
+    }
+}
+
+/// Whether a rule names this destination itself, not by a wildcard.
+fn is_listed_itself(rules: &[EgressRule], scheme: &str, host: &str, port: u16) -> bool {
+    let host = host.trim_end_matches('.');
+    let exact = format!("{scheme}://{host}:{port}").parse();
+    exact.is_ok_and(|exact: EgressRule| rules.contains(&exact))
 }
 
 /// Connects to the first that answers. Each has an equal part of the time that is left, so that one from which nothing
@@ -215,6 +254,48 @@ mod tests {
         let private = addresses(&["127.0.0.1", "fd00::1"]);
         assert!(matches!(allowed(Verdict::PublicAddressesOnly, private), Err(ConnectError::Prohibited)));
         assert!(matches!(allowed(Verdict::Denied, mixed), Err(ConnectError::Denied)));
+    }
+
+    /// Knows one Service and one alias.
+    struct OneService;
+
+    impl mayfly_runtime::ClusterHosts for OneService {
+        fn lookup(&self, host: &str) -> ClusterHost {
+            match host {
+                "web.shop" => ClusterHost::Addresses(vec!["127.0.0.1".parse().unwrap()]),
+                "empty.shop" => ClusterHost::Addresses(Vec::new()),
+                "away.shop" => ClusterHost::Alias("127.0.0.1".into()),
+                _ => ClusterHost::Unknown,
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_service_is_reached_where_a_rule_names_it() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let lookups = HostLookups::default();
+        lookups.attach(Arc::new(OneService));
+        let connect = |rule: String, host: &str| {
+            let rules = vec![rule.parse().unwrap()];
+            let connector = CheckedConnector::new(rules.into(), &EgressConfig::default(), lookups.clone());
+            connector.connect(format!("http://{host}:{port}/").parse().unwrap())
+        };
+        connect(format!("http://web.shop:{port}"), "web.shop").await.unwrap();
+        // A wildcard stands for hosts of the internet: it does not open the cluster.
+        for (rule, is_listed) in
+            [("http://*.shop", false), ("http://web.shop", true), ("https://web.shop", false)]
+        {
+            let rules = [rule.parse().unwrap()];
+            assert_eq!(is_listed_itself(&rules, "http", "Web.shop.", 80), is_listed, "{rule}");
+        }
+        let unlisted = connect(format!("http://other.shop:{port}"), "web.shop").await;
+        assert!(matches!(unlisted, Err(ConnectError::Denied)));
+        let empty = connect(format!("http://empty.shop:{port}"), "empty.shop").await;
+        assert!(matches!(empty, Err(ConnectError::Dns(_))));
+        // An alias leads out of the cluster, to public addresses only.
+        let alias = connect(format!("http://away.shop:{port}"), "away.shop").await;
+        assert!(matches!(alias, Err(ConnectError::Prohibited)));
     }
 
     #[tokio::test]

@@ -7,9 +7,10 @@
 use std::{
     io,
     net::{IpAddr, SocketAddr, ToSocketAddrs as _},
-    sync::Arc,
+    sync::{Arc, OnceLock},
 };
 
+use mayfly_runtime::{ClusterHost, ClusterHosts};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::connect::ConnectError;
@@ -25,12 +26,22 @@ pub(crate) struct HostLookups {
     places: Arc<Semaphore>,
     /// Asks, and blocks.
     ask: fn(&str, u16) -> io::Result<Vec<SocketAddr>>,
+    /// The names of Services; empty until the cluster's parts are there.
+    cluster: Arc<OnceLock<Arc<dyn ClusterHosts>>>,
 }
 
 impl Default for HostLookups {
     fn default() -> Self {
         let ask = |host: &str, port| Ok((host, port).to_socket_addrs()?.collect());
-        Self { places: Arc::new(Semaphore::new(HOST_LOOKUPS_MAX)), ask }
+        Self { places: Arc::new(Semaphore::new(HOST_LOOKUPS_MAX)), ask, cluster: Arc::default() }
+    }
+}
+
+impl HostLookups {
+    /// Makes the cluster's names known. Once.
+    pub(crate) fn attach(&self, cluster: Arc<dyn ClusterHosts>) {
+        // A second attachment would be a second cluster in this process, which no server has.
+        let _ = self.cluster.set(cluster);
     }
 }
 
@@ -44,6 +55,11 @@ pub(super) struct Lookups {
 impl Lookups {
     pub(super) fn new(host: HostLookups) -> Self {
         Self { host, places: Arc::new(Semaphore::new(PROGRAM_LOOKUPS_MAX)) }
+    }
+
+    /// What the cluster says to a host's name.
+    pub(super) fn cluster(&self, host: &str) -> ClusterHost {
+        self.host.cluster.get().map_or(ClusterHost::Unknown, |cluster| cluster.lookup(host))
     }
 
     /// The addresses of a host, which may be an address itself.

@@ -8,16 +8,20 @@ use mayfly_api::{
 };
 use mayfly_runtime::{ContainerId, ContainerSpec, PodUid, SandboxSpec, logs::LogLayout};
 
-use super::{fields, options};
+use super::{dns::ClusterDnsServer, fields, options};
 
-pub(crate) fn sandbox(pod: &Pod, address: Option<std::net::IpAddr>) -> SandboxSpec {
+pub(crate) fn sandbox(
+    pod: &Pod,
+    address: Option<std::net::IpAddr>,
+    cluster_dns: Option<&ClusterDnsServer>,
+) -> SandboxSpec {
     SandboxSpec {
         uid: PodUid(pod.metadata.uid.clone().unwrap_or_default()),
         pod: ObjectKey::of(pod),
         labels: pod.metadata.labels.clone().unwrap_or_default(),
         annotations: pod.metadata.annotations.clone().unwrap_or_default(),
         address,
-        host: options::host(pod),
+        host: options::host(pod, cluster_dns),
     }
 }
 

@@ -8,6 +8,8 @@ use mayfly_runtime::{
     Mount, PortMapping, ProcessOptions, PullPolicy, SandboxHost, SeccompProfile, SecurityOptions,
 };
 
+use super::dns::{self, ClusterDnsServer};
+
 /// Longest host name, in bytes (`HOST_NAME_MAX` of Linux, less its end).
 const HOSTNAME_BYTES_MAX: usize = 63;
 /// Upstream's scores for the kernel's out-of-memory killer (`kubelet/qos/policy.go`).
@@ -15,9 +17,10 @@ const OOM_SCORE_GUARANTEED: i32 = -997;
 const OOM_SCORE_BEST_EFFORT: i32 = 1000;
 
 /// What the sandbox takes from its host.
-pub(crate) fn host(pod: &Pod) -> SandboxHost {
+pub(crate) fn host(pod: &Pod, cluster_dns: Option<&ClusterDnsServer>) -> SandboxHost {
     let Some(spec) = &pod.spec else { return SandboxHost::default() };
     let name = pod.metadata.name.as_deref().unwrap_or_default();
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
     let hostname = spec.hostname.as_deref().filter(|text| !text.is_empty()).unwrap_or(name);
     let hostname = hostname.get(..HOSTNAME_BYTES_MAX).unwrap_or(hostname).trim_end_matches(['-', '.']);
     let aliases = spec
@@ -32,35 +35,12 @@ pub(crate) fn host(pod: &Pod) -> SandboxHost {
         host_pid: spec.host_pid.unwrap_or(false),
         host_ipc: spec.host_ipc.unwrap_or(false),
         host_aliases: aliases.collect(),
-        resolv_conf: resolv_conf(spec),
+        resolv_conf: dns::resolv_conf(spec, namespace, cluster_dns, || {
+            std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default()
+        }),
         host_ports: host_ports(spec),
         sysctls: sysctls.into_iter().flatten().map(|one| (one.name.clone(), one.value.clone())).collect(),
     }
-}
-
-/// `dnsPolicy: None` with `dnsConfig`; every other policy is the host's own configuration while the cluster has no
-/// name server of its own, with the names of `dnsConfig` added.
-fn resolv_conf(spec: &PodSpec) -> Option<String> {
-    let config = spec.dns_config.as_ref()?;
-    let mut text = match spec.dns_policy.as_deref() {
-        Some("None") => String::new(),
-        _ => std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default(),
-    };
-    for server in config.nameservers.iter().flatten() {
-        text.push_str(&format!("nameserver {server}\n"));
-    }
-    if let Some(searches) = config.searches.as_ref().filter(|list| !list.is_empty()) {
-        text.push_str(&format!("search {}\n", searches.join(" ")));
-    }
-    let options = config.options.iter().flatten().filter_map(|option| {
-        let name = option.name.as_ref()?;
-        Some(option.value.as_ref().map_or_else(|| name.clone(), |value| format!("{name}:{value}")))
-    });
-    let options: Vec<_> = options.collect();
-    if !options.is_empty() {
-        text.push_str(&format!("options {}\n", options.join(" ")));
-    }
-    Some(text)
 }
 
 fn host_ports(spec: &PodSpec) -> Vec<PortMapping> {
@@ -263,7 +243,7 @@ mod tests {
             "dnsPolicy": "None", "dnsConfig": {"nameservers": ["10.0.0.2"], "searches": ["x.y"],
                 "options": [{"name": "ndots", "value": "5"}]},
             "containers": [{"name": "c", "ports": [{"containerPort": 80, "hostPort": 8080}, {"containerPort": 81}]}]}));
-        let host = host(&pod);
+        let host = host(&pod, None);
         assert_eq!(host.hostname, "db");
         assert_eq!(host.resolv_conf.as_deref(), Some("nameserver 10.0.0.2\nsearch x.y\noptions ndots:5\n"));
         assert_eq!(host.host_ports.len(), 1);

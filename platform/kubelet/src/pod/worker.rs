@@ -18,6 +18,7 @@ use tokio::{sync::watch, time::Instant};
 
 use super::{
     container,
+    dns::ClusterDnsServer,
     local::{LocalPod, Moment},
     plan::{Step, plan},
     status,
@@ -51,6 +52,7 @@ pub(crate) struct Worker {
     pub(crate) deletions: watch::Sender<u64>,
     pub(crate) probes: ProbeTasks,
     pub(crate) tokens: ServiceAccountTokens,
+    pub(crate) cluster_dns: Option<ClusterDnsServer>,
 }
 
 impl Worker {
@@ -125,7 +127,8 @@ impl Worker {
         match step {
             Step::CreateSandbox => {
                 let reserved = local.address.filter(|_| !runtime.assigns_addresses());
-                let made = runtime.create_sandbox(container::sandbox(pod, reserved));
+                let made =
+                    runtime.create_sandbox(container::sandbox(pod, reserved, self.cluster_dns.as_ref()));
                 match self.unless_deleted(pod, made).await {
                     None => {}
                     Some(Ok(made)) => {
