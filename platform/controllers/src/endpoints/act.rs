@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Config,
-    addresses::{Grouped, from_legacy, from_pods, selects, selects_pods},
+    addresses::{Grouped, from_legacy, from_pods, selects, selects_pods, serves_function},
     legacy,
     slices::{self, LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY, MIRRORED_BY, SlicePlan},
 };
@@ -117,7 +117,12 @@ impl Controller {
         };
         let external =
             service.spec.as_ref().is_some_and(|spec| spec.type_.as_deref() == Some("ExternalName"));
-        if selects_pods(&service) {
+        if serves_function(&service) {
+            // The gateway answers for the function, also while it has no replica, and writes the slice.
+            for manager in [MANAGED_BY, MIRRORED_BY] {
+                self.write_slices(&key, &service, &known, Grouped::new(), manager, false).await?;
+            }
+        } else if selects_pods(&service) {
             let mut pods = self.pods.list_namespace(&key.namespace);
             pods.retain(|pod| selects(&service, pod.labels()));
             let grouped = from_pods(&service, &pods, |node| self.zone(node));

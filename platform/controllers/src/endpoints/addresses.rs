@@ -3,12 +3,15 @@
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use kube::ResourceExt as _;
-use mayfly_api::k8s::{
-    api::{
-        core::v1::{Endpoints, ObjectReference, Pod, Service, ServicePort},
-        discovery::v1::{Endpoint, EndpointConditions, EndpointPort},
+use mayfly_api::{
+    k8s::{
+        api::{
+            core::v1::{Endpoints, ObjectReference, Pod, Service, ServicePort},
+            discovery::v1::{Endpoint, EndpointConditions, EndpointPort},
+        },
+        apimachinery::pkg::util::intstr::IntOrString,
     },
-    apimachinery::pkg::util::intstr::IntOrString,
+    wellknown,
 };
 
 use crate::pods::{is_finished, is_ready};
@@ -72,6 +75,12 @@ pub(super) type Grouped = BTreeMap<Group, Vec<Endpoint>>;
 
 pub(super) fn is_headless(service: &Service) -> bool {
     service.spec.as_ref().and_then(|spec| spec.cluster_ip.as_deref()) == Some("None")
+}
+
+/// Whether the Service is over a function: its selector names one.
+pub(super) fn serves_function(service: &Service) -> bool {
+    let selector = service.spec.as_ref().and_then(|spec| spec.selector.as_ref());
+    selects_pods(service) && selector.is_some_and(|all| all.contains_key(wellknown::LABEL_FUNCTION))
 }
 
 /// Whether this controller makes the Service's endpoints from pods.
