@@ -19,7 +19,10 @@ use mayfly_runtime::{
     Body, BodyError,
     wire::{DrainOnDrop, FlushBeforeError},
 };
-use tokio::time::{Instant, Sleep};
+use tokio::{
+    sync::oneshot,
+    time::{Instant, Sleep},
+};
 
 use crate::{listen::Active, target::Permit};
 
@@ -28,6 +31,8 @@ pub struct ResponseBody {
     inner: Inner,
     /// Keeps the connection from being idle.
     active: Option<Active>,
+    /// Takes `active`: the connection goes on in another protocol.
+    upgraded: Option<oneshot::Sender<Active>>,
 }
 
 enum Inner {
@@ -40,13 +45,25 @@ enum Inner {
 impl ResponseBody {
     pub(crate) fn full(bytes: Bytes) -> Self {
         let inner = Inner::Full(Some(bytes).filter(|bytes| !bytes.is_empty()));
-        Self { inner, active: None }
+        Self { inner, active: None, upgraded: None }
+    }
+
+    /// An answer that an endpoint streams.
+    pub(crate) fn forwarded(body: Body) -> Self {
+        let inner = Inner::Guest { body: FlushBeforeError::new(body), permit: None };
+        Self { inner, active: None, upgraded: None }
+    }
+
+    /// No body: the connection changes its protocol, and is not idle while `holder` has what it gets.
+    pub(crate) fn upgraded(holder: oneshot::Sender<Active>) -> Self {
+        Self { upgraded: Some(holder), ..Self::full(Bytes::new()) }
     }
 
     pub(crate) fn guest(body: Body, permit: Permit) -> Self {
         // An empty body may never be polled.
         let permit = if body.is_end_stream() { None } else { Some(permit) };
-        Self { inner: Inner::Guest { body: FlushBeforeError::new(body), permit }, active: None }
+        let inner = Inner::Guest { body: FlushBeforeError::new(body), permit };
+        Self { inner, active: None, upgraded: None }
     }
 
     /// Keeps its connection from being idle until it ends.
@@ -54,7 +71,11 @@ impl ResponseBody {
         if let Inner::Guest { permit: Some(permit), .. } = &self.inner {
             active.answering(permit.deadline());
         }
-        self.active = Some(active);
+        match self.upgraded.take() {
+            // Without a holder the other side is gone, and the connection ends.
+            Some(holder) => drop(holder.send(active)),
+            None => self.active = Some(active),
+        }
     }
 }
 

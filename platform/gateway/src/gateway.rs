@@ -2,17 +2,36 @@
 
 use std::{io, net::SocketAddr, sync::Arc};
 
+use arc_swap::ArcSwap;
 use http::{Request, Response};
-use mayfly_api::{Function, ObjectKey, Revision, k8s::api::core::v1::Pod};
+use mayfly_api::{
+    Function, ObjectKey, Revision,
+    k8s::api::{
+        core::v1::{Pod, Secret, Service},
+        discovery::v1::EndpointSlice,
+        networking::v1::Ingress,
+    },
+};
 use mayfly_informer::{EnvObjects, Informer};
 use mayfly_runtime::{Body, FunctionHost};
 use prometheus_client::registry::Registry;
+use rustls::server::ResolvesServerCert;
 use tokio::{net::TcpListener, sync::watch, task::JoinSet};
-use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
+use tokio_util::{
+    sync::CancellationToken,
+    task::{AbortOnDropHandle, TaskTracker},
+};
 
 use crate::{
     Config, Refusal, ResponseBody,
     autoscale::Autoscaler,
+    function_services::FunctionServices,
+    headers::Entrance,
+    ingress::{
+        certificates::{CertificateOwner, Certificates},
+        forward::EndpointForwarder,
+        owner::IngressOwner,
+    },
     listen,
     metrics::{GatewayCollector, GatewayCounts},
     proxy::Proxy,
@@ -29,11 +48,19 @@ pub struct Deps {
     pub revisions: Informer<Revision>,
     /// Replicas of revisions that are container images.
     pub pods: Informer<Pod>,
+    /// Those over functions are answered here.
+    pub services: Informer<Service>,
+    /// Backends of Ingresses.
+    pub slices: Informer<EndpointSlice>,
+    pub ingresses: Informer<Ingress>,
+    /// `None`: nothing answers over TLS.
+    pub https: Option<HttpsDeps>,
     /// For values of environment variables.
     pub env: EnvObjects,
     /// Runs the functions, in this process.
     pub host: Arc<dyn FunctionHost>,
-    /// Writes `replicas` of revisions' ReplicaSets, nothing else. No request waits for it.
+    /// Writes `replicas` of revisions' ReplicaSets and EndpointSlices of Services over functions. No request waits for
+    /// it.
     pub client: kube::Client,
     /// Where requests are served. With threads of its own, nothing else of the process keeps a request
     /// waiting; routes and replicas are looked after in the runtime that [`Gateway::run`] is polled in.
@@ -42,11 +69,63 @@ pub struct Deps {
     pub stop: CancellationToken,
 }
 
+/// What the gateway needs for TLS.
+pub struct HttpsDeps {
+    /// Where functions and Ingresses answer over TLS. Port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// The certificates of Ingresses.
+    pub secrets: Informer<Secret>,
+    /// The certificate for every other name.
+    pub fallback: Arc<dyn ResolvesServerCert>,
+}
+
+/// The listener for TLS, its port bound.
+struct Https {
+    listener: TcpListener,
+    address: SocketAddr,
+    entrance: Entrance,
+    certificates: CertificateOwner,
+}
+
+impl Https {
+    fn create(
+        deps: HttpsDeps,
+        ingresses: Informer<Ingress>,
+        requests: &tokio::runtime::Handle,
+    ) -> Result<Self, CreateError> {
+        let HttpsDeps { listen, secrets, fallback } = deps;
+        let refused = |source| CreateError::ListenTls { address: listen, source };
+        let listener = {
+            let _in_requests = requests.enter();
+            listen::bind(listen).map_err(refused)?
+        };
+        let address = listener.local_addr().map_err(refused)?;
+        let certificates = Arc::new(Certificates::new(fallback));
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = rustls::ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(CreateError::Tls)?;
+        let mut config = config.with_no_client_auth().with_cert_resolver(certificates.clone());
+        config.alpn_protocols = vec![listen::ALPN_H2.to_vec(), listen::ALPN_HTTP1.to_vec()];
+        let entrance = Entrance::of_tls(Arc::new(config));
+        Ok(Self {
+            listener,
+            address,
+            entrance,
+            certificates: CertificateOwner { ingresses, secrets, certificates },
+        })
+    }
+}
+
 /// Why there is no gateway.
 #[derive(Debug, thiserror::Error)]
 pub enum CreateError {
     #[error("cannot listen on {address} for functions: {source}")]
     Listen { address: SocketAddr, source: io::Error },
+    #[error("cannot listen on {address} for functions over TLS: {source}")]
+    ListenTls { address: SocketAddr, source: io::Error },
+    #[error("TLS cannot be set up: {0}")]
+    Tls(rustls::Error),
 }
 
 /// How the gateway ended.
@@ -62,6 +141,11 @@ pub enum Drained {
 pub struct Gateway {
     config: Config,
     listener: TcpListener,
+    function_services: FunctionServices,
+    ingress_owner: IngressOwner,
+    https: Option<Https>,
+    /// Ends the requests that are left after the drain.
+    cut: CancellationToken,
     address: SocketAddr,
     proxy: Arc<Proxy>,
     targets: Arc<Targets>,
@@ -86,7 +170,20 @@ pub struct GatewayHandle {
 impl Gateway {
     /// Binds the port and subscribes to what routes are made from.
     pub fn create(config: Config, deps: Deps, registry: &mut Registry) -> Result<Self, CreateError> {
-        let Deps { functions, revisions, pods, env, host, client, requests, stop } = deps;
+        let Deps {
+            functions,
+            revisions,
+            pods,
+            services,
+            slices,
+            ingresses,
+            https,
+            env,
+            host,
+            client,
+            requests,
+            stop,
+        } = deps;
         let refused = |source| CreateError::Listen { address: config.listen, source };
         let listener = {
             let _in_requests = requests.enter();
@@ -113,9 +210,16 @@ impl Gateway {
             applied: applied.clone(),
         };
         let owner = Owner::new(objects, parts);
-        let autoscaler = Autoscaler::new(client, demand.clone(), counts.clone());
+        let autoscaler = Autoscaler::new(client.clone(), demand.clone(), counts.clone());
+        let cut = CancellationToken::new();
+        let https = https.map(|https| Https::create(https, ingresses.clone(), &requests)).transpose()?;
+        let ingress = Arc::new(ArcSwap::default());
+        let ingress_owner =
+            IngressOwner::new(ingresses, services.clone(), slices, ingress.clone(), client.clone(), address);
         let proxy = Arc::new(Proxy {
             table,
+            ingress,
+            forwarder: Arc::new(EndpointForwarder::new(cut.clone())),
             demand,
             counts,
             request_bytes_max: config.request_bytes_max,
@@ -124,9 +228,23 @@ impl Gateway {
         });
         let ready = watch::Sender::new(false);
         let applied = applied.subscribe();
+        let function_services = FunctionServices {
+            services,
+            client,
+            proxy: proxy.clone(),
+            config: config.clone(),
+            requests: requests.clone(),
+            drain: stop.clone(),
+            cut: cut.clone(),
+            serving: TaskTracker::new(),
+        };
         Ok(Self {
             config,
             listener,
+            function_services,
+            ingress_owner,
+            https,
+            cut,
             address,
             proxy,
             targets,
@@ -144,6 +262,11 @@ impl Gateway {
         self.address
     }
 
+    /// Where it listens for TLS, if it does.
+    pub fn https_address(&self) -> Option<SocketAddr> {
+        self.https.as_ref().map(|https| https.address)
+    }
+
     pub fn handle(&self) -> GatewayHandle {
         GatewayHandle {
             proxy: self.proxy.clone(),
@@ -157,7 +280,21 @@ impl Gateway {
     /// Serves until `Deps::stop`, then lets requests in flight finish within the drain timeout.
     pub async fn run(self) -> Drained {
         let Self {
-            config, listener, address, proxy, targets, owner, autoscaler, ready, requests, stop, ..
+            config,
+            listener,
+            function_services,
+            ingress_owner,
+            https,
+            cut,
+            address,
+            proxy,
+            targets,
+            owner,
+            autoscaler,
+            ready,
+            requests,
+            stop,
+            ..
         } = self;
         tracing::info!(%address, "functions answer here");
         // Routes and replicas are kept until the last request is answered.
@@ -166,9 +303,30 @@ impl Gateway {
         background.spawn(owner.run(ready, background_stop.clone()));
         background.spawn(autoscaler.run(background_stop.clone()));
 
-        let cut = CancellationToken::new();
+        let others = function_services.serving.clone();
+        background.spawn(function_services.run(stop.clone()));
+        background.spawn(ingress_owner.run(background_stop.clone()));
         let drain_timeout = config.drain_timeout;
-        let serving = listen::serve(listener, proxy, config, stop.clone(), cut.clone());
+        let over_tls = https.map(|Https { listener, address, entrance, certificates }| {
+            tracing::info!(%address, "functions and Ingresses answer here over TLS");
+            background.spawn(certificates.run(background_stop.clone()));
+            listen::serve(listener, proxy.clone(), config.clone(), entrance, stop.clone(), cut.clone())
+        });
+        let serving = listen::serve(listener, proxy, config, Entrance::HTTP, stop.clone(), cut.clone());
+        let stopped = stop.clone();
+        let others = async move {
+            stopped.cancelled().await;
+            others.close();
+            others.wait().await;
+        };
+        let serving = async move {
+            let over_tls = async {
+                if let Some(over_tls) = over_tls {
+                    over_tls.await;
+                }
+            };
+            tokio::join!(serving, over_tls, others);
+        };
         let mut serving = AbortOnDropHandle::new(requests.spawn(serving));
         let deadline = async {
             stop.cancelled().await;

@@ -1,6 +1,6 @@
 //! The headers that a gateway takes off and puts on.
 
-use std::{cell::RefCell, net::IpAddr, time::Duration};
+use std::{cell::RefCell, net::IpAddr, sync::Arc, time::Duration};
 
 use bytes::{BufMut as _, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue, header};
@@ -48,6 +48,14 @@ pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
+/// The protocol that a client asks its connection to change to.
+pub(crate) fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
+    let asks = headers.get_all(header::CONNECTION).into_iter().any(|value| {
+        value.to_str().is_ok_and(|text| text.split(',').any(|t| t.trim().eq_ignore_ascii_case("upgrade")))
+    });
+    headers.get(header::UPGRADE).filter(|_| asks).cloned()
+}
+
 /// Whether a message has a transfer coding besides `chunked`, which hyper takes off.
 pub(crate) fn has_other_coding(headers: &HeaderMap) -> bool {
     headers.get_all(header::TRANSFER_ENCODING).iter().any(|value| {
@@ -75,15 +83,51 @@ fn is_hop_by_hop(name: &HeaderName) -> bool {
 /// map that grows is made anew.
 const HEADERS_ADDED: usize = 4;
 
+/// The listener that a connection came to.
+#[derive(Clone, Debug)]
+pub(crate) struct Entrance {
+    /// Its connections begin with a handshake of TLS.
+    tls: Option<Arc<rustls::ServerConfig>>,
+    /// All its requests are for this function (`namespace/name`), whatever they name.
+    function: Option<Arc<str>>,
+}
+
+impl Entrance {
+    pub(crate) const HTTP: Self = Self { tls: None, function: None };
+
+    pub(crate) fn of_tls(config: Arc<rustls::ServerConfig>) -> Self {
+        Self { tls: Some(config), ..Self::HTTP }
+    }
+
+    fn scheme(&self) -> HeaderValue {
+        HeaderValue::from_static(if self.tls.is_some() { "https" } else { "http" })
+    }
+
+    /// The listener of a Service over a function.
+    pub(crate) fn of_function(function: Arc<str>) -> Self {
+        Self { function: Some(function), ..Self::HTTP }
+    }
+}
+
 /// Who is at the other end of a connection, ready to be put on its requests.
 pub(crate) struct Peer {
     address: HeaderValue,
+    entrance: Entrance,
 }
 
 impl Peer {
-    pub(crate) fn new(address: IpAddr) -> Self {
+    pub(crate) fn new(address: IpAddr, entrance: Entrance) -> Self {
         let address = HeaderValue::try_from(address.to_canonical().to_string());
-        Self { address: address.unwrap_or(HeaderValue::from_static("unknown")) }
+        Self { address: address.unwrap_or(HeaderValue::from_static("unknown")), entrance }
+    }
+
+    pub(crate) fn tls(&self) -> Option<Arc<rustls::ServerConfig>> {
+        self.entrance.tls.clone()
+    }
+
+    /// The function that all requests are for, if the connection came to a listener of its own.
+    pub(crate) fn function(&self) -> Option<&str> {
+        self.entrance.function.as_deref()
     }
 
     /// Says where the request came from. What the client says of that itself counts only behind a proxy
@@ -92,7 +136,7 @@ impl Peer {
         headers.reserve(HEADERS_ADDED);
         if !trusted {
             headers.insert(X_FORWARDED_FOR, self.address.clone());
-            headers.insert(X_FORWARDED_PROTO, HeaderValue::from_static("http"));
+            headers.insert(X_FORWARDED_PROTO, self.entrance.scheme());
             match host {
                 Some(host) => headers.insert(X_FORWARDED_HOST, host),
                 None => headers.remove(X_FORWARDED_HOST),
@@ -100,7 +144,7 @@ impl Peer {
             return;
         }
         headers.append(X_FORWARDED_FOR, self.address.clone());
-        headers.entry(X_FORWARDED_PROTO).or_insert(HeaderValue::from_static("http"));
+        headers.entry(X_FORWARDED_PROTO).or_insert(self.entrance.scheme());
         if let Some(host) = host {
             headers.entry(X_FORWARDED_HOST).or_insert(host);
         }
@@ -227,7 +271,7 @@ mod tests {
 
     #[test]
     fn forwarded_headers_are_the_sockets_unless_a_proxy_is_trusted() {
-        let peer = Peer::new("::ffff:10.0.0.9".parse().unwrap());
+        let peer = Peer::new("::ffff:10.0.0.9".parse().unwrap(), Entrance::HTTP);
         let host = || Some(HeaderValue::from_static("example.com"));
         let claimed = map(&[("x-forwarded-for", "1.1.1.1"), ("x-forwarded-proto", "https")]);
         let mut headers = claimed.clone();

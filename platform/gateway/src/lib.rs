@@ -12,13 +12,15 @@
 //! Start reading at [`gateway`], then [`proxy`].
 
 pub mod config;
-pub mod gateway;
+pub mod function_services;
+mod gateway;
 pub mod refusal;
 
 mod admission;
 mod autoscale;
 mod body;
 mod headers;
+mod ingress;
 mod listen;
 mod load;
 mod metrics;
@@ -29,6 +31,6 @@ mod target;
 
 pub use body::ResponseBody;
 pub use config::Config;
-pub use gateway::{CreateError, Deps, Drained, Gateway, GatewayHandle};
+pub use gateway::{CreateError, Deps, Drained, Gateway, GatewayHandle, HttpsDeps};
 pub use refusal::{Code, Refusal};
 pub use routes::HEADER_TAG;

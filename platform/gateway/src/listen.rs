@@ -13,6 +13,7 @@
 mod connection;
 mod parse_error_body;
 mod signal;
+mod socket;
 mod stream;
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
@@ -23,9 +24,13 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-pub(crate) use self::connection::Active;
+pub(crate) use self::connection::{ALPN_H2, ALPN_HTTP1, Active};
 use self::{connection::Connections, signal::Signal};
-use crate::{Config, headers::Peer, proxy::Proxy};
+use crate::{
+    Config,
+    headers::{Entrance, Peer},
+    proxy::Proxy,
+};
 
 /// Connections that the kernel keeps for us until they are accepted (it has a limit of its own,
 /// `net.core.somaxconn`).
@@ -47,6 +52,7 @@ pub(crate) async fn serve(
     listener: TcpListener,
     proxy: Arc<Proxy>,
     config: Config,
+    entrance: Entrance,
     drain: CancellationToken,
     cut: CancellationToken,
 ) {
@@ -58,9 +64,9 @@ pub(crate) async fn serve(
             // Acquiring fails only when the semaphore is closed, which nobody does.
             let Ok(slot) = slots.clone().acquire_owned().await else { return };
             let (stream, peer) = accept(&listener).await;
-            let connections = connections.clone();
+            let (connections, peer) = (connections.clone(), Peer::new(peer.ip(), entrance.clone()));
             tracker.spawn(async move {
-                connections.serve(stream, Peer::new(peer.ip())).await;
+                connections.serve(stream, peer).await;
                 drop(slot);
             });
         }

@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use arc_swap::ArcSwap;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use http::{HeaderMap, HeaderValue, Request, Response, Uri, Version, header, uri::PathAndQuery};
@@ -19,6 +20,10 @@ use tokio::time::Instant;
 use crate::{
     body::{self, Bounded, ResponseBody},
     headers::{self, Peer},
+    ingress::{
+        IngressBackend, IngressTable,
+        forward::{EndpointForwarder, Upgrade},
+    },
     metrics::GatewayCounts,
     refusal::Refusal,
     routes::{self, Found, Place, SetCookie, Table},
@@ -28,6 +33,8 @@ use crate::{
 /// What every request needs. Nothing in it is locked on a request's way.
 pub(crate) struct Proxy {
     pub(crate) table: Arc<Table>,
+    pub(crate) ingress: Arc<ArcSwap<IngressTable>>,
+    pub(crate) forwarder: Arc<EndpointForwarder>,
     pub(crate) demand: Arc<DemandSignal>,
     pub(crate) counts: Arc<GatewayCounts>,
     pub(crate) request_bytes_max: u64,
@@ -56,10 +63,16 @@ impl Proxy {
     ) -> impl Future<Output = Response<ResponseBody>> + use<'_> {
         let arrived = Instant::now();
         let id = headers::request_id(request.headers_mut());
-        let begun = self.prepare(peer, request).map(|ready| self.begin(ready, arrived));
+        let begun = match self.ingress_backend(peer, &request) {
+            Some(backend) => self.begin_ingress(peer, request, backend, arrived),
+            None => self
+                .prepare(peer, request, peer.function())
+                .map(|ready| Way::Function(self.begin(ready, arrived))),
+        };
         async move {
             let outcome = match begun {
-                Ok(begun) => self.end(begun).await,
+                Ok(Way::Function(begun)) => self.end(begun).await,
+                Ok(Way::Endpoints(answering)) => answering.await,
                 Err(refusal) => Err(refusal),
             };
             let mut response = outcome.unwrap_or_else(|refusal| {
@@ -93,9 +106,52 @@ impl Proxy {
         self.table.find(&Place::Path { key }).map(|_| ())
     }
 
-    /// Everything that can be done without waiting.
-    fn prepare(&self, peer: &Peer, request: Request<Incoming>) -> Result<Ready, Refusal> {
+    /// What an Ingress says of a request: of the hosts that it names before everything else, of all other requests
+    /// where no function's own route is.
+    fn ingress_backend(&self, peer: &Peer, request: &Request<Incoming>) -> Option<Arc<IngressBackend>> {
+        let table = self.ingress.load();
+        if table.is_empty() || peer.function().is_some() {
+            return None;
+        }
+        let (uri, headers) = (request.uri(), request.headers());
+        let of_host = routes::host_of(uri, headers).and_then(|host| table.of_host(host, uri.path()));
+        let is_nowhere = || Place::of(uri, headers) == Place::Nowhere;
+        of_host.or_else(|| is_nowhere().then(|| table.of_any_host(uri.path()))?).cloned()
+    }
+
+    fn begin_ingress(
+        &self,
+        peer: &Peer,
+        mut request: Request<Incoming>,
+        backend: Arc<IngressBackend>,
+        arrived: Instant,
+    ) -> Result<Way, Refusal> {
+        if let IngressBackend::Function(key) = &*backend {
+            let ready = self.prepare(peer, request, Some(&**key))?;
+            return Ok(Way::Function(self.begin(ready, arrived)));
+        }
+        let protocol = headers::upgrade(request.headers()).filter(|_| request.version() == Version::HTTP_11);
+        let upgrade = protocol.map(|protocol| Upgrade { protocol, client: hyper::upgrade::on(&mut request) });
         let mut request = DrainOnDrop::wrap(request);
+        self.settle(peer, &mut request)?;
+        let (parts, incoming) = request.into_parts();
+        let (body, exceeded) = match body::bounded(incoming, self.request_bytes_max, self.stall_timeout) {
+            Bounded::TooLarge => return Err(Refusal::request_too_large(self.request_bytes_max)),
+            Bounded::Body { body, exceeded } => (body, exceeded),
+        };
+        let (forwarder, limit) = (self.forwarder.clone(), self.request_bytes_max);
+        Ok(Way::Endpoints(Box::pin(async move {
+            let IngressBackend::Endpoints(service) = &*backend else { return Err(Refusal::no_route()) };
+            let answered = forwarder.forward(service, Request::from_parts(parts, body), upgrade).await;
+            match exceeded.is_some_and(|exceeded| exceeded.load(Ordering::Acquire)) {
+                true => Err(Refusal::request_too_large(limit)),
+                false => answered,
+            }
+        })))
+    }
+
+    /// Checks a request's head, and makes it what a function or an endpoint shall see.
+    fn settle(&self, peer: &Peer, request: &mut Request<DrainOnDrop<Incoming>>) -> Result<(), Refusal> {
         if headers::has_other_coding(request.headers()) {
             return Err(Refusal::transfer_coding());
         }
@@ -104,12 +160,27 @@ impl Proxy {
         if hosts > 1 || (hosts == 0 && request.version() == Version::HTTP_11) {
             return Err(Refusal::not_one_host(hosts));
         }
-        let host = settle_host(&mut request);
+        let host = settle_host(request);
         if host.as_ref().is_some_and(|host| host.to_str().is_err()) {
             return Err(Refusal::host_is_no_text());
         }
         peer.forward(request.headers_mut(), host, self.trust_forwarded);
-        let found = self.find_route(&mut request)?;
+        Ok(())
+    }
+
+    /// Everything that can be done without waiting. `function` (`namespace/name`): it is known whom the request is for.
+    fn prepare(
+        &self,
+        peer: &Peer,
+        request: Request<Incoming>,
+        function: Option<&str>,
+    ) -> Result<Ready, Refusal> {
+        let mut request = DrainOnDrop::wrap(request);
+        self.settle(peer, &mut request)?;
+        let found = match function {
+            Some(key) => Found { by_host: true, ..self.table.find(&Place::Path { key })? },
+            None => self.find_route(&mut request)?,
+        };
         let (target, set_cookie) = choose(&found, request.headers())?;
         if found.by_host {
             request.headers_mut().remove(headers::X_FORWARDED_PREFIX);
@@ -202,6 +273,12 @@ impl Proxy {
         }
         answered
     }
+}
+
+/// Who answers a request.
+enum Way {
+    Function(Begun),
+    Endpoints(BoxFuture<'static, Result<Response<ResponseBody>, Refusal>>),
 }
 
 /// A request on its way to an answer.

@@ -6,8 +6,7 @@
 //!
 //! [`plan`] says what a function's route should be, from objects alone; [`owner`] makes it so; [`table`]
 //! holds all routes, immutable and without locks for those who read; [`route`] chooses a revision, and
-//! [`sticky`] keeps a visitor with it; [`place`] reads from a request where it wants to go. An Ingress will be one more kind of place, and
-//! one more map in the table.
+//! [`sticky`] keeps a visitor with it; [`place`] reads from a request where it wants to go.
 
 pub(crate) mod owner;
 pub(crate) mod place;
@@ -20,7 +19,7 @@ mod table;
 pub use self::route::HEADER_TAG;
 pub(crate) use self::{
     owner::Owner,
-    place::{Place, plainly},
+    place::{Place, host_of, plainly},
     route::Route,
     sticky::SetCookie,
     table::{Found, Table},

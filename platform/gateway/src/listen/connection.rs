@@ -16,25 +16,28 @@ use std::{
 use http::{Method, Request};
 use hyper::{
     body::Incoming,
-    rt::Executor,
+    rt::{Executor, Read, Write, bounds::Http2ServerConnExec},
     server::conn::{http1, http2},
-    service::service_fn,
+    service::{HttpService, service_fn},
 };
-use hyper_util::{
-    rt::{TokioIo, TokioTimer},
-    server::graceful::GracefulConnection,
-};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
+use rustls::ServerConfig;
 use tokio::{net::TcpStream, time::Instant};
+use tokio_rustls::TlsAcceptor;
 use tokio_util::task::TaskTracker;
 
 use super::{
     parse_error_body::ParseErrorBody,
     signal::{Listener, Signal, Signals},
+    socket::Socket,
     stream::PatientStream,
 };
 use crate::{Config, body, headers::Peer, proxy::Proxy};
 
+/// The name of HTTP/2 in TLS's handshake.
+pub(crate) const ALPN_H2: &[u8] = b"h2";
+pub(crate) const ALPN_HTTP1: &[u8] = b"http/1.1";
 /// What every HTTP/2 connection begins with.
 const H2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// A pause between looks at a connection that has sent less than tells the two protocols apart.
@@ -117,17 +120,17 @@ impl Connections {
     pub(super) async fn serve(&self, stream: TcpStream, peer: Peer) {
         let _open = Open::of(&self.proxy);
         let mut listener = self.signals.listen();
-        let h2 = {
-            let mut speaks_h2 = pin!(tokio::time::timeout(self.header_timeout, speaks_h2(&stream)));
+        let opened = {
+            let mut opening = pin!(tokio::time::timeout(self.header_timeout, open(stream, peer.tls())));
             poll_fn(|context| match listener.poll(context) {
-                Signal::Serve => speaks_h2.as_mut().poll(context).map(Some),
+                Signal::Serve => opening.as_mut().poll(context).map(Some),
                 Signal::Drain | Signal::Cut => Poll::Ready(None),
             })
             .await
         };
         // Told to go, too slow, broken, or never spoke: there is nothing to answer.
-        let Some(Ok(Ok(h2))) = h2 else { return };
-        let io = TokioIo::new(PatientStream::new(stream, self.stall_timeout));
+        let Some(Ok(Ok((socket, h2)))) = opened else { return };
+        let io = TokioIo::new(PatientStream::new(socket, self.stall_timeout));
         let ended = if h2 {
             // On the heap: it is large, and most connections are not of its kind.
             Box::pin(self.serve_h2(io, peer, listener)).await
@@ -161,7 +164,7 @@ impl Connections {
                 Ok::<_, Infallible>(response)
             }
         });
-        let connection = pin!(self.http1.serve_connection(io, service));
+        let connection = pin!(self.http1.serve_connection(io, service).with_upgrades());
         self.drive(connection, listener, activity, false).await
     }
 
@@ -204,7 +207,7 @@ impl Connections {
         says_goodbye: bool,
     ) -> hyper::Result<()>
     where
-        C: GracefulConnection<Error = hyper::Error>,
+        C: DrainableConnection,
     {
         let pause = self.header_timeout / LOOKS;
         let mut look = pin!(tokio::time::sleep(pause));
@@ -243,6 +246,38 @@ impl Connections {
     }
 }
 
+/// A connection that can be told to end after the requests that it has.
+trait DrainableConnection: Future<Output = hyper::Result<()>> {
+    fn graceful_shutdown(self: Pin<&mut Self>);
+}
+
+impl<I, B, S> DrainableConnection for http1::UpgradeableConnection<I, S>
+where
+    S: HttpService<Incoming, ResBody = B>,
+    S::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    I: Read + Write + Unpin + Send + 'static,
+    B: http_body::Body + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    fn graceful_shutdown(self: Pin<&mut Self>) {
+        http1::UpgradeableConnection::graceful_shutdown(self);
+    }
+}
+
+impl<I, B, S, E> DrainableConnection for http2::Connection<I, S, E>
+where
+    S: HttpService<Incoming, ResBody = B>,
+    S::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    I: Read + Write + Unpin + 'static,
+    B: http_body::Body + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    E: Http2ServerConnExec<S::Future, B>,
+{
+    fn graceful_shutdown(self: Pin<&mut Self>) {
+        http2::Connection::graceful_shutdown(self);
+    }
+}
+
 /// Counts the checks of a connection at which it had no request.
 struct IdleTracker {
     seen: Requests,
@@ -272,6 +307,18 @@ impl IdleTracker {
         self.head_looks = if is_quiet && activity.is_head_due() { self.head_looks + 1 } else { 0 };
         self.looks >= self.looks_max || self.head_looks >= LOOKS
     }
+}
+
+/// What is there before the first request: the handshake of TLS, and which HTTP it will be.
+async fn open(stream: TcpStream, tls: Option<Arc<ServerConfig>>) -> io::Result<(Socket, bool)> {
+    let Some(config) = tls else {
+        let h2 = speaks_h2(&stream).await?;
+        return Ok((Socket::Plain(stream), h2));
+    };
+    // On the heap: it is large, and most connections are not of its kind.
+    let stream = Box::pin(TlsAcceptor::from(config).accept(stream)).await?;
+    let h2 = stream.get_ref().1.alpn_protocol() == Some(ALPN_H2);
+    Ok((Socket::Tls(Box::new(stream)), h2))
 }
 
 /// Tells the protocols apart by the first bytes, which stay in the socket.

@@ -9,9 +9,10 @@ use std::{
 
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::TcpStream,
     time::{Instant, Sleep},
 };
+
+use super::socket::Socket;
 
 /// Answers up to this length, in bytes, are put together and sent as one piece: copying them costs the kernel's
 /// way of a single buffer, which is shorter by more than that (3.6 beside 4.0 us).
@@ -20,7 +21,7 @@ const GATHERED_BYTES_MAX: usize = 512;
 /// A socket that fails when the peer takes nothing for too long. The timer is armed only while a write
 /// waits.
 pub(super) struct PatientStream {
-    stream: TcpStream,
+    stream: Socket,
     write_timeout: Duration,
     waiting: Option<Pin<Box<Sleep>>>,
     /// `waiting` runs for the write that waits now.
@@ -28,7 +29,7 @@ pub(super) struct PatientStream {
 }
 
 impl PatientStream {
-    pub(super) fn new(stream: TcpStream, write_timeout: Duration) -> Self {
+    pub(super) fn new(stream: Socket, write_timeout: Duration) -> Self {
         Self { stream, write_timeout, waiting: None, armed: false }
     }
 

@@ -34,7 +34,7 @@ impl<'a> Place<'a> {
 }
 
 /// The host that a request names: HTTP/2 in its URI, HTTP/1.1 in a header.
-fn host_of<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> Option<&'a str> {
+pub(crate) fn host_of<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> Option<&'a str> {
     match uri.authority() {
         Some(authority) => Some(authority.as_str()),
         None => headers.get(header::HOST)?.to_str().ok(),

@@ -1,0 +1,221 @@
+//! Requests that an Ingress leads to the endpoints of a Service: over pooled HTTP/1.1 connections; a connection that
+//! changes its protocol (WebSocket) becomes a pair of byte streams.
+
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::{HeaderValue, Request, Response, StatusCode, Uri, Version, header, uri::Authority};
+use http_body_util::{BodyExt as _, Empty};
+use hyper::upgrade::{OnUpgrade, Upgraded};
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+};
+use mayfly_runtime::Body;
+use tokio::{
+    net::TcpStream,
+    sync::{OwnedSemaphorePermit, Semaphore, oneshot},
+    time::timeout,
+};
+use tokio_util::sync::CancellationToken;
+
+use super::plan::ServiceEndpoints;
+use crate::{
+    body::ResponseBody,
+    headers,
+    listen::Active,
+    refusal::{Code, Refusal},
+};
+
+/// How long an endpoint may take to accept a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long an endpoint may take for an answer's head.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(300);
+/// Endpoints that are tried for one request.
+const ATTEMPTS: usize = 3;
+/// Idle connections kept to each endpoint, and how long: less than a server's usual keep-alive timeout (5 s in Node).
+const IDLE_CONNECTIONS_MAX: usize = 64;
+const IDLE_CONNECTION_TIMEOUT: Duration = Duration::from_secs(4);
+/// A silent peer is asked for a sign of life this often.
+const KEEPALIVE: Duration = Duration::from_secs(60);
+/// Connections that changed their protocol, at the same time: each holds two sockets.
+const UPGRADED_MAX: usize = 4096;
+
+/// Forwards requests to endpoints.
+pub(crate) struct EndpointForwarder {
+    client: Client<HttpConnector, Body>,
+    upgraded: Arc<Semaphore>,
+    /// Ends connections that changed their protocol.
+    cut: CancellationToken,
+}
+
+/// A client's wish to change the connection's protocol.
+pub(crate) struct Upgrade {
+    pub(crate) protocol: HeaderValue,
+    pub(crate) client: OnUpgrade,
+}
+
+impl EndpointForwarder {
+    pub(crate) fn new(cut: CancellationToken) -> Self {
+        let client = Client::builder(TokioExecutor::new())
+            .pool_max_idle_per_host(IDLE_CONNECTIONS_MAX)
+            .pool_idle_timeout(IDLE_CONNECTION_TIMEOUT)
+            .pool_timer(TokioTimer::new())
+            .build({
+                let mut connector = HttpConnector::new();
+                connector.set_nodelay(true);
+                connector.set_keepalive(Some(KEEPALIVE));
+                connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
+                connector
+            });
+        Self { client, upgraded: Arc::new(Semaphore::new(UPGRADED_MAX)), cut }
+    }
+
+    /// Asks one endpoint after the other until one accepts a connection; a request with a body is sent once.
+    pub(crate) async fn forward(
+        &self,
+        service: &ServiceEndpoints,
+        request: Request<Body>,
+        upgrade: Option<Upgrade>,
+    ) -> Result<Response<ResponseBody>, Refusal> {
+        if let Some(upgrade) = upgrade {
+            return self.upgrade(service, request, upgrade).await;
+        }
+        let (parts, body) = request.into_parts();
+        let repeats = http_body::Body::is_end_stream(&body);
+        let mut body = Some(body);
+        let mut last = no_endpoint(service);
+        for endpoint in service.in_turn().take(ATTEMPTS) {
+            let Some(body) = body.take().or_else(|| repeats.then(empty)) else { break };
+            let mut request = Request::from_parts(parts.clone(), body);
+            address(&mut request, endpoint);
+            match timeout(ANSWER_TIMEOUT, self.client.request(request)).await {
+                Ok(Ok(response)) => return Ok(answer(response)),
+                Ok(Err(error)) => {
+                    let is_refused = error.is_connect();
+                    last = no_answer(service, endpoint, &error);
+                    if !is_refused {
+                        break;
+                    }
+                }
+                Err(_) => return Err(too_slow(service, endpoint)),
+            }
+        }
+        Err(last)
+    }
+
+    async fn upgrade(
+        &self,
+        service: &ServiceEndpoints,
+        mut request: Request<Body>,
+        Upgrade { protocol, client }: Upgrade,
+    ) -> Result<Response<ResponseBody>, Refusal> {
+        let Ok(permit) = self.upgraded.clone().try_acquire_owned() else {
+            return Err(Refusal::new(
+                Code::Overloaded,
+                format!("{UPGRADED_MAX} connections changed their protocol already"),
+                "try again later",
+            ));
+        };
+        request.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+        request.headers_mut().insert(header::UPGRADE, protocol);
+        let mut last = no_endpoint(service);
+        for endpoint in service.in_turn().take(ATTEMPTS) {
+            let stream = match timeout(CONNECT_TIMEOUT, TcpStream::connect(endpoint)).await {
+                Ok(Ok(stream)) => stream,
+                Ok(Err(error)) => {
+                    last = no_answer(service, endpoint, &error);
+                    continue;
+                }
+                Err(_) => {
+                    last = too_slow(service, endpoint);
+                    continue;
+                }
+            };
+            // Only latency depends on it.
+            let _ = stream.set_nodelay(true);
+            let broken = |error: hyper::Error| no_answer(service, endpoint, &error);
+            let shaken = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
+            let (mut sender, connection) = shaken.map_err(broken)?;
+            // It ends with the exchange, or with the upgraded streams.
+            drop(tokio::spawn(connection.with_upgrades()));
+            address(&mut request, endpoint);
+            *request.uri_mut() =
+                request.uri().path_and_query().map_or(Uri::from_static("/"), |path| path.clone().into());
+            let sent = timeout(ANSWER_TIMEOUT, sender.send_request(request)).await;
+            let mut response = sent.map_err(|_| too_slow(service, endpoint))?.map_err(broken)?;
+            if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+                return Ok(answer(response));
+            }
+            let endpoint = hyper::upgrade::on(&mut response);
+            let (active, held) = oneshot::channel();
+            let (parts, _) = response.into_parts();
+            drop(tokio::spawn(joined(client, endpoint, held, permit, self.cut.clone())));
+            return Ok(Response::from_parts(parts, ResponseBody::upgraded(active)));
+        }
+        Err(last)
+    }
+}
+
+/// Copies bytes both ways until both sides have ended. `active` keeps the client's connection from counting as one
+/// between requests.
+async fn joined(
+    client: OnUpgrade,
+    endpoint: OnUpgrade,
+    active: oneshot::Receiver<Active>,
+    _permit: OwnedSemaphorePermit,
+    cut: CancellationToken,
+) {
+    let copied = async {
+        let _active = active.await;
+        let (client, endpoint) = tokio::try_join!(client, endpoint).map_err(io::Error::other)?;
+        copy(client, endpoint).await
+    };
+    if let Some(Err(error)) = cut.run_until_cancelled(copied).await {
+        tracing::debug!(%error, "a connection that changed its protocol ended early");
+    }
+}
+
+async fn copy(client: Upgraded, endpoint: Upgraded) -> io::Result<()> {
+    let (mut client, mut endpoint) = (TokioIo::new(client), TokioIo::new(endpoint));
+    tokio::io::copy_bidirectional(&mut client, &mut endpoint).await.map(|_| ())
+}
+
+fn empty() -> Body {
+    Empty::<Bytes>::new().map_err(|never| match never {}).boxed_unsync()
+}
+
+/// The `host` header stays the client's.
+fn address(request: &mut Request<Body>, endpoint: SocketAddr) {
+    let path = request.uri().path_and_query().cloned();
+    let mut parts = http::uri::Parts::default();
+    parts.scheme = Some(http::uri::Scheme::HTTP);
+    parts.authority = Authority::try_from(endpoint.to_string()).ok();
+    parts.path_and_query = path.or_else(|| Some(http::uri::PathAndQuery::from_static("/")));
+    if let Ok(uri) = Uri::from_parts(parts) {
+        *request.uri_mut() = uri;
+    }
+    *request.version_mut() = Version::HTTP_11;
+}
+
+fn answer(response: Response<hyper::body::Incoming>) -> Response<ResponseBody> {
+    let mut response = response.map(|body| ResponseBody::forwarded(body.map_err(Into::into).boxed_unsync()));
+    headers::strip_hop_by_hop(response.headers_mut());
+    response
+}
+
+fn no_endpoint(service: &ServiceEndpoints) -> Refusal {
+    let hint = "see `kubectl get endpointslices` and `mayfly network show service`";
+    Refusal::new(Code::NotReady, format!("Service {}: {}", service.service, service.missing), hint)
+}
+
+fn no_answer(service: &ServiceEndpoints, endpoint: SocketAddr, error: &dyn std::error::Error) -> Refusal {
+    let cause = error.source().map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"));
+    let message = format!("endpoint {endpoint} of Service {} gave no answer: {cause}", service.service);
+    Refusal::new(Code::NoAnswer, message, "see the logs of its pod; it may have been ended")
+}
+
+fn too_slow(service: &ServiceEndpoints, endpoint: SocketAddr) -> Refusal {
+    let message = format!("endpoint {endpoint} of Service {} gave no answer in time", service.service);
+    Refusal::new(Code::TimedOut, message, "see the logs of its pod")
+}

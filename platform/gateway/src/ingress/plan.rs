@@ -1,0 +1,273 @@
+//! From Ingresses, Services and EndpointSlices to the table that requests are looked up in. Pure.
+//!
+//! The rules are upstream's (`networking.k8s.io/v1`): a host that is written out is stronger than one with a wildcard,
+//! that is stronger than none; of the paths that match, the longest one, and of equal ones that of the type `Exact`.
+//! Where two Ingresses want the same, the older one has it.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use mayfly_api::{
+    ObjectKey,
+    k8s::api::{
+        core::v1::Service,
+        discovery::v1::EndpointSlice,
+        networking::v1::{Ingress, IngressBackend as BackendSpec, IngressSpec},
+    },
+};
+
+use crate::function_services;
+
+/// The class of Ingresses that are served here; those without a class are, too.
+pub(crate) const CLASS: &str = "mayfly";
+/// The annotation that named the class before the field did.
+const CLASS_ANNOTATION: &str = "kubernetes.io/ingress.class";
+/// The API group of functions, as a backend's `resource` names it.
+const FUNCTION_GROUP: &str = "mayfly.dev";
+
+/// Where requests go.
+#[derive(Debug, Default)]
+pub(crate) struct IngressTable {
+    exact: HashMap<String, Vec<PathRoute>>,
+    /// By what follows the first label: `example.com` of `*.example.com`.
+    wildcard: HashMap<String, Vec<PathRoute>>,
+    any: Vec<PathRoute>,
+    default: Option<Arc<IngressBackend>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PathMatch {
+    Exact,
+    Prefix,
+}
+
+/// A path of a host. In the order of precedence.
+#[derive(Debug)]
+struct PathRoute {
+    path: String,
+    kind: PathMatch,
+    backend: Arc<IngressBackend>,
+}
+
+/// What answers.
+#[derive(Debug)]
+pub(crate) enum IngressBackend {
+    /// `namespace/name`
+    Function(Arc<str>),
+    Endpoints(ServiceEndpoints),
+}
+
+/// The ready endpoints of a Service's port, taken in turn.
+#[derive(Debug)]
+pub(crate) struct ServiceEndpoints {
+    /// `namespace/name`
+    pub(crate) service: String,
+    /// Why there are none, if there are none.
+    pub(crate) missing: &'static str,
+    endpoints: Vec<SocketAddr>,
+    next: AtomicUsize,
+}
+
+impl ServiceEndpoints {
+    /// The endpoints in the order in which one request tries them: each request begins with the next one.
+    pub(crate) fn in_turn(&self) -> impl Iterator<Item = SocketAddr> + '_ {
+        let first = self.next.fetch_add(1, Ordering::Relaxed);
+        let count = self.endpoints.len();
+        (0..count).map(move |step| self.endpoints[first.wrapping_add(step) % count])
+    }
+}
+
+/// The objects that a table is made from.
+pub(crate) struct IngressObjects<'a> {
+    pub(crate) ingresses: Vec<&'a Ingress>,
+    pub(crate) service: &'a dyn Fn(&ObjectKey) -> Option<Arc<Service>>,
+    pub(crate) slices: &'a dyn Fn(&ObjectKey) -> Vec<Arc<EndpointSlice>>,
+}
+
+/// Whether an Ingress is served here.
+pub(crate) fn is_served(ingress: &Ingress) -> bool {
+    let class = ingress.spec.as_ref().and_then(|spec| spec.ingress_class_name.as_deref());
+    let annotated = ingress.metadata.annotations.as_ref().and_then(|all| all.get(CLASS_ANNOTATION));
+    let class = class.or(annotated.map(String::as_str));
+    ingress.metadata.deletion_timestamp.is_none() && class.is_none_or(|class| class == CLASS)
+}
+
+/// The table, and the Services that it depends on.
+pub(crate) fn plan(objects: &IngressObjects<'_>) -> (IngressTable, BTreeSet<ObjectKey>) {
+    let mut served: Vec<&Ingress> =
+        objects.ingresses.iter().copied().filter(|ingress| is_served(ingress)).collect();
+    served.sort_by_key(|ingress| {
+        let metadata = &ingress.metadata;
+        (metadata.creation_timestamp.clone(), metadata.namespace.clone(), metadata.name.clone())
+    });
+    let mut table = IngressTable::default();
+    let mut services = BTreeSet::new();
+    for ingress in served {
+        let namespace = ingress.metadata.namespace.as_deref().unwrap_or_default();
+        let Some(spec) = &ingress.spec else { continue };
+        let mut backend = |of: &BackendSpec| backend(of, namespace, objects, &mut services).map(Arc::new);
+        table.add(spec, &mut backend);
+    }
+    let hosts = table.exact.values_mut().chain(table.wildcard.values_mut());
+    for routes in hosts.chain([&mut table.any]) {
+        // Stable: of equal ones the older Ingress's stays in front.
+        routes.sort_by_key(|route| (std::cmp::Reverse(route.length()), route.kind != PathMatch::Exact));
+    }
+    (table, services)
+}
+
+impl IngressTable {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.exact.is_empty() && self.wildcard.is_empty() && self.any.is_empty() && self.default.is_none()
+    }
+
+    fn add(
+        &mut self,
+        spec: &IngressSpec,
+        backend: &mut dyn FnMut(&BackendSpec) -> Option<Arc<IngressBackend>>,
+    ) {
+        if let Some(default) = &spec.default_backend
+            && self.default.is_none()
+        {
+            self.default = backend(default);
+        }
+        for rule in spec.rules.iter().flatten() {
+            let host = rule.host.as_deref().unwrap_or_default().to_ascii_lowercase();
+            let routes = match host.strip_prefix("*.") {
+                Some(suffix) => self.wildcard.entry(suffix.to_owned()).or_default(),
+                None if host.is_empty() => &mut self.any,
+                None => self.exact.entry(host).or_default(),
+            };
+            for path in rule.http.iter().flat_map(|http| &http.paths) {
+                let Some(backend) = backend(&path.backend) else { continue };
+                let kind = if path.path_type == "Exact" { PathMatch::Exact } else { PathMatch::Prefix };
+                let path = path.path.clone().unwrap_or_else(|| "/".to_owned());
+                routes.push(PathRoute { path, kind, backend });
+            }
+        }
+    }
+
+    /// What answers a host that an Ingress names, whatever else could.
+    pub(crate) fn of_host(&self, host: &str, path: &str) -> Option<&Arc<IngressBackend>> {
+        let host = host_name(host);
+        // One label, and one only, stands for the asterisk.
+        let wildcard = || self.wildcard.get(host.split_once('.')?.1);
+        first_match(self.exact.get(&host).or_else(wildcard)?, path)
+    }
+
+    /// What answers where nothing else does: paths of rules without a host, then the default backend.
+    pub(crate) fn of_any_host(&self, path: &str) -> Option<&Arc<IngressBackend>> {
+        first_match(&self.any, path).or(self.default.as_ref())
+    }
+}
+
+impl PathRoute {
+    /// A final slash of a prefix means nothing.
+    fn length(&self) -> usize {
+        match self.kind {
+            PathMatch::Exact => self.path.len(),
+            PathMatch::Prefix => self.path.trim_end_matches('/').len(),
+        }
+    }
+
+    fn matches(&self, path: &str) -> bool {
+        match self.kind {
+            PathMatch::Exact => self.path == path,
+            // Element by element: `/foo` is no prefix of `/foobar`.
+            PathMatch::Prefix => {
+                let rest = path.strip_prefix(self.path.trim_end_matches('/'));
+                rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+            }
+        }
+    }
+}
+
+fn first_match<'a>(routes: &'a [PathRoute], path: &str) -> Option<&'a Arc<IngressBackend>> {
+    routes.iter().find(|route| route.matches(path)).map(|route| &route.backend)
+}
+
+/// A host as the table has it: without the port and the final dot, in lower case.
+pub(crate) fn host_name(host: &str) -> String {
+    let host = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    };
+    host.trim_end_matches('.').to_ascii_lowercase()
+}
+
+/// A backend; `None`: of a kind that is not known.
+fn backend(
+    of: &BackendSpec,
+    namespace: &str,
+    objects: &IngressObjects<'_>,
+    services: &mut BTreeSet<ObjectKey>,
+) -> Option<IngressBackend> {
+    if let Some(resource) = &of.resource {
+        let is_function =
+            resource.kind == "Function" && resource.api_group.as_deref() == Some(FUNCTION_GROUP);
+        return is_function
+            .then(|| IngressBackend::Function(format!("{namespace}/{}", resource.name).into()));
+    }
+    let named = of.service.as_ref()?;
+    let key = ObjectKey::new(namespace, &named.name);
+    services.insert(key.clone());
+    let endpoints = |missing, endpoints| {
+        let service = key.to_string();
+        Some(IngressBackend::Endpoints(ServiceEndpoints {
+            service,
+            missing,
+            endpoints,
+            next: AtomicUsize::new(0),
+        }))
+    };
+    let Some(service) = (objects.service)(&key) else {
+        return endpoints("there is no such Service", Vec::new());
+    };
+    if let Some(function) = function_services::function_of(&service) {
+        return Some(IngressBackend::Function(function));
+    }
+    let ports = service.spec.iter().flat_map(|spec| spec.ports.iter().flatten());
+    let wanted = named.port.as_ref();
+    let mut ports = ports.filter(|port| {
+        let (name, number) = wanted.map(|of| (of.name.as_deref(), of.number)).unwrap_or_default();
+        number.map_or(name.is_some() && port.name.as_deref() == name, |number| port.port == number)
+    });
+    let Some(port) = ports.next() else { return endpoints("the Service has no such port", Vec::new()) };
+    let port = port.name.as_deref().unwrap_or_default();
+    let found = ready_endpoints(&(objects.slices)(&key), port);
+    endpoints("the Service has no ready endpoint", found)
+}
+
+/// The ready endpoints of a port, by its name; while there is none, those that still serve as they terminate.
+fn ready_endpoints(slices: &[Arc<EndpointSlice>], port: &str) -> Vec<SocketAddr> {
+    let (mut ready, mut terminating) = (BTreeSet::new(), BTreeSet::new());
+    for slice in slices {
+        let mut ports = slice.ports.iter().flatten();
+        let number = ports.find(|of| of.name.as_deref().unwrap_or_default() == port).and_then(|of| of.port);
+        let Some(number) = number.and_then(|number| u16::try_from(number).ok()) else { continue };
+        for endpoint in &slice.endpoints {
+            let conditions = endpoint.conditions.clone().unwrap_or_default();
+            let is_ready = conditions.ready.unwrap_or(true);
+            let still_serves =
+                conditions.serving.unwrap_or(is_ready) && conditions.terminating.unwrap_or(false);
+            let addresses = endpoint.addresses.iter().filter_map(|address| address.parse().ok());
+            let addresses = addresses.map(|address| SocketAddr::new(address, number));
+            match (is_ready, still_serves) {
+                (true, _) => ready.extend(addresses),
+                (false, true) => terminating.extend(addresses),
+                (false, false) => {}
+            }
+        }
+    }
+    if ready.is_empty() { terminating } else { ready }.into_iter().collect()
+}
+
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+mod tests;
