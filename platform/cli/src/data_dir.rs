@@ -199,6 +199,9 @@ impl DataDir {
 pub struct Endpoints {
     pub api: String,
     pub http: String,
+    /// Where functions and Ingresses answer over TLS.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub https: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workflows: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -301,6 +304,7 @@ mod tests {
         let endpoints = Endpoints {
             api: "https://127.0.0.1:6443".into(),
             http: "http://127.0.0.1:8080".into(),
+            https: None,
             workflows: None,
             admin: Some("http://127.0.0.1:9090".into()),
         };

@@ -130,7 +130,7 @@ fn without_rules(service: &Service) -> String {
     match spec.and_then(|spec| spec.external_name.as_deref()) {
         Some(name) if !name.is_empty() => format!("an alias of {name}: it has no address of its own\n"),
         _ if spec.and_then(|spec| spec.cluster_ip.as_deref()) == Some("None") => {
-            "headless: clients get the endpoints' own addresses by DNS\n".to_owned()
+            "headless: it has no address; the cluster's name server, where there is one, tells the endpoints' own\n".to_owned()
         }
         _ => "no address: the Service has no ports, or no cluster IP was allocated\n".to_owned(),
     }

@@ -26,6 +26,8 @@ use crate::{
 /// Default addresses: all loopback.
 const API_LISTEN: &str = "127.0.0.1:6443";
 const HTTP_LISTEN: &str = "127.0.0.1:8080";
+/// Shown where a value cannot be understood: there is no default.
+const HTTPS_LISTEN_EXAMPLE: &str = "127.0.0.1:8443";
 const WORKFLOWS_LISTEN: &str = "127.0.0.1:8083";
 const ADMIN_LISTEN: &str = "127.0.0.1:9090";
 
@@ -38,6 +40,9 @@ pub(crate) struct UpArgs {
     /// Where functions answer (HTTP/1.1 and h2c) [default: 127.0.0.1:8080]
     #[arg(long, env = "MAYFLY_HTTP_LISTEN", value_name = "ADDR:PORT")]
     http_listen: Option<String>,
+    /// Where functions and Ingresses answer over TLS, such as 0.0.0.0:8443 [default: nowhere]
+    #[arg(long, env = "MAYFLY_HTTPS_LISTEN", value_name = "ADDR:PORT")]
+    https_listen: Option<String>,
     /// Where the Step Functions API answers [default: 127.0.0.1:8083]
     #[arg(long, env = "MAYFLY_WORKFLOWS_LISTEN", value_name = "ADDR:PORT")]
     workflows_listen: Option<String>,
@@ -147,6 +152,7 @@ struct ConfigFile {
     data_dir: Option<PathBuf>,
     api_listen: Option<String>,
     http_listen: Option<String>,
+    https_listen: Option<String>,
     workflows_listen: Option<String>,
     admin_listen: Option<String>,
     node_name: Option<String>,
@@ -178,6 +184,8 @@ pub(crate) struct UpConfig {
     pub(crate) data_dir: Option<PathBuf>,
     pub(crate) api_listen: SocketAddr,
     pub(crate) http_listen: SocketAddr,
+    /// `None`: nothing answers over TLS.
+    pub(crate) https_listen: Option<SocketAddr>,
     pub(crate) workflows_listen: SocketAddr,
     pub(crate) admin_listen: SocketAddr,
     pub(crate) node_name: String,
@@ -236,6 +244,10 @@ impl UpArgs {
             data_dir: file.data_dir,
             api_listen: address(self.api_listen, file.api_listen, API_LISTEN, "api-listen")?,
             http_listen: address(self.http_listen, file.http_listen, HTTP_LISTEN, "http-listen")?,
+            https_listen: match self.https_listen.or(file.https_listen) {
+                Some(text) => Some(address(Some(text), None, HTTPS_LISTEN_EXAMPLE, "https-listen")?),
+                None => None,
+            },
             workflows_listen: address(
                 self.workflows_listen,
                 file.workflows_listen,

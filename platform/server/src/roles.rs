@@ -10,6 +10,7 @@ mod devices;
 mod image_registry;
 mod listeners;
 mod metrics;
+mod network;
 mod nodes;
 mod open_files;
 mod runtimes;

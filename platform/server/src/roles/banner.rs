@@ -12,7 +12,7 @@ use super::data_files::write_private;
 
 /// Each line can be copied into a shell as it is.
 pub(super) fn text(endpoints: &Endpoints, data_dir: &DataDir) -> String {
-    let Endpoints { api, http, workflows, admin } = endpoints;
+    let Endpoints { api, http, https: _, workflows, admin } = endpoints;
     let address = |url: &Option<String>| url.as_deref().unwrap_or("-").to_owned();
     let (workflows, admin) = (address(workflows), address(admin));
     format!(
@@ -61,6 +61,7 @@ pub(super) async fn announce(
         tracing::info!(
             api = endpoints.api,
             functions = endpoints.http,
+            https = endpoints.https,
             workflows = endpoints.workflows,
             admin = endpoints.admin,
             data = %data_dir.path().display(),
@@ -87,6 +88,7 @@ mod tests {
         let endpoints = Endpoints {
             api: "https://127.0.0.1:6443".into(),
             http: "http://127.0.0.1:8080".into(),
+            https: None,
             workflows: Some("http://127.0.0.1:8083".into()),
             admin: None,
         };

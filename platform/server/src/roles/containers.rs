@@ -11,6 +11,8 @@ use mayfly_runtime_oci::{
     host::PodNetworkMode,
 };
 
+use tokio::sync::watch;
+
 use crate::config::UpConfig;
 
 /// The host of containers, where this machine can run them; says what was chosen and why.
@@ -18,6 +20,7 @@ pub(super) async fn create(
     config: &UpConfig,
     data_dir: &DataDir,
     registries: RegistryClient,
+    service_rules: Option<watch::Receiver<bool>>,
 ) -> anyhow::Result<Option<Arc<OciRuntime>>> {
     let choice = availability::choose(config.containers).map_err(|reason| {
         anyhow!("--containers on: {reason}; install what is missing, or start with --containers auto or off")
@@ -38,6 +41,7 @@ pub(super) async fn create(
         programs,
         log_shim: std::env::current_exe().context("cannot find this program's file")?,
         network: PodNetworkMode::Bridge,
+        service_rules,
         host_address: Ipv4Addr::LOCALHOST.into(),
         registries,
     };

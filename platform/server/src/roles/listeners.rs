@@ -34,6 +34,7 @@ impl Listeners {
         Ok(Endpoints {
             api: format!("https://{}", self.api.local_addr()?),
             http: format!("http://{}", gateway.address()),
+            https: gateway.https_address().map(|address| format!("https://{address}")),
             workflows: Some(format!("http://{}", self.workflows.local_addr()?)),
             admin: Some(format!("http://{}", self.admin.local_addr()?)),
         })
@@ -77,8 +78,11 @@ async fn listen(address: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> 
 
 /// Why there is no gateway, in the same words.
 pub(super) fn gateway_refused(error: &CreateError) -> anyhow::Error {
-    let CreateError::Listen { address, source } = error;
-    refused(*address, "http-listen", source)
+    match error {
+        CreateError::Listen { address, source } => refused(*address, "http-listen", source),
+        CreateError::ListenTls { address, source } => refused(*address, "https-listen", source),
+        CreateError::Tls(_) => anyhow::anyhow!("{error}"),
+    }
 }
 
 fn refused(address: SocketAddr, flag: &str, error: &io::Error) -> anyhow::Error {

@@ -17,7 +17,7 @@ use mayfly_distribution::RegistryClient;
 use mayfly_gateway::{Gateway, GatewayHandle};
 use mayfly_informer::{EnvObjects, Informer, Informers};
 use mayfly_kubelet::{JobFiles, Kubelet};
-use mayfly_network::{ProxyMode, ServiceProxy};
+use mayfly_network::{ClusterDns, ClusterNames, ServiceProxy};
 use mayfly_registry::RegistryServer;
 use mayfly_runtime::{
     Runtime,
@@ -39,6 +39,7 @@ use super::{
     image_registry,
     listeners::{Listeners, Ports, gateway_refused},
     metrics::Counts,
+    network::{self, GuestNames, ServiceNetworking},
     nodes::LocalNodes,
     open_files::{self, Connections},
     runtimes::{Handles, Runtimes},
@@ -47,7 +48,7 @@ use super::{
     workflows::{Cluster, JobsDeps, Settings, Workflows},
 };
 use crate::{
-    config::{NetworkMode, UpArgs, UpConfig},
+    config::{UpArgs, UpConfig},
     logging,
 };
 
@@ -56,8 +57,6 @@ const STOP_DEADLINE: Duration = Duration::from_secs(10);
 /// Longer than the gateway's own drain, which decides.
 const GATEWAY_STOP_DEADLINE: Duration =
     mayfly_gateway::Config::DRAIN_TIMEOUT_DEFAULT.saturating_add(STOP_DEADLINE);
-/// Cluster IPs where the userspace proxy serves them: loopback addresses beside those of pods, so that no root is needed.
-const LOOPBACK_SERVICE_NETWORK: &str = "127.96.0.0/12";
 /// The Kubernetes version whose kinds are served, as the node shows it.
 const KUBERNETES_VERSION: &str = concat!("v1.33.0+mayfly-", env!("CARGO_PKG_VERSION"));
 
@@ -95,6 +94,10 @@ struct Up {
     scheduler: Scheduler,
     kubelet: Kubelet,
     services: ServiceProxy,
+    names: ClusterNames,
+    dns: Option<ClusterDns>,
+    /// Reserves the network of Services.
+    networking: ServiceNetworking,
     devices: Option<Devices>,
     containers: Option<Arc<OciRuntime>>,
     host: Arc<WasmHost>,
@@ -125,7 +128,10 @@ impl Up {
         let host = create_host(&config, &artifacts, &logs, &mut metrics)?;
         let nodes = LocalNodes::default();
         let ports = Ports::create(connections, &mut metrics);
-        let api = create_api(&config, &ports, &store, &artifacts, &identity, &nodes, &mut metrics).await?;
+        let networking = ServiceNetworking::create(&config, &data_dir)?;
+        let mut api_config = api_config(&config, &ports, &identity);
+        api_config.service_network = networking.network.parse().context("the network of Services")?;
+        let api = create_api(api_config, &store, &artifacts, &nodes, &mut metrics).await?;
         let client = |user: &str| api.client(User::in_process(user));
 
         let informers_stop = CancellationToken::new();
@@ -139,6 +145,14 @@ impl Up {
                 functions: informers.of(),
                 revisions: informers.of(),
                 pods: informers.of(),
+                services: informers.of(),
+                slices: informers.of(),
+                ingresses: informers.of(),
+                https: config.https_listen.map(|listen| mayfly_gateway::HttpsDeps {
+                    listen,
+                    secrets: informers.of(),
+                    fallback: identity.tls().cert_resolver.clone(),
+                }),
                 env: EnvObjects::create(&informers),
                 host: host.clone(),
                 client: client("system:mayfly:gateway"),
@@ -176,16 +190,24 @@ impl Up {
         let node = format!("system:node:{}", config.node_name);
         let jobs = JobFiles::new(artifacts, data_dir.jobs());
         let (node_client, compile_client) = (client(&node), client(&node));
-        let containers = containers::create(&config, &data_dir, registries).await?;
+        let (rules_written, service_rules) = watch::channel(false);
+        let service_rules = networking.has_kernel_rules().then_some(service_rules);
+        let containers = containers::create(&config, &data_dir, registries, service_rules).await?;
         let runtimes = std::iter::once(host.clone() as Arc<dyn Runtime>)
             .chain(containers.clone().map(|containers| containers as Arc<dyn Runtime>))
             .collect();
         let devices = Devices::create(&config, &data_dir)?;
         let mut kubelet_config = kubelet_config(&config, &data_dir, logs, jobs);
         kubelet_config.devices = devices.as_ref().map(Devices::of_node);
+        kubelet_config.cluster_dns = networking.dns_server();
         let kubelet = Kubelet::create(kubelet_config, node_client, &informers, runtimes);
         nodes.attach(&config.node_name, kubelet.router());
-        let services = ServiceProxy::create(proxy_mode(&config), &config.node_name, &informers);
+        let services =
+            ServiceProxy::create(networking.proxy.clone(), &config.node_name, &informers, rules_written);
+        let names = network::names(&informers);
+        host.attach_names(Arc::new(GuestNames(names.clone())));
+        let dns_client = client("system:mayfly:controllers");
+        let dns = networking.dns.clone().map(|dns| ClusterDns::create(dns, names.clone(), dns_client));
         stop_informers.disarm();
         Ok(Self {
             data_dir,
@@ -202,6 +224,9 @@ impl Up {
             scheduler,
             kubelet,
             services,
+            names,
+            dns,
+            networking,
             devices,
             containers,
             host,
@@ -247,6 +272,12 @@ impl Up {
 
         let (stop, services) = (inside.token(), self.services);
         inside.run("services", services.run(stop));
+        let (stop, names) = (inside.token(), self.names);
+        inside.run("cluster names", names.follow(stop));
+        if let Some(dns) = self.dns {
+            let stop = inside.token();
+            inside.run("cluster dns", dns.run(stop));
+        }
         if let Some(devices) = self.devices {
             let stop = inside.token();
             inside.run("devices", devices.run(stop));
@@ -295,6 +326,7 @@ impl Up {
         api.shut_down();
         outside.stop(STOP_DEADLINE).await;
         store.close().await;
+        drop(self.networking);
         tracing::info!("stopped");
         failure.map_or(Ok(()), Err)
     }
@@ -357,15 +389,6 @@ fn create_host(
     };
     let host = WasmHost::create(host_config, artifacts.clone(), writer, logs.clone(), metrics);
     host.map(Arc::new).context("cannot start the wasm host")
-}
-
-/// Node ports are served where functions are: on the address that clients of this machine use.
-fn proxy_mode(config: &UpConfig) -> ProxyMode {
-    match config.network {
-        NetworkMode::Bridge => ProxyMode::Nftables,
-        // Pods have loopback addresses.
-        NetworkMode::Auto | NetworkMode::Loopback => ProxyMode::Userspace(config.http_listen.ip()),
-    }
 }
 
 fn gateway_config(config: &UpConfig, connections: Connections) -> mayfly_gateway::Config {
@@ -447,26 +470,24 @@ fn kubelet_config(
     kubelet
 }
 
-async fn create_api(
-    config: &UpConfig,
-    ports: &Ports,
-    store: &Store,
-    artifacts: &Artifacts,
-    identity: &Identity,
-    nodes: &LocalNodes,
-    metrics: &mut Registry,
-) -> anyhow::Result<ApiServer> {
+fn api_config(config: &UpConfig, ports: &Ports, identity: &Identity) -> mayfly_apiserver::Config {
     let mut api_config = mayfly_apiserver::Config::new(identity.token());
     api_config.artifact_bytes_max = config.artifact_bytes_max;
     api_config.connections = ports.api.clone();
     api_config.connection_metrics = ports.metrics.clone();
-    if let ProxyMode::Userspace(_) = proxy_mode(config) {
-        api_config.service_network =
-            LOOPBACK_SERVICE_NETWORK.parse().context("the loopback service network")?;
-    }
     api_config.service_account_key = Some(identity.service_account_key().to_vec());
     // Pods of images get their account's token. Where containers cannot run, their start says so.
     api_config.service_account_token_volumes = containers::is_enabled(config);
+    api_config
+}
+
+async fn create_api(
+    config: mayfly_apiserver::Config,
+    store: &Store,
+    artifacts: &Artifacts,
+    nodes: &LocalNodes,
+    metrics: &mut Registry,
+) -> anyhow::Result<ApiServer> {
     let deps = mayfly_apiserver::Deps {
         store: store.clone(),
         artifacts: artifacts.clone(),
@@ -474,5 +495,5 @@ async fn create_api(
         nodes: nodes.connector(),
         inspector: Arc::new(components::inspect),
     };
-    Ok(ApiServer::create(api_config, deps, metrics).await?)
+    Ok(ApiServer::create(config, deps, metrics).await?)
 }

@@ -1,0 +1,232 @@
+//! How this node serves Services and names, and the network that cluster IPs come from.
+
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    os::{linux::net::SocketAddrExt as _, unix::net},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, anyhow, bail};
+use mayfly_cli::data_dir::DataDir;
+use mayfly_kubelet::ClusterDnsServer;
+use mayfly_network::{Activation, ClusterNames, DnsConfig, HostAddresses, ProxyMode};
+use mayfly_runtime::{ClusterHost, ClusterHosts};
+use mayfly_runtime_oci::availability::find_program;
+use sha2::{Digest as _, Sha256};
+
+use super::containers;
+use crate::config::{NetworkMode, UpConfig};
+
+/// Cluster IPs where the userspace proxy serves them: loopback addresses beside those of pods, so that no root is needed.
+const LOOPBACK_SERVICE_NETWORK: &str = "127.96.0.0/12";
+/// Cluster IPs that nftables serves come from 10.96.0.0/12, in 64 networks of 16,382 addresses: servers of one host must
+/// not share one.
+const SERVICE_NETWORKS: u32 = u32::from_be_bytes([10, 96, 0, 0]);
+const SERVICE_NETWORK_BITS: u8 = 18;
+const SERVICE_NETWORK_COUNT: u32 = 64;
+/// The name server is the tenth address of the network, in every Kubernetes cluster.
+const DNS_OFFSET: u32 = 10;
+/// The node's address on which the name server listens: the last of those that endpoints may have, none of a pod.
+const DNS_LISTEN: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 95, 255, 255));
+/// Whether rules see packets between the ports of a bridge; the file is there when the module `br_netfilter` is.
+const BRIDGE_FILTER: &str = "/proc/sys/net/bridge/bridge-nf-call-iptables";
+/// Where the bridges of containers take their ranges.
+const POD_NETWORK: &str = "10.212.0.0/16";
+const CLUSTER_DOMAIN: &str = "cluster.local";
+
+/// How this node serves Services.
+pub(super) struct ServiceNetworking {
+    pub(super) proxy: ProxyMode,
+    /// Where cluster IPs come from.
+    pub(super) network: String,
+    /// The name server of pods, where they can reach one.
+    pub(super) dns: Option<DnsConfig>,
+    /// Reserves the network among the servers of this host, as long as this process runs.
+    _reservation: Option<net::UnixListener>,
+}
+
+/// What decides about the proxy.
+#[derive(Clone, Copy, Debug)]
+struct NetworkFacts {
+    is_root: bool,
+    has_nft: bool,
+    containers: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ProxyChoice {
+    Userspace,
+    /// Written at the start, or with the first pod of containers or Service.
+    Nftables {
+        on_demand: bool,
+    },
+}
+
+/// The proxy of a mode on a machine, and the reason.
+fn choose(mode: NetworkMode, facts: NetworkFacts) -> Result<(ProxyChoice, &'static str), &'static str> {
+    match mode {
+        NetworkMode::Loopback => Ok((ProxyChoice::Userspace, "--network loopback")),
+        NetworkMode::Bridge if !facts.is_root => Err("it needs root"),
+        NetworkMode::Bridge if !facts.has_nft => Err("the program nft is not installed"),
+        NetworkMode::Bridge => Ok((ProxyChoice::Nftables { on_demand: false }, "--network bridge")),
+        NetworkMode::Auto if !facts.containers => {
+            Ok((ProxyChoice::Userspace, "this node runs no containers"))
+        }
+        NetworkMode::Auto if !facts.has_nft => {
+            Ok((ProxyChoice::Userspace, "the program nft is not installed: containers do not reach Services"))
+        }
+        NetworkMode::Auto => Ok((ProxyChoice::Nftables { on_demand: true }, "this node runs containers")),
+    }
+}
+
+impl ServiceNetworking {
+    pub(super) fn create(config: &UpConfig, data_dir: &DataDir) -> anyhow::Result<Self> {
+        let facts = NetworkFacts {
+            is_root: rustix::process::geteuid().is_root(),
+            has_nft: find_program("nft").is_some(),
+            containers: containers::is_enabled(config),
+        };
+        let (choice, reason) = choose(config.network, facts)
+            .map_err(|why| anyhow!("--network bridge: {why}; use --network auto"))?;
+        let on_demand = match choice {
+            ProxyChoice::Userspace => {
+                tracing::info!(reason, "Services are served by listeners of this process");
+                return Ok(Self {
+                    // Node ports are served where functions are: on the address that clients of this machine use.
+                    proxy: ProxyMode::Userspace(config.http_listen.ip()),
+                    network: LOOPBACK_SERVICE_NETWORK.to_owned(),
+                    dns: None,
+                    _reservation: None,
+                });
+            }
+            ProxyChoice::Nftables { on_demand } => on_demand,
+        };
+        let folder = data_dir.path().join("network");
+        let (base, reservation) = reserve(&folder)?;
+        let network = format!("{}/{SERVICE_NETWORK_BITS}", Ipv4Addr::from(base));
+        let when = if on_demand { "with the first pod of containers or Service" } else { "now" };
+        tracing::info!(reason, when, network, "Services are served by nftables");
+        let activation = match on_demand {
+            true => Activation::OnDemand { marker: folder.join("rules-written") },
+            false => Activation::AtStart,
+        };
+        Ok(Self {
+            proxy: ProxyMode::Nftables { table: table(base), activation, bridged_pods: bridged_pods()? },
+            network,
+            dns: Some(DnsConfig {
+                cluster_ip: Ipv4Addr::from(base + DNS_OFFSET).into(),
+                listen: DNS_LISTEN,
+                resolv_conf: PathBuf::from("/etc/resolv.conf"),
+            }),
+            _reservation: Some(reservation),
+        })
+    }
+
+    /// Whether pods of containers have addresses that Services reach by the kernel's rules.
+    pub(super) fn has_kernel_rules(&self) -> bool {
+        matches!(self.proxy, ProxyMode::Nftables { .. })
+    }
+
+    /// What pods' `resolv.conf` names.
+    pub(super) fn dns_server(&self) -> Option<ClusterDnsServer> {
+        let address = self.dns.as_ref()?.cluster_ip;
+        Some(ClusterDnsServer { address, domain: CLUSTER_DOMAIN.to_owned() })
+    }
+}
+
+/// The pods whose bridge the kernel does not filter: all, unless `br_netfilter` does.
+fn bridged_pods() -> anyhow::Result<Option<ipnet::Ipv4Net>> {
+    let filters = std::fs::read_to_string(BRIDGE_FILTER).is_ok_and(|value| value.trim() == "1");
+    Ok(if filters { None } else { Some(POD_NETWORK.parse().context("the network of pods")?) })
+}
+
+/// The table's name belongs to the network, so that a restart finds what a crash left.
+fn table(base: u32) -> String {
+    format!("mayfly-{}", base.wrapping_sub(SERVICE_NETWORKS) >> (32 - SERVICE_NETWORK_BITS))
+}
+
+/// The first address of this data directory's network: the one that it had before, else one that no other server of this
+/// host uses. An abstract socket reserves it: it belongs to the network namespace, as the rules do, and ends with the
+/// process.
+fn reserve(folder: &Path) -> anyhow::Result<(u32, net::UnixListener)> {
+    let file = folder.join("service-network");
+    let known = std::fs::read_to_string(&file).ok().and_then(|text| text.trim().parse::<Ipv4Addr>().ok());
+    if let Some(known) = known {
+        let reserved = reserve_network(known.into());
+        let reserved =
+            reserved.with_context(|| format!("another server uses the network of Services at {known}"))?;
+        return Ok((known.into(), reserved));
+    }
+    let first = u32::from(Sha256::digest(folder.as_os_str().as_encoded_bytes())[0]);
+    for step in 0..SERVICE_NETWORK_COUNT {
+        let number = (first + step) % SERVICE_NETWORK_COUNT;
+        let base = SERVICE_NETWORKS + (number << (32 - SERVICE_NETWORK_BITS));
+        let Ok(reserved) = reserve_network(base) else { continue };
+        let written = std::fs::create_dir_all(folder)
+            .and_then(|()| std::fs::write(&file, Ipv4Addr::from(base).to_string()));
+        written.with_context(|| format!("cannot write {}", file.display()))?;
+        return Ok((base, reserved));
+    }
+    bail!(
+        "all {SERVICE_NETWORK_COUNT} networks for Services are used by other servers of this host; use --network loopback"
+    )
+}
+
+fn reserve_network(base: u32) -> std::io::Result<net::UnixListener> {
+    let name = format!("mayfly-service-network-{}", Ipv4Addr::from(base));
+    net::UnixListener::bind_addr(&net::SocketAddr::from_abstract_name(name)?)
+}
+
+/// The cluster's names, with no name yet.
+pub(super) fn names(informers: &mayfly_informer::Informers) -> ClusterNames {
+    ClusterNames::create(CLUSTER_DOMAIN, informers)
+}
+
+/// The cluster's names for guests.
+pub(super) struct GuestNames(pub(super) ClusterNames);
+
+impl ClusterHosts for GuestNames {
+    fn lookup(&self, host: &str) -> ClusterHost {
+        match self.0.resolve(host) {
+            None => ClusterHost::Unknown,
+            Some(HostAddresses::Addresses(addresses)) => ClusterHost::Addresses(addresses),
+            Some(HostAddresses::Alias(target)) => ClusterHost::Alias(target),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_serves_where_containers_run() {
+        let facts = |is_root, has_nft, containers| NetworkFacts { is_root, has_nft, containers };
+        let chosen = |mode, facts| choose(mode, facts).map(|(choice, _)| choice);
+        let on_demand = ProxyChoice::Nftables { on_demand: true };
+        let at_start = ProxyChoice::Nftables { on_demand: false };
+        for (mode, facts, expected) in [
+            (NetworkMode::Auto, facts(true, true, true), Ok(on_demand)),
+            (NetworkMode::Auto, facts(true, false, true), Ok(ProxyChoice::Userspace)),
+            (NetworkMode::Auto, facts(true, true, false), Ok(ProxyChoice::Userspace)),
+            (NetworkMode::Loopback, facts(true, true, true), Ok(ProxyChoice::Userspace)),
+            (NetworkMode::Bridge, facts(true, true, false), Ok(at_start)),
+            (NetworkMode::Bridge, facts(false, true, false), Err("it needs root")),
+            (NetworkMode::Bridge, facts(true, false, true), Err("the program nft is not installed")),
+        ] {
+            assert_eq!(chosen(mode, facts), expected, "{mode:?} {facts:?}");
+        }
+    }
+
+    #[test]
+    fn servers_of_one_host_have_networks_of_their_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let (one, other) = (folder.path().join("one"), folder.path().join("other"));
+        let (first, reservation) = reserve(&one).unwrap();
+        let (second, _second) = reserve(&other).unwrap();
+        assert!(first != second && table(first) != table(second));
+        assert!(reserve(&one).is_err(), "it is in use");
+        drop(reservation);
+        assert_eq!(reserve(&one).unwrap().0, first, "a restart keeps its network");
+    }
+}
