@@ -71,6 +71,12 @@ impl Drop for NodeFolder {
         for (pid, _) in processes_naming(self.path()) {
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
         }
+        for table in tables(self.path()) {
+            let mut words = table.split(' ');
+            if let (Some(family), Some(name)) = (words.next(), words.next()) {
+                let _ = std::process::Command::new("nft").args(["delete", "table", family, name]).status();
+            }
+        }
         for mount in mounts_below(self.path()).iter().rev().filter_map(|line| line.split(' ').nth(4)) {
             let _ = std::process::Command::new("umount").args(["-l", mount]).status();
         }
@@ -88,7 +94,7 @@ impl ContainerNode {
         let before = HostState::look(folder.path());
         let arguments: Vec<String> = arguments.iter().map(|one| (*one).to_owned()).collect();
         let up = start(folder.path(), &arguments).await?;
-        let archive = archive(folder.path())?;
+        let archive = archive(folder.path(), "busybox:local", &["/bin/sh"])?;
         // The server is ready a moment before its node is registered.
         let path = archive.to_string_lossy();
         wait::until("the node takes an image", || async {
@@ -96,6 +102,11 @@ impl ContainerNode {
         })
         .await?;
         Ok(Self { kubectl: Kubectl::of(up)?, folder, before, arguments })
+    }
+
+    /// The tables in the kernel's packet filter that are this server's.
+    pub(crate) fn tables(&self) -> Vec<String> {
+        tables(self.folder.path())
     }
 
     /// Runs `sleep 1d` in a pod and waits until it is ready.
@@ -156,6 +167,7 @@ struct HostState {
     links: BTreeSet<String>,
     cgroups: BTreeSet<PathBuf>,
     processes: Vec<String>,
+    tables: Vec<String>,
 }
 
 impl HostState {
@@ -179,8 +191,22 @@ impl HostState {
             links: links.collect(),
             cgroups: cgroups.filter(|path| path.exists()).collect(),
             processes: processes_naming(folder).into_iter().map(|(_, line)| line).collect(),
+            tables: tables(folder),
         }
     }
+}
+
+/// The tables of the server in a folder, as `FAMILY NAME`: its network of Services numbers them.
+fn tables(folder: &Path) -> Vec<String> {
+    let network = std::fs::read_to_string(folder.join("d/network/service-network")).unwrap_or_default();
+    let Ok(network) = network.trim().parse::<std::net::Ipv4Addr>() else { return Vec::new() };
+    let number = u32::from(network).wrapping_sub(u32::from_be_bytes([10, 96, 0, 0])) >> 14;
+    let own = format!(" mayfly-{number}");
+    let listed = std::process::Command::new("nft").args(["list", "tables"]).output();
+    let listed =
+        listed.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+    let names = listed.lines().filter(|line| line.ends_with(&own));
+    names.filter_map(|line| line.strip_prefix("table ")).map(str::to_owned).collect()
 }
 
 /// The lines of the kernel's list of mounts that name a folder, in the order of mounting.
@@ -207,9 +233,9 @@ fn names(folder: &Path) -> Vec<String> {
     entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
 }
 
-/// An image of the host's static busybox, as `docker save` writes one.
-fn archive(folder: &Path) -> Result<PathBuf> {
-    let root = folder.join("image");
+/// An image of the host's static busybox with this name and command, as `docker save` writes one.
+pub(crate) fn archive(folder: &Path, name: &str, command: &[&str]) -> Result<PathBuf> {
+    let root = folder.join("image").join(name);
     let bin = root.join("rootfs/bin");
     std::fs::create_dir_all(&bin)?;
     std::fs::create_dir_all(root.join("rootfs/etc"))?;
@@ -230,10 +256,10 @@ fn archive(folder: &Path) -> Result<PathBuf> {
     let sum = String::from_utf8(run("sha256sum", &["layer.tar"])?)?;
     let hex = sum.split(' ').next().context("no sum")?;
     let config = json!({"architecture": if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" }, "os": "linux",
-        "config": {"Cmd": ["/bin/sh"], "Env": ["PATH=/bin"]},
+        "config": {"Cmd": command, "Env": ["PATH=/bin"]},
         "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{hex}")]}});
     std::fs::write(root.join("config.json"), config.to_string())?;
-    let manifest = json!([{"Config": "config.json", "RepoTags": ["busybox:local"], "Layers": ["layer.tar"]}]);
+    let manifest = json!([{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]);
     std::fs::write(root.join("manifest.json"), manifest.to_string())?;
     run("tar", &["-cf", "busybox.tar", "manifest.json", "config.json", "layer.tar"])?;
     Ok(root.join("busybox.tar"))

@@ -1,0 +1,194 @@
+//! Services and names, from containers, functions and the host, with real containerd and nftables. Needs root.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result, ensure};
+use mayfly_e2e::{skipped, test_name, wait};
+use serde_json::json;
+
+use crate::containers::{ContainerNode, archive, containers_or_skip};
+
+/// Why there can be no rules in the kernel, or no client, here.
+fn missing_program() -> Option<String> {
+    let nft = ["/usr/sbin/nft", "/sbin/nft", "/usr/bin/nft"];
+    let needed: [(&str, &[&str]); 2] = [("nft", &nft), ("curl", &["/usr/bin/curl"])];
+    let missing = needed.iter().find(|(_, files)| !files.iter().any(|file| Path::new(file).is_file()));
+    missing.map(|(name, _)| format!("no {name}"))
+}
+
+/// A pod with the host's programs: curl resolves names as programs do (a static busybox cannot).
+async fn client(node: &ContainerNode) -> Result<()> {
+    let folders = ["/usr", "/lib64"].into_iter().filter(|folder| Path::new(folder).is_dir());
+    let mounts = folders.chain(["/lib"]).map(|folder| {
+        let host = if folder == "/lib" { "/usr/lib" } else { folder };
+        (
+            json!({"name": folder.trim_start_matches('/'), "mountPath": folder, "readOnly": true}),
+            json!({"name": folder.trim_start_matches('/'), "hostPath": {"path": host}}),
+        )
+    });
+    let (mounts, volumes): (Vec<_>, Vec<_>) = mounts.unzip();
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "client"}, "spec": {
+        "containers": [{"name": "c", "image": "busybox:local", "command": ["sleep", "1d"], "volumeMounts": mounts}],
+        "volumes": volumes}});
+    let file = node.kubectl.file("client", &pod)?;
+    node.kubectl.ok(&["create", "-f", &file]).await?;
+    node.ready("client").await
+}
+
+/// What curl in a pod prints.
+async fn fetched(node: &ContainerNode, pod: &str, url: &str) -> Result<String> {
+    let command = format!("/usr/bin/curl -sS -m 30 {url} 2>&1");
+    Ok(node.kubectl.run(&["exec", pod, "--", "sh", "-c", &command]).await?.stdout)
+}
+
+/// An HTTP answer's text, on the host.
+async fn fetched_on_host(url: &str) -> Result<String> {
+    let output = tokio::process::Command::new("/usr/bin/curl").args(["-sS", "-m", "5", url]).output().await?;
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+async fn until_text(what: &str, look: impl AsyncFn() -> Result<String>, expected: &str) -> Result<()> {
+    wait::until(what, || async { Ok((look().await? == expected).then_some(())) }).await
+}
+
+/// A Deployment of two pods that answer with a text, and its Service with a node port.
+async fn web(node: &ContainerNode) -> Result<(String, u16)> {
+    let script = "mkdir /www; echo from web > /www/index.html; exec busybox httpd -f -p 8000 -h /www";
+    let labels = json!({"app": "web"});
+    let container = json!({"name": "c", "image": "busybox:local", "command": ["sh", "-c", script],
+        "readinessProbe": {"tcpSocket": {"port": 8000}, "periodSeconds": 1}});
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": [
+        {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web"}, "spec": {
+            "replicas": 2, "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels},
+                "spec": {"containers": [container], "terminationGracePeriodSeconds": 0}}}},
+        {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"}, "spec": {
+            "type": "NodePort", "selector": labels, "ports": [{"name": "http", "port": 80, "targetPort": 8000}]}}]});
+    let file = node.kubectl.file("web", &list)?;
+    node.kubectl.ok(&["apply", "-f", &file]).await?;
+    node.kubectl.ok(&["rollout", "status", "deployment/web", "--timeout=60s"]).await?;
+    let path = "jsonpath={.spec.clusterIP} {.spec.ports[0].nodePort}";
+    let addresses = node.kubectl.ok(&["get", "service", "web", "-o", path]).await?;
+    let (ip, port) = addresses.trim().split_once(' ').context("no addresses")?;
+    Ok((ip.to_owned(), port.parse()?))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn services_and_names_are_reached_from_everywhere() -> Result<()> {
+    containers_or_skip!();
+    if let Some(reason) = missing_program() {
+        skipped(test_name!(), &reason);
+        return Ok(());
+    }
+    let has_guests = ["hello", "proxy"].iter().all(|name| mayfly_e2e::guest(name).is_ok());
+    let node = ContainerNode::start().await?;
+    let up = &node.kubectl.up;
+    if has_guests {
+        up.deploy("hello", "hello", &[]).await?;
+        up.deploy(
+            "proxy",
+            "proxy",
+            &["--egress", "http://web.default", "--egress", "http://web.default.svc.cluster.local"],
+        )
+        .await?;
+    }
+    // Functions alone touch nothing on the host.
+    ensure!(node.tables().is_empty(), "{:?}", node.tables());
+
+    let (ip, node_port) = web(&node).await?;
+    ensure!(node.tables().len() == 2, "one table for each family: {:?}", node.tables());
+    client(&node).await?;
+
+    // The host: cluster IP, node port on an address of the node, name.
+    until_text(
+        "the cluster IP answers on the host",
+        async || fetched_on_host(&format!("http://{ip}/")).await,
+        "from web\n",
+    )
+    .await?;
+    let bridge = std::fs::read(node.folder.path().join("d/containers/network/bridge.json"))?;
+    let range = serde_json::from_slice::<serde_json::Value>(&bridge)?["range"]
+        .as_str()
+        .context("no range")?
+        .to_owned();
+    let gateway = range.replace(".0/24", ".1");
+    until_text(
+        "the node port answers",
+        async || fetched_on_host(&format!("http://{gateway}:{node_port}/")).await,
+        "from web\n",
+    )
+    .await?;
+    let dns = node
+        .kubectl
+        .ok(&["-n", "kube-system", "get", "service", "kube-dns", "-o", "jsonpath={.spec.clusterIP}"])
+        .await?;
+    let lookup = tokio::process::Command::new("/bin/busybox")
+        .args(["nslookup", "web.default.svc.cluster.local", &dns])
+        .output()
+        .await?;
+    ensure!(String::from_utf8_lossy(&lookup.stdout).contains(&ip), "{lookup:?}");
+
+    // A container: cluster IP, names with and without the search list, node port.
+    let urls = [
+        ip.clone(),
+        "web".into(),
+        "web.default".into(),
+        "web.default.svc.cluster.local".into(),
+        format!("{gateway}:{node_port}"),
+    ];
+    for host in urls {
+        let text = fetched(&node, "client", &format!("http://{host}/")).await?;
+        ensure!(text == "from web\n", "{host}: {text:?}");
+    }
+    let resolv = node.exec("client", "cat /etc/resolv.conf").await?;
+    ensure!(resolv.starts_with(&format!("nameserver {dns}\nsearch default.svc.cluster.local ")), "{resolv}");
+    // What no Service has leads nowhere.
+    let text = fetched(&node, "client", "http://nothing.default/").await?;
+    ensure!(text.contains("Could not resolve host"), "{text:?}");
+
+    if has_guests {
+        // A function, by name: listed destinations only.
+        for name in ["web.default", "web.default.svc.cluster.local"] {
+            let answer = up.http().get(&format!("/fn/default/proxy/?url=http://{name}/")).await?;
+            ensure!(answer.status == 200 && answer.text() == "from web\n", "{name}: {answer:?}");
+        }
+        // A Service over a function, which has no replica yet: from a container, the host and by its name alone.
+        let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "greeting"},
+            "spec": {"selector": {"mayfly.dev/function": "hello"}, "ports": [{"name": "http", "port": 80}]}});
+        let file = node.kubectl.file("greeting", &service)?;
+        node.kubectl.ok(&["apply", "-f", &file]).await?;
+        let expected = up.http().get("/fn/default/hello").await?.text();
+        until_text(
+            "a container reaches the function",
+            async || fetched(&node, "client", "http://greeting/").await,
+            &expected,
+        )
+        .await?;
+        let ip = node.kubectl.ok(&["get", "service", "greeting", "-o", "jsonpath={.spec.clusterIP}"]).await?;
+        let text = fetched_on_host(&format!("http://{ip}/")).await?;
+        ensure!(text == expected, "{text:?}");
+        let denied = up.http().get(&format!("/fn/default/proxy/?url=http://{ip}/")).await?;
+        ensure!(denied.status == 502, "{denied:?}");
+    }
+    // A function that is a container answers its first request from zero, also by its Service.
+    let script = "mkdir /www; echo from an image > /www/index.html; exec busybox httpd -f -p 8080 -h /www";
+    let archive = archive(node.folder.path(), "web:local", &["/bin/sh", "-c", script])?;
+    up.cli().ok(&["image", "import", &archive.to_string_lossy()]).await?;
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": [
+        {"apiVersion": "mayfly.dev/v1", "kind": "Function", "metadata": {"name": "image"}, "spec": {
+            "source": {"image": "web:local"}, "limits": {"timeout": "60s"}}},
+        {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "image"}, "spec": {
+            "selector": {"mayfly.dev/function": "image"}, "ports": [{"port": 80}]}}]});
+    let file = node.kubectl.file("image", &list)?;
+    node.kubectl.ok(&["apply", "-f", &file]).await?;
+    until_text(
+        "the image answers from zero",
+        async || fetched(&node, "client", "http://image/").await,
+        "from an image\n",
+    )
+    .await?;
+    node.kubectl.ok(&["delete", "function", "image", "--cascade=foreground"]).await?;
+    node.kubectl.ok(&["delete", "deployment/web", "service/web", "--cascade=foreground"]).await?;
+    node.kubectl.ok(&["delete", "pod", "--all", "--grace-period=0", "--force"]).await?;
+    node.leaves_nothing().await
+}
