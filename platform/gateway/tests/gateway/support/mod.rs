@@ -39,6 +39,9 @@ use tokio_util::sync::CancellationToken;
 pub type Answer = UnsyncBoxBody<Bytes, std::io::Error>;
 
 pub const PODS: &str = "/api/v1/pods";
+const SERVICES: &str = "/api/v1/services";
+const SLICES: &str = "/apis/discovery.k8s.io/v1/endpointslices";
+const INGRESSES: &str = "/apis/networking.k8s.io/v1/ingresses";
 const FUNCTIONS: &str = "/apis/mayfly.dev/v1/functions";
 const REVISIONS: &str = "/apis/mayfly.dev/v1/revisions";
 const SECRETS: &str = "/api/v1/secrets";
@@ -208,8 +211,8 @@ impl FakeApi {
         }
         let mut state = self.state.lock().unwrap();
         let revision = state.revision;
-        let path =
-            [PODS, FUNCTIONS, REVISIONS, SECRETS, CONFIG_MAPS].into_iter().find(|known| *known == path);
+        let kinds = [PODS, FUNCTIONS, REVISIONS, SECRETS, CONFIG_MAPS, SERVICES, SLICES, INGRESSES];
+        let path = kinds.into_iter().find(|known| *known == path);
         let kind = state.kinds.entry(path.expect("a kind that gateways list")).or_default();
         let query = parts.uri.query().unwrap_or_default();
         if !query.contains("watch=true") {
