@@ -27,7 +27,8 @@ pub(crate) fn normalise(kind: &Kind, object: &mut Map<String, Value>) -> Finding
         return definition.prune(kind, object);
     }
     let schemas = schemas();
-    let mut walk = Walk { schemas, kind: kind.kind, path: Vec::new(), findings: Findings::default() };
+    let (path, findings) = (Vec::new(), Findings::default());
+    let mut walk = Walk { schemas, kind: kind.kind, rewrites_quantities: !kind.custom, path, findings };
     let mut value = Value::Object(std::mem::take(object));
     walk.value(schemas.root(kind), &mut value);
     if let Value::Object(map) = value {
@@ -40,7 +41,8 @@ pub(crate) fn normalise(kind: &Kind, object: &mut Map<String, Value>) -> Finding
 pub(crate) fn normalise_metadata(kind: &Kind, root: NodeId, object: &mut Map<String, Value>) -> Findings {
     let schemas = schemas();
     let path = vec![Step::Field("metadata".into())];
-    let mut walk = Walk { schemas, kind: kind.kind, path, findings: Findings::default() };
+    let findings = Findings::default();
+    let mut walk = Walk { schemas, kind: kind.kind, rewrites_quantities: false, path, findings };
     if let (Some(field), Some(metadata)) = (schemas.field(root, "metadata"), object.get_mut("metadata")) {
         walk.value(field.node, metadata);
     }
@@ -55,6 +57,8 @@ enum Step {
 struct Walk<'a> {
     schemas: &'a Schemas,
     kind: &'static str,
+    /// Go's types rewrite quantities; custom objects keep them as they were sent, so that a second apply changes nothing.
+    rewrites_quantities: bool,
     path: Vec<Step>,
     findings: Findings,
 }
@@ -118,7 +122,9 @@ impl Walk<'_> {
             (Node::Quantity, Value::String(text)) => {
                 if !is_quantity(text) && self.findings.wrong.is_none() {
                     self.findings.wrong = Some(QUANTITY_FORM.into());
-                } else if let Some(canonical) = quantity::canonical(text) {
+                } else if self.rewrites_quantities
+                    && let Some(canonical) = quantity::canonical(text)
+                {
                     *text = canonical;
                 }
             }
