@@ -47,6 +47,8 @@ pub(crate) use containers_or_skip;
 pub(crate) struct ContainerNode {
     pub(crate) kubectl: Kubectl,
     pub(crate) folder: NodeFolder,
+    /// The archive that the image was imported from.
+    pub(crate) archive: PathBuf,
     before: HostState,
     arguments: Vec<String>,
 }
@@ -101,7 +103,7 @@ impl ContainerNode {
             up.cli().ok(&["image", "import", &path]).await.map(Some)
         })
         .await?;
-        Ok(Self { kubectl: Kubectl::of(up)?, folder, before, arguments })
+        Ok(Self { kubectl: Kubectl::of(up)?, folder, archive, before, arguments })
     }
 
     /// The tables in the kernel's packet filter that are this server's.
@@ -133,10 +135,10 @@ impl ContainerNode {
 
     /// Kills the server and starts it again on the same data.
     pub(crate) async fn restart(self) -> Result<Self> {
-        let Self { kubectl, folder, before, arguments } = self;
+        let Self { kubectl, folder, archive, before, arguments } = self;
         kubectl.up.kill()?;
         let up = start(folder.path(), &arguments).await?;
-        Ok(Self { kubectl: Kubectl::of(up)?, folder, before, arguments })
+        Ok(Self { kubectl: Kubectl::of(up)?, folder, archive, before, arguments })
     }
 
     /// Stops the server, after the pods are gone, and compares the host with what it was.
@@ -235,7 +237,8 @@ fn names(folder: &Path) -> Vec<String> {
 
 /// An image of the host's static busybox with this name and command, as `docker save` writes one.
 pub(crate) fn archive(folder: &Path, name: &str, command: &[&str]) -> Result<PathBuf> {
-    let root = folder.join("image").join(name);
+    // Tools write a path and a reference with a colon between them.
+    let root = folder.join("image").join(name.replace(':', "-"));
     let bin = root.join("rootfs/bin");
     std::fs::create_dir_all(&bin)?;
     std::fs::create_dir_all(root.join("rootfs/etc"))?;

@@ -90,7 +90,7 @@ async fn a_pod_comes_from_the_registry() -> Result<()> {
     }
     let node = ContainerNode::start().await?;
     let admin = node.kubectl.up.address("admin");
-    let archive = node.folder.path().join("image/busybox.tar");
+    let archive = &node.archive;
     let policy = node.folder.path().join("policy.json");
     std::fs::write(&policy, r#"{"default": [{"type": "insecureAcceptAnything"}]}"#)?;
     let skopeo = async |arguments: &[&str]| -> Result<String> {
