@@ -30,7 +30,7 @@ async fn a_node_registers_and_renews_its_lease() {
     assert_eq!(node.metadata.labels.unwrap()["runtime.mayfly.dev/wasm"], "true");
     let status = node.status.unwrap();
     assert!(status.conditions.unwrap().iter().any(|c| c.type_ == "Ready" && c.status == "True"));
-    assert_eq!(status.allocatable.unwrap()["pods"].0, "10000");
+    assert_eq!(status.allocatable.unwrap()["pods"].0, "10k");
 }
 
 #[tokio::test]
