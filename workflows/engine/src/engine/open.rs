@@ -208,36 +208,64 @@ impl Engine {
     }
 }
 
+/// How long [`Inner::load_open`] pauses when every execution that is left is being read by another task, which takes
+/// about as long.
+const RESERVED_RETRY: Duration = Duration::from_millis(1);
+
+/// The result of reading an execution into memory.
+pub(super) enum Loaded {
+    /// It is in memory.
+    Resident(Arc<ResidentExecution>),
+    /// Another task is reading it, or it is in memory already.
+    Reserved,
+    /// It has ended, or was never durable.
+    Ended,
+}
+
 impl Inner {
-    /// Reads the executions that were open at the start into memory. Returns how many could not be read.
+    /// Reads the executions that were open at the start into memory. Returns how many could not be read. Blocks the
+    /// thread until all of them are in memory, also those that other tasks are reading.
     fn load_open(self: &Arc<Self>, journal: &dyn Journal) -> usize {
         let mut unreadable = 0;
         loop {
-            // Dropped before the execution is read: requests take others out meanwhile.
-            let Some(id) = self.unresumed.lock().first().copied() else { return unreadable };
-            if self.stopping.load(Ordering::Acquire) {
+            // A copy, so that the lock is free while executions are read: requests take others out meanwhile.
+            let left: Vec<u64> = self.unresumed.lock().iter().copied().collect();
+            if left.is_empty() {
                 return unreadable;
             }
-            if let Err(error) = self.load_one(journal, id) {
-                tracing::error!(execution = id, %error, "an execution cannot be resumed");
-                unreadable += 1;
+            let mut progress = false;
+            for id in left {
+                if self.stopping.load(Ordering::Acquire) {
+                    return unreadable;
+                }
+                match self.load_one(journal, id) {
+                    // The task that reserved the ARN removes the number when it takes the execution up. If its read
+                    // fails, the next round reads the execution.
+                    Ok(Loaded::Reserved) => continue,
+                    Ok(Loaded::Resident(_) | Loaded::Ended) => {}
+                    Err(error) => {
+                        tracing::error!(execution = id, %error, "an execution cannot be resumed");
+                        unreadable += 1;
+                    }
+                }
+                progress = true;
+                self.unresumed.lock().remove(&id);
             }
-            // Also when another task reads it: that one takes it up.
-            self.unresumed.lock().remove(&id);
+            if !progress {
+                std::thread::sleep(RESERVED_RETRY);
+            }
         }
     }
 
-    /// Reads an execution into memory; `None` when another task reads it already, or when it has ended.
-    pub(super) fn load_one(
-        self: &Arc<Self>,
-        journal: &dyn Journal,
-        id: u64,
-    ) -> Result<Option<Arc<ResidentExecution>>, JournalError> {
-        let Some(arn) = journal.execution(id)?.map(|row| Arc::<str>::from(row.arn)) else { return Ok(None) };
-        let Some(place) = self.live.take(&arn) else { return Ok(None) };
+    /// Reads an execution into memory and takes it up if that has not happened since the start.
+    pub(super) fn load_one(self: &Arc<Self>, journal: &dyn Journal, id: u64) -> Result<Loaded, JournalError> {
+        let Some(arn) = journal.execution(id)?.map(|row| Arc::<str>::from(row.arn)) else {
+            return Ok(Loaded::Ended);
+        };
+        let Some(place) = self.live.take(&arn) else { return Ok(Loaded::Reserved) };
         // Reserve the ARN first, read the row second: the previous holder of the reservation may have ended it since.
         let row = journal.execution(id)?.filter(|row| row.outcome.status == RunStatus::Running);
-        let Some(row) = row else { return Ok(None) };
+        let Some(row) = row else { return Ok(Loaded::Ended) };
         let running = self.recomputed(row)?;
         // A caller needs it: it is not evicted before that caller has used it.
         running.lock().touched_ms = self.now_ms();
@@ -247,7 +275,7 @@ impl Inner {
             self.resume_one(&running, actions);
         }
         place.fill(&running);
-        Ok(Some(running))
+        Ok(Loaded::Resident(running))
     }
 
     /// An execution as its row and its records have it, not in memory yet.

@@ -1,5 +1,6 @@
 //! Queued effects, and what happens to them when no state waits for them any more.
 
+use super::watched::Watched;
 use super::*;
 
 /// Two tasks at once, and a place for one: the second stands in line.
@@ -116,6 +117,41 @@ async fn an_execution_that_is_needed_while_others_are_read_is_taken_up_once() {
     assert_eq!(second.engine.load().0, 1, "the other is in memory");
     let described = second.engine.describe(&waiting).await.expect("read").expect("there");
     assert_eq!(described.status, RunStatus::Running);
+}
+
+#[tokio::test]
+async fn an_execution_that_a_request_is_reading_while_others_are_read_is_taken_up() {
+    let journal = Arc::new(Watched::new(Arc::new(MemoryJournal::default()), Some));
+    let first = World::on(journal.clone(), Arc::default()).await;
+    let calls = json!({"StartAt": "T", "States": {"T": with(task("interrupted"), json!({"End": true}))}});
+    let calling = first.start(&machine(calls, StateMachineType::Standard), "{}").await;
+    // Read after `calling`, because it was started after it.
+    let activity = "arn:aws:states:us-east-1:000000000000:activity:a";
+    let waits = json!({"StartAt": "W", "States": {"W": {"Type": "Task", "Resource": activity, "End": true}}});
+    first.start(&machine(waits, StateMachineType::Standard), "{}").await;
+    until("the function was called", || !first.functions.calls.lock().is_empty()).await;
+    first.engine.begin_shutdown();
+    first.functions.interrupt.notify_one();
+    first.settled().await;
+    let second = World::on(journal.clone(), first.functions.clone()).await;
+    assert_eq!(second.engine.begin_resume().await.expect("resumes"), 2);
+    let (has_read, read) = std::sync::mpsc::channel();
+    let (release, released) = std::sync::mpsc::channel();
+    *journal.read.lock() = Some(Box::new(move || {
+        has_read.send(()).expect("the test receives");
+        released.recv().expect("the test sends");
+    }));
+    let engine = second.engine.clone();
+    let ends = tokio::spawn(async move { engine.wait(&calling).await });
+    until("the request has read the records", || read.try_recv().is_ok()).await;
+    let engine = second.engine.clone();
+    let resumes = tokio::spawn(async move { engine.finish_resume().await });
+    until("the execution after it is in memory", || second.engine.load().0 == 1).await;
+    release.send(()).expect("the request waits");
+    assert_eq!(resumes.await.expect("runs").expect("resumes"), 0, "all can be read");
+    let ended = ends.await.expect("runs").expect("read").expect("there");
+    assert_eq!((ended.status, ended.error), (RunStatus::Succeeded, None));
+    assert_eq!(first.functions.calls.lock().len(), 2, "once in each life");
 }
 
 /// A service of jobs that tells of each when it has begun.
