@@ -73,6 +73,7 @@ fn spec(name: &str, component: Digest, isolation: Isolation) -> HostedSpec {
         memory_bytes_max: 64 << 20,
         timeout: Duration::from_secs(30),
         response_bytes_max: 256 << 20,
+        log_bytes_per_second: None,
         isolation,
         egress: vec![],
     }

@@ -168,7 +168,7 @@ impl Shared {
             ProgramLog::new(
                 &self.logs,
                 path,
-                self.config.log_bytes_per_second,
+                spec.log_bytes_per_second.unwrap_or(self.config.log_bytes_per_second),
                 &self.metrics.log_lines_dropped,
             ),
             Arc::new(self.egress(spec.egress.clone())),

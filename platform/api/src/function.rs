@@ -87,6 +87,10 @@ pub struct Limits {
     pub concurrency: u32,
     /// Bytes of one answer's body. Default 256Mi.
     pub response: Quantity,
+    /// Bytes per second that the function may write to its log on one node. Lines beyond it are dropped and counted
+    /// (`mayfly_log_lines_dropped_total`). Default 4Mi.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log_rate: Option<Quantity>,
 }
 
 impl Limits {
@@ -103,6 +107,7 @@ impl Default for Limits {
             timeout: Self::TIMEOUT_DEFAULT,
             concurrency: Self::CONCURRENCY_DEFAULT,
             response: Quantity(Self::RESPONSE_DEFAULT.into()),
+            log_rate: None,
         }
     }
 }

@@ -12,6 +12,8 @@ use crate::{
 pub const MEMORY_BYTES_MAX: u64 = 4 << 30;
 /// Smallest memory limit of one instance, in bytes: one wasm page.
 pub const MEMORY_BYTES_MIN: u64 = 64 << 10;
+/// Most bytes per second of one function's log.
+pub const LOG_RATE_MAX: u64 = 1 << 30;
 /// Most replicas of one revision on the whole.
 pub const REPLICAS_MAX: u32 = 10_000;
 /// Most requests one replica may handle at the same time.
@@ -176,10 +178,13 @@ fn source(source: &Source, errors: &mut Vec<FieldError>) {
 }
 
 fn limits(limits: &Limits, errors: &mut Vec<FieldError>) {
-    for (field, value, min, max) in [
-        ("memory", &limits.memory, MEMORY_BYTES_MIN, MEMORY_BYTES_MAX),
-        ("response", &limits.response, 1, u64::MAX),
-    ] {
+    let quantities = [
+        ("memory", Some(&limits.memory), MEMORY_BYTES_MIN, MEMORY_BYTES_MAX),
+        ("response", Some(&limits.response), 1, u64::MAX),
+        ("logRate", limits.log_rate.as_ref(), 1, LOG_RATE_MAX),
+    ];
+    for (field, value, min, max) in quantities {
+        let Some(value) = value else { continue };
         let path = format!("spec.limits.{field}");
         let shown = format!("{:?}", value.0);
         match quantity::whole(value) {
@@ -295,7 +300,7 @@ mod tests {
     fn all_problems_are_named_at_once() {
         let found = errors(serde_json::json!({
             "source": {"oci": "a", "image": "b"},
-            "limits": {"memory": "1Ti", "timeout": "0s", "concurrency": 0},
+            "limits": {"memory": "1Ti", "timeout": "0s", "concurrency": 0, "logRate": "0"},
             "scaling": {"min": 3, "max": 2, "target": 0},
             "egress": ["example.com"],
             "env": [{"name": "A=B"}, {"name": "N", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
@@ -307,6 +312,7 @@ mod tests {
             "spec.limits.memory: Invalid value: \"1Ti\"",
             "spec.limits.timeout",
             "spec.limits.concurrency",
+            "spec.limits.logRate",
             "spec.scaling.min",
             "spec.scaling.target",
             "spec.egress[0]",

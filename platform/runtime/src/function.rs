@@ -36,6 +36,8 @@ pub struct HostedSpec {
     pub timeout: Duration,
     /// Bytes of the answer's body.
     pub response_bytes_max: u64,
+    /// Bytes per second that go to the log; `None`: the host's default.
+    pub log_bytes_per_second: Option<u64>,
     pub isolation: Isolation,
     /// Outbound HTTP that is allowed. Empty: none.
     pub egress: Vec<EgressRule>,

@@ -76,6 +76,7 @@ fn function(
         memory_bytes_max,
         timeout: ANSWER_TIMEOUT,
         response_bytes_max: ANSWER_BYTES_MAX,
+        log_bytes_per_second: None,
         isolation: Isolation::Fresh,
         egress: rules(sandbox)?,
     };

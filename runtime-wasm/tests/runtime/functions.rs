@@ -10,7 +10,6 @@ use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
 use mayfly_api::function::Isolation;
 use mayfly_runtime::{BodyError, CallError, FunctionHost as _, Timings};
-use mayfly_runtime_wasm::Config;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn hello_answers_cold_and_warm() {
@@ -246,8 +245,8 @@ async fn an_answer_given_twice_is_given_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn endless_output_takes_its_own_time_only() {
     let (flood, logger) = (guest!("flood"), guest!("logger"));
-    let fixture = Fixture::with(Config { log_bytes_per_second: 1 << 20, ..small() });
-    let function = fixture.function(flood, |_| {}).await;
+    let fixture = Fixture::with(small());
+    let function = fixture.function(flood, |spec| spec.log_bytes_per_second = Some(1 << 20)).await;
     function.load().await.unwrap();
     let error = call_within(&function, get("/log"), Duration::from_secs(2)).await.err().unwrap();
     assert!(matches!(error, CallError::TimedOut { .. }), "{error}");

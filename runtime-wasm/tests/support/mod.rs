@@ -113,6 +113,7 @@ pub(crate) fn spec(name: &str, component: Digest) -> HostedSpec {
         memory_bytes_max: 64 << 20,
         timeout: Duration::from_secs(10),
         response_bytes_max: 256 << 20,
+        log_bytes_per_second: None,
         isolation: Isolation::Fresh,
         egress: vec![],
     }

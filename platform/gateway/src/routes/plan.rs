@@ -161,6 +161,13 @@ pub(crate) fn hosted_spec(revision: &Revision, sources: &impl EnvSources) -> Res
         memory_bytes_max: quantity::whole(&spec.limits.memory).map_err(|why| invalid(why.to_string()))?,
         timeout: spec.limits.timeout.0,
         response_bytes_max: quantity::whole(&spec.limits.response).map_err(|why| invalid(why.to_string()))?,
+        log_bytes_per_second: spec
+            .limits
+            .log_rate
+            .as_ref()
+            .map(quantity::whole)
+            .transpose()
+            .map_err(|why| invalid(why.to_string()))?,
         isolation: spec.isolation,
         egress: egress.map_err(|why| invalid(why.to_string()))?,
         revision: key,
