@@ -213,7 +213,7 @@ impl Engine {
 const RESERVED_RETRY: Duration = Duration::from_millis(1);
 
 /// The result of reading an execution into memory.
-pub(super) enum Loaded {
+pub(super) enum LoadedExecution {
     /// It is in memory.
     Resident(Arc<ResidentExecution>),
     /// Another task is reading it, or it is in memory already.
@@ -241,8 +241,8 @@ impl Inner {
                 match self.load_one(journal, id) {
                     // The task that reserved the ARN removes the number when it takes the execution up. If its read
                     // fails, the next round reads the execution.
-                    Ok(Loaded::Reserved) => continue,
-                    Ok(Loaded::Resident(_) | Loaded::Ended) => {}
+                    Ok(LoadedExecution::Reserved) => continue,
+                    Ok(LoadedExecution::Resident(_) | LoadedExecution::Ended) => {}
                     Err(error) => {
                         tracing::error!(execution = id, %error, "an execution cannot be resumed");
                         unreadable += 1;
@@ -258,14 +258,18 @@ impl Inner {
     }
 
     /// Reads an execution into memory and takes it up if that has not happened since the start.
-    pub(super) fn load_one(self: &Arc<Self>, journal: &dyn Journal, id: u64) -> Result<Loaded, JournalError> {
+    pub(super) fn load_one(
+        self: &Arc<Self>,
+        journal: &dyn Journal,
+        id: u64,
+    ) -> Result<LoadedExecution, JournalError> {
         let Some(arn) = journal.execution(id)?.map(|row| Arc::<str>::from(row.arn)) else {
-            return Ok(Loaded::Ended);
+            return Ok(LoadedExecution::Ended);
         };
-        let Some(place) = self.live.take(&arn) else { return Ok(Loaded::Reserved) };
+        let Some(place) = self.live.take(&arn) else { return Ok(LoadedExecution::Reserved) };
         // Reserve the ARN first, read the row second: the previous holder of the reservation may have ended it since.
         let row = journal.execution(id)?.filter(|row| row.outcome.status == RunStatus::Running);
-        let Some(row) = row else { return Ok(Loaded::Ended) };
+        let Some(row) = row else { return Ok(LoadedExecution::Ended) };
         let running = self.recomputed(row)?;
         // A caller needs it: it is not evicted before that caller has used it.
         running.lock().touched_ms = self.now_ms();
@@ -275,7 +279,7 @@ impl Inner {
             self.resume_one(&running, actions);
         }
         place.fill(&running);
-        Ok(Loaded::Resident(running))
+        Ok(LoadedExecution::Resident(running))
     }
 
     /// An execution as its row and its records have it, not in memory yet.

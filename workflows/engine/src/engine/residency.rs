@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::error::ExecutionError;
 use super::inner::Inner;
 use super::live::ResidentExecution;
-use super::open::Loaded;
+use super::open::LoadedExecution;
 
 /// How often sleepers are looked for.
 const ROUND: Duration = Duration::from_secs(2);
@@ -39,10 +39,10 @@ impl Inner {
                 })
                 .await?;
             match loaded {
-                Some(Loaded::Resident(running)) => return Ok(Some(running)),
+                Some(LoadedExecution::Resident(running)) => return Ok(Some(running)),
                 // Another task is reading it, or it is being evicted; or it has ended since its row was read, which
                 // the next round sees.
-                Some(Loaded::Reserved | Loaded::Ended) => tokio::task::yield_now().await,
+                Some(LoadedExecution::Reserved | LoadedExecution::Ended) => tokio::task::yield_now().await,
                 // Ended meanwhile, or not durable yet: then it is in memory.
                 None => return Ok(self.live.by_id(id)),
             }
