@@ -11,7 +11,7 @@ pub(crate) const HELP: &str = "\
 Reads `cargo metadata` and the first lines of every crate, and checks:
   - a crate depends only on crates of lower floors, and on one of its own floor only in tests
   - floor 0 has no tokio and no HTTP
-  - wasmtime, containerd, netlink and nftables are each named in one room only; databases in store, wal,
+  - wasmtime, containerd, netlink and nftables are each named in one room only; databases in store, sqlite,
     workflows/journal and workflows/engine (the catalog)
   - a crate is named after its folder and opens with a charter (`//!`)
   - the guest SDK and the examples depend on no crate of the platform
@@ -22,7 +22,7 @@ Reads `cargo metadata` and the first lines of every crate, and checks:
 const FLOORS: &[(&str, u8)] = &[
     ("platform/api", 0),
     ("workflows/language", 0),
-    ("platform/wal", 0),
+    ("platform/sqlite", 0),
     ("gpu/proto", 0),
     ("platform/store", 1),
     ("platform/artifacts", 1),
@@ -62,7 +62,7 @@ const KEPT_TO: &[(&[&str], &[&str])] = &[
     (&["containerd"], &["runtime-oci"]),
     (
         &["rusqlite", "etcd", "postgres", "tokio-postgres", "sqlx", "redb", "sled"],
-        &["platform/wal", "platform/store", "workflows/journal", "workflows/engine"],
+        &["platform/sqlite", "platform/store", "workflows/journal", "workflows/engine"],
     ),
     (&["rtnetlink", "netlink", "nftables"], &["platform/network"]),
 ];
@@ -324,7 +324,7 @@ mod tests {
         check(member("platform/gateway", &["wasmtime-wasi-http"]), &["only runtime-wasm may"]);
         check(
             member("platform/gateway", &["rusqlite"]),
-            &["only platform/wal and platform/store and workflows/journal and workflows/engine may"],
+            &["only platform/sqlite and platform/store and workflows/journal and workflows/engine may"],
         );
         check(member("platform/gateway", &["dev:etcd-client"]), &["names etcd-client"]);
         check(member("platform/gateway", &["containerd-client"]), &["only runtime-oci may"]);

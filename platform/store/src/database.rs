@@ -1,4 +1,4 @@
-//! The SQLite file: opening it with suspicion, loading it, committing to it.
+//! The SQLite file: opening it, loading it, committing to it.
 
 use std::{
     collections::HashMap,
@@ -6,12 +6,11 @@ use std::{
     io::{self, Read as _},
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
 };
 
 use bytes::Bytes;
-use mayfly_wal::Log;
-use rusqlite::{Connection, OpenFlags, TransactionBehavior, config::DbConfig, ffi, params};
+use mayfly_sqlite::{DatabaseError, DatabaseFormat, Log, OpenedDatabase, WriterSettings};
+use rusqlite::{Connection, TransactionBehavior, ffi, params};
 
 use crate::{
     lock::{Lock, LockError},
@@ -19,15 +18,17 @@ use crate::{
     store::Config,
 };
 
-const SCHEMA: &str = include_str!("schema.sql");
-const SCHEMA_VERSION: i64 = 1;
-/// "MayO", Mayfly objects: tells the file from any other SQLite database.
-const APPLICATION_ID: i64 = 0x4d61_794f;
+const FORMAT: DatabaseFormat = DatabaseFormat {
+    // "MayO", Mayfly objects.
+    application_id: 0x4d61_794f,
+    version: 1,
+    schema: include_str!("schema.sql"),
+    early_table: None,
+    without: " to start empty",
+};
 
 /// SQLite's own cache. Reads come from the index, so it only has to hold what a commit touches.
 const CACHE_KIB: i64 = 8 * 1024;
-/// An operator's `sqlite3` may hold the file for a moment.
-const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why a store cannot be opened. The files are left as they are.
 #[derive(Debug, thiserror::Error)]
@@ -37,22 +38,8 @@ pub enum OpenError {
         pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default()
     )]
     InUse { path: PathBuf, pid: Option<u32> },
-    #[error(
-        "{path} is damaged ({problem}); nothing was changed: put a backup in its place, or move it away \
-         (with the files beside it that share its name) to start empty"
-    )]
-    Damaged { path: PathBuf, problem: String },
-    #[error("{path} is a SQLite database, but not one of Mayfly's: choose another data directory")]
-    Foreign { path: PathBuf },
-    #[error(
-        "{path} was written by a newer Mayfly (format {found}, this one knows {known}): \
-         use that version, or a backup from before the upgrade"
-    )]
-    Newer { path: PathBuf, found: i64, known: i64 },
-    #[error("{path} cannot be opened: {source}")]
-    Io { path: PathBuf, source: io::Error },
-    #[error("{path} cannot be opened: {source}")]
-    Engine { path: PathBuf, source: rusqlite::Error },
+    #[error(transparent)]
+    Database(#[from] DatabaseError),
 }
 
 /// What was in the file.
@@ -88,40 +75,32 @@ pub(crate) struct Database {
 impl Database {
     pub(crate) fn open(config: &Config) -> Result<(Self, Loaded), OpenError> {
         let path = &*config.path;
-        let io = |source| OpenError::Io { path: path.into(), source };
+        let io = |source| DatabaseError::Io { path: path.into(), source };
         if let Some(directory) = path.parent() {
             fs::create_dir_all(directory).map_err(io)?;
         }
         let lock = Lock::acquire(&beside(path, ".lock")).map_err(|error| match error {
             LockError::Held { pid } => OpenError::InUse { path: path.into(), pid },
-            LockError::Io(source) => io(source),
+            LockError::Io(source) => io(source).into(),
         })?;
-        refuse_what_sqlite_would_overwrite(path)?;
-        let log = Log::check(path).map_err(|error| match error {
-            mayfly_wal::Error::Io { path, source } => OpenError::Io { path, source },
-            damaged => OpenError::Damaged { path: path.into(), problem: damaged.to_string() },
-        })?;
-        make_private(path).map_err(io)?;
-        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE;
-        let connection = Connection::open_with_flags(path, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX)
-            .map_err(|error| open_error(path, error))?;
-        Self::start(connection, path, config, log, Some(lock))
+        Ok(Self::load(FORMAT.open(path, settings(config))?, path, config, Some(lock))?)
     }
 
     pub(crate) fn in_memory(config: &Config) -> Result<(Self, Loaded), OpenError> {
         let path = Path::new(":memory:");
-        let connection = Connection::open_in_memory().map_err(|error| open_error(path, error))?;
-        Self::start(connection, path, config, Log::in_memory(), None)
+        Ok(Self::load(FORMAT.in_memory(settings(config))?, path, config, None)?)
     }
 
-    fn start(
-        connection: Connection,
+    fn load(
+        opened: OpenedDatabase,
         path: &Path,
         config: &Config,
-        mut log: Log,
         lock: Option<Lock>,
-    ) -> Result<(Self, Loaded), OpenError> {
-        let loaded = prepare(&connection, &mut log, path, config)?;
+    ) -> Result<(Self, Loaded), DatabaseError> {
+        let engine = |error| FORMAT.failed(path, error);
+        bound(&opened.connection, config.file_bytes_max).map_err(engine)?;
+        let loaded = load(&opened.connection, path)?;
+        let (connection, log) = opened.accept().map_err(engine)?;
         Ok((Self { connection, log, path: path.into(), _lock: lock }, loaded))
     }
 
@@ -194,45 +173,8 @@ impl Database {
     }
 }
 
-/// Checks a file that was just opened, makes it if it is new, and reads it.
-fn prepare(
-    connection: &Connection,
-    log: &mut Log,
-    path: &Path,
-    config: &Config,
-) -> Result<Loaded, OpenError> {
-    let engine = |error| open_error(path, error);
-    connection.busy_timeout(BUSY_TIMEOUT).map_err(engine)?;
-    // Until the file is known to be sound, closing it must not write to it.
-    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).map_err(engine)?;
-    connection.pragma_update(None, "cache_size", -CACHE_KIB).map_err(engine)?;
-    let number = |pragma| connection.pragma_query_value(None, pragma, |row| row.get::<_, i64>(0));
-    let application = number("application_id").map_err(engine)?;
-    let version = number("user_version").map_err(engine)?;
-    let tables = "SELECT count(*) FROM sqlite_schema";
-    let tables: i64 = connection.query_row(tables, [], |row| row.get(0)).map_err(engine)?;
-    let new = (application, version, tables) == (0, 0, 0);
-    if !new {
-        if application != APPLICATION_ID {
-            return Err(OpenError::Foreign { path: path.into() });
-        }
-        if version != SCHEMA_VERSION {
-            return Err(OpenError::Newer { path: path.into(), found: version, known: SCHEMA_VERSION });
-        }
-        let check = connection.query_row("PRAGMA quick_check(1)", [], |row| row.get::<_, String>(0));
-        let check = check.map_err(engine)?;
-        if check != "ok" {
-            return Err(OpenError::Damaged { path: path.into(), problem: check });
-        }
-    }
-    log.start(connection, config.log_bytes_max).map_err(engine)?;
-    bound(connection, config.file_bytes_max).map_err(engine)?;
-    if new {
-        create(connection).map_err(engine)?;
-    }
-    let loaded = load(connection, path)?;
-    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false).map_err(engine)?;
-    Ok(loaded)
+fn settings(config: &Config) -> WriterSettings {
+    WriterSettings { cache_kib: CACHE_KIB, log_bytes_max: config.log_bytes_max, quick_check: true }
 }
 
 /// Bounds the data file.
@@ -243,16 +185,9 @@ fn bound(connection: &Connection, bytes_max: u64) -> rusqlite::Result<()> {
     connection.pragma_update_and_check(None, "max_page_count", pages_max, |_| Ok(()))
 }
 
-fn create(connection: &Connection) -> rusqlite::Result<()> {
-    connection.execute_batch(&format!(
-        "BEGIN IMMEDIATE; PRAGMA application_id = {APPLICATION_ID}; \
-         PRAGMA user_version = {SCHEMA_VERSION}; {SCHEMA} COMMIT;"
-    ))
-}
-
-fn load(connection: &Connection, path: &Path) -> Result<Loaded, OpenError> {
-    let engine = |error| open_error(path, error);
-    let damaged = |problem: String| OpenError::Damaged { path: path.into(), problem };
+fn load(connection: &Connection, path: &Path) -> Result<Loaded, DatabaseError> {
+    let engine = |error| FORMAT.failed(path, error);
+    let damaged = |problem: String| FORMAT.damaged(path, problem);
     let revision: i64 = connection.query_row("SELECT newest FROM revision", [], |row| row.get(0)).map_err(
         |error| match error {
             rusqlite::Error::QueryReturnedNoRows => damaged("it does not say its revision".into()),
@@ -326,36 +261,6 @@ fn checksum(entry: &Entry) -> u32 {
     hasher.finalize()
 }
 
-/// Makes a data file that is not there yet, for its owner alone: there are Secrets in it. What SQLite keeps
-/// beside it gets the same mode.
-fn make_private(path: &Path) -> io::Result<()> {
-    use std::os::unix::fs::OpenOptionsExt as _;
-    let made = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-    match made {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
-        _ => Ok(()),
-    }
-}
-
-/// SQLite takes a file that is empty, or shorter than a page, for a new one: it would write over the
-/// rest of a damaged one, and throw away a log whose data file is gone.
-fn refuse_what_sqlite_would_overwrite(path: &Path) -> Result<(), OpenError> {
-    let damaged = |problem: &str| OpenError::Damaged { path: path.into(), problem: problem.into() };
-    let bytes = |path: &Path| match fs::metadata(path) {
-        Ok(metadata) => Ok(metadata.len()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
-        Err(source) => Err(OpenError::Io { path: path.into(), source }),
-    };
-    match bytes(path)? {
-        0 if bytes(&beside(path, "-wal"))? > 0 => {
-            Err(damaged("it is missing or empty, but its write-ahead log is not"))
-        }
-        // With a rollback journal it is one whose making was interrupted: SQLite undoes that.
-        1..512 if bytes(&beside(path, "-journal"))? == 0 => Err(damaged("it is only a few bytes long")),
-        _ => Ok(()),
-    }
-}
-
 /// Whether the disk, or its user's quota, has no room for so many bytes: asked by writing them. (SQLite keeps the
 /// system's error to itself; a used-up quota is to it as any that is not `ENOSPC`.)
 fn is_full(path: &Path, bytes: u64) -> bool {
@@ -375,19 +280,6 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     name.into()
-}
-
-fn open_error(path: &Path, error: rusqlite::Error) -> OpenError {
-    use rusqlite::Error as E;
-    let path = path.to_owned();
-    let misread = matches!(
-        error,
-        E::InvalidColumnType(..) | E::FromSqlConversionFailure(..) | E::IntegralValueOutOfRange(..)
-    );
-    if misread || mayfly_wal::is_damage(&error) {
-        return OpenError::Damaged { path, problem: error.to_string() };
-    }
-    OpenError::Engine { path, source: error }
 }
 
 impl From<rusqlite::Error> for CommitError {

@@ -26,7 +26,7 @@ use crate::{
 /// Where the store is and how much it may take.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The data file. SQLite keeps two more beside it (`-wal`, `-shm`), `mayfly-wal` a `-mark`, the store a `.lock`.
+    /// The data file. SQLite keeps two more beside it (`-wal`, `-shm`), `mayfly-sqlite` a `-mark`, the store a `.lock`.
     pub path: PathBuf,
     /// Events kept for each resource. A watcher further behind is told to list again.
     pub history_events_max: usize,

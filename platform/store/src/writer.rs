@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mayfly_wal::GroupCommitPolicy;
+use mayfly_sqlite::GroupCommitPolicy;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use crate::{

@@ -2,6 +2,7 @@
 
 use std::{fs, os::unix::fs::FileExt as _, path::Path};
 
+use mayfly_sqlite::DatabaseError;
 use mayfly_store::{
     Config, Key, ListError, ListOptions, OpenError, Range, Revision, Store, WatchClosed, WatchError, Write,
     WriteError,
@@ -135,7 +136,7 @@ async fn a_damaged_file_is_refused_and_left_alone() {
         let before = contents(directory.path());
         for _ in 0..2 {
             match open(directory.path()) {
-                Err(error @ OpenError::Damaged { .. }) => {
+                Err(error @ OpenError::Database(DatabaseError::Damaged { .. })) => {
                     let message = error.to_string();
                     assert!(
                         message.contains("objects.db is damaged (") && message.contains("backup"),
@@ -230,7 +231,7 @@ fn refused(directory: &Path, place: u64) {
     let before = contents(directory);
     for _ in 0..2 {
         match open(directory) {
-            Err(error @ OpenError::Damaged { .. }) => {
+            Err(error @ OpenError::Database(DatabaseError::Damaged { .. })) => {
                 let message = error.to_string();
                 assert!(message.contains("log had ") && message.contains("backup"), "{place}: {message}");
             }
@@ -278,11 +279,14 @@ async fn a_foreign_or_newer_file_is_refused_and_left_alone() {
     };
     sql("PRAGMA user_version = 2");
     let before = contents(directory.path());
-    assert!(matches!(open(directory.path()), Err(OpenError::Newer { found: 2, known: 1, .. })));
+    assert!(matches!(
+        open(directory.path()),
+        Err(OpenError::Database(DatabaseError::Version { found: 2, known: 1, .. }))
+    ));
     assert!(contents(directory.path()) == before);
     sql("PRAGMA user_version = 1; PRAGMA application_id = 7");
     let before = contents(directory.path());
-    assert!(matches!(open(directory.path()), Err(OpenError::Foreign { .. })));
+    assert!(matches!(open(directory.path()), Err(OpenError::Database(DatabaseError::Foreign { .. }))));
     assert!(contents(directory.path()) == before);
 }
 

@@ -178,8 +178,7 @@ mod tests {
             "{}",
             refused()
         );
-        // As files were before they told their form.
-        version(0);
+        version(1);
         assert_eq!(Catalog::open(Some(&path)).expect("opens").read().activities("").count(), 1);
         let mark = folder.path().join("catalog.db-mark");
         let _ = std::fs::remove_file(&mark);

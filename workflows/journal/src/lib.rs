@@ -51,32 +51,6 @@ pub enum JournalError {
         /// Why.
         reason: String,
     },
-    /// The file has tables of another form.
-    #[error(
-        "{} was written in format {found}, and this Mayfly knows format {known}: use the version that wrote it, \
-         or move the file away to start without its executions",
-        path.display()
-    )]
-    Format {
-        /// The file.
-        path: std::path::PathBuf,
-        /// The file's.
-        found: i64,
-        /// Ours.
-        known: i64,
-    },
-    /// The file must not be opened: what was acknowledged would be lost.
-    #[error(
-        "{} is damaged ({reason}); nothing was changed: put a backup in its place, or move it away (with the \
-         files beside it that share its name) to start without its executions",
-        path.display()
-    )]
-    FileDamaged {
-        /// The file.
-        path: std::path::PathBuf,
-        /// What is wrong with it.
-        reason: String,
-    },
     /// More waits for the disk than it keeps up with.
     #[error("too many starts wait for the disk: start the execution again in a moment")]
     Full,

@@ -49,51 +49,6 @@ pub(super) fn note_machine(db: &Connection, machine: &ContentDigest, body: &[u8]
     Ok(())
 }
 
-/// Makes the tables. A journal of an earlier version is looked through once, row by row.
-pub(super) fn prepare(db: &Connection) -> Result<(), JournalError> {
-    let is_there = "SELECT 1 FROM sqlite_schema WHERE name = 'artifacts_of_executions'";
-    if db.prepare(is_there)?.exists([])? {
-        return Ok(());
-    }
-    db.execute_batch("BEGIN IMMEDIATE")?;
-    let made = db.execute_batch(include_str!("names.sql")).and_then(|()| note_all(db));
-    match made.and_then(|()| db.execute_batch("COMMIT")) {
-        Ok(()) => Ok(()),
-        Err(error) => {
-            if !db.is_autocommit() {
-                db.execute_batch("ROLLBACK")?;
-            }
-            Err(error.into())
-        }
-    }
-}
-
-/// What was written before the tables were there, of the executions that are open.
-fn note_all(db: &Connection) -> rusqlite::Result<()> {
-    let texts = [
-        "SELECT id, CAST(input AS BLOB) FROM executions WHERE status = 'RUNNING' AND NOT input_part",
-        "SELECT r.execution, r.body FROM records r JOIN executions e ON e.id = r.execution WHERE e.status = 'RUNNING'",
-        "SELECT u.execution, CAST(p.body AS BLOB) FROM part_uses u JOIN parts p ON p.digest = u.digest \
-         JOIN executions e ON e.id = u.execution WHERE e.status = 'RUNNING'",
-    ];
-    for query in texts {
-        let mut statement = db.prepare(query)?;
-        let mut rows = statement.query([])?;
-        while let Some(row) = rows.next()? {
-            let execution: i64 = row.get(0)?;
-            note(db, u64::try_from(execution).unwrap_or(0), row.get_ref(1)?.as_bytes()?)?;
-        }
-    }
-    let mut statement = db.prepare("SELECT digest, body FROM machines")?;
-    let mut rows = statement.query([])?;
-    while let Some(row) = rows.next()? {
-        if let Ok(machine) = <[u8; 32]>::try_from(row.get_ref(0)?.as_bytes()?) {
-            note_machine(db, &ContentDigest(machine), row.get_ref(1)?.as_bytes()?)?;
-        }
-    }
-    Ok(())
-}
-
 /// An open execution that names the artifact, itself or by its definition.
 pub(super) fn user_of(db: &Connection, artifact: &ContentDigest) -> Result<Option<String>, JournalError> {
     let artifact = &artifact.0[..];

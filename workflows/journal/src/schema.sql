@@ -57,3 +57,17 @@ CREATE TABLE part_uses (
 CREATE INDEX uses_of_part ON part_uses (digest);
 CREATE INDEX map_runs_of_execution ON map_runs (execution);
 CREATE INDEX executions_ended ON executions (stop_ms) WHERE stop_ms IS NOT NULL;
+CREATE INDEX executions_by_definition ON executions (machine);
+
+-- Which artifacts what is written names (`sha256:…` in its text): they stay while it may be needed.
+CREATE TABLE artifacts_of_executions (
+    artifact  BLOB NOT NULL,
+    execution INTEGER NOT NULL,
+    PRIMARY KEY (artifact, execution)
+) WITHOUT ROWID;
+CREATE INDEX artifacts_by_execution ON artifacts_of_executions (execution);
+CREATE TABLE artifacts_of_machines (
+    artifact BLOB NOT NULL,
+    machine  BLOB NOT NULL,
+    PRIMARY KEY (artifact, machine)
+) WITHOUT ROWID;

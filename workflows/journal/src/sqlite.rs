@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use mayfly_wal::{GroupCommitPolicy, Log};
+use mayfly_sqlite::{DatabaseError, DatabaseFormat, GroupCommitPolicy, Log, WriterSettings};
 use parking_lot::{Condvar, Mutex};
-use rusqlite::{Connection, OpenFlags};
+use rusqlite::Connection;
 
 use super::names;
 use super::read;
@@ -29,9 +29,24 @@ const GATHER_MAX: Duration = Duration::from_millis(2);
 const STALL_RETRY: Duration = Duration::from_millis(250);
 /// How often a file that does not read as a journal is opened again before it is given up.
 const REOPEN_TRIES_MAX: u32 = 20;
-/// Bytes in the write-ahead log before it is folded into the data file: a page that is changed often is copied once
-/// for each log, and writers wait meanwhile.
-const LOG_BYTES_MAX: u64 = 64 << 20;
+/// Of the journal's file.
+pub(super) const FORMAT: DatabaseFormat = DatabaseFormat {
+    // "MayJ", Mayfly's journal.
+    application_id: 0x4d61_794a,
+    version: 2,
+    schema: include_str!("schema.sql"),
+    // The newest table that builds without an application id created.
+    early_table: Some("artifacts_of_executions"),
+    without: " to start without its executions",
+};
+const SETTINGS: WriterSettings = WriterSettings {
+    // A group touches new rows: the ends of the tables.
+    cache_kib: 4 << 10,
+    // A page that is changed often is copied once for each log, and writers wait meanwhile.
+    log_bytes_max: 64 << 20,
+    // A journal may have gigabytes; what is read of it is checked when it is decoded.
+    quick_check: false,
+};
 /// Reading connections kept open.
 const READERS_MAX: usize = 4;
 
@@ -80,15 +95,13 @@ impl SqliteJournal {
         self.shared.faults.lock().extend(faults.into_iter().map(failure));
     }
 
-    /// Opens or makes the file.
-    pub fn open(path: &Path) -> Result<Self, JournalError> {
-        let mut log = Log::check(path).map_err(|error| match error {
-            // A file without read permission may be whole: it is not reported as damaged.
-            mayfly_wal::Error::Io { path, source } => cannot_open(&path, &source),
-            damaged => JournalError::FileDamaged { path: path.to_owned(), reason: damaged.to_string() },
-        })?;
-        let db = connect(path, &mut log).map_err(|error| not_opened(path, &error))?;
-        write::prepare(path, &db)?;
+    /// Opens or creates the file.
+    ///
+    /// # Errors
+    /// The file must not or cannot be opened; it is left as it is.
+    pub fn open(path: &Path) -> Result<Self, DatabaseError> {
+        let opened = FORMAT.open(path, SETTINGS)?;
+        let (db, log) = opened.accept().map_err(|error| FORMAT.failed(path, error))?;
         let shared = Arc::new(WriterState {
             queue: Mutex::new(Queue::default()),
             filled: Condvar::new(),
@@ -99,7 +112,7 @@ impl SqliteJournal {
         let writer = std::thread::Builder::new()
             .name("workflow-journal".to_owned())
             .spawn(move || write_groups(Writer { path: for_thread, db, log }, &for_writer))
-            .map_err(|error| JournalError::Database(error.to_string()))?;
+            .map_err(|source| DatabaseError::Io { path: path.to_owned(), source })?;
         Ok(Self {
             path: path.to_owned(),
             shared,
@@ -115,10 +128,7 @@ impl SqliteJournal {
         let kept = self.readers.lock().pop();
         let db = match kept {
             Some(db) => db,
-            None => Connection::open_with_flags(
-                &self.path,
-                OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX,
-            )?,
+            None => mayfly_sqlite::open_reader(&self.path)?,
         };
         let answer = question(&db);
         let mut readers = self.readers.lock();
@@ -128,26 +138,6 @@ impl SqliteJournal {
         }
         answer
     }
-}
-
-fn not_opened(path: &Path, error: &rusqlite::Error) -> JournalError {
-    if mayfly_wal::is_damage(error) {
-        return JournalError::FileDamaged { path: path.to_owned(), reason: error.to_string() };
-    }
-    cannot_open(path, error)
-}
-
-fn cannot_open(path: &Path, why: &dyn std::error::Error) -> JournalError {
-    JournalError::Database(format!("{} cannot be opened: {why}", path.display()))
-}
-
-/// A connection that writes.
-fn connect(path: &Path, log: &mut Log) -> rusqlite::Result<Connection> {
-    let db = Connection::open(path)?;
-    log.start(&db, LOG_BYTES_MAX)?;
-    // What a group touches is new rows: the ends of the tables.
-    db.pragma_update(None, "cache_size", -4_096)?;
-    Ok(db)
 }
 
 /// What the writing thread has.
@@ -268,7 +258,7 @@ impl Writer {
             }
             std::thread::sleep(STALL_RETRY);
             if kind == Recovery::Reopen {
-                match connect(&self.path, &mut self.log) {
+                match DatabaseFormat::reconnect(&self.path, &mut self.log, SETTINGS) {
                     Ok(db) => self.db = db,
                     Err(error) => tracing::error!(%error, "the workflow journal cannot be opened again"),
                 }

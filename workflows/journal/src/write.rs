@@ -1,32 +1,14 @@
 //! Changes into SQLite.
 
 use mayfly_workflows_language::execution::{ContentDigest, Payload};
-use std::path::Path;
 
 use rusqlite::{Connection, OptionalExtension as _, params};
 
 use super::names;
 use super::read::signed;
-use super::{Batch, ExecutionRow, JournalChange, JournalError};
+use super::sqlite::FORMAT;
+use super::{Batch, ExecutionRow, JournalChange};
 use mayfly_workflows_language::execution::RunStatus;
-
-/// The form of the tables: `PRAGMA user_version`.
-const FORMAT: i64 = 2;
-
-/// Makes the tables of a new file; one of another form is refused as it is.
-pub(super) fn prepare(path: &Path, db: &Connection) -> Result<(), JournalError> {
-    let found: i64 = db.pragma_query_value(None, "user_version", |row| row.get(0))?;
-    let tables: i64 = db.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
-    if tables == 0 {
-        let schema = include_str!("schema.sql");
-        db.execute_batch(&format!("BEGIN IMMEDIATE; {schema} PRAGMA user_version = {FORMAT}; COMMIT;"))?;
-    } else if found != FORMAT {
-        return Err(JournalError::Format { path: path.to_owned(), found, known: FORMAT });
-    }
-    // Beside the format: what does not know these leaves them alone.
-    db.execute_batch("CREATE INDEX IF NOT EXISTS executions_by_definition ON executions (machine)")?;
-    names::prepare(db)
-}
 
 /// Writes batches in one transaction.
 pub(super) fn commit(db: &Connection, group: &[Batch]) -> rusqlite::Result<()> {
@@ -39,9 +21,9 @@ pub(super) fn commit(db: &Connection, group: &[Batch]) -> rusqlite::Result<()> {
     written
 }
 
-/// Writes what is there already, to see whether anything can be written.
+/// Writes a value that the file has already, to find out whether it can be written.
 pub(super) fn attempt(db: &Connection) -> rusqlite::Result<()> {
-    db.pragma_update(None, "user_version", FORMAT)
+    db.pragma_update(None, "user_version", FORMAT.version)
 }
 
 fn write_all(db: &Connection, group: &[Batch]) -> rusqlite::Result<()> {

@@ -82,8 +82,11 @@ pub enum TokenError {
 /// The engine could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The journal's file.
+    /// The journal's file must not or cannot be opened.
     #[error("the workflow journal could not be opened: {0}")]
+    Database(#[from] mayfly_sqlite::DatabaseError),
+    /// The journal's rows cannot be read.
+    #[error("the workflow journal could not be read: {0}")]
     Journal(#[from] mayfly_workflows_journal::JournalError),
     /// The data directory.
     #[error("the workflow data directory {path} could not be made: {source}")]

@@ -374,9 +374,7 @@ impl From<JournalError> for NotStarted {
         match error {
             JournalError::Closed => Self::Closed,
             JournalError::Full | JournalError::Database(_) => Self::Later(error.to_string()),
-            JournalError::RowDamaged { .. }
-            | JournalError::Format { .. }
-            | JournalError::FileDamaged { .. } => Self::Never(error.to_string()),
+            JournalError::RowDamaged { .. } => Self::Never(error.to_string()),
         }
     }
 }

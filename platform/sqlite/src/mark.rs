@@ -7,7 +7,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::frames::{self, HEADER_BYTES, Header, Salts};
+use crate::{
+    beside,
+    frames::{self, HEADER_BYTES, Header, Salts},
+};
 
 const MARK_BYTES: usize = 32;
 /// What a mark begins with.
@@ -16,7 +19,7 @@ const BUFFER_BYTES: usize = 256 << 10;
 
 /// Why a database must not be opened. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub(crate) enum MarkError {
     /// What was acknowledged is not in the log any more.
     #[error(
         "its write-ahead log had {acknowledged} pages when it was last written, and only the first {whole} of \
@@ -110,9 +113,9 @@ impl Mark {
     /// a loss of power has torn, says nothing, and neither does one of an earlier log.
     ///
     /// # Errors
-    /// [`Error::Damaged`]: opening the database would lose what was acknowledged. [`Error::Missing`]: opening it
+    /// [`MarkError::Damaged`]: opening the database would lose what was acknowledged. [`MarkError::Missing`]: opening it
     /// would make an empty one.
-    pub(crate) fn check(database: &Path) -> Result<Self, Error> {
+    pub(crate) fn check(database: &Path) -> Result<Self, MarkError> {
         let mark = Self {
             database: database.to_owned(),
             identity: None,
@@ -123,19 +126,19 @@ impl Mark {
         };
         let read = match fs::read(&mark.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(mark),
-            read => read.map_err(|source| Error::Io { path: mark.path.clone(), source })?,
+            read => read.map_err(|source| MarkError::Io { path: mark.path.clone(), source })?,
         };
         match fs::metadata(database) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Err(Error::Missing { mark: mark.path });
+                return Err(MarkError::Missing { mark: mark.path });
             }
-            found => found.map_err(|source| Error::Io { path: database.to_owned(), source })?,
+            found => found.map_err(|source| MarkError::Io { path: database.to_owned(), source })?,
         };
         if let Some(reached) = Reached::decode(&read) {
             let whole = whole_of(&mark.wal, &reached);
-            let whole = whole.map_err(|source| Error::Io { path: mark.wal.clone(), source })?;
+            let whole = whole.map_err(|source| MarkError::Io { path: mark.wal.clone(), source })?;
             if let Some(whole) = whole.filter(|whole| *whole < reached.frames) {
-                return Err(Error::Damaged { acknowledged: reached.frames, whole });
+                return Err(MarkError::Damaged { acknowledged: reached.frames, whole });
             }
         }
         Ok(mark)
@@ -172,11 +175,11 @@ impl Mark {
     /// The database was opened, perhaps again: its log may be another file.
     ///
     /// # Errors
-    /// [`Error::Removed`]: this is not the database that was opened before.
-    pub(crate) fn opened(&mut self) -> Result<(), Error> {
+    /// [`MarkError::Removed`]: this is not the database that was opened before.
+    pub(crate) fn opened(&mut self) -> Result<(), MarkError> {
         self.files = None;
         let identity = FileIdentity::of(&self.database);
-        let identity = identity.map_err(|source| Error::Io { path: self.database.clone(), source })?;
+        let identity = identity.map_err(|source| MarkError::Io { path: self.database.clone(), source })?;
         match self.identity.replace(identity) {
             Some(before) if before != identity => {
                 self.identity = Some(before);
@@ -190,23 +193,23 @@ impl Mark {
     /// was removed succeeds, and is gone when the process ends.
     ///
     /// # Errors
-    /// [`Error::Removed`], and [`Error::Io`] when that cannot be told.
-    pub(crate) fn check_in_place(&self) -> Result<(), Error> {
+    /// [`MarkError::Removed`], and [`MarkError::Io`] when that cannot be told.
+    pub(crate) fn check_in_place(&self) -> Result<(), MarkError> {
         let Some(opened) = self.identity else { return Ok(()) };
         match FileIdentity::of(&self.database) {
             Ok(found) if found == opened => {}
             Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                return Err(Error::Io { path: self.database.clone(), source });
+                return Err(MarkError::Io { path: self.database.clone(), source });
             }
             Ok(_) | Err(_) => return Err(self.removed()),
         }
         let Some(files) = &self.files else { return Ok(()) };
-        let wal = files.wal.metadata().map_err(|source| Error::Io { path: self.wal.clone(), source })?;
-        if wal.nlink() == 0 { Err(Error::Removed { path: self.wal.clone() }) } else { Ok(()) }
+        let wal = files.wal.metadata().map_err(|source| MarkError::Io { path: self.wal.clone(), source })?;
+        if wal.nlink() == 0 { Err(MarkError::Removed { path: self.wal.clone() }) } else { Ok(()) }
     }
 
-    fn removed(&self) -> Error {
-        Error::Removed { path: self.database.clone() }
+    fn removed(&self) -> MarkError {
+        MarkError::Removed { path: self.database.clone() }
     }
 
     /// The database was closed and its log folded in: there is nothing to remember. The mark of a database that was
@@ -252,12 +255,6 @@ fn whole_of(wal: &Path, reached: &Reached) -> io::Result<Option<u64>> {
     }
 }
 
-fn beside(database: &Path, suffix: &str) -> PathBuf {
-    let mut name = database.as_os_str().to_owned();
-    name.push(suffix);
-    name.into()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -279,7 +276,7 @@ mod tests {
         }
         match Mark::check(&database) {
             Ok(_) => Ok(()),
-            Err(Error::Damaged { acknowledged, whole }) => Err((acknowledged, whole)),
+            Err(MarkError::Damaged { acknowledged, whole }) => Err((acknowledged, whole)),
             Err(error) => panic!("{error}"),
         }
     }
@@ -350,17 +347,20 @@ mod tests {
         mark.advance(2);
         assert!(mark.check_in_place().is_ok());
         fs::remove_file(&database).unwrap();
-        assert!(matches!(mark.check_in_place(), Err(Error::Removed { .. })));
-        assert!(matches!(Mark::check(&database), Err(Error::Missing { .. })));
+        assert!(matches!(mark.check_in_place(), Err(MarkError::Removed { .. })));
+        assert!(matches!(Mark::check(&database), Err(MarkError::Missing { .. })));
         // Another file in its place is not the one that is open.
         fs::write(&database, "content").unwrap();
-        assert!(matches!(mark.check_in_place(), Err(Error::Removed { .. })));
-        assert!(matches!(mark.opened(), Err(Error::Removed { .. })));
-        assert!(matches!(mark.check_in_place(), Err(Error::Removed { .. })), "also after another try");
+        assert!(matches!(mark.check_in_place(), Err(MarkError::Removed { .. })));
+        assert!(matches!(mark.opened(), Err(MarkError::Removed { .. })));
+        assert!(matches!(mark.check_in_place(), Err(MarkError::Removed { .. })), "also after another try");
         fs::remove_file(&database).unwrap();
         fs::remove_file(&mark.wal).unwrap();
         mark.remove();
-        assert!(matches!(Mark::check(&database), Err(Error::Missing { .. })), "a clean stop keeps the mark");
+        assert!(
+            matches!(Mark::check(&database), Err(MarkError::Missing { .. })),
+            "a clean stop keeps the mark"
+        );
     }
 
     #[test]
@@ -374,6 +374,6 @@ mod tests {
         mark.advance(2);
         assert!(mark.check_in_place().is_ok());
         fs::remove_file(&mark.wal).unwrap();
-        assert!(matches!(mark.check_in_place(), Err(Error::Removed { path }) if path == mark.wal));
+        assert!(matches!(mark.check_in_place(), Err(MarkError::Removed { path }) if path == mark.wal));
     }
 }

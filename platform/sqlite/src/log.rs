@@ -5,7 +5,7 @@ use std::path::Path;
 
 use rusqlite::{Connection, ffi};
 
-use crate::{Error, mark::Mark};
+use crate::mark::{Mark, MarkError};
 
 /// A database's write-ahead log, as its only writer knows it.
 #[derive(Debug)]
@@ -19,17 +19,16 @@ pub struct Log {
 }
 
 impl Log {
-    /// Looks whether the log still has all that was acknowledged, before `database` is opened.
+    /// Checks that the log still has all that was acknowledged, before `database` is opened.
     ///
     /// # Errors
-    /// [`Error::Damaged`]: opening the database would lose what was acknowledged; nothing was touched.
-    pub fn check(database: &Path) -> Result<Self, Error> {
+    /// [`MarkError::Damaged`]: opening the database would lose what was acknowledged; nothing was touched.
+    pub(crate) fn check(database: &Path) -> Result<Self, MarkError> {
         Ok(Self { mark: Some(Mark::check(database)?), ..Self::in_memory() })
     }
 
     /// That of a database in memory, which has none.
-    #[must_use]
-    pub const fn in_memory() -> Self {
+    pub(crate) const fn in_memory() -> Self {
         Self { mark: None, frames: 0, frames_max: i64::MAX }
     }
 
@@ -39,7 +38,7 @@ impl Log {
     /// # Errors
     /// What SQLite says, for a file that is no database among others. Also when the database that was started before
     /// is no longer the one at its path.
-    pub fn start(&mut self, connection: &Connection, bytes_max: u64) -> rusqlite::Result<()> {
+    pub(crate) fn start(&mut self, connection: &Connection, bytes_max: u64) -> rusqlite::Result<()> {
         connection.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(()))?;
         // An acknowledged write survives the loss of power: one fsync of the log for each commit.
         connection.pragma_update(None, "synchronous", "FULL")?;
@@ -100,9 +99,9 @@ impl Log {
 }
 
 /// A failure of the file as SQLite would report it: its own code for a database that was moved.
-fn sqlite_error(error: &Error) -> rusqlite::Error {
+fn sqlite_error(error: &MarkError) -> rusqlite::Error {
     let code = match error {
-        Error::Removed { .. } => ffi::SQLITE_READONLY_DBMOVED,
+        MarkError::Removed { .. } => ffi::SQLITE_READONLY_DBMOVED,
         _ => ffi::SQLITE_CANTOPEN,
     };
     rusqlite::Error::SqliteFailure(ffi::Error::new(code), Some(error.to_string()))
@@ -142,7 +141,7 @@ mod tests {
         // Not closed: as after a kill. Whole, it is opened; cut off within what the mark says, it is not.
         assert!(Log::check(&path).is_ok());
         std::fs::write(&wal, &std::fs::read(&wal).unwrap()[..40]).unwrap();
-        assert!(matches!(Log::check(&path), Err(Error::Damaged { .. })));
+        assert!(matches!(Log::check(&path), Err(MarkError::Damaged { .. })));
         drop(connection);
     }
 
@@ -165,7 +164,7 @@ mod tests {
         drop(connection);
         log.closed();
         assert!(
-            matches!(Log::check(&path), Err(Error::Missing { .. })),
+            matches!(Log::check(&path), Err(MarkError::Missing { .. })),
             "the next start does not begin empty"
         );
     }
