@@ -11,8 +11,8 @@ use mayfly_runtime::PodUid;
 const FIRST: u32 = u32::from_be_bytes([127, 64, 0, 1]);
 const LAST: u32 = u32::from_be_bytes([127, 95, 255, 254]);
 
-/// Who has which address. A plain struct; nothing is kept on disk: a restarted kubelet learns the addresses
-/// from the pods' statuses.
+/// The addresses of this node's pods. Nothing is kept on disk: a restarted kubelet reads the addresses from the pods'
+/// statuses.
 #[derive(Debug, Default)]
 pub(crate) struct Addresses {
     of_pod: HashMap<PodUid, IpAddr>,
@@ -21,6 +21,12 @@ pub(crate) struct Addresses {
 }
 
 impl Addresses {
+    /// No pod has an address; the first gets a random one. Servers of one machine share its loopback network, and
+    /// pods of the same address and port would exclude each other.
+    pub(crate) fn from_random_start() -> Self {
+        Self { next: rand::random_range(0..=LAST - FIRST), ..Self::default() }
+    }
+
     /// The pod's address; a new one if it has none. `None` when all two million are taken.
     pub(crate) fn of(&mut self, uid: &PodUid) -> Option<IpAddr> {
         if let Some(address) = self.of_pod.get(uid) {

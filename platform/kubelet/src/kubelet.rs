@@ -173,7 +173,7 @@ impl Kubelet {
             devices: config.devices.clone(),
             cluster_dns: config.cluster_dns.clone(),
             local: Default::default(),
-            addresses: Addresses::default().into(),
+            addresses: Addresses::from_random_start().into(),
             client: client.clone(),
             deletions: watch::Sender::new(0),
         });
