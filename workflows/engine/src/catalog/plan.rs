@@ -14,19 +14,19 @@ use super::store::CatalogError;
 /// Why the catalog does not do it.
 #[derive(Debug, thiserror::Error)]
 pub enum CatalogRejection {
-    /// No such machine.
+    /// The state machine does not exist.
     #[error("no state machine {0}")]
     MachineMissing(String),
-    /// The machine is on its way out.
+    /// The state machine is being deleted.
     #[error("state machine {0} is being deleted")]
     MachineDeleting(String),
-    /// The name is taken by a machine that says something else.
+    /// A state machine of this name exists with a different definition or configuration.
     #[error("state machine {0} exists")]
     MachineExists(String),
     /// The name is taken by an activity that is encrypted otherwise.
     #[error("activity {0} exists")]
     ActivityExists(String),
-    /// An alias or a version that is not there.
+    /// The alias or version does not exist.
     #[error("no such resource: {0}")]
     ResourceMissing(String),
     /// Nothing that has tags.

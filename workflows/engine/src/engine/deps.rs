@@ -59,7 +59,7 @@ impl FunctionError {
         Self { error_type: error_type.into(), cause: cause.into() }
     }
 
-    /// What AWS carries out and this installation does not.
+    /// Error for an integration that AWS supports and this installation does not.
     pub fn not_supported(cause: impl Into<String>) -> Self {
         Self::new("Mayfly.IntegrationNotSupported", cause)
     }
@@ -205,13 +205,13 @@ pub struct Deps {
     pub http: Arc<dyn HttpTasks>,
     /// Buckets, where no endpoint is given for S3.
     pub objects: Arc<dyn Objects>,
-    /// Tells the time.
+    /// Source of the current time; injected for tests.
     pub clock: Arc<dyn crate::timers::Clock>,
     /// Random numbers; injected for tests.
     pub randomness: Arc<dyn Randomness>,
 }
 
-/// Where randomness comes in.
+/// Source of random numbers.
 pub trait Randomness: Send + Sync {
     /// Sixteen fresh random bytes.
     fn bytes(&self) -> [u8; 16];

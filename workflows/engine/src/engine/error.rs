@@ -26,7 +26,7 @@ pub enum StartError {
 /// A question or an order about one execution failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ExecutionError {
-    /// No such execution.
+    /// The execution does not exist.
     #[error("execution does not exist: '{0}'")]
     NotFound(String),
     /// The page token was not made here.
