@@ -33,6 +33,7 @@ mod find;
 mod format;
 mod gateway;
 mod get;
+mod gpu;
 mod guest;
 pub mod http_client;
 mod image;
@@ -126,6 +127,8 @@ pub(crate) enum ClientCommand {
     Workflow(workflow::WorkflowArgs),
     /// Components, and what jobs read and leave
     Artifact(artifact::ArtifactArgs),
+    /// Jobs on GPUs
+    Gpu(gpu::GpuArgs),
     /// Images of containers on a node
     Image(image::ImageArgs),
     /// Print the versions of this program and of the server
@@ -177,6 +180,7 @@ impl ClientCommand {
             Self::Network(args) => network::run(args, session).await?,
             Self::Workflow(args) => return workflow::run(args, session).await,
             Self::Artifact(args) => artifact::run(args, session).await?,
+            Self::Gpu(args) => return gpu::run(args, session).await,
             Self::Image(args) => image::run(args, session).await?,
             Self::Version(args) => version::run(args, session).await?,
         }

@@ -174,5 +174,21 @@ async fn a_gpu_job_builds_a_source_file_and_its_results_outlive_its_pod() -> Res
     node.kubectl.up.cli().ok(&["artifact", "get", program, "--out", &file.to_string_lossy()]).await?;
     ensure!(std::fs::read(&file)?.starts_with(b"\x7fELF"));
     node.kubectl.ok(&["delete", "job", "job", "--timeout=50s"]).await?;
+    a_person_runs_a_script(&node).await?;
     node.leaves_nothing().await
+}
+
+/// `mayfly gpu run` shows the log, fetches what is left, and ends with the program's exit code.
+async fn a_person_runs_a_script(node: &ContainerNode) -> Result<()> {
+    let (script, results) = (node.folder.path().join("share.sh"), node.folder.path().join("results"));
+    std::fs::write(&script, "echo runs on $NVIDIA_VISIBLE_DEVICES\ncp share.sh $MAYFLY_OUT/copy\nexit 3\n")?;
+    let (source, out) = (script.to_string_lossy(), results.to_string_lossy());
+    let share = ["--gpus", "0.5", "--gpu-memory", "8Gi", "--image", "busybox:local"];
+    let arguments = [&["gpu", "run", &source, "--out", &out], &share[..]].concat();
+    let ran = node.kubectl.up.cli().run(&arguments).await?;
+    ensure!(ran.code == Some(3) && ran.stdout.starts_with("runs on GPU-"), "{ran:?}");
+    ensure!(std::fs::read(results.join("copy"))? == std::fs::read(&script)?, "{ran:?}");
+    let refused = node.kubectl.up.cli().fails(&["gpu", "run", &source, "--gpus", "0.5"]).await?;
+    ensure!(refused.contains("--gpu-memory 8Gi"), "{refused}");
+    node.kubectl.ok(&["delete", "jobs", "--all", "--timeout=50s"]).await.map(drop)
 }

@@ -1,0 +1,213 @@
+//! `mayfly gpu run`: a source file or a folder as a Job with GPUs, followed to its end.
+//!
+//! The sources are artifacts, the Job is a plain `batch/v1` Job ([`plan`] makes it), and what it leaves is fetched by
+//! the Job's outcomes ([`mayfly_api::job_io`]).
+
+mod plan;
+mod sources;
+
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use clap::{Args, Subcommand};
+use http::Method;
+use mayfly_api::job_io::{ANNOTATION_OUTCOMES, ArtifactRef, Outcome, Outputs};
+use serde_json::Value;
+use tokio::time::sleep;
+
+use super::{
+    failure::Failure,
+    logs, output,
+    server::{Server, is_not_found, segment, with_query},
+    session::Session,
+    upload,
+};
+use plan::{GpuShare, JobPlan};
+
+/// How often the Job and its pod are read while they are waited for.
+const PAUSE: Duration = Duration::from_millis(200);
+/// The image of a job that names none: CUDA's compiler and libraries.
+const IMAGE_DEFAULT: &str = "nvidia/cuda:12.6.2-devel-ubuntu22.04";
+
+#[derive(Args, Debug)]
+#[command(after_help = "Example:
+  mayfly gpu run job.cu
+  mayfly gpu run train/ --gpus 2 --out results -- make run")]
+pub(crate) struct GpuArgs {
+    #[command(subcommand)]
+    command: GpuCommand,
+}
+
+#[derive(Subcommand, Debug)]
+enum GpuCommand {
+    /// Run a source file or a folder on GPUs, follow its log, and fetch what it leaves
+    ///
+    /// The sources are copied into the container's working folder. Files that the program writes to the folder
+    /// $MAYFLY_OUT are kept after the pod is gone. Without a command, a .cu file is compiled and run, a .py or .sh file
+    /// is run, and a folder with a Makefile is run by `make run`. The exit code is the program's.
+    #[command(after_help = "Example:
+  mayfly gpu run job.cu
+  mayfly gpu run job.py --gpus 0.5 --gpu-memory 8Gi --image pytorch/pytorch
+  mayfly gpu run train/ --gpus 2 --out results -- make run")]
+    Run(RunArgs),
+}
+
+#[derive(Args, Debug)]
+struct RunArgs {
+    /// Files, or one folder
+    #[arg(required = true, value_name = "SOURCE")]
+    sources: Vec<PathBuf>,
+    /// GPUs: a whole number, or a share of one below 1, such as 0.5
+    #[arg(long, value_name = "NUMBER", default_value = "1")]
+    gpus: GpuShare,
+    /// GPU memory of a share, such as 8Gi
+    #[arg(long, value_name = "QUANTITY")]
+    gpu_memory: Option<String>,
+    /// The container image
+    #[arg(long, default_value = IMAGE_DEFAULT)]
+    image: String,
+    /// The Job's name [default: the first source's, and some digits]
+    #[arg(long)]
+    name: Option<String>,
+    /// The folder to which the files that the job leaves are written [default: they are listed]
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// The program and its arguments
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
+pub(crate) async fn run(args: GpuArgs, session: &Session) -> anyhow::Result<ExitCode> {
+    let GpuCommand::Run(args) = args.command;
+    run_job(args, session).await
+}
+
+async fn run_job(args: RunArgs, session: &Session) -> anyhow::Result<ExitCode> {
+    let sources = sources::read(&args.sources)?;
+    let command = match args.command.is_empty() {
+        true => sources.command()?,
+        false => args.command,
+    };
+    let limits = plan::limits(args.gpus, args.gpu_memory.as_deref())?;
+    let (server, namespace) = (session.server().await?, session.namespace().await?);
+    let artifacts = sources.push(server).await?;
+    let folder = sources.folder();
+    let plan = JobPlan { name: args.name, stem: sources.stem(), image: args.image, command, folder, limits };
+    let jobs = format!("/apis/batch/v1/namespaces/{}/jobs", segment(&namespace));
+    let created =
+        server.send(Method::POST, &jobs, "application/json", &plan.manifest(artifacts)?).await?.body;
+    let name = created["metadata"]["name"].as_str().context("the server created a Job without a name")?;
+    output::note(format_args!("job {name} created"));
+    let job = format!("{jobs}/{}", segment(name));
+    if let Some(pod) = started_pod(server, &namespace, name, &job).await? {
+        let path = format!("/api/v1/namespaces/{}/pods/{}/log", segment(&namespace), segment(&pod));
+        logs::copy(session, &with_query(&path, &[("follow", Some("true"))])).await?;
+    }
+    let outcome = ended(server, &job).await?;
+    let Some(outcome) = outcome else {
+        let todo = format!("see why: mayfly describe job {name} -n {namespace}");
+        return Err(Failure::error(format!("job {name} failed before its program ran"), todo));
+    };
+    fetch(server, &outcome, args.out.as_deref()).await?;
+    if !outcome.succeeded {
+        let message = if outcome.message.is_empty() { &outcome.reason } else { &outcome.message };
+        output::note(format_args!("job {name} failed: {message}"));
+    }
+    let code = outcome.exit_code.unwrap_or(i32::from(!outcome.succeeded));
+    Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
+}
+
+/// Waits until the Job's pod has started, and returns its name; `None` when the Job ended without one. Shows why the
+/// pod waits, each reason once.
+async fn started_pod(
+    server: &Server,
+    namespace: &str,
+    name: &str,
+    job: &str,
+) -> anyhow::Result<Option<String>> {
+    let pods = format!("/api/v1/namespaces/{}/pods", segment(namespace));
+    let pods = with_query(&pods, &[("labelSelector", Some(&format!("batch.kubernetes.io/job-name={name}")))]);
+    let mut shown = String::new();
+    loop {
+        let list = server.get(&pods).await?;
+        let pod = list["items"].as_array().and_then(|items| items.first());
+        if let Some(pod) = pod {
+            if pod["status"]["phase"].as_str().is_some_and(|phase| phase != "Pending") {
+                return Ok(pod["metadata"]["name"].as_str().map(str::to_owned));
+            }
+            let why = plan::waiting_reason(pod).unwrap_or_default();
+            if !why.is_empty() && why != shown {
+                output::note(format_args!("waiting: {why}"));
+                shown = why;
+            }
+        }
+        if plan::has_ended(&read_job(server, job).await?) {
+            return Ok(None);
+        }
+        sleep(PAUSE).await;
+    }
+}
+
+/// Waits until the Job has ended, and returns the outcome of its last pod.
+async fn ended(server: &Server, job: &str) -> anyhow::Result<Option<Outcome>> {
+    loop {
+        let found = read_job(server, job).await?;
+        if plan::has_ended(&found) {
+            let outcomes = found["metadata"]["annotations"][ANNOTATION_OUTCOMES].as_str().unwrap_or("[]");
+            let mut outcomes: Vec<Outcome> =
+                serde_json::from_str(outcomes).context("the Job's outcomes cannot be read")?;
+            return Ok(outcomes.pop());
+        }
+        sleep(PAUSE).await;
+    }
+}
+
+async fn read_job(server: &Server, job: &str) -> anyhow::Result<Value> {
+    server.get(job).await.map_err(|error| match is_not_found(&error) {
+        true => Failure::error("the Job was deleted while it was waited for", "run it again"),
+        false => error.into(),
+    })
+}
+
+/// Shows what the pod left, or writes it to a folder.
+async fn fetch(server: &Server, outcome: &Outcome, out: Option<&Path>) -> anyhow::Result<()> {
+    let Some(collected) = &outcome.outputs else { return Ok(()) };
+    let mut document = Vec::new();
+    upload::download(server, &collected.document, &mut document).await?;
+    let outputs: Outputs = serde_json::from_slice(&document).context("the job's outputs cannot be read")?;
+    for problem in &outputs.problems {
+        output::note(format_args!("not kept: {problem}"));
+    }
+    for (name, artifact) in &outputs.artifacts {
+        match out {
+            Some(folder) => save(server, artifact, folder, name).await?,
+            None => output::note(format_args!("left {name}: mayfly artifact get {}", artifact.digest)),
+        }
+    }
+    Ok(())
+}
+
+async fn save(server: &Server, artifact: &ArtifactRef, folder: &Path, name: &str) -> anyhow::Result<()> {
+    let refused = |error: std::io::Error| {
+        Failure::error(format!("cannot write to {}: {error}", folder.display()), "name another --out")
+    };
+    std::fs::create_dir_all(folder).map_err(refused)?;
+    let path = folder.join(name);
+    let mut file = tempfile::NamedTempFile::new_in(folder).map_err(refused)?;
+    upload::download(server, &artifact.digest, &mut file).await?;
+    if artifact.directory {
+        let content = file.reopen().map_err(refused)?;
+        tar::Archive::new(content).unpack(&path).map_err(refused)?;
+    } else {
+        // Not secret: a mode for everybody to read, as a compiler's output has.
+        let open = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+        file.as_file().set_permissions(open).map_err(refused)?;
+        file.persist(&path).map_err(|error| refused(error.error))?;
+    }
+    output::note(format_args!("{} written", path.display()));
+    Ok(())
+}
