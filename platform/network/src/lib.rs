@@ -4,7 +4,7 @@
 //! One pure planner ([`plan`]) turns Services and EndpointSlices into a [`RuleSet`]; two proxies carry it out. With
 //! root, [`nftables`] writes it into the kernel's packet filter, in tables of its own, one transaction per change.
 //! Without root, [`userspace`] listens on addresses of the loopback network 127.64.0.0/10 and copies bytes. [`dns`]
-//! is the cluster's name server.
+//! is the cluster's name server. [`policy`] isolates pods as NetworkPolicies say, in tables of its own.
 //!
 //! **Belongs here:** what a Service's addresses and names do on this node, and carrying it out.
 //! **Does not belong here:** the allocation of cluster IPs and node ports (the API server), EndpointSlices (the
@@ -15,9 +15,11 @@ pub mod demand;
 pub mod dns;
 pub mod nftables;
 pub mod plan;
+pub mod policy;
 pub mod role;
 pub mod userspace;
 
 pub use dns::{ClusterDns, ClusterNames, DnsConfig, HostAddresses};
 pub use plan::{Backend, Frontend, RuleSet, ServicePortName, TransportProtocol};
+pub use policy::{PolicyEnforcer, PolicyMode};
 pub use role::{Activation, ProxyMode, ServiceProxy};

@@ -14,7 +14,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     process::Stdio,
     time::Duration,
 };
@@ -55,14 +55,26 @@ pub enum AddressFamily {
 }
 
 impl AddressFamily {
-    const ALL: [Self; 2] = [Self::V4, Self::V6];
+    pub(crate) const ALL: [Self; 2] = [Self::V4, Self::V6];
 
     fn of(address: SocketAddr) -> Self {
+        Self::of_ip(address.ip())
+    }
+
+    pub(crate) fn of_ip(address: IpAddr) -> Self {
         if address.is_ipv4() { Self::V4 } else { Self::V6 }
     }
 
+    /// What distinguishes the maps and sets of this family in a table of both.
+    pub(crate) fn suffix(self) -> &'static str {
+        match self {
+            Self::V4 => "",
+            Self::V6 => "-6",
+        }
+    }
+
     /// The family of a table, and the prefix of its address expressions.
-    fn word(self) -> &'static str {
+    pub(crate) fn word(self) -> &'static str {
         match self {
             Self::V4 => "ip",
             Self::V6 => "ip6",
@@ -74,7 +86,7 @@ impl AddressFamily {
         format!("{} {name}", self.word())
     }
 
-    fn address_type(self) -> &'static str {
+    pub(crate) fn address_type(self) -> &'static str {
         match self {
             Self::V4 => "ipv4_addr",
             Self::V6 => "ipv6_addr",
@@ -321,7 +333,7 @@ impl Content {
     }
 }
 
-fn digest(text: &str) -> String {
+pub(crate) fn digest(text: &str) -> String {
     let mut digest = hex::encode(Sha256::digest(text));
     digest.truncate(DIGEST_DIGITS);
     digest
@@ -449,11 +461,11 @@ impl NftablesProxy {
     }
 }
 
-async fn run_nft(script: &str) -> Result<(), NftError> {
+pub(crate) async fn run_nft(script: &str) -> Result<(), NftError> {
     run_nft_with(&["-f", "-"], script).await
 }
 
-async fn run_nft_with(arguments: &[&str], input: &str) -> Result<(), NftError> {
+pub(crate) async fn run_nft_with(arguments: &[&str], input: &str) -> Result<(), NftError> {
     let mut nft = Command::new("nft");
     nft.args(arguments).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
     let running = async {

@@ -4,17 +4,23 @@ use std::{
     net::{IpAddr, Ipv4Addr},
     os::{linux::net::SocketAddrExt as _, unix::net},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use anyhow::{Context as _, anyhow, bail};
 use mayfly_cli::data_dir::DataDir;
+use mayfly_informer::Informers;
 use mayfly_kubelet::ClusterDnsServer;
-use mayfly_network::{Activation, ClusterNames, DnsConfig, HostAddresses, ProxyMode};
+use mayfly_network::{
+    Activation, ClusterDns, ClusterNames, DnsConfig, HostAddresses, PolicyEnforcer, PolicyMode, ProxyMode,
+    ServiceProxy,
+};
 use mayfly_runtime::{ClusterHost, ClusterHosts};
 use mayfly_runtime_oci::availability::find_program;
 use sha2::{Digest as _, Sha256};
+use tokio::sync::watch;
 
-use super::containers;
+use super::{containers, tasks::Tasks};
 use crate::config::{NetworkMode, UpConfig};
 
 /// Cluster IPs where the userspace proxy serves them: loopback addresses beside those of pods, so that no root is needed.
@@ -127,6 +133,18 @@ impl ServiceNetworking {
         matches!(self.proxy, ProxyMode::Nftables { .. })
     }
 
+    /// How NetworkPolicies are enforced; `programmed` becomes true when the rules for Services are written.
+    fn policy_mode(&self, programmed: watch::Receiver<bool>) -> PolicyMode {
+        match &self.proxy {
+            ProxyMode::Nftables { table, bridged_pods, .. } => PolicyMode::Nftables {
+                table: format!("{table}-policy"),
+                bridge: bridged_pods.is_some(),
+                programmed,
+            },
+            ProxyMode::Userspace(_) => PolicyMode::Unenforced,
+        }
+    }
+
     /// What pods' `resolv.conf` names.
     pub(super) fn dns_server(&self) -> Option<ClusterDnsServer> {
         let address = self.dns.as_ref()?.cluster_ip;
@@ -177,13 +195,51 @@ fn reserve_network(base: u32) -> std::io::Result<net::UnixListener> {
     net::UnixListener::bind_addr(&net::SocketAddr::from_abstract_name(name)?)
 }
 
-/// The cluster's names, with no name yet.
-pub(super) fn names(informers: &mayfly_informer::Informers) -> ClusterNames {
-    ClusterNames::create(CLUSTER_DOMAIN, informers)
+/// The parts of a node that make Services, names and policies work.
+pub(super) struct NodeNetwork {
+    services: ServiceProxy,
+    policies: PolicyEnforcer,
+    names: ClusterNames,
+    dns: Option<ClusterDns>,
+}
+
+impl NodeNetwork {
+    /// `rules_written` becomes true when the node's rules for Services are carried out.
+    pub(super) fn create(
+        networking: &ServiceNetworking,
+        node: &str,
+        informers: &Informers,
+        client: kube::Client,
+        rules_written: watch::Sender<bool>,
+    ) -> Self {
+        let mode = networking.policy_mode(rules_written.subscribe());
+        let names = ClusterNames::create(CLUSTER_DOMAIN, informers);
+        Self {
+            policies: PolicyEnforcer::create(mode, node, informers, client.clone()),
+            services: ServiceProxy::create(networking.proxy.clone(), node, informers, rules_written),
+            dns: networking.dns.clone().map(|dns| ClusterDns::create(dns, names.clone(), client)),
+            names,
+        }
+    }
+
+    /// The cluster's names, for guests.
+    pub(super) fn guest_names(&self) -> Arc<dyn ClusterHosts> {
+        Arc::new(GuestNames(self.names.clone()))
+    }
+
+    /// Runs until the tasks are stopped.
+    pub(super) fn run_in(self, tasks: &mut Tasks) {
+        tasks.run("services", self.services.run(tasks.token()));
+        tasks.run("network policies", self.policies.run(tasks.token()));
+        tasks.run("cluster names", self.names.follow(tasks.token()));
+        if let Some(dns) = self.dns {
+            tasks.run("cluster dns", dns.run(tasks.token()));
+        }
+    }
 }
 
 /// The cluster's names for guests.
-pub(super) struct GuestNames(pub(super) ClusterNames);
+struct GuestNames(ClusterNames);
 
 impl ClusterHosts for GuestNames {
     fn lookup(&self, host: &str) -> ClusterHost {

@@ -17,7 +17,6 @@ use mayfly_distribution::RegistryClient;
 use mayfly_gateway::{Gateway, GatewayHandle};
 use mayfly_informer::{EnvObjects, Informer, Informers};
 use mayfly_kubelet::{JobFiles, Kubelet};
-use mayfly_network::{ClusterDns, ClusterNames, ServiceProxy};
 use mayfly_registry::RegistryServer;
 use mayfly_runtime::{
     Runtime,
@@ -39,7 +38,7 @@ use super::{
     image_registry,
     listeners::{Listeners, Ports, gateway_refused},
     metrics::Counts,
-    network::{self, GuestNames, ServiceNetworking},
+    network::{NodeNetwork, ServiceNetworking},
     nodes::LocalNodes,
     open_files::{self, Connections},
     runtimes::{Handles, Runtimes},
@@ -93,9 +92,7 @@ struct Up {
     controllers: Controllers,
     scheduler: Scheduler,
     kubelet: Kubelet,
-    services: ServiceProxy,
-    names: ClusterNames,
-    dns: Option<ClusterDns>,
+    network: NodeNetwork,
     /// Reserves the network of Services.
     networking: ServiceNetworking,
     devices: Option<Devices>,
@@ -202,12 +199,10 @@ impl Up {
         kubelet_config.cluster_dns = networking.dns_server();
         let kubelet = Kubelet::create(kubelet_config, node_client, &informers, runtimes);
         nodes.attach(&config.node_name, kubelet.router());
-        let services =
-            ServiceProxy::create(networking.proxy.clone(), &config.node_name, &informers, rules_written);
-        let names = network::names(&informers);
-        host.attach_names(Arc::new(GuestNames(names.clone())));
-        let dns_client = client("system:mayfly:controllers");
-        let dns = networking.dns.clone().map(|dns| ClusterDns::create(dns, names.clone(), dns_client));
+        let network_client = client("system:mayfly:controllers");
+        let network =
+            NodeNetwork::create(&networking, &config.node_name, &informers, network_client, rules_written);
+        host.attach_names(network.guest_names());
         stop_informers.disarm();
         Ok(Self {
             data_dir,
@@ -223,9 +218,7 @@ impl Up {
             controllers,
             scheduler,
             kubelet,
-            services,
-            names,
-            dns,
+            network,
             networking,
             devices,
             containers,
@@ -270,14 +263,7 @@ impl Up {
         let (stop, kubelet) = (inside.token(), self.kubelet);
         inside.run("kubelet", kubelet.run(stop));
 
-        let (stop, services) = (inside.token(), self.services);
-        inside.run("services", services.run(stop));
-        let (stop, names) = (inside.token(), self.names);
-        inside.run("cluster names", names.follow(stop));
-        if let Some(dns) = self.dns {
-            let stop = inside.token();
-            inside.run("cluster dns", dns.run(stop));
-        }
+        self.network.run_in(&mut inside);
         if let Some(devices) = self.devices {
             let stop = inside.token();
             inside.run("devices", devices.run(stop));

@@ -1,0 +1,339 @@
+//! From NetworkPolicies, pods and namespaces to what each pod of a node accepts and may reach. Pure: equal input gives
+//! equal rules.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use ipnet::IpNet;
+use mayfly_api::{
+    k8s::{
+        api::{
+            core::v1::{Namespace, Pod},
+            networking::v1::{NetworkPolicy, NetworkPolicyPeer, NetworkPolicyPort},
+        },
+        apimachinery::pkg::{apis::meta::v1::LabelSelector, util::intstr::IntOrString},
+    },
+    selector::Selector,
+};
+
+/// A transport protocol that a policy can name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum PolicyProtocol {
+    Tcp,
+    Udp,
+    Sctp,
+}
+
+impl PolicyProtocol {
+    fn of(name: Option<&str>) -> Option<Self> {
+        match name {
+            None | Some("TCP") => Some(Self::Tcp),
+            Some("UDP") => Some(Self::Udp),
+            Some("SCTP") => Some(Self::Sctp),
+            Some(_) => None,
+        }
+    }
+
+    /// As nftables writes it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+            Self::Sctp => "sctp",
+        }
+    }
+}
+
+/// Ports from `first` to `last`, both included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PortRange {
+    pub protocol: PolicyProtocol,
+    pub first: u16,
+    pub last: u16,
+}
+
+/// The other side of a connection.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum TrafficPeer {
+    Any,
+    Addresses(BTreeSet<IpAddr>),
+    Block { cidr: IpNet, except: BTreeSet<IpNet> },
+}
+
+/// Connections that a policy allows.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct AllowRule {
+    pub peer: TrafficPeer,
+    /// The destination's ports; `None`: every port of every protocol.
+    pub ports: Option<BTreeSet<PortRange>>,
+}
+
+/// What is allowed for a pod that at least one policy selects. `None`: no policy concerns the direction.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct IsolatedPod {
+    pub ingress: Option<BTreeSet<AllowRule>>,
+    pub egress: Option<BTreeSet<AllowRule>>,
+}
+
+/// The rules of a node, by the address of the pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PolicyRules {
+    pub pods: BTreeMap<IpAddr, IsolatedPod>,
+}
+
+/// The rules of the node called `node`.
+///
+/// Pods in the host's network have the node's address and take no part, as upstream leaves to the implementation;
+/// those that ended have no address any more.
+#[must_use]
+pub fn plan<'a>(
+    policies: impl IntoIterator<Item = &'a NetworkPolicy>,
+    pods: impl IntoIterator<Item = &'a Pod>,
+    namespaces: impl IntoIterator<Item = &'a Namespace>,
+    node: &str,
+) -> PolicyRules {
+    let pods: Vec<_> = pods.into_iter().filter_map(PodWithAddress::of).collect();
+    let namespaces = namespaces.into_iter().filter_map(|namespace| {
+        Some((namespace.metadata.name.as_deref()?, namespace.metadata.labels.as_ref()))
+    });
+    let cluster = PeerSource { pods: &pods, namespaces: namespaces.collect() };
+    let mut rules = PolicyRules::default();
+    for policy in policies {
+        let (Some(spec), Some(namespace)) = (&policy.spec, policy.metadata.namespace.as_deref()) else {
+            continue;
+        };
+        // The API server refuses a selector that cannot be parsed.
+        let Some(selector) = parsed(spec.pod_selector.as_ref()) else { continue };
+        let is_of_type = |name: &str, default: bool| {
+            spec.policy_types.as_ref().map_or(default, |types| types.iter().any(|of| of == name))
+        };
+        let has_egress_rules = spec.egress.as_ref().is_some_and(|rules| !rules.is_empty());
+        let (ingress, egress) = (is_of_type("Ingress", true), is_of_type("Egress", has_egress_rules));
+        let egress_rules = egress.then(|| cluster.egress(namespace, spec.egress.as_deref()));
+        let selected = pods.iter().filter(|pod| {
+            pod.namespace == namespace && pod.node == Some(node) && matches(&selector, pod.labels)
+        });
+        for pod in selected {
+            let allowed = ingress.then(|| cluster.ingress(namespace, spec.ingress.as_deref(), pod));
+            for address in &pod.addresses {
+                let isolated = rules.pods.entry(*address).or_default();
+                if let Some(allowed) = &allowed {
+                    isolated.ingress.get_or_insert_default().extend(allowed.iter().cloned());
+                }
+                if let Some(allowed) = &egress_rules {
+                    isolated.egress.get_or_insert_default().extend(allowed.iter().cloned());
+                }
+            }
+        }
+    }
+    rules
+}
+
+/// A pod that can be one side of a connection.
+struct PodWithAddress<'a> {
+    namespace: &'a str,
+    node: Option<&'a str>,
+    labels: Option<&'a BTreeMap<String, String>>,
+    addresses: BTreeSet<IpAddr>,
+    /// Its named ports.
+    ports: Vec<(&'a str, PortRange)>,
+}
+
+impl<'a> PodWithAddress<'a> {
+    fn of(pod: &'a Pod) -> Option<Self> {
+        let (spec, status) = (pod.spec.as_ref()?, pod.status.as_ref()?);
+        let has_ended = matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"));
+        if spec.host_network == Some(true) || has_ended {
+            return None;
+        }
+        let all = status.pod_ips.iter().flatten().map(|of| of.ip.as_str());
+        let addresses: BTreeSet<_> =
+            all.chain(status.pod_ip.as_deref()).filter_map(|ip| ip.parse().ok()).collect();
+        // Sidecars are init containers that stay; the names of their ports count too.
+        let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+        let ports = containers.flat_map(|container| container.ports.iter().flatten()).filter_map(|port| {
+            let number = u16::try_from(port.container_port).ok()?;
+            let protocol = PolicyProtocol::of(port.protocol.as_deref())?;
+            Some((port.name.as_deref()?, PortRange { protocol, first: number, last: number }))
+        });
+        (!addresses.is_empty()).then(|| Self {
+            namespace: pod.metadata.namespace.as_deref().unwrap_or_default(),
+            node: spec.node_name.as_deref(),
+            labels: pod.metadata.labels.as_ref(),
+            addresses,
+            ports: ports.collect(),
+        })
+    }
+
+    /// The port that this pod gives a name.
+    fn named_port(&self, name: &str, protocol: PolicyProtocol) -> Option<PortRange> {
+        let mut ports = self.ports.iter().filter(|(of, port)| *of == name && port.protocol == protocol);
+        ports.next().map(|(_, port)| *port)
+    }
+}
+
+fn parsed(selector: Option<&LabelSelector>) -> Option<Selector> {
+    // An absent pod selector of a policy selects every pod, as an empty one.
+    selector.map_or_else(|| Some(Selector::default()), |selector| Selector::from_object(selector).ok())
+}
+
+fn matches(selector: &Selector, labels: Option<&BTreeMap<String, String>>) -> bool {
+    labels.map_or_else(|| selector.matches(&BTreeMap::new()), |labels| selector.matches(labels))
+}
+
+/// The ports of a policy's rule, before names are resolved.
+struct PortList<'a> {
+    numbers: BTreeSet<PortRange>,
+    names: Vec<(&'a str, PolicyProtocol)>,
+}
+
+impl<'a> PortList<'a> {
+    /// `None`: the rule is about every port.
+    fn of(ports: Option<&'a [NetworkPolicyPort]>) -> Option<Self> {
+        let ports = ports.filter(|ports| !ports.is_empty())?;
+        let mut list = Self { numbers: BTreeSet::new(), names: Vec::new() };
+        for port in ports {
+            let Some(protocol) = PolicyProtocol::of(port.protocol.as_deref()) else { continue };
+            match &port.port {
+                None => drop(list.numbers.insert(PortRange { protocol, first: 0, last: u16::MAX })),
+                Some(IntOrString::String(name)) => list.names.push((name, protocol)),
+                Some(IntOrString::Int(first)) => {
+                    let last = u16::try_from(port.end_port.unwrap_or(*first));
+                    if let (Ok(first), Ok(last)) = (u16::try_from(*first), last)
+                        && first <= last
+                    {
+                        list.numbers.insert(PortRange { protocol, first, last });
+                    }
+                }
+            }
+        }
+        Some(list)
+    }
+
+    fn named_ports(&self, pod: &PodWithAddress<'_>) -> BTreeSet<PortRange> {
+        self.names.iter().filter_map(|(name, protocol)| pod.named_port(name, *protocol)).collect()
+    }
+}
+
+/// What policies' peers select from.
+struct PeerSource<'a> {
+    pods: &'a [PodWithAddress<'a>],
+    namespaces: BTreeMap<&'a str, Option<&'a BTreeMap<String, String>>>,
+}
+
+impl PeerSource<'_> {
+    /// What the rules of a policy in `namespace` let in to `pod`.
+    fn ingress(
+        &self,
+        namespace: &str,
+        rules: Option<&[mayfly_api::k8s::api::networking::v1::NetworkPolicyIngressRule]>,
+        pod: &PodWithAddress<'_>,
+    ) -> BTreeSet<AllowRule> {
+        let mut allowed = BTreeSet::new();
+        for rule in rules.unwrap_or_default() {
+            let ports = PortList::of(rule.ports.as_deref()).map(|mut list| {
+                let named = list.named_ports(pod);
+                list.numbers.extend(named);
+                list.numbers
+            });
+            if ports.as_ref().is_some_and(BTreeSet::is_empty) {
+                continue;
+            }
+            for peer in self.peers(namespace, rule.from.as_deref()) {
+                allowed.insert(AllowRule { peer, ports: ports.clone() });
+            }
+        }
+        allowed
+    }
+
+    /// What the rules of a policy in `namespace` let its pods reach. A named port is that of the pod that is reached.
+    fn egress(
+        &self,
+        namespace: &str,
+        rules: Option<&[mayfly_api::k8s::api::networking::v1::NetworkPolicyEgressRule]>,
+    ) -> BTreeSet<AllowRule> {
+        let mut allowed = BTreeSet::new();
+        for rule in rules.unwrap_or_default() {
+            let list = PortList::of(rule.ports.as_deref());
+            let mut by_ports: BTreeMap<BTreeSet<PortRange>, BTreeSet<IpAddr>> = BTreeMap::new();
+            for peer in self.peers(namespace, rule.to.as_deref()) {
+                let Some(list) = &list else {
+                    allowed.insert(AllowRule { peer, ports: None });
+                    continue;
+                };
+                if !list.names.is_empty() {
+                    for pod in self.pods {
+                        let ports = list.named_ports(pod);
+                        let reached = pod.addresses.iter().filter(|address| covers(&peer, **address));
+                        if !ports.is_empty() {
+                            by_ports.entry(ports).or_default().extend(reached);
+                        }
+                    }
+                }
+                if !list.numbers.is_empty() {
+                    allowed.insert(AllowRule { peer, ports: Some(list.numbers.clone()) });
+                }
+            }
+            let by_ports = by_ports.into_iter().filter(|(_, addresses)| !addresses.is_empty());
+            allowed.extend(
+                by_ports
+                    .map(|(ports, to)| AllowRule { peer: TrafficPeer::Addresses(to), ports: Some(ports) }),
+            );
+        }
+        allowed
+    }
+
+    /// The peers of a rule: the pods that its selectors select as one peer, and each block.
+    fn peers(&self, namespace: &str, peers: Option<&[NetworkPolicyPeer]>) -> Vec<TrafficPeer> {
+        let Some(peers) = peers.filter(|peers| !peers.is_empty()) else { return vec![TrafficPeer::Any] };
+        let (mut found, mut selected) = (Vec::new(), BTreeSet::new());
+        for peer in peers {
+            match &peer.ip_block {
+                Some(block) => {
+                    let Ok(cidr) = block.cidr.parse::<IpNet>() else { continue };
+                    let except = block.except.iter().flatten().filter_map(|range| range.parse().ok());
+                    found.push(TrafficPeer::Block { cidr: cidr.trunc(), except: except.collect() });
+                }
+                None => selected.extend(self.selected(namespace, peer)),
+            }
+        }
+        if !selected.is_empty() {
+            found.push(TrafficPeer::Addresses(selected));
+        }
+        found
+    }
+
+    /// The addresses of the pods that a peer selects: of the policy's own namespace, unless it selects namespaces.
+    fn selected(&self, namespace: &str, peer: &NetworkPolicyPeer) -> BTreeSet<IpAddr> {
+        let Some(of_pods) = parsed(peer.pod_selector.as_ref()) else { return BTreeSet::new() };
+        let of_namespaces = match &peer.namespace_selector {
+            None => None,
+            Some(selector) => match Selector::from_object(selector) {
+                Ok(selector) => Some(selector),
+                Err(_) => return BTreeSet::new(),
+            },
+        };
+        let in_namespace = |pod: &PodWithAddress<'_>| match &of_namespaces {
+            None => pod.namespace == namespace,
+            Some(selector) => {
+                self.namespaces.get(pod.namespace).is_some_and(|labels| matches(selector, *labels))
+            }
+        };
+        let pods = self.pods.iter().filter(|pod| in_namespace(pod) && matches(&of_pods, pod.labels));
+        pods.flat_map(|pod| pod.addresses.iter().copied()).collect()
+    }
+}
+
+/// Whether an address is one of a peer's.
+fn covers(peer: &TrafficPeer, address: IpAddr) -> bool {
+    match peer {
+        TrafficPeer::Any => true,
+        TrafficPeer::Addresses(addresses) => addresses.contains(&address),
+        TrafficPeer::Block { cidr, except } => {
+            cidr.contains(&address) && !except.iter().any(|range| range.contains(&address))
+        }
+    }
+}

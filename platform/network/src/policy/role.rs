@@ -1,0 +1,157 @@
+//! The enforcer of a node: follows NetworkPolicies, pods and namespaces.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use mayfly_api::{
+    ObjectKey,
+    k8s::api::{
+        core::v1::{Namespace, Pod},
+        networking::v1::NetworkPolicy,
+    },
+};
+use mayfly_informer::{EventRecorder, Informer, Informers};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::{PolicyRules, PolicyTables, plan::plan};
+
+/// Changes within this time are carried out together.
+const GATHER: Duration = Duration::from_millis(5);
+/// How often rules that failed are tried again, and the kernel's tables are looked at.
+const CHECK_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Whether this node can enforce policies.
+pub enum PolicyMode {
+    /// In kernel tables with this name, once `programmed` says that the node's rules for Services are there: a node
+    /// without them runs no pod that a policy could isolate. `bridge` as for [`PolicyTables::new`].
+    Nftables { table: String, bridge: bool, programmed: watch::Receiver<bool> },
+    /// The userspace proxy serves this node, which sees no packets of pods.
+    Unenforced,
+}
+
+/// Enforces NetworkPolicies on a node, or says for each that it is not enforced.
+pub struct PolicyEnforcer {
+    mode: PolicyMode,
+    node: String,
+    client: kube::Client,
+    policies: Informer<NetworkPolicy>,
+    pods: Informer<Pod>,
+    namespaces: Informer<Namespace>,
+}
+
+impl PolicyEnforcer {
+    #[must_use]
+    pub fn create(mode: PolicyMode, node: &str, informers: &Informers, client: kube::Client) -> Self {
+        Self {
+            mode,
+            node: node.to_owned(),
+            client,
+            policies: informers.of(),
+            pods: informers.of(),
+            namespaces: informers.of(),
+        }
+    }
+
+    /// Runs until `stop`; then the kernel's tables are removed.
+    pub async fn run(mut self, stop: CancellationToken) {
+        let synced =
+            async { tokio::join!(self.policies.synced(), self.pods.synced(), self.namespaces.synced()) };
+        if stop.run_until_cancelled(synced).await.is_none() {
+            return;
+        }
+        match std::mem::replace(&mut self.mode, PolicyMode::Unenforced) {
+            PolicyMode::Unenforced => self.report(stop).await,
+            PolicyMode::Nftables { table, bridge, mut programmed } => {
+                let ready = stop.run_until_cancelled(programmed.wait_for(|is| *is)).await;
+                if matches!(ready, Some(Ok(_))) {
+                    drop(ready);
+                    self.enforce(PolicyTables::new(table, bridge), stop).await;
+                }
+            }
+        }
+    }
+
+    /// Writes an event about each policy, which a reader of `kubectl describe networkpolicy` finds.
+    async fn report(self, stop: CancellationToken) {
+        let node = Some(self.node.clone());
+        let events = EventRecorder::start(self.client.clone(), "network-policy-enforcer", node, stop.clone());
+        let mut changes = self.policies.subscribe();
+        let mut known: BTreeSet<ObjectKey> = BTreeSet::new();
+        let reporting = async {
+            loop {
+                for key in changes.next().await {
+                    let Some(policy) = self.policies.get(&key) else {
+                        known.remove(&key);
+                        continue;
+                    };
+                    if known.insert(key) {
+                        let message = format!(
+                            "Node {} does not enforce NetworkPolicies: Services are served in userspace; \
+                             `mayfly up --network bridge` (root, nft) enforces them",
+                            self.node
+                        );
+                        let name = policy.metadata.name.as_deref().unwrap_or_default();
+                        tracing::warn!(policy = name, "{message}");
+                        events.warning(&*policy, "NotEnforced", message);
+                    }
+                }
+            }
+        };
+        let _: Option<()> = stop.run_until_cancelled(reporting).await;
+    }
+
+    async fn enforce(self, mut tables: PolicyTables, stop: CancellationToken) {
+        let (mut policies, mut pods) = (self.policies.subscribe(), self.pods.subscribe());
+        let mut namespaces = self.namespaces.subscribe();
+        let mut failing = false;
+        loop {
+            let result = tables.apply(&self.plan()).await;
+            match &result {
+                Ok(true) => {
+                    tracing::warn!(
+                        "the kernel's policy rules were removed by another program; they are back"
+                    );
+                }
+                Err(error) if !failing => {
+                    let advice = tables.advice();
+                    tracing::warn!(%error, advice, "NetworkPolicies cannot be enforced; trying again");
+                }
+                Ok(false) if failing => tracing::info!("NetworkPolicies are enforced again"),
+                _ => {}
+            }
+            failing = result.is_err();
+            let changed = async {
+                tokio::select! {
+                    _ = policies.next() => {}
+                    _ = pods.next() => {}
+                    _ = namespaces.next() => {}
+                    () = tokio::time::sleep(CHECK_INTERVAL) => return,
+                }
+                tokio::time::sleep(GATHER).await;
+            };
+            if stop.run_until_cancelled(changed).await.is_none() {
+                break;
+            }
+            policies.take();
+            pods.take();
+            namespaces.take();
+        }
+        if let Err(error) = tables.remove().await {
+            tracing::warn!(%error, "the policy rules of the kernel could not be removed");
+        }
+    }
+
+    fn plan(&self) -> PolicyRules {
+        let policies = self.policies.list();
+        if policies.is_empty() {
+            return PolicyRules::default();
+        }
+        let (pods, namespaces) = (self.pods.list(), self.namespaces.list());
+        plan(
+            policies.iter().map(|policy| &**policy),
+            pods.iter().map(|pod| &**pod),
+            namespaces.iter().map(|namespace| &**namespace),
+            &self.node,
+        )
+    }
+}

@@ -1,0 +1,425 @@
+//! NetworkPolicies in the kernel: nine pods, network namespaces on one bridge, send datagrams to each other under each
+//! policy; which of them arrive is compared with what the policy says. All of it is in a namespace that ends with the
+//! test's process.
+
+use std::{
+    collections::BTreeSet,
+    io::{Read as _, Write as _},
+    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    process::Command,
+    sync::mpsc,
+    time::{Duration, Instant},
+};
+
+use mayfly_api::k8s::api::{
+    core::v1::{Namespace, Pod},
+    networking::v1::NetworkPolicy,
+};
+use mayfly_network::policy::{PolicyTables, plan_policies};
+use nix::sched::{CloneFlags, unshare};
+use serde_json::{Value, json};
+
+/// No part waits longer than this for anything.
+const PATIENCE: Duration = Duration::from_secs(60);
+const PORTS: [u16; 2] = [80, 81];
+const TCP_PORT: u16 = 80;
+const NAMESPACES: [&str; 3] = ["x", "y", "z"];
+const NAMES: [&str; 3] = ["a", "b", "c"];
+const HOST: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 254);
+/// Whether rules of the IP layer see packets between the ports of a bridge.
+const BRIDGE_FILTER: &str = "/proc/sys/net/bridge/bridge-nf-call-iptables";
+
+/// A pod: its sockets live in a network namespace of its own, which ends with them.
+struct TestPod {
+    namespace: &'static str,
+    name: &'static str,
+    address: Ipv4Addr,
+    servers: Vec<UdpSocket>,
+    client: UdpSocket,
+    tcp: TcpListener,
+}
+
+impl TestPod {
+    fn id(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
+
+    fn object(&self) -> Pod {
+        let address = self.address.to_string();
+        serde_json::from_value(json!({
+            "metadata": {"namespace": self.namespace, "name": self.name, "labels": {"pod": self.name}},
+            "spec": {"nodeName": "here", "containers": [{"name": "c", "ports": [
+                {"name": "main", "containerPort": 80, "protocol": "UDP"}]}]},
+            "status": {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]},
+        }))
+        .unwrap()
+    }
+}
+
+fn ip(arguments: &str) {
+    let status = Command::new("ip").args(arguments.split(' ')).status().unwrap();
+    assert!(status.success(), "ip {arguments}");
+}
+
+/// A network namespace on the bridge, with a pod's sockets in it.
+fn make_pod(number: u8, namespace: &'static str, name: &'static str) -> TestPod {
+    let address = Ipv4Addr::new(10, 9, 0, number + 1);
+    let (made, is_made) = mpsc::sync_channel(1);
+    let (connected, is_connected) = mpsc::sync_channel(1);
+    let inside = std::thread::spawn(move || {
+        unshare(CloneFlags::CLONE_NEWNET).unwrap();
+        let thread = std::fs::read_link("/proc/thread-self").unwrap();
+        made.send(thread.file_name().unwrap().to_string_lossy().into_owned()).unwrap();
+        is_connected.recv().unwrap();
+        ip("link set lo up");
+        ip(&format!("addr add {address}/24 dev eth{number}"));
+        ip(&format!("link set eth{number} up"));
+        let bind = |port| {
+            let socket = UdpSocket::bind((address, port)).unwrap();
+            socket.set_nonblocking(true).unwrap();
+            socket
+        };
+        let servers = PORTS.map(bind).into();
+        let tcp = TcpListener::bind((address, TCP_PORT)).unwrap();
+        TestPod { namespace, name, address, servers, client: bind(0), tcp }
+    });
+    let thread = is_made.recv().unwrap();
+    ip(&format!("link add port{number} type veth peer name eth{number}"));
+    ip(&format!("link set eth{number} netns {thread}"));
+    ip(&format!("link set port{number} master br0"));
+    ip(&format!("link set port{number} up"));
+    connected.send(()).unwrap();
+    inside.join().unwrap()
+}
+
+struct PodMatrix {
+    pods: Vec<TestPod>,
+    host: UdpSocket,
+}
+
+impl PodMatrix {
+    fn create() -> Self {
+        let links = Command::new("ip").args(["-o", "addr", "show"]).output().unwrap();
+        assert!(links.stdout.is_empty(), "this test changes the network: it runs in a new namespace only");
+        ip("link set lo up");
+        ip("link add br0 type bridge");
+        ip(&format!("addr add {HOST}/24 dev br0"));
+        ip("link set br0 up");
+        let names = NAMESPACES.iter().flat_map(|namespace| NAMES.iter().map(move |name| (*namespace, *name)));
+        let pods = (0..).zip(names).map(|(number, (namespace, name))| make_pod(number, namespace, name));
+        Self { pods: pods.collect(), host: UdpSocket::bind((HOST, 0)).unwrap() }
+    }
+
+    /// Sends one datagram from each pod to each port of each pod, and reads what arrived before the host's own.
+    fn round(&self, number: u32) -> BTreeSet<String> {
+        for from in &self.pods {
+            for to in &self.pods {
+                for port in PORTS {
+                    let text = format!("{number} {} -> {}:{port}", from.id(), to.id());
+                    // The kernel may tell the sender that a packet was dropped.
+                    let _ = from.client.send_to(text.as_bytes(), (to.address, port));
+                }
+            }
+        }
+        let mut arrived = BTreeSet::new();
+        for to in &self.pods {
+            for server in &to.servers {
+                let end = format!("{number} end");
+                self.host.send_to(end.as_bytes(), server.local_addr().unwrap()).unwrap();
+                let began = Instant::now();
+                let mut datagram = [0; 128];
+                loop {
+                    match server.recv(&mut datagram) {
+                        Ok(bytes) if datagram[..bytes] == *end.as_bytes() => break,
+                        Ok(bytes) => {
+                            let text = String::from_utf8_lossy(&datagram[..bytes]);
+                            // One of an earlier round was late; it is judged all the same.
+                            let (_, pair) = text.split_once(' ').unwrap();
+                            if pair != "end" {
+                                arrived.insert(pair.to_owned());
+                            }
+                        }
+                        Err(_) => {
+                            assert!(began.elapsed() < PATIENCE, "the host does not reach {}", to.id());
+                            std::thread::yield_now();
+                        }
+                    }
+                }
+            }
+        }
+        arrived
+    }
+
+    /// Probes every pair: all that is expected arrives, in two rounds, and nothing else ever does.
+    fn probe(&self, policy: &str, is_allowed: impl Fn(&TestPod, &TestPod, u16) -> bool) {
+        let mut expected = BTreeSet::new();
+        for from in &self.pods {
+            for to in &self.pods {
+                for port in PORTS {
+                    // A pod always reaches itself.
+                    if from.address == to.address || is_allowed(from, to, port) {
+                        expected.insert(format!("{} -> {}:{port}", from.id(), to.id()));
+                    }
+                }
+            }
+        }
+        let (began, mut complete) = (Instant::now(), 0);
+        for number in 0.. {
+            let arrived = self.round(number);
+            let wrong: Vec<_> = arrived.difference(&expected).collect();
+            assert!(wrong.is_empty(), "{policy}: {wrong:?} arrived, though the policy forbids it");
+            complete += u32::from(arrived == expected);
+            if complete == 2 {
+                return;
+            }
+            let missing: Vec<_> = expected.difference(&arrived).collect();
+            assert!(began.elapsed() < PATIENCE, "{policy}: {missing:?} did not arrive");
+        }
+    }
+
+    async fn apply(&self, tables: &mut PolicyTables, specs: &[Value]) {
+        let policies: Vec<NetworkPolicy> = specs
+            .iter()
+            .map(|spec| {
+                serde_json::from_value(json!({"metadata": {"namespace": "x", "name": "p"}, "spec": spec}))
+            })
+            .collect::<Result<_, _>>()
+            .unwrap();
+        let pods: Vec<_> = self.pods.iter().map(TestPod::object).collect();
+        let namespaces = NAMESPACES.map(|name| {
+            serde_json::from_value::<Namespace>(json!({"metadata": {"name": name, "labels": {"ns": name}}}))
+                .unwrap()
+        });
+        assert!(!tables.apply(&plan_policies(&policies, &pods, &namespaces, "here")).await.unwrap());
+    }
+}
+
+type Allowed = fn(&TestPod, &TestPod, u16) -> bool;
+
+/// Policies of the namespace x, and what they leave.
+fn cases() -> Vec<(&'static str, Vec<Value>, Allowed)> {
+    let a = json!({"matchLabels": {"pod": "a"}});
+    let b = json!({"matchLabels": {"pod": "b"}});
+    let (x, y) = (json!({"matchLabels": {"ns": "x"}}), json!({"matchLabels": {"ns": "y"}}));
+    vec![
+        ("no policy", vec![], |_, _, _| true),
+        ("deny all ingress", vec![json!({"podSelector": {}})], |_, to, _| to.namespace != "x"),
+        ("deny all egress", vec![json!({"podSelector": {}, "policyTypes": ["Egress"]})], |from, _, _| {
+            from.namespace != "x"
+        }),
+        (
+            "deny all",
+            vec![json!({"podSelector": {}, "policyTypes": ["Ingress", "Egress"]})],
+            |from, to, _| from.namespace != "x" && to.namespace != "x",
+        ),
+        (
+            "allow all",
+            vec![json!({"podSelector": {}}), json!({"podSelector": {}, "ingress": [{}]})],
+            |_, _, _| true,
+        ),
+        (
+            "from pods of the namespace",
+            vec![json!({"podSelector": a, "ingress": [{"from": [{"podSelector": b}]}]})],
+            |from, to, _| (to.namespace, to.name) != ("x", "a") || (from.namespace, from.name) == ("x", "b"),
+        ),
+        (
+            "from a namespace",
+            vec![json!({"podSelector": {}, "ingress": [{"from": [{"namespaceSelector": y}]}]})],
+            |from, to, _| to.namespace != "x" || from.namespace == "y",
+        ),
+        (
+            "from pods of a namespace",
+            vec![
+                json!({"podSelector": {}, "ingress": [{"from": [{"namespaceSelector": y, "podSelector": b}]}]}),
+            ],
+            |from, to, _| to.namespace != "x" || (from.namespace, from.name) == ("y", "b"),
+        ),
+        (
+            "from a namespace or pods",
+            vec![
+                json!({"podSelector": {}, "ingress": [{"from": [{"namespaceSelector": y}, {"podSelector": b}]}]}),
+            ],
+            |from, to, _| {
+                to.namespace != "x" || from.namespace == "y" || (from.namespace, from.name) == ("x", "b")
+            },
+        ),
+        (
+            "to a port",
+            vec![json!({"podSelector": a, "ingress": [{"ports": [{"port": 81, "protocol": "UDP"}]}]})],
+            |_, to, port| (to.namespace, to.name) != ("x", "a") || port == 81,
+        ),
+        (
+            "to a range of ports",
+            vec![
+                json!({"podSelector": a, "ingress": [{"ports": [{"port": 81, "endPort": 90, "protocol": "UDP"}]}]}),
+            ],
+            |_, to, port| (to.namespace, to.name) != ("x", "a") || port == 81,
+        ),
+        (
+            "to a named port",
+            vec![json!({"podSelector": a, "ingress": [{"ports": [{"port": "main", "protocol": "UDP"}]}]})],
+            |_, to, port| (to.namespace, to.name) != ("x", "a") || port == 80,
+        ),
+        (
+            "to a port of the other protocol",
+            vec![json!({"podSelector": a, "ingress": [{"ports": [{"port": 80}]}]})],
+            |_, to, _| (to.namespace, to.name) != ("x", "a"),
+        ),
+        (
+            "from a block except one address",
+            vec![json!({"podSelector": {}, "ingress": [{"from": [
+                {"ipBlock": {"cidr": "10.9.0.0/24", "except": ["10.9.0.1/32"]}},
+                {"ipBlock": {"cidr": "2001:db8::/32"}}]}]})],
+            |from, to, _| to.namespace != "x" || from.address != Ipv4Addr::new(10, 9, 0, 1),
+        ),
+        (
+            "from everywhere except a block",
+            vec![json!({"podSelector": {}, "ingress": [{"from": [
+                {"ipBlock": {"cidr": "0.0.0.0/0", "except": ["10.9.0.0/24"]}}]}]})],
+            |_, to, _| to.namespace != "x",
+        ),
+        (
+            "egress to a namespace on a port",
+            vec![json!({"podSelector": {}, "policyTypes": ["Egress"], "egress": [
+                {"to": [{"namespaceSelector": y}], "ports": [{"port": 80, "protocol": "UDP"}]}]})],
+            |from, to, port| from.namespace != "x" || (to.namespace == "y" && port == 80),
+        ),
+        (
+            "egress to a named port",
+            vec![json!({"podSelector": {}, "policyTypes": ["Egress"], "egress": [
+                {"ports": [{"port": "main", "protocol": "UDP"}]}]})],
+            |from, _, port| from.namespace != "x" || port == 80,
+        ),
+        (
+            "ingress and egress",
+            vec![
+                json!({"podSelector": a, "ingress": [{"from": [{"namespaceSelector": x}]}]}),
+                json!({"podSelector": b, "policyTypes": ["Egress"], "egress": [{"to": [{"podSelector": a}]}]}),
+            ],
+            |from, to, _| {
+                let enters = (to.namespace, to.name) != ("x", "a") || from.namespace == "x";
+                let leaves =
+                    (from.namespace, from.name) != ("x", "b") || (to.namespace, to.name) == ("x", "a");
+                enters && leaves
+            },
+        ),
+        (
+            "labels by expression",
+            vec![
+                json!({"podSelector": {"matchExpressions": [{"key": "pod", "operator": "NotIn", "values": ["a"]}]}}),
+            ],
+            |_, to, _| to.namespace != "x" || to.name == "a",
+        ),
+    ]
+}
+
+/// An open connection continues under a policy that forbids new ones, whose packets are dropped.
+async fn open_connections_continue(cluster: &PodMatrix, tables: &mut PolicyTables) {
+    let (server, client) = (&cluster.pods[0], &cluster.pods[1]);
+    cluster.apply(tables, &[json!({"podSelector": {}, "ingress": [{"ports": [{"port": TCP_PORT}]}]})]).await;
+    let at = SocketAddr::from((server.address, TCP_PORT));
+    // The host's connection is the control: policies do not concern the node's own.
+    let mut open = TcpStream::connect_timeout(&at, PATIENCE).unwrap();
+    let (mut accepted, _) = server.tcp.accept().unwrap();
+    cluster.apply(tables, &[json!({"podSelector": {}})]).await;
+    accepted.write_all(b"still here").unwrap();
+    drop(accepted);
+    let mut answer = String::new();
+    open.set_read_timeout(Some(PATIENCE)).unwrap();
+    open.read_to_string(&mut answer).unwrap();
+    assert_eq!(answer, "still here");
+
+    // A flow of datagrams that was answered goes on in both directions.
+    // (The kernel follows connections while rules ask for it, so there is a policy from the start.)
+    cluster.apply(tables, &[json!({"podSelector": {}, "ingress": [{}]})]).await;
+    let mut datagram = [0; 64];
+    let mut exchange = |what: &str, from: &UdpSocket, to: &UdpSocket| {
+        let began = Instant::now();
+        loop {
+            from.send_to(what.as_bytes(), to.local_addr().unwrap()).unwrap();
+            if let Ok(bytes) = to.recv(&mut datagram)
+                && datagram[..bytes] == *what.as_bytes()
+            {
+                return;
+            }
+            assert!(began.elapsed() < PATIENCE, "{what} did not arrive");
+            std::thread::yield_now();
+        }
+    };
+    exchange("question", &client.client, &server.servers[0]);
+    exchange("answer", &server.servers[0], &client.client);
+    cluster.apply(tables, &[json!({"podSelector": {}, "policyTypes": ["Ingress", "Egress"]})]).await;
+    exchange("next question", &client.client, &server.servers[0]);
+    exchange("next answer", &server.servers[0], &client.client);
+}
+
+/// Every case, with rules that see packets between the ports of a bridge in the IP layer, or in that of the bridge.
+async fn scenario(is_filtered: bool) {
+    let cluster = PodMatrix::create();
+    let set = std::fs::write(BRIDGE_FILTER, if is_filtered { "1" } else { "0" });
+    // Without the module `br_netfilter` rules of the IP layer never see packets between ports.
+    assert!(set.is_ok() || !is_filtered, "{BRIDGE_FILTER}: {set:?}");
+    let mut tables = PolicyTables::new("mayfly-test-policy", !is_filtered);
+    for (policy, specs, is_allowed) in cases() {
+        cluster.apply(&mut tables, &specs).await;
+        cluster.probe(policy, is_allowed);
+    }
+    open_connections_continue(&cluster, &mut tables).await;
+
+    // Rules that another program removed come back.
+    assert!(Command::new("nft").args(["flush", "ruleset"]).status().unwrap().success());
+    let pods: Vec<_> = cluster.pods.iter().map(TestPod::object).collect();
+    let deny = json!({"metadata": {"namespace": "x", "name": "p"},
+        "spec": {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}});
+    let deny: NetworkPolicy = serde_json::from_value(deny).unwrap();
+    assert!(tables.apply(&plan_policies([&deny], &pods, [], "here")).await.unwrap(), "it is noticed");
+    tables.remove().await.unwrap();
+    let left = Command::new("nft").args(["list", "tables"]).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&left.stdout), "", "nothing is left");
+}
+
+#[tokio::test]
+#[ignore = "the child of policies_in_the_ip_layer, which runs it in a namespace"]
+async fn ip_layer_scenario() {
+    scenario(true).await;
+}
+
+#[tokio::test]
+#[ignore = "the child of policies_in_the_bridge_layer, which runs it in a namespace"]
+async fn bridge_layer_scenario() {
+    scenario(false).await;
+}
+
+/// Runs a test of this file in a network namespace, or says why the commands in `needed` do not work in one.
+fn in_namespace(test: &str, needed: &str) -> Result<(), String> {
+    let tried = Command::new("unshare").args(["-n", "sh", "-ec", needed]).output();
+    let tried = tried.map_err(|error| format!("the program unshare cannot be run: {error}"))?;
+    if !tried.status.success() {
+        return Err(String::from_utf8_lossy(&tried.stderr).trim().replace('\n', "; "));
+    }
+    let mut inside = Command::new("unshare");
+    inside.arg("-n").arg(std::env::current_exe().unwrap());
+    let status = inside.args(["--exact", test, "--ignored", "--nocapture"]).status().unwrap();
+    assert!(status.success(), "{test} failed in its namespace");
+    Ok(())
+}
+
+#[test]
+#[expect(clippy::print_stdout, reason = "the runner counts the lines of skipped tests")]
+fn policies_in_the_ip_layer() {
+    let needed = format!("nft add table inet t; ip link add br0 type bridge; echo 1 > {BRIDGE_FILTER}");
+    if let Err(reason) = in_namespace("ip_layer_scenario", &needed) {
+        println!("SKIPPED policies_in_the_ip_layer: {reason}");
+    }
+}
+
+#[test]
+#[expect(clippy::print_stdout, reason = "the runner counts the lines of skipped tests")]
+fn policies_in_the_bridge_layer() {
+    let needed = "ip link add br0 type bridge; nft add table bridge t; \
+        nft add chain bridge t c '{ type filter hook forward priority 0; }'; \
+        nft add rule bridge t c ct state established accept";
+    if let Err(reason) = in_namespace("bridge_layer_scenario", needed) {
+        println!("SKIPPED policies_in_the_bridge_layer: {reason}");
+    }
+}
