@@ -7,7 +7,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     artifacts, autoscaler, cron_job, daemon_set, deployment, disruption, endpoints, events, function,
-    garbage, job, namespace_defaults, node, persistent_volume, pods, replica_set, stateful_set,
+    garbage, job, load_balancer, namespace_defaults, node, persistent_volume, pods, replica_set,
+    stateful_set,
 };
 
 /// What each controller is told.
@@ -24,6 +25,7 @@ pub struct Config {
     pub disruption: disruption::Config,
     pub replica_set: replica_set::Config,
     pub job: job::Config,
+    pub load_balancer: load_balancer::Config,
     pub garbage: garbage::Config,
     pub node: node::Config,
     pub persistent_volume: persistent_volume::Config,
@@ -46,6 +48,7 @@ pub struct Controllers {
     replica_set: replica_set::Controller<ReplicaSet>,
     replication: replica_set::Controller<ReplicationController>,
     job: job::Controller,
+    load_balancer: load_balancer::Controller,
     garbage: garbage::Collector,
     node: node::Controller,
     persistent_volume: persistent_volume::Controller,
@@ -78,6 +81,7 @@ impl Controllers {
             ),
             replication: replica_set::Controller::create(config.replica_set, client.clone(), informers),
             job: job::Controller::create(config.job, client.clone(), informers),
+            load_balancer: load_balancer::Controller::create(config.load_balancer, client.clone(), informers),
             garbage: garbage::Collector::create(config.garbage, client.clone()),
             node: node::Controller::create(config.node, client.clone(), informers),
             persistent_volume: persistent_volume::Controller::create(
@@ -107,6 +111,7 @@ impl Controllers {
             self.disruption.run(stop.clone()),
             self.replica_set.run(stop.clone()),
             self.job.run(stop.clone()),
+            self.load_balancer.run(stop.clone()),
             self.garbage.run(stop.clone()),
             self.node.run(stop.clone()),
             self.persistent_volume.run(stop.clone()),

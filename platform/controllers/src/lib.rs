@@ -22,6 +22,7 @@ mod function;
 mod garbage;
 mod history;
 mod job;
+mod load_balancer;
 mod metadata;
 mod namespace_defaults;
 mod node;

@@ -11,6 +11,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use clap::Args;
+use ipnet::Ipv4Net;
 use jiff::{Span, SpanRelativeTo};
 use mayfly_api::{names, validation::MEMORY_BYTES_MIN};
 use mayfly_gpu_proto::sim::{self, FakeGpu};
@@ -93,6 +94,9 @@ pub(crate) struct UpArgs {
     /// bridge uses nftables, auto is loopback until pods have addresses of their own [default: auto]
     #[arg(long, env = "MAYFLY_NETWORK", value_name = "MODE", value_enum)]
     network: Option<NetworkMode>,
+    /// Addresses for Services of the type LoadBalancer, such as 192.0.2.0/24 [default: none are allocated]
+    #[arg(long, env = "MAYFLY_LOAD_BALANCER_POOL", value_name = "CIDR")]
+    load_balancer_pool: Option<String>,
     /// Run pods of ordinary images: where this machine can (auto), always (on: refuse to start without), or off
     /// [default: auto]
     #[arg(long, env = "MAYFLY_CONTAINERS", value_name = "MODE")]
@@ -165,6 +169,7 @@ struct ConfigFile {
     artifact_limit: Option<String>,
     function_memory: Option<String>,
     network: Option<NetworkMode>,
+    load_balancer_pool: Option<String>,
     containers: Option<String>,
     images: ImageFile,
     instances: Option<u32>,
@@ -200,6 +205,8 @@ pub(crate) struct UpConfig {
     /// `None`: half of the machine's.
     pub(crate) function_memory_bytes: Option<u64>,
     pub(crate) network: NetworkMode,
+    /// `None`: no load balancer gets an address.
+    pub(crate) load_balancer_pool: Option<Ipv4Net>,
     pub(crate) containers: ContainersMode,
     pub(crate) images: ImageSettings,
     /// `None`: by the machine's memory.
@@ -285,6 +292,16 @@ impl UpArgs {
                 })
                 .transpose()?,
             network: self.network.or(file.network).unwrap_or_default(),
+            load_balancer_pool: self
+                .load_balancer_pool
+                .or(file.load_balancer_pool)
+                .map(|text| {
+                    let unclear = || {
+                        format!("--load-balancer-pool {text}: expected IPv4 addresses, such as 192.0.2.0/24")
+                    };
+                    text.parse::<Ipv4Net>().map(|pool| pool.trunc()).with_context(unclear)
+                })
+                .transpose()?,
             containers: self
                 .containers
                 .or(file.containers)

@@ -181,6 +181,7 @@ impl Up {
             registries.clone(),
             containers::is_enabled(&config),
         );
+        controllers.load_balancer.pool = config.load_balancer_pool;
         controllers.persistent_volume.local = Some(local_volumes(&config, &data_dir)?);
         let controllers = Controllers::create(controllers, client("system:mayfly:controllers"), &informers);
         let scheduler = Scheduler::create(Default::default(), client("system:kube-scheduler"), &informers);
