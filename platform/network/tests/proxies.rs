@@ -22,6 +22,10 @@ use tokio::{
 /// No test waits longer than this for anything.
 const PATIENCE: Duration = Duration::from_secs(20);
 const NODE_PORT: u16 = 30_080;
+/// Connections through one Service while its endpoints change, and how many clients make them.
+const CONNECTIONS: usize = 10_000;
+const CLIENTS: usize = 20;
+const CHANGE_INTERVAL: Duration = Duration::from_millis(10);
 
 enum Proxy {
     Userspace(UserspaceProxy),
@@ -199,7 +203,38 @@ async fn scenario(mut proxy: Proxy, at: Addresses) {
         proxy.apply(&rules([(tcp, backend(endpoints, None))])).await;
         assert!(texts(endpoints).contains(&ask(at.service).await.unwrap()), "turn {turn}");
     }
+    connections_while_endpoints_change(&mut proxy, tcp, &at).await;
     proxy.apply(&RuleSet::default()).await;
+}
+
+/// Many connections through one Service, whose endpoints change all the time: none fails.
+async fn connections_while_endpoints_change(proxy: &mut Proxy, service: Frontend, at: &Addresses) {
+    proxy.apply(&rules([(service, backend(&at.pods, None))])).await;
+    let all = texts(&at.pods);
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|_| {
+            let (address, all) = (at.service, all.clone());
+            tokio::spawn(async move {
+                for number in 0..CONNECTIONS / CLIENTS {
+                    let answer = ask(address).await;
+                    assert!(answer.as_ref().is_ok_and(|from| all.contains(from)), "{number}: {answer:?}");
+                }
+            })
+        })
+        .collect();
+    let mut turns = tokio::time::interval(CHANGE_INTERVAL);
+    turns.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut turn = 0;
+    while !clients.iter().all(tokio::task::JoinHandle::is_finished) {
+        turns.tick().await;
+        turn += 1;
+        let endpoints = [&at.pods[..], &at.pods[..1], &at.pods[1..]][turn % 3];
+        proxy.apply(&rules([(service, backend(endpoints, None))])).await;
+    }
+    for client in clients {
+        client.await.unwrap();
+    }
+    assert!(turn > 2, "the endpoints changed while clients connected");
 }
 
 #[tokio::test]
