@@ -73,6 +73,34 @@ async fn web(node: &ContainerNode) -> Result<(String, u16)> {
     Ok((ip.to_owned(), port.parse()?))
 }
 
+/// A NetworkPolicy keeps a pod from the Service of others, until it is changed; the node itself reaches them.
+async fn policies(node: &ContainerNode, service_ip: &str) -> Result<()> {
+    let url = format!("http://{service_ip}/");
+    let policy = |ingress: serde_json::Value| {
+        json!({"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "web"},
+            "spec": {"podSelector": {"matchLabels": {"app": "web"}}, "ingress": ingress}})
+    };
+    let closed = node.kubectl.file("closed", &policy(json!([])))?;
+    node.kubectl.ok(&["apply", "-f", &closed]).await?;
+    wait::until("the policy keeps the client out", || async {
+        let command = format!("/usr/bin/curl -sS -m 3 {url} 2>&1");
+        let text = node.kubectl.run(&["exec", "client", "--", "sh", "-c", &command]).await?.stdout;
+        Ok(text.contains("timed out").then_some(()))
+    })
+    .await?;
+    ensure!(fetched_on_host(&url).await? == "from web\n", "the node reaches its pods");
+    let ingress = json!([{"from": [{"podSelector": {}}], "ports": [{"port": 8000}]}]);
+    let open = node.kubectl.file("open", &policy(ingress))?;
+    node.kubectl.ok(&["apply", "-f", &open]).await?;
+    until_text("the policy lets the client in", async || fetched(node, "client", &url).await, "from web\n")
+        .await?;
+    node.kubectl.ok(&["delete", "networkpolicy", "web"]).await?;
+    wait::until("the policy's rules are gone", || async {
+        Ok(node.tables().iter().all(|table| !table.ends_with("-policy")).then_some(()))
+    })
+    .await
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn services_and_names_are_reached_from_everywhere() -> Result<()> {
     containers_or_skip!();
@@ -146,6 +174,7 @@ async fn services_and_names_are_reached_from_everywhere() -> Result<()> {
     let text = fetched(&node, "client", "http://nothing.default/").await?;
     ensure!(text.contains("Could not resolve host"), "{text:?}");
 
+    policies(&node, &ip).await?;
     if has_guests {
         // A function, by name: listed destinations only.
         for name in ["web.default", "web.default.svc.cluster.local"] {

@@ -203,11 +203,11 @@ fn tables(folder: &Path) -> Vec<String> {
     let network = std::fs::read_to_string(folder.join("d/network/service-network")).unwrap_or_default();
     let Ok(network) = network.trim().parse::<std::net::Ipv4Addr>() else { return Vec::new() };
     let number = u32::from(network).wrapping_sub(u32::from_be_bytes([10, 96, 0, 0])) >> 14;
-    let own = format!(" mayfly-{number}");
+    let own = [format!(" mayfly-{number}"), format!(" mayfly-{number}-policy")];
     let listed = std::process::Command::new("nft").args(["list", "tables"]).output();
     let listed =
         listed.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
-    let names = listed.lines().filter(|line| line.ends_with(&own));
+    let names = listed.lines().filter(|line| own.iter().any(|own| line.ends_with(own)));
     names.filter_map(|line| line.strip_prefix("table ")).map(str::to_owned).collect()
 }
 
