@@ -25,6 +25,7 @@ mod kubectl_habits;
 mod kubectl_kinds;
 mod kubectl_usage;
 mod languages;
+mod load_balancers;
 mod offline;
 mod per_call_record;
 mod restarts;
