@@ -14,7 +14,7 @@ use crate::{
     artifacts::{DISCARD_TIME_MAX, discard},
     call::Call,
     custom::ServedKinds,
-    discovery,
+    discovery, health,
     negotiate::{self, Encoding},
     openapi,
     rbac::Attributes,
@@ -84,7 +84,8 @@ async fn route(
         Some("openapi") if is_get => {
             let query = parts.uri.query().unwrap_or("");
             let hash = url::form_urlencoded::parse(query.as_bytes()).find(|(key, _)| key == "hash");
-            return openapi::answer(&server.custom.served(), &path, hash.as_ref().map(|(_, value)| &**value));
+            let hash = hash.as_ref().map(|(_, value)| &**value);
+            return openapi::answer(&server.custom.served(), &path, hash, &parts.headers);
         }
         Some("artifacts") if path.len() <= 2 => {
             // Uploads have turns of their own: they last, and wait for each other.
@@ -131,7 +132,7 @@ fn allow(
         return Err(ApiError::bad_request("the request's URI is too long"));
     }
     let path = path.ok_or_else(ApiError::no_resource)?;
-    if let Some(response) = open_to_all(server, &parts.method, &path) {
+    if let Some(response) = open_to_all(server, parts, &path) {
         return Ok(Allowed::Open(response));
     }
     let user = match parts.extensions.get::<User>() {
@@ -165,37 +166,15 @@ fn allow(
 }
 
 /// Health and version, which need no token.
-fn open_to_all(server: &Inner, method: &Method, path: &[String]) -> Option<Response> {
+fn open_to_all(server: &Inner, parts: &Parts, path: &[String]) -> Option<Response> {
     let path: Vec<&str> = path.iter().map(String::as_str).collect();
-    if *method != Method::GET && *method != Method::HEAD {
+    if parts.method != Method::GET && parts.method != Method::HEAD {
         return None;
     }
     match path.as_slice() {
-        ["healthz" | "livez" | "readyz", ..] if server.store.failure().is_some() => Some(text(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "[-]store failed: it takes no more writes; look at its disk, then start the server again",
-        )),
-        ["healthz" | "livez", ..] => Some(text(StatusCode::OK, "ok")),
-        ["readyz", ..] if server.shutdown.is_cancelled() => {
-            Some(text(StatusCode::SERVICE_UNAVAILABLE, "[-]shutdown failed: the server is shutting down"))
-        }
-        ["readyz", ..] if server.store.is_full() => Some(text(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "[-]store failed: the disk is full; writes are refused until there is room in the data directory",
-        )),
-        ["readyz", ..] => Some(text(StatusCode::OK, "ok")),
         ["version"] => Some(json_value(StatusCode::OK, &discovery::version())),
-        _ => None,
+        path => health::answer(server, path, parts.uri.query().unwrap_or("")),
     }
-}
-
-fn text(code: StatusCode, text: &'static str) -> Response {
-    let mut response = Response::new(Body::from(text));
-    *response.status_mut() = code;
-    response
-        .headers_mut()
-        .insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
-    response
 }
 
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -216,6 +195,9 @@ fn paths(served: &ServedKinds) -> Response {
         paths.push(format!("/apis/{group}"));
         paths.extend(versions.iter().map(|version| format!("/apis/{group}/{version}")));
     }
-    paths.extend(["/healthz", "/livez", "/metrics", "/openapi/v3", "/readyz", "/version"].map(String::from));
+    paths.extend(
+        ["/healthz", "/livez", "/metrics", "/openapi/v2", "/openapi/v3", "/readyz", "/version"]
+            .map(String::from),
+    );
     json_value(StatusCode::OK, &serde_json::json!({"paths": paths}))
 }

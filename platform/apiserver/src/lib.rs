@@ -14,6 +14,7 @@
 
 mod access;
 mod admission;
+mod api_endpoint;
 mod artifacts;
 mod call;
 mod config;
@@ -23,6 +24,7 @@ mod discovery;
 mod event_objects;
 mod eviction;
 mod handler;
+mod health;
 mod logs;
 mod managed;
 mod meta;

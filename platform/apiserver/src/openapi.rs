@@ -1,13 +1,15 @@
-//! `/openapi/v3`: what `kubectl explain` shows and `kubectl apply` asks for before it sends anything.
+//! `/openapi/v3`, and `/openapi/v2` made from it: what `kubectl explain` shows and `kubectl apply` asks for before it sends anything.
 //!
 //! Documents are made from the kinds' schemas when they are asked for and not kept: kubectl caches them by the
 //! hash in their address. The PATCH operations do not list strategic merge: kubectl then computes such patches
 //! from its own types, which know the merge keys, instead of from the document.
 
+mod v2;
+
 use std::{collections::BTreeMap, sync::OnceLock};
 
 use axum::response::Response;
-use http::{HeaderValue, StatusCode, header};
+use http::{HeaderMap, HeaderValue, StatusCode, header};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
@@ -26,6 +28,7 @@ pub(crate) fn answer(
     served: &ServedKinds,
     path: &[String],
     hash: Option<&str>,
+    headers: &HeaderMap,
 ) -> Result<Response, ApiError> {
     let path: Vec<&str> = path.iter().map(String::as_str).collect();
     let (group, version) = match path.as_slice() {
@@ -34,7 +37,8 @@ pub(crate) fn answer(
         ["openapi", "v3", "apis", group, version] => (*group, *version),
         // kubectl comes here for kinds that version 3 does not have. An empty document tells it that this one does
         // not either, and it says so; an error would be taken for a failed download.
-        ["openapi", "v2"] => return Ok(nothing_in_v2()),
+        ["openapi", "v2"] if wants_protobuf(headers) => return Ok(nothing_in_v2()),
+        ["openapi", "v2"] => return Ok(json_value(StatusCode::OK, &v2::document(documents(served)))),
         _ => return Err(ApiError::no_resource()),
     };
     let text = document(served, group, version).ok_or_else(ApiError::no_resource)?;
@@ -43,6 +47,20 @@ pub(crate) fn answer(
     let cache = if fresh { "public, immutable, max-age=31536000" } else { "no-cache, private" };
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static(cache));
     Ok(response)
+}
+
+/// Whether protobuf is the only form that is accepted.
+fn wants_protobuf(headers: &HeaderMap) -> bool {
+    let accepted = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or("");
+    accepted.contains("protobuf") && !accepted.contains("json") && !accepted.contains("*/*")
+}
+
+/// The documents of all groups and versions.
+fn documents(served: &ServedKinds) -> impl Iterator<Item = Value> {
+    let versions = served.groups().into_iter();
+    let versions =
+        versions.flat_map(|(group, versions)| versions.into_iter().map(move |version| (group, version)));
+    versions.filter_map(move |(group, version)| document_value(served, group, version))
 }
 
 /// Version 2 without a definition: in protobuf, no bytes at all.
@@ -96,6 +114,11 @@ fn index(served: &ServedKinds) -> Value {
 
 /// The document of one group and version.
 fn document(served: &ServedKinds, group: &str, version: &str) -> Option<Vec<u8>> {
+    let document = document_value(served, group, version)?;
+    Some(serde_json::to_vec(&document).expect("a JSON value serialises"))
+}
+
+fn document_value(served: &ServedKinds, group: &str, version: &str) -> Option<Value> {
     let kinds: Vec<&Kind> = served.in_group(group, version).collect();
     if kinds.is_empty() {
         return None;
@@ -115,7 +138,7 @@ fn document(served: &ServedKinds, group: &str, version: &str) -> Option<Vec<u8>>
     if !schemas.contains_key(LIST_META) {
         schemas.insert(LIST_META.into(), list_meta_schema());
     }
-    let document = json!({
+    Some(json!({
         "openapi": "3.0.0",
         "info": {"title": "Mayfly", "version": env!("CARGO_PKG_VERSION")},
         "paths": paths,
@@ -123,8 +146,7 @@ fn document(served: &ServedKinds, group: &str, version: &str) -> Option<Vec<u8>>
             "schemas": schemas,
             "securitySchemes": {"BearerToken": {"type": "apiKey", "name": "authorization", "in": "header"}},
         },
-    });
-    Some(serde_json::to_vec(&document).expect("a JSON value serialises"))
+    }))
 }
 
 fn reference(name: &str) -> Value {

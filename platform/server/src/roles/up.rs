@@ -129,6 +129,7 @@ impl Up {
         let mut api_config = api_config(&config, &ports, &identity);
         api_config.service_network = networking.network.parse().context("the network of Services")?;
         let api = create_api(api_config, &store, &artifacts, &nodes, &mut metrics).await?;
+        api.publish_endpoint(listeners.api.local_addr()?).await?;
         let client = |user: &str| api.client(User::in_process(user));
 
         let informers_stop = CancellationToken::new();
