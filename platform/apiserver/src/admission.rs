@@ -3,8 +3,13 @@
 //! object, and whether it is a dry run.
 
 mod limits;
+mod pod_security;
+mod pod_security_rules;
 mod pods;
 mod quota;
+mod quota_status;
+
+pub(crate) use quota_status::run as run_quota_status;
 
 use mayfly_store::{ListOptions, Range};
 use tokio::sync::OwnedMutexGuard;
@@ -17,9 +22,10 @@ use crate::{
     verbs::{WriteRequest, key},
 };
 
-/// What has to be held until the write is done.
+/// What has to be held until the write is done, and what the client is warned of.
 #[derive(Debug, Default)]
 pub(crate) struct Admitted {
+    pub(crate) warnings: Vec<String>,
     _quota: Option<OwnedMutexGuard<()>>,
 }
 
@@ -45,10 +51,15 @@ impl Inner {
             ("certificates.k8s.io", _, None) => signing_request_user(request, new),
             _ => {}
         }
+        // The fields of a pod that an update may change are none that a level is about.
+        let warnings = match (kind.group, kind.plural, old) {
+            ("", "pods", Some(_)) => Vec::new(),
+            _ => self.check_pod_security(request, new, old)?,
+        };
         if !kind.namespaced || old.is_some_and(|_| !quota::counts_updates(kind)) {
-            return Ok(Admitted::default());
+            return Ok(Admitted { warnings, _quota: None });
         }
-        Ok(Admitted { _quota: self.check_quota(request, new, old).await? })
+        Ok(Admitted { warnings, _quota: self.check_quota(request, new, old).await? })
     }
 
     /// The objects of a kind in a namespace (empty: cluster-scoped).

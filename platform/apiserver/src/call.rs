@@ -29,6 +29,8 @@ use crate::{
     },
 };
 
+const APPLY_CONTENT_TYPE: &str = "application/apply-patch+yaml";
+
 /// A request for a resource, understood.
 pub(crate) struct Call {
     pub(crate) server: Arc<Inner>,
@@ -241,6 +243,13 @@ impl Call {
                 let outcome = self.server.change_scale(&request, name, |_| Ok(scale.clone())).await?;
                 scale_response(self.target.kind, outcome)
             }
+            (Subresource::Scale, "PATCH")
+                if negotiate::content_type(&self.parts.headers) == APPLY_CONTENT_TYPE =>
+            {
+                let scale = decode_applied(&self.bytes(body).await?)?;
+                let outcome = self.server.apply_scale(&request, name, scale, self.query.force).await?;
+                scale_response(self.target.kind, outcome)
+            }
             (Subresource::Scale, "PATCH") => {
                 let bytes = self.bytes(body).await?;
                 let patch = decode(BodyForm::Json, &bytes)?.value;
@@ -308,11 +317,8 @@ impl Call {
 
     async fn patch(&self, name: &str, part: Part, body: Body) -> Result<Response, ApiError> {
         let content_type = negotiate::content_type(&self.parts.headers);
-        if content_type == "application/apply-patch+yaml" {
-            // JSON is YAML, and its own decoder is faster and takes every JSON there is.
-            let bytes = self.bytes(body).await?;
-            let is_json = bytes.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'{');
-            let decoded = decode(if is_json { BodyForm::Json } else { BodyForm::Yaml }, &bytes)?;
+        if content_type == APPLY_CONTENT_TYPE {
+            let decoded = decode_applied(&self.bytes(body).await?)?;
             let outcome =
                 self.server.apply(&self.write_request(), name, part, decoded, self.query.force).await?;
             return self.answer_written(outcome);
@@ -326,7 +332,7 @@ impl Call {
                 "application/json-patch+json",
                 "application/merge-patch+json",
                 "application/strategic-merge-patch+json",
-                "application/apply-patch+yaml",
+                APPLY_CONTENT_TYPE,
             ]));
         };
         let bytes = self.bytes(body).await?;
@@ -468,6 +474,12 @@ fn scale_response(kind: &Kind, outcome: Outcome) -> Result<Response, ApiError> {
         State::Dry(object) | State::Deleted(object) => object,
     };
     Ok(json_value(StatusCode::OK, &subresources::scale_of(kind, &object)))
+}
+
+/// Decodes what is applied. JSON is YAML, and its own decoder is faster and takes every JSON there is.
+fn decode_applied(bytes: &[u8]) -> Result<Decoded, ApiError> {
+    let is_json = bytes.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'{');
+    decode(if is_json { BodyForm::Json } else { BodyForm::Yaml }, bytes)
 }
 
 /// A scale has no lists: a strategic patch of it is a merge patch.

@@ -147,6 +147,7 @@ fn entry(request: &WriteRequest, part: Part, operation: Operation) -> Entry {
         api_version: request.kind.api_version(),
         subresource: match part {
             Part::Status => "status".into(),
+            Part::Scale => "scale".into(),
             Part::Finalize => "finalize".into(),
             Part::EphemeralContainers => "ephemeralcontainers".into(),
             _ => String::new(),
@@ -176,7 +177,7 @@ fn ownable(kind: &Kind, part: Part, set: FieldSet) -> FieldSet {
         Part::Main if kind.plural == "certificatesigningrequests" => {
             set.without(&["f:spec", "f:status", "f:apiVersion", "f:kind"])
         }
-        Part::Main if kind.status => set.without(&["f:status", "f:apiVersion", "f:kind"]),
+        Part::Main | Part::Scale if kind.status => set.without(&["f:status", "f:apiVersion", "f:kind"]),
         _ => set.without(&["f:apiVersion", "f:kind"]),
     };
     set.without_below("f:metadata", &OWN_METADATA)

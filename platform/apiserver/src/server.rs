@@ -17,6 +17,7 @@ use tower::{Service, ServiceExt};
 
 use crate::{
     access::{Authenticator, User},
+    admission,
     artifacts::Uploads,
     config::{Clock, Config, Deps, Inspector, NodeConnector},
     custom::{self, CustomKinds},
@@ -127,6 +128,7 @@ impl ApiServer {
         inner.custom.reload(&inner.store);
         tokio::spawn(custom::run(Arc::clone(&inner)));
         tokio::spawn(namespaces::run(Arc::clone(&inner)));
+        tokio::spawn(admission::run_quota_status(Arc::clone(&inner)));
         tokio::spawn(rbac::run_aggregation(Arc::clone(&inner)));
         Ok(Self { inner, _stop: Arc::new(shutdown.drop_guard()) })
     }

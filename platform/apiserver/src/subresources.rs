@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::{
+    decode::Decoded,
     object::{Object, map_at},
     registry::{Kind, registry, selector_text},
     server::Inner,
@@ -61,6 +62,24 @@ fn set_replicas(kind: &Kind, object: &mut Object, replicas: i32) {
     map.insert((*last).to_owned(), replicas.into());
 }
 
+/// The replicas in a scale, if it names any.
+fn replicas_of(scale: &Value, name: &str) -> Result<Option<i32>, ApiError> {
+    let replicas = match &scale["spec"]["replicas"] {
+        Value::Null => return Ok(None),
+        value => value.as_i64().and_then(|number| i32::try_from(number).ok()).ok_or_else(|| {
+            ApiError::bad_request(format!(
+                "Scale in version \"v1\" cannot be handled as a Scale: spec.replicas: {value} is no 32-bit integer"
+            ))
+        })?,
+    };
+    if replicas < 0 {
+        let detail = "must be greater than or equal to 0";
+        let error = mayfly_api::validation::FieldError::invalid("spec.replicas", replicas, detail);
+        return Err(ApiError::invalid_named("autoscaling", "Scale", name, &[error]));
+    }
+    Ok(Some(replicas))
+}
+
 /// Why a Function has no scale. `scaling.min` is none: it is a floor, above which the traffic decides.
 pub(crate) fn scale_managed_by_gateway(name: &str) -> ApiError {
     let mut error = ApiError::method_not_allowed();
@@ -97,22 +116,9 @@ impl Inner {
         name: &str,
         change: impl Fn(Value) -> Result<Value, ApiError> + Send + Sync,
     ) -> Result<Outcome, ApiError> {
-        self.change(request, name, Part::Main, |current| {
+        self.change(request, name, Part::Scale, |current| {
             let scale = change(scale_of(request.kind, current))?;
-            let replicas = match &scale["spec"]["replicas"] {
-                Value::Null => 0,
-                value => value.as_i64().and_then(|number| i32::try_from(number).ok()).ok_or_else(|| {
-                    ApiError::bad_request(format!(
-                        "Scale in version \"v1\" cannot be handled as a Scale: spec.replicas: {value} is no 32-bit \
-                         integer"
-                    ))
-                })?,
-            };
-            if replicas < 0 {
-                let detail = "must be greater than or equal to 0";
-                let error = mayfly_api::validation::FieldError::invalid("spec.replicas", replicas, detail);
-                return Err(ApiError::invalid_named("autoscaling", "Scale", name, &[error]));
-            }
+            let replicas = replicas_of(&scale, name)?.unwrap_or(0);
             let mut object = current.clone();
             if let Some(version) =
                 scale["metadata"]["resourceVersion"].as_str().filter(|text| !text.is_empty())
@@ -123,6 +129,40 @@ impl Inner {
             Ok(Change::new(object))
         })
         .await
+    }
+
+    /// Applies a scale: its replicas become the manager's, as a field of the object, under the subresource's name.
+    pub(crate) async fn apply_scale(
+        &self,
+        request: &WriteRequest,
+        name: &str,
+        scale: Decoded,
+        force: bool,
+    ) -> Result<Outcome, ApiError> {
+        let kind = request.kind;
+        let given = &scale.value;
+        for (field, wanted) in [("apiVersion", "autoscaling/v1"), ("kind", "Scale")] {
+            if given[field] != wanted {
+                let found = given[field].as_str().unwrap_or("");
+                let message =
+                    format!("the {field} in the data ({found}) does not match the expected one ({wanted})");
+                return Err(ApiError::bad_request(message));
+            }
+        }
+        let mut object = Object::default();
+        object.0.insert("apiVersion".into(), kind.api_version().into());
+        object.0.insert("kind".into(), kind.kind.into());
+        for field in ["name", "uid", "resourceVersion"] {
+            if let Some(text) = given["metadata"][field].as_str() {
+                object.meta_mut().insert(field.into(), text.into());
+            }
+        }
+        if let Some(replicas) = replicas_of(given, name)? {
+            set_replicas(kind, &mut object, replicas);
+        }
+        let value = Value::Object(object.0);
+        let applied = Decoded { value, duplicates: scale.duplicates };
+        self.apply(request, name, Part::Scale, applied, force).await
     }
 
     /// `pods/x/binding`: sets the node (upstream: `pkg/registry/core/pod/storage`, `setPodHostAndAnnotations`).

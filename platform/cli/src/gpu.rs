@@ -26,7 +26,7 @@ use super::{
     session::Session,
     upload,
 };
-use plan::{GpuShare, JobPlan};
+use plan::{GpuAmount, JobPlan};
 
 /// How often the Job and its pod are read while they are waited for.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -63,7 +63,7 @@ struct RunArgs {
     sources: Vec<PathBuf>,
     /// GPUs: a whole number, or a share of one below 1, such as 0.5
     #[arg(long, value_name = "NUMBER", default_value = "1")]
-    gpus: GpuShare,
+    gpus: GpuAmount,
     /// GPU memory of a share, such as 8Gi
     #[arg(long, value_name = "QUANTITY")]
     gpu_memory: Option<String>,

@@ -11,7 +11,7 @@ use super::limits::millis;
 use crate::{object::Object, registry::Kind, server::Inner, status::ApiError, verbs::WriteRequest};
 
 /// Amounts by name, in thousandths.
-type QuotaUsage = BTreeMap<String, u64>;
+pub(super) type QuotaUsage = BTreeMap<String, u64>;
 
 /// Kinds whose use changes with an update.
 pub(super) fn counts_updates(kind: &Kind) -> bool {
@@ -110,7 +110,7 @@ fn limited(quota: &Object, kind: &Kind, new: &Object, wanted: &QuotaUsage) -> Ve
 }
 
 /// Whether a quota with scopes is about this object: pods only have scopes.
-fn in_scopes(quota: &Object, kind: &Kind, object: &Object) -> bool {
+pub(super) fn in_scopes(quota: &Object, kind: &Kind, object: &Object) -> bool {
     let scopes = quota.at(&["spec", "scopes"]).and_then(Value::as_array);
     let selected = quota.at(&["spec", "scopeSelector", "matchExpressions"]).and_then(Value::as_array);
     let is_pod = kind.group.is_empty() && kind.plural == "pods";
@@ -145,14 +145,36 @@ fn in_scopes(quota: &Object, kind: &Kind, object: &Object) -> bool {
         && selected.into_iter().flatten().all(expression)
 }
 
-fn add(total: &mut QuotaUsage, more: &QuotaUsage) {
+pub(super) fn add(total: &mut QuotaUsage, more: &QuotaUsage) {
     for (name, amount) in more {
         *total.entry(name.clone()).or_default() += amount;
     }
 }
 
+/// Whether objects of a kind can use this amount: the names that [`usage_of`] gives.
+pub(super) fn counts(kind: &Kind, name: &str) -> bool {
+    if let Some(resource) = name.strip_prefix("count/") {
+        return resource == kind.resource();
+    }
+    let of_class = name.contains(".storageclass.storage.k8s.io/");
+    match (kind.group, kind.plural) {
+        ("", "pods") => {
+            let is_request = name.starts_with("requests.") && name != "requests.storage";
+            matches!(name, "pods" | "cpu" | "memory" | "ephemeral-storage")
+                || is_request
+                || name.starts_with("limits.")
+        }
+        ("", "services") => matches!(name, "services" | "services.nodeports" | "services.loadbalancers"),
+        ("", "persistentvolumeclaims") => {
+            of_class || matches!(name, "persistentvolumeclaims" | "requests.storage")
+        }
+        ("", "configmaps" | "secrets" | "replicationcontrollers" | "resourcequotas") => name == kind.plural,
+        _ => false,
+    }
+}
+
 /// What an object uses.
-fn usage_of(kind: &Kind, object: &Object) -> QuotaUsage {
+pub(super) fn usage_of(kind: &Kind, object: &Object) -> QuotaUsage {
     const ONE: u64 = 1000;
     let mut usage = QuotaUsage::from([(format!("count/{}", kind.resource()), ONE)]);
     let mut set = |name: &str, amount: u64| _ = usage.insert(name.to_owned(), amount);
@@ -239,7 +261,7 @@ fn container_names(pod: &Object) -> String {
 }
 
 /// An amount in thousandths as a quantity.
-fn shown(name: &str, amount: u64) -> String {
+pub(super) fn shown(name: &str, amount: u64) -> String {
     let bytes = name.contains("memory") || name.contains("storage") && !name.contains("claims");
     match amount % 1000 {
         0 if bytes => mayfly_api::quantity::Bytes(amount / 1000).to_string().replace(" bytes", ""),
@@ -264,6 +286,8 @@ mod tests {
         let pod = Object(pod.as_object().unwrap().clone());
         let usage = usage_of(kind, &pod);
         assert_eq!((usage["pods"], usage["requests.cpu"], usage["cpu"]), (1000, 2000, 2000));
+        assert!(usage.keys().all(|name| counts(kind, name)), "{usage:?}");
+        assert!(!counts(kind, "requests.storage") && !counts(kind, "count/secrets"));
         assert_eq!(shown("limits.memory", usage["limits.memory"]), "2Gi");
         assert!(has_in_all_containers(&pod, "limits.memory") && !has_in_all_containers(&pod, "limits.cpu"));
         let quota = |scopes: Value| {

@@ -33,7 +33,7 @@ impl Inner {
         request: &WriteRequest,
         change: Change,
     ) -> Result<Outcome, ApiError> {
-        let Change { mut object, warnings, applied } = change;
+        let Change { mut object, mut warnings, applied } = change;
         let kind = request.kind;
         if !matches!(object.resource_version(), "" | "0") {
             return Err(ApiError::version_on_create());
@@ -49,11 +49,11 @@ impl Inner {
             if generated && let Some(name) = meta::generate_name(&base) {
                 object.meta_mut().insert("name".into(), name.into());
             }
-            match self.create_named(request, &mut object).await {
+            match self.create_named(request, &mut object, &mut warnings).await {
                 Err(error) if generated && error.has_reason("AlreadyExists") => {}
                 Err(error) => return Err(error),
                 Ok(state) => {
-                    let warnings = warnings.into_iter().chain((kind.warn)(&object)).collect();
+                    warnings.extend((kind.warn)(&object));
                     return Ok(Outcome { state, created: true, warnings });
                 }
             }
@@ -61,13 +61,19 @@ impl Inner {
         Err(ApiError::generated_name_taken(kind, object.name()))
     }
 
-    async fn create_named(&self, request: &WriteRequest, object: &mut Object) -> Result<State, ApiError> {
+    async fn create_named(
+        &self,
+        request: &WriteRequest,
+        object: &mut Object,
+        warnings: &mut Vec<String>,
+    ) -> Result<State, ApiError> {
         let kind = request.kind;
         // Held until the write is done: see `Inner::namespaces`.
         let _open = self.namespaces.read().await;
         self.check_namespace(request, object.name())?;
         kind.fill_defaults(object);
-        let _admitted = self.admit(request, object, None).await?;
+        let mut admitted = self.admit(request, object, None).await?;
+        warnings.append(&mut admitted.warnings);
         (kind.on_admitted)(object);
         let definitions = self.definitions_for(kind).await;
         if definitions.is_some() {

@@ -22,6 +22,8 @@ const ATTEMPTS: usize = 32;
 pub(crate) enum Part {
     Main,
     Status,
+    /// `deployments/x/scale`: the wanted replicas, owned under the name of the subresource.
+    Scale,
     /// `namespaces/x/finalize`: the finalizers in the spec.
     Finalize,
     /// `pods/x/ephemeralcontainers`: containers added to a running pod.
@@ -124,10 +126,14 @@ impl Inner {
             if definitions.is_some() && part == Part::Main {
                 custom::complete(&mut new, false, &self.store, &meta::timestamp(request.now));
             }
-            let _admitted = match part {
-                Part::Main => self.admit(request, &mut new, Some(&current)).await?,
+            let mut admitted = match part {
+                Part::Main | Part::Scale => self.admit(request, &mut new, Some(&current)).await?,
                 _ => Default::default(),
             };
+            warnings.append(&mut admitted.warnings);
+            if part == Part::EphemeralContainers {
+                warnings.extend(self.check_pod_security(request, &new, Some(&current))?);
+            }
             if part == Part::Main {
                 warnings.extend((kind.warn)(&new));
             }
@@ -225,7 +231,7 @@ fn prepare(kind: &Kind, part: Part, new: &mut Object, old: &Object) -> Result<()
     }
     meta::on_update(new, old, kind)?;
     match part {
-        Part::Main => {
+        Part::Main | Part::Scale => {
             if kind.status {
                 copy(new, old, "status");
             }
@@ -278,16 +284,17 @@ fn prepare(kind: &Kind, part: Part, new: &mut Object, old: &Object) -> Result<()
         }
         Part::Binding | Part::Whole => {}
     }
-    if part == Part::Main {
+    let is_main = matches!(part, Part::Main | Part::Scale);
+    if is_main {
         kind.fill_defaults(new);
     }
     canonicalise(kind, &mut new.0);
-    if part == Part::Main {
+    if is_main {
         meta::count_generation(new, old, kind);
     }
     // Of a status only the metadata has rules; a bound pod was valid before.
     match (part, kind.definition) {
-        (Part::Main, _) => validate(kind, new, Some(old)),
+        (Part::Main | Part::Scale, _) => validate(kind, new, Some(old)),
         (_, Some(definition)) => {
             let errors = definition.validate(new);
             if errors.is_empty() { Ok(()) } else { Err(ApiError::invalid(kind, new.name(), &errors)) }

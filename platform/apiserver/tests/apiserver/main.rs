@@ -10,6 +10,7 @@ mod lists;
 mod logs;
 mod mistakes;
 mod objects;
+mod policy;
 mod recorded;
 mod support;
 mod upstream;

@@ -24,12 +24,12 @@ const STEM_BYTES_MAX: usize = 40;
 
 /// `--gpus`: whole GPUs, or percent of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum GpuShare {
+pub(super) enum GpuAmount {
     Whole(u32),
     Percent(u32),
 }
 
-impl FromStr for GpuShare {
+impl FromStr for GpuAmount {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -51,17 +51,17 @@ impl FromStr for GpuShare {
 ///
 /// # Errors
 /// A share without memory, memory without a share, a quantity that cannot be read.
-pub(super) fn limits(gpus: GpuShare, memory: Option<&str>) -> anyhow::Result<Value> {
+pub(super) fn limits(gpus: GpuAmount, memory: Option<&str>) -> anyhow::Result<Value> {
     match (gpus, memory) {
-        (GpuShare::Whole(count), None) => Ok(json!({"nvidia.com/gpu": count.to_string()})),
-        (GpuShare::Whole(_), Some(_)) => Err(Failure::error(
+        (GpuAmount::Whole(count), None) => Ok(json!({"nvidia.com/gpu": count.to_string()})),
+        (GpuAmount::Whole(_), Some(_)) => Err(Failure::error(
             "a whole GPU has all of its memory",
             "leave --gpu-memory out, or ask for a share: --gpus 0.5",
         )),
-        (GpuShare::Percent(_), None) => {
+        (GpuAmount::Percent(_), None) => {
             Err(Failure::error("a share of a GPU needs its memory", "say how much: --gpu-memory 8Gi"))
         }
-        (GpuShare::Percent(percent), Some(memory)) => {
+        (GpuAmount::Percent(percent), Some(memory)) => {
             let bytes = quantity::whole(&Quantity(memory.to_owned())).map_err(|why| {
                 Failure::error(format!("--gpu-memory {memory:?}: {why}"), "write a quantity, such as 8Gi")
             })?;
@@ -157,19 +157,19 @@ mod tests {
 
     #[test]
     fn shares_and_whole_gpus() {
-        assert_eq!("2".parse(), Ok(GpuShare::Whole(2)));
-        assert_eq!("0.5".parse(), Ok(GpuShare::Percent(50)));
+        assert_eq!("2".parse(), Ok(GpuAmount::Whole(2)));
+        assert_eq!("0.5".parse(), Ok(GpuAmount::Percent(50)));
         for wrong in ["0", "-1", "1.5", "0.001", "NaN", "inf", "half"] {
-            wrong.parse::<GpuShare>().expect_err(wrong);
+            wrong.parse::<GpuAmount>().expect_err(wrong);
         }
-        assert_eq!(limits(GpuShare::Whole(2), None).unwrap(), json!({"nvidia.com/gpu": "2"}));
+        assert_eq!(limits(GpuAmount::Whole(2), None).unwrap(), json!({"nvidia.com/gpu": "2"}));
         assert_eq!(
-            limits(GpuShare::Percent(50), Some("8Gi")).unwrap(),
+            limits(GpuAmount::Percent(50), Some("8Gi")).unwrap(),
             json!({"mayfly.dev/vcuda-core": "50", "mayfly.dev/vcuda-memory": "32"})
         );
-        limits(GpuShare::Percent(50), None).expect_err("a share needs memory");
-        limits(GpuShare::Percent(50), Some("much")).expect_err("no quantity");
-        limits(GpuShare::Whole(1), Some("8Gi")).expect_err("a whole GPU has its memory");
+        limits(GpuAmount::Percent(50), None).expect_err("a share needs memory");
+        limits(GpuAmount::Percent(50), Some("much")).expect_err("no quantity");
+        limits(GpuAmount::Whole(1), Some("8Gi")).expect_err("a whole GPU has its memory");
     }
 
     #[test]

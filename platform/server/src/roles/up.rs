@@ -129,7 +129,11 @@ impl Up {
         let mut api_config = api_config(&config, &ports, &identity);
         api_config.service_network = networking.network.parse().context("the network of Services")?;
         let api = create_api(api_config, &store, &artifacts, &nodes, &mut metrics).await?;
-        api.publish_endpoint(listeners.api.local_addr()?).await?;
+        // The userspace proxy could not listen on the Service's port, 443, without root.
+        if networking.has_kernel_rules() {
+            let address = listeners.api.local_addr()?;
+            api.publish_endpoint(address).await.context("the endpoint of Service default/kubernetes")?;
+        }
         let client = |user: &str| api.client(User::in_process(user));
 
         let informers_stop = CancellationToken::new();

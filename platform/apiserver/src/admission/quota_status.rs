@@ -1,0 +1,151 @@
+//! The status of ResourceQuotas: what is used of each limited amount (upstream's resourcequota controller).
+//! One level-triggered task: after any write to the store it counts again, at most once per interval.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use mayfly_store::{ListOptions, Range};
+use serde_json::{Map, Value, json};
+
+use super::quota::{QuotaUsage, add, counts, in_scopes, shown, usage_of};
+use crate::{
+    object::Object,
+    registry::{Kind, registry},
+    server::Inner,
+    status::ApiError,
+    verbs::{Change, Part},
+};
+
+/// Between two counts. A namespace's objects are decoded for each, so that a steady stream of writes costs a bounded
+/// part of a core; admission does not depend on the status.
+const INTERVAL: Duration = Duration::from_millis(500);
+
+/// Runs until the server stops.
+pub(crate) async fn run(server: Arc<Inner>) {
+    let stop = server.shutdown.clone();
+    let mut counted = None;
+    let mut ticks = tokio::time::interval(INTERVAL);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            _ = ticks.tick() => {}
+        }
+        let revision = server.store.revision();
+        if counted != Some(revision) {
+            server.update_quotas().await;
+            counted = Some(revision);
+        }
+    }
+}
+
+/// The status of a quota by what is used; amounts that nothing counts are left out of `used`.
+fn plan_status(quota: &Object, used: &QuotaUsage, counted: impl Fn(&str) -> bool) -> Value {
+    let hard = quota.at(&["spec", "hard"]).and_then(Value::as_object).cloned().unwrap_or_default();
+    let amounts = hard.keys().filter(|name| counted(name));
+    let amounts = amounts.map(|name| {
+        let amount = used.get(name).copied().unwrap_or(0);
+        (name.clone(), Value::from(shown(name, amount)))
+    });
+    let amounts: Map<String, Value> = amounts.collect();
+    let mut status = Map::new();
+    for (field, map) in [("hard", hard), ("used", amounts)] {
+        if !map.is_empty() {
+            status.insert(field.into(), map.into());
+        }
+    }
+    Value::Object(status)
+}
+
+impl Inner {
+    async fn update_quotas(&self) {
+        let mut by_namespace: BTreeMap<String, Vec<Object>> = BTreeMap::new();
+        for quota in self.objects("", "resourcequotas", "") {
+            by_namespace.entry(quota.meta_str("namespace").to_owned()).or_default().push(quota);
+        }
+        for (namespace, quotas) in by_namespace {
+            for (name, status) in self.quota_statuses(&namespace, &quotas) {
+                if let Err(error) = self.write_quota_status(&namespace, &name, status).await
+                    && !error.has_reason("NotFound")
+                {
+                    tracing::warn!(%error, namespace, name, "the status of a quota could not be written");
+                }
+            }
+        }
+    }
+
+    /// The quotas whose status is out of date, with what it should be.
+    fn quota_statuses(&self, namespace: &str, quotas: &[Object]) -> Vec<(String, Value)> {
+        let served = self.custom.served();
+        let names = || quotas.iter().filter_map(|quota| quota.at(&["spec", "hard"])?.as_object());
+        let names: Vec<&String> = names().flat_map(Map::keys).collect();
+        let counted_kinds: Vec<&Kind> = served
+            .kinds()
+            .filter(|kind| kind.namespaced && names.iter().any(|name| counts(kind, name)))
+            .collect();
+        let mut used: Vec<QuotaUsage> = quotas.iter().map(|_| QuotaUsage::new()).collect();
+        let mut stores = Vec::new();
+        for kind in &counted_kinds {
+            // A kind with two versions is stored once.
+            let resource = registry().store_resource(kind);
+            if stores.contains(&resource) {
+                continue;
+            }
+            let range = Range::namespace(resource.clone(), namespace);
+            stores.push(resource);
+            let list = self.store.list(&range, &ListOptions::default()).map(|list| list.entries);
+            for object in list.unwrap_or_default().iter().filter_map(|entry| Object::from_entry(entry).ok()) {
+                let usage = usage_of(kind, &object);
+                for (quota, used) in quotas.iter().zip(&mut used) {
+                    if in_scopes(quota, kind, &object) {
+                        add(used, &usage);
+                    }
+                }
+            }
+        }
+        let counted = |name: &str| counted_kinds.iter().any(|kind| counts(kind, name));
+        let planned =
+            quotas.iter().zip(&used).map(|(quota, used)| (quota, plan_status(quota, used, counted)));
+        planned
+            .filter(|(quota, status)| quota.0.get("status").unwrap_or(&json!({})) != status)
+            .map(|(quota, status)| (quota.name().to_owned(), status))
+            .collect()
+    }
+
+    async fn write_quota_status(&self, namespace: &str, name: &str, status: Value) -> Result<(), ApiError> {
+        let Some(kind) = registry().find("", "v1", "resourcequotas") else { return Ok(()) };
+        let request = self.own_request(kind, namespace);
+        let written = self.change(&request, name, Part::Status, |current| {
+            let mut object = current.clone();
+            object.0.insert("status".into(), status.clone());
+            Ok(Change::new(object))
+        });
+        written.await.map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_has_all_that_is_counted() {
+        let hard = json!({"pods": "4", "requests.memory": "1Gi", "unknown": "1", "requests.cpu": "2"});
+        let quota = Object(json!({"spec": {"hard": hard}}).as_object().unwrap().clone());
+        let used = QuotaUsage::from([
+            ("pods".to_owned(), 2000),
+            ("requests.memory".to_owned(), (256 << 20) * 1000),
+            ("requests.cpu".to_owned(), 1500),
+            ("services".to_owned(), 1000),
+        ]);
+        assert_eq!(
+            plan_status(&quota, &used, |name| name != "unknown"),
+            json!({"hard": hard, "used": {"pods": "2", "requests.memory": "256Mi", "requests.cpu": "1500m"}})
+        );
+        assert_eq!(
+            plan_status(&quota, &QuotaUsage::new(), |name| name == "pods")["used"],
+            json!({"pods": "0"})
+        );
+        let empty = Object(json!({"spec": {}}).as_object().unwrap().clone());
+        assert_eq!(plan_status(&empty, &used, |_| true), json!({}));
+    }
+}
