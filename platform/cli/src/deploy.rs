@@ -24,7 +24,7 @@ use super::{
     failure::Failure,
     format,
     gateway::function_url,
-    output,
+    middleware, output,
     server::{Server, segment},
     session::{Session, refusal},
     upload::{self, Upload},
@@ -37,6 +37,7 @@ use crate::guest::project::Project;
   mayfly deploy
   mayfly deploy handler.py
   mayfly deploy target/hello.wasm --name hello --env GREETING=hi --idle-after 5m
+  mayfly deploy hello.wasm --middleware require-token.wasm --env TOKEN=secret
   mayfly deploy --image app:1 --port 80 --name app
   mayfly deploy --oci registry.example/team/hello:1")]
 pub(crate) struct DeployArgs {
@@ -100,6 +101,10 @@ pub(crate) struct Settings {
     /// replaces the list that was there
     #[arg(long, value_name = "RULE", value_parser = egress)]
     pub(super) egress: Vec<String>,
+    /// A component to link in front of the handler, which calls it; may be given several times, the first takes a
+    /// request first
+    #[arg(long, value_name = "FILE.wasm")]
+    middleware: Vec<PathBuf>,
 }
 
 fn variable(text: &str) -> Result<(String, String), String> {
@@ -234,9 +239,13 @@ pub(crate) async fn deploy(
     let namespace = namespace(session, source.manifest.as_ref()).await?;
     let mut uploaded = None;
     let of = match &source.origin {
+        Origin::Registry(_) if !settings.middleware.is_empty() => {
+            let todo = "deploy the handler's file with its middleware";
+            return Err(Failure::error("middleware is linked to a component's file, not to an image", todo));
+        }
         Origin::Registry(source) => source.clone(),
         Origin::File(path) => {
-            let content = component::read(path)?;
+            let content = middleware::link(component::read(path)?, &settings.middleware)?;
             let digest = Digest::of(&content);
             uploaded = Some((digest, content.len()));
             send(server, &digest, content).await?;

@@ -41,6 +41,7 @@ mod invoke;
 mod logs;
 mod manifest;
 mod metrics;
+mod middleware;
 mod network;
 mod new;
 mod output;

@@ -26,6 +26,7 @@ mod kubectl_kinds;
 mod kubectl_usage;
 mod languages;
 mod load_balancers;
+mod middleware;
 mod offline;
 mod per_call_record;
 mod restarts;
