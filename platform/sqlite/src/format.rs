@@ -291,7 +291,7 @@ mod tests {
 
     fn refused(path: &Path) -> String {
         let before = fs::read(path).unwrap();
-        let error = FORMAT.open(path, SETTINGS).err().expect("refused").to_string();
+        let error = FORMAT.open(path, SETTINGS).expect_err("refused").to_string();
         assert_eq!(fs::read(path).unwrap(), before, "{error}");
         error
     }
