@@ -34,7 +34,7 @@ pub struct Catalog {
     trouble: Mutex<Option<String>>,
 }
 
-/// The catalog cannot be written. Changes are refused until it can; what there is is read from memory.
+/// The catalog cannot be written. Changes are refused until it can; reads are served from memory.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the catalog of state machines cannot be written and is tried again: {0}")]
 pub struct CatalogFault(String);
@@ -74,7 +74,7 @@ impl Catalog {
     /// Remembers how a write went.
     fn note(&self, written: Result<(), CatalogError>) -> Result<(), CatalogError> {
         let failure = match &written {
-            // A record that cannot be put into words says nothing of the disk.
+            // A record that cannot be serialised does not mean that the disk failed.
             Ok(()) | Err(CatalogError::Record(_)) => None,
             Err(error) => Some(error.to_string()),
         };

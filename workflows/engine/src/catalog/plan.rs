@@ -1,4 +1,4 @@
-//! What may be created, changed and deleted: decisions only, from what there is to what changes.
+//! Decisions about creations, changes and deletions: pure functions from the catalog's content to the changes.
 
 use mayfly_workflows_language::definition::StateMachineType;
 use std::collections::BTreeMap;
@@ -40,7 +40,7 @@ pub enum CatalogRejection {
         /// What is.
         current: String,
     },
-    /// An alias of the same name routes otherwise.
+    /// An alias of the same name with other routes.
     #[error("alias {0} exists")]
     AliasExists(String),
     /// Aliases still send traffic to the version.
@@ -59,7 +59,7 @@ pub(crate) const TAGS_MAX: usize = 50;
 
 /// A machine to create.
 pub struct NewMachine {
-    /// Its ARN, without qualifier.
+    /// The unqualified ARN.
     pub arn: String,
     /// Its name.
     pub name: String,
@@ -77,7 +77,7 @@ pub struct NewMachine {
 pub struct UpdateMachine {
     /// The machine.
     pub arn: String,
-    /// Each field that is named replaces what is there.
+    /// Each field that is present replaces the machine's.
     pub definition: Option<Arc<str>>,
     /// See `definition`.
     pub role_arn: Option<String>,
@@ -100,7 +100,7 @@ pub struct UpdateMachine {
 /// A machine's revision, as it was read before an update that depends on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SeenRevision {
-    /// When the machine was created: a machine of the same name that was created later is another one.
+    /// When the machine was created: a machine of the same name with a later time is another machine.
     pub created: i64,
     /// The revision's id; `INITIAL` for the one that CreateStateMachine made.
     pub revision: String,
@@ -168,8 +168,8 @@ impl CatalogState {
         if machine.deleting { Err(CatalogRejection::MachineDeleting(arn.to_owned())) } else { Ok(machine) }
     }
 
-    /// CreateStateMachine. The same request again answers with what the first one made; role and tags do
-    /// not count in the comparison (API reference, CreateStateMachine).
+    /// CreateStateMachine. An equal request returns the machine that the first one created; role and tags are not
+    /// compared (API reference, CreateStateMachine).
     pub fn plan_create(&self, new: NewMachine) -> Planned<Created> {
         if let Some(machine) = self.machine(&new.arn) {
             if machine.deleting {
@@ -304,7 +304,7 @@ impl CatalogState {
         }
     }
 
-    /// CreateStateMachineAlias: idempotent where name, description and routes are the same.
+    /// CreateStateMachineAlias: idempotent for equal name, description and routes.
     pub fn plan_create_alias(&self, new: NewAlias) -> Planned<Arc<Alias>> {
         self.live(&new.machine_arn)?;
         self.check_routes(&new.routes)?;
@@ -359,7 +359,7 @@ impl CatalogState {
         }
     }
 
-    /// CreateActivity: the same name again answers with the activity that is there.
+    /// CreateActivity: an equal name returns the existing activity.
     pub fn plan_create_activity(&self, new: NewActivity) -> Planned<Arc<Activity>> {
         if let Some(activity) = self.activity(&new.arn) {
             return if activity.encryption == new.encryption {
@@ -388,7 +388,7 @@ impl CatalogState {
         tags.ok_or_else(|| CatalogRejection::TaggedMissing(arn.to_owned()))
     }
 
-    /// TagResource and UntagResource: `change` says what becomes of the tags.
+    /// TagResource and UntagResource: `change` edits the tags.
     pub fn plan_tags(&self, arn: &str, change: impl FnOnce(&mut BTreeMap<String, String>)) -> Planned<()> {
         let mut tags = self.tags(arn)?.clone();
         change(&mut tags);

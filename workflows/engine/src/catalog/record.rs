@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::engine;
 
-/// What one revision of a state machine says. Dates are milliseconds since the epoch.
+/// The content of one revision of a state machine. Times are milliseconds since the epoch.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Revision {
     /// None for the revision that CreateStateMachine made, as on AWS.
@@ -105,11 +105,11 @@ pub struct Machine {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "PublicationRecord")]
 pub struct Publication {
-    /// What its publisher says of the version.
+    /// The publisher's description of the version.
     pub description: Option<String>,
 }
 
-/// As it is read. Older records have the description alone, and say nothing of a version without one.
+/// The form in which it is read. Older records have the description alone, or nothing for a version without one.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum PublicationRecord {
@@ -220,7 +220,7 @@ impl Record {
 /// A step from one state of the catalog to the next.
 #[derive(Clone, Debug)]
 pub enum CatalogChange {
-    /// New, or in the place of the record with the same ARN.
+    /// Inserts a record, or replaces the one with the same ARN.
     Put(Record),
     /// Gone.
     Delete(String),

@@ -7,7 +7,7 @@ use rusqlite::{Connection, params};
 
 use super::record::{CatalogChange, Record};
 
-/// Records may say more than an earlier build reads: a catalog goes forward with the program, not back.
+/// Records may have fields that an earlier build does not know: a catalog cannot be opened by an earlier build.
 const FORMAT: DatabaseFormat = DatabaseFormat {
     // "MayC", Mayfly's catalog.
     application_id: 0x4d61_7943,

@@ -16,7 +16,7 @@ use mayfly_workflows_journal::JournalError;
 use mayfly_workflows_language::execution::Payload;
 use mayfly_workflows_machine::{Event, Token};
 
-/// How long a worker waits before it asks again for work that could not be given out.
+/// The pause before a worker asks again for work that could not be given out.
 const WORK_RETRY: Duration = Duration::from_millis(250);
 
 impl Inner {
@@ -53,7 +53,7 @@ impl Inner {
         self.apply(running, n, event).await?.durable().await
     }
 
-    /// Applies what was reported; its promise tells when it is durable.
+    /// Applies the reported event. The promise resolves when the event is durable.
     async fn apply(
         self: &Arc<Self>,
         running: &Arc<ResidentExecution>,
@@ -73,7 +73,7 @@ impl Inner {
         match told {
             Ok(()) => Ok(Promise(receiver)),
             Err(ApplyError::Ended) => Err(TokenError::TimedOut),
-            // It fell evicted between being found and being told: once more.
+            // The execution was evicted after it was found: load it and try again.
             Err(ApplyError::Asleep(event)) => match self.ensure_resident(running.id).await {
                 Ok(Some(running)) => Box::pin(self.apply(&running, n, event)).await,
                 Ok(None) => Err(TokenError::TimedOut),
@@ -117,7 +117,7 @@ impl Engine {
         self.inner.report(&running, n, Event::Failed { n, error, cause }).await
     }
 
-    /// A sign of life: the task's heartbeat timer starts anew. Nothing is journalled.
+    /// Restarts the task's heartbeat timer. Nothing is journalled.
     pub async fn send_task_heartbeat(&self, token: &str) -> Result<(), TokenError> {
         let (running, n) = self.inner.token(token).await?;
         let cell = running.lock();
@@ -162,8 +162,8 @@ impl Engine {
         }
     }
 
-    /// Tells the execution that a worker begins; `None` when it does not wait for that work any more. Until the
-    /// execution has been told, the work goes back to its line when this is dropped or fails.
+    /// Records in the execution that a worker begins its task; `None` when the execution does not wait for that task
+    /// any more. If this fails or is dropped before the event is applied, the task returns to its queue.
     async fn begin_work(
         &self,
         handed: Handed,

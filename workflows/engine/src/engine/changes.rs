@@ -1,4 +1,5 @@
-//! What begins and ends, told as it becomes durable: for those who show executions to others.
+//! Notifications of starts and ends of executions, sent when the change is durable, for components that mirror
+//! executions.
 
 use mayfly_workflows_language::definition::StateMachineType;
 use std::sync::Arc;
@@ -43,8 +44,8 @@ impl Default for Changes {
 }
 
 impl Engine {
-    /// Every start and end of a STANDARD execution from now on, but for the children of map runs. A listener that
-    /// falls behind is told so and has to list.
+    /// Subscribes to the starts and ends of STANDARD executions, without the children of map runs. A listener that
+    /// falls behind gets an error and has to list the executions again.
     pub fn changes(&self) -> broadcast::Receiver<ExecutionChanged> {
         self.inner.changes.0.subscribe()
     }

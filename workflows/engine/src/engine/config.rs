@@ -48,8 +48,8 @@ pub struct Limits {
     pub execution: machine::Limits,
     /// Executions that are running: AWS's million.
     pub open_executions: usize,
-    /// Effects carried out at the same time. Waiting for a worker, a token or
-    /// another execution takes no place.
+    /// Effects that run at the same time. An effect that waits for a worker, a token or another execution is not
+    /// counted.
     pub effects: usize,
     /// The same, of one execution.
     pub effects_per_execution: usize,
@@ -63,8 +63,8 @@ pub struct Limits {
     /// Records after which an execution's state is written down: resuming computes
     /// at most about so many again.
     pub checkpoint_records: u64,
-    /// Bytes of files that a distributed Map's items are made of: they are all in memory at once. Of a longer file
-    /// `MaxItems` takes the beginning.
+    /// Bytes of the files that a distributed Map reads its items from; all items are in memory at once. For a longer
+    /// file, `MaxItems` selects the beginning.
     pub item_bytes: usize,
     /// How long an ended execution is kept: AWS's 90 days.
     pub retention: Duration,

@@ -13,14 +13,14 @@ use mayfly_workflows_journal::WaitedBy;
 /// A function to call for a task.
 #[derive(Debug, Clone)]
 pub struct FunctionCall {
-    /// ARN or name, as the definition says it.
+    /// The ARN or name, as the definition gives it.
     pub function: String,
     /// JSON text.
     pub payload: String,
     /// Fire and forget (`InvocationType: Event`).
     pub detached: bool,
-    /// The same for every try to carry out the same call: across a crash the
-    /// function may be called again with a key it has seen.
+    /// Equal for all attempts of one call: after a crash the function may be called again with a key that it has
+    /// seen.
     pub idempotency_key: String,
 }
 
@@ -70,8 +70,8 @@ impl FunctionError {
 pub enum InvokeError {
     /// The call's outcome, which the execution sees.
     Failed(FunctionError),
-    /// The function cannot be called at this moment: the server does not know its functions yet, or is being
-    /// stopped. Nothing was called, so this is no outcome; the engine calls again later.
+    /// The function cannot be called at this moment, because the server has not loaded its functions yet or is
+    /// shutting down. Nothing was called, so this is no outcome; the engine tries again later.
     Unavailable {
         /// The reason, for the log.
         reason: String,
@@ -92,10 +92,10 @@ pub trait Functions: Send + Sync {
 
 /// Sends the requests of `http:invoke` tasks, and those to services at an endpoint.
 pub trait HttpTasks: Send + Sync {
-    /// Sends one; connection errors come back as text.
+    /// Sends a request. Connection errors are returned as text.
     fn send(&self, request: Request<Bytes>) -> BoxFuture<'_, Result<Response<Bytes>, String>>;
 
-    /// Sends one whose answer may be large: its body comes bit by bit, without a limit.
+    /// Sends a request whose response may be large: the body is a stream without a size limit.
     fn open(&self, request: Request<Bytes>) -> BoxFuture<'_, Result<Response<Streamed>, String>> {
         let answer = self.send(request);
         Box::pin(async move { Ok(answer.await?.map(|body| futures::stream::iter([Ok(body)]).boxed())) })
@@ -105,8 +105,8 @@ pub trait HttpTasks: Send + Sync {
 /// A body that comes bit by bit; a connection that breaks is text.
 pub type Streamed = BoxStream<'static, Result<Bytes, String>>;
 
-/// Our own AppliedEvent Functions API, as a task calls it (`states:startExecution`,
-/// `aws-sdk:sfn:…`). The API implements it over the same engine.
+/// The Step Functions API of this process, as tasks call it (`states:startExecution`, `aws-sdk:sfn:…`). The API crate
+/// implements it over the same engine.
 pub trait Operations: Send + Sync {
     /// Carries out one operation; times are seconds, as on the wire.
     fn call(
@@ -128,7 +128,7 @@ pub trait Operations: Send + Sync {
 pub struct OperationError {
     /// `StateMachineDoesNotExist`.
     pub code: String,
-    /// What the service says.
+    /// The service's error message.
     pub message: String,
 }
 
@@ -136,7 +136,7 @@ pub struct OperationError {
 pub trait Integrations: Send + Sync {
     /// Whether the integration carries out this resource (`arn:aws:states:::job:run.sync`).
     fn supports(&self, resource: &str) -> bool;
-    /// Carries it out, to its end when the resource says `.sync`.
+    /// Performs the call; for a resource that ends in `.sync`, until the service's work has ended.
     fn call(&self, call: IntegrationCall) -> BoxFuture<'_, Result<serde_json::Value, FunctionError>>;
 }
 
@@ -149,12 +149,12 @@ pub struct IntegrationCall {
     pub arguments: serde_json::Value,
     /// Reports the task's end, when the resource waits for it.
     pub task_token: String,
-    /// The same for every try to carry out the same call.
+    /// Equal for all attempts of one call.
     pub idempotency_key: String,
     /// Whose task it is.
     pub origin: Origin,
-    /// Takes what the history is to show of a call that has begun and will last (`TaskSubmitted`), once; none when
-    /// it shows that already.
+    /// Receives the details for the history event `TaskSubmitted` once, for a call that has begun and continues;
+    /// `None` when the history has the event already.
     pub submitted: Option<tokio::sync::mpsc::Sender<serde_json::Value>>,
 }
 

@@ -14,13 +14,13 @@ use mayfly_workflows_journal::WaitedBy;
 use mayfly_workflows_language::execution::Payload;
 use mayfly_workflows_machine::{Call, Event, envelope};
 
-/// The wait before an effect is tried again that could not be begun. It doubles with each try: a server that was
-/// just started knows its functions within milliseconds, one whose functions stay away is not kept busy.
+/// The pause before another attempt of an effect that could not begin. It doubles with each attempt: a server that
+/// was just started has loaded its functions within milliseconds, and one that stays without them is not kept busy.
 const RETRY_MIN: Duration = Duration::from_millis(20);
-/// The longest such wait: an execution goes on at most this much later than it could.
+/// The longest such pause, which bounds the delay of an execution.
 const RETRY_MAX: Duration = Duration::from_secs(1);
 
-/// What an effect tells on its way.
+/// Reports the progress of one effect to its execution.
 #[derive(Clone)]
 pub(crate) struct Reporter {
     pub(crate) inner: Arc<Inner>,
@@ -67,8 +67,8 @@ impl Reporter {
         }
     }
 
-    /// Whether a state still waits for this effect. Its execution or the state may have ended while
-    /// it stood in line.
+    /// Whether a state still waits for this effect. The execution or the state may have ended while the effect was
+    /// queued.
     fn is_wanted(&self) -> bool {
         if self.inner.closing.load(Ordering::Acquire) || self.is_interrupted() {
             return false;
@@ -94,8 +94,8 @@ impl Reporter {
         })
     }
 
-    /// Stops an execution that was started for this effect, if the effect was given up. When the engine closes it was
-    /// not: the execution is found again by who opens the journal.
+    /// Stops an execution that was started for this effect, if the effect was cancelled. An effect that is
+    /// interrupted by the engine's shutdown is not cancelled: the next start of the engine finds the execution again.
     pub(crate) fn stop_unawaited(&self, arn: &str) {
         let closes = self.inner.closing.load(Ordering::Acquire) || self.is_interrupted();
         let given_up = !closes && !self.is_wanted();
@@ -124,7 +124,7 @@ impl Reporter {
         &self.running.state_machine
     }
 
-    /// The state it is of, and how often that was retried in this visit.
+    /// The effect's state, and the number of its retries in this visit.
     pub(crate) fn state(&self) -> Option<(String, u32)> {
         let cell = self.running.lock();
         let (state, retries) = cell.machine.state_of(self.n)?;
@@ -182,7 +182,7 @@ impl Inner {
             let busy = self.busy();
             let PendingEffect { running, n, call, attempt } = job;
             let reporter = Reporter { inner: self.clone(), running: running.clone(), n };
-            // It takes itself off the list when it ends, which may be at once.
+            // The effect removes its entry when it ends, which may be at once: hold the lock until the entry exists.
             let mut effects = running.effects.lock();
             let effect = self.runtime.spawn(async move {
                 carry_out(reporter, call, attempt, place, busy).await;
@@ -224,7 +224,7 @@ async fn carry_out(reporter: Reporter, call: Call, attempt: u32, place: EffectSl
             guards.release();
             tokio::time::sleep(retry_wait(attempt)).await;
             let Reporter { inner, running, n } = reporter;
-            // Its entry in the list of effects stays: the next try replaces it.
+            // The entry in the list of effects stays: the next attempt replaces it.
             inner.queue(PendingEffect { running, n, call, attempt: attempt.saturating_add(1) });
         }
     }
@@ -292,7 +292,7 @@ impl Guards {
         self.busy = None;
     }
 
-    /// The wait is over: the clock stands again until this ends.
+    /// The wait is over: a virtual clock stands still again until the effect ends.
     pub(crate) fn goes_on(&mut self, busy: Busy) {
         self.busy = Some(busy);
     }

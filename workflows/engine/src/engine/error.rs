@@ -51,10 +51,10 @@ pub enum ExecutionError {
 /// A redrive was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum RedriveError {
-    /// It cannot be redriven, and why (AWS's words).
+    /// The execution cannot be redriven; the reason, worded as AWS words it.
     #[error("{0}")]
     NotRedrivable(String),
-    /// It runs, or another request redrives or reads it at this moment (AWS's words).
+    /// The execution runs, or another request redrives or reads it at this moment (AWS's message).
     #[error("Execution is RUNNING and cannot be redriven")]
     AlreadyRunning,
     /// Anything else.
@@ -68,7 +68,7 @@ pub enum TokenError {
     /// Not a token that was ever given out.
     #[error("Invalid Token: 'Invalid token'")]
     Invalid,
-    /// Its task has ended, or its execution has.
+    /// The task or its execution has ended.
     #[error("Task Timed Out: 'Provided task does not exist anymore'")]
     TimedOut,
     /// The output is no JSON.

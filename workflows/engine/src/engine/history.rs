@@ -10,9 +10,9 @@ use super::error::ExecutionError;
 use super::types::{HistoryQuery, Page};
 use mayfly_workflows_machine::history::HistoryEvent;
 
-/// Histories kept at hand: as many clients may page through one each.
+/// Histories that are cached: the number of clients that can page through one each.
 const KEPT_MAX: usize = 4;
-/// How long one is kept after it was last asked for.
+/// How long a history stays cached after its last use.
 const KEPT_FOR: Duration = Duration::from_secs(10);
 
 /// Histories of ended executions that clients read page by page: they do not change, and computing one for each

@@ -1,4 +1,4 @@
-//! The engine's inside: an event is applied, journalled, and its actions done.
+//! The core of the engine: applies an event to an execution, writes it to the journal, then performs its actions.
 
 use mayfly_workflows_language::definition::StateMachineType;
 use mayfly_workflows_language::execution::RunStatus;
@@ -28,7 +28,8 @@ use mayfly_workflows_journal::{
 use mayfly_workflows_language::execution::{ContentDigest, Payload};
 use mayfly_workflows_machine::{Action, Call, Event, Machine, Output};
 
-/// A state of so many bytes is written half as often, one of twice as many a third as often.
+/// The size of a state, in bytes, from which checkpoints become rarer: at this size half as often, at twice the size
+/// a third as often.
 const CHECKPOINT_BYTES: u64 = 64_000;
 
 /// Shared by the handle, the journal's callbacks and the effects.
@@ -41,7 +42,7 @@ pub(crate) struct Inner {
     pub(super) tally: ExecutionCounters,
     pub(super) next_execution: AtomicU64,
     pub(super) machines: Mutex<HashMap<ContentDigest, Arc<StateMachine>>>,
-    /// Digests of state machines at hand, by the address of the shared value.
+    /// Digests of state machines in memory, by the address of the shared value.
     pub(super) digests: Mutex<HashMap<usize, (Weak<StateMachine>, ContentDigest)>>,
     /// State machines that are in the journal.
     pub(super) written: Mutex<HashSet<ContentDigest>>,
@@ -52,7 +53,7 @@ pub(crate) struct Inner {
     pub(super) retention_lock: tokio::sync::RwLock<()>,
     pub(super) histories: Mutex<Histories>,
     pub(super) wheel: Mutex<Wheel>,
-    /// A timer was filed before the next one the timer task waits for.
+    /// Notified when a timer is added that is due before the one the timer task waits for.
     pub(super) wheel_changed: Notify,
     pub(super) lines: Arc<ActivityQueues>,
     pub(super) fair: Mutex<FairQueue<PendingEffect>>,
@@ -60,7 +61,7 @@ pub(crate) struct Inner {
     pub(super) activities: OnceLock<Arc<dyn Activities>>,
     pub(super) integrations: OnceLock<Arc<dyn Integrations>>,
     pub(super) mocks: OnceLock<Arc<dyn Mocks>>,
-    /// Who waits for a moment that is no execution's timer.
+    /// Waits that belong to no execution's timer.
     pub(super) alarms: Mutex<Alarms>,
     /// Timers of executions with JSONata that are being delivered: each may block a thread.
     pub(super) evaluations: tokio::sync::Semaphore,
@@ -71,28 +72,27 @@ pub(crate) struct Inner {
     pub(super) stopping: AtomicBool,
     /// Executions that were open at the start and have not been taken up again. In order of their starts.
     pub(super) unresumed: Mutex<BTreeSet<u64>>,
-    /// Things under way that will go on by themselves: what a virtual clock
-    /// waits for before it jumps.
+    /// Work that continues without an event from outside; a virtual clock waits for it before it jumps.
     pub(super) busy: AtomicUsize,
 }
 
-/// An effect that waits for its place.
+/// An effect in the queue for a slot.
 pub(super) struct PendingEffect {
     pub(super) running: Arc<ResidentExecution>,
     pub(super) n: u32,
     pub(super) call: Call,
-    /// How often it was tried and could not be begun.
+    /// Attempts that could not begin.
     pub(super) attempt: u32,
 }
 
-/// What an event made of an execution.
+/// The changes and actions that follow from an event.
 pub(super) struct AppliedEvent {
     pub(super) at_ms: i64,
-    /// The event took up again what had ended.
+    /// The event redrives an execution that had ended.
     pub(super) redrives: bool,
-    /// To be written down.
+    /// To be written to the journal.
     pub(super) changes: Vec<JournalChange>,
-    /// To be done as soon as that is durable.
+    /// To be performed when the changes are durable.
     pub(super) actions: Vec<Action>,
 }
 
@@ -101,13 +101,13 @@ pub(super) struct AppliedEvent {
 pub(crate) enum ApplyError {
     /// The execution has ended, or the effect has.
     Ended,
-    /// The execution was sent to sleep: [`Inner::awake`] has it again.
+    /// The execution was evicted from memory; [`Inner::ensure_resident`] loads it.
     Asleep(Event),
-    /// The journal could not take it.
+    /// The journal refused the change.
     Journal(JournalError),
 }
 
-/// MapRunCounts as something under way until dropped.
+/// Counts as work in progress until it is dropped.
 pub(crate) struct Busy(Arc<Inner>);
 
 impl Drop for Busy {
@@ -136,7 +136,7 @@ impl Inner {
         self.deliver_if(running, event, |_| true, then)
     }
 
-    /// The same, if the execution is still as it should be.
+    /// Like [`Inner::deliver`], if `holds` accepts the locked execution.
     pub(super) fn deliver_if(
         self: &Arc<Self>,
         running: &Arc<ResidentExecution>,
@@ -179,7 +179,7 @@ impl Inner {
         self.settle(running, &mut cell, step, then)
     }
 
-    /// The state, when enough has happened since it was last written down.
+    /// The state to be written as a checkpoint, when enough events followed the last one.
     fn checkpoint(&self, execution: u64, cell: &mut Cell) -> Option<JournalChange> {
         let every = self.config.limits.checkpoint_records.max(1);
         if cell.checkpoint_at == 0 {
@@ -190,7 +190,7 @@ impl Inner {
         }
         match cell.machine.checkpoint() {
             Ok(body) => {
-                // A large state is written less often: it adds a few bytes to each record, not more.
+                // A large state is written less often, so that checkpoints add only a few bytes to each record.
                 let rests = every.saturating_mul(1 + body.len() as u64 / CHECKPOINT_BYTES);
                 cell.checkpoint_at = cell.seq + rests;
                 Some(JournalChange::Checkpoint { execution, seq: cell.seq, body })
@@ -203,7 +203,7 @@ impl Inner {
         }
     }
 
-    /// Writes down what follows from an event, then has its actions done.
+    /// Writes the changes of an event to the journal, then performs its actions.
     pub(super) fn settle(
         self: &Arc<Self>,
         running: &Arc<ResidentExecution>,
@@ -214,7 +214,7 @@ impl Inner {
         let outcome = outcome_after(&cell.machine, &step);
         let AppliedEvent { mut changes, actions, .. } = step;
         if running.express {
-            // Nothing of it is kept.
+            // Express executions are not journalled.
             if let Some(row) = outcome {
                 self.tally.ended(StateMachineType::Express, row.status);
                 cell.row.outcome = row;
@@ -254,7 +254,7 @@ impl Inner {
         self.journal.write(Batch { changes, done }).map_err(ApplyError::Journal)
     }
 
-    /// Tells and does what follows from a step, now that it is durable.
+    /// Notifies listeners of an event that became durable, and performs its actions.
     fn durable(
         self: &Arc<Self>,
         running: &Arc<ResidentExecution>,
@@ -278,7 +278,7 @@ impl Inner {
         self.perform(running, cell, actions);
     }
 
-    /// Runs something that may take long: other tasks move to other threads.
+    /// Runs work that may block; other tasks of this thread move to other threads.
     pub(super) fn blocking<T>(&self, work: impl FnOnce() -> T) -> T {
         match self.runtime.runtime_flavor() {
             RuntimeFlavor::MultiThread => tokio::task::block_in_place(work),
@@ -286,13 +286,13 @@ impl Inner {
         }
     }
 
-    /// Does again what was under way.
+    /// Performs again the actions that were in progress when the process ended.
     pub(super) fn resume_one(self: &Arc<Self>, running: &Arc<ResidentExecution>, actions: Vec<Action>) {
         let mut cell = running.lock();
         self.perform(running, &mut cell, actions);
     }
 
-    /// Does what the machine decided. Never blocks.
+    /// Performs actions of the state machine. Never blocks.
     fn perform(self: &Arc<Self>, running: &Arc<ResidentExecution>, cell: &mut Cell, actions: Vec<Action>) {
         for action in actions {
             match action {
@@ -314,7 +314,7 @@ impl Inner {
                     let (inner, running, busy) = (self.clone(), running.clone(), self.busy());
                     self.runtime.spawn(async move {
                         tokio::task::yield_now().await;
-                        // An execution that ended meanwhile has nothing to go on with.
+                        // An execution that ended meanwhile refuses the event.
                         let _ = inner.deliver(&running, Event::Continue, |_| ());
                         drop(busy);
                     });
@@ -348,7 +348,7 @@ impl Inner {
         self.tell_parent(cell);
     }
 
-    /// A description from a row whose payloads are loaded.
+    /// Describes an execution whose payloads are loaded.
     pub(super) fn describe_row(&self, row: &ExecutionRow, kind: StateMachineType) -> Description {
         let outcome = &row.outcome;
         Description {
@@ -399,7 +399,7 @@ impl Inner {
     }
 }
 
-/// How an execution stands after a step, if the step changed that.
+/// The execution's outcome after an event, if the event changed it.
 fn outcome_after(machine: &Machine, step: &AppliedEvent) -> Option<OutcomeRow> {
     let (redrive_count, redrive_ms) = machine.redrives();
     match machine.outcome() {
@@ -417,7 +417,7 @@ fn outcome_after(machine: &Machine, step: &AppliedEvent) -> Option<OutcomeRow> {
     }
 }
 
-/// Milliseconds as a timestamp; out of range is the epoch.
+/// Milliseconds since the epoch as a timestamp; the epoch when they are out of range.
 pub(super) fn timestamp(at_ms: i64) -> Timestamp {
     Timestamp::from_millisecond(at_ms).unwrap_or(Timestamp::UNIX_EPOCH)
 }

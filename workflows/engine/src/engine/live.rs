@@ -20,7 +20,7 @@ pub(super) struct ResidentExecution {
     pub(super) id: u64,
     pub(super) arn: Arc<str>,
     pub(super) express: bool,
-    /// Its expressions may take long: they run where blocking is allowed.
+    /// Its definition has expressions that may take long: they are evaluated where blocking is allowed.
     pub(super) may_block: bool,
     pub(super) state_machine: Arc<StateMachine>,
     pub(super) cell: Mutex<Cell>,
@@ -50,7 +50,7 @@ pub(super) struct Cell {
     pub(super) touched_ms: i64,
     /// Evicted from memory: a task that still holds it must look it up again.
     pub(super) evicted: bool,
-    /// Who waits until its start is durable, or has failed: told by being dropped.
+    /// Waiters for the start to be durable or to fail; dropping the senders wakes them.
     pub(super) begun: Vec<oneshot::Sender<Infallible>>,
     /// Who waits for its end.
     pub(super) waiters: Vec<oneshot::Sender<Description>>,
@@ -147,9 +147,9 @@ impl ResidentExecution {
         self.cell.lock()
     }
 
-    /// Runs `acknowledge` with the locked state, after those that came before. Never blocks: while an expression is
-    /// evaluated under the lock, `acknowledge` is left to a thread that may wait for it, so that the journal's thread
-    /// goes on with other executions.
+    /// Runs `acknowledge` with the locked state, after the acknowledgements before it. Never blocks: while an
+    /// expression is evaluated under the lock, a thread that may block runs `acknowledge`, so that the journal's
+    /// thread can continue with other executions.
     pub(super) fn acknowledge(
         self: &Arc<Self>,
         runtime: &Handle,
@@ -216,7 +216,8 @@ impl Live {
         Some(self.place(&mut slots, arn))
     }
 
-    /// The same, but waits while another task starts or reads an execution with it; `None` when one is there.
+    /// Like [`Live::take`], but waits while another task starts or reads an execution with this ARN; `None` when the
+    /// execution is in memory.
     pub(super) async fn take_settled(&self, arn: &Arc<str>) -> Option<NameReservation<'_>> {
         loop {
             let settled = {
@@ -241,7 +242,7 @@ impl Live {
         NameReservation { live: self, arn: arn.clone(), filled: false }
     }
 
-    /// Lets an execution leave memory. Its ARN comes last: who takes that place brings the same number again.
+    /// Removes an execution from memory. The ARN is released last, because its next holder inserts the same id again.
     pub(super) fn release(&self, running: &Arc<ResidentExecution>) {
         let mut ids = self.ids(running.id).lock();
         if ids.get(&running.id).is_some_and(|there| Arc::ptr_eq(there, running)) {

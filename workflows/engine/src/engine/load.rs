@@ -119,7 +119,7 @@ impl Inner {
         digest
     }
 
-    /// Keeps a compiled state machine at hand.
+    /// Caches a compiled state machine.
     pub(super) fn remember(&self, digest: ContentDigest, machine: Arc<StateMachine>) {
         let mut machines = self.machines.lock();
         if machines.len() >= self.config.limits.machines_cached {
@@ -185,8 +185,8 @@ impl Inner {
         Ok(machine.map(|machine| (machine, seq)))
     }
 
-    /// Computes an execution again from its records; its history too, when
-    /// asked for. Returns the machine and the last record's number.
+    /// Recomputes an execution from its records, with its history if `history`. Returns the machine and the last
+    /// record's sequence number.
     pub(super) fn replay(
         &self,
         row: &ExecutionRow,
@@ -194,7 +194,7 @@ impl Inner {
         history: bool,
     ) -> Result<(Machine, u64, Vec<HistoryEvent>), JournalError> {
         let mut out = Output { history: history.then(Vec::new), ..Output::default() };
-        // A history is told from its beginning.
+        // A history is computed from the first record on.
         let checkpoint = if history { None } else { self.checkpointed(row, state_machine)? };
         let (mut machine, mut last) = match checkpoint {
             Some(there) => there,

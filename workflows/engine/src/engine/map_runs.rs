@@ -1,4 +1,4 @@
-//! Map runs: children started, stopped and told about; runs described.
+//! Map runs: their children are started and stopped, the parent is notified of their ends, and runs are described.
 
 use mayfly_workflows_language::definition::StateMachineType;
 use mayfly_workflows_language::execution::RunStatus;
@@ -15,11 +15,11 @@ use super::types::StateMachine;
 use mayfly_workflows_journal::{Birth, ChildOf, JournalError, WaitedBy};
 use mayfly_workflows_machine::{ChildStart, EDITION, Event, Machine, MapRunState};
 
-/// How soon a child whose start was refused is tried again: twice as late each time, up to the longest.
+/// The pause before a child whose start was refused is started again; it doubles up to the longest.
 const START_RETRY_MIN: Duration = Duration::from_millis(250);
 const START_RETRY_MAX: Duration = Duration::from_secs(4);
 
-/// How many of a run's items or children stand how.
+/// Numbers of a run's items or children by status.
 pub use mayfly_workflows_machine::MapRunCounts;
 
 /// What `DescribeMapRun` answers from.
@@ -31,13 +31,13 @@ pub struct MapRunDescription {
     pub execution_arn: String,
     /// That execution's state machine.
     pub state_machine_arn: String,
-    /// Where it stands.
+    /// The run's status.
     pub status: RunStatus,
     /// When it started.
     pub start_date: Timestamp,
     /// When it ended.
     pub stop_date: Option<Timestamp>,
-    /// Children at the same time, 0 for no limit.
+    /// The largest number of concurrent children; 0 for no limit.
     pub max_concurrency: u64,
     /// Part of the items that may fail, 0 to 100.
     pub tolerated_failure_percentage: f64,
@@ -56,7 +56,7 @@ pub struct MapRunDescription {
 /// New settings of a run; absent ones stay.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct MapRunUpdate {
-    /// Children at the same time.
+    /// The largest number of concurrent children.
     pub max_concurrency: Option<u64>,
     /// Items that may fail.
     pub tolerated_failure_count: Option<u64>,
@@ -110,8 +110,8 @@ impl Inner {
         parent: &Arc<ResidentExecution>,
         child: &ChildStart,
     ) -> Result<(), NotStarted> {
-        // After a crash the child may be there: running (it will tell by
-        // itself) or ended (it is asked, or taken up again by a redrive).
+        // After a crash the child may exist: it runs and will report its end, or it has ended and its outcome is read
+        // here, or a redrive resumes it.
         if self.live.by_arn(&child.arn).is_some() {
             return Ok(());
         }
@@ -182,15 +182,15 @@ impl Inner {
         let _ = self.deliver(parent, event, |_| ());
     }
 
-    /// A child that ended tells the execution it belongs to.
+    /// Reports the end of a child to its parent execution.
     pub(super) fn tell_parent(self: &Arc<Self>, cell: &Cell) {
         let Some(parent) = cell.row.birth.parent.clone() else { return };
         let outcome = cell.row.outcome.clone();
         let (inner, busy) = (self.clone(), self.busy());
         self.runtime.spawn(async move {
             let _busy = busy;
-            // A parent that has ended needs no telling; one that was not
-            // resumed yet asks its children itself.
+            // A parent that has ended needs no report; one that is not resumed yet reads its children's outcomes
+            // then.
             let Some(running) = inner.live.by_id(parent.execution) else { return };
             let event = Event::Child {
                 run: parent.run,
@@ -223,8 +223,8 @@ impl Inner {
         });
     }
 
-    /// Stops an execution whose waiting task or map run was given up before the process ended, and which it was too
-    /// late to stop then.
+    /// Stops an execution whose waiting task or map run was cancelled before the process ended, when there was no
+    /// time left to stop it.
     pub(super) fn stop_if_left(self: &Arc<Self>, running: &Arc<ResidentExecution>) {
         let needed_by = {
             let row = &running.lock().row;
@@ -308,7 +308,7 @@ impl Inner {
 }
 
 impl ResidentExecution {
-    /// What a child runs: the same for all children of a Map, so that its digest is computed once.
+    /// The state machine of a Map's children: one value for all of them, so that its digest is computed once.
     fn child_machine(&self, child: &ChildStart) -> Arc<StateMachine> {
         let kind = if child.express { StateMachineType::Express } else { StateMachineType::Standard };
         let mut made = self.child_machines.lock();
@@ -384,7 +384,7 @@ impl From<StartError> for NotStarted {
         match error {
             StartError::Closed => Self::Closed,
             StartError::Journal(error) => error.into(),
-            // One of its name is in memory since it was looked for: the next look finds it.
+            // An execution of this name came into memory since the lookup: the next attempt finds it.
             StartError::TooMany { .. } | StartError::AlreadyExists { .. } => Self::Later(error.to_string()),
         }
     }

@@ -25,8 +25,8 @@ impl Inner {
         self.mocks.get().cloned()
     }
 
-    /// Answers after this time. What it answers keeps a virtual clock still, so
-    /// that whoever waited can act before time goes on.
+    /// Resolves after this time. The value keeps a virtual clock still until it is dropped, so that the waiter can
+    /// act first.
     pub(crate) fn alarm(&self, after: Duration) -> oneshot::Receiver<Busy> {
         let (sender, receiver) = oneshot::channel();
         let timer = {

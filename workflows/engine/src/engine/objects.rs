@@ -31,7 +31,7 @@ pub trait Objects: Send + Sync {
         from: Option<String>,
     ) -> BoxFuture<'_, Result<ObjectPage, ObjectError>>;
 
-    /// Carries out an operation of `aws-sdk:s3`. One that only keeps a map's files knows none.
+    /// Performs an operation of `aws-sdk:s3`. An implementation that only stores a Map's files supports none.
     fn call(&self, call: ObjectCall) -> BoxFuture<'_, Result<serde_json::Value, ObjectError>> {
         Box::pin(async move { Err(ObjectError::not_implemented(&call.operation)) })
     }
@@ -90,7 +90,7 @@ impl Objects for Divided {
 /// What is in an object, bit by bit.
 pub type ObjectBody = BoxStream<'static, Result<Bytes, ObjectError>>;
 
-/// An operation as a task asks for it.
+/// An operation that a task requests.
 #[derive(Debug, Clone)]
 pub struct ObjectCall {
     /// As S3's model spells it: `ListObjectsV2`.
@@ -114,7 +114,7 @@ pub struct ObjectPage {
 /// One line of a listing.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ObjectEntry {
-    /// Its key.
+    /// The object's key.
     pub key: String,
     /// Entity tag, quotes included.
     pub etag: String,
@@ -126,12 +126,12 @@ pub struct ObjectEntry {
     pub storage_class: String,
 }
 
-/// Why nothing came of it, in S3's words.
+/// The reason for which an operation failed, worded as S3 words it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectError {
     /// `NoSuchKey`.
     pub code: String,
-    /// What the service says of it; empty where it says nothing.
+    /// The service's message; empty where it gives none.
     pub message: String,
     /// HTTP status; 0 when there was no answer.
     pub status: u16,
@@ -189,7 +189,7 @@ impl ObjectError {
         Self::new(0, NO_ANSWER, format!("Unable to execute HTTP request: {cause}"))
     }
 
-    /// There is an answer, and nothing can be made of it.
+    /// The service's response cannot be parsed.
     pub fn unreadable(cause: impl std::fmt::Display) -> Self {
         Self::new(0, NO_ANSWER, cause.to_string())
     }
@@ -206,12 +206,12 @@ impl ObjectError {
         Self::new(0, TOO_LARGE, cause)
     }
 
-    /// What is asked for is not there to be had.
+    /// The operation or argument is not supported.
     pub fn not_implemented(what: &str) -> Self {
         Self::new(501, "NotImplemented", format!("A functionality that is not implemented here: {what}"))
     }
 
-    /// As the SDK integration tells it. `request_id` is made up where the buckets have none of their own.
+    /// The error as the SDK integration reports it. `request_id` makes an id when the service gave none.
     pub(crate) fn for_task(self, request_id: impl FnOnce() -> String) -> FunctionError {
         if self.status == 0 {
             let is_whole = self.code.starts_with("States.");
@@ -222,7 +222,7 @@ impl ObjectError {
             true => format!("{}Exception", self.code),
             false => "S3Exception".to_owned(),
         };
-        // An answer to HEAD has no words; the SDK prints what it has.
+        // A response to HEAD has no message; the SDK then prints `null`.
         let message = if self.message.is_empty() { "null" } else { self.message.as_str() };
         let id = self.request_id.unwrap_or_else(request_id);
         let extended = self.extended_request_id.map(|id| format!(", Extended Request ID: {id}"));

@@ -1,4 +1,4 @@
-//! An engine opened: what was running goes on. And closed.
+//! Opening the engine, resuming executions, and shutting down.
 
 use mayfly_workflows_language::execution::RunStatus;
 use std::sync::Arc;
@@ -28,14 +28,14 @@ use mayfly_workflows_machine::Event;
 const JOURNAL_FILE: &str = "workflows.db";
 /// When a sleeper that could not be read is woken again.
 const WAKE_RETRY_MS: i64 = 2_000;
-/// Timers delivered at the same time whose executions evaluate JSONata: twice the evaluator's threads.
+/// Timers of executions with JSONata that are delivered at the same time: twice the evaluator's threads.
 const EVALUATIONS_MAX: usize = 8;
 /// How long a virtual clock lets things settle before it jumps.
 const SETTLE: Duration = Duration::from_millis(1);
 
 impl Engine {
-    /// Opens an engine on its data directory; executions that were running go
-    /// on as soon as [`Engine::resume`] is called.
+    /// Opens an engine on its data directory. Executions that were running continue when [`Engine::resume`] is
+    /// called.
     pub async fn open(config: Config, deps: Deps) -> Result<Engine, OpenError> {
         let journal: Arc<dyn Journal> = match &config.data_dir {
             Some(folder) => {
@@ -102,16 +102,16 @@ impl Engine {
         Ok(Engine { inner })
     }
 
-    /// Takes up again what was running when the journal was last closed or lost, and returns when all of it is in
-    /// memory. Call it once, when operations, activities and integrations are bound. Returns how many executions go
-    /// on.
+    /// Resumes the executions that were open when the journal was last closed, and returns when all of them are in
+    /// memory. To be called once, after operations, activities and integrations are bound. Returns the number of
+    /// resumed executions.
     pub async fn resume(&self) -> Result<usize, OpenError> {
         let open = self.begin_resume().await?;
         Ok(open - self.finish_resume().await?)
     }
 
-    /// The first part of [`Engine::resume`]: notes which executions are open. From then on requests may be served: an
-    /// execution that one of them needs is read before its turn. Returns how many are open.
+    /// The first part of [`Engine::resume`]: reads which executions are open. From then on requests may be served: an
+    /// execution that a request needs is loaded first. Returns the number of open executions.
     pub async fn begin_resume(&self) -> Result<usize, OpenError> {
         let ids = self.inner.read(|journal| journal.open_executions()).await?;
         let count = ids.len();
@@ -120,8 +120,8 @@ impl Engine {
         Ok(count)
     }
 
-    /// The second part: reads the executions that nothing needed meanwhile, in order of their starts. Returns how many
-    /// could not be read; they are logged, and keep no other from going on.
+    /// The second part: loads the remaining executions in the order of their starts. Returns how many could not be
+    /// read; they are logged, and the others continue.
     pub async fn finish_resume(&self) -> Result<usize, OpenError> {
         let inner = self.inner.clone();
         let unreadable = self.inner.read(move |journal| Ok(inner.load_open(journal))).await?;
@@ -133,14 +133,14 @@ impl Engine {
         Ok(unreadable)
     }
 
-    /// Names the API through which tasks call AppliedEvent Functions itself.
+    /// Sets the API through which tasks call Step Functions.
     pub fn bind_operations(&self, operations: Arc<dyn Operations>) {
         if self.inner.operations.set(operations).is_err() {
             tracing::warn!("the workflow engine's operations were bound twice; the first stay");
         }
     }
 
-    /// Names who knows the activities.
+    /// Sets the catalog of activities.
     pub fn bind_activities(&self, activities: Arc<dyn Activities>) {
         if self.inner.activities.set(activities).is_err() {
             tracing::warn!("the workflow engine's activities were bound twice; the first stay");
@@ -152,7 +152,7 @@ impl Engine {
         self.inner.integration(resource).is_some()
     }
 
-    /// Names who carries out further services.
+    /// Sets the implementation of further service integrations.
     pub fn bind_integrations(&self, integrations: Arc<dyn Integrations>) {
         if self.inner.integrations.set(integrations).is_err() {
             tracing::warn!("the workflow engine's integrations were bound twice; the first stay");
@@ -166,8 +166,8 @@ impl Engine {
         }
     }
 
-    /// Nothing is under way and no timer waits: what has not ended by now only
-    /// goes on only after an event from outside.
+    /// Whether no work is in progress and no timer is set: executions that are still open continue only after an
+    /// event from outside.
     pub fn is_idle(&self) -> bool {
         let inner = &self.inner;
         inner.busy.load(Ordering::Acquire) == 0
@@ -175,14 +175,15 @@ impl Engine {
             && inner.unresumed.lock().is_empty()
     }
 
-    /// Call it as soon as the process is asked to stop, before anything that tasks need is stopped. From then on
-    /// standard executions begin no task, and a task that fails writes no outcome: the next start begins it again.
+    /// To be called when the process is asked to stop, before anything that tasks need is stopped. From then on
+    /// standard executions begin no task, and a task that fails writes no outcome: the next start of the engine
+    /// begins it again.
     pub fn begin_shutdown(&self) {
         self.inner.stopping.store(true, Ordering::Release);
     }
 
-    /// Stops taking starts, writes what is queued and closes the journal.
-    /// What is running goes on when the journal is opened again.
+    /// Refuses new starts, writes the queued changes and closes the journal. Open executions continue when the
+    /// journal is opened again.
     pub async fn shutdown(&self) {
         self.begin_shutdown();
         self.inner.closing.store(true, Ordering::Release);
@@ -197,7 +198,7 @@ impl Engine {
         }
     }
 
-    /// Can executions go on? The reason when they cannot: the journal is what everything waits for.
+    /// Whether the journal can be written; the reason when it cannot and executions therefore wait.
     pub fn health(&self) -> Result<(), mayfly_workflows_journal::WriteFault> {
         self.inner.journal.health()
     }
@@ -273,7 +274,7 @@ impl Inner {
         let running = self.recomputed(row)?;
         // A caller needs it: it is not evicted before that caller has used it.
         running.lock().touched_ms = self.now_ms();
-        // Before others see it: an event would begin effects that are begun here once more.
+        // Before the execution is visible to others: an event would begin effects that are begun here too.
         if self.unresumed.lock().remove(&id) {
             let actions = running.lock().machine.resume(self.now_ms());
             self.resume_one(&running, actions);
@@ -290,7 +291,7 @@ impl Inner {
         Ok(ResidentExecution::new(state_machine, machine, row, seq))
     }
 
-    /// The AppliedEvent Functions API, or why there is none.
+    /// The Step Functions API, or the error when there is none.
     fn operations(&self) -> Result<&Arc<dyn Operations>, OperationError> {
         self.operations.get().ok_or_else(|| OperationError {
             code: "ServiceUnavailable".to_owned(),
@@ -319,8 +320,8 @@ impl Inner {
         self.integrations.get().filter(|integrations| integrations.supports(resource)).cloned()
     }
 
-    /// Delivers a timer. Never blocks: the timer of an execution whose expressions may take long is delivered by a
-    /// task of its own.
+    /// Delivers a timer. Never blocks: a separate task delivers the timer of an execution whose expressions may take
+    /// long.
     fn fire(self: &Arc<Self>, key: TimerKey) {
         if key.execution == NO_EXECUTION {
             self.ring(key.timer);
@@ -377,7 +378,7 @@ impl Inner {
     }
 }
 
-/// Wakes what is due, until the engine is gone.
+/// Delivers due timers until the engine is dropped.
 async fn run_timers(engine: std::sync::Weak<Inner>) {
     loop {
         let Some(inner) = engine.upgrade() else { return };
@@ -395,7 +396,7 @@ async fn run_timers(engine: std::sync::Weak<Inner>) {
             tokio::time::sleep(SETTLE).await;
             let Some(inner) = engine.upgrade() else { return };
             if inner.busy.load(Ordering::Acquire) == 0 {
-                // Asked only now: what was under way may have set a timer before all others.
+                // Read only now: work that was in progress may have set an earlier timer.
                 let next_ms = inner.wheel.lock().next_due_ms();
                 if let Some(next_ms) = next_ms {
                     clock.sleep_until(next_ms).await;
@@ -425,5 +426,5 @@ async fn run_timers(engine: std::sync::Weak<Inner>) {
     }
 }
 
-/// How often the timers look whether their engine is still there.
+/// How often the timer task checks whether its engine still exists.
 const ENGINE_CHECK: Duration = Duration::from_secs(5);

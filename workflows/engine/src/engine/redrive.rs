@@ -47,7 +47,7 @@ impl Inner {
         let Some(row) = self.read(move |journal| journal.execution_by_arn(&wanted)).await? else {
             return Ok(None);
         };
-        // What the row does not say is not durable, and not told.
+        // A redrive that is not in the row is not durable and must not be acknowledged.
         let Some(last_ms) = row.outcome.redrive_ms else { return Ok(None) };
         let running = match self.awake_by_arn(arn).await? {
             Some(running) => running,
@@ -67,15 +67,15 @@ impl Inner {
 }
 
 impl Engine {
-    /// Takes up an execution that failed, timed out or was stopped. `token` names the request: said again, it gets
-    /// the same answer for a quarter of an hour, and nothing is done.
+    /// Redrives an execution that failed, timed out or was stopped. `token` identifies the request: for a quarter of
+    /// an hour a repeated request gets the same response and changes nothing.
     pub async fn redrive(&self, arn: &str, token: Option<&str>) -> Result<jiff::Timestamp, RedriveError> {
         let Some(token) = token else { return self.redrive_once(arn, None).await };
         if let Some(before) = self.inner.redriven_by(arn, token).await? {
             return Ok(timestamp(before));
         }
         match self.redrive_once(arn, Some(token)).await {
-            // The same request may have come twice at the same time.
+            // Two equal requests may have come at the same time.
             Err(refused @ (RedriveError::AlreadyRunning | RedriveError::NotRedrivable(_))) => {
                 let before = self.inner.redriven_by(arn, token).await?;
                 before.map(timestamp).ok_or(refused)

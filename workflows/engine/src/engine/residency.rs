@@ -1,8 +1,7 @@
-//! Executions that only wait leave memory and come back when they are needed.
+//! Executions that only wait are evicted from memory and loaded again when they are needed.
 //!
-//! What stays of a sleeper is its entry in the timer wheel and, when it waits
-//! for a worker, in the activity's line. A timer, a token or a question about
-//! it reads it back: its records are computed again.
+//! An evicted execution keeps its entry in the timer wheel and, when it waits for a worker, in the activity's queue.
+//! A timer, a token or a request loads it: its state is recomputed from its records.
 
 use mayfly_workflows_language::execution::RunStatus;
 use std::sync::{Arc, Weak};
@@ -66,8 +65,7 @@ impl Inner {
         }
     }
 
-    /// Lets executions leave memory that have only waited for a while and will
-    /// go on doing so. Returns how many did.
+    /// Evicts executions that have only waited for a while and have no timer soon. Returns how many were evicted.
     pub(super) fn sleep_round(&self) -> usize {
         let now_ms = self.now_ms();
         let idle_ms = i64::try_from(self.config.limits.idle_in_memory.as_millis()).unwrap_or(i64::MAX);

@@ -9,13 +9,13 @@ use mayfly_workflows_journal::{Batch, JournalChange, JournalError};
 
 /// How often old executions are looked for.
 const ROUND: Duration = Duration::from_secs(600);
-/// The first look: not while everything starts.
+/// The delay of the first round, so that it does not compete with the start.
 const FIRST: Duration = Duration::from_secs(30);
 /// Executions forgotten in one transaction: others write between two of them.
 const BATCH_MAX: usize = 256;
 
 impl Inner {
-    /// Forgets what ended longer ago than the retention. Returns how many executions that were.
+    /// Deletes executions that ended before the retention period. Returns how many were deleted.
     pub(super) async fn forget_round(&self) -> Result<usize, JournalError> {
         let retention_ms = i64::try_from(self.config.limits.retention.as_millis()).unwrap_or(i64::MAX);
         let before_ms = self.now_ms().saturating_sub(retention_ms);
@@ -48,8 +48,8 @@ impl Inner {
 }
 
 impl Engine {
-    /// Forgets at once what ended longer ago than the retention; it happens by itself
-    /// every ten minutes. Returns how many executions that were.
+    /// Deletes at once the executions that ended before the retention period, which otherwise happens every ten
+    /// minutes. Returns how many were deleted.
     pub async fn forget_old(&self) -> Result<usize, JournalError> {
         self.inner.forget_round().await
     }

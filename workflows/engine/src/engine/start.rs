@@ -71,7 +71,7 @@ impl Inner {
         }
     }
 
-    /// Begins an execution whose ARN's place is free, and returns when that is durable.
+    /// Begins an execution whose ARN is free, and returns when the start is durable.
     pub(super) async fn begin(
         self: &Arc<Self>,
         new: NewExecution,
@@ -84,7 +84,7 @@ impl Inner {
         let Some(place) = self.live.take_settled(&new.arn).await else {
             return Err(StartError::AlreadyExists { arn: new.arn.to_string() });
         };
-        // Its place comes first: an execution of this name may begin and end while the journal is asked.
+        // Reserve the ARN first: an execution of this name may begin and end while the journal is read.
         if self.had(&new).await? {
             return Err(StartError::AlreadyExists { arn: new.arn.to_string() });
         }
@@ -206,8 +206,8 @@ impl Inner {
         }
     }
 
-    /// Removes an execution whose start the journal refused: a task that still holds it writes nothing of it, and
-    /// its name is free again, whether a caller waits for the start or not.
+    /// Removes an execution whose start the journal refused. A task that still holds it writes nothing, and the name
+    /// is free again even if no caller waits for the start.
     pub(super) fn abort_start(&self, running: &Arc<ResidentExecution>, cell: &mut Cell) {
         // What came to it before it was durable is refused as well.
         if std::mem::replace(&mut cell.evicted, true) {
@@ -236,7 +236,7 @@ impl Inner {
                 Err(_) => Err(ExecutionError::Closed),
             },
             Err(ApplyError::Ended) => Ok(()),
-            // It fell evicted between being found and being told: once more.
+            // The execution was evicted after it was found: load it and try again.
             Err(ApplyError::Asleep(event)) => {
                 let id = running.id;
                 match self.ensure_resident(id).await? {
@@ -250,11 +250,11 @@ impl Inner {
 }
 
 impl Engine {
-    /// Starts an execution; it is durable when this returns (express: running).
+    /// Starts an execution and returns when the start is durable (express: when it runs).
     ///
     /// # Errors
-    /// The same name and input while it runs is the same start. Any other use
-    /// of a taken name is [`StartError::AlreadyExists`].
+    /// A start with the name and input of an execution that runs returns that execution. Any other use of a name that
+    /// exists is [`StartError::AlreadyExists`].
     pub async fn start_execution(&self, request: StartRequest) -> Result<Started, StartError> {
         self.start_for(request, None).await
     }

@@ -1,4 +1,4 @@
-//! What goes into the engine and comes out of it, in the API's own words.
+//! Requests to the engine and its responses, in the terms of the Step Functions API.
 
 use std::sync::Arc;
 
@@ -14,9 +14,9 @@ use mayfly_workflows_language::execution::RunStatus;
 pub struct StateMachine {
     /// ARN without version or alias.
     pub arn: String,
-    /// Its name; for a map run's children `machine/label`.
+    /// The name; `machine/label` for the children of a map run.
     pub name: String,
-    /// The role in whose name it runs.
+    /// The role that executions assume.
     pub role_arn: String,
     /// Standard or express.
     pub kind: StateMachineType,
@@ -54,7 +54,7 @@ pub struct StartRequest {
 pub struct Started {
     /// The execution's ARN.
     pub execution_arn: String,
-    /// When it started; of the first start when the same start came twice.
+    /// The time of the start; of the first start when equal starts came twice.
     pub start_date: Timestamp,
 }
 
@@ -63,7 +63,7 @@ pub struct Started {
 pub enum RedriveStatus {
     /// Yes.
     Redrivable,
-    /// No, and why, in AWS's words.
+    /// It may not; the reason, worded as AWS words it.
     NotRedrivable(String),
     /// Only together with the map run it belongs to.
     RedrivableByMapRun,
@@ -74,13 +74,13 @@ pub enum RedriveStatus {
 pub struct Description {
     /// The execution's ARN.
     pub execution_arn: String,
-    /// Its state machine's ARN, unqualified.
+    /// The state machine's ARN, unqualified.
     pub state_machine_arn: String,
     /// The execution's name.
     pub name: String,
     /// Standard or express.
     pub kind: StateMachineType,
-    /// Where it stands.
+    /// The execution's status.
     pub status: RunStatus,
     /// When it started.
     pub start_date: Timestamp,
@@ -141,7 +141,7 @@ pub enum Of {
 pub struct ListQuery {
     /// Whose.
     pub of: Of,
-    /// Only those that stand so.
+    /// Only executions of this status.
     pub status: Option<RunStatus>,
     /// Only those that were (`true`) or never were (`false`) redriven.
     pub redriven: Option<bool>,

@@ -13,12 +13,12 @@ use super::inner::Inner;
 use super::types::Description;
 use mayfly_workflows_journal::JournalError;
 
-/// How soon an execution that could not be read is read again by who waits for its end.
+/// The pause before an execution that could not be read is read again for its waiters.
 const READ_RETRY: Duration = Duration::from_secs(1);
 
 impl Inner {
-    /// Waits for an execution's end; `None` when there is no such execution. What keeps it from being read for a
-    /// while is waited out: that it cannot be read does not say that it is not there.
+    /// Waits for an execution's end; `None` when there is no such execution. A temporary failure to read the journal
+    /// is waited out, because it does not mean that the execution does not exist.
     pub(crate) async fn wait(self: &Arc<Self>, arn: &str) -> Result<Option<Description>, ExecutionError> {
         loop {
             match self.wait_readable(arn).await {
@@ -26,7 +26,7 @@ impl Inner {
                     if !self.closing.load(Ordering::Acquire) =>
                 {
                     tracing::warn!(arn, %error, "an execution that is waited for cannot be read; trying again");
-                    // From here on this only waits again: a virtual clock may go on.
+                    // From here on this task only waits: a virtual clock may jump.
                     drop(self.alarm(READ_RETRY).await.map_err(|_| ExecutionError::Closed)?);
                 }
                 answer => return answer,
@@ -40,7 +40,7 @@ impl Inner {
                 let ends = {
                     let mut cell = running.lock();
                     if cell.evicted {
-                        // It fell evicted between being found and being asked: once more.
+                        // The execution was evicted after it was found: load it and try again.
                         continue;
                     }
                     (cell.row.outcome.status == RunStatus::Running).then(|| {

@@ -33,8 +33,8 @@ enum End {
     Back,
 }
 
-/// Work on its way to a worker. Dropped on that way, because the worker hung up, it goes back to the front of its
-/// line: the execution counts on somebody doing it.
+/// A task on its way to a worker. If it is dropped on the way, because the worker disconnected, it returns to the
+/// front of its queue.
 #[derive(Debug)]
 pub(crate) struct Handed {
     work: Option<Work>,

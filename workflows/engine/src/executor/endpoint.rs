@@ -3,7 +3,7 @@
 //!
 //! [`services`] is the table of what can be spoken to, [`wire`] makes a task's
 //! arguments a request and an answer a result, [`failing`] gives errors the names
-//! that AppliedEvent Functions gives them, [`sign`] signs, [`lambda`] calls functions that
+//! that Step Functions gives them, [`sign`] signs, [`lambda`] calls functions that
 //! live elsewhere, [`s3`] is buckets. Services that speak XML are driven by a
 //! [`model`] of their operations: [`rest_xml`] and [`query`] over [`xml`]. Not here:
 //! which service is where (the configuration), `.sync`, which on AWS waits for
@@ -105,7 +105,7 @@ impl Endpoints {
         Ok(())
     }
 
-    /// Signs what is sent.
+    /// Signs requests with these credentials.
     pub fn sign_as(&mut self, credentials: Credentials) {
         self.credentials = Some(credentials);
     }
@@ -154,7 +154,7 @@ impl Client {
         in_time(self.http.send(self.signed(request))).await
     }
 
-    /// The same for an answer whose body may be large.
+    /// Like `call`, for a response whose body may be large.
     async fn open(&self, request: Request<Bytes>) -> Result<Response<Streamed>, String> {
         in_time(self.http.open(self.signed(request))).await
     }
@@ -214,7 +214,7 @@ fn not_carried_out(service: &str, action: &str, model: &model::Model) -> Functio
     ))
 }
 
-/// Carries out a task whose service was pointed elsewhere; `None` when it was not.
+/// Performs a task whose service has a configured endpoint; `None` when it has none.
 pub(crate) async fn call(
     reporter: &Reporter,
     task: &TaskCall,

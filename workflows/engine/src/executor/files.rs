@@ -1,7 +1,7 @@
-//! A distributed Map's items from objects, and its results into objects.
+//! The items of a distributed Map from objects, and its results into objects.
 //!
-//! [`read`] goes through what a reader names, bit by bit; [`records`] makes items of the bits; [`write`] writes the
-//! results.
+//! [`read`] goes through the objects that a reader names, part by part; [`records`] makes items of the parts;
+//! [`write`] writes the results.
 
 mod read;
 mod records;
@@ -15,7 +15,7 @@ use mayfly_workflows_machine::Event;
 pub(crate) use read::read_items;
 pub(crate) use write::write_results;
 
-/// The event that tells how reading or writing came out.
+/// The event for the outcome of reading or writing.
 pub(crate) fn event(n: u32, outcome: Result<Value, String>, error: &str) -> Event {
     match outcome {
         Ok(value) => Event::Succeeded { n, output: Payload::Here(value.to_text().into()) },

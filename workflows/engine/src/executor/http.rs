@@ -89,7 +89,7 @@ fn request_of(arguments: &Value) -> Result<http::Request<Bytes>, String> {
     request.body(body).map_err(|error| format!("The HTTP request cannot be made: {error}"))
 }
 
-/// What AWS puts on each of these requests, unless the task says otherwise.
+/// Headers that AWS adds to each of these requests unless the task sets them.
 const OWN_HEADERS: [(http::HeaderName, &str); 2] = [
     (http::header::USER_AGENT, "Amazon|StepFunctions|HttpInvoke|us-east-1"),
     (http::header::RANGE, "bytes=0-262144"),

@@ -10,8 +10,8 @@ use crate::engine::{Guards, MockAnswer, MockCall, Mocks, Reporter};
 use mayfly_workflows_language::execution::Payload;
 use mayfly_workflows_machine::{Event, TaskCall};
 
-/// Lets a mock answer a task: on the way the machine is told what the real
-/// service would tell it (a worker took it, the service has it).
+/// Answers a task by a mock. The machine gets the events that the real service would cause (a worker took the task,
+/// the service accepted it).
 pub(crate) async fn run(
     reporter: &Reporter,
     task: &TaskCall,

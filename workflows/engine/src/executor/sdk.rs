@@ -1,10 +1,10 @@
-//! How the answers of AWS services look inside a workflow.
+//! The form of AWS services' responses inside a workflow.
 
 use mayfly_workflows_language::value::{Map, Value};
 
 use mayfly_workflows_machine::time_text;
 
-/// How times of an answer are told.
+/// The form of times in a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Times {
     /// `aws-sdk:` integrations: ISO 8601.
@@ -45,9 +45,8 @@ fn time(value: &serde_json::Value, times: Times) -> Value {
     }
 }
 
-/// A task's arguments as our API reads them: members begin small; what the API
-/// wants as JSON text (`Input`, `Output`, `Definition`) is made text; nulls
-/// are left out.
+/// A task's arguments in the form that the API reads: members begin with a small letter, members that the API takes
+/// as JSON text (`Input`, `Output`, `Definition`) are serialised, nulls are left out.
 pub(crate) fn request(arguments: &Value) -> serde_json::Value {
     let Some(members) = arguments.as_object() else { return serde_json::json!({}) };
     let mut request = serde_json::Map::new();

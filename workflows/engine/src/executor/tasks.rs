@@ -27,13 +27,13 @@ pub(crate) enum Finished {
     Result(Value),
     /// With a result that is text already.
     Text(String),
-    /// With what a function answered to `lambda:invoke`.
+    /// A function's result for `lambda:invoke`.
     Answered(FunctionOutput),
     /// With an error.
     Failed(FunctionError),
     /// Another event reports the outcome later.
     Later,
-    /// Not at all yet: it has to be tried again.
+    /// Not called yet: it has to be tried again.
     Unavailable {
         /// The reason, for the log.
         reason: String,
@@ -119,7 +119,7 @@ async fn request(reporter: &Reporter, task: &TaskCall) -> Result<Value, InvokeEr
         Resource::Integration { service, action, kind: IntegrationKind::AwsSdk, .. }
             if &**service == "s3" =>
         {
-            // S3's numbers of requests look like this.
+            // The form of S3's request ids.
             let made_up = || hex::encode_upper(&reporter.inner.deps.randomness.bytes()[..8]);
             Box::pin(endpoint::call_objects(reporter, task, action, made_up)).await
         }
@@ -354,7 +354,7 @@ fn ended_execution(ended: &Description, parsed_output: bool) -> Finished {
     Finished::Failed(FunctionError::new("States.TaskFailed", told.to_text()))
 }
 
-/// How an optimised integration words a refusal of our API.
+/// The error of an optimised integration for an error of the Step Functions API.
 fn optimised_failure(error: &OperationError, request_id: &str) -> FunctionError {
     FunctionError::new(
         format!("StepFunctions.{}", exception(&error.code)),
@@ -433,7 +433,7 @@ fn enveloped(reporter: &Reporter, answer: &serde_json::Value) -> Value {
     Value::from(members)
 }
 
-/// A call to its end. What it tells of having begun goes into the history before that.
+/// Runs a call to its end. Its report of having begun is added to the history before its outcome.
 async fn with_submission(
     reporter: &Reporter,
     mut call: BoxFuture<'_, Result<serde_json::Value, FunctionError>>,

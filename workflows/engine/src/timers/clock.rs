@@ -11,8 +11,8 @@ pub trait Clock: Send + Sync {
     /// Milliseconds since the epoch: AWS's resolution.
     fn now_ms(&self) -> i64;
 
-    /// Returns when `now_ms` has reached `at_ms`. A virtual clock jumps there;
-    /// the engine asks it only when nothing else is going on.
+    /// Returns when `now_ms` has reached `at_ms`. A virtual clock jumps there; the engine calls it only when no other
+    /// work is in progress.
     fn sleep_until(&self, at_ms: i64) -> BoxFuture<'_, ()>;
 
     /// Whether this clock moves only by request (a virtual clock).
@@ -48,8 +48,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that stands still until a test moves it, or until the engine has
-/// nothing to do but wait: then it jumps to the next timer.
+/// A clock that stands still until a test moves it, or until the engine only waits: then it jumps to the next timer.
 #[derive(Debug)]
 pub struct VirtualClock {
     now_ms: Mutex<i64>,

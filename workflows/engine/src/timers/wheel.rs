@@ -44,7 +44,7 @@ pub struct Wheel {
 }
 
 impl Wheel {
-    /// An empty wheel whose past ends at `now_ms`.
+    /// An empty wheel at the time `now_ms`.
     pub fn new(now_ms: i64) -> Self {
         Self {
             now_ms,
@@ -66,8 +66,8 @@ impl Wheel {
         self.index.is_empty()
     }
 
-    /// Files a timer; one with the same key is replaced. What is due already
-    /// comes out of the next [`Wheel::advance`].
+    /// Adds a timer, or replaces the one with the same key. A timer that is due already is returned by the next
+    /// [`Wheel::advance`].
     pub fn insert(&mut self, key: TimerKey, due_ms: i64) {
         self.cancel(key);
         let entry = Entry { key, due_ms, next: NONE, previous: NONE, list: 0 };
@@ -203,7 +203,7 @@ impl Wheel {
         Some((current + steps) << shift)
     }
 
-    /// Files again what the passage from `before_ms` to now has brought near.
+    /// Moves timers that came near since `before_ms` to finer levels.
     fn cascade(&mut self, before_ms: i64) {
         for level in (1..LEVELS).rev() {
             let shift = SLOT_BITS as usize * level;

@@ -1,4 +1,4 @@
-//! Errors of services under the names that AppliedEvent Functions gives them.
+//! Errors of services under the names that Step Functions gives them.
 
 use bytes::Bytes;
 use http::Response;
@@ -92,7 +92,7 @@ impl Naming<'_> {
     }
 }
 
-/// An error that S3 answered. What was asked with HEAD is answered without a body.
+/// An error in a response of S3. The response to a HEAD request has no body.
 pub(super) fn of_s3(operation: &Operation, response: &Response<Bytes>) -> ObjectError {
     let header = |name: &str| Some(response.headers().get(name)?.to_str().ok()?.to_owned());
     let body = in_xml(response.body());
@@ -124,7 +124,7 @@ pub(super) fn is_error(body: &[u8]) -> bool {
     inside.starts_with("<Error>") || inside.starts_with("<Error ")
 }
 
-/// The members of an error in XML, wherever it stands, under the names they have in JSON.
+/// The members of an error in XML, at any depth, under their names in JSON.
 fn in_xml(body: &[u8]) -> Value {
     let text = std::str::from_utf8(body).unwrap_or_default();
     let Ok(document) = roxmltree::Document::parse(text) else { return Value::Null };

@@ -36,7 +36,7 @@ pub(super) struct Operation {
     pub(super) output: Members,
 }
 
-/// What a member is, and where it is on the wire.
+/// A member's type and its location in the request or response.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Shape {
@@ -93,7 +93,7 @@ pub(super) enum Format {
 }
 
 impl Shape {
-    /// Its name on the wire, when its member's is `member`.
+    /// The name on the wire of the member `member`.
     pub(super) fn wire_name<'a>(&'a self, member: &'a str) -> &'a str {
         self.name.as_deref().unwrap_or(member)
     }
@@ -128,7 +128,7 @@ pub(super) fn check(operation: &Operation, arguments: &Map) -> Result<(), String
     }
 }
 
-/// A member as the SDK for Java spells it: a run of capitals is one word.
+/// A member in the spelling of the SDK for Java: a run of capitals is one word.
 pub(super) fn sdk_spelling(member: &str) -> String {
     let letters: Vec<char> = member.chars().collect();
     let mut told = String::with_capacity(member.len());

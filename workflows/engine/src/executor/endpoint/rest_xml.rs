@@ -25,7 +25,7 @@ pub(super) fn request(url: &Uri, operation: &Operation, arguments: &Map) -> Resu
     for (name, shape) in &operation.input {
         let Some(value) = argument(arguments, name) else { continue };
         match shape.place {
-            // The client knows how long a body is.
+            // The HTTP client sets the body's length.
             Some(MemberLocation::Header) if shape.wire_name(name).eq_ignore_ascii_case("content-length") => {}
             Some(MemberLocation::Header) => {
                 request = request.header(shape.wire_name(name), worded(value, shape, Format::Rfc822))
@@ -64,7 +64,7 @@ fn uri(url: &Uri, operation: &Operation, arguments: &Map) -> Result<String, Stri
     let host = url.authority().map(http::uri::Authority::as_str).unwrap_or_default();
     let (host, path) = match path.strip_prefix("/{Bucket}") {
         Some(_) if bucket.is_empty() => return Err("The bucket's name is empty".to_owned()),
-        // AWS wants the bucket in the host's name; everyone else takes it in the path.
+        // AWS expects the bucket in the host name; other services take it in the path.
         Some(rest) if in_host(url, &bucket) => (format!("{bucket}.{host}"), rest.to_owned()),
         Some(rest) => (host.to_owned(), format!("/{}{rest}", escaped(&bucket))),
         None => (host.to_owned(), path.to_owned()),

@@ -16,7 +16,7 @@ use crate::engine::{
 /// The longest answer in XML that is read; a page of a listing has a thousand keys of a kilobyte at most.
 const XML_BYTES_MAX: usize = 8 << 20;
 
-/// Operations whose answer may be an error though its status is 200.
+/// Operations whose response may contain an error although its status is 200.
 const MAY_FAIL_LATE: &[&str] = &["CompleteMultipartUpload", "CopyObject", "UploadPartCopy"];
 
 /// The buckets of the endpoint that was given for `s3`.
@@ -30,7 +30,7 @@ impl S3 {
         Client::of(config, deps, services::named("s3")?).map(|client| Self { client })
     }
 
-    /// Asks, and refuses what the service refuses; the body is still to come.
+    /// Sends a request and returns the response before its body is read; a refusal of the service is an error.
     async fn open(&self, operation: &Operation, arguments: &Map) -> Result<Response<Streamed>, ObjectError> {
         let request =
             rest_xml::request(&self.client.url, operation, arguments).map_err(ObjectError::invalid)?;

@@ -1,6 +1,6 @@
 //! The services that can be spoken to at another endpoint. Sources: their public
 //! service models (protocol, target prefix, JSON version, signing name) and the
-//! names that AppliedEvent Functions gives to their errors.
+//! names that Step Functions gives to their errors.
 
 use std::sync::LazyLock;
 
@@ -14,14 +14,14 @@ pub(super) struct Service {
     pub(super) protocol: Protocol,
     /// Members begin small on the wire (`taskDefinition`); in a workflow they never do.
     pub(super) camel: bool,
-    /// Its errors' prefix in `aws-sdk:` integrations.
+    /// The prefix of its errors in `aws-sdk:` integrations.
     pub(super) sdk: &'static str,
     /// Of its optimised integration, where there is one.
     pub(super) optimised: Option<Optimised>,
     pub(super) signing: &'static str,
 }
 
-/// How a service is asked.
+/// The protocol of a service.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Protocol {
     /// `POST /` with `X-Amz-Target: <target>.<Operation>` and a JSON body.
@@ -30,13 +30,13 @@ pub(super) enum Protocol {
     Batch,
     /// `POST /2015-03-31/functions/<name>/invocations`.
     Lambda,
-    /// A method, a path and headers of the operation's own, and XML where there is more to say: S3.
+    /// Method, path and headers of the operation, and XML bodies: S3.
     RestXml,
     /// `POST /` with a form, answered in XML.
     Query { model: &'static LazyLock<Model>, version: &'static str },
 }
 
-/// How an optimised integration words a service's errors.
+/// The form of a service's errors in an optimised integration.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Optimised {
     /// `DynamoDB` in `DynamoDB.ResourceNotFoundException`.

@@ -1,5 +1,5 @@
-//! Signature version 4, for requests whose whole body is at hand. Source: AWS's
-//! public description of it; the test is its own example.
+//! Signature version 4, for requests whose whole body is in memory. Source: AWS's public description; the test is its
+//! example.
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Request, header};
@@ -69,7 +69,7 @@ fn canonical(request: &Request<Bytes>, hash: &str, is_s3: bool) -> (String, Stri
     let mut query: Vec<_> = query.map(|pair| pair.split_once('=').unwrap_or((pair, ""))).collect();
     query.sort_unstable();
     let query: Vec<_> = query.into_iter().map(|(name, value)| format!("{name}={value}")).collect();
-    // Every service but S3 encodes the path, which is encoded already, once more.
+    // Every service but S3 encodes the path a second time.
     let path = request.uri().path();
     let path = if is_s3 { path.to_owned() } else { path.replace('%', "%25") };
     let text = format!("{}\n{path}\n{}\n{lines}\n{signed}\n{hash}", request.method(), query.join("&"));

@@ -12,7 +12,7 @@ use crate::executor::sdk::{capital, small};
 use mayfly_workflows_machine::envelope::Envelope;
 use mayfly_workflows_machine::time_text;
 
-/// Members whose members are names of the user's, not of the service: they keep their spelling.
+/// Members whose own members are named by the user: their spelling is kept.
 const MAPS: &[&str] =
     &["Parameters", "Tags", "DockerLabels", "Options", "LogOptions", "DriverOpts", "Labels", "Attributes"];
 /// Arguments of optimised integrations that may be JSON and are text on the wire.
@@ -171,7 +171,7 @@ fn in_the_sdks_spelling(name: String) -> String {
     }
 }
 
-/// Seconds since the epoch are told as text, as the SDK integrations tell them.
+/// The SDK integrations show seconds since the epoch as text.
 #[expect(clippy::cast_possible_truncation, reason = "milliseconds of our millennium")]
 fn time(name: &str, value: &Value) -> Option<Value> {
     let is_time = ["Date", "Time", "At", "Timestamp"].iter().any(|ending| name.ends_with(ending));

@@ -7,7 +7,7 @@ use roxmltree::Node;
 
 use super::model::{MemberLocation, Members, Shape, ShapeType, argument, sdk_spelling};
 
-/// The values of elements among a parent's children, and whether they stand there.
+/// The values of elements among a parent's children, by their names.
 pub(super) fn members(parent: Node<'_, '_>, shapes: &Members) -> Vec<(Arc<str>, Value)> {
     let in_body = |shape: &Shape| matches!(shape.place, None | Some(MemberLocation::Attribute));
     let found = shapes.iter().filter(|(_, shape)| in_body(shape)).filter_map(|(name, shape)| {
@@ -77,7 +77,7 @@ pub(super) fn write(out: &mut String, name: &str, given: &Value, shape: &Shape) 
     out.push_str(&format!("</{name}>"));
 }
 
-/// Writes what is between an element's tags.
+/// Writes the content between an element's tags.
 pub(super) fn write_inside(out: &mut String, given: &Value, shape: &Shape) {
     match (given, shape.kind, &shape.item) {
         (Value::Object(given), ShapeType::Structure, _) => {

@@ -1,4 +1,4 @@
-//! What an `ItemReader` names, read: an object, a listing, or what a manifest names in turn.
+//! Reads what an `ItemReader` names: an object, a listing, or the objects of a manifest.
 
 use futures::StreamExt as _;
 use mayfly_workflows_language::definition::{ItemReader, StateId, StateKind};
@@ -71,7 +71,7 @@ impl Reading<'_> {
         self.items.len() >= self.items_max
     }
 
-    /// The objects of a bucket, or what is in them.
+    /// The objects of a bucket, or their content.
     async fn listing(&mut self, bucket: &str, prefix: &str) -> Result<(), String> {
         let flattens = self.reader.transformation.as_deref() == Some("LOAD_AND_FLATTEN");
         let mut from = None;
@@ -86,7 +86,7 @@ impl Reading<'_> {
                     self.count(item.text_len())?;
                     self.items.push(item);
                 } else if entry.size > 0 {
-                    // What has no content may stand for a folder.
+                    // An object without content may stand for a folder.
                     self.object(bucket, &entry.key, None, Format::of(self.reader)?).await?;
                 }
             }

@@ -30,7 +30,7 @@ pub(super) enum Format {
 }
 
 impl Format {
-    /// What a reader says of its files.
+    /// The format and settings of a reader's files.
     pub(super) fn of(reader: &ItemReader) -> Result<Self, String> {
         match reader.input_type.as_deref().unwrap_or("JSON") {
             "JSON" => Ok(Self::Json { pointer: reader.items_pointer.clone() }),
@@ -64,14 +64,14 @@ fn each_once(headers: Vec<Arc<str>>) -> Result<Vec<Arc<str>>, String> {
 /// Bytes as they come, unpacked where they are compressed.
 #[derive(Default)]
 pub(super) struct Unpacked {
-    /// Too few to tell.
+    /// The first bytes, too few to detect the format.
     first: Vec<u8>,
     packed: Option<Box<MultiGzDecoder<Vec<u8>>>>,
     plain: bool,
 }
 
 impl Unpacked {
-    /// Hands on what is in a part.
+    /// Emits the records of a part.
     pub(super) fn push(
         &mut self,
         part: &[u8],
@@ -100,7 +100,7 @@ impl Unpacked {
         Ok(())
     }
 
-    /// There is no more: hands on what was held back.
+    /// The end of the file: emits what was held back.
     pub(super) fn end(
         self,
         key: &str,
