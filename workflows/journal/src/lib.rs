@@ -33,8 +33,8 @@ pub use row::{
 };
 pub use sqlite::SqliteJournal;
 
-/// Batches that may wait for the disk before starts are refused. Everything else is taken: it is what the open
-/// executions, which are bounded, have to tell.
+/// Batches that may wait for the disk before starts are refused. All other changes are accepted: they belong to the
+/// open executions, whose number is bounded.
 const QUEUE_BATCHES_MAX: usize = 65_536;
 
 /// The journal could not read or write.
@@ -43,7 +43,7 @@ pub enum JournalError {
     /// The database said no.
     #[error("{0}")]
     Database(String),
-    /// A row does not read as what it should be.
+    /// A row cannot be decoded.
     #[error("row of {table} is damaged: {reason}")]
     RowDamaged {
         /// Where.
@@ -65,8 +65,8 @@ pub enum WriteFault {
     /// It is tried again until it works; starts are refused meanwhile.
     #[error("the workflow journal cannot be written and tries again: {0}")]
     Retrying(JournalError),
-    /// It takes no more writes. Only a new start of the process helps: what was
-    /// acknowledged is there, and executions go on from it.
+    /// The journal accepts no more writes. Only a restart of the process helps: everything acknowledged is durable,
+    /// and executions continue from it.
     #[error("the workflow journal failed and takes no more writes; start Mayfly again: {0}")]
     Failed(JournalError),
 }
@@ -85,7 +85,7 @@ pub type Done = Box<dyn FnOnce(Result<(), JournalError>) + Send>;
 pub struct Batch {
     /// In order.
     pub changes: Vec<JournalChange>,
-    /// Acknowledgements how it went.
+    /// Called with the outcome of the write.
     pub done: Done,
 }
 
@@ -104,7 +104,7 @@ impl Batch {
     }
 }
 
-/// A journal. All reads see every batch whose `done` has been called.
+/// A journal. A read sees every batch whose `done` has been called.
 pub trait Journal: Send + Sync {
     /// Queues a batch and never waits: a start is refused while the queue is full. After an error
     /// that does not pass the journal refuses all later ones (nothing may be
@@ -120,10 +120,11 @@ pub trait Journal: Send + Sync {
     /// An execution's row by ARN.
     fn execution_by_arn(&self, arn: &str) -> Result<Option<ExecutionRow>, JournalError>;
 
-    /// Its records with `seq > after`, in order.
+    /// The execution's records with `seq > after`, in order.
     fn records(&self, id: u64, after: u64) -> Result<Vec<RecordRow>, JournalError>;
 
-    /// Its newest checkpoint and the record it was taken after. There is none once it has ended.
+    /// The execution's newest checkpoint and the sequence number of the record before it; `None` after the execution
+    /// has ended.
     fn checkpoint(&self, id: u64) -> Result<Option<(u64, Vec<u8>)>, JournalError>;
 
     /// A payload stored by content.
@@ -154,6 +155,6 @@ pub trait Journal: Send + Sync {
     /// The execution that a map run belongs to.
     fn map_run(&self, arn: &str) -> Result<Option<u64>, JournalError>;
 
-    /// Writes what is queued and stops. Later writes are refused.
+    /// Writes the queued batches and stops. Later writes are refused.
     fn close(&self);
 }

@@ -17,7 +17,7 @@ use mayfly_workflows_language::execution::RunStatus;
 /// In memory: for testing workflows offline, and for the engine's own tests.
 pub struct MemoryJournal {
     tables: Mutex<Tables>,
-    /// Tells those who wait, on a thread of its own as every journal does.
+    /// Calls `done` on a thread of its own, as every journal does.
     told: Arc<Acknowledgements>,
 }
 

@@ -10,7 +10,7 @@ use rusqlite::{Connection, OptionalExtension as _, params};
 use super::read::signed;
 use super::{ExecutionRow, JournalError};
 
-/// What stands before an artifact's digest, up to the colon.
+/// The characters before an artifact's digest, up to the colon.
 const ALGORITHM: &[u8] = b"sha256";
 const HEX_BYTES: usize = 64;
 
@@ -36,7 +36,7 @@ pub(super) fn note(db: &Connection, execution: u64, text: &[u8]) -> rusqlite::Re
 pub(super) fn note_start(db: &Connection, row: &ExecutionRow) -> rusqlite::Result<()> {
     match &row.input {
         Payload::Here(text) => note(db, row.id, text.as_bytes()),
-        // Noted with the part, which comes in the same batch.
+        // Recorded with the part, which comes in the same batch.
         Payload::Part { .. } => Ok(()),
     }
 }
@@ -49,7 +49,7 @@ pub(super) fn note_machine(db: &Connection, machine: &ContentDigest, body: &[u8]
     Ok(())
 }
 
-/// An open execution that names the artifact, itself or by its definition.
+/// The ARN of an open execution that names the artifact in its data or its definition.
 pub(super) fn user_of(db: &Connection, artifact: &ContentDigest) -> Result<Option<String>, JournalError> {
     let artifact = &artifact.0[..];
     let mut itself = db.prepare_cached(

@@ -1,4 +1,4 @@
-//! Payloads: small ones stand in their row, large ones are stored once by content.
+//! Payloads: small ones are stored in their row, large ones once, by their digest.
 
 use mayfly_workflows_language::execution::{ContentDigest, Payload};
 

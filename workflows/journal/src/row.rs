@@ -9,7 +9,7 @@ use mayfly_workflows_language::execution::{ContentDigest, Payload};
 /// One execution, as it is listed and described.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExecutionRow {
-    /// Its number, rising in order of starts.
+    /// The id, which rises in order of starts.
     pub id: u64,
     /// Its ARN.
     pub arn: String,
@@ -31,7 +31,7 @@ pub struct ExecutionRow {
     pub input: Payload,
     /// Milliseconds since the epoch.
     pub start_ms: i64,
-    /// How it stands.
+    /// The status and result.
     pub outcome: OutcomeRow,
 }
 
@@ -62,13 +62,13 @@ pub struct Birth {
 /// A task that waits for the end of the execution it started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WaitedBy {
-    /// The number of the execution whose task it is.
+    /// The id of the execution that the task belongs to.
     pub execution: u64,
     /// The task, as that execution's machine numbers its effects.
     pub effect: u32,
 }
 
-/// A map run's child knows whose it is.
+/// The map run and execution that a child belongs to.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ChildOf {
     /// The parent execution's number.
@@ -81,7 +81,7 @@ pub struct ChildOf {
     pub items: u64,
 }
 
-/// How an execution stands; rewritten when it ends and when it is redriven.
+/// The status and result of an execution; rewritten when it ends and when it is redriven.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OutcomeRow {
     /// Where it stands.
@@ -122,7 +122,7 @@ pub struct RecordRow {
     pub seq: u64,
     /// When it came.
     pub at_ms: i64,
-    /// The event, as `machine::Event` writes itself.
+    /// The event, as `machine::Event` is encoded.
     pub body: Vec<u8>,
 }
 
@@ -195,7 +195,7 @@ pub enum JournalChange {
         execution: u64,
         /// After which record.
         seq: u64,
-        /// The machine, as it writes itself.
+        /// The encoded state machine.
         body: Vec<u8>,
     },
     /// Forget an ended execution and everything that only it has.

@@ -71,7 +71,7 @@ struct Queue {
     /// How many batches the writer waits for; it is not woken for fewer.
     wanted: usize,
     closed: bool,
-    /// The disk is full or away: what is queued waits, new starts are refused.
+    /// The disk is full or unavailable: queued batches wait, new starts are refused.
     stalled: Option<JournalError>,
     failed: Option<JournalError>,
 }
@@ -195,7 +195,7 @@ fn write_groups(mut writer: Writer, shared: &WriterState) {
             Err(error) => fail(shared, error.into(), group),
         }
         if let Err(error) = writer.log.fold_if_due(&writer.db) {
-            // The log keeps what the data file could not take; the next group tries again.
+            // What the data file could not take stays in the log; the next group tries again.
             tracing::warn!(%error, "the journal's log could not be folded into its data file");
         }
     }
@@ -333,7 +333,7 @@ fn refuse_starts(group: &mut Vec<Batch>, shared: &WriterState, error: &JournalEr
     let mut refused = HashSet::new();
     for batch in group.extract_if(.., |batch| batch.may_be_refused()) {
         refused.extend(batch.changes.iter().find_map(write::execution_of));
-        // Once it is told, nothing more comes.
+        // After this call nothing follows for the batch.
         (batch.done)(Err(error.clone()));
     }
     let mut behind = |batch: &mut Batch| {

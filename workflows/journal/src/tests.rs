@@ -1,4 +1,4 @@
-//! What every journal must do, asked of each of them.
+//! The conformance suite of journals.
 
 use mayfly_workflows_language::execution::{ContentDigest, Payload};
 use std::sync::{Arc, mpsc};

@@ -12,7 +12,7 @@ use mayfly_workflows_language::execution::RunStatus;
 
 /// Writes batches in one transaction.
 pub(super) fn commit(db: &Connection, group: &[Batch]) -> rusqlite::Result<()> {
-    // As `Connection::transaction`, which parses its two statements anew each time.
+    // Like `Connection::transaction`, which parses its two statements each time.
     db.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
     let written = write_all(db, group).and_then(|()| db.prepare_cached("COMMIT")?.execute([]).map(drop));
     if written.is_err() && !db.is_autocommit() {

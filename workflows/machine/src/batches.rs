@@ -2,7 +2,7 @@
 
 use mayfly_workflows_language::value::Value;
 
-/// Items in groups of at most so many and of at most so many bytes: each group's input, and how many it holds.
+/// Groups items by a maximum number and a maximum size in bytes. Returns each group's input and number of items.
 pub fn batched(
     items: impl Iterator<Item = Value>,
     batch_input: Option<&Value>,

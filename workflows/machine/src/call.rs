@@ -37,7 +37,7 @@ pub enum Action {
     },
     /// Start a child of a map run; starting it twice is starting it once.
     StartChild(Box<ChildStart>),
-    /// Stop a child of a map run, or an execution whose task waited for its end.
+    /// Stops a child of a map run, or an execution whose end a task waited for.
     StopChild {
         /// The child's ARN.
         arn: Arc<str>,
@@ -101,7 +101,7 @@ pub enum Call {
     Task(Box<TaskCall>),
     /// Read a distributed Map's items.
     ReadItems {
-        /// The Map state: its `ItemReader` says how.
+        /// The Map state, whose `ItemReader` describes the source.
         state: StateId,
         /// The reader's arguments.
         #[serde(with = "super::checkpoint::exact")]
@@ -111,7 +111,7 @@ pub enum Call {
     },
     /// Write a distributed Map's results.
     WriteResults {
-        /// The Map state: its `ResultWriter` says how.
+        /// The Map state, whose `ResultWriter` describes the destination.
         state: StateId,
         /// The writer's arguments.
         #[serde(with = "super::checkpoint::exact")]

@@ -1,7 +1,6 @@
-//! A machine's state written down, so that resuming need not begin at the start.
+//! The encoded state of a machine, so that resuming need not replay all records.
 //!
-//! Values are written as their own text: what a number looks like is part of it,
-//! and other forms of JSON forget that.
+//! Values are stored as their own text: the spelling of a number is part of it, and other forms of JSON lose it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -29,7 +28,7 @@ struct Read {
     machine: State,
 }
 
-/// [`Machine`] without what its execution's row says already.
+/// [`Machine`] without the fields that the execution's row has.
 #[derive(Deserialize)]
 struct State {
     outcome: Option<ExecutionOutcome>,

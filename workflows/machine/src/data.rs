@@ -72,7 +72,7 @@ impl Turn<'_> {
         self.active(number).map(|active| active.input.clone()).unwrap_or_default()
     }
 
-    /// After `InputPath`; in JSONata the input itself.
+    /// The input after `InputPath`; in JSONata the input itself.
     pub(super) fn effective_input(&self, number: u32, state: &State) -> Result<Value, StateError> {
         let raw = self.raw_input(number);
         match &state.data {
@@ -93,7 +93,7 @@ impl Turn<'_> {
         self.arguments_with(number, state, effective, None)
     }
 
-    /// The same for a Task, whose token the context names.
+    /// The arguments of a Task, whose token is in the context object.
     pub(super) fn task_arguments(
         &self,
         number: u32,
@@ -120,7 +120,7 @@ impl Turn<'_> {
         })
     }
 
-    /// From the state's result to its output and what it assigns.
+    /// Computes the state's output and assigned variables from its result.
     pub(super) fn finish(
         &self,
         number: u32,
@@ -198,8 +198,7 @@ impl Turn<'_> {
         })
     }
 
-    /// A Choice's output and what it assigns: the rule's own, or the state's
-    /// when none matched.
+    /// Computes a Choice's output and assigned variables: the rule's, or the state's when no rule matched.
     pub(super) fn finish_choice(
         &self,
         number: u32,
@@ -211,7 +210,7 @@ impl Turn<'_> {
             Some((_, rule)) => rule.assign.as_ref(),
             None => state.assign.as_ref(),
         };
-        // A rule's fields are told with its place (measured on AWS: floci-io/floci#2689).
+        // The path of a rule's field begins with the rule's index (measured on AWS: floci-io/floci#2689).
         let at = |field: &str| choice::field_of(rule.map(|(index, _)| index), field);
         let assigned =
             self.evaluate(number, state, &effective, |scope| dataflow::assign(assign, scope, &at("Assign")))?;

@@ -1,4 +1,4 @@
-//! How an execution ends, and what is taken back when a state is left early.
+//! The end of an execution, and the cancellation of what is in progress when a state is left early.
 
 use std::sync::Arc;
 

@@ -58,7 +58,7 @@ impl Envelope<'_> {
         for (name, value) in &headers {
             all.insert(name.clone(), Value::from(vec![value.clone()]));
         }
-        // `HttpHeaders` is a map that does not look at case, and is told in its order (test-start-execution-sync).
+        // `HttpHeaders` is a case-insensitive map, shown in its order (test-start-execution-sync).
         headers.sort_by(|(a, _), (b, _)| without_case(a, b));
         (all, headers.into_iter().collect())
     }
@@ -115,7 +115,7 @@ pub fn of_function(text: &str, status: u16, version: &str, at_ms: i64, request_i
     ]))
 }
 
-/// What is the same around all answers of functions, and the places of what is not.
+/// The parts that the envelopes of all functions' results share, and the positions of the others.
 struct Common {
     all: Map,
     plain: Map,
@@ -147,7 +147,7 @@ impl Common {
     }
 }
 
-/// The number of an effect's request: as random as the execution's seed, and the same whenever it is computed.
+/// The request id of an effect: as random as the execution's seed, and equal whenever it is computed.
 pub(super) fn request_id(seed: &[u8; 16], effect: u32) -> Uuid {
     let mut hash = Sha256::new();
     hash.update(b"mayfly request");

@@ -1,4 +1,5 @@
-//! A state or a part of it fails: told, retried, caught, or handed to what is around it.
+//! The failure of a state or a part of it: recorded in the history, retried, caught, or passed to the surrounding
+//! state.
 
 use mayfly_workflows_language::definition::State;
 use mayfly_workflows_language::error::StateError;

@@ -9,7 +9,7 @@ use mayfly_workflows_language::execution::RunStatus;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "t")]
 pub enum Event {
-    /// It begins. Not written as a record: the execution's row says it.
+    /// The start. It is not stored as a record, because the execution's row contains it.
     #[serde(rename = "start")]
     Start,
     /// A timer is due.

@@ -17,7 +17,7 @@ pub(crate) struct Failure {
     pub error: Option<Arc<str>>,
     /// The error's cause.
     pub cause: Option<Arc<str>>,
-    /// A heartbeat that stayed away: told as `States.Timeout`, and taken by its own name as well.
+    /// The heartbeat was missed: the error is `States.Timeout`, and its own name matches too.
     pub missed_heartbeat: bool,
 }
 
@@ -60,7 +60,7 @@ pub(super) fn in_state(name: &str, entered: u64, error: &StateError) -> Failure 
 }
 
 impl Turn<'_> {
-    /// Lets the state's retriers look at a failure; `true` when one takes it.
+    /// Applies the state's retriers to a failure; returns `true` when one matches.
     pub(super) fn retried(&mut self, number: u32, state: &State, failure: &Failure) -> bool {
         if state.retry.is_empty() {
             return false;
@@ -81,7 +81,7 @@ impl Turn<'_> {
         true
     }
 
-    /// Lets the state's catchers look at a failure; `true` when one takes it.
+    /// Applies the state's catchers to a failure; returns `true` when one matches.
     pub(super) fn caught(&mut self, number: u32, state: &State, failure: &Failure) -> bool {
         let mut catchers = state.catch.iter().enumerate();
         let Some(catcher) = catchers.find(|(_, catcher)| failure.is_taken_by(&catcher.error_equals)) else {

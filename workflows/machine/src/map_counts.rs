@@ -1,4 +1,4 @@
-//! How a map run stands, in numbers.
+//! Numbers of a map run's items and children by status.
 
 use super::state::MapRunState;
 use mayfly_workflows_language::execution::RunStatus;
@@ -54,8 +54,8 @@ impl MapRunState {
                 *place += weight;
             }
         }
-        // Nothing is written while the run goes on; at its end what succeeded counts as written, by a ResultWriter or
-        // into the state's result.
+        // No results are written while the run continues; at its end the successful ones count as written, by a
+        // ResultWriter or into the state's result.
         if self.results_written || self.status == RunStatus::Succeeded {
             items.results_written = items.succeeded;
             children.results_written = children.succeeded;
@@ -64,7 +64,7 @@ impl MapRunState {
     }
 }
 
-/// How many of a run's items or children stand how.
+/// Numbers of a run's items or children by status.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MapRunCounts {
     /// Not started.

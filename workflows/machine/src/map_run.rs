@@ -204,7 +204,7 @@ impl Turn<'_> {
         Ok(batched(items, batch_input.as_ref(), count_max, bytes_max))
     }
 
-    /// Starts as many children as may run; goes on when all have ended.
+    /// Starts as many children as may run; completes the run when all have ended.
     fn start_children(&mut self, number: u32, run_number: u32) {
         let at_ms = self.at_ms;
         let limit_all = self.m.facts.limits.map_run_children_max;
@@ -342,7 +342,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Takes back what a run has under way: its Map state is not waited for.
+    /// Cancels the work of a run whose Map state is not waited for any more.
     pub(super) fn cancel_run(&mut self, phase: &RunPhase) {
         if let Some((effect, _)) = &phase.effect
             && self.m.effects.remove(effect).is_some()
@@ -408,7 +408,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Takes a failed run up again: children that did not succeed run anew.
+    /// Redrives a failed run: children that did not succeed run again.
     pub(super) fn redrive_run(&mut self, number: u32) {
         let at_ms = self.at_ms;
         let Some(Phase::Run(phase)) = self.active_mut(number).map(|active| &mut active.phase) else { return };
@@ -472,7 +472,7 @@ impl MapRunState {
     /// Whether all children before this one have ended.
     pub fn comes_first(&self, index: u32) -> bool {
         let before = self.children.get(..index as usize).unwrap_or_default();
-        // Its neighbours mostly run as well: from there it is not far to one that has not ended.
+        // The children before it mostly have no result either: the search for one that has not ended is short.
         before.iter().rev().all(|child| child.result.is_some())
     }
 

@@ -1,4 +1,4 @@
-//! Redrive: an execution that failed is taken up where it stood.
+//! Redrive: an execution that failed continues from the states that failed.
 
 use super::state::{FailureSnapshot, Machine, Phase, Wakes};
 use super::turn::{Turn, milliseconds};
@@ -9,16 +9,15 @@ const TOKENS_KEPT: usize = 10;
 const TOKEN_VALID_MS: i64 = 15 * 60 * 1000;
 
 impl Turn<'_> {
-    /// Keeps what stands, in case this failure ends the execution.
+    /// Keeps the current state, in case this failure ends the execution.
     pub(super) fn snapshot_failure(&mut self) {
         if self.m.failed_snapshot.is_none() && !self.m.facts.express {
             self.m.failed_snapshot = Some(FailureSnapshot { threads: self.m.threads.clone() });
         }
     }
 
-    /// Takes up the failed, timed out or stopped execution: states that had
-    /// not succeeded run again with the input they had; what had succeeded
-    /// stays. Retriers begin anew.
+    /// Continues a failed, timed out or stopped execution: states that had not succeeded run again with their input;
+    /// the results of others stay. Retry counts begin again.
     pub(super) fn redrive(&mut self, token: Option<String>) {
         let Some(snapshot) = self.m.failed_snapshot.take() else { return };
         if let Some(token) = token {

@@ -2,7 +2,7 @@
 
 use mayfly_workflows_language::definition::{Jitter, Retrier};
 
-/// What happens to an error that retriers look at.
+/// The decision of the retriers about an error.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Decision {
     /// Try again after the wait.

@@ -47,7 +47,7 @@ pub struct Facts {
     pub region: Arc<str>,
     /// Twelve digits.
     pub account: Arc<str>,
-    /// What it runs: the machine itself, or a Map's processor.
+    /// The flow to run: the whole machine, or a Map's processor.
     pub flow: FlowId,
     /// The map run it is a child of.
     pub map_run_arn: Option<Arc<str>>,
@@ -73,14 +73,13 @@ pub const EDITION: u32 = 3;
 pub struct Limits {
     /// Bytes of an input, an output or a result as JSON text: AWS's 256 KiB.
     pub payload_bytes_max: usize,
-    /// AWS ends an execution at 25,000 events; here only when asked to.
+    /// The number of events at which an execution fails, as on AWS (25,000); `None`: no limit.
     pub history_events_max: Option<u64>,
     /// States run through before others have a turn.
     pub fused_states_max: u32,
-    /// Iterations of an inline Map at the same time when it names no limit:
-    /// AWS's 40.
+    /// Concurrent iterations of an inline Map without `MaxConcurrency`: AWS's 40.
     pub inline_iterations_max: u64,
-    /// Children of a map run at the same time: AWS's 10,000.
+    /// Concurrent children of a map run: AWS's 10,000.
     pub map_run_children_max: u64,
     /// Seconds that an express execution may take: AWS's five minutes.
     pub express_seconds_max: u64,
@@ -263,13 +262,13 @@ pub struct MapRunState {
     pub arn: Arc<str>,
     /// The Map state.
     pub state: StateId,
-    /// Where it stands.
+    /// The run's status.
     pub status: RunStatus,
     /// When it started.
     pub start_ms: i64,
     /// When it ended.
     pub stop_ms: Option<i64>,
-    /// Children at the same time; 0 is no limit.
+    /// The largest number of concurrent children; 0 for no limit.
     pub max_concurrency: u64,
     /// Items that may fail, if a number was given.
     pub tolerated_count: Option<u64>,
@@ -322,7 +321,7 @@ pub(super) enum Wakes {
 pub struct Output {
     /// To be done, in order.
     pub actions: Vec<Action>,
-    /// The history's events, when asked for.
+    /// The history's events, if a history was requested.
     pub history: Option<Vec<HistoryEvent>>,
     /// States entered.
     pub transitions: u64,
@@ -383,7 +382,7 @@ impl Machine {
         self.effects.contains_key(&effect)
     }
 
-    /// The state that waits for this effect, and how often it was retried in this visit.
+    /// The state that waits for this effect, and the number of its retries in this visit.
     pub fn state_of(&self, effect: u32) -> Option<(StateId, u32)> {
         let active = self.threads.get(self.effects.get(&effect)?)?.active.as_ref()?;
         Some((active.state, active.retries))
@@ -398,8 +397,8 @@ impl Machine {
         }
     }
 
-    /// Does it wait for nothing but timers, tokens and workers? Then it can
-    /// leave memory: the journal has all that is needed to go on.
+    /// Whether the execution waits only for timers, tokens and workers. Then it can be evicted from memory: the
+    /// journal has everything needed to continue.
     pub fn only_waits(&self) -> bool {
         let waits = |thread: &Thread| match thread.active.as_ref().map(|active| &active.phase) {
             Some(Phase::Wait { .. } | Phase::Backoff { .. } | Phase::Parallel { .. } | Phase::Map(_)) => true,

@@ -56,7 +56,7 @@ impl Turn<'_> {
                 taken: false,
             }));
         }
-        // Whether an activity exists is for others to say, before anything is scheduled.
+        // The engine checks that an activity exists, before anything is scheduled.
         if !is_activity {
             self.scheduled(number, task, &arguments, seconds, credentials.as_ref());
             self.start_timeout(number, seconds);
@@ -235,7 +235,7 @@ impl Turn<'_> {
         }
     }
 
-    /// A function's answer, in what the service puts around it.
+    /// A function's response in the service's envelope.
     pub(super) fn function_answered(
         &mut self,
         effect: u32,
@@ -254,7 +254,7 @@ impl Turn<'_> {
         self.task_succeeded((number, effect), state, task, result, || told.to_text().into());
     }
 
-    /// A task's result; `text` is how the history tells it.
+    /// A task's result; `text` is its form in the history.
     fn task_succeeded(
         &mut self,
         (number, effect): (u32, u32),

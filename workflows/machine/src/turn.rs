@@ -395,8 +395,8 @@ pub(super) fn iteration(member: &'static str, state: &State, index: u32) -> Deta
     Details::new(member).number("index", index.into()).text("name", state.name.clone())
 }
 
-/// AWS shows a Map that selects its items the execution's input as it was
-/// written, and every other first state the same text without its blanks.
+/// AWS shows the execution's input to a Map that selects its items as it was written, and to every other first state
+/// without blanks.
 fn keeps_input_text(kind: &StateKind) -> bool {
     matches!(kind, StateKind::Map(map) if map.item_selector.is_some())
 }

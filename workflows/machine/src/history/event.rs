@@ -14,16 +14,16 @@ pub struct HistoryEvent {
     pub previous: u64,
     /// When its cause was journalled.
     pub at_ms: i64,
-    /// `TaskStateEntered` and the like.
+    /// The type, such as `TaskStateEntered`.
     pub kind: String,
-    /// What it says, under which member.
+    /// The details and the member that holds them.
     pub details: Option<Details>,
 }
 
-/// The member of an event that carries what it says.
+/// The member of an event that holds its details.
 #[derive(Debug, Clone)]
 pub struct Details {
-    /// `stateEnteredEventDetails` and the like.
+    /// The member's name, such as `stateEnteredEventDetails`.
     pub member: &'static str,
     /// In order; absent ones are left out when made.
     pub fields: Vec<(&'static str, Field)>,
@@ -34,8 +34,8 @@ pub struct Details {
 pub enum Field {
     /// A name, an ARN, an error.
     Text(Arc<str>),
-    /// Execution data: left out when the question says so, and accompanied by
-    /// `…Details: {"truncated": false}` when `true`.
+    /// Execution data: omitted when the request excludes it; accompanied by `…Details: {"truncated": false}` when
+    /// `true`.
     Data(Arc<str>, bool),
     /// A whole number.
     Number(u64),
@@ -58,7 +58,7 @@ impl Details {
         self
     }
 
-    /// Says it when there is something to say.
+    /// Adds the field unless it is empty.
     #[must_use]
     pub fn maybe(self, name: &'static str, text: Option<&str>) -> Self {
         match text {
