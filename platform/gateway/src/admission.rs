@@ -26,11 +26,11 @@ use tokio::{sync::oneshot, time::Instant};
 use self::queue::{Queue, Waiter};
 use crate::load::{COUNT_MAX, Load, Reading};
 
-/// The bound of one revision, and those who wait for it.
+/// The concurrency limit of one revision, and the requests that wait for it.
 pub(crate) struct Gate {
     running: Load,
     waiting: Load,
-    /// Requests that may run at the same time.
+    /// The largest number of requests that run at the same time.
     limit: AtomicU32,
     queue: Mutex<Queue<oneshot::Sender<()>>>,
     queue_max: u32,
@@ -46,7 +46,7 @@ pub(crate) enum Arrival {
     Full,
 }
 
-/// What the autoscaler reads: everything that asks for the revision.
+/// A revision's demand, as the autoscaler reads it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Demand {
     running: Reading,
@@ -77,7 +77,7 @@ impl Gate {
         self.waiting.begin(now);
         let live = self.waiting.count();
         queue.push(Waiter { deadline, token: sender }, live, |sender| sender.is_closed());
-        // A slot may have become free between the look at it and the entry in the queue.
+        // A slot may have been freed between the check and the entry in the queue.
         self.admit_waiting(&mut queue, now);
         Arrival::Waiting(receiver)
     }
@@ -95,7 +95,7 @@ impl Gate {
         }
     }
 
-    /// Gives free slots to those who wait, in order, and sends away those who would be too late.
+    /// Gives free slots to waiting requests in order, and refuses those that would be too late.
     fn admit_waiting(&self, queue: &mut Queue<oneshot::Sender<()>>, now: Instant) {
         let quick = self.quick();
         while !queue.is_empty() && self.running.try_begin(now, self.limit()).is_ok() {
@@ -130,7 +130,7 @@ impl Gate {
         Duration::from_micros(self.quick_us.load(Ordering::Relaxed))
     }
 
-    /// When it may be worth asking again, judged by how long those who wait will take at best.
+    /// When another attempt may be worthwhile, from the least time that the waiting requests will take.
     pub(crate) fn retry_after(&self) -> Duration {
         let rounds = self.waiting.count() / self.limit() + 1;
         (self.quick() * rounds).clamp(RETRY_AFTER_MIN, RETRY_AFTER_MAX)
@@ -164,7 +164,7 @@ impl Demand {
         self.running.count + self.waiting.count
     }
 
-    /// The time all requests together spent, running or waiting, since an earlier look.
+    /// The time that all requests together spent, running or waiting, since an earlier reading.
     pub(crate) fn spent_since(self, earlier: Self) -> Duration {
         self.running.spent_since(earlier.running) + self.waiting.spent_since(earlier.waiting)
     }

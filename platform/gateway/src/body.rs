@@ -26,12 +26,12 @@ use tokio::{
 
 use crate::{listen::Active, target::Permit};
 
-/// An answer's body. Its end, or its drop, ends the request's turn.
+/// A response's body. Its end or its drop ends the request's slot.
 pub struct ResponseBody {
     inner: Inner,
     /// Keeps the connection from being idle.
     active: Option<Active>,
-    /// Takes `active`: the connection goes on in another protocol.
+    /// Receives `active` when the connection is upgraded to another protocol.
     upgraded: Option<oneshot::Sender<Active>>,
 }
 
@@ -156,7 +156,7 @@ struct RequestBody {
     stalled: bool,
 }
 
-/// What the request path knows of a body before and while it is read.
+/// The limits of a body that are known before and while it is read.
 pub(crate) enum Bounded {
     /// Announced to be larger than the bound.
     TooLarge,

@@ -10,9 +10,9 @@ use std::{
 pub struct Config {
     /// Where functions answer. Port 0 takes a free one.
     pub listen: SocketAddr,
-    /// Connections at the same time; more wait in the kernel's backlog.
+    /// The largest number of connections; further ones wait in the kernel's backlog.
     pub connections_max: usize,
-    /// Streams at the same time on one HTTP/2 connection.
+    /// The largest number of streams of one HTTP/2 connection.
     pub h2_streams_max: u32,
     /// Bytes of a request's head (and of its trailers).
     pub header_bytes_max: usize,
@@ -29,8 +29,8 @@ pub struct Config {
     pub queue_max: u32,
     /// How long requests in flight may take to finish once a shutdown began.
     pub drain_timeout: Duration,
-    /// A proxy that can be trusted stands in front: its `x-forwarded-*` headers are kept and continued.
-    /// Otherwise they are replaced, since any client can send them.
+    /// A trusted proxy is in front: its `x-forwarded-*` headers are kept and continued. Otherwise they are replaced,
+    /// since any client can send them.
     pub trust_forwarded: bool,
 }
 
@@ -42,8 +42,8 @@ impl Config {
     /// What most servers take; a browser's cookies fit.
     pub const HEADER_BYTES_MAX_DEFAULT: usize = 64 << 10;
     pub const HEADER_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
-    /// Clients keep connections for 60 to 90 s, most of them: the one who ends it should be who knows that it sends
-    /// nothing in this moment.
+    /// Most clients keep an idle connection for 60 to 90 s: the client should be the one that closes it, since it
+    /// knows that it sends nothing in that moment.
     pub const IDLE_TIMEOUT_DEFAULT: Duration = Duration::from_secs(120);
     pub const STALL_TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
     /// As large as an answer may be by default.

@@ -34,7 +34,7 @@ use crate::{Config, headers::Entrance, listen, proxy::Proxy};
 const LISTEN: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 95, 255, 254));
 /// Services over functions on one node: each holds a socket.
 const SERVICES_MAX: usize = 4096;
-/// Connections of one Service at the same time; more wait in the kernel's backlog.
+/// The largest number of connections of one Service; further ones wait in the kernel's backlog.
 const CONNECTIONS_MAX: usize = 4096;
 const FIELD_MANAGER: &str = "mayfly-gateway";
 /// A pause before what failed is tried again.

@@ -388,14 +388,14 @@ impl GatewayHandle {
         self.proxy.find(&format!("{namespace}/{name}"))
     }
 
-    /// Whether requests for a function go where this state of it, or a later one, says. `latest`: the revision that
-    /// its target `latest: true` means.
+    /// Whether requests for a function are routed by this state of it or a later one. `latest`: the revision that its
+    /// target `latest: true` means.
     pub fn follows(&self, function: &Function, latest: Option<&str>) -> bool {
         let route = self.proxy.table.function(&ObjectKey::of(function).to_string());
         route.is_some_and(|route| route.follows(function, latest))
     }
 
-    /// Changes whenever routes did. The value means nothing but "look again".
+    /// Changes whenever routes did. The value has no meaning beyond being different.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.applied.clone()
     }

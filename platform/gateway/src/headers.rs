@@ -20,8 +20,8 @@ const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection")
 /// Bytes of a request's id from a client; longer ones are replaced.
 const REQUEST_ID_BYTES_MAX: usize = 128;
 
-/// Takes off what belongs to one connection (RFC 9110, section 7.6.1). `te: trailers` stays: it says that
-/// the client takes trailers, and they are passed on.
+/// Removes the headers that belong to one connection (RFC 9110, section 7.6.1). `te: trailers` stays: the client
+/// accepts trailers, and they are passed on.
 pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
     // Most messages have none: one pass over the few names there are, no hashing.
     if !headers.keys().any(is_hop_by_hop) {
@@ -48,7 +48,7 @@ pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
-/// The protocol that a client asks its connection to change to.
+/// The protocol that a client wants its connection to be upgraded to.
 pub(crate) fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
     let asks = headers.get_all(header::CONNECTION).into_iter().any(|value| {
         value.to_str().is_ok_and(|text| text.split(',').any(|t| t.trim().eq_ignore_ascii_case("upgrade")))
@@ -79,14 +79,14 @@ fn is_hop_by_hop(name: &HeaderName) -> bool {
     HOP_BY_HOP.contains(name)
 }
 
-/// Headers that the gateway puts on a request besides its id: room for them is made once, and none for more, since a
-/// map that grows is made anew.
+/// Headers that the gateway adds to a request besides its id: their capacity is reserved once, because a map that
+/// grows is reallocated.
 const HEADERS_ADDED: usize = 4;
 
 /// The listener that a connection came to.
 #[derive(Clone, Debug)]
 pub(crate) struct Entrance {
-    /// Its connections begin with a handshake of TLS.
+    /// The TLS settings of its connections.
     tls: Option<Arc<rustls::ServerConfig>>,
     /// All its requests are for this function (`namespace/name`), whatever they name.
     function: Option<Arc<str>>,
@@ -130,8 +130,7 @@ impl Peer {
         self.entrance.function.as_deref()
     }
 
-    /// Says where the request came from. What the client says of that itself counts only behind a proxy
-    /// that is trusted.
+    /// Sets the headers that name the request's origin. The client's own values are kept only behind a trusted proxy.
     pub(crate) fn forward(&self, headers: &mut HeaderMap, host: Option<HeaderValue>, trusted: bool) {
         headers.reserve(HEADERS_ADDED);
         if !trusted {
@@ -155,7 +154,7 @@ thread_local! {
     /// Room for the texts of headers, cut off piece by piece: an allocation for some twenty requests.
     static ROOM: RefCell<BytesMut> = RefCell::new(BytesMut::new());
 }
-/// Small, since whoever keeps a header keeps the room it was cut from.
+/// Small, because a header value keeps the buffer alive from which it was cut.
 const ROOM_BYTES: usize = 2048;
 
 /// A header's value of at most `bytes_max` visible ASCII characters, as `write` makes it.

@@ -61,7 +61,7 @@ pub(crate) async fn serve(
     let slots = Arc::new(Semaphore::new(config.connections_max));
     let accepting = async {
         loop {
-            // Acquiring fails only when the semaphore is closed, which nobody does.
+            // Acquiring fails only when the semaphore is closed, which never happens.
             let Ok(slot) = slots.clone().acquire_owned().await else { return };
             let (stream, peer) = accept(&listener).await;
             let (connections, peer) = (connections.clone(), Peer::new(peer.ip(), entrance.clone()));

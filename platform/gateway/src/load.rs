@@ -1,4 +1,4 @@
-//! A gauge that knows its own past: how many there are now, and the exact integral of that over time.
+//! A gauge with an exact time integral.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -7,7 +7,7 @@ use std::{
 
 use tokio::time::Instant;
 
-/// Bits of the word that count what is there now.
+/// Bits of the word that hold the current count.
 const COUNT_BITS: u32 = 20;
 const COUNT_MASK: u64 = (1 << COUNT_BITS) - 1;
 /// The most a [`Load`] can count.
@@ -44,7 +44,7 @@ impl Load {
         count(self.word.fetch_add(Self::beginning(self.micros(now)), Ordering::SeqCst))
     }
 
-    /// One more if there are fewer than `limit`; says how many there were before.
+    /// Adds one if there are fewer than `limit`; returns the number before.
     pub(crate) fn try_begin(&self, now: Instant, limit: u32) -> Result<u32, u32> {
         let beginning = Self::beginning(self.micros(now));
         let mut word = self.word.load(Ordering::SeqCst);
@@ -88,7 +88,7 @@ impl Load {
 }
 
 impl Reading {
-    /// Time spent by all since an earlier reading of the same load.
+    /// The time that all requests spent since an earlier reading of the same load.
     pub(crate) fn spent_since(self, earlier: Self) -> Duration {
         let micros = self.spent.wrapping_sub(earlier.spent) & (u64::MAX >> COUNT_BITS);
         // A request that ended on another core between the clock's reading and the word's makes the

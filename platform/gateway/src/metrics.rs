@@ -29,7 +29,7 @@ pub(crate) const CLASSES: [&str; 6] = ["1xx", "2xx", "3xx", "4xx", "5xx", "cance
 #[derive(Default)]
 pub(crate) struct Traffic(OnceLock<Box<Counts>>);
 
-/// The counts of a revision that was asked.
+/// The counters of a revision that was called.
 #[derive(Default)]
 pub(crate) struct Counts {
     pub(crate) by_class: [AtomicU64; CLASSES.len()],
@@ -63,7 +63,7 @@ impl Counts {
 /// A histogram of durations without a lock.
 #[derive(Default)]
 pub(crate) struct Histogram {
-    /// The last one counts what is longer than every bucket.
+    /// The last one counts durations above every bucket.
     buckets: [AtomicU64; BUCKETS_US.len() + 1],
     sum_us: AtomicU64,
 }

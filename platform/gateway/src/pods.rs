@@ -37,7 +37,7 @@ use tokio::{
 
 use crate::refusal::{Code, Refusal};
 
-/// Between two probes of a pod that does not answer yet: far below what a container takes to start.
+/// The pause between two probes of a pod that is not ready yet: far below the start time of a container.
 const PROBE_PERIOD: Duration = Duration::from_millis(2);
 /// A probe of an address that swallows packets is given up.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -65,13 +65,13 @@ impl PodAddress {
     }
 }
 
-/// The key of the revision whose replica a pod is: `namespace/revision`.
+/// The key of the revision that a pod is a replica of: `namespace/revision`.
 pub(crate) fn revision_of(pod: &Pod) -> Option<ObjectKey> {
     let revision = pod.metadata.labels.as_ref()?.get(wellknown::LABEL_REVISION)?;
     Some(ObjectKey::new(pod.metadata.namespace.clone().unwrap_or_default(), revision))
 }
 
-/// Why a pod's container does not start, as the kubelet says.
+/// The kubelet's reason for which a pod's container has not started.
 fn waiting_reason(pod: &Pod) -> Option<String> {
     let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
     statuses.iter().find_map(|status| {
@@ -138,7 +138,7 @@ pub(crate) struct PodUpstream {
     timeout: Duration,
     client: Client<HttpConnector, Body>,
     endpoints: Mutex<PodEndpoints>,
-    /// Why no pod starts, as far as one says.
+    /// The reason for which no pod starts, if a pod reports one.
     trouble: Mutex<Option<String>>,
     /// One waiter is woken for each place that gets free, all when a pod begins to answer.
     room: Notify,
@@ -255,7 +255,7 @@ impl PodUpstream {
         loop {
             let room = self.room.notified();
             tokio::pin!(room);
-            // Before the look, so that a place that gets free in between is not missed.
+            // Enabled before the check, so that a slot that is freed in between is not missed.
             room.as_mut().enable();
             {
                 let mut endpoints = self.endpoints.lock();

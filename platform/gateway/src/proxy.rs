@@ -42,7 +42,7 @@ pub(crate) struct Proxy {
     pub(crate) trust_forwarded: bool,
 }
 
-/// A request that knows its way.
+/// A request whose target is resolved.
 struct Ready {
     target: Arc<RevisionTarget>,
     request: Request<Body>,
@@ -106,8 +106,8 @@ impl Proxy {
         self.table.find(&Place::Path { key }).map(|_| ())
     }
 
-    /// What an Ingress says of a request: of the hosts that it names before everything else, of all other requests
-    /// where no function's own route is.
+    /// The backend that the Ingresses choose for a request: hosts of Ingresses come before functions, an Ingress
+    /// without a host after them.
     fn ingress_backend(&self, peer: &Peer, request: &Request<Incoming>) -> Option<Arc<IngressBackend>> {
         let table = self.ingress.load();
         if table.is_empty() || peer.function().is_some() {
@@ -150,7 +150,7 @@ impl Proxy {
         })))
     }
 
-    /// Checks a request's head, and makes it what a function or an endpoint shall see.
+    /// Checks a request's head, and rewrites it for the function or endpoint.
     fn settle(&self, peer: &Peer, request: &mut Request<DrainOnDrop<Incoming>>) -> Result<(), Refusal> {
         if headers::has_other_coding(request.headers()) {
             return Err(Refusal::transfer_coding());
@@ -168,7 +168,8 @@ impl Proxy {
         Ok(())
     }
 
-    /// Everything that can be done without waiting. `function` (`namespace/name`): it is known whom the request is for.
+    /// The part of a request's handling that does not wait. `function` receives `namespace/name` when the target is
+    /// known.
     fn prepare(
         &self,
         peer: &Peer,
@@ -398,7 +399,7 @@ fn response(
     let mut response = response.map(|body| ResponseBody::guest(body, permit));
     let answer_headers = response.headers_mut();
     headers::strip_hop_by_hop(answer_headers);
-    // Behind what the guest says of its own times, if it does.
+    // Appended to the guest's own timings, if it sends any.
     answer_headers.append(headers::SERVER_TIMING, headers::server_timing(queue, &timings));
     if timings.cold {
         answer_headers.insert(headers::MAYFLY_COLD, HeaderValue::from_static("true"));

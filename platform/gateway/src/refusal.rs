@@ -1,4 +1,4 @@
-//! What a request is told that gets no answer from a function. The one place where causes become statuses.
+//! The responses to requests that get none from a function: the one place where causes become statuses.
 
 use std::{borrow::Cow, time::Duration};
 
@@ -86,8 +86,8 @@ impl Code {
             Self::BadRequest => StatusCode::BAD_REQUEST,
             Self::HeadTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Self::RequestTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-            // The callers' doing, who send one function more than its own limits let through; all else that comes
-            // too much is the host's want of room.
+            // Caused by the callers, who send more than the function's own limits admit; the other limits are the
+            // host's capacity.
             Self::QueueFull => StatusCode::TOO_MANY_REQUESTS,
             Self::NotReady
             | Self::QueueTimeout

@@ -1,4 +1,4 @@
-//! One revision, as requests see it: the way to its host, its gate, and what is counted about it.
+//! One revision, as requests see it: the path to its host, its gate and its counters.
 
 use std::{
     collections::HashMap,
@@ -36,17 +36,17 @@ pub(crate) struct RevisionTarget {
     /// Where its requests go. Changes with the values of its Secrets and ConfigMaps, and with its
     /// readiness.
     pub(crate) upstream: ArcSwap<Upstream>,
-    /// Replicas that run, as the revision's status says.
+    /// Replicas that run, from the revision's status.
     pub(crate) ready_replicas: AtomicU32,
-    /// Replicas that the autoscaler asks for.
+    /// Replicas that the autoscaler wants.
     pub(crate) desired_replicas: AtomicU32,
     /// Some route leads here. Without one its replicas are not needed.
     pub(crate) routed: AtomicBool,
-    /// Its component is not in the artifact store, as its status or the last call found: no replica can start.
+    /// The component is not in the artifact store, by its status or the last call: no replica can start.
     pub(crate) lacks_component: AtomicBool,
     /// The revision is gone.
     pub(crate) deleted: AtomicBool,
-    /// The autoscaler looks at it.
+    /// The autoscaler evaluates the revision.
     watched: AtomicBool,
 }
 
@@ -60,7 +60,7 @@ pub(crate) enum Upstream {
     Unavailable(Refusal),
 }
 
-/// What a decision about a revision stands on besides its requests.
+/// The inputs of a decision about a revision besides its requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Seen {
     /// Replicas that run.
@@ -236,7 +236,8 @@ impl Targets {
     }
 }
 
-/// How the request path tells the autoscaler that a revision has work. Holds each revision at most once.
+/// The queue by which the request path notifies the autoscaler of revisions with work. It holds each revision at most
+/// once.
 #[derive(Default)]
 pub(crate) struct DemandSignal {
     raised: Mutex<Vec<Arc<RevisionTarget>>>,
@@ -244,7 +245,7 @@ pub(crate) struct DemandSignal {
 }
 
 impl DemandSignal {
-    /// Has the autoscaler look at the revision from now on. One load where it already does.
+    /// Lets the autoscaler evaluate the revision from now on. One load where it already does.
     pub(crate) fn raise(&self, target: &Arc<RevisionTarget>) {
         if !target.watched.load(Ordering::SeqCst) && !target.watched.swap(true, Ordering::SeqCst) {
             self.raised.lock().push(target.clone());
@@ -252,7 +253,7 @@ impl DemandSignal {
         }
     }
 
-    /// Has the autoscaler look at everything it watches, now.
+    /// Lets the autoscaler evaluate all revisions in its queue now.
     pub(crate) fn wake(&self) {
         self.notify.notify_one();
     }

@@ -1,10 +1,10 @@
-//! The order of those who wait. Contains no synchronization of its own.
+//! The order of waiting requests. Contains no synchronization.
 
 use std::collections::VecDeque;
 
 use tokio::time::Instant;
 
-/// One who waits.
+/// A waiting request.
 #[derive(Debug)]
 pub(crate) struct Waiter<T> {
     /// The answer must be complete by then.
@@ -12,7 +12,7 @@ pub(crate) struct Waiter<T> {
     pub(crate) token: T,
 }
 
-/// First in, first out. Those who gave up stay as empty places until they are met or outnumber the rest.
+/// First in, first out. Cancelled requests stay as empty entries until they are reached or outnumber the rest.
 #[derive(Debug)]
 pub(crate) struct Queue<T> {
     waiters: VecDeque<Waiter<T>>,
@@ -28,7 +28,8 @@ impl<T> Default for Queue<T> {
 }
 
 impl<T> Queue<T> {
-    /// Adds one at the end. `live` is how many truly wait, this one included; `gone` tells who gave up.
+    /// Adds a request at the end. `live` is the number that still wait, with this one; `gone` tells whether a request
+    /// was cancelled.
     pub(crate) fn push(&mut self, waiter: Waiter<T>, live: u32, gone: impl Fn(&T) -> bool) {
         if self.waiters.len() > 2 * live as usize + GONE_MIN {
             self.waiters.retain(|waiter| !gone(&waiter.token));
@@ -36,7 +37,8 @@ impl<T> Queue<T> {
         self.waiters.push_back(waiter);
     }
 
-    /// Takes the first who can still be served by `earliest_end`. Those before it, who cannot, are dropped.
+    /// Takes the first request that can still be answered when it ends at `earliest_end`. Those before it, which
+    /// cannot, are dropped.
     pub(crate) fn pop_in_time(&mut self, earliest_end: Instant) -> Option<Waiter<T>> {
         while let Some(waiter) = self.waiters.pop_front() {
             if waiter.deadline >= earliest_end {

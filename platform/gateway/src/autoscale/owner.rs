@@ -34,15 +34,15 @@ use crate::{
 
 /// Between decisions while something is watched.
 const TICK: Duration = Duration::from_secs(1);
-/// Decisions are no closer together than this, however often they are asked for.
+/// The shortest pause between two decisions about a revision, however many are requested.
 const DECISIONS_APART_MIN: Duration = Duration::from_millis(100);
-/// Writes under way at the same time.
+/// The largest number of concurrent writes.
 const WRITES_MAX: usize = 16;
 /// How long one write may take.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pauses between tries of one write.
 const RETRY: Backoff = Backoff { first: Duration::from_millis(50), most: Duration::from_secs(10) };
-/// Replicas that still are not what was written after this time are written again: somebody else may have
+/// Replicas that still differ from the written number after this time are written again: another client may have
 /// changed them.
 const WRITE_AGAIN: Duration = Duration::from_secs(30);
 
@@ -255,7 +255,7 @@ impl Autoscaler {
     }
 }
 
-/// A write that fails once or twice is nothing to tell: a new revision's ReplicaSet may be on its way.
+/// Fewer failed writes are not logged: a new revision's ReplicaSet may not exist yet.
 const FAILURES_NOTICED: u32 = 5;
 
 impl Watched {

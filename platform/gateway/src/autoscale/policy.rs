@@ -44,12 +44,12 @@ pub(crate) struct Observation {
 pub(crate) struct Decision {
     pub(crate) replicas: u32,
     pub(crate) panicking: bool,
-    /// Nothing will change without a new request: the replicas are the fewest there may be, and what is
-    /// remembered of demand does not matter any more.
+    /// No decision changes without a new request: the replicas are at their minimum, and past demand has no effect
+    /// any more.
     pub(crate) at_rest: bool,
 }
 
-/// One revision's decisions, and what they remember.
+/// The decisions about one revision, and their state.
 #[derive(Debug)]
 pub(crate) struct Policy {
     scaling: Scaling,
@@ -115,7 +115,7 @@ impl Policy {
         }
     }
 
-    /// What demand alone asks for.
+    /// The replicas for the demand alone.
     fn wanted(&mut self, seen: &Observation) -> u32 {
         let window = self.scaling.window.0;
         let panic_window = (window * self.scaling.panic_window_percent / 100).max(GRANULARITY);

@@ -6,7 +6,7 @@ use std::{collections::VecDeque, time::Duration};
 /// like a steady load (Knative's buckets are as long).
 pub(crate) const GRANULARITY: Duration = Duration::from_secs(1);
 
-/// The curve of all the time that requests spent so far, and averages of its slope: how many there were.
+/// The accumulated request time as a curve, and averages of its slope: the number of requests.
 #[derive(Debug)]
 pub(crate) struct Demand {
     /// When, and the time spent until then. Reaches a little further back than `length`.

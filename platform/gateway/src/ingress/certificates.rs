@@ -1,4 +1,5 @@
-//! Certificates of Ingresses: from Secrets, by the name that a client asks for (SNI), exchanged without a restart.
+//! Certificates of Ingresses: from Secrets, by the server name of the TLS handshake (SNI), replaced without a
+//! restart.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -73,7 +74,7 @@ impl ResolvesServerCert for Certificates {
     }
 }
 
-/// The Secret of each host that Ingresses have TLS for; where two want the same host, the older one's.
+/// The Secret of each host that Ingresses have TLS for; the older Ingress wins a host.
 fn secrets_of<'a>(ingresses: impl IntoIterator<Item = &'a Ingress>) -> BTreeMap<String, ObjectKey> {
     let mut served: Vec<_> = ingresses.into_iter().filter(|ingress| plan::is_served(ingress)).collect();
     served.sort_by_key(|ingress| {
@@ -105,7 +106,7 @@ fn certified_key(secret: Option<&Secret>) -> Result<CertifiedKey, CertificateErr
         .map_err(CertificateError::Unusable)
 }
 
-/// Keeps the certificates as Ingresses and Secrets say.
+/// Keeps the certificates in step with Ingresses and Secrets.
 pub(crate) struct CertificateOwner {
     pub(crate) ingresses: Informer<Ingress>,
     pub(crate) secrets: Informer<Secret>,
@@ -135,7 +136,7 @@ impl CertificateOwner {
         let _: Option<()> = stop.run_until_cancelled(keeping).await;
     }
 
-    /// Makes the certificates anew; returns the Secrets that they depend on.
+    /// Rebuilds the certificates; returns the Secrets that they depend on.
     fn update(&self) -> BTreeSet<ObjectKey> {
         let ingresses = self.ingresses.list();
         let secrets = secrets_of(ingresses.iter().map(|ingress| &**ingress));

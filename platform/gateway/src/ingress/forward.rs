@@ -36,9 +36,9 @@ const ATTEMPTS: usize = 3;
 /// Idle connections kept to each endpoint, and how long: less than a server's usual keep-alive timeout (5 s in Node).
 const IDLE_CONNECTIONS_MAX: usize = 64;
 const IDLE_CONNECTION_TIMEOUT: Duration = Duration::from_secs(4);
-/// A silent peer is asked for a sign of life this often.
+/// The interval of keep-alive probes to a silent peer.
 const KEEPALIVE: Duration = Duration::from_secs(60);
-/// Connections that changed their protocol, at the same time: each holds two sockets.
+/// The largest number of upgraded connections: each holds two sockets.
 const UPGRADED_MAX: usize = 4096;
 
 /// Forwards requests to endpoints.

@@ -1,4 +1,4 @@
-//! Keeps the Ingress table as the objects say, and tells each Ingress's address in its status. One task.
+//! Keeps the Ingress table in step with the objects, and writes each Ingress's address to its status. One task.
 
 use std::{collections::BTreeSet, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -23,7 +23,7 @@ const GATHER: Duration = Duration::from_millis(5);
 const RETRY_PAUSE: Duration = Duration::from_secs(2);
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 
-/// The one who writes the Ingress table.
+/// The only writer of the Ingress table.
 pub(crate) struct IngressOwner {
     ingresses: Informer<Ingress>,
     services: Informer<Service>,
@@ -31,7 +31,7 @@ pub(crate) struct IngressOwner {
     slices_by_service: Index<EndpointSlice>,
     table: Arc<ArcSwap<IngressTable>>,
     client: Client,
-    /// What an Ingress's status says.
+    /// The address in an Ingress's status.
     address: SocketAddr,
 }
 
@@ -85,7 +85,7 @@ impl IngressOwner {
         let _: Option<()> = stop.run_until_cancelled(keeping).await;
     }
 
-    /// Makes the table anew; returns the Services that it depends on.
+    /// Rebuilds the table; returns the Services that it depends on.
     fn update(&self) -> BTreeSet<ObjectKey> {
         let ingresses = self.ingresses.list();
         let (table, used) = plan::plan(&IngressObjects {

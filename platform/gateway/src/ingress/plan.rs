@@ -35,7 +35,7 @@ const FUNCTION_GROUP: &str = "mayfly.dev";
 #[derive(Debug, Default)]
 pub(crate) struct IngressTable {
     exact: HashMap<String, Vec<PathRoute>>,
-    /// By what follows the first label: `example.com` of `*.example.com`.
+    /// Routes by the part after the first label: `example.com` of `*.example.com`.
     wildcard: HashMap<String, Vec<PathRoute>>,
     any: Vec<PathRoute>,
     default: Option<Arc<IngressBackend>>,
@@ -156,7 +156,7 @@ impl IngressTable {
     /// What answers a host that an Ingress names, whatever else could.
     pub(crate) fn of_host(&self, host: &str, path: &str) -> Option<&Arc<IngressBackend>> {
         let host = host_name(host);
-        // One label, and one only, stands for the asterisk.
+        // The asterisk matches exactly one label.
         let wildcard = || self.wildcard.get(host.split_once('.')?.1);
         first_match(self.exact.get(&host).or_else(wildcard)?, path)
     }

@@ -40,7 +40,7 @@ pub(crate) const ALPN_H2: &[u8] = b"h2";
 pub(crate) const ALPN_HTTP1: &[u8] = b"http/1.1";
 /// What every HTTP/2 connection begins with.
 const H2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// A pause between looks at a connection that has sent less than tells the two protocols apart.
+/// The pause between checks of a connection that has sent too few bytes to distinguish the two protocols.
 const PEEK_AGAIN: Duration = Duration::from_millis(10);
 /// HTTP/2's window of one stream: what it may have under way towards us. A connection's has room for all its streams:
 /// one that waits for its turn must not keep another's body from coming.
@@ -49,7 +49,7 @@ const H2_STREAM_WINDOW_BYTES: u32 = 64 << 10;
 const H2_WINDOW_BYTES_MAX: u32 = (1 << 31) - 1;
 /// What one HTTP/2 stream may have waiting on the way out.
 const H2_SEND_BUFFER_BYTES: usize = 128 << 10;
-/// A silent HTTP/2 peer is asked for a sign of life this often.
+/// The interval of PING frames to a silent HTTP/2 peer.
 const H2_PING_INTERVAL: Duration = Duration::from_secs(30);
 /// A connection is looked at this often within the time it has for a request's head.
 const LOOKS: u32 = 4;
@@ -246,7 +246,7 @@ impl Connections {
     }
 }
 
-/// A connection that can be told to end after the requests that it has.
+/// A connection that can be drained: it ends after the requests that it has.
 trait DrainableConnection: Future<Output = hyper::Result<()>> {
     fn graceful_shutdown(self: Pin<&mut Self>);
 }
@@ -309,7 +309,7 @@ impl IdleTracker {
     }
 }
 
-/// What is there before the first request: the handshake of TLS, and which HTTP it will be.
+/// The steps before the first request: the TLS handshake, and the detection of the HTTP version.
 async fn open(stream: TcpStream, tls: Option<Arc<ServerConfig>>) -> io::Result<(Socket, bool)> {
     let Some(config) = tls else {
         let h2 = speaks_h2(&stream).await?;
@@ -332,7 +332,7 @@ async fn speaks_h2(stream: &TcpStream) -> io::Result<bool> {
         if bytes[..seen] != H2_PREFACE[..seen] {
             return Ok(false);
         }
-        // No method of HTTP/1.1 begins like this.
+        // No method of HTTP/1.1 begins with these bytes.
         if seen >= 3 {
             return Ok(true);
         }
@@ -358,7 +358,7 @@ impl Drop for Open<'_> {
 
 /// The requests of a connection.
 pub(super) struct Activity {
-    /// In the low half those under way, in the high half how many began so far.
+    /// The low half counts the requests in progress, the high half all that began.
     requests: AtomicU64,
     /// A head is to come: the first one, or one that has begun to (which is seen in HTTP/1.1 only).
     head_is_due: AtomicBool,
@@ -397,8 +397,8 @@ impl Activity {
         self.head_is_due.load(Ordering::Relaxed)
     }
 
-    /// Whether an answer should have been complete by `by`. Its function's host ended it on time, so it is
-    /// the client that does not take it.
+    /// Whether a response should have been complete by `by`. The function's host ended it in time, so the client is
+    /// the one that does not read it.
     fn is_overdue(&self, by: Option<Instant>) -> bool {
         by.is_some_and(|by| self.answering.lock().iter().any(|(_, deadline)| *deadline < by))
     }

@@ -15,7 +15,7 @@ use std::{
 use futures::task::AtomicWaker;
 use parking_lot::Mutex;
 
-/// What connections are told, in the order in which it can be said.
+/// The state that connections are switched to, in increasing order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Signal {
     #[default]
@@ -26,7 +26,7 @@ pub(super) enum Signal {
     Cut,
 }
 
-/// The one who tells.
+/// The sender of the signal.
 #[derive(Default)]
 pub(super) struct Signals(Mutex<Registry>);
 

@@ -1,4 +1,4 @@
-//! A socket whose peer must get on.
+//! A socket whose peer must make progress.
 
 use std::{
     io,

@@ -1,4 +1,4 @@
-//! Writes the counts when Prometheus asks.
+//! Encodes the metrics at a scrape.
 
 use std::{
     fmt,
@@ -30,7 +30,7 @@ pub(crate) struct GatewayCounts {
     /// One round of taking changes into the table.
     pub(crate) route_update: Histogram,
     refusals: [AtomicU64; Code::ALL.len()],
-    /// Revisions that the autoscaler looks at.
+    /// Revisions that the autoscaler evaluates.
     pub(crate) watched: AtomicUsize,
     pub(crate) scale_writes: AtomicU64,
     pub(crate) scale_write_failures: AtomicU64,
@@ -42,7 +42,7 @@ impl GatewayCounts {
     }
 }
 
-/// Reads the counts of the gateway and of every revision that was asked since the start.
+/// Reads the metrics of the gateway and of every revision that was called since the start.
 pub(crate) struct GatewayCollector {
     pub(crate) targets: Arc<Targets>,
     pub(crate) counts: Arc<GatewayCounts>,

@@ -1,4 +1,4 @@
-//! Keeps the table as the objects say. One task; woken by changed keys, idle otherwise.
+//! Keeps the table in step with the objects. One task, woken by changed keys.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -32,7 +32,7 @@ pub(crate) struct Objects {
     pub(crate) env: EnvObjects,
 }
 
-/// The one who writes the table.
+/// The only writer of the table.
 pub(crate) struct Owner {
     objects: Objects,
     of_function: Index<Revision>,
@@ -46,7 +46,7 @@ pub(crate) struct Owner {
     queue_max: u32,
     /// Counts the changes of the table.
     applied: watch::Sender<u64>,
-    /// The revisions seen, by key: whose they are, and which one of that name.
+    /// The revisions seen, by key, with their function and identity.
     known: HashMap<ObjectKey, Known>,
     /// Which revisions take values from a ConfigMap or Secret.
     users: HashMap<EnvObject, HashSet<ObjectKey>>,
@@ -216,7 +216,7 @@ impl Owner {
         self.host.forget(key);
     }
 
-    /// Makes one function's route what it should be.
+    /// Rebuilds one function's route.
     fn function(&mut self, key: &ObjectKey, batch: &mut Batch) {
         let name: Arc<str> = format!("{}/{}", key.namespace, key.name).into();
         let revisions = self.of_function.get(&name);
@@ -270,7 +270,7 @@ impl Owner {
         let known = self.targets.get(&uid);
         let upstream = match (self.hosted(revision), &known) {
             (Ok(upstream), _) => Arc::new(upstream),
-            // It goes on with the values it was prepared with, as a pod does.
+            // It continues with the values it was prepared with, as a pod does.
             (Err(Unhosted::Environment(_)), Some(known)) if known.is_hosted() => known.upstream.load_full(),
             (Err(Unhosted::Environment(refusal) | Unhosted::Revision(refusal)), _) => {
                 Arc::new(Upstream::Unavailable(refusal))
@@ -300,11 +300,11 @@ impl Owner {
         target
     }
 
-    /// Notes which revisions a function's route leads to, and has the autoscaler look at those it left.
+    /// Records the revisions that a function's route leads to, and lets the autoscaler evaluate those that it left.
     fn set_routed(&mut self, name: &Arc<str>, now: Vec<Arc<RevisionTarget>>) {
         let before = self.routed.remove(name).unwrap_or_default();
         for target in before.iter().filter(|before| !now.iter().any(|now| Arc::ptr_eq(before, now))) {
-            // In one order with `watched`: `DemandSignal::release` looks at the other of the two.
+            // Ordered with `watched`: `DemandSignal::release` reads the other of the two.
             target.routed.store(false, Ordering::SeqCst);
             self.demand.raise(target);
             self.demand.wake();
@@ -370,7 +370,7 @@ impl Owner {
         key.is_some_and(|key| self.objects.functions.get(&key).is_some())
     }
 
-    /// Tags whose host somebody else has.
+    /// Tags whose host belongs to another function.
     fn conflicts(&self) -> usize {
         let lost =
             |(host, claims): (&Arc<str>, &BTreeSet<_>)| claims.len() - usize::from(!self.is_function(host));

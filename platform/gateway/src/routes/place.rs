@@ -1,4 +1,4 @@
-//! Where a request wants to go, read from its head alone.
+//! The target of a request, from its head alone.
 
 use http::{HeaderMap, Uri, header, uri::PathAndQuery};
 use mayfly_api::wellknown::{FUNCTION_HOST_SUFFIX, FUNCTION_PATH_PREFIX};
@@ -134,7 +134,7 @@ mod tests {
             ("/%66n/n%73/gr%65%65t?x=%65", Some("/fn/ns/greet?x=%65")),
             ("/fn/ns/my%2Dfn/%65%20/b", Some("/fn/ns/my-fn/%65%20/b")),
             ("/fn/ns/my%2dfn", Some("/fn/ns/my-fn")),
-            // Reserved, or no encoding at all.
+            // A reserved character, or no valid encoding.
             ("/fn/ns%2Fgreet/x", None),
             ("/fn/ns/gr%6", None),
             ("/fn/ns/gr%zzeet/%65", None),

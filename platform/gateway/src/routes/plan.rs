@@ -35,7 +35,7 @@ pub(crate) struct PlannedTarget {
 /// The identity of the target `latest: true`; no revision's name, since those have a number.
 pub(super) const LATEST: &str = "latest";
 
-/// `revisions`: those that say they are the function's.
+/// `revisions`: those that name the function as their owner.
 pub(crate) fn plan(function: &Function, revisions: &[Arc<Revision>]) -> RoutePlan {
     let own: Vec<_> = revisions.iter().filter(|revision| belongs(revision, function)).collect();
     let everything = [TrafficTarget { latest: Some(true), percent: Some(100), ..TrafficTarget::default() }];
@@ -93,7 +93,7 @@ impl RoutePlan {
     }
 }
 
-/// Not a leftover of an earlier function of the same name, and not on its way out.
+/// Whether a revision is this function's: not of an earlier function of the same name, and not being deleted.
 fn belongs(revision: &Revision, function: &Function) -> bool {
     let meta = &revision.metadata;
     let mut owners = meta.owner_references.iter().flatten().filter(|owner| owner.kind == "Function");
@@ -125,7 +125,7 @@ fn is_ready(revision: &Revision) -> bool {
 /// Why a revision cannot run.
 #[derive(Debug)]
 pub(crate) enum Unhosted {
-    /// Something that its environment takes values from is not there. One that was prepared before can go on.
+    /// A source of the environment is missing. A revision that was prepared before continues.
     Environment(Refusal),
     Revision(Refusal),
 }
@@ -136,10 +136,10 @@ impl From<Refusal> for Unhosted {
     }
 }
 
-/// Everything the host must know of a revision.
+/// The host's specification of a revision.
 ///
 /// # Errors
-/// Why it cannot run, in a sentence for who calls it.
+/// The reason for which it cannot run, as a sentence for its callers.
 pub(crate) fn hosted_spec(revision: &Revision, sources: &impl EnvSources) -> Result<HostedSpec, Unhosted> {
     let key = ObjectKey::of(revision);
     let spec = &revision.spec;
@@ -181,19 +181,19 @@ pub(crate) fn hosted_spec(revision: &Revision, sources: &impl EnvSources) -> Res
 const PASSING: [&str; 3] = ["Compiling", COMPONENT_MISSING, "EnvironmentMissing"];
 const COMPONENT_MISSING: &str = "ComponentMissing";
 
-/// Whether a revision says that its component is not in the artifact store.
+/// Whether a revision's status says that its component is not in the artifact store.
 pub(crate) fn lacks_component(revision: &Revision) -> bool {
     let mut conditions = revision.status.iter().flat_map(|status| &status.conditions);
     let ready = conditions.find(|condition| condition.type_ == "Ready");
     ready.is_some_and(|ready| ready.status == "False" && ready.reason == COMPONENT_MISSING)
 }
 
-/// Why a revision whose source is an image cannot run.
+/// The refusal of a revision that runs an image and cannot run.
 pub(crate) fn image_refusal(revision: &Revision) -> Option<Refusal> {
     unready(revision).map(|why| Refusal::revision_not_ready(&ObjectKey::of(revision).to_string(), &why))
 }
 
-/// Why a revision says of itself that it cannot answer. One that says nothing yet may.
+/// The reason in a revision's status for which it cannot answer; `None` while there is no status.
 fn unready(revision: &Revision) -> Option<String> {
     let conditions = revision.status.as_ref().map(|status| status.conditions.as_slice())?;
     let ready = conditions.iter().find(|condition| condition.type_ == "Ready")?;

@@ -15,7 +15,7 @@ pub(super) struct PodRoutes {
     pods: Informer<Pod>,
     by_revision: Index<Pod>,
     upstreams: HashMap<ObjectKey, (String, Arc<PodUpstream>)>,
-    /// The revision of each pod that was seen: a pod that is gone no longer says whose it was.
+    /// The revision of each pod that was seen: a deleted pod does not name it any more.
     revisions: HashMap<ObjectKey, ObjectKey>,
 }
 
@@ -26,7 +26,7 @@ impl PodRoutes {
         Self { pods, by_revision, upstreams: HashMap::new(), revisions: HashMap::new() }
     }
 
-    /// The way to a revision's pods: the same one as long as the revision is there.
+    /// The upstream of a revision's pods: one value for the revision's lifetime.
     pub(super) fn upstream(&mut self, revision: &Revision) -> Arc<PodUpstream> {
         let key = ObjectKey::of(revision);
         let uid = revision.metadata.uid.clone().unwrap_or_default();

@@ -89,7 +89,7 @@ impl Route {
             })
     }
 
-    /// Its targets, if each of them has a revision that still is there.
+    /// The targets, if each of them has a revision that still exists.
     pub(crate) fn working_ends(&self) -> Option<Vec<End>> {
         let works = |end: &End| end.to.as_ref().is_ok_and(|to| !to.deleted.load(Ordering::Acquire));
         self.ends.iter().all(works).then(|| self.ends.clone())
@@ -99,7 +99,7 @@ impl Route {
         self.ends.iter().filter_map(|end| end.tag.as_deref())
     }
 
-    /// `tag` comes from the host; a header says the same. `by_host`: cookies are for all paths.
+    /// `tag` comes from the host; a header has the same meaning. `by_host`: cookies are for all paths.
     pub(crate) fn choose(
         &self,
         headers: &HeaderMap,

@@ -11,7 +11,7 @@ use http::{HeaderMap, HeaderValue, header};
 /// Names a visitor's target where the chosen cookie is the function's own.
 const COOKIE_REVISION: &str = "mayfly-revision";
 
-/// A function's cookie, and what it may say.
+/// A function's cookie, and the values that it may have.
 pub(super) struct ByCookie {
     name: String,
     targets: Vec<Target>,
@@ -49,7 +49,7 @@ pub(crate) struct SetCookie {
 }
 
 impl ByCookie {
-    /// `identities`: of all targets. `prefix`: the function's path. `None`: they cannot stand in a header.
+    /// `identities`: of all targets. `prefix`: the function's path. `None`: they are no valid header values.
     pub(super) fn new<'a>(
         name: &str,
         identities: impl Iterator<Item = &'a str>,
@@ -94,7 +94,7 @@ impl ByCookie {
 }
 
 impl SetCookie {
-    /// What is to be set beside what the function's answer sets.
+    /// The cookie to be added to those of the function's response.
     pub(crate) fn beside(&self, answer: &HeaderMap) -> Option<HeaderValue> {
         let Cookies { chosen, second } = &*self.cookies;
         let mut set = answer.get_all(header::SET_COOKIE).iter();

@@ -58,7 +58,7 @@ impl Details {
         self
     }
 
-    /// Adds the field unless it is empty.
+    /// Adds the text if there is one.
     #[must_use]
     pub fn maybe(self, name: &'static str, text: Option<&str>) -> Self {
         match text {
