@@ -21,8 +21,8 @@ pub(crate) struct Addresses {
 }
 
 impl Addresses {
-    /// No pod has an address; the first gets a random one. Servers of one machine share its loopback network, and
-    /// pods of the same address and port would exclude each other.
+    /// Starts with a random address. Servers of one machine share its loopback network, and pods of the same address
+    /// and port would exclude each other.
     pub(crate) fn from_random_start() -> Self {
         Self { next: rand::random_range(0..=LAST - FIRST), ..Self::default() }
     }
@@ -44,7 +44,7 @@ impl Addresses {
         None
     }
 
-    /// Takes a certain address for a pod, if nobody has it.
+    /// Assigns a certain address to a pod, if it is free.
     pub(crate) fn claim(&mut self, uid: &PodUid, address: IpAddr) -> bool {
         if self.of_pod.contains_key(uid) || self.taken.contains_key(&address) {
             return false;

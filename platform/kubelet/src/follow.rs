@@ -22,27 +22,28 @@ use crate::{http::Logs, pod::container::log_path};
 
 /// How often the pod behind a followed log is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// Looks without a line after which a container that has ended has told its last: lines are written behind it.
+/// Checks without a new line after which the log of a container that has ended is complete: lines are written with a
+/// delay.
 const LAST_LOOKS: u32 = 2;
 
-/// The log of one container, whose lines are shown as they come.
+/// The log of one container, streamed as lines arrive.
 pub(crate) struct Followed {
     logs: Logs,
     pod: Arc<Pod>,
     id: ContainerId,
     options: LogOptions,
-    /// What is told in place of lines that another replica's log has.
+    /// A note that is sent instead of lines that another replica's log contains.
     said: Option<Bytes>,
-    /// None while another replica tells.
+    /// `None` while another replica streams the lines.
     lines: Option<LogReader>,
     is_over: bool,
-    /// Looks without a line since it was over, and all that was there is told.
+    /// Checks without a new line since the container ended.
     quiet_looks: u32,
     looks: Interval,
 }
 
 impl Followed {
-    /// `said` is told first, when the lines are another replica's to tell.
+    /// `said` is sent first when another replica streams the lines.
     pub(crate) async fn open(
         logs: Logs,
         pod: Arc<Pod>,
@@ -92,7 +93,7 @@ impl Followed {
         }
     }
 
-    /// Sees how the pod stands, and whose the lines are to tell.
+    /// Reads the pod's state, and which replica streams the lines.
     async fn look(&mut self) -> io::Result<()> {
         self.is_over = self.is_over || self.has_ended();
         let is_anothers = self.logs.teller(&self.pod).is_some();
@@ -134,7 +135,7 @@ async fn open(logs: &Logs, pod: &Pod, id: &ContainerId, options: LogOptions) -> 
     LogReader::open(vec![log_path(pod, id, &logs.layout)], options).await
 }
 
-/// The next line; never one while another replica tells.
+/// The next line; never one while another replica streams them.
 async fn next_of(lines: &mut Option<LogReader>) -> Option<io::Result<Bytes>> {
     match lines {
         Some(lines) => lines.next().await,

@@ -19,15 +19,15 @@ use tokio_util::sync::CancellationToken;
 
 /// How often a followed function is looked at for new revisions.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How often to look for logs whose revision went unseen.
+/// The interval of the search for logs whose revision was deleted unseen.
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
-/// Revisions that are gone and whose log is not removed yet; the sweep finds those of more.
+/// Deleted revisions whose log is not removed yet; the sweep finds those beyond this number.
 const GONE_MAX: usize = 1024;
 
 /// An index of revisions: their namespace and function.
 const BY_FUNCTION: &str = "kubelet/function";
 
-/// Where they are, and whose.
+/// The path of a revision's log, and the revision's identity.
 #[derive(Clone)]
 pub(crate) struct FunctionLogs {
     layout: LogLayout,
@@ -132,17 +132,17 @@ fn log_of(revision: &Revision) -> RevisionLog {
     }
 }
 
-/// The log that nobody has any more after a change.
+/// The log that is not needed any more after a change.
 fn ended(change: &Change<'_, Revision>) -> Option<RevisionLog> {
     match change {
         Change::Deleted(old) => Some(log_of(old)),
-        // Its deletion was not seen: another one has its name.
+        // The deletion was missed: another revision has the name.
         Change::Updated { old, new } if old.metadata.uid != new.metadata.uid => Some(log_of(old)),
         Change::Added(_) | Change::Updated { .. } => None,
     }
 }
 
-/// What somebody asked for.
+/// A requested log.
 struct Wanted {
     logs: FunctionLogs,
     namespace: String,

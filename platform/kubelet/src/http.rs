@@ -1,4 +1,4 @@
-//! The kubelet's HTTP API, for the API server: logs, what is used, streams into containers, images.
+//! The kubelet's HTTP API for the API server: logs, usage, streams into containers, images.
 
 use std::{io, sync::Arc};
 
@@ -65,20 +65,20 @@ impl Logs {
     }
 }
 
-/// The namespace and name of the revision whose replica a pod is.
+/// The namespace and name of the revision that a pod is a replica of.
 fn revision_of(pod: &Pod) -> Option<(&str, &str)> {
     let labels = pod.metadata.labels.as_ref()?;
     labels.get(wellknown::LABEL_FUNCTION)?;
     Some((pod.metadata.namespace.as_deref()?, labels.get(wellknown::LABEL_REVISION)?))
 }
 
-/// Whether a pod runs, and is to go on with it.
+/// Whether a pod runs and is not being deleted.
 fn is_running(pod: &Pod) -> bool {
     let running = pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running");
     running && pod.metadata.deletion_timestamp.is_none()
 }
 
-/// What is told instead of lines that another replica's log has.
+/// The note that is sent instead of lines that another replica's log contains.
 fn shared(at: &str, pod: &Pod, teller: &str) -> String {
     let revision = revision_of(pod).map_or("", |(_, name)| name);
     format!("{at}(replicas of revision {revision} share its instances: see the log of pod {teller})\n")

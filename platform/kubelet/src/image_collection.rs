@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 /// Images that the node's object names (upstream's `nodeStatusMaxImages`): the largest ones.
 const NODE_IMAGES_MAX: usize = 50;
-/// How often images are looked at: what the node's object says of them is as old at most.
+/// The interval of the image scan, which bounds the age of the node status's list.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 /// How often unused ones are removed (upstream's period).
 const COLLECT_EVERY: Duration = Duration::from_secs(300);
@@ -97,7 +97,7 @@ fn plan(
     removed
 }
 
-/// What is known of the images after another look at them. Pure.
+/// The records of the images after another scan. Pure.
 fn look(
     before: &BTreeMap<String, KnownImage>,
     records: &[ImageRecord],
@@ -164,7 +164,7 @@ impl ImageCollector {
         Self { node, config, folder, runtimes, pods, shown: watch::Sender::default() }
     }
 
-    /// What the node's object says of images.
+    /// The images for the node's status.
     pub(crate) fn shown(&self) -> watch::Receiver<Vec<ContainerImage>> {
         self.shown.subscribe()
     }

@@ -31,16 +31,16 @@ use crate::{
     volumes::{Volumes, claims::PodClaims, flex::FlexDrivers, tokens::ServiceAccountTokens},
 };
 
-/// Pause between looks at what the runtimes say.
+/// The pause between checks of the runtimes' states.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// How often to look at what jobs leave on the disk.
+/// The interval of the measurement of jobs' files on the disk.
 const WEIGH_EVERY: Duration = Duration::from_secs(2);
 /// How often the files of volumes are compared with their sources (upstream: a minute).
 const REFRESH_EVERY: Duration = Duration::from_secs(10);
-/// How often to look for what is left of pods that are gone.
+/// The interval of the search for leftovers of deleted pods.
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
 
-/// What a node is told.
+/// The settings of a node.
 #[derive(Clone, Debug)]
 pub struct Config {
     pub node_name: String,
@@ -48,12 +48,12 @@ pub struct Config {
     pub cpu_millis: u64,
     /// Memory that pods may ask for, in bytes.
     pub memory_bytes: u64,
-    /// Pods at the same time. Wasm pods are cheap: this is no 110.
+    /// The largest number of pods. Wasm pods are cheap, so it is above upstream's 110.
     pub pods_max: u32,
     pub logs: LogLayout,
     /// Shown as the node's kubelet version.
     pub version: String,
-    /// Pods worked on at the same time.
+    /// The largest number of pods that are reconciled at the same time.
     pub workers_max: usize,
     /// Where jobs get their inputs and leave their outputs; without it this node runs none that has any.
     pub jobs: Option<JobFiles>,
@@ -211,7 +211,7 @@ impl Kubelet {
         }
     }
 
-    /// The HTTP API by which the API server reads logs, and what is used.
+    /// The HTTP API by which the API server reads logs and usage.
     pub fn router(&self) -> Router {
         http::router(self.logs.clone(), self.meters.clone(), self.streams.clone(), self.images.clone())
     }
@@ -245,7 +245,7 @@ impl Kubelet {
             let (worker, stop) = (worker.clone(), stop.clone());
             async move {
                 tokio::select! {
-                    // What is half done is done again after the next start: runtimes know their ids.
+                    // Steps that are interrupted are repeated after the next start: runtimes know their ids.
                     () = stop.cancelled() => Ok(Outcome::Done),
                     outcome = worker.reconcile(key) => outcome,
                 }
@@ -278,7 +278,7 @@ impl Kubelet {
     }
 }
 
-/// A container's state changed: look at the pods that have something of this host's.
+/// Queues the pods whose containers changed their state in this runtime.
 async fn wake_on_changes(
     runtime: Arc<dyn Runtime>,
     worker: &Worker,
@@ -296,12 +296,12 @@ async fn wake_on_changes(
                 queue.add(key.clone());
             }
         }
-        // Changes come in bursts, and each look is at all pods.
+        // Changes come in bursts, and each check is of all pods.
         sleep(LOOK_EVERY).await;
     }
 }
 
-/// Pods whose environment could not be made are looked at again when a source of their namespace changes.
+/// Queues pods whose environment could not be made when a source in their namespace changes.
 fn wake_on_sources(worker: &Arc<Worker>, queue: &WorkQueue<ObjectKey>) {
     let (waked, queue) = (worker.clone(), queue.clone());
     worker.sources.listen(move |object| {
@@ -352,7 +352,7 @@ async fn watch_outputs(worker: &Worker, queue: &WorkQueue<ObjectKey>, stop: &Can
     }
 }
 
-/// Measures the node, shows what it is short of, and ends a pod at a time while memory is short.
+/// Measures the node, reports shortages, and ends a pod at a time while memory is short.
 async fn watch_pressure(
     worker: &Worker,
     queue: &WorkQueue<ObjectKey>,
@@ -382,7 +382,8 @@ async fn watch_pressure(
     }
 }
 
-/// Removes what is left of pods that the API does not know (any more), which a kubelet that was away missed.
+/// Removes leftovers of pods that the API does not know (any more), whose deletion a kubelet that did not run has
+/// missed.
 async fn sweep(worker: &Worker, stop: &CancellationToken) {
     loop {
         worker.remove_strangers().await;

@@ -33,7 +33,7 @@ const LEASE_RENEW_EVERY: Duration = Duration::from_secs(10);
 const LEASE_SECONDS: i32 = 40;
 /// How often an unchanged status is written again.
 const STATUS_EVERY: Duration = Duration::from_secs(300);
-/// How often at most the status is written because somebody wrote another.
+/// The shortest pause between corrections of a status that another client wrote.
 const CORRECT_EVERY: Duration = Duration::from_secs(1);
 /// Pause after a failed write.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -130,7 +130,7 @@ impl NodeObject {
                         break;
                     }
                 }
-                // Somebody deleted the node, or took it for silent (this machine slept, say).
+                // The node was deleted, or its lease expired (this machine slept, for example).
                 if self.is_disputed() && written.is_some_and(|at| at.elapsed() >= CORRECT_EVERY) {
                     break;
                 }
@@ -138,7 +138,7 @@ impl NodeObject {
         }
     }
 
-    /// Whether the API has another idea of this node than "ready". Before its copy is complete nobody knows.
+    /// Whether the API's copy of this node is not "ready". Unknown before the informer has synced.
     fn is_disputed(&self) -> bool {
         let node = self.nodes.get(&ObjectKey::cluster(&self.name));
         let ready = node.and_then(|node| {

@@ -43,7 +43,7 @@ impl PressureSignal {
         }
     }
 
-    /// The reason and message of the condition, in upstream's words.
+    /// The reason and message of the condition, in upstream's wording.
     pub(crate) fn words(self, is_short: bool) -> (&'static str, &'static str) {
         match (self, is_short) {
             (Self::Memory, true) => {
@@ -86,7 +86,7 @@ impl NodeHeadroom {
     }
 }
 
-/// Reads what the node has left; the disk is the one of `folder`. Blocks.
+/// Measures the node's free resources; the disk is the one of `folder`. Blocks.
 pub(crate) fn measure(folder: &Path) -> NodeHeadroom {
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let disk = existing(folder).and_then(|folder| rustix::fs::statvfs(folder).ok());
@@ -103,7 +103,7 @@ pub(crate) fn measure(folder: &Path) -> NodeHeadroom {
     }
 }
 
-/// The folder, or the nearest one above it that is there.
+/// The folder, or its nearest ancestor that exists.
 fn existing(folder: &Path) -> Option<&Path> {
     folder.ancestors().find(|folder| folder.exists())
 }
@@ -114,7 +114,7 @@ fn memory_available(meminfo: &str) -> Option<u64> {
     Some(kib.saturating_mul(1024))
 }
 
-/// The threads of the machine, and how many there may be.
+/// The threads of the machine, and their limit.
 fn processes() -> Option<(u64, u64)> {
     let load = fs::read_to_string("/proc/loadavg").ok()?;
     let total = load.split_whitespace().nth(3)?.split_once('/')?.1.parse().ok()?;

@@ -1,4 +1,5 @@
-//! What this process uses: the node's share, as all wasm pods run in it. Zero where the kernel does not say.
+//! The resources that this process uses: the node's share, as all wasm pods run in it. Zero where the kernel does not
+//! report them.
 
 use std::{fs, time::Duration};
 
@@ -19,7 +20,7 @@ pub fn resident_bytes() -> u64 {
     pages.saturating_mul(rustix::param::page_size() as u64)
 }
 
-/// Files, sockets and the like that this process has open.
+/// The number of open file descriptors of this process.
 #[must_use]
 pub fn open_files() -> u64 {
     fs::read_dir("/proc/self/fd").map_or(0, |open| open.count() as u64)

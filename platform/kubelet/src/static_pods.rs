@@ -102,7 +102,7 @@ impl StaticPods {
         };
         match done {
             Ok(()) => {}
-            // The informer is behind: the next look sees it.
+            // The informer is behind: the next round sees the change.
             Err(kube::Error::Api(status)) if status.is_already_exists() || status.is_not_found() => {}
             Err(error) => tracing::warn!(?step, %error, "cannot keep a static pod; will try again"),
         }
@@ -113,7 +113,7 @@ fn annotation<'a>(pod: &'a Pod, name: &str) -> Option<&'a String> {
     pod.metadata.annotations.as_ref()?.get(name)
 }
 
-/// Deletes what has no file or another one, creates what has no object.
+/// Deletes mirror pods whose file is gone or changed, creates those without an object.
 fn plan(wanted: &[Pod], mirrors: &[std::sync::Arc<Pod>]) -> Vec<StaticPodStep> {
     let mut steps = Vec::new();
     for mirror in mirrors {
@@ -131,7 +131,7 @@ fn plan(wanted: &[Pod], mirrors: &[std::sync::Arc<Pod>]) -> Vec<StaticPodStep> {
     steps
 }
 
-/// The pods of a folder's manifests, and what is wrong with the others. Blocks.
+/// The pods of a folder's manifests, and the errors of the others. Blocks.
 fn read_folder(folder: &std::path::Path, node: &str) -> io::Result<(Vec<Pod>, Vec<String>)> {
     let entries = match fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Default::default()),

@@ -28,7 +28,7 @@ mod channels;
 mod forward;
 mod spdy;
 
-/// PodStreams at the same time on one node: each holds some buffers and a connection.
+/// The largest number of streams of one node: each holds some buffers and a connection.
 const STREAMS_MAX: usize = 1000;
 /// Largest WebSocket message that is taken, in bytes; kubectl's are 32 KiB.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;

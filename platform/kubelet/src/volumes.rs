@@ -45,7 +45,7 @@ pub(crate) struct Volumes {
     drivers: Arc<FlexDrivers>,
 }
 
-/// What a volume's files may name beside the pod itself.
+/// The sources of volumes' files besides the pod itself.
 pub(crate) struct VolumeSources<'a, S> {
     pub(crate) objects: &'a S,
     pub(crate) node: &'a str,
@@ -64,10 +64,10 @@ impl Volumes {
         self.folder.join(&uid.0)
     }
 
-    /// Makes the volumes that a container mounts; gives its mounts, those above before those below. Blocks.
+    /// Makes the volumes that a container mounts and returns its mounts, parents before children. Blocks.
     ///
     /// # Errors
-    /// In words for the pod's status: a ConfigMap that is not there, a path of the wrong type.
+    /// A message for the pod's status: a ConfigMap does not exist, a path has the wrong type.
     pub(crate) fn mounts(
         &self,
         pod: &Pod,
@@ -134,7 +134,7 @@ impl Volumes {
         Ok(path)
     }
 
-    /// Brings the files of a running pod up to date. A source that is gone leaves what is there. Blocks.
+    /// Updates the files of a running pod. If a source is gone, the existing files stay. Blocks.
     pub(crate) fn refresh(&self, pod: &Pod, sources: &VolumeSources<'_, impl EnvSources>) {
         let uid = PodUid(pod.metadata.uid.clone().unwrap_or_default());
         let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref()).unwrap_or_default();

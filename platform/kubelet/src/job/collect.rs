@@ -1,4 +1,4 @@
-//! After a job's end: what it left goes into the artifact store.
+//! After a job's end: its outputs are stored in the artifact store.
 
 use std::{
     collections::BTreeMap,
@@ -40,10 +40,10 @@ struct Found {
     problems: Vec<String>,
 }
 
-/// Takes in all that a pod left. What cannot be taken is told in the outputs.
+/// Stores all outputs of a pod. What cannot be stored is listed in the outputs' problems.
 ///
 /// # Errors
-/// In words: nothing can be stored now (a full disk). It all lies where it did, for another try.
+/// A message: nothing can be stored now (a full disk). The files stay for another attempt.
 pub(crate) async fn collect(files: &JobFiles, uid: &PodUid, ended: Ended) -> Result<Collected, String> {
     let folder = files.of(uid);
     let mut found = blocking({
@@ -88,7 +88,7 @@ pub(crate) async fn collect(files: &JobFiles, uid: &PodUid, ended: Ended) -> Res
 enum Refused {
     /// There may be room later.
     Now(String),
-    /// Another try comes to the same.
+    /// Another attempt fails in the same way.
     Ever(String),
 }
 

@@ -22,7 +22,7 @@ pub(super) fn stage(
     for path in [folder.artifacts(), folder.capture()] {
         fs::create_dir_all(&path).map_err(|error| io_message("make", &path, &error))?;
     }
-    // Made under another name, so that what is there is whole.
+    // Written under another name first, so that a folder with the final name is complete.
     let (inputs, draft) = (folder.inputs(), folder.path().join("in.draft"));
     if inputs.exists() {
         return Ok(());

@@ -1,4 +1,4 @@
-//! From a container in a pod's spec to what a runtime starts: everything resolved.
+//! From a container in a pod's spec to a runtime's specification: everything resolved.
 
 use mayfly_api::{
     ObjectKey,
@@ -143,7 +143,7 @@ fn env_from(
     Ok(all)
 }
 
-/// `fieldRef` and `resourceFieldRef`: what a pod may know of itself, as a literal.
+/// The value of a `fieldRef` or `resourceFieldRef`, as a literal.
 fn field(
     pod: &Pod,
     container: &Container,

@@ -1,4 +1,4 @@
-//! The devices that a pod asks for, and what they change of a container. Pure.
+//! The devices that a pod requests, and their effect on a container. Pure.
 
 use mayfly_api::{
     ObjectKey,
@@ -11,7 +11,7 @@ use mayfly_runtime::{ContainerDevices, ContainerRole, ContainerSpec, DeviceClaim
 /// keeps its libraries and still loads the device's.
 const PATH_LISTS: [&str; 2] = ["LD_PRELOAD", "LD_LIBRARY_PATH"];
 
-/// The pod's claims; `None` where it asks for no device.
+/// The pod's claims; `None` where it requests no device.
 pub(crate) fn claims(pod: &Pod) -> Option<PodDeviceClaims> {
     let spec = pod.spec.as_ref()?;
     let init = spec.init_containers.iter().flatten().map(|container| {
@@ -48,7 +48,7 @@ fn is_extended(name: &str) -> bool {
     domain.is_some_and(|domain| domain != "kubernetes.io" && !domain.ends_with(".kubernetes.io"))
 }
 
-/// Adds the devices to a container. What its pod says of a variable or a path is stronger.
+/// Adds the devices to a container. A variable or path that the pod sets has precedence.
 pub(crate) fn apply(devices: ContainerDevices, container: &mut ContainerSpec) {
     for (name, value) in devices.env {
         let own = container.env.iter_mut().find(|(known, _)| *known == name);

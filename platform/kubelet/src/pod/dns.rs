@@ -6,7 +6,8 @@ use mayfly_api::k8s::api::core::v1::PodSpec;
 
 /// Name servers in one file, as the C library and upstream's validation have it.
 const NAME_SERVERS_MAX: usize = 3;
-/// Dots in a name from which on it is tried as it stands first: upstream's, so that `service.namespace.svc` is searched.
+/// Names with at least this many dots are tried as they are first: upstream's value, so that `service.namespace.svc`
+/// is searched.
 const CLUSTER_NDOTS: &str = "ndots:5";
 
 /// The cluster's name server.
@@ -98,7 +99,7 @@ pub(super) fn resolv_conf(
     }
 }
 
-/// Adds a pod's `dnsConfig`: servers and searches that are not there, options in place of those of the same name.
+/// Merges a pod's `dnsConfig`: servers and searches are added, options replace those of the same name.
 fn with_config(mut conf: ResolvConf, spec: &PodSpec) -> ResolvConf {
     let Some(config) = &spec.dns_config else { return conf };
     ResolvConf::add_new(&mut conf.servers, config.nameservers.iter().flatten().cloned());

@@ -1,4 +1,4 @@
-//! Ending a pod: what runs of it, what it left, and its object.
+//! Ending a pod: its containers, its outputs, and its object.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -41,7 +41,7 @@ impl Worker {
         }
     }
 
-    /// Ends a pod that is deleted, and then its object, unless somebody still wants to know how it ended.
+    /// Ends a deleted pod, and then removes its object unless it has finalizers.
     pub(super) async fn terminate(
         &self,
         key: &ObjectKey,
@@ -60,7 +60,7 @@ impl Worker {
         }
         self.keep(key, &local);
         if pod.metadata.finalizers.as_ref().is_some_and(|finalizers| !finalizers.is_empty()) {
-            // Its object stays for somebody who wants to know how it ended.
+            // Its object stays until the finalizers are removed: the status reports the end.
             let over = pod.spec.as_ref().is_some_and(|spec| is_over(spec, &local));
             if !over {
                 local.ended.get_or_insert(("Terminated", "The pod was deleted".into()));
@@ -70,7 +70,7 @@ impl Worker {
                 let rest = local.collect_not_before.map(|at| at.saturating_duration_since(Instant::now()));
                 return Ok(Outcome::RequeueAfter(rest.unwrap_or_default()));
             }
-            // Whoever deletes by force waits for nothing, a disk without room included.
+            // A forced deletion waits for nothing, not even for space on the disk.
             local.collected = true;
             self.write_status(pod, &local, Timestamp::now()).await?;
             self.keep(key, &local);
@@ -98,8 +98,8 @@ impl Worker {
         }
     }
 
-    /// Takes in what a job left, and names it on the pod, before the pod is told to be over. What cannot be stored
-    /// stays in the pod's folder, and is tried again.
+    /// Stores a job's outputs, and names them on the pod, before the pod's phase becomes final. What cannot be stored
+    /// stays in the pod's folder for another attempt.
     pub(super) async fn collect(&self, key: &ObjectKey, pod: &Pod, local: &mut LocalPod) -> kube::Result<()> {
         let Some(jobs) = &self.jobs else {
             local.collected = true;
@@ -198,7 +198,7 @@ impl Worker {
         let _ = spawn_blocking(remove).await;
     }
 
-    /// Ends what the runtimes have of pods that neither the API nor this worker knows, and removes what they left.
+    /// Ends sandboxes of pods that neither the API nor this worker knows, and removes their files.
     pub(crate) async fn remove_strangers(&self) {
         let known = || -> HashSet<String> {
             let local = self.local.lock();
@@ -241,7 +241,7 @@ impl Worker {
     }
 }
 
-/// How a job's first container ended, which is what its outputs tell.
+/// The end of a job's first container, which its outputs report.
 fn ended(pod: &Pod, local: &LocalPod) -> job::Ended {
     let name = pod.spec.as_ref().and_then(|spec| spec.containers.first()).map(|container| &container.name);
     let container = name.map(|name| local.container(name)).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What a pod may know of itself (`fieldRef`, `resourceFieldRef`), as text. Pure.
+//! The values of `fieldRef` and `resourceFieldRef`, as text. Pure.
 
 use std::{collections::BTreeMap, net::IpAddr};
 

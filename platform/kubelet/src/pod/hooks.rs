@@ -1,4 +1,4 @@
-//! Lifecycle hooks: what a container asks to be done after its start and before its end.
+//! Lifecycle hooks: actions that a container requests after its start and before its end.
 
 use std::{sync::Arc, time::Duration};
 
@@ -45,10 +45,10 @@ impl Hook {
         Some(Self { handler, container, id, address: local.address, runtime })
     }
 
-    /// Carries the hook out. Dropping the future ends its command.
+    /// Runs the hook. Dropping the future ends its command.
     ///
     /// # Errors
-    /// In words, for the pod's events.
+    /// A message for the pod's events.
     pub(super) async fn run(&self) -> Result<(), String> {
         if let Some(action) = &self.handler.exec {
             let command = action.command.clone().unwrap_or_default();
@@ -60,7 +60,7 @@ impl Hook {
             };
         }
         if let Some(action) = &self.handler.http_get {
-            // Any answer will do, as with upstream: the hook is told, not asked.
+            // Any response counts as success, as with upstream.
             return HttpGet::of(action, &self.container, self.address, HOOK_AGENT)?.send().await.map(drop);
         }
         if let Some(action) = &self.handler.sleep {

@@ -1,5 +1,4 @@
-//! What this node knows of a pod besides its object: which containers ran, how they ended, when the next
-//! may start. A plain struct.
+//! The node's state of a pod besides its object: which containers ran, how they ended, when the next may start.
 
 use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 
@@ -20,22 +19,22 @@ const CRASH: Backoff = Backoff { first: Duration::from_secs(10), most: Duration:
 /// Pauses after a failed start or a failed collect: a component that was not uploaded yet may be there in a moment,
 /// and so may room on the disk.
 const START: Backoff = Backoff { first: Duration::from_secs(1), most: Duration::from_secs(60) };
-/// Pauses for an image or component that is not there: it is uploaded at any moment, and to look for it is cheap.
+/// Pauses for a missing image or component: it may be uploaded at any moment, and a lookup is cheap.
 const PULL: Backoff = Backoff { first: START.first, most: Duration::from_secs(5) };
 
 /// Pauses for an image that its registry does not give (upstream's values).
 const PULL_REMOTE: Backoff = Backoff { first: Duration::from_secs(10), most: Duration::from_secs(300) };
 
-/// The waiting reasons of a container whose image is not there: at the first try, and after it.
+/// The waiting reasons of a container whose image is missing: at the first attempt, and after it.
 pub(crate) const REASON_PULL: &str = "ErrImagePull";
 const REASON_PULL_AGAIN: &str = "ImagePullBackOff";
-/// The waiting reason of a container whose environment names something that is not there.
+/// The waiting reason of a container whose environment refers to something that does not exist.
 pub(crate) const REASON_ENVIRONMENT: &str = "CreateContainerConfigError";
 /// How a container ended that ran when the node's agent went away, and is unknown to its host since.
 pub(crate) const REASON_LOST: &str = "ContainerStatusUnknown";
 
-/// A moment by two clocks. The wall's is that of the times in objects, which outlive this process; pauses are measured
-/// by the other one, which nobody sets.
+/// A moment on two clocks. Times in objects, which outlive this process, are of the wall clock; pauses are measured
+/// by the monotonic one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Moment {
     pub(crate) wall: Timestamp,
@@ -108,10 +107,10 @@ pub(crate) struct LocalPod {
     pub(crate) ended: Option<(&'static str, String)>,
     /// What it left was collected, and is named on its object.
     pub(crate) collected: bool,
-    /// The sandbox could not be made: how often in a row, and when to try again.
+    /// Failures in succession to create the sandbox, and the time of the next attempt.
     sandbox_failures: u32,
     pub(crate) sandbox_not_before: Option<Instant>,
-    /// What it left could not be stored: how often in a row, and when to try again.
+    /// Failures in succession to store the outputs, and the time of the next attempt.
     collect_failures: u32,
     pub(crate) collect_not_before: Option<Instant>,
 }
@@ -125,8 +124,8 @@ impl Default for LocalContainer {
 }
 
 impl LocalPod {
-    /// What is known of a pod that this process sees for the first time: what an earlier one wrote into its
-    /// status. A container that ran then and is unknown to the host now is lost.
+    /// The state of a pod that this process sees for the first time: what an earlier process wrote into its status. A
+    /// container that ran then and is unknown to the runtime now is lost.
     pub(crate) fn learn(pod: &Pod, known_to_host: &[(ContainerId, ContainerState)]) -> Self {
         let uid = PodUid(pod.metadata.uid.clone().unwrap_or_default());
         let status = pod.status.clone().unwrap_or_default();
@@ -156,7 +155,7 @@ impl LocalPod {
         self.containers.get(name).cloned().unwrap_or_default()
     }
 
-    /// Whether the host says something that is not known yet.
+    /// Whether the runtime reports a state that is not recorded yet.
     pub(crate) fn is_news(&self, observed: &[(ContainerId, ContainerState)]) -> bool {
         observed.iter().any(|(id, state)| {
             self.containers.get(&id.name).is_none_or(|container| container.is_news(id.attempt, state))
@@ -185,7 +184,7 @@ impl LocalPod {
         self.collect_not_before = Some(now + START.full(self.collect_failures));
     }
 
-    /// Containers whose environment could not be made may be tried again at once. Whether there are any.
+    /// Lets containers whose environment could not be made be tried again at once. Returns whether there are any.
     pub(crate) fn retry_environment(&mut self) -> bool {
         let mut any = false;
         for container in self.containers.values_mut() {
@@ -197,7 +196,7 @@ impl LocalPod {
         any
     }
 
-    /// Takes in what the probes of the containers found.
+    /// Records the results of the containers' probes.
     pub(crate) fn observe_probes(&mut self, verdicts: Vec<(String, u32, ProbeKind, bool)>) {
         for (name, attempt, kind, verdict) in verdicts {
             let Some(container) = self.containers.get_mut(&name) else { continue };
@@ -213,7 +212,7 @@ impl LocalPod {
         }
     }
 
-    /// Takes in what the host says.
+    /// Records the states that the runtime reports.
     pub(crate) fn observe(&mut self, observed: &[(ContainerId, ContainerState)]) {
         for (id, state) in observed {
             let container = self.containers.entry(id.name.clone()).or_default();
@@ -314,12 +313,13 @@ impl LocalContainer {
         !pause.is_zero()
     }
 
-    /// The container could not be started: the same attempt again, after a pause.
+    /// The container could not be started: the same attempt follows after a pause.
     pub(crate) fn start_failed(&mut self, reason: &str, message: String, now: Instant) {
         self.wait(reason, message, START, now);
     }
 
-    /// Its image is not there: the same attempt again, after a pause. Whether it was not there the last time either.
+    /// The image is missing: the same attempt follows after a pause. Returns whether it was missing the last time
+    /// too.
     pub(crate) fn pull_failed(&mut self, image: &str, why: &str, is_remote: bool, now: Instant) -> bool {
         let again = match &self.now {
             Now::Waiting { reason, .. } => reason == REASON_PULL || reason == REASON_PULL_AGAIN,

@@ -61,7 +61,7 @@ fn host_ports(spec: &PodSpec) -> Vec<PortMapping> {
         .collect()
 }
 
-/// How one container's process runs. `memory_bytes` is what the node has.
+/// The process options of one container. `memory_bytes` is the node's memory.
 pub(crate) fn process(
     pod: &Pod,
     container: &Container,
@@ -127,7 +127,7 @@ fn oom_score(qos: &str, memory_request: u64, memory_bytes: u64) -> i32 {
     }
 }
 
-/// The container's security context, where it says nothing the pod's.
+/// The container's security context, completed by the pod's.
 fn security(pod: &Pod, container: &Container) -> SecurityOptions {
     let of_pod = pod.spec.as_ref().and_then(|spec| spec.security_context.clone()).unwrap_or_default();
     let own = container.security_context.clone().unwrap_or_default();
@@ -158,7 +158,7 @@ fn seccomp_profile(profile: mayfly_api::k8s::api::core::v1::SeccompProfile) -> S
     }
 }
 
-/// The container that an ephemeral one looks into.
+/// The target container of an ephemeral one.
 fn target_container(pod: &Pod, name: &str) -> Option<String> {
     let ephemeral = pod.spec.as_ref()?.ephemeral_containers.as_ref()?;
     let own = ephemeral.iter().find(|container| container.name == name)?;

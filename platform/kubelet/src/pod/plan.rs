@@ -1,4 +1,4 @@
-//! What to do next for a pod: its object, what is known here, and the time in; one step out. Pure.
+//! The next step for a pod, from its object, the local state and the time. Pure.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ pub(crate) enum Step {
     Finish {
         grace: Duration,
     },
-    /// All has ended: take in what the job left.
+    /// All containers have ended: store the job's outputs.
     Collect,
     /// The pod is over for a reason of its own.
     End {
@@ -182,7 +182,7 @@ pub(crate) fn plan(pod: &Pod, local: &LocalPod, now: Moment) -> Step {
     }
 }
 
-/// The rest of a pod that is over: its outputs are taken in before its phase is told.
+/// The steps for a pod that has ended: its outputs are stored before its phase becomes final.
 fn over(pod: &Pod, spec: &PodSpec, local: &LocalPod, now: Moment) -> Step {
     if local.sandbox {
         finish(spec, local)
@@ -196,7 +196,7 @@ fn over(pod: &Pod, spec: &PodSpec, local: &LocalPod, now: Moment) -> Step {
     }
 }
 
-/// Whether it is a job whose outputs nobody has taken in yet.
+/// Whether it is a job whose outputs are not stored yet.
 pub(crate) fn needs_collecting(pod: &Pod, local: &LocalPod) -> bool {
     job::is_job(pod) && !job::is_collected(pod) && !local.collected
 }
@@ -212,7 +212,7 @@ fn finish(spec: &PodSpec, local: &LocalPod) -> Step {
     Step::Finish { grace }
 }
 
-/// The grace period that a pod's containers have where nobody says another.
+/// The grace period of a pod's containers unless its deletion sets another.
 pub(super) fn grace_of(spec: &PodSpec) -> Duration {
     seconds(spec.termination_grace_period_seconds).unwrap_or(GRACE_DEFAULT)
 }
@@ -303,7 +303,7 @@ fn unless_wait(step: Step, shortest: &mut Option<Duration>) -> Option<Step> {
     }
 }
 
-/// The ephemeral containers, as ordinary ones: they have the same fields but for the container they look into.
+/// The ephemeral containers as ordinary ones: they have the same fields but for the target container.
 pub(crate) fn ephemeral_containers(spec: &PodSpec) -> impl Iterator<Item = Container> {
     spec.ephemeral_containers.iter().flatten().map(|ephemeral| {
         let one = ephemeral.clone();

@@ -27,7 +27,7 @@ use crate::{
     volumes::{self, VolumeSources, claims::ClaimedVolumes},
 };
 
-/// A start that takes longer than this is told before it has ended.
+/// A start that takes longer than this is reported in the status before it has ended.
 const SLOW_START: Duration = Duration::from_millis(100);
 /// What `kubectl get pods` shows while the plugin of a device is away.
 const REASON_DEVICES: &str = "WaitingForDevices";
@@ -102,8 +102,8 @@ impl Worker {
         container.start_failed(reason, message, Instant::now());
     }
 
-    /// Runs a container's postStart hook. A container whose hook fails is ended, and starts again as its restart policy
-    /// says.
+    /// Runs a container's postStart hook. A container whose hook fails is ended, and its restart policy decides about
+    /// another start.
     async fn post_start(
         &self,
         spec: &Container,
@@ -271,7 +271,7 @@ impl Worker {
         }
     }
 
-    /// Nothing here can run the pod: says so, and lets it go when it is deleted.
+    /// No runtime of this node can run the pod: reports it, and releases the pod when it is deleted.
     pub(super) async fn no_runtime(&self, pod: &Pod) -> kube::Result<Outcome> {
         let class = pod.spec.as_ref().and_then(|spec| spec.runtime_class_name.as_deref()).unwrap_or("");
         let have: Vec<_> = self.runtimes.keys().map(String::as_str).collect();
@@ -309,7 +309,7 @@ fn waiting_reason(error: &RuntimeError) -> &'static str {
         RuntimeError::ImageName(_) => "InvalidImageName",
         RuntimeError::NoSandbox(_) => "ContainerCreating",
         RuntimeError::NoRoom(_) => "OutOfmemory",
-        // The one that says: not with this component.
+        // The runtime refuses this component.
         RuntimeError::Invalid(_) => "CreateContainerError",
         RuntimeError::Internal(_) => "RunContainerError",
     }

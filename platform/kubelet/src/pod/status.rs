@@ -1,4 +1,4 @@
-//! A pod's status, as upstream words it, from its object and what is known here. Pure.
+//! A pod's status in upstream's form, from its object and the local state. Pure.
 
 use mayfly_api::k8s::{
     api::core::v1::{
@@ -29,7 +29,7 @@ pub(crate) fn status(pod: &Pod, local: &LocalPod, now: Timestamp) -> PodStatus {
     let mut phase = phase(spec, local, &old);
     let over = matches!(phase, "Succeeded" | "Failed");
     if over && needs_collecting(pod, local) {
-        // Who reads a final phase takes what the pod left for complete.
+        // A client that reads a final phase takes the outputs for complete.
         phase = "Running";
     }
     let inits = spec.init_containers.as_deref().unwrap_or_default();
@@ -113,7 +113,7 @@ struct Facts<'a> {
     gates: Vec<String>,
 }
 
-/// The readiness gates of a pod whose conditions are not true, in upstream's words.
+/// The readiness gates of a pod whose conditions are not true, in upstream's message.
 fn missing_gates(spec: &PodSpec, status: &PodStatus) -> Vec<String> {
     let known = status.conditions.as_deref().unwrap_or_default();
     let gates = spec.readiness_gates.iter().flatten().map(|gate| gate.condition_type.as_str());
@@ -129,7 +129,7 @@ fn missing_gates(spec: &PodSpec, status: &PodStatus) -> Vec<String> {
         .collect()
 }
 
-/// It is not the program's fault: what a Job's `podFailurePolicy` looks at.
+/// The pod's end was not caused by its program: read by a Job's `podFailurePolicy`.
 fn disrupted(known: &[PodCondition], now: Timestamp) -> PodCondition {
     let old = known.iter().find(|condition| condition.type_ == DISRUPTION_TARGET);
     old.cloned().unwrap_or_else(|| PodCondition {

@@ -59,7 +59,7 @@ impl Worker {
         }
     }
 
-    /// Ends what runs of a deleted pod, within the grace or less if somebody hurries.
+    /// Ends the containers of a deleted pod within its grace period, or less if that is shortened.
     pub(super) async fn stop_gracefully(
         &self,
         pod: &Pod,
@@ -157,7 +157,7 @@ impl Worker {
         self.events.warning(pod, "FailedPreStopHook", format!("PreStopHook failed: {why}"));
     }
 
-    /// Ends a container that failed a probe; it starts again as its restart policy says.
+    /// Ends a container that failed a probe; its restart policy decides about another start.
     pub(super) async fn kill(
         &self,
         failure: &ProbeFailure,
@@ -181,7 +181,7 @@ impl Worker {
             Some(Ok(())) => known.killed_by_probe = true,
             Some(Err(error)) => {
                 tracing::warn!(container = %id, %error, "could not end a container that failed a probe");
-                // It is probed anew, and ended when it fails again.
+                // It is probed again, and ended when it fails again.
                 known.probes = Default::default();
                 self.probes.restart(&local.uid, &container.name);
             }

@@ -30,7 +30,7 @@ use crate::{
     volumes::{Volumes, claims::PodClaims, tokens::ServiceAccountTokens},
 };
 
-/// Steps for one pod in a row; a pod that needs more comes back at once.
+/// Steps for one pod in succession; a pod that needs more is queued again at once.
 const STEPS_MAX: usize = 64;
 
 /// What all pods of the node share.
@@ -56,7 +56,7 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Brings one pod closer to what it should be.
+    /// Carries out the next steps for one pod.
     pub(crate) async fn reconcile(&self, key: ObjectKey) -> kube::Result<Outcome> {
         let pod = self.pods.get(&key).filter(|pod| self.is_mine(pod));
         self.forget_replaced(&key, pod.as_deref()).await;
@@ -82,7 +82,7 @@ impl Worker {
                 step => self.act(step, &pod, &mut local, &runtime).await,
             }
             self.keep(&key, &local);
-            // The step may have taken long: what it says now counts.
+            // The step may have taken long: read the pod's newest state.
             match self.pods.get(&key).filter(|known| known.metadata.uid == pod.metadata.uid) {
                 Some(known) => pod = known,
                 None => return Ok(Outcome::RequeueAfter(Duration::ZERO)),
@@ -192,12 +192,12 @@ impl Worker {
     }
 }
 
-/// Whether the answer to a write says that the pod is gone, or was replaced: then the informer says so, too.
+/// Whether a failed write means that the pod is gone or was replaced, which the informer will report too.
 pub(super) fn is_gone(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.is_not_found() || status.is_conflict())
 }
 
-/// A pod as upstream's kubelet names it in what it says: `name_namespace(uid)`.
+/// A pod as upstream's kubelet names it in messages: `name_namespace(uid)`.
 fn title(pod: &Pod) -> String {
     let key = ObjectKey::of(pod);
     format!("{}_{}({})", key.name, key.namespace, pod.metadata.uid.as_deref().unwrap_or_default())

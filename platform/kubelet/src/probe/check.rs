@@ -27,7 +27,7 @@ pub(crate) struct ProbeTarget {
 pub(crate) enum ProbeResult {
     Success,
     Failure(String),
-    /// It could not be carried out, which says nothing about the container.
+    /// The check could not be made, which says nothing about the container.
     Unknown(String),
 }
 

@@ -22,7 +22,7 @@ pub(crate) struct CommandOutput {
 /// Runs a command to its end. Dropping the future kills it.
 ///
 /// # Errors
-/// In words: the runtime has no commands, or the container does not run.
+/// A message: the runtime has no commands, or the container does not run.
 pub(crate) async fn output(
     runtime: &dyn Runtime,
     id: &ContainerId,

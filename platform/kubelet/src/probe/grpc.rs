@@ -33,10 +33,10 @@ enum ServingStatus {
     ServiceUnknown = 3,
 }
 
-/// Asks a server for the health of a service.
+/// Requests the health of a service.
 ///
 /// # Errors
-/// In upstream's words: it is not healthy, or did not answer.
+/// Upstream's message: it is not healthy, or did not answer.
 pub(crate) async fn check(host: &str, port: u16, service: &str) -> Result<(), String> {
     let stream = connect(host, port).await.map_err(|error| format!("error: {error}"))?;
     let words = |error: hyper::Error| format!("error: health rpc probe failed: {error}");

@@ -28,7 +28,7 @@ use url::Url;
 const BODY_BYTES_MAX: usize = 10 << 10;
 /// Redirects that are followed (Go's default).
 const REDIRECTS_MAX: usize = 10;
-/// What upstream's probes call themselves; programs look for it in their logs.
+/// The user agent of upstream's probes; programs look for it in their logs.
 pub(crate) const PROBE_AGENT: &str = "kube-probe/1.33";
 pub(crate) const HOOK_AGENT: &str = "kube-lifecycle/1.33";
 
@@ -48,10 +48,10 @@ pub(crate) enum HttpAnswer {
     RedirectAway(String),
 }
 
-/// The number of a port that a container may name.
+/// The number of a port that may be given by a container port's name.
 ///
 /// # Errors
-/// In words: no port of the container has that name.
+/// A message: no port of the container has that name.
 pub(crate) fn port_number(port: &IntOrString, container: &Container) -> Result<u16, String> {
     let number = match port {
         IntOrString::Int(number) => Some(*number),
@@ -69,7 +69,7 @@ pub(crate) fn port_number(port: &IntOrString, container: &Container) -> Result<u
 
 impl HttpGet {
     /// # Errors
-    /// In words: a port or path that cannot be.
+    /// A message: the port or path is invalid.
     pub(crate) fn of(
         action: &HTTPGetAction,
         container: &Container,
@@ -95,7 +95,7 @@ impl HttpGet {
     /// Sends the request, and follows redirects within the host.
     ///
     /// # Errors
-    /// In Go's words, as upstream shows them.
+    /// Go's message, as upstream shows it.
     pub(crate) async fn send(&self) -> Result<HttpAnswer, String> {
         let mut url = self.url.clone();
         for _ in 0..=REDIRECTS_MAX {
@@ -142,7 +142,7 @@ impl HttpGet {
             let status = answer.status();
             let location = answer.headers().get("location").and_then(|value| value.to_str().ok());
             let location = location.map(str::to_owned);
-            // An answer that is too long, or ends too early, is an answer all the same.
+            // A response that is too long or ends too early is a response all the same.
             let _ = Limited::new(answer.into_body(), BODY_BYTES_MAX).collect().await;
             Ok((status, location))
         };
@@ -173,7 +173,7 @@ impl HttpGet {
     }
 }
 
-/// Connects, and fails in Go's words.
+/// Connects; errors have Go's messages.
 pub(crate) async fn connect(host: &str, port: u16) -> Result<TcpStream, String> {
     let address = match host.contains(':') {
         true => format!("[{host}]:{port}"),
@@ -200,7 +200,7 @@ fn tls() -> TlsConnector {
     TlsConnector::from(Arc::new(config))
 }
 
-/// Accepts any certificate: a probe asks whether the program answers, and sends no secret.
+/// Accepts any certificate: a probe checks that the program responds, and sends no secret.
 #[derive(Debug)]
 struct UnverifiedServer(Arc<CryptoProvider>);
 

@@ -106,7 +106,7 @@ impl ProbeTasks {
             .collect()
     }
 
-    /// Ends one container's probes. Those that are still wanted begin anew.
+    /// Ends one container's probes. Those that are still configured start again.
     pub(crate) fn restart(&self, uid: &PodUid, container: &str) {
         if let Some(of_pod) = self.tasks.lock().get_mut(uid) {
             of_pod.retain(|id, _| id.container != container);
@@ -217,7 +217,7 @@ impl ProbeRun {
         self.events.warning(&*self.target.pod, "Unhealthy", message);
     }
 
-    /// Notes the verdict and wakes the pod's worker where it is news. Whether this probe is still wanted.
+    /// Records the verdict and wakes the pod's worker when it changed. Returns whether this probe is still current.
     fn report(&self, verdict: bool) -> bool {
         let Some(tasks) = self.tasks.upgrade() else { return false };
         let mut tasks = tasks.lock();

@@ -27,7 +27,7 @@ impl ProbeKind {
         }
     }
 
-    /// The word in events.
+    /// The probe's name in events.
     pub(crate) fn title(self) -> &'static str {
         match self {
             Self::Startup => "Startup",
@@ -37,7 +37,7 @@ impl ProbeKind {
     }
 }
 
-/// When a probe runs, and how many equal results in a row count.
+/// The timing of a probe, and how many equal results in succession count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ProbeTiming {
     pub(crate) initial_delay: Duration,

@@ -112,7 +112,7 @@ async fn input(
                 if let Some(input) = &mut stdin
                     && input.write_all(bytes).await.is_err()
                 {
-                    // The process reads no more; its end is told by its outputs.
+                    // The process reads no more; its outputs report its end.
                     stdin = None;
                 }
             }
@@ -139,7 +139,7 @@ fn message(channel: u8, bytes: &[u8]) -> Message {
     Message::Binary(content.into())
 }
 
-/// How the process ended, in upstream's words (`k8s.io/apimachinery/pkg/util/remotecommand`).
+/// The end of the process in upstream's form (`k8s.io/apimachinery/pkg/util/remotecommand`).
 fn outcome(exit_code: i32) -> Value {
     if exit_code == 0 {
         return json!({"metadata": {}, "status": "Success"});

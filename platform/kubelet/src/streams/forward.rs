@@ -29,10 +29,10 @@ pub(super) const PROTOCOLS: [&str; 4] =
 const MESSAGES_MAX: usize = 32;
 /// Pieces of one connection that wait for the pod.
 const PIECES_MAX: usize = 16;
-/// Connections of one client at the same time.
+/// The largest number of connections of one client.
 const CONNECTIONS_MAX: usize = 256;
 
-/// Where a connection's bytes go on the client's side.
+/// How the bytes of a connection are sent to the client.
 trait Framing: Send + Sync + 'static {
     fn data(&self, bytes: &[u8]) -> Message;
     fn end(&self) -> Option<Message>;
@@ -87,7 +87,7 @@ impl Framing for ChannelPair {
     }
 }
 
-/// The pod whose ports are forwarded, and the way back to the client.
+/// The pod whose ports are forwarded, and the connection to the client.
 #[derive(Clone)]
 struct ForwardTarget {
     runtime: Arc<dyn Runtime>,
@@ -202,7 +202,7 @@ async fn write(mut sink: SplitSink<WebSocket, Message>, mut queue: mpsc::Receive
 /// The connections of a SPDY tunnel.
 #[derive(Default)]
 struct Tunnel {
-    /// Streams for errors whose data stream has not come yet, by request.
+    /// Error streams whose data stream has not been opened yet, by request.
     waiting: HashMap<String, u32>,
     /// Where the data of a stream goes.
     open: HashMap<u32, mpsc::Sender<Bytes>>,
@@ -277,7 +277,7 @@ async fn tunnel(
 /// What to do with a stream that the client opens.
 #[derive(Debug, PartialEq, Eq)]
 enum Opening {
-    /// It is for errors; the data stream of the same request follows.
+    /// An error stream; the data stream of the same request follows.
     Wait,
     Connect {
         port: u16,

@@ -30,12 +30,12 @@ pub(super) enum Frame {
     GoAway,
 }
 
-/// Why a connection cannot go on.
+/// The reason for which a connection fails.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 #[error("the SPDY connection is broken: {0}")]
 pub(super) struct SpdyError(&'static str);
 
-/// One side of a connection: both directions' header compression, and what has come of the next frame.
+/// One side of a connection: header compression in both directions, and the part of the next frame that was received.
 pub(super) struct Codec {
     received: BytesMut,
     inflate: Decompress,
@@ -258,7 +258,7 @@ mod tests {
             let low = (low + u32::from(*byte)) % 65521;
             (low, (high + low) % 65521)
         });
-        // Its Adler-32, which every compressed stream names.
+        // Its Adler-32, which every compressed stream contains.
         assert_eq!((dictionary.len(), high << 16 | low), (1423, 0xe3c6_a7c2));
     }
 

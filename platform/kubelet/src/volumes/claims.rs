@@ -36,7 +36,7 @@ impl PodClaims {
     /// The volumes of all claims of a pod.
     ///
     /// # Errors
-    /// In words for the pod's status: a claim that is not there, or not bound (yet).
+    /// A message for the pod's status: a claim does not exist, or is not bound (yet).
     pub(crate) async fn of_pod(&self, pod: &Pod) -> Result<ClaimedVolumes, String> {
         let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
         let wanted: Vec<_> =
@@ -65,7 +65,7 @@ impl PodClaims {
     }
 }
 
-/// Whether the volume names the claim, and not an older one of the same name.
+/// Whether the volume is bound to the claim, and not to an older one of the same name.
 fn is_for(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
     let reference = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
     reference.is_some_and(|reference| reference.uid == claim.metadata.uid)

@@ -1,4 +1,4 @@
-//! What is in volumes that are made of objects and of the pod itself: configMap, secret, downwardAPI, projected.
+//! The files of volumes that are made of objects and of the pod itself: configMap, secret, downwardAPI, projected.
 
 use mayfly_api::{
     ObjectKey,
@@ -16,7 +16,7 @@ use crate::pod::fields;
 /// The mode of files where nothing is said (upstream's).
 const MODE_DEFAULT: i32 = 0o644;
 
-/// A volume whose files are made.
+/// The source of a volume whose files the kubelet writes.
 pub(super) enum FileSource<'a> {
     ConfigMap { name: &'a str, items: Option<&'a [KeyToPath]>, optional: bool, mode: i32 },
     Secret { name: &'a str, items: Option<&'a [KeyToPath]>, optional: bool, mode: i32 },

@@ -40,7 +40,7 @@ pub(super) fn write(folder: &Path, files: &VolumeFiles, group: Option<u32>) -> i
             fs::create_dir_all(parent)?;
         }
         fs::write(&target, &file.content)?;
-        // A group that shall read them gets what the owner may.
+        // A group that reads the files gets the owner's permissions.
         let shared = if group.is_some() { (file.mode & 0o700) >> 3 } else { 0 };
         chown(&target, None, group)?;
         fs::set_permissions(&target, fs::Permissions::from_mode(file.mode | shared))?;
@@ -56,7 +56,7 @@ pub(super) fn write(folder: &Path, files: &VolumeFiles, group: Option<u32>) -> i
     }
 }
 
-/// A link for each first part of a path; links whose file is gone go.
+/// Creates a link for each first part of a path, and removes links whose file is gone.
 fn link_names(folder: &Path, files: &VolumeFiles) -> io::Result<()> {
     let first = |path: &str| path.split('/').next().unwrap_or_default().to_owned();
     let wanted: std::collections::BTreeSet<String> = files.keys().map(|path| first(path)).collect();

@@ -35,7 +35,7 @@ use super::{
     fs_group, is_mount_point,
 };
 
-/// How long a driver may take, and how long to wait until a device is there. Upstream's values for both.
+/// The time limits of a driver's call and of the wait for a device: upstream's values.
 const CALL_TIMEOUT: Duration = Duration::from_secs(120);
 const ATTACH_TIMEOUT: Duration = Duration::from_secs(600);
 /// The journal of a volume in its pod's folder.
@@ -80,7 +80,7 @@ impl FlexSource {
     /// The source of a pod's volume, or of the volume that its claim is bound to; `None` where it is of another type.
     ///
     /// # Errors
-    /// In words: a Secret that is not there.
+    /// A message: a Secret does not exist.
     pub(super) fn of(
         pod: &Pod,
         volume: &Volume,
@@ -283,7 +283,7 @@ impl FlexDrivers {
         Ok(())
     }
 
-    /// The JSON that a driver gets. Secrets and the pod are told at `mount` only.
+    /// The JSON that is passed to a driver. Secrets and the pod are included at `mount` only.
     fn options(
         &self,
         source: &FlexSource,

@@ -19,7 +19,7 @@ const OUTPUT_SHOWN: usize = 500;
 /// How long outputs are read after the driver's end: a process that it left behind may hold them open.
 const OUTPUT_REST: Duration = Duration::from_secs(1);
 
-/// The last line of the protocol: what a driver prints.
+/// A driver's output, of which the last line is the result.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(default)]
 pub(super) struct DriverAnswer {
@@ -29,7 +29,7 @@ pub(super) struct DriverAnswer {
     pub(super) capabilities: DriverCapabilities,
 }
 
-/// What a driver can do, as `init` answers; upstream's values where it leaves one out.
+/// A driver's capabilities, from its answer to `init`; upstream's values for those it leaves out.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(default)]
 pub(super) struct DriverCapabilities {

@@ -6,7 +6,7 @@ use std::{
     path::Path,
 };
 
-/// What the group may do: with files that it can read, and with folders, whose new files get the group, too.
+/// The group's permissions: for files, and for folders, whose new files inherit the group.
 const FILE_MODE: u32 = 0o660;
 const FOLDER_MODE: u32 = 0o2770;
 
@@ -16,7 +16,7 @@ pub(super) fn give(path: &Path, group: u32, on_root_mismatch: bool) -> io::Resul
     if on_root_mismatch && root.gid() == group && root.mode() & FOLDER_MODE == FOLDER_MODE {
         return Ok(());
     }
-    // The root last: a crash leaves a mismatch, so that the next start goes on.
+    // The root last: after a crash its group differs, so that the next start continues.
     below(path, group)?;
     own(path, group)
 }

@@ -1,4 +1,4 @@
-//! Volumes whose data outlives the pod: those of claims, and those that a pod names itself.
+//! Volumes whose data outlives the pod: those of claims, and those that a pod's spec names directly.
 
 use std::{
     fs, io,
@@ -13,7 +13,8 @@ use super::{claims::ClaimedVolume, fs_group, host_path, is_mount_point, ownershi
 /// Options of the kernel's NFS client where neither pod nor volume names any; it finds the rest itself.
 const NFS_TYPES: [&str; 2] = ["nfs4", "nfs"];
 
-/// Makes the volume of a claim usable; gives its path. `target`: where it is mounted, if it has to be. Blocks.
+/// Makes the volume of a claim usable and returns its path. `target`: the mount point, if it has to be mounted.
+/// Blocks.
 pub(super) fn make(pod: &Pod, claimed: &ClaimedVolume, target: &Path) -> Result<PathBuf, String> {
     let volume = &*claimed.volume;
     let spec = volume.spec.as_ref().ok_or("it has no spec")?;
@@ -80,7 +81,7 @@ pub(super) fn nfs(
     Err(last)
 }
 
-/// The options of the `mount` system call: it wants the server's address, which `mount.nfs` looks up otherwise.
+/// The options of the `mount` system call, which needs the server's address; `mount.nfs` resolves it otherwise.
 fn nfs_options(server: &str, options: &[String]) -> Result<String, String> {
     use std::net::ToSocketAddrs as _;
     let mut addresses = (server.trim_matches(['[', ']']), 0)

@@ -1,4 +1,5 @@
-//! Tokens of service accounts, for projected volumes: asked of the API server, bound to the pod, renewed in time.
+//! Tokens of service accounts for projected volumes: requested from the API server, bound to the pod, renewed in
+//! time.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -66,10 +67,10 @@ impl ServiceAccountTokens {
         Self { client, issued: Arc::default() }
     }
 
-    /// The tokens that a pod's volumes project, each valid for a while yet.
+    /// The tokens that a pod's volumes project, each valid for some more time.
     ///
     /// # Errors
-    /// In words for the pod's status: the API server gave none.
+    /// A message for the pod's status: the API server issued none.
     pub(crate) async fn of_pod(&self, pod: &Pod) -> Result<PodTokens, String> {
         let uid = PodUid(pod.metadata.uid.clone().unwrap_or_default());
         let mut tokens = PodTokens::new();
@@ -82,7 +83,7 @@ impl ServiceAccountTokens {
             }
             let token = match (self.request(pod, &wanted).await, known) {
                 (Ok(token), _) => token,
-                // The old one is still good: the next look tries again.
+                // The old one is still valid: the next round tries again.
                 (Err(_), Some(token)) if token.expires > now => token,
                 (Err(why), _) => return Err(why),
             };
