@@ -16,13 +16,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::resync::ResyncTicker;
 
-/// Components that wait to be told that an object names them no longer.
+/// Components in the queue of those that an object does not name any more.
 const UNNAMED_MAX: usize = 4096;
 
-/// What the artifact collector is told.
+/// The settings of the artifact collector.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// How often to look.
+    /// The interval of its rounds.
     pub every: Duration,
     /// How long an upload may wait for the function that names it, and how long a component outlives the
     /// last function or revision that does.
@@ -35,7 +35,7 @@ impl Default for Config {
     }
 }
 
-/// Removes artifacts that nobody names.
+/// Removes artifacts that no object names.
 pub(crate) struct Collector {
     config: Config,
     client: Client,
@@ -56,7 +56,7 @@ struct Artifact {
     created: Timestamp,
 }
 
-/// Tells what an object named before a change, and does not any more.
+/// Queues the artifacts that an object named before a change, and does not any more.
 fn no_longer_named<K>(
     change: &Change<'_, K>,
     component: impl Fn(&K) -> Option<Digest>,
@@ -68,7 +68,7 @@ fn no_longer_named<K>(
         Change::Deleted(old) => component(old),
     };
     if let Some(digest) = named {
-        // Where there is no room, its age goes on.
+        // If the queue is full, the artifact's age is not reset.
         let _ = tell.try_send(digest);
     }
 }
@@ -82,7 +82,7 @@ fn plan(artifacts: &[Artifact], named: &HashSet<Digest>, grace: Duration, now: T
     unnamed.filter(old).cloned().collect()
 }
 
-/// Removes what was listed, not what somebody has uploaded since: that one is about to name it.
+/// Removes the listed artifact, unless it was uploaded again since: an object is about to name it.
 fn removal(artifact: &Artifact) -> kube::Result<Request<Vec<u8>>> {
     let listed = DateTimePrinter::new().timestamp_to_rfc9110_string(&artifact.created);
     let listed = listed.map_err(|error| kube::Error::Service(error.into()))?;
@@ -129,7 +129,7 @@ impl Collector {
         }
     }
 
-    /// Its grace begins.
+    /// Begins the artifact's grace period.
     async fn renew(&self, digest: Digest) -> kube::Result<()> {
         let request = Request::post(format!("/artifacts/{digest}")).body(Vec::new());
         match self.client.request_text(request.map_err(kube::Error::HttpError)?).await {
@@ -145,7 +145,7 @@ impl Collector {
             let digest = artifact.digest;
             match self.client.request_text(removal(&artifact)?).await {
                 Ok(_) => tracing::info!(%digest, "removed a component that no revision names"),
-                // Named or uploaded since, or gone: the API looks at the newest state.
+                // Named or uploaded since, or gone: the API decides by the newest state.
                 Err(kube::Error::Api(status)) if status.is_conflict() || status.is_not_found() => {}
                 Err(error) => return Err(error),
             }

@@ -26,7 +26,7 @@ pub(crate) use act::Controller;
 pub struct Config {
     /// How often each autoscaler is evaluated.
     pub every: Duration,
-    /// Autoscalers evaluated at the same time.
+    /// The largest number of autoscalers that are evaluated at the same time.
     pub workers_max: usize,
     /// A ratio of usage to target that differs from one by no more than this changes nothing.
     pub tolerance: f64,

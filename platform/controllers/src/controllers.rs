@@ -11,7 +11,7 @@ use crate::{
     stateful_set,
 };
 
-/// What each controller is told.
+/// The settings of all controllers.
 #[derive(Clone, Debug, Default)]
 pub struct Config {
     pub function: function::Config,

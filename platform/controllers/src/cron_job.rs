@@ -21,7 +21,7 @@ pub(crate) use act::Controller;
 /// Settings of the CronJob controller.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// CronJobs worked on at the same time.
+    /// The largest number of CronJobs that are reconciled at the same time.
     pub workers_max: usize,
 }
 

@@ -23,7 +23,7 @@ pub(crate) use act::Controller;
 pub struct Config {
     /// Pods created or deleted for one DaemonSet in one pass.
     pub burst_max: usize,
-    /// DaemonSets worked on at the same time.
+    /// The largest number of DaemonSets that are reconciled at the same time.
     pub workers_max: usize,
 }
 

@@ -27,7 +27,7 @@ pub(crate) use act::Controller;
 /// Settings of the Deployment controller.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Deployments worked on at the same time.
+    /// The largest number of Deployments that are reconciled at the same time.
     pub workers_max: usize,
 }
 

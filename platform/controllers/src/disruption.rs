@@ -40,7 +40,7 @@ use plan::{Scaled, plan};
 /// Settings of the disruption controller.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Budgets worked on at the same time.
+    /// The largest number of budgets that are reconciled at the same time.
     pub workers_max: usize,
 }
 
@@ -146,7 +146,7 @@ impl Controller {
         Ok(plan.again.map_or(Outcome::Done, Outcome::RequeueAfter))
     }
 
-    /// The object that scales a pod's siblings, and the number of pods it wants.
+    /// The object that scales a pod's siblings, and its desired number of pods.
     fn scaled(&self, pod: &Pod) -> Scaled {
         let Some(owner) = controller_of(pod) else { return Scaled::Nothing };
         let namespace = pod.namespace().unwrap_or_default();

@@ -14,10 +14,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{metadata::is_gone, resync::ResyncTicker};
 
-/// What the event collector is told.
+/// The settings of the event collector.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// How often to look.
+    /// The interval of its rounds.
     pub every: Duration,
     /// How long an event is kept after it last happened. Upstream's value.
     pub keep_for: Duration,
@@ -31,7 +31,7 @@ impl Default for Config {
     }
 }
 
-/// Removes old events. Lists them now and then, rather than keeping a copy that nobody reads.
+/// Removes old events. It lists them in each round, because a cached copy would be used for nothing else.
 pub(crate) struct Collector {
     config: Config,
     client: Client,

@@ -26,14 +26,14 @@ use mayfly_api::{Function, ObjectKey};
 use mayfly_distribution::RegistryClient;
 use tokio::sync::watch;
 
-/// What the function controller is told.
+/// The settings of the function controller.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Where the gateway answers, without a slash at the end: `http://127.0.0.1:8080`.
     pub gateway_url: String,
     /// Revisions without traffic that are kept for a function.
     pub history_max: usize,
-    /// Functions worked on at the same time.
+    /// The largest number of functions that are reconciled at the same time.
     pub workers_max: usize,
     /// Asked before a function is called Ready; without it, being able to answer is enough.
     pub routes: Option<Routes>,
@@ -43,10 +43,10 @@ pub struct Config {
     pub containers: bool,
 }
 
-/// What the gateway of this process says of its routes.
+/// The state of the routes of this process's gateway.
 #[derive(Clone)]
 pub struct Routes {
-    /// Whether requests go where this state of a function says; beside it, its latest ready revision.
+    /// Whether requests are routed by this state of a function; the second argument is its latest ready revision.
     pub follow: Arc<RouteFollows>,
     /// Changes whenever routes did.
     pub changes: watch::Receiver<u64>,
@@ -74,7 +74,7 @@ impl Default for Config {
     }
 }
 
-/// The function whose revision, ReplicaSet or pod this is.
+/// The function that a revision, ReplicaSet or pod belongs to.
 fn function_key<K: kube::Resource>(object: &K) -> Option<ObjectKey> {
     let function = crate::metadata::label(object, mayfly_api::wellknown::LABEL_FUNCTION)?;
     Some(ObjectKey::new(object.meta().namespace.clone()?, function))

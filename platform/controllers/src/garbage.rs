@@ -22,10 +22,10 @@ use std::time::Duration;
 
 pub(crate) use run::Collector;
 
-/// What the garbage collector is told.
+/// The settings of the garbage collector.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Objects looked at at the same time.
+    /// The largest number of objects that are checked at the same time.
     pub workers_max: usize,
     /// How often to ask the API which kinds it serves.
     pub rediscover_every: Duration,

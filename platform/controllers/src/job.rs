@@ -33,12 +33,12 @@ use mayfly_informer::Backoff;
 
 pub(crate) use act::Controller;
 
-/// What the job controller is told.
+/// The settings of the job controller.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Pods created or deleted for one Job at one look.
+    /// The largest number of pods that are created or deleted for one Job in one reconciliation.
     pub burst_max: usize,
-    /// Jobs worked on at the same time.
+    /// The largest number of Jobs that are reconciled at the same time.
     pub workers_max: usize,
     /// The pause after a failed pod, longer with each that fails in a row. Upstream's values.
     pub backoff: Backoff,

@@ -13,6 +13,6 @@ pub(crate) use act::Controller;
 /// Settings of the controller of load balancers' addresses.
 #[derive(Clone, Debug, Default)]
 pub struct Config {
-    /// The addresses that are given out; `None`: another program does it, or nobody.
+    /// The addresses to allocate; `None`: nothing is allocated here.
     pub pool: Option<Ipv4Net>,
 }

@@ -42,7 +42,7 @@ pub(crate) fn is_gone<T>(result: &kube::Result<T>) -> bool {
     matches!(result, Err(kube::Error::Api(status)) if status.is_not_found())
 }
 
-/// A status whose absent fields are spelled out as null, so that a merge patch removes them.
+/// A status whose absent fields are null, so that a merge patch removes them.
 pub(crate) fn whole(status: &impl serde::Serialize, optional: &[&str]) -> Value {
     let mut value = json!(status);
     if let Some(fields) = value.as_object_mut() {

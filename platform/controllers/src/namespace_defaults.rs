@@ -36,7 +36,7 @@ const ROOT_CA_DESCRIPTION: &str = "Contains a CA bundle that can be used to veri
 pub struct Config {
     /// The certificate of the authority that signs the API server's own; without it no ConfigMap is made.
     pub root_ca_pem: Option<String>,
-    /// Namespaces worked on at the same time.
+    /// The largest number of namespaces that are reconciled at the same time.
     pub workers_max: usize,
 }
 
@@ -64,7 +64,7 @@ struct Known {
 enum Step {
     CreateAccount,
     CreateRootCa,
-    /// Its data differs.
+    /// The ConfigMap's data differs.
     RestoreRootCa,
 }
 
@@ -160,7 +160,7 @@ impl Controller {
         Ok(Outcome::Done)
     }
 
-    /// Creates an object, unless it is there or the namespace is going.
+    /// Creates an object, unless it exists or the namespace is being deleted.
     async fn make<K>(&self, namespace: &str, object: K) -> kube::Result<()>
     where
         K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,

@@ -19,10 +19,10 @@ use std::time::Duration;
 
 pub(crate) use act::Controller;
 
-/// What the node controller is told.
+/// The settings of the node controller.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// How often to look at all nodes.
+    /// The interval of its checks.
     pub every: Duration,
     /// How long a Lease may stay without renewal.
     pub grace: Duration,

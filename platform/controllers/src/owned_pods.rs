@@ -100,7 +100,7 @@ impl<O: Owner> OwnedPods<O> {
         })
     }
 
-    /// Reconciles every object that changes, or whose pods do, until `stop`.
+    /// Reconciles every object that changes or whose pods change, until `stop`.
     pub(crate) async fn run<F, E>(
         self: Arc<Self>,
         name: &'static str,
@@ -140,7 +140,7 @@ impl<O: Owner> OwnedPods<O> {
         reconcile::run(name, queue, workers_max, stop, reconcile).await;
     }
 
-    /// Notes what was seen and wakes the owners concerned. Runs in the informer's task.
+    /// Records the change and queues the owners concerned. Runs in the informer's task.
     fn pod_changed(&self, change: &Change<'_, Pod>, queue: &WorkQueue<ObjectKey>) {
         let latest = change.latest();
         let going = matches!(change, Change::Deleted(_)) || latest.metadata.deletion_timestamp.is_some();
@@ -182,7 +182,7 @@ fn reference<O: Owner>(owner: &O) -> Option<OwnerReference> {
     Some(OwnerReference { block_owner_deletion: Some(true), ..reference })
 }
 
-/// A pod as the owner's template says.
+/// A pod from the owner's template.
 pub(crate) fn new_pod<O: Owner>(owner: &O) -> Pod {
     let PodTemplateSpec { metadata, spec } = owner.template();
     let metadata = metadata.unwrap_or_default();

@@ -14,10 +14,10 @@ use mayfly_api::k8s::{
 
 pub(crate) use collector::Collector;
 
-/// What the pod collector is told.
+/// The settings of the pod collector.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// How often to look.
+    /// The interval of its rounds.
     pub every: Duration,
     /// Finished pods that are kept.
     pub finished_max: usize,

@@ -17,12 +17,12 @@ mod tests;
 
 pub(crate) use act::Controller;
 
-/// What the replica controller is told.
+/// The settings of the replica controller.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Pods created or deleted for one ReplicaSet at one look.
+    /// The largest number of pods that are created or deleted for one ReplicaSet in one reconciliation.
     pub burst_max: usize,
-    /// ReplicaSets worked on at the same time.
+    /// The largest number of ReplicaSets that are reconciled at the same time.
     pub workers_max: usize,
 }
 

@@ -22,7 +22,7 @@ pub(crate) use act::Controller;
 /// Settings of the StatefulSet controller.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// StatefulSets worked on at the same time.
+    /// The largest number of StatefulSets that are reconciled at the same time.
     pub workers_max: usize,
 }
 

@@ -3,7 +3,7 @@
 use mayfly_api::{Digest, k8s::api::core::v1::PodTemplateSpec};
 use serde::Serialize;
 
-/// Letters and digits that spell no words. Upstream's alphabet (`apimachinery/pkg/util/rand`).
+/// Letters and digits that form no words. Upstream's alphabet (`apimachinery/pkg/util/rand`).
 const SAFE: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 
 /// A hash of the template; another one for each collision that was counted.

@@ -1,4 +1,4 @@
-//! Reads scales and metrics, writes scales and statuses, as [`super::plan`] says.
+//! Carries out the steps of [`super::plan`]: reads scales and metrics, writes scales and statuses.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -88,7 +88,7 @@ impl Controller {
         let queue = WorkQueue::default();
         let changed = queue.clone();
         self.autoscalers.handle(move |change| {
-            // Its own status writes must not make it evaluate faster.
+            // Writes of its own status must not queue it again.
             let generation = |object: &HorizontalPodAutoscaler| object.metadata.generation;
             match change {
                 mayfly_informer::Change::Updated { old, new } if generation(old) == generation(new) => {}

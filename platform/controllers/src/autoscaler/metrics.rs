@@ -1,4 +1,4 @@
-//! Fetches what the metrics of an autoscaler name, and turns each into a proposal.
+//! Fetches the metrics of an autoscaler, and computes a proposal from each.
 
 use std::sync::Arc;
 
@@ -269,7 +269,7 @@ async fn get(client: &Client, path: &str, selector: &str) -> Result<Value, NoPro
         params = params.labels(selector);
     }
     let request = Request::new(path).list(&params).map_err(|error| fail(error.to_string()))?;
-    // The metrics APIs know no collections: the path is complete.
+    // The metrics APIs are not typed resources: the path is complete.
     client.request::<Value>(request).await.map_err(|error| fail(error.to_string()))
 }
 

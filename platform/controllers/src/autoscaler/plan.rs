@@ -27,7 +27,7 @@ pub(super) struct Plan {
     pub(super) failure: Option<Unavailable>,
 }
 
-/// Sets a condition; the transition time is kept while the status is the same.
+/// Sets a condition; the transition time is kept while the status is unchanged.
 pub(super) fn set(
     status: &mut HorizontalPodAutoscalerStatus,
     type_: &str,

@@ -25,7 +25,7 @@ pub(super) struct Sample {
 /// Samples by the pod's name.
 pub(super) type Samples = BTreeMap<String, Sample>;
 
-/// What a metric says.
+/// The value of a metric.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Proposal {
     pub(super) replicas: i32,
@@ -35,7 +35,7 @@ pub(super) struct Proposal {
     pub(super) average: u64,
 }
 
-/// Why a metric says nothing, in upstream's words.
+/// The reason for which a metric has no value, with upstream's message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum NoProposal {
     #[error("no pods returned by selector while calculating replica count")]
@@ -69,7 +69,7 @@ pub(super) struct Usage<'a> {
     pub(super) now: Timestamp,
 }
 
-/// The replicas for a target in percent of what the pods request of `resource`.
+/// The replicas for a target in percent of the pods' requests of `resource`.
 pub(super) fn by_utilization(
     usage: Usage<'_>,
     target_percent: i32,

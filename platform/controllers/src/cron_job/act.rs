@@ -1,4 +1,4 @@
-//! Creates and deletes Jobs, and reports, as [`super::plan`] says.
+//! Carries out the steps of [`super::plan`]: creates and deletes Jobs, writes the status.
 
 use std::sync::Arc;
 
@@ -109,7 +109,7 @@ impl Controller {
                     );
                     with_active(status, &created, due)
                 }
-                // Created by an earlier try whose status was not written, or the name is someone else's.
+                // Created by an earlier attempt whose status was not written, or the name belongs to another owner.
                 Err(kube::Error::Api(error)) if error.is_already_exists() => {
                     let known = jobs.get(&job.name_any()).await?;
                     if controller_of(&known).is_none_or(|owner| owner.uid != uid(cron_job)) {

@@ -19,7 +19,7 @@ use crate::{metadata::uid, ownership::controller_reference};
 
 /// The time that a Job was made for, in the CronJob's zone.
 const ANNOTATION_SCHEDULED: &str = "batch.kubernetes.io/cronjob-scheduled-timestamp";
-/// Missed times from which on people are told. Upstream's value.
+/// The number of missed times from which an event is recorded. Upstream's value.
 const MISSED_MAX: usize = 100;
 
 /// An event: whether it is a warning, its reason and message.

@@ -1,4 +1,4 @@
-//! Creates and deletes pods and revisions, and reports, as [`super::plan`] says.
+//! Carries out the steps of [`super::plan`]: creates and deletes pods and revisions, writes the status.
 
 use std::{collections::BTreeSet, sync::Arc};
 

@@ -1,4 +1,4 @@
-//! Creates, resizes, deletes and reports, as [`super::plan`] says.
+//! Carries out the steps of [`super::plan`]: creates, resizes and deletes ReplicaSets, writes the status.
 
 use std::sync::Arc;
 
@@ -188,7 +188,7 @@ impl Controller {
                 let template = deployment.spec.as_ref().map(|spec| &spec.template);
                 let own = controller_of(&known).is_some_and(|owner| owner.uid == uid(deployment));
                 if !(own && template.is_some_and(|template| has_template(&known, template))) {
-                    // Another template has the same hash: the next try has another hash.
+                    // Another template has the same hash: the next attempt has another hash.
                     let count = plan.status.collision_count.unwrap_or(0);
                     plan.status.collision_count = Some(count.saturating_add(1));
                 }

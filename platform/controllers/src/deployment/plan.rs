@@ -123,7 +123,7 @@ fn differing(deployment: &Deployment, next: i64) -> Option<String> {
     (deployment.annotations().get(ANNOTATION_REVISION) != Some(&next)).then_some(next)
 }
 
-/// Those whose size or size annotations are not as they should be.
+/// The ReplicaSets whose size or size annotations differ from the desired ones.
 fn changed(deployment: &Deployment, bounds: Bounds, mut sizes: Vec<Resize>) -> Vec<Resize> {
     sizes.retain(|(set, size)| {
         replicas(set) != *size

@@ -44,7 +44,7 @@ impl Sets {
     pub(super) fn of(deployment: &Deployment, mut all: Vec<Arc<ReplicaSet>>) -> Self {
         all.sort_by_key(|set| (created(set), set.name_any()));
         let template = deployment.spec.as_ref().map(|spec| &spec.template);
-        // Of several with the same template, the oldest: a choice that stays the same.
+        // The oldest of several with the same template: a stable choice.
         let new = all.iter().position(|set| template.is_some_and(|template| has_template(set, template)));
         let new = new.map(|at| all.remove(at));
         Self { new, old: all }
@@ -106,7 +106,7 @@ pub(super) fn annotations(
     (wanted != *known).then_some(wanted)
 }
 
-/// The list of numbers with one more, without the oldest where it gets too long.
+/// The list with one more number, without the oldest ones where it gets too long.
 fn with_number(history: &str, number: i64) -> String {
     let mut numbers: Vec<&str> = history.split(',').filter(|text| !text.is_empty()).collect();
     let number = number.to_string();

@@ -1,4 +1,4 @@
-//! A Deployment's numbers and conditions, in upstream's words.
+//! A Deployment's counts and conditions, in upstream's form.
 
 use std::time::Duration;
 
@@ -56,7 +56,7 @@ pub(super) fn summary(
     status
 }
 
-/// Says since when the Deployment is paused or goes on: the time until the deadline does not count meanwhile.
+/// Records since when the Deployment is paused or resumed: the progress deadline does not count a pause.
 pub(super) fn note_pause(
     deployment: &Deployment,
     paused: bool,

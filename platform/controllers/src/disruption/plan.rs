@@ -81,7 +81,7 @@ pub(super) fn plan(
     Plan { status, again }
 }
 
-/// The granted evictions whose pods are still there, and when the next one is given up.
+/// The granted evictions whose pods still exist, and when the next one expires.
 fn disrupted(
     old: &PodDisruptionBudgetStatus,
     pods: &[Arc<Pod>],
@@ -102,7 +102,7 @@ fn disrupted(
     (kept, again)
 }
 
-/// The pods there should be, and how many of them have to be healthy.
+/// The desired number of pods, and how many of them have to be healthy.
 fn expected(
     budget: &PodDisruptionBudget,
     pods: &[Arc<Pod>],

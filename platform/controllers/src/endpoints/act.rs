@@ -1,4 +1,4 @@
-//! Writes EndpointSlices and Endpoints, as [`super::slices`] and [`super::legacy`] say.
+//! Writes the EndpointSlices and Endpoints of [`super::slices`] and [`super::legacy`].
 
 use std::sync::Arc;
 

@@ -95,7 +95,7 @@ pub(super) fn selects(service: &Service, labels: &BTreeMap<String, String>) -> b
         && selector.into_iter().flatten().all(|(name, value)| labels.get(name) == Some(value))
 }
 
-/// The Service's address families; without a word about them, that of its address, or IPv4.
+/// The Service's address families; if it names none, that of its address, or IPv4.
 pub(super) fn families(service: &Service) -> Vec<Family> {
     let spec = service.spec.clone().unwrap_or_default();
     let named = spec.ip_families.into_iter().flatten();
@@ -182,7 +182,7 @@ pub(super) fn pod_reference(pod: &Pod) -> ObjectReference {
     }
 }
 
-/// The endpoints that a Service has by its pods. `zone_of` tells a node's zone.
+/// The endpoints of a Service's pods. `zone_of` returns a node's zone.
 pub(super) fn from_pods(
     service: &Service,
     pods: &[Arc<Pod>],

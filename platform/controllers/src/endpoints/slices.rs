@@ -107,13 +107,13 @@ fn group(slice: &EndpointSlice) -> Option<Group> {
     Some((family, ports))
 }
 
-/// What makes an endpoint the same one: its address and its pod.
+/// The identity of an endpoint: its address and its pod.
 fn identity(endpoint: &Endpoint) -> (String, Option<String>) {
     let uid = endpoint.target_ref.as_ref().and_then(|target| target.uid.clone());
     (endpoint.addresses.first().cloned().unwrap_or_default(), uid)
 }
 
-/// The known slices with what they should hold, and the endpoints that have no room in them.
+/// Distributes endpoints over the known slices; returns those that found no room.
 fn fill(
     slices: Vec<Arc<EndpointSlice>>,
     endpoints: Vec<Endpoint>,

@@ -1,4 +1,4 @@
-//! Reads the snapshot, asks [`plan`], does the steps, writes the status.
+//! Reads the snapshot, carries out the steps of [`plan`], writes the status.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -30,12 +30,12 @@ use super::{
 };
 use crate::metadata::{BY_CONTROLLER, by_controller, is_gone, only, uid, whole};
 
-/// How soon to look again for a component that is not uploaded yet, and for the collector's work.
+/// The pause before another check for a component that is not uploaded yet, and for the collector's work.
 const COMPONENT_RECHECK: Duration = Duration::from_secs(2);
 /// How soon to ask a registry again that did not give a component.
 const SOURCE_RECHECK: Duration = Duration::from_secs(10);
 const COLLECTOR_RECHECK: Duration = Duration::from_millis(100);
-/// How long a function that can answer waits for its route before that is told, and how soon to look again.
+/// How long a ready function may lack its route before the status says so, and the pause before the next check.
 const ROUTE_WAIT: Duration = Duration::from_millis(200);
 const ROUTE_RECHECK: Duration = Duration::from_millis(100);
 
@@ -48,7 +48,7 @@ const BY_ENV_SOURCE: &str = "environment source";
 /// An index by the label that names the revision: `namespace/revision`.
 const BY_REVISION: &str = "revision";
 
-/// Keeps every function's revisions and ReplicaSets as its spec says.
+/// Keeps the revisions and ReplicaSets of functions in step with their specs.
 pub(crate) struct Controller {
     config: Config,
     queue: WorkQueue<ObjectKey>,
@@ -120,7 +120,7 @@ impl Controller {
         let (queue, other_claimants) = (self.queue.clone(), reconciler.functions_by_tag_host.clone());
         reconciler.functions.handle(move |change| {
             let key = ObjectKey::of(&**change.latest());
-            // Who asks for its host, and for those of its tags, may lose or win it now.
+            // Functions that want its host, and those of its tags, may lose or win it now.
             for object in change.states() {
                 for host in claimed_hosts(object).into_iter().chain([key.to_string()]) {
                     other_claimants
@@ -234,7 +234,7 @@ impl Reconciler {
         let lost_hosts = self.lost_hosts(key, &function);
         let mut snapshot =
             Snapshot { function, revisions, orphans, name_taken: false, lost_hosts, fetched: None };
-        // A number that was given out, and whose revision is not seen: just made, or deleted since?
+        // A number that is taken, and whose revision is not observed: just created, or deleted since.
         let taken = snapshot.number_taken();
         if snapshot.needs_revision() && taken > snapshot.newest_number() {
             let live = self.revision_api(key).get_opt(&revision_name(&key.name, taken)).await?;
@@ -313,7 +313,7 @@ impl Reconciler {
             }
             Step::AdoptRevision(orphan) => {
                 let owner = snapshot.function.controller_owner_ref(&()).into_iter().collect::<Vec<_>>();
-                // With the version that was looked at: nobody else has taken it since.
+                // Conditional on the version that was read: the revision was not adopted by another controller since.
                 let patch = json!({"metadata": {
                     "resourceVersion": orphan.resource_version(), "ownerReferences": owner}});
                 let (name, patch) = (orphan.name_any(), Patch::Merge(patch));
@@ -321,7 +321,7 @@ impl Reconciler {
                 events.normal(&*snapshot.function, "RevisionAdopted", format!("Adopted revision {name}"));
             }
             Step::CreateReplicaSet(set) => match sets.create(&PostParams::default(), &set).await {
-                // Ours, and the informer is behind; or another's, and the next look will tell.
+                // Created here while the informer is behind, or by another controller: the next round decides.
                 Err(kube::Error::Api(status)) if status.is_already_exists() => {}
                 result => drop(result?),
             },
@@ -340,13 +340,13 @@ impl Reconciler {
         Ok(())
     }
 
-    /// Whether requests go where the function's traffic says, as far as somebody can tell.
+    /// Whether requests are routed by the function's traffic, as far as a gateway reports it.
     async fn is_routed(&self, function: &Function, latest: Option<&str>) -> bool {
         let Some(Routes { follow, mut changes }) = self.config.routes.clone() else { return true };
         let routed = async {
             loop {
                 changes.mark_unchanged();
-                // Without a gateway that goes on nothing changes any more.
+                // After the gateway's end nothing changes any more.
                 if follow(function, latest) || changes.changed().await.is_err() {
                     return;
                 }
@@ -400,7 +400,7 @@ impl Reconciler {
         Ok(routed)
     }
 
-    /// An event when readiness, or what is in its way, changed.
+    /// Records an event when readiness or its obstacle changed.
     fn tell_transition(
         &self,
         snapshot: &Snapshot,

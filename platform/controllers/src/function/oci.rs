@@ -1,4 +1,4 @@
-//! Components of functions whose source is an artifact of a registry: found, and brought into the artifact store.
+//! Components of functions whose source is an artifact of a registry: resolved, and copied into the artifact store.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use tokio::sync::Semaphore;
 
 use super::presence::Presence;
 
-/// Components that are fetched at the same time: each occupies one of the controller's workers.
+/// The largest number of concurrent fetches: each occupies one of the controller's workers.
 const FETCHES_MAX: usize = 4;
 /// Largest component, in bytes: it is in memory for a moment. (The artifact store's own limit is lower by default.)
 const COMPONENT_BYTES_MAX: usize = 256 << 20;
@@ -69,7 +69,7 @@ impl OciSources {
         Ok(component)
     }
 
-    /// Writes the component to the artifact store, which computes its digest and looks whether it is one.
+    /// Writes the component to the artifact store, which checks its digest and whether it is a component.
     async fn store(&self, remote: &RemoteImage, component: Digest) -> Result<(), String> {
         let mut blob = remote.blob(&component.to_string(), 0).await.map_err(|error| error.to_string())?;
         let mut content = Vec::new();

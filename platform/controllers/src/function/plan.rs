@@ -24,9 +24,9 @@ use crate::metadata::{controller_of, uid};
 /// All that is known about one function.
 pub(super) struct Snapshot {
     pub(super) function: Arc<Function>,
-    /// Its own revisions, by number.
+    /// The function's revisions, by number.
     pub(super) revisions: BTreeMap<u32, RevisionState>,
-    /// Revisions of this function that nobody owns: a deletion of the function orphaned them.
+    /// Revisions of this function without an owner: an earlier deletion of the function orphaned them.
     pub(super) orphans: Vec<Arc<Revision>>,
     /// A revision of another owner has the name that the next one would get: the leftover of a deleted
     /// function of this name, which the garbage collector is about to remove.
@@ -37,7 +37,7 @@ pub(super) struct Snapshot {
     pub(super) fetched: Option<Result<Digest, String>>,
 }
 
-/// A host that a tag of the function asks for, and who has it.
+/// A host that a tag of the function wants, and its holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct LostHost {
     pub(super) tag: String,
@@ -58,14 +58,14 @@ pub(super) struct RevisionState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Readiness {
     Ready,
-    /// Its source is not something that this node can run.
+    /// No runtime of this node can run the source.
     RuntimeMissing {
         source: &'static str,
     },
     ComponentMissing {
         digest: String,
     },
-    /// The component is there and being compiled.
+    /// The component exists and is being compiled.
     Compiling {
         /// How far it is, when it takes long.
         message: Option<String>,
@@ -74,7 +74,7 @@ pub(super) enum Readiness {
     EnvironmentMissing {
         message: String,
     },
-    /// The component is there, but the node that compiles it, or its pods, say that it cannot run.
+    /// The component exists, but the node that compiles it, or its pods, report that it cannot run.
     ComponentInvalid {
         message: String,
     },
@@ -137,7 +137,7 @@ impl Snapshot {
         self.function.spec.traffic.clone()
     }
 
-    /// The revision a target means, if it is there (and, for the latest, ready).
+    /// The revision that a target means, if it exists (and, for the latest, is ready).
     pub(super) fn resolve(&self, target: &TrafficTarget) -> Option<&RevisionState> {
         match &target.revision {
             Some(name) => self.revision(name),
@@ -165,11 +165,11 @@ impl Snapshot {
         self.number_taken().max(self.newest_number()).saturating_add(1)
     }
 
-    /// The revision that the function's spec asks for.
+    /// The revision for the function's spec.
     fn wanted(&self) -> RevisionSpec {
         let mut spec = RevisionSpec::from_function(self.name(), &self.function.spec);
         if spec.source.oci.is_some() {
-            // A revision never changes: it is what the reference named when it was made.
+            // A revision is immutable: it has the component that the reference named at its creation.
             spec.source.component = self.fetched.as_ref().and_then(|fetched| fetched.clone().ok());
         }
         spec
@@ -208,13 +208,13 @@ impl RevisionState {
     }
 }
 
-/// The steps that bring the function's objects to what its spec says.
+/// The steps that bring the function's objects in step with its spec.
 pub(super) fn plan(snapshot: &Snapshot, history_max: usize) -> Vec<Step> {
     if snapshot.function.metadata.deletion_timestamp.is_some() {
         return Vec::new();
     }
     if !snapshot.orphans.is_empty() {
-        // What they are counts from the next look on.
+        // The adopted revisions are planned in the next round.
         return snapshot.orphans.iter().cloned().map(Step::AdoptRevision).collect();
     }
     let mut steps = Vec::new();
@@ -226,7 +226,7 @@ pub(super) fn plan(snapshot: &Snapshot, history_max: usize) -> Vec<Step> {
             let number = snapshot.next_number();
             steps.push(Step::TakeNumber(number));
             steps.push(Step::CreateRevision(Box::new(new_revision(snapshot, number))));
-            // Its ReplicaSet follows when the revision has been seen.
+            // The ReplicaSet follows when the revision has been observed.
         }
     }
     for state in snapshot.revisions.values() {
@@ -255,7 +255,7 @@ fn replica_set_step(snapshot: &Snapshot, state: &RevisionState) -> Option<Step> 
     }
 }
 
-/// Deletes the oldest revisions that nobody needs, past the limit.
+/// Deletes the oldest revisions that are not needed, beyond the limit.
 fn history(snapshot: &Snapshot, history_max: usize) -> Vec<Step> {
     let latest = snapshot.latest().map(RevisionState::name);
     let spare: Vec<_> = snapshot
@@ -376,7 +376,7 @@ fn whole_seconds(timeout: Duration) -> i64 {
     i64::try_from(seconds.max(1)).unwrap_or(i64::MAX)
 }
 
-/// The kubelet's waiting reason that says the component itself cannot run, so that more pods will not help.
+/// The kubelet's waiting reason for a component that cannot run, so that more pods would not help.
 const REASON_INVALID: &str = "CreateContainerError";
 
 /// Whether a revision can answer. `present` is whether the artifact store has its component or, for an image, whether
@@ -392,7 +392,7 @@ pub(super) fn readiness(
         if !present {
             return Readiness::RuntimeMissing { source: "image" };
         }
-        // Its pods pull and start it when a request comes; what hinders them is told to the request.
+        // The pods pull and start the image when a request comes; the request gets their error.
         return environment.map_or_else(
             |error| Readiness::EnvironmentMissing { message: error.to_string() },
             |()| Readiness::Ready,
@@ -404,7 +404,7 @@ pub(super) fn readiness(
     if !present {
         return Readiness::ComponentMissing { digest: component.to_string() };
     }
-    // Also while its pods run: they were made with what was there then, and requests are refused now.
+    // Also while its pods run: they have the environment of their start, and requests are refused now.
     if let Err(error) = environment {
         return Readiness::EnvironmentMissing { message: error.to_string() };
     }
@@ -435,7 +435,7 @@ fn refusal(pod: &Pod) -> Option<String> {
     })
 }
 
-/// Whether nobody owns this revision, and it was made for this function.
+/// Whether the revision has no owner and was made for this function.
 pub(super) fn is_orphan_of(revision: &Revision, function: &str) -> bool {
     controller_of(revision).is_none()
         && revision.metadata.deletion_timestamp.is_none()
@@ -449,8 +449,8 @@ pub(super) fn tag_hosts(function: &Function) -> impl Iterator<Item = (&str, Stri
     tags.map(move |tag| (tag, format!("{tag}-{name}")))
 }
 
-/// Who has the host that a tag asks for, if it is another: a function of that name before any tag; of several
-/// tags the first function's (the gateway's rule).
+/// The other holder of the host that a tag wants: a function of that name before any tag; of several tags the first
+/// function's (the gateway's rule).
 pub(super) fn host_holder(
     function: &Function,
     tag: &str,
@@ -470,7 +470,7 @@ pub(super) fn host_holder(
     (!own).then(|| format!("tag {first} of function {name}"))
 }
 
-/// Whether this revision is the function's own, and not one of an earlier function of the same name.
+/// Whether the revision is the function's own, and not one of an earlier function of the same name.
 pub(super) fn owned_by(revision: &Revision, function: &Function) -> bool {
     controller_of(revision).is_some_and(|owner| owner.uid == uid(function))
 }

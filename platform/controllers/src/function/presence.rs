@@ -1,4 +1,4 @@
-//! Which components the artifact store has, asked over the API.
+//! Which components the artifact store has, read through the API.
 
 use std::{collections::HashMap, time::Duration};
 

@@ -1,4 +1,4 @@
-//! What to say about a function and its revisions: pure.
+//! The statuses of a function and its revisions. Pure.
 
 use mayfly_api::{
     FunctionStatus, RevisionStatus,
@@ -19,7 +19,7 @@ pub(super) const ROUTE_PENDING: &str = "RoutePending";
 /// Whether the hosts of a function's tags are its own. Only said of one that has tags.
 pub(super) const TAG_HOSTS: &str = "TagHosts";
 
-/// Why something is not ready: a word for machines, a sentence for people.
+/// Why something is not ready: a reason for programs, a message for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Trouble {
     pub(super) reason: &'static str,
@@ -86,7 +86,8 @@ pub(super) fn function(snapshot: &Snapshot, config: &Config, now: Timestamp) -> 
     }
 }
 
-/// Whether a status says Ready where the one before did not say it of the same: then requests must go there, too.
+/// Whether a status becomes Ready for a revision for which the previous one was not: then requests must be routed to
+/// it too.
 pub(super) fn becomes_ready(before: Option<&FunctionStatus>, wanted: &FunctionStatus) -> bool {
     let is_ready = |status: &FunctionStatus| {
         status.conditions.iter().any(|known| known.type_ == READY && known.status == "True")
@@ -99,7 +100,7 @@ pub(super) fn becomes_ready(before: Option<&FunctionStatus>, wanted: &FunctionSt
     is_ready(wanted) && !before.is_some_and(same)
 }
 
-/// The same status of a function that can answer, and whose requests do not come there yet.
+/// The status of a function that can answer, and to which requests are not routed yet.
 pub(super) fn without_route(mut wanted: FunctionStatus, old: &[Condition], now: Timestamp) -> FunctionStatus {
     let generation = wanted.observed_generation;
     for ready in wanted.conditions.iter_mut().filter(|known| known.type_ == READY) {

@@ -13,7 +13,7 @@ use super::{FINALIZER_FOREGROUND, FINALIZER_ORPHAN};
 /// An object's uid, as the API gave it.
 pub(super) type Uid = String;
 
-/// Full coordinates: a uid alone is not enough, since dependents may lie about where it lives.
+/// Full coordinates: a uid alone is not enough, since dependents may name the wrong kind or namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Identity {
     pub(super) api_version: String,
@@ -46,7 +46,7 @@ pub(super) struct Node {
     pub(super) being_deleted: bool,
     /// It waits for its dependents to go.
     pub(super) deleting_dependents: bool,
-    /// Its dependents shall be kept.
+    /// Its dependents are kept.
     pub(super) orphaning: bool,
     /// Only named by dependents, not seen.
     pub(super) is_virtual: bool,
@@ -74,7 +74,7 @@ impl Graph {
         self.nodes.keys()
     }
 
-    /// The seen nodes of one kind: what a new list is compared with.
+    /// The observed nodes of one kind, to which a new list is compared.
     pub(super) fn of_kind<'a>(
         &'a self,
         api_version: &'a str,
@@ -150,11 +150,11 @@ impl Graph {
             work.push(Work::Orphan(uid.clone()));
         }
         if deleting_dependents && !was(|node| node.deleting_dependents) {
-            // Its dependents go first; itself when none is left.
+            // Its dependents are deleted first, then the object.
             work.extend(self.dependents(&uid).map(|node| Work::Delete(node.identity.uid.clone())));
             work.push(Work::Delete(uid.clone()));
         } else if !owners.is_empty() && (first_seen || old_owners != owners) && !being_deleted {
-            // Whether its owners are there is asked only where there is doubt: one that was never seen.
+            // Owners are checked at the API only if one of them was never observed.
             if owners
                 .iter()
                 .any(|owner| self.nodes.get(&owner.uid).is_none_or(|node| doubtful(node, owner, &namespace)))
@@ -165,7 +165,7 @@ impl Graph {
         work
     }
 
-    /// An object is gone: the watch said so (`seen`), or the API did when asked about a virtual node.
+    /// Removes an object that is gone: by a watch event (`seen`), or by a read of a virtual node.
     pub(super) fn remove(&mut self, identity: &Identity, seen: bool) -> Vec<Work> {
         let Some(node) = self.nodes.get(&identity.uid) else { return Vec::new() };
         if !seen && node.identity != *identity {
@@ -213,7 +213,7 @@ impl Graph {
         identities.filter(|identity| *identity > node.identity).min()
     }
 
-    /// Keeps both directions of ownership in step. A new owner that nobody has seen becomes virtual.
+    /// Keeps both directions of ownership consistent. A new owner that was not observed becomes virtual.
     fn link(
         &mut self,
         uid: &Uid,
@@ -257,7 +257,7 @@ impl Graph {
     }
 }
 
-/// Whether what a reference says of its owner is not what the graph saw.
+/// Whether a reference disagrees with the observed owner.
 fn doubtful(node: &Node, owner: &OwnerReference, namespace: &str) -> bool {
     let identity = &node.identity;
     let elsewhere = !identity.namespace.is_empty() && identity.namespace != namespace;

@@ -83,7 +83,7 @@ pub(super) enum Error {
 /// What became of an owner.
 #[derive(Debug, PartialEq, Eq)]
 enum OwnerState {
-    /// It is there.
+    /// The owner exists.
     Solid,
     /// It is not.
     Dangling,
@@ -137,7 +137,7 @@ impl Shared {
             return Ok(Outcome::Done);
         };
         if node.is_virtual {
-            // It is there, and its watch will say so. Looked at again until then: the watch may be broken.
+            // The owner exists, and its watch will report it. Checked again until then: the watch may be broken.
             return Err(Error::NotObserved(node.identity.name));
         }
         if live.metadata.deletion_timestamp.is_some() {

@@ -1,4 +1,4 @@
-//! The kinds that the API serves, as discovery says.
+//! The kinds that the API serves, from discovery.
 
 use std::collections::HashMap;
 

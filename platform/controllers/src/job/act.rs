@@ -1,4 +1,4 @@
-//! Counts, creates and deletes, as [`super::plan`] says.
+//! Carries out the steps of [`super::plan`]: counts, creates and deletes pods.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -33,7 +33,7 @@ use crate::{
     owned_pods::{self, Error, OwnedPods, Owner},
 };
 
-/// Jobs whose `spec.managedBy` names somebody else are left alone.
+/// Jobs whose `spec.managedBy` names another controller are ignored.
 const MANAGED_BY: &str = "kubernetes.io/job-controller";
 
 /// Runs Jobs to their end.
@@ -109,7 +109,7 @@ impl Controller {
         let owned = self.owned.claimed(&job).await?;
         let known = outcomes(&job);
         let plan = plan(&job, &owned, &known, &self.config, Timestamp::now());
-        // A Job that has changed meanwhile is a failure like others: with pauses that grow while the copy here is old.
+        // A conflict is handled like other failures, with pauses that grow while the informer's copy is old.
         self.carry_out(&key, &job, known, plan, events).await
     }
 
@@ -154,7 +154,7 @@ impl Controller {
         Ok(plan.again.map_or(Outcome::Done, Outcome::RequeueAfter))
     }
 
-    /// Says once on the Job what its pods say of themselves: who waits for a Job looks there.
+    /// Records once on the Job why its pods cannot start, because clients that wait for a Job look there.
     fn tell_stuck(&self, key: &ObjectKey, job: &Job, stuck: Option<String>, events: &EventRecorder) {
         let mut said = self.stuck.lock();
         match stuck {

@@ -28,7 +28,7 @@ pub(super) fn finished_at(status: &JobStatus) -> Option<Timestamp> {
     Some(condition.last_transition_time.as_ref().map_or(Timestamp::UNIX_EPOCH, |time| time.0))
 }
 
-/// Sets a condition. The time is kept while the status is the same.
+/// Sets a condition. The time is kept while the status is unchanged.
 pub(super) fn set(
     status: &mut JobStatus,
     type_: &str,

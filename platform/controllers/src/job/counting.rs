@@ -71,7 +71,7 @@ pub(super) fn count_pods(
 ) -> Counted {
     let tracked: HashSet<&str> = pods.iter().filter(|pod| is_tracked(pod)).map(|pod| uid(&**pod)).collect();
     let uncounted = status.uncounted_terminated_pods.clone().unwrap_or_default();
-    // Those whose finalizer is gone become numbers.
+    // Pods whose finalizer is removed are added to the counts.
     let split = |list: Option<Vec<String>>| -> (Vec<String>, i32) {
         let (still, gone): (Vec<_>, Vec<_>) =
             list.unwrap_or_default().into_iter().partition(|uid| tracked.contains(uid.as_str()));

@@ -51,7 +51,7 @@ pub(super) enum Pods {
     Nothing,
     /// One for each; of an indexed Job, with its index.
     Create(Vec<Option<i32>>),
-    /// `forget`: they are not to be counted, since this controller does not want them any more.
+    /// `forget`: they are not to be counted, because this controller does not need them any more.
     Delete { pods: Vec<Arc<Pod>>, forget: bool },
 }
 
@@ -137,7 +137,7 @@ fn start_or_suspend(spec: &JobSpec, plan: &mut Plan, now: Timestamp) {
             conditions::set(status, SUSPENDED, true, "JobSuspended", "Job suspended", now);
             plan.said.push((false, "Suspended", "Job suspended".into()));
         }
-        // The deadline begins anew when it goes on.
+        // The deadline starts again when the Job is resumed.
         status.start_time = None;
         return;
     }
@@ -148,7 +148,7 @@ fn start_or_suspend(spec: &JobSpec, plan: &mut Plan, now: Timestamp) {
     status.start_time.get_or_insert(Time(now));
 }
 
-/// Why the Job has failed, if it has: reason and message, in upstream's words.
+/// Upstream's reason and message of the Job's failure, if it has failed.
 fn failure(
     spec: &JobSpec,
     status: &JobStatus,
@@ -200,13 +200,13 @@ fn wake_at_deadline(spec: &JobSpec, plan: &mut Plan, now: Timestamp) {
 fn is_complete(spec: &JobSpec, counted: &Counted, groups: &Groups) -> bool {
     let enough = match spec.completions {
         Some(wanted) => counted.total_succeeded() >= wanted,
-        // A queue: one that ended well says that there is no more work; the others finish theirs.
+        // A work queue: one pod that succeeded means that there is no more work; the others finish theirs.
         None => counted.total_succeeded() > 0,
     };
     enough && groups.active.is_empty() && spec.suspend != Some(true)
 }
 
-/// Ends what runs; when all is counted, says so.
+/// Ends the active pods; sets the condition when all are counted.
 fn end(plan: &mut Plan, counted: &Counted, groups: &Groups, condition: &'static str, now: Timestamp) {
     if !groups.active.is_empty() {
         plan.pods = Pods::Delete { pods: groups.active.clone(), forget: false };
@@ -224,7 +224,7 @@ fn end(plan: &mut Plan, counted: &Counted, groups: &Groups, condition: &'static 
         plan.status.completion_time = Some(Time(now));
         plan.said.push((false, "Completed", "Job completed".into()));
     }
-    // Its ttl may begin at once.
+    // Its ttl may have expired already.
     plan.again = Some(Duration::ZERO);
 }
 

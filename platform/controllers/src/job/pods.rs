@@ -41,7 +41,7 @@ pub(super) fn index(pod: &Pod) -> Option<i32> {
     pod.metadata.annotations.as_ref()?.get(COMPLETION_INDEX)?.parse().ok()
 }
 
-/// Its containers that have ended, with their names.
+/// The pod's containers that have ended, with their names.
 pub(super) fn ends(pod: &Pod) -> impl Iterator<Item = (&str, &ContainerStateTerminated)> {
     let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
     statuses.filter_map(|status| Some((status.name.as_str(), status.state.as_ref()?.terminated.as_ref()?)))
@@ -54,8 +54,8 @@ pub(super) fn finished_at(pod: &Pod) -> Option<Timestamp> {
     ended.or(deleted).or(pod.metadata.creation_timestamp.as_ref().map(|time| time.0))
 }
 
-/// What keeps a pod's container from being started, if it will not pass by itself: the reason, as `kubectl get pods`
-/// shows it, and the message.
+/// The reason for which a pod's container cannot start and will not without help, as `kubectl get pods` shows it, and
+/// the message.
 pub(super) fn stuck(pod: &Pod) -> Option<(&str, &str)> {
     let status = pod.status.as_ref()?;
     let statuses = status.init_container_statuses.iter().chain(&status.container_statuses).flatten();
@@ -66,7 +66,7 @@ pub(super) fn stuck(pod: &Pod) -> Option<(&str, &str)> {
     })
 }
 
-/// Waiting reasons of containers that somebody has to do something about. `ErrImagePull` is the first try only.
+/// Waiting reasons of containers that do not pass without help. `ErrImagePull` is the first attempt only.
 const STUCK: [&str; 4] =
     ["ImagePullBackOff", "InvalidImageName", "CreateContainerError", "CreateContainerConfigError"];
 

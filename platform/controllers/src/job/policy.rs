@@ -1,4 +1,4 @@
-//! `spec.podFailurePolicy`: what a failed pod means. Pure.
+//! `spec.podFailurePolicy`: the consequence of a failed pod. Pure.
 
 use mayfly_api::k8s::api::{
     batch::v1::{JobSpec, PodFailurePolicyRule},

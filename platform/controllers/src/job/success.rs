@@ -6,7 +6,7 @@ use mayfly_api::k8s::api::batch::v1::JobSpec;
 
 use super::indexes;
 
-/// The message of the condition `SuccessCriteriaMet`, in upstream's words, where a rule is met.
+/// Upstream's message of the condition `SuccessCriteriaMet`, if a rule is met.
 pub(super) fn met(spec: &JobSpec, completed: &BTreeSet<i32>) -> Option<String> {
     let rules = spec.success_policy.iter().flat_map(|policy| &policy.rules);
     let completions = spec.completions.unwrap_or(0);

@@ -1,4 +1,4 @@
-//! Watches Services, and does what [`super::plan`] says.
+//! Watches Services, and carries out the steps of [`super::plan`].
 
 use std::{
     collections::{HashMap, HashSet},

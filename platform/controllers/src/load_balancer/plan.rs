@@ -16,7 +16,7 @@ pub(super) enum Step {
     Release { key: ObjectKey },
     /// Every address of the pool is used.
     Exhausted { key: ObjectKey },
-    /// The address that the Service wants belongs to another Service, or is not of the pool.
+    /// The requested address belongs to another Service, or is not in the pool.
     Unavailable { key: ObjectKey, wanted: String },
 }
 
@@ -71,7 +71,7 @@ fn wants_address(service: &Service) -> bool {
     })
 }
 
-/// The address that the Service asks for by `spec.loadBalancerIP`.
+/// The address that the Service requests by `spec.loadBalancerIP`.
 fn wanted(service: &Service) -> Option<&str> {
     let text = service.spec.as_ref()?.load_balancer_ip.as_deref()?;
     (!text.is_empty()).then_some(text)

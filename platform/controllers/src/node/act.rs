@@ -1,4 +1,4 @@
-//! Looks at all nodes again and again, and does what [`super::plan`] says.
+//! Checks all nodes periodically, and carries out the steps of [`super::plan`].
 
 use std::collections::HashMap;
 
@@ -33,7 +33,7 @@ use crate::{
 
 /// An index of pods by the node they are bound to.
 const BY_NODE: &str = "node";
-/// Upstream's words.
+/// Upstream's reason.
 const SILENT_REASON: &str = "NodeStatusUnknown";
 const SILENT_MESSAGE: &str = "Kubelet stopped posting node status.";
 

@@ -1,4 +1,4 @@
-//! Which nodes are silent, what to say about them, which pods to evict: pure, time comes in.
+//! Which nodes are silent, their conditions, and the pods to evict. Pure: the time is an argument.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -110,7 +110,7 @@ fn ready_status(node: &Node) -> Option<&str> {
 fn reported(node: &Node) -> State {
     match ready_status(node) {
         Some("True") => State::Ready,
-        // Marked by us: it speaks again, and will say by itself how it is.
+        // Marked by this controller: the node sends its lease again, and will update its condition.
         Some("Unknown") => State::Silent,
         _ => State::NotReady,
     }

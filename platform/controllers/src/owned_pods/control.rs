@@ -58,7 +58,7 @@ impl<O: Owner> OwnedPods<O> {
         Ok(owned)
     }
 
-    /// The informer may not know yet that the owner is gone or another: ask before adopting.
+    /// The informer may be behind a deletion or replacement of the owner: read it before adopting.
     async fn may_adopt(&self, owner: &O, namespace: &str) -> Result<bool, Error> {
         let owners: Api<O> = Api::namespaced(self.client.clone(), namespace);
         let live = owners.get_opt(&owner.name_any()).await?;

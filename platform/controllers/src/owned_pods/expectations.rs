@@ -22,8 +22,8 @@ pub(crate) struct Expectations {
 struct Expected {
     created: HashSet<String>,
     deleted: HashSet<String>,
-    /// Writes whose answers are still on the way, and what was seen meanwhile: the event of a write may
-    /// come before its answer.
+    /// Writes without a response yet, and the events that came meanwhile: the event of a write may come before its
+    /// response.
     in_flight: usize,
     seen: HashSet<String>,
     since: Option<Instant>,
@@ -63,7 +63,7 @@ impl Expectations {
         }
     }
 
-    /// The API says that it made this pod.
+    /// The API confirmed the creation of this pod.
     pub(crate) fn created(&mut self, owner: &ObjectKey, uid: &str) {
         let expected = self.owners.entry(owner.clone()).or_default();
         if !expected.seen.contains(uid) {

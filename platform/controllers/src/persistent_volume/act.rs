@@ -1,4 +1,4 @@
-//! Watches claims and volumes, and does what [`super::plan`] says.
+//! Watches claims and volumes, and carries out the steps of [`super::plan`].
 
 use std::{
     collections::{HashMap, HashSet},
@@ -315,7 +315,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Asks the API whether the claim that a volume names is there: the informer may not know it yet.
+    /// Reads at the API whether the claim that a volume names exists: the informer may be behind.
     async fn claim_exists(&self, volume: &PersistentVolume) -> Result<bool, VolumeError> {
         let reference = volume.spec.as_ref().and_then(|spec| spec.claim_ref.clone()).unwrap_or_default();
         let api: Api<PersistentVolumeClaim> =
@@ -326,7 +326,7 @@ impl Controller {
     }
 
     async fn unprotect_claim(&self, claim: &PersistentVolumeClaim) -> Result<(), VolumeError> {
-        // A pod that was created a moment ago may use it: the API's own list says.
+        // A pod that was created a moment ago may use it: list the pods at the API.
         let namespace = claim.namespace().unwrap_or_default();
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &namespace);
         let pods = pods.list(&ListParams::default()).await?;

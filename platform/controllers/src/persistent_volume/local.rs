@@ -26,7 +26,7 @@ pub(super) fn path(folder: &Path, volume: &str) -> PathBuf {
     folder.join(volume)
 }
 
-/// Makes the folder that [`finish`] gives its name; one that is there already stays. Durable when it returns. Blocks.
+/// Creates the folder that [`finish`] renames; an existing one stays. Durable when it returns. Blocks.
 pub(super) fn prepare(folder: &Path, volume: &str) -> io::Result<()> {
     if path(folder, volume).exists() {
         return Ok(());

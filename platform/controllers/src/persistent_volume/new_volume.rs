@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::{LocalVolumes, local, plan::PROVISIONED_BY};
 use crate::metadata::uid;
 
-/// What a volume's `claimRef` says of a claim.
+/// The `claimRef` of a volume for a claim.
 pub(super) fn reference(claim: &PersistentVolumeClaim) -> Value {
     json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": claim.namespace(),
         "name": claim.name_any(), "uid": uid(claim), "resourceVersion": claim.metadata.resource_version})

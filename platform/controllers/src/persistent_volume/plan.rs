@@ -47,7 +47,7 @@ pub(super) enum Step {
         volume: Arc<PersistentVolume>,
         claim: Arc<PersistentVolumeClaim>,
     },
-    /// The volume is nobody's again: its claim has another one.
+    /// Releases the reservation of a volume whose claim is bound to another one.
     Unreserve {
         volume: Arc<PersistentVolume>,
     },
@@ -204,7 +204,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// A claim that names a volume which is there.
+    /// Binds a claim that names an existing volume.
     fn claim_of(&mut self, claim: &'a Arc<PersistentVolumeClaim>, volume: &'a Arc<PersistentVolume>) {
         let is_complete = annotation(&**claim, ANNOTATION_BIND_COMPLETED).is_some();
         let (claim, volume) = (claim.clone(), volume.clone());
@@ -420,7 +420,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// A volume whose claim is gone.
+    /// Handles a volume whose claim is gone.
     fn released(&mut self, volume: &Arc<PersistentVolume>) {
         let phase = volume_phase(volume);
         if phase != "Released" && phase != "Failed" {

@@ -1,4 +1,4 @@
-//! The sweep: plan over all pods, delete what it names.
+//! A round of the collector: plans over all pods, deletes those that the plan names.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -17,7 +17,7 @@ use crate::{
     resync::ResyncTicker,
 };
 
-/// Removes pods that nobody takes care of.
+/// Removes pods that have no controller, node or use any more.
 pub(crate) struct Collector {
     config: Config,
     client: Client,

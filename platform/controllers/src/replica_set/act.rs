@@ -1,4 +1,4 @@
-//! Creates, deletes and reports, as [`super::plan`] says.
+//! Carries out the steps of [`super::plan`]: creates and deletes pods, writes the status.
 
 use std::{sync::Arc, time::Duration};
 
@@ -38,7 +38,7 @@ pub(crate) struct Controller<O> {
     owned: Arc<OwnedPods<O>>,
 }
 
-/// A kind that keeps a number of pods. Planned as a ReplicaSet: the fields and their meaning are the same.
+/// A kind that keeps a number of pods. It is planned as a ReplicaSet, whose fields have the same meaning.
 pub(crate) trait Replicated: Owner {
     /// The controller's name in events.
     const COMPONENT: &'static str;

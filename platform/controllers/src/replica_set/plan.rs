@@ -41,7 +41,7 @@ pub(super) fn replicas(set: &ReplicaSet) -> i32 {
     set.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1)
 }
 
-/// The status, and when to look again because a pod becomes available by then.
+/// The status, and the time of the next check when a pod becomes available by then.
 pub(super) fn status(
     set: &ReplicaSet,
     owned: &[Arc<Pod>],

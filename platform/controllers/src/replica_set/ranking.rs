@@ -16,7 +16,7 @@ struct Place {
     phase: u8,
     ready: bool,
     cost: i32,
-    /// A pod whose node has more pods of the same ReplicaSet before one with fewer.
+    /// Pods on nodes with more pods of the same ReplicaSet come first.
     alone: std::cmp::Reverse<usize>,
     /// One that became ready lately before one that has been ready for long.
     ready_since: std::cmp::Reverse<Option<Timestamp>>,
@@ -24,7 +24,7 @@ struct Place {
     restarts: std::cmp::Reverse<i32>,
     /// A younger one before an older one.
     created: std::cmp::Reverse<Option<Timestamp>>,
-    /// Any order, but always the same.
+    /// The last criterion makes the order deterministic.
     name: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! Creates and deletes pods, claims and revisions, as [`super::plan`] says.
+//! Carries out the steps of [`super::plan`]: creates and deletes pods, claims and revisions.
 
 use std::{collections::BTreeSet, sync::Arc};
 

@@ -76,7 +76,7 @@ pub(super) fn claim_names(set: &StatefulSet, ordinal: i32) -> Vec<String> {
     claim_templates(set).iter().map(|claim| claim_name(set, claim, ordinal)).collect()
 }
 
-/// The claims of one pod, as the templates say.
+/// The claims of one pod, from the templates.
 pub(super) fn new_claims(set: &StatefulSet, ordinal: i32) -> Vec<PersistentVolumeClaim> {
     let selector = set.spec.as_ref().and_then(|spec| spec.selector.match_labels.clone()).unwrap_or_default();
     let claim = |template: &PersistentVolumeClaim| {

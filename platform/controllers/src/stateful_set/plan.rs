@@ -110,7 +110,7 @@ pub(super) fn plan(set: &StatefulSet, revisions: &Revisions, pods: &[Arc<Pod>], 
     plan
 }
 
-/// Creates what is missing. True: the set waits for a pod before anything else happens.
+/// Creates what is missing. Returns whether the set waits for a pod before anything else happens.
 fn replenish(
     view: &View<'_>,
     wanted: std::ops::Range<i32>,
@@ -126,7 +126,7 @@ fn replenish(
                     return true;
                 }
             }
-            // A pod that has finished is made anew under the same name.
+            // A pod that has finished is replaced under the same name.
             Some(pod) if is_finished(pod) && !is_terminating(pod) => {
                 plan.delete.push(pod.clone());
                 if view.is_ordered() {
