@@ -41,7 +41,7 @@ use crate::{
 
 mod file;
 
-/// How long compiling goes on that nothing waits for: a caller may come again, a deleted function's does not.
+/// How long a compilation continues that no caller waits for: a caller may return, a deleted function's does not.
 const ABANDONED_AFTER: Duration = Duration::from_secs(3);
 
 /// Machine code larger than this is checked and mapped on a thread that may block, so that no other request waits
@@ -65,7 +65,7 @@ pub(crate) struct Entry {
     digest: Digest,
     cache: Weak<Cache>,
     loaded: OnceCell<Loaded>,
-    /// Its place among those that are compiled.
+    /// Its position in the compilation queue.
     ticket: Ticket,
     /// Callers that wait for it to be compiled.
     interested: AtomicUsize,
@@ -99,7 +99,7 @@ pub(crate) struct Loaded {
     total: Arc<AtomicU64>,
 }
 
-/// What it can be asked for, ready to be instantiated.
+/// A component ready to be instantiated, by its world.
 pub(crate) enum Pre {
     HttpWasi0_2(p2::bindings::ProxyPre<Guest>),
     HttpWasi0_3(p3::bindings::ServicePre<Guest>),
@@ -107,11 +107,11 @@ pub(crate) enum Pre {
     CommandWasi0_3(wasmtime_wasi::p3::bindings::CommandPre<Guest>),
 }
 
-/// Why what was compiled before is not mapped.
+/// The reason for which a compiled file is not mapped.
 enum NotMapped {
     /// Nothing, or nothing usable, is on the disk: it is to be compiled.
     NotCompiled,
-    /// It is there and may be whole, but the machine is short of something.
+    /// The file exists and may be sound, but a resource of the machine is exhausted.
     Short(io::Error),
 }
 
@@ -130,7 +130,7 @@ impl Entry {
     async fn abandoned(&self) {
         loop {
             let mut deserted = std::pin::pin!(self.deserted.notified());
-            // Registered before the look, so that no change is missed.
+            // Registered before the check, so that no change is missed.
             deserted.as_mut().enable();
             if self.interested.load(Ordering::SeqCst) > 0 {
                 deserted.await;
@@ -216,8 +216,8 @@ impl Cache {
                 return Err(overloaded());
             }
         }
-        // Compiling may take longer than any one caller waits: in a caller's own future it would begin anew
-        // with each of them.
+        // Compiling may take longer than a caller waits: in a caller's own future it would start again with each of
+        // them.
         let (cache, loading, namespace) = (self.clone(), entry.clone(), namespace.to_owned());
         let _interest = Interest::in_entry(&entry);
         let loaded = tokio::spawn(async move {
@@ -271,7 +271,7 @@ impl Cache {
         compiling.then(|| self.compiler.progress(&entry.ticket))
     }
 
-    /// Maps what was compiled before, if it is there and whole. What is damaged is removed, and nothing else.
+    /// Maps the compiled file, if it exists and is sound. A damaged file is removed, and nothing else.
     async fn map_compiled(
         self: &Arc<Self>,
         digest: &Digest,
@@ -295,7 +295,7 @@ impl Cache {
         Err(NotMapped::NotCompiled)
     }
 
-    /// Compiles a component, keeps what was made, and maps it.
+    /// Compiles a component, stores the result, and maps it.
     async fn load(
         self: &Arc<Self>,
         digest: &Digest,
@@ -417,7 +417,7 @@ fn map(host: Arc<Host>, checked: &file::Checked, total: Arc<AtomicU64>) -> Resul
     let component = unsafe { Component::deserialize_file(&host.engine, &checked.path) };
     let component = component.map_err(|error| engine_error(&error))?;
     let invalid = |why: String| FileError::Engine(CallError::ComponentInvalid(why));
-    // One that brings modules from outside cannot say; then its limits tell when it is instantiated.
+    // A component that imports modules cannot tell; then its limits apply when it is instantiated.
     let memories = component.resources_required().map_or(0, |required| required.num_memories);
     if memories as usize > MEMORIES_PER_INSTANCE {
         return Err(invalid(format!(
@@ -431,7 +431,7 @@ fn map(host: Arc<Host>, checked: &file::Checked, total: Arc<AtomicU64>) -> Resul
     Ok(Loaded { host, pre, bytes: checked.bytes, total })
 }
 
-/// Of mapping a file: what the system said, if that was it.
+/// An error of mapping a file, with the system's error if that is the cause.
 fn engine_error(error: &wasmtime::Error) -> FileError {
     let of_std = error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
     let errno =

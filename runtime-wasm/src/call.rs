@@ -48,7 +48,7 @@ pub(crate) struct Reply(Arc<Mutex<ReplyState>>);
 struct ReplyState {
     answer: Option<Result<Response<WasiBody>, String>>,
     instantiated: Option<Instant>,
-    /// The body of a guest that failed after its answer, up to where it was whole.
+    /// The body of a guest that failed after its response began, as far as it was complete.
     rescued: Option<Gathered>,
     /// Why the guest failed; set before its instance is dropped, and with that its end of the body.
     failed: Option<CallError>,
@@ -83,7 +83,7 @@ impl Reply {
         self.0.lock().polling = true;
     }
 
-    /// The guest waits, or its slice is over. A guest that ended is not noted: its task tells.
+    /// Called when the guest waits, or its slice is over. The end of a guest is reported by its task.
     pub(crate) fn end_poll(&self) {
         let mut state = self.0.lock();
         state.polling = false;
@@ -119,7 +119,7 @@ struct Gathered {
 }
 
 impl Gathered {
-    /// Takes what is ready; `true` if there was something.
+    /// Takes the parts that are ready; `true` if there were any.
     fn gather(&mut self, body: &mut WasiBody, cx: &mut Context<'_>) -> Result<bool, CallError> {
         let before = self.frames.len();
         while !self.ended && self.bytes < GATHERED_BYTES_MAX {
@@ -278,7 +278,7 @@ impl Head {
     fn new(response: Response<WasiBody>) -> Result<Self, CallError> {
         let (parts, body) = response.into_parts();
         if parts.status.is_informational() {
-            // It says that an answer follows, and none can.
+            // An informational status announces another response, which cannot follow.
             let status = parts.status.as_u16();
             return Err(CallError::GuestError(format!("{status} is no status of an answer")));
         }
@@ -302,12 +302,12 @@ impl Head {
         }
     }
 
-    /// The guest failed after its answer: what it wrote until then is the answer.
+    /// The guest failed after its response began: what it wrote until then is the response.
     fn fail(&mut self, error: CallError, reply: &Reply, cx: &mut Context<'_>) {
         match reply.0.lock().rescued.take() {
             Some(rescued) => self.gathered = rescued,
             None if self.gathered.ended => {}
-            // Its end, if it comes now, may only mean that the guest is gone.
+            // An end that comes now may only mean that the guest is gone.
             None => {
                 self.gathered.gather(&mut self.body, cx).ok();
                 self.gathered.ended = false;

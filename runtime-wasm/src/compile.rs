@@ -52,7 +52,7 @@ enum Backend {
 pub(crate) enum CompileError {
     #[error("too many components wait to be compiled")]
     Full,
-    /// The component's fault: another try comes to the same.
+    /// The component's fault: another attempt fails in the same way.
     #[error("{0}")]
     Invalid(String),
     /// Another try may do better.
@@ -116,7 +116,7 @@ async fn on_threads(
 ) -> Result<Compiled, CompileError> {
     if pool.get().is_none() {
         let made = threads(count).map_err(|error| CompileError::Lost(error.to_string()))?;
-        // Two may come first at the same time.
+        // Two callers may be first at the same time.
         pool.set(made).ok();
     }
     let Some(pool) = pool.get() else { return Err(CompileError::Lost("no threads".into())) };
@@ -149,14 +149,14 @@ fn threads(count: usize) -> Result<ThreadPool, rayon::ThreadPoolBuildError> {
         .build()
 }
 
-/// The number of a component in the queue, for those who ask how far it is; 0 before it has one.
+/// The number of a component in the queue, by which its progress is read; 0 before it has one.
 #[derive(Debug, Default)]
 pub(crate) struct Ticket(AtomicU64);
 
 /// How far compiling a component has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompileProgress {
-    /// Others are compiled first. So many wait, itself among them.
+    /// Other components are compiled first. The number that wait, with this one.
     Waiting {
         waiting: usize,
     },
@@ -196,13 +196,13 @@ impl Turn<'_> {
     async fn begin(&self) {
         loop {
             let mut changed = std::pin::pin!(self.compiler.changed.notified());
-            // Registered before the look, so that no change is missed.
+            // Registered before the check, so that no change is missed.
             changed.as_mut().enable();
             let begun = self.compiler.queue.lock().try_begin(self.number, tokio::time::Instant::now());
             match begun {
                 Ok(()) => break,
                 Err(None) => changed.await,
-                // Either way it looks again.
+                // After either, check again.
                 Err(Some(until)) => drop(tokio::time::timeout_at(until, changed).await),
             }
         }

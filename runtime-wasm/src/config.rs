@@ -5,8 +5,8 @@ use std::{path::PathBuf, time::Duration};
 /// How the wasm host uses the machine.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Instances that exist at the same time. `None`: one per [`INSTANCE_BYTES_EXPECTED`] of memory,
-    /// between [`INSTANCES_MIN`] and [`INSTANCES_MAX`].
+    /// The largest number of instances. `None`: one per [`INSTANCE_BYTES_EXPECTED`] of memory, between
+    /// [`INSTANCES_MIN`] and [`INSTANCES_MAX`].
     pub instances_max: Option<u32>,
     /// Instances of one function, over all its revisions. `None`: as many as it leaves free for others, so half of all
     /// at most (`crate::slots`).
@@ -47,7 +47,7 @@ pub struct Config {
     pub reuse_idle_max: usize,
     /// Memory of one container of a pod that names no limit, in bytes.
     pub pod_memory_bytes_default: u64,
-    /// Connections that one pod serves at the same time; more wait to be accepted.
+    /// The largest number of connections that one pod serves; further ones wait to be accepted.
     pub pod_connections_max: usize,
     /// How long a pod's client may take nothing of its answer.
     pub pod_stall_timeout: Duration,
@@ -81,8 +81,7 @@ pub const INSTANCES_MAX: u32 = 2000;
 /// How memory is wiped between instances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wipe {
-    /// By asking the kernel which pages were touched and overwriting those, where it can be asked (since
-    /// Linux 6.7).
+    /// By asking the kernel which pages were touched and overwriting those, where it supports that (since Linux 6.7).
     Auto,
     /// Without asking: by overwriting the beginning and giving the rest back.
     Plain,
@@ -91,7 +90,7 @@ pub enum Wipe {
 /// Limits of outbound HTTP.
 #[derive(Clone, Debug)]
 pub struct EgressConfig {
-    /// Connections that one function may have open; who needs one more waits as long as for a connection.
+    /// The largest number of open connections of one function; a request beyond it waits for one.
     pub connections_max: usize,
     /// Idle connections kept per destination.
     pub idle_connections_max: usize,

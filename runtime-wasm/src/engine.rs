@@ -17,7 +17,7 @@ use crate::{
     slots::InstanceSlots,
 };
 
-/// Native stack of one call, in bytes: what the guest may use, and what host functions called from it need.
+/// Native stack of one call, in bytes: for the guest and for host functions called from it.
 const STACK_BYTES: usize = 1 << 20;
 const GUEST_STACK_BYTES: usize = 512 << 10;
 /// Address space behind a memory that compiled code may reach without a check, in bytes.
@@ -154,12 +154,12 @@ impl Engines {
 /// The default number of instance slots for a machine with this much memory.
 fn instances_fitting(memory_bytes: u64) -> u32 {
     let fitting = memory_bytes / config::INSTANCE_BYTES_EXPECTED;
-    // More than a number of instances can say is more than the most there are.
+    // A number that does not fit is above the maximum.
     u32::try_from(fitting).unwrap_or(u32::MAX).clamp(config::INSTANCES_MIN, config::INSTANCES_MAX)
 }
 
-/// All that compiled code depends on: the compiler, wherever it runs, must have the settings of the engine that
-/// runs what it made.
+/// All settings that compiled code depends on: the compiler, wherever it runs, must have those of the engine that
+/// runs its output.
 pub(crate) fn settings(model: AsyncModel, linear_memory_bytes_max: u64) -> wasmtime::Config {
     let mut settings = wasmtime::Config::new();
     settings
@@ -172,7 +172,7 @@ pub(crate) fn settings(model: AsyncModel, linear_memory_bytes_max: u64) -> wasmt
         .memory_reservation(linear_memory_bytes_max)
         .memory_guard_size(GUARD_BYTES)
         .memory_may_move(false)
-        // Its images are mapped over memory that wasmtime made itself.
+        // Its images are mapped over memory that wasmtime created itself.
         .memory_init_cow(false)
         .allocation_strategy(InstanceAllocationStrategy::OnDemand);
     settings

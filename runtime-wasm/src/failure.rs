@@ -1,4 +1,4 @@
-//! What went wrong in a guest, in words.
+//! Messages for failures of a guest.
 
 use std::time::Duration;
 
@@ -26,11 +26,11 @@ pub(crate) fn call_error(error: &wasmtime::Error, memory: &MemoryUse) -> CallErr
     if error.is::<PoolConcurrencyLimitError>() {
         return CallError::Overloaded { retry_after: RETRY_AFTER };
     }
-    // Its status is lost on the way: the adapter for WASI 0.1 knows success and failure alone.
+    // The status is lost on the way: the adapter for WASI 0.1 passes only success or failure.
     if error.is::<I32Exit>() {
         return CallError::Trapped("it ended itself (exit) before it had answered".to_owned());
     }
-    // A guest whose memory cannot grow ends in `unreachable` or aborts; so it was memory.
+    // A guest whose memory cannot grow ends in `unreachable` or aborts: report the memory as the cause.
     match memory.refused() {
         Some(MemoryRefusal::Limit) => CallError::OutOfMemory { limit_bytes: memory.max() },
         Some(MemoryRefusal::Host) => CallError::Overloaded { retry_after: RETRY_AFTER },
@@ -38,7 +38,7 @@ pub(crate) fn call_error(error: &wasmtime::Error, memory: &MemoryUse) -> CallErr
     }
 }
 
-/// The trap and where it was: `wasm unreachable instruction executed in app::parse (called by app::handle)`.
+/// The trap and its location: `wasm unreachable instruction executed in app::parse (called by app::handle)`.
 pub(crate) fn trap(error: &wasmtime::Error) -> String {
     let what = match error.downcast_ref::<Trap>() {
         Some(trap) => trap.to_string().trim_start_matches("wasm trap: ").to_owned(),

@@ -154,12 +154,12 @@ impl Function {
         self.warm.get().map_or(0, |warm| warm.idle_0_2.len() + warm.idle_0_3.len())
     }
 
-    /// Drops one idle instance, if there is one; says whether it did.
+    /// Drops one idle instance; returns whether there was one.
     pub(crate) fn drop_one_idle(&self) -> bool {
         self.warm.get().is_some_and(|warm| warm.idle_0_2.drop_one() || warm.idle_0_3.drop_one())
     }
 
-    /// Takes the place of a function whose spec changed: what was in memory stays.
+    /// Replaces a function whose spec changed: what it had in memory is kept.
     pub(crate) fn succeed(self: &Arc<Self>, before: &Function) {
         if before.spec.component == self.spec.component
             && let Some(entry) = before.component.load_full()

@@ -48,13 +48,13 @@ pub(crate) struct Program {
     budget: Arc<MemoryBudget>,
     /// Bytes of memory that its instances use together.
     memory_bytes: AtomicU64,
-    /// Its pod has ended; its guests are ended with it.
+    /// The pod has ended, and its guests with it.
     over: watch::Sender<bool>,
     /// The folders of its pod's volumes.
     volumes: Vec<Mount>,
     /// A job's folders and its stdin.
     files: Option<ContainerFiles>,
-    /// `wasi:config` reads the environment, too. Made when first asked for.
+    /// `wasi:config` reads the environment too. Created at its first use.
     config: OnceLock<WasiConfigVariables>,
 }
 
@@ -134,7 +134,7 @@ pub(crate) struct Guest {
     pub(crate) memory: MemoryUse,
     pub(crate) program: Arc<Program>,
     table: ResourceTable,
-    /// Made when the guest first asks for anything in it: many never do.
+    /// Created at the guest's first use of it, which many never make.
     wasi: Option<Box<Wasi>>,
     http: WasiHttpCtx,
     outbound: Outbound,
@@ -147,7 +147,7 @@ struct Wasi {
 }
 
 impl Guest {
-    /// A request is over, and the next may be another's: a line that was not ended is not to go on with it.
+    /// Ends open lines between two requests, which may be of different callers.
     pub(crate) fn end_lines(&self) {
         self.wasi.iter().flat_map(|wasi| &wasi.outputs).for_each(Output::end_line);
     }
@@ -232,17 +232,17 @@ impl MemoryBudget {
 /// Which limit refused a guest more memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MemoryRefusal {
-    /// Its own.
+    /// The guest's own limit.
     Limit,
     /// The host's.
     Host,
 }
 
-/// Bytes that one instance uses, over all its memories and tables, and what the host holds for it besides.
+/// The bytes that one instance uses, over all its memories and tables, with what the host holds for it.
 pub(crate) struct MemoryUse {
     /// Of linear memories and tables, which never shrink.
     used: u64,
-    /// Of what the host holds, as far as it is charged.
+    /// The part that the host holds and has charged.
     held: u64,
     refused: Option<MemoryRefusal>,
     program: Arc<Program>,
@@ -271,13 +271,13 @@ impl MemoryUse {
         self.recording = recording.clone();
     }
 
-    /// A new call: what was refused in earlier ones does not explain its end.
+    /// Begins a call: refusals in earlier ones do not explain its end.
     pub(crate) fn begin_call(&mut self) {
         self.refused = None;
         self.recording.instantiated();
     }
 
-    /// The guest ended. Its instance may be kept for other calls.
+    /// Ends a call. The instance may be kept for other calls.
     pub(crate) fn end_call(&mut self, called: &Result<(), CallError>) {
         let recording = std::mem::take(&mut self.recording);
         if let Err(error) = called {
@@ -290,7 +290,7 @@ impl MemoryUse {
         self.program.memory_bytes_max
     }
 
-    /// Charges its program and the host; says whether both allow it.
+    /// Charges the program and the host; returns whether both allow it.
     fn take(&mut self, more: u64) -> bool {
         if self.used.saturating_add(self.held).saturating_add(more) > self.max() {
             self.refused = Some(MemoryRefusal::Limit);
@@ -309,7 +309,7 @@ impl MemoryUse {
         self.program.memory_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// The host holds so much for it now; says whether it may.
+    /// Sets the bytes that the host holds; returns whether they are allowed.
     fn hold(&mut self, bytes: u64) -> bool {
         let charged = bytes.saturating_sub(HELD_BYTES_FREE);
         match charged.checked_sub(self.held) {

@@ -1,4 +1,4 @@
-//! The host itself: what all functions and pods share, and which functions there are.
+//! The host: what all functions and pods share, and the registry of functions.
 
 use std::{
     collections::HashMap,
@@ -102,7 +102,7 @@ impl WasmHost {
         Ok(Self { shared, pods })
     }
 
-    /// Compiles a component ahead of its first call, for a namespace, and says how it is called.
+    /// Compiles a component ahead of its first call, for a namespace, and returns its world.
     pub async fn precompile(&self, digest: &Digest, namespace: &str) -> Result<World, CallError> {
         self.shared.cache.precompile(*digest, namespace).await
     }
@@ -117,7 +117,7 @@ impl WasmHost {
         self.shared.lookups.attach(names);
     }
 
-    /// From now on every call is refused. Calls in flight go on until their end or their deadline.
+    /// Refuses every later call. Calls in flight continue to their end or their deadline.
     pub fn stop(&self) {
         self.shared.stopping.store(true, Ordering::Relaxed);
         self.shared.reclaim_idle();
@@ -229,7 +229,7 @@ impl Shared {
     /// A slot for one more instance when none is free: one that an idle instance gives up, or the next that comes free.
     /// `None` if that did not happen until then.
     pub(crate) async fn slot(&self, share: &Arc<SlotShare>, until: Instant) -> Option<InstanceSlot> {
-        // Announced before looking: an instance that ends after the look is not kept (`Function::keep`).
+        // Registered before the check: an instance that ends after the check is not kept (`Function::keep`).
         let waiting = share.wait();
         self.reclaim_slot();
         waiting.slot(until).await

@@ -84,7 +84,7 @@ impl Outcome {
         Self::Internal,
     ];
 
-    /// In a log: the words of the gateway's refusals, where it has one for it.
+    /// The label, in the terms of the gateway's refusals where it has one.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Answered => "answered",

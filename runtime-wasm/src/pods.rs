@@ -34,7 +34,7 @@ mod task;
 use meter::Meter;
 use task::{Exit, RunningTask};
 
-/// Exit code of what was killed, as a shell counts (128 + SIGKILL).
+/// The exit code of a killed program, as shells report it (128 + SIGKILL).
 const EXIT_KILLED: i32 = 137;
 
 /// The pods on this host.
@@ -66,7 +66,7 @@ enum Work {
 }
 
 impl Pod {
-    /// The revision whose replica this pod is, if it is one.
+    /// The revision that this pod is a replica of, if it is one.
     fn revision(&self) -> Option<ObjectKey> {
         let name = self.sandbox.labels.get(wellknown::LABEL_REVISION)?;
         Some(ObjectKey::new(&self.sandbox.pod.namespace, name))

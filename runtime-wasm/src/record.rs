@@ -20,7 +20,7 @@ use crate::metrics::Outcome;
 
 /// What the lines are known by in a log's filter, together and apart from all others.
 const TARGET: &str = "mayfly_runtime_wasm::calls";
-/// The gateway has put it on every request, and says it in its own line.
+/// The gateway sets it on every request, and logs it in its own line.
 const REQUEST_ID: &str = "x-request-id";
 
 /// A shared handle of a call's record, if calls are recorded.
@@ -92,7 +92,7 @@ impl Recording {
         });
     }
 
-    /// The instance is there.
+    /// The instance exists.
     pub(crate) fn instantiated(&self) {
         self.record(|call| {
             call.instantiated.get_or_insert_with(Instant::now);

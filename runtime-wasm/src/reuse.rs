@@ -24,7 +24,7 @@ pub(crate) struct Instance<E> {
     pub(crate) exports: E,
     calls: u32,
     born: Instant,
-    /// Its slot; after the store, so that the slot is free only when the instance is gone.
+    /// Dropped after the store, so that the slot is free only when the instance is gone.
     _slot: InstanceSlot,
 }
 
@@ -75,7 +75,7 @@ impl<E> Idle<E> {
         }
     }
 
-    /// The instance used last, and how many were found too old on the way to it.
+    /// The instance used last, and how many expired ones were dropped on the way to it.
     pub(crate) fn take(&self, now: Instant) -> (Option<Instance<E>>, u64) {
         let mut too_old = 0;
         while let Some(instance) = self.pop() {
@@ -110,7 +110,7 @@ impl<E> Idle<E> {
         self.instances.lock().len()
     }
 
-    /// Drops the one not used for longest, and with it gives its slot back; says whether there was one.
+    /// Drops the instance not used for longest, and so releases its slot; returns whether there was one.
     pub(crate) fn drop_one(&self) -> bool {
         let mut instances = self.instances.lock();
         let dropped = if instances.is_empty() { None } else { Some(instances.remove(0)) };

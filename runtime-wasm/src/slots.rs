@@ -115,7 +115,7 @@ impl InstanceSlots {
         self.waiters.load(Ordering::SeqCst) > 0
     }
 
-    /// Wakes one of those who may take a slot now: of the function that holds the fewest.
+    /// Wakes one of the waiters that may take a slot now: of the function that holds the fewest.
     fn wake_next(&self) {
         if !self.is_waited_for() {
             return;
@@ -144,7 +144,7 @@ impl SlotShare {
         &self.slots
     }
 
-    /// A slot, if one is free that the function may have. Two that take at the same time may go one beyond the share.
+    /// A slot, if one is free that the function may have. Two concurrent calls may exceed the share by one.
     pub(crate) fn try_take(self: &Arc<Self>) -> Option<InstanceSlot> {
         if !self.may_take() {
             return None;
@@ -198,7 +198,7 @@ impl SlotWait<'_> {
     pub(crate) async fn slot(self, until: Instant) -> Option<InstanceSlot> {
         loop {
             let mut freed = std::pin::pin!(self.0.freed.notified());
-            // Registered before the look, so that a slot freed in between wakes.
+            // Registered before the check, so that a slot freed in between wakes this task.
             freed.as_mut().enable();
             if let Some(slot) = self.0.try_take() {
                 return Some(slot);
@@ -209,7 +209,7 @@ impl SlotWait<'_> {
 }
 
 impl Drop for SlotWait<'_> {
-    /// Passes on what it was woken for, and what may be left beside the slot that it took.
+    /// Passes on the wake-up, and what may be free beside the slot that was taken.
     fn drop(&mut self) {
         let slots = &self.0.slots;
         slots.waiters.fetch_sub(1, Ordering::SeqCst);

@@ -19,11 +19,11 @@ use rustix::io::Errno;
 
 use crate::World;
 
-/// Changes whenever what is kept, or how it is made, does.
+/// Changes with the format of the files and with the way they are compiled.
 pub(super) const VERSION: u32 = 2;
 const MAGIC: &[u8; 8] = b"mayfly-1";
 const SEAL_BYTES: usize = 24;
-/// Files whose checksum is remembered; past it all are checked again.
+/// Files whose checksum is remembered; beyond it all are checked again.
 const REMEMBERED_MAX: usize = 100_000;
 
 /// A file that is whole and ours.
@@ -33,7 +33,7 @@ pub(super) struct Checked {
     pub(super) bytes: u64,
 }
 
-/// What tells one state of a file from another.
+/// The identity of one state of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Identity {
     device: u64,

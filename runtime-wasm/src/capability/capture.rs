@@ -1,4 +1,4 @@
-//! The end of what a job wrote to stdout and stderr, kept in memory and put into files when it has ended.
+//! The end of a job's stdout and stderr, kept in memory and written to files when it has ended.
 
 use std::{
     collections::VecDeque,

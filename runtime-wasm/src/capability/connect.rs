@@ -136,7 +136,7 @@ impl CheckedConnector {
     }
 }
 
-/// Whether a rule names this destination itself, not by a wildcard.
+/// Whether a rule names this destination exactly, not by a wildcard.
 fn is_listed_itself(rules: &[EgressRule], scheme: &str, host: &str, port: u16) -> bool {
     let host = host.trim_end_matches('.');
     let exact = format!("{scheme}://{host}:{port}").parse();
@@ -282,7 +282,7 @@ mod tests {
             connector.connect(format!("http://{host}:{port}/").parse().unwrap())
         };
         connect(format!("http://web.shop:{port}"), "web.shop").await.unwrap();
-        // A wildcard stands for hosts of the internet: it does not open the cluster.
+        // A wildcard matches hosts of the internet only: it does not open the cluster.
         for (rule, is_listed) in
             [("http://*.shop", false), ("http://web.shop", true), ("https://web.shop", false)]
         {

@@ -38,7 +38,7 @@ use crate::{
 /// share a connection: answers that are not read must not keep others from coming.
 const HTTP2_STREAM_WINDOW_BYTES: u32 = 256 << 10;
 const HTTP2_CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
-/// A connection that is in use and says nothing is asked for a sign of life, and given up without one.
+/// The interval of PING frames on a silent connection in use; without an answer it is closed.
 const HTTP2_PING_INTERVAL: Duration = Duration::from_secs(30);
 const HTTP2_PING_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -119,7 +119,7 @@ fn tls() -> rustls::ClientConfig {
     TLS.clone()
 }
 
-/// What the client ran into, in the guest's words. What the connector said is somewhere among the causes.
+/// The client's error as an error code of wasi:http. The connector's error is among the causes.
 fn client_error(error: &hyper_util::client::legacy::Error) -> Error {
     let mut cause = error.source();
     while let Some(at) = cause {

@@ -15,9 +15,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::connect::ConnectError;
 
-/// Lookups of one program at the same time.
+/// The largest number of concurrent lookups of one program.
 const PROGRAM_LOOKUPS_MAX: usize = 8;
-/// Lookups of all programs at the same time: an eighth of the threads that may block.
+/// The largest number of concurrent lookups: an eighth of the blocking threads.
 const HOST_LOOKUPS_MAX: usize = 64;
 
 /// All lookups of a host. Cheap to clone.
@@ -57,7 +57,7 @@ impl Lookups {
         Self { host, places: Arc::new(Semaphore::new(PROGRAM_LOOKUPS_MAX)) }
     }
 
-    /// What the cluster says to a host's name.
+    /// The cluster's answer for a host name.
     pub(super) fn cluster(&self, host: &str) -> ClusterHost {
         self.host.cluster.get().map_or(ClusterHost::Unknown, |cluster| cluster.lookup(host))
     }
@@ -104,7 +104,7 @@ mod tests {
         Ok(vec![SocketAddr::from(([127, 0, 0, 1], port))])
     }
 
-    /// The callers give up; what they asked for still takes its threads.
+    /// Cancelled lookups still occupy their threads.
     #[test]
     fn silent_servers_take_few_threads() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -1,7 +1,7 @@
 //! A guest's stdout and stderr: lines into its log, at a bounded rate.
 //!
-//! A function that writes faster than its rate is not slowed: what is beyond is dropped and counted, and the log says how
-//! much. A job waits instead: its output is its result.
+//! A function that writes faster than its rate is not slowed: excess lines are dropped and counted, and the log says
+//! how many. A job waits instead: its output is its result.
 
 use std::{
     io,
@@ -34,8 +34,8 @@ use super::capture::Capture;
 const WRITE_BYTES_MAX: usize = 64 << 10;
 /// What a line costs beside its own bytes: its time and its stream's name in the file, and the work.
 const LINE_BYTES: usize = 64;
-/// Bytes a second that the host itself writes into a program's log; more is left out. A guest that fails over and over
-/// can cause any number.
+/// Bytes per second that the host writes into a program's log; excess lines are left out. A guest that fails
+/// repeatedly can cause any number.
 const NOTES_BYTES_PER_SECOND: u64 = 64 << 10;
 /// How far ahead of its rate a guest may write before it waits.
 const BURST: Duration = Duration::from_secs(1);
@@ -69,7 +69,7 @@ impl ProgramLog {
         Self::with(writer, path, bytes_per_second, Beyond::Drop(dropped.clone()), None)
     }
 
-    /// Of a job, whose last output is kept.
+    /// The log of a job, whose last output is kept.
     pub(crate) fn capturing(
         writer: &LogWriter,
         path: PathBuf,
@@ -91,7 +91,7 @@ impl ProgramLog {
         Self(Arc::new(Inner { beyond, dropped, file, pace, notes, capture }))
     }
 
-    /// Puts what was kept into its files. Blocks shortly.
+    /// Writes the kept output to its files. Blocks for a short time.
     pub(crate) fn write_capture(&self) {
         if let Some(capture) = &self.0.capture {
             capture.write();
@@ -121,7 +121,7 @@ impl ProgramLog {
         false
     }
 
-    /// A line from the host itself, unless there were too many.
+    /// Writes a line of the host, unless there were too many.
     pub(crate) fn note(&self, text: &str) {
         if self.0.notes.wait_until().is_some() {
             return;
@@ -134,7 +134,7 @@ impl ProgramLog {
     }
 }
 
-/// A rate limit: the moment until which what was written is paid for, in nanoseconds after `start`.
+/// A rate limit: the moment until which the written bytes are paid for, in nanoseconds after `start`.
 struct Pace {
     start: Instant,
     paid_until: AtomicU64,

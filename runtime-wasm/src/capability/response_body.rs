@@ -40,7 +40,7 @@ use wasmtime_wasi_http::{
 
 use crate::guest::Guest;
 
-/// What wasmtime-wasi-http calls the interface whose functions are replaced here.
+/// The interface whose functions are replaced here, as wasmtime-wasi-http names it.
 const TYPES: &str = "wasi:http/types@0.2.12";
 /// Bytes that a guest may be ahead of its reader.
 const AHEAD_BYTES_MAX: usize = 64 << 10;
@@ -101,7 +101,7 @@ pub(crate) fn bytes_ahead(entry: &dyn Any) -> Option<usize> {
 /// The guest's end, in the instance's table where the bindings expect wasmtime-wasi-http's.
 struct GuestEnd(Shared);
 
-/// The same entry of the table, seen as what it is if it is one of ours.
+/// The same entry of the table under its real type, if it was created here.
 fn ours(id: &Resource<HostOutgoingBody>) -> Resource<GuestEnd> {
     match id.owned() {
         true => Resource::new_own(id.rep()),
@@ -308,7 +308,7 @@ impl OutputStream for Writer {
         }
     }
 
-    /// As the default, without a future on the heap for each step of what is usually one.
+    /// Like the default, without a heap-allocated future for each of what is usually one step.
     async fn blocking_write_and_flush(&mut self, mut bytes: Bytes) -> StreamResult<()> {
         loop {
             let room = self.check_write()?;

@@ -54,7 +54,7 @@ struct Section<'a> {
     content: &'a [u8],
 }
 
-/// The sections of a module or a component, which have the same form.
+/// The sections of a module or a component, which have the same format.
 fn sections(content: &[u8]) -> Result<Vec<Section<'_>>> {
     let mut reader = BinaryReader::new(content, 0);
     reader.read_bytes(HEADER_BYTES)?;
@@ -111,7 +111,7 @@ impl BulkOp {
     }
 }
 
-/// What the helpers of a module need to know of it.
+/// What a module's helper functions need to know of it.
 #[derive(Default)]
 struct Indices {
     types: u32,
@@ -390,7 +390,7 @@ impl Body<'_> {
         self.put(&[step, Instruction::LocalSet(local)])
     }
 
-    /// The instruction itself, over all that is left.
+    /// Emits the instruction itself, over the rest.
     fn whole(&mut self) -> &mut Self {
         let op = self.helper.op.instruction();
         self.put(&[Instruction::LocalGet(TO), Instruction::LocalGet(FROM), Instruction::LocalGet(LENGTH), op])

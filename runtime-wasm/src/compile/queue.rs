@@ -48,7 +48,7 @@ impl CompileQueue {
         self.next
     }
 
-    /// Begins the component, if it is next; else tells when that may change without another one ending.
+    /// Begins the component, if it is next; else returns when that may change without the end of another.
     pub(super) fn try_begin(&mut self, number: u64, now: Instant) -> Result<(), Option<Instant>> {
         let slow = |running: &&Running| now >= running.started + SLOW_AFTER;
         if self.running.len() >= RUNNING_MAX {

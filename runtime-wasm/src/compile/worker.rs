@@ -17,11 +17,11 @@ use tokio::{
 use super::CompileError;
 use crate::engine::{self, AsyncModel};
 
-/// The status of a worker that refused its component; why stands on its standard error.
+/// The exit status of a worker that refused its component; the reason is on its standard error.
 const EXIT_INVALID: u8 = 3;
 /// The status of a worker that could not do its work: another one may.
 const EXIT_LOST: u8 = 4;
-/// The status of a worker that was not given what it needs.
+/// The exit status of a worker that was started without what it needs.
 const EXIT_USAGE: u8 = 2;
 /// How many times its timeout a worker may take in all, when the processor is busy with others.
 const TIMEOUTS_MAX: u32 = 6;
@@ -88,7 +88,7 @@ impl Worker {
             return Err(CompileError::Lost("the compiler has no pipes".into()));
         };
         let give = async move {
-            // It may have refused what came so far: its status tells.
+            // It may have refused the part that came: its status tells.
             stdin.write_all(wasm).await.ok();
         };
         let ((), machine_code, message) =

@@ -22,13 +22,13 @@ use super::{
 /// How much nicer than the process the pool's threads are: about a sixth of a core that serving threads want for
 /// themselves, and all that they leave. The control plane, at 5, comes first.
 const NICENESS: i32 = 8;
-/// The nicest that the kernel knows.
+/// The kernel's largest nice value.
 const NICENESS_MAX: i32 = 19;
 
 /// A task in the pool; dropping it cancels its future, which is then dropped on a thread of the pool.
 pub(crate) type PoolTask<T> = Task<T>;
 
-/// Runs futures by turns of their shares. Its threads are made when they are first needed.
+/// Runs futures by fair turns of their shares. Its threads are created at the first use.
 pub(crate) struct FairPool {
     state: Arc<State>,
     clock: EpochClock,
@@ -51,7 +51,7 @@ struct Ready {
 }
 
 impl FairPool {
-    /// `threads`: as many guests run at the same time.
+    /// `threads`: the number of guests that run at the same time.
     pub(crate) fn new(threads: usize, clock: EpochClock) -> Self {
         let ready = Mutex::new(Ready { queue: RunQueue::new(), closed: false });
         let state = Arc::new(State { ready, changed: Condvar::new(), slice: clock.tick() * 2 });

@@ -115,7 +115,7 @@ impl Future for PooledGuest {
 }
 
 impl Drop for PooledGuest {
-    /// A call that its caller gave up counts with what it took until then; one that never ran says nothing.
+    /// A cancelled call counts with the time it took until then; one that never ran is not counted.
     fn drop(&mut self) {
         if !self.consumed.is_zero() {
             self.lane.weight.add(self.consumed);

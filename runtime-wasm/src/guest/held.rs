@@ -18,9 +18,9 @@ use wasmtime_wasi_http::{
 
 use crate::capability::response_body;
 
-/// Handles that a guest may hold at the same time.
+/// The largest number of handles that a guest may hold.
 pub(super) const HANDLES_MAX: usize = 8192;
-/// Tasks, streams and futures of a component of 0.3 that exist at the same time.
+/// The largest number of concurrent tasks, streams and futures of a 0.3 component.
 pub(crate) const CONCURRENT_MAX: usize = 16 << 10;
 /// Headers of one message, with what the host needs to order them, in bytes. A guest that exceeds it is ended, so it is
 /// twice the largest head that the gateway lets through: whoever passes on what came must not meet it.
@@ -37,7 +37,7 @@ const HEADER_BYTES: usize = 64;
 /// Requests under way that are not charged for a body: few have one, and connections are limited by themselves.
 const PENDING_FREE: usize = 256;
 
-/// Bytes that a guest's handles keep on the host: what is large of them is counted, the rest estimated.
+/// The bytes that a guest's handles keep on the host: large ones are counted, the rest estimated.
 pub(super) fn bytes(table: &mut ResourceTable) -> u64 {
     let (mut bytes, mut pending) = (0, 0_usize);
     for entry in table.iter_mut() {

@@ -38,13 +38,13 @@ pub(super) async fn start(
     let program = Arc::new(program(pods, sandbox, &spec)?);
     let log = program.log.clone();
     let meter = Meter::of_program(program.clone());
-    // A program may compute for as long as it likes: it never runs on the threads of the control plane.
+    // A program may compute for any time: it never runs on the threads of the control plane.
     let mut running = program.lane.clone().spawn(meter.timed(run(component, program, slot)));
     let work = |mut stopping: StopRequest| async move {
         tokio::select! {
             biased;
             exit = &mut running => return exit,
-            // No signal reaches a program, so nothing is won by waiting for it to end by itself.
+            // Programs receive no signals, so waiting for the grace period would be useless.
             Ok(_) = stopping.wait_for(Option::is_some) => {}
         }
         running.cancel().await;

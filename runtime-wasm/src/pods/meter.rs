@@ -39,8 +39,8 @@ impl Meter {
         Usage { memory_bytes: self.program.memory_bytes(), cpu: nanoseconds.map(Duration::from_nanos) }
     }
 
-    /// The same future; what it takes of the processor is counted. A guest runs on the thread that polls it, and
-    /// comes back at every tick of the epoch.
+    /// The future, with its processor time counted. A guest runs on the thread that polls it, and returns at every
+    /// tick of the epoch.
     pub(super) fn timed<F: Future + Send>(
         &self,
         future: F,

@@ -33,7 +33,7 @@ use super::{
 };
 use crate::{capability::output::ProgramLog, function::Function, guest::Program};
 
-/// How long one answer may take. A pod says nothing about it; most proxies give up sooner.
+/// The time limit of one response. A pod's spec has none; most proxies give up sooner.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(300);
 const ANSWER_BYTES_MAX: u64 = 1 << 30;
 const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -108,7 +108,7 @@ async fn serve(
     mut stopping: StopRequest,
 ) -> Exit {
     let graceful = GracefulShutdown::new();
-    // Before the connections: what they leave behind ends when they have.
+    // Created before the connections: what they leave behind ends with this value.
     let _over = Over(function.clone());
     let mut open = JoinSet::new();
     loop {
@@ -122,7 +122,7 @@ async fn serve(
         let (stream, permit) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                // Out of file descriptors, say: others close theirs meanwhile.
+                // Out of file descriptors, for example: other connections are closed meanwhile.
                 tracing::warn!(%error, "cannot accept a connection for a pod");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;

@@ -1,4 +1,4 @@
-//! A container's task: something that runs until it ends, is asked to end, or is killed.
+//! A container's task: runs until it ends, is asked to end, or is killed.
 
 use std::{
     sync::{Arc, OnceLock},
@@ -23,7 +23,7 @@ impl Exit {
         Self { code: 0, reason: "Completed", message: String::new() }
     }
 
-    /// Of a program that was asked to end, and cannot hear it.
+    /// The end of a program that was asked to end, and cannot receive the request.
     pub(super) fn interrupted() -> Self {
         let message = "it was ended: a wasm program cannot be told to end by itself".into();
         Self { code: EXIT_KILLED, reason: "Error", message }
@@ -35,7 +35,7 @@ impl Exit {
     }
 }
 
-/// When a task must be at its end, as soon as it is asked to.
+/// The deadline of a task, set when it is asked to end.
 pub(super) type StopRequest = watch::Receiver<Option<Instant>>;
 
 /// The handle of a container's task. Dropping it kills the task.

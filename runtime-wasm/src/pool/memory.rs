@@ -32,9 +32,9 @@ const PAGE_BYTES: usize = 4096;
 /// Touched bytes of a memory that are overwritten and kept; what is beyond goes back to the kernel. Keeping
 /// saves page faults, and costs as much memory in every slot that was ever used.
 const KEPT_BYTES_MAX: usize = 1 << 20;
-/// The same when the kernel cannot say which pages were touched, so that all have to be overwritten.
+/// The same when the kernel cannot report which pages were touched, so that all have to be overwritten.
 const KEPT_BLIND_BYTES_MAX: usize = 64 << 10;
-/// Fewest slots to go on with when the address space is limited (`ulimit -v`).
+/// The smallest usable number of slots when the address space is limited (`ulimit -v`).
 const SLOTS_MIN: usize = 16;
 
 /// The slots of one host, for all its engines. Cheap to clone.
@@ -162,8 +162,8 @@ impl Slots {
         }
     }
 
-    /// Overwrites the touched pages, as many as are kept; says up to which address all is zero. `None` if
-    /// the kernel cannot be asked.
+    /// Overwrites the touched pages that are kept; returns the address up to which all is zero, or `None` if the
+    /// kernel does not support the request.
     fn overwrite(&self, slot: &Slot) -> Option<usize> {
         let start = self.start(slot).addr();
         let pages_max = KEPT_BYTES_MAX / PAGE_BYTES;

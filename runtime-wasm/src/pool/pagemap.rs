@@ -61,7 +61,7 @@ impl Touched {
 }
 
 impl PageMap {
-    /// `None` if this kernel cannot be asked.
+    /// `None` if this kernel does not support the request.
     pub(super) fn open() -> Option<Self> {
         let map = Self(File::open("/proc/self/pagemap").ok()?);
         let here = &raw const map;

@@ -18,7 +18,7 @@ use super::FreeLists;
 
 const PAGE_BYTES: usize = 4096;
 
-/// Stacks that are not in use. There are as many as instances were at work at the same time.
+/// The stacks that are not in use, at most as many as instances ran at the same time.
 #[derive(Clone, Debug)]
 pub(crate) struct StackPool(Arc<FreeLists<Mapping>>);
 
