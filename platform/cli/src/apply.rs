@@ -159,15 +159,25 @@ async fn apply(
         Err(error) if is_not_found(&error) => None,
         Err(error) => return Err(error.into()),
     };
-    let query = [
-        ("fieldManager", Some(FIELD_MANAGER)),
-        ("fieldValidation", Some("Strict")),
-        ("force", args.force_conflicts.then_some("true")),
-        ("dryRun", args.dry_run.then_some("All")),
-    ];
-    let path = with_query(&path, &query);
+    let path = |force: bool| {
+        let query = [
+            ("fieldManager", Some(FIELD_MANAGER)),
+            ("fieldValidation", Some("Strict")),
+            ("force", force.then_some("true")),
+            ("dryRun", args.dry_run.then_some("All")),
+        ];
+        with_query(&path, &query)
+    };
     let body = to_send(document, kind, &namespace);
-    let answer = server.send(Method::PATCH, &path, "application/apply-patch+yaml", &body).await?;
+    let apply = |force| {
+        let (path, body) = (path(force), &body);
+        async move { server.send(Method::PATCH, &path, "application/apply-patch+yaml", body).await }
+    };
+    let answer = match apply(args.force_conflicts).await {
+        // The fields were set by other commands of this program, such as `mayfly deploy`.
+        Err(error) if is_own_conflict(&error) => apply(true).await?,
+        answer => answer?,
+    };
     let outcome = outcome(before.as_ref(), answer.status, &answer.body);
     let shown = kind.full_name(&document.name);
     let line = match session.format() {
@@ -183,6 +193,15 @@ async fn apply(
         }
     };
     Ok((line, answer.body))
+}
+
+/// Whether an apply was refused for fields that only this program's own field manager has set.
+fn is_own_conflict(error: &kube::Error) -> bool {
+    let kube::Error::Api(status) = error else { return false };
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    let own = format!("conflict with \"{FIELD_MANAGER}\"");
+    let mut conflicts = causes.filter(|cause| cause.reason == "FieldManagerConflict").peekable();
+    conflicts.peek().is_some() && conflicts.all(|cause| cause.message.starts_with(&own))
 }
 
 /// The manifest's own namespace, else the one of the command; both must agree when both are said.

@@ -40,6 +40,28 @@ async fn a_function_is_deployed_called_shown_and_deleted() -> Result<()> {
     .await
 }
 
+/// `mayfly deploy` creates a function, and a manifest changes what the creation set by default.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_manifest_changes_a_deployed_function() -> Result<()> {
+    guest_or_skip!("hello");
+    let up = Up::start().await?;
+    up.deploy("hello", "hello", &[]).await?;
+    let component = up.cli().get("function", "hello").await?["spec"]["source"]["component"].clone();
+    let component = component.as_str().context("no component")?;
+    let limits = json!({"limits": {"concurrency": 7}});
+    up.cli().apply(&mayfly_e2e::function("hello", component, limits)).await?;
+    let function = up.cli().get("function", "hello").await?;
+    ensure!(function["spec"]["limits"]["concurrency"] == 7, "{function}");
+    // Fields of another manager are still in conflict.
+    let limits = json!({"limits": {"concurrency": 8}});
+    up.api()?.apply_function(&mayfly_e2e::function("hello", component, limits)).await?;
+    let limits = json!({"limits": {"concurrency": 9}});
+    let manifest = mayfly_e2e::function("hello", component, limits).to_string();
+    let refused = up.cli().with_stdin(&["apply", "-f", "-"], manifest.as_bytes()).await?;
+    ensure!(refused.code == Some(1) && refused.stderr.contains("--force-conflicts"), "{refused:?}");
+    up.stop().await
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn its_own_host_leads_to_a_function_too() -> Result<()> {
     guest_or_skip!("hello");
