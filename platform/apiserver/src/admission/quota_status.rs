@@ -1,7 +1,11 @@
 //! The status of ResourceQuotas: what is used of each limited amount (upstream's resourcequota controller).
 //! One level-triggered task: after any write to the store it counts again, at most once per interval.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use mayfly_store::{ListOptions, Range};
 use serde_json::{Map, Value, json};
@@ -15,24 +19,23 @@ use crate::{
     verbs::{Change, Part},
 };
 
-/// Between two counts. A namespace's objects are decoded for each, so that a steady stream of writes costs a bounded
-/// part of a core; admission does not depend on the status.
+/// The shortest pause between two counts. Admission does not depend on the status.
 const INTERVAL: Duration = Duration::from_millis(500);
+/// The pause after a count, as a multiple of its duration: a count decodes the objects of all namespaces with quotas,
+/// and a steady stream of writes must not cost more than a tenth of a core, however many objects there are.
+const PAUSE_PER_COUNT: u32 = 9;
 
 /// Runs until the server stops.
 pub(crate) async fn run(server: Arc<Inner>) {
     let stop = server.shutdown.clone();
     let mut counted = None;
-    let mut ticks = tokio::time::interval(INTERVAL);
-    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    loop {
-        tokio::select! {
-            () = stop.cancelled() => return,
-            _ = ticks.tick() => {}
-        }
+    let mut pause = INTERVAL;
+    while stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_some() {
         let revision = server.store.revision();
+        pause = INTERVAL;
         if counted != Some(revision) {
-            server.update_quotas().await;
+            let took = server.update_quotas().await;
+            pause = pause.max(took * PAUSE_PER_COUNT);
             counted = Some(revision);
         }
     }
@@ -57,20 +60,37 @@ fn plan_status(quota: &Object, used: &QuotaUsage, counted: impl Fn(&str) -> bool
 }
 
 impl Inner {
-    async fn update_quotas(&self) {
+    /// Writes the statuses that are out of date. Returns how long counting took.
+    async fn update_quotas(self: &Arc<Self>) -> Duration {
+        let server = self.clone();
+        // Requests must not wait for a thread that decodes a large namespace.
+        let counting = tokio::task::spawn_blocking(move || {
+            let began = Instant::now();
+            (server.outdated_quotas(), began.elapsed())
+        });
+        let Ok((outdated, took)) = counting.await else { return Duration::ZERO };
+        for (namespace, name, status) in outdated {
+            if let Err(error) = self.write_quota_status(&namespace, &name, status).await
+                && !error.has_reason("NotFound")
+            {
+                tracing::warn!(%error, namespace, name, "the status of a quota could not be written");
+            }
+        }
+        took
+    }
+
+    /// Namespace and name of each quota whose status is out of date, with the right status.
+    fn outdated_quotas(&self) -> Vec<(String, String, Value)> {
         let mut by_namespace: BTreeMap<String, Vec<Object>> = BTreeMap::new();
         for quota in self.objects("", "resourcequotas", "") {
             by_namespace.entry(quota.meta_str("namespace").to_owned()).or_default().push(quota);
         }
+        let mut outdated = Vec::new();
         for (namespace, quotas) in by_namespace {
-            for (name, status) in self.quota_statuses(&namespace, &quotas) {
-                if let Err(error) = self.write_quota_status(&namespace, &name, status).await
-                    && !error.has_reason("NotFound")
-                {
-                    tracing::warn!(%error, namespace, name, "the status of a quota could not be written");
-                }
-            }
+            let statuses = self.quota_statuses(&namespace, &quotas);
+            outdated.extend(statuses.into_iter().map(|(name, status)| (namespace.clone(), name, status)));
         }
+        outdated
     }
 
     /// The quotas whose status is out of date, with what it should be.
