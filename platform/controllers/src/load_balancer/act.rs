@@ -61,13 +61,15 @@ impl Controller {
     async fn reconcile(&self, pool: Ipv4Net, events: &EventRecorder) -> Result<Outcome, kube::Error> {
         let services = self.services.list();
         let mut refused = HashSet::new();
+        // A Service whose status cannot be written does not keep the others from their addresses.
+        let mut failure = None;
         for step in plan(services.iter().map(|service| &**service), pool) {
             match step {
                 Step::Assign { key, address } => {
                     let ingress = json!([{"ip": address.to_string(), "ipMode": "VIP"}]);
-                    self.write(&key, ingress).await?;
+                    failure = self.write(&key, ingress).await.err().or(failure);
                 }
-                Step::Release { key } => self.write(&key, Value::Null).await?,
+                Step::Release { key } => failure = self.write(&key, Value::Null).await.err().or(failure),
                 Step::Exhausted { key } => {
                     let message = format!("All addresses of the pool {pool} are used (--load-balancer-pool)");
                     self.notice(&key, message, events);
@@ -82,10 +84,10 @@ impl Controller {
             }
         }
         self.noticed.lock().retain(|key, _| refused.contains(key));
-        Ok(Outcome::Done)
+        failure.map_or(Ok(Outcome::Done), Err)
     }
 
-    /// Writes the addresses of a Service, conditional on the version that was planned from.
+    /// Writes the addresses of a Service, conditional on the version in the informer: a change since is planned again.
     async fn write(&self, key: &ObjectKey, ingress: Value) -> Result<(), kube::Error> {
         let Some(service) = self.services.get(key) else { return Ok(()) };
         let status = json!({

@@ -43,7 +43,7 @@ pub(super) fn plan<'a>(services: impl IntoIterator<Item = &'a Service>, pool: Ip
     for (key, service) in waiting.into_values() {
         let step = match wanted(service) {
             Some(text) => match text.parse() {
-                Ok(address) if pool.hosts().any(|host| host == address) && used.insert(address) => {
+                Ok(address) if is_host(pool, address) && used.insert(address) => {
                     Step::Assign { key: key.clone(), address }
                 }
                 _ => Step::Unavailable { key: key.clone(), wanted: text.to_owned() },
@@ -62,6 +62,12 @@ pub(super) fn plan<'a>(services: impl IntoIterator<Item = &'a Service>, pool: Ip
         steps.push(step);
     }
     steps
+}
+
+/// Whether a pool has an address for a Service: neither its network's nor its broadcast address.
+fn is_host(pool: Ipv4Net, address: Ipv4Addr) -> bool {
+    let is_special = pool.prefix_len() < 31 && (address == pool.network() || address == pool.broadcast());
+    pool.contains(&address) && !is_special
 }
 
 fn wants_address(service: &Service) -> bool {
@@ -150,7 +156,7 @@ mod tests {
             planned(&[asks("p", "192.0.2.2"), balancer("q", None)]),
             ["p gets 192.0.2.2", "q gets 192.0.2.1"]
         );
-        for ip in ["192.0.2.0", "203.0.113.1", "nonsense"] {
+        for ip in ["192.0.2.0", "192.0.2.3", "203.0.113.1", "nonsense"] {
             assert_eq!(planned(&[asks("p", ip)]), [format!("p cannot have {ip}")]);
         }
         let moved =
