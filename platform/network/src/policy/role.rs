@@ -1,6 +1,9 @@
 //! The enforcer of a node: follows NetworkPolicies, pods and namespaces.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
 
 use mayfly_api::{
     ObjectKey,
@@ -15,7 +18,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::{PolicyRules, PolicyTables, plan::plan};
 
-/// Changes within this time are carried out together.
+/// Changes within this time are carried out together; within the time that planning took, if that is longer, so that
+/// many policies and pods cost half a core at most.
 const GATHER: Duration = Duration::from_millis(5);
 /// How often rules that failed are tried again, and the kernel's tables are looked at.
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
@@ -105,7 +109,10 @@ impl PolicyEnforcer {
         let mut namespaces = self.namespaces.subscribe();
         let mut failing = false;
         loop {
-            let result = tables.apply(&self.plan()).await;
+            let began = Instant::now();
+            let rules = self.plan();
+            let gather = GATHER.max(began.elapsed());
+            let result = tables.apply(&rules).await;
             match &result {
                 Ok(true) => {
                     tracing::warn!(
@@ -127,7 +134,7 @@ impl PolicyEnforcer {
                     _ = namespaces.next() => {}
                     () = tokio::time::sleep(CHECK_INTERVAL) => return,
                 }
-                tokio::time::sleep(GATHER).await;
+                tokio::time::sleep(gather).await;
             };
             if stop.run_until_cancelled(changed).await.is_none() {
                 break;
