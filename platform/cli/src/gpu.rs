@@ -15,7 +15,7 @@ use std::{
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use http::Method;
-use mayfly_api::job_io::{ANNOTATION_OUTCOMES, ArtifactRef, Outcome, Outputs};
+use mayfly_api::job_io::{ANNOTATION_OUTCOMES, ArtifactRef, Outcome, Outputs, is_name};
 use serde_json::Value;
 use tokio::time::sleep;
 
@@ -101,7 +101,9 @@ async fn run_job(args: RunArgs, session: &Session) -> anyhow::Result<ExitCode> {
     let created =
         server.send(Method::POST, &jobs, "application/json", &plan.manifest(artifacts)?).await?.body;
     let name = created["metadata"]["name"].as_str().context("the server created a Job without a name")?;
-    output::note(format_args!("job {name} created"));
+    output::note(format_args!(
+        "job {name} created; Ctrl-C leaves it running, mayfly delete job {name} ends it"
+    ));
     let job = format!("{jobs}/{}", segment(name));
     if let Some(pod) = started_pod(server, &namespace, name, &job).await? {
         let path = format!("/api/v1/namespaces/{}/pods/{}/log", segment(&namespace), segment(&pod));
@@ -183,6 +185,11 @@ async fn fetch(server: &Server, outcome: &Outcome, out: Option<&Path>) -> anyhow
         output::note(format_args!("not kept: {problem}"));
     }
     for (name, artifact) in &outputs.artifacts {
+        // The document comes from the namespace: its names must not lead out of the folder.
+        if !is_name(name) {
+            output::note(format_args!("not written: {name:?} is no file name"));
+            continue;
+        }
         match out {
             Some(folder) => save(server, artifact, folder, name).await?,
             None => output::note(format_args!("left {name}: mayfly artifact get {}", artifact.digest)),
