@@ -8,7 +8,7 @@ use kube::{
     discovery::verbs,
 };
 
-use super::graph::Identity;
+use super::{graph::Identity, item::Live};
 
 /// Kinds that own nothing and are owned by nothing: watching them would only cost.
 const IGNORED: [&str; 1] = ["Event"];
@@ -61,6 +61,17 @@ impl Kinds {
 }
 
 impl Kind {
+    /// The coordinates of an object of this kind.
+    pub(super) fn identity(&self, object: &Live) -> Identity {
+        Identity {
+            api_version: self.resource.api_version.clone(),
+            kind: self.resource.kind.clone(),
+            namespace: object.metadata.namespace.clone().unwrap_or_default(),
+            name: object.metadata.name.clone().unwrap_or_default(),
+            uid: object.metadata.uid.clone().unwrap_or_default(),
+        }
+    }
+
     /// The kind's API where an object of this identity lives.
     pub(super) fn api(&self, client: Client, identity: &Identity) -> Api<DynamicObject> {
         if self.namespaced {

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Config,
-    graph::{Graph, Identity, Work},
+    graph::{Graph, Work},
     item::{AbsentOwners, Live, Shared},
     kinds::{Kind, Kinds},
 };
@@ -138,25 +138,15 @@ async fn monitor(shared: Arc<Shared>, kind: Kind, listed: watch::Sender<bool>, s
         }
         Event::Apply(object) => observe(&shared, &kind, &object),
         Event::Delete(object) => {
-            let work = shared.graph.lock().remove(&identity(&kind, &object), true);
+            let work = shared.graph.lock().remove(&kind.identity(&object), true);
             shared.enqueue(work);
         }
     })
     .await;
 }
 
-fn identity(kind: &Kind, object: &Live) -> Identity {
-    Identity {
-        api_version: kind.resource.api_version.clone(),
-        kind: kind.resource.kind.clone(),
-        namespace: object.metadata.namespace.clone().unwrap_or_default(),
-        name: object.metadata.name.clone().unwrap_or_default(),
-        uid: object.metadata.uid.clone().unwrap_or_default(),
-    }
-}
-
 fn observe(shared: &Shared, kind: &Kind, object: &Live) {
-    let work = shared.graph.lock().observe(identity(kind, object), &object.metadata);
+    let work = shared.graph.lock().observe(kind.identity(object), &object.metadata);
     shared.enqueue(work);
 }
 
