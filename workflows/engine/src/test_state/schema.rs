@@ -3,8 +3,10 @@
 //! `mock_shapes.json` has the outputs of the services that workflows call most, reduced to types from the
 //! public service models that botocore publishes under Apache-2.0: per service its operations and a table
 //! of shapes (`f` fields, `r` required, `l` list of, `m` map of, `e` one of these texts; `s` string, `n` number,
-//! `b` boolean, `*` anything). Workflows see field names with a capital first letter. A service that is not there is not
-//! checked.
+//! `b` boolean, `*` anything; `min` and `max` bound a string's characters, a number or a list's items). Workflows see
+//! field names with a capital first letter. A service without an entry is not checked.
+//!
+//! That AWS checks these bounds is recorded; its words for them are not known, so the messages about bounds are ours.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -41,13 +43,43 @@ enum Shape {
     },
     List {
         l: Type,
+        #[serde(flatten)]
+        bounds: Bounds,
     },
     Map {
         m: Type,
     },
-    Text {
+    Enumeration {
         e: Vec<String>,
     },
+    Text {
+        s: Bounds,
+    },
+    Number {
+        n: Bounds,
+    },
+}
+
+/// The smallest and the largest permitted value, both included.
+#[derive(Clone, Copy, Deserialize)]
+struct Bounds {
+    min: Option<f64>,
+    max: Option<f64>,
+}
+
+impl Bounds {
+    /// Refuses a number outside of the bounds. `unit` is what is counted, with a leading space, or empty.
+    fn check(self, measured: f64, field: &str, verb: &str, unit: &str) -> Result<(), String> {
+        match self {
+            Self { min: Some(min), .. } if measured < min => {
+                Err(format!("Field '{field}' must {verb} at least {min}{unit}"))
+            }
+            Self { max: Some(max), .. } if measured > max => {
+                Err(format!("Field '{field}' must {verb} at most {max}{unit}"))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// How strictly a mock is compared with the service's model.
@@ -117,7 +149,8 @@ impl Check<'_> {
                     Ok(())
                 }
                 (Some(Shape::Structure { .. }), _) => must_be("an object"),
-                (Some(Shape::List { l }), Value::Array(items)) => {
+                (Some(Shape::List { l, bounds }), Value::Array(items)) => {
+                    bounds.check(count(items.len()), field, "have", " items")?;
                     items.iter().try_for_each(|item| self.value(l, item, field))
                 }
                 (Some(Shape::List { .. }), _) => must_be("an array"),
@@ -126,15 +159,30 @@ impl Check<'_> {
                 }
                 (Some(Shape::Map { .. }), _) => must_be("an object"),
                 // As LocalStack words it.
-                (Some(Shape::Text { e }), Value::String(text)) if !e.iter().any(|one| **one == **text) => {
+                (Some(Shape::Enumeration { e }), Value::String(text))
+                    if !e.iter().any(|one| **one == **text) =>
+                {
                     Err(format!("Field '{field}' is not an expected value"))
                 }
-                (Some(Shape::Text { .. }), Value::String(_)) => Ok(()),
-                (Some(Shape::Text { .. }), _) => must_be("a string"),
+                (Some(Shape::Enumeration { .. }), Value::String(_)) => Ok(()),
+                (Some(Shape::Text { s }), Value::String(text)) => {
+                    s.check(count(text.chars().count()), field, "have", " characters")
+                }
+                (Some(Shape::Enumeration { .. } | Shape::Text { .. }), _) => must_be("a string"),
+                (Some(Shape::Number { n }), Value::Number(number)) => {
+                    n.check(number.to_f64(), field, "be", "")
+                }
+                (Some(Shape::Number { .. }), _) => must_be("a number"),
                 (None, _) => Ok(()),
             },
         }
     }
+}
+
+/// A count as the bounds have it; no value in memory has more than 2⁵³ items.
+#[expect(clippy::cast_precision_loss, reason = "exact up to 2⁵³")]
+const fn count(items: usize) -> f64 {
+    items as f64
 }
 
 #[cfg(test)]
@@ -191,6 +239,21 @@ mod tests {
         let refused = "Mock result schema validation error: Field 'StorageClass' is not an expected value";
         assert_eq!(told(object, r#"{"StorageClass": "COLD"}"#, Mode::Present), refused);
         assert_eq!(told(object, r#"{"StorageClass": "COLD"}"#, Mode::None), "");
+    }
+
+    #[test]
+    fn lengths_numbers_and_items_keep_the_models_bounds() {
+        let wanted = |text: &str| format!("Mock result schema validation error: Field {text}");
+        let secret = "arn:aws:states:::aws-sdk:secretsmanager:getSecretValue";
+        assert_eq!(told(secret, r#"{"Name": "n"}"#, Mode::Strict), "");
+        let short = wanted("'Name' must have at least 1 characters");
+        assert_eq!(told(secret, r#"{"Name": ""}"#, Mode::Present), short);
+        let long = format!(r#"{{"Name": "{}"}}"#, "n".repeat(257));
+        assert_eq!(told(secret, &long, Mode::Strict), wanted("'Name' must have at most 256 characters"));
+        assert_eq!(told(secret, &long, Mode::None), "");
+        let described = "arn:aws:states:::aws-sdk:sfn:describeMapRun";
+        let below = r#"{"MaxConcurrency": -1}"#;
+        assert_eq!(told(described, below, Mode::Present), wanted("'MaxConcurrency' must be at least 0"));
     }
 
     #[test]
