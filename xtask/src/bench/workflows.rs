@@ -1,6 +1,8 @@
 //! Durable workflows beside Restate, and what else an engine is asked for: express transitions, a wide Map,
 //! executions that wait.
 
+mod timers;
+
 use std::{
     net::SocketAddr,
     path::PathBuf,
@@ -28,7 +30,7 @@ use crate::{
     workspace::Workspace,
 };
 
-pub(super) const PARTS: &[&str] = &["steps", "express", "map", "waiting"];
+pub(super) const PARTS: &[&str] = &["steps", "express", "map", "waiting", "timers"];
 
 const CLIENTS: &[u32] = &[1, 16, 64, 256];
 const STEPS: &[(usize, &str)] = &[(1, "one"), (3, "three"), (9, "nine")];
@@ -61,6 +63,7 @@ pub(super) fn run(workspace: &Workspace, options: &Options) -> Result<Value> {
                 "steps" => bench.steps(),
                 "express" => bench.express(),
                 "map" => bench.map(),
+                "timers" => bench.timers(),
                 _ => bench.waiting(),
             };
             figures.insert((*name).into(), part?);
