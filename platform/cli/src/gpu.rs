@@ -26,7 +26,7 @@ use super::{
     session::Session,
     upload,
 };
-use plan::{GpuAmount, JobPlan};
+use plan::{GpuAmount, GpuJobPlan};
 
 /// How often the Job and its pod are read while they are waited for.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -96,7 +96,8 @@ async fn run_job(args: RunArgs, session: &Session) -> anyhow::Result<ExitCode> {
     let (server, namespace) = (session.server().await?, session.namespace().await?);
     let artifacts = sources.push(server).await?;
     let folder = sources.folder();
-    let plan = JobPlan { name: args.name, stem: sources.stem(), image: args.image, command, folder, limits };
+    let plan =
+        GpuJobPlan { name: args.name, stem: sources.stem(), image: args.image, command, folder, limits };
     let jobs = format!("/apis/batch/v1/namespaces/{}/jobs", segment(&namespace));
     let created =
         server.send(Method::POST, &jobs, "application/json", &plan.manifest(artifacts)?).await?.body;

@@ -36,7 +36,7 @@ impl Default for Config {
 }
 
 /// Removes artifacts that no object names.
-pub(crate) struct Collector {
+pub(crate) struct ArtifactCollector {
     config: Config,
     client: Client,
     functions: Informer<Function>,
@@ -91,7 +91,7 @@ fn removal(artifact: &Artifact) -> kube::Result<Request<Vec<u8>>> {
     request.body(Vec::new()).map_err(kube::Error::HttpError)
 }
 
-impl Collector {
+impl ArtifactCollector {
     pub(crate) fn create(config: Config, client: Client, informers: &Informers) -> Self {
         let (functions, revisions) = (informers.of::<Function>(), informers.of::<Revision>());
         let (tell, unnamed) = mpsc::channel(UNNAMED_MAX);

@@ -6,7 +6,7 @@
 //!     ─▶ between minReplicas and maxReplicas ─▶ the scale subresource
 //! ```
 //!
-//! Deciding is pure: object, scale, samples, pods, history and time in, one [`plan::Plan`] out.
+//! Deciding is pure: object, scale, samples, pods, history and time in, one [`plan::AutoscalerPlan`] out.
 //! (Behaviour: upstream `pkg/controller/podautoscaler`.)
 
 mod act;
@@ -19,7 +19,7 @@ mod tests;
 
 use std::time::Duration;
 
-pub(crate) use act::Controller;
+pub(crate) use act::AutoscalerController;
 
 /// Settings of the pod autoscaler. Upstream's defaults.
 #[derive(Clone, Debug)]

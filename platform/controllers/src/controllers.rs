@@ -36,62 +36,86 @@ pub struct Config {
 
 /// Every controller, ready to run.
 pub struct Controllers {
-    function: function::Controller,
-    cron_job: cron_job::Controller,
-    deployment: deployment::Controller,
-    endpoints: endpoints::Controller,
-    namespace_defaults: namespace_defaults::Controller,
-    autoscaler: autoscaler::Controller,
-    daemon_set: daemon_set::Controller,
-    stateful_set: stateful_set::Controller,
-    disruption: disruption::Controller,
-    replica_set: replica_set::Controller<ReplicaSet>,
-    replication: replica_set::Controller<ReplicationController>,
-    job: job::Controller,
-    load_balancer: load_balancer::Controller,
-    garbage: garbage::Collector,
-    node: node::Controller,
-    persistent_volume: persistent_volume::Controller,
-    pods: pods::Collector,
-    artifacts: artifacts::Collector,
-    events: events::Collector,
+    function: function::FunctionController,
+    cron_job: cron_job::CronJobController,
+    deployment: deployment::DeploymentController,
+    endpoints: endpoints::EndpointsController,
+    namespace_defaults: namespace_defaults::NamespaceDefaultsController,
+    autoscaler: autoscaler::AutoscalerController,
+    daemon_set: daemon_set::DaemonSetController,
+    stateful_set: stateful_set::StatefulSetController,
+    disruption: disruption::DisruptionController,
+    replica_set: replica_set::ReplicaSetController<ReplicaSet>,
+    replication: replica_set::ReplicaSetController<ReplicationController>,
+    job: job::JobController,
+    load_balancer: load_balancer::LoadBalancerController,
+    garbage: garbage::GarbageCollector,
+    node: node::NodeController,
+    persistent_volume: persistent_volume::PersistentVolumeController,
+    pods: pods::PodCollector,
+    artifacts: artifacts::ArtifactCollector,
+    events: events::EventCollector,
 }
 
 impl Controllers {
     /// Starts the informers it needs; acts on nothing yet. Must be called inside a tokio runtime.
     pub fn create(config: Config, client: Client, informers: &Informers) -> Self {
         Self {
-            function: function::Controller::create(config.function, client.clone(), informers),
-            cron_job: cron_job::Controller::create(config.cron_job, client.clone(), informers),
-            deployment: deployment::Controller::create(config.deployment, client.clone(), informers),
-            endpoints: endpoints::Controller::create(config.endpoints, client.clone(), informers),
-            namespace_defaults: namespace_defaults::Controller::create(
+            function: function::FunctionController::create(config.function, client.clone(), informers),
+            cron_job: cron_job::CronJobController::create(config.cron_job, client.clone(), informers),
+            deployment: deployment::DeploymentController::create(
+                config.deployment,
+                client.clone(),
+                informers,
+            ),
+            endpoints: endpoints::EndpointsController::create(config.endpoints, client.clone(), informers),
+            namespace_defaults: namespace_defaults::NamespaceDefaultsController::create(
                 config.namespace_defaults,
                 client.clone(),
                 informers,
             ),
-            autoscaler: autoscaler::Controller::create(config.autoscaler, client.clone(), informers),
-            daemon_set: daemon_set::Controller::create(config.daemon_set, client.clone(), informers),
-            stateful_set: stateful_set::Controller::create(config.stateful_set, client.clone(), informers),
-            disruption: disruption::Controller::create(config.disruption, client.clone(), informers),
-            replica_set: replica_set::Controller::create(
+            autoscaler: autoscaler::AutoscalerController::create(
+                config.autoscaler,
+                client.clone(),
+                informers,
+            ),
+            daemon_set: daemon_set::DaemonSetController::create(config.daemon_set, client.clone(), informers),
+            stateful_set: stateful_set::StatefulSetController::create(
+                config.stateful_set,
+                client.clone(),
+                informers,
+            ),
+            disruption: disruption::DisruptionController::create(
+                config.disruption,
+                client.clone(),
+                informers,
+            ),
+            replica_set: replica_set::ReplicaSetController::create(
                 config.replica_set.clone(),
                 client.clone(),
                 informers,
             ),
-            replication: replica_set::Controller::create(config.replica_set, client.clone(), informers),
-            job: job::Controller::create(config.job, client.clone(), informers),
-            load_balancer: load_balancer::Controller::create(config.load_balancer, client.clone(), informers),
-            garbage: garbage::Collector::create(config.garbage, client.clone()),
-            node: node::Controller::create(config.node, client.clone(), informers),
-            persistent_volume: persistent_volume::Controller::create(
+            replication: replica_set::ReplicaSetController::create(
+                config.replica_set,
+                client.clone(),
+                informers,
+            ),
+            job: job::JobController::create(config.job, client.clone(), informers),
+            load_balancer: load_balancer::LoadBalancerController::create(
+                config.load_balancer,
+                client.clone(),
+                informers,
+            ),
+            garbage: garbage::GarbageCollector::create(config.garbage, client.clone()),
+            node: node::NodeController::create(config.node, client.clone(), informers),
+            persistent_volume: persistent_volume::PersistentVolumeController::create(
                 config.persistent_volume,
                 client.clone(),
                 informers,
             ),
-            pods: pods::Collector::create(config.pods, client.clone(), informers),
-            artifacts: artifacts::Collector::create(config.artifacts, client.clone(), informers),
-            events: events::Collector::create(config.events, client),
+            pods: pods::PodCollector::create(config.pods, client.clone(), informers),
+            artifacts: artifacts::ArtifactCollector::create(config.artifacts, client.clone(), informers),
+            events: events::EventCollector::create(config.events, client),
         }
     }
 

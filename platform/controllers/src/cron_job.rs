@@ -16,7 +16,7 @@ mod plan;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use act::Controller;
+pub(crate) use act::CronJobController;
 
 /// Settings of the CronJob controller.
 #[derive(Clone, Debug)]

@@ -16,7 +16,7 @@ mod pods;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use act::Controller;
+pub(crate) use act::DaemonSetController;
 
 /// Settings of the DaemonSet controller.
 #[derive(Clone, Debug)]

@@ -11,7 +11,7 @@
 //! template raises `status.collisionCount`, which changes the hash. Old ReplicaSets are the history that
 //! `kubectl rollout undo` reads, numbered by an annotation.
 //!
-//! [`plan`] is pure: Deployment, ReplicaSets and time in, one [`plan::Plan`] out. (Behaviour: upstream
+//! [`plan`] is pure: Deployment, ReplicaSets and time in, one [`plan::DeploymentPlan`] out. (Behaviour: upstream
 //! `pkg/controller/deployment`.)
 
 mod act;
@@ -22,7 +22,7 @@ mod status;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use act::Controller;
+pub(crate) use act::DeploymentController;
 
 /// Settings of the Deployment controller.
 #[derive(Clone, Debug)]

@@ -51,7 +51,7 @@ impl Default for Config {
 }
 
 /// Keeps the status of every PodDisruptionBudget.
-pub(crate) struct Controller {
+pub(crate) struct DisruptionController {
     config: Config,
     client: Client,
     budgets: Informer<PodDisruptionBudget>,
@@ -67,7 +67,7 @@ fn selector(budget: &PodDisruptionBudget) -> Option<Selector> {
     Selector::from_object(budget.spec.as_ref()?.selector.as_ref()?).ok()
 }
 
-impl Controller {
+impl DisruptionController {
     pub(crate) fn create(config: Config, client: Client, informers: &Informers) -> Self {
         Self {
             config,

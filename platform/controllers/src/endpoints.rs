@@ -17,7 +17,7 @@ mod slices;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use act::Controller;
+pub(crate) use act::EndpointsController;
 
 /// Settings of the endpoints controller.
 #[derive(Clone, Debug)]

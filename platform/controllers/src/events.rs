@@ -32,7 +32,7 @@ impl Default for Config {
 }
 
 /// Removes old events. It lists them in each round, because a cached copy would be used for nothing else.
-pub(crate) struct Collector {
+pub(crate) struct EventCollector {
     config: Config,
     client: Client,
 }
@@ -55,7 +55,7 @@ fn plan(mut events: Vec<Seen>, config: &Config, now: Timestamp) -> Vec<Seen> {
     events.split_off(kept)
 }
 
-impl Collector {
+impl EventCollector {
     pub(crate) fn create(config: Config, client: Client) -> Self {
         Self { config, client }
     }

@@ -18,7 +18,7 @@ mod status;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use act::Controller;
+pub(crate) use act::FunctionController;
 
 use std::{fmt, sync::Arc};
 

@@ -20,7 +20,7 @@ mod tests;
 
 use std::time::Duration;
 
-pub(crate) use run::Collector;
+pub(crate) use run::GarbageCollector;
 
 /// The settings of the garbage collector.
 #[derive(Clone, Debug)]

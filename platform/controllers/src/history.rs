@@ -25,7 +25,7 @@ use crate::{
 pub(crate) const LABEL_REVISION_HASH: &str = "controller-revision-hash";
 
 /// The revisions of one object, oldest first.
-pub(crate) struct History {
+pub(crate) struct RevisionHistory {
     revisions: Vec<Arc<ControllerRevision>>,
 }
 
@@ -58,7 +58,7 @@ fn data(template: &PodTemplateSpec) -> Value {
     json!({"spec": {"template": value}})
 }
 
-impl History {
+impl RevisionHistory {
     pub(crate) fn of(mut revisions: Vec<Arc<ControllerRevision>>) -> Self {
         revisions.sort_by_key(|revision| (revision.revision, revision.name_any()));
         Self { revisions }

@@ -13,7 +13,7 @@
 //! go; and only when it is gone does the uid become a number. What the pods of a job with inputs left is
 //! written down before they are counted (`mayfly_api::job_io`).
 //!
-//! [`plan`] is pure: job, pods and time in, one [`plan::Plan`] out. (Behaviour: upstream `pkg/controller/job`,
+//! [`plan`] is pure: job, pods and time in, one [`plan::JobPlan`] out. (Behaviour: upstream `pkg/controller/job`,
 //! `pkg/controller/ttlafterfinished`.)
 
 mod act;
@@ -31,7 +31,7 @@ use std::time::Duration;
 
 use mayfly_informer::Backoff;
 
-pub(crate) use act::Controller;
+pub(crate) use act::JobController;
 
 /// The settings of the job controller.
 #[derive(Clone, Debug)]

@@ -8,7 +8,7 @@ mod plan;
 
 use ipnet::Ipv4Net;
 
-pub(crate) use act::Controller;
+pub(crate) use act::LoadBalancerController;
 
 /// Settings of the controller of load balancers' addresses.
 #[derive(Clone, Debug, Default)]

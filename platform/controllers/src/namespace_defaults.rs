@@ -47,7 +47,7 @@ impl Default for Config {
 }
 
 /// Makes the default objects of every namespace, and makes them again when they are deleted or changed.
-pub(crate) struct Controller {
+pub(crate) struct NamespaceDefaultsController {
     config: Config,
     client: Client,
     namespaces: Informer<Namespace>,
@@ -102,7 +102,7 @@ fn named(name: &str) -> WatchConfig {
     WatchConfig::default().fields(&format!("metadata.name={name}"))
 }
 
-impl Controller {
+impl NamespaceDefaultsController {
     pub(crate) fn create(config: Config, client: Client, informers: &Informers) -> Self {
         Self { config, client, namespaces: informers.of() }
     }

@@ -17,7 +17,7 @@ mod tests;
 
 use std::time::Duration;
 
-pub(crate) use act::Controller;
+pub(crate) use act::NodeController;
 
 /// The settings of the node controller.
 #[derive(Clone, Debug)]

@@ -43,7 +43,7 @@ use expectations::Expectations;
 const ORPHANS: &str = "orphans";
 
 /// A kind whose objects own pods.
-pub(crate) trait Owner:
+pub(crate) trait PodOwner:
     Resource<DynamicType = (), Scope = NamespaceResourceScope>
     + Clone
     + DeserializeOwned
@@ -83,7 +83,7 @@ pub(crate) enum Error {
     Create(kube::Error),
 }
 
-impl<O: Owner> OwnedPods<O> {
+impl<O: PodOwner> OwnedPods<O> {
     /// Starts the informers it needs.
     pub(crate) fn create(client: Client, informers: &Informers) -> Arc<Self> {
         let pods = informers.of::<Pod>();
@@ -177,13 +177,13 @@ impl<O: Owner> OwnedPods<O> {
 }
 
 /// The reference with which a pod names its owner.
-fn reference<O: Owner>(owner: &O) -> Option<OwnerReference> {
+fn reference<O: PodOwner>(owner: &O) -> Option<OwnerReference> {
     let reference = owner.controller_owner_ref(&())?;
     Some(OwnerReference { block_owner_deletion: Some(true), ..reference })
 }
 
 /// A pod from the owner's template.
-pub(crate) fn new_pod<O: Owner>(owner: &O) -> Pod {
+pub(crate) fn new_pod<O: PodOwner>(owner: &O) -> Pod {
     let PodTemplateSpec { metadata, spec } = owner.template();
     let metadata = metadata.unwrap_or_default();
     let finalizers = metadata.finalizers.into_iter().flatten().chain(O::FINALIZER.map(str::to_owned));

@@ -19,7 +19,7 @@ mod tests;
 
 use std::path::PathBuf;
 
-pub(crate) use act::Controller;
+pub(crate) use act::PersistentVolumeController;
 
 /// Settings of the PersistentVolume controller.
 #[derive(Clone, Debug, Default)]

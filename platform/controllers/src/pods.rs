@@ -12,7 +12,7 @@ use mayfly_api::k8s::{
     jiff::Timestamp,
 };
 
-pub(crate) use collector::Collector;
+pub(crate) use collector::PodCollector;
 
 /// The settings of the pod collector.
 #[derive(Clone, Debug)]

@@ -15,7 +15,7 @@ mod ranking;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use act::Controller;
+pub(crate) use act::ReplicaSetController;
 
 /// The settings of the replica controller.
 #[derive(Clone, Debug)]

@@ -17,7 +17,7 @@ mod plan;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use act::Controller;
+pub(crate) use act::StatefulSetController;
 
 /// Settings of the StatefulSet controller.
 #[derive(Clone, Debug)]

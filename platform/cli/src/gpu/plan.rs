@@ -72,7 +72,7 @@ pub(super) fn limits(gpus: GpuAmount, memory: Option<&str>) -> anyhow::Result<Va
 }
 
 /// What the Job is made of.
-pub(super) struct JobPlan {
+pub(super) struct GpuJobPlan {
     pub(super) name: Option<String>,
     /// The beginning of a name that the server completes.
     pub(super) stem: String,
@@ -83,7 +83,7 @@ pub(super) struct JobPlan {
     pub(super) limits: Value,
 }
 
-impl JobPlan {
+impl GpuJobPlan {
     /// The `batch/v1` Job, given its sources.
     ///
     /// # Errors
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn the_job_runs_the_command_in_a_copy_of_the_sources() {
-        let plan = JobPlan {
+        let plan = GpuJobPlan {
             name: None,
             stem: "Train_1".into(),
             image: "builder:1".into(),

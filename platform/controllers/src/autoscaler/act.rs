@@ -37,20 +37,20 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Config,
-    behavior::History,
+    behavior::ScalingHistory,
     metrics::{Target, evaluate},
-    plan::{ABLE_TO_SCALE, Plan, SCALING_ACTIVE, plan, set, status},
+    plan::{ABLE_TO_SCALE, AutoscalerPlan, SCALING_ACTIVE, plan, set, status},
 };
 use crate::metadata::{is_gone, whole};
 
 /// Scales the targets of all HorizontalPodAutoscalers.
-pub(crate) struct Controller {
+pub(crate) struct AutoscalerController {
     config: Config,
     client: Client,
     autoscalers: Informer<HorizontalPodAutoscaler>,
     pods: Informer<Pod>,
     /// By autoscaler; dropped with it.
-    histories: Mutex<HashMap<ObjectKey, History>>,
+    histories: Mutex<HashMap<ObjectKey, ScalingHistory>>,
 }
 
 /// One evaluation of one autoscaler.
@@ -64,7 +64,7 @@ struct Evaluation<'a> {
     now: Timestamp,
 }
 
-impl Controller {
+impl AutoscalerController {
     pub(crate) fn create(config: Config, client: Client, informers: &Informers) -> Self {
         Self {
             config,
@@ -181,7 +181,12 @@ impl Controller {
         self.carry_out(evaluation, current, plan).await
     }
 
-    async fn carry_out(&self, evaluation: Evaluation<'_>, current: i32, mut plan: Plan) -> kube::Result<()> {
+    async fn carry_out(
+        &self,
+        evaluation: Evaluation<'_>,
+        current: i32,
+        mut plan: AutoscalerPlan,
+    ) -> kube::Result<()> {
         let Evaluation { key, autoscaler, target, api, events, now } = evaluation;
         if let Some(failure) = &plan.failure {
             events.warning(autoscaler, failure.reason, failure.message.clone());

@@ -15,7 +15,7 @@ const DOWN_WINDOW_SECONDS: i32 = 300;
 
 /// What one autoscaler proposed and did lately.
 #[derive(Debug, Default)]
-pub(super) struct History {
+pub(super) struct ScalingHistory {
     recommendations: VecDeque<(Timestamp, i32)>,
     /// Changes of the number of replicas.
     changes: VecDeque<(Timestamp, i32)>,
@@ -31,7 +31,7 @@ pub(super) struct Limited {
     pub(super) limited: Option<(&'static str, &'static str)>,
 }
 
-impl History {
+impl ScalingHistory {
     /// Notes the number of replicas at the first evaluation, so that a restart of this process forgets no scale-up.
     pub(super) fn begin(&mut self, current: i32, now: Timestamp) {
         if self.recommendations.is_empty() {
@@ -77,7 +77,7 @@ fn policy(type_: &str, value: i32, period_seconds: i32) -> HPAScalingPolicy {
 /// Applies the behavior to a proposal between `min` and `max`.
 pub(super) fn limit(
     behavior: Option<&HorizontalPodAutoscalerBehavior>,
-    history: &mut History,
+    history: &mut ScalingHistory,
     (current, desired): (i32, i32),
     (min, max): (i32, i32),
     now: Timestamp,
@@ -128,7 +128,7 @@ fn within(stable: i32, min: i32, max: i32) -> Clamped {
 
 fn rise(
     rules: &HPAScalingRules,
-    history: &History,
+    history: &ScalingHistory,
     current: i32,
     stable: i32,
     max: i32,
@@ -163,7 +163,7 @@ fn rise(
 
 fn fall(
     rules: &HPAScalingRules,
-    history: &History,
+    history: &ScalingHistory,
     current: i32,
     stable: i32,
     min: i32,

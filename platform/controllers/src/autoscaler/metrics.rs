@@ -25,7 +25,9 @@ use serde_json::Value;
 
 use super::{
     Config,
-    replicas::{NoProposal, Proposal, Sample, Samples, Usage, by_average, by_object, by_utilization},
+    replicas::{
+        MetricSample, MetricUsage, NoProposal, Proposal, Samples, by_average, by_object, by_utilization,
+    },
 };
 
 /// The window of a sample that names none. Upstream's value for the pods' custom metrics.
@@ -115,7 +117,7 @@ async fn resource(
     let path = format!("/apis/metrics.k8s.io/v1beta1/namespaces/{}/pods", target.namespace);
     let list = get(client, &path, target.selector).await?;
     let samples = resource_samples(&list, name, container, now)?;
-    let usage = Usage { current: target.current, samples: &samples, pods: target.pods, config, now };
+    let usage = MetricUsage { current: target.current, samples: &samples, pods: target.pods, config, now };
     let (proposal, word) = match wanted.average_utilization {
         Some(percent) => {
             (by_utilization(usage, percent, name, container)?, "utilization (percentage of request)")
@@ -169,7 +171,7 @@ fn resource_samples(
         let Some(value) = values.sum::<Option<u64>>() else { continue };
         let at = item["timestamp"].as_str().and_then(|text| text.parse().ok()).unwrap_or(now);
         let window = item["window"].as_str().and_then(|text| text.parse().ok()).unwrap_or(WINDOW);
-        samples.insert(pod.to_owned(), Sample { value, at, window });
+        samples.insert(pod.to_owned(), MetricSample { value, at, window });
     }
     Ok(samples)
 }
@@ -188,11 +190,11 @@ async fn pods_metric(
     let mut samples = Samples::new();
     for item in list["items"].as_array().into_iter().flatten() {
         if let (Some(pod), Some(value)) = (item["describedObject"]["name"].as_str(), parse(&item["value"])) {
-            samples.insert(pod.to_owned(), Sample { value, at: now, window: WINDOW });
+            samples.insert(pod.to_owned(), MetricSample { value, at: now, window: WINDOW });
         }
     }
     let wanted = millis(source.target.average_value.as_ref())?;
-    let usage = Usage { current: target.current, samples: &samples, pods: target.pods, config, now };
+    let usage = MetricUsage { current: target.current, samples: &samples, pods: target.pods, config, now };
     let proposal = by_average(usage, wanted, false)?;
     let current =
         MetricValueStatus { average_value: Some(written(proposal.average)), ..MetricValueStatus::default() };

@@ -9,7 +9,7 @@ use mayfly_api::k8s::{
 };
 
 use super::{
-    behavior::{History, limit},
+    behavior::{ScalingHistory, limit},
     metrics::{Evaluated, Unavailable},
 };
 
@@ -18,7 +18,7 @@ pub(super) const SCALING_ACTIVE: &str = "ScalingActive";
 pub(super) const SCALING_LIMITED: &str = "ScalingLimited";
 
 #[derive(Debug)]
-pub(super) struct Plan {
+pub(super) struct AutoscalerPlan {
     pub(super) replicas: i32,
     /// Why the number changes.
     pub(super) reason: String,
@@ -64,13 +64,17 @@ pub(super) fn plan(
     autoscaler: &HorizontalPodAutoscaler,
     (current, shown): (i32, i32),
     evaluated: Vec<Result<Evaluated, Unavailable>>,
-    history: &mut History,
+    history: &mut ScalingHistory,
     now: Timestamp,
-) -> Plan {
+) -> AutoscalerPlan {
     let spec = autoscaler.spec.clone().unwrap_or_default();
     let (min, max) = (spec.min_replicas.unwrap_or(1), spec.max_replicas);
-    let mut plan =
-        Plan { replicas: current, reason: String::new(), status: status(autoscaler), failure: None };
+    let mut plan = AutoscalerPlan {
+        replicas: current,
+        reason: String::new(),
+        status: status(autoscaler),
+        failure: None,
+    };
     plan.status.current_replicas = Some(shown);
     plan.status.desired_replicas = current;
     history.begin(current, now);
@@ -115,7 +119,7 @@ pub(super) fn plan(
 fn proposal(
     current: i32,
     evaluated: Vec<Result<Evaluated, Unavailable>>,
-    plan: &mut Plan,
+    plan: &mut AutoscalerPlan,
     now: Timestamp,
 ) -> Option<(i32, String)> {
     let (mut best, mut metrics, mut failure): (Option<(i32, String)>, Vec<_>, Option<Unavailable>) =

@@ -16,14 +16,14 @@ use crate::pods::is_ready;
 
 /// One pod's usage, in thousandths of the metric's unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Sample {
+pub(super) struct MetricSample {
     pub(super) value: u64,
     pub(super) at: Timestamp,
     pub(super) window: SignedDuration,
 }
 
 /// Samples by the pod's name.
-pub(super) type Samples = BTreeMap<String, Sample>;
+pub(super) type Samples = BTreeMap<String, MetricSample>;
 
 /// The value of a metric.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -61,7 +61,7 @@ struct Groups {
 
 /// What is known of a target's pods at one evaluation.
 #[derive(Clone, Copy)]
-pub(super) struct Usage<'a> {
+pub(super) struct MetricUsage<'a> {
     pub(super) current: i32,
     pub(super) samples: &'a Samples,
     pub(super) pods: &'a [Arc<Pod>],
@@ -71,7 +71,7 @@ pub(super) struct Usage<'a> {
 
 /// The replicas for a target in percent of the pods' requests of `resource`.
 pub(super) fn by_utilization(
-    usage: Usage<'_>,
+    usage: MetricUsage<'_>,
     target_percent: i32,
     resource: &str,
     container: Option<&str>,
@@ -98,7 +98,7 @@ pub(super) fn by_utilization(
 }
 
 /// The replicas for a target average, in thousandths.
-pub(super) fn by_average(usage: Usage<'_>, target: u64, is_cpu: bool) -> Result<Proposal, NoProposal> {
+pub(super) fn by_average(usage: MetricUsage<'_>, target: u64, is_cpu: bool) -> Result<Proposal, NoProposal> {
     let groups = group(usage, is_cpu)?;
     let mean = |samples: &BTreeMap<String, u64>| {
         samples.values().sum::<u64>() / u64::try_from(samples.len()).unwrap_or(1).max(1)
@@ -185,8 +185,8 @@ fn ceil(number: f64) -> i32 {
     number.ceil().clamp(0.0, f64::from(i32::MAX)) as i32
 }
 
-fn group(usage: Usage<'_>, is_cpu: bool) -> Result<Groups, NoProposal> {
-    let Usage { samples, pods, config, now, .. } = usage;
+fn group(usage: MetricUsage<'_>, is_cpu: bool) -> Result<Groups, NoProposal> {
+    let MetricUsage { samples, pods, config, now, .. } = usage;
     if pods.is_empty() {
         return Err(NoProposal::NoPods);
     }
@@ -211,7 +211,7 @@ fn group(usage: Usage<'_>, is_cpu: bool) -> Result<Groups, NoProposal> {
 }
 
 /// Whether a pod's CPU usage still shows its start rather than its work.
-fn is_initializing(pod: &Pod, sample: &Sample, config: &Config, now: Timestamp) -> bool {
+fn is_initializing(pod: &Pod, sample: &MetricSample, config: &Config, now: Timestamp) -> bool {
     let Some(status) = &pod.status else { return true };
     let condition = status.conditions.iter().flatten().find(|condition| condition.type_ == "Ready");
     let (Some(condition), Some(start)) = (condition, &status.start_time) else { return true };

@@ -13,10 +13,12 @@ use serde_json::{Value, json};
 
 use super::{
     Config,
-    behavior::{History, limit},
+    behavior::{ScalingHistory, limit},
     metrics::{Evaluated, Unavailable},
     plan::plan,
-    replicas::{NoProposal, Proposal, Sample, Samples, Usage, by_average, by_object, by_utilization},
+    replicas::{
+        MetricSample, MetricUsage, NoProposal, Proposal, Samples, by_average, by_object, by_utilization,
+    },
 };
 
 fn now() -> Timestamp {
@@ -39,7 +41,7 @@ fn pod(name: &str, ready: bool, phase: &str) -> Arc<Pod> {
 }
 
 fn samples(values: &[(&str, u64)]) -> Samples {
-    let sample = |value| Sample { value, at: now(), window: SignedDuration::from_secs(60) };
+    let sample = |value| MetricSample { value, at: now(), window: SignedDuration::from_secs(60) };
     values.iter().map(|(pod, value)| ((*pod).to_owned(), sample(*value))).collect()
 }
 
@@ -54,7 +56,7 @@ fn utilization(
     pods: &[Arc<Pod>],
 ) -> Result<i32, NoProposal> {
     let (config, samples) = (Config::default(), samples(values));
-    let usage = Usage { current, samples: &samples, pods, config: &config, now: now() };
+    let usage = MetricUsage { current, samples: &samples, pods, config: &config, now: now() };
     by_utilization(usage, percent, "cpu", None).map(|proposal| proposal.replicas)
 }
 
@@ -98,7 +100,7 @@ fn a_pod_that_just_started_does_not_count_as_busy() {
 fn averages_and_objects() {
     let (config, pods, samples) =
         (Config::default(), ready(&["a", "b"]), samples(&[("a", 20_000), ("b", 10_000)]));
-    let usage = Usage { current: 2, samples: &samples, pods: &pods, config: &config, now: now() };
+    let usage = MetricUsage { current: 2, samples: &samples, pods: &pods, config: &config, now: now() };
     assert_eq!(
         by_average(usage, 5000, false).unwrap(),
         Proposal { replicas: 6, utilization: None, average: 15_000 }
@@ -108,7 +110,7 @@ fn averages_and_objects() {
     assert_eq!(by_object(2, 2, 10_500, 10_000, false, &pods, 0.1).replicas, 2);
 }
 
-fn limited(behavior: Value, history: &mut History, change: (i32, i32), at: i64) -> i32 {
+fn limited(behavior: Value, history: &mut ScalingHistory, change: (i32, i32), at: i64) -> i32 {
     let behavior: HorizontalPodAutoscalerBehavior = serde_json::from_value(behavior).unwrap();
     limit(Some(&behavior), history, change, (1, 100), after(at)).replicas
 }
@@ -116,7 +118,7 @@ fn limited(behavior: Value, history: &mut History, change: (i32, i32), at: i64) 
 #[test]
 fn policies_limit_the_rate() {
     let pods = json!({"scaleUp": {"policies": [{"type": "Pods", "value": 3, "periodSeconds": 60}]}});
-    let mut history = History::default();
+    let mut history = ScalingHistory::default();
     assert_eq!(limited(pods.clone(), &mut history, (10, 50), 0), 13);
     history.scaled(10, 13, after(0));
     assert_eq!(limited(pods.clone(), &mut history, (13, 50), 15), 13, "the period's three are used up");
@@ -125,21 +127,25 @@ fn policies_limit_the_rate() {
         json!({"scaleDown": {"stabilizationWindowSeconds": 0, "selectPolicy": select, "policies": [
         {"type": "Pods", "value": 2, "periodSeconds": 60}, {"type": "Percent", "value": 50, "periodSeconds": 60}]}})
     };
-    assert_eq!(limited(both("Max"), &mut History::default(), (20, 1), 0), 10);
-    assert_eq!(limited(both("Min"), &mut History::default(), (20, 1), 0), 18);
-    assert_eq!(limited(both("Disabled"), &mut History::default(), (20, 1), 0), 20);
-    assert_eq!(limited(json!({}), &mut History::default(), (1, 50), 0), 5, "four pods or twice as many");
-    assert_eq!(limited(json!({}), &mut History::default(), (20, 90), 0), 40);
+    assert_eq!(limited(both("Max"), &mut ScalingHistory::default(), (20, 1), 0), 10);
+    assert_eq!(limited(both("Min"), &mut ScalingHistory::default(), (20, 1), 0), 18);
+    assert_eq!(limited(both("Disabled"), &mut ScalingHistory::default(), (20, 1), 0), 20);
+    assert_eq!(
+        limited(json!({}), &mut ScalingHistory::default(), (1, 50), 0),
+        5,
+        "four pods or twice as many"
+    );
+    assert_eq!(limited(json!({}), &mut ScalingHistory::default(), (20, 90), 0), 40);
 }
 
 #[test]
 fn the_highest_recent_recommendation_holds_a_scale_down() {
-    let mut history = History::default();
+    let mut history = ScalingHistory::default();
     assert_eq!(limited(json!({}), &mut history, (10, 9), 0), 9);
     assert_eq!(limited(json!({}), &mut history, (9, 2), 60), 9);
     assert_eq!(limited(json!({}), &mut history, (9, 3), 301), 3, "the first recommendation is too old");
     let slow = json!({"scaleUp": {"stabilizationWindowSeconds": 60}});
-    let mut history = History::default();
+    let mut history = ScalingHistory::default();
     assert_eq!(limited(slow.clone(), &mut history, (2, 2), 0), 2);
     assert_eq!(limited(slow.clone(), &mut history, (2, 4), 30), 2);
     assert_eq!(limited(slow, &mut history, (2, 4), 61), 4);
@@ -160,7 +166,7 @@ fn the_largest_metric_wins_and_a_missing_one_stops_scaling_down() {
         "behavior": {"scaleDown": {"stabilizationWindowSeconds": 0}}, "scaleTargetRef": {"kind": "Deployment", "name": "web"}}});
     let web: HorizontalPodAutoscaler = serde_json::from_value(object).unwrap();
     let replicas = |current: i32, metrics| {
-        plan(&web, (current, current), metrics, &mut History::default(), now()).replicas
+        plan(&web, (current, current), metrics, &mut ScalingHistory::default(), now()).replicas
     };
     assert_eq!(replicas(4, vec![evaluated(3), evaluated(6)]), 6);
     assert_eq!(replicas(4, vec![evaluated(3), unavailable()]), 4);
@@ -168,6 +174,6 @@ fn the_largest_metric_wins_and_a_missing_one_stops_scaling_down() {
     assert_eq!(replicas(4, vec![evaluated(1)]), 2, "not below minReplicas");
     assert_eq!(replicas(12, vec![unavailable()]), 10, "the bounds hold without metrics");
     assert_eq!(replicas(0, vec![evaluated(5)]), 0, "zero switches it off");
-    let failed = plan(&web, (4, 4), vec![unavailable()], &mut History::default(), now());
+    let failed = plan(&web, (4, 4), vec![unavailable()], &mut ScalingHistory::default(), now());
     assert!(failed.failure.unwrap().message.ends_with("no metrics"));
 }

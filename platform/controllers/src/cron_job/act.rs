@@ -22,12 +22,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Config,
-    plan::{Plan, plan, with_active},
+    plan::{CronJobPlan, plan, with_active},
 };
 use crate::metadata::{BY_CONTROLLER, by_controller, controller_of, is_gone, only, uid, whole};
 
 /// Starts the Jobs of every CronJob.
-pub(crate) struct Controller {
+pub(crate) struct CronJobController {
     config: Config,
     client: Client,
     cron_jobs: Informer<CronJob>,
@@ -35,7 +35,7 @@ pub(crate) struct Controller {
     jobs_by_controller: Index<Job>,
 }
 
-impl Controller {
+impl CronJobController {
     pub(crate) fn create(config: Config, client: Client, informers: &Informers) -> Self {
         let jobs = informers.of::<Job>();
         let jobs_by_controller = jobs.index(BY_CONTROLLER, by_controller);
@@ -81,7 +81,7 @@ impl Controller {
         &self,
         key: &ObjectKey,
         cron_job: &CronJob,
-        plan: Plan,
+        plan: CronJobPlan,
         events: &EventRecorder,
     ) -> kube::Result<Outcome> {
         let jobs: Api<Job> = Api::namespaced(self.client.clone(), &key.namespace);

@@ -26,7 +26,7 @@ const MISSED_MAX: usize = 100;
 pub(super) type Note = (bool, &'static str, String);
 
 #[derive(Debug, Default)]
-pub(super) struct Plan {
+pub(super) struct CronJobPlan {
     pub(super) notes: Vec<Note>,
     pub(super) delete: Vec<Arc<Job>>,
     /// The Job to create, and the time it is for.
@@ -38,10 +38,11 @@ pub(super) struct Plan {
 }
 
 /// `jobs`: those that the CronJob controls.
-pub(super) fn plan(cron_job: &CronJob, jobs: &[Arc<Job>], now: Timestamp) -> Plan {
+pub(super) fn plan(cron_job: &CronJob, jobs: &[Arc<Job>], now: Timestamp) -> CronJobPlan {
     let empty = CronJobSpec::default();
     let spec = cron_job.spec.as_ref().unwrap_or(&empty);
-    let mut plan = Plan { status: cron_job.status.clone().unwrap_or_default(), ..Plan::default() };
+    let mut plan =
+        CronJobPlan { status: cron_job.status.clone().unwrap_or_default(), ..CronJobPlan::default() };
     follow_jobs(jobs, &mut plan);
     plan.delete = surplus(spec, jobs);
     if cron_job.metadata.deletion_timestamp.is_some() || spec.suspend == Some(true) {
@@ -80,7 +81,7 @@ fn ended_as(job: &Job, type_: &str) -> bool {
 }
 
 /// Brings the list of active Jobs and the time of the last success up to date.
-fn follow_jobs(jobs: &[Arc<Job>], plan: &mut Plan) {
+fn follow_jobs(jobs: &[Arc<Job>], plan: &mut CronJobPlan) {
     let mut active = plan.status.active.take().unwrap_or_default();
     active.retain(|known| {
         let job = jobs.iter().find(|job| known.uid.as_deref() == Some(uid(&***job)));
@@ -140,7 +141,7 @@ fn due(
     Some(latest)
 }
 
-fn start(cron_job: &CronJob, spec: &CronJobSpec, jobs: &[Arc<Job>], due: Timestamp, plan: &mut Plan) {
+fn start(cron_job: &CronJob, spec: &CronJobSpec, jobs: &[Arc<Job>], due: Timestamp, plan: &mut CronJobPlan) {
     let name = job_name(cron_job, due);
     let active = plan.status.active.clone().unwrap_or_default();
     if active.iter().any(|known| known.name.as_deref() == Some(&name)) {

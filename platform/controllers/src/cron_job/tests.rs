@@ -9,7 +9,7 @@ use mayfly_api::k8s::{
 };
 use serde_json::{Value, json};
 
-use super::plan::{Plan, plan, with_active};
+use super::plan::{CronJobPlan, plan, with_active};
 
 fn at(text: &str) -> Timestamp {
     text.parse().unwrap()
@@ -38,11 +38,11 @@ fn active(name: &str) -> Value {
     json!({"active": [{"name": name, "uid": name}], "lastScheduleTime": "2026-01-01T10:00:00Z"})
 }
 
-fn reasons(plan: &Plan) -> Vec<&'static str> {
+fn reasons(plan: &CronJobPlan) -> Vec<&'static str> {
     plan.notes.iter().map(|(_, reason, _)| *reason).collect()
 }
 
-fn deleted(plan: &Plan) -> Vec<String> {
+fn deleted(plan: &CronJobPlan) -> Vec<String> {
     plan.delete.iter().map(|job| job.name_any()).collect()
 }
 

@@ -26,18 +26,18 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Config,
-    plan::{Plan, plan},
+    plan::{DaemonSetPlan, plan},
     pods::{fits, new_pod},
 };
 use crate::{
-    history::{self, History, LABEL_REVISION_HASH, revision_label},
+    history::{self, LABEL_REVISION_HASH, RevisionHistory, revision_label},
     metadata::{is_gone, whole},
-    owned_pods::{Error, OwnedPods, Owner},
+    owned_pods::{Error, OwnedPods, PodOwner},
     ownership::Dependents,
 };
 
 /// Keeps a pod of every DaemonSet on every node that it fits.
-pub(crate) struct Controller {
+pub(crate) struct DaemonSetController {
     config: Config,
     client: Client,
     owned: Arc<OwnedPods<DaemonSet>>,
@@ -45,7 +45,7 @@ pub(crate) struct Controller {
     revisions: Dependents<ControllerRevision>,
 }
 
-impl Owner for DaemonSet {
+impl PodOwner for DaemonSet {
     const FINALIZER: Option<&'static str> = None;
 
     fn selector(&self) -> Result<Selector, InvalidSelector> {
@@ -70,7 +70,7 @@ fn fit_changed(change: &Change<'_, Node>) -> bool {
     }
 }
 
-impl Controller {
+impl DaemonSetController {
     pub(crate) fn create(config: Config, client: Client, informers: &Informers) -> Self {
         let owned = OwnedPods::create(client.clone(), informers);
         let revisions = Dependents::create(client.clone(), informers);
@@ -120,7 +120,7 @@ impl Controller {
             return Ok(Outcome::Done);
         }
         let pods = self.owned.claimed(&set).await?;
-        let history = History::of(self.revisions.claimed(&*set, &selector).await?);
+        let history = RevisionHistory::of(self.revisions.claimed(&*set, &selector).await?);
         let collisions = set.status.as_ref().and_then(|status| status.collision_count);
         let newest = history.newest(&*set, &set.template(), collisions, false);
         let Some(revision) = history::ensure(&self.client, &key.namespace, newest).await? else {
@@ -148,7 +148,7 @@ impl Controller {
         &self,
         key: &ObjectKey,
         set: &DaemonSet,
-        plan: Plan,
+        plan: DaemonSetPlan,
         hash: &str,
         events: &EventRecorder,
     ) -> Result<Outcome, Error> {

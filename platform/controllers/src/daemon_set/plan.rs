@@ -23,7 +23,7 @@ use crate::{
 const FAILED_PAUSE: SignedDuration = SignedDuration::from_secs(10);
 
 #[derive(Debug, Default)]
-pub(super) struct Plan {
+pub(super) struct DaemonSetPlan {
     /// Nodes that get a pod.
     pub(super) create: Vec<String>,
     pub(super) delete: Vec<Arc<Pod>>,
@@ -31,13 +31,13 @@ pub(super) struct Plan {
     pub(super) again: Option<Duration>,
 }
 
-struct View<'a> {
+struct DaemonSetView<'a> {
     set: &'a DaemonSet,
     hash: &'a str,
     now: Timestamp,
 }
 
-impl View<'_> {
+impl DaemonSetView<'_> {
     fn until_available(&self, pod: &Pod) -> Option<Duration> {
         if !is_ready(pod) || is_finished(pod) {
             return None;
@@ -81,8 +81,8 @@ pub(super) fn plan(
     fits: &BTreeMap<String, Fit>,
     pods: &[Arc<Pod>],
     now: Timestamp,
-) -> Plan {
-    let view = View { set, hash, now };
+) -> DaemonSetPlan {
+    let view = DaemonSetView { set, hash, now };
     let mut by_node: BTreeMap<String, Vec<Arc<Pod>>> = BTreeMap::new();
     for pod in pods {
         by_node.entry(node_of(pod).unwrap_or_default()).or_default().push(pod.clone());
@@ -90,7 +90,7 @@ pub(super) fn plan(
     for pods in by_node.values_mut() {
         pods.sort_by_key(|pod| (pod.metadata.creation_timestamp.as_ref().map(|time| time.0), pod.name_any()));
     }
-    let mut plan = Plan { status: status(&view, fits, &by_node), ..Plan::default() };
+    let mut plan = DaemonSetPlan { status: status(&view, fits, &by_node), ..DaemonSetPlan::default() };
     plan.again = pods.iter().filter_map(|pod| view.until_available(pod)).filter(|left| !left.is_zero()).min();
     if set.metadata.deletion_timestamp.is_some() {
         return plan;
@@ -108,7 +108,7 @@ pub(super) fn plan(
 }
 
 /// One node: a missing pod, failed ones, superfluous ones.
-fn manage(view: &View<'_>, node: &str, fit: Fit, pods: &[Arc<Pod>], plan: &mut Plan) {
+fn manage(view: &DaemonSetView<'_>, node: &str, fit: Fit, pods: &[Arc<Pod>], plan: &mut DaemonSetPlan) {
     if !fit.stay {
         plan.delete.extend(pods.iter().filter(|pod| !is_terminating(pod)).cloned());
         return;
@@ -140,10 +140,10 @@ fn manage(view: &View<'_>, node: &str, fit: Fit, pods: &[Arc<Pod>], plan: &mut P
 
 /// Replaces pods of old revisions, as many at once as the strategy allows.
 fn roll(
-    view: &View<'_>,
+    view: &DaemonSetView<'_>,
     fits: &BTreeMap<String, Fit>,
     by_node: &BTreeMap<String, Vec<Arc<Pod>>>,
-    plan: &mut Plan,
+    plan: &mut DaemonSetPlan,
 ) {
     let Some((unavailable_max, surge_max)) = view.rolling(plan.status.desired_number_scheduled) else {
         return;
@@ -174,7 +174,7 @@ fn roll(
 }
 
 fn status(
-    view: &View<'_>,
+    view: &DaemonSetView<'_>,
     fits: &BTreeMap<String, Fit>,
     by_node: &BTreeMap<String, Vec<Arc<Pod>>>,
 ) -> DaemonSetStatus {

@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Config,
-    plan::{Plan, plan},
+    plan::{DeploymentPlan, plan},
     revisions::{ANNOTATION_DESIRED, ANNOTATION_MAX, ANNOTATION_REVISION, Sets, has_template},
     scaling::{Bounds, Resize, desired, replicas},
 };
@@ -38,7 +38,7 @@ use crate::{
 };
 
 /// Rolls every Deployment out.
-pub(crate) struct Controller {
+pub(crate) struct DeploymentController {
     config: Config,
     client: Client,
     deployments: Informer<Deployment>,
@@ -53,7 +53,7 @@ fn selector(deployment: &Deployment) -> Result<Selector, InvalidSelector> {
     Selector::from_object(selector.unwrap_or(&Default::default()))
 }
 
-impl Controller {
+impl DeploymentController {
     pub(crate) fn create(config: Config, client: Client, informers: &Informers) -> Self {
         let pods = informers.of::<Pod>();
         Self {
@@ -135,7 +135,7 @@ impl Controller {
         &self,
         key: &ObjectKey,
         deployment: &Deployment,
-        mut plan: Plan,
+        mut plan: DeploymentPlan,
         events: &EventRecorder,
     ) -> Result<Outcome, Error> {
         let api: Api<ReplicaSet> = Api::namespaced(self.client.clone(), &key.namespace);
@@ -174,7 +174,7 @@ impl Controller {
         api: &Api<ReplicaSet>,
         deployment: &Deployment,
         set: &ReplicaSet,
-        plan: &mut Plan,
+        plan: &mut DeploymentPlan,
         events: &EventRecorder,
     ) -> Result<(), Error> {
         match api.create(&PostParams::default(), set).await {
@@ -205,7 +205,12 @@ impl Controller {
         Ok(())
     }
 
-    async fn write_status(&self, key: &ObjectKey, deployment: &Deployment, plan: &Plan) -> Result<(), Error> {
+    async fn write_status(
+        &self,
+        key: &ObjectKey,
+        deployment: &Deployment,
+        plan: &DeploymentPlan,
+    ) -> Result<(), Error> {
         if deployment.status.as_ref() == Some(&plan.status) {
             return Ok(());
         }

@@ -22,7 +22,7 @@ use super::{
 
 /// What to write, in this order. At most one of the parts that change ReplicaSets' sizes is filled.
 #[derive(Debug, Default)]
-pub(super) struct Plan {
+pub(super) struct DeploymentPlan {
     /// Annotations and readiness time that the new ReplicaSet lacks.
     pub(super) annotate: Option<(Arc<ReplicaSet>, BTreeMap<String, String>)>,
     /// The revision number that the Deployment does not carry yet.
@@ -42,9 +42,9 @@ pub(super) fn plan(
     sets: &Sets,
     old_pods: impl Fn(&[Arc<ReplicaSet>]) -> bool,
     now: Timestamp,
-) -> Plan {
+) -> DeploymentPlan {
     let bounds = Bounds::of(deployment);
-    let mut plan = Plan::default();
+    let mut plan = DeploymentPlan::default();
     if deployment.metadata.deletion_timestamp.is_some() {
         plan.status = status::summary(deployment, sets, bounds, now);
         return plan;
@@ -81,7 +81,7 @@ pub(super) fn plan(
     plan
 }
 
-fn roll(deployment: &Deployment, sets: &Sets, bounds: Bounds, next: i64, plan: &mut Plan) {
+fn roll(deployment: &Deployment, sets: &Sets, bounds: Bounds, next: i64, plan: &mut DeploymentPlan) {
     let size = new_size(sets, sets.new.as_ref().map_or(0, |set| replicas(set)), false, bounds);
     let Some(new) = &sets.new else {
         plan.revision = differing(deployment, next);
@@ -100,7 +100,7 @@ fn recreate(
     bounds: Bounds,
     next: i64,
     old_pods: impl Fn(&[Arc<ReplicaSet>]) -> bool,
-    plan: &mut Plan,
+    plan: &mut DeploymentPlan,
 ) {
     if total(sets.old.iter()) > 0 {
         plan.resize = sets.old.iter().filter(|set| replicas(set) > 0).map(|set| (set.clone(), 0)).collect();

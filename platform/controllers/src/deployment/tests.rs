@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::{
-    plan::{Plan, plan},
+    plan::{DeploymentPlan, plan},
     revisions::{ANNOTATION_DESIRED, ANNOTATION_MAX, ANNOTATION_REVISION, Sets},
     scaling::{Bounds, available, proportional, replicas},
     status::{AVAILABLE, PROGRESSING, find, is_complete},
@@ -59,11 +59,11 @@ impl Model {
         Sets::of(deployment, self.sets.iter().cloned().map(Arc::new).collect())
     }
 
-    fn plan(&self, deployment: &Deployment) -> Plan {
+    fn plan(&self, deployment: &Deployment) -> DeploymentPlan {
         plan(deployment, &self.sets(deployment), |_| false, now())
     }
 
-    fn apply(&mut self, deployment: &mut Deployment, plan: Plan) {
+    fn apply(&mut self, deployment: &mut Deployment, plan: DeploymentPlan) {
         let bounds = Bounds::of(deployment);
         if let Some((set, annotations)) = plan.annotate {
             self.set(&set.name_any()).metadata.annotations = Some(annotations);

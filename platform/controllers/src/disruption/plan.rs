@@ -36,7 +36,7 @@ pub(super) enum Scaled {
 }
 
 #[derive(Debug)]
-pub(super) struct Plan {
+pub(super) struct DisruptionPlan {
     pub(super) status: PodDisruptionBudgetStatus,
     pub(super) again: Option<Duration>,
 }
@@ -46,7 +46,7 @@ pub(super) fn plan(
     pods: &[Arc<Pod>],
     scaled: impl Fn(&Pod) -> Scaled,
     now: Timestamp,
-) -> Plan {
+) -> DisruptionPlan {
     let old = budget.status.clone().unwrap_or_default();
     let (disrupted, again) = disrupted(&old, pods, now);
     let conditions = old.conditions.clone().unwrap_or_default();
@@ -78,7 +78,7 @@ pub(super) fn plan(
     let condition = condition(&conditions, DISRUPTION_ALLOWED, allowed, reason, message, generation, now);
     let others = conditions.into_iter().filter(|known| known.type_ != DISRUPTION_ALLOWED);
     status.conditions = Some(others.chain([condition]).collect());
-    Plan { status, again }
+    DisruptionPlan { status, again }
 }
 
 /// The granted evictions whose pods still exist, and when the next one expires.

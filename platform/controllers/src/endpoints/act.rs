@@ -31,7 +31,7 @@ const LABEL_ZONE: &str = "topology.kubernetes.io/zone";
 const LABEL_SKIP_MIRROR: &str = "endpointslice.kubernetes.io/skip-mirror";
 
 /// Keeps every Service's EndpointSlices and Endpoints.
-pub(crate) struct Controller {
+pub(crate) struct EndpointsController {
     config: Config,
     client: Client,
     services: Informer<Service>,
@@ -47,7 +47,7 @@ fn service_of(slice: &EndpointSlice) -> Option<ObjectKey> {
     Some(ObjectKey::new(slice.namespace().unwrap_or_default(), name))
 }
 
-impl Controller {
+impl EndpointsController {
     pub(crate) fn create(config: Config, client: Client, informers: &Informers) -> Self {
         let slices = informers.of::<EndpointSlice>();
         Self {

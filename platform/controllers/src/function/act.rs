@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Config, Routes, function_key,
     oci::OciSources,
-    plan::{self, LostHost, Readiness, RevisionState, Snapshot, Step},
+    plan::{self, FunctionSnapshot, LostHost, Readiness, RevisionState, Step},
     presence::{Presence, PresenceError},
     status,
 };
@@ -49,7 +49,7 @@ const BY_ENV_SOURCE: &str = "environment source";
 const BY_REVISION: &str = "revision";
 
 /// Keeps the revisions and ReplicaSets of functions in step with their specs.
-pub(crate) struct Controller {
+pub(crate) struct FunctionController {
     config: Config,
     queue: WorkQueue<ObjectKey>,
     reconciler: Arc<Reconciler>,
@@ -81,7 +81,7 @@ enum Error {
     Presence(#[from] PresenceError),
 }
 
-impl Controller {
+impl FunctionController {
     pub(crate) fn create(config: Config, client: Client, informers: &Informers) -> Self {
         let revisions = informers.of::<Revision>();
         let pods = informers.of::<Pod>();
@@ -222,7 +222,7 @@ impl Reconciler {
         })
     }
 
-    async fn snapshot(&self, key: &ObjectKey, function: Arc<Function>) -> Result<Snapshot, Error> {
+    async fn snapshot(&self, key: &ObjectKey, function: Arc<Function>) -> Result<FunctionSnapshot, Error> {
         let mut revisions = BTreeMap::new();
         for revision in self.revisions_by_owner.get(uid(&*function)) {
             if let Some(number) = revision_number(&key.name, &revision.name_any()) {
@@ -233,7 +233,7 @@ impl Reconciler {
         let orphans = same_name.into_iter().filter(|other| plan::is_orphan_of(other, &key.name)).collect();
         let lost_hosts = self.lost_hosts(key, &function);
         let mut snapshot =
-            Snapshot { function, revisions, orphans, name_taken: false, lost_hosts, fetched: None };
+            FunctionSnapshot { function, revisions, orphans, name_taken: false, lost_hosts, fetched: None };
         // A number that is taken, and whose revision is not observed: just created, or deleted since.
         let taken = snapshot.number_taken();
         if snapshot.needs_revision() && taken > snapshot.newest_number() {
@@ -291,7 +291,7 @@ impl Reconciler {
     async fn act(
         &self,
         key: &ObjectKey,
-        snapshot: &Snapshot,
+        snapshot: &FunctionSnapshot,
         step: Step,
         events: &EventRecorder,
     ) -> Result<(), Error> {
@@ -359,7 +359,7 @@ impl Reconciler {
     async fn write_status(
         &self,
         key: &ObjectKey,
-        snapshot: &Snapshot,
+        snapshot: &FunctionSnapshot,
         events: &EventRecorder,
     ) -> Result<bool, Error> {
         let now = Timestamp::now();
@@ -403,7 +403,7 @@ impl Reconciler {
     /// Records an event when readiness or its obstacle changed.
     fn tell_transition(
         &self,
-        snapshot: &Snapshot,
+        snapshot: &FunctionSnapshot,
         wanted: &mayfly_api::FunctionStatus,
         events: &EventRecorder,
     ) {

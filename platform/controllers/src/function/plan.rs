@@ -22,7 +22,7 @@ use mayfly_api::{
 use crate::metadata::{controller_of, uid};
 
 /// All that is known about one function.
-pub(super) struct Snapshot {
+pub(super) struct FunctionSnapshot {
     pub(super) function: Arc<Function>,
     /// The function's revisions, by number.
     pub(super) revisions: BTreeMap<u32, RevisionState>,
@@ -101,7 +101,7 @@ pub(super) enum Step {
     AwaitCollector,
 }
 
-impl Snapshot {
+impl FunctionSnapshot {
     pub(super) fn name(&self) -> &str {
         self.function.metadata.name.as_deref().unwrap_or_default()
     }
@@ -209,7 +209,7 @@ impl RevisionState {
 }
 
 /// The steps that bring the function's objects in step with its spec.
-pub(super) fn plan(snapshot: &Snapshot, history_max: usize) -> Vec<Step> {
+pub(super) fn plan(snapshot: &FunctionSnapshot, history_max: usize) -> Vec<Step> {
     if snapshot.function.metadata.deletion_timestamp.is_some() {
         return Vec::new();
     }
@@ -236,7 +236,7 @@ pub(super) fn plan(snapshot: &Snapshot, history_max: usize) -> Vec<Step> {
     steps
 }
 
-fn replica_set_step(snapshot: &Snapshot, state: &RevisionState) -> Option<Step> {
+fn replica_set_step(snapshot: &FunctionSnapshot, state: &RevisionState) -> Option<Step> {
     if state.revision.metadata.deletion_timestamp.is_some() {
         return None;
     }
@@ -256,7 +256,7 @@ fn replica_set_step(snapshot: &Snapshot, state: &RevisionState) -> Option<Step> 
 }
 
 /// Deletes the oldest revisions that are not needed, beyond the limit.
-fn history(snapshot: &Snapshot, history_max: usize) -> Vec<Step> {
+fn history(snapshot: &FunctionSnapshot, history_max: usize) -> Vec<Step> {
     let latest = snapshot.latest().map(RevisionState::name);
     let spare: Vec<_> = snapshot
         .revisions
@@ -284,7 +284,7 @@ fn labels(function: &str, revision: &str) -> BTreeMap<String, String> {
         .into()
 }
 
-fn new_revision(snapshot: &Snapshot, number: u32) -> Revision {
+fn new_revision(snapshot: &FunctionSnapshot, number: u32) -> Revision {
     let name = revision_name(snapshot.name(), number);
     let mut revision = Revision::new(&name, snapshot.wanted());
     revision.metadata.namespace = snapshot.function.metadata.namespace.clone();

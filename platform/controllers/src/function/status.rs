@@ -8,7 +8,7 @@ use mayfly_api::{
 
 use super::{
     Config,
-    plan::{self, LostHost, Readiness, RevisionState, Snapshot},
+    plan::{self, FunctionSnapshot, LostHost, Readiness, RevisionState},
 };
 use crate::metadata::condition;
 
@@ -64,7 +64,7 @@ impl Readiness {
 }
 
 /// The status of a function.
-pub(super) fn function(snapshot: &Snapshot, config: &Config, now: Timestamp) -> FunctionStatus {
+pub(super) fn function(snapshot: &FunctionSnapshot, config: &Config, now: Timestamp) -> FunctionStatus {
     let function = &snapshot.function;
     let old = function.status.clone().unwrap_or_default();
     let generation = function.metadata.generation;
@@ -110,7 +110,7 @@ pub(super) fn without_route(mut wanted: FunctionStatus, old: &[Condition], now: 
     wanted
 }
 
-fn tag_hosts(snapshot: &Snapshot, old: &[Condition], now: Timestamp) -> Option<Condition> {
+fn tag_hosts(snapshot: &FunctionSnapshot, old: &[Condition], now: Timestamp) -> Option<Condition> {
     plan::tag_hosts(&snapshot.function).next()?;
     let generation = snapshot.function.metadata.generation;
     if snapshot.lost_hosts.is_empty() {
@@ -124,7 +124,7 @@ fn tag_hosts(snapshot: &Snapshot, old: &[Condition], now: Timestamp) -> Option<C
 }
 
 /// The first thing that keeps some target of the traffic from answering.
-fn trouble(snapshot: &Snapshot) -> Option<Trouble> {
+fn trouble(snapshot: &FunctionSnapshot) -> Option<Trouble> {
     if snapshot.needs_revision() {
         if let Some(Err(message)) = &snapshot.fetched {
             return Some(Trouble { reason: "SourceUnavailable", message: message.clone() });
@@ -135,7 +135,7 @@ fn trouble(snapshot: &Snapshot) -> Option<Trouble> {
     snapshot.targets().iter().find_map(|target| target_trouble(snapshot, target))
 }
 
-fn target_trouble(snapshot: &Snapshot, target: &TrafficTarget) -> Option<Trouble> {
+fn target_trouble(snapshot: &FunctionSnapshot, target: &TrafficTarget) -> Option<Trouble> {
     if let Some(name) = &target.revision {
         let Some(state) = snapshot.revision(name) else {
             let known: Vec<_> = snapshot.revisions.values().map(RevisionState::name).collect();

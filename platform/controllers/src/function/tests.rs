@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::{
     Config,
-    plan::{self, Readiness, RevisionState, Snapshot, Step, new_replica_set, readiness},
+    plan::{self, FunctionSnapshot, Readiness, RevisionState, Step, new_replica_set, readiness},
     status,
 };
 
@@ -32,7 +32,7 @@ fn function(change: Value) -> Function {
 }
 
 /// Revisions with the function's own spec, except where `env` says otherwise.
-fn snapshot(function: Function, revisions: &[(u32, &str, Readiness)]) -> Snapshot {
+fn snapshot(function: Function, revisions: &[(u32, &str, Readiness)]) -> FunctionSnapshot {
     let states = revisions.iter().map(|(number, env, readiness)| {
         let mut spec = RevisionSpec::from_function("hello", &function.spec);
         if !env.is_empty() {
@@ -49,7 +49,7 @@ fn snapshot(function: Function, revisions: &[(u32, &str, Readiness)]) -> Snapsho
         )
     });
     let revisions: BTreeMap<_, _> = states.collect();
-    Snapshot {
+    FunctionSnapshot {
         function: Arc::new(function),
         revisions,
         orphans: Vec::new(),
@@ -102,14 +102,14 @@ fn a_revision_is_made_when_the_spec_differs_from_the_newest() {
     ] {
         assert_eq!(told(&plan::plan(&given, 10)), expected);
     }
-    let taken = Snapshot { name_taken: true, ..snapshot(function(json!({})), &[]) };
+    let taken = FunctionSnapshot { name_taken: true, ..snapshot(function(json!({})), &[]) };
     assert_eq!(told(&plan::plan(&taken, 10)), ["await"]);
 }
 
 #[test]
 fn replicas_are_lifted_only_where_traffic_goes() {
     use Readiness::Ready;
-    let without_sets = |mut snapshot: Snapshot| {
+    let without_sets = |mut snapshot: FunctionSnapshot| {
         snapshot.revisions.values_mut().for_each(|state| state.replica_set = None);
         snapshot
     };
@@ -207,8 +207,10 @@ fn a_condition_keeps_the_time_of_its_last_change() {
     let before = status::function(&given, &config, first);
     let mut again = (*given.function).clone();
     again.status = Some(before.clone());
-    let same =
-        Snapshot { function: Arc::new(again.clone()), ..snapshot(again, &[(1, "", Readiness::Ready)]) };
+    let same = FunctionSnapshot {
+        function: Arc::new(again.clone()),
+        ..snapshot(again, &[(1, "", Readiness::Ready)])
+    };
     assert_eq!(status::function(&same, &config, later), before);
 }
 
@@ -244,7 +246,7 @@ fn orphans_are_adopted_before_anything_is_made() {
     assert!(plan::is_orphan_of(&orphan(false), "hello"));
     assert!(!plan::is_orphan_of(&orphan(true), "hello"));
     assert!(!plan::is_orphan_of(&orphan(false), "other"));
-    let given = Snapshot { orphans: vec![orphan(false)], ..snapshot(function(json!({})), &[]) };
+    let given = FunctionSnapshot { orphans: vec![orphan(false)], ..snapshot(function(json!({})), &[]) };
     assert_eq!(told(&plan::plan(&given, 10)), ["adopt hello-00003"]);
 }
 
@@ -270,8 +272,10 @@ fn a_tag_s_host_belongs_to_a_function_of_that_name_first() {
     let given = snapshot((*one).clone(), &[(1, "", Readiness::Ready)]);
     let now: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
     for (lost_hosts, reason) in [(vec![], "Claimed"), (vec![lost], "RouteConflict")] {
-        let given =
-            Snapshot { lost_hosts, ..snapshot((*given.function).clone(), &[(1, "", Readiness::Ready)]) };
+        let given = FunctionSnapshot {
+            lost_hosts,
+            ..snapshot((*given.function).clone(), &[(1, "", Readiness::Ready)])
+        };
         assert_eq!(status::function(&given, &Config::default(), now).conditions[1].reason, reason);
     }
 }
@@ -280,7 +284,7 @@ fn a_tag_s_host_belongs_to_a_function_of_that_name_first() {
 fn a_source_in_a_registry_is_resolved_when_a_revision_is_made() {
     let component = mayfly_api::Digest::of(b"component");
     let pulled = function(json!({"source": {"oci": "r.example.com/a:1"}}));
-    let with = |revisions, fetched| Snapshot { fetched, ..snapshot(pulled.clone(), revisions) };
+    let with = |revisions, fetched| FunctionSnapshot { fetched, ..snapshot(pulled.clone(), revisions) };
 
     let away = with(&[], Some(Err("not found".into())));
     assert_eq!(told(&plan::plan(&away, 10)), [""; 0]);

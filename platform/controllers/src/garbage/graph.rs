@@ -15,7 +15,7 @@ pub(super) type Uid = String;
 
 /// Full coordinates: a uid alone is not enough, since dependents may name the wrong kind or namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct Identity {
+pub(super) struct ObjectIdentity {
     pub(super) api_version: String,
     pub(super) kind: String,
     /// Empty for a cluster-scoped object.
@@ -24,7 +24,7 @@ pub(super) struct Identity {
     pub(super) uid: Uid,
 }
 
-impl Identity {
+impl ObjectIdentity {
     /// The owner a reference names, in the namespace of the object that holds the reference.
     pub(super) fn of_owner(owner: &OwnerReference, namespace: &str) -> Self {
         Self {
@@ -39,8 +39,8 @@ impl Identity {
 
 /// One object.
 #[derive(Clone, Debug)]
-pub(super) struct Node {
-    pub(super) identity: Identity,
+pub(super) struct GraphNode {
+    pub(super) identity: ObjectIdentity,
     pub(super) owners: Vec<OwnerReference>,
     pub(super) dependents: BTreeSet<Uid>,
     pub(super) being_deleted: bool,
@@ -54,18 +54,18 @@ pub(super) struct Node {
 
 /// "Look at this object."
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) enum Work {
+pub(super) enum CollectorWork {
     Delete(Uid),
     Orphan(Uid),
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Graph {
-    nodes: HashMap<Uid, Node>,
+    nodes: HashMap<Uid, GraphNode>,
 }
 
 impl Graph {
-    pub(super) fn get(&self, uid: &str) -> Option<&Node> {
+    pub(super) fn get(&self, uid: &str) -> Option<&GraphNode> {
         self.nodes.get(uid)
     }
 
@@ -79,7 +79,7 @@ impl Graph {
         &'a self,
         api_version: &'a str,
         kind: &'a str,
-    ) -> impl Iterator<Item = &'a Identity> {
+    ) -> impl Iterator<Item = &'a ObjectIdentity> {
         self.nodes
             .values()
             .filter(move |node| {
@@ -89,26 +89,26 @@ impl Graph {
     }
 
     /// The dependents that keep an owner in foreground deletion from going.
-    pub(super) fn blocking_dependents(&self, uid: &str) -> Vec<&Node> {
-        let blocks = |dependent: &&Node| {
+    pub(super) fn blocking_dependents(&self, uid: &str) -> Vec<&GraphNode> {
+        let blocks = |dependent: &&GraphNode| {
             dependent.owners.iter().any(|owner| owner.uid == uid && owner.block_owner_deletion == Some(true))
         };
         self.dependents(uid).filter(blocks).collect()
     }
 
-    pub(super) fn dependents(&self, uid: &str) -> impl Iterator<Item = &Node> {
+    pub(super) fn dependents(&self, uid: &str) -> impl Iterator<Item = &GraphNode> {
         let uids = self.nodes.get(uid).into_iter().flat_map(|node| &node.dependents);
         uids.filter_map(|uid| self.nodes.get(uid))
     }
 
     /// An object was seen, for the first time or changed.
-    pub(super) fn observe(&mut self, identity: Identity, meta: &ObjectMeta) -> Vec<Work> {
+    pub(super) fn observe(&mut self, identity: ObjectIdentity, meta: &ObjectMeta) -> Vec<CollectorWork> {
         let has = |name: &str| meta.finalizers.iter().flatten().any(|finalizer| finalizer == name);
         let being_deleted = meta.deletion_timestamp.is_some();
         let deleting_dependents = being_deleted && has(FINALIZER_FOREGROUND);
         let orphaning = being_deleted && has(FINALIZER_ORPHAN);
         let owners = meta.owner_references.as_deref().unwrap_or_default();
-        let is_known = |node: &Node| {
+        let is_known = |node: &GraphNode| {
             let flags = (node.being_deleted, node.deleting_dependents, node.orphaning, node.is_virtual);
             flags == (being_deleted, deleting_dependents, orphaning, false)
                 && node.identity == identity
@@ -127,10 +127,10 @@ impl Graph {
         let dependents = known.map(|node| node.dependents.clone()).unwrap_or_default();
         // Dependents that placed this owner elsewhere have to be looked at again: for them it is absent.
         if let Some(node) = known.filter(|node| node.is_virtual && node.identity != identity) {
-            work.extend(node.dependents.iter().cloned().map(Work::Delete));
+            work.extend(node.dependents.iter().cloned().map(CollectorWork::Delete));
         }
         let old_owners = known.map(|node| node.owners.clone()).unwrap_or_default();
-        let node = Node {
+        let node = GraphNode {
             identity,
             owners: owners.clone(),
             dependents,
@@ -145,28 +145,28 @@ impl Graph {
         work.extend(self.link(&uid, &namespace, &old_owners, &owners));
         work.extend(unblocked(&old_owners, &owners));
 
-        let was = |flag: fn(&Node) -> bool| known.is_some_and(flag);
+        let was = |flag: fn(&GraphNode) -> bool| known.is_some_and(flag);
         if orphaning && !was(|node| node.orphaning) {
-            work.push(Work::Orphan(uid.clone()));
+            work.push(CollectorWork::Orphan(uid.clone()));
         }
         if deleting_dependents && !was(|node| node.deleting_dependents) {
             // Its dependents are deleted first, then the object.
-            work.extend(self.dependents(&uid).map(|node| Work::Delete(node.identity.uid.clone())));
-            work.push(Work::Delete(uid.clone()));
+            work.extend(self.dependents(&uid).map(|node| CollectorWork::Delete(node.identity.uid.clone())));
+            work.push(CollectorWork::Delete(uid.clone()));
         } else if !owners.is_empty() && (first_seen || old_owners != owners) && !being_deleted {
             // Owners are checked at the API only if one of them was never observed.
             if owners
                 .iter()
                 .any(|owner| self.nodes.get(&owner.uid).is_none_or(|node| doubtful(node, owner, &namespace)))
             {
-                work.push(Work::Delete(uid));
+                work.push(CollectorWork::Delete(uid));
             }
         }
         work
     }
 
     /// Removes an object that is gone: by a watch event (`seen`), or by a read of a virtual node.
-    pub(super) fn remove(&mut self, identity: &Identity, seen: bool) -> Vec<Work> {
+    pub(super) fn remove(&mut self, identity: &ObjectIdentity, seen: bool) -> Vec<CollectorWork> {
         let Some(node) = self.nodes.get(&identity.uid) else { return Vec::new() };
         if !seen && node.identity != *identity {
             // Only this identity is absent. Dependents that name it are looked at again; the node stays.
@@ -180,7 +180,7 @@ impl Graph {
                         && (identity.namespace.is_empty() || identity.namespace == *namespace)
                 })
             });
-            return named_it.map(|dependent| Work::Delete(dependent.identity.uid.clone())).collect();
+            return named_it.map(|dependent| CollectorWork::Delete(dependent.identity.uid.clone())).collect();
         }
         let other = if seen || !node.is_virtual { None } else { self.alternate_identity(node) };
         if let Some(other) = other
@@ -188,27 +188,27 @@ impl Graph {
         {
             // Some dependents place it elsewhere: ask about that next.
             node.identity = other;
-            let dependents = node.dependents.clone().into_iter().map(Work::Delete);
-            return dependents.chain([Work::Delete(identity.uid.clone())]).collect();
+            let dependents = node.dependents.clone().into_iter().map(CollectorWork::Delete);
+            return dependents.chain([CollectorWork::Delete(identity.uid.clone())]).collect();
         }
         let Some(node) = self.nodes.remove(&identity.uid) else { return Vec::new() };
-        let mut work: Vec<_> = node.dependents.iter().cloned().map(Work::Delete).collect();
+        let mut work: Vec<_> = node.dependents.iter().cloned().map(CollectorWork::Delete).collect();
         work.extend(self.link(&identity.uid, &identity.namespace, &node.owners, &[]));
         // An owner in foreground deletion may have waited for this one.
         work.extend(node.owners.iter().filter_map(|owner| {
             let waits = self.nodes.get(&owner.uid)?.deleting_dependents;
-            waits.then(|| Work::Delete(owner.uid.clone()))
+            waits.then(|| CollectorWork::Delete(owner.uid.clone()))
         }));
         work
     }
 
     /// An identity that some dependent gives to the node, other than the one it has, and after it in order
     /// (so that asking comes to an end).
-    fn alternate_identity(&self, node: &Node) -> Option<Identity> {
+    fn alternate_identity(&self, node: &GraphNode) -> Option<ObjectIdentity> {
         let identities = self.dependents(&node.identity.uid).flat_map(|dependent| {
             let namespace = dependent.identity.namespace.clone();
             let names_it = dependent.owners.iter().filter(|owner| owner.uid == node.identity.uid);
-            names_it.map(move |owner| Identity::of_owner(owner, &namespace))
+            names_it.map(move |owner| ObjectIdentity::of_owner(owner, &namespace))
         });
         identities.filter(|identity| *identity > node.identity).min()
     }
@@ -220,7 +220,7 @@ impl Graph {
         namespace: &str,
         old: &[OwnerReference],
         new: &[OwnerReference],
-    ) -> Vec<Work> {
+    ) -> Vec<CollectorWork> {
         let mut work = Vec::new();
         for owner in old {
             if new.iter().any(|kept| kept.uid == owner.uid) {
@@ -236,9 +236,9 @@ impl Graph {
         }
         for owner in new {
             let node = self.nodes.entry(owner.uid.clone()).or_insert_with(|| {
-                work.push(Work::Delete(owner.uid.clone()));
-                Node {
-                    identity: Identity::of_owner(owner, namespace),
+                work.push(CollectorWork::Delete(owner.uid.clone()));
+                GraphNode {
+                    identity: ObjectIdentity::of_owner(owner, namespace),
                     owners: Vec::new(),
                     dependents: BTreeSet::new(),
                     being_deleted: false,
@@ -250,7 +250,7 @@ impl Graph {
             node.dependents.insert(uid.clone());
             // A dependent that comes while its owner waits for dependents to go has to go too.
             if node.deleting_dependents {
-                work.push(Work::Delete(uid.clone()));
+                work.push(CollectorWork::Delete(uid.clone()));
             }
         }
         work
@@ -258,19 +258,19 @@ impl Graph {
 }
 
 /// Whether a reference disagrees with the observed owner.
-fn doubtful(node: &Node, owner: &OwnerReference, namespace: &str) -> bool {
+fn doubtful(node: &GraphNode, owner: &OwnerReference, namespace: &str) -> bool {
     let identity = &node.identity;
     let elsewhere = !identity.namespace.is_empty() && identity.namespace != namespace;
     node.is_virtual || elsewhere || identity.kind != owner.kind || identity.name != owner.name
 }
 
 /// Owners that a change of references stopped blocking: they may be able to go now.
-fn unblocked(old: &[OwnerReference], new: &[OwnerReference]) -> Vec<Work> {
+fn unblocked(old: &[OwnerReference], new: &[OwnerReference]) -> Vec<CollectorWork> {
     let blocks = |owner: &&OwnerReference| owner.block_owner_deletion == Some(true);
     let still = |owner: &&OwnerReference| new.iter().filter(blocks).any(|kept| kept.uid == owner.uid);
     old.iter()
         .filter(blocks)
         .filter(|owner| !still(owner))
-        .map(|owner| Work::Delete(owner.uid.clone()))
+        .map(|owner| CollectorWork::Delete(owner.uid.clone()))
         .collect()
 }

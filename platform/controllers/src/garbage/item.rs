@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 
 use super::{
     FINALIZER_FOREGROUND, FINALIZER_ORPHAN,
-    graph::{Graph, Identity, Work},
+    graph::{CollectorWork, Graph, ObjectIdentity},
     kinds::Kinds,
 };
 use crate::metadata::is_gone;
@@ -30,20 +30,20 @@ use crate::metadata::is_gone;
 pub(super) type Live = PartialObjectMeta<DynamicObject>;
 
 /// What workers share.
-pub(super) struct Shared {
+pub(super) struct CollectorContext {
     pub(super) client: Client,
     pub(super) graph: Mutex<Graph>,
     pub(super) kinds: RwLock<Arc<Kinds>>,
     pub(super) absent: Mutex<AbsentOwners>,
-    pub(super) queue: WorkQueue<Work>,
+    pub(super) queue: WorkQueue<CollectorWork>,
     pub(super) events: EventRecorder,
 }
 
 /// Owners that the API does not have, by full coordinates; the oldest is forgotten first.
 pub(super) struct AbsentOwners {
-    order: VecDeque<Identity>,
+    order: VecDeque<ObjectIdentity>,
     /// The same, for lookup.
-    known: HashSet<Identity>,
+    known: HashSet<ObjectIdentity>,
     most: usize,
 }
 
@@ -52,11 +52,11 @@ impl AbsentOwners {
         Self { order: VecDeque::new(), known: HashSet::new(), most }
     }
 
-    fn has(&self, identity: &Identity) -> bool {
+    fn has(&self, identity: &ObjectIdentity) -> bool {
         self.known.contains(identity)
     }
 
-    fn add(&mut self, identity: Identity) {
+    fn add(&mut self, identity: ObjectIdentity) {
         if self.known.insert(identity.clone()) {
             self.order.push_back(identity);
         }
@@ -103,14 +103,14 @@ fn has_finalizer(live: &Live, finalizer: &str) -> bool {
     live.finalizers().iter().any(|known| known == finalizer)
 }
 
-impl Shared {
-    pub(super) fn enqueue(&self, work: impl IntoIterator<Item = Work>) {
+impl CollectorContext {
+    pub(super) fn enqueue(&self, work: impl IntoIterator<Item = CollectorWork>) {
         for item in work {
             self.queue.add(item);
         }
     }
 
-    pub(super) fn api(&self, identity: &Identity) -> Result<Api<DynamicObject>, Error> {
+    pub(super) fn api(&self, identity: &ObjectIdentity) -> Result<Api<DynamicObject>, Error> {
         let kinds = self.kinds.read().clone();
         let kind = kinds.get(&identity.api_version, &identity.kind).ok_or_else(|| Error::NotServed {
             api_version: identity.api_version.clone(),
@@ -120,7 +120,7 @@ impl Shared {
     }
 
     /// The object as the API has it now, if it is this very object.
-    pub(super) async fn live(&self, identity: &Identity) -> Result<Option<Live>, Error> {
+    pub(super) async fn live(&self, identity: &ObjectIdentity) -> Result<Option<Live>, Error> {
         let live = self.api(identity)?.get_metadata_opt(&identity.name).await?;
         Ok(live.filter(|live| live.metadata.uid.as_deref() == Some(&identity.uid)))
     }
@@ -151,7 +151,7 @@ impl Shared {
     }
 
     /// An owner in foreground deletion: goes when no dependent blocks it any more.
-    async fn finish_foreground(&self, identity: &Identity, live: &Live) -> Result<(), Error> {
+    async fn finish_foreground(&self, identity: &ObjectIdentity, live: &Live) -> Result<(), Error> {
         let blocking: Vec<_> = {
             let graph = self.graph.lock();
             graph
@@ -163,11 +163,11 @@ impl Shared {
         if blocking.is_empty() {
             return self.remove_finalizer(identity, live, FINALIZER_FOREGROUND).await;
         }
-        self.enqueue(blocking.into_iter().map(Work::Delete));
+        self.enqueue(blocking.into_iter().map(CollectorWork::Delete));
         Ok(())
     }
 
-    async fn decide(&self, identity: &Identity, live: &Live) -> Result<(), Error> {
+    async fn decide(&self, identity: &ObjectIdentity, live: &Live) -> Result<(), Error> {
         if live.owner_references().is_empty() {
             return Ok(());
         }
@@ -208,7 +208,11 @@ impl Shared {
 
     /// Asks about every owner. An owner whose kind is not served cannot be judged: that is an error, but
     /// one that does not hide an owner that is there.
-    async fn classify(&self, identity: &Identity, live: &Live) -> Result<(Owners, Option<Error>), Error> {
+    async fn classify(
+        &self,
+        identity: &ObjectIdentity,
+        live: &Live,
+    ) -> Result<(Owners, Option<Error>), Error> {
         let (mut owners, mut unknown) = (Owners::default(), None);
         for owner in live.owner_references() {
             match self.owner_state(identity, owner).await {
@@ -226,7 +230,7 @@ impl Shared {
     /// `None`: such a reference is invalid, and its object is never deleted for it.
     async fn owner_state(
         &self,
-        identity: &Identity,
+        identity: &ObjectIdentity,
         owner: &OwnerReference,
     ) -> Result<Option<OwnerState>, Error> {
         let kinds = self.kinds.read().clone();
@@ -234,7 +238,7 @@ impl Shared {
             api_version: owner.api_version.clone(),
             kind: owner.kind.clone(),
         })?;
-        let mut owner_identity = Identity::of_owner(owner, &identity.namespace);
+        let mut owner_identity = ObjectIdentity::of_owner(owner, &identity.namespace);
         if !kind.namespaced {
             owner_identity.namespace.clear();
         } else if identity.namespace.is_empty() {
@@ -260,14 +264,14 @@ impl Shared {
         Ok(Some(if waiting { OwnerState::Waiting } else { OwnerState::Solid }))
     }
 
-    fn has_dependents(&self, identity: &Identity) -> bool {
+    fn has_dependents(&self, identity: &ObjectIdentity) -> bool {
         self.graph.lock().dependents(&identity.uid).next().is_some()
     }
 
     /// When a dependent is itself waiting for its dependents, this may be a circle: nobody would go first.
     /// The object stops blocking its owners (upstream accepts that this may hit chains that are none). Says whether
     /// it was changed.
-    async fn break_circle(&self, identity: &Identity, live: &Live) -> Result<bool, Error> {
+    async fn break_circle(&self, identity: &ObjectIdentity, live: &Live) -> Result<bool, Error> {
         let circle = self.graph.lock().dependents(&identity.uid).any(|node| node.deleting_dependents);
         if !circle {
             return Ok(false);
@@ -284,7 +288,7 @@ impl Shared {
     /// `version`: the state that was judged. One that changed since may have been given a new owner.
     async fn delete(
         &self,
-        identity: &Identity,
+        identity: &ObjectIdentity,
         policy: PropagationPolicy,
         version: Option<String>,
     ) -> Result<(), Error> {
@@ -305,7 +309,7 @@ impl Shared {
 
     pub(super) async fn remove_finalizer(
         &self,
-        identity: &Identity,
+        identity: &ObjectIdentity,
         live: &Live,
         finalizer: &str,
     ) -> Result<(), Error> {
@@ -316,7 +320,7 @@ impl Shared {
     /// Changes metadata of exactly this state of the object.
     pub(super) async fn patch(
         &self,
-        identity: &Identity,
+        identity: &ObjectIdentity,
         live: &Live,
         mut metadata: Value,
     ) -> Result<(), Error> {
@@ -332,7 +336,7 @@ impl Shared {
         }
     }
 
-    fn warn(&self, identity: &Identity, why: &str, owner: &OwnerReference) {
+    fn warn(&self, identity: &ObjectIdentity, why: &str, owner: &OwnerReference) {
         let regarding = ObjectReference {
             api_version: Some(identity.api_version.clone()),
             kind: Some(identity.kind.clone()),

@@ -8,7 +8,7 @@ use kube::{
     discovery::verbs,
 };
 
-use super::{graph::Identity, item::Live};
+use super::{graph::ObjectIdentity, item::Live};
 
 /// Kinds that own nothing and are owned by nothing: watching them would only cost.
 const IGNORED: [&str; 1] = ["Event"];
@@ -16,13 +16,13 @@ const IGNORED: [&str; 1] = ["Event"];
 #[derive(Clone, Debug, Default)]
 pub(super) struct Kinds {
     /// By apiVersion and kind, every served version.
-    served: HashMap<(String, String), Kind>,
+    served: HashMap<(String, String), CollectedKind>,
     /// One version of each kind that can be collected.
-    collected: Vec<Kind>,
+    collected: Vec<CollectedKind>,
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Kind {
+pub(super) struct CollectedKind {
     pub(super) resource: ApiResource,
     pub(super) namespaced: bool,
 }
@@ -36,7 +36,7 @@ impl Kinds {
                 for (resource, capabilities) in group.versioned_resources(version) {
                     let key = (resource.api_version.clone(), resource.kind.clone());
                     let namespaced = capabilities.scope == Scope::Namespaced;
-                    kinds.served.insert(key, Kind { resource, namespaced });
+                    kinds.served.insert(key, CollectedKind { resource, namespaced });
                 }
             }
             for (resource, capabilities) in group.recommended_resources() {
@@ -44,26 +44,26 @@ impl Kinds {
                 let can = needed.iter().all(|verb| capabilities.supports_operation(verb));
                 if can && !IGNORED.contains(&resource.kind.as_str()) {
                     let namespaced = capabilities.scope == Scope::Namespaced;
-                    kinds.collected.push(Kind { resource, namespaced });
+                    kinds.collected.push(CollectedKind { resource, namespaced });
                 }
             }
         }
         Ok(kinds)
     }
 
-    pub(super) fn collected(&self) -> &[Kind] {
+    pub(super) fn collected(&self) -> &[CollectedKind] {
         &self.collected
     }
 
-    pub(super) fn get(&self, api_version: &str, kind: &str) -> Option<&Kind> {
+    pub(super) fn get(&self, api_version: &str, kind: &str) -> Option<&CollectedKind> {
         self.served.get(&(api_version.to_owned(), kind.to_owned()))
     }
 }
 
-impl Kind {
+impl CollectedKind {
     /// The coordinates of an object of this kind.
-    pub(super) fn identity(&self, object: &Live) -> Identity {
-        Identity {
+    pub(super) fn identity(&self, object: &Live) -> ObjectIdentity {
+        ObjectIdentity {
             api_version: self.resource.api_version.clone(),
             kind: self.resource.kind.clone(),
             namespace: object.metadata.namespace.clone().unwrap_or_default(),
@@ -73,7 +73,7 @@ impl Kind {
     }
 
     /// The kind's API where an object of this identity lives.
-    pub(super) fn api(&self, client: Client, identity: &Identity) -> Api<DynamicObject> {
+    pub(super) fn api(&self, client: Client, identity: &ObjectIdentity) -> Api<DynamicObject> {
         if self.namespaced {
             Api::namespaced_with(client, &identity.namespace, &self.resource)
         } else {

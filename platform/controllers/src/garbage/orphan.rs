@@ -7,9 +7,9 @@ use serde_json::json;
 
 use super::{
     FINALIZER_ORPHAN,
-    graph::Identity,
-    item::{Error, Live, Shared},
-    kinds::Kind,
+    graph::ObjectIdentity,
+    item::{CollectorContext, Error, Live},
+    kinds::CollectedKind,
 };
 
 /// The number of kinds that are listed at the same time.
@@ -18,7 +18,7 @@ const LISTS_MAX: usize = 8;
 /// The number of objects in one page of a list.
 const PAGE: u32 = 500;
 
-impl Shared {
+impl CollectorContext {
     /// Removes the owner reference from every dependent of `uid`, then the finalizer `orphan` from the owner.
     ///
     /// The dependents are listed at the API. The graph may lack one: each kind has its own watch, and the watch of the
@@ -40,10 +40,10 @@ impl Shared {
 
     /// Every object that names `owner` in its owner references, in all collected kinds: in the owner's namespace, or
     /// anywhere for a cluster-scoped owner.
-    async fn list_dependents(&self, owner: &Identity) -> Result<Vec<(Identity, Live)>, Error> {
+    async fn list_dependents(&self, owner: &ObjectIdentity) -> Result<Vec<(ObjectIdentity, Live)>, Error> {
         let kinds = self.kinds.read().clone();
-        let can_depend = |kind: &&Kind| kind.namespaced || owner.namespace.is_empty();
-        let kinds: Vec<Kind> = kinds.collected().iter().filter(can_depend).cloned().collect();
+        let can_depend = |kind: &&CollectedKind| kind.namespaced || owner.namespace.is_empty();
+        let kinds: Vec<CollectedKind> = kinds.collected().iter().filter(can_depend).cloned().collect();
         let lists = kinds.into_iter().map(|kind| self.list_dependents_of_kind(kind, owner));
         let found: Vec<Vec<_>> =
             futures::stream::iter(lists).buffer_unordered(LISTS_MAX).try_collect().await?;
@@ -52,9 +52,9 @@ impl Shared {
 
     async fn list_dependents_of_kind(
         &self,
-        kind: Kind,
-        owner: &Identity,
-    ) -> Result<Vec<(Identity, Live)>, Error> {
+        kind: CollectedKind,
+        owner: &ObjectIdentity,
+    ) -> Result<Vec<(ObjectIdentity, Live)>, Error> {
         let client = self.client.clone();
         let api = if owner.namespace.is_empty() {
             Api::all_with(client, &kind.resource)

@@ -21,21 +21,21 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Config,
-    graph::{Graph, Work},
-    item::{AbsentOwners, Live, Shared},
-    kinds::{Kind, Kinds},
+    graph::{CollectorWork, Graph},
+    item::{AbsentOwners, CollectorContext, Live},
+    kinds::{CollectedKind, Kinds},
 };
 
 /// Pauses after failures: of a watch, and of an object that could not be judged.
 const RETRY: Backoff = Backoff { first: Duration::from_millis(50), most: Duration::from_secs(30) };
 
 /// Collects objects whose owners are gone.
-pub(crate) struct Collector {
+pub(crate) struct GarbageCollector {
     config: Config,
     client: Client,
 }
 
-impl Collector {
+impl GarbageCollector {
     pub(crate) fn create(config: Config, client: Client) -> Self {
         Self { config, client }
     }
@@ -43,7 +43,7 @@ impl Collector {
     pub(crate) async fn run(self, stop: CancellationToken) {
         let events =
             EventRecorder::start(self.client.clone(), "garbage-collector-controller", None, stop.clone());
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(CollectorContext {
             client: self.client.clone(),
             graph: Mutex::new(Graph::default()),
             kinds: RwLock::default(),
@@ -61,12 +61,12 @@ impl Collector {
             }
             let (queue, stop) = (shared.queue.clone(), stop.clone());
             let workers_max = self.config.workers_max;
-            reconcile::run("garbage", queue, workers_max, stop, move |work: Work| {
+            reconcile::run("garbage", queue, workers_max, stop, move |work: CollectorWork| {
                 let shared = shared.clone();
                 async move {
                     match work {
-                        Work::Delete(uid) => shared.delete_item(&uid).await,
-                        Work::Orphan(uid) => shared.orphan_dependents(&uid).await,
+                        CollectorWork::Delete(uid) => shared.delete_item(&uid).await,
+                        CollectorWork::Orphan(uid) => shared.orphan_dependents(&uid).await,
                     }
                 }
             })
@@ -78,7 +78,7 @@ impl Collector {
 
 /// Keeps a monitor for every kind that discovery names.
 async fn monitor_all(
-    shared: Arc<Shared>,
+    shared: Arc<CollectorContext>,
     config: Config,
     synced: watch::Sender<bool>,
     stop: CancellationToken,
@@ -123,7 +123,12 @@ async fn monitor_all(
 }
 
 /// Follows the metadata of one kind.
-async fn monitor(shared: Arc<Shared>, kind: Kind, listed: watch::Sender<bool>, stop: CancellationToken) {
+async fn monitor(
+    shared: Arc<CollectorContext>,
+    kind: CollectedKind,
+    listed: watch::Sender<bool>,
+    stop: CancellationToken,
+) {
     let api: Api<PartialObjectMeta<DynamicObject>> = Api::all_with(shared.client.clone(), &kind.resource);
     let mut seen = HashSet::new();
     follow(api, WatchConfig::default(), stop, |event| match event {
@@ -145,13 +150,13 @@ async fn monitor(shared: Arc<Shared>, kind: Kind, listed: watch::Sender<bool>, s
     .await;
 }
 
-fn observe(shared: &Shared, kind: &Kind, object: &Live) {
+fn observe(shared: &CollectorContext, kind: &CollectedKind, object: &Live) {
     let work = shared.graph.lock().observe(kind.identity(object), &object.metadata);
     shared.enqueue(work);
 }
 
 /// What a complete list does not have any more is gone.
-fn forget_unseen(shared: &Shared, kind: &Kind, seen: &HashSet<String>) {
+fn forget_unseen(shared: &CollectorContext, kind: &CollectedKind, seen: &HashSet<String>) {
     let mut graph = shared.graph.lock();
     let known = graph.of_kind(&kind.resource.api_version, &kind.resource.kind);
     let gone: Vec<_> = known.filter(|identity| !seen.contains(&identity.uid)).cloned().collect();

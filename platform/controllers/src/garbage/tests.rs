@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use mayfly_api::k8s::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use proptest::prelude::*;
 
-use super::graph::{Graph, Identity, Work};
+use super::graph::{CollectorWork, Graph, ObjectIdentity};
 
-fn identity(name: &str) -> Identity {
-    Identity {
+fn identity(name: &str) -> ObjectIdentity {
+    ObjectIdentity {
         api_version: "v1".into(),
         kind: "ConfigMap".into(),
         namespace: "ns".into(),
@@ -30,8 +30,8 @@ fn owned_by(owners: &[&str]) -> ObjectMeta {
     ObjectMeta { owner_references: (!owners.is_empty()).then_some(owners), ..ObjectMeta::default() }
 }
 
-fn delete(uid: &str) -> Work {
-    Work::Delete(uid.into())
+fn delete(uid: &str) -> CollectorWork {
+    CollectorWork::Delete(uid.into())
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn a_not_there_for_another_identity_keeps_the_node() {
     liar.namespace = "elsewhere".into();
     let work = graph.observe(liar, &owned_by(&["owner"]));
     assert_eq!(work, [delete("liar")], "the reference does not fit what was seen");
-    let claimed = Identity { namespace: "elsewhere".into(), ..identity("owner") };
+    let claimed = ObjectIdentity { namespace: "elsewhere".into(), ..identity("owner") };
     assert_eq!(graph.remove(&claimed, false), [delete("liar")]);
     assert!(graph.get("owner").is_some());
 }
@@ -73,7 +73,7 @@ fn a_not_there_for_another_identity_keeps_the_node() {
 fn when_dependents_disagree_each_claim_is_asked_about() {
     let mut graph = Graph::default();
     for namespace in ["a", "b"] {
-        let child = Identity {
+        let child = ObjectIdentity {
             namespace: namespace.into(),
             name: namespace.into(),
             uid: namespace.into(),
@@ -86,7 +86,7 @@ fn when_dependents_disagree_each_claim_is_asked_about() {
     let work = graph.remove(&first, false);
     assert!(work.contains(&delete("owner")), "the other claim is asked about: {work:?}");
     assert_eq!(graph.get("owner").unwrap().identity.namespace, "b");
-    graph.remove(&Identity { namespace: "b".into(), ..first }, false);
+    graph.remove(&ObjectIdentity { namespace: "b".into(), ..first }, false);
     assert!(graph.get("owner").is_none());
 }
 

@@ -25,19 +25,19 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     COMPLETION_INDEX, Config, FINALIZER,
-    plan::{Plan, Pods, plan},
+    plan::{JobPlan, JobPods, plan},
     pods::is_tracked,
 };
 use crate::{
     metadata::{is_gone, only, uid, whole},
-    owned_pods::{self, Error, OwnedPods, Owner},
+    owned_pods::{self, Error, OwnedPods, PodOwner},
 };
 
 /// Jobs whose `spec.managedBy` names another controller are ignored.
 const MANAGED_BY: &str = "kubernetes.io/job-controller";
 
 /// Runs Jobs to their end.
-pub(crate) struct Controller {
+pub(crate) struct JobController {
     config: Config,
     client: Client,
     owned: Arc<OwnedPods<Job>>,
@@ -48,7 +48,7 @@ pub(crate) struct Controller {
     stuck: Mutex<HashMap<ObjectKey, String>>,
 }
 
-impl Owner for Job {
+impl PodOwner for Job {
     const FINALIZER: Option<&'static str> = Some(FINALIZER);
 
     fn selector(&self) -> Result<Selector, InvalidSelector> {
@@ -65,7 +65,7 @@ fn version(job: &Job) -> u64 {
     job.metadata.resource_version.as_deref().and_then(|text| text.parse().ok()).unwrap_or(0)
 }
 
-impl Controller {
+impl JobController {
     pub(crate) fn create(config: Config, client: Client, informers: &Informers) -> Self {
         let owned = OwnedPods::create(client.clone(), informers);
         Self { config, client, owned, written: Mutex::default(), stuck: Mutex::default() }
@@ -118,7 +118,7 @@ impl Controller {
         key: &ObjectKey,
         job: &Arc<Job>,
         known: Vec<PodOutcome>,
-        plan: Plan,
+        plan: JobPlan,
         events: &EventRecorder,
     ) -> Result<Outcome, Error> {
         if plan.expired {
@@ -139,12 +139,12 @@ impl Controller {
         self.tell_stuck(key, job, plan.stuck, events);
         self.release(key, &plan.release).await?;
         match plan.pods {
-            Pods::Nothing => {}
-            Pods::Create(indexes) => {
+            JobPods::Nothing => {}
+            JobPods::Create(indexes) => {
                 let wanted: Vec<_> = indexes.into_iter().map(|index| new_pod(job, index)).collect();
                 self.owned.create_pods(&**job, &wanted, events).await?;
             }
-            Pods::Delete { pods, forget } => {
+            JobPods::Delete { pods, forget } => {
                 if forget {
                     self.release(key, &pods).await?;
                 }
@@ -173,7 +173,7 @@ impl Controller {
         key: &ObjectKey,
         job: &Job,
         mut known: Vec<PodOutcome>,
-        plan: &Plan,
+        plan: &JobPlan,
     ) -> Result<(), Error> {
         let jobs: Api<Job> = Api::namespaced(self.client.clone(), &key.namespace);
         let mut version_now = job.metadata.resource_version.clone();

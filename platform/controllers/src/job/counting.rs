@@ -16,7 +16,7 @@ use mayfly_api::{
 use super::{
     indexes,
     pods::{Standing, index, is_tracked, outcome, standing},
-    policy::{Verdict, verdict},
+    policy::{PodFailureVerdict, verdict},
 };
 use crate::metadata::uid;
 
@@ -121,9 +121,9 @@ impl Counted {
             }
             Standing::Succeeded => note(&mut self.uncounted_succeeded, id),
             _ => match verdict(spec, pod) {
-                Verdict::Ignore => {}
-                Verdict::Count => note(&mut self.uncounted_failed, id),
-                Verdict::FailJob(why) => {
+                PodFailureVerdict::Ignore => {}
+                PodFailureVerdict::Count => note(&mut self.uncounted_failed, id),
+                PodFailureVerdict::FailJob(why) => {
                     self.fail_job.get_or_insert(why);
                     note(&mut self.uncounted_failed, id);
                 }

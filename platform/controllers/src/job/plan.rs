@@ -20,14 +20,14 @@ use super::{
     counting::{Counted, count_pods, is_indexed},
     indexes,
     pods::{Standing, finished_at, index, restarts, standing},
-    policy::{Verdict, verdict},
+    policy::{PodFailureVerdict, verdict},
     success,
 };
 use crate::pods::is_ready;
 
 /// Everything to do, in the order in which it must happen.
 #[derive(Debug, Default)]
-pub(super) struct Plan {
+pub(super) struct JobPlan {
     /// The Job's time after its end is over: delete it, and nothing else.
     pub(super) expired: bool,
     /// Outcomes to write down beside those that are.
@@ -35,7 +35,7 @@ pub(super) struct Plan {
     pub(super) status: JobStatus,
     /// Once the status is written: take the finalizer off these.
     pub(super) release: Vec<Arc<Pod>>,
-    pub(super) pods: Pods,
+    pub(super) pods: JobPods,
     /// Look again after this time.
     pub(super) again: Option<Duration>,
     /// Events: a warning?, reason, message.
@@ -46,7 +46,7 @@ pub(super) struct Plan {
 
 /// What to do with the pods themselves.
 #[derive(Debug, Default)]
-pub(super) enum Pods {
+pub(super) enum JobPods {
     #[default]
     Nothing,
     /// One for each; of an indexed Job, with its index.
@@ -61,7 +61,13 @@ struct Groups {
     terminating: Vec<Arc<Pod>>,
 }
 
-pub(super) fn plan(job: &Job, pods: &[Arc<Pod>], known: &[Outcome], config: &Config, now: Timestamp) -> Plan {
+pub(super) fn plan(
+    job: &Job,
+    pods: &[Arc<Pod>],
+    known: &[Outcome],
+    config: &Config,
+    now: Timestamp,
+) -> JobPlan {
     let empty = JobSpec::default();
     let spec = job.spec.as_ref().unwrap_or(&empty);
     let old = job.status.clone().unwrap_or_default();
@@ -72,7 +78,7 @@ pub(super) fn plan(job: &Job, pods: &[Arc<Pod>], known: &[Outcome], config: &Con
     }
     let mut counted = count_pods(spec, &old, pods, known);
     let (outcomes, stuck) = (std::mem::take(&mut counted.outcomes), stuck(&groups));
-    let mut plan = Plan { outcomes, stuck, status: old, ..Plan::default() };
+    let mut plan = JobPlan { outcomes, stuck, status: old, ..JobPlan::default() };
     start_or_suspend(spec, &mut plan, now);
     let early = if counted.fail_job.is_none() { success::met(spec, &counted.completed) } else { None };
     if conditions::holding(&plan.status, SUCCESS_CRITERIA_MET).is_some() {
@@ -114,7 +120,7 @@ fn after_the_end(
     pods: &[Arc<Pod>],
     groups: Groups,
     now: Timestamp,
-) -> Plan {
+) -> JobPlan {
     let ttl = spec.ttl_seconds_after_finished.map(|seconds| SignedDuration::from_secs(seconds.into()));
     let left = ttl.and_then(|ttl| {
         let until = conditions::finished_at(&status)?.checked_add(ttl).ok()?;
@@ -124,13 +130,13 @@ fn after_the_end(
     let again = left.and_then(|left| Duration::try_from(left).ok());
     let release = pods.iter().filter(|pod| super::pods::is_tracked(pod)).cloned().collect();
     let pods = match groups.active.is_empty() {
-        true => Pods::Nothing,
-        false => Pods::Delete { pods: groups.active, forget: true },
+        true => JobPods::Nothing,
+        false => JobPods::Delete { pods: groups.active, forget: true },
     };
-    Plan { expired, status, release, pods, again, ..Plan::default() }
+    JobPlan { expired, status, release, pods, again, ..JobPlan::default() }
 }
 
-fn start_or_suspend(spec: &JobSpec, plan: &mut Plan, now: Timestamp) {
+fn start_or_suspend(spec: &JobSpec, plan: &mut JobPlan, now: Timestamp) {
     let status = &mut plan.status;
     if spec.suspend == Some(true) {
         if conditions::holding(status, SUSPENDED).is_none() {
@@ -192,7 +198,7 @@ fn deadline(spec: &JobSpec, status: &JobStatus) -> Option<Timestamp> {
     status.start_time.as_ref()?.0.checked_add(SignedDuration::from_secs(seconds)).ok()
 }
 
-fn wake_at_deadline(spec: &JobSpec, plan: &mut Plan, now: Timestamp) {
+fn wake_at_deadline(spec: &JobSpec, plan: &mut JobPlan, now: Timestamp) {
     let left = deadline(spec, &plan.status).and_then(|at| Duration::try_from(at.duration_since(now)).ok());
     plan.again = plan.again.into_iter().chain(left).min();
 }
@@ -207,9 +213,9 @@ fn is_complete(spec: &JobSpec, counted: &Counted, groups: &Groups) -> bool {
 }
 
 /// Ends the active pods; sets the condition when all are counted.
-fn end(plan: &mut Plan, counted: &Counted, groups: &Groups, condition: &'static str, now: Timestamp) {
+fn end(plan: &mut JobPlan, counted: &Counted, groups: &Groups, condition: &'static str, now: Timestamp) {
     if !groups.active.is_empty() {
-        plan.pods = Pods::Delete { pods: groups.active.clone(), forget: false };
+        plan.pods = JobPods::Delete { pods: groups.active.clone(), forget: false };
     }
     let all_ended = groups.active.is_empty() && groups.terminating.is_empty();
     if !all_ended || !counted.is_settled() {
@@ -237,7 +243,7 @@ fn manage(
     config: &Config,
     now: Timestamp,
     again: &mut Option<Duration>,
-) -> Pods {
+) -> JobPods {
     let active = groups.active.len();
     let parallel = usize::try_from(spec.parallelism.unwrap_or(1)).unwrap_or(0);
     let wanted = match spec.completions {
@@ -251,27 +257,27 @@ fn manage(
     };
     if active > wanted {
         let surplus = least_useful(&groups.active, (active - wanted).min(config.burst_max));
-        return Pods::Delete { pods: surplus, forget: true };
+        return JobPods::Delete { pods: surplus, forget: true };
     }
     // With `Failed`, one that is still ending keeps its place.
     let replaces_early = spec.pod_replacement_policy.as_deref() != Some("Failed");
     let there = active + if replaces_early { 0 } else { groups.terminating.len() };
     let missing = wanted.saturating_sub(there).min(config.burst_max);
     if missing == 0 {
-        return Pods::Nothing;
+        return JobPods::Nothing;
     }
     if let Some(left) = backoff(spec, pods, config, now) {
         *again = Some(left);
-        return Pods::Nothing;
+        return JobPods::Nothing;
     }
     if !is_indexed(spec) {
-        return Pods::Create(vec![None; missing]);
+        return JobPods::Create(vec![None; missing]);
     }
     let holders = groups.active.iter().chain(groups.terminating.iter().filter(|_| !replaces_early));
     let held: BTreeSet<i32> = holders.filter_map(|pod| index(pod)).collect();
     let free = (0..spec.completions.unwrap_or(0))
         .filter(|index| !held.contains(index) && !counted.completed.contains(index));
-    Pods::Create(free.take(missing).map(Some).collect())
+    JobPods::Create(free.take(missing).map(Some).collect())
 }
 
 /// Those that lose the least: not ready before ready, young before old.
@@ -289,7 +295,7 @@ fn least_useful(active: &[Arc<Pod>], number: usize) -> Vec<Arc<Pod>> {
 fn backoff(spec: &JobSpec, pods: &[Arc<Pod>], config: &Config, now: Timestamp) -> Option<Duration> {
     let counts = |pod: &&Arc<Pod>| match standing(pod) {
         Standing::Succeeded => true,
-        Standing::Failed => verdict(spec, pod) != Verdict::Ignore,
+        Standing::Failed => verdict(spec, pod) != PodFailureVerdict::Ignore,
         Standing::Active | Standing::Terminating => false,
     };
     let mut ended: Vec<_> =

@@ -9,7 +9,7 @@ use super::pods::ends;
 
 /// What a failed pod means for its Job.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum PodFailureVerdict {
     /// One more towards `backoffLimit`.
     Count,
     /// As if it had not been.
@@ -19,17 +19,17 @@ pub(super) enum Verdict {
 }
 
 /// The first rule that matches decides.
-pub(super) fn verdict(spec: &JobSpec, pod: &Pod) -> Verdict {
+pub(super) fn verdict(spec: &JobSpec, pod: &Pod) -> PodFailureVerdict {
     let rules = spec.pod_failure_policy.iter().flat_map(|policy| &policy.rules).enumerate();
     for (at, rule) in rules {
         let Some(why) = matched(rule, pod) else { continue };
         return match rule.action.as_str() {
-            "Ignore" => Verdict::Ignore,
-            "FailJob" => Verdict::FailJob(format!("{why} matching FailJob rule at index {at}")),
-            _ => Verdict::Count,
+            "Ignore" => PodFailureVerdict::Ignore,
+            "FailJob" => PodFailureVerdict::FailJob(format!("{why} matching FailJob rule at index {at}")),
+            _ => PodFailureVerdict::Count,
         };
     }
-    Verdict::Count
+    PodFailureVerdict::Count
 }
 
 /// Why the rule matches, if it does.

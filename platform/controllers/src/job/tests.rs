@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::{
     Config, FINALIZER,
     conditions::{COMPLETE, FAILED, FAILURE_TARGET, SUCCESS_CRITERIA_MET, SUSPENDED, holding},
-    plan::{Plan, Pods, plan},
+    plan::{JobPlan, JobPods, plan},
 };
 
 fn job(spec: Value, status: Value) -> Job {
@@ -47,21 +47,21 @@ fn now() -> Timestamp {
     "2026-01-01T00:00:00Z".parse().unwrap()
 }
 
-fn look(job: &Job, pods: &[Arc<Pod>]) -> Plan {
+fn look(job: &Job, pods: &[Arc<Pod>]) -> JobPlan {
     plan(job, pods, &[], &Config::default(), now())
 }
 
-fn created(plan: &Plan) -> Vec<Option<i32>> {
+fn created(plan: &JobPlan) -> Vec<Option<i32>> {
     match &plan.pods {
-        Pods::Create(indexes) => indexes.clone(),
-        Pods::Nothing | Pods::Delete { .. } => vec![],
+        JobPods::Create(indexes) => indexes.clone(),
+        JobPods::Nothing | JobPods::Delete { .. } => vec![],
     }
 }
 
-fn deleted(plan: &Plan) -> usize {
+fn deleted(plan: &JobPlan) -> usize {
     match &plan.pods {
-        Pods::Delete { pods, .. } => pods.len(),
-        Pods::Nothing | Pods::Create(_) => 0,
+        JobPods::Delete { pods, .. } => pods.len(),
+        JobPods::Nothing | JobPods::Create(_) => 0,
     }
 }
 
@@ -210,7 +210,7 @@ fn indexes_are_given_once_and_again_after_a_failure() {
 fn a_suspended_job_rests() {
     let spec = json!({"completions": 1, "suspend": true});
     let plan = look(&job(spec, json!({"startTime": "2026-01-01T00:00:00Z"})), &[pod("a", "Running", true)]);
-    assert!(matches!(&plan.pods, Pods::Delete { pods, forget: true } if pods.len() == 1));
+    assert!(matches!(&plan.pods, JobPods::Delete { pods, forget: true } if pods.len() == 1));
     assert!(holding(&plan.status, SUSPENDED).is_some() && plan.status.start_time.is_none());
     let mut resumed = job(json!({"completions": 1}), json!({}));
     resumed.status = Some(plan.status);
@@ -239,7 +239,7 @@ fn a_success_policy_ends_the_job_before_all_indexes_have_succeeded() {
     let plan = look(&met, &[running]);
     let reason = holding(&plan.status, SUCCESS_CRITERIA_MET).and_then(|condition| condition.reason.clone());
     assert_eq!(reason.as_deref(), Some("SuccessPolicy"));
-    assert!(matches!(&plan.pods, Pods::Delete { pods, .. } if pods.len() == 1));
+    assert!(matches!(&plan.pods, JobPods::Delete { pods, .. } if pods.len() == 1));
     assert!(holding(&plan.status, COMPLETE).is_none(), "a pod still runs");
     // A pod that was ended fails; the Job succeeds all the same.
     met.status = Some(plan.status);
@@ -273,12 +273,12 @@ proptest! {
                 Arc::make_mut(found.unwrap()).metadata.finalizers = None;
             }
             match plan.pods {
-                Pods::Nothing => {}
-                Pods::Create(new) => for _ in new {
+                JobPods::Nothing => {}
+                JobPods::Create(new) => for _ in new {
                     made += 1;
                     pods.push(pod(&format!("p{made}"), "Running", true));
                 },
-                Pods::Delete { pods: doomed, .. } => for gone in doomed {
+                JobPods::Delete { pods: doomed, .. } => for gone in doomed {
                     let at = pods.iter().position(|pod| pod.metadata.uid == gone.metadata.uid).unwrap();
                     let name = pods[at].metadata.name.clone().unwrap();
                     pods[at] = pod(&name, "Failed", true);

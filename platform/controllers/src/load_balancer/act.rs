@@ -26,7 +26,7 @@ use super::{
 use crate::metadata::is_gone;
 
 /// Gives Services of the type LoadBalancer their addresses.
-pub(crate) struct Controller {
+pub(crate) struct LoadBalancerController {
     config: Config,
     client: Client,
     services: Informer<Service>,
@@ -34,7 +34,7 @@ pub(crate) struct Controller {
     noticed: Mutex<HashMap<ObjectKey, String>>,
 }
 
-impl Controller {
+impl LoadBalancerController {
     pub(crate) fn create(config: Config, client: Client, informers: &Informers) -> Self {
         Self { config, client, services: informers.of(), noticed: Mutex::default() }
     }

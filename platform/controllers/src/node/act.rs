@@ -38,7 +38,7 @@ const SILENT_REASON: &str = "NodeStatusUnknown";
 const SILENT_MESSAGE: &str = "Kubelet stopped posting node status.";
 
 /// Watches over the nodes' Leases.
-pub(crate) struct Controller {
+pub(crate) struct NodeController {
     config: Config,
     client: Client,
     nodes: Informer<Node>,
@@ -48,7 +48,7 @@ pub(crate) struct Controller {
     health: Health,
 }
 
-impl Controller {
+impl NodeController {
     pub(crate) fn create(config: Config, client: Client, informers: &Informers) -> Self {
         let pods = informers.of::<Pod>();
         let pods_by_node = pods.index(BY_NODE, |pod: &Pod| {

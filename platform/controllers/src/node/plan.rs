@@ -52,7 +52,7 @@ pub(super) enum Step {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum NodeState {
     Ready,
     NotReady,
     Silent,
@@ -81,14 +81,17 @@ impl Health {
             if health.renewed != renewed {
                 (health.renewed, health.heard) = (renewed, now);
             }
-            let state =
-                if now.duration_since(health.heard) > config.grace { State::Silent } else { reported(node) };
-            if state == State::Ready {
+            let state = if now.duration_since(health.heard) > config.grace {
+                NodeState::Silent
+            } else {
+                reported(node)
+            };
+            if state == NodeState::Ready {
                 health.unwell = None;
             } else {
                 health.unwell.get_or_insert(now);
             }
-            if state == State::Silent && ready_status(node) != Some("Unknown") {
+            if state == NodeState::Silent && ready_status(node) != Some("Unknown") {
                 steps.push(Step::MarkUnknown { node: name.clone() });
             }
             steps.extend(taint_step(node, state));
@@ -107,21 +110,21 @@ fn ready_status(node: &Node) -> Option<&str> {
     conditions.iter().find(|condition| condition.type_ == "Ready").map(|condition| condition.status.as_str())
 }
 
-fn reported(node: &Node) -> State {
+fn reported(node: &Node) -> NodeState {
     match ready_status(node) {
-        Some("True") => State::Ready,
+        Some("True") => NodeState::Ready,
         // Marked by this controller: the node sends its lease again, and will update its condition.
-        Some("Unknown") => State::Silent,
-        _ => State::NotReady,
+        Some("Unknown") => NodeState::Silent,
+        _ => NodeState::NotReady,
     }
 }
 
 /// The taints that a state calls for, if the node has others. Taints of anyone else are kept.
-fn taint_step(node: &Node, state: State) -> Option<Step> {
+fn taint_step(node: &Node, state: NodeState) -> Option<Step> {
     let key = match state {
-        State::Ready => None,
-        State::NotReady => Some(NOT_READY),
-        State::Silent => Some(UNREACHABLE),
+        NodeState::Ready => None,
+        NodeState::NotReady => Some(NOT_READY),
+        NodeState::Silent => Some(UNREACHABLE),
     };
     let old = node.spec.as_ref().and_then(|spec| spec.taints.clone()).unwrap_or_default();
     let ours = |taint: &Taint| taint.key == NOT_READY || taint.key == UNREACHABLE;
@@ -138,11 +141,11 @@ fn taint_step(node: &Node, state: State) -> Option<Step> {
     (taints != old).then(|| Step::SetTaints { node: node.name_any(), resource_version, taints })
 }
 
-fn must_go(pod: &Pod, state: State, unwell: Duration, config: &Config) -> bool {
+fn must_go(pod: &Pod, state: NodeState, unwell: Duration, config: &Config) -> bool {
     let key = match state {
-        State::Ready => return false,
-        State::NotReady => NOT_READY,
-        State::Silent => UNREACHABLE,
+        NodeState::Ready => return false,
+        NodeState::NotReady => NOT_READY,
+        NodeState::Silent => UNREACHABLE,
     };
     is_active(pod) && tolerated_for(pod, key, config).is_some_and(|limit| unwell >= limit)
 }

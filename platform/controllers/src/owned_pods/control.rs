@@ -13,13 +13,13 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::{
-    Error, OwnedPods, Owner,
+    Error, OwnedPods, PodOwner,
     claim::{Claim, claim},
     reference,
 };
 use crate::metadata::{is_gone, only, uid};
 
-impl<O: Owner> OwnedPods<O> {
+impl<O: PodOwner> OwnedPods<O> {
     fn api(&self, namespace: &str) -> Api<Pod> {
         Api::namespaced(self.client.clone(), namespace)
     }

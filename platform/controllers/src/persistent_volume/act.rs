@@ -57,7 +57,7 @@ pub(super) enum VolumeError {
 }
 
 /// Binds claims and releases volumes.
-pub(crate) struct Controller {
+pub(crate) struct PersistentVolumeController {
     config: Config,
     client: Client,
     claims: Informer<PersistentVolumeClaim>,
@@ -70,7 +70,7 @@ pub(crate) struct Controller {
     noticed: Mutex<HashMap<String, (&'static str, String)>>,
 }
 
-impl Controller {
+impl PersistentVolumeController {
     pub(crate) fn create(config: Config, client: Client, informers: &Informers) -> Self {
         let pods = informers.of::<Pod>();
         let pods_with_claims = pods.index(WITH_CLAIMS, |pod: &Pod| {

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Removes pods that have no controller, node or use any more.
-pub(crate) struct Collector {
+pub(crate) struct PodCollector {
     config: Config,
     client: Client,
     pods: Informer<Pod>,
@@ -77,7 +77,7 @@ fn plan(pods: &[Arc<Pod>], gone_nodes: &HashSet<String>, finished_max: usize) ->
     doomed
 }
 
-impl Collector {
+impl PodCollector {
     pub(crate) fn create(config: Config, client: Client, informers: &Informers) -> Self {
         Self { config, client, pods: informers.of(), nodes: informers.of(), absent: AbsentNodes::default() }
     }

@@ -28,18 +28,18 @@ use super::{
 };
 use crate::{
     metadata::is_gone,
-    owned_pods::{Error, OwnedPods, Owner, new_pod},
+    owned_pods::{Error, OwnedPods, PodOwner, new_pod},
 };
 
 /// Keeps the number of pods of every object of one kind.
-pub(crate) struct Controller<O> {
+pub(crate) struct ReplicaSetController<O> {
     config: Config,
     client: Client,
     owned: Arc<OwnedPods<O>>,
 }
 
 /// A kind that keeps a number of pods. It is planned as a ReplicaSet, whose fields have the same meaning.
-pub(crate) trait Replicated: Owner {
+pub(crate) trait Replicated: PodOwner {
     /// The controller's name in events.
     const COMPONENT: &'static str;
 
@@ -91,7 +91,7 @@ fn replica_condition(condition: ReplicationControllerCondition) -> ReplicaSetCon
     }
 }
 
-impl Owner for ReplicationController {
+impl PodOwner for ReplicationController {
     const FINALIZER: Option<&'static str> = None;
 
     fn selector(&self) -> Result<Selector, InvalidSelector> {
@@ -104,7 +104,7 @@ impl Owner for ReplicationController {
     }
 }
 
-impl Owner for ReplicaSet {
+impl PodOwner for ReplicaSet {
     const FINALIZER: Option<&'static str> = None;
 
     fn selector(&self) -> Result<Selector, InvalidSelector> {
@@ -117,7 +117,7 @@ impl Owner for ReplicaSet {
     }
 }
 
-impl<O: Replicated> Controller<O> {
+impl<O: Replicated> ReplicaSetController<O> {
     pub(crate) fn create(config: Config, client: Client, informers: &Informers) -> Self {
         Self { config, owned: OwnedPods::create(client.clone(), informers), client }
     }

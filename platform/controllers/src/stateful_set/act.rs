@@ -24,24 +24,24 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Config,
     identity::{claim_names, deleted_when_scaled, is_own, new_claims, new_pod, ordinal, pod_name},
-    plan::{Plan, Revisions, plan},
+    plan::{Revisions, StatefulSetPlan, plan},
 };
 use crate::{
-    history::{self, History, LABEL_REVISION_HASH, template},
+    history::{self, LABEL_REVISION_HASH, RevisionHistory, template},
     metadata::{is_gone, uid, whole},
-    owned_pods::{Error, OwnedPods, Owner},
+    owned_pods::{Error, OwnedPods, PodOwner},
     ownership::{Dependents, controller_reference},
 };
 
 /// Keeps the pods of every StatefulSet.
-pub(crate) struct Controller {
+pub(crate) struct StatefulSetController {
     config: Config,
     client: Client,
     owned: Arc<OwnedPods<StatefulSet>>,
     revisions: Dependents<ControllerRevision>,
 }
 
-impl Owner for StatefulSet {
+impl PodOwner for StatefulSet {
     const FINALIZER: Option<&'static str> = None;
 
     fn selector(&self) -> Result<Selector, InvalidSelector> {
@@ -54,7 +54,7 @@ impl Owner for StatefulSet {
     }
 }
 
-impl Controller {
+impl StatefulSetController {
     pub(crate) fn create(config: Config, client: Client, informers: &Informers) -> Self {
         let owned = OwnedPods::create(client.clone(), informers);
         Self { config, owned, revisions: Dependents::create(client.clone(), informers), client }
@@ -85,7 +85,7 @@ impl Controller {
         let mut pods = self.owned.claimed(&set).await?;
         pods.retain(|pod| is_own(&set, pod) && ordinal(&set, pod).is_some());
         let selector = set.selector()?;
-        let history = History::of(self.revisions.claimed(&*set, &selector).await?);
+        let history = RevisionHistory::of(self.revisions.claimed(&*set, &selector).await?);
         let collisions = set.status.as_ref().and_then(|status| status.collision_count);
         let newest = history.newest(&*set, &set.template(), collisions, true);
         let Some(update) = history::ensure(&self.client, &key.namespace, newest).await? else {
@@ -113,7 +113,7 @@ impl Controller {
         &self,
         key: &ObjectKey,
         set: &Arc<StatefulSet>,
-        plan: Plan,
+        plan: StatefulSetPlan,
         (current, update): (&ControllerRevision, &ControllerRevision),
         events: &EventRecorder,
     ) -> Result<Outcome, Error> {

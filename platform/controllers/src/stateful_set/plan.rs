@@ -25,7 +25,7 @@ pub(super) struct Revisions {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Plan {
+pub(super) struct StatefulSetPlan {
     /// Ordinals to create, and whether with the template of the update revision.
     pub(super) create: Vec<(i32, bool)>,
     pub(super) delete: Vec<Arc<Pod>>,
@@ -35,13 +35,13 @@ pub(super) struct Plan {
     pub(super) again: Option<Duration>,
 }
 
-struct View<'a> {
+struct StatefulSetView<'a> {
     spec: &'a StatefulSetSpec,
     revisions: &'a Revisions,
     now: Timestamp,
 }
 
-impl View<'_> {
+impl StatefulSetView<'_> {
     fn start(&self) -> i32 {
         self.spec.ordinals.as_ref().and_then(|ordinals| ordinals.start).unwrap_or(0)
     }
@@ -91,12 +91,17 @@ fn has_revision(pod: &Pod, revision: &str) -> bool {
     pod.labels().get(LABEL_REVISION_HASH).map(String::as_str) == Some(revision)
 }
 
-pub(super) fn plan(set: &StatefulSet, revisions: &Revisions, pods: &[Arc<Pod>], now: Timestamp) -> Plan {
+pub(super) fn plan(
+    set: &StatefulSet,
+    revisions: &Revisions,
+    pods: &[Arc<Pod>],
+    now: Timestamp,
+) -> StatefulSetPlan {
     let empty = StatefulSetSpec::default();
-    let view = View { spec: set.spec.as_ref().unwrap_or(&empty), revisions, now };
+    let view = StatefulSetView { spec: set.spec.as_ref().unwrap_or(&empty), revisions, now };
     let by_ordinal: BTreeMap<i32, Arc<Pod>> =
         pods.iter().filter_map(|pod| Some((ordinal(set, pod)?, pod.clone()))).collect();
-    let mut plan = Plan { status: status(set, &view, pods), ..Plan::default() };
+    let mut plan = StatefulSetPlan { status: status(set, &view, pods), ..StatefulSetPlan::default() };
     plan.again = pods.iter().filter_map(|pod| view.until_available(pod)).filter(|left| !left.is_zero()).min();
     if set.metadata.deletion_timestamp.is_some() {
         return plan;
@@ -112,10 +117,10 @@ pub(super) fn plan(set: &StatefulSet, revisions: &Revisions, pods: &[Arc<Pod>], 
 
 /// Creates what is missing. Returns whether the set waits for a pod before anything else happens.
 fn replenish(
-    view: &View<'_>,
+    view: &StatefulSetView<'_>,
     wanted: std::ops::Range<i32>,
     pods: &BTreeMap<i32, Arc<Pod>>,
-    plan: &mut Plan,
+    plan: &mut StatefulSetPlan,
 ) -> bool {
     for ordinal in wanted {
         match pods.get(&ordinal) {
@@ -149,10 +154,10 @@ fn replenish(
 
 /// Deletes the pods past the wanted ones, the highest first.
 fn condemn(
-    view: &View<'_>,
+    view: &StatefulSetView<'_>,
     wanted: &std::ops::Range<i32>,
     pods: &BTreeMap<i32, Arc<Pod>>,
-    plan: &mut Plan,
+    plan: &mut StatefulSetPlan,
 ) -> bool {
     for (_, pod) in pods.iter().rev().filter(|(ordinal, _)| !wanted.contains(*ordinal)) {
         if !is_terminating(pod) {
@@ -167,7 +172,12 @@ fn condemn(
 }
 
 /// Deletes one pod of an old revision, the highest first, once all above it are healthy.
-fn update(view: &View<'_>, wanted: std::ops::Range<i32>, pods: &BTreeMap<i32, Arc<Pod>>, plan: &mut Plan) {
+fn update(
+    view: &StatefulSetView<'_>,
+    wanted: std::ops::Range<i32>,
+    pods: &BTreeMap<i32, Arc<Pod>>,
+    plan: &mut StatefulSetPlan,
+) {
     for ordinal in wanted.rev().take_while(|ordinal| *ordinal >= view.partition()) {
         let Some(pod) = pods.get(&ordinal) else { return };
         if !has_revision(pod, &view.revisions.update) && !is_terminating(pod) {
@@ -182,7 +192,7 @@ fn update(view: &View<'_>, wanted: std::ops::Range<i32>, pods: &BTreeMap<i32, Ar
     }
 }
 
-fn status(set: &StatefulSet, view: &View<'_>, pods: &[Arc<Pod>]) -> StatefulSetStatus {
+fn status(set: &StatefulSet, view: &StatefulSetView<'_>, pods: &[Arc<Pod>]) -> StatefulSetStatus {
     let count = |test: &dyn Fn(&Pod) -> bool| {
         i32::try_from(pods.iter().filter(|pod| test(pod)).count()).unwrap_or(i32::MAX)
     };

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::{
     identity::{new_claims, new_pod, ordinal},
-    plan::{Plan, Revisions, plan},
+    plan::{Revisions, StatefulSetPlan, plan},
 };
 
 fn now() -> Timestamp {
@@ -41,7 +41,7 @@ fn revisions(current: &str, update: &str) -> Revisions {
     Revisions { current: current.into(), update: update.into() }
 }
 
-fn deleted(plan: &Plan) -> Vec<String> {
+fn deleted(plan: &StatefulSetPlan) -> Vec<String> {
     plan.delete.iter().map(|pod| pod.name_any()).collect()
 }
 
